@@ -75,7 +75,7 @@ class _Maker:
             self.activation, self.residual, self.concat, self.pool,
             self.pad_conv, self.transposes, self.chain, self.gemm, self.scale, self.silu, self.hard_swish, self.gelu, self.layer_norm,
             self.attention, self.useless, self.double, self.dead, self.constants, self.mean, self.split, self.mish, self.slices,
-            self.silent, self.shortcut, self.classifier, self.anchors, self.stem, self.gate, self.fork, self.neck,
+            self.silent, self.shortcut, self.classifier, self.anchors, self.stem, self.gate, self.fork, self.neck, self.expanded,
         ]  # fmt: skip
         while len(self.net.layers) < steps:
             made = self.pick(kinds)(self.values[-1] if self.rng.random() < 0.8 else self.pick(self.values[-5:]))
@@ -191,6 +191,11 @@ class _Maker:
         c = int(x.shape[1])
         y = self.net.add("Relu", self.net.add("Conv", self.net.add("GlobalAveragePool", x), self.weight(2, c, 1, 1, scale=c**-0.5)))
         return self.net.add("Mul", x, self.net.add("Sigmoid", self.net.add("Conv", y, self.weight(c, 2, 1, 1))))
+
+    def expanded(self, x: Tensor) -> Tensor:
+        """A difference from the means over the last axis, which are expanded to the value's shape first, as torch's expand_as is exported."""
+        means = self.net.add("ReduceMean", x, self.ints(-1), keepdims=1)
+        return self.net.add("Sub", x, self.net.add("Expand", means, self.net.add("Shape", x)))
 
     def anchors(self, x: Tensor) -> Tensor | None:
         """A detector's head: channels of two anchors, the channels of each anchor moved to the last axis."""
