@@ -31,7 +31,7 @@ SAMPLES = [i for i in range(len(OPS["Fused"].samples)) if taken(i)]
 
 
 def test_there_are_samples_of_every_filter():
-    shapes = {static_shape(rows._conv(sample_layer("Fused", i)[0]).inputs[1].shape)[2:] for i in SAMPLES}
+    shapes = {static_shape(rows.convolution_of(sample_layer("Fused", i)[0]).inputs[1].shape)[2:] for i in SAMPLES}
     assert shapes >= {(3, 3), (5, 5), (7, 7)}
 
 
@@ -50,7 +50,7 @@ def ring_of(image, s, columns, first_column):
 @pytest.mark.parametrize("i", SAMPLES)
 def test_windows_times_fragments_equal_the_convolution(i):
     layer, arrays = sample_layer("Fused", i)
-    conv = rows._conv(layer)
+    conv = rows.convolution_of(layer)
     s = rows.conv_shape(conv)
     signature = TACTIC.signatures(layer, HOPPER)[0]
     config = TACTIC.configs(layer, signature, HOPPER)[-1]
