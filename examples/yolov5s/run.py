@@ -40,12 +40,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from timing import IMAGE, Times, measure, measure_apart
-from whet.inspector.unfused_counts import count_unfused
 
 import whet
 from whet.backends import get_backend
 from whet.cli._build_progress import BuildProgress
 from whet.inspector.facts import layer_facts
+from whet.inspector.unfused_counts import count_unfused
 from whet.network import F32, Layer, Network, TensorType
 from whet.pruning import PruneConfig, Pruned, count_flops, count_params, groups, load_recipe, prune, save_recipe
 from whet.zoo import save

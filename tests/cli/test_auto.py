@@ -45,6 +45,7 @@ def test_mistakes_are_usage_errors(case, tmp_path, capsys):
     assert "'--timeout' is a time such as 90 s" in err
 
 
+@pytest.mark.slow
 def test_a_missed_target_has_its_own_exit_code(case, tmp_path, capsys):
     recipe = json.loads((case / "recipe.yaml").read_text())
     recipe |= {"target": {"memory": 1}, "search": {"trials": 1}, "survivor": {**recipe["survivor"], "count": 1}}

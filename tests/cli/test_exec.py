@@ -86,6 +86,7 @@ def test_dynamic_batch_through_profiles(folder):
     assert "--fp16, --noVerify: build options" in said
 
 
+@pytest.mark.slow
 def test_two_profiles_are_tuned_separately_and_selected_by_the_shapes(folder):
     def shapes(number, low, high):
         return [f"--profile={number}", f"--minShapes=input:{low}x1x32x32", f"--optShapes=input:{high}x1x32x32", f"--maxShapes=input:{high}x1x32x32"]

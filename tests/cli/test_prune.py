@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
@@ -45,6 +46,7 @@ def test_groups_are_listed():
     assert [line.split(":")[0].strip() for line in lines[9:]] == [b.name for b in branches(net)]
 
 
+@pytest.mark.slow
 def test_cut_recover_and_recipe(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(DIGITS))
     data = __import__("data")

@@ -8,9 +8,9 @@ from support.right import judged, onnxruntime_outputs
 from whet.runtime import Runtime
 
 # Each has a smaller variant in the list: another size, other postprocessing, or a longer network of the same blocks.
-SLOW = {"deeplabv3_mnv2_voc", "version-RFB-640", "version-RFB-320_without_postprocessing", "version-slim-320", "resnet50v2_stages1-3"}
+SLOW = {"deeplabv3_mnv2_voc", "version-RFB-640", "version-RFB-320_without_postprocessing", "version-slim-320", "resnet50v2_stages1-3", "nanodet_m"}
 # Large ones are built at level 1, the others at level 2, which times more candidates.
-LARGE = SLOW | {"nanodet_m", "version-RFB-320", "mobilenetv2_backbone"}
+LARGE = SLOW | {"version-RFB-320", "mobilenetv2_backbone"}
 MODELS = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.name in SLOW else []) for m in (models() if root() else [])]
 
 

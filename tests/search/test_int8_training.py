@@ -89,6 +89,7 @@ def trained(poor, tmp_path_factory):
     return out, json.loads(done.stdout), read_result(out / "survivors" / "0000")
 
 
+@pytest.mark.slow
 @VNNI
 def test_training_recovers_the_loss_by_poor_ranges(trained):
     _, data, result = trained
@@ -99,12 +100,14 @@ def test_training_recovers_the_loss_by_poor_ranges(trained):
     assert data["met"], data["rows"][data["chosen"]]["checks"]
 
 
+@pytest.mark.slow
 def test_it_resumes_after_a_kill_and_leaves_no_checkpoint(trained):
     out, _, result = trained
     assert 0 < result["qat"]["resumed_at"] < 24 * 32
     assert not list(out.rglob("*.safetensors"))
 
 
+@pytest.mark.slow
 @VNNI
 def test_both_scores_are_in_the_report(trained):
     out, data, result = trained
@@ -122,6 +125,7 @@ def test_both_scores_are_in_the_report(trained):
     assert json.loads((out / "deploy" / "recipe.json").read_text())["qat"]["kept"] == "trained"
 
 
+@pytest.mark.slow
 @VNNI
 def test_the_deployed_model_has_the_trained_ranges_and_its_lock_builds_it(trained, case):
     import whet
@@ -161,6 +165,7 @@ def test_an_untrained_calibrated_engine_gives_the_reason_and_its_lock_builds_it(
     assert (found.folder.deploy / "model.int8.onnx").is_file(), "for other runtimes"
 
 
+@pytest.mark.slow
 def test_a_looser_target_keeps_the_calibrated_engine(trained, poor, case, tmp_path):
     """Another target is another job: decisions under the old one are not reused."""
     from whet.search.jobs.job import Job

@@ -124,6 +124,7 @@ def test_different_weights_are_reported_with_their_difference(deployed, tmp_path
     assert not (tmp_path / "again" / "model.engine").exists()
 
 
+@pytest.mark.slow
 def test_training_is_repeated_too(case, tmp_path):
     pytest.importorskip("torch", reason="the extra 'train' is not installed: pip install torch==2.13.0")
     short = {"epochs": 2, "batch": 100, "lr": 0.02, "device": "cpu"}

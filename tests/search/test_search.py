@@ -192,6 +192,7 @@ def test_a_trial_whose_process_dies_fails_with_the_reason(case, tmp_path):
     assert read_result(tmp_path / "work" / "scouts" / "0000")["reason"].startswith("the trial's process was killed by SIGABRT")
 
 
+@pytest.mark.slow
 def test_a_failed_survivor_is_replaced_by_the_next_best(case, tmp_path):
     (tmp_path / "metric_of_survivors.py").write_text(
         "import os\n\n\ndef metric(predict):\n    if os.path.exists('refuse'):\n        raise ValueError('not\\nthis one')\n    return 1.0\n"

@@ -72,6 +72,7 @@ def test_gains_are_those_of_the_advisor(net, monkeypatch):
     assert told == ["2:4 1/2"]
 
 
+@pytest.mark.slow
 def test_a_search_writes_2_4_where_it_gains_and_repeats_it(case, tmp_path):
     """The whole path on a CPU: measured gains, the deployed model, and a rebuild with the same layers."""
     project = tmp_path / "project"

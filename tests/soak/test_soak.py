@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import soak
 
 
-@pytest.mark.parametrize("case", ["kill_build", "threads", "growth_runs", "growth_builds"])
+@pytest.mark.parametrize("case", [pytest.param("kill_build", marks=pytest.mark.slow), "threads", "growth_runs", "growth_builds"])
 def test_a_case_passes_for_a_few_seconds(case, tmp_path):
     row = soak.run_cases([case], 3, 0, tmp_path)[case]
     assert row["failures"] == []
