@@ -105,13 +105,11 @@ def test_allocated_outputs_are_shared_with_torch_without_a_copy(dynamic):
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])
 def test_a_called_engine_returns_arrays_of_the_callers_library_on_the_gpu(dynamic, library):
-    module = pytest.importorskip(library)
-    x = feed(4)
-    y = dynamic(module.tensor(x, device="cuda") if library == "torch" else module.asarray(x))
+    module, (engine, net), x = pytest.importorskip(library), dynamic, feed(4)
+    y = engine(module.tensor(x, device="cuda") if library == "torch" else module.asarray(x))
     assert isinstance(y, module.Tensor if library == "torch" else module.ndarray)
     got = y.cpu().numpy() if library == "torch" else module.asnumpy(y)
-    want = run_network(network(), {"x": x})["y"]
-    np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=2e-3)
+    assert close(got, run_network(net, {"x": x})["y"])
 
 
 def test_what_cannot_run_asynchronously_says_why(dynamic):
