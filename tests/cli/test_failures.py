@@ -79,17 +79,20 @@ def test_an_interruption_that_python_wraps_is_one(monkeypatch, capsys):
         main(["exec", "--onnx=x.onnx"])
 
 
-def test_sigterm_inside_of_exec_ends_with_143(tmp_path):
+@pytest.mark.parametrize("sigint", ["default_int_handler", "SIG_IGN"], ids=["usual", "as a shell's background job"])
+def test_sigterm_inside_of_exec_ends_with_143(tmp_path, sigint):
     """Python kills its own process by SIGINT if KeyboardInterrupt itself left an exec(), even if it was caught: dataclasses use exec."""
     code = """
+import signal
 import whet.cli._model
 from whet.cli import main
+signal.signal(signal.SIGINT, signal.SIGINT_HANDLER)
 def load(*_):
     exec("import os, signal; os.kill(os.getpid(), signal.SIGTERM)\\nwhile True: pass")
 whet.cli._model.network_for = load
 main(["exec", "--onnx=x.onnx"])
 """
-    (tmp_path / "ended.py").write_text(code)
+    (tmp_path / "ended.py").write_text(code.replace("SIGINT_HANDLER", sigint))
     done = subprocess.run([sys.executable, "-m", "ended"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 143, done.stderr
     assert "Terminated. Finished timings are kept" in done.stderr

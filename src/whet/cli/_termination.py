@@ -30,6 +30,8 @@ class Termination:
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.received = True
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler) and handler is not signal.default_int_handler:
+            signal.raise_signal(signal.SIGINT)
+        else:  # Python's own, or ignored as in the background jobs of shell scripts
             raise Terminated
-        signal.raise_signal(signal.SIGINT)
