@@ -83,6 +83,7 @@ whet.biuld
 """
 
 
+@pytest.mark.slow
 def test_a_users_editor_knows_the_signatures(tmp_path, monkeypatch):
     """mypy on a user's script, with the package's sources as installed (py.typed)."""
     api = pytest.importorskip("mypy.api")

@@ -55,6 +55,7 @@ class Runs(list):
         return [len(net.layers) for net in dict.fromkeys(self)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "fp8", "bf16"])
 def test_segments_equal_one_piece(precision):
     net = deep_network()

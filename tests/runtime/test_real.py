@@ -134,6 +134,7 @@ def test_weights_are_shared_between_contexts_and_freed(plan):
     assert store.nbytes() == 0
 
 
+@pytest.mark.slow
 def test_many_loads_free_their_memory(tmp_path, plan):
     write_engine(plan, tmp_path / "e")
 

@@ -50,10 +50,12 @@ def jobs_of(project: Path, **changes) -> list[str]:
     return [e["job"] for e in map(json.loads, new.splitlines()) if e["event"] == "begin" and e["job"]]
 
 
+@pytest.mark.slow
 def test_a_moved_search_resumes_and_repeats_nothing(project):
     assert jobs_of(project) == []
 
 
+@pytest.mark.slow
 def test_files_truncated_by_a_power_failure_are_rebuilt(project):
     work = project / "work"
     (engine,) = work.glob("survivors/*/model.engine")
@@ -64,6 +66,7 @@ def test_files_truncated_by_a_power_failure_are_rebuilt(project):
     assert "reproduces this engine" in (work / "deploy" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_engines_of_another_version_are_rebuilt_with_a_note(project, monkeypatch):
     from whet.search.jobs import run_jobs
 
