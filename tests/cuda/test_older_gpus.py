@@ -69,7 +69,7 @@ def instances():
     return [(name, constants, shared) for (name, constants), shared in seen.items()]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89"])
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_86", marks=pytest.mark.slow), "sm_89"])
 def test_kernels_compile(instances, arch):
     try:
         compiler.nvrtc()

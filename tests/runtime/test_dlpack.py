@@ -42,6 +42,7 @@ def test_exported_tensors_can_be_imported(dtype):
     assert not on_gpu(memory)
 
 
+@pytest.mark.slow
 def test_memory_lives_exactly_as_long_as_its_tensor():
     owner = Owner()
     watched = weakref.ref(owner)

@@ -46,7 +46,7 @@ np.savez({out!r} + str(__import__("os").environ["RANK"]), **{{n: t.array() for n
 """
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_processes_train_as_one(accumulate, tmp_path):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
