@@ -27,12 +27,12 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "resnet56"))
 
-from rival import Block
+from rival import CifarResNet
 
 import whet
 from whet.pruning import PruneConfig, Target, count_flops, prune
 
-BLOCKS, WIDTHS = 3, (16, 32, 64)
+BLOCKS = 3  # of each stage of ResNet-20
 CHECKPOINT = "cifar10/resnet/resnet20-12fca82f.th"
 #: name -> (importance, its options, whether all layers are ranked together, steps)
 METHODS: dict[str, tuple[str, dict[str, Any], bool, int]] = {
@@ -46,29 +46,10 @@ METHODS: dict[str, tuple[str, dict[str, Any], bool, int]] = {
 }
 
 
-class ResNet20(nn.Module):
-    """x[N,3,32,32] -> logits[N,10]; the shortcuts of option A as convolutions, since Torch-Pruning does not follow channels through padding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
-        cin = 16
-        for stage, width in enumerate(WIDTHS, 1):
-            blocks = [Block(cin if i == 0 else width, width, 2 if i == 0 and width != cin else 1) for i in range(BLOCKS)]
-            setattr(self, f"layer{stage}", nn.Sequential(*blocks))
-            cin = width
-        self.linear = nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
-        return self.linear(x.mean((2, 3)))
-
-
-def module(data: Path) -> ResNet20:
+def module(data: Path) -> CifarResNet:
     """The network with the published weights."""
     state = torch.load(data / CHECKPOINT, map_location="cpu", weights_only=True)["state_dict"]
-    made = ResNet20()
+    made = CifarResNet(BLOCKS)
     missing, unexpected = made.load_state_dict({n.removeprefix("module."): t for n, t in state.items()}, strict=False)
     if unexpected or [n for n in missing if "shortcut" not in n and "num_batches" not in n]:
         raise SystemExit(f"the checkpoint does not fit: missing {missing}, unexpected {unexpected}")

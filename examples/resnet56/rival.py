@@ -45,16 +45,17 @@ class Block(nn.Module):
         return torch.relu(y + self.shortcut(x))
 
 
-class ResNet56(nn.Module):
-    """x[N,3,32,32] -> logits[N,10]."""
+class CifarResNet(nn.Module):
+    """x[N,3,32,32] -> logits[N,10], with `blocks` residual blocks per stage (9: ResNet-56, 3: ResNet-20). The shortcuts of option A are
+    convolutions, since Torch-Pruning does not follow channels through padding."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = BLOCKS) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
         cin = 16
         for stage, width in enumerate(WIDTHS, 1):
-            blocks = [Block(cin if i == 0 else width, width, 2 if i == 0 and width != cin else 1) for i in range(BLOCKS)]
-            setattr(self, f"layer{stage}", nn.Sequential(*blocks))
+            layers = [Block(cin if i == 0 else width, width, 2 if i == 0 and width != cin else 1) for i in range(blocks)]
+            setattr(self, f"layer{stage}", nn.Sequential(*layers))
             cin = width
         self.linear = nn.Linear(64, 10)
 
@@ -64,10 +65,10 @@ class ResNet56(nn.Module):
         return self.linear(x.mean((2, 3)))
 
 
-def module(folder: Path) -> ResNet56:
+def module(folder: Path) -> CifarResNet:
     """The network with the published weights."""
     values = {n: torch.from_numpy(np.array(a)) for n, a in published(folder).items()}
-    made = ResNet56()
+    made = CifarResNet()
     missing, unexpected = made.load_state_dict(values, strict=False)
     if unexpected or [n for n in missing if "shortcut" not in n and "num_batches" not in n]:
         raise SystemExit(f"the checkpoint does not fit: missing {missing}, unexpected {unexpected}")

@@ -1,4 +1,4 @@
-"""`whet compare`: models with the original (counts, zeros, engines), saved engines, optimization levels, and passes; timed in turns."""
+"""`whet compare`: models with the original (counts, zeros, engines), saved engines, optimization levels, and passes; timed interleaved."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class LayerMilliseconds:
 
 
 def compare_layers(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, LayerMilliseconds]:
-    """Times the layers of `engines`, launch by launch, with the engines in turns: external load and clocks affect all alike.
+    """Times the layers of `engines`, launch by launch, with the engines interleaved: external load and clocks affect all alike.
 
     Inputs and errors are those of `compare_engines`. The layers of an engine that runs each sample by itself are timed with one sample.
     """

@@ -6,7 +6,8 @@ state replaces the best one unless its error is larger by more than the standard
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,12 +87,12 @@ class BestState:
         """The part of a checkpoint that is no tensor."""
         return {"epoch": self.epoch, "errors": self.errors}
 
-    def read(self, data: dict[str, object], state: State) -> None:
+    def read(self, data: Mapping[str, Any], state: State) -> None:
         """The inverse of to_json and `state`. Raises ValueError, TypeError or LookupError for damaged values."""
-        errors = [float(e) for e in data["errors"]]  # type: ignore[attr-defined]  # TypeError is documented
+        errors = [float(e) for e in data["errors"]]
         if not np.isfinite(errors).all() or state.keys() != self.module.state_dict().keys():
             raise ValueError("the held-out errors or the best state are damaged")
-        self.epoch, self.errors = int(data["epoch"]), errors  # type: ignore[call-overload]  # TypeError is documented
+        self.epoch, self.errors = int(data["epoch"]), errors
         device = next(self.module.parameters()).device
         self.state = {n: t.to(device) for n, t in state.items()}
 

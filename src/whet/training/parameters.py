@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from whet.errors import UsageError
@@ -97,7 +97,10 @@ def torch_names(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
     inner = {".".join(parts[:k]) for t in every for parts in [t.name.split(".")] for k in range(1, len(parts))}
     made: dict[Tensor, str] = {}
     taken: set[str] = set()
-    fits: Callable[[str], bool] = lambda n: n not in inner and all(_is_free_name(p) for p in n.split("."))  # noqa: E731
+
+    def fits(name: str) -> bool:
+        return name not in inner and all(_is_free_name(p) for p in name.split("."))
+
     for t in every:
         name = t.name if fits(t.name) else "".join(c if c.isalnum() else "_" for c in t.name) or "weight"
         while name in taken or name in inner:

@@ -1,4 +1,4 @@
-"""Removes an Expand whose result is read by an elementwise layer that broadcasts the value itself.
+"""Removes Expands before elementwise layers, which broadcast by themselves.
 
 torch writes normalizations by a length so: q / q.norm(dim=-1, keepdim=True).clamp_min(eps).expand_as(q).
 """
