@@ -1,13 +1,21 @@
-"""State that must be renewed in a child process of fork(): a thread of the parent may have held a lock at the moment of the fork."""
+"""Locks and fork(): a thread of the parent may hold a lock at the moment of the fork, and no thread of the child would ever release it.
+
+A lock that guards whet's own objects is renewed in the child (`new_lock`). A lock that guards the state of a native library cannot be renewed: the
+thread that forks holds it, so that fork() waits until no other thread is inside the library (`new_lock_held_during_fork`).
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
+T = TypeVar("T")
 _locks: WeakSet[Any] = WeakSet()
+_held_during_fork: list[Any] = []
 _generation = 0
 
 
@@ -19,6 +27,25 @@ def new_lock() -> threading.Lock:
 def new_reentrant_lock() -> Any:
     """The same, reentrant."""
     return _registered(threading.RLock())
+
+
+def new_lock_held_during_fork() -> Any:
+    """A reentrant lock that fork() acquires first and releases afterwards, in the parent and in the child.
+
+    For calls into native libraries with locks of their own. A thread that holds one must not wait for another one: fork() acquires all of them.
+    """
+    lock = threading.RLock()
+    _held_during_fork.append(lock)
+    return lock
+
+
+class cached_property(functools.cached_property[T], Generic[T]):
+    """functools.cached_property; its lock (Python 3.11 and older have one per property) is free in the child."""
+
+    def __init__(self, func: Callable[[Any], T]) -> None:
+        super().__init__(func)
+        if hasattr(self, "lock"):
+            _registered(self.lock)
 
 
 def _registered(lock: Any) -> Any:
@@ -38,4 +65,15 @@ def _renew_in_child() -> None:
         lock._at_fork_reinit()  # the method that CPython's own modules use, such as logging and concurrent.futures
 
 
+def _acquire_before_fork() -> None:
+    for lock in _held_during_fork:
+        lock.acquire()
+
+
+def _release_after_fork() -> None:
+    for lock in reversed(_held_during_fork):
+        lock.release()
+
+
 os.register_at_fork(after_in_child=_renew_in_child)
+os.register_at_fork(before=_acquire_before_fork, after_in_parent=_release_after_fork, after_in_child=_release_after_fork)

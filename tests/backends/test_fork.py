@@ -132,6 +132,68 @@ def test_threads_that_run_while_another_one_forks_are_not_disturbed():
     assert run_script(BEGIN + textwrap.dedent(text)).split() == ["True", "True"]
 
 
+def test_a_fork_waits_until_other_threads_have_left_a_native_library():
+    """LLVM's and oneDNN's own locks cannot be renewed in the child: a thread inside at the fork would lock them there for ever."""
+    text = """
+    import time
+    from whet.backends.cpu import machine_code
+    from whet.tactics.cpu.onednn._api.library import _creating
+    inside, left = threading.Event(), []
+
+    def compile_slowly():
+        with machine_code._in_llvm, _creating:
+            inside.set()
+            time.sleep(0.3)
+            left.append(1)
+
+    thread = threading.Thread(target=compile_slowly)
+    thread.start()
+    inside.wait()
+
+    def child():
+        assert left == [1]
+        for _ in range(2):
+            assert np.array_equal(engine.create_context().run(feed)["y"], want)
+
+    print(in_a_child(child))
+    thread.join()
+    with machine_code._in_llvm, _creating:
+        print(in_a_child(child))
+    """
+    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["0", "0"]
+
+
+def test_a_cached_property_that_another_thread_computes_at_the_fork_is_free_in_the_child():
+    text = """
+    import time
+    from whet.forks import cached_property
+    inside, done = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, waits):
+            self.waits = waits
+
+        @cached_property
+        def value(self):
+            if self.waits:
+                inside.set()
+                done.wait()
+            return 3
+
+    thread = threading.Thread(target=lambda: Slow(True).value)
+    thread.start()
+    inside.wait()
+
+    def child():
+        assert Slow(False).value == 3
+
+    print(in_a_child(child))
+    done.set()
+    thread.join()
+    """
+    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["0"]
+
+
 def test_where_the_pool_cannot_be_ended_the_child_raises_instead_of_hanging():
     text = """
     from whet.backends.cpu import threads

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import ml_dtypes
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
+from whet.forks import cached_property
 from whet.network.dims import Dim, Expr, Shape, ceildiv, parse_dim, product, symbols
 
 

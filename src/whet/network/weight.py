@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from whet.forks import cached_property
 from whet.network.types import TensorType, dtype_of
 
 _MOST_TERMS = 1000  # in the text of an expression

@@ -16,10 +16,12 @@ from typing import Any
 
 from whet.backends import _code_cache
 from whet.errors import BackendError
+from whet.forks import new_lock_held_during_fork
 
 _MOST_FILES = 4096  # about 100 MB
 _DIGEST = 32  # bytes of the digest before an object
 _kept: list[Any] = []  # compiled modules: their code lives as long as the process
+_in_llvm = new_lock_held_during_fork()
 
 
 @cache
@@ -36,7 +38,8 @@ def no_compiler() -> str | None:
 
 def address(ir: str, name: str) -> int:
     """Address of function `name` of a module given as IR text (typed pointers, as LLVM before 17 requires). Requires `no_compiler()` to be None."""
-    return int(_loaded(ir).get_function_address(name))
+    with _in_llvm:
+        return int(_loaded(ir).get_function_address(name))
 
 
 @cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import weakref
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from whet.backends.cuda.cudnn import numbers as n
@@ -17,7 +16,7 @@ from whet.backends.cuda.cudnn.descriptor import Descriptor, finalize
 from whet.backends.cuda.cudnn.library import CudnnError, handle
 from whet.backends.cuda.driver import current
 from whet.errors import BackendError
-from whet.forks import new_lock
+from whet.forks import cached_property, new_lock
 
 X, W, Y, Z, B = 1, 2, 3, 4, 5
 _MOST_PROPOSALS = 64

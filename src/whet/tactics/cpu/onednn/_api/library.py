@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes as C
 import os
 import sys
+from contextlib import nullcontext
 from ctypes import c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from functools import cache
 from importlib import metadata
@@ -12,9 +13,11 @@ from pathlib import Path
 
 from whet.backends.cpu import pools, threads
 from whet.errors import BackendError
+from whet.forks import new_lock_held_during_fork
 
 #: names in `dnnl_version()->cpu_runtime`
 _RUNTIMES = {0: "none", 1: "seq", 2: "omp", 4: "tbb", 8: "threadpool", 512: "sycl"}
+_creating = new_lock_held_during_fork()  # oneDNN takes locks of its own while it creates primitives
 _USABLE = ("seq", "omp", "tbb")
 _STATUS = {1: "out of memory", 2: "invalid arguments", 3: "unimplemented", 4: "last implementation reached", 5: "runtime error"}
 
@@ -130,7 +133,8 @@ class Library:
 
     def call(self, name: str, *args: object) -> None:
         """Call dnnl_<name>. Raises Unimplemented, or BackendError for any other status."""
-        status = getattr(self.lib, "dnnl_" + name)(*args)
+        with _creating if "_create" in name else nullcontext():
+            status = getattr(self.lib, "dnnl_" + name)(*args)
         if status == 3:
             raise Unimplemented(f"oneDNN {self.version} has no implementation for this {name.split('_primitive_desc')[0]}")
         if status == 2 and "_primitive_desc_create" in name:

@@ -6,13 +6,13 @@ import ctypes as C
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 
 from whet.backends.cpu import threads
 from whet.errors import BackendError
-from whet.forks import new_reentrant_lock
+from whet.forks import cached_property, new_reentrant_lock
 from whet.tactics.cpu.onednn._api.attributes import ARGS, MULTIPLE_SRC, SCALES, ZERO_POINTS, Attributes, Binary
 from whet.tactics.cpu.onednn._api.library import Unimplemented, dims_array, library
 from whet.tactics.cpu.onednn._api.memory import MemoryDesc, allocate_aligned, copy_borrowed, describe
