@@ -230,7 +230,7 @@ class IBuilderConfig(Handle):
 
     def build(self, network: INetworkDefinition, logger: ILogger) -> Any:
         """Builds `network` with these options; the plan. Notes go to the logger as warnings. Raises WhetError."""
-        net = network.whet
+        net = network.network_to_build()
         with (
             tempfile.TemporaryDirectory() as folder,
             MonitoredProgress(self.progress_monitor, logger) as progress,
@@ -243,7 +243,7 @@ class IBuilderConfig(Handle):
                 if self._timing_cache.data:
                     file.write_bytes(self._timing_cache.data)
             config = dataclasses.replace(self.to_whet(net, cache), **_layer_types(network))
-            calibration = self._calibration(network, Path(folder))
+            calibration = self._calibration(network, net, Path(folder))
             if calibration is None:
                 plan = build(net, config, progress=progress)
             else:
@@ -258,9 +258,9 @@ class IBuilderConfig(Handle):
                 self._timing_cache.data = file.read_bytes()
         return plan
 
-    def _calibration(self, network: INetworkDefinition, folder: Path) -> Calibration | None:
+    def _calibration(self, network: INetworkDefinition, net: Network, folder: Path) -> Calibration | None:
         """The source of INT8 ranges: the calibrator's cache or batches, or the tensors' dynamic ranges; None without INT8, or with Q/DQ nodes."""
-        net, cache = network.whet, folder / "calibration.cache"
+        cache = folder / "calibration.cache"
         if not self.get_flag(BuilderFlag.INT8) or is_explicit(net):
             return None
         calibrator = self.int8_calibrator

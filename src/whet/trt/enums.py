@@ -575,6 +575,26 @@ class ErrorCodeTRT(NamedInt):
     UNSUPPORTED_STATE = 10
 
 
+class ErrorCode(NamedInt):
+    """Codes of ParserError."""
+
+    SUCCESS = 0
+    INTERNAL_ERROR = 1
+    MEM_ALLOC_FAILED = 2
+    MODEL_DESERIALIZE_FAILED = 3
+    INVALID_VALUE = 4
+    INVALID_GRAPH = 5
+    INVALID_NODE = 6
+    UNSUPPORTED_GRAPH = 7
+    UNSUPPORTED_NODE = 8
+    UNSUPPORTED_NODE_ATTR = 9
+    UNSUPPORTED_NODE_INPUT = 10
+    UNSUPPORTED_NODE_DATATYPE = 11
+    UNSUPPORTED_NODE_DYNAMIC = 12
+    UNSUPPORTED_NODE_SHAPE = 13
+    REFIT_FAILED = 14
+
+
 class OnnxParserFlag(NamedInt):
     """Flags of OnnxParser; whet has its own InstanceNormalization and no plugins or DLA, so they change nothing."""
 
