@@ -42,6 +42,9 @@ from whet.trt.timing_cache import ITimingCache
 
 _PRECISIONS = {BuilderFlag.FP16: "fp16", BuilderFlag.BF16: "bf16", BuilderFlag.INT8: "int8", BuilderFlag.FP8: "fp8"}
 _DEFAULT_SOURCES = 1 << TacticSource.EDGE_MASK_CONVOLUTIONS | 1 << TacticSource.JIT_CONVOLUTIONS  # TensorRT 10's default
+_DEFAULT_POOLS = {  # TensorRT 10's; scripts print them
+    MemoryPoolType.DLA_LOCAL_DRAM: 1 << 30, MemoryPoolType.DLA_GLOBAL_DRAM: 1 << 29, MemoryPoolType.TACTIC_SHARED_MEMORY: 1 << 30,
+}  # fmt: skip
 _LAYER_PRECISIONS = {DataType.FLOAT: "fp32", DataType.HALF: "fp16", DataType.BF16: "bf16", DataType.INT8: "int8", DataType.FP8: "fp8"}
 
 
@@ -68,12 +71,12 @@ class IBuilderConfig(Handle):
         self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
         self.progress_monitor: IProgressMonitor | None = None
         self.int8_calibrator: Any = None
-        self._pools: dict[MemoryPoolType, int] = {}
+        self._pools: dict[MemoryPoolType, int] = dict(_DEFAULT_POOLS)
         self._profiles: list[IOptimizationProfile] = []
         self._calibration_profile: IOptimizationProfile | None = None
         self._timing_cache: ITimingCache | None = None
         self._tactic_sources = -1
-        self._features: set[PreviewFeature] = set()
+        self._features = {PreviewFeature.PROFILE_SHARING_0806}  # TensorRT 10's default
 
     # flags
 
