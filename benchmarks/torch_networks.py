@@ -98,9 +98,8 @@ def measure(name: str, level: int, threads: int, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     module, arguments = linear() if name == "linear" else transformers_network(name) if name in TRANSFORMERS else timm_network(name)
     module = module.eval()
-    began = perf_counter()
     fast = whet.compile(module, arguments(2), dynamic_batch=(1, 1, 4), optimization_level=level, threads=threads, timing_cache="")
-    row: dict[str, Any] = {"network": name, "threads": threads, "level": level, "build_s": round(perf_counter() - began, 1)}
+    row: dict[str, Any] = {"network": name, "threads": threads, "level": level}
     with torch.no_grad():
         batches = [arguments(n) for n in (1, 2, 4)]
         found, single = [fast(*a) for a in batches], [module(*a) for a in batches]
