@@ -195,6 +195,12 @@ def test_the_types_of_inputs_and_outputs_can_be_set():
     np.testing.assert_array_equal(out, np.maximum(a, 0))
 
 
+def test_element_types_are_no_integers():
+    """Polygraphy takes integers for ONNX's element types, in which 1 is FLOAT."""
+    assert not isinstance(trt.float16, int)
+    assert (int(trt.float16), str(trt.float16), trt.DataType(1), trt.float16.itemsize, trt.int4.itemsize) == (1, "DataType.HALF", trt.float16, 2, 0.5)
+
+
 def test_dims_take_sizes_or_a_sequence():
     assert trt.Dims4(1, 2, 3, 4) == trt.Dims((1, 2, 3, 4)) == (1, 2, 3, 4)
     assert (trt.DimsHW((5, 6)).h, trt.DimsHW(5, 6).w) == (5, 6)

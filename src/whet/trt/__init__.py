@@ -169,6 +169,7 @@ __version__ = "10.16.0"  # the version of TensorRT whose API this follows
 
 float32, float16, bfloat16, fp8 = DataType.FLOAT, DataType.HALF, DataType.BF16, DataType.FP8
 int8, uint8, int32, int64, int4 = DataType.INT8, DataType.UINT8, DataType.INT32, DataType.INT64, DataType.INT4
+fp4 = DataType.FP4  # no tensor of whet has it
 
 __all__ = [
     "ActivationType", "AttentionNormalizationOp", "BoundingBoxFormat", "Builder", "BuilderFlag", "CalibrationAlgoType", "CumulativeOperation",

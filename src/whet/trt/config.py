@@ -196,9 +196,7 @@ class IBuilderConfig(Handle):
     # profiles and the timing cache
 
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
-        """Adds a profile and returns its index; -1 if it has no shapes."""
-        if not profile:
-            return -1
+        """Adds a profile and returns its index. A network without dynamic inputs takes one without shapes."""
         self._profiles.append(profile)
         return len(self._profiles) - 1
 
