@@ -94,6 +94,7 @@ class Monitor(trt.IProgressMonitor):
     def phase_start(self, phase_name, parent_phase, num_steps):
         assert parent_phase is None or parent_phase in self.active
         self.active[phase_name] = num_steps
+        print(f"{0 / num_steps:.0%} {phase_name}")  # as the bars of monitors compute it
         self.seen.append(phase_name)
 
     def step_complete(self, phase_name, step):
