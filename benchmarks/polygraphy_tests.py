@@ -5,9 +5,10 @@
 CHECKOUT is the folder tools/Polygraphy of a checkout of github.com/NVIDIA/TensorRT; nothing is fetched. Needs whet[test,export],
 pip install onnx-graphsurgeon onnxmltools "pytest<9" pytest-console-scripts pytest-rerunfailures pytest-virtualenv.
 
-Each of --paths (files or folders; several in one, with spaces) runs in a process of its own, in which `import tensorrt` gives whet.trt and Polygraphy allocates host memory in place of CUDA's. A row is
-a test that failed: its id, the end of its error, and the reason, one of REASONS. Tests that need a GPU or a feature that TensorRT alone has (`elsewhere`
-in REASONS) are listed, and not counted. Writes results/cpu/polygraphy_tests.json, and keeps the files that do not run.
+Each of --paths (files or folders, several separated by spaces) runs in a process of its own, in which `import tensorrt` gives whet.trt and Polygraphy
+allocates host memory in place of CUDA's. `failures` are a test file's failed tests: id, end of the error, and reason, one of REASONS. Tests that need
+hardware or software that this machine lacks (`elsewhere`) are listed, and not counted. Writes results/cpu/polygraphy_tests.json, and keeps the test
+files that do not run.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ COMMAND = "#!{python}\nimport sys\nfrom polygraphy.tools import main\nsys.exit(m
 # (kind, pattern of the test's id and its error, reason). `elsewhere`: the test does not count.
 REASONS = (
     ("elsewhere", r"Torch not compiled with CUDA|found no NVIDIA driver|test_torch_tensors.cpu-False", "tensors of PyTorch on a GPU"),
-    ("elsewhere", r"libnvinfer|nvinfer_lean|lean_runtime", "libraries of NVIDIA's package"),
+    ("elsewhere", r"libnvinfer|nvinfer_lean|lean_runtime|conftest.py:194|custom_runtime", "libraries of NVIDIA's package"),
     ("elsewhere", r"DLA|EngineCapability.SAFETY|gpu_fallback", "a DLA, or the safety runtime"),
     ("elsewhere", r"FileExistsError: External data file", "an older onnx package, which overwrites files"),
     ("elsewhere", r"test_warn_if_impl", "a process of its own: Polygraphy warns once in a process"),
@@ -65,7 +66,7 @@ REASONS = (
     ("not served", r"STRIP_PLAN|strip_plan|strip-plan", "engines without weights"),
     ("not served", r"WEIGHT_STREAMING|weight.streaming", "weight streaming"),
     ("not served", r"mark_debug|mark-debug|debug.tensors", "debug tensors; inner tensors can be marked as outputs"),
-    ("not served", r"nonzero|NonZero|add_non_zero|data.dependent|depends on data", "shapes that depend on data"),
+    ("not served", r"empty_tensor_expand|nonzero|NonZero|add_non_zero|data.dependent|depends on data", "shapes that depend on data"),
     ("not served", r"LayerType\.", "classes of layers that are not served"),
     ("not served", r"DataType.FP4|DataType.E8M0|float4", "FP4 and E8M0"),
     ("not served", r"runtime_platform|WINDOWS", "engines for Windows"),

@@ -1,10 +1,12 @@
 """What onnxsim and onnxslim still find to remove after whet's import passes: nodes of models before and after each.
 
-    python benchmarks/simplifiers.py [--models name,file.onnx,...] [--data FOLDER]           needs pip install onnxsim onnxslim
+    python benchmarks/simplifiers.py [--models name,file.onnx,...] [--data FOLDER]
 
-The models are those of _simplifier_models.py and, where --data or WHET_DATA names the folder of real networks, those in it. A row counts the nodes of a
-model, of what onnxsim and onnxslim make of it, of whet's network written back to ONNX, and of what the tools make of that. `left` is True if a tool
-finds fewer nodes in whet's than whet did. Constants do not count, nodes of subgraphs do. whet's passes are those of the phases CLEAN, RECOGNIZE and FOLD; fused layers
+Needs pip install onnxsim onnxslim.
+
+The models are those of _simplifier_models.py and, where --data or WHET_DATA names the folder of real networks, those in it. A row counts the nodes of
+a model, of what onnxsim and onnxslim make of it, of whet's network written back to ONNX, and of what the tools make of that. `left` is True if a tool
+removes nodes of whet's. Constants do not count, nodes of subgraphs do. whet's passes are those of the phases CLEAN, RECOGNIZE and FOLD; fused layers
 are not written. Writes results/cpu/simplifiers.json.
 """
 

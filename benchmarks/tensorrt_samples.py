@@ -1,8 +1,8 @@
 """NVIDIA's Python samples for TensorRT, unchanged, with whet.trt as `tensorrt` on the CPU: which run, and what the others need.
 
-    python benchmarks/tensorrt_samples.py CHECKOUT [--samples name,...] [--data FOLDER]          needs pip install torchvision pillow cuda-bindings polygraphy
+    python benchmarks/tensorrt_samples.py CHECKOUT [--samples name,...] [--data FOLDER]
 
-CHECKOUT is a checkout of github.com/NVIDIA/TensorRT; nothing is fetched, and no file of it is copied. Models and images that a sample would download
+Needs pip install torchvision pillow cuda-bindings polygraphy. CHECKOUT is a checkout of github.com/NVIDIA/TensorRT; nothing is fetched, and no file of it is copied. Models and images that a sample would download
 come from the folder of real data (--data or WHET_DATA): SqueezeNet 1.1 in place of ResNet-50, photos of its three classes, and the first
 images of MNIST. Writes results/cpu/tensorrt_samples.json.
 """
@@ -120,7 +120,8 @@ def main() -> None:
         with alone(RESULT):
             old = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
             rows = [r for r in old if r["sample"] in SAMPLES and r["sample"] != name] + [row]
-            rows = sorted(rows, key=lambda r: r["sample"]) + [{"sample": n, "runs": False, "said": f"not run: it needs {why}"} for n, why in NOT_RUN.items()]
+            rows = sorted(rows, key=lambda r: r["sample"])
+            rows += [{"sample": n, "runs": False, "said": f"not run: it needs {why}"} for n, why in NOT_RUN.items()]
             data = provenance(["whet", "torch", "torchvision", "cuda-bindings", "polygraphy", "onnx", "numpy"])
             RESULT.write_text(json.dumps(data | {"run": sum(r["runs"] for r in rows), "samples": len(rows), "rows": rows}, indent=1) + "\n")
 
