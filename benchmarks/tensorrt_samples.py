@@ -2,8 +2,8 @@
 
     python benchmarks/tensorrt_samples.py CHECKOUT [--samples name,...] [--data FOLDER]
 
-Needs pip install torchvision pillow cuda-bindings polygraphy. CHECKOUT is a checkout of github.com/NVIDIA/TensorRT; nothing is fetched, and no file of
-it is copied. Models and images that a sample would download come from the folder of real data (--data or WHET_DATA): SqueezeNet 1.1 in place of
+Needs pip install torchvision pillow cuda-bindings polygraphy. CHECKOUT is a checkout of github.com/NVIDIA/TensorRT; nothing is fetched, and no file
+of it is copied. Models and images that a sample would download come from the folder of real data (--data or WHET_DATA): SqueezeNet 1.1 in place of
 ResNet-50, photos of its three classes, and the first images of MNIST. Writes results/cpu/tensorrt_samples.json.
 """
 
