@@ -195,6 +195,18 @@ def test_the_types_of_inputs_and_outputs_can_be_set():
     np.testing.assert_array_equal(out, np.maximum(a, 0))
 
 
+def test_sizes_that_a_profile_fixes_are_static():
+    builder = trt.Builder(trt.Logger())
+    net = builder.create_network()
+    net.mark_output(net.add_identity(net.add_input("x", trt.float32, (-1, -1))).get_output(0))
+    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+    config.builder_optimization_level = 0
+    profile.set_shape("x", (2, 1), (2, 3), (2, 4))
+    config.add_optimization_profile(profile)
+    engine = builder.build_engine_with_config(net, config)
+    assert [engine.get_tensor_shape(engine[i]) for i in range(2)] == [(2, -1), (2, -1)]
+
+
 def test_element_types_are_no_integers():
     """Polygraphy takes integers for ONNX's element types, in which 1 is FLOAT."""
     assert not isinstance(trt.float16, int)
