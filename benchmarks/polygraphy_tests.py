@@ -59,7 +59,7 @@ REASONS = (
     ("elsewhere", r"libnvinfer|nvinfer_lean|lean_runtime|conftest.py:194|custom_runtime", "libraries of NVIDIA's package"),
     ("elsewhere", r"DLA|EngineCapability.SAFETY|gpu_fallback", "a DLA, or the safety runtime"),
     ("elsewhere", r"FileExistsError: External data file", "an older onnx package, which overwrites files"),
-    ("elsewhere", r"test_warn_if_impl|TestSurgeonSanitize::test_fold_constants", "a process of its own: Polygraphy logs the message once in a process"),
+    ("elsewhere", r"test_warn_if_impl|test_fold_constants", "a process of its own: Polygraphy logs the message once in a process"),
     ("elsewhere", r"test_fp_to_fp16", "the older package onnxmltools 1.11"),
     ("elsewhere", r"TestTrt::test_plugins", "libraries of NVIDIA's package"),
     ("elsewhere", r"virtualenv|sandboxed_install|Could not find a version", "packages that the test installs"),
