@@ -50,7 +50,7 @@ def plan():
         return real(machine, (*sources, f"-{CONV}") if len(made) == 2 else sources)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "tactics_for", fewer)
+        patch.setattr(build_module, "list_enabled_tactics", fewer)
         plan = build(NET, QUICK)
     assert len(made) == 2
     return plan
