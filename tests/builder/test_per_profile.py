@@ -43,7 +43,7 @@ QUICK = BuildConfig(
 @pytest.fixture(scope="module")
 def plan():
     """The second profile may not use oneDNN's convolutions, as if others had been faster for it."""
-    made, real = [], build_module.tactics_for
+    made, real = [], build_module.list_enabled_tactics
 
     def fewer(machine, sources):
         made.append(machine)
