@@ -116,11 +116,11 @@ def _waterfalls(d: Data) -> dict[str, str]:
 
 
 def _step_totals(d: Data, name: str) -> tuple[list[str], list[float], list[str]]:
-    """(names, values, hover texts) of the steps that have a quantity. The first step is the original, which is timed with the compared engines."""
+    """(names, values, hover texts) of the steps that have a quantity. An original without a time of its own has that of the compared engines."""
 
     def value(s: Data) -> float | None:
         if name == "step-ms":
-            return d["rows"][0]["latency"]["median_ms"] if s is d["steps"][0] and d["rows"] else s.get("ms")
+            return s.get("ms", d["rows"][0]["latency"]["median_ms"] if s is d["steps"][0] and d["rows"] else None)
         if name == "step-metric":
             return s["metric"]["value"] if s.get("metric") else None
         return s["params"] / 1e6 if name == "step-params" else s["flops"] / 1e6 if s["flops"] else None
@@ -202,7 +202,8 @@ def _steps(d: Data) -> Html:
         rows.append((s["step"], bar(s["params"] / most), number(s["params"]), number(s["flops"] / 1e6) if s["flops"] else "-",
                      number(m["value"], 4) if m else "-", number(s.get("ms")), _format_seconds(s["seconds"])))  # fmt: skip
     head = ("step", "", "parameters", "MFLOPs", d["metric"], "ms", "took s")
-    note = "Scored on the trials' data. Steps without ms were scored with an FP32 engine in which nothing was timed."
+    note = "Scored on the trials' data. Times up to the engine are those of FP32 engines, timed in turns with it. "
+    note += "Steps that change weights alone keep the time of the step before."
     falls = "".join(chart(name, f"{title} after each step", 260) for name, title in _waterfalls(d).items()) if len(steps) > 1 else ""
     return Html(tag("h2", "What each step gave") + falls + table(head, rows, right=range(2, 7)) + tag("p", note, class_="dim"))
 
