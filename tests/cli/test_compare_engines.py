@@ -128,7 +128,7 @@ def test_settings_that_differ(files):
     assert found["machine.model"] == [a.machine["model"], "another CPU"]
     assert set(found) == {"optimization_level", "passes", "machine.model"}, "a library that one engine does not use is no difference"
     text = call("compare", files / "fused.engine", files / "plain.engine", "--seconds=0.02").output
-    assert "optimization_level: fused 1, plain 0" in text
+    assert "optimization_level: fused 1; plain 0" in text
 
 
 def test_alignment_keeps_every_layer_once(files):

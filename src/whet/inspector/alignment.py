@@ -72,6 +72,13 @@ def differing_settings(plans: Sequence[EnginePlan]) -> dict[str, list[Any]]:
     }  # fmt: skip
 
 
+def format_setting(value: Any) -> str:
+    """A value of `differing_settings` as text for people: "bf16, int8" for a list, "none" for nothing."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(format_setting, value)) or "none"
+    return "none" if value in (None, "") else "on" if value is True else "off" if value is False else str(value)
+
+
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():

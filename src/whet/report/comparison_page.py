@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from whet.inspector.alignment import format_setting
 from whet.inspector.summary import short_name, shorten
 from whet.report._figures import PALETTE, Figure, figure, horizontal_bars, lines
 from whet.report._html import Html, h, number, table, tag
@@ -40,14 +41,14 @@ def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -
     body += [tag("h2", "Engines"), _engines(engines)]
     names = [e["name"] for e in engines if "layers" in e]  # engines of other tools have no layers
     if settings := data.get("settings"):
-        rows = [(name, *("-" if v is None else str(v) for v in values)) for name, values in settings.items()]
+        rows = [(name, *(format_setting(v) for v in values)) for name, values in settings.items()]
         body += [tag("h3", "Options and machines that differ"), table(("", *names), rows)]
     details: dict[str, Html] = {}
     if groups:
         figures["groups"] = _groups(names, groups)
         details = {str(k): _detail(names, g) for k, g in enumerate(groups)}
         shown = f"{len(changed)} of {len(groups)} groups of layers differ in kernels, types or fusion." if changed else "All layers run alike."
-        about = "Layers aligned by the nodes of the model that they compute, timed launch by launch, with the engines in turns."
+        about = "Layers aligned by the nodes of the model that they compute, timed launch by launch, with the engines interleaved."
         body += [
             tag("h2", "Layer by layer"),
             tag("p", f"{about} {shown}", class_="dim"),

@@ -29,8 +29,7 @@ def search_page(data: Data) -> str:
             higher=data["higher_is_better"],
         )  # fmt: skip
     if len(data["steps"]) > 1:
-        figures |= {name: waterfall(*_step_totals(data, name), title=title, more_is_better=name == "step-metric" and data["higher_is_better"])
-                    for name, title in _waterfalls(data).items()}  # fmt: skip
+        figures |= {name: _waterfall(data, name, title) for name, title in _waterfalls(data).items()}
     return make_page(f"whet auto: {data['model']}", Html("\n".join(parts)), figures)
 
 
@@ -50,7 +49,7 @@ def _head(d: Data) -> Html:
         tag("p", tag("b", chosen["name"]), ": ", _join_lines(chosen["what"])),
         tag("p", *checks),
         tag("div",
-            _tile(f"{number(1 / chosen['latency']['ratio'])}x", "the original's speed, in turns with it"),
+            _tile(f"{number(1 / chosen['latency']['ratio'])}x", "the original's speed, timed interleaved"),
             _tile(f"{number(original['latency']['median_ms'])} → {number(chosen['latency']['median_ms'])} ms", "a run, median"),
             _tile(f"{number(original['metric']['value'], 4)} → {number(chosen['metric']['value'], 4)}", f"{d['metric']}, {seen}"),
             _tile(f"{number(original['memory_bytes'] / _MIB)} → {number(chosen['memory_bytes'] / _MIB)} MiB", "peak memory"),
@@ -115,8 +114,18 @@ def _waterfalls(d: Data) -> dict[str, str]:
     return {name: title for name, title in wanted.items() if len(_step_totals(d, name)[1]) > 1}
 
 
-def _step_totals(d: Data, name: str) -> tuple[list[str], list[float], list[str]]:
-    """(names, values, hover texts) of the steps that have a quantity. An original without a time of its own has that of the compared engines."""
+def _waterfall(d: Data, name: str, title: str) -> Figure:
+    """What each step changed in one quantity."""
+    steps, values = _step_totals(d, name)
+    changes = ["", *(f" ({b - a:+.3g})" if b != a else " (=)" for a, b in itertools.pairwise(values))]
+    shown = [number(v, 4) + change for v, change in zip(values, changes, strict=True)]
+    hover = [lines(s, text) for s, text in zip(steps, shown, strict=True)]
+    better = name == "step-metric" and d["higher_is_better"]
+    return waterfall([shorten(s, 24) for s in steps], values, hover, title=title, shown=[*shown, number(values[-1], 4)], more_is_better=better)
+
+
+def _step_totals(d: Data, name: str) -> tuple[list[str], list[float]]:
+    """(names, values) of the steps that have a quantity. An original without a time of its own has that of the compared engines."""
 
     def value(s: Data) -> float | None:
         if name == "step-ms":
@@ -126,9 +135,7 @@ def _step_totals(d: Data, name: str) -> tuple[list[str], list[float], list[str]]
         return s["params"] / 1e6 if name == "step-params" else s["flops"] / 1e6 if s["flops"] else None
 
     kept = [(s["step"], v) for s in d["steps"] if (v := value(s)) is not None]
-    changes = [0.0, *(b - a for (_, a), (_, b) in itertools.pairwise(kept))]
-    hover = [lines(step, f"{number(v, 4)}" + (f" ({c:+.4g})" if k else "")) for k, ((step, v), c) in enumerate(zip(kept, changes, strict=True))]
-    return [shorten(step, 28) for step, _ in kept], [v for _, v in kept], hover
+    return [step for step, _ in kept], [v for _, v in kept]
 
 
 def _lines(r: Data, d: Data) -> list[str]:
@@ -166,7 +173,7 @@ def _render_comparison(d: Data) -> Html:
             number(r["flops"] / 1e6) if r["flops"] else "-",
         ))  # fmt: skip
         classes.append("chosen" if i == d["chosen"] else None)
-    about = "All timed in turns in one process; none here is both faster and better than one of the Pareto set. "
+    about = "All timed interleaved in one process; none here is both faster and better than one of the Pareto set. "
     about += "Intervals are 95 %; what was lost is compared sample by sample. "
     about += f"Energy{' of the original' if metered else ''}: {d['rows'][0]['energy']['about']}."
     load = d["load"]
@@ -202,9 +209,12 @@ def _steps(d: Data) -> Html:
         rows.append((s["step"], bar(s["params"] / most), number(s["params"]), number(s["flops"] / 1e6) if s["flops"] else "-",
                      number(m["value"], 4) if m else "-", number(s.get("ms")), _format_seconds(s["seconds"])))  # fmt: skip
     head = ("step", "", "parameters", "MFLOPs", d["metric"], "ms", "took s")
-    note = "Scored on the trials' data. Times up to the engine are those of FP32 engines, timed in turns with it. "
+    note = "Scored on the trials' data. Times up to the engine are those of FP32 engines, timed interleaved with it. "
     note += "Steps that change weights alone keep the time of the step before."
-    falls = "".join(chart(name, f"{title} after each step", 260) for name, title in _waterfalls(d).items()) if len(steps) > 1 else ""
+    falls = Html("")
+    if len(steps) > 1:
+        charts = [chart(name, f"{title} after each step", 110 + 38 * len(_step_totals(d, name)[1])) for name, title in _waterfalls(d).items()]
+        falls = tag("div", *charts, class_="pairs")
     return Html(tag("h2", "What each step gave") + falls + table(head, rows, right=range(2, 7)) + tag("p", note, class_="dim"))
 
 
