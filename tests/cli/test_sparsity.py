@@ -13,7 +13,7 @@ from whet.frontends import network_from_onnx
 from whet.frontends.onnx_writer import save_onnx
 from whet.measure.compare import LoadLog
 from whet.network import parse_network
-from whet.pruning import EngineTimes, LayerAdvice, SparsityAdvice, advise_sparsity, points_of, speedup_svg
+from whet.pruning import EngineTimes, LayerAdvice, SparsityAdvice, SpeedupPoint, advise_sparsity, points_of, speedup_svg
 from whet.sparsity import is_two_four, reduction_axis
 from whet.tactics import TACTICS, load_tactics, tactic
 from whet.tactics.null._cost import NullKernel, product_macs
@@ -125,6 +125,15 @@ def test_external_load_is_in_the_advice_and_its_json(products, sparse_null, monk
     (setting,) = json.loads(run(*flags, "--json").stdout)["settings"]
     assert setting["load"] == text
     assert f"note {text}" in " ".join(run(*flags).stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("speedup", "labels"), [(1.6, ["0x", "0.5x", "1x", "1.5x", "2x"]), (2000.0, ["1x", "500x", "1000x", "1500x", "2000x"])]
+)
+def test_the_plot_has_few_lines_at_any_speedup(speedup, labels):
+    text = speedup_svg([SpeedupPoint("fp32", "1x1", 64, speedup, "a")], "t")
+    assert re.findall(r">([\d.]+x)</text>", text) == labels
+    assert text.count("stroke-dasharray") == 1, "sparse is faster above the line of equal times"
 
 
 def test_a_small_measured_gain_is_not_recommended():

@@ -8,6 +8,8 @@ from typing import Any
 
 from whet.report._html import h
 
+_FEW = 12  # bars; for more, plotly's own ticks are whole numbers
+
 PALETTE = tuple(f"--c{k}" for k in range(1, 9))
 
 Figure = dict[str, Any]
@@ -16,6 +18,12 @@ Figure = dict[str, Any]
 def figure(traces: Sequence[dict[str, Any]], **layout: Any) -> Figure:
     """A figure; the page's script adds theme and margins."""
     return {"data": list(traces), "layout": {"xaxis": {}, "yaxis": {}, "showlegend": False} | layout}
+
+
+def index_axis(title: str, count: int) -> dict[str, Any]:
+    """An x axis of `count` numbered bars, with ticks at whole numbers."""
+    axis: dict[str, Any] = {"title": {"text": title}, "showgrid": False}
+    return axis | ({"dtick": 1} if count <= _FEW else {})
 
 
 def lines(*texts: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from whet.inspector.alignment import format_setting
 from whet.inspector.summary import short_name, shorten
-from whet.report._figures import PALETTE, Figure, figure, horizontal_bars, lines
+from whet.report._figures import PALETTE, Figure, figure, horizontal_bars, index_axis, lines
 from whet.report._html import Html, h, number, table, tag
 from whet.report._page import chart, make_page
 
@@ -163,7 +163,7 @@ def _groups(names: Sequence[str], groups: Sequence[Data]) -> Figure:
         barmode="group",
         yaxis={"title": {"text": "ms"}},
         margin={"t": 30},
-        xaxis={"title": {"text": "group of layers, in the order of the network"}, "showgrid": False},
+        xaxis=index_axis("group of layers, in the order of the network", len(kept)),
     )
 
 
