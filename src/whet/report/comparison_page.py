@@ -47,7 +47,8 @@ def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -
     if groups:
         figures["groups"] = _groups(names, groups)
         details = {str(k): _detail(names, g) for k, g in enumerate(groups)}
-        shown = f"{len(changed)} of {len(groups)} groups of layers differ in kernels, types or fusion." if changed else "All layers run alike."
+        count = f"{len(changed)} of {len(groups)} groups of layers"
+        shown = f"{count} differ in kernels, types, formats or fusion." if changed else "All layers run alike."
         about = "Layers aligned by the nodes of the model that they compute, timed launch by launch, with the engines interleaved."
         body += [
             tag("h2", "Layer by layer"),
@@ -167,6 +168,17 @@ def _groups(names: Sequence[str], groups: Sequence[Data]) -> Figure:
     )
 
 
+def _difference(g: Data) -> str:
+    """What differs between the engines in a group of layers."""
+    if g["same_choices"]:
+        return ""
+    if not g["same_fusion"]:
+        return "fused differently"
+    parts = {"kernels": ("tactic", "kernel"), "types": ("types",)}
+    found = [name for name, keys in parts.items() if len({tuple(x[k] for x in layers for k in keys) for layers in g["engines"]}) > 1]
+    return ", ".join(found) or "formats"
+
+
 def _layers(names: Sequence[str], groups: Sequence[Data]) -> Html:
     rows, classes = [], []
     for g in groups:
@@ -174,7 +186,7 @@ def _layers(names: Sequence[str], groups: Sequence[Data]) -> Html:
             (
                 _group_name(g),
                 *(number(_ms(x), 4) for x in g["engines"]),
-                "" if g["same_choices"] else "kernels, types" if g["same_fusion"] else "fused differently",
+                _difference(g),
             )
         )
         classes.append("rejected" if g["same_choices"] else None)

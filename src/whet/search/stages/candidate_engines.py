@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -142,7 +143,7 @@ def build_step_engines(w: Worker, prepared: Prepared) -> dict[int, Path]:
         with w.lock.timing():
             w.say("building")
             try:
-                _build_and_write(w, f"step{i}.engine", lambda network=network, config=config: build(network, config, progress=Stages(w)))
+                _build_and_write(w, f"step{i}.engine", partial(build, network, config, progress=Stages(w)))
             except WhetError as e:
                 prepared.notes.append(f"no time of the step '{prepared.steps[i]['step']}': {e}")
                 continue
