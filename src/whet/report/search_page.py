@@ -49,7 +49,7 @@ def _head(d: Data) -> Html:
         tag("p", tag("b", chosen["name"]), ": ", _join_lines(chosen["what"])),
         tag("p", *checks),
         tag("div",
-            _tile(f"{number(1 / chosen['latency']['ratio'])}x", "the original's speed, timed interleaved"),
+            _tile(f"{number(1 / chosen['latency']['ratio'])}x", "the original's speed, timed interleaved with it"),
             _tile(f"{number(original['latency']['median_ms'])} → {number(chosen['latency']['median_ms'])} ms", "a run, median"),
             _tile(f"{number(original['metric']['value'], 4)} → {number(chosen['metric']['value'], 4)}", f"{d['metric']}, {seen}"),
             _tile(f"{number(original['memory_bytes'] / _MIB)} → {number(chosen['memory_bytes'] / _MIB)} MiB", "peak memory"),
