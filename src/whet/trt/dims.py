@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 _MAX_DIMS = 8
 
@@ -15,8 +15,8 @@ class Dims(tuple[int, ...]):
     rank: ClassVar[int | None] = None
 
     def __new__(cls, *sizes: int | Iterable[int]) -> Self:
-        given = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], Iterable) else sizes
-        shape = tuple(int(d) for d in given)  # type: ignore[arg-type]  # a mix of numbers and sequences raises TypeError here
+        given: Any = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], Iterable) else sizes
+        shape = tuple(int(d) for d in given)
         if (cls.rank is not None and len(shape) != cls.rank and sizes) or len(shape) > _MAX_DIMS:
             raise ValueError(f"{cls.__name__} has {cls.rank or f'at most {_MAX_DIMS}'} sizes, not {len(shape)}: {shape}")
         if not sizes and cls.rank is not None:

@@ -96,7 +96,8 @@ class OnnxParser(Handle):
 
     def _check(self, source: bytes | str, folder: Path | None, error: Exception | None = None) -> Report | None:
         """Keeps the errors of all nodes that cannot be read, else `error`, and logs them; None for a file that is no readable model."""
-        report, found = None, []
+        report: Report | None = None
+        found: list[ParserError] = []
         try:
             report = check_onnx(source, folder=folder)
             found = [ParserError(p.reason, p) for p in report.problems if p.reached]
@@ -105,8 +106,8 @@ class OnnxParser(Handle):
         if not found and error is not None:
             unreadable = isinstance(error, FrontendError | OSError)
             found = [ParserError(str(error), kind=ErrorCode.MODEL_DESERIALIZE_FAILED if unreadable else ErrorCode.UNSUPPORTED_GRAPH)]
-        for e in found:
-            self.logger.log(ILogger.ERROR, str(e))
+        for each in found:
+            self.logger.log(ILogger.ERROR, str(each))
         self._errors += found
         return report
 

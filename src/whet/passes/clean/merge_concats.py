@@ -16,7 +16,7 @@ def merge_concats(g: Graph, layer: Layer) -> Tensor | Skip | None:
     kept = None
     for t in layer.inputs:
         first = g.maker(t)
-        if first is None or first.op != "Concat" or axis_of(first.attrs["axis"], rank) != axis:
+        if t is None or first is None or first.op != "Concat" or axis_of(first.attrs["axis"], rank) != axis:
             inputs.append(t)
         elif reason := g.escapes(t, layer):
             kept = Skip(reason)
