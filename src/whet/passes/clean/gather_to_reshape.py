@@ -19,19 +19,20 @@ def gather_to_reshape(g: Graph, layer: Layer) -> Tensor | Skip | None:
     x, index = layer.needs(0), layer.needs(1)
     if not index.is_constant or x.is_constant or not x.type.static or not layer.output.type.static:
         return None
-    at = index.array()
+    at = np.asarray(index.array())
     if layer.op == "Gather":
-        axis = layer.attrs["axis"] % x.type.rank
-        whole = at.size == x.shape[axis]
-        places, count = (at.reshape(-1) % max(int(x.shape[axis]), 1), x.shape[axis]) if whole else (at, None)
+        sizes: tuple[int, ...] = (int(x.shape[layer.attrs["axis"] % x.type.rank]),)
+        at = at.reshape(-1, 1)
     else:
         if layer.attrs["batch_dims"] or not at.size:
             return None
         sizes = tuple(int(d) for d in x.shape[: at.shape[-1]])
-        count = prod(sizes) if at.size // at.shape[-1] == prod(sizes) else None
-        places = sum(at[..., d] % n * prod(sizes[d + 1 :]) for d, n in enumerate(sizes)) if count else at
-    if count is None or not count:
+        at = at.reshape(-1, at.shape[-1])
+    if len(at) != prod(sizes) or not len(at):
         return None
-    if not np.array_equal(np.reshape(places, -1), np.arange(count)):
+    places = np.zeros(len(at), np.int64)
+    for d, n in enumerate(sizes):
+        places += at[:, d] % n * prod(sizes[d + 1 :])
+    if not np.array_equal(places, np.arange(len(at))):
         return Skip(f"%{index.name} has all places in another order")
     return g.add("Reshape", x, shape=tuple(layer.output.shape))

@@ -61,8 +61,9 @@ def _axes_of(view: Sequence[Dim], shape: Sequence[Dim]) -> list[list[int]] | Non
 def _as_seen(g: Graph, mask: Tensor, view: Sequence[Dim], groups: Sequence[Sequence[int]]) -> Tensor:
     """The mask, which broadcasts to a view, reshaped to broadcast to the scores: an axis of the scores is 1 or whole in it."""
     rank = len(view)
-    dims = [*(1,) * (rank - mask.type.rank), *mask.shape]
-    expanded, repeats = list(dims), 1
+    dims: list[Dim] = [*(1,) * (rank - mask.type.rank), *mask.shape]
+    expanded = list(dims)
+    repeats: Dim = 1
     for k, group in enumerate(groups):
         own = [dims[i] for i in group]
         whole = [view[i] for i in group]
