@@ -87,6 +87,22 @@ def test_groups_of_four_zero_channels_are_removed_and_the_pattern_stays():
     assert [t.shape for t in lowered.constants.values() if t.type.rank == 4 and t.shape[1] == 8]
 
 
+@pytest.mark.parametrize(("shifted", "merges"), [(0, True), (1, False)])
+def test_parallel_convolutions_merge_only_if_the_sum_is_two_four(shifted, merges):
+    """Two of four inputs have weights in both branches: the same two, or others."""
+    rng = np.random.default_rng(2)
+    mask = np.array([1, 1, 0, 0, 1, 1, 0, 0])[:, None, None]
+    net = Network("n", "source")
+    x = net.add_input("x", parse_type("f32[2,8,6,6]"))
+    a = net.add("Conv", x, net.constant((rng.standard_normal((8, 8, 3, 3)) * mask).astype("f4")), pads=(1,) * 4, name="large")
+    b = net.add("Conv", x, net.constant((rng.standard_normal((8, 8, 1, 1)) * np.roll(mask, shifted, 0)).astype("f4")), name="small")
+    net.mark_output(net.add("Add", a, b), "y")
+    lowered, log = lower_network(net, CONFIG)
+    assert log.notes == []
+    assert log.counts().get("merge_parallel_convs", 0) == merges
+    assert len(eligible_layers(lowered)[0]) == (1 if merges else 2)
+
+
 def test_dense_weights_are_not_guarded():
     rng = np.random.default_rng(0)
     net = Network("n", "source")

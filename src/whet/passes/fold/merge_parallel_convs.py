@@ -18,6 +18,7 @@ from whet.passes.fold.fold_batch_norm import batch_norm_affine
 from whet.rewrite.constants import along_axis, reshape_weight, round_to, to_float64
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
+from whet.sparsity import is_two_four
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ def merge_parallel_convs(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if layer.op == "Sub":
         own, found = (own, found.negated()) if layer.inputs[0] is main.output else (own.negated(), found)
     weights = express("Add", own.weights, found.weights)
+    if is_two_four(w.array(), 1) and not is_two_four(weights.array, 1):
+        return Skip(f"the sum would not keep the 2:4 pattern of '{main.name}'")
     biases = [x for x in (own.bias, found.bias) if x is not None]
     inputs = [main.inputs[0], g.constant(round_to(weights, w.dtype), folded_name(w))]
     if biases:
