@@ -150,6 +150,8 @@ def main() -> int:
     code = subprocess.run(command, cwd=ROOT, env=environment(WHET_MUTATION=str(folder)), check=False).returncode
     if code:
         raise SystemExit(f"pytest ended with {code}")
+    if not (folder / "outcomes.jsonl").exists():
+        raise SystemExit(f"--seconds={options.seconds:g} ended before the first mutant: go on with --resume {folder}")
     mutants = [m for m in from_data(json.loads(plan.read_text())) if m.package in packages]
     known = {r["name"]: r for r in map(json.loads, (folder / "outcomes.jsonl").read_text().splitlines())}
     found = {p: [describe(m, known[m.name]) for m in mutants if m.package == p and m.name in known] for p in packages}
