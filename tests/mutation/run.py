@@ -8,6 +8,9 @@ function: those named after the module first, then quick ones first, up to `--bu
 one that no test enters as survived. Mutants listed in equivalent.txt (the behaviour cannot differ) do not count. The percentage is of a sample, so
 its 95 % interval (Wilson) is given.
 
+With `--unrecorded` nothing is recorded first: tests are selected by names and imports (order_tests), which takes less time for few mutants and kills
+fewer of them.
+
 `--resume` goes on with a folder that an earlier run printed. `--draw FILE` only draws mutants; `--plan FILE` runs drawn ones, also where Cosmic
 Ray is not installed, and starts no further mutant after `--seconds`. The exit code is 1 if a package is below `--least` percent.
 """
@@ -15,6 +18,7 @@ Ray is not installed, and starts no further mutant after `--seconds`. The exit c
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import math
 import os
@@ -22,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +77,30 @@ def choose_tests(mutant: Mutant, root: Path, touched: dict[str, list[tuple[float
     return chosen
 
 
+def order_tests(mutant: Mutant, root: Path, tests: Sequence[str], seconds: Mapping[str, float], budget: float) -> list[str]:
+    """The tests of a package for a mutant, without a record of what they enter: of files named after the module, of files that import it or a name
+    that it defines, then the others; quick ones first, until `budget` seconds are full. If any seconds are known, tests without are left out.
+    """
+    named, text = Path(mutant.module).stem.strip("_"), (root / mutant.module).read_text()
+    dotted = ".".join(Path(mutant.module).with_suffix("").parts[1:])
+    defined = {x.name for x in ast.parse(text).body if isinstance(x, ast.FunctionDef | ast.ClassDef)}
+
+    def rank(file: str) -> int:
+        if f"_{named}" in Path(file).stem:
+            return 0
+        imported = (x for x in ast.walk(ast.parse((root / file).read_text())) if isinstance(x, ast.ImportFrom) and x.module)
+        own = any(x.module == dotted or (dotted.startswith(f"{x.module}.") and defined & {a.name for a in x.names}) for x in imported)
+        return 1 if own else 2
+
+    ranks = {file: rank(file) for file in {t.split("::")[0] for t in tests}}
+    total, chosen = 0.0, []
+    for test in sorted((t for t in tests if t in seconds or not seconds), key=lambda t: (ranks[t.split("::")[0]], seconds.get(t, 0.0), t)):
+        if total < budget:
+            total += seconds.get(test, 0.0)
+            chosen.append(test)
+    return chosen
+
+
 def summarize(records: list[dict[str, Any]], equivalent: set[str]) -> dict[str, Any]:
     """Counts of one package's mutants, and the survivors."""
     alive = [r for r in records if r["outcome"] in ("survived", "no tests")]
@@ -98,7 +127,7 @@ def to_row(package: str, counts: dict[str, Any]) -> dict[str, Any]:
     return {**row, "percent": round(100 * counts["killed"] / max(1, of), 1), "95 % interval": f"{low:.0f} to {high:.0f}"}
 
 
-def to_record(results: dict[str, dict[str, Any]], seed: int, sample: int) -> dict[str, Any]:
+def to_record(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     """The result file: a row per package and one of all, and the survivors."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from _record import provenance
@@ -106,7 +135,8 @@ def to_record(results: dict[str, dict[str, Any]], seed: int, sample: int) -> dic
     rows = [to_row(package, r) for package, r in results.items()]
     rows.append(to_row("all", {k: sum(r[k] for r in results.values()) for k in ("killed", "survived", "equivalent")}))
     survivors = [s for r in results.values() for s in r["survivors"]]
-    command = f"python tests/mutation/run.py --packages {','.join(results)} --sample {sample} --seed {seed}"
+    command = f"python tests/mutation/run.py --packages {','.join(results)} --sample {options.sample} --seed {options.seed}"
+    command += f" --budget {options.budget:g}" + (" --unrecorded" if options.unrecorded else "")
     return {**provenance(("numpy", "onnx", "pytest", "cosmic-ray")), "command": command, "rows": rows, "survivors": survivors}
 
 
@@ -124,7 +154,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=120, help="seconds of processor time for one mutant (default 120)")
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests that a mutant runs (default 60)")
-    parser.add_argument("--longest", type=float, default=10, help="tests of more seconds of processor time are left out (default 10)")
+    parser.add_argument("--longest", type=float, default=60, help="tests of more seconds of processor time are left out (default 60)")
+    parser.add_argument("--unrecorded", action="store_true", help="do not record first which functions each test enters: go by names and imports")
+    parser.add_argument("--durations", type=Path, help="JSON of the seconds of tests, for --unrecorded")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further mutant after this time")
     parser.add_argument("--least", type=float, default=90, help="percent of the mutants that must be killed (default 90)")
     parser.add_argument("--resume", type=Path, help="folder of an earlier run that was interrupted")
@@ -143,8 +175,9 @@ def main() -> int:
     if options.draw:
         return 0
     print(f"working in {folder}; --resume {folder} goes on after an interruption", flush=True)
-    limits = ("workers", "timeout", "budget", "longest", "seconds")
-    (folder / "options.json").write_text(json.dumps({k: getattr(options, k) for k in limits}))
+    limits = {k: getattr(options, k) for k in ("workers", "timeout", "budget", "longest", "seconds", "unrecorded")}
+    durations = json.loads(options.durations.read_text()) if options.durations else {}
+    (folder / "options.json").write_text(json.dumps(limits | {"durations": durations}))
     tests = dict.fromkeys(t for p in packages for t in TESTS[p])
     command = [sys.executable, "-m", "pytest", *PYTEST, "-p", "warm", *tests]
     code = subprocess.run(command, cwd=ROOT, env=environment(WHET_MUTATION=str(folder)), check=False).returncode
@@ -162,7 +195,7 @@ def main() -> int:
         for s in r["survivors"]:
             print(f"  {s['module']}:{s['line']} {s['operator']} ({s['outcome']})\n    " + s["difference"].replace("\n", "\n    "), flush=True)
     if options.out:
-        options.out.write_text(json.dumps(to_record(results, options.seed, options.sample), indent=1) + "\n")
+        options.out.write_text(json.dumps(to_record(results, options), indent=1) + "\n")
     return int(any(100 * r["killed"] < options.least * (r["killed"] + r["survived"]) for r in results.values()))
 
 

@@ -26,7 +26,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 from mutated import ROOT, existing_functions, replace_code
 from mutation_plan import Mutant, from_data, to_data
-from run import PYTEST, choose_tests, read_touched
+from run import PYTEST, TESTS, choose_tests, order_tests, read_touched
 
 MEMORY = 16 << 30  # bytes of address space of a child
 
@@ -145,14 +145,14 @@ class Runner:
 
     def run(self, mutants: list[Mutant]) -> None:
         """Runs the mutants that have no outcome yet."""
-        touched = read_touched(self.folder / "touched.jsonl")
+        touched = {} if self.options["unrecorded"] else read_touched(self.folder / "touched.jsonl")
         functions, log = existing_functions(), self.folder / "outcomes.jsonl"
         for mutant in mutants:
             while len(self.busy) >= self.options["workers"]:
                 self._collect(log)
             if time.monotonic() - self.begun > self.options["seconds"]:
                 break
-            tests = [t for t in choose_tests(mutant, ROOT, touched, self.options["budget"]) if t in self.items]
+            tests = self._tests_for(mutant, touched)
             if not tests:
                 self._write(log, mutant, "no tests", 0.0, 0)
                 continue
@@ -162,6 +162,13 @@ class Runner:
             self.busy[pid] = (mutant, time.monotonic(), len(tests))
         while self.busy:
             self._collect(log)
+
+    def _tests_for(self, mutant: Mutant, touched: dict[str, list[tuple[float, str]]]) -> list[str]:
+        budget = self.options["budget"]
+        if not self.options["unrecorded"]:
+            return [t for t in choose_tests(mutant, ROOT, touched, budget) if t in self.items]
+        own = [t for t in self.items if t.startswith(tuple(TESTS[mutant.package]))]
+        return order_tests(mutant, ROOT, own, self.options["durations"], budget)
 
     def _collect(self, log: Path) -> None:
         """Waits a moment; takes the outcomes of children that ended, and ends those that are overdue."""
@@ -193,7 +200,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     """In place of pytest's own loop over the collected tests."""
     folder = Path(os.environ["WHET_MUTATION"])
     runner = Runner(folder, session)
-    if not (folder / "touched.jsonl").exists() and not runner.record_tests():
+    if not runner.options["unrecorded"] and not (folder / "touched.jsonl").exists() and not runner.record_tests():
         return True  # the next call goes on
     known = {json.loads(x)["name"] for x in (folder / "outcomes.jsonl").read_text().splitlines()} if (folder / "outcomes.jsonl").exists() else set()
     mutants = [m for m in from_data(json.loads((folder / "plan.json").read_text())) if m.name not in known]

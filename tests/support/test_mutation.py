@@ -86,6 +86,25 @@ def test_a_mutant_runs_the_tests_that_enter_its_function(plan, run, tmp_path):
     assert len(run.choose_tests(module_level, tmp_path, touched, 60)) == 4
 
 
+def test_without_a_record_tests_go_by_names_and_imports(plan, run, tmp_path):
+    (tmp_path / "src/whet/p").mkdir(parents=True)
+    (tmp_path / "src/whet/p/a.py").write_text(SOURCE)
+    imports = {"test_other": "from whet.p import circle", "test_by_name": "from whet.p import area"}
+    imports |= {"test_deep": "from whet.p.a import LIMIT", "test_a": ""}
+    (tmp_path / "tests").mkdir()
+    for name, text in imports.items():
+        (tmp_path / f"tests/{name}.py").write_text(text)
+    tests = [f"tests/{name}.py::test_{k}" for name in imports for k in (1, 2)]
+    seconds = {t: 1.0 + (t[-1] == "1") for t in tests}
+    made = mutant(plan, SOURCE.replace("x * x", "x + x"))
+    files = [t.split("/")[1].replace(".py::test_", " ") for t in run.order_tests(made, tmp_path, tests, seconds, 60)]
+    direct = ["test_by_name 2", "test_deep 2", "test_by_name 1", "test_deep 1"]
+    assert files == ["test_a 2", "test_a 1", *direct, "test_other 2", "test_other 1"]
+    assert len(run.order_tests(made, tmp_path, tests, seconds, 3.5)) == 3
+    assert len(run.order_tests(made, tmp_path, tests, {tests[0]: 1.0}, 60)) == 1
+    assert len(run.order_tests(made, tmp_path, tests, {}, 60)) == 8
+
+
 def test_code_of_existing_functions_is_replaced(plan, monkeypatch, tmp_path):
     import mutated
 
