@@ -177,7 +177,7 @@ def main() -> int:
     print(f"working in {folder}; --resume {folder} goes on after an interruption", flush=True)
     limits = {k: getattr(options, k) for k in ("workers", "timeout", "budget", "longest", "seconds", "unrecorded")}
     durations = json.loads(options.durations.read_text()) if options.durations else {}
-    (folder / "options.json").write_text(json.dumps(limits | {"durations": durations}))
+    (folder / "options.json").write_text(json.dumps(limits | {"durations": durations, "packages": packages}))
     tests = dict.fromkeys(t for p in packages for t in TESTS[p])
     command = [sys.executable, "-m", "pytest", *PYTEST, "-p", "warm", *tests]
     code = subprocess.run(command, cwd=ROOT, env=environment(WHET_MUTATION=str(folder)), check=False).returncode

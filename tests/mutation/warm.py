@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -203,7 +204,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     if not runner.options["unrecorded"] and not (folder / "touched.jsonl").exists() and not runner.record_tests():
         return True  # the next call goes on
     known = {json.loads(x)["name"] for x in (folder / "outcomes.jsonl").read_text().splitlines()} if (folder / "outcomes.jsonl").exists() else set()
-    mutants = [m for m in from_data(json.loads((folder / "plan.json").read_text())) if m.name not in known]
+    drawn = [m for m in from_data(json.loads((folder / "plan.json").read_text())) if m.name not in known]
+    groups = [[m for m in drawn if m.package == p] for p in runner.options["packages"]]
+    mutants = [m for some in zip_longest(*groups) for m in some if m is not None]  # an early end leaves all packages counted
     for module in {".".join(Path(m.module).with_suffix("").parts[1:]).removesuffix(".__init__") for m in mutants}:
         importlib.import_module(module)
     runner.run(mutants)
