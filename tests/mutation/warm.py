@@ -153,11 +153,6 @@ class Runner:
                 self._collect(log)
             if time.monotonic() - self.begun > self.options["seconds"]:
                 break
-            try:
-                mutant.apply((ROOT / mutant.module).read_text())
-            except (OSError, ValueError) as e:
-                print(f"{mutant.module}: {e}", flush=True)  # the file has changed since the mutants were drawn: no outcome
-                continue
             tests = self._tests_for(mutant, touched)
             if not tests:
                 self._write(log, mutant, "no tests", 0.0, 0)
