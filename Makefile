@@ -19,7 +19,7 @@ help:
 	@echo "make check   ruff, types, all tests"
 	@echo "make soak    faults and concurrency for SECONDS (3600): kills, threads, growth of memory"
 	@echo "make fuzz    mutated engines, models and data files for SECONDS (3600) each; FUZZ='--files N --seed N --workers N'"
-	@echo "make mutants how many small breaks of the source the tests notice; hours"
+	@echo "make mutants how many small breaks of the source the tests notice; an hour"
 	@echo "make results-check  which published results are older than the code they measure"
 	@echo "make docs    the documentation as a site in build/site, with warnings as errors"
 	@echo "make package-test  the sdist and the wheel, installed into a clean environment"
@@ -123,7 +123,7 @@ fuzz: $(VENV)/.test
 	$(BIN)/python benchmarks/fuzz_files.py --seconds $(SECONDS) --resume build/fuzz/files.jsonl $(FUZZ)
 	$(BIN)/python benchmarks/fuzz_engine.py --seconds $(SECONDS) --resume build/fuzz/engines.jsonl $(FUZZ)
 
-# Hours: every mutant runs the tests of its package until one fails. MUTANTS holds options, such as --packages pruning --sample 10.
+# About an hour on two idle cores. MUTANTS holds options, such as --packages pruning --sample 10.
 mutants: $(VENV)/.mutants
 	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 

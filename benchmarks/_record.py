@@ -16,9 +16,11 @@ from typing import Any
 
 
 def provenance(packages: Iterable[str]) -> dict[str, Any]:
-    """Date (UTC), commit (with `+changes` if tracked files differ from it), command and versions, as keys of a result file."""
+    """Date (UTC), commit (with `+changes` if the package or a benchmark differs from it), command and versions, as keys of a result file."""
     here = Path(__file__).parent
-    changed = _git(here, "status", "--porcelain", "--untracked-files=no", "../src")
+    changed = _git(here, "status", "--porcelain", "--untracked-files=no", "../src", ":(glob)*.py")
+    if changed:
+        print("note: this result is of uncommitted changes, so it cannot be published: commit, and run again", file=sys.stderr)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git(here, "rev-parse", "--short=12", "HEAD") + ("+changes" if changed else ""),

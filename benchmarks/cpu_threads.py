@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from _record import provenance
 
 TICK = os.sysconf("SC_CLK_TCK")
 # : input channels, output channels, input size, kernel, stride, count: the convolutions of ResNet-18
@@ -285,12 +286,13 @@ def main() -> None:
     if args.child:
         return child(json.loads(args.child))
     rows = json.loads(args.out.read_text())["rows"] if args.append else []
+    about = {k: v for k, v in provenance(()).items() if k in ("date", "commit")}  # rows that are kept may be of another commit
     for case in cases(args.seconds) * args.repeat:
         if not args.only or case["name"] in args.only.split(","):
-            row = measure(case)
+            row = about | measure(case)
             if row["disturbed"]:  # repeated once; both stay in the file
                 rows.append(row)
-                row = measure(case)
+                row = about | measure(case)
             rows.append(row)
             print(
                 row["name"],
@@ -309,8 +311,8 @@ def main() -> None:
         ),
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    args.out.write_text(f'{{"machine": {json.dumps(machine)},\n "unit": "ms",\n "rows": [\n{lines}\n]}}\n')
+    result = {**provenance(("numpy", "onnxruntime", "openvino", "onednn-cpu-gomp")), "machine": machine, "unit": "ms", "rows": rows}
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 `python benchmarks/cpu_without_onednn.py [--networks resnet18,...] [--level 2] [--threads 2] [--folder FOLDER] [--stage build|time] [--out FILE]`
 
 `--stage build` builds the engines in FOLDER, `--stage time` times them there, on a machine that nothing else uses; without it both are done. A
-network is one of the zoo, or FOLDER/NAME.onnx. Engines and ONNX Runtime are timed interleaved, forwards and backwards, in one process; times are
-medians of blocks. `kept` is the time of the engine with oneDNN over that of the engine without it (above 0.97 is the goal); `ratio` is ONNX Runtime's
-time over that of the faster engine. `numpy_layers` are the layers of the engine without oneDNN that run in NumPy.
+network is one of the zoo, or FOLDER/NAME.onnx. Engines and ONNX Runtime, at its best options for the network, are timed interleaved, forwards and
+backwards, in one process; times are medians of blocks. `kept` is the time of the engine with oneDNN over that of the engine without it (above 0.97 is
+the goal); `ratio` is ONNX Runtime's time over that of the faster engine. `numpy_layers` of the engine without oneDNN run in NumPy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from _cpu_runners import DISTURBED, ort_runner, whet_runner
+from _cpu_runners import DISTURBED, as_record, ort_runner, tune_ort, whet_runner
 from _record import provenance
 from cpu_exports import timed
 
@@ -67,9 +67,10 @@ def time_network(name: str, args: argparse.Namespace, folder: Path) -> dict[str,
     facts = json.loads((folder / f"{name}.json").read_text())
     feeds = feeds_of(facts.pop("shapes"))
     runs = {engine: whet_runner(folder / f"{name}.{engine}.engine", args.threads) for engine in ENGINES}
-    runs["ort"] = ort_runner(folder / f"{name}.onnx", args.threads)
+    chosen = tune_ort(folder / f"{name}.onnx", args.threads, feeds)
+    runs["ort"] = ort_runner(folder / f"{name}.onnx", args.threads, chosen)
     outs = {n: {k: np.array(v, np.float64) for k, v in run(feeds).items()} for n, run in runs.items()}
-    row: dict[str, Any] = {"case": name, "batch": 1, "threads": args.threads}
+    row: dict[str, Any] = {"case": name, "batch": 1, "threads": args.threads, "ort_options": as_record(chosen)}
     for engine in ENGINES:
         row[f"{engine}_error_against_ort"] = max(float(np.abs(outs[engine][k] - ref).max() / np.abs(ref).max()) for k, ref in outs["ort"].items())
     times: dict[str, list[float]] = {n: [] for n in runs}

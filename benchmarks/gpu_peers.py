@@ -311,12 +311,14 @@ def measured(row: str, peers: str, rounds: int, gpu: int) -> dict[str, Any] | No
 
 
 def bar(r: dict[str, Any]) -> str:
-    """The project's target for a row, and whether it is met; "" without a target or without the peer."""
+    """The project's target for a row, and whether it is met, or undecided if it is inside the 95 % interval; "" without a target or the peer."""
     row = f"{r['network']}:{r['batch']}"
     if row in REACH:
-        return f"{REACH[row]:g} ms: {'met' if r['whet_ms'] <= REACH[row] else 'missed'}"
+        low, high = r["whet_interval_ms"]
+        return f"{REACH[row]:g} ms: {'met' if high <= REACH[row] else 'missed' if low > REACH[row] else 'undecided'}"
     if row in AHEAD and "compile_over_whet" in r:
-        return f"{AHEAD[row]:g}x: {'met' if r['compile_over_whet'] >= AHEAD[row] else 'missed'}"
+        low, high = r["compile_over_whet_interval"]
+        return f"{AHEAD[row]:g}x: {'met' if low >= AHEAD[row] else 'missed' if high < AHEAD[row] else 'undecided'}"
     return ""
 
 

@@ -3,7 +3,8 @@
     python benchmarks/soak.py --seconds 3600            # `make soak SECONDS=3600`
     python benchmarks/soak.py --seconds 60 --cases kill_build threads
 
-Each case runs for its share of the time. Random moments come from --seed. Results: benchmarks/results/cpu/soak.json.
+Each case runs for its share of the time. Random moments come from --seed. Results: benchmarks/results/cpu/soak.json; a row names its commit, date
+and command, and replaces the earlier row of its case.
 """
 
 from __future__ import annotations
@@ -210,6 +211,14 @@ def run_cases(cases: list[str], seconds: float, seed: int, folder: Path) -> dict
     return table
 
 
+def merge_rows(earlier: list[dict[str, Any]], table: dict[str, dict[str, Any]], about: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a table in the order of CASES, beside earlier rows of other cases."""
+    rows = {row["case"]: row for row in earlier}
+    for case, row in table.items():
+        rows[case] = {"case": case, **row, "failed": len(row["failures"]), **about}
+    return [rows[case] for case in CASES if case in rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600)
@@ -222,12 +231,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="whet-soak-") as folder:
         table = run_cases(options.cases, options.seconds, options.seed, Path(folder))
     machine = get_backend("cpu").describe()
-    rows = [{"case": case, **{k: v for k, v in row.items() if k != "failures"}, "failed": len(row["failures"])} for case, row in table.items()]
-    failures = {case: row["failures"] for case, row in table.items() if row["failures"]}
-    record = {
-        **provenance(("numpy",)), "device": f"{machine['model']}, {machine['cpus']} CPUs", "seed": options.seed, "rows": rows, "failures": failures,
-    }  # fmt: skip
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    about = provenance(("numpy",)) | {"device": f"{machine['model']}, {machine['cpus']} CPUs", "seed": options.seed}
+    earlier = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    options.out.write_text(json.dumps({"rows": merge_rows(earlier, table, about)}, indent=1) + "\n")
     sys.exit(1 if any(row["failures"] for row in table.values()) else 0)
 
 

@@ -2,6 +2,8 @@
 
 import math
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +51,51 @@ def test_provenance_has_the_required_fields():
 )
 def test_commands_have_no_local_folders(word, said):
     assert RECORD["neutral"](word) == said
+
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in BENCHMARKS.glob("[a-z]*.py")))
+def test_a_script_that_writes_a_result_names_its_commit(name):
+    text = (BENCHMARKS / name).read_text()
+    if '"results"' in text or "benchmarks/results" in text:
+        assert "json.dumps" not in text or "provenance(" in text or name in NOT_RESULTS
+
+
+#: they write a chart, a report of the results' age, and lines that gpu_peers.py stores
+NOT_RESULTS = {"chart.py", "check_results.py", "gpu_paired.py"}
+
+
+@pytest.mark.parametrize("changed", ["src/a.py", "benchmarks/b.py", "docs/c.md", None])
+def test_a_result_of_changed_sources_or_benchmarks_says_so(changed, tmp_path):
+    """A result measured with an edited script is not what its commit and command give."""
+    for name in ("src/a.py", "benchmarks/b.py", "docs/c.md", "benchmarks/_record.py", "benchmarks/results/r.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((BENCHMARKS / "_record.py").read_text() if name.endswith("_record.py") else "1\n")
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.com"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    (tmp_path / "benchmarks/results/r.json").write_text("2\n")  # a result itself may change
+    if changed:
+        (tmp_path / changed).write_text("2\n")
+    code = "from _record import provenance; print(provenance(())['commit'])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "benchmarks", capture_output=True, text=True, check=True)
+    unclean = changed in ("src/a.py", "benchmarks/b.py")
+    assert done.stdout.strip().endswith("+changes") == unclean
+    assert ("cannot be published" in done.stderr) == unclean
+
+
+def test_targets_on_the_gpu_are_judged_by_the_interval(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu_peers
+
+    def said(low, high):
+        return gpu_peers.bar({"network": "resnet50", "batch": 1, "whet_ms": 0.18, "whet_interval_ms": [low, high]}).split()[-1]
+
+    assert [said(0.17, 0.18), said(0.181, 0.19), said(0.17, 0.19)] == ["met", "missed", "undecided"]
+    row = {"network": "yolov5s", "batch": 1, "whet_ms": 1.0}
+    ends = {(2.0, 2.2): "met", (1.8, 1.99): "missed", (1.9, 2.1): "undecided"}
+    for interval, verdict in ends.items():
+        assert gpu_peers.bar(row | {"compile_over_whet": 2.0, "compile_over_whet_interval": list(interval)}) == f"2x: {verdict}"
+    assert gpu_peers.bar(row) == ""

@@ -70,13 +70,26 @@ def draw(root: Path, package: str, sample: int, seed: int) -> list[Mutant]:
         tree = get_ast(sources[module])
         for name, operator in operators.items():
             found += [(module, name, i, row) for i, row in enumerate(_positions(tree, operator))]
-    drawn = random.Random(seed).sample(found, min(sample, len(found)))
-    mutants = []
-    for module, name, occurrence, row in sorted(drawn):
+    mutants: list[Mutant] = []
+    for module, name, occurrence, row in random.Random(seed).sample(found, len(found)):
         changed = mutate_code(sources[module], operators[name], occurrence)
-        if changed is not None and changed != sources[module]:
+        if changed is not None and changed != sources[module] and _parameters(changed) == _parameters(sources[module]):
             mutants.append(_mutant(package, module, row, name, sources[module], changed))
-    return mutants
+        if len(mutants) >= sample:
+            break
+    return sorted(mutants, key=lambda m: (m.module, m.line, m.name))
+
+
+def _parameters(source: str) -> list[tuple[int, int, int]] | None:
+    """How many parameters of each kind the functions have; None if this is not Python.
+
+    Cosmic Ray takes `*` between parameters for an operator. Its replacements are no Python, or allow more calls, which no test need notice.
+    """
+    try:
+        functions = [x.args for x in ast.walk(ast.parse(source)) if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
+    except SyntaxError:
+        return None
+    return [(len(a.posonlyargs), len(a.args), len(a.kwonlyargs)) for a in functions]
 
 
 def _positions(tree: object, operator: object) -> Iterator[int]:

@@ -2,10 +2,14 @@
 
 `make mutants` or `python tests/mutation/run.py [--packages pruning,engine] [--sample 40] [--seed 1] [--workers N] [--resume FOLDER] [--out FILE]`
 
-Each worker has a copy of the tree, so the working tree is never mutated. Of all mutants of a package, `--sample` are drawn with `--seed`. With
-Python 3.12 one run of all tests records which functions each test enters (touched.py), and a mutant runs only the tests that enter its function,
-quick ones first; otherwise it runs the tests that TESTS names for the package, those named after the mutated module first. A mutant that
-hangs is stopped and counts as killed. Mutants listed in equivalent.txt (the behaviour cannot differ) do not count.
+Of all mutants of a package, `--sample` are drawn with `--seed`. One process collects the tests and imports the package (warm.py); the source files
+are never changed. A first child records which functions each test enters; a mutant then runs, in a child of its own, only the tests that enter its
+function: those named after the module first, then quick ones first, up to `--budget` seconds of them. A mutant that takes too long counts as killed,
+one that no test enters as survived. Mutants listed in equivalent.txt (the behaviour cannot differ) do not count. The percentage is of a sample, so
+its 95 % interval (Wilson) is given.
+
+With `--unrecorded` nothing is recorded first: tests are selected by names and imports (order_tests), which takes less time for few mutants and kills
+fewer of them.
 
 `--resume` goes on with a folder that an earlier run printed. `--draw FILE` only draws mutants; `--plan FILE` runs drawn ones, also where Cosmic
 Ray is not installed, and starts no further mutant after `--seconds`. The exit code is 1 if a package is below `--least` percent.
@@ -14,18 +18,16 @@ Ray is not installed, and starts no further mutant after `--seconds`. The exit c
 from __future__ import annotations
 
 import argparse
-import itertools
+import ast
 import json
+import math
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -41,110 +43,62 @@ TESTS = {
     "builder": ["tests/builder", "tests/precision"],
     "engine": ["tests/engine", "tests/runtime"],
 }
-PART_OF_TREE = ("src", "tests", "docs", "examples", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "mkdocs.yml")
-TOUCHED_SECONDS = 90.0  # total of the tests that a mutant runs, if their seconds are known
 PYTEST = ("-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow and not gpu")
 
 
-def copy_tree(target: Path) -> Path:
-    """A copy of the parts of the tree that tests need."""
-    for name in PART_OF_TREE:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-        elif source.exists():
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target / name)
-    return target
-
-
-def environment(tree: Path, **more: str) -> dict[str, str]:
-    """Of a test process in a copy of the tree."""
-    paths = [str(tree / "src"), str(tree / "tests" / "mutation"), *(p for p in os.environ.get("PYTHONPATH", "").split(":") if p and p != "src")]
+def environment(**more: str) -> dict[str, str]:
+    """Of the process that runs the tests."""
+    paths = [str(ROOT / "src"), str(ROOT / "tests" / "mutation"), *(p for p in os.environ.get("PYTHONPATH", "").split(":") if p and p != "src")]
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **threads, "PYTHONPATH": ":".join(paths), **more}
 
 
-def test_files(tree: Path, package: str) -> list[str]:
-    """The test files of a package, relative to the tree."""
-    found = [f for path in TESTS[package] for f in ([tree / path] if path.endswith(".py") else sorted((tree / path).rglob("test_*.py")))]
-    return [str(f.relative_to(tree)) for f in found]
-
-
-def record_tests(tree: Path, packages: list[str], folder: Path, workers: int, seconds: float) -> None:
-    """Runs all tests of the packages; writes which functions each enters to `folder`. After `seconds` the rest is left out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = list(dict.fromkeys(f for p in packages for f in test_files(tree, p)))
-    parallel = ("-n", str(workers), "--dist", "loadfile") if workers > 1 else ()
-    command = [sys.executable, "-m", "pytest", *PYTEST, "-p", "touched", *parallel, *files]
-    process = subprocess.Popen(command, cwd=tree, env=environment(tree, WHET_TOUCHED=str(folder)), stdout=open(folder / "log", "w"))
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        process.wait(20)
-
-
-def read_touched(folder: Path) -> dict[str, list[tuple[float, str]]]:
+def read_touched(path: Path) -> dict[str, list[tuple[float, str]]]:
     """The tests that enter each function, as FILE:NAME -> (seconds, test), quick ones first; by FILE for any function of a file."""
     tests: dict[str, set[tuple[float, str]]] = defaultdict(set)
-    for path in folder.glob("*.jsonl"):
-        for text in path.read_text().splitlines():
-            record = json.loads(text)
-            for function in record["entered"]:
-                for key in (function, function.partition(":")[0]):
-                    tests[key].add((record["seconds"], record["test"]))
+    for text in path.read_text().splitlines():
+        row = json.loads(text)
+        for function in row["entered"]:
+            for key in (function, function.partition(":")[0]):
+                tests[key].add((row["seconds"], row["test"]))
     return {k: sorted(v) for k, v in tests.items()}
 
 
-def choose_tests(mutant: Mutant, tree: Path, touched: dict[str, list[tuple[float, str]]] | None) -> list[str]:
-    """The tests that a mutant runs, in this order; empty if none enters its function."""
+def choose_tests(mutant: Mutant, root: Path, touched: dict[str, list[tuple[float, str]]], budget: float) -> list[str]:
+    """The tests that a mutant runs, in this order, until `budget` seconds are full; empty if none enters its function."""
     named = Path(mutant.module).stem.strip("_")
-    if touched is None:
-        return sorted(test_files(tree, mutant.package), key=lambda f: named not in f)
-    function = function_at((tree / mutant.module).read_text(), mutant.edits[0][0] + 1)
+    function = function_at((root / mutant.module).read_text(), mutant.edits[0][0] + 1)
     found = touched.get(f"{mutant.module}:{function}" if function else mutant.module, [])
     total, chosen = 0.0, []
     for seconds, test in sorted(found, key=lambda t: (named not in t[1].split("::")[0], t)):
-        if total < TOUCHED_SECONDS:
+        if total < budget:
             total += seconds
             chosen.append(test)
     return chosen
 
 
-def run_mutant(mutant: Mutant, tree: Path, tests: list[str], timeout: float) -> dict[str, Any]:
-    """Applies a mutant in a copy of the tree, runs the tests and takes it back. `outcome`: killed, survived, timeout or no tests."""
-    path = tree / mutant.module
-    source = path.read_text()
-    mutated = mutant.apply(source)
-    record = {"name": mutant.name, "package": mutant.package, "module": mutant.module, "line": mutant.line, "operator": mutant.operator}
-    record["difference"] = mutant.difference(source)
-    if not tests:
-        return {**record, "outcome": "no tests", "seconds": 0.0}
-    arguments, begun = tree / "tests.txt", time.monotonic()
-    arguments.write_text("\n".join(tests) + "\n")
-    modified = path.stat().st_mtime
-    try:
-        path.write_text(mutated)
-        _touch(path, modified)
-        command = [sys.executable, "-m", "pytest", "-x", *PYTEST, f"@{arguments}"]
-        code = subprocess.run(command, cwd=tree, env=environment(tree), timeout=timeout, capture_output=True, check=False).returncode
-        outcome = "survived" if code == 0 else "killed"
-    except subprocess.TimeoutExpired:
-        outcome = "timeout"
-    finally:
-        path.write_text(source)
-        _touch(path, modified)
-    return {**record, "outcome": outcome, "seconds": round(time.monotonic() - begun, 1), "tests": len(tests)}
+def order_tests(mutant: Mutant, root: Path, tests: Sequence[str], seconds: Mapping[str, float], budget: float) -> list[str]:
+    """The tests of a package for a mutant, without a record of what they enter: of files named after the module, of files that import it or a name
+    that it defines, then the others; quick ones first, until `budget` seconds are full. If any seconds are known, tests without are left out.
+    """
+    named, text = Path(mutant.module).stem.strip("_"), (root / mutant.module).read_text()
+    dotted = ".".join(Path(mutant.module).with_suffix("").parts[1:])
+    defined = {x.name for x in ast.parse(text).body if isinstance(x, ast.FunctionDef | ast.ClassDef)}
 
+    def rank(file: str) -> int:
+        if f"_{named}" in Path(file).stem:
+            return 0
+        imported = (x for x in ast.walk(ast.parse((root / file).read_text())) if isinstance(x, ast.ImportFrom) and x.module)
+        own = any(x.module == dotted or (dotted.startswith(f"{x.module}.") and defined & {a.name for a in x.names}) for x in imported)
+        return 1 if own else 2
 
-_changes = itertools.count(1)
-
-
-def _touch(path: Path, after: float) -> None:
-    """A modification time that no bytecode file of an earlier content can have."""
-    moment = after + 2 * next(_changes)
-    os.utime(path, (moment, moment))
+    ranks = {file: rank(file) for file in {t.split("::")[0] for t in tests}}
+    total, chosen = 0.0, []
+    for test in sorted((t for t in tests if t in seconds or not seconds), key=lambda t: (ranks[t.split("::")[0]], seconds.get(t, 0.0), t)):
+        if total < budget:
+            total += seconds.get(test, 0.0)
+            chosen.append(test)
+    return chosen
 
 
 def summarize(records: list[dict[str, Any]], equivalent: set[str]) -> dict[str, Any]:
@@ -156,15 +110,34 @@ def summarize(records: list[dict[str, Any]], equivalent: set[str]) -> dict[str, 
     return {"killed": len(records) - len(alive), "survived": len(survivors), "equivalent": len(same), "survivors": survivors}
 
 
-def to_record(results: dict[str, dict[str, Any]], seed: int) -> dict[str, Any]:
-    """The result file: a row per package, and the survivors."""
+def interval(killed: int, of: int) -> tuple[float, float]:
+    """The 95 % interval of the killed percentage (Wilson 1927, JASA 22)."""
+    if not of:
+        return 0.0, 100.0
+    z, p = 1.959964, killed / of
+    middle, half = p + z * z / (2 * of), z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
+    return 100 * max(0.0, (middle - half) / (1 + z * z / of)), 100 * min(1.0, (middle + half) / (1 + z * z / of))
+
+
+def to_row(package: str, counts: dict[str, Any]) -> dict[str, Any]:
+    """Counts with percentage and interval."""
+    of = counts["killed"] + counts["survived"]
+    low, high = interval(counts["killed"], of)
+    row = {"package": package, **{k: counts[k] for k in ("killed", "survived", "equivalent")}}
+    return {**row, "percent": round(100 * counts["killed"] / max(1, of), 1), "95 % interval": f"{low:.0f} to {high:.0f}"}
+
+
+def to_record(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """The result file: a row per package and one of all, and the survivors."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from _record import provenance
 
-    counts = {package: {k: r[k] for k in ("killed", "survived", "equivalent")} for package, r in results.items()}
-    rows = [{"package": package, **c, "percent": round(100 * c["killed"] / max(1, c["killed"] + c["survived"]), 1)} for package, c in counts.items()]
+    rows = [to_row(package, r) for package, r in results.items()]
+    rows.append(to_row("all", {k: sum(r[k] for r in results.values()) for k in ("killed", "survived", "equivalent")}))
     survivors = [s for r in results.values() for s in r["survivors"]]
-    return {**provenance(()), "command": f"python tests/mutation/run.py --seed {seed}", "rows": rows, "survivors": survivors}
+    command = f"python tests/mutation/run.py --packages {','.join(results)} --sample {options.sample} --seed {options.seed}"
+    command += f" --budget {options.budget:g}" + (" --unrecorded" if options.unrecorded else "")
+    return {**provenance(("numpy", "onnx", "pytest", "cosmic-ray")), "command": command, "rows": rows, "survivors": survivors}
 
 
 def equivalent_mutants() -> set[str]:
@@ -179,71 +152,57 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=40, help="mutants per package (default 40)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=600, help="seconds that the tests of one mutant may take (default 600)")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds of processor time for one mutant (default 120)")
+    parser.add_argument("--budget", type=float, default=60, help="seconds of tests that a mutant runs (default 60)")
+    parser.add_argument("--longest", type=float, default=60, help="tests of more seconds of processor time are left out (default 60)")
+    parser.add_argument("--unrecorded", action="store_true", help="do not record first which functions each test enters: go by names and imports")
+    parser.add_argument("--durations", type=Path, help="JSON of the seconds of tests, for --unrecorded")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further mutant after this time")
-    parser.add_argument("--map-seconds", type=float, default=1e9, help="how long the run may take that records which functions tests enter")
     parser.add_argument("--least", type=float, default=90, help="percent of the mutants that must be killed (default 90)")
     parser.add_argument("--resume", type=Path, help="folder of an earlier run that was interrupted")
-    parser.add_argument("--trees", type=Path, help="folder for the workers' copies of the tree (default: the run's folder)")
     parser.add_argument("--draw", type=Path, help="write the drawn mutants to a file and stop")
     parser.add_argument("--plan", type=Path, help="run the mutants of such a file")
     parser.add_argument("--out", type=Path, help="write the counts and survivors as JSON")
     options = parser.parse_args()
-    begun, packages = time.monotonic(), options.packages.split(",")
+    packages = options.packages.split(",")
     folder = options.resume or Path(tempfile.mkdtemp(prefix="whet-mutants-"))
     folder.mkdir(parents=True, exist_ok=True)
-    plan = options.plan or options.draw or folder / "plan.json"
-    if options.draw or not plan.exists():
+    plan = options.draw or folder / "plan.json"
+    if options.plan:
+        plan.write_text(options.plan.read_text())
+    elif options.draw or not plan.exists():
         plan.write_text(json.dumps(to_data(m for p in packages for m in draw(ROOT, p, options.sample, options.seed)), indent=0))
     if options.draw:
         return 0
     print(f"working in {folder}; --resume {folder} goes on after an interruption", flush=True)
+    limits = {k: getattr(options, k) for k in ("workers", "timeout", "budget", "longest", "seconds", "unrecorded")}
+    durations = json.loads(options.durations.read_text()) if options.durations else {}
+    (folder / "options.json").write_text(json.dumps(limits | {"durations": durations, "packages": packages}))
+    tests = dict.fromkeys(t for p in packages for t in TESTS[p])
+    command = [sys.executable, "-m", "pytest", *PYTEST, "-p", "warm", *tests]
+    code = subprocess.run(command, cwd=ROOT, env=environment(WHET_MUTATION=str(folder)), check=False).returncode
+    if code:
+        raise SystemExit(f"pytest ended with {code}")
+    if not (folder / "outcomes.jsonl").exists():
+        raise SystemExit(f"--seconds={options.seconds:g} ended before the first mutant: go on with --resume {folder}")
     mutants = [m for m in from_data(json.loads(plan.read_text())) if m.package in packages]
-    trees: Queue[Path] = Queue()
-    for k in range(options.workers):
-        tree = (options.trees or folder) / f"tree{k}"
-        shutil.rmtree(tree, ignore_errors=True)
-        trees.put(copy_tree(tree))
-    touched = None
-    if sys.version_info >= (3, 12):
-        if not (folder / "touched").exists():
-            record_tests((options.trees or folder) / "tree0", packages, folder / "touched", options.workers, options.map_seconds)
-        touched = read_touched(folder / "touched")
-        if not touched:
-            raise SystemExit(f"no test passed or none was recorded, see {folder / 'touched' / 'log'}")
-        print(f"{len(touched)} functions and files entered by tests, after {time.monotonic() - begun:.0f} s", flush=True)
-    outcomes = folder / "outcomes.jsonl"
-    known = {r["name"]: r for r in map(json.loads, outcomes.read_text().splitlines())} if outcomes.exists() else {}
-
-    def attempt(mutant: Mutant) -> None:
-        if mutant.name in known or time.monotonic() - begun > options.seconds:
-            return
-        tree = trees.get()
-        try:
-            record = run_mutant(mutant, tree, choose_tests(mutant, tree, touched), options.timeout)
-        except ValueError as e:
-            print(e, flush=True)  # the file has changed since the mutants were drawn
-            return
-        finally:
-            trees.put(tree)
-        known[mutant.name] = record
-        with open(outcomes, "a") as log:
-            log.write(json.dumps(record) + "\n")
-
-    by_package = [[m for m in mutants if m.package == p] for p in packages]
-    order = [group[i] for i in range(max(map(len, by_package))) for group in by_package if i < len(group)]  # an early end leaves all packages counted
-    with ThreadPoolExecutor(options.workers) as pool:
-        list(pool.map(attempt, order))
-    results = {p: summarize([known[m.name] for m in mutants if m.package == p and m.name in known], equivalent_mutants()) for p in packages}
+    known = {r["name"]: r for r in map(json.loads, (folder / "outcomes.jsonl").read_text().splitlines())}
+    found = {p: [describe(m, known[m.name]) for m in mutants if m.package == p and m.name in known] for p in packages}
+    results = {p: summarize(records, equivalent_mutants()) for p, records in found.items()}
     for package, r in results.items():
-        percent = 100 * r["killed"] / max(1, r["killed"] + r["survived"])
-        print(f"{package:10} {r['killed']} killed, {r['survived']} survived, {r['equivalent']} equivalent: {percent:.0f} %", flush=True)
+        row, counts = to_row(package, r), ", ".join(f"{r[k]} {k}" for k in ("killed", "survived", "equivalent"))
+        print(f"{package:10} {counts}: {row['percent']} % ({row['95 % interval']})")
         for s in r["survivors"]:
             print(f"  {s['module']}:{s['line']} {s['operator']} ({s['outcome']})\n    " + s["difference"].replace("\n", "\n    "), flush=True)
     if options.out:
-        options.out.write_text(json.dumps(to_record(results, options.seed), indent=1) + "\n")
-    below = [p for p, r in results.items() if 100 * r["killed"] < options.least * (r["killed"] + r["survived"])]
-    return bool(below)
+        options.out.write_text(json.dumps(to_record(results, options), indent=1) + "\n")
+    return int(any(100 * r["killed"] < options.least * (r["killed"] + r["survived"]) for r in results.values()))
+
+
+def describe(mutant: Mutant, outcome: dict[str, Any]) -> dict[str, Any]:
+    """An outcome with what the mutant changes."""
+    about = {k: getattr(mutant, k) for k in ("package", "module", "line", "operator")}
+    return {**outcome, **about, "difference": mutant.difference((ROOT / mutant.module).read_text())}
 
 
 if __name__ == "__main__":

@@ -14,3 +14,11 @@ def test_a_case_passes_for_a_few_seconds(case, tmp_path):
     row = soak.run_cases([case], 3, 0, tmp_path)[case]
     assert row["failures"] == []
     assert row["rounds"] > 0
+
+
+def test_a_row_replaces_the_earlier_one_of_its_case():
+    old = [{"case": "threads", "commit": "a", "failed": 0}, {"case": "kill_build", "commit": "a", "failed": 1}]
+    table = {"kill_build": {"rounds": 3, "failures": ["x", "y"]}, "shared_cache": {"rounds": 1, "failures": []}}
+    rows = soak.merge_rows(old, table, {"commit": "b"})
+    assert [(r["case"], r["commit"], r["failed"]) for r in rows] == [("kill_build", "b", 2), ("shared_cache", "b", 0), ("threads", "a", 0)]
+    assert rows[0]["failures"] == ["x", "y"]

@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,30 +73,120 @@ def test_a_mutant_runs_the_tests_that_enter_its_function(plan, run, tmp_path):
         {"test": "tests/p/test_a.py::test_named", "seconds": 9.0, "entered": ["src/whet/p/a.py:area.<locals>.inner"]},
         {"test": "tests/p/test_b.py::test_other", "seconds": 0.1, "entered": ["src/whet/p/a.py:area"]},
     ]
-    (tmp_path / "1.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    touched = run.read_touched(tmp_path)
+    (tmp_path / "touched.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    touched = run.read_touched(tmp_path / "touched.jsonl")
     (tmp_path / "src/whet/p").mkdir(parents=True)
     (tmp_path / "src/whet/p/a.py").write_text(SOURCE)
     inner, outer = mutant(plan, SOURCE.replace("x * x", "x + x")), mutant(plan, SOURCE.replace("math.pi *", "math.pi /"))
-    assert run.choose_tests(inner, tmp_path, touched) == [f"tests/p/test_{n}" for n in ("a.py::test_named", "b.py::test_quick", "b.py::test_slow")]
-    assert run.choose_tests(outer, tmp_path, touched) == [f"tests/p/test_b.py::test_{n}" for n in ("other", "slow")]
+    wanted = [f"tests/p/test_{n}" for n in ("a.py::test_named", "b.py::test_quick", "b.py::test_slow")]
+    assert run.choose_tests(inner, tmp_path, touched, 60) == wanted
+    assert run.choose_tests(inner, tmp_path, touched, 9.05) == wanted[:2]
+    assert run.choose_tests(outer, tmp_path, touched, 60) == [f"tests/p/test_b.py::test_{n}" for n in ("other", "slow")]
     module_level = mutant(plan, SOURCE.replace("LIMIT = 3", "LIMIT = 4"))
-    assert len(run.choose_tests(module_level, tmp_path, touched)) == 4
+    assert len(run.choose_tests(module_level, tmp_path, touched, 60)) == 4
 
 
-def test_a_mutant_is_applied_run_and_taken_back(plan, run, tmp_path):
+def test_without_a_record_tests_go_by_names_and_imports(plan, run, tmp_path):
     (tmp_path / "src/whet/p").mkdir(parents=True)
-    (tmp_path / "src/whet/p/a.py").write_text("def double(x):\n    return x + x\n")
-    test = "import sys\nsys.path.insert(0, 'src/whet/p')\nimport a\ndef test_a():\n    assert a.double({}) == 4\n"
+    (tmp_path / "src/whet/p/a.py").write_text(SOURCE)
+    imports = {"test_other": "from whet.p import circle", "test_by_name": "from whet.p import area"}
+    imports |= {"test_deep": "from whet.p.a import LIMIT", "test_a": ""}
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests/test_weak.py").write_text(test.format(2))
-    (tmp_path / "tests/test_strong.py").write_text(test.format(2) + "    assert a.double(3) == 6\n")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    slow\n")
-    source = (tmp_path / "src/whet/p/a.py").read_text()
-    made = plan._mutant("p", "src/whet/p/a.py", 2, "operator", source, source.replace("x + x", "x * x"))
-    outcomes = [run.run_mutant(made, tmp_path, tests, 60)["outcome"] for tests in (["tests/test_weak.py"], ["tests/test_strong.py"], [])]
-    assert outcomes == ["survived", "killed", "no tests"]
-    assert (tmp_path / "src/whet/p/a.py").read_text() == source
+    for name, text in imports.items():
+        (tmp_path / f"tests/{name}.py").write_text(text)
+    tests = [f"tests/{name}.py::test_{k}" for name in imports for k in (1, 2)]
+    seconds = {t: 1.0 + (t[-1] == "1") for t in tests}
+    made = mutant(plan, SOURCE.replace("x * x", "x + x"))
+    files = [t.split("/")[1].replace(".py::test_", " ") for t in run.order_tests(made, tmp_path, tests, seconds, 60)]
+    direct = ["test_by_name 2", "test_deep 2", "test_by_name 1", "test_deep 1"]
+    assert files == ["test_a 2", "test_a 1", *direct, "test_other 2", "test_other 1"]
+    assert len(run.order_tests(made, tmp_path, tests, seconds, 3.5)) == 3
+    assert len(run.order_tests(made, tmp_path, tests, {tests[0]: 1.0}, 60)) == 1
+    assert len(run.order_tests(made, tmp_path, tests, {}, 60)) == 8
+
+
+def test_code_of_existing_functions_is_replaced(plan, monkeypatch, tmp_path):
+    import mutated
+
+    module = "src/whet/p/a.py"
+    source = "def cached(f):\n    return lambda *a: f(*a)\n\n\n@cached\ndef double(x, y=2):\n    return [x + x for _ in range(y)]\n\n\nLIMIT = 3\n"
+    source += "class A:\n    size = 4\n    def grow(self):\n        return self.size + 1\n"
+    (tmp_path / "src/whet/p").mkdir(parents=True)
+    (tmp_path / module).write_text(source)
+    monkeypatch.setattr(mutated, "ROOT", tmp_path)
+    scope = {"__name__": "a"}
+    exec(compile(source, str(tmp_path / module), "exec"), scope)
+
+    def put(old, new):
+        made = plan._mutant("p", module, 1, "operator", source, source.replace(old, new))
+        return mutated.replace_code(made, mutated.existing_functions())
+
+    assert put("x + x", "x * x")  # in a comprehension of a decorated function
+    assert scope["double"](3) == [9, 9]
+    assert put("size + 1", "size - 1")
+    assert scope["A"]().grow() == 3
+    assert [put(a, b) for a, b in (("LIMIT = 3", "LIMIT = 4"), ("size = 4", "size = 5"), ("y=2", "y=3"))] == [False] * 3  # these run at import
+    assert scope["A"]().grow() == 3
+
+
+SMALL_TESTS = """import sys
+sys.path.insert(0, "src")
+import {package}.a as a
+
+def test_weak():
+    assert a.double(2) == 4
+
+def test_strong():
+    assert a.double(3) == 6
+    assert a.LIMIT == 3
+
+def test_broken():
+    assert a.double(1) == 5
+
+def test_endless():
+    assert a.count(2) == 2
+"""
+
+
+def test_a_run_of_mutants(plan, run, monkeypatch, tmp_path):
+    """In a small project: killed by a value, by an endless loop, at import; a survivor; a function that no passing test enters."""
+    root = tmp_path / "project"
+    here = Path(run.__file__).parent
+    (root / "src/whet_small").mkdir(parents=True)
+    for name in ("run.py", "warm.py", "mutated.py", "mutation_plan.py", "equivalent.txt"):
+        text = (here / name).read_text().replace("src/whet/", "src/whet_small/")
+        target = root / "tests/mutation" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    source = "LIMIT = 3\n\n\ndef double(x):\n    return x + x\n\n\ndef count(n):\n    i = 0\n    while i < n:\n        i += 1\n    return i\n"
+    source += "\n\ndef unused():\n    return 1\n"
+    module = "src/whet_small/a.py"
+    (root / module).write_text(source)
+    (root / "src/whet_small/__init__.py").write_text("")
+    (root / "tests/pruning").mkdir()
+    (root / "tests/pruning/test_a.py").write_text(SMALL_TESTS.format(package="whet_small"))
+    (root / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    slow\n")
+    changes = (("x + x", "x * x"), ("i += 1", "i -= 1"), ("LIMIT = 3", "LIMIT = 4"), ("return 1", "return 2"), ("i < n", "i != n"))
+    made = [plan._mutant("pruning", module, 5, "operator", source, source.replace(a, b)) for a, b in changes]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "plan.json").write_text(json.dumps(plan.to_data(made)))
+    command = [sys.executable, str(root / "tests/mutation/run.py"), "--resume", str(folder), "--packages", "pruning", "--timeout", "2"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    rows = [json.loads(x) for x in (folder / "outcomes.jsonl").read_text().splitlines()]
+    assert {r["name"]: r["outcome"] for r in rows} == dict(
+        zip([m.name for m in made], ["killed", "timeout", "killed", "no tests", "survived"], strict=True)
+    ), done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "3 killed, 2 survived" in done.stdout
+    assert (root / module).read_text() == source
+
+
+def test_counts_and_interval(run):
     same = {"module": "a", "line": 1, "operator": "x"}
     records = [{**same, "outcome": o, "difference": d} for o, d in (("killed", "1"), ("survived", "2"), ("no tests", "3"))]
-    assert {k: v for k, v in run.summarize(records, {"3"}).items() if k != "survivors"} == {"killed": 1, "survived": 1, "equivalent": 1}
+    counts = run.summarize(records, {"3"})
+    assert {k: v for k, v in counts.items() if k != "survivors"} == {"killed": 1, "survived": 1, "equivalent": 1}
+    low, high = run.interval(36, 40)
+    assert (round(low, 1), round(high, 1)) == (76.9, 96.0)  # Wilson's interval of 0.9 at n = 40, by hand
+    assert run.to_row("p", {"killed": 36, "survived": 4, "equivalent": 2})["95 % interval"] == "77 to 96"

@@ -3,6 +3,7 @@
 A backend that is added as one folder brings its tactics along: `backends/<backend>/tactics/<name>.py`.
 """
 
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -75,11 +76,17 @@ __all__ = [
 def load_tactics(backend: str) -> None:
     """Imports the tactics of one backend (libraries are loaded when a tactic first needs them). Raises BackendError for an unknown backend."""
     backend_class(backend)
+    _import_tactics(backend)
+    load_installed()
+
+
+@cache
+def _import_tactics(backend: str) -> None:
+    """Once for a backend: to list its folders takes milliseconds, and each layer without its tactic asks for all tactics."""
     for parent, name in ((__name__, backend), (f"whet.backends.{backend}", "tactics")):
         if find_spec(f".{name}", parent) is not None:
             package = import_module(f"{parent}.{name}")
             load_folder(package.__name__, package.__path__)
-    load_installed()
 
 
 def tactics_of(backend: str) -> list[Tactic]:

@@ -1,0 +1,113 @@
+"""Limits of the comparison of outputs with their reference: rounding ties of integers, float8 steps, and the errors of floats, at and beyond them."""
+
+import numpy as np
+import pytest
+
+from whet.builder.verify.differences import difference, output_error, relative_error
+from whet.builder.verify.rounding_ties import NUDGE, has_ties, run_with_nudged_scales
+from whet.network import DTYPES, F8E4M3, parse_network
+from whet.ops import run_network
+
+I8, U8, I32 = DTYPES["i8"], DTYPES["u8"], DTYPES["i32"]
+
+
+def off_by_one(dtype, ref, count):
+    got = ref.copy()
+    got.reshape(-1)[:count] += 1
+    return difference(got, ref, dtype)[0]
+
+
+def test_a_few_integers_or_a_quarter_may_be_off_by_one():
+    small = np.full(20, 5, np.int8)
+    assert [off_by_one(I8, small, n) for n in (0, 8)] == [0.0, 0.0]
+    assert off_by_one(I8, small, 9) == 1.0
+    large = np.full(1000, 5, np.int8)
+    assert off_by_one(I8, large, 250) == 0.0
+    assert off_by_one(I8, large, 251) == 1.0
+    got = small.copy()
+    got[0] += 2
+    assert difference(got, small, I8)[0] == 2.0
+    assert difference(small.astype("i4") + np.eye(1, 20, dtype="i4")[0], small.astype("i4"), I32)[0] == 1.0  # 32 bits are not rounded
+
+
+@pytest.mark.parametrize(("dtype", "kind", "saturated"), [(I8, "i1", (-128, 127)), (U8, "u1", (0, 255))])
+def test_zeros_and_saturated_integers_do_not_count_as_rounded(dtype, kind, saturated):
+    """A kernel that is wrong by one in most of its rounded results must not hide behind results that cannot be wrong."""
+    ref = np.zeros(1000, kind)
+    ref[:40] = 7
+    for value in (0, *saturated):
+        ref[40:] = value
+        assert off_by_one(dtype, ref, 10) == 0.0
+        assert off_by_one(dtype, ref, 11) == 1.0
+    for value in (saturated[0] + 1, saturated[1] - 1):
+        ref[40:] = value
+        assert off_by_one(dtype, ref, 250) == 0.0
+
+
+def test_the_tactics_own_error_allows_more_ties():
+    ref = np.full(1000, 5, np.int8)
+    got = ref.copy()
+    got[:500] += 1
+    assert difference(got, ref, I8)[0] == 1.0
+    assert difference(got, ref, I8, rtol=5e-4)[0] == 0.0  # 2 * 127 * rtol * 2 more of them
+    assert difference(got, ref, I8, rtol=4e-4)[0] == 1.0
+
+
+def test_errors_of_floats_by_two_norms():
+    ref = np.array([3.0, 4.0, 0.0], "f4")
+    assert relative_error(ref, ref) == (0.0, "")
+    assert relative_error(np.array([3.0, 4.0, 1.0], "f4"), ref)[0] == pytest.approx(0.25)  # max|e|/max|ref|; ||e||/||ref|| is 0.2
+    wide = np.zeros(100, "f4")
+    wide[0] = 1.0
+    assert relative_error(wide + np.float32(0.1), wide)[0] == pytest.approx(1.0, rel=1e-5)  # ||e||/||ref||; max|e|/max|ref| is 0.1
+    assert relative_error(np.array([0.5], "f4"), np.zeros(1, "f4"))[0] == 0.5
+    assert relative_error(np.array([0.5], "f4"), np.zeros(1, "f4"), least=10.0)[0] == 0.05
+    assert relative_error(np.array([np.nan, 1.0], "f4"), np.array([np.nan, 1.0], "f4"))[0] == 0.0
+    assert relative_error(np.array([np.nan, 1.0], "f4"), np.array([1.0, 1.0], "f4"))[0] == np.inf
+    assert relative_error(np.array([np.inf, 1.0], "f4"), np.array([-np.inf, 1.0], "f4"))[0] == np.inf
+    assert relative_error(np.array([np.inf, 1.1], "f2"), np.array([1e6, 1.0]))[0] == pytest.approx(0.1, rel=1e-2)  # overflows in float16
+    assert difference(np.zeros((2, 3), "f4"), np.zeros((3, 2), "f4"), DTYPES["f32"])[0] == np.inf
+    assert output_error(np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5])) == 0.25
+
+
+def test_a_float8_value_may_be_the_next_one_and_few_may_differ():
+    kind = F8E4M3.numpy
+    ref = np.full(4000, 8.0, kind)
+    got = ref.copy()
+    got[0] = 9.0  # the next value: steps of 1 from 8 to 16
+    assert difference(got, ref, F8E4M3) == (0.0, "")
+    got[0] = 10.0
+    assert difference(got, ref, F8E4M3)[0] == pytest.approx(1 / 8)
+    got = ref.copy()
+    got[: 4000 // 25] = 9.0  # ||e||/||ref|| is 0.025 at 4 % of the values
+    assert difference(got, ref, F8E4M3)[0] == 0.0
+    got[: 4000 // 25 + 4] = 9.0
+    assert difference(got, ref, F8E4M3)[0] == np.inf
+
+
+@pytest.mark.parametrize("axis", [1, 2, -1])
+def test_nudged_networks_differ_by_a_millionth(axis):
+    sizes = {1: 3, 2: 4, -1: 5}
+    scales = ", ".join(str(0.5 + 0.25 * i) for i in range(sizes[axis]))
+    net = parse_network(f"""
+        network n source
+        in %x: f32[2,3,4,5]
+        const %s: f32[{sizes[axis]}] = [{scales}]
+        const %z: i8[{sizes[axis]}] = [{", ".join("0" * sizes[axis])}]
+        %q = QuantizeLinear(%x, %s, %z, axis={axis})
+        %y = DequantizeLinear(%q, %s, %z, axis={axis})
+        out %y
+        """)
+    assert has_ties(net)
+    step = np.array([0.5 + 0.25 * i for i in range(sizes[axis])]).reshape([-1 if i == axis % 4 else 1 for i in range(4)])
+    levels = np.random.default_rng(0).integers(-50, 50, (2, 3, 4, 5))
+    at_ties = ((levels + 0.5) * step).astype("f4")  # half-way between two integers
+    outs = [o[0] for o in run_with_nudged_scales(net, {"x": at_ties})]
+    assert len(outs) == 4
+    want = [np.where(np.abs(levels + 0.5) > 0, np.rint((levels + 0.5) / (1 + sign * NUDGE)), 0) * step for sign in (1, -1)]
+    want += [np.rint(levels + 0.5 + sign * 256 * NUDGE) * step for sign in (1, -1)]
+    for got, expected in zip(outs, want, strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-4)
+    exact = run_network(net, {"x": at_ties})["y"]
+    assert all(not np.array_equal(o, exact) for o in outs)
+    assert not has_ties(parse_network("network n source\nin %x: f32[2]\n%y = Relu(%x)\nout %y"))
