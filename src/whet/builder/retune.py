@@ -39,7 +39,9 @@ def retune(plan: EnginePlan, *, threads: int = 0, timing_cache: str | None = Non
     first, *rest = plan.by_profile()
     plans = [_retune_profile(first, threads, timing_cache, progress)]
     plans += [_retune_profile(p, plans[0].threads if capabilities_of(plan.backend).workers else threads, timing_cache, progress) for p in rest]
-    return join_plans(plans) if rest else plans[0]
+    retuned = join_plans(plans) if rest else plans[0]
+    retuned.tail = plan.tail
+    return retuned
 
 
 def _retune_profile(plan: EnginePlan, threads: int, timing_cache: str | None, progress: Progress | None) -> EnginePlan:

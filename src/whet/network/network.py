@@ -188,12 +188,16 @@ class Network:
 
     def add_layer(self, op, inputs, attrs=None, *, name="", outputs=(), regions=None, sources=(), at=None) -> Layer:
         """As `add`, with inputs and attributes in the form of Layer; returns the layer."""
-        from whet.ops import infer_layer
+        from whet.ops import get_op, infer_layer
 
         wished = list(outputs)
         layer = Layer(op, name or (wished[0] if wished and wished[0] else op.lower()), inputs, attrs, regions, sources)
-        types, shape_values = infer_layer(layer)
-        layer.name = self.fresh(layer.name)
+        if get_op(op).data_sized:  # the symbols of its sizes have its name
+            layer.name = self.fresh(layer.name)
+            types, shape_values = infer_layer(layer)
+        else:
+            types, shape_values = infer_layer(layer)
+            layer.name = self.fresh(layer.name)
         made = []
         for i, type_ in enumerate(types):
             wish = wished[i] if i < len(wished) and wished[i] else (layer.name if len(types) == 1 else f"{layer.name}_{i}")

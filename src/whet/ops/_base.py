@@ -130,6 +130,7 @@ class Op:
     `zeros`: a unit of an output is zero if all inputs coupled to it are; lists the added inputs (a bias), which must be coupled too.
     None: false or unknown. Not needed for pointwise ops, which are evaluated.
     `reads_sequences`: the reader also takes values that are no tensors (see _sequences.py).
+    `data_sized`: its output shapes depend on the data (see _data_sized.py).
     `pointwise` marks an op that computes each element from the elements at the same (broadcast) index.
     """
 
@@ -150,6 +151,7 @@ class Op:
     pointwise: bool = False
     pure: bool = True
     reads_sequences: bool = False
+    data_sized: bool = False
 
 
 OPS: dict[str, Op] = {}

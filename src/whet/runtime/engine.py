@@ -125,7 +125,7 @@ class Engine:
         self._workers: tuple[int, ThreadPoolExecutor] | None = None  # of run_async, with the process that started them
         self._generation = generation()
         self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
-        self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)}
+        self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)} | self.outputs
         if differences and require_same_hardware:
             raise EngineError(f"{where} was tuned on other hardware: {'; '.join(differences)}. Build it again here.")
         if differences:
@@ -160,7 +160,9 @@ class Engine:
 
     @property
     def outputs(self) -> dict[str, TensorType]:
-        """Types of the outputs by name, in order."""
+        """Types of the outputs by name, in order; sizes that depend on the data are symbols."""
+        if self.plan.tail is not None:
+            return self.plan.tail.types(self.plan.network)
         return {t.name: t.type for t in self.plan.network.outputs}
 
     @property
