@@ -1,15 +1,18 @@
 """Engines of networks with sizes that depend on the data: NonMaxSuppression, NonZero, Compress, Unique, and what follows them."""
 
 import dataclasses
+import re
 
 import numpy as np
 import onnxruntime
 import pytest
+from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 import whet
 from whet.builder import BuildConfig, build, retune
-from whet.engine import engine_bytes, engine_digest, read_engine
+from whet.cli.exec import command as exec_command
+from whet.engine import engine_bytes, engine_digest, read_engine, write_engine
 from whet.errors import ContextError, EngineError
 from whet.frontends import network_from_onnx
 from whet.runtime import Runtime
@@ -176,3 +179,30 @@ def test_files_that_do_not_fit_together_are_refused(plan):
     other.inputs[0].name = "elsewhere"
     with pytest.raises(EngineError, match=r"read 'elsewhere' as .*, the engine's network gives no such value"):
         engine_bytes(dataclasses.replace(plan, tail=dataclasses.replace(tail, network=other)))
+
+
+def test_commands_and_benchmarks_take_such_engines(plan, tmp_path):
+    write_engine(plan, tmp_path / "d.engine")
+    done = CliRunner().invoke(exec_command, [f"--loadEngine={tmp_path / 'd.engine'}", "--duration=0", "--iterations=1", "--warmUp=0", "--dumpOutput"])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"found: \(\d+x5\)", done.output)
+    assert Runtime().load(plan).benchmark(seconds=0.01).latency_ms > 0
+
+
+def test_one_mask_that_selects_from_two_tensors_has_one_size():
+    """torch.cat([x[keep, None], y[keep, None]], 1), exported with a NonZero for each."""
+    nodes = [
+        node("Neg", "x", "y"),
+        node("Greater", "x half", "keep"),
+        *(node("NonZero", "keep", f"indices_{k}", name=f"nonzero_{k}") for k in "xy"),
+        *(node("Transpose", f"indices_{k}", f"rows_{k}", perm=[1, 0]) for k in "xy"),
+        *(node("GatherND", f"{k} rows_{k}", f"kept_{k}") for k in "xy"),
+        *(node("Unsqueeze", f"kept_{k} one", f"column_{k}") for k in "xy"),
+        node("Concat", "column_x column_y", "both", axis=1),
+    ]
+    proto = model(nodes, {"x": [30]}, {"both": TensorProto.FLOAT}, {"half": np.float32(0.5), "one": [1]})
+    plan = build(network_from_onnx(proto), FAST)
+    assert [x.op for x in plan.tail.network.layers].count("NonZero") == 1
+    engine = Runtime().load(plan)
+    assert str(engine.outputs["both"]) == "f32[size_of_nonzero_x,2]"
+    same_as_onnx_runtime(proto, engine, {"x": RNG.standard_normal(30).astype(np.float32)})

@@ -1,13 +1,13 @@
 """Shapes with sizes that depend on the data: the arrays determine them."""
 
-from whet.ops import OPS
+from whet.ops import is_data_sized
 
 
 def with_sizes(layer, arrays):
     """The shapes of the layer's outputs; symbols of an op with data-dependent sizes are replaced by the arrays' sizes, the same for each symbol."""
     values = {}
     shapes = [list(t.shape) for t in layer.outputs]
-    if OPS[layer.op].data_sized:
+    if is_data_sized(layer):
         for shape, a in zip(shapes, arrays, strict=True):
             assert len(shape) == a.ndim
             for k, d in enumerate(shape):

@@ -6,7 +6,7 @@ from collections import Counter
 
 from whet.engine.host_tail import HostTail
 from whet.network import Layer, Network, Tensor
-from whet.ops import get_op
+from whet.ops import is_data_sized
 
 _HEAVY = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "RNN"})
 
@@ -64,4 +64,4 @@ def _host_layers(net: Network) -> set[str]:
 
 
 def _is_data_sized(layer: Layer) -> bool:
-    return get_op(layer.op).data_sized or any(_is_data_sized(x) for r in layer.regions.values() for x in r.layers)
+    return is_data_sized(layer) or any(_is_data_sized(x) for r in layer.regions.values() for x in r.layers)

@@ -192,7 +192,7 @@ class Network:
 
         wished = list(outputs)
         layer = Layer(op, name or (wished[0] if wished and wished[0] else op.lower()), inputs, attrs, regions, sources)
-        if get_op(op).data_sized:  # the symbols of its sizes have its name
+        if get_op(op).data_sized is not None:  # the symbols of its sizes have its name
             layer.name = self.fresh(layer.name)
             types, shape_values = infer_layer(layer)
         else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.errors import NetworkError, ShapeError
 from whet.network import BF16, F16, F32, F64, SMALL_FLOATS, Dim, DType, Expr, Layer, Network, Tensor, TensorType, evaluate, substitute
-from whet.ops._base import MAX_REGION_STEPS, get_op
+from whet.ops._base import MAX_REGION_STEPS, get_op, is_data_sized
 
 _STEPS: ContextVar[list[int] | None] = ContextVar("steps", default=None)  # layers run by the outermost layer with regions
 _NARROW = frozenset(t.numpy for t in (F16, BF16, *SMALL_FLOATS))
@@ -174,7 +174,7 @@ def run_network(
 def _bind_data_sizes(layer: Layer, t: Tensor, array: np.ndarray, env: dict[str, int]) -> None:
     """Adds the values of the symbols in the shape of `t` that only the layer's output determines."""
     for d, n in zip(t.shape, array.shape, strict=True):
-        if isinstance(d, Expr) and (name := str(d)).isidentifier() and (name not in env or get_op(layer.op).data_sized):
+        if isinstance(d, Expr) and (name := str(d)).isidentifier() and (name not in env or is_data_sized(layer)):
             env[name] = n
 
 

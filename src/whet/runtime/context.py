@@ -77,6 +77,11 @@ class Context:
         """Names of the outputs, in the network's order."""
         return list(self.engine.outputs)
 
+    @property
+    def bindable_outputs(self) -> list[str]:
+        """Names of the outputs that `bind` takes: all, or none if sizes depend on the data."""
+        return [] if self.engine.plan.tail is not None else self.output_names
+
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Sets the shape of an input. Raises ShapeError if the profile does not accept it."""
         self._check_shape(name, tuple(int(d) for d in shape))
@@ -124,6 +129,7 @@ class Context:
             self._set_addresses(bound, {})
             bound.feed(arrays)
             bound.run()
+            self._record_shapes()
             return self._outputs(bound, arrays)
 
     def bind(self, name: str, array: Any) -> str:
@@ -169,6 +175,7 @@ class Context:
             for n, a in copied_in:
                 copy_in(bound, n, a)
             bound.run()
+            self._record_shapes()
             for n, a in copied_out:
                 copy_out(bound, n, a)
 
@@ -185,6 +192,7 @@ class Context:
             if self._ready is None:
                 self._ready = self._make_ready()
             bound, copied_in, copied_out = self._ready
+            self._record_shapes()
             backend = self.engine.backend
             if not backend.capabilities.user_streams:
                 for n, a in copied_in:
@@ -207,7 +215,7 @@ class Context:
             if self._ready is None:
                 self._ready = self._make_ready()
             (bound, copied_in, copied_out), self._ready = self._ready, None  # execute() sets the addresses again
-            return AddressedRun(self.engine, bound, self._addresses[id(bound)], copied_in, copied_out)
+            return AddressedRun(self.engine, bound, self._addresses[id(bound)], copied_in, copied_out, dict(self._shapes))
 
     def output_tensor(self, name: str) -> DeviceArray:
         """The GPU memory of an output without a bound array after a run, for torch.from_dlpack and similar functions.
@@ -296,6 +304,10 @@ class Context:
         self.close()
 
     # internal
+
+    def _record_shapes(self) -> None:
+        if (trace := self.engine.shape_trace) is not None:
+            trace.record(self._shapes)
 
     def _outputs(self, bound: BoundEngine, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Copies of all outputs after a run, with those of the layers on the host."""
@@ -466,10 +478,11 @@ class AddressedRun:
         addresses: dict[str, int],
         copied_in: list[tuple[str, UserArray]],
         copied_out: list[tuple[str, UserArray]],
+        shapes: dict[str, tuple[int, ...]],
     ):
         self.direct, self._addresses = list(addresses), addresses  # the context's own record
         self._engine, self._bound, self._copied_in, self._copied_out = engine, bound, copied_in, copied_out
-        self._now = list(addresses.values())
+        self._now, self._shapes = list(addresses.values()), shapes
 
     def run(self, addresses: list[int]) -> None:
         """Runs with these addresses for `direct`; returns when the outputs are written."""
@@ -477,6 +490,8 @@ class AddressedRun:
         engine.check_alive()
         if addresses != self._now:
             self._move(addresses)
+        if engine.shape_trace is not None:
+            engine.shape_trace.record(self._shapes)
         try:
             for n, a in self._copied_in:
                 copy_in(bound, n, a)
@@ -493,6 +508,8 @@ class AddressedRun:
         engine.check_alive()
         if addresses != self._now:
             self._move(addresses)
+        if engine.shape_trace is not None:
+            engine.shape_trace.record(self._shapes)
         try:
             engine.backend.start(self._bound.executable, stream)
         except BackendError as e:

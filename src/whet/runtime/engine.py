@@ -24,6 +24,7 @@ from whet.runtime.calls import ContextPool, call_engine, call_with, inputs_by_na
 from whet.runtime.kernels import ConfigCheck, Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes
 from whet.runtime.sample_parallel import arena_bytes, bind_shapes, plan_shapes
+from whet.runtime.shape_trace import ShapeTrace
 from whet.runtime.shaped import ShapedPlan, opt_shapes
 
 if TYPE_CHECKING:
@@ -48,8 +49,15 @@ class Runtime:
     def __init__(self, backend: str | Backend | None = None, threads: int = 0):
         self._backend, self._threads = backend, threads
 
-    def load(self, source: str | os.PathLike | bytes | EnginePlan, *, require_same_hardware: bool = False) -> Engine:
-        """An engine from a file, its bytes, or a plan from the builder.
+    def load(
+        self,
+        source: str | os.PathLike | bytes | EnginePlan,
+        *,
+        require_same_hardware: bool = False,
+        record_shapes: str | os.PathLike | None = None,
+    ) -> Engine:
+        """An engine from a file, its bytes, or a plan from the builder. `record_shapes` is a file for the shapes of its runs (see
+        whet.runtime.shape_trace); without it the environment variable WHET_RECORD_SHAPES names one.
 
         An engine tuned with other hardware, libraries or threads is loaded with a warning that names the differences, and its probe is run;
         with `require_same_hardware` it is refused. Raises EngineError.
@@ -64,7 +72,10 @@ class Runtime:
             plan = read_engine(source)
             where = "the engine" if isinstance(source, bytes | bytearray | memoryview) else f"{Path(source).name}"
         check_plan(plan)
-        return Engine(plan, self._backend_for(plan, where), require_same_hardware=require_same_hardware, where=where)
+        engine = Engine(plan, self._backend_for(plan, where), require_same_hardware=require_same_hardware, where=where)
+        if record_shapes or (record_shapes := os.environ.get("WHET_RECORD_SHAPES")):
+            engine.shape_trace = ShapeTrace(record_shapes)
+        return engine
 
     def _backend_for(self, plan: EnginePlan, where: str) -> Backend:
         if self._backend is not None and not isinstance(self._backend, str):
@@ -124,6 +135,7 @@ class Engine:
         self._pool = ContextPool(self)
         self._workers: tuple[int, ThreadPoolExecutor] | None = None  # of run_async, with the process that started them
         self._generation = generation()
+        self.shape_trace: ShapeTrace | None = None  # counts the shapes of all runs
         self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
         self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)} | self.outputs
         if differences and require_same_hardware:
@@ -350,6 +362,8 @@ class Engine:
     def close(self) -> None:
         """Releases kernels, weights and the contexts of calls; contexts of one's own keep theirs. Later use of the engine raises ContextError."""
         self._open = False
+        if self.shape_trace is not None:
+            self.shape_trace.save()
         self._pool.close()
         if self._workers is not None and self._workers[0] == os.getpid():
             self._workers[1].shutdown(wait=False)

@@ -10,7 +10,7 @@ from whet.backends import Call
 from whet.backends.cpu.memory import array_at
 from whet.errors import BackendError
 from whet.network import Layer, static_shape
-from whet.ops import OPS, get_op, run_layer, run_regions
+from whet.ops import get_op, is_data_sized, run_layer, run_regions
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, stored_bytes, tactic
 
 
@@ -85,7 +85,7 @@ class NumpyReference(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
         if layer.op == "Reformat":
             return "moves values between formats, which the reference does not know"
-        if layer.op in OPS and get_op(layer.op).data_sized:
+        if is_data_sized(layer):
             return "its sizes depend on the data"
         if any(t is not None and t.dtype.name == "string" for t in (*layer.inputs, *layer.outputs)):
             return "strings have no place in an arena"
