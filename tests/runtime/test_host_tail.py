@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 import whet
-from whet.builder import BuildConfig, build, retune
+from whet.builder import BuildConfig, build, retune, save_lock
 from whet.cli.exec import command as exec_command
 from whet.engine import engine_bytes, engine_digest, read_engine, write_engine
-from whet.errors import ContextError, EngineError
+from whet.errors import ContextError, EngineError, LockError
 from whet.frontends import network_from_onnx
 from whet.runtime import Runtime
 
@@ -206,3 +206,13 @@ def test_one_mask_that_selects_from_two_tensors_has_one_size():
     engine = Runtime().load(plan)
     assert str(engine.outputs["both"]) == "f32[size_of_nonzero_x,2]"
     same_as_onnx_runtime(proto, engine, {"x": RNG.standard_normal(30).astype(np.float32)})
+
+
+def test_a_lock_covers_the_layers_on_the_host(plan, tmp_path):
+    save_lock(plan, tmp_path / "lock.json")
+    locked = dataclasses.replace(FAST, lock=str(tmp_path / "lock.json"))
+    assert engine_digest(build(network_from_onnx(detector()), locked)) == engine_digest(plan)
+    other = detector()
+    next(w for w in other.graph.initializer if w.name == "most").CopyFrom(numpy_helper.from_array(np.array([7]), "most"))
+    with pytest.raises(LockError, match="the layers that run on the host"):
+        build(network_from_onnx(other), locked)

@@ -18,7 +18,7 @@ from whet.builder.candidates.tactic_sources import missing_libraries, tactics_fo
 from whet.builder.config import BuildConfig
 from whet.builder.explain import complete_report
 from whet.builder.host_tail import describe_host_tail, split_host_tail
-from whet.builder.lock.lock import check_lock, read_lock
+from whet.builder.lock.lock import check_lock, check_locked_tail, read_lock
 from whet.builder.lock.rebuild import rebuild_locked
 from whet.builder.lowering import lower_network, widening_note
 from whet.builder.precision.permissions import Permissions
@@ -51,6 +51,8 @@ def build(
         expected = "build takes a Network and a BuildConfig: build(whet.network_from_onnx('model.onnx'), whet.BuildConfig(...))"
         raise UsageError(f"{expected}, not {type(net).__name__} and {type(config).__name__}; whet.build takes models")
     net, tail = split_host_tail(net)
+    if config.lock:
+        check_locked_tail(read_lock(config.lock), tail)
     plan = _build_split(net, config, progress, inputs, incumbent_ms)
     if tail is not None:
         plan.tail = tail

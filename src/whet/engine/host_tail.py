@@ -6,6 +6,7 @@ advance. They run by their NumPy references, with symbols for those sizes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,11 @@ class HostTail:
 
     network: Network
     outputs: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the network and the outputs' names."""
+        return hashlib.sha256("\0".join([network_text(self.network), *self.outputs]).encode()).hexdigest()
 
     def types(self, network: Network) -> dict[str, TensorType]:
         """The types of all outputs; `network` is the engine's."""

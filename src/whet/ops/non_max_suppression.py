@@ -50,7 +50,7 @@ def _select(corners, scores, limit, threshold, least):
     order = np.arange(scores.size) if least is None else np.flatnonzero(scores > least)
     order = order[np.argsort(-scores[order], kind="stable")]
     area = np.prod(corners[:, 2:] - corners[:, :2], -1)
-    selected: list[int] = []
+    selected = []
     while order.size and len(selected) < limit:
         best, order = order[0], order[1:]
         selected.append(int(best))
