@@ -23,6 +23,7 @@ from whet.plugin_packages import version_changes
 from whet.runtime.calls import ContextPool, call_engine, call_with, inputs_by_name
 from whet.runtime.kernels import ConfigCheck, Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes
+from whet.runtime.profiles import size_factor
 from whet.runtime.sample_parallel import arena_bytes, bind_shapes, plan_shapes
 from whet.runtime.shape_trace import ShapeTrace
 from whet.runtime.shaped import ShapedPlan, opt_shapes
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from whet.measure.benchmark import Benchmark
     from whet.runtime.context import Context
 
+_FAR = 16.0  # factor between the elements of an input and those at the opt shape from which a warning says so
 _MAX_SHAPED = 16  # sets of input shapes whose kernels an engine caches
 
 
@@ -125,6 +127,7 @@ class Engine:
         self.warnings: list[str] = []
         self._where = where
         self._told: set[tuple[str, str]] = set()
+        self._far: set[int] = set()  # profiles with a warning about far shapes
         differences = machine_differences(plan, backend)
         probed = all(p.probe for p in plan.by_profile())  # packed weights cannot be compared with the source weights: the probe tests them
         self._store = WeightStore(backend, plan.packed if probed and not differences else {})
@@ -331,7 +334,21 @@ class Engine:
             while len(self._shaped) > _MAX_SHAPED:
                 self._shaped.popitem(last=False)
         self._warn_of_fallbacks(shaped)
+        self._warn_of_far_shapes(profile, shapes)
         return shaped
+
+    def _warn_of_far_shapes(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Warns once per profile of shapes that have little in common with those that its kernels were timed at."""
+        tuned = self.plan.profiles[profile] if self.plan.profiles else None
+        if tuned is None or (factor := size_factor(tuned, shapes)) <= _FAR or profile in self._far:
+            return
+        self._far.add(profile)
+        at = [shapes, {n: s[1] for n, s in tuned.shapes.items()}]
+        given, opt = (", ".join(f"{n}: {'x'.join(map(str, a[n]))}" for n in tuned.shapes) for a in at)
+        self._warn(
+            f"{given} differs by a factor of {factor:.3g} from what profile {profile} was tuned for ({opt}): its kernels may be slow there. "
+            "Build with a profile for such shapes, or record those that occur and tune for them: whet retune --from-trace"
+        )
 
     def _warn_of_fallbacks(self, shaped: ShapedPlan) -> None:
         """Warns once about all layers with a tactic that cannot run."""
