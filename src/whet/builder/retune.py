@@ -66,12 +66,12 @@ def split_by_trace(plan: EnginePlan, trace: Sequence[tuple[Shapes, int]], most: 
     inputs = {t.name for t in plan.network.inputs}
     frequent: dict[tuple[Any, ...], tuple[int, int, Shapes]] = {}  # shapes -> profile, runs
     for shapes, runs in trace:
-        profile = nearest_profile(plan, shapes) if set(shapes) == inputs else None
-        if profile is None:
+        number = nearest_profile(plan, shapes) if set(shapes) == inputs else None
+        if number is None:
             said = ", ".join(f"{n}: {'x'.join(map(str, s))}" for n, s in shapes.items())
             raise EngineError(f"the engine does not take the recorded shapes {said}: they are of another engine, or of one with other profiles")
         key = tuple(sorted(shapes.items()))
-        frequent[key] = (profile, runs + frequent.get(key, (0, 0, shapes))[1], shapes)
+        frequent[key] = (number, runs + frequent.get(key, (0, 0, shapes))[1], shapes)
     selected = sorted(frequent.values(), key=lambda row: -row[1])[:most]
     whole, plans = plan.by_profile(), []
     for k, profile in enumerate(plan.profiles):

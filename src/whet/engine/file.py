@@ -6,6 +6,7 @@ are optional; info (times, measured rates, candidates, dates) is the only sectio
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import mmap
@@ -118,17 +119,21 @@ def read_engine(source: Source) -> EnginePlan:
 
 
 def release_pages(plan: EnginePlan) -> None:
-    """Returns the memory of a mapped engine file to the system, once its weights are packed; weights that are needed again are read from the file."""
+    """Returns the memory of a mapped engine file and freed memory of the heap to the system, once its weights are computed and again once they are
+    packed; weights that are needed again are read from the file. Otherwise the peak is larger by both: 200 MB for ResNet-50."""
     mapped = set()
     for part in plan.by_profile():
         for t in part.network.constants.values():
-            base: Any = None if t.weight is None else t.weight.array
+            base: Any = None if t.weight is None else t.weight.held
             while isinstance(base, np.ndarray):
                 base = base.base
             if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap):
                 mapped.add(base.obj)
     for memory in mapped:
         memory.madvise(mmap.MADV_DONTNEED)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 class _Opened:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from math import prod
 from typing import Any
@@ -171,6 +172,11 @@ def _evaluate(o: Origin, leaves: Mapping[str, np.ndarray], known: dict[int, np.n
     return known[id(o)]
 
 
+def _evaluate_again(origin: Origin, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The array of an expression whose size was checked before."""
+    return _evaluate(origin, leaves, {}, Budget(LARGEST))
+
+
 # reading
 
 
@@ -198,6 +204,7 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
     values: dict[int, np.ndarray] = {}
     made: dict[str, Weight] = {}
     found = []
+    sources = {o.name: arrays[digest] for o, _, digest, _ in origins if digest in arrays}
     uses = _count_uses(index["constants"], origins)
     for row in index["constants"].rows():
         digest, type_text, number, stored = row.rows(4)
@@ -221,9 +228,11 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
                 raise row.fail("a constant that has its type and digest")
             if stored.value is not None:
                 object.__setattr__(w, "digest", digest.value)  # already checked with the array
+            elif leaves := _leaves(origin, sources):
+                w.compute_again_by(partial(_evaluate_again, origin, leaves))
             made[key] = w
         found.append(made[key])
-    return found, {o.name: arrays[digest] for o, _, digest, _ in origins if digest in arrays}
+    return found, sources
 
 
 def _type(r: Reader) -> TensorType:

@@ -37,7 +37,7 @@ class Tensor:
         self.index = index
         self.weight = weight
         self.shape_value: tuple[Dim, ...] | None = None
-        if weight is not None and weight.array.dtype in (np.int64, np.int32) and weight.array.ndim <= 1 and weight.array.size <= 64:
+        if weight is not None and weight.type.dtype.numpy in (np.int64, np.int32) and weight.type.rank <= 1 and weight.type.is_static_up_to(64):
             self.shape_value = tuple(int(v) for v in weight.array.reshape(-1))
 
     @property

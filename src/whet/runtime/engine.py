@@ -145,6 +145,7 @@ class Engine:
             raise EngineError(f"{where} was tuned on other hardware: {'; '.join(differences)}. Build it again here.")
         if differences:
             self._warn(f"{where} was tuned elsewhere ({'; '.join(differences)}): it may be slower than one tuned here")
+        release_pages(plan)
         try:
             self.shaped(0, opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are reported at load
         except EngineError:
@@ -210,7 +211,7 @@ class Engine:
     def memory(self, context: Context | None = None) -> Memory:
         """Bytes in use, including arena and scratch of `context` (None: those planned for profile 0)."""
         held = (t.weight for p in self.plan.by_profile() for t in p.network.constants.values())
-        arrays = {w.digest: w.array.nbytes for w in held if w is not None}
+        arrays = {w.digest: int(w.type.nbytes) for w in held if w is not None}
         used = context.nbytes() if context is not None else {"arena": arena_bytes(self.plan), "scratch": 0}
         return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
 
