@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from whet.measure.benchmark import Benchmark
     from whet.runtime.context import Context
 
-_FAR = 16.0  # factor between the elements of an input and those at the opt shape from which a warning says so
+_FAR = 32.0  # factor between the elements of an input and those at the opt shape from which a warning says so
 _MAX_SHAPED = 16  # sets of input shapes whose kernels an engine caches
 
 
