@@ -38,15 +38,15 @@ Shapes = dict[str, list[int]]
 
 def sample(shapes: Shapes, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Normal random values; for text models token ids, with a mask that includes all of them."""
-    made = {}
+    arrays = {}
     for name, shape in shapes.items():
         if "mask" in name:
-            made[name] = np.ones(shape, np.int64)
+            arrays[name] = np.ones(shape, np.int64)
         elif "ids" in name:
-            made[name] = rng.integers(0, 2 if "type" in name else VOCABULARY, shape)
+            arrays[name] = rng.integers(0, 2 if "type" in name else VOCABULARY, shape)
         else:
-            made[name] = rng.standard_normal(shape).astype(np.float32)
-    return made
+            arrays[name] = rng.standard_normal(shape).astype(np.float32)
+    return arrays
 
 
 def feed(shapes: Shapes) -> dict[str, np.ndarray]:

@@ -47,17 +47,17 @@ def engines(net: Network, batch: int, cache: Path, times: Path) -> dict[str, tup
     """(engine, seconds of its build) by precision."""
     shape = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
     config = BuildConfig(backend="cuda", profiles=((shape, shape, shape),), timing_cache=str(times))
-    made = prepare(net, config)
-    ranges = calibrated_ranges(net, made, Calibration(cache=str(cache)), config, print)
-    found = {}
-    wide = replace(ranges, float_sums=skip_sums(made, kept_out(made)))
-    sources = {"fp8": float8_network(made, ranges), "sums": float8_network(made, wide), "int8": quantize(made, ranges), "fp16": net}
+    prepared = prepare(net, config)
+    ranges = calibrated_ranges(net, prepared, Calibration(cache=str(cache)), config, print)
+    built = {}
+    wide = replace(ranges, float_sums=skip_sums(prepared, kept_out(prepared)))
+    sources = {"fp8": float8_network(prepared, ranges), "sums": float8_network(prepared, wide), "int8": quantize(prepared, ranges), "fp16": net}
     for kind, source in sources.items():
         begun = time.perf_counter()
         precisions = ("fp16",) if kind == "fp16" else ("fp16", "int8" if kind == "int8" else "fp8")
-        found[kind] = build(source, replace(config, precisions=precisions)), time.perf_counter() - begun
-        print(f"{kind} batch {batch} built in {found[kind][1]:.1f} s", flush=True)
-    return found
+        built[kind] = build(source, replace(config, precisions=precisions)), time.perf_counter() - begun
+        print(f"{kind} batch {batch} built in {built[kind][1]:.1f} s", flush=True)
+    return built
 
 
 def row(name: str, batch: int, folder: Path, machine: Any) -> dict[str, Any]:

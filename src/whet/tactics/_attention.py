@@ -63,11 +63,11 @@ def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = Fal
     v: View | None = None
     for x in waiting[1:]:
         others = [t for t in x.inputs if t is not None and t is not running]
-        number = _one_number(layer, others[0]) if len(others) == 1 else None
+        number = _constant_scalar(layer, others[0]) if len(others) == 1 else None
         if x.op == "ReduceMax" and masked_by is not None and x.inputs[0] is masked_by and _keeps_rows(x):
             row_max = x.output
             continue
-        if x.op == "Equal" and row_max in x.inputs and any(t is not row_max and _one_number(layer, t) == -np.inf for t in x.inputs):
+        if x.op == "Equal" and row_max in x.inputs and any(t is not row_max and _constant_scalar(layer, t) == -np.inf for t in x.inputs):
             condition, guard = x.output, Guard.HIDDEN
             continue
         if running not in x.inputs:
@@ -108,7 +108,7 @@ def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = Fal
         heads = replace(heads, guard=guard)
     if isinstance(heads, str) or heads.mask is None or not layer.needs(heads.mask.place).is_constant:
         return heads
-    return replace(heads, causal=_diagonal(layer.needs(heads.mask.place), heads.mask))
+    return replace(heads, causal=_match_diagonal_mask(layer.needs(heads.mask.place), heads.mask))
 
 
 def split_periods(heads: Heads) -> list[Heads]:
@@ -137,13 +137,13 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
     if size % 16 or not 16 <= size <= 128 or v.shape[-1] != size:
         return f"heads of {size} and {v.shape[-1]} elements: the kernel takes equal ones, 16 to 128 in steps of 16"
     turned = k.strides[-1] == 1
-    found = Heads(q, k, v, mask, out, turned, shape[0], shape[1], rows, keys, size, scale)
+    heads = Heads(q, k, v, mask, out, turned, shape[0], shape[1], rows, keys, size, scale)
     for name, view, line in (("q", q, -1), ("k", k, -1 if turned else -2), ("v", v, -1), ("the output", out, -1)):
         if view.period:
             return f"{name} repeats along the batch"
         if view.group > 1 and not (grouped and name in "kv"):
             return f"several heads share one head of {name}"
-        if not view.fits(found.batch, found.heads):
+        if not view.fits(heads.batch, heads.heads):
             return f"{name} is broadcast along some of its axes only"
         if view.strides[line] != 1 or any(s % 8 for i, s in enumerate(view.strides) if i - len(view.strides) != line) or view.offset % 8:
             return f"rows of {name} are not aligned to 16 bytes"
@@ -153,10 +153,10 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
         if len(mask.shape) > 4 or any(d not in (1, n) for d, n in zip(wide, (*shape[:2], rows, keys), strict=True)):
             return "the mask is broadcast along some of its axes only"
         strides = tuple(0 if d == 1 else s for d, s in zip(wide, steps, strict=True))
-        found = replace(found, mask=replace(mask, shape=wide, strides=strides))
+        heads = replace(heads, mask=replace(mask, shape=wide, strides=strides))
     if not prod(shape) * keys or shape[0] * shape[1] > 65535:
         return "no heads, or more than 65535 of them"
-    return found
+    return heads
 
 
 def _keeps_rows(reduction: Layer) -> bool:
@@ -167,10 +167,10 @@ def _keeps_rows(reduction: Layer) -> bool:
 
 def _is_guard(layer: Layer, where: Layer, condition: Tensor | None, weights: Tensor) -> bool:
     """True if a Where makes the rows of `weights` 0 for which `condition` holds."""
-    return condition is not None and where.inputs[0] is condition and where.inputs[2] is weights and _one_number(layer, where.inputs[1]) == 0
+    return condition is not None and where.inputs[0] is condition and where.inputs[2] is weights and _constant_scalar(layer, where.inputs[1]) == 0
 
 
-def _one_number(layer: Layer, t: Tensor | None) -> float | None:
+def _constant_scalar(layer: Layer, t: Tensor | None) -> float | None:
     """The value of a constant with one element; None for other tensors."""
     array = None if t is None or prod(static_shape(t.shape)) != 1 else _constant(layer, t)
     return None if array is None else float(np.asarray(array, np.float64).reshape(-1)[0])
@@ -187,7 +187,7 @@ HIDES = -3e4
 """A mask value from here down hides its key: next to any ordinary score, exp of the difference is 0 in f32."""
 
 
-def _diagonal(t: Tensor, mask: View) -> int | None:
+def _match_diagonal_mask(t: Tensor, mask: View) -> int | None:
     """d, where the constant mask is 0 for keys 0 .. row + d and hides those after; None for other masks."""
     if mask.shape[:2] != (1, 1) or mask.shape[-2] == 1 or mask.shape[-1] == 1:
         return None

@@ -16,12 +16,12 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import F32, Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
-from whet.tactics._fused import constants_of, root_layer, source_index
+from whet.tactics._fused import root_layer, source_index, weight_and_bias
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, steps_of
 from whet.tactics.cpu.conv._winograd_ir import Form, context_words, winograd_ir
 from whet.tactics.cpu.conv._winograd_transform import TAPS, side, transformed_weights
-from whet.tactics.cpu.onednn._kernel import f32_of, static
+from whet.tactics.cpu.onednn._kernel import static, to_f32
 
 _RTOL = {2: 1e-5, 4: 2e-5}
 _LINE = 16  # floats of a cache line
@@ -103,7 +103,7 @@ class WinogradKernel:
         block_floats = v_pitch * matrices
         thread_floats = _pitch(form.buffer_floats + m_pitch * matrices + (0 if is_split else block_floats))
         self.scratch = 4 * (self.threads * thread_floats + (blocks * block_floats if is_split else 0))
-        weights, bias = constants_of(layer)
+        weights, bias = weight_and_bias(layer)
         u_floats = matrices * strips * x.blocks * form.lanes * form.width
         digests = "|".join("" if t is None else t.constant().digest for t in (weights, bias))
         key = f"{digests}|winograd {m} {form.lanes} {panel_strips}"
@@ -137,7 +137,7 @@ class WinogradKernel:
 class Winograd(FloatConvTactic):
     takes_residual = True
 
-    def rejects(self, head: Layer) -> str | None:
+    def why_not_conv(self, head: Layer) -> str | None:
         a = head.attrs
         if head.needs(0).type.rank != 4 or a["group"] != 1 or tuple(head.needs(1).shape[2:]) != (TAPS, TAPS):
             return "takes 3x3 convolutions of images with one group"
@@ -150,13 +150,13 @@ class Winograd(FloatConvTactic):
             return []
         x, steps = source_index(layer), steps_of(layer)
         assert steps is not None
-        found = []
+        signatures = []
         for name in ("nhwc", f"nChw{lanes()}c"):
             image = Operand(name, F32)
             inputs = tuple(image if i in (x, steps[1]) else None for i in range(len(layer.inputs)))
-            found += [Signature(inputs, (image,), ((steps[1], 0),))] if steps[1] not in (None, x) else []
-            found.append(Signature(inputs, (image,)))
-        return found
+            signatures += [Signature(inputs, (image,), ((steps[1], 0),))] if steps[1] not in (None, x) else []
+            signatures.append(Signature(inputs, (image,)))
+        return signatures
 
     def not_strict(self, layer: Layer, implementation: str) -> str | None:
         return "Winograd's transforms mix the values of a tile: errors are relative to its largest value, NaN reaches all of its results"
@@ -170,15 +170,15 @@ class Winograd(FloatConvTactic):
         samples, channels, rows, columns = static_shape(layer.outputs[0].shape)
         products = channels * static_shape(root_layer(layer).needs(0).shape)[1]
         costs = {m: _cost(m, samples * -(-rows // m) * -(-columns // m), products) for m in _RTOL}
-        found: list[Config] = []
+        configs: list[Config] = []
         for m, cost in costs.items():
             if cost > _CLEARLY * min(costs.values()):
                 continue
             weights, most = 4 * products * side(m) ** 2, most_rows()
             for split in (0, 1):
                 if (weights > _SECOND_CACHE if split else weights < _MEMORY):
-                    found += [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for n, strips in ((2, 4), (4, 1))]
-        return found
+                    configs += [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for n, strips in ((2, 4), (4, 1))]
+        return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> WinogradKernel:
         sizes = {name: int(value) for name, value in config}
@@ -199,7 +199,7 @@ class _Pack:
     strips: int
 
     def __call__(self) -> np.ndarray:
-        w = f32_of(self.weights)
+        w = to_f32(self.weights)
         channels, taken = w.shape[:2]
         padded, count = -(-taken // self.lanes) * self.lanes, -(-channels // self.width)
         matrices = side(self.m) ** 2
@@ -214,7 +214,7 @@ class _Pack:
                 panel[:, k, :taken, : part.shape[2]] = part
             at += panel.size
         if self.bias is not None:
-            packed[at : at + channels] = f32_of(self.bias).reshape(-1)
+            packed[at : at + channels] = to_f32(self.bias).reshape(-1)
         return packed.view(np.uint8)
 
 

@@ -16,7 +16,7 @@ from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu.elementwise._elementwise_ir import Program, Step, elementwise_ir
 from whet.tactics.cpu.elementwise._memory_axes import broadcast_strides, candidate_formats, memory_shape, merge_axes
-from whet.tactics.cpu.elementwise._operations import OPERATIONS, attributes, operand_indices, refusal
+from whet.tactics.cpu.elementwise._operations import OPERATIONS, attributes, operand_indices, why_not_elementwise
 from whet.tactics.cpu.onednn._kernel import static
 
 _MAX_OPERANDS = 12
@@ -166,12 +166,12 @@ class Elementwise(CompiledTactic):
             return "computes in floating point, the layer is quantized"
         if layer.op == "Fused" and layer.composite not in OPERATIONS:
             return f"computes elementwise ops, not {layer.composite}"
-        if said := jit.available():
+        if said := jit.why_unavailable():
             return said
         if len(layer.outputs) != 1:
             return "computes layers with one output"
         for inner in layer.regions["body"].layers if layer.op == "Fused" else [layer]:
-            if said := refusal(inner):
+            if said := why_not_elementwise(inner):
                 return said
         if all(t is None or t.is_constant for t in layer.inputs):
             return "all operands are constant"
@@ -182,8 +182,8 @@ class Elementwise(CompiledTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        found = describe(layer)
-        if isinstance(found, str):
+        description = describe(layer)
+        if isinstance(description, str):
             return []
         out = layer.outputs[0]
         shape = static_shape(out.shape)
@@ -198,21 +198,21 @@ class Elementwise(CompiledTactic):
             signature = Signature(tuple(stored), (Operand(form, out.dtype),))
             if self.refuses(layer, signature, backend) is not None:
                 continue
-            shared = [i for i in found.places if _may_share(layer, i)]
+            shared = [i for i in description.places if _may_share(layer, i)]
             listed += [Signature(signature.inputs, signature.outputs, ((i, 0),)) for i in shared[:2]]
             listed.append(signature)
         return listed
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = describe(layer)
-        if isinstance(found, str):
-            return found
+        description = describe(layer)
+        if isinstance(description, str):
+            return description
         form, shape = signature.outputs[0].format, static_shape(layer.outputs[0].shape)
         sizes = memory_shape(form, shape)
         if sizes is None:
             return f"the channels are padded in {form}"
         rows = []
-        for i, own in zip(found.places, found.shapes, strict=True):
+        for i, own in zip(description.places, description.shapes, strict=True):
             strides = None
             if len(own) <= len(shape):
                 strides = _strides(layer, signature, i, own)
@@ -225,7 +225,7 @@ class Elementwise(CompiledTactic):
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ElementwiseKernel:
-        found = describe(layer)
-        if isinstance(found, str):
-            raise PlanRefused(found)
-        return ElementwiseKernel(layer, signature, found, backend.threads)
+        description = describe(layer)
+        if isinstance(description, str):
+            raise PlanRefused(description)
+        return ElementwiseKernel(layer, signature, description, backend.threads)

@@ -14,7 +14,7 @@ from whet.tactics._fused import EpilogueStep
 from whet.tactics._quantized import Parts, Scale, match_quantized, require_quantized
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe
-from whet.tactics.cpu.onednn._post_ops import Chain, Shaper, chain, clip_bounds, readable_at_rank
+from whet.tactics.cpu.onednn._post_ops import Chain, Shaper, clip_bounds, match_post_ops, readable_at_rank
 
 __all__ = [
     "OneDnnQuantized",
@@ -22,15 +22,15 @@ __all__ = [
     "QuantizedTactic",
     "Scale",
     "add_scales",
-    "attributes",
-    "inexact_products",
+    "list_same_format_signatures",
+    "list_signatures",
+    "match_real_post_ops",
     "needed_steps",
-    "quantization",
+    "quantized_attributes",
     "require_quantized",
-    "same_format",
-    "signatures",
-    "unsafe_reason",
     "weight_key",
+    "why_inexact",
+    "why_inexact_operand",
 ]
 
 #: Implementations that accumulate 8-bit products in 32 bits; others may saturate at 16 bits.
@@ -43,35 +43,35 @@ class QuantizedTactic(Tactic):
     quantized = True
 
     @abstractmethod
-    def rejects(self, parts: Parts) -> str | None:
+    def why_not_parts(self, parts: Parts) -> str | None:
         """Why the kernel does not take a layer of these parts; None if it does."""
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
         parts = match_quantized(layer)
-        return parts if isinstance(parts, str) else self.rejects(parts)
+        return parts if isinstance(parts, str) else self.why_not_parts(parts)
 
 
 class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
     """Uses only implementations that accumulate exactly on this CPU."""
 
     def _usable(self, recipe: Recipe) -> list[str]:
-        found = super()._usable(recipe)
-        exact = [n for n in found if any(word in n for word in _EXACT)]
+        names = super()._usable(recipe)
+        exact = [n for n in names if any(word in n for word in _EXACT)]
         if not exact:
-            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only kernels with saturating accumulators for this ({', '.join(found)})")
+            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only kernels with saturating accumulators for this ({', '.join(names)})")
         return exact
 
 
-def inexact_products() -> str | None:
+def why_inexact() -> str | None:
     """The reason why 8-bit products are not exact on this CPU for any operands, or None."""
     return None if dnn.has_isa("avx512_core_vnni") else "oneDNN multiplies 8-bit integers exactly with VNNI instructions only"
 
 
-def unsafe_reason(x: Scale) -> str | None:
+def why_inexact_operand(x: Scale) -> str | None:
     """The reason why 8-bit products with this left operand are not exact on this CPU, or None."""
-    if inexact_products() is None:
+    if why_inexact() is None:
         return None
     if x.dtype.name == "i8":
         return "without VNNI instructions oneDNN halves the weights of a signed input, which rounds them"
@@ -86,19 +86,19 @@ def float_types(parts: Parts, backend) -> list[DType]:
     return [F32, BF16] if floats and "avx512_bf16" in backend.capabilities.features and dnn.has_isa("avx512_core_bf16") else [F32]
 
 
-def same_format(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list[Signature]:
+def list_same_format_signatures(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list[Signature]:
     """Signatures of an elementwise layer: the inputs with these indices and the output in one format."""
-    found = []
+    signatures = []
     for f in ("nhwc", "linear"):
         if format_fits(f, layer.outputs[0].type.rank):
             inputs = tuple(Operand(f, reads[i]) if i in reads else None for i in range(len(layer.inputs)))
-            found.append(Signature(inputs, (Operand(f, stores),)))
-    return found
+            signatures.append(Signature(inputs, (Operand(f, stores),)))
+    return signatures
 
 
-def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
+def list_signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
     """Signatures with all full-size operands in `fmt`, for each float type; those that add a residual in place come first."""
-    made, rank = [], parts.view.outputs[0].type.rank
+    signatures, rank = [], parts.view.outputs[0].type.rank
     for real in float_types(parts, backend):
         inputs: list[Operand | None] = []
         for i, t in enumerate(parts.view.inputs):
@@ -113,23 +113,23 @@ def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
             if p.op != "Add" or z is None or z in own or (addend := inputs[z]) is None:
                 continue
             if parts.view.needs(z).shape == parts.view.outputs[0].shape and addend.dtype.bits == out.dtype.bits:
-                made.append(Signature(tuple(inputs), (out,), ((z, 0),)))
-        made.append(Signature(tuple(inputs), (out,)))
-    return made
+                signatures.append(Signature(tuple(inputs), (out,), ((z, 0),)))
+        signatures.append(Signature(tuple(inputs), (out,)))
+    return signatures
 
 
-def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
+def match_real_post_ops(parts: Parts, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
     """The epilogue as post-ops on real numbers, with integer addends dequantized."""
-    made = Chain()
+    chain = Chain()
     for post in needed_steps(parts):
         if post.other not in parts.reads or parts.view.needs(post.other).is_constant:
-            step = chain([post], parts.view, signature, shaper)
+            step = match_post_ops([post], parts.view, signature, shaper)
         else:
-            step = _summand(post, parts, signature, shaper)
+            step = _append_summand(post, parts, signature, shaper)
         if isinstance(step, str):
             return step
-        made.extend(step)
-    return made
+        chain.extend(step)
+    return chain
 
 
 def needed_steps(parts: Parts) -> list[EpilogueStep]:
@@ -149,32 +149,32 @@ def needed_steps(parts: Parts) -> list[EpilogueStep]:
     return steps
 
 
-def _summand(post: EpilogueStep, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
+def _append_summand(post: EpilogueStep, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
     """+ (z - zero) * scale: an addition in place, or the accumulator scaled to z's steps and back."""
-    i, made = post.other, Chain()
+    i, chain = post.other, Chain()
     assert i is not None
     z, t, stored = parts.reads[i], parts.view.needs(i), signature.needs(i)
     if post.op != "Add":
         return f"{post.op} with an integer operand: only Add takes one"
     if (i, 0) in signature.inplace:
         other = signature.outputs[0].dtype
-        made.post_ops.append(dnn.Sum(z.number, z.zero, None if other == z.dtype else z.dtype.name))
-        return made
+        chain.post_ops.append(dnn.Sum(z.number, z.zero, None if other == z.dtype else z.dtype.name))
+        return chain
     shape, out = static_shape(t.shape), static_shape(parts.view.outputs[0].shape)
     full = (1,) * (len(out) - len(shape)) + shape
     wanted = shaper(full) if shaper else full
     if wanted is None or not readable_at_rank(stored, shape, full):
         return f"an Add of {list(shape)} stored as {stored} does not fit the output {list(out)}"
-    made.post_ops += [
+    chain.post_ops += [
         dnn.Eltwise("linear", 1.0 / z.number, 0.0),
         dnn.Binary("add", describe(t, stored, wanted)),
         dnn.Eltwise("linear", z.number, -z.zero * z.number),
     ]
-    made.places["post1"] = ("input", i)
-    return made
+    chain.places["post1"] = ("input", i)
+    return chain
 
 
-def quantization(post_ops: Sequence[dnn.PostOp], parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dnn.Attributes:
+def quantized_attributes(post_ops: Sequence[dnn.PostOp], parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dnn.Attributes:
     """The primitive's attributes with these post-ops. `channels` is (mask, count) of weights with a scale per channel."""
     by_channel = parts.reads[w].scale.size > 1
     scales = [("src", 0, 1), ("weights", *channels) if by_channel else ("weights", 0, 1)]

@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics._fused import EpilogueStep, constants_of, outer_input, root_layer
-from whet.tactics._matrix_product import gemm_reason
+from whet.tactics._fused import EpilogueStep, outer_input, root_layer, weight_and_bias
+from whet.tactics._matrix_product import why_not_gemm
 
 
 @dataclass
@@ -27,7 +27,7 @@ def match_epilogue(layer: Layer, chain: Sequence[EpilogueStep] | None) -> Epilog
     """The epilogue, or why the kernels cannot compute it."""
     if chain is None:
         return "its fused operations do not form a chain"
-    out, found = layer.outputs[0].shape, Epilogue()
+    out, epilogue = layer.outputs[0].shape, Epilogue()
     axis = channel_axis(layer)
     for step in chain:
         other = step.other_tensor
@@ -35,20 +35,20 @@ def match_epilogue(layer: Layer, chain: Sequence[EpilogueStep] | None) -> Epilog
             name = "Silu" if step.op == "Swish" and float(step.attrs.get("alpha", 1.0)) == 1.0 else step.op
             if name not in ("Relu", "Silu", "Gelu") or (name == "Gelu" and step.attrs.get("approximate", "none") != "none"):
                 return f"computes no {step.op} in its epilogue"
-            found.steps.append(name)
+            epilogue.steps.append(name)
         elif step.op != "Add":
             return f"computes no {step.op} with two operands in its epilogue"
         elif other.is_constant:
             full = (1,) * (len(out) - other.type.rank) + tuple(other.shape)
-            if found.steps or len(full) != len(out) or any(d != (out[i] if i == axis else 1) for i, d in enumerate(full)):
+            if epilogue.steps or len(full) != len(out) or any(d != (out[i] if i == axis else 1) for i, d in enumerate(full)):
                 return f"an Add of a constant of shape {list(map(str, other.shape))} is not a bias"
-            found.biases.append(other)
-        elif other.shape != out or found.residual is not None:
+            epilogue.biases.append(other)
+        elif other.shape != out or epilogue.residual is not None:
             return "takes one residual, of the result's shape"
         else:
-            found.residual = step.other
-            found.steps.append("Add")
-    return found
+            epilogue.residual = step.other
+            epilogue.steps.append("Add")
+    return epilogue
 
 
 def channel_axis(layer: Layer) -> int:
@@ -60,7 +60,7 @@ def why_not_linear(layer: Layer) -> str | None:
     """Why a Gemm, MatMul or Conv is no product of rows with a constant matrix, or None."""
     head = root_layer(layer)
     if head.op != "Conv":
-        return gemm_reason(layer)
+        return why_not_gemm(layer)
     a = head.attrs
     if a["group"] != 1 or set(a.get("strides") or (1,)) != {1} or any(a.get("pads") or (0,)) or any(d != 1 for d in head.needs(1).shape[2:]):
         return "takes 1x1 convolutions with one group, no strides, no pads"
@@ -80,7 +80,7 @@ def matrix_of(layer: Layer, weights: np.ndarray) -> np.ndarray:
 def sizes_of(layer: Layer) -> tuple[int, int, int]:
     """Rows, inputs of a row and output channels."""
     out, axis = static_shape(layer.outputs[0].shape), channel_axis(layer)
-    shape = static_shape(constants_of(layer)[0].shape)
+    shape = static_shape(weight_and_bias(layer)[0].shape)
     return prod(out) // out[axis], prod(shape) // out[axis], out[axis]
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Operand, Signature, Tactic
-from whet.tactics._fused import epilogue, is_quantized, root_layer, source_index
-from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics._fused import epilogue_steps, is_quantized, root_layer, source_index
+from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, Epilogue, all_static, float_types, machine_has, match_epilogue, same
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import constant_weights, conv_shape
@@ -84,27 +84,27 @@ def pair_of(layer: Layer) -> Pair | str:
         return "the body is not a pair of convolutions"
     if any(is_quantized(x) for x in body.layers):
         return "computes floats, and the layer is quantized"
-    first, second = (seen(x, outer) for x in body.layers)
+    first, second = (with_outer_inputs(x, outer) for x in body.layers)
     for view in (first, second):
         head = root_layer(view)
         if head.op != "Conv" or head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes"
         if reason := constant_weights(view, head):
             return reason
-    inner, made = match_epilogue(first, epilogue(first)), match_epilogue(second, epilogue(second))
+    inner, epilogue = match_epilogue(first, epilogue_steps(first)), match_epilogue(second, epilogue_steps(second))
     if isinstance(inner, str):
         return inner
-    if isinstance(made, str):
-        return made
+    if isinstance(epilogue, str):
+        return epilogue
     if inner.residual is not None or root_layer(second).attrs["group"] != 1:
         return "takes a first convolution without a residual and a second one without groups"
     fed = {t: i for i, t in enumerate(layer.inputs)}
     x = first.inputs[source_index(first)]
-    added = None if made.residual is None else second.inputs[made.residual]
+    added = None if epilogue.residual is None else second.inputs[epilogue.residual]
     read = second.inputs[source_index(second)]
     if read is not first.outputs[0] or x not in fed or (added and added not in fed):
         return "the second convolution has other inputs than the first"
-    return Pair(first, second, inner, made, fed[x], None if added is None else fed[added])
+    return Pair(first, second, inner, epilogue, fed[x], None if added is None else fed[added])
 
 
 def _match_both(layer: Layer) -> Both | str:

@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, source_index
+from whet.tactics._fused import source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, packed_array
 from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, match_transposed_epilogue, transposed_launch
 from whet.tactics.cuda.conv.conv import packed_bias
@@ -25,15 +25,15 @@ class ConvTransposeGeneric(TransposedTactic):
     fallback = True
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        made = match_transposed_epilogue(layer)
-        return made if isinstance(made, str) else None
+        epilogue = match_transposed_epilogue(layer)
+        return epilogue if isinstance(epilogue, str) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, t = match_transposed_epilogue(layer), Transposed.of(layer)
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue, t = match_transposed_epilogue(layer), Transposed.of(layer)
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         kind = signature.outputs[0].dtype
         packed = (
             packed_array(
@@ -41,14 +41,14 @@ class ConvTransposeGeneric(TransposedTactic):
                 int(np.prod(weights.shape)) * 4,
                 lambda: order_by_taps(np.asarray(weights.array(), np.float32), t.group),
             ),
-            packed_bias(made, own, t.k),
+            packed_bias(epilogue, own, t.k),
         )
 
         def make(args: Args) -> list:
-            residual = 0 if made.residual is None else args.inputs[made.residual]
+            residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             weights_at, bias_at = args.packed
             source: int = args.inputs[x]
-            return [transposed_launch("direct", t, source, weights_at, bias_at, residual, args.outputs[0], made, kind, layer.name)]
+            return [transposed_launch("direct", t, source, weights_at, bias_at, residual, args.outputs[0], epilogue, kind, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation="direct transposed", packed=packed)
 

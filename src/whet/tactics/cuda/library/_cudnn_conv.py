@@ -16,7 +16,7 @@ from whet.errors import BackendError
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import constants_of, epilogue, operand_indices, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, operand_indices, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     RTOL,
@@ -75,7 +75,7 @@ class LibraryConvolution(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        steps = epilogue(layer) or ()
+        steps = epilogue_steps(layer) or ()
         x = operand_indices(layer)[0]
         others = [p.other for p in steps if p.other is not None and not layer.needs(p.other).is_constant]
         if any(layer.needs(i).type.rank != 4 for i in others):
@@ -95,7 +95,7 @@ class LibraryConvolution(Tactic):
         epilogue = _match_epilogue(layer)
         if isinstance(epilogue, str):
             return []
-        found: list[Config] = []
+        configs: list[Config] = []
         out = signature.outputs[0]
         for form, most in (("fused", MOST_FUSED), ("apart", MOST_APART)):
             work = work_of(layer, out, epilogue, form)
@@ -105,8 +105,8 @@ class LibraryConvolution(Tactic):
                 proposals = graph_of(work).proposals()
             except BackendError:
                 continue  # no graph of this form: the reason is the same for every engine
-            found += [self._config(form, p) for p in self.chosen(proposals, most, work.last)]
-        return found
+            configs += [self._config(form, p) for p in self.chosen(proposals, most, work.last)]
+        return configs
 
     def chosen(self, proposals: Sequence[Proposal], most: int, last: bool = True) -> list[Proposal]:
         """At most `most` of the permitted ones: half from the heuristics' order, then each engine once, then the rest of that order.
@@ -141,12 +141,12 @@ class LibraryConvolution(Tactic):
         return (("math", self.math), ("form", form), ("engine", p.engine), *((f"k{k}", v) for k, v in p.knobs))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = _match_epilogue(layer)
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue = _match_epilogue(layer)
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         form, engine, knobs = self._read(config)
         out = signature.outputs[0]
-        work = work_of(layer, out, made, form)
+        work = work_of(layer, out, epilogue, form)
         if work is None:
             raise PlanRefused("the library's graph has no such epilogue")
         plan = plan_of(work, engine, knobs)
@@ -156,7 +156,7 @@ class LibraryConvolution(Tactic):
         if plan.workspace > MOST_WORKSPACE:
             raise PlanRefused(f"engine {engine} asks for {plan.workspace >> 20} MiB of workspace")
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         dtype, channels = out.dtype, work.y[1]
         bias_type = dtype.numpy if form == "fused" else np.dtype(np.float32)
         follows = form == "apart"
@@ -168,22 +168,22 @@ class LibraryConvolution(Tactic):
         packed = (
             packed_array(f"{weights.constant().digest}|cudnn {'krsc' if work.last else 'kcrs'} {dtype}", _count(work.w) * dtype.bits // 8, filters),
             packed_array(
-                f"bias {own.constant().digest if own is not None else ''} {made.key} {channels} {bias_type}",
+                f"bias {own.constant().digest if own is not None else ''} {epilogue.key} {channels} {bias_type}",
                 channels * bias_type.itemsize,
-                lambda: made.bias(own, channels).astype(bias_type),
+                lambda: epilogue.bias(own, channels).astype(bias_type),
             ),
         )
 
         def make(args: Args) -> list:
             addresses = {X: args.inputs[x], W: args.packed[0], Y: args.outputs[0]}
-            if work.residual and made.residual is not None:
-                addresses[Z] = args.inputs[made.residual]
+            if work.residual and epilogue.residual is not None:
+                addresses[Z] = args.inputs[epilogue.residual]
             if work.bias:
                 addresses[B] = args.packed[1]
             launches: list[Any] = [CudnnLaunch(plan, addresses, -(-args.scratch // 256) * 256)]
             if follows:
-                residual = 0 if made.residual is None else args.inputs[made.residual]
-                launches.append(_post_ops(work, made, args.outputs[0], args.packed[1], residual))
+                residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
+                launches.append(_post_ops(work, epilogue, args.outputs[0], args.packed[1], residual))
             return launches
 
         kernel = GpuKernel(
@@ -242,7 +242,7 @@ def _four(t: Tensor) -> tuple[int, int, int, int]:
 
 
 def _match_epilogue(layer: Layer) -> Epilogue | str:
-    return match_epilogue(layer, epilogue(layer))
+    return match_epilogue(layer, epilogue_steps(layer))
 
 
 def _follows(layer: Layer, epilogue: Epilogue) -> bool:
