@@ -173,7 +173,7 @@ def run_network(
 
 def _bind_data_sizes(layer: Layer, t: Tensor, array: np.ndarray, env: dict[str, int]) -> None:
     """Adds the values of the symbols in the shape of `t` that only the layer's output determines."""
-    for d, n in zip(t.shape, array.shape, strict=True):
+    for d, n in zip(t.shape, array.shape, strict=False):
         if isinstance(d, Expr) and (name := str(d)).isidentifier() and (name not in env or is_data_sized(layer)):
             env[name] = n
 
