@@ -93,6 +93,13 @@ def openvino_runner(model: Path, threads: int, precision: str | None = None) -> 
     return run
 
 
+def openvino_default_precision() -> str:
+    """OpenVINO's own precision hint on this CPU: f32, or bf16 or f16 where the CPU has instructions for it."""
+    import openvino as ov
+
+    return str(ov.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name())
+
+
 def verdict(interval: Sequence[float], bar: float, others_cpus: float) -> str:
     """met or lost if the whole interval (median, low, high) is on one side of the bar, else undecided; disturbed under external load."""
     if others_cpus > DISTURBED:

@@ -149,7 +149,14 @@ def build(
     return Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan)
 
 
-def load(path: str | os.PathLike | bytes, *, backend: str | None = None, threads: int = 0, require_same_hardware: bool = False) -> Engine:
+def load(
+    path: str | os.PathLike | bytes,
+    *,
+    backend: str | None = None,
+    threads: int = 0,
+    require_same_hardware: bool = False,
+    record_shapes: str | os.PathLike | None = None,
+) -> Engine:
     """Opens a saved engine: a file, or its bytes.
 
         >>> import numpy as np, whet
@@ -161,7 +168,9 @@ def load(path: str | os.PathLike | bytes, *, backend: str | None = None, threads
         (1, 10)
 
     `threads` 0 uses as many CPU threads as the engine was tuned with. An engine that was tuned on other hardware is loaded with an
-    EngineWarning, or with `require_same_hardware` refused. Raises EngineError for a file that is missing, damaged or of another version.
+    EngineWarning, or with `require_same_hardware` refused. `record_shapes` is a file to which the shapes of its runs are added when it is closed,
+    or at the end of the process: `whet retune --from-trace` tunes for the frequent ones. Raises EngineError for a file that is missing, damaged
+    or of another version.
     """
     from whet.runtime import Runtime
 
@@ -169,7 +178,7 @@ def load(path: str | os.PathLike | bytes, *, backend: str | None = None, threads
         raise UsageError(f"path: the name of an engine file, or its bytes, not {path!r}")
     if isinstance(path, str | os.PathLike) and (name := os.fspath(path)).endswith(_MODEL_SUFFIXES):
         raise UsageError(f"path: {name} is a model, not an engine: whet.build({name!r}) makes an engine of it")
-    return Runtime(backend=backend, threads=threads).load(path, require_same_hardware=require_same_hardware)
+    return Runtime(backend=backend, threads=threads).load(path, require_same_hardware=require_same_hardware, record_shapes=record_shapes)
 
 
 def _make_config(config: BuildConfig | None, permitted: Mapping[str, Any], options: Mapping[str, Any]) -> BuildConfig:

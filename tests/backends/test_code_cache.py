@@ -7,6 +7,7 @@ import pytest
 from whet.backends import _code_cache
 from whet.backends.cpu import machine_code
 from whet.errors import BackendError
+from whet.tactics.cpu._llvm import jit
 
 JIT = pytest.mark.skipif(machine_code.no_compiler() is not None, reason=str(machine_code.no_compiler()))
 
@@ -62,6 +63,33 @@ def test_folders_that_others_can_write_to_are_not_used(folder):
     assert not list(folder.iterdir())
     with pytest.raises(BackendError, match="WHET_CPU_CACHE"):
         _code_cache.cache_folder("WHET_CPU_CACHE", "objects")
+
+
+@JIT
+def test_text_is_generated_only_for_new_objects(folder, monkeypatch):
+    import ctypes
+
+    made = []
+
+    def make(name, number):
+        made.append(name)
+        return function(name).replace("i64 7", f"i64 {number}")
+
+    def result(number):
+        machine_code._loaded.cache_clear()
+        value = ctypes.c_int64(0)
+        address = machine_code.address(jit.generated(make, "kept", number), "kept")
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(value))
+        return value.value
+
+    assert [result(1), result(1), result(2), result(1)] == [1, 1, 2, 1]
+    assert made == ["kept", "kept"]
+    monkeypatch.setattr(jit, "_sources", lambda: "another version of the kernels")
+    assert result(1) == 1
+    assert len(made) == 3
+    for path in folder.glob("*.o"):
+        path.write_bytes(b"damaged")
+    assert result(2) == 2
 
 
 def test_the_oldest_files_are_deleted(tmp_path):

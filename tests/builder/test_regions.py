@@ -18,7 +18,7 @@ from whet.errors import UnsupportedError
 from whet.frontends import network_from_onnx
 from whet.network import verify
 from whet.ops import run_network
-from whet.runtime import bind
+from whet.runtime import Runtime, bind
 
 QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1)
 F, N, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -164,12 +164,41 @@ def test_a_lock_covers_a_network_with_regions(tmp_path):
     assert plan_digest(build(network_from_onnx(scan()), dataclasses.replace(QUICK, lock=str(tmp_path / "lock.json")))) == plan_digest(plan)
 
 
-def test_unsupported_regions_are_reported():
+def test_a_loop_that_collects_a_number_of_rows_known_only_at_run_time():
     m = loop(True)
     del m.graph.initializer[-1]
     m.graph.input.append(value("M", N))
-    with pytest.raises(UnsupportedError, match="the number of iterations is computed at run time"):
-        network_from_onnx(m)
+    engine = Runtime().load(build(network_from_onnx(m), QUICK))
+    assert any("(Loop) has a size that depends on the data" in note for note in engine.plan.report.notes)
+    for count in (3, 1, 0):
+        feeds = feeds_of(m) | {"M": np.array(count)}
+        for a, b in zip(engine.run(feeds).values(), runtime(m, feeds), strict=True):
+            assert a.shape == b.shape
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_branches_of_other_sizes():
+    """As detectors export `boxes[keep] if any else boxes[:0]`."""
+    then = helper.make_graph([helper.make_node("Relu", ["x"], ["r"])], "then", [], [value("r", F, 2, 3)])
+    other = helper.make_graph([helper.make_node("Slice", ["x", "zero", "zero"], ["s"])], "else", [], [value("s", F, 0, 3)])
+    nodes = [
+        helper.make_node("If", ["c"], ["b"], name="if", then_branch=then, else_branch=other),
+        helper.make_node("Neg", ["b"], ["y"]),
+        helper.make_node("Abs", ["x"], ["z"]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", F, ["k", 3]), value("z", F, 2, 3)]
+    graph = helper.make_graph(nodes, "g", [value("x", F, 2, 3), value("c", B)], outputs, [weight("zero", np.array([0]))])
+    m = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    engine = Runtime().load(build(network_from_onnx(m), QUICK))
+    assert str(engine.outputs["y"]) == "f32[size_of_if_0_0,3]"
+    for taken in (True, False):
+        feeds = {"x": np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32), "c": np.array(taken)}
+        for a, b in zip(engine.run(feeds).values(), runtime(m, feeds), strict=True):
+            assert a.shape == b.shape
+            np.testing.assert_allclose(a, b)
+
+
+def test_unsupported_regions_are_reported():
     m = growing()
     del m.graph.initializer[-1]
     m.graph.input.append(value("M", N))

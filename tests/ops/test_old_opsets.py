@@ -107,6 +107,10 @@ CASES = {
     "einsum hyperdiagonal": ("Einsum", 12, [f(3, 2, 3, 3)], {"equation": "ijii->ji"}),
     "compress": ("Compress", 11, [f(3, 4), np.array([True, False, True])], {"axis": 0}),
     "compress flat": ("Compress", 11, [f(3, 4), np.array([True, False, False, True, True])], {}),
+    "compress by an input": ("Compress", 11, [f(3, 4), np.array([True, False, True])], {"axis": 0}, 1, 2),
+    "nonzero of an input": ("NonZero", 13, [np.array([[1, 0, 2], [0, 0, 3]], np.float32)], {}),
+    "nms": ("NonMaxSuppression", 11, [f(1, 4, 4), f(1, 1, 4), i(3)], {"center_point_box": 1}, 1, 2),
+    "unique of an input": ("Unique", 11, [np.array([[3, 0, 0], [1, 0, 0], [3, 0, 0]], np.float32)], {"axis": 0}, 4),
     "nonzero": ("NonZero", 13, [np.array([[1, 0, 2], [0, 0, 3]], np.float32)], {}, 1, 0),
     "unique": ("Unique", 11, [np.array([2, 1, 1, 3, 4, 3], np.float32)], {}, 4, 0),
     "unique by occurrence": ("Unique", 11, [np.array([2, 1, 1, 3, 4, 3], np.float32)], {"sorted": 0}, 4, 0),
@@ -147,8 +151,6 @@ def test_old_form(case):
 REFUSED = {
     "statistics": ("BatchNormalization", 9, [f(2, 3, 4), f(3), f(3), f(3), f(3)], {}, "running statistics", 5),
     "dropping": ("Dropout", 12, [f(3), np.array(0.5, np.float32), np.array(True)], {}, "evaluation mode"),
-    "nonzero": ("NonZero", 13, [f(3)], {}, "depends on the data"),
-    "nms": ("NonMaxSuppression", 11, [f(1, 4, 4), f(1, 1, 4)], {}, "run it outside the model", 1, 2),
     "random": ("RandomNormalLike", 13, [f(3)], {}, "random numbers"),
     "reshape": ("Reshape", 13, [f(6), i(2, 3)], {}, "computed from data at run time", 1, 2),
 }

@@ -1,9 +1,15 @@
 """Selection of the profile for given shapes."""
 
+import warnings
+
+import numpy as np
 import pytest
 
 from handmade import conv_net, make_plan
+from whet.builder import BuildConfig, build
 from whet.engine import Profile
+from whet.network import Network, parse_type
+from whet.runtime import EngineWarning, Runtime
 from whet.runtime.profiles import nearest_profile, takes
 
 
@@ -30,3 +36,18 @@ def test_the_nearest_fitting_profile_is_selected():
 def test_takes(shape, fits):
     assert takes(profile(1, 4, 8), {"x": shape}) == fits
     assert takes(profile(1, 4, 8), {"y": shape})
+
+
+def test_a_warning_names_shapes_far_from_those_of_the_tuning():
+    net = Network("far")
+    net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[N,4]"))), "y")
+    profile = ({"x": (1, 4)}, {"x": (2, 4)}, {"x": (80, 4)})
+    engine = Runtime().load(build(net, BuildConfig(profiles=(profile,), timing_cache="", optimization_level=0, threads=1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine(np.ones((64, 4), np.float32))
+    with pytest.warns(EngineWarning, match=r"x: 65x4 differs by a factor of 32.5 from what profile 0 was tuned for \(x: 2x4\)"):
+        engine(np.ones((65, 4), np.float32))
+    assert len(engine.warnings) == 1
+    engine(np.ones((80, 4), np.float32))
+    assert len(engine.warnings) == 1

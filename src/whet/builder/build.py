@@ -17,7 +17,8 @@ from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.candidates.tactic_sources import find_missing_libraries, list_enabled_tactics
 from whet.builder.config import BuildConfig
 from whet.builder.explain import complete_report
-from whet.builder.lock.lock import check_lock, read_lock
+from whet.builder.host_tail import describe_host_tail, split_host_tail
+from whet.builder.lock.lock import check_lock, check_locked_tail, read_lock
 from whet.builder.lock.rebuild import rebuild_locked
 from whet.builder.lowering import describe_widening, lower_network
 from whet.builder.precision.permissions import Permissions
@@ -49,6 +50,20 @@ def build(
     if not isinstance(net, Network) or not isinstance(config, BuildConfig):
         expected = "build takes a Network and a BuildConfig: build(whet.network_from_onnx('model.onnx'), whet.BuildConfig(...))"
         raise UsageError(f"{expected}, not {type(net).__name__} and {type(config).__name__}; whet.build takes models")
+    net, tail = split_host_tail(net)
+    if config.lock:
+        check_locked_tail(read_lock(config.lock), tail)
+    plan = _build_split(net, config, progress, inputs, incumbent_ms)
+    if tail is not None:
+        plan.tail = tail
+        plan.report.notes.append(describe_host_tail(tail))
+    return plan
+
+
+def _build_split(
+    net: Network, config: BuildConfig, progress: Progress | None, inputs: Mapping[str, np.ndarray] | None, incumbent_ms: float | None
+) -> EnginePlan:
+    """The engine of a network without layers that run on the host, with all thread counts, sample modes and profiles of the config."""
     lock = read_lock(config.lock) if config.lock else None
 
     def build_plan(config: BuildConfig, lock: dict[str, Any] | None, progress: Progress | None) -> EnginePlan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_type_hints
 
 from whet.backends import capabilities_of
@@ -10,11 +12,13 @@ from whet.builder.build import build
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Progress
 from whet.engine.json_data import Reader
-from whet.engine.plan import EnginePlan
+from whet.engine.plan import EnginePlan, Profile
 from whet.engine.schema import decode, encode
 from whet.errors import EngineError, UsageError
 from whet.network import Network
+from whet.runtime.profiles import Shapes, nearest_profile
 
+MOST_PROFILES = 4  # of a retune for recorded shapes
 _NOT_STORED = frozenset({"backend", "threads", "profiles", "timing_cache", "error_on_cache_miss", "lock", "verify"})
 #: largest values of stored options that multiply a retune's time; no build of a user needs more
 _MOST = {"optimization_level": 5, "avg_timing": 1000, "max_tactics": 100_000, "whole_engines": 64, "seed": (1 << 32) - 1}
@@ -31,15 +35,54 @@ def remove_reformats(plan: EnginePlan) -> Network:
     return net
 
 
-def retune(plan: EnginePlan, *, threads: int = 0, timing_cache: str | None = None, progress: Progress | None = None) -> EnginePlan:
+def retune(
+    plan: EnginePlan,
+    *,
+    threads: int = 0,
+    timing_cache: str | None = None,
+    progress: Progress | None = None,
+    trace: Sequence[tuple[Shapes, int]] = (),
+    most_profiles: int = MOST_PROFILES,
+) -> EnginePlan:
     """An engine of the same network, passes and permissions, timed on this machine. `threads` 0: all usable ones.
 
-    Raises the errors of `build`, and EngineError for stored options that no build writes.
+    `trace` holds shapes of runs with their numbers (whet.runtime.read_trace): the engine then gets up to `most_profiles` profiles, tuned for the
+    most frequent ones, and takes all shapes that it took before. Raises the errors of `build`, and EngineError for stored options that no build
+    writes and for shapes that the engine does not take.
     """
-    first, *rest = plan.by_profile()
+    first, *rest = plan.by_profile() if not trace else split_by_trace(plan, trace, most_profiles)
     plans = [_retune_profile(first, threads, timing_cache, progress)]
     plans += [_retune_profile(p, plans[0].threads if capabilities_of(plan.backend).workers else threads, timing_cache, progress) for p in rest]
-    return join_plans(plans) if rest else plans[0]
+    retuned = join_plans(plans) if rest else plans[0]
+    retuned.tail = plan.tail
+    return retuned
+
+
+def split_by_trace(plan: EnginePlan, trace: Sequence[tuple[Shapes, int]], most: int) -> list[EnginePlan]:
+    """A plan for each profile to be tuned: one for each of the most frequent shapes, in the ranges of the profile that runs them now, and the
+    profiles that ran none of them. Raises EngineError."""
+    if not plan.profiles or all(t.type.static for t in plan.network.inputs):
+        raise EngineError("the engine takes one set of shapes only: there is nothing to learn from the shapes of its runs. Retune it without them.")
+    inputs = {t.name for t in plan.network.inputs}
+    frequent: dict[tuple[Any, ...], tuple[int, int, Shapes]] = {}  # shapes -> profile, runs
+    for shapes, runs in trace:
+        number = nearest_profile(plan, shapes) if set(shapes) == inputs else None
+        if number is None:
+            said = ", ".join(f"{n}: {'x'.join(map(str, s))}" for n, s in shapes.items())
+            raise EngineError(f"the engine does not take the recorded shapes {said}: they are of another engine, or of one with other profiles")
+        key = tuple(sorted(shapes.items()))
+        frequent[key] = (number, runs + frequent.get(key, (0, 0, shapes))[1], shapes)
+    selected = sorted(frequent.values(), key=lambda row: -row[1])[:most]
+    whole, plans = plan.by_profile(), []
+    for k, profile in enumerate(plan.profiles):
+        own = replace(whole[k if plan.others else 0], others=[])
+        mine = [(runs, shapes) for p, runs, shapes in selected if p == k]
+        for runs, shapes in mine:
+            ranges = {n: (low, tuple(shapes[n]), high) for n, (low, _, high) in profile.shapes.items()}
+            plans.append((runs, replace(own, profiles=[Profile(ranges)])))
+        if not mine:
+            plans.append((0, replace(own, profiles=[profile])))
+    return [p for _, p in sorted(plans, key=lambda row: -row[0])]
 
 
 def _retune_profile(plan: EnginePlan, threads: int, timing_cache: str | None, progress: Progress | None) -> EnginePlan:

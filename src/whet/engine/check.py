@@ -6,6 +6,7 @@ Sizes are derived from formats and shapes and compared with the stored ones. Ind
 from __future__ import annotations
 
 from whet.backends import BACKENDS
+from whet.engine.host_tail import check_tail
 from whet.engine.intersections import Rectangle, intersections
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan
 from whet.errors import EngineError, WhetError
@@ -25,6 +26,8 @@ def check_plan(plan: EnginePlan) -> None:
         raise EngineError(f"the engine has {len(plan.profiles)} profiles and {len(plan.arenas)} arenas: it is inconsistent")
     if plan.others:
         _check_others(plan)
+    if plan.tail is not None:
+        check_tail(plan.tail, plan.network)
     stored = _storage(plan)
     for k, arena in enumerate(plan.arenas):
         part, _ = plan.part(k)

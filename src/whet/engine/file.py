@@ -6,6 +6,7 @@ are optional; info (times, measured rates, candidates, dates) is the only sectio
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import mmap
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.engine import codec, packed, profile_plans
+from whet.engine import codec, host_tail, packed, profile_plans
 from whet.engine.check import check_plan
 from whet.engine.json_data import Reader, from_json, to_json
 from whet.engine.layout import Section, read_sections, table_digests, write_sections
@@ -37,8 +38,8 @@ Source = str | os.PathLike | bytes | bytearray | memoryview
 
 #: sections and the maximum bytes of each
 SECTIONS = {
-    "header": 1 << 22, "network": 1 << 26, "choices": 1 << 24, "arenas": 1 << 24, "further": 1 << 26, "index": 1 << 26, "weights": 1 << 46,
-    "packed_index": 1 << 24, "packed": 1 << 46, "info": 1 << 26,
+    "header": 1 << 22, "network": 1 << 26, "choices": 1 << 24, "arenas": 1 << 24, "further": 1 << 26, "tail": 1 << 26, "index": 1 << 26,
+    "weights": 1 << 46, "packed_index": 1 << 24, "packed": 1 << 46, "info": 1 << 26,
 }  # fmt: skip
 REQUIRED = ("header", "network", "choices", "arenas", "index", "weights", "info")
 OUTSIDE = frozenset({"info"})  # not part of the engine's digest
@@ -118,17 +119,21 @@ def read_engine(source: Source) -> EnginePlan:
 
 
 def release_pages(plan: EnginePlan) -> None:
-    """Returns the memory of a mapped engine file to the system, once its weights are packed; weights that are needed again are read from the file."""
+    """Returns the memory of a mapped engine file and freed memory of the heap to the system, once its weights are computed and again once they are
+    packed; weights that are needed again are read from the file. Otherwise the peak is larger by both: 200 MB for ResNet-50."""
     mapped = set()
     for part in plan.by_profile():
         for t in part.network.constants.values():
-            base: Any = None if t.weight is None else t.weight.array
+            base: Any = None if t.weight is None else t.weight.held
             while isinstance(base, np.ndarray):
                 base = base.base
             if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap):
                 mapped.add(base.obj)
     for memory in mapped:
         memory.madvise(mmap.MADV_DONTNEED)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 class _Opened:
@@ -182,7 +187,9 @@ def _read(data: memoryview) -> EnginePlan:
     weights, sources = read_weights(Reader(from_json(parts["index"], "index"), "index"), parts["weights"])
     info = Reader(from_json(parts["info"], "info"), "info").object("report", "whet", *(["further"] if "further" in parts else []))
     others = Reader(from_json(parts["further"], "further"), "further") if "further" in parts else None
-    own = len(weights) - (sum(row["constants"].integer() for row in others.rows()) if others else 0)
+    tail = Reader(from_json(parts["tail"], "tail"), "tail").object("network", "constants", "outputs") if "tail" in parts else None
+    of_tail = len(weights) - (tail["constants"].integer(0, len(weights)) if tail else 0)
+    own = of_tail - (sum(row["constants"].integer() for row in others.rows()) if others else 0)
     if own < 0:
         raise EngineError(f"the networks of all profiles have more constants than the {len(weights)} of the index")
     net = read_text(parts["network"], weights[:own], header["name"].text(), {k: v.text() for k, v in header["metadata"].items()})
@@ -203,7 +210,9 @@ def _read(data: memoryview) -> EnginePlan:
         plugins=plugins,
     )
     if others is not None:
-        plan.others = profile_plans.from_data(others, plan, weights[own:], info["further"].rows())
+        plan.others = profile_plans.from_data(others, plan, weights[own:of_tail], info["further"].rows())
+    if tail is not None:
+        plan.tail = host_tail.from_data(tail, weights[of_tail:])
     check_plan(plan)
     for part in plan.by_profile():
         _check_probe(part)
@@ -256,7 +265,8 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
         "profiles": codec.profiles_to_data(plan.profiles),
         **({"plugins": plan.plugins} if plan.plugins else {}),
     }
-    pool = collect([plan.network, *(p.network for p in plan.others)], plan.source_weights)
+    tail = [plan.tail.network] if plan.tail is not None else []
+    pool = collect([plan.network, *(p.network for p in plan.others), *tail], plan.source_weights)
     index = to_json(pool.index())
     yield Section("header", [to_json(header)])
     yield Section("network", [network_text(plan.network).encode()])
@@ -264,6 +274,8 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
     yield Section("arenas", [to_json(codec.arenas_to_data(plan.arenas))])
     if plan.others:
         yield Section("further", [to_json(profile_plans.to_data(plan))])
+    if plan.tail is not None:
+        yield Section("tail", [to_json(host_tail.to_data(plan.tail))])
     yield Section("index", [index])
     yield Section("weights", [packed.raw_bytes(a) for _, a in pool.arrays.values()], hashlib.sha256(index).digest())
     if packed_weights:

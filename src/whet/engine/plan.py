@@ -7,10 +7,13 @@ from the installed tactics at load time and compared with the stored values.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.engine.report import BuildReport
 from whet.network import Network
+
+if TYPE_CHECKING:
+    from whet.engine.host_tail import HostTail
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class EnginePlan:
     origins that it contains are stored, constants computed from them by exact ops are stored as expressions, all others by value.
     `probe` is created by `whet.engine.make_probe` and run at first load on another machine.
     `options` is JSON data: the BuildConfig's fields. `report` is outside the digest.
+    `tail` holds the layers that run on the host after the kernels, because their sizes depend on the data.
     `plugins` are the packages outside whet whose ops and tactics it uses: name -> version.
     """
 
@@ -91,6 +95,7 @@ class EnginePlan:
     packed: dict[str, Any] = field(default_factory=dict)  # Packed.key -> bytes (uint8), from the engine file
     others: list[EnginePlan] = field(default_factory=list)
     plugins: dict[str, str] = field(default_factory=dict)
+    tail: HostTail | None = None
 
     def part(self, profile: int) -> tuple[EnginePlan, int]:
         """The plan whose network and choices run a profile, and the profile's number in that plan."""

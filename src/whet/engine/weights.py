@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from math import prod
 from typing import Any
@@ -171,6 +172,11 @@ def _evaluate(o: Origin, leaves: Mapping[str, np.ndarray], known: dict[int, np.n
     return known[id(o)]
 
 
+def _evaluate_again(origin: Origin, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The array of an expression whose size was checked before."""
+    return _evaluate(origin, leaves, {}, Budget(LARGEST))
+
+
 # reading
 
 
@@ -198,6 +204,8 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
     values: dict[int, np.ndarray] = {}
     made: dict[str, Weight] = {}
     found = []
+    sources = {o.name: arrays[digest] for o, _, digest, _ in origins if digest in arrays}
+    uses = _count_uses(index["constants"], origins)
     for row in index["constants"].rows():
         digest, type_text, number, stored = row.rows(4)
         type_ = _type(type_text)
@@ -212,7 +220,7 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
         elif node is None:
             raise row.fail("an expression or a stored array")
         else:
-            array = _value(node, origins, arrays, values, budget)
+            array = _value(node, origins, arrays, values, uses, budget)
         key = f"{digest.text(64)} {node}"
         if key not in made:
             w = Weight(array, origin)
@@ -220,9 +228,11 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
                 raise row.fail("a constant that has its type and digest")
             if stored.value is not None:
                 object.__setattr__(w, "digest", digest.value)  # already checked with the array
+            elif leaves := _leaves(origin, sources):
+                w.compute_again_by(partial(_evaluate_again, origin, leaves))
             made[key] = w
         found.append(made[key])
-    return found, {o.name: arrays[digest] for o, _, digest, _ in origins if digest in arrays}
+    return found, sources
 
 
 def _type(r: Reader) -> TensorType:
@@ -299,21 +309,35 @@ def _store_array(r: Reader, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return arrays[r.value]
 
 
-def _value(node: int, origins, arrays, values: dict[int, np.ndarray], budget: Budget) -> np.ndarray:
-    """The array of an expression; each node is evaluated once."""
+def _count_uses(constants: Reader, origins) -> dict[int, int]:
+    """How often the value of each node is read, by constants and by the nodes that constants need."""
+    uses: dict[int, int] = {}
+    todo = [number.value for _, _, number, stored in (row.rows(4) for row in constants.rows()) if stored.value is None]
+    while todo:
+        n = todo.pop()
+        if isinstance(n, int) and 0 <= n < len(origins):
+            uses[n] = uses.get(n, 0) + 1
+            if uses[n] == 1:
+                todo += [a for a in origins[n][1] if a is not None]
+    return uses
+
+
+def _value(node: int, origins, arrays, values: dict[int, np.ndarray], uses: dict[int, int], budget: Budget) -> np.ndarray:
+    """The array of an expression; each node is evaluated once. A value is dropped after its last use (`uses`), as intermediate values of all weights
+    together are several times the model."""
     if origins[node][3] > MAX_NODES:
         raise EngineError(f"a constant takes more than {MAX_NODES} operations: the engine is damaged or hostile")
     order, todo, seen = [], [node], {node}
     while todo:
         n = todo.pop()
+        if n in values:
+            continue
         order.append(n)
         for a in origins[n][1]:
             if a is not None and a not in seen:
                 seen.add(a)
                 todo.append(a)
     for n in sorted(order):  # arguments have smaller numbers
-        if n in values:
-            continue
         origin, args, digest, _ = origins[n]
         if origin.op == "source":
             if digest not in arrays:
@@ -327,7 +351,18 @@ def _value(node: int, origins, arrays, values: dict[int, np.ndarray], budget: Bu
             values[n] = _apply(origin.op, given, dict(origin.attrs), origin.output, budget)
         except _WHAT_BREAKS as e:
             raise EngineError(f"a constant cannot be computed: {origin.op[:40]}: {str(e)[:200]}") from e
-    return values[node]
+        for a in args:
+            if a is not None:
+                _drop_after_last_use(a, values, uses)
+    found = values[node]
+    _drop_after_last_use(node, values, uses)
+    return found
+
+
+def _drop_after_last_use(node: int, values: dict[int, np.ndarray], uses: dict[int, int]) -> None:
+    uses[node] -= 1
+    if uses[node] == 0:
+        values.pop(node, None)
 
 
 def _apply(op: str, args: list[np.ndarray | None], attrs: dict[str, Any], output: int, budget: Budget) -> np.ndarray:

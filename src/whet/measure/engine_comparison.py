@@ -69,7 +69,7 @@ def compare_engines(
                 buffer = context.input_array(n)
                 np.copyto(buffer, a)
                 context.bind(n, buffer)
-            for n in context.output_names:
+            for n in context.bindable_outputs:
                 context.bind(n, context.output_array(n))
         policy = Policy(stages=(Stage(rounds=(7, 100_000), budget=Budget(seconds, "candidate")),), warmup_rounds=3, block=Block(10e-3, 20))
         ranking = compare([time_calls(c.execute) for c in contexts], policy, watch=loaded[0].backend.watch)

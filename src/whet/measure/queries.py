@@ -141,7 +141,7 @@ def _bind(context, feed: dict[str, np.ndarray]):
     for name, a in inputs.items():
         np.copyto(a, feed[name])
         context.bind(name, a)
-    outputs = {name: context.output_array(name) for name in context.output_names}
+    outputs = {name: context.output_array(name) for name in context.bindable_outputs}
     for name, a in outputs.items():
         context.bind(name, a)
     return inputs, outputs, feed, {n: np.empty_like(a) for n, a in outputs.items()}

@@ -130,6 +130,11 @@ class TensorRtContext:
         """Names of the outputs."""
         return list(self._engine.outputs)
 
+    @property
+    def bindable_outputs(self) -> list[str]:
+        """Names of the outputs that `bind` takes: all."""
+        return self.output_names
+
     def input_shapes(self, shapes: Shapes | None = None) -> dict[str, tuple[int, ...]]:
         """Sets the given shapes and returns those of all inputs. Raises ShapeError if the engine does not take one."""
         for name, shape in (shapes or {}).items():

@@ -37,7 +37,7 @@ class Tensor:
         self.index = index
         self.weight = weight
         self.shape_value: tuple[Dim, ...] | None = None
-        if weight is not None and weight.array.dtype in (np.int64, np.int32) and weight.array.ndim <= 1 and weight.array.size <= 64:
+        if weight is not None and weight.type.dtype.numpy in (np.int64, np.int32) and weight.type.rank <= 1 and weight.type.is_static_up_to(64):
             self.shape_value = tuple(int(v) for v in weight.array.reshape(-1))
 
     @property
@@ -188,12 +188,16 @@ class Network:
 
     def add_layer(self, op, inputs, attrs=None, *, name="", outputs=(), regions=None, sources=(), at=None) -> Layer:
         """As `add`, with inputs and attributes in the form of Layer; returns the layer."""
-        from whet.ops import infer_layer
+        from whet.ops import get_op, infer_layer
 
         wished = list(outputs)
         layer = Layer(op, name or (wished[0] if wished and wished[0] else op.lower()), inputs, attrs, regions, sources)
-        types, shape_values = infer_layer(layer)
-        layer.name = self.fresh(layer.name)
+        if get_op(op).data_sized is not None:  # the symbols of its sizes have its name
+            layer.name = self.fresh(layer.name)
+            types, shape_values = infer_layer(layer)
+        else:
+            types, shape_values = infer_layer(layer)
+            layer.name = self.fresh(layer.name)
         made = []
         for i, type_ in enumerate(types):
             wish = wished[i] if i < len(wished) and wished[i] else (layer.name if len(types) == 1 else f"{layer.name}_{i}")

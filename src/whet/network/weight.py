@@ -8,9 +8,9 @@ evaluate it again, and `assumes` lists its assumptions ("equal to fc2.weight", "
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from whet.forks import cached_property
 from whet.network.types import TensorType, dtype_of
 
 _MOST_TERMS = 1000  # in the text of an expression
+_LARGE = 1 << 16  # bytes
 DEEPEST_EXPRESSION = 100  # nested operations of an origin; engines evaluate at most 64
 
 
@@ -89,6 +90,31 @@ class Weight:
     @cached_property
     def type(self) -> TensorType:
         return TensorType(dtype_of(self.array), tuple(self.array.shape))
+
+    def compute_again_by(self, compute: Callable[[], np.ndarray]) -> None:
+        """Permits `release`: `compute` gives the same array."""
+        self.__dict__["_compute"] = compute
+
+    @property
+    def held(self) -> np.ndarray | None:
+        """The array, or None if it was released."""
+        return self.__dict__.get("array")
+
+    def release(self) -> None:
+        """Frees a large array that can be computed again, which the next access does."""
+        if "_compute" in self.__dict__ and "array" in self.__dict__ and self.array.nbytes >= _LARGE:
+            self.type, self.digest  # noqa: B018 - kept, since they are read more often than the array
+            del self.__dict__["array"]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name != "array" or "_compute" not in self.__dict__:
+                raise AttributeError(f"a Weight has no attribute {name!r}")
+            array = self.__dict__["_compute"]()
+            array.flags.writeable = False
+            self.__dict__["array"] = array
+            return array
 
     @cached_property
     def digest(self) -> str:

@@ -130,6 +130,7 @@ class Op:
     `zeros`: a unit of an output is zero if all inputs coupled to it are; lists the added inputs (a bias), which must be coupled too.
     None: false or unknown. Not needed for pointwise ops, which are evaluated.
     `reads_sequences`: the reader also takes values that are no tensors (see _sequences.py).
+    `data_sized(layer)`: its output shapes depend on the data (see _data_sized.py).
     `pointwise` marks an op that computes each element from the elements at the same (broadcast) index.
     """
 
@@ -150,6 +151,7 @@ class Op:
     pointwise: bool = False
     pure: bool = True
     reads_sequences: bool = False
+    data_sized: Callable[[Layer], bool] | None = None
 
 
 OPS: dict[str, Op] = {}
@@ -250,6 +252,12 @@ def known_array(t: Tensor | None) -> np.ndarray | None:
     for i, v in enumerate(t.shape_value):
         a[i] = v
     return a.reshape([d if isinstance(d, int) else -1 for d in t.shape])
+
+
+def is_data_sized(layer: Layer) -> bool:
+    """True if the layer's output shapes depend on the data."""
+    o = OPS.get(layer.op)
+    return o is not None and o.data_sized is not None and o.data_sized(layer)
 
 
 def has_symbols(layer: Layer) -> bool:

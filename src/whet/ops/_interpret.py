@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.errors import NetworkError, ShapeError
 from whet.network import BF16, F16, F32, F64, SMALL_FLOATS, Dim, DType, Expr, Layer, Network, Tensor, TensorType, evaluate, substitute
-from whet.ops._base import MAX_REGION_STEPS, get_op
+from whet.ops._base import MAX_REGION_STEPS, get_op, is_data_sized
 
 _STEPS: ContextVar[list[int] | None] = ContextVar("steps", default=None)  # layers run by the outermost layer with regions
 _NARROW = frozenset(t.numpy for t in (F16, BF16, *SMALL_FLOATS))
@@ -130,7 +130,9 @@ def run_network(
     def prepared(a: np.ndarray) -> np.ndarray:
         return a.astype(np.float64) if widen and a.dtype in _WIDENED else a
 
-    if env is None:
+    if env is not None:
+        env = dict(env)  # sizes that depend on the data are added
+    else:
         env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
     values: dict[Tensor, np.ndarray] = dict(outer or {})
     for t in net.inputs:
@@ -160,12 +162,20 @@ def run_network(
             outs = run_layer(widen_attributes(layer) if widen else layer, arrays, env)
         for t, a in zip(layer.outputs, outs, strict=True):
             values[t] = a
+            _bind_data_sizes(layer, t, a, env)
             if watch is not None:
                 watch(t, a)
         for x in layer.inputs:
             if x is not None and last.get(x) == i and x not in keep:
                 values.pop(x, None)
     return {t.name: value(t) for t in net.outputs}
+
+
+def _bind_data_sizes(layer: Layer, t: Tensor, array: np.ndarray, env: dict[str, int]) -> None:
+    """Adds the values of the symbols in the shape of `t` that only the layer's output determines."""
+    for d, n in zip(t.shape, array.shape, strict=False):
+        if isinstance(d, Expr) and (name := str(d)).isidentifier() and (name not in env or is_data_sized(layer)):
+            env[name] = n
 
 
 def _run_regions(layer: Layer, arrays, values, value, widen: bool, env) -> list[np.ndarray]:

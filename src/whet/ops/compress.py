@@ -1,22 +1,48 @@
-"""Compress: the entries that a mask selects. A known mask becomes a Gather; else the output shape depends on the data."""
+"""Compress: the entries along `axis` (default: of the flattened input) that a mask selects. A known mask becomes a Gather."""
 
 import numpy as np
 
-from whet.ops._base import known_array
-from whet.ops._refused import read_as_others
+from whet.errors import NetworkError
+from whet.network import BOOL
+from whet.ops._base import INT, known_array
+from whet.ops._data_sized import data_size, op_with_data_size
+from whet.ops._types import axis_of
 
-_REASON = "its output size depends on the data, but an engine needs shapes in advance; export with a mask (Where, Mul) instead"
+
+def infer(layer):
+    x, mask = layer.inputs
+    if mask.dtype != BOOL or mask.type.rank != 1:
+        raise NetworkError(f"takes a bool vector as its mask, not {mask.type}")
+    if layer.attrs.get("axis") is None:
+        return x.type.with_shape((data_size(layer),))
+    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    return x.type.with_shape((*x.shape[:axis], data_size(layer), *x.shape[axis + 1 :]))
+
+
+def reference(layer, x, mask):
+    return np.take(x, np.flatnonzero(mask), axis=layer.attrs.get("axis"))
 
 
 def read(node, g):
     x, mask = node.inputs
     known = mask.array() if mask.is_constant else known_array(mask)
     if known is None or known.dtype == object:
-        raise node.unsupported(_REASON)
+        return node.add(g, "Compress", x, mask, **node.attrs)
     axis = node.attrs.get("axis")
     if axis is None:
         x, axis = g.add("Reshape", x, shape=(-1,), name=f"{node.name}_flat", sources=(node.name,)), 0
     return node.add(g, "Gather", x, g.constant(np.flatnonzero(known).astype(np.int64), f"{node.name}.selected"), axis=axis)
 
 
-read_as_others("Compress", read, "Gather")
+op_with_data_size(
+    "Compress",
+    infer,
+    reference,
+    read,
+    attrs={"axis": INT},
+    samples=[
+        (["f32[3,4]", "bool[3]"], {"axis": 0}),
+        (["f32[3,4]", "bool[3]"], {"axis": -1}),
+        (["i64[3,4]", "bool[10]"], {}),
+    ],
+)

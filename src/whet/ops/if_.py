@@ -2,12 +2,13 @@
 and if the shapes of an unknown condition's branches fit in one of them only, that one (its metadata `assumed.<node>` says so).
 
 The inputs after the condition are passed to both branches (in ONNX and in source networks the branches capture values of the outer
-graph; lowering turns captured values into inputs).
+graph; lowering turns captured values into inputs). Sizes in which the branches differ depend on the data.
 """
 
 from whet.errors import FrontendError, NetworkError, UnsupportedError
 from whet.network import BOOL, F32, Network, Tensor
 from whet.ops._base import Sample, known_values, op
+from whet.ops._data_sized import data_size
 from whet.ops._regions import check_feeds
 
 _BRANCHES = ("then_branch", "else_branch")
@@ -19,12 +20,21 @@ def infer(layer):
     for k in _BRANCHES:
         check_feeds(layer, k, [t and t.type for t in layer.inputs[1:]])
     one, two = ([t.type for t in layer.regions[k].outputs] for k in _BRANCHES)
-    if one != two:
+    if [(t.dtype, t.rank) for t in one] != [(t.dtype, t.rank) for t in two]:
         raise UnsupportedError(
-            f"If '{layer.name}': its branches return {list(map(str, one))} and {list(map(str, two))}; they need equal types, or a condition "
-            "known from constants and shapes (give fixed shapes with --shapes, or simplify the model)"
+            f"If '{layer.name}': its branches return {list(map(str, one))} and {list(map(str, two))}; they need equal element types and "
+            "ranks, or a condition known from constants and shapes (give fixed shapes with --shapes, or simplify the model)"
         )
-    return one
+    return [
+        a.with_shape(d if d == e else data_size(layer, i, axis) for axis, (d, e) in enumerate(zip(a.shape, b.shape, strict=True)))
+        for i, (a, b) in enumerate(zip(one, two, strict=True))
+    ]
+
+
+def has_other_sizes(layer):
+    """True if the branches return other sizes."""
+    one, two = ([t.type for t in layer.regions[k].outputs] for k in _BRANCHES)
+    return one != two
 
 
 def read(node, g):
@@ -66,5 +76,6 @@ op(
     infer,
     lambda layer, condition, *feeds, run: run("then_branch" if condition.item() else "else_branch", *feeds),
     onnx=read,
+    data_sized=has_other_sizes,
     samples=[Sample(["bool[]"], {}, _sample), Sample(["bool[1]"], {}, _sample)],
 )

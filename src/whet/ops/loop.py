@@ -2,8 +2,8 @@
 
 Inputs are M (i64, optional), the condition (optional), `states` carried values (all remaining inputs without the attribute), then captured
 values (lowering turns them into inputs). The body takes (iteration, condition, *carried, *captured) and returns (condition, *carried,
-*scanned). An engine needs shapes in advance: carried values keep their types, and with scan outputs the number of iterations must be
-known. The reader unrolls a loop whose carried values change shape, if its number of iterations is known.
+*scanned). An engine needs shapes in advance: carried values keep their types, and scan outputs have a size that depends on the data if the number of
+iterations is unknown. The reader unrolls a loop whose carried values change shape, if its number of iterations is known.
 """
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import BOOL, F32, I64, Expr, Network, Tensor, TensorType
 from whet.ops._base import INT, Sample, known_values, op
+from whet.ops._data_sized import data_size
 from whet.ops._regions import check_feeds, check_steps
 
 _MOST = 64  # largest number of unrolled iterations
@@ -37,7 +38,7 @@ def _never_stops(body: Network) -> bool:
 
 def infer(layer):
     body = layer.regions["body"]
-    carried = len(layer.inputs) - 2 if layer.attrs.get("states") is None else layer.attrs["states"]
+    carried = _carried(layer)
     if len(layer.inputs) < 2 or not 0 <= carried <= len(layer.inputs) - 2 or len(body.inputs) < 2:
         raise NetworkError(f"takes a count, a condition and {carried} carried values, but has {len(layer.inputs)} inputs")
     for t, want in ((layer.inputs[0], I64), (layer.inputs[1], BOOL), (body.inputs[0], I64), (body.inputs[1], BOOL), (body.outputs[0], BOOL)):
@@ -56,17 +57,22 @@ def infer(layer):
     check_steps(layer, "body", count)
     if layer.inputs[0] is None and _never_stops(body) and (condition is None or known_values(condition) == (1,)):
         raise UnsupportedError(f"Loop '{layer.name}' has no iteration count, and its body never changes the condition: it would not end")
-    if scanned and count is None:
-        raise UnsupportedError(
-            f"Loop '{layer.name}' collects %{scanned[0].name} of every iteration, but the number of iterations is computed at run time; an "
-            "engine needs shapes in advance. The number of iterations must be known from constants and shapes, with a constant condition"
-        )
-    return [*(t.type for t in after), *(t.type.with_shape((count, *t.shape)) for t in scanned)]
+    rows = data_size(layer) if count is None else count
+    return [*(t.type for t in after), *(t.type.with_shape((rows, *t.shape)) for t in scanned)]
+
+
+def has_unknown_rows(layer):
+    """True if it scans, and the number of its iterations is computed at run time."""
+    return len(layer.outputs) > _carried(layer) and iteration_count(layer) is None
+
+
+def _carried(layer) -> int:
+    return len(layer.inputs) - 2 if layer.attrs.get("states") is None else layer.attrs["states"]
 
 
 def reference(layer, m, condition, *rest, run):
     body = layer.regions["body"]
-    carried = len(rest) if layer.attrs.get("states") is None else layer.attrs["states"]
+    carried = _carried(layer)
     states, read = list(rest[:carried]), rest[carried:]
     scanned = [[] for _ in body.outputs[1 + carried :]]
     goes_on, turn = condition is None or bool(condition.item()), 0
@@ -146,6 +152,7 @@ op(
     attrs={"states": INT},
     onnx=read,
     reads_sequences=True,
+    data_sized=has_unknown_rows,
     samples=[
         Sample([np.array(3), np.array(True), "f32[2,3]"], {}, _sample(True)),
         Sample([np.array(0), None, "f32[2,3]"], {}, _sample(False)),

@@ -1,8 +1,79 @@
-"""NonMaxSuppression: boxes that do not overlap higher-scoring ones. Refused: its output shape depends on the data."""
+"""NonMaxSuppression: for each sample and class the boxes in order of their scores, without those that overlap an earlier one.
 
-from whet.ops._refused import refuse
+boxes[N,B,4], scores[N,C,B], then optional scalars: most boxes of a class (default 0: none), IoU threshold (0), score threshold. The output
+[n,3] has rows (sample, class, box). `center_point_box` 0: boxes are two opposite corners (y, x, y, x); 1: (x, y) of the center, width, height.
+"""
 
-refuse(
+import numpy as np
+
+from whet.errors import NetworkError
+from whet.network import I64, TensorType
+from whet.ops._data_sized import data_size, op_with_data_size
+from whet.ops._types import may_equal
+
+
+def infer(layer):
+    boxes, scores = layer.inputs[:2]
+    if boxes.type.rank != 3 or scores.type.rank != 3 or not may_equal(boxes.shape[-1:], (4,)):
+        raise NetworkError(f"takes boxes [N,B,4] and scores [N,C,B], not {boxes.type} and {scores.type}")
+    if not may_equal((boxes.shape[0], boxes.shape[1]), (scores.shape[0], scores.shape[2])):
+        raise NetworkError(f"boxes {boxes.type} and scores {scores.type} are for different samples or boxes")
+    for t in layer.inputs[2:]:
+        if t is not None and t.type.static and t.type.elements != 1:
+            raise NetworkError(f"takes one value for %{t.name}, not {t.type}")
+    return TensorType(I64, (data_size(layer), 3))
+
+
+def reference(layer, boxes, scores, most=None, iou=None, least=None):
+    limit = 0 if most is None else int(np.reshape(most, ()))
+    threshold = np.float32(0 if iou is None else np.reshape(iou, ()))
+    corners = _corners(boxes, layer.attrs["center_point_box"])
+    rows = [
+        (sample, kind, box)
+        for sample in range(scores.shape[0])
+        for kind in range(scores.shape[1])
+        for box in _select(corners[sample], scores[sample, kind], limit, threshold, None if least is None else np.reshape(least, ()))
+    ]
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _corners(boxes, centered):
+    """Boxes as [N, B, (low, low, high, high)]."""
+    a, b = boxes[..., :2], boxes[..., 2:]
+    if centered:
+        return np.concatenate((a - b / 2, a + b / 2), -1)
+    return np.concatenate((np.minimum(a, b), np.maximum(a, b)), -1)
+
+
+def _select(corners, scores, limit, threshold, least):
+    """Indices of the selected boxes of one sample and class, in order of their scores; equal scores in order of the boxes."""
+    order = np.arange(scores.size) if least is None else np.flatnonzero(scores > least)
+    order = order[np.argsort(-scores[order], kind="stable")]
+    area = np.prod(corners[:, 2:] - corners[:, :2], -1)
+    selected = []
+    while order.size and len(selected) < limit:
+        best, order = order[0], order[1:]
+        selected.append(int(best))
+        low, high = np.maximum(corners[best, :2], corners[order, :2]), np.minimum(corners[best, 2:], corners[order, 2:])
+        shared = np.prod(np.maximum(high - low, 0), -1)
+        union = area[best] + area[order] - shared
+        with np.errstate(divide="ignore", invalid="ignore"):
+            overlaps = (shared > 0) & (area[best] > 0) & (area[order] > 0) & (union > 0) & (shared / union > threshold)
+        order = order[~overlaps]
+    return selected
+
+
+_BOXES = np.array([[[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, -0.1, 1, 0.9], [0, 10, 1, 11], [0, 10.1, 1, 11.1], [0, 100, 1, 101]]], np.float32)
+_SCORES = np.array([[[0.9, 0.75, 0.6, 0.95, 0.5, 0.3]]], np.float32)
+
+op_with_data_size(
     "NonMaxSuppression",
-    "its output size depends on the data, but an engine needs shapes in advance; end the model at boxes and scores, and run it outside the model",
+    infer,
+    reference,
+    attrs={"center_point_box": 0},
+    samples=[
+        ([_BOXES, _SCORES, np.array([3]), np.array([0.5], np.float32), np.array([0.0], np.float32)], {}),
+        (["f32[2,9,4]", "f32[2,3,9]", np.array(4), np.array(0.3, np.float32)], {"center_point_box": 1}),
+        (["f32[1,9,4]", "f32[1,2,9]"], {}),
+    ],
 )

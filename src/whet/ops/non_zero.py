@@ -1,11 +1,13 @@
-"""NonZero: indices of nonzero elements [rank, n]. Its output shape depends on the data, so only known data are read."""
+"""NonZero: indices of nonzero elements [rank, n], in row-major order."""
 
 import numpy as np
 
-from whet.ops._refused import compute_or_refuse
+from whet.network import I64, TensorType
+from whet.ops._data_sized import data_size, op_with_data_size
 
-compute_or_refuse(
+op_with_data_size(
     "NonZero",
-    "its output size depends on the data, but an engine needs shapes in advance; export with a mask (Where, Mul) instead",
-    lambda node, x: [np.array(np.nonzero(np.atleast_1d(x)), np.int64)],
+    lambda layer: TensorType(I64, (max(layer.needs(0).type.rank, 1), data_size(layer))),
+    lambda layer, x: np.array(np.nonzero(np.atleast_1d(x)), np.int64),
+    samples=[(["f32[3,4]"], {}), (["bool[2,3,4]"], {}), ([np.array([0.0, 2.0], np.float32)], {})],
 )

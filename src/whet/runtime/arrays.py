@@ -68,8 +68,14 @@ def copy_in(bound: BoundEngine, name: str, array: UserArray) -> None:
     elif _is_stored_as_given(bound, name):
         bound.backend.copy_address(bound.address(name), array.address, array.nbytes)
     else:
-        raw = bound.backend.read_address(array.address, array.nbytes)
-        bound.write(name, raw.view(array.dtype.numpy).reshape(array.shape))
+        bound.write(name, on_host(bound, array))
+
+
+def on_host(bound: BoundEngine, array: UserArray) -> np.ndarray:
+    """The array itself, or a copy of one on a GPU."""
+    if isinstance(array, np.ndarray):
+        return array
+    return bound.backend.read_address(array.address, array.nbytes).view(array.dtype.numpy).reshape(array.shape)
 
 
 def copy_out(bound: BoundEngine, name: str, array: UserArray) -> None:

@@ -70,6 +70,8 @@ def call_engine(engine: Engine, pool: ContextPool, inputs: Any) -> Any:
     """Implements `Engine.run`."""
     named = inputs_by_name(engine, inputs)
     device = next((a for a in named.values() if on_gpu(a)), None)
+    if device is not None and engine.plan.tail is not None:
+        raise ShapeError("inputs: the sizes of this engine's outputs depend on the data, so that it gives arrays in host memory; give such arrays")
     with pool.context() as context:
         if device is None:
             kind = next(iter(named.values()), None)

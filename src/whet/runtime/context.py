@@ -10,11 +10,11 @@ import numpy as np
 
 from whet.backends import Completion
 from whet.engine import LayerTimes, display_names, profile_suffix
-from whet.errors import BackendError, ContextError, ShapeError
+from whet.errors import BackendError, ContextError, NetworkError, ShapeError
 from whet.forks import new_lock
-from whet.network import Expr, evaluate, static_shape
+from whet.network import Dim, Expr, evaluate, static_shape, symbols
 from whet.registry import suggest_name
-from whet.runtime.arrays import UserArray, address_of, as_array, copy_in, copy_out, user_array, why_copied
+from whet.runtime.arrays import UserArray, address_of, as_array, copy_in, copy_out, on_host, user_array, why_copied
 from whet.runtime.dlpack import CPU, DeviceArray
 from whet.runtime.engine import Engine
 from whet.runtime.memory import ALIGNMENT, aligned_empty
@@ -77,6 +77,11 @@ class Context:
         """Names of the outputs, in the network's order."""
         return list(self.engine.outputs)
 
+    @property
+    def bindable_outputs(self) -> list[str]:
+        """Names of the outputs that `bind` takes: all, or none if sizes depend on the data."""
+        return [] if self.engine.plan.tail is not None else self.output_names
+
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Sets the shape of an input. Raises ShapeError if the profile does not accept it."""
         self._check_shape(name, tuple(int(d) for d in shape))
@@ -89,9 +94,13 @@ class Context:
         return dict(self._shapes)
 
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the outputs for the inputs' current shapes."""
+        """Shapes of the outputs for the inputs' current shapes; -1 for a size that depends on the data."""
         env = self.engine.shaped(self.profile_index, self._shapes).env
-        return {n: tuple(evaluate(d, env) for d in t.shape) for n, t in self.engine.outputs.items()}
+
+        def size(d: Dim) -> int:
+            return evaluate(d, env) if symbols(d) <= env.keys() else -1
+
+        return {n: tuple(map(size, t.shape)) for n, t in self.engine.outputs.items()}
 
     def input_array(self, name: str) -> np.ndarray:
         """A zeroed array for an input of its current shape, aligned so that `bind` needs no copies."""
@@ -101,6 +110,7 @@ class Context:
     def output_array(self, name: str) -> np.ndarray:
         """A zeroed array for an output for the current shapes, aligned so that `bind` needs no copies."""
         self._known(name, self.engine.outputs, "output")
+        self._needs_fixed_sizes("output_array()")
         return self._aligned(self.output_shapes()[name], name)
 
     # running
@@ -119,7 +129,8 @@ class Context:
             self._set_addresses(bound, {})
             bound.feed(arrays)
             bound.run()
-            return bound.fetch()
+            self._record_shapes()
+            return self._outputs(bound, arrays)
 
     def bind(self, name: str, array: Any) -> str:
         """Makes `execute` read an input from, or write an output to, this array (NumPy or DLPack), until another is bound.
@@ -135,6 +146,8 @@ class Context:
             a = user_array(name, array, types[name].dtype, self.engine.backend)
             if name in self.engine.inputs:
                 self.set_input_shape(name, a.shape)
+            elif self.engine.plan.tail is not None:
+                self._needs_fixed_sizes(f"bind('{name}', ...)")
             elif isinstance(a, np.ndarray) and not a.flags.writeable:
                 raise ShapeError(f"the array for output '{name}' is read-only; bind a writable one")
             self._users[name], self._ready = a, None
@@ -162,6 +175,7 @@ class Context:
             for n, a in copied_in:
                 copy_in(bound, n, a)
             bound.run()
+            self._record_shapes()
             for n, a in copied_out:
                 copy_out(bound, n, a)
 
@@ -174,9 +188,11 @@ class Context:
         Raises ContextError for host arrays, BackendError for failed launches.
         """
         with self._exclusive():
+            self._needs_fixed_sizes("enqueue()")
             if self._ready is None:
                 self._ready = self._make_ready()
             bound, copied_in, copied_out = self._ready
+            self._record_shapes()
             backend = self.engine.backend
             if not backend.capabilities.user_streams:
                 for n, a in copied_in:
@@ -195,10 +211,11 @@ class Context:
         """The run of `execute` on the bound arrays, or on other memory in the place of some of them, given by addresses: for callers whose time per
         call counts. It holds until something is bound or run."""
         with self._exclusive():
+            self._needs_fixed_sizes("addressed_run()")
             if self._ready is None:
                 self._ready = self._make_ready()
             (bound, copied_in, copied_out), self._ready = self._ready, None  # execute() sets the addresses again
-            return AddressedRun(self.engine, bound, self._addresses[id(bound)], copied_in, copied_out)
+            return AddressedRun(self.engine, bound, self._addresses[id(bound)], copied_in, copied_out, dict(self._shapes))
 
     def output_tensor(self, name: str) -> DeviceArray:
         """The GPU memory of an output without a bound array after a run, for torch.from_dlpack and similar functions.
@@ -207,6 +224,7 @@ class Context:
         """
         with self._exclusive():
             self._known(name, self.engine.outputs, "output")
+            self._needs_fixed_sizes("output_tensor()")
             bound = self._bound()
             o, t = bound.shaped.operands.get(name), bound.shaped.types[name]
             if bound.arena.array is not None or o is None or o.format != "linear" or o.dtype != t.dtype:
@@ -231,6 +249,8 @@ class Context:
             if self._ready is None:
                 raise ContextError("there is nothing to fetch: something was bound or run since the last execute()")
             bound = self._ready[0]
+            if self.engine.plan.tail is not None:
+                return self._outputs(bound, {n: on_host(bound, a) for n, a in self._users.items() if n in self.engine.inputs})
             return {n: bound.output(n) for n in self.engine.outputs if n not in self._users}
 
     def profile(self, inputs: Mapping[str, Any], iterations: int = 10) -> list[LayerTimes]:
@@ -284,6 +304,25 @@ class Context:
         self.close()
 
     # internal
+
+    def _record_shapes(self) -> None:
+        if (trace := self.engine.shape_trace) is not None:
+            trace.record(self._shapes)
+
+    def _outputs(self, bound: BoundEngine, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Copies of all outputs after a run, with those of the layers on the host."""
+        tail, outputs = self.engine.plan.tail, bound.fetch()
+        if tail is None:
+            return outputs
+        try:
+            return tail.run(self.engine.plan.network, inputs, outputs)
+        except NetworkError as e:
+            raise BackendError(f"a layer failed while it ran: {e}") from e
+
+    def _needs_fixed_sizes(self, call: str) -> None:
+        """Raises ContextError if sizes of the outputs depend on the data."""
+        if self.engine.plan.tail is not None:
+            raise ContextError(f"{call}: the sizes of this engine's outputs depend on the data. Use run(), or execute() and fetch().")
 
     def _exclusive(self) -> _Exclusive:
         return _Exclusive(self)
@@ -439,10 +478,11 @@ class AddressedRun:
         addresses: dict[str, int],
         copied_in: list[tuple[str, UserArray]],
         copied_out: list[tuple[str, UserArray]],
+        shapes: dict[str, tuple[int, ...]],
     ):
         self.direct, self._addresses = list(addresses), addresses  # the context's own record
         self._engine, self._bound, self._copied_in, self._copied_out = engine, bound, copied_in, copied_out
-        self._now = list(addresses.values())
+        self._now, self._shapes = list(addresses.values()), shapes
 
     def run(self, addresses: list[int]) -> None:
         """Runs with these addresses for `direct`; returns when the outputs are written."""
@@ -450,6 +490,8 @@ class AddressedRun:
         engine.check_alive()
         if addresses != self._now:
             self._move(addresses)
+        if engine.shape_trace is not None:
+            engine.shape_trace.record(self._shapes)
         try:
             for n, a in self._copied_in:
                 copy_in(bound, n, a)
@@ -466,6 +508,8 @@ class AddressedRun:
         engine.check_alive()
         if addresses != self._now:
             self._move(addresses)
+        if engine.shape_trace is not None:
+            engine.shape_trace.record(self._shapes)
         try:
             engine.backend.start(self._bound.executable, stream)
         except BackendError as e:

@@ -23,7 +23,9 @@ from whet.plugin_packages import version_changes
 from whet.runtime.calls import ContextPool, call_engine, call_with, inputs_by_name
 from whet.runtime.kernels import ConfigCheck, Planned, libraries
 from whet.runtime.memory import WeightStore, read_bytes
+from whet.runtime.profiles import size_factor
 from whet.runtime.sample_parallel import arena_bytes, bind_shapes, plan_shapes
+from whet.runtime.shape_trace import ShapeTrace
 from whet.runtime.shaped import ShapedPlan, opt_shapes
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from whet.measure.benchmark import Benchmark
     from whet.runtime.context import Context
 
+_FAR = 32.0  # factor between the elements of an input and those at the opt shape from which a warning says so
 _MAX_SHAPED = 16  # sets of input shapes for which an engine caches kernels
 
 
@@ -48,8 +51,15 @@ class Runtime:
     def __init__(self, backend: str | Backend | None = None, threads: int = 0):
         self._backend, self._threads = backend, threads
 
-    def load(self, source: str | os.PathLike | bytes | EnginePlan, *, require_same_hardware: bool = False) -> Engine:
-        """An engine from a file, its bytes, or a plan from the builder.
+    def load(
+        self,
+        source: str | os.PathLike | bytes | EnginePlan,
+        *,
+        require_same_hardware: bool = False,
+        record_shapes: str | os.PathLike | None = None,
+    ) -> Engine:
+        """An engine from a file, its bytes, or a plan from the builder. `record_shapes` is a file for the shapes of its runs (see
+        whet.runtime.shape_trace); without it the environment variable WHET_RECORD_SHAPES names one.
 
         An engine tuned with other hardware, libraries or threads is loaded with a warning that names the differences, and its probe is run;
         with `require_same_hardware` it is refused. Raises EngineError.
@@ -64,7 +74,10 @@ class Runtime:
             plan = read_engine(source)
             where = "the engine" if isinstance(source, bytes | bytearray | memoryview) else f"{Path(source).name}"
         check_plan(plan)
-        return Engine(plan, self._backend_for(plan, where), require_same_hardware=require_same_hardware, where=where)
+        engine = Engine(plan, self._backend_for(plan, where), require_same_hardware=require_same_hardware, where=where)
+        if record_shapes or (record_shapes := os.environ.get("WHET_RECORD_SHAPES")):
+            engine.shape_trace = ShapeTrace(record_shapes)
+        return engine
 
     def _backend_for(self, plan: EnginePlan, where: str) -> Backend:
         if self._backend is not None and not isinstance(self._backend, str):
@@ -114,6 +127,7 @@ class Engine:
         self.warnings: list[str] = []
         self._where = where
         self._told: set[tuple[str, str]] = set()
+        self._far: set[int] = set()  # profiles with a warning about far shapes
         differences = machine_differences(plan, backend)
         probed = all(p.probe for p in plan.by_profile())  # packed weights cannot be compared with the source weights: the probe tests them
         self._store = WeightStore(backend, plan.packed if probed and not differences else {})
@@ -124,12 +138,14 @@ class Engine:
         self._pool = ContextPool(self)
         self._workers: tuple[int, ThreadPoolExecutor] | None = None  # of run_async, with the process that started them
         self._generation = generation()
+        self.shape_trace: ShapeTrace | None = None  # counts the shapes of all runs
         self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
-        self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)}
+        self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)} | self.outputs
         if differences and require_same_hardware:
             raise EngineError(f"{where} was tuned on other hardware: {'; '.join(differences)}. Build it again here.")
         if differences:
             self._warn(f"{where} was tuned elsewhere ({'; '.join(differences)}): it may be slower than one tuned here")
+        release_pages(plan)
         try:
             self.shaped(0, opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are reported at load
         except EngineError:
@@ -160,7 +176,9 @@ class Engine:
 
     @property
     def outputs(self) -> dict[str, TensorType]:
-        """Types of the outputs by name, in order."""
+        """Types of the outputs by name, in order; sizes that depend on the data are symbols."""
+        if self.plan.tail is not None:
+            return self.plan.tail.types(self.plan.network)
         return {t.name: t.type for t in self.plan.network.outputs}
 
     @property
@@ -193,7 +211,7 @@ class Engine:
     def memory(self, context: Context | None = None) -> Memory:
         """Bytes in use, including arena and scratch of `context` (None: those planned for profile 0)."""
         held = (t.weight for p in self.plan.by_profile() for t in p.network.constants.values())
-        arrays = {w.digest: w.array.nbytes for w in held if w is not None}
+        arrays = {w.digest: int(w.type.nbytes) for w in held if w is not None}
         used = context.nbytes() if context is not None else {"arena": arena_bytes(self.plan), "scratch": 0}
         return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
 
@@ -317,7 +335,21 @@ class Engine:
             while len(self._shaped) > _MAX_SHAPED:
                 self._shaped.popitem(last=False)
         self._warn_of_fallbacks(shaped)
+        self._warn_of_far_shapes(profile, shapes)
         return shaped
+
+    def _warn_of_far_shapes(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Warns once per profile of shapes that have little in common with those that its kernels were timed at."""
+        tuned = self.plan.profiles[profile] if self.plan.profiles else None
+        if tuned is None or (factor := size_factor(tuned, shapes)) <= _FAR or profile in self._far:
+            return
+        self._far.add(profile)
+        at = [shapes, {n: s[1] for n, s in tuned.shapes.items()}]
+        given, opt = (", ".join(f"{n}: {'x'.join(map(str, a[n]))}" for n in tuned.shapes) for a in at)
+        self._warn(
+            f"{given} differs by a factor of {factor:.3g} from what profile {profile} was tuned for ({opt}): its kernels may be slow there. "
+            "Build with a profile for such shapes, or record those that occur and tune for them: whet retune --from-trace"
+        )
 
     def _warn_of_fallbacks(self, shaped: ShapedPlan) -> None:
         """Warns once about all layers with a tactic that cannot run."""
@@ -348,6 +380,8 @@ class Engine:
     def close(self) -> None:
         """Releases kernels, weights and the contexts of calls; contexts of one's own keep theirs. Later use of the engine raises ContextError."""
         self._open = False
+        if self.shape_trace is not None:
+            self.shape_trace.save()
         self._pool.close()
         if self._workers is not None and self._workers[0] == os.getpid():
             self._workers[1].shutdown(wait=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf, log
+from math import inf, log, prod
 
 from whet.engine.plan import EnginePlan, Profile
 
@@ -25,6 +25,12 @@ def nearest_profile(plan: EnginePlan, shapes: Shapes) -> int | None:
     if not plan.profiles:
         return 0
     return min(fit, key=lambda k: _distance(plan.profiles[k], shapes), default=None)
+
+
+def size_factor(profile: Profile, shapes: Shapes) -> float:
+    """By how much the elements of an input differ from those at the opt shapes, at least 1; the largest factor of all inputs."""
+    sizes = [(prod(shape), prod(profile.shapes[name][1])) for name, shape in shapes.items() if name in profile.shapes]
+    return max((max(a / b, b / a) for a, b in sizes if a and b), default=1.0)
 
 
 def _distance(profile: Profile, shapes: Shapes) -> float:

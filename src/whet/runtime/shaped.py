@@ -61,14 +61,18 @@ def shape_plan(
         steps.append(plan_layer(bind_layer(layer, env) if env else layer, plan.choices[layer.name], backend, refusal))
     _check_inplace(plan, profile, steps)
     types = {t.name: t.type.with_shape(evaluate(d, env) for d in t.shape) for t in net.tensors()}
-    packed = [[store.packed(p) for p in s.kernel.packed] for s in steps]
+    packed: list[list[Shared]] = []
     constants: list[dict[int, Shared]] = []
     for s in steps:
+        packed.append([store.packed(p) for p in s.kernel.packed])
         held = {}
         for i, (t, o) in enumerate(zip(s.layer.inputs, s.signature.inputs, strict=True)):
             if t is not None and t.weight is not None and o is not None:
                 held[i] = store.constant(t.weight, o)
         constants.append(held)
+        for t in s.layer.inputs:
+            if t is not None and t.weight is not None:
+                t.weight.release()  # a copy in the kernel's layout is in use
     return ShapedPlan(plan, profile, dict(shapes), env, steps, storage(plan), types, packed, constants)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -36,30 +38,47 @@ def no_compiler() -> str | None:
     return None
 
 
-def address(ir: str, name: str) -> int:
+def address(ir: str | Generated, name: str) -> int:
     """Address of function `name` of a module given as IR text (typed pointers, as LLVM before 17 requires). Requires `no_compiler()` to be None."""
     with _in_llvm:
         return int(_loaded(ir).get_function_address(name))
 
 
+@dataclass(frozen=True)
+class Generated:
+    """IR that is generated only if no object of it is kept: `make(*arguments)`. The arguments' `repr` says all, and `sources` is a digest of
+    all code that determines the text."""
+
+    make: Callable[..., str]
+    arguments: tuple[Any, ...]
+    sources: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.make.__module__}.{self.make.__qualname__}{self.arguments!r} {self.sources}"
+
+    def __str__(self) -> str:
+        return self.make(*self.arguments)
+
+
 @cache
-def _loaded(ir: str) -> Any:
+def _loaded(ir: str | Generated) -> Any:
     """The module's code in memory."""
     import llvmlite.binding as llvm
 
     machine, target = _target()
     folder = _folder()
     if folder is None:
-        code = _compile(ir)
+        code = _compile(str(ir))
     else:
-        key = hashlib.sha256("\0".join((target, ir)).encode()).hexdigest()
+        key = hashlib.sha256("\0".join((target, ir if isinstance(ir, str) else ir.key)).encode()).hexdigest()
         path = folder / f"{key}.o"
         is_new = not path.exists()
-        stored = _code_cache.cached_code(path, lambda: _with_digest(_compile(ir)))
+        stored = _code_cache.cached_code(path, lambda: _with_digest(_compile(str(ir))))
         code = stored[_DIGEST:]
         if _with_digest(code) != stored:  # a damaged file
             path.unlink(missing_ok=True)
-            code = _compile(ir)
+            code = _compile(str(ir))
         if is_new:
             _code_cache.limit_files(folder, _MOST_FILES)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)

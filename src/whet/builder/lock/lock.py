@@ -19,6 +19,7 @@ from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.config import BuildConfig
 from whet.engine.codec import MOST_CONCURRENT_SAMPLES
+from whet.engine.host_tail import HostTail
 from whet.engine.plan import Choice, EnginePlan, Profile
 from whet.engine.schema import encode
 from whet.errors import BackendError, BuildError, EngineError, LockError
@@ -65,7 +66,8 @@ def save_lock(plan: EnginePlan, path: str | Path) -> None:
 def lock_of(plan: EnginePlan) -> dict[str, Any]:
     """The lock as data; separately tuned profiles have a lock each, those after the first under "further"."""
     first, *others = (_lock_of(p) for p in plan.by_profile())
-    return first | ({"further": others} if others else {})
+    tail = {} if plan.tail is None else {"tail": plan.tail.digest}
+    return first | ({"further": others} if others else {}) | tail
 
 
 def _lock_of(plan: EnginePlan) -> dict[str, Any]:
@@ -157,6 +159,12 @@ def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, ba
             compare(f"{name}, {part}", was, now.get(part))
     if moved:
         raise LockError(_format_text(moved))
+
+
+def check_locked_tail(lock: Mapping[str, Any], tail: HostTail | None) -> None:
+    """Raises LockError when the layers that run on the host are others than the lock's."""
+    if lock.get("tail") != (None if tail is None else tail.digest):
+        raise LockError(_format_text(["the layers that run on the host, because their sizes depend on the data, are others"]))
 
 
 def build_locked_plan(

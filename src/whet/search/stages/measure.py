@@ -24,7 +24,7 @@ def make_run(context: Context, data: Feeds) -> Callable[[], None]:
         array = context.input_array(name)
         array[...] = a
         context.bind(name, array)
-    for name in context.output_names:
+    for name in context.bindable_outputs:
         context.bind(name, context.output_array(name))
     context.execute()
     return context.execute

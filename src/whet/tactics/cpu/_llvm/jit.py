@@ -6,14 +6,17 @@ backends/cpu/machine_code.py compiles the kernels. Without a compiler their tact
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from whet.backends import Call
 from whet.backends.cpu import threads
 from whet.backends.cpu.info import cpuinfo
+from whet.backends.cpu.machine_code import Generated, no_compiler
 from whet.backends.cpu.machine_code import address as address
-from whet.backends.cpu.machine_code import no_compiler
 from whet.tactics.cpu._llvm.work_stealing import make_context, team_ir
 
 
@@ -36,6 +39,22 @@ def version() -> str:
 def has(feature: str) -> bool:
     """True if the CPU has an instruction set, by Linux's name (/proc/cpuinfo)."""
     return feature in (cpuinfo().get("flags") or cpuinfo().get("Features") or "").split()
+
+
+def generated(make: Callable[..., str], *arguments: Any) -> str | Generated:
+    """The IR `make(*arguments)` for `address`, which generates it only if its object is not kept: a large module takes 50 ms. `make` is a function of
+    whet's CPU kernels, and its arguments have a `repr` that says all."""
+    sources = _sources()
+    return Generated(make, arguments, sources) if sources else make(*arguments)
+
+
+@cache
+def _sources() -> str:
+    """Digest of the source of all CPU kernels; "" if it is not in files."""
+    digest, files = hashlib.sha256(), sorted(Path(__file__).parents[1].rglob("*.py"))
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest() if files else ""
 
 
 @cache

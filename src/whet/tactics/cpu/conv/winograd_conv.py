@@ -126,7 +126,7 @@ class WinogradKernel:
         if self.added is not None:
             operands[len(context)] = ("input", self.added)
             context.append(args.inputs[self.added])
-        ir = winograd_ir(self._form)
+        ir = jit.generated(winograd_ir, self._form)
         for name, items in self._launches:
             words = [*context, *self._sizes, items, -(-items // self.threads)]
             assert len(words) == len(context_words(self._form.steps))

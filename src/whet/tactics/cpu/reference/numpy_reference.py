@@ -10,8 +10,8 @@ from whet.backends import Call
 from whet.backends.cpu.memory import array_at
 from whet.errors import BackendError
 from whet.network import Layer, static_shape
-from whet.ops import get_op, run_layer, run_regions
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.ops import get_op, is_data_sized, run_layer, run_regions
+from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, stored_bytes, tactic
 
 
 class NumpyCall(Call):
@@ -85,13 +85,13 @@ class NumpyReference(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
         if layer.op == "Reformat":
             return "moves values between formats, which the reference does not know"
+        if is_data_sized(layer):
+            return "its sizes depend on the data"
         if any(t is not None and t.dtype.name == "string" for t in (*layer.inputs, *layer.outputs)):
             return "strings have no place in an arena"
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend) -> NumpyKernel:
-        if not all(t.type.static for t in layer.outputs):
-            raise PlanRefused(f"the shape of {layer.outputs} is known only from the data")
         get_op(layer.op)
         return NumpyKernel(layer, signature)
 

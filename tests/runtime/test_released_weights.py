@@ -1,0 +1,94 @@
+"""Weights that a file computes from others are freed once kernels have their copies, and computed again when they are read."""
+
+import numpy as np
+import pytest
+
+from whet.builder import BuildConfig, build
+from whet.engine import engine_bytes, engine_digest, read_engine
+from whet.errors import EngineError
+from whet.network import Network, Weight, parse_type
+from whet.ops import run_network
+from whet.runtime import Runtime
+
+
+def network():
+    """A convolution whose batch norm is folded into 147 KB of weights."""
+    rng, net = np.random.default_rng(0), Network("folded")
+
+    def weight(shape, name):
+        return net.constant(np.abs(rng.standard_normal(shape)).astype(np.float32) + np.float32(0.1), name)
+
+    y = net.add("Conv", net.add_input("x", parse_type("f32[1,64,6,6]")), weight((64, 64, 3, 3), "w"))
+    y = net.add("BatchNormalization", y, *(weight(64, f"bn.{n}") for n in ("scale", "bias", "mean", "var")))
+    net.mark_output(net.add("Relu", y), "y")
+    return net
+
+
+@pytest.fixture(scope="module")
+def data():
+    return engine_bytes(build(network(), BuildConfig(timing_cache="", optimization_level=0, threads=1)))
+
+
+def folded(plan):
+    """The folded weights."""
+    (found,) = (t.weight for t in plan.network.constants.values() if t.shape == (64, 64, 3, 3))
+    assert found.origin.op != "source"
+    return found
+
+
+def test_a_loaded_engine_keeps_only_the_kernels_copies(data):
+    plan, whole = read_engine(data), read_engine(data)
+    assert folded(plan).held is not None
+    engine = Runtime().load(plan)
+    weights = folded(plan)
+    assert weights.held is None
+    assert engine.memory().weights >= 64 * 64 * 9 * 4
+    assert weights.held is None, "its size is known without its values"
+    np.testing.assert_array_equal(weights.array, folded(whole).array)
+    assert Weight(weights.array).digest == weights.digest
+    assert not weights.array.flags.writeable
+    with pytest.raises(AttributeError, match="no attribute 'arrays'"):
+        _ = weights.arrays
+
+
+def test_engines_with_released_weights_run_and_are_saved_and_refitted(data):
+    engine, x = Runtime().load(read_engine(data)), {"x": np.random.default_rng(1).standard_normal((1, 64, 6, 6)).astype(np.float32)}
+    want = run_network(network(), x)["y"]
+    np.testing.assert_allclose(engine.run(x)["y"], want, rtol=1e-4, atol=1e-3)
+    assert engine_digest(engine.plan) == engine_digest(read_engine(data))
+    twice = engine.refit({"bn.scale": network().constants["bn.scale"].array() * 2, "bn.bias": network().constants["bn.bias"].array() * 0})
+    assert not np.allclose(twice.run(x)["y"], want)
+
+
+def test_intermediate_values_of_shared_expressions_are_computed_once_and_dropped(data, monkeypatch):
+    from whet.engine import weights
+
+    evaluated, held = [], []
+    apply, drop = weights._apply, weights._drop_after_last_use
+    monkeypatch.setattr(weights, "_apply", lambda op, *rest: evaluated.append(op) or apply(op, *rest))
+    monkeypatch.setattr(weights, "_drop_after_last_use", lambda node, values, uses: drop(node, values, uses) or held.append(len(values)))
+    plan = read_engine(data)
+    nodes = {id(o) for t in plan.network.constants.values() for o in every_origin(t.weight.origin) if o.op not in ("source",)}
+    assert 0 < len(evaluated) <= len(nodes)
+    assert held[-1] == 0
+
+
+def every_origin(origin):
+    yield origin
+    for a in origin.args:
+        if a is not None:
+            yield from every_origin(a)
+
+
+def test_weights_in_memory_are_not_released():
+    plan = build(network(), BuildConfig(timing_cache="", optimization_level=0, threads=1))
+    Runtime().load(plan)
+    assert folded(plan).held is not None
+
+
+def test_a_damaged_source_is_still_found(data):
+    broken = bytearray(data)
+    at = data.index(network().constants["w"].array().tobytes())
+    broken[at] ^= 1
+    with pytest.raises(EngineError, match="damaged"):
+        read_engine(bytes(broken))
