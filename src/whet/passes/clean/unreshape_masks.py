@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from whet.network import Dim, Layer, Tensor
 from whet.network.dims import product
+from whet.network.types import static_shape
 from whet.ops._strided import RESHAPES
 from whet.passes._scores import are_scores, only_feeds_softmax
 from whet.rewrite.constants import reshape_weight
@@ -79,7 +80,7 @@ def _as_seen(g: Graph, mask: Tensor, view: Sequence[Dim], groups: Sequence[Seque
     if expanded != dims:
         mask = g.add("Expand", g.add("Reshape", mask, shape=tuple(dims)) if len(dims) != mask.type.rank else mask, shape=tuple(expanded))
     if mask.weight is not None:
-        flat = g.constant(reshape_weight(mask.weight, tuple(int(d) for d in shape)), mask.name)
+        flat = g.constant(reshape_weight(mask.weight, static_shape(shape)), mask.name)
     else:
         flat = mask if tuple(mask.shape) == shape else g.add("Reshape", mask, shape=shape)
     return flat if repeats == 1 else g.add("Tile", flat, repeats=(repeats, *[1] * (len(shape) - 1)))

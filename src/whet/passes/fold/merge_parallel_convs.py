@@ -7,6 +7,7 @@ first. The smaller kernel is placed in the larger one; a batch norm is a kernel 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -52,8 +53,8 @@ def merge_parallel_convs(g: Graph, layer: Layer) -> Tensor | Skip | None:
     found = _conv_kernel(main, other) if other.op == "Conv" else _identity_kernel(main, other)
     if isinstance(found, Skip):
         return found
-    w, b = main.needs(1), main.input(2)
-    own = _Kernel(to_float64(w.constant()), None if b is None else to_float64(b.constant()))
+    w, bias = main.needs(1), main.input(2)
+    own = _Kernel(to_float64(w.constant()), None if bias is None else to_float64(bias.constant()))
     if layer.op == "Sub":
         own, found = (own, found.negated()) if layer.inputs[0] is main.output else (own.negated(), found)
     weights = express("Add", own.weights, found.weights)
@@ -63,7 +64,7 @@ def merge_parallel_convs(g: Graph, layer: Layer) -> Tensor | Skip | None:
     inputs = [main.inputs[0], g.constant(round_to(weights, w.dtype), folded_name(w))]
     if biases:
         total = biases[0] if len(biases) == 1 else express("Add", *biases)
-        name = folded_name(b) if b is not None else f"{w.name.removesuffix('.folded').removesuffix('.weight')}.bias"
+        name = folded_name(bias) if bias is not None else f"{w.name.removesuffix('.folded').removesuffix('.weight')}.bias"
         inputs.append(g.constant(round_to(total, w.dtype), name))
     return g.add("Conv", *inputs, **main.attrs)
 
@@ -98,5 +99,6 @@ def _identity_kernel(main: Layer, norm: Layer) -> _Kernel | Skip:
     assert scale.factor is not None
     assert scale.shift is not None
     ones = np.zeros(shape)
-    ones[(np.arange(shape[0]), np.arange(shape[0]) % shape[1], *places)] = 1
+    index: tuple[Any, ...] = (np.arange(shape[0]), np.arange(shape[0]) % shape[1], *places)
+    ones[index] = 1
     return _Kernel(express("Mul", literal(ones), along_axis(scale.factor, 0, len(shape))), reshape_weight(scale.shift, (shape[0],)))
