@@ -69,16 +69,20 @@ def record(args: argparse.Namespace) -> None:
     order = [b.name for b in branches(net)]
     space = space_of(net, args.data, args.model, order)
     table = json.loads(args.table.read_text()) if args.table.exists() else {
-        "model": args.model, "original": [count_flops(net), top1(net, images, labels)], "tested": TESTED, "images": IMAGES, "rows": [],
+        **provenance(("whet", "numpy", "onnxruntime")), "model": args.model, "original": [count_flops(net), top1(net, images, labels)], "tested": TESTED, "images": IMAGES, "rows": [],
         "dimensions": {d.name: list(d.values) or [round(d.least + i * d.step, 6) for i in range(round((d.most - d.least) / d.step) + 1)]
                        for d in space.dimensions},
     }  # fmt: skip
     rng = np.random.default_rng(1)
-    points = [*space.seeds(), *({k: v[rng.integers(len(v))] for k, v in table["dimensions"].items()} for _ in range(args.trials))]
-    for n, params in enumerate(points[: args.trials]):
-        if n < len(table["rows"]) or time.monotonic() - start > args.limit:
+    points = space.seeds()
+    for _ in range(args.trials):  # deep cuts everywhere lose all accuracy: the largest share varies, so that all losses occur
+        most = rng.random()
+        points.append({k: v[int(rng.random() * (most if len(v) > 2 else 1) * len(v))] for k, v in table["dimensions"].items()})
+    points = [{**{k: v[0] for k, v in table["dimensions"].items()}, **p} for p in points[: args.trials]]
+    for params in points:
+        if any(r["params"] == params for r in table["rows"]) or time.monotonic() - start > args.limit:
             continue
-        candidate = space.candidate({**{k: v[0] for k, v in table["dimensions"].items()}, **params})
+        candidate = space.candidate(params)
         some = np.random.default_rng(0).choice(len(pool), IMAGES, replace=False)
         made = prepare_candidate(net, candidate, space.kept(candidate), {net.inputs[0].name: pool[some]}, Effort(), say=lambda what: None)
         table["rows"].append({"params": params, "flops": count_flops(made.network), "top1": top1(made.network, images, labels)})
@@ -92,7 +96,7 @@ def fitted(table: dict[str, Any]) -> tuple[Evaluate, dict[str, float]]:
     from sklearn.model_selection import cross_val_predict
 
     names = list(table["dimensions"])
-    x = np.array([[r["params"].get(n, table["dimensions"][n][0]) for n in names] for r in table["rows"]], float)
+    x = np.array([[r["params"][n] for n in names] for r in table["rows"]], float)
     flops, best = table["original"]
     y = np.array([(r["flops"] / flops, r["top1"]) for r in table["rows"]])
     logarithmic = np.log1p(np.maximum(best - y[:, 1], 0))  # the cliff of the accuracy

@@ -57,6 +57,7 @@ def test_the_model_fits_and_knows_where_it_is_unsure():
     assert predict(x, f(x), np.full((1, 3), 3.0))[1] > 5 * deviation.max()
 
 
+@pytest.mark.filterwarnings("ignore:.*constraints_func:FutureWarning", "ignore:.*multivariate:optuna.exceptions.ExperimentalWarning")
 def test_it_reaches_more_than_random_points_and_tpe():
     """Five searches of 24 trials each: the model's worst is above the others' mean."""
     reached = {n: [hypervolume(searched(n, seed)[1], (1.0, -80.0)) for seed in range(5)] for n in ("gp", "tpe", "random")}
