@@ -30,7 +30,7 @@ from whet.engine.schema import encode
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
 from whet.runtime import bind
-from whet.tactics import epilogue, root_layer, tactics_of
+from whet.tactics import epilogue_steps, root_layer, tactics_of
 from whet.tactics.cuda._device.kernel import match_epilogue
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.conv import conv_shape, from_config
@@ -52,7 +52,7 @@ def kernels(net: Network) -> set[str]:
     for layer in lowered.layers:
         for o in list_candidates(layer, tactics, machine, Permissions.of(CONFIG)).options:
             axis = layer.outputs[0].type.rank - 1 if "gemm" in o.tactic.name else 1
-            kind = match_epilogue(layer, epilogue(layer), axis).post_ops.activation[0]
+            kind = match_epilogue(layer, epilogue_steps(layer), axis).post_ops.activation[0]
             tile = from_config(o.config)
             im2col = "stem" in o.tactic.name or (root_layer(layer).op == "Conv" and not conv_shape(layer).plain and not tile.halo)
             found.add(conv_source(tile, Features(im2col, kind, out_f32=o.signature.outputs[0].dtype.name == "f32")))

@@ -26,7 +26,7 @@ def network():
     return net
 
 
-@pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()))
+@pytest.mark.skipif(jit.why_unavailable() is not None, reason=str(jit.why_unavailable()))
 def test_winograd_is_left_out_with_a_reason():
     """Only Winograd is permitted besides the reference, and still not used."""
     sources = ("-ONEDNN", "-INDIRECT", "-cpu/direct_conv")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from whet.builder.candidates.unfuse import unfuse
-from whet.composites import COMPOSITES, composite, composite_of, unsupported_reason
+from whet.composites import COMPOSITES, composite, composite_of, why_unfused
 from whet.errors import BuildError
 from whet.network import Layer, parse_network
 from whet.ops import OPS, run_network, sample_layer
@@ -49,10 +49,10 @@ def test_a_second_description_of_a_kind_is_refused():
 
 def test_a_new_layer_stays_unfused_unless_a_tactic_computes_its_kind():
     layer = sample_layer("Fused", COMPOSITES["ConvPool"].samples[0])[1]
-    assert unsupported_reason(layer, {"ConvPool"}) is None
-    assert unsupported_reason(layer, {"ConvSum"}) == "no tactic here computes a convolution and its pooling in one kernel"
+    assert why_unfused(layer, {"ConvPool"}) is None
+    assert why_unfused(layer, {"ConvSum"}) == "no tactic here computes a convolution and its pooling in one kernel"
     epilogue = sample_layer("Fused", COMPOSITES["Conv"].samples[0])[1]
-    assert unsupported_reason(epilogue) is None, "every backend computes epilogues"
+    assert why_unfused(epilogue) is None, "every backend computes epilogues"
 
 
 def test_a_root_operation_without_description_is_named_by_its_operation():

@@ -12,6 +12,7 @@ from test_compile import sass
 from test_tactics import HOPPER, compute, judge, reference
 
 from support.compiling import first_configs
+from support.selection import with_long_variants
 from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
@@ -124,7 +125,7 @@ TILES = [
 ]
 
 
-@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("tile", with_long_variants(TILES), ids=str)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
 def test_machine_code(tile, arch, tmp_path):
     if tile["MI"] == 2 and arch == "sm_80":
@@ -136,7 +137,11 @@ def test_machine_code(tile, arch, tmp_path):
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 
 
-@pytest.mark.parametrize(("name", "options", "layers"), [("vit_b_16", {}, 12), ("bert_base", {"sequence": 128}, 12), ("swin_t", {}, 1)])
+@pytest.mark.parametrize(("name", "options", "layers"), [
+    ("vit_b_16", {"layers": 3, "hidden": 384, "heads": 6}, 3),
+    ("bert_base", {"sequence": 128, "layers": 3, "hidden": 384, "heads": 6}, 3),
+    ("swin_t", {}, 1),
+])  # fmt: skip
 def test_attention_of_networks_becomes_one_layer_without_transposes(name, options, layers):
     net = network_from_onnx(zoo.build(name, batch=1, **options))
     low, _ = lower_network(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
@@ -256,7 +261,7 @@ FUSED_TILES = [
 
 
 @pytest.mark.parametrize("guard", [Guard.NONE, Guard.HIDDEN])
-@pytest.mark.parametrize(("size", "tile", "mask", "causal"), FUSED_TILES, ids=str)
+@pytest.mark.parametrize(("size", "tile", "mask", "causal"), with_long_variants(FUSED_TILES), ids=str)
 def test_machine_code_of_fused_attention(size, tile, mask, causal, guard, tmp_path):
     _, _, heads, _ = fused_plan((1, 2, 512, 512, size), {"layout": "rows"})
     heads = replace(heads, causal=causal, guard=guard)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from support.selection import with_long_variants
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.errors import BackendError
@@ -150,7 +151,7 @@ def sass(code, tmp_path):
     return subprocess.run([tool, "-sass", str(path)], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize(("config", "im2col", "activation", "bf16", "f32"), CONVS, ids=lambda v: str(v))
+@pytest.mark.parametrize(("config", "im2col", "activation", "bf16", "f32"), with_long_variants(CONVS), ids=lambda v: str(v))
 def test_convolutions_use_hopper_instructions(config, im2col, activation, bf16, f32, tmp_path):
     text = sass(compile_cubin(conv_source(config, Features(im2col, activation, bf16, f32)), cached=False), tmp_path)
     assert "HGMMA" in text, "products run on the tensor cores"
@@ -242,7 +243,7 @@ def test_convolutions_on_integers_feed_products(shape, k2, tile, types, tmp_path
     assert "R2UR" not in text[text.index("IGMMA") : text.rindex("IGMMA")], "descriptors stay in uniform registers"
 
 
-@pytest.mark.parametrize(("config", "types8", "im2col", "activation"), EIGHTS, ids=lambda v: str(v))
+@pytest.mark.parametrize(("config", "types8", "im2col", "activation"), with_long_variants(EIGHTS), ids=lambda v: str(v))
 def test_8_bit_products_use_hopper_instructions(config, types8, im2col, activation, tmp_path):
     assert config.valid()
     text = sass(compile_cubin(conv_source(config, Features(im2col, activation, types8=types8)), cached=False), tmp_path)
@@ -265,7 +266,7 @@ def test_a_second_8_bit_product_has_its_own_accumulators(pair, tmp_path):
     assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
 
 
-@pytest.mark.parametrize(("name", "constants"), OTHERS, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(("name", "constants"), with_long_variants(OTHERS, lambda case: case[0]), ids=lambda v: v if isinstance(v, str) else "")
 def test_other_kernels_do_not_spill(name, constants, tmp_path):
     text = sass(compile_cubin(source(name, constants), name=name, cached=False), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text)

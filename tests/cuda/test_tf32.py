@@ -12,6 +12,7 @@ from test_compile import sass
 from test_tactics import HOPPER, SAMPLES, compute, judge, planned, reach, reference
 from test_tactics import sample_layer as sample_at
 
+from support.selection import with_long_variants
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder.candidates.tactic_sources import tactics_for
 from whet.builder.verify.emulation import round_to_tf32
@@ -110,7 +111,7 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize(("config", "im2col", "kind", "odd", "grouped"), KERNELS, ids=str)
+@pytest.mark.parametrize(("config", "im2col", "kind", "odd", "grouped"), with_long_variants(KERNELS), ids=str)
 def test_machine_code(config, im2col, kind, odd, grouped, tmp_path):
     assert config.valid()
     text = sass(compile_cubin(kernel_source(config, im2col, kind, odd, grouped), cached=False), tmp_path)

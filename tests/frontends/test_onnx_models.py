@@ -11,9 +11,11 @@ from whet.network import verify
 from whet.ops import run_network
 from whet.passes import lower
 
-SMALL = {name: {"image": 64} for name in zoo.names()}  # full width and depth on small images
-SMALL |= {"lenet5": {}, "yolov5s": {"image": 128}, "bert_base": {"layers": 2, "sequence": "S"}, "vit_b_16": {"layers": 2, "image": 64}}
-SMALL["swin_t"] = {"image": 64, "window": 2}
+SMALL = {name: {"image": 64} for name in zoo.names()}  # small images; where there is an option, fewer channels or layers
+SMALL |= {name: {"image": 64, "width": 16} for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnext50_32x4d", "unet")}
+SMALL |= {"lenet5": {}, "bert_base": {"layers": 2, "sequence": "S", "hidden": 96, "heads": 6}, "vgg16": {"image": 64, "width": 16, "hidden": 128}}
+SMALL |= {"vit_b_16": {"layers": 2, "image": 64, "hidden": 192, "heads": 6}, "swin_t": {"image": 64, "window": 2, "hidden": 48}}
+SMALL |= {"convnext_tiny": {"image": 64, "widths": (24, 48, 96, 192)}}
 
 
 def ort(model, feeds):

@@ -52,7 +52,7 @@ def test_a_launch_of_two_layers_counts_as_two(standin_gpu):
     assert together == alone
 
 
-@pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()))
+@pytest.mark.skipif(jit.why_unavailable() is not None, reason=str(jit.why_unavailable()))
 def test_data_movement_counts_as_one_pass_or_as_the_moved_bytes():
     """Two images of 32 channels and 64 pixels: a transpose, a sigmoid and a Concat of it with itself; Reshapes move nothing."""
     plan = build(parse_network(HEAD), BuildConfig(timing_cache="", verify=False, avg_timing=1, passes=("-fuse_head_convs",)))
@@ -63,7 +63,7 @@ def test_data_movement_counts_as_one_pass_or_as_the_moved_bytes():
     assert [size for _, size in count_unfused(moves, ("Moves",))] == [2 * channels, 2 * channels, 2 * channels + joined]
 
 
-@pytest.mark.skipif(jit.available() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
+@pytest.mark.skipif(jit.why_unavailable() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
 @pytest.mark.parametrize("also", [(), ("Moves",)])
 def test_a_head_with_its_convolutions_counts_as_its_parts(also):
     def counted(*passes):

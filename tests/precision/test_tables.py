@@ -19,7 +19,7 @@ from whet.tactics import is_quantized
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.onednn import _api as dnn
 
-VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni") or jit.available() is not None, reason="no VNNI, or no compiler for own kernels")
+VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni") or jit.why_unavailable() is not None, reason="no VNNI, or no compiler for own kernels")
 QUICK = {"timing_cache": "", "threads": 1, "avg_timing": 1, "optimization_level": 1, "whole_engines": 1}
 
 

@@ -19,8 +19,12 @@ from whet.pruning import branches, choose, count_flops, count_params, cut, group
 SMALL = {
     "bert_base": {"layers": 2, "sequence": "S", "hidden": 192, "heads": 6},
     "convnext_tiny": {"image": 64, "blocks": (1, 1, 2, 1)},
+    "densenet121": {"image": 64, "blocks": (3, 4, 3, 2)},
     "lenet5": {},
-    "swin_t": {"image": 64, "window": 2},
+    "resnet18": {"image": 64, "width": 32},
+    "resnet50": {"image": 64, "width": 16},
+    "resnext50_32x4d": {"image": 64, "width": 32},
+    "swin_t": {"image": 64, "window": 2, "blocks": (2, 2, 2, 2), "hidden": 48},
     "unet": {"image": 64, "width": 32},
     "vit_b_16": {"layers": 2, "image": 64, "hidden": 192, "heads": 6},
     "yolov5s": {"image": 128},
@@ -144,7 +148,7 @@ def test_the_ratio_holds_for_groups_times_channels():
 
 
 def test_grouped_convolutions_lose_groups_or_channels_of_each():
-    net = network("resnext50_32x4d")
+    net = network_from_onnx(zoo.build("resnext50_32x4d", image=64))
     first = [g for g in groups(net) if g.name.startswith("layer1.0.conv")][:3]
     assert [g.name.removeprefix("layer1.0.") for g in first] == ["conv1.weight", "conv1.weight@0", "conv2.weight@0"]
     assert [(g.size, g.block) for g in first] == [(32, 4), (4, 1), (4, 1)]

@@ -18,7 +18,7 @@ from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.quantized.lookup_table import TableKernel, table
 from whet.tactics.cpu.quantized.quantize_image import QuantizeImage
 
-JIT = pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()))
+JIT = pytest.mark.skipif(jit.why_unavailable() is not None, reason=str(jit.why_unavailable()))
 
 
 def table_layer(count, build, store, dtype="u8"):
@@ -141,7 +141,7 @@ def test_non_images_are_refused(shape):
 
 def test_without_a_compiler_the_reason_is_given(monkeypatch):
     why = "llvmlite is not installed"
-    monkeypatch.setattr(jit, "available", lambda: why)
+    monkeypatch.setattr(jit, "why_unavailable", lambda: why)
     layer, _ = table_layer(8, lambda body, v: body.add("Exp", v[0]), (0.1, 2, "i8"))
     assert get_tactic("cpu/lookup_table").why_not(layer) == why
     assert get_tactic("cpu/quantize_image").why_not(image_layer((1, 3, 8, 8), "u8", 0)) == why
@@ -236,7 +236,7 @@ def test_attention_that_is_refused():
     assert "heads of 24" in get_tactic("cpu/attention").why_not(layer)
 
 
-SILU = pytest.mark.skipif(jit.available() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
+SILU = pytest.mark.skipif(jit.why_unavailable() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
 
 
 @SILU

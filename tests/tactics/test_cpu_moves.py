@@ -18,7 +18,7 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.move import moves
 from whet.tactics.cpu.move._moves_ir import moves_ir
 
-JIT = pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()))
+JIT = pytest.mark.skipif(jit.why_unavailable() is not None, reason=str(jit.why_unavailable()))
 TACTIC = get_tactic("cpu/moves")
 
 

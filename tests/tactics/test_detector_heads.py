@@ -24,7 +24,7 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv import detector_heads as heads_tactic
 from whet.tactics.cpu.onednn import _api as dnn
 
-OWN = pytest.mark.skipif(jit.available() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
+OWN = pytest.mark.skipif(jit.why_unavailable() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
 TACTIC = get_tactic("cpu/detector_heads")
 
 

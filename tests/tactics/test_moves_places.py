@@ -9,7 +9,7 @@ import pytest
 from whet.network import Network, parse_type
 from whet.ops import sample_layer
 from whet.ops._base import Sample
-from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Place, Refused, axes, flat, regroup_indices
+from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Place, Refused, flat_offset, regroup_indices, unflatten
 from whet.tactics._moves_tree import Moves
 
 ROW_PLACE, COLUMN_PLACE = Place.of(ROW), Place.of(COLUMN)
@@ -32,7 +32,7 @@ def test_indices_are_sums_of_row_and_column_terms():
     assert ROW_PLACE.times(12).plus(24).cut("div", 6, 9) == Place(4, ((ROW, 2),))
     assert ROW_PLACE.times(12).cut("mod", 6, 6) == Place()
     anchor = ROW_PLACE.cut("div", 25, 3)
-    assert anchor.times(85).plus(column).fixed(anchor.terms[0][0], 2) == Place(173, ((COLUMN, 1),))
+    assert anchor.times(85).plus(column).fix(anchor.terms[0][0], 2) == Place(173, ((COLUMN, 1),))
     assert column.step == 1
     assert not ROW_PLACE.by_column
     with pytest.raises(Refused):
@@ -41,9 +41,9 @@ def test_indices_are_sums_of_row_and_column_terms():
 
 def test_axes_split_from_an_index_recombine_to_it():
     shape = (7, 3, 1, 5, 4)
-    cut = axes(ROW_PLACE, shape)
-    assert flat(cut, shape, "linear") == ROW_PLACE
-    assert flat(cut[1:], shape[1:], "linear") == ROW_PLACE.cut("mod", 60, 60), "nested remainders equal the remainder by the product"
+    cut = unflatten(ROW_PLACE, shape)
+    assert flat_offset(cut, shape, "linear") == ROW_PLACE
+    assert flat_offset(cut[1:], shape[1:], "linear") == ROW_PLACE.cut("mod", 60, 60), "nested remainders equal the remainder by the product"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -69,12 +69,12 @@ def test_consecutive_reshapes_change_no_value(seed):
         return tuple(prod(part) for part in (factors[: ends[0]], factors[ends[0] : ends[1]], factors[ends[1] :]))
 
     shapes = [shape() for _ in range(4)]
-    at = tuple(axes(Place.of(FLAT), shapes[0]))
+    at = tuple(unflatten(Place.of(FLAT), shapes[0]))
     for after, before in pairwise(shapes):
         at = regroup_indices(at, after, before)
     for i in range(prod(factors)):
         assert tuple(worth(p, at=i) for p in at) == tuple(np.unravel_index(i, shapes[-1]))
-    moved = flat(at, shapes[-1], "linear")
+    moved = flat_offset(at, shapes[-1], "linear")
     assert moved == Place.of(FLAT) or prod(factors) == 1
 
 

@@ -34,7 +34,7 @@ def example() -> str:
     return code
 
 
-@pytest.mark.skipif(jit.available() is not None, reason=str(jit.available()))
+@pytest.mark.skipif(jit.why_unavailable() is not None, reason=str(jit.why_unavailable()))
 @pytest.mark.parametrize(("result", "passes"), [("-x", True), ("x + 1.0", False)])
 def test_the_contract_finds_a_new_file(contract, result, passes):
     code = example()

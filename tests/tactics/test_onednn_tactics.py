@@ -17,7 +17,7 @@ from whet.tactics import Args, get_tactic, root_layer, tactics_of
 from whet.tactics._fused import source_index
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import Recipe
-from whet.tactics.cpu.onednn._nonfinite import spreads
+from whet.tactics.cpu.onednn._nonfinite import spreads_nonfinite
 
 CPU = CpuBackend()
 TACTICS = [t for t in tactics_of("cpu") if not t.fallback]  # all discovered tactics; fallbacks run the reference itself
@@ -175,7 +175,7 @@ def accepted(layer, arrays, tactic, kernel, dtype):
         others.append(declared_reference(layer, arrays, table))
         if tile := getattr(kernel, "tile", 0):
             others += [[np.where(in_reached_tiles(layer, arrays, tile), np.nan, w)] for w in others[-1]]
-        if spreads(layer, dtype) and any(a is not None and a.dtype.kind == "f" and not (np.abs(a) < 1e30).all() for a in arrays):
+        if spreads_nonfinite(layer, dtype) and any(a is not None and a.dtype.kind == "f" and not (np.abs(a) < 1e30).all() for a in arrays):
             others.append(declared_reference(layer, arrays, {**table, root_layer(layer).op: nowhere}))
             others.append([np.full_like(w, np.nan) for w in want])
             # products near overflow are not rounded before accumulation, so that infinities may not meet

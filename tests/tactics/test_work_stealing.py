@@ -11,8 +11,8 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import INT32, Module
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, thread_index
 
-if jit.available():
-    pytest.skip(jit.available() or "", allow_module_level=True)
+if jit.why_unavailable():
+    pytest.skip(jit.why_unavailable() or "", allow_module_level=True)
 
 WORDS = ("counts", "starts", "who", "work", "items", "share")
 

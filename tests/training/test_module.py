@@ -86,7 +86,8 @@ def test_real_networks_compute_the_same(name):
         assert error(got[key], value) < TIGHT
 
 
-SMALL = {"resnet18": {"image": 64}, "resnext50_32x4d": {"image": 32}, "densenet121": {"image": 32}, "mobilenet_v2": {"image": 32},
+SMALL = {"resnet18": {"image": 64}, "resnext50_32x4d": {"image": 32, "width": 16}, "densenet121": {"image": 32, "blocks": (2, 3, 3, 2)},
+         "mobilenet_v2": {"image": 32},
          "mobilenet_v3_large": {"image": 32}, "efficientnet_b0": {"image": 32}, "squeezenet1_1": {"image": 64}, "lenet5": {},
          "vit_b_16": {"image": 32, "layers": 1}, "bert_base": {"layers": 1, "hidden": 96, "heads": 4}, "yolov5s": {"image": 64}}
 

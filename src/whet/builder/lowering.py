@@ -12,7 +12,7 @@ from whet.builder.candidates.regions import lift_captures
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions, no_float8, unwanted_integers
 from whet.builder.verify.differences import relative_error
-from whet.composites import unsupported_reason
+from whet.composites import why_unfused
 from whet.errors import BackendError
 from whet.network import BF16, F16, DType, Layer, Network, Tensor
 from whet.ops import run_network
@@ -39,7 +39,7 @@ def lower_network(net: Network, config: BuildConfig, watch: Callable[[str, Netwo
 
     lowered, log = lower(
         net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config),
-        refuses=lambda layer: unsupported_reason(layer, computed) or _keep_unfused(layer, tactics, permitted) or no_float8(layer, config),
+        refuses=lambda layer: why_unfused(layer, computed) or _keep_unfused(layer, tactics, permitted) or no_float8(layer, config),
         channel_alignment=max((t.channel_alignment for t in tactics), default=1), widened=_widened_types(config),
         watch=check if watch is not None or (guard is not None and guard.nodes) else None,
     )  # fmt: skip

@@ -111,7 +111,7 @@ def decomposition(layer: Layer) -> Network:
     return body_of(layer) if described is None else described.decompose(layer)
 
 
-def unsupported_reason(layer: Layer, computed: frozenset[str] | set[str] = frozenset()) -> str | None:
+def why_unfused(layer: Layer, computed: frozenset[str] | set[str] = frozenset()) -> str | None:
     """The reason why a new fused layer stays unfused: its kind is not in `computed`, the kinds of the machine's tactics. None if it may be fused."""
     described = composite_of(layer)
     if described is None or layer.composite in computed:

@@ -10,20 +10,20 @@ from whet.rewrite.rules import Skip
 
 def find_added_conv(g: Graph, layer: Layer, *, integers: bool) -> tuple[Tensor, Layer] | None:
     """(residual, its producer) when a fused convolution adds the result of a convolution whose epilogue is at most a bias; else None."""
-    value = _residual(layer, integers=integers)
+    value = _find_residual(layer, integers=integers)
     first = g.maker(value)
     if value is None or first is None or not is_conv(first) or set(epilogue_steps(first)) - {"bias"}:
         return None
     return value, first
 
 
-def paired_convs(first: Layer, last: Layer) -> tuple[Layer, Layer] | Skip:
+def match_conv_pair(first: Layer, last: Layer) -> tuple[Layer, Layer] | Skip:
     """The Convs of two convolution layers, or why they are not computed as one sum."""
     convs = inner_conv(first), inner_conv(last)
     return Skip("a convolution with groups is not summed with another one") if any(c.attrs["group"] != 1 for c in convs) else convs
 
 
-def _residual(layer: Layer, *, integers: bool) -> Tensor | None:
+def _find_residual(layer: Layer, *, integers: bool) -> Tensor | None:
     """The run-time value that a fused convolution adds to its accumulator: a float tensor, or integers that it dequantizes.
 
     None when there is no such value, or when the layer reads it more than once.

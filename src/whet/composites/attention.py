@@ -152,9 +152,9 @@ def recognize_attention(g: Graph, layer: Layer) -> Tensor | Skip | None:
             x = matched[1]
     if condition and not any(m.op == "Add" and guarded_mask in m.inputs for m in members):
         return Skip(f"'{condition[0].name}' looks for hidden keys in %{guarded_mask.name if guarded_mask else ''}, which is not the mask")
-    scores = _scores(g, x)
+    scores = _find_scores(g, x)
     if scores is None:
-        return _obstacle(g, x)
+        return _why_not_fused(g, x)
     if reason := interior_escapes(g, layer, [scores, *(m for m in members if m not in condition)]):  # layers share the condition
         return Skip(reason)
     return fuse_flat(g, ATTENTION.kind, scores, *members, layer)
@@ -179,7 +179,7 @@ def _match_guard(g: Graph, t: Tensor | None) -> tuple[Tensor | None, list[Layer]
     return p, [where], [largest, equal], mask
 
 
-def _obstacle(g: Graph, x: Tensor | None) -> Skip | None:
+def _why_not_fused(g: Graph, x: Tensor | None) -> Skip | None:
     """Why scores that go through other layers than a scale and a mask are not fused; None where there is no product of two activations."""
     passed: list[Layer] = []
     for _ in range(_MOST_LAYERS):
@@ -195,7 +195,7 @@ def _obstacle(g: Graph, x: Tensor | None) -> Skip | None:
     return None
 
 
-def _scores(g: Graph, x: Tensor | None) -> Layer | None:
+def _find_scores(g: Graph, x: Tensor | None) -> Layer | None:
     """The MatMul that produces `x`, with or without the scale in its epilogue."""
     layer = g.maker(x)
     return layer if layer is not None and root_op(layer, ("MatMul",)) and epilogue_steps(layer) in ([], ["scale"]) else None
@@ -208,7 +208,7 @@ def _match_mask(g: Graph, x: Tensor | None) -> tuple[Layer, Tensor] | None:
         return None
     for value in add.inputs:
         scaled = _match_scale(g, value)
-        if value is not None and value.type == x.type and _scores(g, scaled[1] if scaled else value):
+        if value is not None and value.type == x.type and _find_scores(g, scaled[1] if scaled else value):
             return add, value
     return None
 
@@ -274,7 +274,7 @@ def _are_strides(first: Layer, members: list[Layer]) -> bool:
     if x is None or x.is_constant:
         return False
     views: dict[Tensor, View] = {x: plain_view(0, x.shape)}
-    for layer in _after(first, members):
+    for layer in _sort_members(first, members):
         body = layer.regions["body"] if layer.op == "Fused" else None
         if body is not None:
             views.update({own: views[outer] for own, outer in zip(body.inputs, layer.inputs, strict=True) if outer in views})
@@ -284,20 +284,20 @@ def _are_strides(first: Layer, members: list[Layer]) -> bool:
             view = views.get(step.inputs[0]) if step.inputs[0] is not None else None
             if view is None or step.op not in REARRANGING:
                 continue
-            after = views_after(step, view, partial(_array, layer))
+            after = views_after(step, view, partial(_constant_array, layer))
             if after is None:
                 return False
             views.update(zip(step.outputs, after, strict=True))
     return True
 
 
-def _after(first: Layer, members: list[Layer]) -> list[Layer]:
+def _sort_members(first: Layer, members: list[Layer]) -> list[Layer]:
     """`members` in an order in which values are produced before they are read: the collected ones in reverse, then the fused layer."""
     ordered = members[::-1]
     return ordered[ordered.index(first) :]
 
 
-def _array(layer: Layer, t: Tensor | None) -> np.ndarray | None:
+def _constant_array(layer: Layer, t: Tensor | None) -> np.ndarray | None:
     """The array of a constant that a layer or its body reads; None for other tensors."""
     outer = outer_tensor(layer, t)
     t = outer if outer is not None else t

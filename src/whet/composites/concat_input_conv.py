@@ -94,7 +94,7 @@ CONCAT_INPUT_CONV = composite(
 
 @CONCAT_INPUT_CONV.matcher("Conv", "Fused", after=["fuse_conv_pool", "fuse_conv_sum", "fuse_dequantized", "fuse_depthwise_then_pointwise"])
 def fuse_concat_input_conv(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    concat = _channel_concat(g, layer) if _is_single_group_pointwise(layer) else None
+    concat = _match_channel_concat(g, layer) if _is_single_group_pointwise(layer) else None
     if concat is None:
         return None
     joined = concat.output
@@ -110,7 +110,7 @@ def fuse_concat_input_conv(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return fuse_nested(g, CONCAT_INPUT_CONV.kind, concat, layer)
 
 
-def _channel_concat(g: Graph, layer: Layer) -> Layer | None:
+def _match_channel_concat(g: Graph, layer: Layer) -> Layer | None:
     """The Concat along channels that produces the layer's image."""
     for t in layer.inputs:
         maker = g.maker(t)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from whet.composites._base import composite
-from whet.composites._conv_pairs import find_added_conv, is_unpadded_1x1, paired_convs
+from whet.composites._conv_pairs import find_added_conv, is_unpadded_1x1, match_conv_pair
 from whet.composites._samples import Regions, add_fused, new_body
 from whet.network import Layer, Network, Tensor
 from whet.ops import Sample
@@ -75,7 +75,7 @@ def fuse_conv_sum(g: Graph, layer: Layer) -> Tensor | Skip | None:
     before = steps[: steps.index("add")]
     if set(before) - {"bias"}:
         return Skip(f"'{layer.name}' adds %{value.name} after its {before[-1]}")
-    convs = paired_convs(first, layer)
+    convs = match_conv_pair(first, layer)
     if isinstance(convs, Skip):
         return convs
     if any(_is_quantized(g, x) for x in (first, layer)):

@@ -59,19 +59,19 @@ DUAL_OUTPUT_CONV = composite(
 
 @DUAL_OUTPUT_CONV.matcher("*", after=["fuse_concat_input_conv", "fuse_conv_then_pointwise", "fuse_pointwise_then_conv"])
 def fuse_dual_output_conv(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | None:
-    images = _input_images(layer)
+    images = _match_input_images(layer)
     if images is None:
         return None
-    other = next((x for x in g.later_readers(images[0], layer) if _input_images(x) == images), None)
+    other = next((x for x in g.later_readers(images[0], layer) if _match_input_images(x) == images), None)
     if other is None:
         return None
-    if _epilogue(other) != _epilogue(layer):
+    if _describe_epilogue(other) != _describe_epilogue(layer):
         return Skip(f"the epilogues of '{layer.name}' and '{other.name}' differ")
     outputs = (layer.output, other.output)
     return dict(zip(outputs, fuse_nested(g, DUAL_OUTPUT_CONV.kind, layer, other, outputs=outputs), strict=True))
 
 
-def _input_images(layer: Layer) -> tuple[Tensor, ...] | None:
+def _match_input_images(layer: Layer) -> tuple[Tensor, ...] | None:
     """The image that a pointwise convolution on floats reads, or the two images that it concatenates; None for another layer."""
     images: tuple[Tensor | None, ...]
     if layer.composite == CONCAT_INPUT_CONV.kind:
@@ -88,7 +88,7 @@ def _input_images(layer: Layer) -> tuple[Tensor, ...] | None:
     return tuple(t for t in images if t is not None)
 
 
-def _epilogue(layer: Layer) -> list[tuple]:
+def _describe_epilogue(layer: Layer) -> list[tuple]:
     """The operations and attributes after the convolution."""
     conv = layer.regions["body"].layers[-1] if layer.composite == CONCAT_INPUT_CONV.kind else layer
     if conv.op != "Fused":

@@ -126,7 +126,7 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     if any(_is_member(r) and r.op != "Slice" for r in g.readers(layer.output)):  # several Slices may read the last layer, but cannot end with it
         return None
-    members = _members(g, layer)
+    members = _collect_members(g, layer)
     ops = [x.op for m in members for x in (m.regions["body"].layers if m.op == "Fused" else [m])]
     if not {"Transpose", "Concat"} <= set(ops) or not set(ops) - set(MOVES_OPS):
         return None
@@ -158,7 +158,7 @@ def _is_member(layer: Layer) -> bool:
     return all(t is None or t.is_constant or t.type == layer.outputs[0].type for t in layer.inputs)
 
 
-def _members(g: Graph, last: Layer) -> list[Layer]:
+def _collect_members(g: Graph, last: Layer) -> list[Layer]:
     """The layers that only `last` needs, in execution order."""
     members: set[Layer] = {last}
     waiting = [last]

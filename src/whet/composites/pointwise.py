@@ -34,7 +34,7 @@ def fuse_pointwise(g: Graph, layer: Layer) -> Tensor | Skip | None:
         root = head.composite or head.op
         if root not in _ROOTS or not _is_elementwise(head):
             continue
-        reason = _step_obstacle(layer, x, i) or fusion_obstacle(g, x, layer)
+        reason = _why_not_step(layer, x, i) or fusion_obstacle(g, x, layer)
         if reason is None and root == "BatchNormalization" and not _is_scalar_activation(layer):
             reason = f"'{head.name}' is a batch norm, which takes activations only"
         if reason is None and head.op == "Fused" and len(head.regions["body"].layers) > _MAX_STEPS:
@@ -63,7 +63,7 @@ def _is_scalar_activation(layer: Layer) -> bool:
     return layer.op not in ARITHMETIC and is_scalar
 
 
-def _step_obstacle(layer: Layer, x: Tensor, index: int) -> str | None:
+def _why_not_step(layer: Layer, x: Tensor, index: int) -> str | None:
     """Why the layer cannot be a step after the producer of `x`, its input `index`."""
     if layer.output.type != x.type:
         return f"%{x.name}: {x.type} broadcasts to {layer.output.type}"

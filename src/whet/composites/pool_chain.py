@@ -42,7 +42,7 @@ def fuse_pool_chain(g: Graph, layer: Layer) -> Tensor | Skip | None:
     pools = _find_pools(g, layer)
     if not pools:
         return None
-    windows = {_window(p) for p in pools}
+    windows = {_match_window(p) for p in pools}
     if len(windows) != 1 or None in windows:
         return Skip(f"'{pools[0].name}' and the poolings after it do not all keep the image's size with one odd, square window")
     for pool, after in zip(pools, (*pools[1:], None), strict=True):
@@ -66,7 +66,7 @@ def _find_pools(g: Graph, concat: Layer) -> list[Layer]:
     return pools
 
 
-def _window(pool: Layer) -> int | None:
+def _match_window(pool: Layer) -> int | None:
     """The side of an odd, square window with stride 1 and "same" padding; None for another pooling."""
     a = pool.attrs
     side = int(a["kernel_shape"][0])

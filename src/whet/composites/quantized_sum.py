@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from whet.composites._base import composite
-from whet.composites._conv_pairs import find_added_conv, is_unpadded_1x1, paired_convs
+from whet.composites._conv_pairs import find_added_conv, is_unpadded_1x1, match_conv_pair
 from whet.composites._samples import Regions, add_fused, new_body
 from whet.network import Layer, Network, Tensor
 from whet.ops import Sample
@@ -81,7 +81,7 @@ def fuse_quantized_sum(g: Graph, layer: Layer) -> Tensor | Skip | None:
     value, first = pair
     if reason := g.escapes(value, layer):
         return Skip(reason)
-    convs = paired_convs(first, layer)
+    convs = match_conv_pair(first, layer)
     if isinstance(convs, Skip):
         return convs
     if not is_unpadded_1x1(convs[1]):

@@ -39,7 +39,7 @@ def fuse_quantized_table(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
     Intermediate values may be read by other QuantizeLinear layers too: each of those gets its own table of the same integers.
     """
-    chain = _elementwise_chain(g, layer)
+    chain = _match_elementwise_chain(g, layer)
     if chain is None:
         return None
     source, steps = chain
@@ -57,7 +57,7 @@ def fuse_quantized_table(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return fuse_flat(g, QUANTIZED_TABLE.kind, source, *steps, layer)
 
 
-def _elementwise_chain(g: Graph, layer: Layer) -> tuple[Layer, list[Layer]] | None:
+def _match_elementwise_chain(g: Graph, layer: Layer) -> tuple[Layer, list[Layer]] | None:
     """(the only DequantizeLinear that `layer` depends on, the elementwise layers between them in execution order); None for other graphs."""
     source: Layer | None = None
     steps: dict[Layer, None] = {}

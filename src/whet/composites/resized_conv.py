@@ -58,7 +58,7 @@ def resized_conv_sample(
     return Sample([*shapes, *constants], {"composite": "ResizedConv"}, regions)
 
 
-def _operations(layer: Layer, env: Mapping[str, int]) -> int:
+def _count_operations(layer: Layer, env: Mapping[str, int]) -> int:
     """Operations of the body, less those that convolving the small image instead of the enlarged one saves."""
     resize, _, reader = layer.regions["body"].layers
     small, large = (prod(evaluate(d, env) for d in t.shape) for t in (resize.needs(0), resize.output))
@@ -71,7 +71,7 @@ RESIZED_CONV = composite(
     title="convolution of an enlarged image",
     unsupported="no tactic here convolves an image before enlarging it",
     counts_parts=True,
-    operations=_operations,
+    operations=_count_operations,
     samples=[
         resized_conv_sample(1, (16, 32), (16, 32), (4, 5), (2.0, 2.0)),
         resized_conv_sample(2, (64, 64), (32, 32), (9, 6), (2.0, 2.0), last=True),
@@ -85,7 +85,7 @@ RESIZED_CONV = composite(
 @RESIZED_CONV.matcher("Conv", "Fused", after=["fuse_dual_output_conv"])
 def fuse_resized_conv(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | None:
     """An enlarged image, its Concat with another one, and the pointwise convolutions that read it become one layer."""
-    joined = _input_image(layer)
+    joined = _match_input_image(layer)
     concat = g.maker(joined)
     if joined is None or concat is None or concat.op != "Concat" or joined.type.rank != 4 or concat.attrs["axis"] % 4 != 1:
         return None
@@ -118,7 +118,7 @@ def _constant_sizes(resize: Layer) -> dict[str, tuple[float, ...]] | None:
     return {name: tuple(t.array().reshape(-1).tolist()) for name, t in given.items()}
 
 
-def _input_image(layer: Layer) -> Tensor | None:
+def _match_input_image(layer: Layer) -> Tensor | None:
     """The image that a pointwise convolution in one group reads, or two convolutions of one image; None for another layer."""
     if layer.composite == DUAL_OUTPUT_CONV.kind:
         convs = layer.regions["body"].layers

@@ -47,8 +47,8 @@ SQUEEZE_EXCITE = composite(
 @SQUEEZE_EXCITE.matcher("Mul", after=["fuse_conv_then_pointwise"])
 def fuse_squeeze_excite(g: Graph, layer: Layer) -> Tensor | Skip | None:
     for x, gate in (layer.inputs, layer.inputs[::-1]):
-        second = _pointwise_of_means(g, gate)
-        first = None if second is None else _pointwise_of_means(g, conv_input(second))
+        second = _match_pointwise_of_means(g, gate)
+        first = None if second is None else _match_pointwise_of_means(g, conv_input(second))
         pool = None if first is None else g.maker(conv_input(first))
         if x is None or pool is None or second is None or first is None or pool.op != "GlobalAveragePool" or pool.inputs[0] is not x:
             continue
@@ -64,7 +64,7 @@ def fuse_squeeze_excite(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return None
 
 
-def _pointwise_of_means(g: Graph, t: Tensor | None) -> Layer | None:
+def _match_pointwise_of_means(g: Graph, t: Tensor | None) -> Layer | None:
     """The pointwise convolution in one group, alone or with an epilogue, that produces `t` [images, channels, 1, 1]."""
     conv = g.maker(t)
     if t is None or conv is None or not is_conv(conv) or t.type.rank != 4 or t.shape[2:] != (1, 1):

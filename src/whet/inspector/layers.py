@@ -13,7 +13,7 @@ from whet.inspector.facts import LayerFacts
 from whet.inspector.sparse_layers import layer_sparsity
 from whet.inspector.words import format_words, head_op, layer_type, type_word
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics import epilogue, is_quantized, outer_input, remove_quantization, root_layer
+from whet.tactics import epilogue_steps, is_quantized, outer_input, remove_quantization, root_layer
 
 _ACTIVATIONS = {
     "Relu": "RELU", "Silu": "SWISH", "Swish": "SWISH", "Clip": "CLIP", "LeakyRelu": "LEAKY_RELU", "Sigmoid": "SIGMOID", "Tanh": "TANH",
@@ -252,7 +252,7 @@ def _dequantize(layer: Layer) -> Layer:
 
 def _epilogue_facts(layer: Layer) -> tuple[str, int | None, dict[str, Any]]:
     """(TensorRT's name of the activation, input index of the residual, keys with the whole epilogue)."""
-    steps = epilogue(layer)
+    steps = epilogue_steps(layer)
     if not steps:
         return "NONE", None, {}
     added = [s for s in steps if s.op in ("Add", "Sum") and s.other_tensor is not None and not s.other_tensor.is_constant]

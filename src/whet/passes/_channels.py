@@ -16,7 +16,7 @@ POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
 
 
-def count(t: Tensor | None) -> int | None:
+def channel_count(t: Tensor | None) -> int | None:
     """The number of channels of an activation; None for constants, integers, vectors and symbolic sizes."""
     if t is None or t.weight is not None or t.type.rank < 2 or not t.dtype.is_float or not isinstance(t.shape[1], int):
         return None
@@ -29,12 +29,12 @@ def is_depthwise(layer: Layer) -> bool:
     return layer.op == "Conv" and w is not None and w.shape[1] == 1 and w.shape[0] == layer.attrs["group"] > 1
 
 
-def constant_weights(layer: Layer) -> bool:
+def has_constant_weights(layer: Layer) -> bool:
     """True if all inputs but the first are constant or absent."""
     return all(t is None or t.weight is not None for t in layer.inputs[1:])
 
 
-def matrix(layer: Layer) -> np.ndarray | None:
+def constant_matrix(layer: Layer) -> np.ndarray | None:
     """The constant second matrix of Gemm or MatMul on a matrix as [inputs, outputs]; None when there is none."""
     x, w = layer.inputs[0], layer.inputs[1]
     if x is None or w is None or w.weight is None or x.type.rank != 2 or w.type.rank != 2 or layer.attrs.get("transA"):
@@ -42,7 +42,7 @@ def matrix(layer: Layer) -> np.ndarray | None:
     return w.array().T if layer.attrs.get("transB") else w.array()
 
 
-def vector_axis(t: Tensor, x: Tensor) -> bool | None:
+def is_per_channel(t: Tensor, x: Tensor) -> bool | None:
     """True when a constant has one value per channel of `x`, False when it is equal for all channels, None otherwise."""
     if t.type.rank > x.type.rank:
         return None
@@ -57,10 +57,10 @@ _MOST_CHANNELS = 1 << 20  # flags are kept for every activation of a network
 
 def find_zero_channels(net: Network) -> dict[Tensor, np.ndarray]:
     """For each activation with channels a bool [channels]: whether the channel is 0 for every (finite) input."""
-    zero = {t: np.zeros(n, bool) for t in net.inputs if (n := count(t)) is not None and n <= _MOST_CHANNELS}
+    zero = {t: np.zeros(n, bool) for t in net.inputs if (n := channel_count(t)) is not None and n <= _MOST_CHANNELS}
     for layer in net.layers:
         for t in layer.outputs:
-            n = count(t)
+            n = channel_count(t)
             if n is not None and n <= _MOST_CHANNELS:
                 zero[t] = np.zeros(n, bool)
         y = layer.outputs[0]
@@ -76,10 +76,10 @@ def _zero_outputs(layer: Layer, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np
     x = layer.inputs[0] if layer.inputs else None
     known = zero.get(x) if x is not None else None
     op = layer.op
-    if op == "Conv" and constant_weights(layer):
+    if op == "Conv" and has_constant_weights(layer):
         return _zero_conv(layer, known)
     if op in ("Gemm", "MatMul"):
-        w = matrix(layer)
+        w = constant_matrix(layer)
         return None if w is None else _zero_product(layer, w, known)
     if op == "Concat" and layer.attrs["axis"] % y.type.rank == 1:
         flags = [zero.get(t) if t is not None else None for t in layer.inputs]
@@ -93,10 +93,10 @@ def _zero_outputs(layer: Layer, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np
         return known
     if op == "Flatten" and layer.attrs["axis"] in (1, 1 - x.type.rank):
         return np.repeat(known, y.shape[1] // len(known)) if isinstance(y.shape[1], int) else None
-    if op == "BatchNormalization" and constant_weights(layer):
+    if op == "BatchNormalization" and has_constant_weights(layer):
         return known & (_evaluate_on_zeros(layer, len(known)) == 0)
-    if OPS[op].pointwise and y.type == x.type and constant_weights(layer):
-        vectors = [vector_axis(t, y) for t in layer.inputs[1:] if t is not None]
+    if OPS[op].pointwise and y.type == x.type and has_constant_weights(layer):
+        vectors = [is_per_channel(t, y) for t in layer.inputs[1:] if t is not None]
         return known & (_evaluate_on_zeros(layer, len(known)) == 0) if None not in vectors else None
     return None
 
@@ -165,9 +165,9 @@ class Units:
         self._up: list[int] = []
         self.locked: set[int] = set()
 
-    def of(self, t: Tensor) -> range | None:
+    def unit_ids(self, t: Tensor) -> range | None:
         """Ids of a tensor's channels; None when `count` is None."""
-        n = count(t)
+        n = channel_count(t)
         if n is None:
             return None
         if t not in self._first:
@@ -186,7 +186,7 @@ class Units:
         self._up[max(a, b)] = min(a, b)
 
     def lock(self, t: Tensor | None) -> None:
-        ids = self.of(t) if t is not None else None
+        ids = self.unit_ids(t) if t is not None else None
         self.locked.update(ids or ())
 
     def couple(self, net: Network) -> None:
@@ -202,47 +202,47 @@ class Units:
     def _join_channels(self, layer: Layer, y: Tensor) -> bool:
         """Joins the channels that a layer couples; False for a layer of an unknown kind."""
         x = layer.inputs[0] if layer.inputs else None
-        op, ys = layer.op, self.of(y)
+        op, ys = layer.op, self.unit_ids(y)
         if ys is None or x is None:
             return False
-        xs = self.of(x)
-        if op == "Conv" and constant_weights(layer):
+        xs = self.unit_ids(x)
+        if op == "Conv" and has_constant_weights(layer):
             if is_depthwise(layer) and xs is not None:
-                return self._pairs(xs, ys)
+                return self._join_pairs(xs, ys)
             return layer.attrs["group"] == 1
         if op in ("Gemm", "MatMul"):
-            return matrix(layer) is not None and _plain_bias(layer)
+            return constant_matrix(layer) is not None and _has_constant_bias(layer)
         if op == "Concat" and layer.attrs["axis"] % y.type.rank == 1:
-            parts = [self.of(t) if t is not None else None for t in layer.inputs]
+            parts = [self.unit_ids(t) if t is not None else None for t in layer.inputs]
             flat = [i for p in parts if p is not None for i in p]
-            return None not in parts and self._pairs(flat, ys)
+            return None not in parts and self._join_pairs(flat, ys)
         if op in BINARY and len(layer.inputs) == 2:
-            return self._binary(layer, y, ys)
+            return self._couple_binary(layer, y, ys)
         if xs is None:
             return False
         if op == "Flatten" and layer.attrs["axis"] in (1, 1 - x.type.rank):
             repeats = len(ys) // len(xs)
-            return self._pairs([i for i in xs for _ in range(repeats)], ys)
+            return self._join_pairs([i for i in xs for _ in range(repeats)], ys)
         same = op in POOLS or op == "BatchNormalization" or (OPS[op].pointwise and y.type == x.type)
-        fitting = constant_weights(layer) and (
-            op == "BatchNormalization" or all(t is None or vector_axis(t, y) is not None for t in layer.inputs[1:])
+        fitting = has_constant_weights(layer) and (
+            op == "BatchNormalization" or all(t is None or is_per_channel(t, y) is not None for t in layer.inputs[1:])
         )
-        return same and fitting and self._pairs(xs, ys)
+        return same and fitting and self._join_pairs(xs, ys)
 
-    def _binary(self, layer: Layer, y: Tensor, ys: range) -> bool:
+    def _couple_binary(self, layer: Layer, y: Tensor, ys: range) -> bool:
         for t in layer.inputs:
             if t is None:
                 return False
             if t.weight is not None:
-                if vector_axis(t, y) is None:
+                if is_per_channel(t, y) is None:
                     return False
                 continue
-            ids = self.of(t)
+            ids = self.unit_ids(t)
             if ids is None or t.type.rank != y.type.rank or len(ids) != len(ys):
                 return False
-        return all(self._pairs(self.of(t) or (), ys) for t in layer.inputs if t is not None and t.weight is None)
+        return all(self._join_pairs(self.unit_ids(t) or (), ys) for t in layer.inputs if t is not None and t.weight is None)
 
-    def _pairs(self, xs: Sequence[int], ys: Sequence[int]) -> bool:
+    def _join_pairs(self, xs: Sequence[int], ys: Sequence[int]) -> bool:
         if len(xs) != len(ys):
             return False
         for i, k in zip(xs, ys, strict=True):
@@ -250,7 +250,7 @@ class Units:
         return True
 
 
-def _plain_bias(layer: Layer) -> bool:
+def _has_constant_bias(layer: Layer) -> bool:
     """True if a product's bias is a constant vector or scalar, or absent."""
     b = layer.input(2)
     return b is None or (b.weight is not None and (b.type.rank <= 1 or b.shape[:-1] == (1,) * (b.type.rank - 1)))

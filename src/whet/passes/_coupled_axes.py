@@ -77,7 +77,7 @@ class CoupledAxes:
 
     def nodes(self, layer: Layer) -> Iterator[Node]:
         """The axes of a layer's inputs and outputs."""
-        return ((t, i) for t in _tensors(layer) for i in range(t.type.rank) if _size((t, i)) is not None)
+        return ((t, i) for t in _tensors(layer) for i in range(t.type.rank) if _growable_size((t, i)) is not None)
 
     def leaves(self, root: Node) -> list[Node]:
         """The roots of an axis's parts in order, recursively; the axis itself when it has no parts."""
@@ -91,14 +91,14 @@ class CoupledAxes:
         """
         parts = self.parts_of.get(root)
         if parts is None:
-            n = size(root)
+            n = axis_size(root)
             return np.concatenate([np.arange(n), np.full(sizes.get(root, n) - n, ~(n - 1))])
         pieces, at = [], 0
         for part, block in parts:
             inner = self.layout(part, sizes)[:, None]
             indices = at + np.maximum(inner, ~inner) * block + np.arange(block)
             pieces.append(np.where(inner < 0, ~indices, indices).reshape(-1))
-            at += size(part) * block
+            at += axis_size(part) * block
         return np.concatenate(pieces)
 
     # construction
@@ -108,7 +108,7 @@ class CoupledAxes:
             self._lock_node((t, i), why)
 
     def _lock_node(self, n: Node, why: str) -> None:
-        if _size(n) is not None:
+        if _growable_size(n) is not None:
             self.locked.setdefault(self.root(n), why)
 
     def _couple(self, layer: Layer) -> None:
@@ -134,7 +134,7 @@ class CoupledAxes:
     def _add_couple(self, c: Couple, ranges: dict[Node, list[tuple[int, Node, int]]], why: str) -> None:
         """Joins two axes, or records that one is a range or blocks of the other."""
         a, b = (c.a, c.a_axis), (c.b, c.b_axis)
-        n, m = _size(a), _size(b)
+        n, m = _growable_size(a), _growable_size(b)
         if n is None or m is None or a == b or c.a_repeat * c.b_repeat > 1:
             self._lock_node(a, why)
             self._lock_node(b, why)
@@ -154,7 +154,7 @@ class CoupledAxes:
     def _add_parts(self, whole: Node, parts: list[tuple[int, Node, int]], why: str) -> None:
         """Records the parts of an axis; entries that no part covers (a Pad's padding) become parts of their own."""
         covered: list[tuple[Node, int]] = []
-        at, end = 0, size(whole)
+        at, end = 0, axis_size(whole)
         for start, part, block in [*sorted(parts, key=lambda p: p[0]), (end, whole, 0)]:
             if start > at:
                 gap = (Tensor("gap", TensorType(F32, (start - at,))), 0)
@@ -166,7 +166,7 @@ class CoupledAxes:
                 return
             if block:
                 covered.append((part, block))
-            at = start + size(part) * block
+            at = start + axis_size(part) * block
         self._relations.append((whole, tuple(covered)))
 
     def _add_sum(self, layer: Layer, couples: list[Couple], why: str) -> None:
@@ -178,7 +178,7 @@ class CoupledAxes:
             if a in kept or b in kept:
                 continue
             x, w = (a, b) if is_weight(b[0]) else (b, a)
-            if not is_weight(w[0]) or _size(x) is None or _size(w) is None:
+            if not is_weight(w[0]) or _growable_size(x) is None or _growable_size(w) is None:
                 self._lock_node(a, why)
                 self._lock_node(b, why)
             if is_weight(w[0]):
@@ -186,8 +186,8 @@ class CoupledAxes:
                 sizes = [d if isinstance(d, int) else _ASSUMED_SIZE if i else 1 for i, d in enumerate(layer.outputs[0].shape)]
                 rows = [d for i, d in enumerate(sizes) if (layer.outputs[0], i) != output_axis]
                 work = int(np.prod([d for d in w[0].shape if isinstance(d, int)], dtype=np.int64) * np.prod(rows, dtype=np.int64))
-                made = output_axis if output_axis is not None and _size(output_axis) is not None else None
-                self.dense.append(Dense(layer, x if _size(x) is not None else None, made, work))
+                made = output_axis if output_axis is not None and _growable_size(output_axis) is not None else None
+                self.dense.append(Dense(layer, x if _growable_size(x) is not None else None, made, work))
 
     def _join(self, a: Node, b: Node) -> None:
         a, b = self.root(a), self.root(b)
@@ -213,7 +213,7 @@ class CoupledAxes:
             changed = len(self.locked) > before
 
 
-def size(n: Node) -> int:
+def axis_size(n: Node) -> int:
     """Entries of an axis of static size."""
     return int(n[0].shape[n[1]])
 
@@ -234,7 +234,7 @@ def _pads_nonfinite(layer: Layer) -> bool:
     return value is not None and (value.weight is None or not np.isfinite(value.array().astype(np.float32)).all())
 
 
-def _size(n: Node) -> int | None:
+def _growable_size(n: Node) -> int | None:
     d = n[0].shape[n[1]]
     return d if isinstance(d, int) and d > 1 else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from whet.composites import unsupported_reason
+from whet.composites import why_unfused
 from whet.errors import NetworkError, UsageError
 from whet.network import DType, Layer, Network
 from whet.passes._widen import widen_floats
@@ -41,7 +41,7 @@ def lower(
         raise NetworkError(f"'{net.name}' is lowered already; passes run once, on the network as imported")
     lowered, count = widen_floats(net.clone("lowered"), widened)
     keep = _keep(lowered, no_fuse) if no_fuse else None
-    useless = refuses or unsupported_reason
+    useless = refuses or why_unfused
     unwanted = useless if forbids is None else lambda layer: forbids(layer) or useless(layer)
     log = run_passes(
         lowered, select(level, switches), check=check, keep=keep, refuses=unwanted, channel_alignment=channel_alignment,

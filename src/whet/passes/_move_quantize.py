@@ -15,7 +15,7 @@ MOVES = (
 )  # fmt: skip
 
 
-def value_change(layer: Layer) -> str | None:
+def why_values_change(layer: Layer) -> str | None:
     """Why a layer of MOVES computes new values; None when it only moves values."""
     if layer.op == "Resize" and layer.attrs.get("mode", "nearest") != "nearest":
         return f"'{layer.name}' interpolates: it computes new values"

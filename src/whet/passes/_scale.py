@@ -49,7 +49,7 @@ def fold_into(g: Graph, head: Layer, layer: Layer, affine: Affine) -> Tensor | S
     weights = w
     if affine.factor is not None:
         weights = g.constant(round_to(_scale_weight(head, w.weight, affine.factor), w.dtype), folded_name(w))
-    bias = _bias(head, None if b is None else b.weight, affine)
+    bias = _fold_bias(head, None if b is None else b.weight, affine)
     attrs = dict(head.attrs)
     if head.op == "Gemm":
         attrs["beta"] = 1.0
@@ -76,7 +76,7 @@ def _scale_weight(head: Layer, w: Weight, factor: Weight) -> Weight:
     return reshape_weight(express("Mul", split, factors), shape)
 
 
-def _bias(head: Layer, b: Weight | None, affine: Affine) -> Weight | None:
+def _fold_bias(head: Layer, b: Weight | None, affine: Affine) -> Weight | None:
     """b * factor + shift in float64; None when both are absent."""
     if b is None:
         return affine.shift
@@ -89,7 +89,7 @@ def _bias(head: Layer, b: Weight | None, affine: Affine) -> Weight | None:
     return flat if affine.shift is None else express("Add", flat, affine.shift)
 
 
-def vector(t: Tensor, value: Tensor, axis: int) -> Weight | None:
+def to_channel_vector(t: Tensor, value: Tensor, axis: int) -> Weight | None:
     """The constant `t` as a float64 vector along `axis` of `value`, when it broadcasts so; None otherwise."""
     n = value.shape[axis]
     if t.weight is None or not isinstance(n, int) or not t.dtype.is_float or t.type.rank > value.type.rank:
@@ -101,6 +101,6 @@ def vector(t: Tensor, value: Tensor, axis: int) -> Weight | None:
     return flat if full[axis] == n else express("Expand", flat, shape=(n,))
 
 
-def finite(*weights: Weight | None) -> bool:
+def are_finite(*weights: Weight | None) -> bool:
     """True if all values are finite: folding must not turn 0 * infinity into NaN."""
     return all(w is None or bool(np.isfinite(w.array).all()) for w in weights)

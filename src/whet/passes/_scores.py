@@ -27,7 +27,7 @@ def _depth(g: Graph, t: Tensor | None, steps: int) -> bool:
     return layer.op in ("Reshape", "Unsqueeze", "Squeeze") and _depth(g, layer.inputs[0], steps - 1)
 
 
-def feed_softmax(g: Graph, t: Tensor) -> bool:
+def only_feeds_softmax(g: Graph, t: Tensor) -> bool:
     """True if the only readers of `t`, through reshapes and additions, are one Softmax."""
     for _ in range(_MOST_STEPS):
         readers = g.readers(t)

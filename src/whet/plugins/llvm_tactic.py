@@ -58,10 +58,10 @@ class LlvmTactic(PluginTactic):
         return [*super().functions(), self.words, *(f for f in (self.emit, self.ir) if f is not None)]
 
     def unavailable(self) -> str | None:
-        return jit.available()
+        return jit.why_unavailable()
 
     def why_not(self, layer: Layer) -> str | None:
-        return super().why_not(layer) or jit.available()
+        return super().why_not(layer) or jit.why_unavailable()
 
     def library_version(self) -> str:
         return ", ".join(filter(None, (super().library_version(), jit.version())))

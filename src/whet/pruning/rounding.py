@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whet.pruning.tables import Tables, Values
+from whet.pruning.tables import TINY, Tables, Values
 
-_SWEEPS, _ALIKE, _TINY = 8, 0.01, 1e-9  # rounds over all variables; relative tolerance of measured costs; of sums
+_SWEEPS, _ALIKE = 8, 0.01  # rounds over all variables; relative tolerance of measured costs
 
 
 def steps(costs: Sequence[float] | np.ndarray, alike: float = _ALIKE) -> list[int]:
@@ -54,7 +54,7 @@ def step_down(tables: Tables, x: Values, target: float, held: int = -1) -> Value
                 continue
             loss, costs = tables.column(v, x, not tables.costs.measured)
             saved = costs[x[v]] - costs
-            at = np.flatnonzero(saved > _TINY * cost)  # unknown costs (NaN) compare false
+            at = np.flatnonzero(saved > TINY * cost)  # unknown costs (NaN) compare false
             if len(at):
                 rates = (loss[at] - loss[x[v]]) / np.minimum(saved[at], cost - target)
                 n = int(np.argmin(rates))
@@ -75,13 +75,9 @@ def fill_budget(tables: Tables, x: Values, target: float) -> Values:
     while True:
         room, found = target - tables.cost(x), []
         for v in range(len(x)):
-            loss, costs = tables.column(v, x, not tables.costs.measured)
-            gain, more = loss[x[v]] - loss, costs - costs[x[v]]
-            at = np.flatnonzero((gain > _TINY * loss[x[v]]) & (more <= room))
-            if len(at):
-                rates = gain[at] / np.maximum(more[at], _TINY * target)
-                n = int(np.argmax(rates))
-                found.append((-rates[n], v, int(at[n])))
+            best = next(((rate, v, n) for rate, n, more in tables.steps_up(v, x, target) if more <= room), None)
+            if best is not None:
+                found.append(best)
         if not found:
             return x
         for _, v, n in sorted(found)[: _steps_per_comparison(tables)]:
@@ -113,7 +109,7 @@ def exchange(tables: Tables, x: Values, target: float, tries: int) -> Values:
                 continue
             tries -= 1
             y = round_to_budget(tables, [n if u == v else old for u, old in enumerate(x)], target, v)
-            if y is not None and tables.loss(y) < lost * (1 - _TINY):
+            if y is not None and tables.loss(y) < lost * (1 - TINY):
                 better, lost = y, tables.loss(y)
         x, still = (better, 0) if better is not None else (x, still + 1)
         v = (v + 1) % len(x)

@@ -8,7 +8,7 @@ bounded from below by known narrower layers, assuming that a layer does not get 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 
@@ -20,6 +20,7 @@ from whet.pruning.depth import Branch
 from whet.pruning.elimination import Scope
 
 _MOST = 4096  # entries of one table; the bound of layers with more combinations of widths takes all widths but one as minimal
+TINY = 1e-9  # relative tolerance of sums of costs and losses
 Values = list[int]
 
 
@@ -36,6 +37,7 @@ class _Term:
     prices: np.ndarray
     far: dict[Scope, float] | None = None
     kept: Scope = ()  # the groups that `prices` is over
+    memo: dict[Scope, float] = field(default_factory=dict)  # known prices by values, faster to read than an array
 
     @property
     def scope(self) -> Scope:
@@ -75,6 +77,7 @@ class Tables:
             for v, (near, own) in enumerate(zip(self._near, self._by_loss, strict=True))
         ]
         self._columns: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
+        self._steps_up: dict[tuple, list[tuple[float, int, float]]] = {}
 
     def _loss_tables(self, scores: Mapping[str, np.ndarray]) -> dict[Scope, np.ndarray]:
         """A group's loss counts if every enclosing branch is kept, a removed branch's if no enclosing branch is removed."""
@@ -185,10 +188,34 @@ class Tables:
             self._columns[key] = loss, cost
         return self._columns[key]
 
+    def steps_up(self, v: int, x: Sequence[int], target: float) -> list[tuple[float, int, float]]:
+        """Steps of `v` that lose less: (-importance gained per cost, value, added cost), the best first. Unknown costs are left out.
+
+        `target` only sets the smallest cost that a gain is divided by.
+        """
+        key = (v, x[v], target, *(x[u] for u in self._around[v]))
+        if key not in self._steps_up:
+            loss, costs = self.column(v, x, not self.costs.measured)
+            gain, more = loss[x[v]] - loss, costs - costs[x[v]]
+            rates = -gain / np.maximum(more, TINY * target)
+            useful = np.flatnonzero((gain > TINY * loss[x[v]]) & (more == more))
+            steps = sorted((float(rates[n]), int(n), float(more[n])) for n in useful)
+            if np.isnan(costs).any():
+                return steps  # not cached: the entry may be measured later
+            self._steps_up[key] = steps
+        return self._steps_up[key]
+
     def cost(self, x: Sequence[int]) -> float:
         """Total cost at these values."""
-        stay = (t for t in self._terms if not any(x[b] for b in t.branches))
-        return sum(self._price(t, tuple(x[v] for v in t.groups)) for t in stay) + sum(a for v, a in self._added.items() if x[v])
+        total = 0.0
+        for t in self._terms:
+            if not t.branches or not any(x[b] for b in t.branches):
+                at = tuple([x[v] for v in t.groups])
+                known = t.memo.get(at)
+                if known is None:
+                    known = t.memo[at] = self._price(t, at)
+                total += known
+        return total + sum(a for v, a in self._added.items() if x[v])
 
     def loss(self, x: Sequence[int]) -> float:
         """Importance lost by removed branches and narrowed groups."""

@@ -29,7 +29,16 @@ from whet.tactics._base import (
     tactic,
     view_shifts,
 )
-from whet.tactics._fused import EpilogueStep, epilogue, is_quantized, operand_indices, outer_input, remove_quantization, root_layer, source_index
+from whet.tactics._fused import (
+    EpilogueStep,
+    epilogue_steps,
+    is_quantized,
+    operand_indices,
+    outer_input,
+    remove_quantization,
+    root_layer,
+    source_index,
+)
 
 __all__ = [
     "TACTICS",
@@ -45,7 +54,7 @@ __all__ = [
     "Stream",
     "Tactic",
     "ViewKernel",
-    "epilogue",
+    "epilogue_steps",
     "get_tactic",
     "is_quantized",
     "load_tactics",

@@ -63,11 +63,11 @@ def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = Fal
     v: View | None = None
     for x in waiting[1:]:
         others = [t for t in x.inputs if t is not None and t is not running]
-        number = _one_number(layer, others[0]) if len(others) == 1 else None
+        number = _constant_scalar(layer, others[0]) if len(others) == 1 else None
         if x.op == "ReduceMax" and masked_by is not None and x.inputs[0] is masked_by and _keeps_rows(x):
             row_max = x.output
             continue
-        if x.op == "Equal" and row_max in x.inputs and any(t is not row_max and _one_number(layer, t) == -np.inf for t in x.inputs):
+        if x.op == "Equal" and row_max in x.inputs and any(t is not row_max and _constant_scalar(layer, t) == -np.inf for t in x.inputs):
             condition, guard = x.output, Guard.HIDDEN
             continue
         if running not in x.inputs:
@@ -108,7 +108,7 @@ def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = Fal
         heads = replace(heads, guard=guard)
     if isinstance(heads, str) or heads.mask is None or not layer.needs(heads.mask.place).is_constant:
         return heads
-    return replace(heads, causal=_diagonal(layer.needs(heads.mask.place), heads.mask))
+    return replace(heads, causal=_match_diagonal_mask(layer.needs(heads.mask.place), heads.mask))
 
 
 def split_periods(heads: Heads) -> list[Heads]:
@@ -167,10 +167,10 @@ def _keeps_rows(reduction: Layer) -> bool:
 
 def _is_guard(layer: Layer, where: Layer, condition: Tensor | None, weights: Tensor) -> bool:
     """True if a Where makes the rows of `weights` 0 for which `condition` holds."""
-    return condition is not None and where.inputs[0] is condition and where.inputs[2] is weights and _one_number(layer, where.inputs[1]) == 0
+    return condition is not None and where.inputs[0] is condition and where.inputs[2] is weights and _constant_scalar(layer, where.inputs[1]) == 0
 
 
-def _one_number(layer: Layer, t: Tensor | None) -> float | None:
+def _constant_scalar(layer: Layer, t: Tensor | None) -> float | None:
     """The value of a constant with one element; None for other tensors."""
     array = None if t is None or prod(static_shape(t.shape)) != 1 else _constant(layer, t)
     return None if array is None else float(np.asarray(array, np.float64).reshape(-1)[0])
@@ -187,7 +187,7 @@ HIDES = -3e4
 """A mask value from here down hides its key: next to any ordinary score, exp of the difference is 0 in f32."""
 
 
-def _diagonal(t: Tensor, mask: View) -> int | None:
+def _match_diagonal_mask(t: Tensor, mask: View) -> int | None:
     """d, where the constant mask is 0 for keys 0 .. row + d and hides those after; None for other masks."""
     if mask.shape[:2] != (1, 1) or mask.shape[-2] == 1 or mask.shape[-1] == 1:
         return None

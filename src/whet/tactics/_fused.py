@@ -80,7 +80,7 @@ class EpilogueStep:
     swapped: bool = False  # the running value is the second operand
 
 
-def epilogue(layer: Layer) -> list[EpilogueStep] | None:
+def epilogue_steps(layer: Layer) -> list[EpilogueStep] | None:
     """The steps after the root layer, in order, when the body is a chain; None when it is not. SiLU is one "Silu" step.
 
     An operand that is not the running value must be an input of the fused layer.
@@ -121,9 +121,9 @@ def epilogue(layer: Layer) -> list[EpilogueStep] | None:
     return steps if body.outputs == [running] else None
 
 
-def steps_after(layer: Layer) -> list[EpilogueStep]:
-    """`epilogue` of a layer whose body is a chain. Raises BuildError for another layer."""
-    steps = epilogue(layer)
+def require_epilogue_steps(layer: Layer) -> list[EpilogueStep]:
+    """`epilogue_steps` of a layer whose body is a chain. Raises BuildError for another layer."""
+    steps = epilogue_steps(layer)
     if steps is None:
         raise BuildError(f"the body of {layer.name} is not a chain")
     return steps
@@ -155,14 +155,14 @@ def operand_indices(layer: Layer) -> tuple[int, int, int | None]:
     return _input_index(layer, 0), _input_index(layer, 1), outer_input(layer, root_layer(layer).input(2))
 
 
-def constants_of(layer: Layer) -> tuple[Tensor, Tensor | None]:
+def weight_and_bias(layer: Layer) -> tuple[Tensor, Tensor | None]:
     """The outer tensors of the root layer's weights and bias."""
     _, w, b = operand_indices(layer)
     weights = layer.needs(w)
     return weights, None if b is None else layer.inputs[b]
 
 
-def seen(inner: Layer, outer: Mapping[Tensor, Tensor | None]) -> Layer:
+def with_outer_inputs(inner: Layer, outer: Mapping[Tensor, Tensor | None]) -> Layer:
     """A layer of the body that reads the fused layer's inputs instead of the body's, so that constants have their values."""
     fed = [outer.get(t, t) if t is not None else None for t in inner.inputs]
     view = Layer(inner.op, inner.name, fed, inner.attrs, inner.regions, inner.sources)

@@ -63,7 +63,7 @@ class Place:
             raise Refused("what lies together in a row of the result is cut apart within")
         return dict(self.terms).get(COLUMN, 0)
 
-    def fixed(self, atom: Atom, value: int) -> Place:
+    def fix(self, atom: Atom, value: int) -> Place:
         """The index with an atom fixed to `value`."""
         found = Place(self.offset)
         for a, n in self.terms:
@@ -72,7 +72,7 @@ class Place:
             elif a in _GIVEN:
                 found = found.plus(Place(0, ((a, n),)))
             else:
-                found = found.plus(a[1].fixed(atom, value).cut(a[0], a[2], a[3]).times(n))
+                found = found.plus(a[1].fix(atom, value).cut(a[0], a[2], a[3]).times(n))
         return found
 
     @property
@@ -111,12 +111,12 @@ def shift_index(at: tuple[Place, ...], axis: int, by: int) -> tuple[Place, ...]:
     return (*at[:axis], at[axis].plus(by), *at[axis + 1 :])
 
 
-def spread(at: tuple[Place, ...], shape: Sequence[int]) -> tuple[Place, ...]:
+def broadcast_index(at: tuple[Place, ...], shape: Sequence[int]) -> tuple[Place, ...]:
     """The indices into a broadcast operand."""
     return tuple(Place() if d == 1 else i for d, i in zip(shape, at[len(at) - len(shape) :], strict=True))
 
 
-def flat(at: Sequence[Place], shape: Sequence[int], fmt: str) -> Place:
+def flat_offset(at: Sequence[Place], shape: Sequence[int], fmt: str) -> Place:
     """Memory offset of an element, in elements."""
     found = Place()
     for axis in order(len(shape), fmt):
@@ -124,7 +124,7 @@ def flat(at: Sequence[Place], shape: Sequence[int], fmt: str) -> Place:
     return found
 
 
-def axes(whole: Place, shape: Sequence[int]) -> list[Place]:
+def unflatten(whole: Place, shape: Sequence[int]) -> list[Place]:
     """Indices along the axes of a block of this shape, from the flat index in it."""
     found = []
     for k, d in enumerate(shape):
@@ -153,5 +153,5 @@ def regroup_indices(at: tuple[Place, ...], after: Sequence[int], before: Sequenc
             same = dict(zip(narrow, (at[k] for k in wide), strict=True))
             found += [same.get(k, Place()) for k in range(b, j)]
         else:
-            found += axes(flat(at[a:i], after[a:i], "linear"), before[b:j])
+            found += unflatten(flat_offset(at[a:i], after[a:i], "linear"), before[b:j])
     return tuple(found)

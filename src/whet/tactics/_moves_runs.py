@@ -68,7 +68,7 @@ class _Reads:
         _, place, limits, parts = node
         start = 0
         if not place.by_column:
-            at = value(place, rows)
+            at = place_values(place, rows)
             for limit, part in zip(limits, parts, strict=True):
                 self.walk(part, rows[(at >= start) & (at < limit)], low, high)
                 start = limit
@@ -82,7 +82,7 @@ class _Reads:
     def note(self, node: Node, rows: np.ndarray, low: int, high: int) -> None:
         _, which, place = node
         pitch = self.pitches[which]
-        first = value(place.row, rows) + place.offset + place.step * low
+        first = place_values(place.row, rows) + place.offset + place.step * low
         last = first + place.step * (high - 1 - low)
         pixel = first // pitch
         if (last // pitch != pixel).any():
@@ -93,7 +93,7 @@ class _Reads:
         self.pixel[rows], self.source[rows] = pixel, which
 
 
-def value(place: Place, rows: np.ndarray) -> np.ndarray:
+def place_values(place: Place, rows: np.ndarray) -> np.ndarray:
     """The values of an index that depends only on the row, for each of these rows."""
     found = np.full(len(rows), place.offset, np.int64)
     for atom, n in place.terms:
@@ -102,6 +102,6 @@ def value(place: Place, rows: np.ndarray) -> np.ndarray:
         elif atom == COLUMN:
             raise Refused("which row of a block is read depends on the column")
         else:
-            inner = value(atom[1], rows)
+            inner = place_values(atom[1], rows)
             found += n * (inner // atom[2] if atom[0] == "div" else inner % atom[2])
     return found

@@ -12,7 +12,20 @@ import numpy as np
 
 from whet.network import Layer, Tensor, static_shape, stored_shape
 from whet.ops.slice import ranges
-from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Atom, Place, Refused, axes, flat, order, regroup_indices, shift_index, spread
+from whet.tactics._moves_indices import (
+    COLUMN,
+    FLAT,
+    ROW,
+    Atom,
+    Place,
+    Refused,
+    broadcast_index,
+    flat_offset,
+    order,
+    regroup_indices,
+    shift_index,
+    unflatten,
+)
 
 Node = tuple
 """("number", value), ("source", which, place), ("blocked", which, place, channel, length of a block), ("constant", first, place),
@@ -40,89 +53,89 @@ class Moves:
         shape = static_shape(layer.outputs[0].shape)
         sizes = static_shape(stored_shape(out, shape))
         self.rows, self.columns = prod(sizes[:-1]), sizes[-1]
-        places = axes(Place.of(FLAT), sizes) if as_one else [*axes(Place.of(ROW), sizes[:-1]), Place.of(COLUMN)]
+        places = unflatten(Place.of(FLAT), sizes) if as_one else [*unflatten(Place.of(ROW), sizes[:-1]), Place.of(COLUMN)]
         found = dict(zip(order(len(shape), out), places, strict=True))
-        self.root = self._node(self.body.outputs[0], tuple(found[i] for i in range(len(shape))))
+        self.root = self._build_node(self.body.outputs[0], tuple(found[i] for i in range(len(shape))))
 
     @property
     def numbers(self) -> np.ndarray:
         """All constants concatenated (f32), at least one element."""
         return np.concatenate([*(a for a, _ in self._held), np.zeros(1, np.float32)])
 
-    def _node(self, t: Tensor, at: tuple[Place, ...]) -> Node:
+    def _build_node(self, t: Tensor, at: tuple[Place, ...]) -> Node:
         key = (t, at)
         if key not in self._nodes:
-            self._nodes[key] = self._made(t, at)
+            self._nodes[key] = self._build_layer(t, at)
         return self._nodes[key]
 
-    def _made(self, t: Tensor, at: tuple[Place, ...]) -> Node:
+    def _build_layer(self, t: Tensor, at: tuple[Place, ...]) -> Node:
         if t in self.outer:
-            return self._leaf(self.layer.needs(self.outer[t]), self.outer[t], at)
+            return self._build_leaf(self.layer.needs(self.outer[t]), self.outer[t], at)
         if t.weight is not None:
-            return self._leaf(t, -1, at)
+            return self._build_leaf(t, -1, at)
         layer = t.maker
         if layer is None:
             raise Refused(f"%{t.name} has no producer")
         shape, x = static_shape(t.shape), layer.needs(0)
         if layer.op == "Reshape":
-            return self._node(x, regroup_indices(at, shape, static_shape(x.shape)))
+            return self._build_node(x, regroup_indices(at, shape, static_shape(x.shape)))
         if layer.op == "Transpose":
             perm = layer.attrs["perm"]
-            return self._node(x, tuple(at[perm.index(i)] for i in range(len(perm))))
+            return self._build_node(x, tuple(at[perm.index(i)] for i in range(len(perm))))
         if layer.op == "Split":
             axis = int(layer.attrs["axis"]) % len(shape)
             before = sum(static_shape(o.shape)[axis] for o in layer.outputs[: [o is t for o in layer.outputs].index(True)])
-            return self._node(x, shift_index(at, axis, before))
+            return self._build_node(x, shift_index(at, axis, before))
         if layer.op == "Slice" and len(layer.inputs) == 1:
             for axis, (begin, _, step) in ranges(layer).items():
                 if step != 1 or not isinstance(begin, int):
                     raise Refused("a Slice with steps, or from a place that is not known")
                 at = shift_index(at, axis, begin)
-            return self._node(x, at)
+            return self._build_node(x, at)
         if layer.op == "Slice":
-            starts, _, along = (self._constant(layer.needs(i)) for i in (1, 2, 3))
+            starts, _, along = (self._build_constant(layer.needs(i)) for i in (1, 2, 3))
             if layer.input(4) is not None or starts.min() < 0:
                 raise Refused("a Slice with steps, or from the end")
             for axis, start in zip(along.tolist(), starts.tolist(), strict=True):
                 at = shift_index(at, axis % len(shape), start)
-            return self._node(x, at)
+            return self._build_node(x, at)
         if layer.op == "Concat":
             return self._join(layer, at, int(layer.attrs["axis"]) % len(shape))
-        return self._step(layer, at)
+        return self._build_step(layer, at)
 
     def _join(self, layer: Layer, at: tuple[Place, ...], axis: int) -> Node:
         limits, parts, start = [], [], 0
         for i in range(len(layer.inputs)):
             part = layer.needs(i)
-            parts.append(self._node(part, shift_index(at, axis, -start)))
+            parts.append(self._build_node(part, shift_index(at, axis, -start)))
             start += static_shape(part.shape)[axis]
             limits.append(start)
         return ("choice", at[axis], tuple(limits), tuple(parts))
 
-    def _step(self, layer: Layer, at: tuple[Place, ...]) -> Node:
+    def _build_step(self, layer: Layer, at: tuple[Place, ...]) -> Node:
         count = len(layer.inputs) if layer.op in _OPERANDS else 1
-        nodes = tuple(self._node(x, spread(at, static_shape(x.shape))) for x in map(layer.needs, range(count)))
-        bounds = {f"input{i}": float(self._constant(t)[0]) for i, t in enumerate(layer.inputs) if i >= count and t is not None}
+        nodes = tuple(self._build_node(x, broadcast_index(at, static_shape(x.shape))) for x in map(layer.needs, range(count)))
+        bounds = {f"input{i}": float(self._build_constant(t)[0]) for i, t in enumerate(layer.inputs) if i >= count and t is not None}
         return ("step", layer.op, nodes, tuple(sorted({**layer.attrs, **bounds}.items())))
 
-    def _constant(self, t: Tensor) -> np.ndarray:
+    def _build_constant(self, t: Tensor) -> np.ndarray:
         value = self.layer.inputs[self.outer[t]] if t in self.outer else t
         if value is None or not value.is_constant:
             raise Refused(f"%{t.name} is computed at run time")
         return value.array().reshape(-1)
 
-    def _leaf(self, t: Tensor, where: int, at: tuple[Place, ...]) -> Node:
+    def _build_leaf(self, t: Tensor, where: int, at: tuple[Place, ...]) -> Node:
         shape = static_shape(t.shape)
         if not t.is_constant and self.formats[where] == "nChw16c":
             pixels = prod(shape[2:])
             image = at[0].times(shape[1] * pixels) if shape[0] != 1 else Place()
-            place = image.plus(flat(at[2:], shape[2:], "linear").times(BLOCK))
+            place = image.plus(flat_offset(at[2:], shape[2:], "linear").times(BLOCK))
             return ("blocked", self.sources.index(where), place, at[1], pixels * BLOCK)
         if not t.is_constant and where in self.pitches:
-            pixel = flat((at[0], *at[2:]), (shape[0], *shape[2:]), "linear")
+            pixel = flat_offset((at[0], *at[2:]), (shape[0], *shape[2:]), "linear")
             return ("source", self.sources.index(where), pixel.times(self.pitches[where]).plus(at[1] if shape[1] != 1 else Place()))
         if not t.is_constant:
-            return ("source", self.sources.index(where), flat(at, shape, self.formats[where]))
+            return ("source", self.sources.index(where), flat_offset(at, shape, self.formats[where]))
         values = np.asarray(t.array(), np.float32).reshape(-1)
         if values.size == 1:
             return ("number", float(values[0]))
@@ -130,7 +143,7 @@ class Moves:
         if first is None:
             first = sum(a.size for a, _ in self._held)
             self._held.append((values, first))
-        return ("constant", first, flat(at, shape, "linear"))
+        return ("constant", first, flat_offset(at, shape, "linear"))
 
 
 def children(node: Node) -> tuple[Node, ...]:
@@ -153,7 +166,7 @@ def replace_node(node: Node, old: Node, new: Node) -> Node:
 
 def fix_atom(node: Node, atom: Atom, value: int) -> Node:
     """The tree with an atom fixed to `value`."""
-    known = tuple(part.fixed(atom, value) if isinstance(part, Place) else part for part in node)
+    known = tuple(part.fix(atom, value) if isinstance(part, Place) else part for part in node)
     parts = tuple(fix_atom(p, atom, value) for p in children(node))
     return (*known[:2], parts, known[3]) if node[0] == "step" else (*known[:3], parts) if node[0] == "choice" else known
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.errors import BuildError
 from whet.network import DType, Layer, Tensor
-from whet.tactics._fused import EpilogueStep, epilogue, operand_indices, outer_input, remove_quantization, root_layer, source_index
+from whet.tactics._fused import EpilogueStep, epilogue_steps, operand_indices, outer_input, remove_quantization, root_layer, source_index
 
 _EIGHT_BIT = ("i8", "u8")
 FLOAT8 = "f8e4m3"
@@ -85,7 +85,7 @@ def match_quantized(layer: Layer, *, float8: bool = False) -> Parts | str:
             return f"computes on integers, not on {got.dtype}"
         scales[at] = got
     view, stores = found.layer, scales.pop(None, None)
-    head, steps = root_layer(view), epilogue(view)
+    head, steps = root_layer(view), epilogue_steps(view)
     if steps is None or head is view:
         return "its body is not a chain"
     return Parts(view, head, steps, {i: s for i, s in scales.items() if i is not None}, stores)

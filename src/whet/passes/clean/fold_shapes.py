@@ -32,10 +32,10 @@ SIZES = {
 
 @rule("*", phase=Phase.CLEAN, level=0)
 def fold_shapes(g: Graph, layer: Layer) -> Tensor | list[Tensor] | None:
-    return _constants(g, layer) or _attributes(g, layer)
+    return _make_constants(g, layer) or _sizes_to_attributes(g, layer)
 
 
-def _constants(g: Graph, layer: Layer) -> list[Tensor] | None:
+def _make_constants(g: Graph, layer: Layer) -> list[Tensor] | None:
     """Constants for outputs with only known elements."""
     if layer.regions or any(t.shape_value is None or not t.type.static for t in layer.outputs):
         return None
@@ -46,7 +46,7 @@ def _constants(g: Graph, layer: Layer) -> list[Tensor] | None:
     return [g.constant(literal(np.array(t.shape_value, t.dtype.numpy).reshape(t.shape)), t.name) for t in layer.outputs]
 
 
-def _attributes(g: Graph, layer: Layer) -> Tensor | list[Tensor] | None:
+def _sizes_to_attributes(g: Graph, layer: Layer) -> Tensor | list[Tensor] | None:
     """The layer with its known size inputs as attributes."""
     if layer.op not in SIZES or layer.op not in OPS:
         return None

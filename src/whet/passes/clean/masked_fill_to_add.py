@@ -12,7 +12,7 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops import run_layer
 from whet.ops._origin import literal
-from whet.passes._scores import are_scores, feed_softmax
+from whet.passes._scores import are_scores, only_feeds_softmax
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
@@ -29,7 +29,7 @@ def masked_fill_to_add(g: Graph, layer: Layer) -> Tensor | Skip | None:
     value = scalar_value(fill)
     if condition is None or scores is None or fill is None or value is None or not scores.dtype.is_float:
         return None
-    if not are_scores(g, scores) or not feed_softmax(g, layer.output):
+    if not are_scores(g, scores) or not only_feeds_softmax(g, layer.output):
         return None
     if scores.type != layer.output.type:
         return Skip(f"the mask %{condition.name}: {condition.type} broadcasts the scores %{scores.name}: {scores.type}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
-from whet.passes._scores import feed_softmax, split_scores
+from whet.passes._scores import only_feeds_softmax, split_scores
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
@@ -19,11 +19,11 @@ _MOST_BYTES = 1 << 24  # of a sum of constants
 @rule("Add", phase=Phase.CLEAN, after=["masked_fill_to_add", "window_mask_to_add"], level=2)
 def merge_masks(g: Graph, layer: Layer) -> Tensor | Skip | None:
     outer = split_scores(g, layer)
-    if outer is not None and outer[1].weight is not None and not outer[1].weight.array.any() and feed_softmax(g, layer.output):
+    if outer is not None and outer[1].weight is not None and not outer[1].weight.array.any() and only_feeds_softmax(g, layer.output):
         return outer[0]
     inner_add = maker_of_op(g, outer[0], "Add") if outer is not None else None
     inner = split_scores(g, inner_add) if inner_add is not None else None
-    if outer is None or inner is None or inner_add is None or not feed_softmax(g, layer.output):
+    if outer is None or inner is None or inner_add is None or not only_feeds_softmax(g, layer.output):
         return None
     if reason := g.escapes(inner_add.output, layer):
         return Skip(reason)

@@ -22,12 +22,12 @@ def sink_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     transposes = [t.maker for t in layer.inputs if maker_of_op(g, t, "Transpose") is not None and t is not None and t.maker is not None]
     constants = [t for t in layer.inputs if t is not None and t.is_constant]
     if len(transposes) == 1 and not constants and layer.op == "Add":
-        return _residual(g, layer, transposes[0])
+        return _sink_below_residual(g, layer, transposes[0])
     if not transposes or len(transposes) + len(constants) != len(layer.inputs):
         return None
     perm = tuple(transposes[0].attrs["perm"])
     if layer.op == "MatMul":
-        return _below_product(g, layer, perm)
+        return _sink_below_product(g, layer, perm)
     if any(tuple(t.attrs["perm"]) != perm or t.output.type != layer.output.type for t in transposes):
         return None
     if any(t.type.rank > len(perm) or sum(d != 1 for d in t.shape) != 1 for t in constants):
@@ -48,7 +48,7 @@ def sink_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return g.add("Transpose", value, perm=perm)
 
 
-def _residual(g: Graph, layer: Layer, transpose: Layer) -> Tensor | Skip | None:
+def _sink_below_residual(g: Graph, layer: Layer, transpose: Layer) -> Tensor | Skip | None:
     """Below the sum of a linear layer's transposed result and a residual, which is transposed back: the sum can be the linear layer's epilogue."""
     y, perm = transpose.needs(0), tuple(transpose.attrs["perm"])
     if not _is_linear(g, y):
@@ -65,7 +65,7 @@ def _residual(g: Graph, layer: Layer, transpose: Layer) -> Tensor | Skip | None:
     return g.add("Transpose", value, perm=perm)
 
 
-def _below_product(g: Graph, layer: Layer, perm: tuple[int, ...]) -> Tensor | Skip | None:
+def _sink_below_product(g: Graph, layer: Layer, perm: tuple[int, ...]) -> Tensor | Skip | None:
     x, weights = layer.inputs
     last = len(perm) - 1
     if x is None or x.maker is None or weights is None or not weights.is_constant or weights.type.rank != 2 or perm[last] != last:

@@ -6,7 +6,7 @@ Swin adds a mask per window through two reshapes. With several images the mask r
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._scores import are_scores, feed_softmax
+from whet.passes._scores import are_scores, only_feeds_softmax
 from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import interior_escapes, maker_of_op
@@ -16,7 +16,7 @@ from whet.rewrite.rules import Phase, Skip, rule
 @rule("Reshape", phase=Phase.CLEAN, after=["fold_shapes"], level=2)
 def window_mask_to_add(g: Graph, layer: Layer) -> Tensor | Skip | None:
     add = maker_of_op(g, layer.inputs[0], "Add")
-    if add is None or add.output.type.rank != 5 or not feed_softmax(g, layer.output):
+    if add is None or add.output.type.rank != 5 or not only_feeds_softmax(g, layer.output):
         return None
     for value, mask in (add.inputs, add.inputs[::-1]):
         split = g.maker(value)

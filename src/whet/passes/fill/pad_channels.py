@@ -13,7 +13,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import Layer, Tensor
 from whet.ops import get_op, infer_layer
-from whet.passes._coupled_axes import CoupledAxes, Node, size
+from whet.passes._coupled_axes import CoupledAxes, Node, axis_size
 from whet.rewrite.constants import gather_padded
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Fired, Phase, Skip, network_pass
@@ -47,33 +47,33 @@ def _choose_sizes(g: Graph, axes: CoupledAxes) -> tuple[dict[Node, int], list[Fi
             if len(axes.layout(root, sizes)) % multiple == 0 or (root in reasons and not read):
                 continue
             padded = _padded_leaves(axes, root, multiple, sizes)
-            reason = _padding_obstacle(axes, root, multiple, {**sizes, **padded}, padded, read)
+            reason = _why_not_padded(axes, root, multiple, {**sizes, **padded}, padded, read)
             if reason is None:
                 sizes.update(padded)
                 changed = True
                 reasons.pop(root, None)
             else:
                 reasons.setdefault(root, reason)
-    grown = {root: n for root, _ in candidates if (n := len(axes.layout(root, sizes))) != size(root)}
-    return sizes, _notes(g, axes, {**sizes, **grown}, reasons)
+    grown = {root: n for root, _ in candidates if (n := len(axes.layout(root, sizes))) != axis_size(root)}
+    return sizes, _log_entries(g, axes, {**sizes, **grown}, reasons)
 
 
 def _padded_leaves(axes: CoupledAxes, root: Node, multiple: int, sizes: Mapping[Node, int]) -> dict[Node, int]:
     """New sizes of an axis's leaves, multiples of `multiple`; the last gap between its parts is extended so that the whole is a multiple too."""
-    leaves = {leaf: sizes.get(leaf, size(leaf)) for leaf in axes.leaves(root)}
+    leaves = {leaf: sizes.get(leaf, axis_size(leaf)) for leaf in axes.leaves(root)}
     padded = {leaf: -(-n // multiple) * multiple for leaf, n in leaves.items() if n % multiple and leaf not in axes.gaps}
     missing = -len(axes.layout(root, {**sizes, **padded})) % multiple
     last = next((part for part, _ in reversed(axes.parts_of.get(root, ())) if part in axes.gaps), None)
     return padded if last is None or not missing else {**padded, last: leaves[last] + missing}
 
 
-def _padding_obstacle(axes: CoupledAxes, root: Node, multiple: int, sizes: Mapping[Node, int], padded: Mapping[Node, int], read: bool) -> str | None:
+def _why_not_padded(axes: CoupledAxes, root: Node, multiple: int, sizes: Mapping[Node, int], padded: Mapping[Node, int], read: bool) -> str | None:
     """Why an axis must not be padded so, or None."""
-    fixed = next((axes.locked[leaf] for leaf in axes.leaves(root) if leaf in axes.locked and (leaf in padded or size(leaf) % multiple)), None)
+    fixed = next((axes.locked[leaf] for leaf in axes.leaves(root) if leaf in axes.locked and (leaf in padded or axis_size(leaf) % multiple)), None)
     grown = len(axes.layout(root, sizes))
     if fixed is not None or grown % multiple:
         return fixed or f"{grown} would not be a multiple of {multiple} either"
-    if grown > _MAX_GROWTH * size(root) and not (read and root in padded):
+    if grown > _MAX_GROWTH * axis_size(root) and not (read and root in padded):
         return f"{grown} would be more than {_MAX_GROWTH} times as many"
     return None
 
@@ -84,7 +84,7 @@ def _multiples(g: Graph, axes: CoupledAxes) -> dict[Node, int]:
     return {axes.root(n): g.channel_alignment for n in stored}
 
 
-def _notes(g: Graph, axes: CoupledAxes, sizes: Mapping[Node, int], reasons: Mapping[Node, str]) -> list[Fired | Skip]:
+def _log_entries(g: Graph, axes: CoupledAxes, sizes: Mapping[Node, int], reasons: Mapping[Node, str]) -> list[Fired | Skip]:
     """Log entries: each axis with a new size, at the first layer that produces it, with the number of layers that share its channels."""
     makers: dict[Node, list[str]] = {}
     for layer in g.layers:
@@ -95,9 +95,9 @@ def _notes(g: Graph, axes: CoupledAxes, sizes: Mapping[Node, int], reasons: Mapp
     for n, (first, *others) in makers.items():
         if n in sizes:
             shared = f", in {len(others)} more layers too" if others else ""
-            notes.append(Fired(f"{size(n)} channels become {sizes[n]}{shared}", first))
+            notes.append(Fired(f"{axis_size(n)} channels become {sizes[n]}{shared}", first))
         else:
-            notes.append(Skip(f"its {size(n)} channels are not padded: {reasons[n]}", first))
+            notes.append(Skip(f"its {axis_size(n)} channels are not padded: {reasons[n]}", first))
     return notes
 
 
@@ -114,7 +114,7 @@ def _pad(g: Graph, axes: CoupledAxes, sizes: Mapping[Node, int]) -> None:
         return layouts[root]
 
     for layer in g.layers:
-        changed = {n: at for n in axes.nodes(layer) if len(at := layout(n)) != size(n)}
+        changed = {n: at for n in axes.nodes(layer) if len(at := layout(n)) != axis_size(n)}
         if not changed:
             continue
         recut = get_op(layer.op).recut

@@ -30,14 +30,14 @@ def pad_moved_channels(g: Graph, layer: Layer) -> Tensor | Skip | None:
         channels, maker = t.shape[1], g.maker(t)
         if not isinstance(channels, int) or channels % 8 == 0 or maker is None or not is_conv(maker):
             continue
-        if reason := g.escapes(t, layer) or _obstacle(maker, channels):
+        if reason := g.escapes(t, layer) or _why_not_padded(maker, channels):
             skip = skip or Skip(reason)
         else:
             padded[t] = _pad_conv(g, maker, channels)
     return _rebuild_moves(g, layer, padded) if padded else skip
 
 
-def _obstacle(conv: Layer, channels: int) -> str | None:
+def _why_not_padded(conv: Layer, channels: int) -> str | None:
     """Why a convolution layer cannot have more output channels, or None."""
     if inner_conv(conv).attrs["group"] != 1:
         return f"'{conv.name}' has several groups"

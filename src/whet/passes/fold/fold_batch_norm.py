@@ -23,7 +23,7 @@ def fold_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
     statistics = [t.weight for t in layer.inputs[1:] if t is not None and t.weight is not None]
     if len(statistics) != 4:
         return Skip("its statistics are computed at run time")
-    scale = affine(statistics, layer.attrs.get("epsilon", 1e-5))
+    scale = batch_norm_affine(statistics, layer.attrs.get("epsilon", 1e-5))
     if product is not None and flat is not None:
         return _into_product(g, product, flat, layer, scale)
     assert head is not None
@@ -44,7 +44,7 @@ def _into_product(g: Graph, product: Layer, flat: Layer, layer: Layer, scale: Af
     return g.add(flat.op, shifted, *flat.inputs[1:], name=flat.name, sources=flat.sources, **flat.attrs)
 
 
-def affine(statistics: list[Weight], epsilon: float) -> Affine:
+def batch_norm_affine(statistics: list[Weight], epsilon: float) -> Affine:
     """factor = scale / sqrt(variance + epsilon), shift = bias - mean * factor."""
     scale, bias, mean, variance = map(to_float64, statistics)
     factor = express("Div", scale, express("Sqrt", express("Add", variance, scalar_weight(epsilon))))

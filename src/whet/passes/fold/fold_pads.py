@@ -31,13 +31,13 @@ def fold_pads(g: Graph, layer: Layer) -> Tensor | Skip | None:
     own = tuple(layer.attrs.get("pads") or (0,) * 2 * rank)
     added = tuple(a for a, _ in padding[2:]) + tuple(b for _, b in padding[2:])
     total = tuple(a + b for a, b in zip(own, added, strict=True))
-    if reason := _difference(g, layer, source, 0.0 if value is None else scalar_value(value), own, total):
+    if reason := _why_different(g, layer, source, 0.0 if value is None else scalar_value(value), own, total):
         return Skip(reason)
     added_attrs = {"count_include_pad": 1} if layer.op == "AveragePool" else {}
     return g.add(layer.op, source, *layer.inputs[1:], **{**layer.attrs, "pads": total, **added_attrs})
 
 
-def _difference(g: Graph, layer: Layer, source: Tensor | None, value: float | None, own: tuple, total: tuple) -> str | None:
+def _why_different(g: Graph, layer: Layer, source: Tensor | None, value: float | None, own: tuple, total: tuple) -> str | None:
     """The reason why the layer's own padding would change the result, or None."""
     if layer.op == "Conv":
         return None if value == 0 else f"the Pad's value is {value}, a convolution pads with 0"

@@ -7,7 +7,7 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
 from whet.passes._scale import folded_name
-from whet.passes.fold.fold_batch_norm import affine
+from whet.passes.fold.fold_batch_norm import batch_norm_affine
 from whet.rewrite.constants import reshape_weight, round_to, scalar_weight, to_float64
 from whet.rewrite.graph import Graph
 from whet.rewrite.quantization import dequantizer, weights_obstacle
@@ -27,7 +27,7 @@ def fold_quantized_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip("its statistics, or the bias before it, are computed at run time")
     if reason := weights_obstacle(head.op, dict(head.attrs), dq) or g.escapes(head.output, layer):
         return Skip(reason)
-    own = affine(statistics, layer.attrs.get("epsilon", 1e-5))
+    own = batch_norm_affine(statistics, layer.attrs.get("epsilon", 1e-5))
     assert own.factor is not None
     assert own.shift is not None
     w, scale = dq.needs(0), dq.needs(1)

@@ -28,7 +28,7 @@ _ROW = 8  # elements: kernels copy shorter rows slowly
 def gather_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if not _is_move(layer) or _is_read_by_moves(g, layer.output):
         return None
-    found = _subgraph(g, layer)
+    found = _find_subgraph(g, layer)
     if found is None:
         return None
     source, members = found
@@ -54,7 +54,7 @@ def _is_read_by_moves(g: Graph, t: Tensor) -> bool:
     return bool(readers) and not g.is_output(t) and all(r.op in _COPIES or r.op in _VIEWS for r in readers)
 
 
-def _subgraph(g: Graph, last: Layer) -> tuple[Tensor, list[Layer]] | None:
+def _find_subgraph(g: Graph, last: Layer) -> tuple[Tensor, list[Layer]] | None:
     """The one tensor from which `last` takes its values, and the moves between, in order; values inside have no readers outside."""
     members: dict[Layer, None] = {last: None}
     waiting = [last]

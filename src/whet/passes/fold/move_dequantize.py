@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes._move_quantize import MOVES, add_on_integers, is_padding_exact, value_change
+from whet.passes._move_quantize import MOVES, add_on_integers, is_padding_exact, why_values_change
 from whet.rewrite.graph import Graph
 from whet.rewrite.quantization import dequantizer, scale_inputs, scales_of
 from whet.rewrite.rules import Phase, Skip, rule
@@ -31,7 +31,7 @@ def move_dequantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip("its inputs have different scales")
     if layer.op == "Relu" and first.zeros is not None:
         return Skip(f"the zero point of %{x.name} is not 0")
-    if reason := value_change(layer):
+    if reason := why_values_change(layer):
         return Skip(reason)
     if not is_padding_exact(layer, dq.needs(1), dq.input(2)):
         return Skip(f"the padding value of '{layer.name}' is not an integer of %{x.name}")

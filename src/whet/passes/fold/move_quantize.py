@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.network import F8E4M3, Layer, Tensor
-from whet.passes._move_quantize import MOVES, add_on_integers, value_change
+from whet.passes._move_quantize import MOVES, add_on_integers, why_values_change
 from whet.rewrite.fusing import ACTIVATIONS
 from whet.rewrite.graph import Graph
 from whet.rewrite.quantization import WEIGHTED, dequantizer, scale_inputs, scales_of
@@ -21,7 +21,7 @@ def move_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
     scales = scales_of(layer)
     if scales is None or not scales.per_tensor:
         return Skip(f"%{layer.output.name} does not have one constant scale")
-    if reason := value_change(mover) or g.escapes(mover.output, layer):
+    if reason := why_values_change(mover) or g.escapes(mover.output, layer):
         return Skip(reason)
     if mover.op == "MaxPool" and scales.dtype == F8E4M3 and not _can_store_integers(g, mover.inputs[0]):
         return Skip(f"%{mover.needs(0).name} is computed in floating point: after '{mover.name}' there are fewer values to round")

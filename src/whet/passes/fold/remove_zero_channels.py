@@ -15,7 +15,7 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops import infer_layer
 from whet.ops._origin import express, literal
-from whet.passes._channels import BINARY, Units, count, find_zero_channels, is_depthwise, vector_axis
+from whet.passes._channels import BINARY, Units, channel_count, find_zero_channels, is_depthwise, is_per_channel
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Fired, Phase, Skip, network_pass
 from whet.sparsity import is_two_four, reduction_axis
@@ -45,7 +45,7 @@ def remove_zero_channels(g: Graph) -> list[Fired | Skip]:
     kept: dict[Tensor, np.ndarray] = {}
     notes: list[Fired | Skip] = []
     for t in zero:
-        ids = units.of(t)
+        ids = units.unit_ids(t)
         at = np.array([i for i, u in enumerate(ids or ()) if units.root(u) in kept_units], np.int64)
         if ids is not None and len(at) < len(ids):
             kept[t] = at
@@ -66,7 +66,7 @@ def _units_to_keep(units: Units, zero: dict[Tensor, np.ndarray]) -> set[int]:
     """Roots of the units that are locked, or not zero in some tensor."""
     kept_units = {units.root(i) for i in units.locked}
     for t, flags in zero.items():
-        ids = units.of(t)
+        ids = units.unit_ids(t)
         if ids is not None:
             kept_units.update(units.root(u) for u, z in zip(ids, flags, strict=True) if not z)
     return kept_units
@@ -74,7 +74,7 @@ def _units_to_keep(units: Units, zero: dict[Tensor, np.ndarray]) -> set[int]:
 
 def _keep_multiple(units: Units, t: Tensor, kept_units: set[int]) -> None:
     """Keeps at least one channel of `t`, and a multiple of 8 if it has a multiple of 8."""
-    ids = units.of(t) or range(0)
+    ids = units.unit_ids(t) or range(0)
     free = [u for u in ids if units.root(u) not in kept_units]
     left = len(ids) - len(free)
     is_product = t.maker is not None and t.maker.op in _PRODUCTS and not is_depthwise(t.maker)
@@ -95,7 +95,7 @@ def _read_by_two_four(g: Graph, zero: dict[Tensor, np.ndarray]) -> list[Tensor]:
 
 def _keep_fours(units: Units, t: Tensor, kept_units: set[int]) -> None:
     """Keeps all channels of each aligned group of four of which one is kept."""
-    ids = list(units.of(t) or ())
+    ids = list(units.unit_ids(t) or ())
     for start in range(0, len(ids), 4):
         four = [units.root(u) for u in ids[start : start + 4]]
         if not kept_units.isdisjoint(four):
@@ -103,7 +103,7 @@ def _keep_fours(units: Units, t: Tensor, kept_units: set[int]) -> None:
 
 
 def _why_kept(units: Units, t: Tensor, zero: dict[Tensor, np.ndarray], patterned: list[Tensor]) -> str:
-    ids = units.of(t)
+    ids = units.unit_ids(t)
     if zero[t].all():
         return "one must be kept"
     locked = {units.root(i) for i in units.locked}
@@ -112,10 +112,10 @@ def _why_kept(units: Units, t: Tensor, zero: dict[Tensor, np.ndarray], patterned
         return "their readers need all channels"
     alone = [r for r in mine if r not in locked]
     for other, flags in zero.items():
-        where = {units.root(u): z for u, z in zip(units.of(other) or (), flags, strict=True)}
+        where = {units.root(u): z for u, z in zip(units.unit_ids(other) or (), flags, strict=True)}
         if other is not t and all(r in where and not where[r] for r in alone):
             return f"not in %{other.name}, which shares its channels"
-    if any(set(alone) & {units.root(u) for u in units.of(other) or ()} for other in patterned):
+    if any(set(alone) & {units.root(u) for u in units.unit_ids(other) or ()} for other in patterned):
         return "2:4 weights read them, which keep their pattern only if aligned groups of four are zero"
     return f"fewer would not be a multiple of {_MULTIPLE}"
 
@@ -177,7 +177,7 @@ def _cut_inputs(layer: Layer, kept: dict[Tensor, np.ndarray], cut: Cut) -> list[
             ]
         case "BatchNormalization":
             return [x, *(cut(t, 0, outs) for t in rest)]
-    if outs is None or count(y) is None:
+    if outs is None or channel_count(y) is None:
         return list(layer.inputs)
     operands = layer.inputs if layer.op in BINARY else (x, *rest)
-    return [t if t is None or t.weight is None or not vector_axis(t, y) else cut(t, t.type.rank + 1 - y.type.rank, outs) for t in operands]
+    return [t if t is None or t.weight is None or not is_per_channel(t, y) else cut(t, t.type.rank + 1 - y.type.rank, outs) for t in operands]

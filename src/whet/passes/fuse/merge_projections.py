@@ -41,8 +41,8 @@ class _Projection:
 
 @rule("Fused", *PRODUCTS, phase=Phase.FUSE, after=("fuse_attention_transposes", "fuse_matmul_bias"), level=2)
 def merge_projections(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | None:
-    own = _projection(layer)
-    attention = None if own is None else _attention_after(g, layer)
+    own = _match_projection(layer)
+    attention = None if own is None else _find_attention(g, layer)
     if own is None or attention is None:
         return None
     if isinstance(attention, Skip):
@@ -51,14 +51,14 @@ def merge_projections(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | N
     for t in attention.inputs:
         while (maker := g.maker(t)) is not None and maker.op in _RESHAPES:
             t = maker.inputs[0]
-        other = _projection(maker)
-        if maker is not None and other is not None and other.kind == own.kind and _attention_after(g, maker) is attention:
+        other = _match_projection(maker)
+        if maker is not None and other is not None and other.kind == own.kind and _find_attention(g, maker) is attention:
             parts.append(other)
     parts.sort(key=lambda p: g.position(p.layer))
     return _merge(g, parts) if len(parts) > 1 and parts[0].layer is layer else None
 
 
-def _attention_after(g: Graph, layer: Layer) -> Layer | Skip | None:
+def _find_attention(g: Graph, layer: Layer) -> Layer | Skip | None:
     """The attention layer that alone reads the result of `layer`, as it is or reshaped; a Skip where others read it too; None without one."""
     t, reached = layer.outputs[0], layer
     while True:
@@ -72,7 +72,7 @@ def _attention_after(g: Graph, layer: Layer) -> Layer | Skip | None:
         t = reached.output
 
 
-def _projection(layer: Layer | None) -> _Projection | None:
+def _match_projection(layer: Layer | None) -> _Projection | None:
     """A product with constant weights whose epilogue is at most a bias; None for another layer."""
     if layer is None or not root_op(layer, PRODUCTS) or epilogue_steps(layer) not in ([], ["bias"]) or not layer.outputs[0].dtype.is_float:
         return None

@@ -61,7 +61,7 @@ def _match_tanh(g: Graph, tanh: Layer, x: Tensor) -> tuple[float, list[Layer]] |
     layers = [*p.layers, add]
     terms = []
     for t in add.inputs:
-        term = _monomial(g, t, x)
+        term = _match_monomial(g, t, x)
         if term is None:
             return None
         terms.append(term[:2])
@@ -71,7 +71,7 @@ def _match_tanh(g: Graph, tanh: Layer, x: Tensor) -> tuple[float, list[Layer]] |
     return (0.5, layers) if fits else None
 
 
-def _monomial(g: Graph, t: Tensor | None, x: Tensor) -> tuple[float, int, list[Layer]] | None:
+def _match_monomial(g: Graph, t: Tensor | None, x: Tensor) -> tuple[float, int, list[Layer]] | None:
     """(c, k, layers) when `t` is c * x^k; None otherwise."""
     number = scalar_value(t)
     if number is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.network import Layer
 from whet.tactics._base import Config, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue, root_layer
+from whet.tactics._fused import epilogue_steps, root_layer
 from whet.tactics.null._cost import NullKernel, product_macs, signature
 
 _SLOW = {"nChw16c": 1.0, "nhwc": 1.15, "linear": 2.0}
@@ -26,12 +26,12 @@ class NullConv(Tactic):
 
     def _addends(self, layer: Layer) -> list[int]:
         """Inputs of the output's shape that the epilogue adds."""
-        steps = epilogue(layer) or []
+        steps = epilogue_steps(layer) or []
         y = layer.outputs[0].type
         return [p.other for p in steps if p.op == "Add" and p.other is not None and p.other_tensor is not None and p.other_tensor.type == y]
 
     def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
-        if epilogue(layer) is None:
+        if epilogue_steps(layer) is None:
             return "what follows the convolution is no chain"
         channels = root_layer(layer).outputs[0].shape[1]
         if signature.outputs[0].format == "nChw16c" and int(channels) % 16:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.network import Layer
 from whet.tactics._base import Config, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue
+from whet.tactics._fused import epilogue_steps
 from whet.tactics.null._cost import NullKernel, product_macs, signature
 
 
@@ -16,7 +16,7 @@ class NullProduct(Tactic):
         return [s for s in [signature(layer, "linear")] if s is not None]
 
     def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
-        return "what follows the product is no chain" if epilogue(layer) is None else None
+        return "what follows the product is no chain" if epilogue_steps(layer) is None else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend) -> NullKernel:
         return NullKernel(layer, signature, "null_product", product_macs(layer))

@@ -8,16 +8,16 @@ BRANCH = 0.3                          # gamma at the end of a residual branch: 5
 
 
 def resnet(g: GraphWriter, *, bottleneck: bool, blocks: tuple[int, ...], groups: int, group_width: int,
-           num_classes: int = 1000, image: int = 224) -> None:
-    """input[N,3,image,image] -> output[N,num_classes] (logits)."""
+           num_classes: int = 1000, image: int = 224, width: int = 64) -> None:
+    """input[N,3,image,image] -> output[N,num_classes] (logits); `width` channels in the first stage, doubled by each following one."""
     x = g.input("input", (g.batch, 3, image, image))
-    x = relu(g, batch_norm(g, conv(g, x, "conv1", 3, 64, 7, stride=2, padding=3, gain=1.0), "bn1", 64))
+    x = relu(g, batch_norm(g, conv(g, x, "conv1", 3, width, 7, stride=2, padding=3, gain=1.0), "bn1", width))
     with g.scope("maxpool"):
         x = max_pool(g, x, 3, stride=2, padding=1)
     expansion = 4 if bottleneck else 1
-    cin = 64
+    cin = width
     for stage, count in enumerate(blocks):
-        planes = 64 << stage
+        planes = width << stage
         with g.scope(f"layer{stage + 1}"):
             for block in range(count):
                 stride = 2 if stage > 0 and block == 0 else 1

@@ -83,7 +83,7 @@ class Activations:
         if not self._has_avx512dq:
             return x * self._sigmoid_by_exp2(x)
         magnitude, k = self._minus_k(x)
-        return self._f.fma(magnitude, k, self._fixed_up(x, _POSITIVE_PART))
+        return self._f.fma(magnitude, k, self._fix_up(x, _POSITIVE_PART))
 
     def gelu(self, x: Value) -> Value:
         """x (1 + erf(x / sqrt 2)) / 2; erf by Abramowitz and Stegun, formula 7.1.26 (absolute error 1.5e-7)."""
@@ -92,14 +92,14 @@ class Activations:
         tail = self._erf[0]
         for c in self._erf[1:]:
             tail = f.fma(tail, t, c)
-        tail = tail * t * self._half * self._exp2_of(x * x * self._square_scale)
+        tail = tail * t * self._half * self._exp2(x * x * self._square_scale)
         return x * f.select(x < self.zero, tail, self._one - tail)
 
     def sigmoid(self, x: Value) -> Value:
         if not self._has_avx512dq:
             return self._sigmoid_by_exp2(x)
         _, k = self._minus_k(x)
-        return self._f.math("fabs", k + self._fixed_up(x, _SIDE))
+        return self._f.math("fabs", k + self._fix_up(x, _SIDE))
 
     def epilogue(self, x: Value, steps: Sequence[str], added: Pointer | None = None, offset: int = 0) -> Value:
         """Applies the epilogue `steps` to `x`: "Silu", "Relu" and "Add" (of the vector at `added` + `offset`), each at most once."""
@@ -125,7 +125,7 @@ class Activations:
         assert k is not None
         return a, k
 
-    def _fixed_up(self, x: Value, table: int) -> Value:
+    def _fix_up(self, x: Value, table: int) -> Value:
         """Replaces x by its number class's entry in `table` (vfixupimmps)."""
         f = self._f
         kinds = f.value(table, Type("i32", LANES))
@@ -133,10 +133,10 @@ class Activations:
         return f.call_external("llvm.x86.avx512.mask.fixupimm.ps.512", x.type, x, x, kinds, *rest)
 
     def _sigmoid_by_exp2(self, x: Value) -> Value:
-        inverse = self._one / (self._exp2_of(x * self._minus_log2e) + self._one)
+        inverse = self._one / (self._exp2(x * self._minus_log2e) + self._one)
         return self._f.select(x < self._least, self.zero, inverse)
 
-    def _exp2_of(self, t: Value) -> Value:
+    def _exp2(self, t: Value) -> Value:
         """2^t for t > -126. Adding 1.5 * 2^23 rounds to an integer in the lowest bits."""
         f = self._f
         t = f.select(t < self._lowest_exponent, self._lowest_exponent, t)

@@ -14,10 +14,10 @@ from whet.backends.cpu import threads
 from whet.backends.cpu.info import cpuinfo
 from whet.backends.cpu.machine_code import address as address
 from whet.backends.cpu.machine_code import no_compiler
-from whet.tactics.cpu._llvm.work_stealing import context_of, team_ir
+from whet.tactics.cpu._llvm.work_stealing import make_context, team_ir
 
 
-def available() -> str | None:
+def why_unavailable() -> str | None:
     """The reason why this process cannot compile, or None."""
     return no_compiler()
 
@@ -25,7 +25,7 @@ def available() -> str | None:
 @cache
 def version() -> str:
     """The compiler's version, for timing keys; "" without one."""
-    if available():
+    if why_unavailable():
         return ""
     import llvmlite.binding as llvm
 
@@ -57,7 +57,7 @@ class ParallelCall(Call):
         self, function: int, context: list[int], operands: Mapping[int, tuple[str, int]], count: int, implementation: str,
         shifts: dict[int, int] | None = None, step: int = 1,
     ) -> None:  # fmt: skip
-        self._context, self._shifts = context_of(context, count, step, threads.address("omp_get_thread_num")), shifts or {}
+        self._context, self._shifts = make_context(context, count, step, threads.address("omp_get_thread_num")), shifts or {}
         self._operands, self.implementation = operands, implementation
         address = self._context.ctypes.data
         if count == 1:

@@ -26,10 +26,10 @@ class CompiledTactic(Tactic):
     def unavailable(self) -> str | None:
         if self.needs_avx512 and not jit.has("avx512f"):
             return "its accumulators need the 32 registers of AVX-512"
-        return jit.available()
+        return jit.why_unavailable()
 
     def why_not(self, layer: Layer) -> str | None:
-        return super().why_not(layer) or jit.available()
+        return super().why_not(layer) or jit.why_unavailable()
 
     def library_version(self) -> str:
         return jit.version()

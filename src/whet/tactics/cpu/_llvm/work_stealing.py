@@ -97,7 +97,7 @@ def team_ir(gomp_parallel: int) -> str:
     return str(module)
 
 
-def context_of(words: Sequence[int], threads: int, step: int, thread_index: int) -> np.ndarray:
+def make_context(words: Sequence[int], threads: int, step: int, thread_index: int) -> np.ndarray:
     """A context with its header, aligned to a cache line. Items are taken in multiples of `step`; `thread_index` is the address of the function that
     returns a thread's index."""
     front = _LINE * (threads + 1)

@@ -10,11 +10,11 @@ from math import prod
 from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes
-from whet.tactics._fused import constants_of, epilogue, outer_input, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, outer_input, root_layer, source_index, weight_and_bias
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
-from whet.tactics.cpu.onednn._kernel import activations, static
+from whet.tactics.cpu.onednn._kernel import runtime_tensors, static
 
 STORED = Operand("nChw16c", F32)
 
@@ -45,7 +45,7 @@ def block_counts(blocks: int, most: Sequence[int]) -> list[int]:
     return sorted({*whole, *mixed}) or [1]
 
 
-def tiles_of(layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
+def list_launches(layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
     """The launches of a config: groups of "blocks" in tiles of "pixels", and the remaining blocks in tiles of "rest" pixels. None if the config is
     for another number of channels."""
     blocks, left = divmod(-(-static_shape(layer.outputs[0].shape)[1] // LANES), sizes["blocks"])
@@ -78,7 +78,7 @@ class ConvKernel(ABC):
         assert fused is not None, "the tactic takes no other layers"
         self.steps, self.added = fused
         self.x = source_index(layer)
-        self.weights, self.bias = constants_of(layer)
+        self.weights, self.bias = weight_and_bias(layer)
         self.inputs, self.outputs = stored_bytes(layer, signature)
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         taps, plane = prod(static_shape(self.weights.shape)[1:]), prod(sides)
@@ -120,7 +120,7 @@ class FloatConvTactic(CompiledTactic):
     takes_residual = False  # besides the activation, before or after it
 
     @abstractmethod
-    def rejects(self, head: Layer) -> str | None:
+    def why_not_conv(self, head: Layer) -> str | None:
         """The reason why the kernel does not support this convolution, or None."""
 
     def takes(self, steps: tuple[str, ...]) -> bool:
@@ -135,12 +135,12 @@ class FloatConvTactic(CompiledTactic):
         head = root_layer(layer)
         if any(not layer.needs(i).is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
-        if any(t.dtype != F32 for t in activations(layer)):
+        if any(t.dtype != F32 for t in runtime_tensors(layer)):
             return "computes in 32-bit floating point"
         steps = steps_of(layer)
         if steps is None or not self.takes(steps[0]):
             return f"takes convolutions with {self.epilogues}{', and at most one residual' if self.takes_residual else ''}"
-        return self.rejects(head)
+        return self.why_not_conv(head)
 
 
 class ConvTactic(FloatConvTactic):
@@ -152,7 +152,7 @@ class ConvTactic(FloatConvTactic):
 
     def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
         """The launches of a config; None if it is for another layer."""
-        return tiles_of(layer, sizes)
+        return list_launches(layer, sizes)
 
     @abstractmethod
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
@@ -175,7 +175,7 @@ class ConvTactic(FloatConvTactic):
 def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
     """The epilogue as "Silu", "Relu" and "Add" (of one tensor of the result's shape, computed at run time), and the index of the added input;
     None for any other epilogue."""
-    steps = epilogue(layer)
+    steps = epilogue_steps(layer)
     if steps is None:
         return None
     names: list[str] = []

@@ -14,7 +14,7 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.epilogue import Chain
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu.conv._indirect_ir import ROWS, Form, context_words, indirect_ir, thread_bytes
-from whet.tactics.cpu.onednn._kernel import f32_of
+from whet.tactics.cpu.onednn._kernel import to_f32
 
 _SECOND_CACHE = 1 << 17  # bytes of weights, and of a block's input, that stay in L2
 _ITEMS = 4  # per thread, if there are as many
@@ -122,10 +122,10 @@ class IndirectKernel(CompiledKernel):
             out = np.zeros(nbytes // 4, np.float32)
             out[zeros_at:] = border
             if weights is not None:
-                out[:bias_at] = pack_weights(matrix_of(f32_of(weights[0]), matrix, is_product), p, width, is_product)
+                out[:bias_at] = pack_weights(matrix_of(to_f32(weights[0]), matrix, is_product), p, width, is_product)
                 if weights[1] is not None:
                     rows = np.zeros((p.groups, group_strips * width), np.float32)
-                    rows[:, : p.channels] = f32_of(weights[1]).reshape(p.groups, p.channels)
+                    rows[:, : p.channels] = to_f32(weights[1]).reshape(p.groups, p.channels)
                     out[bias_at:zeros_at] = rows.reshape(-1)
             return out.view(np.uint8)
 

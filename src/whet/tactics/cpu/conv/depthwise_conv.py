@@ -19,7 +19,7 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile
 from whet.tactics.cpu.conv._depthwise_ir import TILES, depthwise_ir
-from whet.tactics.cpu.onednn._kernel import f32_of
+from whet.tactics.cpu.onednn._kernel import to_f32
 
 _WINDOWS = (3, 5, 7)
 
@@ -48,7 +48,7 @@ class Depthwise(ConvTactic):
     def takes(self, steps: tuple[str, ...]) -> bool:
         return steps == ("Silu",)
 
-    def rejects(self, head: Layer) -> str | None:
+    def why_not_conv(self, head: Layer) -> str | None:
         w, a = head.needs(1), head.attrs
         if head.needs(0).type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % LANES:
             return f"takes depthwise convolutions of images with a multiple of {LANES} channels"
@@ -76,9 +76,9 @@ class Depthwise(ConvTactic):
 
 def pack_weights(weights: Tensor, bias: Tensor | None) -> np.ndarray:
     """Per block of 16 channels: the taps, row by row, then the biases. f32, flat."""
-    w = f32_of(weights)
+    w = to_f32(weights)
     channels = w.shape[0]
-    b = np.zeros(channels, np.float32) if bias is None else f32_of(bias).reshape(channels)
+    b = np.zeros(channels, np.float32) if bias is None else to_f32(bias).reshape(channels)
     rows = np.concatenate([w.reshape(channels, -1).T, b[None]])  # [taps + 1, channels]
     return np.ascontiguousarray(rows.reshape(len(rows), channels // LANES, LANES).transpose(1, 0, 2)).reshape(-1)
 

@@ -113,7 +113,7 @@ def _pack_weights(head: Head, groups: int, blocks: int) -> Packed:
 class Heads(CompiledTactic):
     needs_avx512 = True
     ops = ("*",)
-    composites = (KIND,) if jit.available() is None and jit.has("avx512f") else ()  # elsewhere such layers stay unfused
+    composites = (KIND,) if jit.why_unavailable() is None and jit.has("avx512f") else ()  # elsewhere such layers stay unfused
     what = "1x1 convolutions and the moves after them in one kernel"
 
     def why_not(self, layer: Layer) -> str | None:

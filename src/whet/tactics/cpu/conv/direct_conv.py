@@ -17,9 +17,9 @@ from whet.tactics._base import Config, Operand, Packed, Signature, tactic
 from whet.tactics._fused import root_layer, source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
-from whet.tactics.cpu.conv._blocked_conv import STORED, ConvKernel, ConvTactic, Tile, block_counts, steps_of, tiles_of
+from whet.tactics.cpu.conv._blocked_conv import STORED, ConvKernel, ConvTactic, Tile, block_counts, list_launches, steps_of
 from whet.tactics.cpu.conv._direct_ir import MOST, REGISTERS, Form, Taps, direct_ir
-from whet.tactics.cpu.onednn._kernel import f32_of, static
+from whet.tactics.cpu.onednn._kernel import static, to_f32
 
 _BLOCKS = range(1, MOST + 1)
 _MIN_PIXELS = 4  # pixels of a tile
@@ -57,7 +57,7 @@ class Direct(ConvTactic):
     kernel = DirectKernel
     takes_residual = True
 
-    def rejects(self, head: Layer) -> str | None:
+    def why_not_conv(self, head: Layer) -> str | None:
         a = head.attrs
         if head.needs(0).type.rank != 4 or a["group"] != 1 or set(a.get("dilations") or (1,)) != {1}:
             return "takes convolutions of images with one group and no dilations"
@@ -114,7 +114,7 @@ class Direct(ConvTactic):
     def cost(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> float:
         """Estimated cost of all channels."""
         sizes = {name: int(value) for name, value in self.config(layer, signature, blocks, pixels)}
-        return sum(t.groups * t.blocks * _cost(layer, t.blocks, t.pixels) for t in tiles_of(layer, sizes) or ())
+        return sum(t.groups * t.blocks * _cost(layer, t.blocks, t.pixels) for t in list_launches(layer, sizes) or ())
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         columns = static_shape(layer.outputs[0].shape)[3]
@@ -126,14 +126,14 @@ class Direct(ConvTactic):
 def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) -> np.ndarray:
     """Per group of the tile's blocks of 16 output channels: for each `step` input channels, row of the window, input channel and tap of the row the
     group's weights; then its biases. f32, flat; padding channels are zeros."""
-    w = f32_of(weights)[tile.channels]
+    w = to_f32(weights)[tile.channels]
     channels, taken, high, wide = w.shape
     group, groups, parts = tile.blocks * LANES, tile.groups, -(-taken // step)
     full = np.zeros((groups * group, parts * step, high, wide), np.float32)
     full[:channels, :taken] = w
     biases = np.zeros(groups * group, np.float32)
     if bias is not None:
-        biases[:channels] = f32_of(bias).reshape(-1)[tile.channels]
+        biases[:channels] = to_f32(bias).reshape(-1)[tile.channels]
     rows = full.reshape(groups, group, parts, step, high, wide).transpose(0, 2, 4, 3, 5, 1).reshape(groups, -1)
     return np.concatenate([rows, biases.reshape(groups, group)], axis=1).reshape(-1)
 

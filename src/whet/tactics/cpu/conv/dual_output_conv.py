@@ -14,14 +14,14 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
-from whet.tactics._fused import constants_of, seen, source_index
+from whet.tactics._fused import source_index, weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu.conv._blocked_conv import STORED, steps_of
 from whet.tactics.cpu.conv._pointwise_ir import TILES, Variant, pointwise_ir
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, fits_first_cache, group_weights, strip_tiles
-from whet.tactics.cpu.onednn._kernel import f32_of, static
+from whet.tactics.cpu.onednn._kernel import static, to_f32
 
 _POINTWISE = Pointwise()
 
@@ -109,7 +109,7 @@ class DualOutputConv(CompiledTactic):
             return "the separate convolutions may be faster in the permitted 16-bit floats"
         if any(symbols(d) for d in sides):
             return "images of unknown sizes"
-        return self.unavailable() or size_refusal(found.blocks, prod(map(int, sides)))
+        return self.unavailable() or why_not_size(found.blocks, prod(map(int, sides)))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = split_branches(layer)
@@ -119,11 +119,11 @@ class DualOutputConv(CompiledTactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = split_branches(layer)
-        return found if isinstance(found, str) else self.unavailable() or size_refusal(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
+        return found if isinstance(found, str) else self.unavailable() or why_not_size(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = split_branches(layer)
-        return [] if isinstance(found, str) else tiles_that_fit(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
+        return [] if isinstance(found, str) else list_tiles(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> DualOutputKernel:
         found = split_branches(layer)
@@ -134,14 +134,14 @@ class DualOutputConv(CompiledTactic):
         return DualOutputKernel(layer, signature, found, int(dict(config)["blocks"]), backend.threads)
 
 
-def tiles_that_fit(blocks: int, pixels: int) -> list[Config]:
+def list_tiles(blocks: int, pixels: int) -> list[Config]:
     """Configurations for `blocks` blocks of all results together and images of `pixels` pixels."""
     return [(("blocks", b),) for b, p in sorted(TILES) if blocks % b == 0 and p <= pixels and (b > 1 or blocks % 2)]
 
 
-def size_refusal(blocks: int, pixels: int) -> str | None:
+def why_not_size(blocks: int, pixels: int) -> str | None:
     """The reason why no tile fits, or None."""
-    return None if tiles_that_fit(blocks, pixels) else "the image has fewer pixels than the smallest tile"
+    return None if list_tiles(blocks, pixels) else "the image has fewer pixels than the smallest tile"
 
 
 def split_branches(layer: Layer) -> DualOutput | str:
@@ -150,14 +150,14 @@ def split_branches(layer: Layer) -> DualOutput | str:
     if len(body.layers) != 2 or len(layer.outputs) != 2 or any(o is not x.outputs[0] for o, x in zip(body.outputs, body.layers, strict=True)):
         return "the body is not two convolutions"
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    parts = [seen(part, outer) for part in body.layers]
+    parts = [with_outer_inputs(part, outer) for part in body.layers]
     reason = next((why for part in parts if (why := _POINTWISE.why_not(part)) is not None), None)
     if reason is not None:
         return reason
     images, steps = [part.needs(source_index(part)) for part in parts], [steps_of(part) for part in parts]
     if images[0] is not images[1] or steps[0] != steps[1] or steps[0] is None:
         return "the two convolutions read different images, or have different epilogues"
-    first, second = (Branch(*constants_of(part), int(part.outputs[0].shape[1])) for part in parts)
+    first, second = (Branch(*weight_and_bias(part), int(part.outputs[0].shape[1])) for part in parts)
     place = next((i for i, t in enumerate(layer.inputs) if t is images[0]), None)
     return "the image is computed within the layer" if place is None else DualOutput((first, second), steps[0][0], place)
 
@@ -165,8 +165,8 @@ def split_branches(layer: Layer) -> DualOutput | str:
 def pack_weights(branches: Sequence[Branch], groups: int, blocks: int, taps: slice = slice(None), biased: bool = True) -> np.ndarray:
     """The channels of all branches, each padded to whole blocks with zeros, packed as by pointwise_conv.py; of the input channels `taps`, and with
     zero biases unless `biased`."""
-    arrays = [f32_of(w.weights).reshape(w.channels, -1)[:, taps] for w in branches]
+    arrays = [to_f32(w.weights).reshape(w.channels, -1)[:, taps] for w in branches]
     fill = [(0, w.blocks * LANES - w.channels) for w in branches]
-    biases = [np.zeros(w.channels, np.float32) if w.bias is None or not biased else f32_of(w.bias).reshape(-1) for w in branches]
+    biases = [np.zeros(w.channels, np.float32) if w.bias is None or not biased else to_f32(w.bias).reshape(-1) for w in branches]
     rows = np.concatenate([np.pad(a, (f, (0, 0))) for a, f in zip(arrays, fill, strict=True)])
     return group_weights(rows, np.concatenate([np.pad(b, f) for b, f in zip(biases, fill, strict=True)]), groups, blocks)

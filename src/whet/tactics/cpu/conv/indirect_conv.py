@@ -5,10 +5,10 @@ from __future__ import annotations
 from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Config, Operand, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, outer_input, root_layer, source_index
+from whet.tactics._fused import outer_input, root_layer, source_index, weight_and_bias
 from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Problem, Window
-from whet.tactics.cpu.onednn._kernel import activations, static
+from whet.tactics.cpu.onednn._kernel import runtime_tensors, static
 
 _NHWC = Operand("nhwc", F32)
 
@@ -24,7 +24,7 @@ class IndirectConv(IndirectTactic):
         head = root_layer(layer)
         if any(not layer.needs(i).is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
-        if any(t.dtype != F32 for t in activations(layer)):
+        if any(t.dtype != F32 for t in runtime_tensors(layer)):
             return "computes in 32-bit floating point"
         if head.needs(0).type.rank != 4:
             return "takes images"
@@ -63,4 +63,4 @@ class IndirectConv(IndirectTactic):
         else:
             problem = Problem(samples, (height, width), (rows, columns), groups, taken // groups, channels // groups, shape)
         kind = "channelwise" if is_depthwise else "product"
-        return IndirectKernel(layer, signature, kind, problem, chain, source_index(layer), constants_of(layer), False, backend.threads)
+        return IndirectKernel(layer, signature, kind, problem, chain, source_index(layer), weight_and_bias(layer), False, backend.threads)

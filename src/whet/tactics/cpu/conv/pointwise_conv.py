@@ -15,9 +15,9 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
-from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, steps_of, tiles_of
+from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, list_launches, steps_of
 from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, pointwise_ir
-from whet.tactics.cpu.onednn._kernel import f32_of
+from whet.tactics.cpu.onednn._kernel import to_f32
 
 _PIXELS = dict(TILES)
 _STRIP = 1 << 17  # bytes of an image that stay in L2 with the weights while all groups process them
@@ -45,7 +45,7 @@ class PointwiseKernel(ConvKernel):
 class Pointwise(ConvTactic):
     kernel = PointwiseKernel
 
-    def rejects(self, head: Layer) -> str | None:
+    def why_not_conv(self, head: Layer) -> str | None:
         a = head.attrs
         plain = a["group"] == 1 and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or (0,))
         if head.needs(0).type.rank != 4 or tuple(head.needs(1).shape[2:]) != (1, 1) or not plain:
@@ -67,7 +67,7 @@ class Pointwise(ConvTactic):
         found = []
         for b in sorted({1, *block_counts(blocks, [b for b, _ in TILES])}):
             sizes = {"blocks": b, "pixels": _PIXELS[b]} | ({"rest": _PIXELS[blocks % b]} if blocks % b else {})
-            tiles = tiles_of(layer, sizes)
+            tiles = list_launches(layer, sizes)
             if tiles is not None and all(self.fits(layer, signature, t.blocks, t.pixels) for t in tiles):
                 found.append((sum(t.groups * -(-pixels // t.pixels) * (t.blocks * t.pixels + t.blocks + t.pixels) for t in tiles), sizes))
         if "Silu" not in steps[0]:
@@ -81,8 +81,8 @@ class Pointwise(ConvTactic):
 def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile) -> np.ndarray:
     """Per group of the tile's blocks: for each input channel 16 output channels of each block, then the biases. f32, flat; padding channels are
     zeros."""
-    w = f32_of(weights)[tile.channels]
-    return group_weights(w.reshape(len(w), -1), None if bias is None else f32_of(bias).reshape(-1)[tile.channels], tile.groups, tile.blocks)
+    w = to_f32(weights)[tile.channels]
+    return group_weights(w.reshape(len(w), -1), None if bias is None else to_f32(bias).reshape(-1)[tile.channels], tile.groups, tile.blocks)
 
 
 def group_weights(w: np.ndarray, bias: np.ndarray | None, groups: int, blocks: int) -> np.ndarray:

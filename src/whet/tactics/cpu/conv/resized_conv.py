@@ -17,13 +17,13 @@ from whet.backends import Backend
 from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
 from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
-from whet.tactics._fused import constants_of, seen, source_index
+from whet.tactics._fused import source_index, weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu.conv._blocked_conv import STORED, steps_of
 from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, pointwise_ir
-from whet.tactics.cpu.conv.dual_output_conv import Branch, pack_weights, size_refusal, split_branches, tiles_that_fit
+from whet.tactics.cpu.conv.dual_output_conv import Branch, list_tiles, pack_weights, split_branches, why_not_size
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, fits_first_cache, strip_tiles
 from whet.tactics.cpu.onednn._kernel import static
 
@@ -144,7 +144,7 @@ class ResizedConv(CompiledTactic):
             return "the separate convolutions may be faster in the permitted 16-bit floats"
         if any(symbols(d) for x in (found.small, found.large) for d in x.tensor.shape[2:]):
             return "images of unknown sizes"
-        return self.unavailable() or _size_refusal(found)
+        return self.unavailable() or _why_not_size(found)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         found = split_layer(layer)
@@ -155,11 +155,11 @@ class ResizedConv(CompiledTactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         found = split_layer(layer)
-        return found if isinstance(found, str) else self.unavailable() or _size_refusal(found)
+        return found if isinstance(found, str) else self.unavailable() or _why_not_size(found)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         found = split_layer(layer)
-        return [] if isinstance(found, str) else tiles_that_fit(found.blocks, found.small.pixels)
+        return [] if isinstance(found, str) else list_tiles(found.blocks, found.small.pixels)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ResizedKernel:
         found = split_layer(layer)
@@ -170,11 +170,11 @@ class ResizedConv(CompiledTactic):
         return ResizedKernel(layer, signature, found, int(dict(config)["blocks"]), backend.threads)
 
 
-def _size_refusal(resized: ResizedInput) -> str | None:
+def _why_not_size(resized: ResizedInput) -> str | None:
     """The reason why images of these sizes are not supported, or None."""
     if resized.small.pixels >= resized.large.pixels:
         return "the resized image is not larger"
-    return size_refusal(resized.blocks, resized.small.pixels)
+    return why_not_size(resized.blocks, resized.small.pixels)
 
 
 def split_layer(layer: Layer) -> ResizedInput | str:
@@ -183,12 +183,12 @@ def split_layer(layer: Layer) -> ResizedInput | str:
     if [x.op for x in body.layers[:2]] != ["Resize", "Concat"] or len(body.layers) != 3 or body.outputs != list(body.layers[2].outputs):
         return "the body is not Resize, Concat and convolutions"
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    resize, join, reader = (seen(x, outer) for x in body.layers)
+    resize, join, reader = (with_outer_inputs(x, outer) for x in body.layers)
     if any(t is not None for t in resize.inputs[1:]):
         return "sizes or scales are not attributes"
     if resize.needs(0).shape[:2] != resize.outputs[0].shape[:2]:
         return "the batch or the channels are resized"
-    read = _convolutions(reader, join.outputs[0])
+    read = _match_convolutions(reader, join.outputs[0])
     if isinstance(read, str):
         return read
     branches, steps = read
@@ -207,7 +207,7 @@ def split_layer(layer: Layer) -> ResizedInput | str:
     return ResizedInput(resize, small, large, branches, steps)
 
 
-def _convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Branch, ...], tuple[str, ...]] | str:
+def _match_convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Branch, ...], tuple[str, ...]] | str:
     """The convolutions of the concatenated images and their epilogue, or the reason why the kernel does not support them."""
     if reader.composite == "DualOutputConv":
         found = split_branches(reader)
@@ -219,7 +219,7 @@ def _convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Branch, ...], tu
     steps = steps_of(reader)
     if steps is None or reader.inputs[source_index(reader)] is not joined:
         return "the convolution reads another image"
-    return (Branch(*constants_of(reader), int(reader.outputs[0].shape[1])),), steps[0]
+    return (Branch(*weight_and_bias(reader), int(reader.outputs[0].shape[1])),), steps[0]
 
 
 def source_offsets(resize: Layer) -> np.ndarray:

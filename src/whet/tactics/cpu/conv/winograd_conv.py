@@ -16,12 +16,12 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import F32, Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
-from whet.tactics._fused import constants_of, root_layer, source_index
+from whet.tactics._fused import root_layer, source_index, weight_and_bias
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, steps_of
 from whet.tactics.cpu.conv._winograd_ir import Form, context_words, winograd_ir
 from whet.tactics.cpu.conv._winograd_transform import TAPS, side, transformed_weights
-from whet.tactics.cpu.onednn._kernel import f32_of, static
+from whet.tactics.cpu.onednn._kernel import static, to_f32
 
 _RTOL = {2: 1e-5, 4: 2e-5}
 _LINE = 16  # floats of a cache line
@@ -103,7 +103,7 @@ class WinogradKernel:
         block_floats = v_pitch * matrices
         thread_floats = _pitch(form.buffer_floats + m_pitch * matrices + (0 if is_split else block_floats))
         self.scratch = 4 * (self.threads * thread_floats + (blocks * block_floats if is_split else 0))
-        weights, bias = constants_of(layer)
+        weights, bias = weight_and_bias(layer)
         u_floats = matrices * strips * x.blocks * form.lanes * form.width
         digests = "|".join("" if t is None else t.constant().digest for t in (weights, bias))
         key = f"{digests}|winograd {m} {form.lanes} {panel_strips}"
@@ -137,7 +137,7 @@ class WinogradKernel:
 class Winograd(FloatConvTactic):
     takes_residual = True
 
-    def rejects(self, head: Layer) -> str | None:
+    def why_not_conv(self, head: Layer) -> str | None:
         a = head.attrs
         if head.needs(0).type.rank != 4 or a["group"] != 1 or tuple(head.needs(1).shape[2:]) != (TAPS, TAPS):
             return "takes 3x3 convolutions of images with one group"
@@ -199,7 +199,7 @@ class _Pack:
     strips: int
 
     def __call__(self) -> np.ndarray:
-        w = f32_of(self.weights)
+        w = to_f32(self.weights)
         channels, taken = w.shape[:2]
         padded, count = -(-taken // self.lanes) * self.lanes, -(-channels // self.width)
         matrices = side(self.m) ** 2
@@ -214,7 +214,7 @@ class _Pack:
                 panel[:, k, :taken, : part.shape[2]] = part
             at += panel.size
         if self.bias is not None:
-            packed[at : at + channels] = f32_of(self.bias).reshape(-1)
+            packed[at : at + channels] = to_f32(self.bias).reshape(-1)
         return packed.view(np.uint8)
 
 

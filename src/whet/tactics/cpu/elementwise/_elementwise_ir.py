@@ -86,11 +86,11 @@ class _Row:
                 value = self._pointers[k].load(index, lanes)
             else:
                 value = scalar.broadcast(lanes) if lanes > 1 else scalar
-            values.append(self._e.loaded(value, dtype))
+            values.append(self._e.to_register(value, dtype))
         for step in self._program.steps:
             operands: list[Any] = [None if i is None else values[i] for i in step.operands]
             values.append(OPERATIONS[step.op](self._e, dict(step.attrs), operands))
-        self._target.store(self._e.stored(values[-1], self._program.dtypes[-1]), index)
+        self._target.store(self._e.to_memory(values[-1], self._program.dtypes[-1]), index)
 
 
 def _rows(

@@ -50,14 +50,14 @@ class Emitter:
     def number(self, x: Value, number: float) -> Value:
         return self.f.value(number, x.type)
 
-    def loaded(self, value: Value, dtype: str) -> Value:
+    def to_register(self, value: Value, dtype: str) -> Value:
         """A value as it is in memory, converted for registers."""
         storage = STORAGES[dtype]
         if storage.load == "bool":
             return value.differs(0)
         return value.convert(storage.load, storage.register) if storage.load else value
 
-    def stored(self, value: Value, dtype: str) -> Value:
+    def to_memory(self, value: Value, dtype: str) -> Value:
         storage = STORAGES[dtype]
         return value.convert(storage.store, storage.memory) if storage.store else value
 
@@ -78,7 +78,7 @@ class Emitter:
         storage = STORAGES[to]
         return x.convert("trunc", storage.memory).convert(storage.load, INT32) if storage.store else x  # wraps like the type
 
-    def quantized(self, x: Value, scale: Value, zero: Value | None, to: str) -> Value:
+    def quantize(self, x: Value, scale: Value, zero: Value | None, to: str) -> Value:
         """round(x / scale) + zero point, saturated; NaN gives 0."""
         f, (low, high) = self.f, _BOUNDS[to]
         y = f.math("rint", x / scale)
@@ -205,7 +205,7 @@ OPERATIONS: dict[str, Emit] = {
     "ThresholdedRelu": lambda e, a, v: e.f.select(v[0] > a["alpha"], v[0], e.number(v[0], 0.0)),
     "Where": lambda e, a, v: e.f.select(v[0], v[1], v[2]),
     "Xor": lambda e, a, v: v[0] ^ v[1],
-    "QuantizeLinear": lambda e, a, v: e.quantized(v[0], v[1], v[2] if len(v) > 2 else None, a["to"]),
+    "QuantizeLinear": lambda e, a, v: e.quantize(v[0], v[1], v[2] if len(v) > 2 else None, a["to"]),
     "DequantizeLinear": lambda e, a, v: (v[0] if len(v) < 3 else v[0] - v[2]).convert("sitofp", FLOAT) * v[1],
 }
 _INTEGERS = {
@@ -216,7 +216,7 @@ _BOOLEANS = {"And", "Or", "Xor", "Not", "Equal"}
 _MAX_POWER = 8
 
 
-def refusal(layer: Layer) -> str | None:
+def why_not_elementwise(layer: Layer) -> str | None:
     """The reason why an elementwise layer cannot be emitted, or None."""
     if layer.op not in OPERATIONS:
         return f"computes elementwise ops, not {layer.op}"

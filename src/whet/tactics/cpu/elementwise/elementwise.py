@@ -16,7 +16,7 @@ from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu.elementwise._elementwise_ir import Program, Step, elementwise_ir
 from whet.tactics.cpu.elementwise._memory_axes import broadcast_strides, candidate_formats, memory_shape, merge_axes
-from whet.tactics.cpu.elementwise._operations import OPERATIONS, attributes, operand_indices, refusal
+from whet.tactics.cpu.elementwise._operations import OPERATIONS, attributes, operand_indices, why_not_elementwise
 from whet.tactics.cpu.onednn._kernel import static
 
 _MAX_OPERANDS = 12
@@ -166,12 +166,12 @@ class Elementwise(CompiledTactic):
             return "computes in floating point, the layer is quantized"
         if layer.op == "Fused" and layer.composite not in OPERATIONS:
             return f"computes elementwise ops, not {layer.composite}"
-        if said := jit.available():
+        if said := jit.why_unavailable():
             return said
         if len(layer.outputs) != 1:
             return "computes layers with one output"
         for inner in layer.regions["body"].layers if layer.op == "Fused" else [layer]:
-            if said := refusal(inner):
+            if said := why_not_elementwise(inner):
                 return said
         if all(t is None or t.is_constant for t in layer.inputs):
             return "all operands are constant"

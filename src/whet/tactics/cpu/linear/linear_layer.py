@@ -7,11 +7,11 @@ from math import prod
 from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Config, Operand, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, root_layer, source_index
-from whet.tactics._matrix_product import gemm_reason
+from whet.tactics._fused import root_layer, source_index, weight_and_bias
+from whet.tactics._matrix_product import why_not_gemm
 from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Problem
-from whet.tactics.cpu.onednn._kernel import activations, static
+from whet.tactics.cpu.onednn._kernel import runtime_tensors, static
 
 _ROWS = Operand("linear", F32)
 
@@ -21,9 +21,9 @@ class LinearLayer(IndirectTactic):
     ops = ("Gemm", "MatMul")
 
     def why_not(self, layer: Layer) -> str | None:
-        if reason := super().why_not(layer) or gemm_reason(layer):
+        if reason := super().why_not(layer) or why_not_gemm(layer):
             return reason
-        if any(t.dtype != F32 for t in activations(layer)):
+        if any(t.dtype != F32 for t in runtime_tensors(layer)):
             return "computes in 32-bit floating point"
         chain = match_chain(layer)
         return chain if isinstance(chain, str) else None
@@ -47,4 +47,4 @@ class LinearLayer(IndirectTactic):
         taken, transposed = static_shape(head.needs(0).shape)[-1], not (head.op == "Gemm" and head.attrs.get("transB"))
         rows = prod(leading)
         problem = Problem(1, (1, rows), (1, rows), 1, taken, channels)
-        return IndirectKernel(layer, signature, "product", problem, chain, source_index(layer), constants_of(layer), transposed, backend.threads)
+        return IndirectKernel(layer, signature, "product", problem, chain, source_index(layer), weight_and_bias(layer), transposed, backend.threads)

@@ -204,7 +204,7 @@ class TwoPrimitives(OneDnnTactic):
     kinds = ("", "")
 
     @abstractmethod
-    def other(self, layer: Layer, signature: Signature) -> Recipe | str:
+    def second_recipe(self, layer: Layer, signature: Signature) -> Recipe | str:
         """The layer as the second primitive, or why that cannot compute it. May raise dnn.Unimplemented."""
 
     def select_implementations(self, names: list[str]) -> list[str]:
@@ -215,7 +215,7 @@ class TwoPrimitives(OneDnnTactic):
         first, second = self.kinds
         base = [(("kind", first), *c) for c in super().configs(layer, signature, backend)]
         try:
-            other = self.other(layer, signature)
+            other = self.second_recipe(layer, signature)
             names = [] if isinstance(other, str) else self.select_implementations(self._usable(other))
         except dnn.Unimplemented:
             names = []
@@ -224,7 +224,7 @@ class TwoPrimitives(OneDnnTactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         if dict(config).get("kind") != self.kinds[1]:
             return super().plan(layer, signature, config, backend)
-        return self._plan(lambda: self.other(layer, signature), layer, signature, config, backend)
+        return self._plan(lambda: self.second_recipe(layer, signature), layer, signature, config, backend)
 
 
 def image_formats(rank: int) -> tuple[str, ...]:
@@ -247,12 +247,12 @@ def static(layer: Layer) -> bool:
     return all(t.type.static for t in tensors) and all(0 not in static_shape(t.shape) for t in tensors)
 
 
-def activations(layer: Layer) -> list[Tensor]:
+def runtime_tensors(layer: Layer) -> list[Tensor]:
     """Inputs that are computed at run time, and the outputs."""
     return [t for t in (*layer.inputs, *layer.outputs) if t is not None and not t.is_constant]
 
 
-def f32_of(tensor: Tensor) -> np.ndarray:
+def to_f32(tensor: Tensor) -> np.ndarray:
     """A constant's values as f32."""
     return np.asarray(tensor.array(), np.float32)
 

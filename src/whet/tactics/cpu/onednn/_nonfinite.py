@@ -10,8 +10,8 @@ with two bounds, follow `KERNELS`; oneDNN's scalar loops follow `PLAIN_LOOPS`. A
 was tested. Log is not used, because it reads denormals as the smallest normal number; Exp is not used in epilogues, because it turns NaN into
 infinity; LeakyRelu with slope 0 is not used, because it is the algorithm of Relu; ReduceMax and ReduceMin are not used (onednn_reduce.py).
 
-Products in BF16 (`spreads`) read denormals as zero and pad odd counts with zeros, and zero times infinity is NaN: with an infinity or NaN among
-the inputs, more of the outputs may be NaN, never fewer. Otherwise BF16 differs by its rounding.
+Products in BF16 (`spreads_nonfinite`) read denormals as zero and pad odd counts with zeros, and zero times infinity is NaN: with an infinity or NaN
+among the inputs, more of the outputs may be NaN, never fewer. Otherwise BF16 differs by its rounding.
 """
 
 from __future__ import annotations
@@ -139,6 +139,6 @@ def declared_references(layer: Layer, implementation: str) -> list[dict[str, Ref
     return [{op: f for op, f in table.items() if op in ops} for table in tables]
 
 
-def spreads(layer: Layer, dtype: str) -> bool:
+def spreads_nonfinite(layer: Layer, dtype: str) -> bool:
     """True if a layer's product is computed in BF16, so that an infinity or NaN may give more NaNs than the reference."""
     return dtype == "bf16" and root_layer(layer).op in ("Conv", "ConvTranspose", "Gemm", "MatMul")

@@ -101,7 +101,7 @@ _COMMUTES = ("Add", "Mul", "Max", "Min")
 Shaper = Callable[[tuple[int, ...]], "tuple[int, ...] | None"]
 
 
-def chain(steps: Sequence[EpilogueStep], layer: Layer, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
+def match_post_ops(steps: Sequence[EpilogueStep], layer: Layer, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
     """The epilogue as post-ops, or why oneDNN cannot compute it.
 
     An operand that shares its memory with the output by `signature` is added in place. `shaper` maps the shape of an operand (padded to the
@@ -122,7 +122,7 @@ def chain(steps: Sequence[EpilogueStep], layer: Layer, signature: Signature, sha
             made.post_ops.append(power)
             continue
         if post.op == "PRelu" and not post.swapped:
-            why = _slopes(made, post, layer, out, shaper)
+            why = _append_prelu(made, post, layer, out, shaper)
             if why:
                 return why
             continue
@@ -130,13 +130,13 @@ def chain(steps: Sequence[EpilogueStep], layer: Layer, signature: Signature, sha
             return f"oneDNN has no post-op for {post.op} with the accumulator as second operand" if post.swapped else (
                 f"oneDNN has no post-op for {post.op} with two operands"
             )  # fmt: skip
-        why = _second_operand(made, post, layer.inputs[post.other], signature, out, shaper)
+        why = _append_binary(made, post, layer.inputs[post.other], signature, out, shaper)
         if why:
             return why
     return made
 
 
-def _slopes(chain: Chain, post: EpilogueStep, layer: Layer, out: tuple[int, ...], shaper: Shaper | None) -> str | None:
+def _append_prelu(chain: Chain, post: EpilogueStep, layer: Layer, out: tuple[int, ...], shaper: Shaper | None) -> str | None:
     """Appends a PRelu with constant slopes, one in all or one per channel. Returns the reason if it cannot."""
     assert post.other is not None
     slope = layer.needs(post.other)
@@ -160,7 +160,7 @@ def _slopes(chain: Chain, post: EpilogueStep, layer: Layer, out: tuple[int, ...]
     return None
 
 
-def _second_operand(
+def _append_binary(
     chain: Chain, post: EpilogueStep, other: Tensor | None, signature: Signature, out: tuple[int, ...], shaper: Shaper | None
 ) -> str | None:
     """Appends a binary step. Returns the reason if it cannot."""

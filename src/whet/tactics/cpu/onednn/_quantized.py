@@ -14,7 +14,7 @@ from whet.tactics._fused import EpilogueStep
 from whet.tactics._quantized import Parts, Scale, match_quantized, require_quantized
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe
-from whet.tactics.cpu.onednn._post_ops import Chain, Shaper, chain, clip_bounds, readable_at_rank
+from whet.tactics.cpu.onednn._post_ops import Chain, Shaper, clip_bounds, match_post_ops, readable_at_rank
 
 __all__ = [
     "OneDnnQuantized",
@@ -22,15 +22,15 @@ __all__ = [
     "QuantizedTactic",
     "Scale",
     "add_scales",
-    "attributes",
-    "inexact_products",
+    "list_same_format_signatures",
+    "list_signatures",
+    "match_real_post_ops",
     "needed_steps",
-    "quantization",
+    "quantized_attributes",
     "require_quantized",
-    "same_format",
-    "signatures",
-    "unsafe_reason",
     "weight_key",
+    "why_inexact",
+    "why_inexact_operand",
 ]
 
 #: Implementations that accumulate 8-bit products in 32 bits; others may saturate at 16 bits.
@@ -43,14 +43,14 @@ class QuantizedTactic(Tactic):
     quantized = True
 
     @abstractmethod
-    def rejects(self, parts: Parts) -> str | None:
+    def why_not_parts(self, parts: Parts) -> str | None:
         """Why the kernel does not take a layer of these parts; None if it does."""
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
         parts = match_quantized(layer)
-        return parts if isinstance(parts, str) else self.rejects(parts)
+        return parts if isinstance(parts, str) else self.why_not_parts(parts)
 
 
 class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
@@ -64,14 +64,14 @@ class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
         return exact
 
 
-def inexact_products() -> str | None:
+def why_inexact() -> str | None:
     """The reason why 8-bit products are not exact on this CPU for any operands, or None."""
     return None if dnn.has_isa("avx512_core_vnni") else "oneDNN multiplies 8-bit integers exactly with VNNI instructions only"
 
 
-def unsafe_reason(x: Scale) -> str | None:
+def why_inexact_operand(x: Scale) -> str | None:
     """The reason why 8-bit products with this left operand are not exact on this CPU, or None."""
-    if inexact_products() is None:
+    if why_inexact() is None:
         return None
     if x.dtype.name == "i8":
         return "without VNNI instructions oneDNN halves the weights of a signed input, which rounds them"
@@ -86,7 +86,7 @@ def float_types(parts: Parts, backend) -> list[DType]:
     return [F32, BF16] if floats and "avx512_bf16" in backend.capabilities.features and dnn.has_isa("avx512_core_bf16") else [F32]
 
 
-def same_format(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list[Signature]:
+def list_same_format_signatures(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list[Signature]:
     """Signatures of an elementwise layer: the inputs with these indices and the output in one format."""
     found = []
     for f in ("nhwc", "linear"):
@@ -96,7 +96,7 @@ def same_format(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list
     return found
 
 
-def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
+def list_signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
     """Signatures with all full-size operands in `fmt`, for each float type; those that add a residual in place come first."""
     made, rank = [], parts.view.outputs[0].type.rank
     for real in float_types(parts, backend):
@@ -118,14 +118,14 @@ def signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
     return made
 
 
-def attributes(parts: Parts, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
+def match_real_post_ops(parts: Parts, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
     """The epilogue as post-ops on real numbers, with integer addends dequantized."""
     made = Chain()
     for post in needed_steps(parts):
         if post.other not in parts.reads or parts.view.needs(post.other).is_constant:
-            step = chain([post], parts.view, signature, shaper)
+            step = match_post_ops([post], parts.view, signature, shaper)
         else:
-            step = _summand(post, parts, signature, shaper)
+            step = _append_summand(post, parts, signature, shaper)
         if isinstance(step, str):
             return step
         made.extend(step)
@@ -149,7 +149,7 @@ def needed_steps(parts: Parts) -> list[EpilogueStep]:
     return steps
 
 
-def _summand(post: EpilogueStep, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
+def _append_summand(post: EpilogueStep, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
     """+ (z - zero) * scale: an addition in place, or the accumulator scaled to z's steps and back."""
     i, made = post.other, Chain()
     assert i is not None
@@ -174,7 +174,7 @@ def _summand(post: EpilogueStep, parts: Parts, signature: Signature, shaper: Sha
     return made
 
 
-def quantization(post_ops: Sequence[dnn.PostOp], parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dnn.Attributes:
+def quantized_attributes(post_ops: Sequence[dnn.PostOp], parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dnn.Attributes:
     """The primitive's attributes with these post-ops. `channels` is (mask, count) of weights with a scale per channel."""
     by_channel = parts.reads[w].scale.size > 1
     scales = [("src", 0, 1), ("weights", *channels) if by_channel else ("weights", 0, 1)]

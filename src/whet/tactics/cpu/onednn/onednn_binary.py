@@ -9,10 +9,10 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import epilogue, outer_input, root_layer, steps_after
+from whet.tactics._fused import epilogue_steps, outer_input, require_epilogue_steps, root_layer
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
-from whet.tactics.cpu.onednn._post_ops import Chain, chain, constant_f32, readable_at_rank, second_operands
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, runtime_tensors, static, storage_types, to_f32
+from whet.tactics.cpu.onednn._post_ops import Chain, constant_f32, match_post_ops, readable_at_rank, second_operands
 
 _ALGORITHMS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "Sum": "add"}
 
@@ -32,16 +32,16 @@ class OneDnnBinary(OneDnnTactic):
             return f"takes two operands, not {len(head.inputs)}"
         elif any(t.dtype.name not in ("f32", "bf16") for t in head.inputs if t is not None):
             return f"computes floats, not {head.needs(0).dtype}"
-        return "its fused operations do not form a chain" if epilogue(layer) is None else None
+        return "its fused operations do not form a chain" if epilogue_steps(layer) is None else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        steps = epilogue(layer)
+        steps = epilogue_steps(layer)
         if steps is None or self.why_not(layer) or not static(layer):
             return []
         head = root_layer(layer)
         outer, rank = _outer_indices(layer, head), layer.outputs[0].type.rank
         found = []
-        for dtype in storage_types(activations(layer), backend):
+        for dtype in storage_types(runtime_tensors(layer), backend):
             for f in image_formats(rank):
                 out = Operand(f, dtype)
                 stored = second_operands(steps, layer, out)
@@ -53,10 +53,10 @@ class OneDnnBinary(OneDnnTactic):
         return found
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        steps, head = steps_after(layer), root_layer(layer)
+        steps, head = require_epilogue_steps(layer), root_layer(layer)
         if head.op == "BatchNormalization":
             return _batch_norm(layer, head, signature)
-        fused = chain(steps, layer, signature)
+        fused = match_post_ops(steps, layer, signature)
         if isinstance(fused, str):
             return fused
         outer = _outer_indices(layer, head)
@@ -114,8 +114,8 @@ def _operand_layout(tensor: Tensor | None, stored: Operand | None, shape: tuple[
 def _batch_norm(layer: Layer, head: Layer, signature: Signature) -> Recipe | str:
     """x * factor + shift, both one value per channel."""
     x, scale, bias, mean, variance = _outer_indices(layer, head)
-    steps, shape, target = steps_after(layer), static_shape(layer.outputs[0].shape), signature.outputs[0]
-    fused = chain(steps, layer, signature)
+    steps, shape, target = require_epilogue_steps(layer), static_shape(layer.outputs[0].shape), signature.outputs[0]
+    fused = match_post_ops(steps, layer, signature)
     if isinstance(fused, str):
         return fused
     if fused.places or fused.constants:
@@ -137,7 +137,7 @@ def _fold_parameters(head: Layer, tensors: list[Tensor], which: int) -> Callable
     """The function that computes factor (0) or shift (1), in double."""
 
     def make() -> np.ndarray:
-        scale, bias, mean, variance = (f32_of(t).astype(np.float64) for t in tensors)
+        scale, bias, mean, variance = (to_f32(t).astype(np.float64) for t in tensors)
         factor = scale / np.sqrt(variance + head.attrs.get("epsilon", 1e-5))
         return (factor if which == 0 else bias - mean * factor).astype(np.float32)
 

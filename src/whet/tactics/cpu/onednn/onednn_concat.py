@@ -6,7 +6,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, runtime_tensors, static, storage_types
 from whet.tactics.cpu.onednn._post_ops import constant_f32
 
 
@@ -28,7 +28,7 @@ class OneDnnConcat(OneDnnTactic):
         integers = [out.dtype] if out.dtype.name in ("i8", "u8") else []
         return [
             Signature(tuple(None if t is None or t.is_constant else Operand(f, d) for t in layer.inputs), (Operand(f, d),))
-            for d in integers or storage_types(activations(layer), backend)
+            for d in integers or storage_types(runtime_tensors(layer), backend)
             for f in image_formats(out.type.rank)
             if not (integers and f.startswith("nChw"))
         ]

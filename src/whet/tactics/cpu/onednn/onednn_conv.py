@@ -9,10 +9,10 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import EpilogueStep, epilogue, operand_indices, outer_input, root_layer, source_index, steps_after
+from whet.tactics._fused import EpilogueStep, epilogue_steps, operand_indices, outer_input, require_epilogue_steps, root_layer, source_index
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, f32_of, image_formats, static, storage_types
-from whet.tactics.cpu.onednn._post_ops import chain, residuals, second_operands
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, runtime_tensors, static, storage_types, to_f32
+from whet.tactics.cpu.onednn._post_ops import match_post_ops, residuals, second_operands
 
 
 @tactic
@@ -25,12 +25,12 @@ class OneDnnConv(OneDnnTactic):
         head = root_layer(layer)
         if any(i is None or not layer.needs(i).is_constant for i in _weights(layer, head)):
             return "the weights are computed at run time; oneDNN's fast kernels need them packed in advance"
-        if epilogue(layer) is None:
+        if epilogue_steps(layer) is None:
             return "its fused operations do not form a chain"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        steps = epilogue(layer)
+        steps = epilogue_steps(layer)
         if steps is None or self.why_not(layer) or not static(layer):
             return []
         head = root_layer(layer)
@@ -40,17 +40,17 @@ class OneDnnConv(OneDnnTactic):
         if head.needs(0).shape[1] in (1, 2, 3, 4) and head.op == "Conv":
             pairs = [("linear", f) for f in formats] + pairs  # planar images: the kernels of first layers read them
         found = []
-        for dtype in storage_types(activations(layer), backend):
+        for dtype in storage_types(runtime_tensors(layer), backend):
             for source, target in pairs:
                 found += _signatures(layer, steps, x, Operand(source, dtype), Operand(target, dtype))
         return found
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        steps = steps_after(layer)
+        steps = require_epilogue_steps(layer)
         head = root_layer(layer)
         x, w, b = operand_indices(layer)
         source, weights = layer.needs(x), layer.needs(w)
-        fused = chain(steps, layer, signature)
+        fused = match_post_ops(steps, layer, signature)
         if isinstance(fused, str):
             return fused
         stored, target = signature.needs(x), signature.outputs[0]
@@ -73,10 +73,10 @@ class OneDnnConv(OneDnnTactic):
         recipe.few_channels = any(d % 16 for d in (source.shape[1], layer.outputs[0].shape[1]))
         fused.fill(recipe)
         key = f"{_digest(weights)}|{head.op} {head.attrs['group']}"
-        recipe.constant("weights", key, lambda: _to_row_major(f32_of(weights), shape, transposed), dnn.describe(shape, "f32"))
+        recipe.constant("weights", key, lambda: _to_row_major(to_f32(weights), shape, transposed), dnn.describe(shape, "f32"))
         if b is not None:
             bias = layer.needs(b)
-            recipe.constant("bias", f"{_digest(bias)}|f32", lambda: f32_of(bias))
+            recipe.constant("bias", f"{_digest(bias)}|f32", lambda: to_f32(bias))
         return recipe
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import epilogue, outer_input, root_layer, source_index, steps_after
+from whet.tactics._fused import epilogue_steps, outer_input, require_epilogue_steps, root_layer, source_index
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, runtime_tensors, static, storage_types
 from whet.tactics.cpu.onednn._nonfinite import Reference, declared_references
-from whet.tactics.cpu.onednn._post_ops import Chain, activation, chain, clip_bounds, second_operands
+from whet.tactics.cpu.onednn._post_ops import Chain, activation, clip_bounds, match_post_ops, second_operands
 
 
 @tactic
@@ -34,23 +34,23 @@ class OneDnnEltwise(OneDnnTactic):
             i = outer_input(layer, t)
             if i is not None and not layer.needs(i).is_constant:
                 return f"{head.op}'s parameters are computed at run time"
-        return "its fused operations do not form a chain" if epilogue(layer) is None else None
+        return "its fused operations do not form a chain" if epilogue_steps(layer) is None else None
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
         """If NaN is restored, the root operation propagates it."""
         head, found = root_layer(layer), declared_references(layer, implementation)
-        again = head.op in {p.op for p in epilogue(layer) or ()}
+        again = head.op in {p.op for p in epilogue_steps(layer) or ()}
         if not again and _restores_nan(head.op, {**head.attrs, **_parameters(layer, head)}):
             return [{op: f for op, f in table.items() if op != head.op} for table in found]
         return found
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        steps = epilogue(layer)
+        steps = epilogue_steps(layer)
         if steps is None or self.why_not(layer) or not static(layer):
             return []
         x = source_index(layer)
         found = []
-        for dtype in storage_types(activations(layer), backend):
+        for dtype in storage_types(runtime_tensors(layer), backend):
             for f in image_formats(layer.outputs[0].type.rank):
                 out = Operand(f, dtype)
                 others = second_operands(steps, layer, out)
@@ -58,7 +58,7 @@ class OneDnnEltwise(OneDnnTactic):
         return found
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        steps, head = steps_after(layer), root_layer(layer)
+        steps, head = require_epilogue_steps(layer), root_layer(layer)
         x = source_index(layer)
         bounds = _parameters(layer, head)
         if head.op == "PRelu":
@@ -69,7 +69,7 @@ class OneDnnEltwise(OneDnnTactic):
             unary = activation(head.op, {**head.attrs, **bounds})
         if head.op == "Pow" and layer.outputs[0].shape != layer.needs(x).shape:
             return "the exponent broadcasts the base"
-        fused = chain(steps, layer, signature)
+        fused = match_post_ops(steps, layer, signature)
         restore = _restores_nan(head.op, {**head.attrs, **bounds})
         if head.op == "Exp":
             unary = dnn.Eltwise("exp")

@@ -8,7 +8,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, runtime_tensors, static, storage_types
 from whet.tactics.cpu.onednn._post_ops import constant_f32
 
 
@@ -31,7 +31,7 @@ class OneDnnLayerNorm(OneDnnTactic):
         if self.why_not(layer) or not static(layer):
             return []
         found = []
-        for dtype in storage_types(activations(layer), backend):
+        for dtype in storage_types(runtime_tensors(layer), backend):
             operand = Operand("linear", dtype)
             found.append(Signature((operand, *(None,) * (len(layer.inputs) - 1)), (operand,)))
         return found

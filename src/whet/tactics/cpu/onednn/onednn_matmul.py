@@ -9,10 +9,10 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import epilogue, outer_input, root_layer, steps_after
+from whet.tactics._fused import epilogue_steps, outer_input, require_epilogue_steps, root_layer
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import Recipe, TwoPrimitives, activations, f32_of, static, storage_types
-from whet.tactics.cpu.onednn._post_ops import Chain, chain, constant_f32, residuals, second_operands
+from whet.tactics.cpu.onednn._kernel import Recipe, TwoPrimitives, runtime_tensors, static, storage_types, to_f32
+from whet.tactics.cpu.onednn._post_ops import Chain, constant_f32, match_post_ops, residuals, second_operands
 
 
 @tactic
@@ -30,15 +30,15 @@ class OneDnnMatMul(TwoPrimitives):
             return "takes matrices, not vectors"
         if layer.needs(_input_index(layer, head.inputs[0])).is_constant:
             return "the first operand is constant; oneDNN packs the second"
-        return "its fused operations do not form a chain" if epilogue(layer) is None else None
+        return "its fused operations do not form a chain" if epilogue_steps(layer) is None else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        steps = epilogue(layer)
+        steps = epilogue_steps(layer)
         if steps is None or self.why_not(layer) or not static(layer):
             return []
         head = root_layer(layer)
         found = []
-        for dtype in storage_types(activations(layer), backend):
+        for dtype in storage_types(runtime_tensors(layer), backend):
             out = Operand("linear", dtype)
             stored = second_operands(steps, layer, out)
             for t in head.inputs:
@@ -54,7 +54,7 @@ class OneDnnMatMul(TwoPrimitives):
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         return _Matrices(layer, signature).recipe("matmul")
 
-    def other(self, layer: Layer, signature: Signature) -> Recipe | str:
+    def second_recipe(self, layer: Layer, signature: Signature) -> Recipe | str:
         return _Matrices(layer, signature).recipe("inner_product")
 
 
@@ -79,7 +79,7 @@ class _Matrices:
         self.rows = right.is_constant and right.type.rank == 2 and left.type.rank > 2
         self.dtype = signature.outputs[0].dtype.name
 
-    def _flat(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    def _primitive_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         """`shape` (padded to the output's rank) in the primitive; None if it has none."""
         if not self.rows:
             return shape
@@ -88,7 +88,7 @@ class _Matrices:
         return (1, shape[-1]) if prod(shape[:-1]) == 1 else None
 
     def recipe(self, kind: str) -> Recipe | str:
-        epilogue_steps = steps_after(self.layer)
+        epilogue_steps = require_epilogue_steps(self.layer)
         constant = self.right.is_constant
         if kind == "inner_product" and (not constant or self.right.type.rank != 2 or self.trans_a):
             return "an inner product has a constant matrix on its right"
@@ -98,7 +98,7 @@ class _Matrices:
         bias = self._bias(steps)
         if isinstance(bias, str):
             return bias
-        fused = chain(epilogue_steps, self.layer, self.signature, self._flat)
+        fused = match_post_ops(epilogue_steps, self.layer, self.signature, self._primitive_shape)
         if isinstance(fused, str):
             return fused
         steps.extend(fused)
@@ -110,7 +110,7 @@ class _Matrices:
         else:
             recipe.places["weights"] = ("input", self.b)
         if bias is not None:
-            recipe.constant("bias", f"{bias.constant().digest}|f32|{self.beta}", lambda: f32_of(bias) * np.float32(self.beta))
+            recipe.constant("bias", f"{bias.constant().digest}|f32|{self.beta}", lambda: to_f32(bias) * np.float32(self.beta))
         return recipe
 
     def _bias(self, steps: Chain) -> Tensor | str | None:
@@ -140,7 +140,7 @@ class _Matrices:
         return shape[-2] if self.trans_a else shape[-1]
 
     def _product(self, kind: str, bias: bool, steps: Chain) -> dnn.Descriptor:
-        n, out = self.out[-1], self._flat(self.out)
+        n, out = self.out[-1], self._primitive_shape(self.out)
         assert out is not None
         if kind == "inner_product":
             rows = prod(self.out[:-1])
@@ -150,15 +150,15 @@ class _Matrices:
             return dnn.inner_product(src, weights, dnn.describe((n,), "f32") if bias else None, dst, steps.attributes)
         rank = len(out)
         left = (prod(self.out[:-1]), self._k) if self.rows else _pad_rank(static_shape(self.left.shape), rank)
-        src = self._oriented(left, self.trans_a)
+        src = self._orient(left, self.trans_a)
         if self.right.is_constant:
             weights = dnn.describe(_pad_rank(self._weight_shape(), rank), self.dtype, "any")
         else:
-            weights = self._oriented(_pad_rank(static_shape(self.right.shape), rank), self.trans_b)
+            weights = self._orient(_pad_rank(static_shape(self.right.shape), rank), self.trans_b)
         vector = dnn.describe((*(1,) * (rank - 1), n), "f32") if bias else None
         return dnn.matmul(src, weights, vector, dnn.describe(out, self.dtype), steps.attributes)
 
-    def _oriented(self, stored: tuple[int, ...], transposed: bool) -> dnn.MemoryDesc:
+    def _orient(self, stored: tuple[int, ...], transposed: bool) -> dnn.MemoryDesc:
         """A row-major operand, or its transpose."""
         strides = dnn.row_major(stored)
         if transposed:
@@ -182,7 +182,7 @@ class _Matrices:
             own = turned if self.trans_b else strides
             given = dnn.describe((*lead, *shape), "f32", strides=(*(prod(shape),) * len(lead), *own))
         key = f"{self.right.constant().digest}|{self.alpha}"
-        recipe.constant("weights", key, lambda: f32_of(self.right) * np.float32(self.alpha), given)
+        recipe.constant("weights", key, lambda: to_f32(self.right) * np.float32(self.alpha), given)
 
 
 def _pad_rank(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:

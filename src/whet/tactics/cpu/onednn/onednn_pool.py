@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import epilogue, root_layer, source_index, steps_after
+from whet.tactics._fused import epilogue_steps, require_epilogue_steps, root_layer, source_index
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._axes import reduced_axes
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, image_formats, static, storage_types
-from whet.tactics.cpu.onednn._post_ops import chain, second_operands
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, runtime_tensors, static, storage_types
+from whet.tactics.cpu.onednn._post_ops import match_post_ops, second_operands
 
 _WHOLE = {"GlobalAveragePool": "avg_exclude_padding", "GlobalMaxPool": "max", "ReduceMean": "avg_exclude_padding"}
 
@@ -26,7 +26,7 @@ class OneDnnPool(OneDnnTactic):
         head = root_layer(layer)
         if len(layer.outputs) != 1:
             return "oneDNN's pooling for inference has no indices output"
-        if epilogue(layer) is None:
+        if epilogue_steps(layer) is None:
             return "its fused operations do not form a chain"
         rank = head.needs(0).type.rank
         if not 3 <= rank <= 5:
@@ -36,7 +36,7 @@ class OneDnnPool(OneDnnTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        steps = epilogue(layer)
+        steps = epilogue_steps(layer)
         if steps is None or self.why_not(layer) or not static(layer):
             return []
         head = root_layer(layer)
@@ -51,7 +51,7 @@ class OneDnnPool(OneDnnTactic):
         found = []
         own = layer.needs(x).dtype if x is not None else None
         integers = [own] if own is not None and own.name in ("i8", "u8") and head.op == "MaxPool" and layer is head else []
-        for dtype in integers or storage_types(activations(layer), backend):
+        for dtype in integers or storage_types(runtime_tensors(layer), backend):
             for source, target in pairs:
                 out = Operand(target, dtype)
                 others = second_operands(steps, layer, out)
@@ -61,11 +61,11 @@ class OneDnnPool(OneDnnTactic):
         return found
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        steps, head = steps_after(layer), root_layer(layer)
+        steps, head = require_epilogue_steps(layer), root_layer(layer)
         x = source_index(layer)
         stored = signature.needs(x)
         source = static_shape(layer.needs(x).shape)
-        fused = chain(steps, layer, signature)
+        fused = match_post_ops(steps, layer, signature)
         if isinstance(fused, str):
             return fused
         dtype = stored.dtype.name

@@ -9,7 +9,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, runtime_tensors, static, storage_types
 from whet.tactics.cpu.onednn._post_ops import constant_f32
 
 
@@ -27,7 +27,7 @@ class OneDnnPRelu(OneDnnTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        types, formats = storage_types(activations(layer), backend), image_formats(layer.outputs[0].type.rank)
+        types, formats = storage_types(runtime_tensors(layer), backend), image_formats(layer.outputs[0].type.rank)
         return [Signature((Operand(f, d), None), (Operand(f, d),)) for d in types for f in formats]
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:

@@ -14,8 +14,8 @@ from whet.network import Layer
 from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
-from whet.tactics.cpu.onednn._post_ops import Chain, chain
-from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed_steps, require_quantized, same_format
+from whet.tactics.cpu.onednn._post_ops import Chain, match_post_ops
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, list_same_format_signatures, needed_steps, require_quantized
 
 
 @tactic
@@ -23,7 +23,7 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
     ops = ("Add",)
     version = 2
 
-    def rejects(self, parts: Parts) -> str | None:
+    def why_not_parts(self, parts: Parts) -> str | None:
         if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
             return "adds integers and stores integers"
         if any(parts.view.needs(i).is_constant for i in parts.reads):
@@ -34,14 +34,14 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
         if self.why_not(layer) or not static(layer):
             return []
         parts = require_quantized(layer)
-        return same_format(layer, {i: s.dtype for i, s in parts.reads.items()}, parts.result.dtype)
+        return list_same_format_signatures(layer, {i: s.dtype for i, s in parts.reads.items()}, parts.result.dtype)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         parts = require_quantized(layer)
         places = [i for i in (parts.place(t) for t in parts.head.inputs) if i is not None]
         shift = -sum(parts.reads[i].zero * parts.reads[i].number for i in places)
         steps = Chain([dnn.Eltwise("linear", 1.0, shift)] if shift else [])
-        fused = chain(needed_steps(parts), parts.view, signature)
+        fused = match_post_ops(needed_steps(parts), parts.view, signature)
         if isinstance(fused, str):
             return fused
         steps.extend(fused)

@@ -13,18 +13,18 @@ from whet.backends import Backend
 from whet.network import Layer, format_fits, static_shape
 from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import Recipe, describe, f32_of, static
+from whet.tactics.cpu.onednn._kernel import Recipe, describe, static, to_f32
 from whet.tactics.cpu.onednn._quantized import (
     OneDnnQuantized,
     Parts,
     add_scales,
-    attributes,
-    inexact_products,
-    quantization,
+    list_signatures,
+    match_real_post_ops,
+    quantized_attributes,
     require_quantized,
-    signatures,
-    unsafe_reason,
     weight_key,
+    why_inexact,
+    why_inexact_operand,
 )
 from whet.tactics.cpu.onednn.onednn_conv import conv_geometry, grouped_shape
 
@@ -35,9 +35,9 @@ class OneDnnQConv(OneDnnQuantized):
     version = 2
 
     def unavailable(self) -> str | None:
-        return inexact_products()
+        return why_inexact()
 
-    def rejects(self, parts: Parts) -> str | None:
+    def why_not_parts(self, parts: Parts) -> str | None:
         x, w, b = parts.operand_indices()
         if x not in parts.reads or w not in parts.reads:
             return "its input or its weights are not quantized"
@@ -46,13 +46,13 @@ class OneDnnQConv(OneDnnQuantized):
             return "the weights are computed at run time"
         if parts.reads[w].zero or parts.reads[w].dtype.name != "i8":
             return "oneDNN takes symmetric i8 weights"
-        return unsafe_reason(parts.reads[x])
+        return why_inexact_operand(parts.reads[x])
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
         parts = require_quantized(layer)
-        return signatures(parts, "nhwc", backend)
+        return list_signatures(parts, "nhwc", backend)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         parts = require_quantized(layer)
@@ -61,7 +61,7 @@ class OneDnnQConv(OneDnnQuantized):
         source, weights, stored = view.needs(x), view.needs(w), signature.needs(x)
         group, count = head.attrs["group"], int(weights.shape[0])
         channels = (1 if group == 1 else 3, count)
-        fused = attributes(parts, signature)
+        fused = match_real_post_ops(parts, signature)
         if isinstance(fused, str):
             return fused
         shape = grouped_shape(static_shape(weights.shape), group, False)
@@ -74,7 +74,7 @@ class OneDnnQConv(OneDnnQuantized):
             strides,
             dilations,
             pads,
-            quantization(fused.post_ops, parts, x, w, channels),
+            quantized_attributes(fused.post_ops, parts, x, w, channels),
         )
         work = prod(static_shape(view.outputs[0].shape)) * prod(static_shape(weights.shape)[1:])
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, 0.0 if parts.stores else None, work)
@@ -85,5 +85,5 @@ class OneDnnQConv(OneDnnQuantized):
         recipe.constant("weights", key, lambda: np.reshape(weights.array(), shape), dnn.describe(shape, "i8"))
         if b is not None:
             bias = view.needs(b)
-            recipe.constant("bias", f"{bias.constant().digest}|f32", lambda: f32_of(bias).reshape(-1))
+            recipe.constant("bias", f"{bias.constant().digest}|f32", lambda: to_f32(bias).reshape(-1))
         return recipe

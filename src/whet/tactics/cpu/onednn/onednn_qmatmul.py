@@ -19,13 +19,13 @@ from whet.tactics.cpu.onednn._quantized import (
     OneDnnQuantized,
     Parts,
     add_scales,
-    attributes,
-    inexact_products,
-    quantization,
+    list_signatures,
+    match_real_post_ops,
+    quantized_attributes,
     require_quantized,
-    signatures,
-    unsafe_reason,
     weight_key,
+    why_inexact,
+    why_inexact_operand,
 )
 
 
@@ -36,9 +36,9 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
     version = 2
 
     def unavailable(self) -> str | None:
-        return inexact_products()
+        return why_inexact()
 
-    def rejects(self, parts: Parts) -> str | None:
+    def why_not_parts(self, parts: Parts) -> str | None:
         a, b = (parts.place(t) for t in parts.head.inputs[:2])
         if a not in parts.reads or b not in parts.reads:
             return "one of its operands is not quantized"
@@ -57,18 +57,18 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
             return "its C is computed at run time"
         if not right.is_constant and gemm and parts.head.attrs["transB"]:
             return "transB of a computed matrix is for float products"
-        return unsafe_reason(parts.reads[a])
+        return why_inexact_operand(parts.reads[a])
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
         parts = require_quantized(layer)
-        return signatures(parts, "linear", backend)
+        return list_signatures(parts, "linear", backend)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         return _product(layer, signature, "matmul")
 
-    def other(self, layer: Layer, signature: Signature) -> Recipe | str:
+    def second_recipe(self, layer: Layer, signature: Signature) -> Recipe | str:
         return _product(layer, signature, "inner_product")
 
 
@@ -77,7 +77,7 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     parts = require_quantized(layer)
     head, view = parts.head, parts.view
     a, b, c = (parts.place(t) for t in (*head.inputs, None)[:3])
-    assert a is not None  # `rejects` said so
+    assert a is not None  # `why_not_parts` checked it
     assert b is not None
     left, right, target = view.needs(a), view.needs(b), signature.outputs[0].dtype.name
     out, source = static_shape(head.outputs[0].shape), static_shape(left.shape)
@@ -97,7 +97,7 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     assert seen is not None
     rank = len(seen)
     channels = (1 if kind == "inner_product" else 1 << (rank - 1), n)
-    fused = attributes(parts, signature, flat)
+    fused = match_real_post_ops(parts, signature, flat)
     if isinstance(fused, str):
         return fused
     if not right.is_constant and parts.reads[b].scale.size > 1:
@@ -106,7 +106,7 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     stored = static_shape(right.shape)
     trans = bool(head.op == "Gemm" and head.attrs["transB"])
     plain = (*stored[:-2], *(stored[:-3:-1] if trans else stored[-2:]))  # (..., K, N)
-    made = quantization(fused.post_ops, parts, a, b, channels)
+    made = quantized_attributes(fused.post_ops, parts, a, b, channels)
     bias = view.inputs[c] if c is not None else None
     vector = bias is not None and bias.type.elements == n
     if bias is not None and not vector:

@@ -13,8 +13,8 @@ from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
-from whet.tactics.cpu.onednn._post_ops import Chain, chain
-from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, needed_steps, require_quantized, same_format
+from whet.tactics.cpu.onednn._post_ops import Chain, match_post_ops
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, list_same_format_signatures, needed_steps, require_quantized
 
 _COST_OF_PLAIN_LOOPS = 100  # multiply-adds in the time of one element (50 ns) of the scalar loops, which batches of several samples use
 
@@ -23,8 +23,8 @@ _COST_OF_PLAIN_LOOPS = 100  # multiply-adds in the time of one element (50 ns) o
 class OneDnnQMul(QuantizedTactic, OneDnnTactic):
     ops = ("Mul",)
 
-    def rejects(self, parts: Parts) -> str | None:
-        places = places_of(parts)
+    def why_not_parts(self, parts: Parts) -> str | None:
+        places = find_integer_and_factor(parts)
         if parts.stores is None or places is None:
             return "multiplies an integer tensor by a float factor and stores integers"
         x, factor = (parts.view.needs(i) for i in places)
@@ -36,13 +36,13 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
         if self.why_not(layer) or not static(layer):
             return []
         parts = require_quantized(layer)
-        x, factor = integer_and_factor(parts)
-        return same_format(layer, {x: parts.reads[x].dtype, factor: F32}, parts.result.dtype)
+        x, factor = require_integer_and_factor(parts)
+        return list_same_format_signatures(layer, {x: parts.reads[x].dtype, factor: F32}, parts.result.dtype)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         parts = require_quantized(layer)
-        x, factor = integer_and_factor(parts)
-        fused = chain(needed_steps(parts), parts.view, signature)
+        x, factor = require_integer_and_factor(parts)
+        fused = match_post_ops(needed_steps(parts), parts.view, signature)
         if isinstance(fused, str):
             return fused
         whole, gate = (describe(parts.view.needs(i), signature.needs(i)) for i in (x, factor))
@@ -66,7 +66,7 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
         return recipe
 
 
-def places_of(parts: Parts) -> tuple[int, int] | None:
+def find_integer_and_factor(parts: Parts) -> tuple[int, int] | None:
     """Indices of the integer input and of the factor; None if there is not one of each."""
     a, b = (parts.place(t) for t in parts.head.inputs)
     if a is None or b is None or (a in parts.reads) == (b in parts.reads):
@@ -74,9 +74,9 @@ def places_of(parts: Parts) -> tuple[int, int] | None:
     return (a, b) if a in parts.reads else (b, a)
 
 
-def integer_and_factor(parts: Parts) -> tuple[int, int]:
-    """`places_of` for a layer that a tactic takes. Raises BuildError if there is not one of each."""
-    places = places_of(parts)
+def require_integer_and_factor(parts: Parts) -> tuple[int, int]:
+    """`find_integer_and_factor` for a layer that a tactic takes. Raises BuildError if there is not one of each."""
+    places = find_integer_and_factor(parts)
     if places is None:
         raise BuildError(f"{parts.view.name} has not one integer and one factor")
     return places

@@ -18,7 +18,7 @@ from whet.tactics.cpu.onednn.onednn_pool import fit_window
 class OneDnnQPool(QuantizedTactic, OneDnnTactic):
     ops = ("AveragePool", "GlobalAveragePool")
 
-    def rejects(self, parts: Parts) -> str | None:
+    def why_not_parts(self, parts: Parts) -> str | None:
         x = parts.source_index()
         if x not in parts.reads or parts.stores is None or parts.steps:
             return "pools integers and stores integers"

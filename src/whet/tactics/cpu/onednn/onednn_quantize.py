@@ -68,7 +68,7 @@ class OneDnnQuantize(TwoPrimitives):
             recipe.constant(f"zero:{side}", f"zero|{shift}", lambda: np.array([shift], np.int32))
         return recipe
 
-    def other(self, layer: Layer, signature: Signature) -> Recipe | str:
+    def second_recipe(self, layer: Layer, signature: Signature) -> Recipe | str:
         return _make_binary(layer, signature)
 
     def select_implementations(self, names: list[str]) -> list[str]:

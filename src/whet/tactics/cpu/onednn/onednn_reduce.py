@@ -9,10 +9,10 @@ from __future__ import annotations
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import epilogue, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, root_layer, source_index
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._axes import reduced_axes
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, runtime_tensors, static, storage_types
 
 _ALGORITHMS = {
     "ReduceMean": "mean",
@@ -30,7 +30,7 @@ class OneDnnReduce(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        if epilogue(layer):
+        if epilogue_steps(layer):
             return "takes single layers, not fused ones"
         if not reduced_axes(root_layer(layer)):
             return "there are no axes, or they are known only at run time"
@@ -46,7 +46,7 @@ class OneDnnReduce(OneDnnTactic):
         formats = image_formats(rank) if same else ("linear",)
         return [
             Signature(tuple(Operand(f, d) if i == x else None for i in range(len(layer.inputs))), (Operand(f, d),))
-            for d in storage_types([t for t in activations(layer) if t.dtype.is_float], backend)
+            for d in storage_types([t for t in runtime_tensors(layer) if t.dtype.is_float], backend)
             for f in formats
         ]
 

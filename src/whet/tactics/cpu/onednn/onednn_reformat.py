@@ -7,7 +7,7 @@ from whet.network import FORMATS, Layer, format_fits, static_shape
 from whet.network.types import DTYPES
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, describe, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, runtime_tensors, static, storage_types
 
 _TYPES = ("f32", "bf16", "f16", "i32", "i8", "u8")
 
@@ -21,7 +21,7 @@ class OneDnnReformat(OneDnnTactic):
             return []
         a, rank = layer.attrs, layer.outputs[0].type.rank
         if layer.op == "Transpose":
-            types = storage_types(activations(layer), backend) or [layer.outputs[0].dtype]
+            types = storage_types(runtime_tensors(layer), backend) or [layer.outputs[0].dtype]
             return [Signature((Operand("linear", d),), (Operand("linear", d),)) for d in types if d.name in _TYPES]
         if any(f not in FORMATS or not format_fits(f, rank) for f in (a["source_format"], a["format"])):
             return []

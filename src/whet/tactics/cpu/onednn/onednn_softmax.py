@@ -8,7 +8,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, activations, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, runtime_tensors, static, storage_types
 
 
 @tactic
@@ -23,7 +23,7 @@ class OneDnnSoftmax(OneDnnTactic):
             return []
         rank = layer.outputs[0].type.rank
         formats = [f for f in image_formats(rank) if f in ("nhwc", "linear")]
-        return [Signature((Operand(f, d),), (Operand(f, d),)) for d in storage_types(activations(layer), backend) for f in formats]
+        return [Signature((Operand(f, d),), (Operand(f, d),)) for d in storage_types(runtime_tensors(layer), backend) for f in formats]
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         shape, stored = static_shape(layer.outputs[0].shape), signature.outputs[0]

@@ -8,7 +8,7 @@ from whet.tactics._base import Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._fused import root_layer, source_index
 from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Problem, Window
-from whet.tactics.cpu.onednn._kernel import activations, static
+from whet.tactics.cpu.onednn._kernel import runtime_tensors, static
 
 _NHWC = Operand("nhwc", F32)
 _GLOBAL = ("GlobalAveragePool", "GlobalMaxPool")
@@ -22,7 +22,7 @@ class IndirectPool(IndirectTactic):
         if reason := super().why_not(layer):
             return reason
         head = root_layer(layer)
-        if len(layer.outputs) != 1 or len(head.outputs) != 1 or head.needs(0).type.rank != 4 or any(t.dtype != F32 for t in activations(layer)):
+        if len(layer.outputs) != 1 or len(head.outputs) != 1 or head.needs(0).type.rank != 4 or any(t.dtype != F32 for t in runtime_tensors(layer)):
             return "takes f32 images, without indices of the maxima"
         a = head.attrs
         if head.op not in _GLOBAL and (a.get("auto_pad", "NOTSET") not in ("NOTSET", "") or (a.get("ceil_mode") and a.get("count_include_pad"))):

@@ -21,7 +21,7 @@ from whet.tactics.cpu._llvm.kernel import LAST_WORDS, CompiledKernel, CompiledTa
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 from whet.tactics.cpu.onednn._kernel import static
 from whet.tactics.cpu.onednn._quantized import QuantizedTactic, needed_steps
-from whet.tactics.cpu.onednn.onednn_qmul import integer_and_factor, places_of
+from whet.tactics.cpu.onednn.onednn_qmul import find_integer_and_factor, require_integer_and_factor
 
 _WORDS = ("source", "factors", "target", "samples", "channels", "pixels", *LAST_WORDS)
 
@@ -36,7 +36,7 @@ class GateKernel(CompiledKernel):
     def __init__(self, layer: Layer, signature: Signature, parts: Parts, count: int) -> None:
         shape = static_shape(layer.outputs[0].shape)
         super().__init__(layer, signature, prod(shape), count)
-        self.x, self.factor = integer_and_factor(parts)
+        self.x, self.factor = require_integer_and_factor(parts)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
         reads, stores = parts.reads[self.x], parts.result
         scale = float(np.float32(reads.number) / np.float32(stores.number))
@@ -52,8 +52,8 @@ class GateKernel(CompiledKernel):
 class Gate(QuantizedTactic, CompiledTactic):
     ops = ("Mul",)
 
-    def rejects(self, parts: Parts) -> str | None:
-        indices = places_of(parts)
+    def why_not_parts(self, parts: Parts) -> str | None:
+        indices = find_integer_and_factor(parts)
         if parts.stores is None or indices is None or needed_steps(parts):
             return "multiplies an integer tensor by a float factor and stores integers"
         x, factor = (parts.view.needs(i) for i in indices)
@@ -67,7 +67,7 @@ class Gate(QuantizedTactic, CompiledTactic):
         if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
         parts = require_quantized(layer)
-        x, factor = integer_and_factor(parts)
+        x, factor = require_integer_and_factor(parts)
         stored = {x: Operand("nhwc", parts.reads[x].dtype), factor: Operand("nhwc", F32)}
         inputs, out = tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", parts.result.dtype),)
         return [Signature(inputs, out, ((x, 0),)), Signature(inputs, out)]

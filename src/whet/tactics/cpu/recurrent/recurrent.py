@@ -114,7 +114,7 @@ class Recurrent(CompiledTactic):
             return "inputs of its activations are clipped, or input and forget gate are coupled"
         if layer.op == "GRU" and not layer.attrs["linear_before_reset"]:
             return "the reset gate is applied before the product (linear_before_reset=0)"
-        return _activation_refusal(layer)
+        return _why_not_activations(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
@@ -135,7 +135,7 @@ class Recurrent(CompiledTactic):
         return RecurrentKernel(layer, signature, backend.threads)
 
 
-def _activation_refusal(layer: Layer) -> str | None:
+def _why_not_activations(layer: Layer) -> str | None:
     names, defaults = [a.lower() for a in layer.attrs.get("activations") or ()], _DEFAULTS[layer.op]
     if len(set(zip(*[iter(names)] * len(defaults), strict=True))) > 1:
         return "the directions have different activations"

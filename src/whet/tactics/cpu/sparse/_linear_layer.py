@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics._fused import EpilogueStep, constants_of, outer_input, root_layer
-from whet.tactics._matrix_product import gemm_reason
+from whet.tactics._fused import EpilogueStep, outer_input, root_layer, weight_and_bias
+from whet.tactics._matrix_product import why_not_gemm
 
 
 @dataclass
@@ -60,7 +60,7 @@ def why_not_linear(layer: Layer) -> str | None:
     """Why a Gemm, MatMul or Conv is no product of rows with a constant matrix, or None."""
     head = root_layer(layer)
     if head.op != "Conv":
-        return gemm_reason(layer)
+        return why_not_gemm(layer)
     a = head.attrs
     if a["group"] != 1 or set(a.get("strides") or (1,)) != {1} or any(a.get("pads") or (0,)) or any(d != 1 for d in head.needs(1).shape[2:]):
         return "takes 1x1 convolutions with one group, no strides, no pads"
@@ -80,7 +80,7 @@ def matrix_of(layer: Layer, weights: np.ndarray) -> np.ndarray:
 def sizes_of(layer: Layer) -> tuple[int, int, int]:
     """Rows, inputs of a row and output channels."""
     out, axis = static_shape(layer.outputs[0].shape), channel_axis(layer)
-    shape = static_shape(constants_of(layer)[0].shape)
+    shape = static_shape(weight_and_bias(layer)[0].shape)
     return prod(out) // out[axis], prod(shape) // out[axis], out[axis]
 
 

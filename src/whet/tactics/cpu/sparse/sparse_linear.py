@@ -12,11 +12,11 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import BF16, F32, DType, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
-from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics._two_four import compress, why_not_two_four
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.onednn._kernel import RTOL, activations, f32_of, static
+from whet.tactics.cpu.onednn._kernel import RTOL, runtime_tensors, static, to_f32
 from whet.tactics.cpu.sparse._linear_layer import Epilogue, match_epilogue, matrix_of, sizes_of, skip_zero_weights, why_not_linear
 from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, Variant, context_words, item_words, lanes_of, sparse_linear_ir
 
@@ -30,7 +30,7 @@ class SparseLinearKernel(CompiledKernel):
     serial_work = 1 << 17
 
     def __init__(self, layer: Layer, signature: Signature, blocks: int, rows: int, lanes: int, count: int) -> None:
-        end = match_epilogue(layer, epilogue(layer))
+        end = match_epilogue(layer, epilogue_steps(layer))
         assert isinstance(end, Epilogue)
         self.rows, self.inputs_of_row, self.channels = sizes_of(layer)
         super().__init__(layer, signature, self.rows * self.inputs_of_row * self.channels // KEPT, count)
@@ -42,13 +42,13 @@ class SparseLinearKernel(CompiledKernel):
         self.rtol, bf16 = RTOL[stored.name], stored == BF16
         self.variant = Variant(lanes, blocks, rows, rest_rows, rest_groups, self.channels % unit, tuple(end.steps), has_avx512dq, bf16)
         self.x, self.residual = source_index(layer), end.residual
-        weights, bias = constants_of(layer)
+        weights, bias = weight_and_bias(layer)
         biases = [t for t in (bias, *end.biases) if t is not None]
         channels = self.channels
 
         def pack() -> np.ndarray:
-            total = sum((f32_of(t).reshape(-1) for t in biases), np.zeros(channels, np.float32))
-            return pack_weights(matrix_of(layer, f32_of(weights)), total, lanes, blocks, bf16).view(np.uint8)
+            total = sum((to_f32(t).reshape(-1) for t in biases), np.zeros(channels, np.float32))
+            return pack_weights(matrix_of(layer, to_f32(weights)), total, lanes, blocks, bf16).view(np.uint8)
 
         digests = "|".join(t.constant().digest for t in (weights, *biases))
         transposed = root_layer(layer).op != "Conv" and not root_layer(layer).attrs.get("transB")
@@ -75,22 +75,22 @@ class SparseLinear(CompiledTactic):
     ops = ("Gemm", "MatMul", "Conv")
 
     def unavailable(self) -> str | None:
-        return jit.available() or (None if jit.has("avx2") and jit.has("fma") else "needs AVX2 and FMA")
+        return jit.why_unavailable() or (None if jit.has("avx2") and jit.has("fma") else "needs AVX2 and FMA")
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer) or why_not_linear(layer):
             return reason
-        if {t.dtype for t in activations(layer)} not in ({F32}, {BF16}):
+        if {t.dtype for t in runtime_tensors(layer)} not in ({F32}, {BF16}):
             return "computes in 32-bit floating point or bf16"
-        end = match_epilogue(layer, epilogue(layer))
+        end = match_epilogue(layer, epilogue_steps(layer))
         if isinstance(end, str):
             return end
-        return why_not_two_four(constants_of(layer)[0], f"{self.name} {_order(layer)}", lambda: _filters(layer))
+        return why_not_two_four(weight_and_bias(layer)[0], f"{self.name} {_order(layer)}", lambda: _filters(layer))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer) or 0 in static_shape(layer.outputs[0].shape):
             return []
-        end = match_epilogue(layer, epilogue(layer))
+        end = match_epilogue(layer, epilogue_steps(layer))
         assert isinstance(end, Epilogue)
         name = "nhwc" if root_layer(layer).op == "Conv" else "linear"
         if not format_fits(name, layer.outputs[0].type.rank):
@@ -122,7 +122,7 @@ class SparseLinear(CompiledTactic):
 
 def _storage_types(layer: Layer, backend: Backend) -> list[DType]:
     """Types of the activations in memory. For f32 layers bf16 is an option where the other tactics of the CPU have it too."""
-    if activations(layer)[0].dtype == BF16:
+    if runtime_tensors(layer)[0].dtype == BF16:
         return [BF16]
     return [F32, BF16] if "avx512_bf16" in backend.capabilities.features else [F32]
 
@@ -138,7 +138,7 @@ def _order(layer: Layer) -> str:
 
 
 def _filters(layer: Layer) -> np.ndarray:
-    return matrix_of(layer, constants_of(layer)[0].array())[:, :, None, None]
+    return matrix_of(layer, weight_and_bias(layer)[0].array())[:, :, None, None]
 
 
 def pack_weights(matrix: np.ndarray, bias: np.ndarray, lanes: int, blocks: int, bf16: bool = False) -> np.ndarray:

@@ -10,12 +10,12 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
-from whet.tactics._fused import constants_of, root_layer
+from whet.tactics._fused import root_layer, weight_and_bias
 from whet.tactics._quantized import Parts, require_quantized
 from whet.tactics._two_four import compress, why_not_two_four
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic, integer_range
-from whet.tactics.cpu.onednn._kernel import f32_of, static
+from whet.tactics.cpu.onednn._kernel import static, to_f32
 from whet.tactics.cpu.onednn._quantized import QuantizedTactic, needed_steps
 from whet.tactics.cpu.sparse._linear_layer import Epilogue, match_epilogue, matrix_of, sizes_of, why_not_linear
 from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, lanes_of
@@ -48,7 +48,7 @@ class SparseQLinearKernel(CompiledKernel):
             lanes, blocks, rows, rest_rows, rest_groups, self.channels % unit, source.dtype.name == "i8", stores is not None, tuple(end.steps),
             has_avx512dq,
         )  # fmt: skip
-        weights, bias = constants_of(view)
+        weights, bias = weight_and_bias(view)
         biases = [t for t in (bias, *end.biases) if t is not None]
         channels, zero = self.channels, source.zero + (128 if self.variant.signed else 0)
         factor = np.broadcast_to(source.number * parts.reads[w].scale.astype(np.float64), (channels,)).astype(np.float32)
@@ -59,7 +59,7 @@ class SparseQLinearKernel(CompiledKernel):
         def pack() -> np.ndarray:
             matrix = matrix_of(view, weights.array())
             start = (-zero * matrix.sum(axis=1, dtype=np.int64)).astype(np.int32)
-            total = sum((f32_of(t).reshape(-1) for t in biases), np.zeros(channels, np.float32))
+            total = sum((to_f32(t).reshape(-1) for t in biases), np.zeros(channels, np.float32))
             items = pack_integers(matrix, start, factor, total, lanes, blocks)
             return np.concatenate([header.view(np.uint8), items])
 
@@ -85,9 +85,9 @@ class SparseQLinear(QuantizedTactic, CompiledTactic):
     ops = ("Gemm", "MatMul", "Conv")
 
     def unavailable(self) -> str | None:
-        return jit.available() or (None if jit.has("avx2") and jit.has("fma") else "needs AVX2 and FMA")
+        return jit.why_unavailable() or (None if jit.has("avx2") and jit.has("fma") else "needs AVX2 and FMA")
 
-    def rejects(self, parts: Parts) -> str | None:
+    def why_not_parts(self, parts: Parts) -> str | None:
         if reason := why_not_linear(parts.view):
             return reason
         x, w, b = parts.operand_indices()
@@ -144,7 +144,7 @@ def qvector_lanes() -> int:
 
 
 def _filters(parts: Parts) -> np.ndarray:
-    return matrix_of(parts.view, constants_of(parts.view)[0].array())[:, :, None, None]
+    return matrix_of(parts.view, weight_and_bias(parts.view)[0].array())[:, :, None, None]
 
 
 def pack_integers(matrix: np.ndarray, start: np.ndarray, factor: np.ndarray, bias: np.ndarray, lanes: int, blocks: int) -> np.ndarray:

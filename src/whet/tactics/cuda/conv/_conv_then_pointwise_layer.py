@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Operand, Signature, Tactic
-from whet.tactics._fused import epilogue, is_quantized, root_layer, source_index
-from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics._fused import epilogue_steps, is_quantized, root_layer, source_index
+from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, Epilogue, all_static, float_types, machine_has, match_epilogue, same
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import constant_weights, conv_shape
@@ -84,14 +84,14 @@ def pair_of(layer: Layer) -> Pair | str:
         return "the body is not a pair of convolutions"
     if any(is_quantized(x) for x in body.layers):
         return "computes floats, and the layer is quantized"
-    first, second = (seen(x, outer) for x in body.layers)
+    first, second = (with_outer_inputs(x, outer) for x in body.layers)
     for view in (first, second):
         head = root_layer(view)
         if head.op != "Conv" or head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes"
         if reason := constant_weights(view, head):
             return reason
-    inner, made = match_epilogue(first, epilogue(first)), match_epilogue(second, epilogue(second))
+    inner, made = match_epilogue(first, epilogue_steps(first)), match_epilogue(second, epilogue_steps(second))
     if isinstance(inner, str):
         return inner
     if isinstance(made, str):

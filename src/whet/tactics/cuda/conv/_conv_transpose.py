@@ -10,7 +10,7 @@ from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.ops.conv_transpose import attributes
 from whet.tactics._base import Signature, Tactic
-from whet.tactics._fused import epilogue, root_layer
+from whet.tactics._fused import epilogue_steps, root_layer
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, Epilogue, all_static, blocks_of, launch, match_epilogue
 from whet.tactics.cuda.conv.conv import conv_reason, conv_signatures
@@ -96,7 +96,7 @@ class TransposedTactic(Tactic):
 
 def match_transposed_epilogue(layer: Layer) -> Epilogue | str:
     """The epilogue, or why it cannot be computed."""
-    return match_epilogue(layer, epilogue(layer))
+    return match_epilogue(layer, epilogue_steps(layer))
 
 
 def transposed_launch(

@@ -13,7 +13,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import (
     TYPE,
     Epilogue,
@@ -88,7 +88,7 @@ class F32Product(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        head, steps = root_layer(layer), epilogue(layer)
+        head, steps = root_layer(layer), epilogue_steps(layer)
         x = source_index(layer)
         if F32 not in float_types([head.inputs[0], layer.outputs[0]], (F32,)):
             return []
@@ -128,7 +128,7 @@ class F32Product(Tactic):
             raise PlanRefused(f"{shape.c} channels need steps of {_tf32.step_channels(shape.c)}, not {tile.bk}")
         head = root_layer(layer)
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         rows = shape.steps(tile.bk) * tile.bk
         said = f"{self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}"
         packed = (
@@ -200,7 +200,7 @@ def as_config(c: Tf32Config, math: str) -> Config:
 
 
 def _match_epilogue(layer: Layer) -> Epilogue | str:
-    return match_epilogue(layer, epilogue(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
+    return match_epilogue(layer, epilogue_steps(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 
 def _rows(head: Layer, work: Work, given: np.ndarray, tile: Tf32Config) -> np.ndarray:

@@ -14,9 +14,9 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue, is_quantized, operand_indices, root_layer
+from whet.tactics._fused import epilogue_steps, is_quantized, operand_indices, root_layer
 from whet.tactics._quantized import Parts, match_quantized
-from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     RTOL,
@@ -219,7 +219,7 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     if len(body.layers) != 2 or body.layers[0].op != "Concat" or len(body.layers[0].inputs) != 2:
         return "the body is not a Concat of two tensors followed by a convolution"
-    joined, conv = body.layers[0], seen(body.layers[1], outer)
+    joined, conv = body.layers[0], with_outer_inputs(body.layers[1], outer)
     parts: Parts | None = None
     if is_quantized(conv):
         apart = match_quantized(conv)
@@ -231,7 +231,7 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
         if apart.stores is None or apart.stores.dtype.name not in INT8_TYPES or apart.float8:
             reason = reason or "stores integers"
     else:
-        made, head, view = match_epilogue(conv, epilogue(conv)), root_layer(conv), conv
+        made, head, view = match_epilogue(conv, epilogue_steps(conv)), root_layer(conv), conv
         reason = constant_weights(conv, head)
     if isinstance(made, str) or reason:
         return reason or str(made)

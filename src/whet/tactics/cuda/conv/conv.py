@@ -13,7 +13,7 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, epilogue, outer_input, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, outer_input, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
@@ -59,7 +59,7 @@ class Conv(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -71,7 +71,7 @@ class Conv(Tactic):
             direct = (replace(c, direct=1, outs=1) for c in plain)
             found = list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None))
         found = varied(found, MAX_CONFIGS)
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
             compile_ahead(
@@ -80,13 +80,13 @@ class Conv(Tactic):
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         shape, tile = conv_shape(layer), from_config(config)
         reason = made if isinstance(made, str) else refuses(shape, made.residual is None and tile.direct == 1) or fits(tile, shape)
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         dtype = signature.outputs[0].dtype
         rows = shape.steps(tile.bk) * tile.bk
         packed = (
@@ -149,12 +149,12 @@ def conv_reason(layer: Layer, head: Layer) -> str | None:
     """Why these kernels cannot compute a convolution, or None: they need two spatial axes, packed weights and an epilogue that is a chain."""
     if head.needs(0).type.rank != 4:
         return "takes convolutions of two spatial axes"
-    return constant_weights(layer, head) or (None if epilogue(layer) is not None else "its fused operations do not form a chain")
+    return constant_weights(layer, head) or (None if epilogue_steps(layer) is not None else "its fused operations do not form a chain")
 
 
 def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_TYPES) -> list[Signature]:
     """Channels last in `types` for the result and the residual; the input in format `source`."""
-    steps, head = epilogue(layer), root_layer(layer)
+    steps, head = epilogue_steps(layer), root_layer(layer)
     x = source_index(layer)
     found = []
     for dtype in float_types([head.inputs[0], layer.outputs[0]], types):

@@ -14,7 +14,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -90,7 +90,7 @@ class ConvGeneric(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):
             return []
-        head, steps = root_layer(layer), epilogue(layer)
+        head, steps = root_layer(layer), epilogue_steps(layer)
         x, form = source_index(layer), "nhwc" if head.op == "Conv" else "linear"
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32)):
@@ -102,7 +102,7 @@ class ConvGeneric(Tactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         head = root_layer(layer)
-        made = match_epilogue(layer, epilogue(layer), 1 if head.op == "Conv" else layer.outputs[0].type.rank - 1)
+        made = match_epilogue(layer, epilogue_steps(layer), 1 if head.op == "Conv" else layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             return made
         shape = conv_shape(layer) if head.op == "Conv" else gemm_shape(layer)
@@ -114,13 +114,13 @@ class ConvGeneric(Tactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         head = root_layer(layer)
         conv = head.op == "Conv"
-        made = match_epilogue(layer, epilogue(layer), 1 if conv else layer.outputs[0].type.rank - 1)
+        made = match_epilogue(layer, epilogue_steps(layer), 1 if conv else layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             raise PlanRefused(made)
         s = conv_shape(layer) if conv else gemm_shape(layer)
         group = head.attrs["group"] if conv else 1
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         transposed = not conv and (head.op == "MatMul" or not head.attrs.get("transB"))
 
         def filters() -> np.ndarray:

@@ -13,8 +13,8 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue, operand_indices, root_layer
-from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics._fused import epilogue_steps, operand_indices, root_layer
+from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
@@ -143,7 +143,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]]:
         return "the body is not a pair of convolutions"
-    views = [seen(x, outer) for x in body.layers]
+    views = [with_outer_inputs(x, outer) for x in body.layers]
     parts = []
     for view in views:
         head = root_layer(view)
@@ -151,7 +151,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
             return "takes convolutions of one group and two spatial axes"
         if reason := constant_weights(view, head):
             return reason
-        made = match_epilogue(view, epilogue(view))
+        made = match_epilogue(view, epilogue_steps(view))
         if isinstance(made, str):
             return made
         x, w, b = operand_indices(view)

@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, root_layer
+from whet.tactics._fused import root_layer, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, packed_array
 from whet.tactics.cuda.conv._conv import pack_weights, refuses
 from whet.tactics.cuda.conv._conv_then_pointwise import Tile, product_launch, product_source, tiles_of, unfit
@@ -53,7 +53,7 @@ class ConvThenPointwise(ConvAndProduct):
         s, k, dtype = both.shape, both.k, signature.outputs[0].dtype
         if reason := unfit(tile, s, k):
             raise PlanRefused(reason)
-        (filters, own_inner), (weights, own) = constants_of(both.first), constants_of(both.product)
+        (filters, own_inner), (weights, own) = weight_and_bias(both.first), weight_and_bias(both.product)
 
         def packed_weights(t: Tensor, nbytes: int) -> Any:
             digest = t.constant().digest

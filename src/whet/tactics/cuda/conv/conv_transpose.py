@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, source_index
+from whet.tactics._fused import source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, compile_ahead, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import configs_for, varied
@@ -46,7 +46,7 @@ class ConvTranspose(TransposedTactic):
             raise PlanRefused(made)
         shape, dtype = product_of(t), signature.outputs[0].dtype
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         packed = (
             packed_array(
                 f"{weights.constant().digest}|transposed {tile.bk} {dtype}",

@@ -10,7 +10,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, source_index
+from whet.tactics._fused import source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, packed_array
 from whet.tactics.cuda.conv import _tf32
 from whet.tactics.cuda.conv._conv import View, pack_bias
@@ -52,7 +52,7 @@ class ConvTranspose3xtf32(TransposedTactic):
         if not tile.valid() or tile.bk != _tf32.step_channels(shape.c):
             raise PlanRefused(f"{tile} does not fit a multiprocessor, or {shape.c} channels")
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         inner = shape.steps(tile.bk) * tile.bk
 
         def rows() -> np.ndarray:

@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, source_index
+from whet.tactics._fused import source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, packed_array
 from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, match_transposed_epilogue, transposed_launch
 from whet.tactics.cuda.conv.conv import packed_bias
@@ -33,7 +33,7 @@ class ConvTransposeGeneric(TransposedTactic):
         if isinstance(made, str):
             raise PlanRefused(made)
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         kind = signature.outputs[0].dtype
         packed = (
             packed_array(

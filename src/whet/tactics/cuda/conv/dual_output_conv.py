@@ -12,8 +12,8 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, epilogue, is_quantized, root_layer, source_index
-from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics._fused import epilogue_steps, is_quantized, root_layer, source_index, weight_and_bias
+from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
@@ -191,7 +191,7 @@ def match_dual_output(layer: Layer) -> DualOutput | str:
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     if len(body.layers) != 2 or len(layer.outputs) != 2:
         return "the body is not a pair of convolutions"
-    ways = [_way(seen(part, outer)) for part in body.layers]
+    ways = [_way(with_outer_inputs(part, outer)) for part in body.layers]
     for way in ways:
         if isinstance(way, str):
             return way
@@ -217,11 +217,11 @@ def _way(part: Layer) -> Way | str:
     head = root_layer(part)
     if head.op != "Conv" or head.attrs["group"] != 1 or is_quantized(part):
         return "takes float convolutions of one group"
-    made, reason = match_epilogue(part, epilogue(part)), conv_reason(part, head)
+    made, reason = match_epilogue(part, epilogue_steps(part)), conv_reason(part, head)
     if isinstance(made, str) or reason:
         return reason or str(made)
     shape = conv_shape(part)
     if not shape.plain or made.residual is not None:
         return "takes 1x1 convolutions with stride 1 and without a residual"
-    weights, bias = constants_of(part)
+    weights, bias = weight_and_bias(part)
     return Way(weights, bias, made, shape, (part.needs(source_index(part)),))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_index
+from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, match_epilogue
 from whet.tactics.cuda.conv._few_channel import (
     FewChannelTile,
@@ -27,11 +27,11 @@ class FewChannelConv(Conv):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         return made if isinstance(made, str) else few_channel_reason(conv_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, made = conv_shape(layer), match_epilogue(layer, epilogue(layer))
+        s, made = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
         found = few_channel_tiles(s, backend.capabilities.multiprocessors)
         if not isinstance(made, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
@@ -39,12 +39,12 @@ class FewChannelConv(Conv):
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), FewChannelTile.of(config)
+        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), FewChannelTile.of(config)
         reason = made if isinstance(made, str) else few_channel_reason(s) or tile.unfit(s)
         if isinstance(made, str) or reason:
             raise PlanRefused(str(reason))
         x, dtype = source_index(layer), signature.outputs[0].dtype
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
 
         def make(args: Args) -> list:
             residual = 0 if made.residual is None else args.inputs[made.residual]

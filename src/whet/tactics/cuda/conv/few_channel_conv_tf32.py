@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, FloatPointer, Int32, TensorMap
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source
@@ -116,7 +116,7 @@ class FewChannelConvTf32(F32Product):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if root_layer(layer).attrs["group"] != 1 or s.c not in (32, 64) or s.w % s.stride[1]:
@@ -127,7 +127,7 @@ class FewChannelConvTf32(F32Product):
         return None if any(t.unfit(s) is None for t in _list_tiles(s)) else "the weights and an image tile exceed shared memory"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, made = conv_shape(layer), match_epilogue(layer, epilogue(layer))
+        s, made = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
         if isinstance(made, str):
             return []
         able = [t for t in _list_tiles(s) if t.unfit(s) is None]
@@ -136,11 +136,11 @@ class FewChannelConvTf32(F32Product):
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), FewChannelTile.of(config)
+        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), FewChannelTile.of(config)
         if isinstance(made, str) or tile.unfit(s):
             raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         constants, row = tile.constants(s, made.post_ops), s.r * s.s * s.c
         tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
         tiles = s.n * tiles_h * tiles_w

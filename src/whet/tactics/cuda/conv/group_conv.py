@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, step_channels, varied
@@ -55,13 +55,13 @@ class GroupConv(Tactic):
         groups = groups_of(layer)
         if groups.c == groups.k == 1:
             return "takes several channels per group; depthwise tactics take one"
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         shape, groups = conv_shape(layer), groups_of(layer)
         found = varied(group_configs(shape, groups, backend.capabilities.multiprocessors), MAX_CONFIGS)
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         if not isinstance(made, str):
             bf16, odd = signature.outputs[0].dtype.name == "bf16", shape.k % 8 != 0
             kind = made.post_ops.activation[0]
@@ -69,14 +69,14 @@ class GroupConv(Tactic):
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         tile, groups = from_config(config), groups_of(layer)
         shape = tile_shape(conv_shape(layer), groups, tile.bn)
         reason = made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None and tile.direct == 1) or fits(tile, shape)
         if reason or isinstance(made, str):
             raise PlanRefused(str(reason))
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         dtype = signature.outputs[0].dtype
         packed = (
             packed_array(

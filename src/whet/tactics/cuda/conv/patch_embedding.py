@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_index
+from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import GpuKernel, blocks_of, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
@@ -57,7 +57,7 @@ class PatchEmbedding(Conv):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if s.c % 8 == 0 or s.r * s.s <= 49:
@@ -70,7 +70,7 @@ class PatchEmbedding(Conv):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(conv_shape(layer))
         found = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         if not isinstance(made, str):
             compile_ahead(
                 backend,
@@ -79,12 +79,12 @@ class PatchEmbedding(Conv):
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), from_config(config)
+        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), from_config(config)
         if isinstance(made, str):
             raise PlanRefused(made)
         shape, dtype = product_of(s), signature.outputs[0].dtype
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
 
         def rows() -> np.ndarray:
             flat = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(s.k, -1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, root_layer
+from whet.tactics._fused import root_layer, weight_and_bias
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, all_static, compile_ahead, float_types, machine_has, same
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Pair, pair_of
 from whet.tactics.cuda.conv._few_channel import (
@@ -60,7 +60,7 @@ class PointwiseThenConv(Tactic):
         s, dtype = conv_shape(pair.second), signature.outputs[0].dtype
         if reason := few_channel_reason(s, front=True) or tile.unfit(s):
             raise PlanRefused(reason)
-        (filters, own_inner), (weights, own) = constants_of(pair.first), constants_of(pair.second)
+        (filters, own_inner), (weights, own) = weight_and_bias(pair.first), weight_and_bias(pair.second)
         ends, inner = pair.epilogue.post_ops, pair.inner.post_ops
         packed = (
             few_channel_filters(weights, dtype, ends, tile.permuted),

@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_index
+from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._weights_as_a_conv import (
     WeightsAsATile,
@@ -30,11 +30,11 @@ class WeightsAsAConv(Conv):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         return made if isinstance(made, str) else unfit_shape(conv_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        made, s, bf16 = match_epilogue(layer, epilogue(layer)), conv_shape(layer), signature.outputs[0].dtype.name == "bf16"
+        made, s, bf16 = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), signature.outputs[0].dtype.name == "bf16"
         if isinstance(made, str):
             return []
         found = weights_as_a_tiles(s, made.residual is not None)
@@ -42,12 +42,12 @@ class WeightsAsAConv(Conv):
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), WeightsAsATile(**{k: int(v) for k, v in config})
+        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), WeightsAsATile(**{k: int(v) for k, v in config})
         if isinstance(made, str):
             raise PlanRefused(made)
         if not tile.fits(s, made.residual is not None):
             raise PlanRefused(unfit_shape(s) or f"{tile} is no tile of {s}")
-        x, (weights, own), dtype = source_index(layer), constants_of(layer), signature.outputs[0].dtype
+        x, (weights, own), dtype = source_index(layer), weight_and_bias(layer), signature.outputs[0].dtype
         packed = (
             packed_array(
                 f"{weights.constant().digest}|upright {dtype}",

@@ -11,7 +11,7 @@ from whet.backends.cuda.launch import MAX_SHARED
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Pointer, UInt32
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -80,7 +80,7 @@ class Depthwise(Tactic):
         return conv_signatures(layer, "nhwc", (F16, BF16, F32))
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if s.c % 8:
@@ -104,12 +104,12 @@ class Depthwise(Tactic):
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
         s, wide, tall = conv_shape(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         kind, low, high = made.post_ops.activation
         constants = {
             "FROM": TYPE[signature.outputs[0].dtype.name],
@@ -151,7 +151,7 @@ class Depthwise(Tactic):
 
 def _tiles_fit(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> bool:
     """True if the tile kernel takes the layer: 16-bit types, no residual, filters that fit the registers."""
-    made = match_epilogue(layer, epilogue(layer))
+    made = match_epilogue(layer, epilogue_steps(layer))
     if isinstance(made, str) or made.residual is not None or signature.outputs[0].dtype == F32:
         return False
     return no_tile(s, 2) is None and machine_has(backend, "tma") and bool(tiles_for(s, 2, backend.capabilities.multiprocessors))
@@ -159,7 +159,7 @@ def _tiles_fit(layer: Layer, signature: Signature, s: ConvShape, backend: Backen
 
 def _tiles(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> list[Config]:
     """Configurations of the tile kernel, where it has enough work to do: large filters, or enough pixels to fill the tiles."""
-    made, kind = match_epilogue(layer, epilogue(layer)), TYPE[signature.outputs[0].dtype.name]
+    made, kind = match_epilogue(layer, epilogue_steps(layer)), TYPE[signature.outputs[0].dtype.name]
     if isinstance(made, str) or not _tiles_fit(layer, signature, s, backend):
         return []
     if s.r * s.s <= 25 and s.m * s.c < 8192 * backend.capabilities.multiprocessors:  # a few values a thread: latency counts, not bytes

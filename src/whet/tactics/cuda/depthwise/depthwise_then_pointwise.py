@@ -9,7 +9,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, root_layer
+from whet.tactics._fused import root_layer, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, packed_array
 from whet.tactics.cuda.conv._conv import pack_weights
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Both, ConvAndProduct
@@ -57,8 +57,8 @@ class DepthwiseThenPointwise(ConvAndProduct):
         if reason := unfit(tile, both.shape, both.k, backend.capabilities.multiprocessors):
             raise PlanRefused(reason)
         s, k, dtype = both.shape, both.k, signature.outputs[0].dtype
-        taps, own_inner = constants_of(both.first)
-        weights, own = constants_of(both.product)
+        taps, own_inner = weight_and_bias(both.first)
+        weights, own = weight_and_bias(both.product)
         steps = -(-s.c // tile.bk)
         inner_key = f"{taps.constant().digest} {own_inner.constant().digest if own_inner else ''} {both.inner.key}"
         packed = (

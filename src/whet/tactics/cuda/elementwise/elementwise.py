@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape, to_stored
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import EpilogueStep, epilogue, outer_input, root_layer
+from whet.tactics._fused import EpilogueStep, epilogue_steps, outer_input, root_layer
 from whet.tactics.cuda._device.arguments import Arguments, CType, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, GpuKernel, activation_of, all_static, blocks_of, launch, packed_array
 
@@ -142,7 +142,7 @@ class _Chain:
 
 def chain_of(layer: Layer) -> _Chain | str:
     """The layer as a chain over its first full operand, or why it is none."""
-    steps, head = epilogue(layer), root_layer(layer)
+    steps, head = epilogue_steps(layer), root_layer(layer)
     if steps is None:
         return "its fused operations do not form a chain"
     out, made = static_shape(layer.outputs[0].shape), _Chain()

@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue, outer_input, root_layer
+from whet.tactics._fused import epilogue_steps, outer_input, root_layer
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -132,7 +132,7 @@ def _sizes(layer: Layer) -> tuple[int, int, int, int, int, int] | str:
 
 def _match_epilogue(layer: Layer) -> tuple[float, tuple[str, float, float]] | str:
     """The factor and the activation after the product, or the reason why the kernel cannot compute them."""
-    steps = epilogue(layer)
+    steps = epilogue_steps(layer)
     if steps is None:
         return "its fused operations do not form a chain"
     scale, act = 1.0, ("clip", -float("inf"), float("inf"))

@@ -11,8 +11,8 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
-from whet.tactics._matrix_product import gemm_reason
+from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
+from whet.tactics._matrix_product import why_not_gemm
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     GpuKernel,
@@ -42,12 +42,12 @@ class Gemm(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        return gemm_reason(layer)
+        return why_not_gemm(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):
             return []
-        head, steps = root_layer(layer), epilogue(layer)
+        head, steps = root_layer(layer), epilogue_steps(layer)
         x = source_index(layer)
         found = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
@@ -60,7 +60,7 @@ class Gemm(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = match_epilogue(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        made = match_epilogue(layer, epilogue_steps(layer), layer.outputs[0].type.rank - 1)
         return made if isinstance(made, str) else refuses(gemm_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -69,7 +69,7 @@ class Gemm(Tactic):
         if signature.outputs[0].dtype == F32:
             found = [c for c in found if c.sk > 1 or c.direct]
         found = varied(found, MAX_CONFIGS, each=5)
-        made = match_epilogue(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        made = match_epilogue(layer, epilogue_steps(layer), layer.outputs[0].type.rank - 1)
         kind = signature.needs(source_index(layer)).dtype.name
         if not isinstance(made, str):
             f32 = signature.outputs[0].dtype == F32
@@ -79,7 +79,7 @@ class Gemm(Tactic):
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue(layer), layer.outputs[0].type.rank - 1)
+        made = match_epilogue(layer, epilogue_steps(layer), layer.outputs[0].type.rank - 1)
         if isinstance(made, str):
             raise PlanRefused(made)
         head, shape, tile = root_layer(layer), gemm_shape(layer), from_config(config)
@@ -87,7 +87,7 @@ class Gemm(Tactic):
         if out_f32 and tile.sk == 1 and not tile.direct:
             raise PlanRefused("f32 results need a split or direct configuration")
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         dtype = signature.needs(x).dtype
         transposed = head.op == "MatMul" or not head.attrs.get("transB")
         rows = shape.steps(tile.bk) * tile.bk
@@ -110,7 +110,7 @@ class Gemm(Tactic):
 def product_reason(layer: Layer) -> str | None:
     """Why kernels for all three cannot compute a Conv, Gemm or MatMul, or None: they need constant weights and an epilogue that is a chain."""
     head = root_layer(layer)
-    return gemm_reason(layer) if head.op != "Conv" else conv_reason(layer, head)
+    return why_not_gemm(layer) if head.op != "Conv" else conv_reason(layer, head)
 
 
 def _columns(head: Layer) -> int:

@@ -17,9 +17,9 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
-from whet.tactics._matrix_product import gemm_reason
-from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
+from whet.tactics._matrix_product import why_not_gemm
+from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
@@ -70,20 +70,20 @@ class NormAndProduct:
     def matrix(self) -> np.ndarray:
         """The product's weights [columns, channels], float32, without the scales."""
         head = root_layer(self.product)
-        given = np.asarray(constants_of(self.product)[0].array(), np.float32)
+        given = np.asarray(weight_and_bias(self.product)[0].array(), np.float32)
         return given if head.op == "Gemm" and head.attrs.get("transB") else given.T
 
     def bias(self) -> np.ndarray:
         """The sum of the product's biases and of the shifts' products, float32."""
         shape = self.shape
-        own = self.epilogue.bias(constants_of(self.product)[1], shape.k)
+        own = self.epilogue.bias(weight_and_bias(self.product)[1], shape.k)
         shift = _vector(self.norm.input(2), shape.c, 0.0)
         return own + (self.matrix().astype(np.float64) @ shift).astype(np.float32)
 
     @property
     def key(self) -> str:
         """Digests of all constants, for keys of packed weights."""
-        parts = [*self.norm.inputs[1:], *constants_of(self.product)]
+        parts = [*self.norm.inputs[1:], *weight_and_bias(self.product)]
         return "+".join(t.weight.digest for t in parts if t is not None and t.weight is not None) + self.epilogue.key
 
 
@@ -166,10 +166,10 @@ def norm_and_product(layer: Layer) -> NormAndProduct | str:
     if len(body.layers) != 2 or body.layers[0].op not in _KINDS or body.outputs != [body.layers[1].outputs[0]]:
         return "the body is not a normalization and a product"
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    norm, product = (seen(x, outer) for x in body.layers)
-    if reason := gemm_reason(product):
+    norm, product = (with_outer_inputs(x, outer) for x in body.layers)
+    if reason := why_not_gemm(product):
         return reason
-    made = match_epilogue(product, epilogue(product), product.outputs[0].type.rank - 1)
+    made = match_epilogue(product, epilogue_steps(product), product.outputs[0].type.rank - 1)
     if isinstance(made, str):
         return made
     x, rank = norm.inputs[0], norm.needs(0).type.rank

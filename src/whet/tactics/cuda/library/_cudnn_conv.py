@@ -16,7 +16,7 @@ from whet.errors import BackendError
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import constants_of, epilogue, operand_indices, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, operand_indices, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     RTOL,
@@ -75,7 +75,7 @@ class LibraryConvolution(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        steps = epilogue(layer) or ()
+        steps = epilogue_steps(layer) or ()
         x = operand_indices(layer)[0]
         others = [p.other for p in steps if p.other is not None and not layer.needs(p.other).is_constant]
         if any(layer.needs(i).type.rank != 4 for i in others):
@@ -156,7 +156,7 @@ class LibraryConvolution(Tactic):
         if plan.workspace > MOST_WORKSPACE:
             raise PlanRefused(f"engine {engine} asks for {plan.workspace >> 20} MiB of workspace")
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         dtype, channels = out.dtype, work.y[1]
         bias_type = dtype.numpy if form == "fused" else np.dtype(np.float32)
         follows = form == "apart"
@@ -242,7 +242,7 @@ def _four(t: Tensor) -> tuple[int, int, int, int]:
 
 
 def _match_epilogue(layer: Layer) -> Epilogue | str:
-    return match_epilogue(layer, epilogue(layer))
+    return match_epilogue(layer, epilogue_steps(layer))
 
 
 def _follows(layer: Layer, epilogue: Epilogue) -> bool:

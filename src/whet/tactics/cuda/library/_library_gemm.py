@@ -14,7 +14,7 @@ from whet.backends.cuda.launch import GpuWork, Launch
 from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import constants_of, epilogue, operand_indices, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, operand_indices, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     RTOL,
@@ -75,7 +75,7 @@ class LibraryProduct(Tactic):
             return []
         if root_layer(layer).op == "Conv":
             return conv_signatures(layer, "nhwc", self.kinds)
-        head, steps = root_layer(layer), epilogue(layer)
+        head, steps = root_layer(layer), epilogue_steps(layer)
         x = operand_indices(layer)[0]
         others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
         found = []
@@ -119,7 +119,7 @@ class LibraryProduct(Tactic):
         head, dtype = root_layer(layer), signature.outputs[0].dtype
         size, work = dtype.bits // 8, _work(layer, dtype)
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         transposed = head.op == "MatMul" or (head.op == "Gemm" and not head.attrs.get("transB"))
 
         def rows() -> np.ndarray:
@@ -166,7 +166,7 @@ class LibraryProduct(Tactic):
 
 
 def _match_epilogue(layer: Layer) -> Epilogue | str:
-    return match_epilogue(layer, epilogue(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
+    return match_epilogue(layer, epilogue_steps(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 
 def _work(layer: Layer, dtype: DType) -> _Work:

@@ -9,7 +9,7 @@ from whet.backends.cuda.launch import GpuWork
 from whet.network import Layer
 from whet.network.types import BF16, F16
 from whet.tactics._base import Signature, tactic
-from whet.tactics._fused import constants_of, root_layer
+from whet.tactics._fused import root_layer, weight_and_bias
 from whet.tactics._two_four import why_not_two_four
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape
@@ -33,7 +33,7 @@ class CusparseltHalf(LibraryProduct):
         return _cusparselt.version()
 
     def why_not(self, layer: Layer) -> str | None:
-        return super().why_not(layer) or why_not_two_four(constants_of(layer)[0], f"{self.name} {root_layer(layer).op}", lambda: _filters(layer))
+        return super().why_not(layer) or why_not_two_four(weight_and_bias(layer)[0], f"{self.name} {root_layer(layer).op}", lambda: _filters(layer))
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if backend.capabilities.executes and _cusparselt.library() is None:
@@ -51,7 +51,7 @@ def _unfit_sizes(s: ConvShape) -> str | None:
 
 
 def _filters(layer: Layer) -> np.ndarray:
-    head, weights = root_layer(layer), np.asarray(constants_of(layer)[0].array(), np.float32)
+    head, weights = root_layer(layer), np.asarray(weight_and_bias(layer)[0].array(), np.float32)
     if head.op == "Conv":
         return weights
     return (weights.T if head.op == "MatMul" or not head.attrs.get("transB") else weights)[:, :, None, None]

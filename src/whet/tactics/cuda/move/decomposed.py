@@ -14,7 +14,7 @@ from whet.errors import BackendError, NetworkError
 from whet.network import Layer, Tensor, Weight, static_shape
 from whet.network.types import F32, I8, U8, DType
 from whet.tactics._base import TACTICS, Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
-from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, RTOL, GpuKernel, all_static, float_types, launch, same
 from whet.tactics.cuda.move.reformat import ReformatArguments, moving
 
@@ -131,7 +131,7 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
         return to
 
     for part in body.layers:
-        view = seen(part, outer)
+        view = with_outer_inputs(part, outer)
         kernel, own = _kernel(view, dtype, backend)
         reads = tuple(None if t is None or o is None else brought(t, o) for t, o in zip(view.inputs, own.inputs, strict=True))
         made, last = view.outputs[0], part is body.layers[-1]

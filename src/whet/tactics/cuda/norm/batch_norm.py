@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue, outer_input, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, outer_input, root_layer, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -105,7 +105,7 @@ class BatchNorm(Tactic):
 
 def _activation(layer: Layer) -> Activation | str:
     """The activation after it (a clip without bounds if none), or the reason why the kernel cannot compute the epilogue."""
-    steps = epilogue(layer)
+    steps = epilogue_steps(layer)
     if steps is None:
         return "its fused operations do not form a chain"
     if not steps:

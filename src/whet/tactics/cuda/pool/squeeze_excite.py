@@ -11,9 +11,9 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, epilogue
+from whet.tactics._fused import epilogue_steps, weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, ConstU16Pointer, Pointer
-from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
@@ -200,13 +200,13 @@ def _gate(layer: Layer) -> _Gate | str:
     n, c, h, w = static_shape(x.shape)
     made = []
     for conv in convs:
-        view = seen(conv, outer)
-        end = match_epilogue(view, epilogue(view))
+        view = with_outer_inputs(conv, outer)
+        end = match_epilogue(view, epilogue_steps(view))
         if isinstance(end, str):
             return end
         if end.residual is not None:
             return "a product of the means adds something other than a bias"
-        made.append((end, *constants_of(view)))
+        made.append((end, *weight_and_bias(view)))
     (end1, w1, b1), (end2, w2, b2) = made
     place = next(i for i, t in enumerate(layer.inputs) if t is outer[x])
     ends = (end1.post_ops.activation, end2.post_ops.activation)

@@ -9,7 +9,7 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.tactics._base import Packed
 from whet.tactics._quantized import Parts, match_quantized
-from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import Epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, bias_count, pack_weights
 from whet.tactics.cuda.quantized._quantized import (
@@ -85,7 +85,7 @@ def halves_of(layer: Layer) -> tuple[Half, Half] | str:
     if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]] or any(x.op != "Fused" for x in body.layers):
         return "the body is not a pair of quantized convolutions"
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    first, second = (half_of(seen(x, outer)) for x in body.layers)
+    first, second = (half_of(with_outer_inputs(x, outer)) for x in body.layers)
     if isinstance(first, str):
         return first
     return second if isinstance(second, str) else (first, second)

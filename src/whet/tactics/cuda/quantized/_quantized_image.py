@@ -9,7 +9,7 @@ import numpy as np
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._quantized import Parts, match_quantized
-from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import Epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized._quantized import INT8_TYPES, conv_shape_of, match_quantized_epilogue, why_not_weighted
@@ -35,7 +35,7 @@ def image_parts(layer: Layer, composite: str) -> Image | str:
     fused = next((x for x in body.layers if x.op == "Fused"), None)
     if fused is None:
         return "the convolution is not quantized"
-    conv, first = seen(fused, outer), body.layers[0]
+    conv, first = with_outer_inputs(fused, outer), body.layers[0]
     parts = match_quantized(conv)
     if isinstance(parts, str):
         return parts

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature
-from whet.tactics._fused import constants_of, source_index
+from whet.tactics._fused import source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, shared_limit
 from whet.tactics.cuda._device.source import source
 from whet.tactics.cuda.conv._conv import PostOps, View
@@ -49,7 +49,7 @@ class SparseMmaTactic(SparseTactic):
         if reason or isinstance(end, str):
             raise PlanRefused(str(reason))
         tile = tile_of(config, shared_limit(backend))
-        x, (weights, bias) = source_index(layer), constants_of(layer)
+        x, (weights, bias) = source_index(layer), weight_and_bias(layer)
         packed = packed_sparse(
             f"{weights.constant().digest}|{self.name} {dtype}",
             tile,

@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics._two_four import why_not_two_four
 from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, all_static, machine_has, match_epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
@@ -44,11 +44,11 @@ class SparseTactic(Tactic):
 
     def match_epilogue(self, layer: Layer) -> Epilogue | str:
         """The epilogue, or why the kernel cannot compute it."""
-        return match_epilogue(layer, epilogue(layer), self.channel_axis(layer))
+        return match_epilogue(layer, epilogue_steps(layer), self.channel_axis(layer))
 
     def why_not(self, layer: Layer) -> str | None:
         reason = super().why_not(layer) or self.unfit(layer)
-        return reason or why_not_two_four(constants_of(layer)[0], self.name, lambda: self.filters(layer))
+        return reason or why_not_two_four(weight_and_bias(layer)[0], self.name, lambda: self.filters(layer))
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -67,7 +67,7 @@ class SparseTactic(Tactic):
         if reason or isinstance(end, str):
             raise PlanRefused(str(reason))
         tile = tile_of(config, types, end.residual is not None)
-        x, (weights, bias) = source_index(layer), constants_of(layer)
+        x, (weights, bias) = source_index(layer), weight_and_bias(layer)
         packed = packed_sparse(
             f"{weights.constant().digest}|{self.name} {dtype}",
             tile,
@@ -102,7 +102,7 @@ class SparseConv(SparseTactic):
         return conv_signatures(layer, "nhwc") if all_static(layer) and not self.why_not(layer) else []
 
     def filters(self, layer: Layer) -> np.ndarray:
-        return np.asarray(constants_of(layer)[0].array(), np.float32)
+        return np.asarray(weight_and_bias(layer)[0].array(), np.float32)
 
     def shape(self, layer: Layer) -> ConvShape:
         return conv_shape(layer)

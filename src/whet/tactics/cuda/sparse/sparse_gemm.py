@@ -7,8 +7,8 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Signature, get_tactic, tactic
-from whet.tactics._fused import constants_of, root_layer
-from whet.tactics._matrix_product import gemm_reason
+from whet.tactics._fused import root_layer, weight_and_bias
+from whet.tactics._matrix_product import why_not_gemm
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.gemm.gemm import gemm_shape
 from whet.tactics.cuda.sparse.sparse_conv import SparseTactic
@@ -21,7 +21,7 @@ class SparseGemm(SparseTactic):
     ops = ("Gemm", "MatMul")
 
     def unfit(self, layer: Layer) -> str | None:
-        return gemm_reason(layer)
+        return why_not_gemm(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer):
@@ -29,7 +29,7 @@ class SparseGemm(SparseTactic):
         return [s for s in get_tactic("cuda/gemm").signatures(layer, backend) if s.outputs[0].dtype.bits == 16]
 
     def filters(self, layer: Layer) -> np.ndarray:
-        head, weights = root_layer(layer), np.asarray(constants_of(layer)[0].array(), np.float32)
+        head, weights = root_layer(layer), np.asarray(weight_and_bias(layer)[0].array(), np.float32)
         transposed = head.op == "MatMul" or not head.attrs.get("transB")
         return (weights.T if transposed else weights)[:, :, None, None]
 

@@ -16,7 +16,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer, Tensor
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_index
+from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
 from whet.tactics.cuda._device.arguments import (
     ActivationParameters,
     Arguments,
@@ -93,7 +93,7 @@ class Stem(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if s.c > 4 or s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16:
@@ -114,7 +114,7 @@ class Stem(FirstLayer):
                     and shared_bytes(s, th, tw, float_taps(s)) * blocks < 220 * 1024
                 ):
                     found.append((("th", th), ("tw", tw), ("blocks", blocks)))
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         source = signature.inputs[source_index(layer)]
         if not isinstance(made, str):
             kind, dtype = made.post_ops.activation[0], signature.outputs[0].dtype.name
@@ -122,12 +122,12 @@ class Stem(FirstLayer):
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
         s, tile = conv_shape(layer), {k: int(v) for k, v in config}
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
         assert weights is not None

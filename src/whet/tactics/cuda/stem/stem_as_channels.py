@@ -18,7 +18,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
@@ -98,7 +98,7 @@ class FirstLayer(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        head, steps = root_layer(layer), epilogue(layer)
+        head, steps = root_layer(layer), epilogue_steps(layer)
         x = source_index(layer)
         if any(p.other is not None and not layer.needs(p.other).is_constant for p in steps or ()):
             return []
@@ -117,7 +117,7 @@ class StemAsChannels(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, shape = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
+        made, shape = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if shape.dilation[1] != 1:
@@ -127,7 +127,7 @@ class StemAsChannels(FirstLayer):
         return refuses(replace(Wide.of(shape).shape, c=8))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, made = Wide.of(conv_shape(layer)).shape, match_epilogue(layer, epilogue(layer))
+        s, made = Wide.of(conv_shape(layer)).shape, match_epilogue(layer, epilogue_steps(layer))
         found = configs_for(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         if not isinstance(made, str):
             how = Features(True, made.post_ops.activation[0], signature.outputs[0].dtype.name == "bf16", odd=s.k % 8 != 0)
@@ -135,13 +135,13 @@ class StemAsChannels(FirstLayer):
         return [as_config(c) for c in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue(layer))
+        made = match_epilogue(layer, epilogue_steps(layer))
         if isinstance(made, str):
             raise PlanRefused(made)
         shape, tile = conv_shape(layer), from_config(config)
         wide = Wide.of(shape)
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
         assert weights is not None

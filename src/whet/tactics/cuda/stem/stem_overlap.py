@@ -14,7 +14,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer, Tensor
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, source_index
+from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Int32, Pointer, TensorMap
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Epilogue, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source
@@ -100,7 +100,7 @@ class StemOverlap(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
         image = signature.inputs[source_index(layer)]
         if isinstance(made, str):
             return made
@@ -113,7 +113,7 @@ class StemOverlap(FirstLayer):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s, image = conv_shape(layer), signature.inputs[source_index(layer)]
-        made, dtype = match_epilogue(layer, epilogue(layer)), signature.outputs[0].dtype
+        made, dtype = match_epilogue(layer, epilogue_steps(layer)), signature.outputs[0].dtype
         if image is None or isinstance(made, str):
             return []
         every = [OverlapTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
@@ -123,7 +123,7 @@ class StemOverlap(FirstLayer):
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), OverlapTile(**{k: int(v) for k, v in config})
+        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), OverlapTile(**{k: int(v) for k, v in config})
         x, dtype = source_index(layer), signature.outputs[0].dtype
         image = signature.inputs[x]
         if isinstance(made, str) or image is None or tile.unfit(s, image.dtype):
@@ -139,7 +139,7 @@ class StemOverlap(FirstLayer):
             grid = (min(tiles, backend.capabilities.multiprocessors * tile.blocks), 1, 1)
             return [launch("stem_overlap", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
 
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         packed = (packed_filters(s, weights, own, made, dtype),)
         rtol = RTOL[dtype.name] * (1.5 if image.dtype == F32 else 1)  # the image is rounded as well
         return GpuKernel(layer, signature, make, implementation=f"first places {tile}", packed=packed, rtol=rtol)

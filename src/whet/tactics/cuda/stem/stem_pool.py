@@ -10,8 +10,8 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, is_quantized, root_layer, source_index
-from whet.tactics.cuda._device.fused_body import seen
+from whet.tactics._fused import epilogue_steps, is_quantized, root_layer, source_index, weight_and_bias
+from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     RTOL,
@@ -53,7 +53,7 @@ class StemPool(FirstLayer):
         if self.why_not(layer) or not all_static(layer) or layer.outputs[0].type.rank != 4:
             return []
         conv = convolution_of(layer)
-        head, steps = root_layer(conv), epilogue(conv)
+        head, steps = root_layer(conv), epilogue_steps(conv)
         if any(p.other is not None and not conv.needs(p.other).is_constant for p in steps or ()):
             return []
         x, found = image_index(layer, conv), []
@@ -66,7 +66,7 @@ class StemPool(FirstLayer):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         conv = convolution_of(layer)
-        made, s = match_epilogue(conv, epilogue(conv)), conv_shape(conv)
+        made, s = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv)
         if isinstance(made, str):
             return made
         if s.c > 4 or s.k > 64 or s.k % 8 or s.k <= 48 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
@@ -85,20 +85,20 @@ class StemPool(FirstLayer):
                 fits = threads <= 1024 and blocks * threads <= 2048 and registers <= 65536 // (blocks * threads)
                 if fits and _shared_bytes(s, pool, ph, pw) * blocks < 220 * 1024:
                     found.append(config)
-        made = match_epilogue(conv, epilogue(conv))
+        made = match_epilogue(conv, epilogue_steps(conv))
         if not isinstance(made, str):
             compile_ahead(backend, [text("stem.cu", _constants(layer, signature, c)) for c in found])
         return found
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         conv = convolution_of(layer)
-        made = match_epilogue(conv, epilogue(conv))
+        made = match_epilogue(conv, epilogue_steps(conv))
         if isinstance(made, str):
             raise PlanRefused(made)
         if reason := why_not_window(layer):
             raise PlanRefused(reason)
         s, (ph, pw, blocks) = conv_shape(conv), (int(v) for _, v in config)
-        weights, own = constants_of(conv)
+        weights, own = weight_and_bias(conv)
         place = image_index(layer, conv)
         source, dtype = signature.inputs[place], signature.outputs[0].dtype
         assert source is not None
@@ -123,7 +123,7 @@ class StemPool(FirstLayer):
 def convolution_of(layer: Layer) -> Layer:
     """The convolution of the body, as if it stood alone."""
     body = layer.regions["body"]
-    return seen(body.layers[0], dict(zip(body.inputs, layer.inputs, strict=True)))
+    return with_outer_inputs(body.layers[0], dict(zip(body.inputs, layer.inputs, strict=True)))
 
 
 def image_index(layer: Layer, conv: Layer) -> int:
@@ -162,7 +162,7 @@ def _shared_bytes(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) ->
 def _constants(layer: Layer, signature: Signature, config: Config) -> dict[str, int]:
     """The macros of an instance."""
     conv, (ph, pw, blocks) = convolution_of(layer), (int(v) for _, v in config)
-    made, pool = match_epilogue(conv, epilogue(conv)), pool_window(layer)
+    made, pool = match_epilogue(conv, epilogue_steps(conv)), pool_window(layer)
     assert not isinstance(made, str)
     source = next(o for o in signature.inputs if o is not None)
     th, tw, _ = tile_of_windows(pool, ph, pw)

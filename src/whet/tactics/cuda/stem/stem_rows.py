@@ -14,7 +14,7 @@ from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue
+from whet.tactics._fused import epilogue_steps, weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, ConstUint4Pointer, Int32, Pointer
 from whet.tactics.cuda._device.kernel import RTOL, TYPE, Epilogue, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda._device.source import source as text
@@ -74,7 +74,7 @@ class StemRows(StemPool):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         conv = convolution_of(layer)
-        made, s = match_epilogue(conv, epilogue(conv)), conv_shape(conv)
+        made, s = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv)
         if isinstance(made, str):
             return made
         if made.post_ops.activation[0] != "clip":
@@ -105,9 +105,9 @@ class StemRows(StemPool):
         if reason := self.refuses(layer, signature, backend):
             raise PlanRefused(reason)
         conv = convolution_of(layer)
-        made, s, place = match_epilogue(conv, epilogue(conv)), conv_shape(conv), image_index(layer, conv)
+        made, s, place = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv), image_index(layer, conv)
         assert not isinstance(made, str)
-        weights, own = constants_of(conv)
+        weights, own = weight_and_bias(conv)
         source, dtype = signature.inputs[place], signature.outputs[0].dtype
         assert source is not None
         assert weights is not None

@@ -14,7 +14,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer, Tensor
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
-from whet.tactics._fused import constants_of, epilogue, root_layer, source_index
+from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, FloatPointer, Int32, TensorMap
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -126,7 +126,7 @@ class StemTf32(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = match_epilogue(layer, epilogue(layer)), conv_shape(layer)
+        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
         if isinstance(made, str):
             return made
         if made.residual is not None:
@@ -137,7 +137,7 @@ class StemTf32(FirstLayer):
         return None if any(t.unfit(s) is None for t in _list_tiles()) else "the weights and an image tile exceed shared memory"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        s, made = conv_shape(layer), match_epilogue(layer, epilogue(layer))
+        s, made = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
         if isinstance(made, str):
             return []
         able = [t for t in _list_tiles() if t.unfit(s) is None]
@@ -146,11 +146,11 @@ class StemTf32(FirstLayer):
         return [t.config for t in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue(layer)), conv_shape(layer), StemTile.of(config)
+        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), StemTile.of(config)
         if isinstance(made, str) or tile.unfit(s):
             raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
         x = source_index(layer)
-        weights, own = constants_of(layer)
+        weights, own = weight_and_bias(layer)
         assert weights is not None
         constants = tile.constants(s, made.post_ops)
         tiles_h, tiles_w = -(-s.p // tile.th), -(-s.q // 64)
