@@ -68,11 +68,15 @@ def record(args: argparse.Namespace) -> None:
     net, images, labels, pool = load(args.data, args.model)
     order = [b.name for b in branches(net)]
     space = space_of(net, args.data, args.model, order)
-    table = json.loads(args.table.read_text()) if args.table.exists() else {
-        **provenance(("whet", "numpy", "onnxruntime")), "model": args.model, "original": [count_flops(net), top1(net, images, labels)], "tested": TESTED, "images": IMAGES, "rows": [],
-        "dimensions": {d.name: list(d.values) or [round(d.least + i * d.step, 6) for i in range(round((d.most - d.least) / d.step) + 1)]
-                       for d in space.dimensions},
+    dimensions = {d.name: list(d.values) or [round(d.least + i * d.step, 6) for i in range(round((d.most - d.least) / d.step) + 1)]
+                  for d in space.dimensions}  # fmt: skip
+    table: dict[str, Any] = {
+        **provenance(("whet", "numpy", "onnxruntime")), "model": args.model, "tested": TESTED, "images": IMAGES, "dimensions": dimensions, "rows": []
     }  # fmt: skip
+    if args.table.exists():
+        table = json.loads(args.table.read_text())
+    else:
+        table["original"] = [count_flops(net), top1(net, images, labels)]
     rng = np.random.default_rng(1)
     points = space.seeds()
     for _ in range(args.trials):  # deep cuts everywhere lose all accuracy: the largest share varies, so that all losses occur
