@@ -1,13 +1,17 @@
 """Samplers of `whet auto` compared at an equal number of trials: the hypervolume that each reaches on real networks, over several seeds.
 
-    python benchmarks/search_samplers.py record --data FOLDER --model resnet8 --trials 200 --table FILE.json [--limit SECONDS]
-    python benchmarks/search_samplers.py compare --tables FILE.json .. --out benchmarks/results/cpu/search_samplers.json [--trials 40] [--seeds 10]
+    python benchmarks/search_samplers.py record --data FOLDER --model resnet8 --trials 40 --table FILE.json [--limit SECONDS]
+    python benchmarks/search_samplers.py compare --data FOLDER --tables FILE.json .. --out benchmarks/results/cpu/search_samplers.json
+        [--trials 40] [--seeds 10]      (rows of other models in the file are kept)
 
-`record` runs real trials at random points of the space that `whet auto` searches (widths by class and depth, FP32): prune by L1, recover on 64
-unlabelled images, top-1 on test images, and FLOPs as cost, which no load of the machine disturbs. It resumes. `compare` fits a model to these trials
-(extra trees on FLOPs and on accuracy; its cross-validated error is in the result) and lets every sampler search it: random, Optuna's TPE as it comes
-(`TPESampler()` and with `multivariate=True`), its NSGA-II, and the samplers of whet with the points that its search tries first. `hypervolume` is the
-area in (share of the FLOPs, points of accuracy lost) below the original's FLOPs and 10 points, as a share of that rectangle, averaged over the seeds.
+Real trials take seconds each, and a comparison needs thousands. So the samplers search a table measured on the real network and images: the loss of
+a point is the sum of the reconstruction errors of what it removes (whet's `reconstruction` scores on 64 unlabelled images), its cost the exact FLOPs. The space is that of `whet auto` in FP32: shares to cut by class of groups, and the number of removed branches.
+
+`record` makes some real trials at random points of the same space (prune, recover on 64 unlabelled images, top-1 on 500 test images) and resumes;
+`rank_correlation` is Spearman's between the table's loss and the accuracy that was lost in these trials. Samplers: random, Optuna's TPE as it comes
+(`TPESampler()`, and with `multivariate=True`), and those of whet with the points that its search tries first. `hypervolume` is the area
+below the original's FLOPs and the loss of an equal cut by half, as a share of that rectangle; `interval` is the half width of the 95 % interval of its
+mean over the seeds.
 """
 
 from __future__ import annotations
@@ -25,8 +29,10 @@ from _record import provenance
 from pruning_defaults import normalized, top1
 
 from whet.frontends import network_from_onnx
-from whet.pruning import count_flops
+from whet.pruning import count_flops, groups, importance
+from whet.pruning.costs import flop_costs
 from whet.pruning.depth import branches
+from whet.pruning.importance import Samples
 from whet.search.recipe.recipe import Effort, recipe_from
 from whet.search.recipe.space import SearchSpace, search_space
 from whet.search.stages.prepare import prepare_candidate
@@ -34,9 +40,8 @@ from whet.search.study.study import make_sampler
 from whet.search.study.surrogate import Reference, hypervolume
 
 FILES = {"resnet8": "cifar10/resnet8_mlperftiny.onnx", "resnet20": "cifar10/resnet20_cifar10.onnx", "vit_mnist": "mnist/vit_mnist.onnx"}
-LOSS, SCALE = 10.0, 2.0  # points of accuracy: the largest loss of interest, and a permitted one
 IMAGES, TESTED = 64, 500
-SAMPLERS = ("random", "Optuna TPE", "Optuna TPE, multivariate", "Optuna NSGA-II", "whet tpe", "whet gp")
+SAMPLERS = ("random", "Optuna TPE", "Optuna TPE, multivariate", "whet tpe", "whet gp")
 Evaluate = Callable[[dict[str, Any]], tuple[float, float]]
 
 
@@ -57,7 +62,7 @@ def load(data: Path, model: str) -> tuple[Any, np.ndarray, np.ndarray, np.ndarra
 def space_of(net: Any, data: Path, model: str, order: list[str]) -> SearchSpace:
     """The space of a search with widths and depth."""
     source = str(data / FILES[model])
-    plain = {"model": source, "data": {"calibrate": str(data / "mnist"), "score": str(data / "mnist")}, "target": {"accuracy_drop": SCALE},
+    plain = {"model": source, "data": {"calibrate": str(data / "mnist"), "score": str(data / "mnist")}, "target": {"accuracy_drop": 1},
              "space": {"precision": "fp32"}, "baselines": "fp32"}  # fmt: skip
     return search_space(net, recipe_from(plain), order)
 
@@ -68,8 +73,7 @@ def record(args: argparse.Namespace) -> None:
     net, images, labels, pool = load(args.data, args.model)
     order = [b.name for b in branches(net)]
     space = space_of(net, args.data, args.model, order)
-    dimensions = {d.name: list(d.values) or [round(d.least + i * d.step, 6) for i in range(round((d.most - d.least) / d.step) + 1)]
-                  for d in space.dimensions}  # fmt: skip
+    dimensions = dimensions_of(space)
     table: dict[str, Any] = {
         **provenance(("whet", "numpy", "onnxruntime")), "model": args.model, "tested": TESTED, "images": IMAGES, "dimensions": dimensions, "rows": []
     }  # fmt: skip
@@ -94,89 +98,97 @@ def record(args: argparse.Namespace) -> None:
     print(f"{args.model}: {len(table['rows'])} trials recorded", flush=True)
 
 
-def fitted(table: dict[str, Any]) -> tuple[Evaluate, dict[str, float]]:
-    """A model of the trials, (share of FLOPs, top-1) of a point, and the cross-validated error of both."""
-    from sklearn.ensemble import ExtraTreesRegressor
-    from sklearn.model_selection import cross_val_predict
-
-    names = list(table["dimensions"])
-    x = np.array([[r["params"][n] for n in names] for r in table["rows"]], float)
-    flops, best = table["original"]
-    y = np.array([(r["flops"] / flops, r["top1"]) for r in table["rows"]])
-    logarithmic = np.log1p(np.maximum(best - y[:, 1], 0))  # the cliff of the accuracy
-    made = [ExtraTreesRegressor(300, min_samples_leaf=1, random_state=0) for _ in range(2)]
-    guessed = [cross_val_predict(m, x, v, cv=10) for m, v in zip(made, (y[:, 0], logarithmic), strict=True)]
-    for m, v in zip(made, (y[:, 0], logarithmic), strict=True):
-        m.fit(x, v)
-    near = best - y[:, 1] < 2 * LOSS
-    errors = {"flops_error": float(np.abs(guessed[0] - y[:, 0]).mean()),
-              "top1_error": float(np.abs(best - np.expm1(guessed[1]) - y[:, 1])[near].mean()), "near": int(near.sum())}  # fmt: skip
-    known: dict[tuple, tuple[float, float]] = {}
+def tabulated(data: Path, model: str) -> tuple[Evaluate, SearchSpace]:
+    """(share of FLOPs, loss) of a point by the measured errors, and the space."""
+    net, _, _, pool = load(data, model)
+    found, blocks = groups(net), branches(net)
+    space = space_of(net, data, model, [b.name for b in blocks])
+    some = np.random.default_rng(0).choice(len(pool), IMAGES, replace=False)
+    scores = importance(found, "reconstruction", net=net, samples=Samples({net.inputs[0].name: pool[some]}), blocks=blocks)
+    lost = {g.name: np.concatenate([[0.0], np.cumsum(np.sort(scores[g.name]))]) for g in found}
+    costs = flop_costs(net, found, blocks)
+    inside = {b.name: {g.name for g in found if set(g.layers) <= set(b.layers)} for b in blocks}
+    whole, sizes = costs.total({}), {g.name: g.size for g in found}
+    known: dict[str, tuple[float, float]] = {}
 
     def evaluate(params: dict[str, Any]) -> tuple[float, float]:
-        key = tuple(params[n] for n in names)
+        candidate = space.candidate(params)
+        key = space.key(candidate)
         if key not in known:
-            row = np.array([key], float)
-            known[key] = float(made[0].predict(row)[0]), float(best - np.expm1(made[1].predict(row)[0]))
+            kept = space.kept(candidate)
+            gone = set().union(*(inside[b] for b in candidate.removed)) if candidate.removed else set()
+            loss = sum(float(lost[n][sizes[n] - k]) for n, k in kept.items() if n not in gone) + sum(float(scores[b][0]) for b in candidate.removed)
+            known[key] = costs.total(kept, candidate.removed) / whole, loss
         return known[key]
 
-    return evaluate, errors
+    return evaluate, space
 
 
-def run(sampler: str, seed: int, trials: int, table: dict[str, Any], evaluate: Evaluate, seeds: list[dict[str, Any]]) -> list[float]:
-    """The hypervolume after each trial of one search."""
-    best, startup = table["original"][1], max(4, min(10, trials // 3))
+def rank_correlation(table: dict[str, Any], evaluate: Evaluate) -> float:
+    """Spearman's correlation of the table's loss and the accuracy lost in the real trials."""
+    losses = np.array([(evaluate(r["params"])[1], -r["top1"]) for r in table["rows"]])
+    ranks = losses.argsort(0).argsort(0)
+    return float(np.corrcoef(ranks.T)[0, 1])
+
+
+def dimensions_of(space: SearchSpace) -> dict[str, list[Any]]:
+    """The values of each dimension."""
+    return {d.name: list(d.values) or [round(d.least + i * d.step, 6) for i in range(round((d.most - d.least) / d.step) + 1)]
+            for d in space.dimensions}  # fmt: skip
+
+
+def run(sampler: str, seed: int, trials: int, space: SearchSpace, evaluate: Evaluate, bounds: tuple[float, float]) -> list[float]:
+    """The hypervolume after each trial of one search, as a share of the rectangle below `bounds`."""
+    startup, dimensions = max(4, min(10, trials // 3)), dimensions_of(space)
     plain = {
         "random": lambda: optuna.samplers.RandomSampler(seed=seed),
         "Optuna TPE": lambda: optuna.samplers.TPESampler(seed=seed),
         "Optuna TPE, multivariate": lambda: optuna.samplers.TPESampler(seed=seed, multivariate=True),
-        "Optuna NSGA-II": lambda: optuna.samplers.NSGAIISampler(seed=seed),
     }
-    reference = Reference(1.0, LOSS - best, SCALE)
+    permitted = bounds[1] / 5  # as whet's search sets the reference: five times the permitted loss
+    reference = Reference(*bounds, permitted)
     made = plain[sampler]() if sampler in plain else make_sampler(optuna, sampler.removeprefix("whet "), seed, startup, -1, reference)
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=made)
-    for point in seeds[: max(1, trials // 2)] if sampler not in plain else ():
-        study.enqueue_trial(point)
+    for point in space.seeds()[: max(1, trials // 2)] if sampler not in plain else ():
+        study.enqueue_trial({**{k: v[0] for k, v in dimensions.items()}, **point})
     reached, values = [], []
     for _ in range(trials):
         trial = study.ask()
         params = {}
-        for name, choices in table["dimensions"].items():
+        for name, choices in dimensions.items():
             if name == "depth":
                 params[name] = trial.suggest_categorical(name, choices)
             else:
                 params[name] = round(trial.suggest_float(name, choices[0], choices[-1], step=round(choices[1] - choices[0], 6)), 6)
-        cost, accuracy = evaluate(params)
-        trial.set_user_attr("misses", [max(0.0, (best - accuracy) / SCALE - 1)])
-        study.tell(trial, [cost, accuracy])
-        values.append((cost, -accuracy))
-        reached.append(hypervolume(np.array(values), (1.0, LOSS - best)) / LOSS)
+        cost, loss = evaluate(params)
+        trial.set_user_attr("misses", [max(0.0, loss / permitted - 1)])
+        study.tell(trial, [cost, -loss])
+        values.append((cost, loss))
+        reached.append(hypervolume(np.array(values), bounds) / (bounds[0] * bounds[1]))
     return reached
 
 
 def compare(args: argparse.Namespace) -> None:
     """Runs all samplers on the models of the tables."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    rows = []
-    for path in args.tables:
-        table = json.loads(path.read_text())
-        evaluate, errors = fitted(table)
-        net, *_ = load(args.data, table["model"])
-        seeds = space_of(net, args.data, table["model"], [b.name for b in branches(net)]).seeds()
-        seeds = [{**{k: v[0] for k, v in table["dimensions"].items()}, **p} for p in seeds]
+    tables = [json.loads(path.read_text()) for path in args.tables]
+    rows: list[dict[str, Any]] = json.loads(args.out.read_text())["rows"] if args.out and args.out.exists() else []
+    rows = [r for r in rows if r["model"] not in {t["model"] for t in tables}]
+    for table in tables:
+        evaluate, space = tabulated(args.data, table["model"])
+        half = evaluate({name: 0 if name == "depth" else 0.5 for name in dimensions_of(space)})
+        correlation = rank_correlation(table, evaluate)
         of_random: np.ndarray | None = None
         for sampler in args.samplers:
-            start = time.perf_counter()
-            reached = np.array([run(sampler, seed, args.trials, table, evaluate, seeds) for seed in range(args.seeds)])
+            reached = np.array([run(sampler, seed, args.trials, space, evaluate, (1.0, half[1])) for seed in range(args.seeds)])
             of_random = reached if of_random is None else of_random
-            last, half = reached[:, -1], reached[:, args.trials // 2 - 1]
-            paired = last - of_random[:, -1]
+            last = reached[:, -1]
+            above = (last - of_random[:, -1]).mean()
             rows.append({
-                "model": table["model"], "recorded": len(table["rows"]), "dimensions": len(table["dimensions"]), "sampler": sampler,
-                "trials": args.trials, "seeds": args.seeds, "hypervolume": round(float(last.mean()), 4),
-                "interval": round(float(1.96 * last.std(ddof=1) / np.sqrt(len(last))), 4), "at_half": round(float(half.mean()), 4),
-                "above_random": round(float(paired.mean()), 4), "each": [round(float(v), 4) for v in last],
-                "seconds": round(time.perf_counter() - start, 1), **{k: round(v, 4) for k, v in errors.items()},
+                "model": table["model"], "dimensions": len(dimensions_of(space)), "sampler": sampler, "trials": args.trials, "seeds": args.seeds,
+                "hypervolume": round(float(last.mean()), 4), "interval": round(float(1.96 * last.std(ddof=1) / np.sqrt(len(last))), 4),
+                "at_half": round(float(reached[:, args.trials // 2 - 1].mean()), 4), "above_random": round(float(above), 4),
+                "each": [round(float(v), 4) for v in last], "real_trials": len(table["rows"]), "rank_correlation": round(correlation, 3),
             })  # fmt: skip
             print(rows[-1], flush=True)
             if args.out:
