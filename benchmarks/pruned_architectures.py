@@ -244,7 +244,8 @@ def main() -> None:
                 print(json.dumps(row), flush=True)
                 if args.out:
                     rows.sort(key=lambda r: order.index(r["name"]))
-                    args.out.write_text(json.dumps({**stamp, "ratio": RATIO, "flops": FLOPS, "rows": rows}, indent=1) + "\n")
+                    counts = {"networks": len(rows), "pruned": sum(r["stage"] == "done" for r in rows)}
+                    args.out.write_text(json.dumps({**stamp, "ratio": RATIO, "flops": FLOPS, **counts, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -156,8 +156,14 @@ def _lines(r: Data, d: Data) -> list[str]:
     sure = f" (95 %: {number(m['low'], 4)} to {number(m['high'], 4)}, {m['samples']} samples)" if m["low"] is not None else ""
     ms, mj = r["latency"], r["energy"]
     spent = [f"{number(mj['mj'])} mJ a sample, net {number(mj.get('net_mj'))}"] if mj["mj"] is not None else []
-    return [f"{number(ms['ratio'])}x the original's time, {number(ms['median_ms'])} ms, p99 {number(ms['p99_ms'])} ms",
+    return [f"{ratio_text(ms)} of the original's time, {number(ms['median_ms'])} ms, p99 {number(ms['p99_ms'])} ms",
             f"{d['metric']} {number(m['value'], 4)}{sure}", *spent]  # fmt: skip
+
+
+def ratio_text(ms: Data) -> str:
+    """The time relative to the original's with its 95 % interval: 0.450x (0.441 to 0.459)."""
+    low, high = ms.get("ratio_interval", (None, None))
+    return f"{number(ms['ratio'])}x" + (f" ({number(low, 3)} to {number(high, 3)})" if low is not None else "")
 
 
 def _ratio(ms: Data) -> Html:
