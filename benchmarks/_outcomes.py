@@ -94,19 +94,19 @@ class Outcomes:
 
 def read(path: Path) -> Outcomes:
     """The outcomes in a file of the plugin; a truncated last line is ignored."""
-    made, worst, seen = Outcomes(), dict[str, str](), dict[str, None]()
+    outcomes, worst, seen = Outcomes(), dict[str, str](), dict[str, None]()
     for line in _lines(path):
         if "test" not in line:
             seen.update(dict.fromkeys(line.get("listed", [line.get("began", "")])))
             continue
         test, how = line["test"], line["how"]
-        made.seconds[test] = made.seconds.get(test, 0.0) + line["seconds"]
+        outcomes.seconds[test] = outcomes.seconds.get(test, 0.0) + line["seconds"]
         if how != "passed" and worst.get(test) != "failed":
-            worst[test], made.why[test] = how, line["why"]
+            worst[test], outcomes.why[test] = how, line["why"]
         if line["phase"] == "teardown":
-            made.how[test] = worst.get(test, "passed")
-    made.open = [t for t in seen if t not in made.how]
-    return made
+            outcomes.how[test] = worst.get(test, "passed")
+    outcomes.open = [t for t in seen if t not in outcomes.how]
+    return outcomes
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

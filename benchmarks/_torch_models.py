@@ -13,8 +13,8 @@ STRIDES = (8, 16, 32)
 
 def conv(cin: int, cout: int, kernel: int = 1, stride: int = 1, pad: int | None = None) -> nn.Module:
     """Convolution, batch norm, SiLU."""
-    made = nn.Conv2d(cin, cout, kernel, stride, kernel // 2 if pad is None else pad, bias=False)
-    return nn.Sequential(made, nn.BatchNorm2d(cout, eps=1e-3), nn.SiLU(inplace=True))
+    layer = nn.Conv2d(cin, cout, kernel, stride, kernel // 2 if pad is None else pad, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(cout, eps=1e-3), nn.SiLU(inplace=True))
 
 
 class Bottleneck(nn.Module):
@@ -100,12 +100,12 @@ def model(name: str) -> nn.Module:
     """The network in FP16, channels last, on the GPU."""
     import torchvision
 
-    made: Any = Yolov5s() if name == "yolov5s" else getattr(torchvision.models, name)(weights=None)
-    made = made.eval().half().cuda()
-    for p in made.parameters():  # not module.to(): it refuses a decoder's grids, which have rank 5
+    network: Any = Yolov5s() if name == "yolov5s" else getattr(torchvision.models, name)(weights=None)
+    network = network.eval().half().cuda()
+    for p in network.parameters():  # not module.to(): it refuses a decoder's grids, which have rank 5
         if p.dim() == 4:
             p.data = p.data.to(memory_format=torch.channels_last)
-    return made
+    return network
 
 
 def image(name: str, batch: int) -> torch.Tensor:

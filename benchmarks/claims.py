@@ -82,11 +82,11 @@ class Bench:
         self.others = 0.0
 
     def plans(self, nets: list[Network], batch: int = 1) -> list:
-        made = []
+        plans = []
         for net in nets:
             shapes = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
-            made.append(build(net, replace(self.config, profiles=((shapes, shapes, shapes),))))
-        return made
+            plans.append(build(net, replace(self.config, profiles=((shapes, shapes, shapes),))))
+        return plans
 
     def ms(self, nets: list[Network], batch: int = 1, plans: list | None = None) -> list[float]:
         """Median ms of each network's engine, compared for some seconds."""
@@ -145,10 +145,10 @@ def accuracy(net: Network) -> float:
 
 def uniform(net: Network, ratio: float, data: dict | None, kind: str = "l1") -> Network:
     """The same share of every group cut to multiples of two, recovered without labels if there are data."""
-    found = groups(net)
+    channel_groups = groups(net)
     samples = Samples(data) if data else None
-    kept = choose(found, importance(found, kind, net=net, samples=samples), ratio, scope="group", multiple=2)
-    small = cut(net, kept, found)
+    kept = choose(channel_groups, importance(channel_groups, kind, net=net, samples=samples), ratio, scope="group", multiple=2)
+    small = cut(net, kept, channel_groups)
     return recover(small, net, kept, data) if data else small
 
 
@@ -198,8 +198,8 @@ def fusion_and_memory(b: Bench) -> Row:
     Reformats between layers are not fusions: their number may change with the fastest formats for other widths.
     """
     name, net = large(b)
-    found = groups(net)
-    small = cut(net, choose(found, importance(found), 0.4), found)
+    channel_groups = groups(net)
+    small = cut(net, choose(channel_groups, importance(channel_groups), 0.4), channel_groups)
     plans = b.plans([net, small], batch=8)
     runtime = Runtime(None if b.backend == "cpu" else b.backend)
     fused = [{frozenset(x.sources) for x in p.network.layers if x.op == "Fused"} for p in plans]
@@ -309,8 +309,9 @@ def criteria(b: Bench) -> Row:
 
 
 def _bare(net: Network, ratio: float, data: dict, kind: str) -> Network:
-    found = groups(net)
-    return cut(net, choose(found, importance(found, kind, net=net, samples=Samples(data)), ratio, scope="group", multiple=2), found)
+    channel_groups = groups(net)
+    scores = importance(channel_groups, kind, net=net, samples=Samples(data))
+    return cut(net, choose(channel_groups, scores, ratio, scope="group", multiple=2), channel_groups)
 
 
 @claim
@@ -347,15 +348,15 @@ def latency_or_flops(b: Bench) -> Row:
     from whet.pruning.meter import Meter
 
     net = network_from_onnx(zoo.build("mobilenet_v2"))
-    found, base = groups(net), static_layers(net, b.config)
-    scores, most = per_layer(found, [], importance(found)), 5 if b.quick else 12  # widths of each group that are timed
+    channel_groups, base = groups(net), static_layers(net, b.config)
+    scores, most = per_layer(channel_groups, [], importance(channel_groups)), 5 if b.quick else 12  # widths of each group that are timed
     with Meter(b.config, LatencyTable(), base) as meter:
-        ms, flops = latency_costs(net, found, [], meter, base), flop_costs(net, found, [])
-        by_flops = choose_within(found, [], scores, flops, 0.5 * flops.total({}), most=most)
+        ms, flops = latency_costs(net, channel_groups, [], meter, base), flop_costs(net, channel_groups, [])
+        by_flops = choose_within(channel_groups, [], scores, flops, 0.5 * flops.total({}), most=most)
         reached = ms.total({g: len(k) for g, k in by_flops.kept.items()})
         for _ in range(3):
-            by_ms = choose_within(found, [], scores, ms, reached, most=most)
-            nets = [net, *(cut(net, c.kept, found) for c in (by_flops, by_ms))]
+            by_ms = choose_within(channel_groups, [], scores, ms, reached, most=most)
+            nets = [net, *(cut(net, c.kept, channel_groups) for c in (by_flops, by_ms))]
             whole, f, t = b.ms(nets)
             if t <= 1.03 * f:
                 break

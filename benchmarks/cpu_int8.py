@@ -38,15 +38,15 @@ Shapes = dict[str, list[int]]
 
 def sample(shapes: Shapes, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Normal random values; for text models token ids, with a mask that includes all of them."""
-    made = {}
+    arrays = {}
     for name, shape in shapes.items():
         if "mask" in name:
-            made[name] = np.ones(shape, np.int64)
+            arrays[name] = np.ones(shape, np.int64)
         elif "ids" in name:
-            made[name] = rng.integers(0, 2 if "type" in name else VOCABULARY, shape)
+            arrays[name] = rng.integers(0, 2 if "type" in name else VOCABULARY, shape)
         else:
-            made[name] = rng.standard_normal(shape).astype(np.float32)
-    return made
+            arrays[name] = rng.standard_normal(shape).astype(np.float32)
+    return arrays
 
 
 def feed(shapes: Shapes) -> dict[str, np.ndarray]:
@@ -141,14 +141,14 @@ def peers(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None
 
 def calibrate(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
     """Writes whet's ranges into the folder, replacing existing ones: minutes for the large networks, under any machine load."""
-    from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepare
+    from whet.builder.precision.int8 import Calibration, get_calibrated_ranges, prepare
     from whet.frontends import network_from_onnx
 
     model = folder / f"{name}-{batch}.onnx"
     net, cache, config = network_from_onnx(model), model.with_suffix(".calibration.json"), engine_config(args, folder)
     shapes = {t.name: [int(d) for d in t.shape] for t in net.inputs}
     cache.unlink(missing_ok=True)
-    calibrated_ranges(net, prepare(net, config), Calibration(lambda: calibration(shapes), str(cache)), config, print)
+    get_calibrated_ranges(net, prepare(net, config), Calibration(lambda: calibration(shapes), str(cache)), config, print)
 
 
 def engine_config(args: argparse.Namespace, folder: Path):

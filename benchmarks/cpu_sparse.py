@@ -157,7 +157,7 @@ def _copy(packed: np.ndarray) -> tuple[np.ndarray, int]:
 
 def candidates(layer: Layer, kind: str, backend: CpuBackend, wanted: Callable[[Tactic], bool], copies: int) -> list[Calls]:
     """All planned candidates of the tactics that `wanted` accepts; of f32 layers those that store "f32" or "bf16"."""
-    found = []
+    calls = []
     for tactic in tactics_of("cpu"):
         if tactic.fallback or not wanted(tactic) or tactic.unavailable() or tactic.why_not(layer):
             continue
@@ -166,10 +166,10 @@ def candidates(layer: Layer, kind: str, backend: CpuBackend, wanted: Callable[[T
                 continue
             for config in tactic.configs(layer, signature, backend):
                 try:
-                    found.append(Calls(layer, tactic, signature, config, backend, copies))
+                    calls.append(Calls(layer, tactic, signature, config, backend, copies))
                 except PlanRefused:
                     continue
-    return found
+    return calls
 
 
 def fastest(calls: list[Calls]) -> Calls:

@@ -72,8 +72,8 @@ class Targets:
         with TimingCache(good / "cache.db") as cache:
             self.keys = [row[0] for row in cache._run("SELECT key FROM timings ORDER BY key LIMIT 3", ())]
         self.good_cache = (good / "cache.db").read_bytes()
-        found = groups(self.net)
-        self.good_recipe = recipe_of(self.net, {g.name: range(g.size // 2) for g in found[:1]}).to_json()
+        channel_groups = groups(self.net)
+        self.good_recipe = recipe_of(self.net, {g.name: range(g.size // 2) for g in channel_groups[:1]}).to_json()
         names = find_quantization_sites(self.net).names()
         ranges = Ranges({n: Range(-1.0, 1.0) for n in names}, "digest", 4)
         write_cache(good / "ranges.json", ranges)

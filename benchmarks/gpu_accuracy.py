@@ -36,7 +36,7 @@ from accuracy_precision import BARS, CALIBRATION, calibration_images, compare
 from support import datasets
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.precision.float8_ranges import float8_network, float8_ranges, sensitive_layers
+from whet.builder.precision.float8_ranges import calibrate_float8_ranges, find_sensitive_layers, insert_float8
 from whet.builder.precision.int8 import Calibration, calibrated_ranges
 from whet.builder.precision.int8 import prepare as prepare_network
 from whet.builder.precision.permissions import is_float8
@@ -74,17 +74,17 @@ def prepare(folder: Path) -> None:
         net, images = network(path), calibration_images(model, CALIBRATION)
         samples = [{net.inputs[0].name: images[i : i + 1]} for i in range(len(images))]
         calibration = Calibration(samples=lambda samples=samples: iter(samples), cache=str(folder / f"{model.name}-int8.json"))
-        found = calibrated_ranges(net, prepare_network(net, BuildConfig()), calibration, BuildConfig(), print)
-        made = prepare_network(net, BuildConfig())
+        ranges = calibrated_ranges(net, prepare_network(net, BuildConfig()), calibration, BuildConfig(), print)
+        prepared = prepare_network(net, BuildConfig())
         plain, said = Calibration(samples=calibration.samples), []
-        float8 = float8_ranges(net, made, plain, BuildConfig(), said, said)
-        left = sensitive_layers(made, float8, plain, BuildConfig(), kept_out(made))
+        float8 = calibrate_float8_ranges(net, prepared, plain, BuildConfig(), said, said)
+        left = find_sensitive_layers(prepared, float8, plain, BuildConfig(), kept_out(prepared))
         write_cache(str(folder / f"{model.name}-fp8.json"), float8)
         (folder / f"{model.name}-fp8-left.json").write_text(json.dumps(left, indent=1))
         shape = {net.inputs[0].name: (BATCH, *net.inputs[0].shape[1:])}
         run = Runtime().load(build(net, BuildConfig(profiles=((shape, shape, shape),)))).create_context().run
         np.savez(folder / f"{model.name}-fp32.npz", **{k: logits(run, net.inputs[0].name, fed(model.name, x)) for k, (x, _) in judged.items()})
-        print(model.name, len(found.tensors), "ranges,", len(float8.corrections), "corrections for FP8", *said, *left.items(), sep="\n  ")
+        print(model.name, len(ranges.tensors), "ranges,", len(float8.corrections), "corrections for FP8", *said, *left.items(), sep="\n  ")
 
 
 def sets(lossless: Path, jpeg: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -105,17 +105,17 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
     shape = {net.inputs[0].name: (BATCH, *net.inputs[0].shape[1:])}
     times = str(folder / "times.sqlite")
     config = BuildConfig(backend="cuda", profiles=((shape, shape, shape),), tactic_sources=("-TF32",), timing_cache=times)
-    made = prepare_network(net, config)
-    ranges = calibrated_ranges(net, made, Calibration(cache=str(folder / f"{name}-int8.json")), config, print)
-    found = {}
+    prepared = prepare_network(net, config)
+    ranges = calibrated_ranges(net, prepared, Calibration(cache=str(folder / f"{name}-int8.json")), config, print)
+    results = {}
     for precision in precisions:
         begun = time.perf_counter()
         if precision == "int8":
-            plan = build(quantize(made, ranges), replace(config, precisions=("int8",)))
+            plan = build(quantize(prepared, ranges), replace(config, precisions=("int8",)))
         elif precision == "fp8":
-            float8 = calibrated_ranges(net, made, Calibration(cache=str(folder / f"{name}-fp8.json")), config, print)
+            float8 = calibrated_ranges(net, prepared, Calibration(cache=str(folder / f"{name}-fp8.json")), config, print)
             left = json.loads((folder / f"{name}-fp8-left.json").read_text())
-            plan = build(float8_network(made, float8, left), replace(config, precisions=("fp16", "fp8")))
+            plan = build(insert_float8(prepared, float8, left), replace(config, precisions=("fp16", "fp8")))
         else:
             plan = build(net, replace(config, precisions=(precision,), layer_precisions=(("*", precision),), precision_constraints="prefer"))
         kinds: dict[str, int] = {}
@@ -124,8 +124,8 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
             kinds[kind] = kinds.get(kind, 0) + 1
         checked = plan.report.verification
         said = {"layers": kinds, "network_error": checked.network_error, "network_bound": checked.network_bound}
-        found[precision] = Runtime("cuda").load(plan).create_context().run, said | {"build_s": round(time.perf_counter() - begun, 1)}
-    return found
+        results[precision] = Runtime("cuda").load(plan).create_context().run, said | {"build_s": round(time.perf_counter() - begun, 1)}
+    return results
 
 
 def fed(model: str, images: np.ndarray) -> np.ndarray:

@@ -118,9 +118,9 @@ def main() -> None:
     for row in (r for case in given.cases for r in rows_of(case, given.states.split(","), given.calibrations)):
         rows.append(row)
         gpu = next((r["gpu"] for r in rows if "gpu" in r), {})
-        made = provenance(["numpy"]) | {"device": gpu.get("model", ""), "cpu_cores": len(os.sched_getaffinity(0))}
-        made["versions"] |= {"driver": gpu.get("driver"), "nvrtc": gpu.get("nvrtc")}
-        given.out.write_text(json.dumps(made | {"rows": [{k: v for k, v in r.items() if k != "gpu"} for r in rows]}, indent=1) + "\n")
+        record = provenance(["numpy"]) | {"device": gpu.get("model", ""), "cpu_cores": len(os.sched_getaffinity(0))}
+        record["versions"] |= {"driver": gpu.get("driver"), "nvrtc": gpu.get("nvrtc")}
+        given.out.write_text(json.dumps(record | {"rows": [{k: v for k, v in r.items() if k != "gpu"} for r in rows]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

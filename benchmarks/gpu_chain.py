@@ -33,14 +33,14 @@ def costs(bound, machine) -> list[float]:
     """Seconds of each layer: paired differences, the median over rounds."""
     steps = bound.step_calls
     whole = executable(machine, [c for group in steps for c in group])
-    found = []
+    rounds = []
     for i in range(len(steps)):
         without = executable(machine, [c for k, group in enumerate(steps) if k != i for c in group])
         without.run()
         pairs = [(machine.seconds(whole, 1)[0], machine.seconds(without, 1)[0]) for _ in range(ROUNDS)]
-        found.append(statistics.median(a for a, _ in pairs) - statistics.median(b for _, b in pairs))
+        rounds.append(statistics.median(a for a, _ in pairs) - statistics.median(b for _, b in pairs))
         without.close()
-    return found
+    return rounds
 
 
 if __name__ == "__main__":

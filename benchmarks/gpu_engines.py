@@ -46,7 +46,7 @@ def network(name: str, batch: int, **options: int) -> Network:
 def kernels(net: Network) -> set[str]:
     """Texts of all tensor-core kernels that a build of `net` would try."""
     machine = CompileOnlyGpu(executes=True)
-    found = set()
+    texts = set()
     lowered, _ = lower_network(net, CONFIG)
     tactics = [t for t in tactics_of("cuda") if t.name in ("cuda/conv", "cuda/stem_as_channels", "cuda/gemm")]
     for layer in lowered.layers:
@@ -55,8 +55,8 @@ def kernels(net: Network) -> set[str]:
             kind = match_epilogue(layer, epilogue_steps(layer), axis).post_ops.activation[0]
             tile = from_config(o.config)
             im2col = "stem" in o.tactic.name or (root_layer(layer).op == "Conv" and not conv_shape(layer).plain and not tile.halo)
-            found.add(conv_source(tile, Features(im2col, kind, out_f32=o.signature.outputs[0].dtype.name == "f32")))
-    return found
+            texts.add(conv_source(tile, Features(im2col, kind, out_f32=o.signature.outputs[0].dtype.name == "f32")))
+    return texts
 
 
 def compile_all(wanted: list[tuple[str, int]]) -> None:

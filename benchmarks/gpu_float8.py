@@ -28,7 +28,7 @@ from gpu_int8 import in_blocks, network
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.precision.float8_ranges import float8_network
+from whet.builder.precision.float8_ranges import insert_float8
 from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepare
 from whet.builder.precision.permissions import is_float8
 from whet.engine.plan import EnginePlan
@@ -47,17 +47,17 @@ def engines(net: Network, batch: int, cache: Path, times: Path) -> dict[str, tup
     """(engine, seconds of its build) by precision."""
     shape = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
     config = BuildConfig(backend="cuda", profiles=((shape, shape, shape),), timing_cache=str(times))
-    made = prepare(net, config)
-    ranges = calibrated_ranges(net, made, Calibration(cache=str(cache)), config, print)
-    found = {}
-    wide = replace(ranges, float_sums=skip_sums(made, kept_out(made)))
-    sources = {"fp8": float8_network(made, ranges), "sums": float8_network(made, wide), "int8": quantize(made, ranges), "fp16": net}
+    prepared = prepare(net, config)
+    ranges = calibrated_ranges(net, prepared, Calibration(cache=str(cache)), config, print)
+    built = {}
+    wide = replace(ranges, float_sums=skip_sums(prepared, kept_out(prepared)))
+    sources = {"fp8": insert_float8(prepared, ranges), "sums": insert_float8(prepared, wide), "int8": quantize(prepared, ranges), "fp16": net}
     for kind, source in sources.items():
         begun = time.perf_counter()
         precisions = ("fp16",) if kind == "fp16" else ("fp16", "int8" if kind == "int8" else "fp8")
-        found[kind] = build(source, replace(config, precisions=precisions)), time.perf_counter() - begun
-        print(f"{kind} batch {batch} built in {found[kind][1]:.1f} s", flush=True)
-    return found
+        built[kind] = build(source, replace(config, precisions=precisions)), time.perf_counter() - begun
+        print(f"{kind} batch {batch} built in {built[kind][1]:.1f} s", flush=True)
+    return built
 
 
 def row(name: str, batch: int, folder: Path, machine: Any) -> dict[str, Any]:

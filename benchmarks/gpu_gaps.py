@@ -23,7 +23,7 @@ sys.path.insert(0, "src")
 from whet.backends import get_backend
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.stream import Event, Stream
-from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.composites.attention import attention_sample
 from whet.network import Layer, Network, stored_shape
 from whet.network.types import F16, F32, parse_type
@@ -50,27 +50,27 @@ def conv(n: int, c: int, k: int, side: int, groups: int = 1, taps: int = 3, stri
 
 def groups() -> dict[str, Layer]:
     """The 3x3 convolutions of ResNeXt-50 32x4d, and larger groups as in RegNet."""
-    found = {}
+    layers = {}
     for n in (1, 128):
         for width, side in ((128, 56), (256, 28), (512, 14), (1024, 7)):
-            found[f"resnext {n}x{side}x{width} 32 groups"] = conv(n, width, width, side, 32)
-        found[f"resnext {n}x56x256 32 groups /2"] = conv(n, 256, 256, 56, 32, stride=2)
+            layers[f"resnext {n}x{side}x{width} 32 groups"] = conv(n, width, width, side, 32)
+        layers[f"resnext {n}x56x256 32 groups /2"] = conv(n, 256, 256, 56, 32, stride=2)
         for width, side, each in ((192, 56, 24), (432, 28, 24), (512, 28, 64), (896, 14, 112)):
-            found[f"regnet {n}x{side}x{width} of {each}"] = conv(n, width, width, side, width // each)
-    return found
+            layers[f"regnet {n}x{side}x{width} of {each}"] = conv(n, width, width, side, width // each)
+    return layers
 
 
 def tf32() -> dict[str, Layer]:
     """Convolutions of ResNet-18 and -50, and products of BERT, in FP32."""
-    found = {}
+    layers = {}
     for n in (1, 128):
         for c, side in ((64, 56), (128, 28), (256, 14), (512, 7)):
-            found[f"resnet {n}x{side}x{c} 3x3"] = conv(n, c, c, side)
-        found[f"resnet {n}x56x64 to 256 1x1"] = conv(n, 64, 256, 56, taps=1)
-        found[f"resnet {n}x7x2048 to 512 1x1"] = conv(n, 2048, 512, 7, taps=1)
-        found[f"bert {n * 128}x768x3072"] = layer_of("MatMul", (n, 128, 768), (768, 3072))
-        found[f"resnet fc {n}"] = layer_of("Gemm", (n, 2048), (1000, 2048), (1000,), transB=1)
-    return found
+            layers[f"resnet {n}x{side}x{c} 3x3"] = conv(n, c, c, side)
+        layers[f"resnet {n}x56x64 to 256 1x1"] = conv(n, 64, 256, 56, taps=1)
+        layers[f"resnet {n}x7x2048 to 512 1x1"] = conv(n, 2048, 512, 7, taps=1)
+        layers[f"bert {n * 128}x768x3072"] = layer_of("MatMul", (n, 128, 768), (768, 3072))
+        layers[f"resnet fc {n}"] = layer_of("Gemm", (n, 2048), (1000, 2048), (1000,), transB=1)
+    return layers
 
 
 def attention() -> dict[str, Layer]:
@@ -97,7 +97,7 @@ def own(machine: Any, layer: Layer, kinds: tuple, until: float) -> dict[str, tup
     """tactic -> (microseconds, config) of its best configuration in one of the storage types."""
     best: dict[str, tuple[float, str]] = {}
     stream, rng = Stream(), np.random.default_rng(0)
-    for t in tactics_for("cuda", ("-CUDNN",)):
+    for t in list_enabled_tactics("cuda", ("-CUDNN",)):
         if t.name == "cuda/host_reference" or t.why_not(layer):
             continue
         for signature in t.signatures(layer, machine):
@@ -209,14 +209,14 @@ def rows_of(machine: Any, what: str, seconds: float) -> Iterator[dict[str, Any]]
 
 def main() -> None:
     machine, rows = get_backend("cuda"), []
-    made = provenance(("numpy", "cuda-bindings", "torch")) | {"device": machine.describe()["model"]}
+    record = provenance(("numpy", "cuda-bindings", "torch")) | {"device": machine.describe()["model"]}
     for word in sys.argv[1:]:
         what, _, seconds = word.partition(":")
         for row in rows_of(machine, what, float(seconds or 120)):
             rows.append(row)
             print(" | ".join(f"{k} {v}" for k, v in row.items()), flush=True)
             with open(os.environ.get("OUT", ".") + "/gaps.json", "w") as out:
-                json.dump({**made, "state": machine.state(), "rows": rows}, out, indent=1)
+                json.dump({**record, "state": machine.state(), "rows": rows}, out, indent=1)
 
 
 if __name__ == "__main__":

@@ -46,19 +46,19 @@ def ranked(o: Option, share: float) -> float:
 
 def caught(net: Any) -> dict[str, Any]:
     """A build's plan, and the engine in which its kernels were selected, with the kinds of layers and their options."""
-    found: dict[str, Any] = {}
+    capture: dict[str, Any] = {}
     real = refine.select_in_network
 
     def noting(bound: Any, kinds: Any, store: Any, seconds: float) -> Any:
-        found.update(bound=bound, kinds=kinds, store=store)
+        capture.update(bound=bound, kinds=kinds, store=store)
         return real(bound, kinds, store, seconds)
 
     refine.select_in_network = noting
     try:
-        found["plan"] = build(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False))
+        capture["plan"] = build(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", verify=False))
     finally:
         refine.select_in_network = real
-    return found
+    return capture
 
 
 def turns(network: Any, variants: list[Any], rounds: int, other: Any = None) -> np.ndarray:
@@ -84,13 +84,13 @@ def agreement(a: list[float], b: list[float]) -> float:
 
 
 def row_of(name: str, batch: int) -> dict[str, Any]:
-    found = caught(network_from_onnx(zoo.build(name, batch=batch)))
-    plan, bound, network = found["plan"], found["bound"], ExchangeableNetwork(found["bound"], found["store"])
+    capture = caught(network_from_onnx(zoo.build(name, batch=batch)))
+    plan, bound, network = capture["plan"], capture["bound"], ExchangeableNetwork(capture["bound"], capture["store"])
     orders: dict[str, list[float]] = {what: [] for what in SHARES}
     slower: dict[str, list[np.ndarray]] = {what: [] for what in (*SHARES, "in network")}
     picks: dict[str, dict[LayerKind, Option]] = {what: {} for what in (*SHARES, "in network")}
     kinds = []
-    for kind in found["kinds"]:
+    for kind in capture["kinds"]:
         options = [kind.incumbent, *kind.others]
         if any(o.cold_ms is not None for o in options):
             options = [o for o in options if o.cold_ms is not None]  # compares times of the same kind only
@@ -150,8 +150,8 @@ def main() -> None:
         for what, c in r["rankings"].items():
             print(f"  {what:15} {c}", flush=True)
         rows = [{"network": n["network"], "batch": n["batch"], "ranking": what, **c} for n in networks for what, c in n["rankings"].items()]
-        made = {**provenance(("numpy", "cuda-bindings")), "device": machine.describe()["model"], "l2_bytes": l2, "rows": rows}
-        text = json.dumps(made | {"state": machine.state(), "networks": networks}, indent=1)
+        record = {**provenance(("numpy", "cuda-bindings")), "device": machine.describe()["model"], "l2_bytes": l2, "rows": rows}
+        text = json.dumps(record | {"state": machine.state(), "networks": networks}, indent=1)
         (Path(os.environ.get("OUT", ".")) / "l2.json").write_text(text + "\n")
 
 

@@ -21,10 +21,10 @@ class Layer:
 
 def resnet50(batch: int) -> list[Layer]:
     """The 52 convolutions after the stem."""
-    found: dict[tuple, list] = {}
+    layers: dict[tuple, list] = {}
 
     def add(name: str, shape: ConvShape, residual: bool) -> None:
-        found.setdefault((shape, residual), [name, 0])[1] += 1
+        layers.setdefault((shape, residual), [name, 0])[1] += 1
 
     size, channels = 56, 64
     for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 2):
@@ -38,4 +38,4 @@ def resnet50(batch: int) -> list[Layer]:
             if block == 0:
                 add(f"{tag}.down", ConvShape(batch, size, size, channels, width * 4, stride=(stride, stride)), False)
             size, channels = out, width * 4
-    return [Layer(name, shape, residual, count) for (shape, residual), (name, count) in found.items()]
+    return [Layer(name, shape, residual, count) for (shape, residual), (name, count) in layers.items()]

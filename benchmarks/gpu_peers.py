@@ -383,7 +383,7 @@ def measure_all(rows: list[str], o: argparse.Namespace) -> None:
     from _record import provenance
 
     begun, guard = time.perf_counter(), threading.Lock()
-    made: dict[str, Any] = {**provenance(["numpy", "cuda-bindings", "torch", "triton"]), "note": SETTINGS, "rows": [], "left_out": []}
+    record: dict[str, Any] = {**provenance(["numpy", "cuda-bindings", "torch", "triton"]), "note": SETTINGS, "rows": [], "left_out": []}
     built: dict[str, dict[str, Any] | None] = {}
     tables: list[str] = []
 
@@ -396,23 +396,23 @@ def measure_all(rows: list[str], o: argparse.Namespace) -> None:
         found = measured(row, o.peers, o.rounds, gpu) if fits and built[row] is not None else None
         with guard:
             if found is None:
-                made["left_out"].append(row)
+                record["left_out"].append(row)
             else:
                 found = built[row] | found
                 found["bar"] = bar(found)
                 tables.append(layer_table(row, found.pop("layers")))
                 (folder() / "layers.txt").write_text("".join(tables))
-                made["device"] = found["processes"][0]["device"]
-                made["rows"] = sorted([*made["rows"], found], key=lambda r: rows.index(f"{r['network']}:{r['batch']}"))
+                record["device"] = found["processes"][0]["device"]
+                record["rows"] = sorted([*record["rows"], found], key=lambda r: rows.index(f"{r['network']}:{r['batch']}"))
                 print(f"{time.perf_counter() - begun:4.0f} s  {line(found)}", flush=True)
-            (folder() / "peers.json").write_text(json.dumps(made, indent=1))
+            (folder() / "peers.json").write_text(json.dumps(record, indent=1))
 
     permuted(o.gpus, sorted(rows, key=lambda r: -COMPILE[r.partition(":")[0]] - 60 * (r[-2:] != ":1")), make)  # the longest first
     print(f"{time.perf_counter() - begun:4.0f} s  built: " + ", ".join(f"{r} {b['build_s']} s" for r, b in built.items() if b), flush=True)
     permuted(o.gpus, rows, time_it)
     print("\n" + "".join(tables), end="", flush=True)
-    if made["left_out"]:
-        print("left out:", ", ".join(made["left_out"]), flush=True)
+    if record["left_out"]:
+        print("left out:", ", ".join(record["left_out"]), flush=True)
     print(f"{time.perf_counter() - begun:.0f} s", flush=True)
 
 

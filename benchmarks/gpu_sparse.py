@@ -73,19 +73,19 @@ class Case:
 
 def all_cases() -> list[Case]:
     """The project's target cases: products, 3x3 and 1x1 convolutions."""
-    found = []
+    cases = []
     for kind in ("f16", "i8", "f8e4m3"):
-        found.append(Case(f"product 8192^3 {kind}", ConvShape(1, 1, 8192, 8192, 8192), kind))
-        found.append(Case(f"product 4096x1024x16384 {kind}", ConvShape(1, 1, 16384, 1024, 4096), kind))
+        cases.append(Case(f"product 8192^3 {kind}", ConvShape(1, 1, 8192, 8192, 8192), kind))
+        cases.append(Case(f"product 4096x1024x16384 {kind}", ConvShape(1, 1, 16384, 1024, 4096), kind))
     for kind in ("f16", "i8"):
         for channels in (256, 512):
             for size in (14, 28):
                 for batch in (32, 128):
                     shape = ConvShape(batch, size, size, channels, channels, 3, 3, pad=(1, 1, 1, 1))
-                    found.append(Case(f"conv 3x3 {channels} {size}x{size} batch {batch} {kind}", shape, kind))
+                    cases.append(Case(f"conv 3x3 {channels} {size}x{size} batch {batch} {kind}", shape, kind))
         for c, k in ((512, 512), (1024, 256), (512, 2048), (2048, 512)):
-            found.append(Case(f"conv 1x1 {c}-{k} 14x14 batch 128 {kind}", ConvShape(128, 14, 14, c, k), kind))
-    return found
+            cases.append(Case(f"conv 1x1 {c}-{k} 14x14 batch 128 {kind}", ConvShape(128, 14, 14, c, k), kind))
+    return cases
 
 
 def random_operands(kind: str) -> np.ndarray:
@@ -142,7 +142,7 @@ def dense_configs(case: Case, most: int) -> list[ConvConfig]:
 
 def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
     """Launches of the dense kernel on different operands."""
-    s, size, found = case.shape, case.size, []
+    s, size, launches = case.shape, case.size, []
     scales = None if size == 2 else Scales(memory.floats.address, per_step=127.0, zero=12582912.0)
     for i in range(sets_of(case)):
         x, w, y = memory.take([s.n * s.h * s.w * s.c * size, -(-s.k // 32) * 32 * s.steps(config.bk) * config.bk * size, s.m * s.k * size], i)
@@ -157,8 +157,8 @@ def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
             types8=eight_of(case),
             scales=scales,
         )
-        found.append(conv_launch(config, problem, multiprocessors=device().multiprocessors))
-    return found
+        launches.append(conv_launch(config, problem, multiprocessors=device().multiprocessors))
+    return launches
 
 
 def sparse_tiles(case: Case, most: int) -> list[SparseTile]:
@@ -169,14 +169,14 @@ def sparse_tiles(case: Case, most: int) -> list[SparseTile]:
 
 def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:
     """Launches of the sparse kernel on different operands."""
-    s, size, found = case.shape, case.size, []
+    s, size, launches = case.shape, case.size, []
     types = Types(case.kind, case.kind, fold=size == 1)
     row = s.steps(step_elements(size)) * step_elements(size) // 2 * size
     for i in range(sets_of(case)):
         x, w, y = memory.take([s.n * s.h * s.w * s.c * size, padded_rows(tile, s.k) * row, s.m * s.k * size], i)
         packed = Packed24(w, memory.metadata.address, memory.floats.address)
-        found.append(sparse_launch(tile, s, View(x, s.c), packed, View(y, s.k), types, post_ops=FINISH, multiprocessors=device().multiprocessors))
-    return found
+        launches.append(sparse_launch(tile, s, View(x, s.c), packed, View(y, s.k), types, post_ops=FINISH, multiprocessors=device().multiprocessors))
+    return launches
 
 
 def torch_dense(case: Case) -> tuple[str, Callable[[], Any]] | None:

@@ -64,8 +64,8 @@ def write(rows: list[dict]) -> None:
     """The result file."""
     from whet.backends import get_backend
 
-    found = {**provenance(("numpy", "cuda-bindings")), "device": get_backend("cuda").describe()["model"], "rows": rows}
-    (Path(os.environ.get("OUT", ".")) / "tests.json").write_text(json.dumps(found, indent=1) + "\n")
+    record = {**provenance(("numpy", "cuda-bindings")), "device": get_backend("cuda").describe()["model"], "rows": rows}
+    (Path(os.environ.get("OUT", ".")) / "tests.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 class CutOff(Exception):
@@ -87,13 +87,13 @@ def run_tests(workers: int, gpus: list[str], which: list[str], limit: float | No
         path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
         more = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "PYTHONPATH": path}
         run_for(command, {**os.environ, **more}, limit)
-        found = read(log)
-    tell(found)
-    rows = [{"what": f"tests marked gpu that {how}", "value": len(found.which(how)), "unit": "tests", "bar": 1 if how == "failed" else None}
+        outcomes = read(log)
+    tell(outcomes)
+    rows = [{"what": f"tests marked gpu that {how}", "value": len(outcomes.which(how)), "unit": "tests", "bar": 1 if how == "failed" else None}
             for how in ("passed", "failed", "skipped")]  # fmt: skip
-    if found.open:
-        rows.append({"what": "tests marked gpu that had not ended when the run was cut off", "value": len(found.open), "unit": "tests", "bar": 1,
-                     "which": found.open})  # fmt: skip
+    if outcomes.open:
+        rows.append({"what": "tests marked gpu that had not ended when the run was cut off", "value": len(outcomes.open), "unit": "tests", "bar": 1,
+                     "which": outcomes.open})  # fmt: skip
     return rows
 
 

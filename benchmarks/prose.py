@@ -22,15 +22,15 @@ EXEMPT = re.compile(r"<!-- no file: ([\d.\s]+): .+? -->", re.DOTALL)
 
 def unknown(page: Path) -> list[str]:
     """`number: surrounding words` of every number of the page that is no reference and not listed as without a file."""
-    found = []
+    lines = []
     for section in re.split(r"^(?=#)", page.read_text(), flags=re.MULTILINE):
         exempt = {n for m in EXEMPT.finditer(section) for n in m[1].split()}
         prose = re.sub(r"```.*?```|`[^`\n]*`|<!--.*?-->", "", VALUE.sub("", BLOCK.sub("", section)), flags=re.DOTALL)
         for m in NUMBER.finditer(prose):
             if m[0] not in exempt and not prose[: m.start()].endswith(("Python ", "arXiv:")):
                 words = " ".join(prose[max(0, m.start() - 50) : m.end() + 20].split())
-                found.append(f"{m[0]}: ...{words}...")
-    return found
+                lines.append(f"{m[0]}: ...{words}...")
+    return lines
 
 
 def main() -> int:

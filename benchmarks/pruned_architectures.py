@@ -183,14 +183,14 @@ def examine(name: str) -> dict[str, Any]:
     feeds = {net.inputs[0].name: inputs[0].numpy()}
     original = outputs_of(net, feeds)
     stage("groups")
-    found = groups(net)
-    row["groups"], row["params"] = len(found), count_params(net)
+    channel_groups = groups(net)
+    row["groups"], row["params"] = len(channel_groups), count_params(net)
     for what, config in (("ratio", PruneConfig(ratio=RATIO)), ("flops", PruneConfig(target=Target("flops", ratio=FLOPS)))):
         stage(f"prune by {what}")
         done = prune(net, config)
         row[what] = round(count_params(done.cut) / row["params"] if what == "ratio" else count_flops(done.cut) / count_flops(net), 4)
         stage(f"compare by {what}")
-        got, want = outputs_of(done.cut, feeds), outputs_of(zeroed(net, done.recipe.kept(), found, removed=done.recipe.removed), feeds)
+        got, want = outputs_of(done.cut, feeds), outputs_of(zeroed(net, done.recipe.kept(), channel_groups, removed=done.recipe.removed), feeds)
         row[f"{what}_error"], row[f"{what}_change"] = difference(got, want), round(difference(want, original), 4)
     row["stage"] = "done"
     row["seconds"] = round(time.perf_counter() - start, 1)

@@ -100,20 +100,20 @@ def by_torch_pruning(data: Path, method: str, limit: float, x: torch.Tensor, y: 
     low, high, best = 0.0, 1.0, None
     for _ in range(7):
         torch.manual_seed(seed)
-        made, ratio = module(data), (low + high) / 2
+        network, ratio = module(data), (low + high) / 2
         pruner = tp.pruner.MetaPruner(
-            made, x[:1], importance=getattr(tp.importance, name)(**options), global_pruning=together, pruning_ratio=ratio, iterative_steps=steps,
-            ignored_layers=[made.linear], max_pruning_ratio=0.9,
+            network, x[:1], importance=getattr(tp.importance, name)(**options), global_pruning=together, pruning_ratio=ratio, iterative_steps=steps,
+            ignored_layers=[network.linear], max_pruning_ratio=0.9,
         )  # fmt: skip
         for _ in range(steps):
             if "Taylor" in name:
-                made.zero_grad()
-                nn.functional.cross_entropy(made(x), y).backward()
+                network.zero_grad()
+                nn.functional.cross_entropy(network(x), y).backward()
             pruner.step()
-        if multiplications(made.eval(), x[:1]) > limit:
+        if multiplications(network.eval(), x[:1]) > limit:
             low = ratio
         else:
-            high, best = ratio, made
+            high, best = ratio, network
     if best is None:
         raise SystemExit(f"{method}: no ratio leaves {limit:.0f} multiplications")
     return best

@@ -71,8 +71,8 @@ def table(name: str, columns: str | None = None) -> str:
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     if not path.exists():
         return "Not measured yet.\n"
-    found = json.loads(path.read_text())
-    runs = found if isinstance(found, list) else [found]
+    data = json.loads(path.read_text())
+    runs = data if isinstance(data, list) else [data]
     whole = runs[0] if len(runs) == 1 else {"rows": [{"run": r["date"], **row} for r in runs for row in r["rows"]]}
     made = ratios(whole) if "ratio" in whole["rows"][0] and not columns else plain(whole, columns)
     return "\n\n".join([made, *(text for r in runs for text in _origin(r))]) + "\n"

@@ -75,18 +75,18 @@ def _shapes(plan: EnginePlan, k: int) -> dict[str, tuple[int, ...]]:
     unknown = set(given) - {t.name for t in plan.network.inputs}
     if unknown:
         raise EngineError(f"it names the input '{sorted(unknown)[0]}', which is not an input of the network")
-    found = {}
+    checked = {}
     for t in plan.network.inputs:
         if t.name not in given:
-            found[t.name] = static_shape(t.shape)
+            checked[t.name] = static_shape(t.shape)
             continue
         low, opt, high = given[t.name]
         if not len(low) == len(opt) == len(high) == t.type.rank:
             raise EngineError(f"its shapes of '{t.name}' are not of rank {t.type.rank}")
         if not all(0 <= a <= b <= c for a, b, c in zip(low, opt, high, strict=True)):
             raise EngineError(f"its shapes of '{t.name}' are not in order: min {low}, opt {opt}, max {high}")
-        found[t.name] = tuple(high)
-    return found
+        checked[t.name] = tuple(high)
+    return checked
 
 
 def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
@@ -96,7 +96,7 @@ def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
     if names != set(plan.choices):
         odd = sorted(names ^ set(plan.choices))[0]
         raise EngineError(f"'{odd}' has a layer but no choice, or a choice but no layer: the engine is inconsistent")
-    found: dict[str, tuple[str, str]] = {}
+    storage: dict[str, tuple[str, str]] = {}
     for layer in net.layers:
         c = plan.choices[layer.name]
         if len(c.inputs) != len(layer.inputs) or len(c.outputs) != len(layer.outputs):
@@ -111,11 +111,11 @@ def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
                     raise EngineError(f"the choice of '{layer.name}' does not say how %{t.name} is stored")
                 continue
             _check_operand(layer, t, o)
-            if not t.is_constant and found.setdefault(t.name, o) != o:
-                raise EngineError(f"'{layer.name}' reads %{t.name} as {o}, but it is stored as {found[t.name]}")
+            if not t.is_constant and storage.setdefault(t.name, o) != o:
+                raise EngineError(f"'{layer.name}' reads %{t.name} as {o}, but it is stored as {storage[t.name]}")
         for t, o in zip(layer.outputs, c.outputs, strict=True):
             _check_operand(layer, t, o)
-            found[t.name] = o
+            storage[t.name] = o
         for i, j in c.inplace:
             source = layer.inputs[i] if 0 <= i < len(layer.inputs) else None
             if source is None or source.is_constant or not 0 <= j < len(layer.outputs):
@@ -126,8 +126,8 @@ def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
             if (c.inputs[0], c.outputs[0]) != stated:
                 raise EngineError(f"'{layer.name}' reformats {stated[0]} to {stated[1]}, its choice {c.inputs[0]} to {c.outputs[0]}")
     for t in net.inputs:
-        found.setdefault(t.name, ("linear", t.dtype.name))
-    return found
+        storage.setdefault(t.name, ("linear", t.dtype.name))
+    return storage
 
 
 def _check_operand(layer: Layer, t: Tensor, o: tuple[str, str]) -> None:

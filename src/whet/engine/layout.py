@@ -109,13 +109,13 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
     table = data[_HEAD.size : end]
     if hashlib.sha256(bytes(data[:32]) + bytes(table)).digest() != digest:
         raise EngineError("the engine is damaged: the digest of its section table does not match")
-    found: dict[str, memoryview] = {}
+    sections: dict[str, memoryview] = {}
     at, last = padded(end), 0
     _all_zero(data[end:at], "after the table")
     for k in range(count):
         raw, offset, size, digest, zero = _ENTRY.unpack(table[k * _ENTRY.size : (k + 1) * _ENTRY.size])
         name = raw.rstrip(b"\0").decode("ascii", "replace")
-        if name not in known or name in found or any(zero) or raw != name.encode("ascii", "replace").ljust(24, b"\0"):
+        if name not in known or name in sections or any(zero) or raw != name.encode("ascii", "replace").ljust(24, b"\0"):
             raise EngineError(f"the engine has a section '{name}' that is unknown or duplicated: it is damaged or from a newer whet")
         if offset != at or size > len(data) - at:
             raise EngineError(f"section '{name}' is at {offset} with {size} bytes; it should begin at {at} and end within {len(data)}")
@@ -131,20 +131,20 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
         if at > len(data):
             raise EngineError(f"the engine is truncated after section '{name}'")
         _all_zero(data[offset + size : at], f"after section '{name}'")
-        found[name] = part
+        sections[name] = part
     if at != len(data):
         raise EngineError(f"the engine has {len(data) - at} bytes after its last section")
-    return found
+    return sections
 
 
 def table_digests(data: memoryview) -> dict[str, tuple[int, bytes]]:
     """(size, digest) per section of data accepted by `read_sections`."""
     count = _HEAD.unpack(data[: _HEAD.size])[2]
-    found = {}
+    digests = {}
     for k in range(count):
         raw, _, size, digest, _ = _ENTRY.unpack(data[_HEAD.size + k * _ENTRY.size : _HEAD.size + (k + 1) * _ENTRY.size])
-        found[raw.rstrip(b"\0").decode()] = (size, digest)
-    return found
+        digests[raw.rstrip(b"\0").decode()] = (size, digest)
+    return digests
 
 
 def _all_zero(gap: memoryview, where: str) -> None:

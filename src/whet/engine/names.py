@@ -13,7 +13,7 @@ def display_names(net: Network) -> dict[str, str]:
     The nodes of a fused layer's root operation come first, the others in execution order.
     """
     taken: set[str] = set()
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for layer in net.layers:
         display = _display(layer)
         name, n = display, 1
@@ -21,8 +21,8 @@ def display_names(net: Network) -> dict[str, str]:
             n += 1
             name = f"{display} ({n})"
         taken.add(name)
-        found[layer.name] = name
-    return found
+        names[layer.name] = name
+    return names
 
 
 def profile_suffix(profile: int) -> str:

@@ -32,11 +32,11 @@ def read(index: Reader, data: memoryview, digest: bytes) -> dict[str, np.ndarray
     """Arrays of bytes by key. Raises EngineError."""
     if hashlib.sha256(to_json(index.value)).digest() != digest:
         raise EngineError("section 'packed' is damaged: its digest does not match")
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     at = end = 0
     for row in index.rows():
         key, offset, size, want = row.rows(4)
-        if offset.integer() != at or at + size.integer() > len(data) or key.text(2000) in found:
+        if offset.integer() != at or at + size.integer() > len(data) or key.text(2000) in arrays:
             raise row.fail(f"a key and bytes at {at}, within the {len(data)} of the section")
         end = at + size.value
         if hashlib.sha256(data[at:end]).hexdigest() != want.text(64):
@@ -44,7 +44,7 @@ def read(index: Reader, data: memoryview, digest: bytes) -> dict[str, np.ndarray
         at = padded(end)
         if any(data[end : min(at, len(data))]):
             raise EngineError("the engine is damaged: bytes after a packed weight are not zero")
-        found[key.value] = np.frombuffer(data[offset.value : end], np.uint8) if size.value else np.empty(0, np.uint8)
+        arrays[key.value] = np.frombuffer(data[offset.value : end], np.uint8) if size.value else np.empty(0, np.uint8)
     if end != len(data):
         raise EngineError(f"the packed weights have {len(data)} bytes, their index says {end}")
-    return found
+    return arrays

@@ -16,12 +16,12 @@ _VALUES = 256  # values stored per output
 def probe_inputs(network: Network, seed: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Inputs of these shapes from `seed`, equal on every machine: normally distributed floats, 0 or 1 for integers and bool."""
     rng = np.random.RandomState(seed)  # its sequence is frozen; Generator's may change between NumPy versions
-    made = {}
+    inputs = {}
     for t in network.inputs:
         shape = tuple(shapes[t.name])
         a = rng.randn(*shape) if t.dtype.is_float else rng.randint(0, 2, shape)
-        made[t.name] = np.asarray(a).astype(t.dtype.numpy)
-    return made
+        inputs[t.name] = np.asarray(a).astype(t.dtype.numpy)
+    return inputs
 
 
 def probe_shapes(plan: EnginePlan) -> dict[str, tuple[int, ...]]:

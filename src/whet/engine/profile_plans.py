@@ -34,7 +34,7 @@ def from_data(r: Reader, plan: EnginePlan, weights: Sequence[Weight], reports: S
     rows = r.rows(len(plan.profiles) - 1)
     if not rows or len(reports) != len(rows) or len(plan.arenas) != len(plan.profiles):
         raise EngineError(f"the engine has {len(plan.profiles)} profiles, {len(plan.arenas)} arenas and {len(reports)} further reports")
-    made, at = [], 0
+    plans, at = [], 0
     for k, (row, report) in enumerate(zip(rows, reports, strict=True), 1):
         row.object("network", "constants", "choices", "probe")
         end = at + row["constants"].integer(0, len(weights) - at)
@@ -43,7 +43,7 @@ def from_data(r: Reader, plan: EnginePlan, weights: Sequence[Weight], reports: S
             net = read_text(text, weights[at:end], plan.network.name, plan.network.metadata)
         except EngineError as e:
             raise EngineError(f"profile {k}: {e}") from e
-        made.append(
+        plans.append(
             dataclasses.replace(
                 plan,
                 network=net,
@@ -58,4 +58,4 @@ def from_data(r: Reader, plan: EnginePlan, weights: Sequence[Weight], reports: S
         at = end
     if at != len(weights):
         raise EngineError(f"the networks of all profiles have {at} further constants, the index {len(weights)}")
-    return made
+    return plans

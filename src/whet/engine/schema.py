@@ -34,8 +34,8 @@ def encode(value: Any) -> Any:
 def decode(kind: type[_T], data: Reader) -> _T:
     """The value of type `kind` that `encode` wrote. Raises EngineError, with the path of the error, for any other data."""
     read: _Decode = _decoder(kind)  # type: ignore[arg-type]  # mypy: a class is hashable
-    found: _T = read(data)
-    return found
+    decoded: _T = read(data)
+    return decoded
 
 
 def _default(f: Field[Any]) -> Any:

@@ -98,10 +98,10 @@ def _input_counts(op: str) -> tuple[int, int]:
 
 def _set_weights(net: Network, weights: Sequence[Weight]) -> None:
     """Replaces constants in the text by the stored weights with their origins."""
-    found = list(constants_of(net))
-    if len(found) != len(weights):
-        raise EngineError(f"the network has {len(found)} constants, the index {len(weights)}")
-    for t, w in zip(found, weights, strict=True):
+    constants = list(constants_of(net))
+    if len(constants) != len(weights):
+        raise EngineError(f"the network has {len(constants)} constants, the index {len(weights)}")
+    for t, w in zip(constants, weights, strict=True):
         if t.weight is None or t.weight.digest != w.digest:
             raise EngineError(f"constant %{t.name} and the index do not agree")
         t.weight = w

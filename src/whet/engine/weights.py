@@ -45,11 +45,11 @@ def constants_of(net: Network) -> Iterator[Tensor]:
 
 def plain_sources(net: Network) -> dict[str, np.ndarray]:
     """Source weights that constants use unchanged, by name."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for t in constants_of(net):
         if t.weight is not None and t.weight.origin.op == "source":
-            found.setdefault(t.weight.origin.name, t.weight.array)
-    return found
+            arrays.setdefault(t.weight.origin.name, t.weight.array)
+    return arrays
 
 
 # writing
@@ -125,14 +125,14 @@ def _number(pool: Pool, origin: Origin, seen: dict[int, int | None]) -> int | No
         attrs = [[k, value_text(v)] for k, v in origin.attrs]
     except NetworkError:
         return None
-    made = pool.node([origin.op, origin.name, args, attrs, origin.output, list(origin.assumes)])
-    seen[id(origin)] = made
-    return made
+    index = pool.node([origin.op, origin.name, args, attrs, origin.output, list(origin.assumes)])
+    seen[id(origin)] = index
+    return index
 
 
 def _leaves(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays of all sources of an expression by name; {} if one is missing or an operation is not exact."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     todo, count = [origin], 0
     while todo:
         o = todo.pop()
@@ -142,11 +142,11 @@ def _leaves(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.n
         if o.op == "source":
             if o.name not in sources:
                 return {}
-            found[o.name] = np.asarray(sources[o.name])
+            arrays[o.name] = np.asarray(sources[o.name])
         elif o.op != "literal" and o.op not in EXACT:
             return {}
         todo += [a for a in o.args if a is not None]
-    return found
+    return arrays
 
 
 def _evaluation_bytes(w: Weight, leaves: Mapping[str, np.ndarray]) -> int | None:
@@ -239,7 +239,7 @@ def _type(r: Reader) -> TensorType:
 
 
 def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     at = 0
     for row in rows.rows():
         name, type_text, offset, size, digest = row.rows(5)
@@ -252,21 +252,21 @@ def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
         flat = np.frombuffer(raw, np.uint8).view(type_.dtype.numpy) if nbytes else np.empty(0, type_.dtype.numpy)
         array = flat.reshape(static_shape(type_.shape))
         array.flags.writeable = False
-        if digest.text(64) in found or Weight(array).digest != digest.value:
+        if digest.text(64) in arrays or Weight(array).digest != digest.value:
             raise EngineError(f"the weight '{name.value[:80]}' is damaged: its digest does not match, or it is a duplicate")
         end = padded(at + nbytes)
         if any(data[at + nbytes : min(end, len(data))]):
             raise EngineError(f"the engine is damaged: bytes after the weight '{name.value[:80]}' are not zero")
-        found[digest.value] = array
+        arrays[digest.value] = array
         at = end
-    if len(data) != (offset.value + nbytes if found else 0):
+    if len(data) != (offset.value + nbytes if arrays else 0):
         raise EngineError(f"the weights have {len(data)} bytes, their index says otherwise")
-    return found
+    return arrays
 
 
 def _read_nodes(rows: Reader) -> list[tuple[Origin, list[int | None], str, int]]:
     """Per node: origin, numbers of the arguments, digest of a source's array, and number of operations."""
-    found: list[tuple[Origin, list[int | None], str, int]] = []
+    nodes: list[tuple[Origin, list[int | None], str, int]] = []
     for k, row in enumerate(rows.rows()):
         op, name, args, attrs, output, rest = row.rows(6)
         if len(args.rows()) > _MAX_ARGS:
@@ -274,7 +274,7 @@ def _read_nodes(rows: Reader) -> list[tuple[Origin, list[int | None], str, int]]
         numbers = [None if a.value is None else a.integer(0, k - 1) for a in args.rows()]
         if op.text(100) == "source":
             digest = attrs.text(64)
-            found.append((Origin("source", name.text(10000), assumes=_assumptions(rest)), [], digest, 0))
+            nodes.append((Origin("source", name.text(10000), assumes=_assumptions(rest)), [], digest, 0))
             continue
         pairs = []
         for key, text in (p.rows(2) for p in attrs.rows()):
@@ -282,11 +282,11 @@ def _read_nodes(rows: Reader) -> list[tuple[Origin, list[int | None], str, int]]
                 pairs.append((key.text(200), parse_value(text.text(1 << 20))))
             except _WHAT_BREAKS as e:
                 raise text.fail("an attribute's value") from e
-        parents = [None if n is None else found[n][0] for n in numbers]
-        cost = 1 + sum(found[n][3] for n in numbers if n is not None)
+        parents = [None if n is None else nodes[n][0] for n in numbers]
+        cost = 1 + sum(nodes[n][3] for n in numbers if n is not None)
         origin = Origin(op.value, name.text(10000), tuple(parents), tuple(pairs), output.integer(0, 10**6), _assumptions(rest))
-        found.append((origin, numbers, "", cost))
-    return found
+        nodes.append((origin, numbers, "", cost))
+    return nodes
 
 
 def _assumptions(r: Reader) -> tuple[str, ...]:

@@ -16,36 +16,36 @@ _A = AttributeProto
 
 def attributes(node: NodeProto, name: str, domain: str, folder: Path | None) -> dict[str, Any]:
     """Attributes (except graphs) as ints, floats, strings, tuples, arrays. Raises FrontendError or UnsupportedError naming the node."""
-    found: dict[str, Any] = {}
+    attrs: dict[str, Any] = {}
     for a in node.attribute:
         what = f"node '{name}' ({node.op_type}): attribute {a.name}"
         if a.ref_attr_name:
             raise FrontendError(f"{what} refers to {a.ref_attr_name!r} of a function, but the node is not in a function. Export the model again.")
-        if a.name in found:
+        if a.name in attrs:
             raise FrontendError(f"{what} is given twice. {DAMAGED}")
         match a.type:
             case _A.GRAPH | _A.GRAPHS | _A.TYPE_PROTO | _A.TYPE_PROTOS:  # the types of Optional are those of its values
                 continue
             case _A.INT:
-                found[a.name] = a.i
+                attrs[a.name] = a.i
             case _A.FLOAT:
-                found[a.name] = a.f
+                attrs[a.name] = a.f
             case _A.STRING:
-                found[a.name] = _text(a.s, what)
+                attrs[a.name] = _text(a.s, what)
             case _A.INTS:
-                found[a.name] = tuple(a.ints)
+                attrs[a.name] = tuple(a.ints)
             case _A.FLOATS:
-                found[a.name] = tuple(a.floats)
+                attrs[a.name] = tuple(a.floats)
             case _A.STRINGS:
-                found[a.name] = tuple(_text(s, what) for s in a.strings)
+                attrs[a.name] = tuple(_text(s, what) for s in a.strings)
             case _A.TENSOR:
-                found[a.name] = array_of(a.t, folder, what)
+                attrs[a.name] = array_of(a.t, folder, what)
             case _:
                 kind = _A.AttributeType.Name(a.type) if a.type in _A.AttributeType.values() else f"kind {a.type}"
                 raise unsupported_error(
                     name, domain, node.op_type, f"its attribute {a.name} is of the kind {kind}; export it as a tensor or as numbers"
                 )
-    return found
+    return attrs
 
 
 def check_form(node: NodeProto, name: str, domain: str, opset: int) -> None:

@@ -97,11 +97,11 @@ def _rename(node: NodeProto, renamed: Callable[[str], str], given, defaults) -> 
     kept: list[AttributeProto] = []
     for a in node.attribute:
         if a.ref_attr_name:
-            found = given.get(a.ref_attr_name) or defaults.get(a.ref_attr_name)
-            if found is None:
+            value = given.get(a.ref_attr_name) or defaults.get(a.ref_attr_name)
+            if value is None:
                 continue  # neither given nor with a default: the op's own default applies
             actual = AttributeProto()
-            actual.CopyFrom(found)
+            actual.CopyFrom(value)
             actual.name = a.name
             kept.append(actual)
             continue

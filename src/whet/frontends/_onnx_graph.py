@@ -32,12 +32,12 @@ _BAD_VALUES = (IndexError, AttributeError, TypeError, KeyError, ValueError, Over
 def onnx_readers() -> dict[str, Op]:
     """Maps an ONNX op (other domains: `domain.op`) to the op that reads it."""
     load_installed()
-    found: dict[str, Op] = {}
+    readers: dict[str, Op] = {}
     for o in OPS.values():
         for name in o.onnx_ops:
-            if name not in found or o.name == name:
-                found[name] = o
-    return found
+            if name not in readers or o.name == name:
+                readers[name] = o
+    return readers
 
 
 class NotReached(UnsupportedError):

@@ -99,14 +99,14 @@ def _convert(model: onnx.ModelProto, what: str, opset: int) -> onnx.ModelProto:
 
 def opsets(imports, what: str) -> dict[str, int]:
     """Domain -> version of an opset_import list, the default domain under ""."""
-    found: dict[str, int] = {}
+    versions: dict[str, int] = {}
     for entry in imports:
         domain = "" if entry.domain in DEFAULT_DOMAINS else entry.domain
-        if found.setdefault(domain, entry.version) != entry.version:
+        if versions.setdefault(domain, entry.version) != entry.version:
             raise FrontendError(
-                f"{what} imports two opsets of the domain {domain or 'ai.onnx'!r}: {found[domain]} and {entry.version}. Export it again."
+                f"{what} imports two opsets of the domain {domain or 'ai.onnx'!r}: {versions[domain]} and {entry.version}. Export it again."
             )
-    return found
+    return versions
 
 
 def external_files(path: str | os.PathLike) -> list[Path]:
@@ -117,8 +117,8 @@ def external_files(path: str | os.PathLike) -> list[Path]:
     files = []
     for name in sorted(named):
         try:
-            found = data_file(folder, name)
-            if found is not None and found.is_file():
+            file = data_file(folder, name)
+            if file is not None and file.is_file():
                 files.append(folder / name)
         except (OSError, ValueError, RuntimeError):  # no path; reading the weight names it
             continue

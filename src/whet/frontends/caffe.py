@@ -48,13 +48,13 @@ def network_from_caffe(
     Batch norms and names of layers and blobs are kept; a Scale after a BatchNorm becomes its gamma and beta.
     Raises FrontendError for unreadable files and missing weights, UnsupportedError for an unsupported layer; both name the layer.
     """
-    prototxt, found = caffe_files(prototxt, caffemodel)
+    prototxt, weights_file = caffe_files(prototxt, caffemodel)
     model = read_prototxt(prototxt)
     if random_weights:
         return _read(model, Weights(None), shapes, outputs)
-    if found is None:
+    if weights_file is None:
         raise FrontendError(f"there is no {prototxt.with_suffix('.caffemodel').name} beside {prototxt}. Give the caffemodel: it has the weights.")
-    return _read(model, Weights(read_caffemodel(found), str(found)), shapes, outputs)
+    return _read(model, Weights(read_caffemodel(weights_file), str(weights_file)), shapes, outputs)
 
 
 def caffe_files(path: str | os.PathLike, caffemodel: str | os.PathLike | None = None) -> tuple[Path, Path | None]:
@@ -65,10 +65,10 @@ def caffe_files(path: str | os.PathLike, caffemodel: str | os.PathLike | None = 
     path = Path(path)
     if path.suffix != ".caffemodel":
         return path, Path(caffemodel) if caffemodel is not None else _sibling_file(path, ".caffemodel", "")
-    found = _sibling_file(path, ".prototxt", "deploy")
-    if found is None:
+    sibling = _sibling_file(path, ".prototxt", "deploy")
+    if sibling is None:
         raise FrontendError(f"{path} has the weights only, and there is no {path.with_suffix('.prototxt').name} beside it. Give the prototxt.")
-    return found, path
+    return sibling, path
 
 
 def _sibling_file(path: Path, suffix: str, preferred: str) -> Path | None:
@@ -125,7 +125,7 @@ def _read(
         try:
             if lost := next((b for b in source.bottoms if b in unknown), None):
                 raise _NotReached(f"not read: its bottom {lost!r} comes from layer '{unknown[lost]}', which is not supported")
-            made = _convert(net, source, blobs, weights)
+            tops = _convert(net, source, blobs, weights)
         except (NetworkError, FrontendError, *_BAD_VALUES) as e:
             if on_problem is None or isinstance(e, FrontendError):
                 raise _with_layer(e, source) from e
@@ -134,7 +134,7 @@ def _read(
             continue
         for bottom in source.bottoms:
             unread.pop(bottom, None)
-        for top, t in zip(source.tops, made, strict=True):
+        for top, t in zip(source.tops, tops, strict=True):
             blobs[top], unread[top] = t, None
     for name in outputs:
         if name not in blobs:

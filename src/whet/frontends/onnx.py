@@ -64,12 +64,12 @@ def input_types(graph: onnx.GraphProto, table: SymbolTable, shapes: UserShapes |
 
 def metadata_of(model: onnx.ModelProto) -> dict[str, str]:
     """The model's metadata: opset, producer, and its properties with the prefix `prop.`."""
-    found = {"format": "onnx", "opset": str(opsets(model.opset_import, "the model").get("", 0))}
+    metadata = {"format": "onnx", "opset": str(opsets(model.opset_import, "the model").get("", 0))}
     for key in ("producer_name", "producer_version", "domain", "doc_string"):
         if value := getattr(model, key):
-            found[key] = value
-    found.update({f"prop.{p.key}": p.value for p in model.metadata_props})
-    return found
+            metadata[key] = value
+    metadata.update({f"prop.{p.key}": p.value for p in model.metadata_props})
+    return metadata
 
 
 def _real_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:

@@ -74,9 +74,9 @@ class Report:
         return {**asdict(self), "supported": self.supported}
 
     def __str__(self) -> str:
-        made = ", ".join([*([f"opset {self.opset}"] if self.opset else []), self.producer or "producer unknown"])
+        origin = ", ".join([*([f"opset {self.opset}"] if self.opset else []), self.producer or "producer unknown"])
         lines = [
-            f"{self.source}: {made}; {self.nodes} {self.unit}s, {self.parameters} parameters",
+            f"{self.source}: {origin}; {self.nodes} {self.unit}s, {self.parameters} parameters",
             *(f"  input  {n}: {t}" for n, t in self.inputs.items()),
             *(f"  output {n}: {t}" for n, t in self.outputs.items()),
             "  ops: " + ", ".join(f"{n} {op}" for op, n in self.ops.items()),

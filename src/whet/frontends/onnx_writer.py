@@ -45,8 +45,8 @@ def onnx_from_network(net: Network, opset: int = OPSET) -> onnx.ModelProto:
 
 def _domains(graph: GraphProto) -> set[str]:
     """Domains of the graph's nodes besides ONNX's own, those of subgraphs included."""
-    found = {node.domain for node in graph.node if node.domain}
-    return found.union(*(_domains(a.g) for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH))
+    domains = {node.domain for node in graph.node if node.domain}
+    return domains.union(*(_domains(a.g) for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH))
 
 
 def save_onnx(net: Network, path: str | os.PathLike, opset: int = OPSET) -> Path:
@@ -295,5 +295,5 @@ def _declared_kind(op: str, key: str) -> int | None:
     """The AttributeProto kind that ONNX declares for an op's attribute, or None."""
     if not onnx.defs.has(op):
         return None
-    found = onnx.defs.get_schema(op).attributes.get(key)
-    return None if found is None else kind_of(found.type)
+    declared = onnx.defs.get_schema(op).attributes.get(key)
+    return None if declared is None else kind_of(declared.type)

@@ -168,8 +168,8 @@ def _failure_text(module: Any, args: tuple, error: Exception, dynamic: bool) -> 
             )
         except _failures() as e:
             error = e
-    path, found, reason = _culprit(module, args, error)
-    part = f"{type(module).__name__}" if not path else f"its submodule '{path}' ({type(found).__name__})"
+    path, culprit, reason = _culprit(module, args, error)
+    part = f"{type(module).__name__}" if not path else f"its submodule '{path}' ({type(culprit).__name__})"
     return (
         f"torch cannot export {part}: {_first_line(reason)}. Make this part exportable: no data-dependent Python branches and no .item(), "
         "torch.where and torch.cond instead (torch.export.export(module, example) checks it fastest); for an op without ONNX equivalent give "

@@ -167,14 +167,14 @@ def symbols(d: Dim) -> set[str]:
     """Names of the symbols in `d`."""
     if isinstance(d, int):
         return set()
-    found: set[str] = set()
+    names: set[str] = set()
     for m, _ in d.terms:
         for atom, _ in m:
             if atom[0] == "sym":
-                found.add(atom[1])
+                names.add(atom[1])
             else:
-                found |= symbols(atom[1]) | symbols(atom[2])
-    return found
+                names |= symbols(atom[1]) | symbols(atom[2])
+    return names
 
 
 def evaluate(d: Dim, env: Mapping[str, int]) -> int:

@@ -260,32 +260,32 @@ class Network:
 
     def users(self) -> dict[Tensor, list[tuple[Layer, int]]]:
         """Consumers of each tensor, as (layer, input index) pairs. Captures of a region count for the outer layer with index -1."""
-        found: dict[Tensor, list[tuple[Layer, int]]] = {}
+        users: dict[Tensor, list[tuple[Layer, int]]] = {}
         for layer in self.layers:
             for i, t in enumerate(layer.inputs):
                 if t is not None:
-                    found.setdefault(t, []).append((layer, i))
+                    users.setdefault(t, []).append((layer, i))
             for region in layer.regions.values():
                 for t in region.captures():
-                    found.setdefault(t, []).append((layer, -1))
-        return found
+                    users.setdefault(t, []).append((layer, -1))
+        return users
 
     def captures(self) -> list[Tensor]:
         """Tensors of the outer network used in this region, in order of first use."""
         own = set(self.tensors())
-        found: dict[Tensor, None] = {}
+        captures: dict[Tensor, None] = {}
         for layer in self.layers:
             for t in layer.inputs:
                 if t is not None and t not in own:
-                    found.setdefault(t)
+                    captures.setdefault(t)
             for region in layer.regions.values():
                 for t in region.captures():
                     if t not in own:
-                        found.setdefault(t)
+                        captures.setdefault(t)
         for t in self.outputs:
             if t not in own:
-                found.setdefault(t)
-        return list(found)
+                captures.setdefault(t)
+        return list(captures)
 
     def symbols(self) -> set[str]:
         """Names of the symbols in the inputs' shapes."""

@@ -119,9 +119,9 @@ def _escape(s: str) -> str:
 def parse_value(text: str) -> Any:
     """Parses an attribute value written by `value_text`. Raises NetworkError."""
     s = _Scanner(text, 1)
-    found = s.value()
+    value = s.value()
     s.end()
-    return found
+    return value
 
 
 def parse_network(text: str, arrays: Mapping[str, np.ndarray | Weight] | None = None) -> Network:
@@ -258,10 +258,10 @@ def _read_constant(s: _Scanner, name: str, type_: TensorType, arrays) -> np.ndar
         raise NetworkError(f"constant %{name} needs a static shape, not {type_}")
     if s.maybe("sha256:"):
         digest = "sha256:" + s.word()
-        found = arrays.get(digest, arrays.get(name))
-        if found is None:
+        array = arrays.get(digest, arrays.get(name))
+        if array is None:
             raise NetworkError(f"the values of %{name} ({digest[:19]}...) were not given")
-        return found
+        return array
     if s.maybe("seed("):
         k = int(s.match(r"\d{1,18}", "a whole number"))
         s.take(")")

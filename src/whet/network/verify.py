@@ -18,7 +18,7 @@ def verify(net: Network, *, types: bool = True) -> Network:
 def _verify(net: Network, outer: set[Tensor], types: bool) -> Network:
     from whet.ops import infer_layer
 
-    made: set[Tensor] = set(outer)
+    defined: set[Tensor] = set(outer)
     names: dict[str, str] = {}
 
     def claim(name: str, what: str) -> None:
@@ -30,12 +30,12 @@ def _verify(net: Network, outer: set[Tensor], types: bool) -> Network:
         claim(t.name, "an input")
         if t.maker is not None or t.weight is not None:
             raise NetworkError(f"input %{t.name} has a maker or values")
-        made.add(t)
+        defined.add(t)
     for key, t in net.constants.items():
         claim(t.name, "a constant")
         if t.weight is None or t.weight.type != t.type or key != t.name:
             raise NetworkError(f"constant %{t.name} has no values of its type {t.type}")
-        made.add(t)
+        defined.add(t)
     layer_names: set[str] = set()
     for layer in net.layers:
         where = f"{layer.op} '{layer.name}'"
@@ -43,24 +43,24 @@ def _verify(net: Network, outer: set[Tensor], types: bool) -> Network:
             raise NetworkError(f"two layers are called '{layer.name}'")
         layer_names.add(layer.name)
         for i, x in enumerate(layer.inputs):
-            if x is not None and x not in made:
+            if x is not None and x not in defined:
                 raise NetworkError(f"{where} reads %{x.name} (input {i}), which nothing before it makes")
         for region in layer.regions.values():
-            _verify(region, made, types)
+            _verify(region, defined, types)
         if not layer.outputs:
             raise NetworkError(f"{where} has no outputs")
         for i, t in enumerate(layer.outputs):
             if t.maker is not layer or t.index != i:
                 raise NetworkError(f"{where}: output %{t.name} does not point back to it")
             claim(t.name, where)
-            made.add(t)
+            defined.add(t)
         if types:
             inferred, _ = infer_layer(layer)
             for t, want in zip(layer.outputs, inferred, strict=True):
                 if t.type != want:
                     raise NetworkError(f"{where}: %{t.name} is {t.type}, but {layer.op} makes {want}")
     for t in net.outputs:
-        if t not in made:
+        if t not in defined:
             raise NetworkError(f"output %{t.name} of '{net.name}' is made by nothing in it")
     if not net.outputs:
         raise NetworkError(f"network '{net.name}' has no outputs")

@@ -46,19 +46,19 @@ def read(node, g):
             )
             return node.inline(kept, g)
     regions = {k: regions[k] if k in regions and not misfits else node.graphs[k]() for k in _BRANCHES}
-    made = node.add(g, "If", *node.inputs, regions=regions)
+    outputs = node.add(g, "If", *node.inputs, regions=regions)
     if node.lengths["then_branch"] != node.lengths["else_branch"]:
         raise node.unsupported("its branches return sequences of different lengths, and its condition is computed at run time")
-    return node.grouped("then_branch", [made] if isinstance(made, Tensor) else made)
+    return node.grouped("then_branch", [outputs] if isinstance(outputs, Tensor) else outputs)
 
 
 def _sample() -> dict[str, Network]:
-    made = {}
+    regions = {}
     for name, value in (("then_branch", 1.0), ("else_branch", -2.0)):
-        made[name] = region = Network(name)
+        regions[name] = region = Network(name)
         shape = region.add("ConstantOfShape", shape=(2, 3), value=value, dtype=F32)
         region.mark_output(region.add("Abs", shape))
-    return made
+    return regions
 
 
 op(

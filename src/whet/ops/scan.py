@@ -51,11 +51,11 @@ def infer(layer):
     for a, b in zip(feeds[:carried], body.outputs[:carried], strict=True):
         if a != b.type:
             raise UnsupportedError(f"Scan '{layer.name}' carries {a} into its first entry and {b.type} out of it; the type must be constant")
-    made = [t.type for t in body.outputs[:carried]]
+    types = [t.type for t in body.outputs[:carried]]
     for t, axis in zip(body.outputs[carried:], _flags(layer, "scan_output_axes", results), strict=True):
         axis = axis_of(axis, t.type.rank + 1)
-        made.append(t.type.with_shape((*t.shape[:axis], length, *t.shape[axis:])))
-    return made
+        types.append(t.type.with_shape((*t.shape[:axis], length, *t.shape[axis:])))
+    return types
 
 
 def reference(layer, *arrays, run):
@@ -67,9 +67,9 @@ def reference(layer, *arrays, run):
     moved = [a[::-1] if back else a for a, back in zip(moved, _flags(layer, "scan_input_directions", sequences), strict=True)]
     held = [[] for _ in range(results)]
     for entries in zip(*moved, strict=True):
-        made = run("body", *states, *(np.array(e) for e in entries), *read)
-        states = made[:carried]
-        for rows, a in zip(held, made[carried:], strict=True):
+        outputs = run("body", *states, *(np.array(e) for e in entries), *read)
+        states = outputs[:carried]
+        for rows, a in zip(held, outputs[carried:], strict=True):
             rows.append(np.array(a))
     outs = []
     for rows, t, axis, back in zip(

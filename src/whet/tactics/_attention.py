@@ -137,13 +137,13 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
     if size % 16 or not 16 <= size <= 128 or v.shape[-1] != size:
         return f"heads of {size} and {v.shape[-1]} elements: the kernel takes equal ones, 16 to 128 in steps of 16"
     turned = k.strides[-1] == 1
-    found = Heads(q, k, v, mask, out, turned, shape[0], shape[1], rows, keys, size, scale)
+    heads = Heads(q, k, v, mask, out, turned, shape[0], shape[1], rows, keys, size, scale)
     for name, view, line in (("q", q, -1), ("k", k, -1 if turned else -2), ("v", v, -1), ("the output", out, -1)):
         if view.period:
             return f"{name} repeats along the batch"
         if view.group > 1 and not (grouped and name in "kv"):
             return f"several heads share one head of {name}"
-        if not view.fits(found.batch, found.heads):
+        if not view.fits(heads.batch, heads.heads):
             return f"{name} is broadcast along some of its axes only"
         if view.strides[line] != 1 or any(s % 8 for i, s in enumerate(view.strides) if i - len(view.strides) != line) or view.offset % 8:
             return f"rows of {name} are not aligned to 16 bytes"
@@ -153,10 +153,10 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
         if len(mask.shape) > 4 or any(d not in (1, n) for d, n in zip(wide, (*shape[:2], rows, keys), strict=True)):
             return "the mask is broadcast along some of its axes only"
         strides = tuple(0 if d == 1 else s for d, s in zip(wide, steps, strict=True))
-        found = replace(found, mask=replace(mask, shape=wide, strides=strides))
+        heads = replace(heads, mask=replace(mask, shape=wide, strides=strides))
     if not prod(shape) * keys or shape[0] * shape[1] > 65535:
         return "no heads, or more than 65535 of them"
-    return found
+    return heads
 
 
 def _keeps_rows(reduction: Layer) -> bool:

@@ -42,7 +42,7 @@ def remove_quantization(layer: Layer) -> Unquantized | str:
     place = {t: i for i, t in enumerate(inner)}
     seen: dict[Tensor, Tensor] = {t: t for t in inner}
     made = Network("body", "lowered")
-    found: dict[int, Layer] = {}
+    dequantizers: dict[int, Layer] = {}
     last: Layer | None = None
     for x in body.layers:
         if x.op == "QuantizeLinear":
@@ -52,10 +52,10 @@ def remove_quantization(layer: Layer) -> Unquantized | str:
             last, seen[x.output] = x, seen[source]
         elif x.op == "DequantizeLinear":
             i = place.get(x.needs(0))
-            if i is None or i in found:
+            if i is None or i in dequantizers:
                 return "one value is dequantized twice"
             t = layer.needs(i)
-            found[i] = x
+            dequantizers[i] = x
             seen[x.output] = inner[i] = Tensor(t.name, x.output.type)
             outer[i] = Tensor(t.name, t.type.with_dtype(x.output.dtype), weight=t.weight)
         else:
@@ -66,7 +66,7 @@ def remove_quantization(layer: Layer) -> Unquantized | str:
     made.inputs, made.outputs = inner, [seen[t] for t in body.outputs]
     view = Layer("Fused", layer.name, outer, layer.attrs, {"body": made}, layer.sources)
     view.outputs = tuple(Tensor(t.name, made.outputs[0].type, view) for t in layer.outputs)
-    return Unquantized(view, found, last)
+    return Unquantized(view, dequantizers, last)
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ def outer_input(layer: Layer, inner: Tensor | None) -> int | None:
 
 
 def _input_index(layer: Layer, i: int) -> int:
-    found = outer_input(layer, root_layer(layer).needs(i))
-    assert found is not None
-    return found
+    index = outer_input(layer, root_layer(layer).needs(i))
+    assert index is not None
+    return index
 
 
 def source_index(layer: Layer) -> int:

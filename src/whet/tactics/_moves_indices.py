@@ -35,10 +35,10 @@ class Place:
         """The sum. A quotient and remainder of the same index are rejoined: x / d * d + x % d is x."""
         if isinstance(other, int):
             return Place(self.offset + other, self.terms)
-        found = dict(self.terms)
+        terms = dict(self.terms)
         for atom, n in other.terms:
-            found[atom] = found.get(atom, 0) + n
-        return _simplify(Place(self.offset + other.offset, tuple((a, n) for a, n in found.items() if n)))
+            terms[atom] = terms.get(atom, 0) + n
+        return _simplify(Place(self.offset + other.offset, tuple((a, n) for a, n in terms.items() if n)))
 
     def times(self, by: int) -> Place:
         return Place(self.offset * by, tuple((a, n * by) for a, n in self.terms))
@@ -65,15 +65,15 @@ class Place:
 
     def fix(self, atom: Atom, value: int) -> Place:
         """The index with an atom fixed to `value`."""
-        found = Place(self.offset)
+        total = Place(self.offset)
         for a, n in self.terms:
             if a == atom:
-                found = found.plus(value * n)
+                total = total.plus(value * n)
             elif a in _GIVEN:
-                found = found.plus(Place(0, ((a, n),)))
+                total = total.plus(Place(0, ((a, n),)))
             else:
-                found = found.plus(a[1].fix(atom, value).cut(a[0], a[2], a[3]).times(n))
-        return found
+                total = total.plus(a[1].fix(atom, value).cut(a[0], a[2], a[3]).times(n))
+        return total
 
     @property
     def row(self) -> Place:
@@ -118,24 +118,24 @@ def broadcast_index(at: tuple[Place, ...], shape: Sequence[int]) -> tuple[Place,
 
 def flat_offset(at: Sequence[Place], shape: Sequence[int], fmt: str) -> Place:
     """Memory offset of an element, in elements."""
-    found = Place()
+    offset = Place()
     for axis in order(len(shape), fmt):
-        found = found.times(shape[axis]).plus(at[axis] if shape[axis] != 1 else Place())
-    return found
+        offset = offset.times(shape[axis]).plus(at[axis] if shape[axis] != 1 else Place())
+    return offset
 
 
 def unflatten(whole: Place, shape: Sequence[int]) -> list[Place]:
     """Indices along the axes of a block of this shape, from the flat index in it."""
-    found = []
+    indices = []
     for k, d in enumerate(shape):
         place = whole.cut("div", prod(shape[k + 1 :]), prod(shape[: k + 1]))
-        found.append(Place() if d == 1 else place if prod(shape[:k]) == 1 else place.cut("mod", d, d))
-    return found
+        indices.append(Place() if d == 1 else place if prod(shape[:k]) == 1 else place.cut("mod", d, d))
+    return indices
 
 
 def regroup_indices(at: tuple[Place, ...], after: Sequence[int], before: Sequence[int]) -> tuple[Place, ...]:
     """Indices in the shape before a Reshape: axes are matched in the smallest groups of equal size; unchanged axes keep their indices."""
-    found: list[Place] = []
+    indices: list[Place] = []
     i = j = 0
     while i < len(after) or j < len(before):
         a, b, left, right = i, j, 1, 1
@@ -151,7 +151,7 @@ def regroup_indices(at: tuple[Place, ...], after: Sequence[int], before: Sequenc
         wide, narrow = [k for k in range(a, i) if after[k] != 1], [k for k in range(b, j) if before[k] != 1]
         if [after[k] for k in wide] == [before[k] for k in narrow]:
             same = dict(zip(narrow, (at[k] for k in wide), strict=True))
-            found += [same.get(k, Place()) for k in range(b, j)]
+            indices += [same.get(k, Place()) for k in range(b, j)]
         else:
-            found += unflatten(flat_offset(at[a:i], after[a:i], "linear"), before[b:j])
-    return tuple(found)
+            indices += unflatten(flat_offset(at[a:i], after[a:i], "linear"), before[b:j])
+    return tuple(indices)

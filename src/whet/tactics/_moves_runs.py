@@ -95,13 +95,13 @@ class _Reads:
 
 def place_values(place: Place, rows: np.ndarray) -> np.ndarray:
     """The values of an index that depends only on the row, for each of these rows."""
-    found = np.full(len(rows), place.offset, np.int64)
+    values = np.full(len(rows), place.offset, np.int64)
     for atom, n in place.terms:
         if atom == ROW:
-            found += n * rows
+            values += n * rows
         elif atom == COLUMN:
             raise Refused("which row of a block is read depends on the column")
         else:
             inner = place_values(atom[1], rows)
-            found += n * (inner // atom[2] if atom[0] == "div" else inner % atom[2])
-    return found
+            values += n * (inner // atom[2] if atom[0] == "div" else inner % atom[2])
+    return values

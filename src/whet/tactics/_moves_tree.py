@@ -178,8 +178,8 @@ def blocked_loads(node: Node) -> list[Node]:
 
 def unconditional_nodes(node: Node) -> set[Node]:
     """The nodes of a tree that are evaluated whichever parts its choices select."""
-    found = [unconditional_nodes(part) for part in children(node)]
-    return {node} | (set.intersection(*found) if node[0] == "choice" else set().union(*found))
+    nodes = [unconditional_nodes(part) for part in children(node)]
+    return {node} | (set.intersection(*nodes) if node[0] == "choice" else set().union(*nodes))
 
 
 def height(node: Node) -> int:

@@ -69,14 +69,14 @@ class Parts:
 
 def match_quantized(layer: Layer, *, float8: bool = False) -> Parts | str:
     """The parts of a quantized layer, or why no kernel supports it. Layers with float8 operands are only accepted with `float8`."""
-    found = remove_quantization(layer)
-    if isinstance(found, str):
-        return found
+    plain = remove_quantization(layer)
+    if isinstance(plain, str):
+        return plain
     place = {t: k for k, t in enumerate(layer.regions["body"].inputs)}
     scales: dict[int | None, Scale] = {}
-    layers: list[tuple[int | None, Layer]] = list(found.dequantize.items())
-    if found.quantize is not None:
-        layers.append((None, found.quantize))
+    layers: list[tuple[int | None, Layer]] = list(plain.dequantize.items())
+    if plain.quantize is not None:
+        layers.append((None, plain.quantize))
     for at, x in layers:
         got = _scale(x, [None if t is None or t not in place else layer.inputs[place[t]] for t in x.inputs[1:]])
         if isinstance(got, str):
@@ -84,7 +84,7 @@ def match_quantized(layer: Layer, *, float8: bool = False) -> Parts | str:
         if got.dtype.name == FLOAT8 and not float8:
             return f"computes on integers, not on {got.dtype}"
         scales[at] = got
-    view, stores = found.layer, scales.pop(None, None)
+    view, stores = plain.layer, scales.pop(None, None)
     head, steps = root_layer(view), epilogue_steps(view)
     if steps is None or head is view:
         return "its body is not a chain"

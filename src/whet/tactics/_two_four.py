@@ -31,12 +31,12 @@ def _examine(filters: np.ndarray) -> str | None:
         return f"weights are not 2:4: {c} input channels have no whole groups of four"
     if not filters.size:
         return "weights are empty"
-    found = find_violation(filters.transpose(0, 2, 3, 1).reshape(k, -1))
-    if found is None:
+    violation = find_violation(filters.transpose(0, 2, 3, 1).reshape(k, -1))
+    if violation is None:
         return None
-    tap, first = divmod(found.column, c)
-    where = f"output channel {found.row}, inputs {first}-{first + 3}" + (f" of filter tap ({tap // s}, {tap % s})" if r * s > 1 else "")
-    return f"weights hold a NaN: {where}" if found.nan else f"weights are not 2:4: {where} have {found.nonzeros} non-zeros"
+    tap, first = divmod(violation.column, c)
+    where = f"output channel {violation.row}, inputs {first}-{first + 3}" + (f" of filter tap ({tap // s}, {tap % s})" if r * s > 1 else "")
+    return f"weights hold a NaN: {where}" if violation.nan else f"weights are not 2:4: {where} have {violation.nonzeros} non-zeros"
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ def model() -> str:
 def features() -> frozenset[str]:
     """Instruction sets that kernels may require, by Linux's names."""
     f = cpuinfo()
-    found = frozenset((f.get("flags") or f.get("Features") or "").split())
-    return found & _KEPT
+    flags = frozenset((f.get("flags") or f.get("Features") or "").split())
+    return flags & _KEPT
 
 
 def feature_text(features: frozenset[str]) -> str:

@@ -84,8 +84,8 @@ def _interpreted(steps: int, count: int) -> int:
 
 def loop() -> Loop:
     """The fastest loop available in this installation."""
-    found = _compiled()
-    return found or _interpreted
+    compiled = _compiled()
+    return compiled or _interpreted
 
 
 def interpreted() -> Loop:

@@ -16,15 +16,15 @@ _CUDA = ("nvidia.cu13", "nvidia.cublas", "nvidia.cuda_nvrtc")  # CUDA 13's wheel
 
 def candidate_files(names: Sequence[str], packages: Sequence[str] = _CUDA) -> list[str]:
     """Candidate files and names for a library, in search order."""
-    found = []
+    files = []
     for package in packages:
         try:
             spec = importlib.util.find_spec(package)
         except ModuleNotFoundError:
             continue
         for folder in () if spec is None else spec.submodule_search_locations or ():
-            found += [str(p) for n in names for p in Path(folder).glob(f"lib/{n}")]
-    return [*found, *names]
+            files += [str(p) for n in names for p in Path(folder).glob(f"lib/{n}")]
+    return [*files, *names]
 
 
 @cache

@@ -28,10 +28,10 @@ _ROW = 8  # elements: kernels copy shorter rows slowly
 def gather_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if not _is_move(layer) or _is_read_by_moves(g, layer.output):
         return None
-    found = _find_subgraph(g, layer)
-    if found is None:
+    subgraph = _find_subgraph(g, layer)
+    if subgraph is None:
         return None
-    source, members = found
+    source, members = subgraph
     copies = [m for m in members if m.op in _COPIES]
     if len(copies) < 3 or max(prod(t.shape) for t in (source, layer.output)) > _MOST_ELEMENTS:
         return None

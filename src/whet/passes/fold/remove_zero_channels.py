@@ -85,12 +85,12 @@ def _keep_multiple(units: Units, t: Tensor, kept_units: set[int]) -> None:
 
 def _read_by_two_four(g: Graph, zero: dict[Tensor, np.ndarray]) -> list[Tensor]:
     """The tensors that 2:4 weights read along their channels."""
-    found: dict[Tensor, None] = {}
+    tensors: dict[Tensor, None] = {}
     for layer in g.layers:
         place = reduction_axis(layer) if layer.op in _PRODUCTS and layer.input(0) in zero else None
         if place is not None and place[0].shape[place[1]] == len(zero[layer.needs(0)]) and is_two_four(place[0].array(), place[1]):
-            found[layer.needs(0)] = None
-    return list(found)
+            tensors[layer.needs(0)] = None
+    return list(tensors)
 
 
 def _keep_fours(units: Units, t: Tensor, kept_units: set[int]) -> None:

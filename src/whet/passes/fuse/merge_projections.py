@@ -91,8 +91,8 @@ def _match_projection(layer: Layer | None) -> _Projection | None:
         return None
     bias = biases[0].weight if biases else None
     transposed = head.op == "Gemm" and bool(a.get("transB"))
-    found = _Projection(layer, x, w.weight, bias, transposed)
-    return found if bias is None or bias.array.size == found.columns else None
+    projection = _Projection(layer, x, w.weight, bias, transposed)
+    return projection if bias is None or bias.array.size == projection.columns else None
 
 
 def _merge(g: Graph, parts: list[_Projection]) -> dict[Tensor, Tensor]:

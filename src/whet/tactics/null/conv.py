@@ -15,14 +15,14 @@ class NullConv(Tactic):
     ops = ("Conv",)
 
     def signatures(self, layer: Layer, backend) -> list[Signature]:
-        found = []
+        signatures = []
         for fmt in _SLOW:
             plain = signature(layer, fmt)
             if plain is None:
                 continue
-            found += [signature(layer, fmt, ((i, 0),)) for i in self._addends(layer)]
-            found.append(plain)
-        return [s for s in found if s is not None]
+            signatures += [signature(layer, fmt, ((i, 0),)) for i in self._addends(layer)]
+            signatures.append(plain)
+        return [s for s in signatures if s is not None]
 
     def _addends(self, layer: Layer) -> list[int]:
         """Inputs of the output's shape that the epilogue adds."""

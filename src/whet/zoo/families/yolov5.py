@@ -92,7 +92,7 @@ def _concat(g: GraphWriter, x: str, skip: str) -> str:
 
 
 def _detect(g: GraphWriter, features: list[str], channels: tuple[int, ...], num_classes: int, image: int) -> str:
-    fields, found = 5 + num_classes, []
+    fields, levels = 5 + num_classes, []
     for i, (feature, cin, stride) in enumerate(zip(features, channels, STRIDES, strict=True)):
         side = image // stride
         raw = conv(g, feature, f"m.{i}", cin, 3 * fields, 1, bias=True, gain=SILU_GAIN, bias_init=_prior(num_classes, stride))
@@ -105,8 +105,8 @@ def _detect(g: GraphWriter, features: list[str], channels: tuple[int, ...], num_
         wh = g.op("Mul", g.op("Pow", g.op("Mul", wh, g.const(2.0, "float32")), g.const(2.0, "float32")),
                   g.const(_anchor_grid(i, side), "float32"))
         y = g.op("Concat", xy, wh, scores, axis=4)
-        found.append(g.op("Reshape", y, g.shape(batch, 3 * side * side, fields)))
-    return g.op("Concat", *found, axis=1)
+        levels.append(g.op("Reshape", y, g.shape(batch, 3 * side * side, fields)))
+    return g.op("Concat", *levels, axis=1)
 
 
 def _grid(side: int) -> np.ndarray:

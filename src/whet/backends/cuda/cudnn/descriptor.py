@@ -46,13 +46,13 @@ class Descriptor:
 
     def get_descriptors(self, attribute: int, kind: int, what: str, most: int = 1) -> list[Descriptor]:
         """Up to `most` descriptors of one kind from an attribute."""
-        made = [Descriptor(kind, what) for _ in range(most)]
-        array, count = (ctypes.c_void_p * most)(*(d.handle.value for d in made)), ctypes.c_int64()
+        descriptors = [Descriptor(kind, what) for _ in range(most)]
+        array, count = (ctypes.c_void_p * most)(*(d.handle.value for d in descriptors)), ctypes.c_int64()
         status = self._lib.cudnnBackendGetAttribute(self.handle, attribute, n.T_DESCRIPTOR, most, ctypes.byref(count), array)
         check(status, f"{self._what}, attribute {attribute}")
-        for d in made:
+        for d in descriptors:
             d._kept.append(self)
-        return made[: min(most, count.value)]
+        return descriptors[: min(most, count.value)]
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
@@ -61,7 +61,7 @@ class Descriptor:
 
 def finalize(kind: int, what: str, *attributes: tuple[int, int, Sequence[Any]]) -> Descriptor:
     """A finalized descriptor with (attribute, type, values) set."""
-    made = Descriptor(kind, what)
+    descriptor = Descriptor(kind, what)
     for attribute, type_, values in attributes:
-        made.set(attribute, type_, *values)
-    return made.done()
+        descriptor.set(attribute, type_, *values)
+    return descriptor.done()

@@ -43,12 +43,12 @@ class Chain:
 
 def match_chain(layer: Layer) -> Chain | str:
     """The epilogue of a layer whose result is f32, or why the kernels cannot compute it."""
-    found = epilogue_steps(layer)
-    if found is None:
+    matched = epilogue_steps(layer)
+    if matched is None:
         return "its fused operations do not form a chain"
     steps: list[Step] = []
     residual: int | None = None
-    for post in found:
+    for post in matched:
         step = _step(layer, post)
         if isinstance(step, str):
             return step

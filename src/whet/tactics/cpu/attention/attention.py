@@ -95,37 +95,37 @@ class Attention(CompiledTactic):
             return said
         if not static(layer):
             return None
-        found = match_attention(layer, grouped=True, periodic=True)
-        return found if isinstance(found, str) else _why_not(layer, found)
+        heads = match_attention(layer, grouped=True, periodic=True)
+        return heads if isinstance(heads, str) else _why_not(layer, heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        found = match_attention(layer, grouped=True, periodic=True)
-        assert isinstance(found, Heads)
-        read = {v.place for v in (found.q, found.k, found.v, found.mask) if v is not None}
+        heads = match_attention(layer, grouped=True, periodic=True)
+        assert isinstance(heads, Heads)
+        read = {v.place for v in (heads.q, heads.k, heads.v, heads.mask) if v is not None}
         inputs = tuple(Operand("linear", F32) if i in read and t is not None and not t.is_constant else None for i, t in enumerate(layer.inputs))
         return [Signature(inputs, (Operand("linear", F32),))]
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = match_attention(layer, grouped=True, periodic=True)
-        assert isinstance(found, Heads)
+        heads = match_attention(layer, grouped=True, periodic=True)
+        assert isinstance(heads, Heads)
         threads.set_threads(backend.threads)
-        names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _products(found, _group(found))]
+        names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _products(heads, _group(heads))]
         return [(("scores", a), ("values", b)) for a in names[0] for b in names[1]]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> AttentionKernel:
-        found = match_attention(layer, grouped=True, periodic=True)
-        if isinstance(found, str) or (said := self.why_not(layer)):
-            raise PlanRefused(found if isinstance(found, str) else said or "")
+        heads = match_attention(layer, grouped=True, periodic=True)
+        if isinstance(heads, str) or (said := self.why_not(layer)):
+            raise PlanRefused(heads if isinstance(heads, str) else said or "")
         threads.set_threads(backend.threads)
         wanted = dict(config)
         try:
-            first, last = _products(found, _group(found))
+            first, last = _products(heads, _group(heads))
             chosen = first.select(str(wanted["scores"])), last.select(str(wanted["values"]))
         except dnn.Unimplemented as error:
             raise PlanRefused(str(error)) from None
-        return AttentionKernel(layer, signature, found, chosen, _group(found), backend.threads)
+        return AttentionKernel(layer, signature, heads, chosen, _group(heads), backend.threads)
 
     def missing_library(self) -> str | None:
         return dnn.load_error()

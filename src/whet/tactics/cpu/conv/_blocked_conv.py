@@ -51,8 +51,8 @@ def list_launches(layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
     blocks, left = divmod(-(-static_shape(layer.outputs[0].shape)[1] // LANES), sizes["blocks"])
     if not blocks or (left > 0) != ("rest" in sizes):
         return None
-    found = [Tile(sizes["blocks"], sizes["pixels"], blocks)]
-    return found if not left else [*found, Tile(left, sizes["rest"], 1, blocks * sizes["blocks"])]
+    launches = [Tile(sizes["blocks"], sizes["pixels"], blocks)]
+    return launches if not left else [*launches, Tile(left, sizes["rest"], 1, blocks * sizes["blocks"])]
 
 
 @dataclass

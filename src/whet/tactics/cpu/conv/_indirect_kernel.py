@@ -167,8 +167,8 @@ def _reads_inside(p: Problem) -> bool:
 
 def _row_counts(blocks: set[int]) -> tuple[int, ...]:
     """The numbers of pixels computed at once in blocks of these sizes."""
-    found = set()
+    counts = set()
     for count in blocks:
         chunks = -(-count // ROWS)
-        found |= {count // chunks, -(-count // chunks)}
-    return tuple(sorted(found))
+        counts |= {count // chunks, -(-count // chunks)}
+    return tuple(sorted(counts))

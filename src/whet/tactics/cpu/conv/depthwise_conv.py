@@ -36,8 +36,8 @@ class DepthwiseKernel(ConvKernel):
         window, stride, pads = _geometry(head)
         sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_inner_columns(layer)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
-        made = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8), storable=True)
-        return depthwise_ir(window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, made
+        packed = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8), storable=True)
+        return depthwise_ir(window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, packed
 
 
 @tactic

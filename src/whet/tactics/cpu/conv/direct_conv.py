@@ -48,8 +48,8 @@ class DirectKernel(ConvKernel):
         sizes = [height, width, rows, columns, taken, -(-channels // LANES), tile.groups, top, side, int(nbytes <= _CACHE)]
         weights, bias = self.weights, self.bias
         key = f"{self.constants}|direct {tile.blocks} {form.step} {tile.channels}"
-        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8), storable=True)
-        return direct_ir(form), sizes, images * tile.groups * rows, made
+        packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8), storable=True)
+        return direct_ir(form), sizes, images * tile.groups * rows, packed
 
 
 @tactic
@@ -96,13 +96,13 @@ class Direct(ConvTactic):
         if "Silu" not in steps[0]:
             best = min(tiles, key=lambda t: self.cost(layer, signature, *t), default=None)
             return [] if best is None else [self.config(layer, signature, *best)]
-        found = []
+        configs = []
         for b in sorted({b for b, _ in tiles}):
             for beside in (wide, 1):
                 few = [p for p in fit[b] if b * (p + beside) < REGISTERS]
                 if few:
-                    found.append(self.config(layer, signature, b, min(few, key=lambda p: -(-columns // p) * (p + _TILE_COST))))
-        return list(dict.fromkeys(found))
+                    configs.append(self.config(layer, signature, b, min(few, key=lambda p: -(-columns // p) * (p + _TILE_COST))))
+        return list(dict.fromkeys(configs))
 
     def config(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> Config:
         """With the tile of lowest cost for the remaining blocks."""

@@ -98,40 +98,42 @@ class DualOutputConv(CompiledTactic):
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
-        found = split_branches(layer) if said is None else said
-        return found if isinstance(found, str) else None
+        branches = split_branches(layer) if said is None else said
+        return branches if isinstance(branches, str) else None
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
-        found, sides = split_branches(layer), layer.outputs[0].shape[2:]
-        if isinstance(found, str):
-            return found
+        branches, sides = split_branches(layer), layer.outputs[0].shape[2:]
+        if isinstance(branches, str):
+            return branches
         if BF16 in permitted and jit.has("avx512_bf16"):
             return "the separate convolutions may be faster in the permitted 16-bit floats"
         if any(symbols(d) for d in sides):
             return "images of unknown sizes"
-        return self.unavailable() or why_not_size(found.blocks, prod(map(int, sides)))
+        return self.unavailable() or why_not_size(branches.blocks, prod(map(int, sides)))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = split_branches(layer)
-        if isinstance(found, str) or not static(layer):
+        branches = split_branches(layer)
+        if isinstance(branches, str) or not static(layer):
             return []
-        return [Signature(tuple(STORED if i == found.x else None for i in range(len(layer.inputs))), (STORED, STORED))]
+        return [Signature(tuple(STORED if i == branches.x else None for i in range(len(layer.inputs))), (STORED, STORED))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = split_branches(layer)
-        return found if isinstance(found, str) else self.unavailable() or why_not_size(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
+        branches = split_branches(layer)
+        if isinstance(branches, str):
+            return branches
+        return self.unavailable() or why_not_size(branches.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        found = split_branches(layer)
-        return [] if isinstance(found, str) else list_tiles(found.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
+        branches = split_branches(layer)
+        return [] if isinstance(branches, str) else list_tiles(branches.blocks, prod(static_shape(layer.outputs[0].shape)[2:]))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> DualOutputKernel:
-        found = split_branches(layer)
-        if isinstance(found, str):
-            raise PlanRefused(found)
+        branches = split_branches(layer)
+        if isinstance(branches, str):
+            raise PlanRefused(branches)
         if config not in self.configs(layer, signature, backend):
-            raise PlanRefused(f"{dict(config)} is not a tile for {found.blocks} blocks of channels and images of {layer.outputs[0].shape}")
-        return DualOutputKernel(layer, signature, found, int(dict(config)["blocks"]), backend.threads)
+            raise PlanRefused(f"{dict(config)} is not a tile for {branches.blocks} blocks of channels and images of {layer.outputs[0].shape}")
+        return DualOutputKernel(layer, signature, branches, int(dict(config)["blocks"]), backend.threads)
 
 
 def list_tiles(blocks: int, pixels: int) -> list[Config]:

@@ -36,9 +36,9 @@ class PointwiseKernel(ConvKernel):
         sizes = [pixels, -(-taps // LANES), -(-channels // LANES), taps, tiles, tile.groups, strip_tiles(tile.pixels, tiles, taps)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
         nbytes = tile.groups * (taps + 1) * tile.blocks * LANES * 4
-        made = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
+        packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
         ir = pointwise_ir(Variant(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), fits_first_cache(tile.blocks, tile.pixels, taps)))
-        return ir, sizes, images * tile.groups * tiles, made
+        return ir, sizes, images * tile.groups * tiles, packed
 
 
 @tactic
@@ -64,15 +64,15 @@ class Pointwise(ConvTactic):
         _, channels, *sides = static_shape(layer.outputs[0].shape)
         steps, pixels, blocks = steps_of(layer), prod(sides), -(-channels // LANES)
         assert steps is not None
-        found = []
+        configs = []
         for b in sorted({1, *block_counts(blocks, [b for b, _ in TILES])}):
             sizes = {"blocks": b, "pixels": _PIXELS[b]} | ({"rest": _PIXELS[blocks % b]} if blocks % b else {})
             tiles = list_launches(layer, sizes)
             if tiles is not None and all(self.fits(layer, signature, t.blocks, t.pixels) for t in tiles):
-                found.append((sum(t.groups * -(-pixels // t.pixels) * (t.blocks * t.pixels + t.blocks + t.pixels) for t in tiles), sizes))
+                configs.append((sum(t.groups * -(-pixels // t.pixels) * (t.blocks * t.pixels + t.blocks + t.pixels) for t in tiles), sizes))
         if "Silu" not in steps[0]:
-            found = sorted(found, key=lambda f: f[0])[:1]
-        return [tuple(sizes.items()) for _, sizes in found]
+            configs = sorted(configs, key=lambda f: f[0])[:1]
+        return [tuple(sizes.items()) for _, sizes in configs]
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         return (blocks, pixels) in TILES and prod(static_shape(layer.outputs[0].shape)[2:]) >= pixels

@@ -133,41 +133,41 @@ class ResizedConv(CompiledTactic):
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
-        found = split_layer(layer) if said is None else said
-        return found if isinstance(found, str) else None
+        resized = split_layer(layer) if said is None else said
+        return resized if isinstance(resized, str) else None
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
-        found = split_layer(layer)
-        if isinstance(found, str):
-            return found
+        resized = split_layer(layer)
+        if isinstance(resized, str):
+            return resized
         if BF16 in permitted and jit.has("avx512_bf16"):
             return "the separate convolutions may be faster in the permitted 16-bit floats"
-        if any(symbols(d) for x in (found.small, found.large) for d in x.tensor.shape[2:]):
+        if any(symbols(d) for x in (resized.small, resized.large) for d in x.tensor.shape[2:]):
             return "images of unknown sizes"
-        return self.unavailable() or _why_not_size(found)
+        return self.unavailable() or _why_not_size(resized)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = split_layer(layer)
-        if isinstance(found, str) or not static(layer):
+        resized = split_layer(layer)
+        if isinstance(resized, str) or not static(layer):
             return []
-        inputs = tuple(STORED if i in (found.small.place, found.large.place) else None for i in range(len(layer.inputs)))
-        return [Signature(inputs, (STORED,) * len(found.branches))]
+        inputs = tuple(STORED if i in (resized.small.place, resized.large.place) else None for i in range(len(layer.inputs)))
+        return [Signature(inputs, (STORED,) * len(resized.branches))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = split_layer(layer)
-        return found if isinstance(found, str) else self.unavailable() or _why_not_size(found)
+        resized = split_layer(layer)
+        return resized if isinstance(resized, str) else self.unavailable() or _why_not_size(resized)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        found = split_layer(layer)
-        return [] if isinstance(found, str) else list_tiles(found.blocks, found.small.pixels)
+        resized = split_layer(layer)
+        return [] if isinstance(resized, str) else list_tiles(resized.blocks, resized.small.pixels)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ResizedKernel:
-        found = split_layer(layer)
-        if isinstance(found, str):
-            raise PlanRefused(found)
+        resized = split_layer(layer)
+        if isinstance(resized, str):
+            raise PlanRefused(resized)
         if config not in self.configs(layer, signature, backend):
-            raise PlanRefused(f"{dict(config)} is not a tile for {found.blocks} blocks of channels and images of {found.small.tensor.shape}")
-        return ResizedKernel(layer, signature, found, int(dict(config)["blocks"]), backend.threads)
+            raise PlanRefused(f"{dict(config)} is not a tile for {resized.blocks} blocks of channels and images of {resized.small.tensor.shape}")
+        return ResizedKernel(layer, signature, resized, int(dict(config)["blocks"]), backend.threads)
 
 
 def _why_not_size(resized: ResizedInput) -> str | None:
@@ -210,10 +210,10 @@ def split_layer(layer: Layer) -> ResizedInput | str:
 def _match_convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Branch, ...], tuple[str, ...]] | str:
     """The convolutions of the concatenated images and their epilogue, or the reason why the kernel does not support them."""
     if reader.composite == "DualOutputConv":
-        found = split_branches(reader)
-        if isinstance(found, str):
-            return found
-        return (found.branches, found.steps) if reader.inputs[found.x] is joined else "the convolutions read another image"
+        branches = split_branches(reader)
+        if isinstance(branches, str):
+            return branches
+        return (branches.branches, branches.steps) if reader.inputs[branches.x] is joined else "the convolutions read another image"
     if (reason := _POINTWISE.why_not(reader)) is not None:
         return reason
     steps = steps_of(reader)

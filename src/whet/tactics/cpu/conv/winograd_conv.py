@@ -150,13 +150,13 @@ class Winograd(FloatConvTactic):
             return []
         x, steps = source_index(layer), steps_of(layer)
         assert steps is not None
-        found = []
+        signatures = []
         for name in ("nhwc", f"nChw{lanes()}c"):
             image = Operand(name, F32)
             inputs = tuple(image if i in (x, steps[1]) else None for i in range(len(layer.inputs)))
-            found += [Signature(inputs, (image,), ((steps[1], 0),))] if steps[1] not in (None, x) else []
-            found.append(Signature(inputs, (image,)))
-        return found
+            signatures += [Signature(inputs, (image,), ((steps[1], 0),))] if steps[1] not in (None, x) else []
+            signatures.append(Signature(inputs, (image,)))
+        return signatures
 
     def not_strict(self, layer: Layer, implementation: str) -> str | None:
         return "Winograd's transforms mix the values of a tile: errors are relative to its largest value, NaN reaches all of its results"
@@ -170,15 +170,15 @@ class Winograd(FloatConvTactic):
         samples, channels, rows, columns = static_shape(layer.outputs[0].shape)
         products = channels * static_shape(root_layer(layer).needs(0).shape)[1]
         costs = {m: _cost(m, samples * -(-rows // m) * -(-columns // m), products) for m in _RTOL}
-        found: list[Config] = []
+        configs: list[Config] = []
         for m, cost in costs.items():
             if cost > _CLEARLY * min(costs.values()):
                 continue
             weights, most = 4 * products * side(m) ** 2, most_rows()
             for split in (0, 1):
                 if (weights > _SECOND_CACHE if split else weights < _MEMORY):
-                    found += [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for n, strips in ((2, 4), (4, 1))]
-        return found
+                    configs += [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for n, strips in ((2, 4), (4, 1))]
+        return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> WinogradKernel:
         sizes = {name: int(value) for name, value in config}

@@ -182,8 +182,8 @@ class Elementwise(CompiledTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        found = describe(layer)
-        if isinstance(found, str):
+        description = describe(layer)
+        if isinstance(description, str):
             return []
         out = layer.outputs[0]
         shape = static_shape(out.shape)
@@ -198,21 +198,21 @@ class Elementwise(CompiledTactic):
             signature = Signature(tuple(stored), (Operand(form, out.dtype),))
             if self.refuses(layer, signature, backend) is not None:
                 continue
-            shared = [i for i in found.places if _may_share(layer, i)]
+            shared = [i for i in description.places if _may_share(layer, i)]
             listed += [Signature(signature.inputs, signature.outputs, ((i, 0),)) for i in shared[:2]]
             listed.append(signature)
         return listed
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = describe(layer)
-        if isinstance(found, str):
-            return found
+        description = describe(layer)
+        if isinstance(description, str):
+            return description
         form, shape = signature.outputs[0].format, static_shape(layer.outputs[0].shape)
         sizes = memory_shape(form, shape)
         if sizes is None:
             return f"the channels are padded in {form}"
         rows = []
-        for i, own in zip(found.places, found.shapes, strict=True):
+        for i, own in zip(description.places, description.shapes, strict=True):
             strides = None
             if len(own) <= len(shape):
                 strides = _strides(layer, signature, i, own)
@@ -225,7 +225,7 @@ class Elementwise(CompiledTactic):
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ElementwiseKernel:
-        found = describe(layer)
-        if isinstance(found, str):
-            raise PlanRefused(found)
-        return ElementwiseKernel(layer, signature, found, backend.threads)
+        description = describe(layer)
+        if isinstance(description, str):
+            raise PlanRefused(description)
+        return ElementwiseKernel(layer, signature, description, backend.threads)

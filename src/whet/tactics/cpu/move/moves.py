@@ -58,13 +58,13 @@ class MovesTactic(CompiledTactic):
             return []
         images = [i for i in places if layer.needs(i).type.rank == 4]
         targets = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
-        found = []
+        signatures = []
         blocks = [] if any(layer.needs(i).shape[1] % BLOCK for i in images) else ["nChw16c"]
         for source in ("nhwc", *blocks, "linear") if images else ("linear",):
             stored = {i: Operand(source if i in images else "linear", F32) for i in places}
             inputs = tuple(stored.get(i) for i in range(len(layer.inputs)))
-            found += [Signature(inputs, (Operand(target, F32),)) for target in targets]
-        return found
+            signatures += [Signature(inputs, (Operand(target, F32),)) for target in targets]
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         try:

@@ -58,15 +58,15 @@ class PartView(Tactic):
         if self.why_not(layer) or not static(layer):
             return []
         whole = layer.outputs[0] if layer.op == "Concat" else layer.needs(0)
-        found = []
+        signatures = []
         floats = storage_types([whole], backend)
         others = [whole.dtype] if whole.dtype.bits >= 8 and whole.dtype.name != "string" else []
         for d in floats or others:
             for f in image_formats(whole.type.rank) if floats else ("linear",):
                 o = Operand(f, d)
                 if _shifts(layer, o) is not None:
-                    found.append(_signature(layer, o))
-        return found
+                    signatures.append(_signature(layer, o))
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return None if _shifts(layer, signature.outputs[0]) is not None else "its parts are not contiguous"

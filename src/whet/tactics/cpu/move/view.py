@@ -56,13 +56,13 @@ class View(OneDnnTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        found = []
+        signatures = []
         for source, target in self._operands(layer, backend):
             inputs = (source, *(None,) * (len(layer.inputs) - 1))
-            found.append(Signature(inputs, (target,), ((0, 0),)))
+            signatures.append(Signature(inputs, (target,), ((0, 0),)))
             if dnn.load_error() is None:  # oneDNN copies
-                found.append(Signature(inputs, (target,)))
-        return found
+                signatures.append(Signature(inputs, (target,)))
+        return signatures
 
     def _operands(self, layer: Layer, backend: Backend) -> list[tuple[Operand, Operand]]:
         a, x, y = layer.attrs, layer.needs(0), layer.outputs[0]

@@ -107,22 +107,22 @@ def match_post_ops(steps: Sequence[EpilogueStep], layer: Layer, signature: Signa
     An operand that shares its memory with the output by `signature` is added in place. `shaper` maps the shape of an operand (padded to the
     output's rank) to its shape in the primitive; None keeps it.
     """
-    out, made = static_shape(layer.outputs[0].shape), Chain()
+    out, chain = static_shape(layer.outputs[0].shape), Chain()
     for post in steps:
         if post.other is None:
             unary = activation(post.op, post.attrs)
             if unary is None:
                 return f"oneDNN has no post-op for {post.op}"
-            made.post_ops.append(unary)
+            chain.post_ops.append(unary)
             continue
         if post.op == "Pow" and not post.swapped and layer.needs(post.other).is_constant:
             power = activation("Pow", {"input1": layer.needs(post.other).array()})
             if power is None:
                 return "oneDNN takes one constant exponent, not several"
-            made.post_ops.append(power)
+            chain.post_ops.append(power)
             continue
         if post.op == "PRelu" and not post.swapped:
-            why = _append_prelu(made, post, layer, out, shaper)
+            why = _append_prelu(chain, post, layer, out, shaper)
             if why:
                 return why
             continue
@@ -130,10 +130,10 @@ def match_post_ops(steps: Sequence[EpilogueStep], layer: Layer, signature: Signa
             return f"oneDNN has no post-op for {post.op} with the accumulator as second operand" if post.swapped else (
                 f"oneDNN has no post-op for {post.op} with two operands"
             )  # fmt: skip
-        why = _append_binary(made, post, layer.inputs[post.other], signature, out, shaper)
+        why = _append_binary(chain, post, layer.inputs[post.other], signature, out, shaper)
         if why:
             return why
-    return made
+    return chain
 
 
 def _append_prelu(chain: Chain, post: EpilogueStep, layer: Layer, out: tuple[int, ...], shaper: Shaper | None) -> str | None:
@@ -228,5 +228,5 @@ def second_operands(steps: Sequence[EpilogueStep], layer: Layer, out: Operand) -
 def residuals(steps: Sequence[EpilogueStep], layer: Layer) -> list[int]:
     """Inputs that are added with the full shape: each could be added in place."""
     out = layer.outputs[0]
-    found = [p.other for p in steps if p.op == "Add" and p.other is not None]
-    return [i for i in found if not layer.needs(i).is_constant and layer.needs(i).shape == out.shape]
+    indices = [p.other for p in steps if p.op == "Add" and p.other is not None]
+    return [i for i in indices if not layer.needs(i).is_constant and layer.needs(i).shape == out.shape]

@@ -57,10 +57,10 @@ class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
     """Uses only implementations that accumulate exactly on this CPU."""
 
     def _usable(self, recipe: Recipe) -> list[str]:
-        found = super()._usable(recipe)
-        exact = [n for n in found if any(word in n for word in _EXACT)]
+        names = super()._usable(recipe)
+        exact = [n for n in names if any(word in n for word in _EXACT)]
         if not exact:
-            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only kernels with saturating accumulators for this ({', '.join(found)})")
+            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only kernels with saturating accumulators for this ({', '.join(names)})")
         return exact
 
 
@@ -88,17 +88,17 @@ def float_types(parts: Parts, backend) -> list[DType]:
 
 def list_same_format_signatures(layer: Layer, reads: Mapping[int, DType], stores: DType) -> list[Signature]:
     """Signatures of an elementwise layer: the inputs with these indices and the output in one format."""
-    found = []
+    signatures = []
     for f in ("nhwc", "linear"):
         if format_fits(f, layer.outputs[0].type.rank):
             inputs = tuple(Operand(f, reads[i]) if i in reads else None for i in range(len(layer.inputs)))
-            found.append(Signature(inputs, (Operand(f, stores),)))
-    return found
+            signatures.append(Signature(inputs, (Operand(f, stores),)))
+    return signatures
 
 
 def list_signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
     """Signatures with all full-size operands in `fmt`, for each float type; those that add a residual in place come first."""
-    made, rank = [], parts.view.outputs[0].type.rank
+    signatures, rank = [], parts.view.outputs[0].type.rank
     for real in float_types(parts, backend):
         inputs: list[Operand | None] = []
         for i, t in enumerate(parts.view.inputs):
@@ -113,14 +113,14 @@ def list_signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
             if p.op != "Add" or z is None or z in own or (addend := inputs[z]) is None:
                 continue
             if parts.view.needs(z).shape == parts.view.outputs[0].shape and addend.dtype.bits == out.dtype.bits:
-                made.append(Signature(tuple(inputs), (out,), ((z, 0),)))
-        made.append(Signature(tuple(inputs), (out,)))
-    return made
+                signatures.append(Signature(tuple(inputs), (out,), ((z, 0),)))
+        signatures.append(Signature(tuple(inputs), (out,)))
+    return signatures
 
 
 def match_real_post_ops(parts: Parts, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
     """The epilogue as post-ops on real numbers, with integer addends dequantized."""
-    made = Chain()
+    chain = Chain()
     for post in needed_steps(parts):
         if post.other not in parts.reads or parts.view.needs(post.other).is_constant:
             step = match_post_ops([post], parts.view, signature, shaper)
@@ -128,8 +128,8 @@ def match_real_post_ops(parts: Parts, signature: Signature, shaper: Shaper | Non
             step = _append_summand(post, parts, signature, shaper)
         if isinstance(step, str):
             return step
-        made.extend(step)
-    return made
+        chain.extend(step)
+    return chain
 
 
 def needed_steps(parts: Parts) -> list[EpilogueStep]:
@@ -151,27 +151,27 @@ def needed_steps(parts: Parts) -> list[EpilogueStep]:
 
 def _append_summand(post: EpilogueStep, parts: Parts, signature: Signature, shaper: Shaper | None) -> Chain | str:
     """+ (z - zero) * scale: an addition in place, or the accumulator scaled to z's steps and back."""
-    i, made = post.other, Chain()
+    i, chain = post.other, Chain()
     assert i is not None
     z, t, stored = parts.reads[i], parts.view.needs(i), signature.needs(i)
     if post.op != "Add":
         return f"{post.op} with an integer operand: only Add takes one"
     if (i, 0) in signature.inplace:
         other = signature.outputs[0].dtype
-        made.post_ops.append(dnn.Sum(z.number, z.zero, None if other == z.dtype else z.dtype.name))
-        return made
+        chain.post_ops.append(dnn.Sum(z.number, z.zero, None if other == z.dtype else z.dtype.name))
+        return chain
     shape, out = static_shape(t.shape), static_shape(parts.view.outputs[0].shape)
     full = (1,) * (len(out) - len(shape)) + shape
     wanted = shaper(full) if shaper else full
     if wanted is None or not readable_at_rank(stored, shape, full):
         return f"an Add of {list(shape)} stored as {stored} does not fit the output {list(out)}"
-    made.post_ops += [
+    chain.post_ops += [
         dnn.Eltwise("linear", 1.0 / z.number, 0.0),
         dnn.Binary("add", describe(t, stored, wanted)),
         dnn.Eltwise("linear", z.number, -z.zero * z.number),
     ]
-    made.places["post1"] = ("input", i)
-    return made
+    chain.places["post1"] = ("input", i)
+    return chain
 
 
 def quantized_attributes(post_ops: Sequence[dnn.PostOp], parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dnn.Attributes:

@@ -40,7 +40,7 @@ class OneDnnBinary(OneDnnTactic):
             return []
         head = root_layer(layer)
         outer, rank = _outer_indices(layer, head), layer.outputs[0].type.rank
-        found = []
+        signatures = []
         for dtype in storage_types(runtime_tensors(layer), backend):
             for f in image_formats(rank):
                 out = Operand(f, dtype)
@@ -49,8 +49,8 @@ class OneDnnBinary(OneDnnTactic):
                     t = layer.needs(i)
                     if not t.is_constant:
                         stored[i] = out if t.type.rank == rank else Operand("linear", dtype)
-                found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (out,)))
-        return found
+                signatures.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (out,)))
+        return signatures
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         steps, head = require_epilogue_steps(layer), root_layer(layer)
@@ -86,14 +86,14 @@ class OneDnnBinary(OneDnnTactic):
 
 def _negate(fused: Chain) -> Chain:
     """The chain after a change of sign: a - b = -(b - a)."""
-    made = Chain([dnn.Eltwise("linear", -1.0, 0.0)])
-    made.extend(fused)
-    return made
+    chain = Chain([dnn.Eltwise("linear", -1.0, 0.0)])
+    chain.extend(fused)
+    return chain
 
 
 def _outer_indices(layer: Layer, head: Layer) -> list[int]:
-    found = [outer_input(layer, t) for t in head.inputs]
-    return [i for i in found if i is not None]
+    index = [outer_input(layer, t) for t in head.inputs]
+    return [i for i in index if i is not None]
 
 
 def _operand_layout(tensor: Tensor | None, stored: Operand | None, shape: tuple[int, ...], target: Operand) -> dnn.MemoryDesc | str:

@@ -39,11 +39,11 @@ class OneDnnConv(OneDnnTactic):
         pairs = [(f, f) for f in formats]
         if head.needs(0).shape[1] in (1, 2, 3, 4) and head.op == "Conv":
             pairs = [("linear", f) for f in formats] + pairs  # planar images: the kernels of first layers read them
-        found = []
+        signatures = []
         for dtype in storage_types(runtime_tensors(layer), backend):
             for source, target in pairs:
-                found += _signatures(layer, steps, x, Operand(source, dtype), Operand(target, dtype))
-        return found
+                signatures += _signatures(layer, steps, x, Operand(source, dtype), Operand(target, dtype))
+        return signatures
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         steps = require_epilogue_steps(layer)

@@ -38,24 +38,24 @@ class OneDnnEltwise(OneDnnTactic):
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
         """If NaN is restored, the root operation propagates it."""
-        head, found = root_layer(layer), declared_references(layer, implementation)
+        head, references = root_layer(layer), declared_references(layer, implementation)
         again = head.op in {p.op for p in epilogue_steps(layer) or ()}
         if not again and _restores_nan(head.op, {**head.attrs, **_parameters(layer, head)}):
-            return [{op: f for op, f in table.items() if op != head.op} for table in found]
-        return found
+            return [{op: f for op, f in table.items() if op != head.op} for table in references]
+        return references
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         steps = epilogue_steps(layer)
         if steps is None or self.why_not(layer) or not static(layer):
             return []
         x = source_index(layer)
-        found = []
+        signatures = []
         for dtype in storage_types(runtime_tensors(layer), backend):
             for f in image_formats(layer.outputs[0].type.rank):
                 out = Operand(f, dtype)
                 others = second_operands(steps, layer, out)
-                found.append(Signature(tuple(out if i == x else others.get(i) for i in range(len(layer.inputs))), (out,)))
-        return found
+                signatures.append(Signature(tuple(out if i == x else others.get(i) for i in range(len(layer.inputs))), (out,)))
+        return signatures
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         steps, head = require_epilogue_steps(layer), root_layer(layer)
@@ -107,13 +107,13 @@ def _restores_nan(op: str, attrs: Mapping[str, Any]) -> str | None:
 
 def _make_binary(unary: dnn.Eltwise, restore: str | None, layout: dnn.MemoryDesc, x: int, fused: Chain) -> Recipe:
     """max(x, x), the activation and its epilogue as post-ops: oneDNN's eltwise takes post-ops in scalar loops only."""
-    made, places = Chain([unary]), {"src": ("input", x), "src1": ("input", x), "dst": ("output", 0)}
+    chain, places = Chain([unary]), {"src": ("input", x), "src1": ("input", x), "dst": ("output", 0)}
     if restore:
-        made.post_ops.append(dnn.Binary(restore, layout))
-        made.places["post1"] = ("input", x)
-    made.extend(fused)
-    recipe = Recipe(dnn.binary("max", layout, layout, layout, made.attributes), places)
-    made.fill(recipe)
+        chain.post_ops.append(dnn.Binary(restore, layout))
+        chain.places["post1"] = ("input", x)
+    chain.extend(fused)
+    recipe = Recipe(dnn.binary("max", layout, layout, layout, chain.attributes), places)
+    chain.fill(recipe)
     return recipe
 
 

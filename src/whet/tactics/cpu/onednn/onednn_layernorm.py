@@ -30,11 +30,11 @@ class OneDnnLayerNorm(OneDnnTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        found = []
+        signatures = []
         for dtype in storage_types(runtime_tensors(layer), backend):
             operand = Operand("linear", dtype)
-            found.append(Signature((operand, *(None,) * (len(layer.inputs) - 1)), (operand,)))
-        return found
+            signatures.append(Signature((operand, *(None,) * (len(layer.inputs) - 1)), (operand,)))
+        return signatures
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         shape = static_shape(layer.outputs[0].shape)

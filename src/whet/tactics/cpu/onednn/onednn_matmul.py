@@ -37,7 +37,7 @@ class OneDnnMatMul(TwoPrimitives):
         if steps is None or self.why_not(layer) or not static(layer):
             return []
         head = root_layer(layer)
-        found = []
+        signatures = []
         for dtype in storage_types(runtime_tensors(layer), backend):
             out = Operand("linear", dtype)
             stored = second_operands(steps, layer, out)
@@ -47,9 +47,9 @@ class OneDnnMatMul(TwoPrimitives):
                     stored[i] = out
             inputs = tuple(stored.get(i) for i in range(len(layer.inputs)))
             own = {outer_input(layer, t) for t in head.inputs}
-            found += [Signature(inputs, (out,), ((i, 0),)) for i in residuals(steps, layer) if i not in own]
-            found.append(Signature(inputs, (out,)))
-        return found
+            signatures += [Signature(inputs, (out,), ((i, 0),)) for i in residuals(steps, layer) if i not in own]
+            signatures.append(Signature(inputs, (out,)))
+        return signatures
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         return _Matrices(layer, signature).recipe("matmul")

@@ -48,17 +48,17 @@ class OneDnnPool(OneDnnTactic):
             # With one value per channel, nhwc and full blocks of channels have the same bytes as row-major.
             flat = [(f, "linear") for f, _ in pairs if f == "nhwc" or (f.startswith("nChw") and shape[1] % 16 == 0)]
             pairs = [*flat, *(pairs if kept else [("linear", "linear")])]
-        found = []
+        signatures = []
         own = layer.needs(x).dtype if x is not None else None
         integers = [own] if own is not None and own.name in ("i8", "u8") and head.op == "MaxPool" and layer is head else []
         for dtype in integers or storage_types(runtime_tensors(layer), backend):
             for source, target in pairs:
                 out = Operand(target, dtype)
                 others = second_operands(steps, layer, out)
-                found.append(
+                signatures.append(
                     Signature(tuple(Operand(source, dtype) if i == x else others.get(i) for i in range(len(layer.inputs))), (out,))
                 )
-        return found
+        return signatures
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         steps, head = require_epilogue_steps(layer), root_layer(layer)

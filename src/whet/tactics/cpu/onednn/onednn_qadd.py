@@ -47,8 +47,8 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
         steps.extend(fused)
         steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.result.number, float(parts.result.zero)))
         sides = [describe(parts.view.needs(i), signature.needs(i)) for i in places]
-        made = dnn.Attributes(tuple(steps.post_ops), scales=(("src", 0, 1), ("src1", 0, 1)))
-        first = dnn.binary("add", sides[0], sides[1], describe(parts.view.outputs[0], signature.outputs[0]), made)
+        attributes = dnn.Attributes(tuple(steps.post_ops), scales=(("src", 0, 1), ("src1", 0, 1)))
+        first = dnn.binary("add", sides[0], sides[1], describe(parts.view.outputs[0], signature.outputs[0]), attributes)
         recipe = Recipe(first, {"dst": ("output", 0)}, 0.0)
         for name, i in zip(("src", "src1"), places, strict=True):
             recipe.places[name] = ("input", i)

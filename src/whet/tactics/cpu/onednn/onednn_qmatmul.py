@@ -106,7 +106,7 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     stored = static_shape(right.shape)
     trans = bool(head.op == "Gemm" and head.attrs["transB"])
     plain = (*stored[:-2], *(stored[:-3:-1] if trans else stored[-2:]))  # (..., K, N)
-    made = quantized_attributes(fused.post_ops, parts, a, b, channels)
+    attributes = quantized_attributes(fused.post_ops, parts, a, b, channels)
     bias = view.inputs[c] if c is not None else None
     vector = bias is not None and bias.type.elements == n
     if bias is not None and not vector:
@@ -114,7 +114,7 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     shape = (n, k) if kind == "inner_product" else (1,) * (rank - len(plain)) + plain
     weights = dnn.describe(shape, "i8", "any" if right.is_constant else "linear")
     row = dnn.describe((n,) if kind == "inner_product" else (*(1,) * (rank - 1), n), "f32") if vector else None
-    first = (dnn.inner_product if kind == "inner_product" else dnn.matmul)(src, weights, row, dnn.describe(seen, target), made)
+    first = (dnn.inner_product if kind == "inner_product" else dnn.matmul)(src, weights, row, dnn.describe(seen, target), attributes)
     recipe = Recipe(first, {"src": ("input", a), "dst": ("output", 0)}, 0.0 if parts.stores else None, prod(out) * k)
     fused.fill(recipe)
     add_scales(recipe, parts, a, b)

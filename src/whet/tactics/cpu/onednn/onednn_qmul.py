@@ -55,9 +55,9 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
         steps.extend(fused)
         steps.post_ops.append(dnn.Eltwise("linear", 1.0 / parts.result.number, float(parts.result.zero)))
         scaled = ("src", "src1") if reads.zero else ("src",)
-        made = dnn.Attributes(tuple(steps.post_ops), scales=tuple((name, 0, 1) for name in scaled))
+        attributes = dnn.Attributes(tuple(steps.post_ops), scales=tuple((name, 0, 1) for name in scaled))
         target = describe(parts.view.outputs[0], signature.outputs[0])
-        first = dnn.binary("max" if reads.zero else "mul", whole, whole if reads.zero else gate, target, made)
+        first = dnn.binary("max" if reads.zero else "mul", whole, whole if reads.zero else gate, target, attributes)
         work = _COST_OF_PLAIN_LOOPS * prod(static_shape(layer.outputs[0].shape))
         recipe = Recipe(first, {name: ("input", i) for name, i in names.items()} | {"dst": ("output", 0)}, 0.0, work)
         for name in scaled:

@@ -48,20 +48,20 @@ class OneDnnQuantize(TwoPrimitives):
         rank = layer.outputs[0].type.rank
         reals = [F32, BF16] if "avx512_bf16" in backend.capabilities.features and dnn.has_isa("avx512_core_bf16") else [F32]
         formats = [f for f in ("nhwc", "linear") if format_fits(f, rank)]
-        found = []
+        signatures = []
         for real in reals:
             for f in formats:
                 for g in formats:
                     source, target = (real, layer.outputs[0].dtype) if layer.op == "QuantizeLinear" else (layer.needs(0).dtype, real)
-                    found.append(Signature((Operand(f, source), *(None,) * (len(layer.inputs) - 1)), (Operand(g, target),)))
-        return found
+                    signatures.append(Signature((Operand(f, source), *(None,) * (len(layer.inputs) - 1)), (Operand(g, target),)))
+        return signatures
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         side, values, shift = scales_of_layer(layer)
         x, stored = layer.needs(0), signature.needs(0)
         mask = 0 if values.size == 1 else 1 << (layer.attrs["axis"] % x.type.rank)
-        made = dnn.Attributes(scales=((side, mask, values.size),), zero_points=((side, 0, 1),) if shift else ())
-        first = dnn.reorder(describe(x, stored), describe(layer.outputs[0], signature.outputs[0]), made)
+        attributes = dnn.Attributes(scales=((side, mask, values.size),), zero_points=((side, 0, 1),) if shift else ())
+        first = dnn.reorder(describe(x, stored), describe(layer.outputs[0], signature.outputs[0]), attributes)
         recipe = Recipe(first, {"src": ("input", 0), "dst": ("output", 0)}, 0.0 if side == "dst" else None)
         recipe.constant(f"scale:{side}", f"scale|{values.tobytes().hex()}", lambda: values)
         if shift:

@@ -79,13 +79,13 @@ class Table(CompiledTactic):
         """In any format, in place or not: elements are independent."""
         if self.why_not(layer) or not static(layer):
             return []
-        x, found = _integer(layer), []
+        x, signatures = _integer(layer), []
         for f in ("nhwc", "linear"):
             if format_fits(f, layer.outputs[0].type.rank):
                 inputs = tuple(Operand(f, layer.needs(i).dtype) if i == x else None for i in range(len(layer.inputs)))
                 out = (Operand(f, layer.outputs[0].dtype),)
-                found += [Signature(inputs, out, ((x, 0),)), Signature(inputs, out)]
-        return found
+                signatures += [Signature(inputs, out, ((x, 0),)), Signature(inputs, out)]
+        return signatures
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> TableKernel:
         return TableKernel(layer, signature, jit.has("avx512vbmi"), backend.threads)

@@ -27,7 +27,7 @@ def match_epilogue(layer: Layer, chain: Sequence[EpilogueStep] | None) -> Epilog
     """The epilogue, or why the kernels cannot compute it."""
     if chain is None:
         return "its fused operations do not form a chain"
-    out, found = layer.outputs[0].shape, Epilogue()
+    out, epilogue = layer.outputs[0].shape, Epilogue()
     axis = channel_axis(layer)
     for step in chain:
         other = step.other_tensor
@@ -35,20 +35,20 @@ def match_epilogue(layer: Layer, chain: Sequence[EpilogueStep] | None) -> Epilog
             name = "Silu" if step.op == "Swish" and float(step.attrs.get("alpha", 1.0)) == 1.0 else step.op
             if name not in ("Relu", "Silu", "Gelu") or (name == "Gelu" and step.attrs.get("approximate", "none") != "none"):
                 return f"computes no {step.op} in its epilogue"
-            found.steps.append(name)
+            epilogue.steps.append(name)
         elif step.op != "Add":
             return f"computes no {step.op} with two operands in its epilogue"
         elif other.is_constant:
             full = (1,) * (len(out) - other.type.rank) + tuple(other.shape)
-            if found.steps or len(full) != len(out) or any(d != (out[i] if i == axis else 1) for i, d in enumerate(full)):
+            if epilogue.steps or len(full) != len(out) or any(d != (out[i] if i == axis else 1) for i, d in enumerate(full)):
                 return f"an Add of a constant of shape {list(map(str, other.shape))} is not a bias"
-            found.biases.append(other)
-        elif other.shape != out or found.residual is not None:
+            epilogue.biases.append(other)
+        elif other.shape != out or epilogue.residual is not None:
             return "takes one residual, of the result's shape"
         else:
-            found.residual = step.other
-            found.steps.append("Add")
-    return found
+            epilogue.residual = step.other
+            epilogue.steps.append("Add")
+    return epilogue
 
 
 def channel_axis(layer: Layer) -> int:

@@ -148,11 +148,11 @@ def pack_weights(matrix: np.ndarray, bias: np.ndarray, lanes: int, blocks: int, 
     unit, per_chunk = lanes * blocks, CHUNK // GROUP
     items, groups = -(-channels // unit), inputs // GROUP
     chunks = -(-groups // per_chunk)
-    made = compress(matrix)
+    compressed = compress(matrix)
     values = np.zeros((items * unit, groups * KEPT), np.float32)
-    values[:channels] = made.values
+    values[:channels] = compressed.values
     positions = np.zeros((items * unit, chunks * per_chunk), np.uint32)
-    positions[:channels, :groups] = made.metadata
+    positions[:channels, :groups] = compressed.metadata
     words = np.bitwise_or.reduce(positions.reshape(-1, chunks, per_chunk) << (np.arange(per_chunk, dtype=np.uint32) * 4), axis=-1)
     biases = np.zeros(items * unit, np.float32)
     biases[:channels] = bias

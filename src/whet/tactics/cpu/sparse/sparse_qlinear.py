@@ -154,11 +154,11 @@ def pack_integers(matrix: np.ndarray, start: np.ndarray, factor: np.ndarray, bia
     unit, per_chunk = lanes * blocks, CHUNK // GROUP
     items, groups = -(-channels // unit), inputs // GROUP
     chunks = -(-groups // per_chunk)
-    made = compress(np.ascontiguousarray(matrix, np.int8))
+    compressed = compress(np.ascontiguousarray(matrix, np.int8))
     values = np.zeros((items * unit, groups, KEPT), np.int8)
-    values[:channels] = made.values.reshape(channels, groups, KEPT)
+    values[:channels] = compressed.values.reshape(channels, groups, KEPT)
     positions = np.zeros((items * unit, chunks * per_chunk), np.uint32)
-    positions[:channels, :groups] = made.metadata & 3 | (made.metadata >> 2).astype(np.uint32) << 16
+    positions[:channels, :groups] = compressed.metadata & 3 | (compressed.metadata >> 2).astype(np.uint32) << 16
     words = np.bitwise_or.reduce(positions.reshape(-1, chunks, per_chunk) << (np.arange(per_chunk, dtype=np.uint32) * 2), axis=-1)
     parts = []
     for array in (start.astype(np.int32), factor.astype(np.float32), bias.astype(np.float32)):

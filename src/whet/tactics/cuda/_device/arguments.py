@@ -103,13 +103,13 @@ class Fields:
     @classmethod
     def members(cls) -> tuple[Member, ...]:
         """All members in order, those of optional parts included."""
-        found: list[Member] = []
+        members: list[Member] = []
         for name, part, ctype, macros in _fields(cls):
             if part is not None:
-                found += [dataclasses.replace(m, macros=(*macros, *m.macros)) for m in part.members()]
+                members += [dataclasses.replace(m, macros=(*macros, *m.macros)) for m in part.members()]
             elif ctype is not None:
-                found.append(Member(name, ctype, macros))
-        return tuple(found)
+                members.append(Member(name, ctype, macros))
+        return tuple(members)
 
     def values(self) -> Iterator[tuple[Member, Any]]:
         """The members that are there, with their values; in the order of `members`."""
@@ -218,7 +218,7 @@ def _fields(cls: type[Fields]) -> tuple[_Field, ...]:
     if cls in _known_fields:
         return _known_fields[cls]
     hints = get_type_hints(cls, include_extras=True)
-    found = []
+    fields = []
     for field in dataclasses.fields(cls):
         hint, macros, ctype = hints[field.name], tuple[str, ...](), None
         while get_origin(hint) is Annotated:
@@ -230,8 +230,8 @@ def _fields(cls: type[Fields]) -> tuple[_Field, ...]:
         part = hint if isinstance(hint, type) and issubclass(hint, Fields) else None
         if part is None and ctype is None:
             raise BackendError(f"{cls.__qualname__}.{field.name} has no C type: use a type of arguments.py")
-        found.append((field.name, part, ctype, macros))
-    return _known_fields.setdefault(cls, tuple(found))
+        fields.append((field.name, part, ctype, macros))
+    return _known_fields.setdefault(cls, tuple(fields))
 
 
 class SharedMemory:

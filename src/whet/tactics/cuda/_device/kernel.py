@@ -165,7 +165,7 @@ def match_epilogue(layer: Layer, steps: Sequence[EpilogueStep] | None, channel_a
     """The epilogue as an Epilogue, or why it cannot be one."""
     if steps is None:
         return "its fused operations do not form a chain"
-    out, made, activated = static_shape(layer.outputs[0].shape), Epilogue(), False
+    out, epilogue, activated = static_shape(layer.outputs[0].shape), Epilogue(), False
     for post in steps:
         if post.other is None:
             kind = activation_of(post)
@@ -173,7 +173,7 @@ def match_epilogue(layer: Layer, steps: Sequence[EpilogueStep] | None, channel_a
                 return f"computes no {post.op} in its epilogue"
             if activated:
                 return "takes one activation, not two"
-            made.post_ops, activated = PostOps(kind, made.post_ops.residual), True
+            epilogue.post_ops, activated = PostOps(kind, epilogue.post_ops.residual), True
             continue
         other = post.other_tensor
         if post.op != "Add" or other is None:
@@ -183,13 +183,13 @@ def match_epilogue(layer: Layer, steps: Sequence[EpilogueStep] | None, channel_a
         if other.is_constant:
             if activated or len(full) != len(out) or any(d != (out[i] if i == channel_axis else 1) for i, d in enumerate(full)):
                 return f"an Add of a constant of shape {list(shape)} is not a bias"
-            made.biases.append(other)
-        elif shape != out or made.residual is not None:
+            epilogue.biases.append(other)
+        elif shape != out or epilogue.residual is not None:
             return f"an Add of {list(shape)} is not the only residual, of shape {list(out)}"
         else:
-            made.residual = post.other
-            made.post_ops = PostOps(made.post_ops.activation, 2 if activated else 1)
-    return made
+            epilogue.residual = post.other
+            epilogue.post_ops = PostOps(epilogue.post_ops.activation, 2 if activated else 1)
+    return epilogue
 
 
 def packed_array(key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Packed:

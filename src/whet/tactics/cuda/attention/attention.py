@@ -77,17 +77,17 @@ class Attention(Tactic):
             return said
         if not all_static(layer):
             return None
-        found = match_attention(layer)
-        return found if isinstance(found, str) else None
+        heads = match_attention(layer)
+        return heads if isinstance(heads, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer):
             return []
-        found = match_attention(layer)
-        if isinstance(found, str):
+        heads = match_attention(layer)
+        if isinstance(heads, str):
             return []
-        read = {v.place for v in (found.q, found.k, found.v)}
-        mask = found.mask.place if found.mask is not None and not layer.needs(found.mask.place).is_constant else None
+        read = {v.place for v in (heads.q, heads.k, heads.v)}
+        mask = heads.mask.place if heads.mask is not None and not layer.needs(heads.mask.place).is_constant else None
         signatures = []
         for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], FLOAT16_TYPES):
             stored = {i: Operand("linear", t) for i in read}
@@ -98,64 +98,64 @@ class Attention(Tactic):
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = match_attention(layer)
-        if isinstance(found, str):
-            return found
-        return "attention_fused was faster in every case measured on Hopper" if machine_has(backend, "wgmma") and unfit(found) is None else None
+        heads = match_attention(layer)
+        if isinstance(heads, str):
+            return heads
+        return "attention_fused was faster in every case measured on Hopper" if machine_has(backend, "wgmma") and unfit(heads) is None else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = match_attention(layer)
-        if isinstance(found, str):
+        heads = match_attention(layer)
+        if isinstance(heads, str):
             return []
-        configs = candidates(found, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
-        compile_ahead(backend, [source("attention.cu", _constants(found, c, layer, signature)) for c in configs])
+        configs = candidates(heads, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
+        compile_ahead(backend, [source("attention.cu", _constants(heads, c, layer, signature)) for c in configs])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found = match_attention(layer)
-        if isinstance(found, str):
-            raise PlanRefused(found)
+        heads = match_attention(layer)
+        if isinstance(heads, str):
+            raise PlanRefused(heads)
         said = {k: int(v) for k, v in config}
         known = set(said) == {"wr", "wk", "mi", "kc", "stages"} and (said["wr"], said["wk"]) in SHAPES
         if not known or said["kc"] not in (16, 32, 64) or said["stages"] not in (1, 2) or said["mi"] not in (1, 2):
             raise PlanRefused(f"the kernel has no tile {config}")
-        shared = shared_bytes(found, config)
-        if shared > min(SHARED, shared_limit(backend)) or not _registers(found, said["wr"], said["mi"], said["kc"]):
-            raise PlanRefused(f"a multiprocessor cannot hold {config} for heads of {found.size}")
-        constants = _constants(found, config, layer, signature)
-        grid = (blocks_of(found.rows, 16 * said["wr"] * said["mi"]), found.batch * found.heads, 1)
+        shared = shared_bytes(heads, config)
+        if shared > min(SHARED, shared_limit(backend)) or not _registers(heads, said["wr"], said["mi"], said["kc"]):
+            raise PlanRefused(f"a multiprocessor cannot hold {config} for heads of {heads.size}")
+        constants = _constants(heads, config, layer, signature)
+        grid = (blocks_of(heads.rows, 16 * said["wr"] * said["mi"]), heads.batch * heads.heads, 1)
         packed: list[Packed] = []
-        t = None if found.mask is None else layer.needs(found.mask.place)
+        t = None if heads.mask is None else layer.needs(heads.mask.place)
         constant = t is not None and t.is_constant
         if t is not None and t.is_constant:
             values = t.array()
             packed.append(packed_array(f"{t.constant().digest}|mask f32", values.size * 4, lambda: np.asarray(values, np.float32)))
 
         def make(args: Args) -> list:
-            at = [args.inputs[v.place] + v.offset * 2 for v in (found.q, found.k, found.v)]
+            at = [args.inputs[v.place] + v.offset * 2 for v in (heads.q, heads.k, heads.v)]
             mask, steps, key = 0, (0, 0, 0), 0
-            if found.mask is not None:
-                size = signature.inputs[found.mask.place]
-                mask = args.packed[0] if constant else args.inputs[found.mask.place]
-                mask += found.mask.offset * (4 if size is None or size.dtype == F32 else 2)
-                steps, key = steps_of(found.mask, found, -2), found.mask.strides[-1]
-            k = steps_of(found.k, found, -2 if found.turned else -1)
+            if heads.mask is not None:
+                size = signature.inputs[heads.mask.place]
+                mask = args.packed[0] if constant else args.inputs[heads.mask.place]
+                mask += heads.mask.offset * (4 if size is None or size.dtype == F32 else 2)
+                steps, key = steps_of(heads.mask, heads, -2), heads.mask.strides[-1]
+            k = steps_of(heads.k, heads, -2 if heads.turned else -1)
             arguments = AttentionArguments(
                 q=at[0],
                 k=at[1],
                 v=at[2],
-                out=args.outputs[0] + found.out.offset * 2,
+                out=args.outputs[0] + heads.out.offset * 2,
                 mask=mask,
-                q_at=steps_of(found.q, found, -2),
+                q_at=steps_of(heads.q, heads, -2),
                 k_at=k,
-                v_at=steps_of(found.v, found, -2),
-                out_at=steps_of(found.out, found, -2),
+                v_at=steps_of(heads.v, heads, -2),
+                out_at=steps_of(heads.out, heads, -2),
                 mask_at=steps,
                 mask_key=key,
-                heads=found.heads,
-                rows=found.rows,
-                keys=found.keys,
-                scale=found.scale,
+                heads=heads.heads,
+                rows=heads.rows,
+                keys=heads.keys,
+                scale=heads.scale,
             )
             return [launch("attention", arguments, constants, grid, 32 * said["wr"] * said["wk"], shared=shared, label=layer.name)]
 
@@ -173,7 +173,7 @@ def steps_of(view: View, heads: Heads, axis: int) -> tuple[int, int, int]:
 def candidates(heads: Heads, multiprocessors: int, hopper: bool = True, shared: int = SHARED) -> list[Config]:
     """Tiles, the most promising first: for few rows warps share keys, for many rows a warp takes 32 (its
     registers were only counted on Hopper). `shared`: bytes that a block of this GPU can have (99 KiB on compute capability 8.6 and 8.9)."""
-    made: list[tuple[float, Config]] = []
+    candidates: list[tuple[float, Config]] = []
     for (wr, wk), mi, kc in product(SHAPES, (1, 2) if hopper else (1,), (16, 32, 64)):
         rows = 16 * wr * mi
         blocks = blocks_of(heads.rows, rows) * heads.batch * heads.heads
@@ -185,8 +185,8 @@ def candidates(heads: Heads, multiprocessors: int, hopper: bool = True, shared: 
             if shared_bytes(heads, config) <= min(SHARED, shared) and _registers(heads, wr, mi, kc):
                 turns = blocks_of(blocks * wr * wk, multiprocessors * (12 if mi == 1 else 8))
                 step = 0.4 + kc / 32 * (0.5 + 0.5 * mi)
-                made.append((turns * chunks * step * (1.4 if stages == 1 and chunks > 1 else 1) * (1 + 0.05 * wk), config))
-    return [c for _, c in sorted(made)][:MOST]
+                candidates.append((turns * chunks * step * (1.4 if stages == 1 and chunks > 1 else 1) * (1 + 0.05 * wk), config))
+    return [c for _, c in sorted(candidates)][:MOST]
 
 
 def _registers(heads: Heads, wr: int, mi: int, kc: int) -> bool:

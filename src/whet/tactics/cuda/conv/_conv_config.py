@@ -120,7 +120,7 @@ def with_once(config: ConvConfig, steps: int, touched: int = 0) -> ConvConfig:
 
 def small_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for few pixels: small tiles, K split over a cluster, about one block per multiprocessor."""
-    found = set()
+    configs = set()
     for wgs in (1, 2):
         for bn in (16, 32, 64, 128):
             if bn > 32 // size and bn >= 2 * k:
@@ -141,14 +141,14 @@ def small_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: in
                     config = ConvConfig(wgs, 1, bn, bk, stages, sk, direct=int(sk == 1), size=size)
                 one_turn = sk > 1 or blocks <= multiprocessors
                 if config.valid():
-                    found.add(with_once(config, steps) if one_turn else config)
+                    configs.add(with_once(config, steps) if one_turn else config)
                 long = next((c for n in (10, 8, 6, 4) if n < each and (c := replace(config, stages=n)).valid()), config)
                 if one_turn and config.stages <= 4 < long.stages:  # about 80 KB in flight hide the latency of the L2 cache
-                    found.add(long)
+                    configs.add(long)
                 deep = replace(config, stages=each)  # uses the next layer's shared memory for a slot for each step
                 if one_turn and config.stages < each <= MOST_ONCE and steps % sk == 0 and deep.valid():
-                    found.add(with_once(deep, steps))
-    return sorted(found)
+                    configs.add(with_once(deep, steps))
+    return sorted(configs)
 
 
 LARGE_TILES = (
@@ -173,7 +173,7 @@ LARGE_TILES = (
 
 def large_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for many pixels: large tiles, persistent blocks, as many of them as fit."""
-    found = set()
+    configs = set()
     for wgs, mi, bn in LARGE_TILES:
         if size == 1 and (wgs, mi, bn) == (1, 1, 32):
             continue  # not tried on 8 bits
@@ -190,8 +190,8 @@ def large_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: in
                 config = ConvConfig(wgs, mi, bn, bk, stages, 1, blocks, direct, size=size, outs=outs, hold=hold)
                 more = replace(config, blocks=blocks + 1)
                 if config.valid() and (not more.valid() or blocks == most) and not (stages > 3 and steps <= 2):
-                    found.add(config)
-    return sorted(found)
+                    configs.add(config)
+    return sorted(configs)
 
 
 def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors: int) -> float:
@@ -245,9 +245,9 @@ def configs_for(m: int, k: int, c: int, taps: int, multiprocessors: int, size: i
 
 def configs_of_steps(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for m pixels, k output channels and `steps` K steps of `bk` channels (of `size` bytes), the most promising first."""
-    found: set[ConvConfig] = set()
+    configs: set[ConvConfig] = set()
     if m <= 30000:
-        found.update(small_batch_configs(m, k, steps, bk, multiprocessors, size))
+        configs.update(small_batch_configs(m, k, steps, bk, multiprocessors, size))
     if m >= 3000:
-        found.update(large_batch_configs(m, k, steps, bk, multiprocessors, size))
-    return sorted(found, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))
+        configs.update(large_batch_configs(m, k, steps, bk, multiprocessors, size))
+    return sorted(configs, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))

@@ -188,11 +188,11 @@ class Features:
 def conv_source(config: ConvConfig, features: Features) -> str:
     """The kernel's complete text."""
     f = features
-    made = config.constants(im2col=f.im2col, act=ACTIVATIONS[f.activation], bf16=f.bf16, out_f32=f.out_f32, odd=f.odd)
+    constants = config.constants(im2col=f.im2col, act=ACTIVATIONS[f.activation], bf16=f.bf16, out_f32=f.out_f32, odd=f.odd)
     more = {"GROUPED": int(f.grouped), "SECOND_INPUT": f.pair, "BETWEEN": int(f.between), "DUAL_OUTPUT": f.fork, "NORM": f.norm}
     if f.between:
-        made["CHAINS"] = 1  # both accumulators are in registers at once
-    return source("conv.cu", {**made, **({} if f.types8 is None else f.types8.constants()), **{k: v for k, v in more.items() if v}})
+        constants["CHAINS"] = 1  # both accumulators are in registers at once
+    return source("conv.cu", {**constants, **({} if f.types8 is None else f.types8.constants()), **{k: v for k, v in more.items() if v}})
 
 
 @per_device

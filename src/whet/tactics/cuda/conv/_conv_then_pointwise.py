@@ -160,7 +160,7 @@ def unfit(tile: Tile, shape: ConvShape, k2: int) -> str | None:
 
 def tiles_of(shape: ConvShape, k2: int, multiprocessors: int, size: int = 2) -> list[Tile]:
     """Candidates for elements of `size` bytes, the most promising first; none if the pixels need more than one wave of clusters."""
-    found: dict[Tile, float] = {}
+    tiles: dict[Tile, float] = {}
     if shape.k % 64 or k2 % 64:
         return []
     for pixels, row, sk in product((16, 32, 48, 64, 96, 128), (128, 64, 32), (1, 2, 4, 8)):
@@ -177,8 +177,8 @@ def tiles_of(shape: ConvShape, k2: int, multiprocessors: int, size: int = 2) -> 
         for stages in sorted({min(s, base.steps(shape)) for s in (4, 6, 9, 11, 13, 18, 22)}):
             tile = replace(base, stages=stages)
             if unfit(tile, shape, k2) is None:
-                found[tile] = _estimate(tile, shape, halo, blocks, multiprocessors)
-    return sorted(found, key=lambda t: (found[t], t))
+                tiles[tile] = _estimate(tile, shape, halo, blocks, multiprocessors)
+    return sorted(tiles, key=lambda t: (tiles[t], t))
 
 
 def _estimate(tile: Tile, shape: ConvShape, halo: Halo, blocks: int, multiprocessors: int) -> float:

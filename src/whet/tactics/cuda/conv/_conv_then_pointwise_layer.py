@@ -91,20 +91,20 @@ def pair_of(layer: Layer) -> Pair | str:
             return "takes convolutions of two spatial axes"
         if reason := constant_weights(view, head):
             return reason
-    inner, made = match_epilogue(first, epilogue_steps(first)), match_epilogue(second, epilogue_steps(second))
+    inner, epilogue = match_epilogue(first, epilogue_steps(first)), match_epilogue(second, epilogue_steps(second))
     if isinstance(inner, str):
         return inner
-    if isinstance(made, str):
-        return made
+    if isinstance(epilogue, str):
+        return epilogue
     if inner.residual is not None or root_layer(second).attrs["group"] != 1:
         return "takes a first convolution without a residual and a second one without groups"
     fed = {t: i for i, t in enumerate(layer.inputs)}
     x = first.inputs[source_index(first)]
-    added = None if made.residual is None else second.inputs[made.residual]
+    added = None if epilogue.residual is None else second.inputs[epilogue.residual]
     read = second.inputs[source_index(second)]
     if read is not first.outputs[0] or x not in fed or (added and added not in fed):
         return "the second convolution has other inputs than the first"
-    return Pair(first, second, inner, made, fed[x], None if added is None else fed[added])
+    return Pair(first, second, inner, epilogue, fed[x], None if added is None else fed[added])
 
 
 def _match_both(layer: Layer) -> Both | str:

@@ -51,9 +51,9 @@ def fits(config: ConvConfig, shape: ConvShape) -> str | None:
 
 def conv_configs(shape: ConvShape, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """All candidates for a shape (elements of `size` bytes), the most promising first: those with input tiles of all taps, then the rest."""
-    found = configs_for(shape.m, shape.k, shape.c, shape.r * shape.s, multiprocessors, size)
+    configs = configs_for(shape.m, shape.k, shape.c, shape.r * shape.s, multiprocessors, size)
     with_taps = [(_halo_us(c, shape, multiprocessors), c) for c in _halo_configs(shape, multiprocessors, size)]
-    both = sorted([*with_taps, *((estimate_us(c, shape.m, shape.k, shape.steps(c.bk), multiprocessors), c) for c in found)])
+    both = sorted([*with_taps, *((estimate_us(c, shape.m, shape.k, shape.steps(c.bk), multiprocessors), c) for c in configs)])
     return [c for _, c in both]
 
 
@@ -62,7 +62,7 @@ def _halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[Con
     if shape.r * shape.s == 1 or shape.stride != (1, 1) or shape.dilation != (1, 1):
         return []
     bk = step_channels(shape.c, size)
-    found: set[ConvConfig] = set()
+    configs: set[ConvConfig] = set()
     taps, steps = shape.r * shape.s, shape.steps(bk)
     for wgs, mi in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2)):
         for bn in (16, 32, 64, *([80] if shape.k % 80 == 0 else []), 128):
@@ -84,9 +84,9 @@ def _halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[Con
                     config = replace(base, stages=stages, halo=places, blocks=resident)
                     if stages <= max(each, 3):
                         keeps = [replace(config, hold=steps, stages=2)] if many else []
-                        found.update(c for c in (config, *keeps) if c.valid() and c.shared_with(halo.slot) <= limit and fits(c, shape) is None)
+                        configs.update(c for c in (config, *keeps) if c.valid() and c.shared_with(halo.slot) <= limit and fits(c, shape) is None)
     best: dict[ConvConfig, ConvConfig] = {}  # of equal tiles keep the deepest ring
-    for c in sorted(found):
+    for c in sorted(configs):
         best[replace(c, stages=1)] = c
     return sorted(
         with_once(c, steps, _count_input_tiles(c, steps, taps)) if _computes_one_tile(c, shape, multiprocessors) else c for c in best.values()

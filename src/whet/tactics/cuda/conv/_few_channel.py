@@ -219,11 +219,11 @@ def few_channel_reason(s: ConvShape, front: bool = False) -> str | None:
 
 def few_channel_tiles(s: ConvShape, multiprocessors: int, front: bool = False) -> list[FewChannelTile]:
     """Candidates, the most promising first: of each tile as many blocks as fit."""
-    found: dict[FewChannelTile, FewChannelTile] = {}
+    tiles: dict[FewChannelTile, FewChannelTile] = {}
     for t in _list_tiles(s, front):
         if t.unfit(s) is None:
-            found.setdefault(replace(t, blocks=1), t)
-    return sorted(found.values(), key=lambda t: (_estimate_us(t, s, multiprocessors), t))[:_MOST]
+            tiles.setdefault(replace(t, blocks=1), t)
+    return sorted(tiles.values(), key=lambda t: (_estimate_us(t, s, multiprocessors), t))[:_MOST]
 
 
 def _list_tiles(s: ConvShape, front: bool) -> list[FewChannelTile]:

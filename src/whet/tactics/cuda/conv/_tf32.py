@@ -158,7 +158,7 @@ def configs_for(m: int, k: int, c: int, taps: int, terms: int, multiprocessors: 
 
 def configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multiprocessors: int) -> list[Tf32Config]:
     """Candidates for m pixels and k output channels, `steps` K steps of `bk` channels."""
-    found: set[Tf32Config] = set()
+    configs: set[Tf32Config] = set()
     for wgs, bn, sk in product((1, 2, 3), (16, 32, 64, 96, 128, 192, 256), (1, 2, 4, 8, 16)):
         grid = -(-m // (64 * wgs)) * -(-k // bn) * sk
         if (bn >= 2 * k and bn > 16) or sk > steps or (sk > 1 and (grid > 2 * multiprocessors or wgs * bn > 128)):
@@ -173,8 +173,8 @@ def configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multiproce
             every = (Tf32Config(wgs, bn, bk, stages, sk, blocks, terms) for stages in (8, 6, 4, 3, 2))
             fit = (c for c in every if c.valid() and not (small and c.stages > 2 and (c.shared > 112 * 1024 or c.stages > max(2, -(-steps // sk)))))
             able += [c for c in (next(fit, None),) if c is not None]
-        found.update(able[-3:])
-    return sorted(found, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))
+        configs.update(able[-3:])
+    return sorted(configs, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))
 
 
 def sizes_of(config: Config) -> dict[str, int]:
@@ -286,8 +286,8 @@ def launch(
     )
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
     im2col, odd = input_map is not None or not shape.plain, shape.k % 4 != 0
-    made = kernel(config, im2col, post_ops.activation[0], odd, groups is not None, second is not None, fork is not None)
-    return Launch(made, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label)
+    instance = kernel(config, im2col, post_ops.activation[0], odd, groups is not None, second is not None, fork is not None)
+    return Launch(instance, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label)
 
 
 def window_map(shape: ConvShape, x: View, config: Tf32Config) -> bytes:

@@ -103,26 +103,26 @@ class F32Product(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, work = _match_epilogue(layer), Work.of(layer)
-        if isinstance(made, str):
-            return made
+        epilogue, work = _match_epilogue(layer), Work.of(layer)
+        if isinstance(epilogue, str):
+            return epilogue
         if work.groups is not None and work.groups.c == work.groups.k == 1:
             return "takes several channels per group; depthwise tactics take one"
         return _tf32.refuses(work.shape)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        made, found = _match_epilogue(layer), candidates(Work.of(layer), self.terms, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
-        if not isinstance(made, str):
-            work, kind = Work.of(layer), made.post_ops.activation[0]
+        epilogue, configs = _match_epilogue(layer), candidates(Work.of(layer), self.terms, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        if not isinstance(epilogue, str):
+            work, kind = Work.of(layer), epilogue.post_ops.activation[0]
             wide = work.row > 0 or not work.shape.plain
-            compile_ahead(backend, [_tf32.kernel_source(c, wide, kind, work.shape.k % 4 != 0, work.groups is not None) for c in found])
-        return [as_config(c, self.math) for c in found]
+            compile_ahead(backend, [_tf32.kernel_source(c, wide, kind, work.shape.k % 4 != 0, work.groups is not None) for c in configs])
+        return [as_config(c, self.math) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, work, tile = _match_epilogue(layer), Work.of(layer), self._tile(config)
+        epilogue, work, tile = _match_epilogue(layer), Work.of(layer), self._tile(config)
         shape = work.tile(tile.bn)
-        reason = made if isinstance(made, str) else _tf32.refuses(work.shape)
-        if reason or isinstance(made, str):
+        reason = epilogue if isinstance(epilogue, str) else _tf32.refuses(work.shape)
+        if reason or isinstance(epilogue, str):
             raise PlanRefused(str(reason))
         if tile.bk != _tf32.step_channels(shape.c):
             raise PlanRefused(f"{shape.c} channels need steps of {_tf32.step_channels(shape.c)}, not {tile.bk}")
@@ -137,10 +137,10 @@ class F32Product(Tactic):
                 tile.parts * _tf32.filters(shape.k) * rows * 4,
                 lambda: _tf32.pack(_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
             ),
-            packed_bias(made, own, shape.k),
+            packed_bias(epilogue, own, shape.k),
         )
         source = signature.needs(x)
-        post_ops, residual_at = made.post_ops, made.residual
+        post_ops, residual_at = epilogue.post_ops, epilogue.residual
 
         def make(args: Args) -> list:
             at, launches = View(args.inputs[x], work.given.c), []

@@ -41,8 +41,8 @@ def registers_of(tall: np.ndarray) -> np.ndarray:
 def widths(columns: int, most: int = 160) -> list[int]:
     """Columns of tiles: of three that compute the fewest for nothing the widest first."""
     whole = -(-columns // 16) * 16
-    found = {w for w in (whole, 160, 128, 112, 80, 64, 48) if w <= min(whole, most)}
-    return sorted(found, key=lambda w: (-(-columns // w) * w, -w))[:3]
+    candidates = {w for w in (whole, 160, 128, 112, 80, 64, 48) if w <= min(whole, most)}
+    return sorted(candidates, key=lambda w: (-(-columns // w) * w, -w))[:3]
 
 
 def fits_multiprocessor(registers: int, shared: int, blocks: int) -> bool:

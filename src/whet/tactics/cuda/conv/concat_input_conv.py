@@ -100,63 +100,64 @@ class ConcatInputConv(Tactic):
     what = "a convolution of joined images"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = match_concat_input(layer) if all_static(layer) else "static"
-        if isinstance(found, str):
+        concat_input = match_concat_input(layer) if all_static(layer) else "static"
+        if isinstance(concat_input, str):
             return []
-        if found.parts is None:
-            kinds = float_types([layer.inputs[found.images[0]], layer.outputs[0]], FLOAT16_TYPES)
-            return [_signature(layer, found, Operand("nhwc", t), Operand("nhwc", t)) for t in kinds]
-        stores = found.parts.stores
-        image = layer.needs(found.images[0]).dtype
+        if concat_input.parts is None:
+            kinds = float_types([layer.inputs[concat_input.images[0]], layer.outputs[0]], FLOAT16_TYPES)
+            return [_signature(layer, concat_input, Operand("nhwc", t), Operand("nhwc", t)) for t in kinds]
+        stores = concat_input.parts.stores
+        image = layer.needs(concat_input.images[0]).dtype
         results = [stores.dtype] if stores is not None else []
-        return [_signature(layer, found, Operand("nhwc", image), Operand("nhwc", t)) for t in results]
+        return [_signature(layer, concat_input, Operand("nhwc", image), Operand("nhwc", t)) for t in results]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        found = match_concat_input(layer)
-        if isinstance(found, str):
-            return found
-        if any(c * found.size % 16 for c in found.channels) or found.shape.k % 16:
-            return f"{found.channels} channels of {found.size} bytes, {found.shape.k} results; takes whole 16 bytes and a multiple of 16 results"
+        concat_input = match_concat_input(layer)
+        if isinstance(concat_input, str):
+            return concat_input
+        if any(c * concat_input.size % 16 for c in concat_input.channels) or concat_input.shape.k % 16:
+            channels = f"{concat_input.channels} channels of {concat_input.size} bytes"
+            return f"{channels}, {concat_input.shape.k} results; takes whole 16 bytes and a multiple of 16 results"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = match_concat_input(layer)
-        if isinstance(found, str):
+        concat_input = match_concat_input(layer)
+        if isinstance(concat_input, str):
             return []
-        m, k, steps, processors = found.shape.m, found.shape.k, found.steps(), backend.capabilities.multiprocessors
-        good = configs_of_steps(m, k, steps, found.bk, processors, found.size)
-        able = [c for c in good if (c.outs < 3 or found.residual is not None) and (found.parts is None or c.bn % 32 == 0)]
+        m, k, steps, processors = concat_input.shape.m, concat_input.shape.k, concat_input.steps(), backend.capabilities.multiprocessors
+        good = configs_of_steps(m, k, steps, concat_input.bk, processors, concat_input.size)
+        able = [c for c in good if (c.outs < 3 or concat_input.residual is not None) and (concat_input.parts is None or c.bn % 32 == 0)]
         order = varied(able, MAX_CONFIGS)
-        types8, _, post_ops = _ends(found, signature)[:3]
+        types8, _, post_ops = _ends(concat_input, signature)[:3]
         bf16 = signature.outputs[0].dtype.name == "bf16"
         compile_ahead(backend, [conv_source(c, Features(activation=post_ops.activation[0], bf16=bf16, types8=types8, pair=1)) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found, tile = match_concat_input(layer), from_config(config)
-        if isinstance(found, str):
-            raise PlanRefused(found)
-        steps, dtype = found.steps(), signature.outputs[0].dtype
-        if tile.halo or tile.bk != found.bk or tile.hold not in (0, steps):
+        concat_input, tile = match_concat_input(layer), from_config(config)
+        if isinstance(concat_input, str):
+            raise PlanRefused(concat_input)
+        steps, dtype = concat_input.steps(), signature.outputs[0].dtype
+        if tile.halo or tile.bk != concat_input.bk or tile.hold not in (0, steps):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs")
-        (a, b), (first, last) = found.shapes(), found.images
-        types8, out, post_ops, numbers = _ends(found, signature)
-        digest, k = found.weights.constant().digest, found.shape.k
+        (a, b), (first, last) = concat_input.shapes(), concat_input.images
+        types8, out, post_ops, numbers = _ends(concat_input, signature)
+        digest, k = concat_input.weights.constant().digest, concat_input.shape.k
         packed: tuple[Packed, ...]
         if numbers is None:
-            values = lambda: pack_weights(found.matrix(np.asarray(found.weights.array(), np.float32)), tile.bk, dtype.numpy)  # noqa: E731
-            weights = packed_array(f"{digest}|joined {found.channels} {tile.bk} {dtype}", k * steps * tile.bk * 2, values)
-            packed = (weights, packed_bias(found.epilogue, found.bias, k))
+            values = lambda: pack_weights(concat_input.matrix(np.asarray(concat_input.weights.array(), np.float32)), tile.bk, dtype.numpy)  # noqa: E731
+            weights = packed_array(f"{digest}|joined {concat_input.channels} {tile.bk} {dtype}", k * steps * tile.bk * 2, values)
+            packed = (weights, packed_bias(concat_input.epilogue, concat_input.bias, k))
         else:
             rows = -(-k // 32) * 32
-            values = lambda: pack_weights8(found.matrix(weight_bytes(found.weights)), tile.bk)  # noqa: E731
-            weights = packed_array(f"{digest}|joined 8 bits {found.channels} {tile.bk}", rows * steps * tile.bk, values)
-            packed = (weights, *packed_factors(f"{numbers[0]}|joined {found.shape}", found.shape, 1, False, numbers[1]))
+            values = lambda: pack_weights8(concat_input.matrix(weight_bytes(concat_input.weights)), tile.bk)  # noqa: E731
+            weights = packed_array(f"{digest}|joined 8 bits {concat_input.channels} {tile.bk}", rows * steps * tile.bk, values)
+            packed = (weights, *packed_factors(f"{numbers[0]}|joined {concat_input.shape}", concat_input.shape, 1, False, numbers[1]))
 
         def make(args: Args) -> list:
-            residual = None if found.residual is None else View(args.inputs[found.residual], k)
+            residual = None if concat_input.residual is None else View(args.inputs[concat_input.residual], k)
             biases, scales = steps_of(out, args.packed[1], args.packed[2], 1, k) if types8 else (args.packed[1], None)
             return [
                 conv_launch(
@@ -194,22 +195,22 @@ def _signature(layer: Layer, concat_input: ConcatInput, image: Operand, result: 
 
 def _ends(concat_input: ConcatInput, signature: Signature) -> tuple[EightBitTypes | None, Output, PostOps, tuple[str, Callable[[], Factors]] | None]:
     """The epilogue: types, output scales, activation, and key and values of factors and biases; for floats the activation alone."""
-    parts, made = concat_input.parts, concat_input.epilogue
+    parts, epilogue = concat_input.parts, concat_input.epilogue
     if parts is None:
-        return None, Output(), made.post_ops, None
+        return None, Output(), epilogue.post_ops, None
     stored = signature.outputs[0].dtype.name
     x = parts.source_index()
     other = "" if concat_input.residual is None else signature.needs(concat_input.residual).dtype.name
-    fold, out, per, shift, post_ops = folds(made, stored), Output.of(parts, made), 1.0, 0.0, made.post_ops
+    fold, out, per, shift, post_ops = folds(epilogue, stored), Output.of(parts, epilogue), 1.0, 0.0, epilogue.post_ops
     if fold:
-        per, shift, out, post_ops = folded(out, made, stored)
+        per, shift, out, post_ops = folded(out, epilogue, stored)
     types8 = EightBitTypes(parts.reads[x].dtype.name, stored, other, False, fold)
 
     def numbers() -> Factors:
         weights = weight_bytes(concat_input.weights).reshape(concat_input.shape.k, -1, 1, 1)
-        return factors(parts, made, weights, concat_input.shape, concat_input.bias).times(per, shift)
+        return factors(parts, epilogue, weights, concat_input.shape, concat_input.bias).times(per, shift)
 
-    return types8, out, post_ops, (f"{key_of(parts, made)} {per} {shift}", numbers)
+    return types8, out, post_ops, (f"{key_of(parts, epilogue)} {per} {shift}", numbers)
 
 
 @functools.lru_cache(maxsize=8)

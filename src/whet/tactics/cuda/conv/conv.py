@@ -59,31 +59,31 @@ class Conv(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = match_epilogue(layer, epilogue_steps(layer))
-        return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        return epilogue if isinstance(epilogue, str) else refuses(conv_shape(layer), epilogue.residual is None)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         shape = conv_shape(layer)
         odd = shape.k % 8 != 0
-        found = conv_configs(shape, backend.capabilities.multiprocessors)
+        configs = conv_configs(shape, backend.capabilities.multiprocessors)
         if odd:  # only results stored directly from registers can have any address
-            plain = [c for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128] or [replace(c, sk=1, halo=0, once=0) for c in found]
+            plain = [c for c in configs if c.sk == 1 and c.mi == 1 and c.bn <= 128] or [replace(c, sk=1, halo=0, once=0) for c in configs]
             direct = (replace(c, direct=1, outs=1) for c in plain)
-            found = list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None))
-        found = varied(found, MAX_CONFIGS)
-        made = match_epilogue(layer, epilogue_steps(layer))
-        if not isinstance(made, str):
+            configs = list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None))
+        configs = varied(configs, MAX_CONFIGS)
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        if not isinstance(epilogue, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
             compile_ahead(
-                backend, [conv_source(c, Features(not shape.plain and not c.halo, made.post_ops.activation[0], bf16, odd=odd)) for c in found]
+                backend, [conv_source(c, Features(not shape.plain and not c.halo, epilogue.post_ops.activation[0], bf16, odd=odd)) for c in configs]
             )
-        return [as_config(c) for c in found]
+        return [as_config(c) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue_steps(layer))
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
         shape, tile = conv_shape(layer), from_config(config)
-        reason = made if isinstance(made, str) else refuses(shape, made.residual is None and tile.direct == 1) or fits(tile, shape)
-        if reason or isinstance(made, str):
+        reason = epilogue if isinstance(epilogue, str) else refuses(shape, epilogue.residual is None and tile.direct == 1) or fits(tile, shape)
+        if reason or isinstance(epilogue, str):
             raise PlanRefused(str(reason))
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
@@ -95,11 +95,11 @@ class Conv(Tactic):
                 shape.k * rows * 2,
                 lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
             ),
-            packed_bias(made, own, shape.k),
+            packed_bias(epilogue, own, shape.k),
         )
 
         def make(args: Args) -> list:
-            return [launch_with_epilogue(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, backend, layer.name)]
+            return [launch_with_epilogue(tile, shape, View(args.inputs[x], shape.c), args, epilogue, dtype, backend, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"wgmma {tile}", packed=packed)
 
@@ -156,13 +156,13 @@ def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_
     """Channels last in `types` for the result and the residual; the input in format `source`."""
     steps, head = epilogue_steps(layer), root_layer(layer)
     x = source_index(layer)
-    found = []
+    signatures = []
     for dtype in float_types([head.inputs[0], layer.outputs[0]], types):
         stored = {p.other: Operand("nhwc", dtype) for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant}
         if any(layer.needs(i).type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):
             continue
-        found.append(same(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))
-    return found
+        signatures.append(same(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))
+    return signatures
 
 
 def conv_shape(layer: Layer) -> ConvShape:

@@ -92,31 +92,32 @@ class ConvGeneric(Tactic):
             return []
         head, steps = root_layer(layer), epilogue_steps(layer)
         x, form = source_index(layer), "nhwc" if head.op == "Conv" else "linear"
-        found = []
+        signatures = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32)):
             others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
             if any(layer.needs(i).type.rank != layer.outputs[0].type.rank for i in others):
                 continue
-            found.append(same(layer, {i: Operand(form, dtype) for i in (*others, x)}, Operand(form, dtype)))
-        return found
+            signatures.append(same(layer, {i: Operand(form, dtype) for i in (*others, x)}, Operand(form, dtype)))
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         head = root_layer(layer)
-        made = match_epilogue(layer, epilogue_steps(layer), 1 if head.op == "Conv" else layer.outputs[0].type.rank - 1)
-        if isinstance(made, str):
-            return made
+        epilogue = match_epilogue(layer, epilogue_steps(layer), 1 if head.op == "Conv" else layer.outputs[0].type.rank - 1)
+        if isinstance(epilogue, str):
+            return epilogue
         shape = conv_shape(layer) if head.op == "Conv" else gemm_shape(layer)
         tensor_cores = machine_has(backend, "wgmma") and signature.outputs[0].dtype in FLOAT16_TYPES
-        if tensor_cores and (head.op != "Conv" or head.attrs["group"] == 1) and refuses(shape, head.op == "Conv" and made.residual is None) is None:
+        one_group = head.op != "Conv" or head.attrs["group"] == 1
+        if tensor_cores and one_group and refuses(shape, head.op == "Conv" and epilogue.residual is None) is None:
             return "a tensor-core kernel takes this"
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         head = root_layer(layer)
         conv = head.op == "Conv"
-        made = match_epilogue(layer, epilogue_steps(layer), 1 if conv else layer.outputs[0].type.rank - 1)
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue = match_epilogue(layer, epilogue_steps(layer), 1 if conv else layer.outputs[0].type.rank - 1)
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         s = conv_shape(layer) if conv else gemm_shape(layer)
         group = head.attrs["group"] if conv else 1
         x = source_index(layer)
@@ -132,17 +133,17 @@ class ConvGeneric(Tactic):
         size = int(np.prod(static_shape(weights.shape))) * 4
         packed = (
             packed_array(f"{weights.constant().digest}|direct {transposed} f32", size, filters),
-            packed_bias(made, own, s.k),
+            packed_bias(epilogue, own, s.k),
         )
-        kind = made.post_ops.activation[0]
+        kind = epilogue.post_ops.activation[0]
         stored = TYPE[signature.outputs[0].dtype.name]
         constants = {"FROM": stored, "TO": stored, "ADD": stored, "FACTOR": 0, "ACT": ACTIVATIONS[kind]}
         count = s.m * s.k
 
         def make(args: Args) -> list:
-            residual = 0 if made.residual is None else args.inputs[made.residual]
+            residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            arguments = ConvGenericArguments.of(s, group, addresses, made.post_ops)
+            arguments = ConvGenericArguments.of(s, group, addresses, epilogue.post_ops)
             return [launch("direct", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="direct", packed=packed)

@@ -77,12 +77,12 @@ class ConvSum(Tactic):
         a, b = parts
         bk = step_channels(max(a.shape.c, b.shape.c), 2)
         m, k, steps, processors = a.shape.m, a.shape.k, a.shape.steps(bk) + b.shape.steps(bk), backend.capabilities.multiprocessors
-        found: set[ConvConfig] = set()
+        configs: set[ConvConfig] = set()
         if m <= 30000:
-            found.update(small_batch_configs(m, k, steps, bk, processors))
+            configs.update(small_batch_configs(m, k, steps, bk, processors))
         if m >= 3000:
-            found.update(large_batch_configs(m, k, steps, bk, processors))
-        order = varied(sorted(found, key=lambda c: (estimate_us(c, m, k, steps, processors), c)), MAX_CONFIGS)
+            configs.update(large_batch_configs(m, k, steps, bk, processors))
+        order = varied(sorted(configs, key=lambda c: (estimate_us(c, m, k, steps, processors), c)), MAX_CONFIGS)
         bf16, kind = signature.outputs[0].dtype.name == "bf16", SecondInput.kind(b.shape)
         compile_ahead(backend, [conv_source(c, Features(not a.shape.plain, _post_ops(parts).activation[0], bf16, pair=kind)) for c in order])
         return [as_config(c) for c in order]
@@ -151,14 +151,14 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
             return "takes convolutions of one group and two spatial axes"
         if reason := constant_weights(view, head):
             return reason
-        made = match_epilogue(view, epilogue_steps(view))
-        if isinstance(made, str):
-            return made
+        epilogue = match_epilogue(view, epilogue_steps(view))
+        if isinstance(epilogue, str):
+            return epilogue
         x, w, b = operand_indices(view)
         fed = next((i for i, t in enumerate(layer.inputs) if t is view.inputs[x]), None)
         if fed is None:
             return "one convolution reads the other"
-        parts.append(_Part(view, conv_shape(view), fed, view.needs(w), None if b is None else view.inputs[b], made))
+        parts.append(_Part(view, conv_shape(view), fed, view.needs(w), None if b is None else view.inputs[b], epilogue))
     first, last = parts
     added = last.epilogue.residual
     has_epilogue = first.epilogue.residual is not None or first.epilogue.post_ops != PostOps()

@@ -41,10 +41,10 @@ class ConvThenPointwise(ConvAndProduct):
         both = self.pair(layer)
         if isinstance(both, str):
             return []
-        found = tiles_of(both.shape, both.k, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        configs = tiles_of(both.shape, both.k, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.post_ops.activation[0], both.epilogue.post_ops.activation[0]), signature.outputs[0].dtype.name == "bf16"
-        compile_ahead(backend, [product_source(t, both.shape, *kinds, bf16) for t in found])
-        return [as_config(t) for t in found]
+        compile_ahead(backend, [product_source(t, both.shape, *kinds, bf16) for t in configs])
+        return [as_config(t) for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         both, tile = self.pair(layer), Tile(**{k: int(v) for k, v in config})

@@ -29,21 +29,21 @@ class ConvTranspose(TransposedTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, t = match_transposed_epilogue(layer), Transposed.of(layer)
-        if isinstance(made, str):
-            return made
+        epilogue, t = match_transposed_epilogue(layer), Transposed.of(layer)
+        if isinstance(epilogue, str):
+            return epilogue
         return "takes convolutions of one group" if t.group != 1 else refuses(product_of(t))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))
-        found = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
-        compile_ahead(backend, [conv_source(c, Features(bf16=signature.outputs[0].dtype.name == "bf16")) for c in found])
-        return [as_config(c) for c in found]
+        configs = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
+        compile_ahead(backend, [conv_source(c, Features(bf16=signature.outputs[0].dtype.name == "bf16")) for c in configs])
+        return [as_config(c) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, t, tile = match_transposed_epilogue(layer), Transposed.of(layer), from_config(config)
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue, t, tile = match_transposed_epilogue(layer), Transposed.of(layer), from_config(config)
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         shape, dtype = product_of(t), signature.outputs[0].dtype
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
@@ -54,7 +54,7 @@ class ConvTranspose(TransposedTactic):
                 lambda: pack_weights(tap_rows(np.asarray(weights.array(), np.float32))[:, :, None, None], tile.bk, dtype.numpy),
             ),
             packed_array(f"no bias {shape.k}", pack_bias(None, shape.k).nbytes, lambda: pack_bias(None, shape.k)),
-            packed_bias(made, own, t.k),
+            packed_bias(epilogue, own, t.k),
         )
 
         def make(args: Args) -> list:
@@ -72,8 +72,8 @@ class ConvTranspose(TransposedTactic):
                 multiprocessors=backend.capabilities.multiprocessors,
                 label=layer.name,
             )
-            residual = 0 if made.residual is None else args.inputs[made.residual]
-            return [product, transposed_launch("gather", t, columns, 0, args.packed[2], residual, args.outputs[0], made, dtype, layer.name)]
+            residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
+            return [product, transposed_launch("gather", t, columns, 0, args.packed[2], residual, args.outputs[0], epilogue, dtype, layer.name)]
 
         scratch = shape.m * shape.k * 2 + 128
         return GpuKernel(layer, signature, make, implementation=f"wgmma taps {tile}", packed=packed, scratch=scratch)

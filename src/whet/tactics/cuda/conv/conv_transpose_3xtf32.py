@@ -33,21 +33,21 @@ class ConvTranspose3xtf32(TransposedTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, t = match_transposed_epilogue(layer), Transposed.of(layer)
-        if isinstance(made, str):
-            return made
+        epilogue, t = match_transposed_epilogue(layer), Transposed.of(layer)
+        if isinstance(epilogue, str):
+            return epilogue
         return "takes convolutions of one group" if t.group != 1 else _tf32.refuses(product_of(t))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))
-        found = _tf32.configs_for(s.m, s.k, s.c, 1, 3, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
-        compile_ahead(backend, [_tf32.kernel_source(c, False, "clip", s.k % 4 != 0) for c in found])
-        return [as_config(c, _MATH) for c in found]
+        configs = _tf32.configs_for(s.m, s.k, s.c, 1, 3, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        compile_ahead(backend, [_tf32.kernel_source(c, False, "clip", s.k % 4 != 0) for c in configs])
+        return [as_config(c, _MATH) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, t, said = match_transposed_epilogue(layer), Transposed.of(layer), dict(config)
-        if isinstance(made, str) or said.pop("math", None) != _MATH:
-            raise PlanRefused(made if isinstance(made, str) else f"this tactic computes in {_MATH}")
+        epilogue, t, said = match_transposed_epilogue(layer), Transposed.of(layer), dict(config)
+        if isinstance(epilogue, str) or said.pop("math", None) != _MATH:
+            raise PlanRefused(epilogue if isinstance(epilogue, str) else f"this tactic computes in {_MATH}")
         shape, tile = product_of(t), Tf32Config(**{k: int(v) for k, v in said.items()}, terms=3)
         if not tile.valid() or tile.bk != _tf32.step_channels(shape.c):
             raise PlanRefused(f"{tile} does not fit a multiprocessor, or {shape.c} channels")
@@ -62,7 +62,7 @@ class ConvTranspose3xtf32(TransposedTactic):
         packed = (
             packed_array(f"{weights.constant().digest}|transposed f32 permuted {tile.bk}", 2 * _tf32.filters(shape.k) * inner * 4, rows),
             packed_array(f"no bias {shape.k}", pack_bias(None, shape.k).nbytes, lambda: pack_bias(None, shape.k)),
-            packed_bias(made, own, t.k),
+            packed_bias(epilogue, own, t.k),
         )
 
         def make(args: Args) -> list:
@@ -72,8 +72,8 @@ class ConvTranspose3xtf32(TransposedTactic):
             product = _tf32.launch(
                 tile, shape, source, args.packed[0], args.packed[1], target, multiprocessors=backend.capabilities.multiprocessors, label=layer.name
             )
-            residual = 0 if made.residual is None else args.inputs[made.residual]
-            return [product, transposed_launch("gather", t, columns, 0, args.packed[2], residual, args.outputs[0], made, F32, layer.name)]
+            residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
+            return [product, transposed_launch("gather", t, columns, 0, args.packed[2], residual, args.outputs[0], epilogue, F32, layer.name)]
 
         scratch = shape.m * shape.k * 4 + 128
         return GpuKernel(layer, signature, make, implementation=f"wgmma taps {tile}", packed=packed, scratch=scratch)

@@ -25,13 +25,13 @@ class ConvTransposeGeneric(TransposedTactic):
     fallback = True
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        made = match_transposed_epilogue(layer)
-        return made if isinstance(made, str) else None
+        epilogue = match_transposed_epilogue(layer)
+        return epilogue if isinstance(epilogue, str) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, t = match_transposed_epilogue(layer), Transposed.of(layer)
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue, t = match_transposed_epilogue(layer), Transposed.of(layer)
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
         kind = signature.outputs[0].dtype
@@ -41,14 +41,14 @@ class ConvTransposeGeneric(TransposedTactic):
                 int(np.prod(weights.shape)) * 4,
                 lambda: order_by_taps(np.asarray(weights.array(), np.float32), t.group),
             ),
-            packed_bias(made, own, t.k),
+            packed_bias(epilogue, own, t.k),
         )
 
         def make(args: Args) -> list:
-            residual = 0 if made.residual is None else args.inputs[made.residual]
+            residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             weights_at, bias_at = args.packed
             source: int = args.inputs[x]
-            return [transposed_launch("direct", t, source, weights_at, bias_at, residual, args.outputs[0], made, kind, layer.name)]
+            return [transposed_launch("direct", t, source, weights_at, bias_at, residual, args.outputs[0], epilogue, kind, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation="direct transposed", packed=packed)
 

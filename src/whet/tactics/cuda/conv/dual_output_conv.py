@@ -122,46 +122,46 @@ class DualOutputConv(Tactic):
     what = "two convolutions of one image"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = match_dual_output(layer) if all_static(layer) else "static"
-        if isinstance(found, str):
+        dual_output = match_dual_output(layer) if all_static(layer) else "static"
+        if isinstance(dual_output, str):
             return []
         signatures = []
-        for dtype in float_types([layer.inputs[found.images[0]], *layer.outputs], FLOAT16_TYPES):
+        for dtype in float_types([layer.inputs[dual_output.images[0]], *layer.outputs], FLOAT16_TYPES):
             image = Operand("nhwc", dtype)
-            signatures.append(Signature(tuple(image if i in found.images else None for i in range(len(layer.inputs))), (image, image)))
+            signatures.append(Signature(tuple(image if i in dual_output.images else None for i in range(len(layer.inputs))), (image, image)))
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        found = match_dual_output(layer)
-        if isinstance(found, str):
-            return found
-        sizes, results = found.ways[0].channels, [w.shape.k for w in found.ways]
+        dual_output = match_dual_output(layer)
+        if isinstance(dual_output, str):
+            return dual_output
+        sizes, results = dual_output.ways[0].channels, [w.shape.k for w in dual_output.ways]
         if any(c % 8 for c in sizes) or any(k % 16 for k in results):
             return f"{sizes} channels in and {results} out; takes a multiple of 8 inputs and of 16 outputs"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = match_dual_output(layer)
-        if isinstance(found, str):
+        dual_output = match_dual_output(layer)
+        if isinstance(dual_output, str):
             return []
-        shape, bf16 = found.shapes[0], signature.outputs[0].dtype.name == "bf16"
-        able = configs_of_steps(shape.m, shape.k, found.steps, found.bk, backend.capabilities.multiprocessors)
-        tiles = varied([c for c in able if c.outs < 3 and SecondOutput.panel(found.at, c)], MAX_CONFIGS)
-        compile_ahead(backend, [found.source(c, bf16) for c in tiles])
+        shape, bf16 = dual_output.shapes[0], signature.outputs[0].dtype.name == "bf16"
+        able = configs_of_steps(shape.m, shape.k, dual_output.steps, dual_output.bk, backend.capabilities.multiprocessors)
+        tiles = varied([c for c in able if c.outs < 3 and SecondOutput.panel(dual_output.at, c)], MAX_CONFIGS)
+        compile_ahead(backend, [dual_output.source(c, bf16) for c in tiles])
         return [as_config(c) for c in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found, tile = match_dual_output(layer), from_config(config)
-        if isinstance(found, str):
-            raise PlanRefused(found)
-        shapes, dtype = found.shapes, signature.outputs[0].dtype
-        if tile.halo or tile.bk != found.bk or tile.hold not in (0, found.steps) or not SecondOutput.panel(found.at, tile):
-            raise PlanRefused(f"{tile} is no tile of {found.steps} steps that divides the channels at {found.at}")
+        dual_output, tile = match_dual_output(layer), from_config(config)
+        if isinstance(dual_output, str):
+            raise PlanRefused(dual_output)
+        shapes, dtype = dual_output.shapes, signature.outputs[0].dtype
+        if tile.halo or tile.bk != dual_output.bk or tile.hold not in (0, dual_output.steps) or not SecondOutput.panel(dual_output.at, tile):
+            raise PlanRefused(f"{tile} is no tile of {dual_output.steps} steps that divides the channels at {dual_output.at}")
 
         def make(args: Args) -> list:
-            views = [View(args.inputs[i], s.c) for i, s in zip(found.images, shapes, strict=True)]
+            views = [View(args.inputs[i], s.c) for i, s in zip(dual_output.images, shapes, strict=True)]
             return [
                 conv_launch(
                     tile,
@@ -170,18 +170,18 @@ class DualOutputConv(Tactic):
                         input=views[0],
                         weights=args.packed[0],
                         bias=args.packed[1],
-                        output=View(args.outputs[0], found.at),
-                        post_ops=found.post_ops,
+                        output=View(args.outputs[0], dual_output.at),
+                        post_ops=dual_output.post_ops,
                         bf16=dtype.name == "bf16",
                         second=SecondInput(shapes[1], views[1]) if len(shapes) == 2 else None,
-                        fork=SecondOutput(found.at, View(args.outputs[1], shapes[0].k - found.at)),
+                        fork=SecondOutput(dual_output.at, View(args.outputs[1], shapes[0].k - dual_output.at)),
                     ),
                     multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             ]
 
-        return GpuKernel(layer, signature, make, implementation=f"wgmma forked {tile}", packed=found.packed(dtype))
+        return GpuKernel(layer, signature, make, implementation=f"wgmma forked {tile}", packed=dual_output.packed(dtype))
 
 
 @functools.lru_cache(maxsize=8)
@@ -208,20 +208,21 @@ def match_dual_output(layer: Layer) -> DualOutput | str:
 
 def _way(part: Layer) -> Way | str:
     if part.composite == "ConcatInputConv":
-        found = match_concat_input(part)
-        if isinstance(found, str):
-            return found
-        if found.parts is not None or found.residual is not None:
+        concat_input = match_concat_input(part)
+        if isinstance(concat_input, str):
+            return concat_input
+        if concat_input.parts is not None or concat_input.residual is not None:
             return "takes float convolutions without a residual"
-        return Way(found.weights, found.bias, found.epilogue, found.shape, tuple(part.needs(i) for i in found.images))
+        images = tuple(part.needs(i) for i in concat_input.images)
+        return Way(concat_input.weights, concat_input.bias, concat_input.epilogue, concat_input.shape, images)
     head = root_layer(part)
     if head.op != "Conv" or head.attrs["group"] != 1 or is_quantized(part):
         return "takes float convolutions of one group"
-    made, reason = match_epilogue(part, epilogue_steps(part)), conv_reason(part, head)
-    if isinstance(made, str) or reason:
-        return reason or str(made)
+    epilogue, reason = match_epilogue(part, epilogue_steps(part)), conv_reason(part, head)
+    if isinstance(epilogue, str) or reason:
+        return reason or str(epilogue)
     shape = conv_shape(part)
-    if not shape.plain or made.residual is not None:
+    if not shape.plain or epilogue.residual is not None:
         return "takes 1x1 convolutions with stride 1 and without a residual"
     weights, bias = weight_and_bias(part)
-    return Way(weights, bias, made, shape, (part.needs(source_index(part)),))
+    return Way(weights, bias, epilogue, shape, (part.needs(source_index(part)),))

@@ -27,29 +27,30 @@ class FewChannelConv(Conv):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = match_epilogue(layer, epilogue_steps(layer))
-        return made if isinstance(made, str) else few_channel_reason(conv_shape(layer))
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        return epilogue if isinstance(epilogue, str) else few_channel_reason(conv_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, made = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
-        found = few_channel_tiles(s, backend.capabilities.multiprocessors)
-        if not isinstance(made, str):
+        s, epilogue = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
+        configs = few_channel_tiles(s, backend.capabilities.multiprocessors)
+        if not isinstance(epilogue, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
-            compile_ahead(backend, [t.source(s, made.post_ops, bf16) for t in found])
-        return [t.config for t in found]
+            compile_ahead(backend, [t.source(s, epilogue.post_ops, bf16) for t in configs])
+        return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), FewChannelTile.of(config)
-        reason = made if isinstance(made, str) else few_channel_reason(s) or tile.unfit(s)
-        if isinstance(made, str) or reason:
+        epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), FewChannelTile.of(config)
+        reason = epilogue if isinstance(epilogue, str) else few_channel_reason(s) or tile.unfit(s)
+        if isinstance(epilogue, str) or reason:
             raise PlanRefused(str(reason))
         x, dtype = source_index(layer), signature.outputs[0].dtype
         weights, own = weight_and_bias(layer)
 
         def make(args: Args) -> list:
-            residual = 0 if made.residual is None else args.inputs[made.residual]
+            residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            return [few_channel_launch(tile, s, addresses, made.post_ops, dtype.name, backend.capabilities.multiprocessors, layer.name)]
+            return [few_channel_launch(tile, s, addresses, epilogue.post_ops, dtype.name, backend.capabilities.multiprocessors, layer.name)]
 
-        packed = (few_channel_filters(weights, dtype, made.post_ops, tile.permuted), packed_bias(made, own, s.k, is_halved(made.post_ops)))
+        filters = few_channel_filters(weights, dtype, epilogue.post_ops, tile.permuted)
+        packed = (filters, packed_bias(epilogue, own, s.k, is_halved(epilogue.post_ops)))
         return GpuKernel(layer, signature, make, implementation=f"narrow wgmma {tile}", packed=packed)

@@ -116,9 +116,9 @@ class FewChannelConvTf32(F32Product):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
-        if isinstance(made, str):
-            return made
+        epilogue, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        if isinstance(epilogue, str):
+            return epilogue
         if root_layer(layer).attrs["group"] != 1 or s.c not in (32, 64) or s.w % s.stride[1]:
             return f"{s.c} channels, {s.w} pixels per row; takes one group of 32 or 64 channels and rows of a multiple of the stride"
         if s.k % 4 or s.k > 256 or s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
@@ -127,21 +127,21 @@ class FewChannelConvTf32(F32Product):
         return None if any(t.unfit(s) is None for t in _list_tiles(s)) else "the weights and an image tile exceed shared memory"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, made = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
-        if isinstance(made, str):
+        s, epilogue = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
+        if isinstance(epilogue, str):
             return []
         able = [t for t in _list_tiles(s) if t.unfit(s) is None]
-        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        compile_ahead(backend, [source("few_channel_tf32.cu", t.constants(s, made.post_ops)) for t in found])
-        return [t.config for t in found]
+        configs = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
+        compile_ahead(backend, [source("few_channel_tf32.cu", t.constants(s, epilogue.post_ops)) for t in configs])
+        return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), FewChannelTile.of(config)
-        if isinstance(made, str) or tile.unfit(s):
-            raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
+        epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), FewChannelTile.of(config)
+        if isinstance(epilogue, str) or tile.unfit(s):
+            raise PlanRefused(epilogue if isinstance(epilogue, str) else f"a multiprocessor cannot hold {tile}")
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
-        constants, row = tile.constants(s, made.post_ops), s.r * s.s * s.c
+        constants, row = tile.constants(s, epilogue.post_ops), s.r * s.s * s.c
         tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
         tiles = s.n * tiles_h * tiles_w
 
@@ -151,10 +151,10 @@ class FewChannelConvTf32(F32Product):
                 args.inputs[x], "f32", (step * s.c, s.w // step, s.h, s.n), (step * s.c * 4, line, line * s.h), (32, *tile.box(s), 1)
             )
             filter_rows = tensormap.tiled(args.packed[0], "f32", (row, filters(s.k)), (row * 4,), (32, tile.bn))
-            residual = 0 if made.residual is None else args.inputs[made.residual]
+            residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             sizes = (s.p, s.q, s.k, s.pad[0], tiles_h, tiles_w, tiles, tiles_n)
             addresses = (args.packed[1], residual, args.outputs[0])
-            arguments = FewChannelTf32Arguments(pixels, filter_rows, *addresses, *sizes, act=made.post_ops.activation[1:])
+            arguments = FewChannelTf32Arguments(pixels, filter_rows, *addresses, *sizes, act=epilogue.post_ops.activation[1:])
             grid = max(1, min(-(-tiles // tile.groups), backend.capabilities.multiprocessors * tile.blocks // tiles_n)) * tiles_n
             return [launch("few_channel_tf32", arguments, constants, (grid, 1, 1), tile.groups * 128, shared=tile.shared(s), label=layer.name)]
 
@@ -163,17 +163,17 @@ class FewChannelConvTf32(F32Product):
             out[: s.k] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(s.k, -1)
             return permute_by_16(cut_to_tf32(out))
 
-        packed = (packed_array(f"{weights.constant().digest}|narrow tf32", filters(s.k) * row * 4, rows), packed_bias(made, own, s.k))
+        packed = (packed_array(f"{weights.constant().digest}|narrow tf32", filters(s.k) * row * 4, rows), packed_bias(epilogue, own, s.k))
         return GpuKernel(layer, signature, make, implementation=f"narrow wgmma tf32 {tile}", packed=packed, rtol=self.rtol)
 
 
 def _list_tiles(s: ConvShape) -> list[FewChannelTile]:
     """Of each tile, and width of output channels, as many warpgroups as fit, and one fewer."""
     widths = dict.fromkeys((min(64, filters(s.k)), min(32, filters(s.k))))
-    found: list[FewChannelTile] = []
+    tiles: list[FewChannelTile] = []
     for th, tw in _TILES:
         for bn in widths:
             for blocks in (1, 2, 3):
                 fit = [t for t in (FewChannelTile(th, tw, bn, groups, blocks) for groups in (8, 6, 5, 4, 3, 2, 1)) if t.unfit(s) is None]
-                found += fit[:2]
-    return found
+                tiles += fit[:2]
+    return tiles

@@ -55,25 +55,26 @@ class GroupConv(Tactic):
         groups = groups_of(layer)
         if groups.c == groups.k == 1:
             return "takes several channels per group; depthwise tactics take one"
-        made = match_epilogue(layer, epilogue_steps(layer))
-        return made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None)
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        return epilogue if isinstance(epilogue, str) else refuses(conv_shape(layer), epilogue.residual is None)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         shape, groups = conv_shape(layer), groups_of(layer)
-        found = varied(group_configs(shape, groups, backend.capabilities.multiprocessors), MAX_CONFIGS)
-        made = match_epilogue(layer, epilogue_steps(layer))
-        if not isinstance(made, str):
+        configs = varied(group_configs(shape, groups, backend.capabilities.multiprocessors), MAX_CONFIGS)
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        if not isinstance(epilogue, str):
             bf16, odd = signature.outputs[0].dtype.name == "bf16", shape.k % 8 != 0
-            kind = made.post_ops.activation[0]
-            compile_ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, bf16, odd=odd, grouped=True)) for c in found])
-        return [as_config(c) for c in found]
+            kind = epilogue.post_ops.activation[0]
+            compile_ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, bf16, odd=odd, grouped=True)) for c in configs])
+        return [as_config(c) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue_steps(layer))
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
         tile, groups = from_config(config), groups_of(layer)
         shape = tile_shape(conv_shape(layer), groups, tile.bn)
-        reason = made if isinstance(made, str) else refuses(conv_shape(layer), made.residual is None and tile.direct == 1) or fits(tile, shape)
-        if reason or isinstance(made, str):
+        whole = conv_shape(layer)
+        reason = epilogue if isinstance(epilogue, str) else refuses(whole, epilogue.residual is None and tile.direct == 1) or fits(tile, shape)
+        if reason or isinstance(epilogue, str):
             raise PlanRefused(str(reason))
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
@@ -84,11 +85,12 @@ class GroupConv(Tactic):
                 shape.k * shape.steps(tile.bk) * tile.bk * 2,
                 lambda: pack_groups(np.asarray(weights.array(), np.float32), groups, tile.bn, tile.bk, dtype.numpy),
             ),
-            packed_bias(made, own, shape.k),
+            packed_bias(epilogue, own, shape.k),
         )
 
         def make(args: Args) -> list:
-            return [launch_with_epilogue(tile, shape, View(args.inputs[x], groups.channels), args, made, dtype, backend, layer.name, groups=groups)]
+            view = View(args.inputs[x], groups.channels)
+            return [launch_with_epilogue(tile, shape, view, args, epilogue, dtype, backend, layer.name, groups=groups)]
 
         return GpuKernel(layer, signature, make, implementation=f"wgmma groups {tile}", packed=packed)
 
@@ -112,12 +114,12 @@ def group_configs(shape: ConvShape, groups: Groups, multiprocessors: int) -> lis
         seen = tile_shape(shape, groups, bn)
         if -(-seen.c // step_channels(seen.c, 2)) * step_channels(seen.c, 2) * -(-shape.k // bn) * bn > 4 * least_work(shape, groups):
             continue  # more than four times the products of the best width
-        found = [c for c in conv_configs(seen, multiprocessors) if c.bn == bn]
+        configs = [c for c in conv_configs(seen, multiprocessors) if c.bn == bn]
         if shape.k % 8:  # only results stored directly from registers can have any address
-            plain = (replace(c, direct=1, outs=1) for c in found if c.sk == 1 and c.mi == 1 and c.bn <= 128)
-            found = list(dict.fromkeys(c for c in plain if c.valid() and fits(c, seen) is None))
-        if found:
-            by_width.append(found)
+            plain = (replace(c, direct=1, outs=1) for c in configs if c.sk == 1 and c.mi == 1 and c.bn <= 128)
+            configs = list(dict.fromkeys(c for c in plain if c.valid() and fits(c, seen) is None))
+        if configs:
+            by_width.append(configs)
     return [found[i] for i in range(max(map(len, by_width), default=0)) for found in by_width if i < len(found)]
 
 

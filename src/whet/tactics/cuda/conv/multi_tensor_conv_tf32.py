@@ -83,43 +83,43 @@ class MultiTensorConvTf32(Tactic):
     what = "a convolution of joined images, or two of one image"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = several(layer) if all_static(layer) else "static"
-        if isinstance(found, str) or F32 not in float_types([layer.inputs[found.images[0]], *layer.outputs], (F32,)):
+        convs = several(layer) if all_static(layer) else "static"
+        if isinstance(convs, str) or F32 not in float_types([layer.inputs[convs.images[0]], *layer.outputs], (F32,)):
             return []
-        image, read = Operand("nhwc", F32), {*found.images, found.residual}
+        image, read = Operand("nhwc", F32), {*convs.images, convs.residual}
         return [Signature(tuple(image if i in read else None for i in range(len(layer.inputs))), (image,) * len(layer.outputs))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        found = several(layer)
-        if isinstance(found, str):
-            return found
-        sizes, results = found.ways[0].channels, [w.shape.k for w in found.ways]
+        convs = several(layer)
+        if isinstance(convs, str):
+            return convs
+        sizes, results = convs.ways[0].channels, [w.shape.k for w in convs.ways]
         if any(c % 4 for c in sizes) or (len(results) == 2 and any(k % 16 for k in results)):
             return f"{sizes} channels in and {results} out; takes a multiple of 4 inputs, and of 16 for each of two results"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = several(layer)
-        if isinstance(found, str):
+        convs = several(layer)
+        if isinstance(convs, str):
             return []
-        shape = found.shapes[0]
-        tiles = _tf32.configs_of_steps(shape.m, shape.k, found.steps, found.bk, 1, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
-        compile_ahead(backend, [found.source(t) for t in tiles])
+        shape = convs.shapes[0]
+        tiles = _tf32.configs_of_steps(shape.m, shape.k, convs.steps, convs.bk, 1, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        compile_ahead(backend, [convs.source(t) for t in tiles])
         return [as_config(t, "tf32") for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found, said = several(layer), dict(config)
-        if isinstance(found, str) or said.pop("math", None) != "tf32":
-            raise PlanRefused(found if isinstance(found, str) else "this tactic computes in tf32")
-        tile, shapes = Tf32Config(**{k: int(v) for k, v in said.items()}), found.shapes
-        if not tile.valid() or tile.bk != found.bk:
-            raise PlanRefused(f"{tile} is no tile of steps of {found.bk} channels that a multiprocessor can hold")
-        at, k = found.ways[0].shape.k, shapes[0].k
+        convs, said = several(layer), dict(config)
+        if isinstance(convs, str) or said.pop("math", None) != "tf32":
+            raise PlanRefused(convs if isinstance(convs, str) else "this tactic computes in tf32")
+        tile, shapes = Tf32Config(**{k: int(v) for k, v in said.items()}), convs.shapes
+        if not tile.valid() or tile.bk != convs.bk:
+            raise PlanRefused(f"{tile} is no tile of steps of {convs.bk} channels that a multiprocessor can hold")
+        at, k = convs.ways[0].shape.k, shapes[0].k
 
         def make(args: Args) -> list:
-            views = [View(args.inputs[i], s.c) for i, s in zip(found.images, shapes, strict=True)]
+            views = [View(args.inputs[i], s.c) for i, s in zip(convs.images, shapes, strict=True)]
             return [
                 _tf32.launch(
                     tile,
@@ -128,17 +128,17 @@ class MultiTensorConvTf32(Tactic):
                     args.packed[0],
                     args.packed[1],
                     View(args.outputs[0], at),
-                    residual=None if found.residual is None else View(args.inputs[found.residual], k),
-                    post_ops=found.post_ops,
+                    residual=None if convs.residual is None else View(args.inputs[convs.residual], k),
+                    post_ops=convs.post_ops,
                     second=SecondInput(shapes[1], views[1]) if len(shapes) == 2 else None,
-                    fork=SecondOutput(at, View(args.outputs[1], k - at)) if len(found.ways) == 2 else None,
+                    fork=SecondOutput(at, View(args.outputs[1], k - at)) if len(convs.ways) == 2 else None,
                     multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             ]
 
         name = f"wgmma tf32 {layer.composite} {tile}"
-        return GpuKernel(layer, signature, make, implementation=name, packed=found.packed(), rtol=ConvTf32.rtol)
+        return GpuKernel(layer, signature, make, implementation=name, packed=convs.packed(), rtol=ConvTf32.rtol)
 
 
 @functools.lru_cache(maxsize=8)
@@ -147,10 +147,10 @@ def several(layer: Layer) -> Several | str:
     if layer.composite == "DualOutputConv":
         forked = match_dual_output(layer)
         return forked if isinstance(forked, str) else Several(forked.ways, forked.images)
-    found = match_concat_input(layer)
-    if isinstance(found, str):
-        return found
-    if found.parts is not None:
+    concat_input = match_concat_input(layer)
+    if isinstance(concat_input, str):
+        return concat_input
+    if concat_input.parts is not None:
         return "takes float convolutions"
-    way = Way(found.weights, found.bias, found.epilogue, found.shape, tuple(layer.needs(i) for i in found.images))
-    return Several((way,), found.images, found.residual)
+    way = Way(concat_input.weights, concat_input.bias, concat_input.epilogue, concat_input.shape, tuple(layer.needs(i) for i in concat_input.images))
+    return Several((way,), concat_input.images, concat_input.residual)

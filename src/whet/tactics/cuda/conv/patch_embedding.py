@@ -57,9 +57,9 @@ class PatchEmbedding(Conv):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
-        if isinstance(made, str):
-            return made
+        epilogue, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        if isinstance(epilogue, str):
+            return epilogue
         if s.c % 8 == 0 or s.r * s.s <= 49:
             return "other kernels read these windows in place"
         product = product_of(s)
@@ -69,19 +69,17 @@ class PatchEmbedding(Conv):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(conv_shape(layer))
-        found = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
-        made = match_epilogue(layer, epilogue_steps(layer))
-        if not isinstance(made, str):
-            compile_ahead(
-                backend,
-                [conv_source(c, Features(activation=made.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16")) for c in found],
-            )
-        return [as_config(c) for c in found]
+        configs = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        if not isinstance(epilogue, str):
+            features = Features(activation=epilogue.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16")
+            compile_ahead(backend, [conv_source(c, features) for c in configs])
+        return [as_config(c) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), from_config(config)
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), from_config(config)
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         shape, dtype = product_of(s), signature.outputs[0].dtype
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
@@ -92,7 +90,7 @@ class PatchEmbedding(Conv):
 
         packed = (
             packed_array(f"{weights.constant().digest}|patches {tile.bk} {dtype}", shape.k * shape.steps(tile.bk) * tile.bk * 2, rows),
-            packed_bias(made, own, shape.k),
+            packed_bias(epilogue, own, shape.k),
         )
         unit = next(u for u in (16, 8, 4, 2) if s.c * 2 % u == 0)
         width = shape.c * 2 // unit
@@ -101,7 +99,7 @@ class PatchEmbedding(Conv):
         def make(args: Args) -> list:
             at = -(-args.scratch // 128) * 128
             source: int = args.inputs[x]
-            product = launch_with_epilogue(tile, shape, View(at, shape.c), args, made, dtype, backend, layer.name)
+            product = launch_with_epilogue(tile, shape, View(at, shape.c), args, epilogue, dtype, backend, layer.name)
             arguments = Im2colArguments.of(s, source, at, count=count, channels=s.c * 2 // unit, width=width)
             return [launch("im2col", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256), product]
 

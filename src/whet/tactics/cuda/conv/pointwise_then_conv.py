@@ -49,9 +49,9 @@ class PointwiseThenConv(Tactic):
         if isinstance(pair, str):
             return []
         s, bf16 = conv_shape(pair.second), signature.outputs[0].dtype.name == "bf16"
-        found = few_channel_tiles(s, backend.capabilities.multiprocessors, front=True)
-        compile_ahead(backend, [t.source(s, pair.epilogue.post_ops, bf16, pair.inner.post_ops.activation, pair.residual == pair.x) for t in found])
-        return [t.config for t in found]
+        configs = few_channel_tiles(s, backend.capabilities.multiprocessors, front=True)
+        compile_ahead(backend, [t.source(s, pair.epilogue.post_ops, bf16, pair.inner.post_ops.activation, pair.residual == pair.x) for t in configs])
+        return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         pair, tile = _pair(layer), FewChannelTile.of(config, front=True)

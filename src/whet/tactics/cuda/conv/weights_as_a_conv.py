@@ -30,22 +30,22 @@ class WeightsAsAConv(Conv):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = match_epilogue(layer, epilogue_steps(layer))
-        return made if isinstance(made, str) else unfit_shape(conv_shape(layer))
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        return epilogue if isinstance(epilogue, str) else unfit_shape(conv_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        made, s, bf16 = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), signature.outputs[0].dtype.name == "bf16"
-        if isinstance(made, str):
+        epilogue, s, bf16 = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), signature.outputs[0].dtype.name == "bf16"
+        if isinstance(epilogue, str):
             return []
-        found = weights_as_a_tiles(s, made.residual is not None)
-        compile_ahead(backend, [weights_as_a_source(weights_as_a_constants(t, s, made.post_ops, bf16)) for t in found])
-        return [t.config for t in found]
+        configs = weights_as_a_tiles(s, epilogue.residual is not None)
+        compile_ahead(backend, [weights_as_a_source(weights_as_a_constants(t, s, epilogue.post_ops, bf16)) for t in configs])
+        return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), WeightsAsATile(**{k: int(v) for k, v in config})
-        if isinstance(made, str):
-            raise PlanRefused(made)
-        if not tile.fits(s, made.residual is not None):
+        epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), WeightsAsATile(**{k: int(v) for k, v in config})
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
+        if not tile.fits(s, epilogue.residual is not None):
             raise PlanRefused(unfit_shape(s) or f"{tile} is no tile of {s}")
         x, (weights, own), dtype = source_index(layer), weight_and_bias(layer), signature.outputs[0].dtype
         packed = (
@@ -54,12 +54,13 @@ class WeightsAsAConv(Conv):
                 s.r * s.s * 64 * 64 * 2,
                 lambda: pack_weights_as_a(np.asarray(weights.array(), np.float32), dtype.numpy),
             ),
-            packed_bias(made, own, s.k),
+            packed_bias(epilogue, own, s.k),
         )
 
         def make(args: Args) -> list:
-            residual = 0 if made.residual is None else args.inputs[made.residual]
+            residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])
-            return [weights_as_a_launch(tile, s, addresses, made.post_ops, dtype.name == "bf16", backend.capabilities.multiprocessors, layer.name)]
+            bf16, multiprocessors = dtype.name == "bf16", backend.capabilities.multiprocessors
+            return [weights_as_a_launch(tile, s, addresses, epilogue.post_ops, bf16, multiprocessors, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"wgmma upright {tile.rows} rows s{tile.slots}", packed=packed)

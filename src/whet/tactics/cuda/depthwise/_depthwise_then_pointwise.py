@@ -84,7 +84,7 @@ def unfit(config: ConvConfig, shape: ConvShape, k: int, multiprocessors: int) ->
 
 def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfig]:
     """Candidates, the most promising first: for few pixels small tiles with their channels shared in a cluster, for many larger ones."""
-    found: dict[ConvConfig, float] = {}
+    configs: dict[ConvConfig, float] = {}
     widths = [bn for bn in (16, 32, 64, 96, 128, 160) if bn >= min(k, 64) and (bn < 2 * k or bn == 16)]
     for (wgs, mi), bn, bk, sk in product(((1, 1), (2, 1), (1, 2), (2, 2)), widths, (64, 32, 16), (1, 2, 3, 4, 5, 6, 8, 12, 16)):
         if shape.c < bk or 64 * wgs * mi % sk or (bk < 64 and sk < 8 and shape.c % (2 * bk) == 0 and shape.c // bk > 6):
@@ -105,8 +105,8 @@ def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfi
             if not many and shared_bytes(config, shape, pieces) > _SHARED_OF_FEW:
                 continue
             if unfit(config, shape, k, multiprocessors) is None and (not many or resident == 3 or unfit(more, shape, k, multiprocessors)):
-                found[config] = _estimate(config, shape, k, pieces, blocks, multiprocessors)
-    order = sorted(found, key=lambda c: (found[c], c))
+                configs[config] = _estimate(config, shape, k, pieces, blocks, multiprocessors)
+    order = sorted(configs, key=lambda c: (configs[c], c))
     counts: dict[tuple, int] = {}
     first: list[ConvConfig] = []
     for c in order:  # two of each shape of tile before any has more
@@ -131,9 +131,9 @@ def _estimate(config: ConvConfig, shape: ConvShape, k: int, pieces: Pieces, bloc
 
 def depthwise_source(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> str:
     """The kernel's complete text; `rows` are a thread's (thread_rows), `inner` is the activation of the depthwise part."""
-    made = config.constants(im2col=False, act=ACTIVATIONS[activation], bf16=bf16)
+    constants = config.constants(im2col=False, act=ACTIVATIONS[activation], bf16=bf16)
     return source(
-        "conv.cu", {**made, "DW": shape.stride[0], "DW_R": shape.r, "DW_S": shape.s, "DW_ACT": ACTIVATIONS[inner], "DW_ROWS": rows, "CHAINS": 1}
+        "conv.cu", {**constants, "DW": shape.stride[0], "DW_R": shape.r, "DW_S": shape.s, "DW_ACT": ACTIVATIONS[inner], "DW_ROWS": rows, "CHAINS": 1}
     )
 
 

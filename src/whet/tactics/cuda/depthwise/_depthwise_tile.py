@@ -87,7 +87,7 @@ def channels_of_a_thread(s: ConvShape, size: int) -> int:
 
 def tiles_for(s: ConvShape, size: int, multiprocessors: int) -> list[Tile]:
     """Candidates, the most promising first; `size` is the bytes of an input element."""
-    found: dict[Tile, float] = {}
+    tiles: dict[Tile, float] = {}
     vec = channels_of_a_thread(s, size)
     for cg in (16, 24, 32, 48, 64, 72, 80, 96, 120, 128, 144, 192, 240):
         if s.c % cg or cg * size % 16 or (vec == 4 and cg < 32):
@@ -100,13 +100,13 @@ def tiles_for(s: ConvShape, size: int, multiprocessors: int) -> list[Tile]:
                         for stages in (1, 2):
                             best = _fit(s, Tile(th, rg, tw, wide, cg, stages, 1, vec), size)
                             if best is not None:
-                                found[best] = _cost(s, best, multiprocessors) if vec == 4 else _many_taps_us(s, best, multiprocessors)
-    ranked = sorted(found, key=lambda t: (found[t], t))
+                                tiles[best] = _cost(s, best, multiprocessors) if vec == 4 else _many_taps_us(s, best, multiprocessors)
+    ranked = sorted(tiles, key=lambda t: (tiles[t], t))
     if vec == 2:  # of a strip's width and a tile's rows two, with one and two stages or the next best channels
         kinds: dict[tuple[int, int], list[Tile]] = {}
         for t in ranked:
             kinds.setdefault((t.wide, t.th), []).append(t)
-        return sorted((t for same in kinds.values() for t in same[:2]), key=lambda t: (found[t], t))[: 2 * MOST]
+        return sorted((t for same in kinds.values() for t in same[:2]), key=lambda t: (tiles[t], t))[: 2 * MOST]
     return [t for wide in (4, 2, 7) for t in [t for t in ranked if t.wide == wide][:MOST]]
 
 

@@ -80,9 +80,9 @@ class Depthwise(Tactic):
         return conv_signatures(layer, "nhwc", (F16, BF16, F32))
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
-        if isinstance(made, str):
-            return made
+        epilogue, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        if isinstance(epilogue, str):
+            return epilogue
         if s.c % 8:
             return f"{s.c} channels; takes a multiple of 8"
         if s.m * s.c // 8 >= 2**31:
@@ -93,24 +93,24 @@ class Depthwise(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s = conv_shape(layer)
-        found: list[Config] = _tiles(layer, signature, s, backend)
+        configs: list[Config] = _tiles(layer, signature, s, backend)
         if max(s.r, s.s) > 7:
-            return found
+            return configs
         for wide, tall in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
             large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
             if not large and (tall == 1 or threads >= 256 * backend.capabilities.multiprocessors):
-                found.append((("wide", wide), ("tall", tall)))
-        return found
+                configs.append((("wide", wide), ("tall", tall)))
+        return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue_steps(layer))
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         s, wide, tall = conv_shape(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
-        kind, low, high = made.post_ops.activation
+        kind, low, high = epilogue.post_ops.activation
         constants = {
             "FROM": TYPE[signature.outputs[0].dtype.name],
             "TO": TYPE[signature.outputs[0].dtype.name],
@@ -127,7 +127,7 @@ class Depthwise(Tactic):
                 s.r * s.s * s.c * 4,
                 lambda: np.asarray(weights.array(), np.float32).reshape(s.c, s.r * s.s).T,
             ),
-            packed_bias(made, own, s.c),
+            packed_bias(epilogue, own, s.c),
         )
         if not tall:
             tile = tile_from(config, s, 2)
@@ -141,9 +141,9 @@ class Depthwise(Tactic):
         grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
 
         def make(args: Args) -> list:
-            residual = 0 if made.residual is None else args.inputs[made.residual]
+            residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, made.post_ops.residual)
+            sizes = (s.n, s.h, s.w, s.c, s.p, s.q, s.stride[0], s.pad[0], s.pad[1], *s.dilation, epilogue.post_ops.residual)
             return [launch("depthwise", DepthwiseArguments(*addresses, *sizes, act=(low, high)), constants, grid, 128)]
 
         return GpuKernel(layer, signature, make, implementation=f"depthwise {tall}x{wide}", packed=packed)
@@ -151,21 +151,21 @@ class Depthwise(Tactic):
 
 def _tiles_fit(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> bool:
     """True if the tile kernel takes the layer: 16-bit types, no residual, filters that fit the registers."""
-    made = match_epilogue(layer, epilogue_steps(layer))
-    if isinstance(made, str) or made.residual is not None or signature.outputs[0].dtype == F32:
+    epilogue = match_epilogue(layer, epilogue_steps(layer))
+    if isinstance(epilogue, str) or epilogue.residual is not None or signature.outputs[0].dtype == F32:
         return False
     return no_tile(s, 2) is None and machine_has(backend, "tma") and bool(tiles_for(s, 2, backend.capabilities.multiprocessors))
 
 
 def _tiles(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> list[Config]:
     """Configurations of the tile kernel, where it has enough work to do: large filters, or enough pixels to fill the tiles."""
-    made, kind = match_epilogue(layer, epilogue_steps(layer)), TYPE[signature.outputs[0].dtype.name]
-    if isinstance(made, str) or not _tiles_fit(layer, signature, s, backend):
+    epilogue, kind = match_epilogue(layer, epilogue_steps(layer)), TYPE[signature.outputs[0].dtype.name]
+    if isinstance(epilogue, str) or not _tiles_fit(layer, signature, s, backend):
         return []
     if s.r * s.s <= 25 and s.m * s.c < 8192 * backend.capabilities.multiprocessors:  # a few values a thread: latency counts, not bytes
         return []
     tiles = tiles_for(s, 2, backend.capabilities.multiprocessors)
-    compile_ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, made.post_ops.activation[0])) for t in tiles])
+    compile_ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, epilogue.post_ops.activation[0])) for t in tiles])
     return [tile_config(t) for t in tiles]
 
 

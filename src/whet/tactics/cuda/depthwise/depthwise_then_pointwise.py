@@ -45,10 +45,10 @@ class DepthwiseThenPointwise(ConvAndProduct):
         if isinstance(both, str):
             return []
         processors = backend.capabilities.multiprocessors
-        found = configs_of(both.shape, both.k, processors)[:MAX_CONFIGS]
+        configs = configs_of(both.shape, both.k, processors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.post_ops.activation[0], both.epilogue.post_ops.activation[0]), signature.outputs[0].dtype.name == "bf16"
-        compile_ahead(backend, [source_of(c, both.shape, both.k, processors, *kinds, bf16) for c in found])
-        return [as_config(c) for c in found]
+        compile_ahead(backend, [source_of(c, both.shape, both.k, processors, *kinds, bf16) for c in configs])
+        return [as_config(c) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         both, tile = self.pair(layer), from_config(config)

@@ -64,20 +64,20 @@ class QDepthwise(QuantizedTactic):
         assert isinstance(parts, Parts)
         s, made = conv_shape_of(parts), match_quantized_epilogue(parts)
         assert isinstance(made, Epilogue)
-        found: list[Config] = []
+        configs: list[Config] = []
         if _can_tile(parts, s, signature) and machine_has(backend, "tma") and s.m * s.c >= 8192 * backend.capabilities.multiprocessors:
             tiles, (reads, stores) = tiles_for(s, 1, backend.capabilities.multiprocessors), _types(parts, signature)
             fold = folds(made, signature.outputs[0].dtype.name)
             compile_ahead(
                 backend, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.post_ops.activation[0], fold)) for t in tiles]
             )
-            found = [tile_config(t) for t in tiles]
+            configs = [tile_config(t) for t in tiles]
         for wide, tall in ((1, 1), (2, 1), (4, 1), (2, 4), (2, 8)):
             threads = s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8)
             large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
             if not large and (tall == 1 or threads >= 256 * backend.capabilities.multiprocessors):
-                found.append((("wide", wide), ("tall", tall)))
-        return found
+                configs.append((("wide", wide), ("tall", tall)))
+        return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)

@@ -78,11 +78,11 @@ class Broadcast(UnfusedTactic):
         floats = {t.dtype for t in (*layer.required_inputs(), layer.outputs[0]) if t.dtype.is_float}
         # a comparison of rounded operands may differ, so that only float results permit narrower types
         kinds = (F16, BF16, F32) if floats == {F32} and out == F32 else (next(iter(floats), out),)
-        found = []
+        signatures = []
         for kind in kinds:
             ins = tuple(Operand("linear", kind if t.dtype.is_float else t.dtype) for t in layer.required_inputs())
-            found.append(Signature(ins, (Operand("linear", kind if out.is_float else out),)))
-        return found
+            signatures.append(Signature(ins, (Operand("linear", kind if out.is_float else out),)))
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if prod(static_shape(layer.outputs[0].shape)) >= 2**31:

@@ -68,14 +68,14 @@ class Elementwise(Tactic):
             return []
         kinds = (F16, BF16, F32) if layer.outputs[0].dtype == F32 else (layer.outputs[0].dtype,)
         rank = layer.outputs[0].type.rank
-        found = []
+        signatures = []
         for kind in kinds:
             for form in ("nhwc", "linear") if rank == 4 else ("linear",):
                 ins = [None if t is None or t.is_constant else Operand(form, kind) for t in layer.inputs]
                 if any(o is not None and t.type.rank != rank for o, t in zip(ins, layer.inputs, strict=True) if t is not None):
                     continue
-                found.append(Signature(tuple(ins), (Operand(form, kind),)))
-        return found
+                signatures.append(Signature(tuple(ins), (Operand(form, kind),)))
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         chain = chain_of(layer)
@@ -145,7 +145,7 @@ def chain_of(layer: Layer) -> _Chain | str:
     steps, head = epilogue_steps(layer), root_layer(layer)
     if steps is None:
         return "its fused operations do not form a chain"
-    out, made = static_shape(layer.outputs[0].shape), _Chain()
+    out, chain = static_shape(layer.outputs[0].shape), _Chain()
 
     def kind(i: int) -> int | None:
         shape = static_shape(layer.needs(i).shape)
@@ -163,19 +163,19 @@ def chain_of(layer: Layer) -> _Chain | str:
         if other is None:
             act = activation_of(EpilogueStep(op, attrs))
             if op in UNARY:
-                made.unary(UNARY[op])
+                chain.unary(UNARY[op])
             elif act is not None:
-                made.unary(f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})")
+                chain.unary(f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})")
             elif op in WITH_ATTRIBUTES:
-                made.unary(WITH_ATTRIBUTES[op].format(**{k: number_text(v) for k, v in attrs.items() if isinstance(v, float)}))
+                chain.unary(WITH_ATTRIBUTES[op].format(**{k: number_text(v) for k, v in attrs.items() if isinstance(v, float)}))
             else:
                 return f"the kernel has no {op}"
             return None
         how = kind(other)
         if op not in BINARY or how is None:
             return f"the kernel has no {op} with an operand of shape {list(static_shape(layer.needs(other).shape))}"
-        made.operands.append((other, how))
-        made.binary(op, swapped)
+        chain.operands.append((other, how))
+        chain.binary(op, swapped)
         return None
 
     where = [outer_input(layer, t) for t in head.inputs if t is not None]
@@ -187,21 +187,21 @@ def chain_of(layer: Layer) -> _Chain | str:
         if first is None:
             return "no operand has the result's shape"
         i, at = first
-        made.operands.append((at, 0))
+        chain.operands.append((at, 0))
         said = step(head.op, head.attrs, where[1 - i], i == 1)
     else:
         if any(i is not None and not layer.needs(i).is_constant for i in where[1:]):
             return f"{head.op}'s bounds are computed at run time"
         if where[0] is None:
             return f"{head.op}'s operand is computed within the layer"
-        made.operands.append((where[0], 0))
+        chain.operands.append((where[0], 0))
         bounds = {
             f"input{i}": layer.needs(p).array() for i, t in enumerate(head.inputs) if i and t is not None and (p := outer_input(layer, t)) is not None
         }
         said = step(head.op, {**head.attrs, **bounds}, None, False)
     for post in steps:
         said = said or step(post.op, post.attrs, post.other, post.swapped)
-    return said or made
+    return said or chain
 
 
 def number_text(value: float) -> str:

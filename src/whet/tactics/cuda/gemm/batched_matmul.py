@@ -68,22 +68,22 @@ class BatchedMatmul(Tactic):
             return []
         head = root_layer(layer)
         a, b = _operand_indices(layer)
-        found = []
+        signatures = []
         for t in float_types([*head.inputs[:2], layer.outputs[0]], (F16, BF16, F32)):
             results = [t, F32] if t in FLOAT16_TYPES and layer.outputs[0].dtype == F32 else [t]
-            found += [same(layer, {a: Operand("linear", t), b: Operand("linear", t)}, Operand("linear", r)) for r in results]
-        return found
+            signatures += [same(layer, {a: Operand("linear", t), b: Operand("linear", t)}, Operand("linear", r)) for r in results]
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        made = _sizes(layer)
-        return made if isinstance(made, str) else None
+        sizes = _sizes(layer)
+        return sizes if isinstance(sizes, str) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found, made = _sizes(layer), _match_epilogue(layer)
-        if isinstance(found, str) or isinstance(made, str):
-            raise PlanRefused(str(found) if isinstance(found, str) else str(made))
-        stack, m, n, k, a_step, b_step = found
-        scale, (kind, low, high) = made
+        sizes, epilogue = _sizes(layer), _match_epilogue(layer)
+        if isinstance(sizes, str) or isinstance(epilogue, str):
+            raise PlanRefused(str(sizes) if isinstance(sizes, str) else str(epilogue))
+        stack, m, n, k, a_step, b_step = sizes
+        scale, (kind, low, high) = epilogue
         a, b = _operand_indices(layer)
         dtype = signature.needs(a).dtype
         half = dtype in FLOAT16_TYPES
@@ -147,8 +147,8 @@ def _match_epilogue(layer: Layer) -> tuple[float, tuple[str, float, float]] | st
             value = float(np.asarray(t.array(), np.float64).reshape(-1)[0])
             scale = scale * value if post.op == "Mul" else scale / value
             continue
-        found = activation_of(post)
-        if found is None or activated:
+        activation = activation_of(post)
+        if activation is None or activated:
             return f"the kernel has no {post.op} here"
-        act, activated = found, True
+        act, activated = activation, True
     return scale, act

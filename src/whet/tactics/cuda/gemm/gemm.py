@@ -49,39 +49,39 @@ class Gemm(Tactic):
             return []
         head, steps = root_layer(layer), epilogue_steps(layer)
         x = source_index(layer)
-        found = []
+        signatures = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
             others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
             stored = {i: Operand("linear", dtype) for i in (*others, x)}
             results = [dtype] if others or layer.outputs[0].dtype != F32 else [dtype, F32]
-            found += [same(layer, stored, Operand("linear", t)) for t in results]
-        return found
+            signatures += [same(layer, stored, Operand("linear", t)) for t in results]
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made = match_epilogue(layer, epilogue_steps(layer), layer.outputs[0].type.rank - 1)
-        return made if isinstance(made, str) else refuses(gemm_shape(layer))
+        epilogue = match_epilogue(layer, epilogue_steps(layer), layer.outputs[0].type.rank - 1)
+        return epilogue if isinstance(epilogue, str) else refuses(gemm_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = gemm_shape(layer)
-        found = configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors)
+        configs = configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors)
         if signature.outputs[0].dtype == F32:
-            found = [c for c in found if c.sk > 1 or c.direct]
-        found = varied(found, MAX_CONFIGS, each=5)
-        made = match_epilogue(layer, epilogue_steps(layer), layer.outputs[0].type.rank - 1)
+            configs = [c for c in configs if c.sk > 1 or c.direct]
+        configs = varied(configs, MAX_CONFIGS, each=5)
+        epilogue = match_epilogue(layer, epilogue_steps(layer), layer.outputs[0].type.rank - 1)
         kind = signature.needs(source_index(layer)).dtype.name
-        if not isinstance(made, str):
+        if not isinstance(epilogue, str):
             f32 = signature.outputs[0].dtype == F32
             compile_ahead(
-                backend, [conv_source(c, Features(activation=made.post_ops.activation[0], bf16=kind == "bf16", out_f32=f32)) for c in found]
+                backend, [conv_source(c, Features(activation=epilogue.post_ops.activation[0], bf16=kind == "bf16", out_f32=f32)) for c in configs]
             )
-        return [as_config(c) for c in found]
+        return [as_config(c) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue_steps(layer), layer.outputs[0].type.rank - 1)
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue = match_epilogue(layer, epilogue_steps(layer), layer.outputs[0].type.rank - 1)
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         head, shape, tile = root_layer(layer), gemm_shape(layer), from_config(config)
         out_f32 = signature.outputs[0].dtype == F32
         if out_f32 and tile.sk == 1 and not tile.direct:
@@ -98,11 +98,11 @@ class Gemm(Tactic):
 
         packed = (
             packed_array(f"{weights.constant().digest}|gemm {transposed} {tile.bk} {dtype}", shape.k * rows * 2, filters),
-            packed_bias(made, own, shape.k),
+            packed_bias(epilogue, own, shape.k),
         )
 
         def make(args: Args) -> list:
-            return [launch_with_epilogue(tile, shape, View(args.inputs[x], shape.c), args, made, dtype, backend, layer.name, out_f32=out_f32)]
+            return [launch_with_epilogue(tile, shape, View(args.inputs[x], shape.c), args, epilogue, dtype, backend, layer.name, out_f32=out_f32)]
 
         return GpuKernel(layer, signature, make, implementation=f"wgmma {tile}", packed=packed)
 

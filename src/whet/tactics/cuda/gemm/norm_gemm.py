@@ -98,64 +98,64 @@ class NormGemm(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if said := super().why_not(layer):
             return said
-        found = norm_and_product(layer)
-        return found if isinstance(found, str) else None
+        both = norm_and_product(layer)
+        return both if isinstance(both, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):
             return []
-        found = norm_and_product(layer)
-        assert not isinstance(found, str)
-        places = [i for i in (found.x, found.residual) if i is not None]
-        types = float_types([layer.inputs[found.x], layer.outputs[0]], FLOAT16_TYPES)
+        both = norm_and_product(layer)
+        assert not isinstance(both, str)
+        places = [i for i in (both.x, both.residual) if i is not None]
+        types = float_types([layer.inputs[both.x], layer.outputs[0]], FLOAT16_TYPES)
         return [same(layer, {i: Operand("linear", t) for i in places}, Operand("linear", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        found = norm_and_product(layer)
-        if isinstance(found, str):
-            return found
-        shape = found.shape
+        both = norm_and_product(layer)
+        if isinstance(both, str):
+            return both
+        shape = both.shape
         return f"rows of {shape.c} channels; takes a multiple of 16" if shape.c % 16 else refuses(shape)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = norm_and_product(layer)
-        if isinstance(found, str):
+        both = norm_and_product(layer)
+        if isinstance(both, str):
             return []
-        s, bk = found.shape, _step(found.shape.c)
+        s, bk = both.shape, _step(both.shape.c)
         tiles = configs_of_steps(s.m, s.k, s.c // bk, bk, backend.capabilities.multiprocessors)
-        tiles = varied([c for c in tiles if unfit(c, s, found.kind) is None], MAX_CONFIGS, each=6)
-        features = Features(activation=found.epilogue.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16", norm=found.kind)
+        tiles = varied([c for c in tiles if unfit(c, s, both.kind) is None], MAX_CONFIGS, each=6)
+        features = Features(activation=both.epilogue.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16", norm=both.kind)
         compile_ahead(backend, [conv_source(c, features) for c in tiles])
         return [as_config(c) for c in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found, tile = norm_and_product(layer), from_config(config)
-        if isinstance(found, str):
-            raise PlanRefused(found)
-        if reason := unfit(tile, found.shape, found.kind):
+        both, tile = norm_and_product(layer), from_config(config)
+        if isinstance(both, str):
+            raise PlanRefused(both)
+        if reason := unfit(tile, both.shape, both.kind):
             raise PlanRefused(reason)
-        shape, dtype = found.shape, signature.outputs[0].dtype
+        shape, dtype = both.shape, signature.outputs[0].dtype
 
         def filters() -> np.ndarray:
-            return pack_weights((found.matrix() * found.scale())[:, :, None, None], tile.bk, dtype.numpy)
+            return pack_weights((both.matrix() * both.scale())[:, :, None, None], tile.bk, dtype.numpy)
 
         def sums() -> np.ndarray:  # of the rounded weights: a common offset of a row's channels then cancels
             return pack_bias(filters().reshape(shape.k, -1).astype(np.float64).sum(1).astype(np.float32), shape.k)
 
         count = bias_count(shape.k) * 4
         packed = (
-            packed_array(f"{found.key}|norm gemm {tile.bk} {dtype}", shape.k * shape.c * 2, filters),
-            packed_array(f"{found.key}|norm gemm bias", count, lambda: pack_bias(found.bias(), shape.k)),
-            packed_array(f"{found.key}|norm gemm sums {dtype}", count, sums),
+            packed_array(f"{both.key}|norm gemm {tile.bk} {dtype}", shape.k * shape.c * 2, filters),
+            packed_array(f"{both.key}|norm gemm bias", count, lambda: pack_bias(both.bias(), shape.k)),
+            packed_array(f"{both.key}|norm gemm sums {dtype}", count, sums),
         )
 
         def make(args: Args) -> list:
-            norm = RowNorm(found.kind, args.packed[2], float(found.norm.attrs.get("epsilon", 1e-5)))
-            made = Epilogue()
-            made.post_ops, made.residual = found.epilogue.post_ops, found.residual
-            return [launch_with_epilogue(tile, shape, View(args.inputs[found.x], shape.c), args, made, dtype, backend, layer.name, norm=norm)]
+            norm = RowNorm(both.kind, args.packed[2], float(both.norm.attrs.get("epsilon", 1e-5)))
+            epilogue = Epilogue()
+            epilogue.post_ops, epilogue.residual = both.epilogue.post_ops, both.residual
+            return [launch_with_epilogue(tile, shape, View(args.inputs[both.x], shape.c), args, epilogue, dtype, backend, layer.name, norm=norm)]
 
         return GpuKernel(layer, signature, make, implementation=f"norm and wgmma {tile}", packed=packed)
 
@@ -169,19 +169,19 @@ def norm_and_product(layer: Layer) -> NormAndProduct | str:
     norm, product = (with_outer_inputs(x, outer) for x in body.layers)
     if reason := why_not_gemm(product):
         return reason
-    made = match_epilogue(product, epilogue_steps(product), product.outputs[0].type.rank - 1)
-    if isinstance(made, str):
-        return made
+    epilogue = match_epilogue(product, epilogue_steps(product), product.outputs[0].type.rank - 1)
+    if isinstance(epilogue, str):
+        return epilogue
     x, rank = norm.inputs[0], norm.needs(0).type.rank
     if product.inputs[source_index(product)] is not norm.outputs[0] or int(norm.attrs["axis"]) % rank != rank - 1:
         return "the product does not read rows that are normalized over their last axis"
     if any(t is not None and not t.is_constant for t in norm.inputs[1:]):
         return "the normalization's scale is computed at run time"
     places = {t: i for i, t in enumerate(layer.inputs)}
-    added = None if made.residual is None else product.inputs[made.residual]
+    added = None if epilogue.residual is None else product.inputs[epilogue.residual]
     if x not in places or (added is not None and added not in places):
         return "the product has other inputs than the normalization"
-    return NormAndProduct(norm, product, made, places[x], None if added is None else places[added])
+    return NormAndProduct(norm, product, epilogue, places[x], None if added is None else places[added])
 
 
 def unfit(tile: ConvConfig, shape: ConvShape, kind: int) -> str | None:

@@ -57,11 +57,11 @@ class PoolGemm(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or layer.outputs[0].type.rank != 2:
             return []
-        found = []
+        signatures = []
         for dtype in float_types([layer.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
             for to in (F32, dtype) if layer.outputs[0].dtype == F32 else (dtype,):
-                found.append(same(layer, {0: Operand("nhwc", dtype)}, Operand("linear", to)))
-        return found
+                signatures.append(same(layer, {0: Operand("nhwc", dtype)}, Operand("linear", to)))
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -118,13 +118,13 @@ def _constants(s: _Sizes, signature: Signature, i: int) -> dict[str, int]:
 
 def _list_splits(s: _Sizes) -> list[int]:
     """Of how many channels, in 32s, a block may make the means, so that a cluster holds all; the most blocks first."""
-    found = []
+    configs = []
     for i in (2, 4, 8):
         ranks = -(-s.c // (32 * i))
         share = -(-_TILE // 2 // ranks) * 2  # outputs that a block computes, a thread each
         if ranks <= _CLUSTER and (i == 2 or s.c > 16 * i) and s.n * share <= 256:
-            found.append(i)
-    return found
+            configs.append(i)
+    return configs
 
 
 def _sizes(layer: Layer) -> _Sizes:

@@ -74,7 +74,7 @@ class PerValueTactic(UnfusedTactic):
         if self.why_not(layer) or not all_static(layer):
             return []
         floats = {t.dtype for t in (*layer.inputs, *layer.outputs) if t is not None and t.dtype.is_float}
-        found = []
+        signatures = []
         for kind in (F16, BF16, F32) if floats == {F32} and self.narrows(layer) else (next(iter(floats), F32),):
             one = len(floats) == 1
             ins = tuple(
@@ -82,8 +82,8 @@ class PerValueTactic(UnfusedTactic):
                 for i, t in enumerate(layer.inputs)
             )
             outs = tuple(Operand("linear", kind if one and t.dtype.is_float else t.dtype) for t in layer.outputs)
-            found.append(Signature(ins, outs))
-        return found
+            signatures.append(Signature(ins, outs))
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if any(prod(static_shape(t.shape)) >= 2**31 for t in (*layer.inputs, *layer.outputs) if t is not None):

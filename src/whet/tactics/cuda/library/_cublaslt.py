@@ -36,10 +36,10 @@ class _Found(ctypes.Structure):
 @cache
 def library() -> Any:
     """The loaded library, or None if it is not installed: the package nvidia-cublas, or the system's."""
-    found = first_library(CUBLASLT)
-    if found is not None:
-        found.cublasLtGetVersion.restype = ctypes.c_size_t
-    return found
+    path = first_library(CUBLASLT)
+    if path is not None:
+        path.cublasLtGetVersion.restype = ctypes.c_size_t
+    return path
 
 
 def version() -> str:

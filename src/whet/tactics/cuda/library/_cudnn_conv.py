@@ -95,7 +95,7 @@ class LibraryConvolution(Tactic):
         epilogue = _match_epilogue(layer)
         if isinstance(epilogue, str):
             return []
-        found: list[Config] = []
+        configs: list[Config] = []
         out = signature.outputs[0]
         for form, most in (("fused", MOST_FUSED), ("apart", MOST_APART)):
             work = work_of(layer, out, epilogue, form)
@@ -105,8 +105,8 @@ class LibraryConvolution(Tactic):
                 proposals = graph_of(work).proposals()
             except BackendError:
                 continue  # no graph of this form: the reason is the same for every engine
-            found += [self._config(form, p) for p in self.chosen(proposals, most, work.last)]
-        return found
+            configs += [self._config(form, p) for p in self.chosen(proposals, most, work.last)]
+        return configs
 
     def chosen(self, proposals: Sequence[Proposal], most: int, last: bool = True) -> list[Proposal]:
         """At most `most` of the permitted ones: half from the heuristics' order, then each engine once, then the rest of that order.
@@ -141,12 +141,12 @@ class LibraryConvolution(Tactic):
         return (("math", self.math), ("form", form), ("engine", p.engine), *((f"k{k}", v) for k, v in p.knobs))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = _match_epilogue(layer)
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue = _match_epilogue(layer)
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         form, engine, knobs = self._read(config)
         out = signature.outputs[0]
-        work = work_of(layer, out, made, form)
+        work = work_of(layer, out, epilogue, form)
         if work is None:
             raise PlanRefused("the library's graph has no such epilogue")
         plan = plan_of(work, engine, knobs)
@@ -168,22 +168,22 @@ class LibraryConvolution(Tactic):
         packed = (
             packed_array(f"{weights.constant().digest}|cudnn {'krsc' if work.last else 'kcrs'} {dtype}", _count(work.w) * dtype.bits // 8, filters),
             packed_array(
-                f"bias {own.constant().digest if own is not None else ''} {made.key} {channels} {bias_type}",
+                f"bias {own.constant().digest if own is not None else ''} {epilogue.key} {channels} {bias_type}",
                 channels * bias_type.itemsize,
-                lambda: made.bias(own, channels).astype(bias_type),
+                lambda: epilogue.bias(own, channels).astype(bias_type),
             ),
         )
 
         def make(args: Args) -> list:
             addresses = {X: args.inputs[x], W: args.packed[0], Y: args.outputs[0]}
-            if work.residual and made.residual is not None:
-                addresses[Z] = args.inputs[made.residual]
+            if work.residual and epilogue.residual is not None:
+                addresses[Z] = args.inputs[epilogue.residual]
             if work.bias:
                 addresses[B] = args.packed[1]
             launches: list[Any] = [CudnnLaunch(plan, addresses, -(-args.scratch // 256) * 256)]
             if follows:
-                residual = 0 if made.residual is None else args.inputs[made.residual]
-                launches.append(_post_ops(work, made, args.outputs[0], args.packed[1], residual))
+                residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
+                launches.append(_post_ops(work, epilogue, args.outputs[0], args.packed[1], residual))
             return launches
 
         kernel = GpuKernel(

@@ -78,10 +78,10 @@ class LibraryProduct(Tactic):
         head, steps = root_layer(layer), epilogue_steps(layer)
         x = operand_indices(layer)[0]
         others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
-        found = []
+        signatures = []
         for t in float_types([head.inputs[0], layer.outputs[0]], self.kinds):
-            found.append(same(layer, {i: Operand("linear", t) for i in (*others, x)}, Operand("linear", t)))
-        return found
+            signatures.append(same(layer, {i: Operand("linear", t) for i in (*others, x)}, Operand("linear", t)))
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if backend.capabilities.executes and _cublaslt.library() is None:

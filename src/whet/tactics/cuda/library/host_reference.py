@@ -87,8 +87,8 @@ class HostStep(GpuWork):
                     ok(cu().cuMemcpyDtoH(raw.ctypes.data, address, nbytes))
                 arrays.append(np.array(from_stored(raw.view(o.dtype.numpy).reshape(static_shape(t.shape)), o.format, static_shape(t.shape))))
         with np.errstate(all="ignore"):
-            made = run_regions(layer, arrays) if layer.regions else run_layer(layer, arrays)
-        for t, o, address, a in zip(layer.outputs, signature.outputs, self.outputs, made, strict=True):
+            outputs = run_regions(layer, arrays) if layer.regions else run_layer(layer, arrays)
+        for t, o, address, a in zip(layer.outputs, signature.outputs, self.outputs, outputs, strict=True):
             if a.shape != static_shape(t.shape):
                 raise BackendError(f"{layer.op} '{layer.name}' returned shape {list(a.shape)}, planned was {list(static_shape(t.shape))}")
             out = np.ascontiguousarray(a.astype(o.dtype.numpy, copy=False))

@@ -51,7 +51,7 @@ class Decomposed(Tactic):
         if not all_static(layer) or len(layer.outputs) != 1:
             return []
         places = [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
-        out, found = layer.outputs[0], []
+        out, signatures = layer.outputs[0], []
         if out.dtype in _INTEGERS and all(layer.needs(i).dtype in _INTEGERS for i in places):
             return [same(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in places}, Operand("nhwc", out.dtype))]
         for dtype in float_types([layer.inputs[places[0]], out], (*FLOAT16_TYPES, F32)):
@@ -59,8 +59,8 @@ class Decomposed(Tactic):
             if layer.composite == "ConvPool":  # the image in its own format
                 images = [Operand(f, t) for t in dict.fromkeys((F32, dtype)) for f in ("linear", "nhwc")]
             results = [Operand("nhwc", dtype)] if out.type.rank == 4 else [Operand("linear", t) for t in dict.fromkeys((F32, dtype))]
-            found += [same(layer, dict.fromkeys(places, image), result) for image in images for result in results]
-        return list(dict.fromkeys(found))
+            signatures += [same(layer, dict.fromkeys(places, image), result) for image in images for result in results]
+        return list(dict.fromkeys(signatures))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         steps, scratch = _steps(layer, signature, backend)

@@ -59,53 +59,53 @@ class Moves(Tactic):
         places = _sources(layer)
         if not all_static(layer) or len(layer.outputs) != 1 or not 0 < len(places) <= _SOURCES:
             return []
-        out, found = layer.outputs[0], []
+        out, signatures = layer.outputs[0], []
         for dtype in float_types([*(layer.inputs[i] for i in places), out], (*FLOAT16_TYPES, F32)):
             for form in ("nhwc", "linear"):
                 ins = {i: Operand(form if layer.needs(i).type.rank == 4 else "linear", dtype) for i in places}
                 if form == "nhwc" and all(o.format == "linear" for o in ins.values()):
                     continue
                 for to in dict.fromkeys((dtype, F32) if out.dtype == F32 else (dtype,)):
-                    found += [same(layer, ins, Operand(f, to)) for f in (("nhwc", "linear") if out.type.rank == 4 else ("linear",))]
-        return found
+                    signatures += [same(layer, ins, Operand(f, to)) for f in (("nhwc", "linear") if out.type.rank == 4 else ("linear",))]
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         sizes = [static_shape(t.shape) for t in (*(layer.needs(i) for i in _sources(layer)), layer.outputs[0])]
         if any(functools.reduce(int.__mul__, s, 1) >= 2**31 for s in sizes):
             return "more than 2**31 elements"
-        made = _moves(layer, signature)
-        return made if isinstance(made, str) else None
+        moves = _moves(layer, signature)
+        return moves if isinstance(moves, str) else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         row = static_shape(stored_shape(signature.outputs[0].format, layer.outputs[0].shape))[-1]
-        found: list[Config] = [*((("rows", n),) for n in reversed(_ROWS) if row >= _LEAST), ()]
+        configs: list[Config] = [*((("rows", n),) for n in reversed(_ROWS) if row >= _LEAST), ()]
         if _LEAST <= row <= 32 * _EACH:
             bulk = [((), (("bulk", 1),))[b] for b in reversed(range(1 + machine_has(backend, "tma")))]
             wide = [(("together", n), *b) for n in _TOGETHER if n * row * signature.outputs[0].dtype.bits % 128 == 0 for b in bulk]
-            found = [*(c for c in wide if not isinstance(_moves(layer, signature, c), str)), *found]  # promising ones first
-        made = [(m, c) for c in found for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
+            configs = [*(c for c in wide if not isinstance(_moves(layer, signature, c), str)), *configs]  # promising ones first
+        made = [(m, c) for c in configs for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
         compile_ahead(backend, [source("moves.cu", _constants(m, signature, c)) for m, c in made])
-        return found
+        return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = _moves(layer, signature, config)
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        moves = _moves(layer, signature, config)
+        if isinstance(moves, str):
+            raise PlanRefused(moves)
         many = _rows_per_warp(config)
-        numbers, constants = made.numbers, _constants(made, signature, config)
+        numbers, constants = moves.numbers, _constants(moves, signature, config)
         key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
         packed = (packed_array(f"{key}|moves", numbers.nbytes, lambda: numbers),)
         count = functools.reduce(int.__mul__, static_shape(layer.outputs[0].shape), 1)
-        blocks = blocks_of(-(-count // made.row // many) * _parts(made.row), _WARPS) if made.row else blocks_of(count, _BLOCK)
+        blocks = blocks_of(-(-count // moves.row // many) * _parts(moves.row), _WARPS) if moves.row else blocks_of(count, _BLOCK)
 
         def make(args: Args) -> list:
-            given = [args.inputs[i] for i in made.sources]
+            given = [args.inputs[i] for i in moves.sources]
             sources = (*given, *(0,) * (_SOURCES - len(given)))
             arguments = MovesArguments(out=args.outputs[0], input=sources, constants=args.packed[0], count=count)
             return [launch("moves", arguments, constants, (blocks, 1, 1), 256)]
 
         given = dict(config)
-        name = "moves" + f" by {many} rows" * bool(made.row) + " together" * ("together" in given) + " in bulk" * ("bulk" in given)
+        name = "moves" + f" by {many} rows" * bool(moves.row) + " together" * ("together" in given) + " in bulk" * ("bulk" in given)
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 

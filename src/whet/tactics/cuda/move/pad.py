@@ -102,8 +102,8 @@ class Pad(Tactic):
 
 def axes_of(x: tuple[int, ...], y: tuple[int, ...], both: list[tuple[int, int]]) -> list[tuple[int, int, int, int, int]]:
     """(stride, output size, before, low, high) of six axes, the missing ones first; see pad.cu."""
-    found, step = [], 1
+    axes, step = [], 1
     for n, out, (a, b) in zip(reversed(x), reversed(y), reversed(both), strict=True):
-        found.append((step, out, a, max(-a, 0), n - max(-b, 0)))
+        axes.append((step, out, a, max(-a, 0), n - max(-b, 0)))
         step *= n
-    return [(0, 1, 0, 0, 1)] * (_RANK - len(x)) + found[::-1]
+    return [(0, 1, 0, 0, 1)] * (_RANK - len(x)) + axes[::-1]

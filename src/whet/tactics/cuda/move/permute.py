@@ -107,11 +107,11 @@ def _moves(layer: Layer) -> list[Move]:
         perm = layer.attrs["perm"]
         return [(0, tuple(shape[p] for p in perm), tuple(strides[p] for p in perm), (1,) * len(shape))]
     if layer.op == "Split":
-        axis, at, found = int(layer.attrs["axis"]) % len(shape), 0, []
+        axis, at, parts = int(layer.attrs["axis"]) % len(shape), 0, []
         for part in sizes(layer):
-            found.append((at * strides[axis], (*shape[:axis], int(part), *shape[axis + 1 :]), strides, (1,) * len(shape)))
+            parts.append((at * strides[axis], (*shape[:axis], int(part), *shape[axis + 1 :]), strides, (1,) * len(shape)))
             at += int(part)
-        return found
+        return parts
     n, c, h, w = shape
     _, _, p, q = static_shape(layer.outputs[0].shape)
     return [(0, (n, p, q, c), (h * w * c, w * c, c, 1), (1, p // h, q // w, 1))]

@@ -68,28 +68,28 @@ class Resize(UnfusedTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if max(prod(static_shape(t.shape)) for t in (layer.needs(0), layer.outputs[0])) >= 2**31:
             return "more than 2**31 elements"
-        made = resampled_axes(layer)
-        at = [a.axis for a in made]
+        resampled = resampled_axes(layer)
+        at = [a.axis for a in resampled]
         if len(at) > 2 or (len(at) == 2 and at[1] != at[0] + 1):
             return f"axes {at} are resampled; takes one, or two adjacent axes"
         if signature.outputs[0].format == "nhwc" and not set(at) <= {2, 3}:
             return "takes height and width of channels-last tensors"
-        return next((f"{a.places.shape[1]} taps along axis {a.axis}" for a in made if a.places.shape[1] > _MOST_TAPS), None)
+        return next((f"{a.places.shape[1]} taps along axis {a.axis}" for a in resampled if a.places.shape[1] > _MOST_TAPS), None)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         reason = self.refuses(layer, signature, backend)
         if reason:
             raise PlanRefused(reason)
         x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
-        made, last = resampled_axes(layer), signature.outputs[0].format == "nhwc"
+        resampled, last = resampled_axes(layer), signature.outputs[0].format == "nhwc"
         if last:
             x, y = tuple(x[i] for i in (0, 2, 3, 1)), tuple(y[i] for i in (0, 2, 3, 1))
         still = np.zeros((1, 1), np.int64), np.ones((1, 1))
-        tables = [(a.places, a.weights) for a in made]
-        at = made[0].axis - last if made else len(x)
+        tables = [(a.places, a.weights) for a in resampled]
+        at = resampled[0].axis - last if resampled else len(x)
         tables = [still] * (2 - len(tables)) + tables
-        sides = [(1, 1)] * (2 - len(made)) + [(x[a.axis - last], y[a.axis - last]) for a in made]
-        inner = prod(x[at + len(made) :])
+        sides = [(1, 1)] * (2 - len(resampled)) + [(x[a.axis - last], y[a.axis - last]) for a in resampled]
+        inner = prod(x[at + len(resampled) :])
         vec = 8 if inner % 8 == 0 else 1
         packed = tuple(
             pack(f"resize {kind} {_digest(table)}", table.size * 4, partial(table.astype, kind))
@@ -117,7 +117,7 @@ def resampled_axes(layer: Layer) -> list[Axis]:
     axes = [int(i) % len(x) for i in layer.attrs.get("axes") or range(len(x))]
     t = layer.input(1)
     roi = np.asarray(t.array(), np.float64) if t is not None and t.is_constant and t.array().size else None
-    found = []
+    tables = []
     goal = targets(layer)
     for i, axis in enumerate(axes):
         n, (out, scale) = x[axis], goal[axis]
@@ -132,14 +132,14 @@ def resampled_axes(layer: Layer) -> list[Axis]:
             places[outside, 0] = -1
         if out == n and not (places < 0).any() and np.array_equal(_matrix(places, weights, n), np.eye(n)):
             continue
-        found.append(Axis(axis, places, weights))
-    return sorted(found, key=lambda a: a.axis)
+        tables.append(Axis(axis, places, weights))
+    return sorted(tables, key=lambda a: a.axis)
 
 
 def _matrix(places: np.ndarray, weights: np.ndarray, n: int) -> np.ndarray:
-    made = np.zeros((len(places), n))
-    np.add.at(made, (np.arange(len(places))[:, None], places), weights)
-    return made
+    matrix = np.zeros((len(places), n))
+    np.add.at(matrix, (np.arange(len(places))[:, None], places), weights)
+    return matrix
 
 
 def _digest(table: np.ndarray) -> str:

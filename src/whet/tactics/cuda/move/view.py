@@ -49,12 +49,12 @@ class View(Tactic):
             forms = [(f, g) for f in formats for g in formats if same_bytes(f, g, shape, layer.attrs["perm"])]
         elif layer.op in ("Identity", "Dropout") and t.type.rank == 4:
             forms.append(("nhwc", "nhwc"))
-        found = []
+        signatures = []
         for kind in kinds:
             for source, target in forms:
                 ins = tuple(Operand(source, kind) if i == 0 else None for i in range(len(layer.inputs)))
-                found += [Signature(ins, (Operand(target, kind),), ((0, 0),)), Signature(ins, (Operand(target, kind),))]
-        return found
+                signatures += [Signature(ins, (Operand(target, kind),), ((0, 0),)), Signature(ins, (Operand(target, kind),))]
+        return signatures
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         nbytes = operand_bytes(layer.outputs[0], signature.outputs[0])

@@ -56,8 +56,8 @@ class BatchNorm(Tactic):
         where = [outer_input(layer, t) for t in root_layer(layer).inputs[1:5]]
         if any(i is None or not layer.needs(i).is_constant for i in where):
             return "its statistics are computed at run time"
-        made = _activation(layer)
-        return made if isinstance(made, str) else None
+        activation = _activation(layer)
+        return activation if isinstance(activation, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
@@ -74,10 +74,10 @@ class BatchNorm(Tactic):
         return "more than 2**31 elements" if prod(static_shape(layer.outputs[0].shape)) >= 2**31 else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = _activation(layer)
-        if isinstance(made, str):
-            raise PlanRefused(made)
-        (act, low, high), head = made, root_layer(layer)
+        activation = _activation(layer)
+        if isinstance(activation, str):
+            raise PlanRefused(activation)
+        (act, low, high), head = activation, root_layer(layer)
         shape, stored = static_shape(layer.outputs[0].shape), signature.outputs[0]
         x, *rest = (i for t in head.inputs[:5] if (i := outer_input(layer, t)) is not None)
         scale, bias, mean, variance = (layer.needs(i) for i in rest)
@@ -110,5 +110,5 @@ def _activation(layer: Layer) -> Activation | str:
         return "its fused operations do not form a chain"
     if not steps:
         return NONE
-    made = activation_of(steps[0]) if len(steps) == 1 and steps[0].other is None else None
-    return f"takes one activation after it, not {' and '.join(p.op for p in steps)}" if made is None else made
+    activation = activation_of(steps[0]) if len(steps) == 1 and steps[0].other is None else None
+    return f"takes one activation after it, not {' and '.join(p.op for p in steps)}" if activation is None else activation

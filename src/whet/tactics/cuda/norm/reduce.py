@@ -59,14 +59,14 @@ class Reduce(UnfusedTactic):
             return "more than 2**31 elements"
         if not prod(static_shape(layer.needs(0).shape)):
             return "it is empty"
-        found = _walks(layer)
-        return found if isinstance(found, str) else None
+        walks = _walks(layer)
+        return walks if isinstance(walks, str) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found = _walks(layer)
-        if isinstance(found, str):
-            raise PlanRefused(found)
-        kept, over, wide = _vectorize_walks(*found)
+        walks = _walks(layer)
+        if isinstance(walks, str):
+            raise PlanRefused(walks)
+        kept, over, wide = _vectorize_walks(*walks)
         results, count = prod(kept[0]), prod(over[0])
         threads = 1 if count <= 8 or (over[1][-1] != 1 and results >= 4096) else 32 if count <= 2048 or results >= 2048 else 256
         constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "OP": _OPS[layer.op], "T": threads, "WIDE": wide}
@@ -110,11 +110,11 @@ def _walks(layer: Layer) -> tuple[Walk, Walk] | str:
             else:
                 runs.append([i in axes, shape[i], stride])
         stride *= shape[i]
-    found = []
+    walks = []
     for which in (False, True):
         mine = [(size, step) for is_reduced, size, step in reversed(runs) if is_reduced == which]
         if len(mine) > 4:
             return "takes at most four runs of axes"
         mine = [(1, 0)] * (4 - len(mine)) + mine
-        found.append((tuple(s for s, _ in mine), tuple(s for _, s in mine)))
-    return found[0], found[1]
+        walks.append((tuple(s for s, _ in mine), tuple(s for _, s in mine)))
+    return walks[0], walks[1]

@@ -52,21 +52,21 @@ class PoolChain(Tactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         _, c, h, w = static_shape(layer.needs(0).shape)
         sides = [side for side in (1, 2) if c % (side * _each(signature)) == 0 and _shared_bytes(h, w, side) <= shared_limit(backend)]
-        found: list[Config] = [(("side", side),) for side in sides]
+        configs: list[Config] = [(("side", side),) for side in sides]
         compile_ahead(backend, [source("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
-        return found
+        return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         n, c, h, w = static_shape(layer.needs(0).shape)
         side = int(dict(config).get("side", 1))
-        made = _constants(layer, signature, side)
+        constants = _constants(layer, signature, side)
 
         def make(args: Args) -> list:
             groups, shared = c // _each(signature), _shared_bytes(h, w, side)
             arguments = PoolChainArguments(args.inputs[0], args.outputs[0], groups)
-            return [launch("pool_chain", arguments, made, (groups // side, n, 1), made["THREADS"], shared=shared, label=layer.name)]
+            return [launch("pool_chain", arguments, constants, (groups // side, n, 1), constants["THREADS"], shared=shared, label=layer.name)]
 
-        return GpuKernel(layer, signature, make, implementation=f"{made['POOLS']} poolings" + " by two" * (side == 2), rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"{constants['POOLS']} poolings" + " by two" * (side == 2), rtol=0.0)
 
 
 def _each(signature: Signature) -> int:

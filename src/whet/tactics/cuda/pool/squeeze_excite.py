@@ -103,8 +103,8 @@ class SqueezeExcite(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        found = _gate(layer) if all_static(layer) else None
-        return found if isinstance(found, str) else None
+        gate = _gate(layer) if all_static(layer) else None
+        return gate if isinstance(gate, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or isinstance(gate := _gate(layer), str):
@@ -174,14 +174,14 @@ def _constants(gate: _Gate, way: _Way, signature: Signature) -> dict[str, int]:
 
 def _list_splits(gate: _Gate, multiprocessors: int) -> list[_Way]:
     """The ways that fit, the most promising first."""
-    found: dict[_Way, float] = {}
+    configs: dict[_Way, float] = {}
     for cluster in _CLUSTERS:
         for channels in (d for d in range(1, cluster + 1) if cluster % d == 0):
             for threads in _ITEMS:
                 way = _Way(channels, cluster // channels, threads)
                 if way.fits(gate):
-                    found[way] = _estimate(gate, way, multiprocessors)
-    return sorted(found, key=lambda w: (found[w], w.channels, w.threads))[:_MOST_CONFIGS]
+                    configs[way] = _estimate(gate, way, multiprocessors)
+    return sorted(configs, key=lambda w: (configs[w], w.channels, w.threads))[:_MOST_CONFIGS]
 
 
 def _estimate(gate: _Gate, way: _Way, multiprocessors: int) -> float:

@@ -58,7 +58,7 @@ def weight_bytes(t: Tensor) -> np.ndarray:
 
 def signatures_of(parts: Parts, fmt: str, reals: Sequence[DType] = (F16, BF16, F32)) -> list[Signature]:
     """All full-size operands in format `fmt`; operands that are not quantized have each of the types `reals`."""
-    view, found = parts.view, []
+    view, signatures = parts.view, []
     floats = parts.stores is None or any(t is not None and not t.is_constant and i not in parts.reads for i, t in enumerate(view.inputs))
     rank = view.outputs[0].type.rank
     for real in reals if floats else (F32,):
@@ -70,8 +70,8 @@ def signatures_of(parts: Parts, fmt: str, reals: Sequence[DType] = (F16, BF16, F
                 inputs.append(Operand(fmt if t.type.rank == rank else "linear", parts.reads[i].dtype if i in parts.reads else real))
         if fmt != "linear" and any(o is not None and o.format != fmt for o in inputs):
             continue
-        found.append(Signature(tuple(inputs), (Operand(fmt, parts.stores.dtype if parts.stores else real),)))
-    return found
+        signatures.append(Signature(tuple(inputs), (Operand(fmt, parts.stores.dtype if parts.stores else real),)))
+    return signatures
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,11 @@ class QAdd(QuantizedTactic):
     def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
         if parts.stores is None:
             return []
-        found = []
+        signatures = []
         for f in ("nhwc", "linear") if layer.outputs[0].type.rank == 4 else ("linear",):
             ins = tuple(Operand(f, parts.reads[i].dtype) if i in parts.reads else None for i in range(len(layer.inputs)))
-            found.append(Signature(ins, (Operand(f, parts.stores.dtype),)))
-        return found
+            signatures.append(Signature(ins, (Operand(f, parts.stores.dtype),)))
+        return signatures
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)

@@ -61,78 +61,78 @@ class QConvSum(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        found = _sum_of(layer)
-        return found if isinstance(found, str) else None
+        conv_sum = _sum_of(layer)
+        return conv_sum if isinstance(conv_sum, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = _sum_of(layer) if all_static(layer) else "static"
-        if isinstance(found, str):
+        conv_sum = _sum_of(layer) if all_static(layer) else "static"
+        if isinstance(conv_sum, str):
             return []
-        stores = found.last.parts.stores
+        stores = conv_sum.last.parts.stores
         assert stores is not None
-        return [same(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in (found.x, found.y)}, Operand("nhwc", stores.dtype))]
+        return [same(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in (conv_sum.x, conv_sum.y)}, Operand("nhwc", stores.dtype))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        found = _sum_of(layer)
-        if isinstance(found, str):
-            return found
-        a, b = found.first.shape, found.last.shape
+        conv_sum = _sum_of(layer)
+        if isinstance(conv_sum, str):
+            return conv_sum
+        a, b = conv_sum.first.shape, conv_sum.last.shape
         return f"{b.k} results; takes a multiple of 32" if b.k % 32 else refuses(a, size=1) or refuses(b, size=1)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        found = _sum_of(layer)
-        if isinstance(found, str):
+        conv_sum = _sum_of(layer)
+        if isinstance(conv_sum, str):
             return []
-        s, bk, processors = found.last.shape, found.bk(), backend.capabilities.multiprocessors
-        steps = found.steps(bk)
+        s, bk, processors = conv_sum.last.shape, conv_sum.bk(), backend.capabilities.multiprocessors
+        steps = conv_sum.steps(bk)
         every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _supports_two_accumulators(c))
         order = varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
-        kind, post_ops = SecondInput.kind(s), found.last.ends()[3]
-        how = Features(im2col=not found.first.shape.plain, activation=post_ops.activation[0], types8=found.types8(), pair=kind, between=True)
+        kind, post_ops = SecondInput.kind(s), conv_sum.last.ends()[3]
+        how = Features(im2col=not conv_sum.first.shape.plain, activation=post_ops.activation[0], types8=conv_sum.types8(), pair=kind, between=True)
         compile_ahead(backend, [conv_source(c, how) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found, tile = _sum_of(layer), from_config(config)
-        if isinstance(found, str):
-            raise PlanRefused(found)
-        a, b, steps = found.first.shape, found.last.shape, found.steps(tile.bk)
+        conv_sum, tile = _sum_of(layer), from_config(config)
+        if isinstance(conv_sum, str):
+            raise PlanRefused(conv_sum)
+        a, b, steps = conv_sum.first.shape, conv_sum.last.shape, conv_sum.steps(tile.bk)
         if not _supports_two_accumulators(tile) or tile.hold not in (0, steps):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs with separate accumulators")
-        (_, _, inner, _), (_, _, out, post_ops) = found.first.ends(), found.last.ends()
-        key = "+".join(h.parts.view.needs(h.parts.operand_indices()[1]).constant().digest for h in (found.first, found.last))
+        (_, _, inner, _), (_, _, out, post_ops) = conv_sum.first.ends(), conv_sum.last.ends()
+        key = "+".join(h.parts.view.needs(h.parts.operand_indices()[1]).constant().digest for h in (conv_sum.first, conv_sum.last))
         rows = -(-b.k // 32) * 32 * steps * tile.bk
         packed = (
-            packed_array(f"{key}|pair 8 bits {tile.bk}", rows, lambda: found.weights(tile.bk)),
-            found.first.packed()[1],
-            found.last.packed()[1],
+            packed_array(f"{key}|pair 8 bits {tile.bk}", rows, lambda: conv_sum.weights(tile.bk)),
+            conv_sum.first.packed()[1],
+            conv_sum.last.packed()[1],
         )
 
         def make(args: Args) -> list:
             weights, early, numbers = args.packed
-            between = Between(early, found.first.factor(early), inner.per_step, inner.zero)
+            between = Between(early, conv_sum.first.factor(early), inner.per_step, inner.zero)
             return [
                 conv_launch(
                     tile,
                     ConvProblem(
                         shape=a,
-                        input=View(args.inputs[found.x], a.c),
+                        input=View(args.inputs[conv_sum.x], a.c),
                         weights=weights,
                         bias=numbers,
                         output=View(args.outputs[0], b.k),
                         post_ops=post_ops,
-                        types8=found.types8(),
-                        scales=Scales(found.last.factor(numbers), 0, out.per_step, out.zero, out.add_step, out.add_shift, bias_count(b.k)),
-                        second=SecondInput(b, View(args.inputs[found.y], b.c), between),
+                        types8=conv_sum.types8(),
+                        scales=Scales(conv_sum.last.factor(numbers), 0, out.per_step, out.zero, out.add_step, out.add_shift, bias_count(b.k)),
+                        second=SecondInput(b, View(args.inputs[conv_sum.y], b.c), between),
                     ),
                     multiprocessors=backend.capabilities.multiprocessors,
                     label=layer.name,
                 )
             ]
 
-        return GpuKernel(layer, signature, make, implementation=f"wgmma {found.types8().source} pair {tile}", packed=packed, rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"wgmma {conv_sum.types8().source} pair {tile}", packed=packed, rtol=0.0)
 
 
 def _supports_two_accumulators(tile: ConvConfig) -> bool:

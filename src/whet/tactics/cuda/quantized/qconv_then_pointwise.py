@@ -53,10 +53,10 @@ class QConvThenPointwise(Tactic):
         both = both_of(layer)
         if isinstance(both, str):
             return []
-        found = tiles_of(both.first.shape, both.product.shape.k, backend.capabilities.multiprocessors, 1)[:MAX_CONFIGS]
+        configs = tiles_of(both.first.shape, both.product.shape.k, backend.capabilities.multiprocessors, 1)[:MAX_CONFIGS]
         inner, last = (h.epilogue.post_ops.activation[0] for h in (both.first, both.product))
-        compile_ahead(backend, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in found])
-        return [as_config(t) for t in found]
+        compile_ahead(backend, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in configs])
+        return [as_config(t) for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         both, tile = both_of(layer), Tile(**{k: int(v) for k, v in config}, size=1)

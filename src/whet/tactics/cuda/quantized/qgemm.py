@@ -41,8 +41,8 @@ class QGemm(QuantizedTactic):
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         s = rows_of(parts)
-        found = configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors, 1)
-        return product_configs(parts, s, signature, found, backend, layer.outputs[0].type.rank - 1)
+        configs = configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors, 1)
+        return product_configs(parts, s, signature, configs, backend, layer.outputs[0].type.rank - 1)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)

@@ -54,11 +54,11 @@ class QMul(QuantizedTactic):
         number = None if gate is None else layer.inputs[gate]
         if parts.stores is None or x is None or gate is None or number is None:
             return []
-        found = []
+        signatures = []
         for real in (*FLOAT16_TYPES, number.dtype):
             stored = {x: Operand("nhwc", parts.reads[x].dtype), gate: Operand("nhwc", real)}
-            found.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", parts.stores.dtype),)))
-        return found
+            signatures.append(Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", parts.stores.dtype),)))
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         channels = layer.outputs[0].shape[1]

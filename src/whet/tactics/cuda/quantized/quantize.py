@@ -44,14 +44,14 @@ class Quantize(Tactic):
         if self.why_not(layer) or not all_static(layer):
             return []
         forms = ("nhwc", "linear") if layer.outputs[0].type.rank == 4 else ("linear",)
-        rest, found = (None,) * (len(layer.inputs) - 1), []
+        rest, signatures = (None,) * (len(layer.inputs) - 1), []
         for real in (F16, BF16, F32):
             for f in forms:
                 for g in forms:
                     quantizes = layer.op == "QuantizeLinear"
                     source = Operand(f, real if quantizes else layer.needs(0).dtype)
-                    found.append(Signature((source, *rest), (Operand(g, layer.outputs[0].dtype if quantizes else real),)))
-        return found
+                    signatures.append(Signature((source, *rest), (Operand(g, layer.outputs[0].dtype if quantizes else real),)))
+        return signatures
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         source, target = signature.needs(0), signature.outputs[0]

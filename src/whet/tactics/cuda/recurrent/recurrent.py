@@ -71,14 +71,14 @@ class Recurrent(UnfusedTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        found = []
+        signatures = []
         for kind in float_types([layer.inputs[0], *layer.outputs], (F16, BF16, F32)):
             ins: list[Operand | None] = [Operand("linear", kind), None, None, None, None, None, None, None][: len(layer.inputs)]
             for i in (4, 5, 6):
                 if (t := layer.input(i)) is not None:
                     ins[i] = Operand("linear", t.dtype if i == 4 else kind)
-            found.append(Signature(tuple(ins), (Operand("linear", kind),) * len(layer.outputs)))
-        return found
+            signatures.append(Signature(tuple(ins), (Operand("linear", kind),) * len(layer.outputs)))
+        return signatures
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         kind, gates, attrs = signature.outputs[0].dtype, _GATES[layer.op], layer.attrs
@@ -140,8 +140,8 @@ def _activations(layer: Layer, directions: int) -> list[str]:
         text, defaults = _ACTIVATIONS[name]
         values = [next(given, default) for given, default in zip((alphas, betas), defaults, strict=False)]
         texts.append(text.format(*map(number_text, values)))
-    found = []
+    expressions = []
     for i in range(each):
         own: Sequence[str] = texts[i::each]
-        found.append(own[0] if len(set(own)) == 1 else f"d ? {own[1]} : {own[0]}")
-    return [*found, *["x"] * (3 - each)]
+        expressions.append(own[0] if len(set(own)) == 1 else f"d ? {own[1]} : {own[0]}")
+    return [*expressions, *["x"] * (3 - each)]

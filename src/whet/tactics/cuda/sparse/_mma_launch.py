@@ -78,13 +78,13 @@ def tile_of(config: Config, shared_limit: int) -> MmaTile:
 def tiles_for(shape: ConvShape, multiprocessors: int, shared_limit: int) -> list[MmaTile]:
     """The tiles for a shape, those first that leave the fewest multiprocessors idle and waste the least. Where a tile has fewer blocks than there are
     multiprocessors, K is split so that there are one or two blocks for each."""
-    steps, found = shape.steps(BK), []
+    steps, tiles = shape.steps(BK), []
     for t in TILES:
         if t.shared > shared_limit or (t.bm > 64 and t.bm >= 2 * shape.k):
             continue
         blocks = -(-shape.k // t.bm) * -(-shape.m // t.bn)
         wanted = {1, *(n * multiprocessors // blocks for n in (1, 2) if blocks < multiprocessors)}
-        found += [replace(t, splits=s) for s in sorted({min(w, MAX_SPLITS, steps // LEAST_STEPS) for w in wanted} | {1}) if s >= 1]
+        tiles += [replace(t, splits=s) for s in sorted({min(w, MAX_SPLITS, steps // LEAST_STEPS) for w in wanted} | {1}) if s >= 1]
 
     def cost(t: MmaTile) -> float:
         blocks = -(-shape.k // t.bm) * -(-shape.m // t.bn) * t.splits
@@ -92,7 +92,7 @@ def tiles_for(shape: ConvShape, multiprocessors: int, shared_limit: int) -> list
         work = t.bm * t.bn * (1 + 32 / t.bm + 32 / t.bn) * -(-steps // t.splits)  # products, and the bytes that a tile reads for them
         return waves * work + (0 if t.splits == 1 else 1e-3 * shape.m * shape.k * t.splits)  # and the partial sums
 
-    return sorted(dict.fromkeys(found), key=cost)
+    return sorted(dict.fromkeys(tiles), key=cost)
 
 
 @dataclass(frozen=True, kw_only=True)

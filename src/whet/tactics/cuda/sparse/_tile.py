@@ -153,13 +153,13 @@ def candidate_tiles(m: int, k: int, steps: int, in_size: int, out_size: int, res
 
     in_size, out_size: bytes of an element of the input and of the result.
     """
-    found = set()
+    tiles = set()
     for (wgs, mi, bn), cluster, blocks in product(_SHAPES, (1, 2), (1, 2, 3)):
         if 64 * wgs * mi * cluster >= 2 * -(-k // 64) * 64 or (bn > 32 and bn >= 2 * m):
             continue  # at least half of such a tile would be padding
         for stages in (8, 6, 5, 4, 3):
             tile = SparseTile(wgs, mi, bn, stages, cluster, blocks)
             if tile.why_invalid(in_size, out_size, residual) is None:
-                found.add(tile)
+                tiles.add(tile)
                 break
-    return sorted(found, key=lambda t: (estimate_us(t, m, k, steps, multiprocessors), t))
+    return sorted(tiles, key=lambda t: (estimate_us(t, m, k, steps, multiprocessors), t))

@@ -45,8 +45,8 @@ def unfit_shape(shape: ConvShape, types: Types) -> str | None:
 def sparse_configs(shape: ConvShape, types: Types, post_ops: PostOps, backend: Backend) -> Sequence[Config]:
     """Tiles for a shape, the most promising first; a real GPU's backend compiles them in the background."""
     steps = shape.steps(step_elements(types.in_size))
-    found = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, post_ops.residual > 0, backend.capabilities.multiprocessors)
-    tiles = varied_tiles(found, MAX_CONFIGS)
+    configs = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, post_ops.residual > 0, backend.capabilities.multiprocessors)
+    tiles = varied_tiles(configs, MAX_CONFIGS)
     compile_ahead(backend, [sparse_text(sparse_constants(t, types, not shape.plain, post_ops)) for t in tiles])
     return [t.config for t in tiles]
 

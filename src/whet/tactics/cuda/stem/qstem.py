@@ -54,11 +54,11 @@ class QStem(QuantizedTactic):
         x, made = parts.source_index(), match_quantized_epilogue(parts)
         if isinstance(made, str) or made.residual is not None:
             return []
-        found = []
+        signatures = []
         for form in ("linear", "nhwc"):
             ins = tuple(Operand(form, parts.reads[i].dtype) if i == x else None for i in range(len(layer.inputs)))
-            found.append(Signature(ins, (Operand("nhwc", parts.stores.dtype),)))
-        return found
+            signatures.append(Signature(ins, (Operand("nhwc", parts.stores.dtype),)))
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
@@ -71,11 +71,11 @@ class QStem(QuantizedTactic):
         made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         assert isinstance(parts, Parts)
         assert not isinstance(made, str)
-        found, stores = integer_stem_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
+        configs, stores = integer_stem_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
         source = signature.inputs[parts.source_index()]
-        tiles = ({k: int(v) for k, v in c} for c in found)
+        tiles = ({k: int(v) for k, v in c} for c in configs)
         compile_ahead(backend, [text("stem.cu", integer_stem_constants(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
-        return found
+        return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
@@ -88,15 +88,15 @@ class QStem(QuantizedTactic):
 
 def integer_stem_configs(s: ConvShape) -> list[Config]:
     """Tiles that fit a multiprocessor."""
-    found: list[Config] = []
+    configs: list[Config] = []
     for th, tw in TILES:
         for blocks in (1, 2, 3, 4):
             threads = th * tw * 2
             pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + integer_taps(s)) // threads) * s.c
             registers = _columns(s) + pixels + 48
             if blocks * threads <= 1024 and registers <= 65536 // (blocks * threads) and integer_stem_shared(s, th, tw) * blocks < 220 * 1024:
-                found.append((("th", th), ("tw", tw), ("blocks", blocks)))
-    return found
+                configs.append((("th", th), ("tw", tw), ("blocks", blocks)))
+    return configs
 
 
 def integer_stem_reason(s: ConvShape, backend: Backend) -> str | None:

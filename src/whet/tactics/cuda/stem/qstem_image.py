@@ -28,31 +28,31 @@ class QStemImage(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        found = image_parts(layer, _COMPOSITE)
-        return found if isinstance(found, str) else None
+        image = image_parts(layer, _COMPOSITE)
+        return image if isinstance(image, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = image_parts(layer, _COMPOSITE)
-        if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
+        image = image_parts(layer, _COMPOSITE)
+        if isinstance(image, str) or not all_static(layer) or image.parts.stores is None:
             return []
-        dtype = layer.needs(found.image).dtype
-        return [same(layer, {found.image: Operand(form, dtype)}, Operand("nhwc", found.parts.stores.dtype)) for form in ("linear", "nhwc")]
+        dtype = layer.needs(image.image).dtype
+        return [same(layer, {image.image: Operand(form, dtype)}, Operand("nhwc", image.parts.stores.dtype)) for form in ("linear", "nhwc")]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = image_parts(layer, _COMPOSITE)
-        return found if isinstance(found, str) else integer_stem_reason(found.shape, backend)
+        image = image_parts(layer, _COMPOSITE)
+        return image if isinstance(image, str) else integer_stem_reason(image.shape, backend)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        found = image_parts(layer, _COMPOSITE)
-        assert isinstance(found, Image)
-        configs, source, stores = integer_stem_configs(found.shape), signature.inputs[found.image], signature.outputs[0].dtype.name
+        image = image_parts(layer, _COMPOSITE)
+        assert isinstance(image, Image)
+        configs, source, stores = integer_stem_configs(image.shape), signature.inputs[image.image], signature.outputs[0].dtype.name
         tiles = ({k: int(v) for k, v in c} for c in configs)
-        parts, epilogue, shape = found.parts, found.epilogue, found.shape
+        parts, epilogue, shape = image.parts, image.epilogue, image.shape
         compile_ahead(backend, [text("stem.cu", integer_stem_constants(parts, epilogue, shape, t, source, stores, floats=True)) for t in tiles])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found = image_parts(layer, _COMPOSITE)
-        if isinstance(found, str):
-            raise PlanRefused(found)
-        return integer_stem_kernel(layer, found.parts, found.epilogue, signature, config, backend, found.image, found.step)
+        image = image_parts(layer, _COMPOSITE)
+        if isinstance(image, str):
+            raise PlanRefused(image)
+        return integer_stem_kernel(layer, image.parts, image.epilogue, signature, config, backend, image.image, image.step)

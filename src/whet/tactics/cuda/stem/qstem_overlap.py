@@ -63,46 +63,46 @@ class QStemOverlap(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        found = _parts(layer)
-        return found if isinstance(found, str) else None
+        image = _parts(layer)
+        return image if isinstance(image, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = _parts(layer)
-        if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
+        image = _parts(layer)
+        if isinstance(image, str) or not all_static(layer) or image.parts.stores is None:
             return []
-        return [same(layer, {found.image: Operand("linear", F32)}, Operand("nhwc", found.parts.stores.dtype))]
+        return [same(layer, {image.image: Operand("linear", F32)}, Operand("nhwc", image.parts.stores.dtype))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = _parts(layer)
-        if isinstance(found, str):
-            return found
+        image = _parts(layer)
+        if isinstance(image, str):
+            return image
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        return _size_reason(layer, found)
+        return _size_reason(layer, image)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        found = _parts(layer)
-        assert isinstance(found, Image)
-        good = [c for c in _tiles(layer, found.shape) if c.fits()]
-        compile_ahead(backend, [text("qstem_overlap.cu", _constants(layer, found, signature, c)) for c in good])
+        image = _parts(layer)
+        assert isinstance(image, Image)
+        good = [c for c in _tiles(layer, image.shape) if c.fits()]
+        compile_ahead(backend, [text("qstem_overlap.cu", _constants(layer, image, signature, c)) for c in good])
         return [(("wide", c.wide), ("tall", c.tall), ("blocks", c.blocks)) for c in good]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found = _parts(layer)
-        if isinstance(found, str):
-            raise PlanRefused(found)
-        if reason := _size_reason(layer, found):
+        image = _parts(layer)
+        if isinstance(image, str):
+            raise PlanRefused(image)
+        if reason := _size_reason(layer, image):
             raise PlanRefused(reason)
-        s, parts = found.shape, found.parts
+        s, parts = image.shape, image.parts
         tile = _Tile(s, _has_pool(layer), *(int(v) for _, v in config))
-        constants = _constants(layer, found, signature, tile)
+        constants = _constants(layer, image, signature, tile)
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_y, tiles_x = -(-p // tile.stored_rows), -(-s.q // tile.wide)
         tiles = s.n * tiles_y * tiles_x
-        numbers, out, post_ops = stem_factors(parts, found.epilogue, s, signature.outputs[0].dtype.name)
+        numbers, out, post_ops = stem_factors(parts, image.epilogue, s, signature.outputs[0].dtype.name)
         weights = parts.view.inputs[parts.operand_indices()[1]]
         assert weights is not None
-        step, zero = found.step, parts.reads[parts.source_index()].zero
+        step, zero = image.step, parts.reads[parts.source_index()].zero
         assert step is not None
         key, size = f"{weights.constant().digest}|stem 8 bits {s.pad}", tile.steps * THREADS * 16
         packed = (packed_array(key, size, lambda: fragments(weights.array(), s)), numbers)
@@ -110,7 +110,7 @@ class QStemOverlap(Tactic):
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
             ends = (post_ops.activation[1:], out.per_step, out.zero, 1.0 / step, zero)
-            arguments = QStemOverlapArguments(WeightFields.of(args, s.k), args.inputs[found.image], args.outputs[0], *sizes, *ends)
+            arguments = QStemOverlapArguments(WeightFields.of(args, s.k), args.inputs[image.image], args.outputs[0], *sizes, *ends)
             return launches("qstem_overlap", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
 
         name = f"stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
@@ -158,10 +158,10 @@ def _parts(layer: Layer) -> Image | str:
     """The layer's convolution and image, or the reason why the kernel cannot compute it."""
     if layer.composite not in _COMPOSITES:
         return f"computes a quantized first convolution, not {layer.composite or layer.op}"
-    found = image_parts(layer, layer.composite)
-    if isinstance(found, str):
-        return found
-    return found if found.step is not None else "takes an f32 image that is quantized to the convolution's input"
+    image = image_parts(layer, layer.composite)
+    if isinstance(image, str):
+        return image
+    return image if image.step is not None else "takes an f32 image that is quantized to the convolution's input"
 
 
 def _has_pool(layer: Layer) -> bool:
@@ -197,10 +197,10 @@ def places_of_steps(s: ConvShape) -> list[tuple[tuple[int, int], tuple[int, int]
     """The two places (row, column) of each step of 32 bytes of K, as step_place and step_apart of qstem_overlap.cu have them."""
     ty, tx = _window_cells(s)
     depth = ty + 64 // s.k - 1
-    found: list[tuple[tuple[int, int], tuple[int, int] | None]] = [((y, x), (y, x + 1)) for y in range(depth) for x in range(0, tx - 1, 2)]
+    places: list[tuple[tuple[int, int], tuple[int, int] | None]] = [((y, x), (y, x + 1)) for y in range(depth) for x in range(0, tx - 1, 2)]
     if tx % 2:
-        found += [((y, tx - 1), (y + 1, tx - 1) if y + 1 < depth else None) for y in range(0, depth, 2)]
-    return found
+        places += [((y, tx - 1), (y + 1, tx - 1) if y + 1 < depth else None) for y in range(0, depth, 2)]
+    return places
 
 
 def fragments(weights: np.ndarray, s: ConvShape) -> np.ndarray:

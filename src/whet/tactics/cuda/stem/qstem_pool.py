@@ -29,21 +29,21 @@ class QStemPool(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        found = image_parts(layer, "ConvPool")
-        return found if isinstance(found, str) else None
+        image = image_parts(layer, "ConvPool")
+        return image if isinstance(image, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        found = image_parts(layer, "ConvPool")
-        if isinstance(found, str) or not all_static(layer) or found.parts.stores is None:
+        image = image_parts(layer, "ConvPool")
+        if isinstance(image, str) or not all_static(layer) or image.parts.stores is None:
             return []
-        dtype = layer.needs(found.image).dtype
-        return [same(layer, {found.image: Operand(form, dtype)}, Operand("nhwc", found.parts.stores.dtype)) for form in ("linear", "nhwc")]
+        dtype = layer.needs(image.image).dtype
+        return [same(layer, {image.image: Operand(form, dtype)}, Operand("nhwc", image.parts.stores.dtype)) for form in ("linear", "nhwc")]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        found = image_parts(layer, "ConvPool")
-        if isinstance(found, str):
-            return found
-        s = found.shape
+        image = image_parts(layer, "ConvPool")
+        if isinstance(image, str):
+            return image
+        s = image.shape
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         if s.c > 4 or s.k != 64 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
@@ -51,9 +51,9 @@ class QStemPool(Tactic):
         return why_not_window(layer)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        found = image_parts(layer, "ConvPool")
-        assert isinstance(found, Image)
-        s, pool = found.shape, pool_window(layer)
+        image = image_parts(layer, "ConvPool")
+        assert isinstance(image, Image)
+        s, pool = image.shape, pool_window(layer)
         good: list[Config] = []
         for ph, pw in TILES:
             th, tw, threads = tile_of_windows(pool, ph, pw)
@@ -62,31 +62,31 @@ class QStemPool(Tactic):
                 fits = threads <= 1024 and blocks * threads <= 2048 and 100 + pixels <= 65536 // (blocks * threads)
                 if fits and _shared_bytes(s, pool, ph, pw) * blocks < 220 * 1024:
                     good.append((("ph", ph), ("pw", pw), ("blocks", blocks)))
-        compile_ahead(backend, [text("stem.cu", _constants(layer, found, signature, c)) for c in good])
+        compile_ahead(backend, [text("stem.cu", _constants(layer, image, signature, c)) for c in good])
         return good
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        found = image_parts(layer, "ConvPool")
-        if isinstance(found, str):
-            raise PlanRefused(found)
+        image = image_parts(layer, "ConvPool")
+        if isinstance(image, str):
+            raise PlanRefused(image)
         if reason := why_not_window(layer):
             raise PlanRefused(reason)
-        s, parts, made = found.shape, found.parts, found.epilogue
+        s, parts, epilogue = image.shape, image.parts, image.epilogue
         (ph, pw, blocks), pool = (int(v) for _, v in config), pool_window(layer)
-        constants, shared, threads = _constants(layer, found, signature, config), _shared_bytes(s, pool, ph, pw), tile_of_windows(pool, ph, pw)[2]
+        constants, shared, threads = _constants(layer, image, signature, config), _shared_bytes(s, pool, ph, pw), tile_of_windows(pool, ph, pw)[2]
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_h, tiles_w = -(-p // ph), -(-q // pw)
         tiles, row = s.n * tiles_h * tiles_w, integer_stem_row(s)
-        packed, out, post_ops = packed_integer_stem(parts, made, s, signature.outputs[0].dtype.name)
+        packed, out, post_ops = packed_integer_stem(parts, epilogue, s, signature.outputs[0].dtype.name)
 
         def make(args: Args) -> list:
             box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
             sizes = StemSizes.of(s, tiles_h, tiles_w)
-            arguments = integer_arguments(parts, post_ops, s, out, args, args.inputs[found.image], sizes, box, found.step, PooledFields(p, q))
+            arguments = integer_arguments(parts, post_ops, s, out, args, args.inputs[image.image], sizes, box, image.step, PooledFields(p, q))
             grid = (min(tiles, backend.capabilities.multiprocessors * blocks), 1, 1)
             return [launch("stem", arguments, constants, grid, threads, shared=shared, label=layer.name)]
 
-        name = f"first of integers{' from floats' if found.step is not None else ''} pooled {ph}x{pw} b{blocks}"
+        name = f"first of integers{' from floats' if image.step is not None else ''} pooled {ph}x{pw} b{blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
 
 

@@ -93,16 +93,16 @@ class Stem(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
-        if isinstance(made, str):
-            return made
+        epilogue, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        if isinstance(epilogue, str):
+            return epilogue
         if s.c > 4 or s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16:
             return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}; takes 4, a multiple of 8 up to 128, 16 x 16"
         return "takes no dilation" if s.dilation != (1, 1) else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s = conv_shape(layer)
-        found: list[Config] = []
+        configs: list[Config] = []
         for th, tw in TILES:
             for blocks in (1, 2, 3, 4):
                 threads = th * tw * 2
@@ -113,18 +113,18 @@ class Stem(FirstLayer):
                     and registers <= 65536 // (blocks * threads)
                     and shared_bytes(s, th, tw, float_taps(s)) * blocks < 220 * 1024
                 ):
-                    found.append((("th", th), ("tw", tw), ("blocks", blocks)))
-        made = match_epilogue(layer, epilogue_steps(layer))
+                    configs.append((("th", th), ("tw", tw), ("blocks", blocks)))
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
         source = signature.inputs[source_index(layer)]
-        if not isinstance(made, str):
-            kind, dtype = made.post_ops.activation[0], signature.outputs[0].dtype.name
-            compile_ahead(backend, [text("stem.cu", stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in found])
-        return found
+        if not isinstance(epilogue, str):
+            kind, dtype = epilogue.post_ops.activation[0], signature.outputs[0].dtype.name
+            compile_ahead(backend, [text("stem.cu", stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in configs])
+        return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue_steps(layer))
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         s, tile = conv_shape(layer), {k: int(v) for k, v in config}
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
@@ -132,8 +132,8 @@ class Stem(FirstLayer):
         assert source is not None
         assert weights is not None
         row = stem_row(s)
-        packed = (stem_filters(s, weights, dtype), packed_bias(made, own, s.k))
-        constants = stem_constants(s, tile, made.post_ops.activation[0], source, dtype.name)
+        packed = (stem_filters(s, weights, dtype), packed_bias(epilogue, own, s.k))
+        constants = stem_constants(s, tile, epilogue.post_ops.activation[0], source, dtype.name)
         tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
         tiles = s.n * tiles_h * tiles_w
 
@@ -141,7 +141,7 @@ class Stem(FirstLayer):
             shared = shared_bytes(s, tile["th"], tile["tw"], float_taps(s))
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             arguments = StemArguments(
-                box, args.packed[1], args.inputs[x], args.outputs[0], StemSizes.of(s, tiles_h, tiles_w), act=made.post_ops.activation[1:]
+                box, args.packed[1], args.inputs[x], args.outputs[0], StemSizes.of(s, tiles_h, tiles_w), act=epilogue.post_ops.activation[1:]
             )
             grid = min(tiles, backend.capabilities.multiprocessors * tile["blocks"])
             return [launch("stem", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]

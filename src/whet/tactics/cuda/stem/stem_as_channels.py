@@ -102,12 +102,12 @@ class FirstLayer(Tactic):
         x = source_index(layer)
         if any(p.other is not None and not layer.needs(p.other).is_constant for p in steps or ()):
             return []
-        found = []
+        signatures = []
         for dtype in float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
             for source in dict.fromkeys((head.needs(0).dtype, dtype)):
                 for form in ("linear", "nhwc"):
-                    found.append(same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))
-        return found
+                    signatures.append(same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))
+        return signatures
 
 
 @tactic
@@ -117,9 +117,9 @@ class StemAsChannels(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, shape = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
-        if isinstance(made, str):
-            return made
+        epilogue, shape = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        if isinstance(epilogue, str):
+            return epilogue
         if shape.dilation[1] != 1:
             return "takes no dilation along rows"
         if shape.k % 8:
@@ -127,17 +127,17 @@ class StemAsChannels(FirstLayer):
         return refuses(replace(Wide.of(shape).shape, c=8))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, made = Wide.of(conv_shape(layer)).shape, match_epilogue(layer, epilogue_steps(layer))
-        found = configs_for(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
-        if not isinstance(made, str):
-            how = Features(True, made.post_ops.activation[0], signature.outputs[0].dtype.name == "bf16", odd=s.k % 8 != 0)
-            compile_ahead(backend, [conv_source(c, how) for c in found])
-        return [as_config(c) for c in found]
+        s, epilogue = Wide.of(conv_shape(layer)).shape, match_epilogue(layer, epilogue_steps(layer))
+        configs = configs_for(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        if not isinstance(epilogue, str):
+            how = Features(True, epilogue.post_ops.activation[0], signature.outputs[0].dtype.name == "bf16", odd=s.k % 8 != 0)
+            compile_ahead(backend, [conv_source(c, how) for c in configs])
+        return [as_config(c) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made = match_epilogue(layer, epilogue_steps(layer))
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         shape, tile = conv_shape(layer), from_config(config)
         wide = Wide.of(shape)
         x = source_index(layer)
@@ -155,7 +155,7 @@ class StemAsChannels(FirstLayer):
 
         packed = (
             packed_array(f"{weights.constant().digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),
-            packed_bias(made, own, shape.k),
+            packed_bias(epilogue, own, shape.k),
         )
         constants = {"FROM": TYPE[source.dtype.name], "TO": TYPE[dtype.name], "CP": wide.channels, "NHWC": int(source.format == "nhwc")}
         pixels = shape.n * shape.h * wide.row
@@ -178,7 +178,7 @@ class StemAsChannels(FirstLayer):
             image = StemAsChannelsArguments(args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide=wide.row, left=shape.pad[1])
             return [
                 launch("widen", image, constants, grid, 256),
-                launch_with_epilogue(tile, seen, View(args.scratch, wide.channels), args, made, dtype, backend, layer.name, input_map=windows),
+                launch_with_epilogue(tile, seen, View(args.scratch, wide.channels), args, epilogue, dtype, backend, layer.name, input_map=windows),
             ]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded as well

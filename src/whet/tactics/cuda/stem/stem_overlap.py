@@ -100,11 +100,11 @@ class StemOverlap(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        epilogue, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
         image = signature.inputs[source_index(layer)]
-        if isinstance(made, str):
-            return made
-        if made.residual is not None or image is None or image.format != "linear" or image.dtype not in (F32, signature.outputs[0].dtype):
+        if isinstance(epilogue, str):
+            return epilogue
+        if epilogue.residual is not None or image is None or image.format != "linear" or image.dtype not in (F32, signature.outputs[0].dtype):
             return "takes images with channels first, in f32 or the type of the result, and no residual"
         if s.c > 3 or s.k > 128 or s.k % 8 or s.s > 8 or s.r > 8 or s.w % 4 or s.stride[1] != 2 or s.dilation != (1, 1):
             sizes = f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}, stride {s.stride[1]}, rows of {s.w} pixels"
@@ -113,34 +113,34 @@ class StemOverlap(FirstLayer):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s, image = conv_shape(layer), signature.inputs[source_index(layer)]
-        made, dtype = match_epilogue(layer, epilogue_steps(layer)), signature.outputs[0].dtype
-        if image is None or isinstance(made, str):
+        epilogue, dtype = match_epilogue(layer, epilogue_steps(layer)), signature.outputs[0].dtype
+        if image is None or isinstance(epilogue, str):
             return []
         every = [OverlapTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
         able = [t for t in every if t.unfit(s, image.dtype) is None]
-        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        compile_ahead(backend, [source("stem_overlap.cu", t.constants(s, made.post_ops, image.dtype, dtype)) for t in found])
-        return [t.config for t in found]
+        configs = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
+        compile_ahead(backend, [source("stem_overlap.cu", t.constants(s, epilogue.post_ops, image.dtype, dtype)) for t in configs])
+        return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), OverlapTile(**{k: int(v) for k, v in config})
+        epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), OverlapTile(**{k: int(v) for k, v in config})
         x, dtype = source_index(layer), signature.outputs[0].dtype
         image = signature.inputs[x]
-        if isinstance(made, str) or image is None or tile.unfit(s, image.dtype):
-            raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
-        constants = tile.constants(s, made.post_ops, image.dtype, dtype)
+        if isinstance(epilogue, str) or image is None or tile.unfit(s, image.dtype):
+            raise PlanRefused(epilogue if isinstance(epilogue, str) else f"a multiprocessor cannot hold {tile}")
+        constants = tile.constants(s, epilogue.post_ops, image.dtype, dtype)
         tiles_h, tiles_w = -(-s.p // tile.th), -(-s.q // 64)
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
             filters = tensormap.tiled(args.packed[0], dtype.name, (row(s), columns(s)), (row(s) * 2,), (64, columns(s)))
             sizes = (s.h, s.w, s.p, s.q, s.k, s.pad[0], s.pad[1] + s.pad[1] % 2 + 2 * lead(s), tiles_h, tiles_w, tiles)
-            arguments = StemOverlapArguments(filters, args.inputs[x], args.outputs[0], *sizes, act=made.post_ops.activation[1:])
+            arguments = StemOverlapArguments(filters, args.inputs[x], args.outputs[0], *sizes, act=epilogue.post_ops.activation[1:])
             grid = (min(tiles, backend.capabilities.multiprocessors * tile.blocks), 1, 1)
             return [launch("stem_overlap", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
 
         weights, own = weight_and_bias(layer)
-        packed = (packed_filters(s, weights, own, made, dtype),)
+        packed = (packed_filters(s, weights, own, epilogue, dtype),)
         rtol = RTOL[dtype.name] * (1.5 if image.dtype == F32 else 1)  # the image is rounded as well
         return GpuKernel(layer, signature, make, implementation=f"first places {tile}", packed=packed, rtol=rtol)
 

@@ -56,25 +56,25 @@ class StemPool(FirstLayer):
         head, steps = root_layer(conv), epilogue_steps(conv)
         if any(p.other is not None and not conv.needs(p.other).is_constant for p in steps or ()):
             return []
-        x, found = image_index(layer, conv), []
+        x, signatures = image_index(layer, conv), []
         for dtype in float_types([layer.inputs[x], layer.outputs[0]], FLOAT16_TYPES):
             for source in dict.fromkeys((head.needs(0).dtype, dtype)):
-                found += [same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)) for form in ("linear", "nhwc")]
-        return found
+                signatures += [same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)) for form in ("linear", "nhwc")]
+        return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         conv = convolution_of(layer)
-        made, s = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv)
-        if isinstance(made, str):
-            return made
+        epilogue, s = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv)
+        if isinstance(epilogue, str):
+            return epilogue
         if s.c > 4 or s.k > 64 or s.k % 8 or s.k <= 48 or s.s > 16 or s.r > 16 or s.dilation != (1, 1):
             return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}; takes 4, 56 or 64, 16 x 16, no dilation"
         return why_not_window(layer)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        conv, found = convolution_of(layer), []
+        conv, configs = convolution_of(layer), []
         s, pool = conv_shape(conv), pool_window(layer)
         for ph, pw in TILES:
             for blocks in (1, 2, 3, 4):
@@ -84,17 +84,17 @@ class StemPool(FirstLayer):
                 registers = 100 + pixels  # accumulators, biases, fragments, addresses, the next tile's pixels
                 fits = threads <= 1024 and blocks * threads <= 2048 and registers <= 65536 // (blocks * threads)
                 if fits and _shared_bytes(s, pool, ph, pw) * blocks < 220 * 1024:
-                    found.append(config)
-        made = match_epilogue(conv, epilogue_steps(conv))
-        if not isinstance(made, str):
-            compile_ahead(backend, [text("stem.cu", _constants(layer, signature, c)) for c in found])
-        return found
+                    configs.append(config)
+        epilogue = match_epilogue(conv, epilogue_steps(conv))
+        if not isinstance(epilogue, str):
+            compile_ahead(backend, [text("stem.cu", _constants(layer, signature, c)) for c in configs])
+        return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         conv = convolution_of(layer)
-        made = match_epilogue(conv, epilogue_steps(conv))
-        if isinstance(made, str):
-            raise PlanRefused(made)
+        epilogue = match_epilogue(conv, epilogue_steps(conv))
+        if isinstance(epilogue, str):
+            raise PlanRefused(epilogue)
         if reason := why_not_window(layer):
             raise PlanRefused(reason)
         s, (ph, pw, blocks) = conv_shape(conv), (int(v) for _, v in config)
@@ -111,12 +111,13 @@ class StemPool(FirstLayer):
         def make(args: Args) -> list:
             box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             addresses = (args.packed[1], args.inputs[place], args.outputs[0])
-            arguments = StemArguments(box, *addresses, StemSizes.of(s, tiles_h, tiles_w), act=made.post_ops.activation[1:], pooled=PooledFields(p, q))
+            sizes = StemSizes.of(s, tiles_h, tiles_w)
+            arguments = StemArguments(box, *addresses, sizes, act=epilogue.post_ops.activation[1:], pooled=PooledFields(p, q))
             grid = min(tiles, backend.capabilities.multiprocessors * blocks)
             return [launch("stem", arguments, constants, (grid, 1, 1), threads, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded as well
-        packed = (stem_filters(s, weights, dtype), packed_bias(made, own, s.k))
+        packed = (stem_filters(s, weights, dtype), packed_bias(epilogue, own, s.k))
         return GpuKernel(layer, signature, make, implementation=f"first wgmma pooled {ph}x{pw} b{blocks}", packed=packed, rtol=rtol)
 
 
@@ -162,10 +163,10 @@ def _shared_bytes(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) ->
 def _constants(layer: Layer, signature: Signature, config: Config) -> dict[str, int]:
     """The macros of an instance."""
     conv, (ph, pw, blocks) = convolution_of(layer), (int(v) for _, v in config)
-    made, pool = match_epilogue(conv, epilogue_steps(conv)), pool_window(layer)
-    assert not isinstance(made, str)
+    epilogue, pool = match_epilogue(conv, epilogue_steps(conv)), pool_window(layer)
+    assert not isinstance(epilogue, str)
     source = next(o for o in signature.inputs if o is not None)
     th, tw, _ = tile_of_windows(pool, ph, pw)
     tile = {"th": th, "tw": tw, "blocks": blocks}
-    own = stem_constants(conv_shape(conv), tile, made.post_ops.activation[0], source, signature.outputs[0].dtype.name)
+    own = stem_constants(conv_shape(conv), tile, epilogue.post_ops.activation[0], source, signature.outputs[0].dtype.name)
     return {**own, "BN": 64, "POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}

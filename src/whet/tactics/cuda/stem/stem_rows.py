@@ -74,11 +74,11 @@ class StemRows(StemPool):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         conv = convolution_of(layer)
-        made, s = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv)
-        if isinstance(made, str):
-            return made
-        if made.post_ops.activation[0] != "clip":
-            return f"pools before it activates, which {made.post_ops.activation[0]} does not allow"
+        epilogue, s = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv)
+        if isinstance(epilogue, str):
+            return epilogue
+        if epilogue.post_ops.activation[0] != "clip":
+            return f"pools before it activates, which {epilogue.post_ops.activation[0]} does not allow"
         if s.c > 3 or s.k > 64 or s.k % 8 or s.r > _RING - 2 or s.s + s.pad[1] % 2 > 8 or s.pad[1] > 8 or s.stride != (2, 2) or s.dilation != (1, 1):
             return f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}; takes 3, 64, {_RING - 2} x 7, strides of 2, no dilation"
         if s.w % 4 or s.p % 2 or s.q % 2:
@@ -88,7 +88,7 @@ class StemRows(StemPool):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s = conv_shape(convolution_of(layer))
         *_, p, q = static_shape(layer.outputs[0].shape)
-        found: dict[Config, float] = {}
+        configs: dict[Config, float] = {}
         for wide in dict.fromkeys(-(-q // (4 * parts)) * 4 for parts in range(1, 9)):
             columns = Columns.of(q, wide)
             if columns.bn > 128:
@@ -96,8 +96,8 @@ class StemRows(StemPool):
             for rows, blocks in ((r, b) for r in _ROWS if r <= p for b in (1, 2, 3, 4)):
                 if _registers(s, columns) <= 65536 // (128 * blocks) and _shared_bytes(s, columns) * blocks < 220 * 1024:
                     config: Config = (("rows", rows), ("wide", wide), ("blocks", blocks))
-                    found[config] = _estimate(s, columns, p, rows, blocks, backend.capabilities.multiprocessors)
-        best = sorted(found, key=lambda c: (found[c], c))[:MAX_CONFIGS]
+                    configs[config] = _estimate(s, columns, p, rows, blocks, backend.capabilities.multiprocessors)
+        best = sorted(configs, key=lambda c: (configs[c], c))[:MAX_CONFIGS]
         compile_ahead(backend, list(dict.fromkeys(text("stem_rows.cu", _constants(s, signature, c, q)) for c in best)))
         return best
 
@@ -105,8 +105,8 @@ class StemRows(StemPool):
         if reason := self.refuses(layer, signature, backend):
             raise PlanRefused(reason)
         conv = convolution_of(layer)
-        made, s, place = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv), image_index(layer, conv)
-        assert not isinstance(made, str)
+        epilogue, s, place = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv), image_index(layer, conv)
+        assert not isinstance(epilogue, str)
         weights, own = weight_and_bias(conv)
         source, dtype = signature.inputs[place], signature.outputs[0].dtype
         assert source is not None
@@ -118,12 +118,12 @@ class StemRows(StemPool):
 
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.k, p, q, rows, strips, wide, columns.tiles)
-            arguments = StemRowsArguments(args.packed[0], args.inputs[place], args.outputs[0], *sizes, act=made.post_ops.activation[1:])
+            arguments = StemRowsArguments(args.packed[0], args.inputs[place], args.outputs[0], *sizes, act=epilogue.post_ops.activation[1:])
             return [launch("stem_rows", arguments, constants, (s.n * strips * columns.tiles, 1, 1), 128, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded as well
         name = f"first wgmma pooled by rows {rows}x{wide} b{blocks}"
-        return GpuKernel(layer, signature, make, implementation=name, packed=(_fragments(s, weights, made, own, dtype),), rtol=rtol)
+        return GpuKernel(layer, signature, make, implementation=name, packed=(_fragments(s, weights, epilogue, own, dtype),), rtol=rtol)
 
 
 def _pools_pairs(layer: Layer) -> bool:

@@ -126,10 +126,10 @@ class StemTf32(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        made, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
-        if isinstance(made, str):
-            return made
-        if made.residual is not None:
+        epilogue, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        if isinstance(epilogue, str):
+            return epilogue
+        if epilogue.residual is not None:
             return "takes no residual"
         if s.c > 3 or s.k > 128 or s.k % 4 or max(s.r, s.s) > 11 or s.r * s.s < 3 or s.w % 4 or s.stride[1] > 2 or s.dilation != (1, 1):
             sizes = f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}, stride {s.stride[1]}, rows of {s.w} pixels"
@@ -137,22 +137,22 @@ class StemTf32(FirstLayer):
         return None if any(t.unfit(s) is None for t in _list_tiles()) else "the weights and an image tile exceed shared memory"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        s, made = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
-        if isinstance(made, str):
+        s, epilogue = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
+        if isinstance(epilogue, str):
             return []
         able = [t for t in _list_tiles() if t.unfit(s) is None]
-        found = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        compile_ahead(backend, [source("stem_tf32.cu", t.constants(s, made.post_ops)) for t in found])
-        return [t.config for t in found]
+        configs = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
+        compile_ahead(backend, [source("stem_tf32.cu", t.constants(s, epilogue.post_ops)) for t in configs])
+        return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        made, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), StemTile.of(config)
-        if isinstance(made, str) or tile.unfit(s):
-            raise PlanRefused(made if isinstance(made, str) else f"a multiprocessor cannot hold {tile}")
+        epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), StemTile.of(config)
+        if isinstance(epilogue, str) or tile.unfit(s):
+            raise PlanRefused(epilogue if isinstance(epilogue, str) else f"a multiprocessor cannot hold {tile}")
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
         assert weights is not None
-        constants = tile.constants(s, made.post_ops)
+        constants = tile.constants(s, epilogue.post_ops)
         tiles_h, tiles_w = -(-s.p // tile.th), -(-s.q // 64)
         tiles = s.n * tiles_h * tiles_w
 
@@ -162,11 +162,11 @@ class StemTf32(FirstLayer):
             lines = (s.w * 4, s.w * s.h * 4, s.w * s.h * s.c * 4)
             image = tensormap.tiled(args.inputs[x], "f32", (s.w, s.h, s.c, s.n), lines, (wide, tall, s.c, 1), plain=True)
             sizes = (s.p, s.q, s.k, s.pad[0], s.pad[1] + lead(s), tiles_h, tiles_w, tiles)
-            arguments = StemTf32Arguments(filters, image, args.outputs[0], *sizes, act=made.post_ops.activation[1:])
+            arguments = StemTf32Arguments(filters, image, args.outputs[0], *sizes, act=epilogue.post_ops.activation[1:])
             grid = (min(tiles, backend.capabilities.multiprocessors * tile.blocks), 1, 1)
             return [launch("stem_tf32", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
 
-        packed = (stem_filters(s, weights, made, own),)
+        packed = (stem_filters(s, weights, epilogue, own),)
         return GpuKernel(layer, signature, make, implementation=f"first wgmma tf32 {tile}", packed=packed, rtol=ConvTf32.rtol)
 
 

@@ -162,13 +162,13 @@ def _candidates() -> list[str]:
         if not Path(named).is_file():
             raise BackendError(f"WHET_ONEDNN={named} is not a file. It must name the shared library itself (libdnnl.so.3).")
         return [named]
-    found = []
+    paths = []
     try:
         files = metadata.files("onednn-cpu-gomp") or []
-        found = [str(Path(str(f.locate())).resolve()) for f in files if f.name == "libdnnl.so.3"]
+        paths = [str(Path(str(f.locate())).resolve()) for f in files if f.name == "libdnnl.so.3"]
     except metadata.PackageNotFoundError:
         pass
-    return [p for p in (*found, f"{sys.prefix}/lib/libdnnl.so.3") if Path(p).is_file()] or ["libdnnl.so.3"]
+    return [p for p in (*paths, f"{sys.prefix}/lib/libdnnl.so.3") if Path(p).is_file()] or ["libdnnl.so.3"]
 
 
 @cache

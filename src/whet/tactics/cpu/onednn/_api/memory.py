@@ -98,10 +98,10 @@ def copy_borrowed(handle: int | None, origin: str, extra: str = "") -> MemoryDes
     """
     if not handle:
         raise BackendError("oneDNN returned no memory descriptor for an operand that the primitive has")
-    made = MemoryDesc(library().make("memory_desc_clone", handle), _layout(handle) or origin)
-    if extra and made.dtype == "i8" and made.nbytes > _dense_bytes(handle):
-        made.text += f" and {made.nbytes - _dense_bytes(handle)} bytes for {extra}"
-    return made
+    copy = MemoryDesc(library().make("memory_desc_clone", handle), _layout(handle) or origin)
+    if extra and copy.dtype == "i8" and copy.nbytes > _dense_bytes(handle):
+        copy.text += f" and {copy.nbytes - _dense_bytes(handle)} bytes for {extra}"
+    return copy
 
 
 def _dense_bytes(handle: int) -> int:

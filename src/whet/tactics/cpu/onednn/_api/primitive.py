@@ -90,11 +90,11 @@ class Descriptor:
         """
         key = f"{self.name} {self.text}"
         with _lock:
-            found = _primitives.pop(key, None) or Primitive(self)
-            _primitives[key] = found  # last: the most recently used
+            primitive = _primitives.pop(key, None) or Primitive(self)
+            _primitives[key] = primitive  # last: the most recently used
             if len(_primitives) > KEPT_PRIMITIVES:
                 del _primitives[next(iter(_primitives))]
-        return found
+        return primitive
 
 
 def _walk(first: Descriptor) -> Iterator[Descriptor]:
