@@ -82,22 +82,10 @@ def address(a):
 #: Op types of which the host must compute some sample, or all, with the reason. The list only shrinks.
 WITHOUT_KERNEL = {
     "Cast": "8-bit floats as results",
-    "DFT": "complex values have no kernel",
-    "DeformConv": "no kernel yet",
-    "DequantizeLinear": "scales per channel or block outside of a fused layer",
-    "Det": "no kernel yet",
-    "Einsum": "passes turn it into products; this is what they leave",
     "Fused": "composites of the CPU, taken apart for GPUs",
-    "GridSample": "no kernel yet",
     "If": "control flow runs on the host",
-    "LayerNormalization": "stored F16 with an f32 stash of few values",
     "Loop": "control flow runs on the host",
-    "MaxRoiPool": "no kernel yet",
     "MelWeightMatrix": "a constant, folded by passes",
-    "QuantizeLinear": "scales per channel or block outside of a fused layer",
-    "ReduceProd": "of F16: leaves the range of 16 bits",
-    "RoiAlign": "no kernel yet",
-    "STFT": "complex values have no kernel",
     "Scan": "control flow runs on the host",
 }
 

@@ -20,7 +20,9 @@ seeds = st.integers(0, 10**6)
 QUANTIZED = {p for p in PASSES if "quantize" in p}
 # : Spellings of exporters: test_exported_blocks.py exports networks with them.
 EXPORTED = {
-    "einsum_to_matmul", "masked_fill_to_add", "merge_masks", "recognize_rms_norm", "unbatch_transposes", "window_mask_to_add",
+    "einsum_to_matmul", "masked_fill_to_add", "merge_masks", "recognize_rms_norm",
+    "drop_true_masks", "gather_to_reshape", "tile_to_expand", "scale_queries", "unbatch_transposes",
+    "unmerge_heads", "unreshape_masks",
     # of test_random_moves.py, and for kernels of channels last
     "gather_moves", "gemm_to_matmul", "sink_transposes", "split_transposes", "transpose_images", "transpose_to_reshape", "conv_1d_to_2d",
     "lift_activations",

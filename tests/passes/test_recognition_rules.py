@@ -281,8 +281,7 @@ CASES = {
         "no scores": ("%s = MatMul(%q, %k)", "%t = MatMul(%q, %k)\n%s = Relu(%t)"),
         "read elsewhere": ("out %y", "out %y\nout %a"),
     }),
-    "window_mask_to_add": (WINDOWS, {
-        "windows of another axis": ("const %mask: f32[3,1,5,5]", "const %mask: f32[2,1,1,5,5]"),
+    "unreshape_masks": (WINDOWS, {
         "mask subtracted": ("Add(%t, %mask)", "Sub(%t, %mask)"),
         "no softmax": ("Softmax(%b, axis=-1)", "Relu(%b)"),
         "masked scores are an output": ("out %y", "out %y\nout %a"),
@@ -301,7 +300,7 @@ CASES = {
         "three axes": ("in %x: f32[N,4,5,3]\n%y = ReduceMean(%x, axes=(2, 3)", "in %x: f32[N,4,5]\n%y = ReduceMean(%x, axes=(1, 2)"),
     }),
     "einsum_to_matmul": (EINSUM, {
-        "two sums": ("'bij,bkj->bik'", "'bij,bkj->bi'"),
+        "no columns": ("'bij,bkj->bik'", "'bij,bkj->bi'"),
         "outer product": ("'bij,bkj->bik'", "'bij,bkj->bijk'"),
         "no sum": ("'bij,bkj->bik'", "'bij,bkl->bijkl'"),
         "batch summed": ("'bij,bkj->bik'", "'bij,bkj->ik'"),

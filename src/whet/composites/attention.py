@@ -14,14 +14,13 @@ from whet.composites._samples import Regions, new_body
 from whet.network import Layer, Tensor
 from whet.ops import Sample
 from whet.ops._reduce import reduced_axes
-from whet.ops._strided import REARRANGING, View, plain_view, views_after
+from whet.ops._strided import REARRANGING, RESHAPES, View, plain_view, views_after
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.fusing import epilogue_steps, fuse_flat, outer_tensor, root_op
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import interior_escapes, maker_of_op
 from whet.rewrite.rules import Phase, Skip
 
-RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 _MOST_LAYERS = 6  # between the two products, searched for a reason
 
 

@@ -15,14 +15,16 @@ from whet.composites._samples import Regions, new_body
 from whet.composites.rearrange import REARRANGE
 from whet.network import BF16, F16, F32, Layer, Network, Tensor
 from whet.ops import Sample
+from whet.ops._strided import RESHAPES
 from whet.ops.slice import ranges
 from whet.rewrite.fusing import ACTIVATIONS, fuse_flat
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
-MOVES_OPS = ("Concat", "Reshape", "Slice", "Split", "Transpose")
+MOVES_OPS = ("Concat", "Gather", *RESHAPES, "Slice", "Split", "Transpose")
 ARITHMETIC = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")
 UNARY = (*(a for a in ACTIVATIONS if a != "PRelu"), "Abs", "Exp", "Neg", "Sqrt")
+_NOT_LAST = ("Flatten", "Gather", "Slice", "Squeeze", "Unsqueeze")  # several may read a layer; they do not end with it
 _FLOATS = (F16, BF16, F32)  # models that are exported in half precision have heads too
 _MAX_SOURCES = 4  # tensors that are computed at run time and read from outside
 
@@ -92,6 +94,30 @@ def rotary_sample(images: int, heads: int, positions: int, size: int, rotated: i
     return Sample(inputs, {"composite": "Moves"}, regions)
 
 
+def interleaved_sample(images: int, heads: int, positions: int, size: int, *, sliced: bool) -> Sample:
+    """Pairs of neighbouring features rotated by the angles of their positions, in rows; the pairs are taken apart by a Reshape and indices, or by
+    Slices with steps."""
+    rng = np.random.default_rng(6)
+    tables = [rng.uniform(-1, 1, (1, positions, 1, size // 2)).astype(np.float32) for _ in range(2)]
+    inputs: list[Any] = [f"f32[{images},{positions},{heads * size}]", *tables]
+
+    def regions() -> Regions:
+        body, (rows, cos, sin) = new_body(inputs, "relu")
+        shape = (images, positions, heads, size) if sliced else (images, positions, heads, size // 2, 2)
+        x = body.add("Reshape", rows, body.constant(np.array(shape), "split_shape"))
+        if sliced:
+            a, b = (body.add("Slice", x, starts=(k,), ends=(size,), axes=(3,), steps=(2,)) for k in (0, 1))
+        else:
+            a, b = (body.add("Gather", x, body.constant(np.array(k), "part"), axis=4) for k in (0, 1))
+        first = body.add("Sub", body.add("Mul", a, cos), body.add("Mul", b, sin))
+        second = body.add("Add", body.add("Mul", a, sin), body.add("Mul", b, cos))
+        joined = body.add("Concat", *(body.add("Unsqueeze", t, axes=(4,)) for t in (first, second)), axis=-1)
+        body.mark_output(body.add("Reshape", joined, body.constant(np.array([images, positions, heads, size]), "rows_shape")))
+        return {"body": body}
+
+    return Sample(inputs, {"composite": "Moves"}, regions)
+
+
 def _slice(body: Network, x: Tensor, start: int, end: int) -> Tensor:
     """The features of x from start to end."""
     return body.add("Slice", x, starts=(start,), ends=(end,), axes=(3,), steps=(1,))
@@ -112,6 +138,8 @@ MOVES = composite(
         rotary_sample(2, 3, 5, 8, 8),
         rotary_sample(1, 4, 33, 64, 64),
         rotary_sample(1, 2, 7, 24, 16),
+        interleaved_sample(2, 3, 5, 8, sliced=False),
+        interleaved_sample(1, 2, 33, 64, sliced=True),
     ],
 )
 
@@ -120,15 +148,15 @@ MOVES = composite(
 def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """Reshapes, transposes, splits, slices, Concats and the arithmetic between them become one layer, from its last layer backwards.
 
-    It needs a Transpose, a Concat and arithmetic: otherwise there is little to gain.
+    It needs a Concat and arithmetic, and a Transpose or two parts of one tensor: otherwise there is little to gain.
     """
     if len(layer.outputs) > 1 or layer.composite == MOVES.kind or not _is_member(layer):
         return None
-    if any(_is_member(r) and r.op != "Slice" for r in g.readers(layer.output)):  # several Slices may read the last layer, but cannot end with it
+    if any(_is_member(r) and r.op not in _NOT_LAST for r in g.readers(layer.output)):
         return None
     members = _collect_members(g, layer)
     ops = [x.op for m in members for x in (m.regions["body"].layers if m.op == "Fused" else [m])]
-    if not {"Transpose", "Concat"} <= set(ops) or not set(ops) - set(MOVES_OPS):
+    if "Concat" not in ops or not set(ops) - set(MOVES_OPS) or not ("Transpose" in ops or _takes_parts(members)):
         return None
     inside = {t for m in members for t in m.outputs}
     sources = {t: None for m in members for t in m.inputs if t is not None and t not in inside and not t.is_constant}
@@ -143,11 +171,20 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return fuse_flat(g, MOVES.kind, *members)
 
 
+def _takes_parts(members: list[Layer]) -> bool:
+    """True if two members take parts of one tensor, as rotations of features do."""
+    cut = [m.inputs[0] for m in members for _ in m.outputs if m.op in ("Gather", "Slice", "Split")]
+    return len(set(cut)) < len(cut)
+
+
 def _is_member(layer: Layer) -> bool:
     """True if a layer moves data or computes elementwise, with constant parameters."""
     if layer.op == "Slice":
         known = layer.inputs[0] is not None and all(t is None for t in layer.inputs[1:])
-        return known and all(step == 1 and isinstance(start, int) for start, _, step in ranges(layer).values())
+        return known and all(step > 0 and isinstance(start, int) for start, _, step in ranges(layer).values())
+    if layer.op == "Gather":
+        index = layer.needs(1)
+        return index.is_constant and index.type.rank == 0 and not layer.needs(0).is_constant
     if layer.op in MOVES_OPS:
         return layer.op == "Concat" or all(t is None or t.is_constant for t in layer.inputs[1:])
     if layer.composite == REARRANGE.kind:

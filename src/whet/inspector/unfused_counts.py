@@ -8,8 +8,9 @@ from whet.composites import composite_of
 from whet.inspector.facts import LayerFacts
 from whet.network import DTYPES, Layer, Tensor, TensorType, evaluate
 from whet.ops._cost import operations
+from whet.ops._strided import RESHAPES
 
-_IN_PLACE = ("Reshape", "Slice")
+_IN_PLACE = ("Gather", *RESHAPES, "Slice")
 
 
 def count_unfused(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[int, int]]:

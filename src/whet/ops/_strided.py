@@ -14,7 +14,8 @@ from whet.network import Layer, Tensor
 from whet.ops.slice import ranges
 from whet.ops.split import sizes
 
-REARRANGING = ("Expand", "Flatten", "Gather", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+REARRANGING = ("Expand", "Gather", *RESHAPES, "Slice", "Split", "Tile", "Transpose")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from whet.ops._products import accumulate_matmul, accumulator, round_accumulator
 from whet.ops._types import may_equal, one_float_type
 from whet.ops._window import check_window, explicit_pads, out_size, windows
 
+_BLOCK = 1 << 14  # results of a depthwise convolution that are summed at once
+
 
 def attributes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """strides, dilations, pads with defaults filled in."""
@@ -51,16 +53,29 @@ def reference(layer: Layer, x, w, b=None):
     k, per, n = w.shape[0], w.shape[1], x.shape[0]
     v = windows(x, w.shape[2:], strides, dilations, pads, 0)
     out = v.shape[2 : 2 + r]
-    if per == 1 and k == group:  # depthwise: a sum over the window's taps, no products between channels
-        y = np.zeros((n, k, *out), accumulator(x.dtype))
-        taps = w.astype(y.dtype)
-        for at in np.ndindex(*w.shape[2:]):
-            y += v[(..., *at)] * taps[(slice(None), 0, *at)].reshape(-1, *(1,) * r)
+    if per == 1 and k == group:
+        y = _depthwise(v, w, out, accumulator(x.dtype))
     else:  # w [group, K / group, per * kernel] @ columns [N, group, per * kernel, out...]
         columns = v.reshape(n, group, per, *v.shape[2:]).transpose(0, 1, 2, *range(3 + r, 3 + 2 * r), *range(3, 3 + r))
         columns = columns.reshape(n, group, per * int(np.prod(w.shape[2:])), int(np.prod(out)))
         y = accumulate_matmul(w.reshape(group, k // group, -1), columns).reshape(n, k, *out)
     return round_accumulator(y if b is None else y + b.reshape(1, -1, *(1,) * r), x.dtype)
+
+
+def _depthwise(v, w, out, dtype):
+    """A sum over the window's taps, no products between channels; a block of channels at a time, which stays in the cache."""
+    n, k = v.shape[:2]
+    y = np.zeros((n, k, *out), dtype)
+    taps = w.astype(dtype)
+    step = max(1, _BLOCK // max(int(np.prod(out)), 1))
+    for image, start in np.ndindex(n, -(-k // step)):
+        part = slice(start * step, (start + 1) * step)
+        sums, values = y[image, part], v[image, part]
+        product = np.empty_like(sums)
+        for at in np.ndindex(*w.shape[2:]):
+            np.multiply(values[(..., *at)], taps[(part, 0, *at)].reshape(-1, *(1,) * len(out)), out=product)
+            sums += product
+    return y
 
 
 def couples(layer: Layer) -> list[Couple]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from whet.network import Layer, Tensor
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
@@ -27,8 +29,8 @@ def _depth(g: Graph, t: Tensor | None, steps: int) -> bool:
     return layer.op in ("Reshape", "Unsqueeze", "Squeeze") and _depth(g, layer.inputs[0], steps - 1)
 
 
-def only_feeds_softmax(g: Graph, t: Tensor) -> bool:
-    """True if the only readers of `t`, through reshapes and additions, are one Softmax."""
+def only_feeds_softmax(g: Graph, t: Tensor, through: Collection[str] = ("Add", "Reshape", "Unsqueeze", "Squeeze", "Where", "Cast")) -> bool:
+    """True if the only reader of `t`, through layers of these operations, is a Softmax."""
     for _ in range(_MOST_STEPS):
         readers = g.readers(t)
         if g.is_output(t) or len(readers) != 1:
@@ -36,7 +38,7 @@ def only_feeds_softmax(g: Graph, t: Tensor) -> bool:
         (reader,) = readers
         if reader.op == "Softmax":
             return reader.inputs[0] is t
-        if reader.op not in ("Add", "Reshape", "Unsqueeze", "Squeeze", "Where", "Cast"):
+        if reader.op not in through:
             return False
         t = reader.output
     return False

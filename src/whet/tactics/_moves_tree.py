@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape, stored_shape
+from whet.ops._strided import RESHAPES
 from whet.ops.slice import ranges
 from whet.tactics._moves_indices import (
     COLUMN,
@@ -77,7 +78,7 @@ class Moves:
         if layer is None:
             raise Refused(f"%{t.name} has no producer")
         shape, x = static_shape(t.shape), layer.needs(0)
-        if layer.op == "Reshape":
+        if layer.op in RESHAPES:
             return self._build_node(x, regroup_indices(at, shape, static_shape(x.shape)))
         if layer.op == "Transpose":
             perm = layer.attrs["perm"]
@@ -88,10 +89,14 @@ class Moves:
             return self._build_node(x, shift_index(at, axis, before))
         if layer.op == "Slice" and len(layer.inputs) == 1:
             for axis, (begin, _, step) in ranges(layer).items():
-                if step != 1 or not isinstance(begin, int):
-                    raise Refused("a Slice with steps, or from a place that is not known")
-                at = shift_index(at, axis, begin)
+                if step < 1 or not isinstance(begin, int):
+                    raise Refused("a Slice backwards, or from a place that is not known")
+                at = (*at[:axis], at[axis].times(step).plus(begin), *at[axis + 1 :])
             return self._build_node(x, at)
+        if layer.op == "Gather":
+            axis = int(layer.attrs["axis"]) % x.type.rank
+            index = int(self._build_constant(layer.needs(1))[0]) % static_shape(x.shape)[axis]
+            return self._build_node(x, (*at[:axis], Place(index), *at[axis:]))
         if layer.op == "Slice":
             starts, _, along = (self._build_constant(layer.needs(i)) for i in (1, 2, 3))
             if layer.input(4) is not None or starts.min() < 0:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
+from whet.ops._strided import RESHAPES
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
-
-RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
 @rule(*RESHAPES, phase=Phase.CLEAN, after=["fold_shapes"])

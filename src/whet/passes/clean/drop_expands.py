@@ -1,6 +1,7 @@
-"""Removes Expands before elementwise layers, which broadcast by themselves.
+"""Removes Expands before elementwise layers, which broadcast by themselves, or moves them after layers that need them.
 
-torch writes normalizations by a length so: q / q.norm(dim=-1, keepdim=True).clamp_min(eps).expand_as(q).
+torch writes normalizations by a length so: q / q.norm(dim=-1, keepdim=True).clamp_min(eps).expand_as(q). A mask that is expanded first is computed
+for the values it has, and expanded where it is read: most readers broadcast it.
 """
 
 from __future__ import annotations
@@ -12,17 +13,23 @@ from whet.rewrite.graph import Graph
 from whet.rewrite.matching import maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
+_OPS = ("Add", "And", "Cast", "Div", "Max", "Min", "Mul", "Not", "Or", "Pow", "Sub", "Where")
 
-@rule("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub", "Where", phase=Phase.CLEAN, after=["drop_no_ops", "fold_shapes"])
+
+@rule(*_OPS, phase=Phase.CLEAN, after=["drop_no_ops", "fold_shapes"])
 def drop_expands(g: Graph, layer: Layer) -> Tensor | Skip | None:
     expands = [maker_of_op(g, t, "Expand") for t in layer.inputs]
     if not any(expands):
         return None
     inputs = [t if e is None else e.inputs[0] for t, e in zip(layer.inputs, expands, strict=True)]
     shape = _broadcast([t.shape for t in inputs if t is not None])
-    if shape != tuple(layer.output.shape):
-        return Skip(f"without '{next(e.name for e in expands if e is not None)}' its result would have another shape")
-    return g.add(layer.op, *inputs, name=layer.name, sources=layer.sources, **layer.attrs)
+    if shape is None:
+        return None
+    same = shape == tuple(layer.output.shape)
+    if not same and (any(d == 0 for d in layer.output.shape) or not g.is_sized(layer.output.shape)):
+        return Skip(f"the shape of %{layer.output.name}: {layer.output.type} is not known")
+    value = g.add(layer.op, *inputs, name=layer.name, sources=layer.sources, **layer.attrs)
+    return value if same else g.add("Expand", value, shape=tuple(layer.output.shape))
 
 
 def _broadcast(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
-from whet.passes.clean.cancel_reshapes import RESHAPES
+from whet.ops._strided import RESHAPES
 from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import maker_of_op

@@ -16,7 +16,7 @@ from whet.rewrite.rules import Phase, Skip, rule
 _MOST_BYTES = 1 << 24  # of a sum of constants
 
 
-@rule("Add", phase=Phase.CLEAN, after=["masked_fill_to_add", "window_mask_to_add"], level=2)
+@rule("Add", phase=Phase.CLEAN, after=["masked_fill_to_add", "unreshape_masks"], level=2)
 def merge_masks(g: Graph, layer: Layer) -> Tensor | Skip | None:
     outer = split_scores(g, layer)
     if outer is not None and outer[1].weight is not None and not outer[1].weight.array.any() and only_feeds_softmax(g, layer.output):

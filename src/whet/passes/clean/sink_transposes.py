@@ -2,7 +2,7 @@
 
 Residual branches of convolutional networks with LayerNorm are transposed to images and added there: below the sum the Transpose meets the next one,
 and the sum can be the epilogue of the linear layer before it. Attention of `[S, B, C]` transposes its sequences before the projections and back
-after them.
+after them. Cosine attention divides queries and keys by their lengths, reduced along the last axis: below that, the Transpose meets attention.
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
+from whet.ops._reduce import reduced_axes
 from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
+_REDUCTIONS = ("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare")
+_UNARY = ("Abs", "Clip", "Reciprocal", "Sqrt")
 
-@rule("Add", "Div", "Mul", "Sub", "MatMul", phase=Phase.CLEAN, after=["cancel_transposes", "fold_shapes", "drop_no_ops", "move_transposes"])
+
+@rule(
+    "Add", "Div", "Mul", "Sub", "MatMul", *_REDUCTIONS, *_UNARY,
+    phase=Phase.CLEAN,
+    after=["cancel_transposes", "fold_shapes", "drop_no_ops", "move_transposes"],
+)  # fmt: skip
 def sink_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    if layer.op in _REDUCTIONS or layer.op in _UNARY:
+        return _sink_below_reduction(g, layer)
     transposes = [t.maker for t in layer.inputs if maker_of_op(g, t, "Transpose") is not None and t is not None and t.maker is not None]
     constants = [t for t in layer.inputs if t is not None and t.is_constant]
     if len(transposes) == 1 and not constants and layer.op == "Add":
@@ -28,7 +38,7 @@ def sink_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     perm = tuple(transposes[0].attrs["perm"])
     if layer.op == "MatMul":
         return _sink_below_product(g, layer, perm)
-    if any(tuple(t.attrs["perm"]) != perm or t.output.type != layer.output.type for t in transposes):
+    if any(tuple(t.attrs["perm"]) != perm or not _is_whole_or_reduced(t.output, layer.output) for t in transposes):
         return None
     if any(t.type.rank > len(perm) or sum(d != 1 for d in t.shape) != 1 for t in constants):
         return None  # vectors along one axis alone: they can become a part of the layer before the Transpose
@@ -45,6 +55,28 @@ def sink_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return g.constant(express("Transpose", full, perm=back), t.name)
 
     value = g.add(layer.op, *map(inner, layer.inputs), name=layer.name, sources=layer.sources, **layer.attrs)
+    return g.add("Transpose", value, perm=perm)
+
+
+def _is_whole_or_reduced(t: Tensor, y: Tensor) -> bool:
+    """True if `t` has the type of `y`, perhaps with one value along the last axis."""
+    return t.dtype == y.dtype and (t.type == y.type or tuple(t.shape) == (*y.shape[:-1], 1))
+
+
+def _sink_below_reduction(g: Graph, layer: Layer) -> Tensor | None:
+    """Below a reduction along the last axis, which the Transpose keeps, and below functions of its result."""
+    transpose = maker_of_op(g, layer.inputs[0], "Transpose")
+    if transpose is None:
+        return None
+    perm, last = tuple(transpose.attrs["perm"]), layer.needs(0).type.rank - 1
+    if perm[last] != last or any(t is not None and not t.is_constant for t in layer.inputs[1:]):
+        return None
+    if layer.op in _REDUCTIONS:
+        if tuple(reduced_axes(layer)) != (last,) or not layer.attrs["keepdims"]:
+            return None
+    elif layer.output.shape[last] != 1:
+        return None
+    value = g.add(layer.op, transpose.inputs[0], *layer.inputs[1:], name=layer.name, sources=layer.sources, **layer.attrs)
     return g.add("Transpose", value, perm=perm)
 
 

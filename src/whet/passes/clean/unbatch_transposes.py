@@ -6,7 +6,7 @@ PyTorch's dynamo exporter writes the transpose of keys so: [B, H, S, D] -> [B * 
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.passes.clean.cancel_reshapes import RESHAPES
+from whet.ops._strided import RESHAPES
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import interior_escapes, maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule

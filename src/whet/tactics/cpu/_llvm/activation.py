@@ -68,7 +68,7 @@ class Activations:
             self._erf = [spread(c) for c in _ERF]
         if has_gelu or not has_avx512dq:
             self._minus_log2e, self._lowest_exponent, self._magic, self._least = map(spread, (-_LOG2E, -126.0, 12582912.0, -87.3))
-            self._exp2 = [spread(c) for c in _EXP2]
+            self._exp2_coefficients = [spread(c) for c in _EXP2]
 
     @property
     def keeps_nan(self) -> bool:
@@ -142,8 +142,8 @@ class Activations:
         t = f.select(t < self._lowest_exponent, self._lowest_exponent, t)
         rounded = t + self._magic
         rest = t - (rounded - self._magic)
-        power = self._exp2[0]
-        for c in (*self._exp2[1:], self._one):
+        power = self._exp2_coefficients[0]
+        for c in (*self._exp2_coefficients[1:], self._one):
             power = f.fma(power, rest, c)
         exponent = rounded.convert("bitcast", INT32) << 23
         return (power.convert("bitcast", INT32) + exponent).convert("bitcast", FLOAT)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from whet.network import Layer, static_shape
+from whet.ops._reduce import reduced_axes
 from whet.ops._running import running_axis
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic
+from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinates, flat, strides_of
 
 Passes = Sequence[tuple[str, int]]
 _ABOVE = "(a != a ? b == b : a {} b)"  # a ranks before b; NaN ranks first, as in NumPy's argmax
@@ -128,12 +129,53 @@ def _mean_variance(layer: Layer) -> Passes:
     return [(text, prod(shape) // n if n else 0)]
 
 
+def _normalize(layer: Layer) -> Passes:
+    """LayerNormalization and RMSNormalization of few values, or with a scale computed at run time: a thread per line of the normalized axes."""
+    shape, rms = static_shape(layer.needs(0).shape), layer.op == "RMSNormalization"
+    normalized = shape[layer.attrs["axis"] % len(shape) :]
+    n, each = prod(normalized), f"for (long long k = 0; k < {prod(normalized)}; ++k)"
+
+    def parameter(i: int) -> str:
+        own = static_shape(layer.needs(i).shape)
+        places = coordinates(normalized, "k")[len(normalized) - len(own) :]
+        return f"in{i}({flat([p if size > 1 else '0' for p, size in zip(places, own, strict=True)], own)})"
+
+    value = "(in0(first + k) - mean) * scale"
+    value += f" * {parameter(1)}" if layer.input(1) is not None else ""
+    value += f" + {parameter(2)}" if layer.input(2) is not None else ""
+    mean = "" if rms else f"{each} mean += in0(first + k); mean /= {n};"
+    text = f"""
+        const long long first = i * {n}; Number mean = 0, square = 0; {mean}
+        {each} {{ const Number d = in0(first + k) - mean; square += d * d; }}
+        const Number scale = 1 / sqrt(square / {n} + (Number){layer.attrs["epsilon"]!r});
+        {each} put0(first + k, {value});
+    """
+    return [(text, prod(shape) // n if n else 0)]
+
+
+def _product(layer: Layer) -> Passes:
+    """ReduceProd: a thread per result, in the accumulators' type, which holds more than 16-bit values do."""
+    shape, over = static_shape(layer.needs(0).shape), set(reduced_axes(layer))
+    kept = [d for d in range(len(shape)) if d not in over]
+    strides, n = strides_of(shape), prod(shape[d] for d in over)
+
+    def index(name: str, axes: Sequence[int]) -> str:
+        places = coordinates([shape[d] for d in axes], name)
+        return " + ".join(f"{p} * {strides[d]}ll" for p, d in zip(places, axes, strict=True)) or "0"
+
+    each = f"for (long long k = 0; k < {n}; ++k)"
+    text = f"const long long first = {index('i', kept)}; Number y = 1; {each} y *= in0(first + {index('k', sorted(over))}); put0(i, y);"
+    return [(text, prod(static_shape(layer.outputs[0].shape)))]
+
+
 _PASSES: dict[str, Callable[[Layer], Passes]] = {
     "CumSum": _running, "CumProd": _running, "ArgMax": _arg, "ArgMin": _arg, "Hardmax": _hardmax, "LpNormalization": _lp_normalization,
-    "TopK": _top_k, "LRN": _lrn, "MeanVarianceNormalization": _mean_variance,
+    "TopK": _top_k, "LRN": _lrn, "MeanVarianceNormalization": _mean_variance, "LayerNormalization": _normalize, "RMSNormalization": _normalize,
+    "ReduceProd": _product,
 }  # fmt: skip
-_PARAMETERS = {"CumSum": (1,), "CumProd": (1,), "TopK": (1,)}
-_ORDERED = frozenset({"ArgMax", "ArgMin", "Hardmax", "TopK"})
+_PARAMETERS = {"CumSum": (1,), "CumProd": (1,), "TopK": (1,), "ReduceProd": (1,)}
+#: ops that compare, and a product, whose partial results would leave the range of 16 bits
+_KEEP_TYPES = frozenset({"ArgMax", "ArgMin", "Hardmax", "TopK", "ReduceProd"})
 
 
 @tactic
@@ -146,7 +188,7 @@ class Lines(PerValueTactic):
         return _PARAMETERS.get(layer.op, ())
 
     def narrows(self, layer: Layer) -> bool:
-        return layer.op not in _ORDERED
+        return layer.op not in _KEEP_TYPES
 
     def passes(self, layer: Layer) -> Passes:
         return _PASSES[layer.op](layer)

@@ -1,4 +1,5 @@
-"""Products that no tensor-core kernel takes: operands broadcast along batch axes, vectors, transposed first operands, integers with zero points."""
+"""Products that no tensor-core kernel takes: operands broadcast along batch axes, vectors, transposed first operands, integers with zero points,
+and sums of products over any subscripts (Einsum)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from whet.network import Layer, static_shape
+from whet.ops.einsum import subscripts
 from whet.tactics._base import tactic
 from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinates, flat
 
@@ -46,11 +48,32 @@ def _gemm(layer: Layer) -> str:
     return f"{text} put0(i, {result});"
 
 
+def _einsum(layer: Layer) -> str:
+    """A loop over each subscript that the result lacks."""
+    terms, out = subscripts(layer)
+    shapes, y = [static_shape(t.shape) for t in layer.inputs if t is not None], static_shape(layer.outputs[0].shape)
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        sizes |= {c: max(n, sizes.get(c, 1)) for c, n in zip(term, shape, strict=True)}
+    places = dict(zip(out, coordinates(y), strict=True))
+    summed = [c for c in sizes if c not in places]
+    places |= {c: f"s{k}" for k, c in enumerate(summed)}
+    factors = [
+        f"in{k}({flat([places[c] if n > 1 else '0' for c, n in zip(term, shape, strict=True)], shape)})"
+        for k, (term, shape) in enumerate(zip(terms, shapes, strict=True))
+    ]
+    loops = " ".join(f"for (int s{k} = 0; s{k} < {sizes[c]}; ++s{k})" for k, c in enumerate(summed))
+    return f"Number sum = 0; {loops} sum += {' * '.join(factors)}; put0(i, sum);"
+
+
+_BODIES = {"MatMul": _matmul, "Gemm": _gemm, "MatMulInteger": _matmul, "Einsum": _einsum}
+
+
 @tactic
 class Products(PerValueTactic):
     """Row-major."""
 
-    ops = ("MatMul", "Gemm", "MatMulInteger")
+    ops = tuple(_BODIES)
 
     def passes(self, layer: Layer) -> Sequence[tuple[str, int]]:
-        return [((_gemm if layer.op == "Gemm" else _matmul)(layer), prod(static_shape(layer.outputs[0].shape)))]
+        return [(_BODIES[layer.op](layer), prod(static_shape(layer.outputs[0].shape)))]
