@@ -1,5 +1,5 @@
-"""Structured pruning over architectures of timm, torchvision and transformers with random weights: each is exported, pruned by ratio
-and by FLOPs, and the cut network is compared with the original whose removed channels are zero.
+"""Structured pruning over architectures of timm, torchvision and transformers, and over small networks of other families, with random weights:
+each is exported, pruned by ratio and by FLOPs, and the cut network is compared with the original whose removed channels are zero.
 
     python benchmarks/pruned_architectures.py [--only NAME,..] [--workers N] [--limit SECONDS] [--total SECONDS] [--out FILE.json] [--resume]
 
@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import _small_architectures
 from _record import provenance
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
@@ -65,7 +66,8 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def networks() -> list[str]:
     """All names, with the package in front."""
-    return [*(f"timm/{n}" for n in TIMM), *(f"torchvision/{n}" for n in TORCHVISION), *(f"transformers/{n}" for n in TRANSFORMERS)]
+    families = (("timm", TIMM), ("torchvision", TORCHVISION), ("transformers", TRANSFORMERS), ("small", _small_architectures.NETWORKS))
+    return [f"{package}/{name}" for package, names in families for name in names]
 
 
 def module_of(name: str) -> tuple[Any, tuple[Any, ...]]:
@@ -90,6 +92,9 @@ def module_of(name: str) -> tuple[Any, tuple[Any, ...]]:
                 return self.net(input_ids=ids, **more)[0]
 
         return First().eval(), (torch.randint(1, 100, (2, 16)),)
+    if package == "small":
+        net, inputs = _small_architectures.make(model)
+        return _initialized(net, inputs), inputs
     size = (TIMM if package == "timm" else TORCHVISION)[model]
     if package == "timm":
         import timm
@@ -104,6 +109,14 @@ def module_of(name: str) -> tuple[Any, tuple[Any, ...]]:
 
         more = {"aux_logits": False, "init_weights": True} if model == "googlenet" else {}
         net = getattr(torchvision.models, model)(weights=None, num_classes=20, **more)
+    x = torch.randn(4, 3, size, size)
+    return _initialized(net, (x,)), (x[:2],)
+
+
+def _initialized(net: Any, inputs: tuple[Any, ...]) -> Any:
+    """The module in eval mode, with batch norms calibrated on the inputs and without scales that hide a branch."""
+    import torch
+
     for part in net.modules():
         for which, p in part.named_parameters(recurse=False):
             if p.ndim and p.numel() > 1 and not p.any():
@@ -114,11 +127,10 @@ def module_of(name: str) -> tuple[Any, tuple[Any, ...]]:
             part.momentum = None
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
-    x = torch.randn(4, 3, size, size)
     net.train()
     with torch.no_grad():
-        net(x)
-    return net.eval(), (x[:2],)
+        net(*inputs)
+    return net.eval()
 
 
 def outputs_of(net: Any, feeds: dict[str, Any]) -> list[Any]:
@@ -232,7 +244,8 @@ def main() -> None:
                 print(json.dumps(row), flush=True)
                 if args.out:
                     rows.sort(key=lambda r: order.index(r["name"]))
-                    args.out.write_text(json.dumps({**stamp, "ratio": RATIO, "flops": FLOPS, "rows": rows}, indent=1) + "\n")
+                    counts = {"networks": len(rows), "pruned": sum(r["stage"] == "done" for r in rows)}
+                    args.out.write_text(json.dumps({**stamp, "ratio": RATIO, "flops": FLOPS, **counts, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

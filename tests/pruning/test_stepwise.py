@@ -30,13 +30,13 @@ def test_each_step_scores_the_recovered_network():
     net = residual(blocks=2)
     seen = []
 
-    def select(present, here, budget):
-        seen.append((present, [g.size for g in here], budget))
+    def select(present, here, progress):
+        seen.append((present, [g.size for g in here], progress))
         return Choice({here[0].name: np.arange(0, here[0].size, 2)}, (), 0, 0, 0)
 
     found = groups(net)
-    kept, removed = choose_stepwise(net, found, select, 100.0, 25.0, 2, samples(32), RecoveryConfig())
-    assert [b for _, _, b in seen] == pytest.approx([50.0, 25.0])
+    kept, removed = choose_stepwise(net, found, select, 2, samples(32), RecoveryConfig())
+    assert [p for _, _, p in seen] == [0.5, 1.0]
     assert seen[0][0] is net
     first = found[0].name
     assert kept[first].tolist() == [0, 4, 8, 12]  # every second of every second

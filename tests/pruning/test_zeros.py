@@ -5,7 +5,7 @@ import pytest
 
 from whet.network import parse_network
 from whet.ops import run_network
-from whet.pruning import cut, groups, zeroed
+from whet.pruning import cut, groups, recover, zeroed
 
 
 def linear(*lines, bias=True):
@@ -89,3 +89,55 @@ out %y
 """)
     assert names(net) == ["b"]
     exact(net, {"b": [0, 5]})
+
+
+def response_norm(mean="%t = ReduceMean(%p, axes=(-1,))"):
+    """Global response normalization of ConvNeXt V2: x [N,3,5,4] -> channels [N,3,5,8], each divided by its norm over that of all channels."""
+    return parse_network(f"""network n source
+in %x: f32[N,3,5,4]
+const %w: f32[4,8] = seed(1)
+const %b: f32[8] = seed(2)
+const %g: f32[8] = seed(3)
+const %o: f32[8] = seed(4)
+const %v: f32[8,2] = seed(5)
+const %eps: f32[] = [0.00001]
+%m = MatMul(%x, %w)
+%a = Add(%m, %b)
+%h = Relu(%a)
+%p = ReduceL2(%h, axes=(1, 2))
+{mean}
+%te = Add(%t, %eps)
+%r = Div(%p, %te)
+%hr = Mul(%h, %r)
+%hg = Mul(%hr, %g)
+%ho = Add(%hg, %o)
+%s = Add(%h, %ho)
+%y = MatMul(%s, %v)
+out %y
+""")
+
+
+def images(n=16):
+    return {"x": np.random.default_rng(0).standard_normal((n, 3, 5, 4)).astype(np.float32)}
+
+
+def test_a_mean_over_pooled_channels_stays_the_mean_over_all_of_them():
+    net, kept = response_norm(), {"w": [0, 3, 4, 7, 6]}
+    assert names(net) == ["w"]
+    (got,), (want,) = (run_network(n, images()).values() for n in (cut(net, kept), zeroed(net, kept)))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    once, twice = cut(net, {"w": [0, 3, 4, 7, 6, 5]}), {"w": [0, 1, 2, 4]}
+    (got,), (want,) = (run_network(n, images()).values() for n in (cut(once, twice), zeroed(once, twice)))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert len({x.name for x in cut(once, twice).layers}) == len(cut(once, twice).layers)
+
+
+def test_a_network_with_a_corrected_mean_is_recovered():
+    net, kept = response_norm(), {"w": [0, 3, 4, 7, 6]}
+    small, data = cut(net, kept), images(64)
+    (want,), (before,), (after,) = (run_network(n, data).values() for n in (net, small, recover(small, net, kept, data)))
+    assert np.square(after - want).mean() < 0.7 * np.square(before - want).mean()
+
+
+def test_a_mean_over_values_that_are_not_zero_locks_their_channels():
+    assert names(response_norm("%q = Exp(%p)\n%t = ReduceMean(%q, axes=(-1,))")) == []

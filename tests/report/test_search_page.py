@@ -164,3 +164,52 @@ def test_a_page_of_many_trials_is_no_longer_than_one_of_few(chromium, tmp_path):
     assert chromium.run("document.documentElement.scrollHeight") < 6000
     assert chromium.run("document.documentElement.scrollWidth <= window.innerWidth")
     assert chromium.run("document.querySelectorAll('#trials tbody tr').length") == 300
+
+
+def _with_axes(*axes):
+    return sample() | {"axes": [{"name": name, "key": key, "limit": limit} for name, key, limit in axes]}
+
+
+def _target_boxes(page):
+    """By figure the right edge of the drawn target, and the bottom."""
+    figures = {n: f for n, f in chart_data(page)["figures"].items() if n.startswith("pareto")}
+    return {n: [(s["x1"], s["y0"]) for s in f["layout"]["shapes"]] for n, f in figures.items()}
+
+
+def test_the_target_box_is_that_of_the_quantities_with_a_target():
+    boxes = _target_boxes(search_page(_with_axes(("size of the engine file", "engine_bytes", 0.4))))
+    assert boxes == {"pareto": [(0.4, 98.6)]}
+    page = search_page(_with_axes(("time per run", None, 0.5), ("memory", "memory_bytes", 0.6)))
+    assert _target_boxes(page) == {"pareto": [(0.5, 98.6)], "pareto-memory_bytes": [(0.6, 98.6)]}
+    figures = chart_data(page)["figures"]
+    engines = [x for t in figures["pareto-memory_bytes"]["data"][2:] for x in t["x"]]
+    assert engines == pytest.approx([1.0, 0.45, 0.3]), "5 MB times the ratio, relative to the original"
+    assert "memory, relative to the FP32 original" in figures["pareto-memory_bytes"]["layout"]["xaxis"]["title"]["text"]
+
+
+def test_energy_that_was_not_measured_has_no_plot():
+    d = _with_axes(("energy per sample", "mj", 0.5))
+    assert _target_boxes(search_page(d)) == {}
+    for k, r in enumerate([*d["rows"], *(t for t in d["trials"] if t["state"] == "done")]):
+        r["energy"] = {"mj": 10.0 - k, "about": "a counter"}
+    assert _target_boxes(search_page(d)) == {"pareto": [(0.5, 98.6)]}
+
+
+def test_results_without_axes_show_time():
+    assert _target_boxes(search_page(sample())) == {"pareto": [(0.5, 98.6)]}
+
+
+def test_cuts_are_explained_in_words():
+    d = sample() | {"classes": {"48 inner": f"48 channels inside a block {HOSTILE}"}}
+    words = "".join(parsed(search_page(d)).words)
+    assert "48 inner: 48 channels inside a block" in words
+    assert "What the cuts are" not in "".join(parsed(search_page(sample())).words)
+
+
+@pytest.mark.parametrize("width", [390, 768, 1920])
+def test_it_is_readable_from_390_to_1920_pixels(chromium, tmp_path, width):
+    """Nothing is wider than the window except tables, which scroll."""
+    (tmp_path / "p.html").write_text(search_page(_with_axes(("time per run", None, 0.5), ("memory", "memory_bytes", 0.6))), encoding="utf-8")
+    chromium.open_report(tmp_path / "p.html", width, 900)
+    assert chromium.run("document.documentElement.scrollWidth <= window.innerWidth")
+    assert chromium.run("document.querySelectorAll('.chart .main-svg').length") >= 6

@@ -353,6 +353,88 @@ def study_of(case: Path, out: Path, seed: int = 0) -> Study:
     return Study(out / "study.sqlite3", space, higher_is_better=True, sampler="tpe", seed=seed, startup=4)
 
 
+@pytest.mark.parametrize("limit", [8, 1])
+def test_every_class_is_described(case, tmp_path, limit):
+    """By size and role; with fewer classes than roles by position."""
+    space = search_space(network(case), recipe_with(case, tmp_path, space={"width": {"classes": limit}}))
+    texts = [space.describe_class(name) for name in space.classes]
+    assert texts == [
+        ["96 channels inside a block, between two layers, in one group (w0); -50 % leaves 48 of 96",
+         "64 channels inside a block, between two layers, in one group (w1); -50 % leaves 32 of 64"],
+        ["channels of groups with 64, 96 of them, in network order, in each of 2 groups (w0, w1); -50 % leaves 48 of 96"],
+    ][limit == 1]  # fmt: skip
+
+
+def test_the_residual_width_is_a_dimension_on_request(case, tmp_path):
+    """`space.hidden` adds the class of the stream through norms, and a trial cuts and recovers it."""
+    from whet.network import parse_network
+    from whet.pruning import count_params
+    from whet.search.recipe.recipe import Effort
+    from whet.search.stages.prepare import prepare_candidate
+
+    net = parse_network("""network n source
+in %x: f32[N,6]
+const %w1: f32[6,16] = seed(1)
+const %g: f32[16] = seed(2)
+const %w2: f32[16,3] = seed(3)
+%h: f32[N,16] = MatMul(%x, %w1)
+%n: f32[N,16] = LayerNormalization(%h, %g)
+%y: f32[N,3] = MatMul(%n, %w2)
+out %y
+""")
+    without, space = (search_space(net, recipe_with(case, tmp_path, space={"precision": ["fp32"], "hidden": h})) for h in (False, True))
+    assert without.classes == {}
+    assert space.classes == {"16 residual": ("w1@hidden",)}
+    c = space.candidate({"16 residual": 0.5})
+    data = {"x": np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)}
+    made = prepare_candidate(net, c, space.kept(c), data, Effort(), say=lambda what: None)
+    assert count_params(made.network) == 0.5 * count_params(net)
+    assert len(made.recipe.groups["w1@hidden"].kept) == 8
+    with pytest.raises(UsageError, match=r"'space.skip': .*w1@hidden"):
+        search_space(net, recipe_with(case, tmp_path, space={"skip": ["w1@hidden"], "hidden": False}))
+    assert search_space(net, recipe_with(case, tmp_path, space={"skip": ["w1@hidden"], "hidden": True})).classes == {}
+
+
+def test_a_trial_chooses_channels_in_several_steps(case):
+    """Later steps score the recovered network; the sizes are those of one step."""
+    from whet.pruning import apply_recipe
+    from whet.search.recipe.recipe import Effort
+    from whet.search.stages.prepare import prepare_candidate
+
+    net, data = network(case), {"x": np.load(case / "calibrate.npz")["x"]}
+    c, kept = Candidate({"96 inner": 0.7, "64 inner": 0.7}, importance="reconstruction"), {"w0": 24, "w1": 16}
+    once, thrice = (prepare_candidate(net, c, kept, data, Effort(), say=lambda what: None, steps=n) for n in (1, 3))
+    assert [{n: len(e.kept) for n, e in p.recipe.groups.items()} for p in (once, thrice)] == [kept, kept]
+    assert once.recipe.groups != thrice.recipe.groups
+    assert thrice.recipe.about["steps"] == 3
+    assert "steps" not in once.recipe.about
+    again = apply_recipe(net, thrice.recipe)
+    assert {n: t.shape for n, t in again.constants.items()} == {n: t.shape for n, t in thrice.network.constants.items()}
+
+
+def test_trials_of_a_budget_are_compared_by_their_outputs(case, tmp_path, monkeypatch):
+    from whet.search.stages import prepare
+    from whet.search.stages.build_engine import build_config
+
+    monkeypatch.setattr(prepare, "user_cache_dir", lambda name: str(tmp_path))
+    asked = []
+
+    def watched(net, config, data, **rest):
+        asked.append((config, data))
+        return plain(net, config, data, **rest)
+
+    plain = prepare.prune
+    monkeypatch.setattr(prepare, "prune", watched)
+    net, data = network(case), {"x": np.load(case / "calibrate.npz")["x"]}
+    recipe = recipe_with(case, tmp_path, space={"precision": ["fp32"], "budget": True, "budget_trials": 2})
+    kept, _ = prepare.within_budget(net, Candidate(budget=0.7), build_config(net, recipe, Candidate(), 1), recipe, data, say=lambda what: None)
+    assert kept
+    (config, given), = asked
+    assert config.trials == 2
+    assert config.recovery is not None
+    assert given is data
+
+
 def test_a_trial_that_died_during_sampling_is_completed(case, tmp_path):
     died = subprocess.run([sys.executable, "-c", ASK_AND_DIE, str(case), str(tmp_path), str(Path(__file__).parents[1])], check=False)
     assert died.returncode == 9

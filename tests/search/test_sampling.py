@@ -43,7 +43,7 @@ def drawn(case, out, sampler: str, kills: frozenset[int] = frozenset(), seed: in
     return found
 
 
-@pytest.mark.parametrize("sampler", ["tpe", *(pytest.param(s, marks=pytest.mark.slow) for s in ("nsga2", "random"))])
+@pytest.mark.parametrize("sampler", ["gp", *(pytest.param(s, marks=pytest.mark.slow) for s in ("tpe", "nsga2", "random"))])
 def test_a_resumed_search_samples_the_same_points(case, tmp_path, sampler):
     unbroken = drawn(case, tmp_path / "a", sampler)
     assert drawn(case, tmp_path / "b", sampler, frozenset({1, 3, 7, 12})) == unbroken

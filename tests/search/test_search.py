@@ -119,6 +119,8 @@ def test_everything_is_measured(finished):
         assert better, "each engine is on the Pareto set, or one of the set is as good in both"
         assert not r["front"] or better == [(r["cost"], -r["metric"]["value"])]
     assert len(others) == 2
+    assert data["axes"] == [{"name": "size of the engine file", "key": "engine_bytes", "limit": 0.6}]
+    assert set(data["classes"]) == {"96 inner", "64 inner"}
     for row in [*data["rows"], *(t for t in data["trials"] if t["same_as"] is None)]:
         assert 0 < row["latency"]["median_ms"] <= row["latency"]["p99_ms"]
         assert row["throughput"] > 0

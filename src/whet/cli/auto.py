@@ -82,6 +82,7 @@ def _print_outcome(outcome: Any, data: dict[str, Any]) -> None:
 
     from whet.cli._console import console, print_table
     from whet.report._html import number
+    from whet.report.search_page import ratio_text
 
     metered = any(r["energy"]["mj"] is not None for r in data["rows"])
     columns = ["engine", "what", f">{data['metric']}", ">lost", ">median ms", ">p99 ms", ">x original", ">samples/s", ">MiB", "target"]
@@ -94,7 +95,7 @@ def _print_outcome(outcome: Any, data: dict[str, Any]) -> None:
         missed = "; ".join(c["text"] for c in r["checks"] if not c["met"])
         cells = [
             r["name"], r["what"], number(r["metric"]["value"], 4), number(r["drop"]["value"]), number(ms["median_ms"]), number(ms["p99_ms"]),
-            number(ms["ratio"]), number(r["throughput"]), number(r["memory_bytes"] / 2**20), missed or "met",
+            ratio_text(ms), number(r["throughput"]), number(r["memory_bytes"] / 2**20), missed or "met",
         ]  # fmt: skip
         cells += [number(r["energy"].get(k)) for k in ("mj", "net_mj")] if metered else []
         rows.append([Text(str(cells[k]), style="bold" if i == data["chosen"] else "") for k in shown])

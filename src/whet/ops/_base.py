@@ -122,6 +122,8 @@ class Op:
     per group); `level` counts factors from the innermost.
     `statistics(layer) -> [Couple]` declares axes over which the op takes a mean or a variance: they may be cut too where a changed result is
     acceptable (`groups(net, hidden=True)`).
+    `means(layer) -> [Couple]` declares axes over which the op takes a mean of values that are zero where a channel is removed: pruning multiplies
+    the mean of the cut network by the share of the axis that is left, which gives the mean over the original axis.
     `recut(layer, kept) -> {attribute: value, input position: int array or None}` returns the changes after pruning:
     `kept[tensor, axis]` holds the sorted kept indices of each pruned axis of this layer's inputs and outputs. An attribute value
     None removes the attribute. Ops without it need no change.
@@ -142,6 +144,7 @@ class Op:
     couples: Callable[[Layer], list[Couple]] | None = None
     inner: Callable[[Layer, int], list[Couple]] | None = None
     statistics: Callable[[Layer], list[Couple]] | None = None
+    means: Callable[[Layer], list[Couple]] | None = None
     shape_value: Callable[[Layer], Sequence[tuple[Dim, ...] | None]] | None = None
     recut: Callable[[Layer, Kept], dict[str | int, Any]] | None = None
     onnx: Callable[..., Any] | None = None

@@ -143,11 +143,12 @@ def _axes(net: Network) -> list[Axis]:
 
 
 def _couples(layer: Layer, level: int | None) -> list[Couple]:
-    """The couples that the layer's op declares at one level."""
+    """The couples that the layer's op declares at one level, and those of its means."""
     o = get_op(layer.op)
     if o.couples is None or layer.regions:
         return []
-    return o.couples(layer) if level is None or o.inner is None else o.inner(layer, level)
+    couples = o.couples(layer) if level is None or o.inner is None else o.inner(layer, level)
+    return couples if o.means is None else [*couples, *o.means(layer)]
 
 
 def _repeated_couples(net: Network) -> dict[Layer, list[Couple]]:

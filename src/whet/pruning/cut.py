@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from whet.ops._origin import express, literal
 from whet.pruning.coupling import Axis, Group, find_group, groups_for
 from whet.pruning.depth import remove_branches, silenced
 
+ADDED = ".mean"  # ends the names of means whose correction has taken their name
 Kept = Mapping[str, Sequence[int] | np.ndarray]  # group name -> kept channels
 
 
@@ -33,8 +36,9 @@ def cut(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None,
         twin[t] = made.add_input(t.name, t.type)
     for t in net.constants.values():
         twin[t] = made.constant(_slice_weight(t, t.constant(), indexes), t.name)
+    names = {name for layer in net.layers for name in (layer.name, *(t.name for t in layer.outputs))}
     for layer in net.layers:
-        _cut_layer(layer, made, twin, indexes)
+        _cut_layer(layer, made, twin, indexes, names)
     made.outputs = [twin[t] for t in net.outputs]
     made.metadata = dict(net.metadata)
     made.prune_dead()  # the old constant of a rewritten shape is dead
@@ -91,8 +95,15 @@ def _slice_weight(t: Tensor, weight: Weight, indexes: Mapping[Axis, np.ndarray])
     return weight
 
 
-def _cut_layer(layer: Layer, net: Network, twin: dict[Tensor, Tensor], indexes: Mapping[Axis, np.ndarray]) -> None:
-    """Adds the layer on the cut tensors with the changes that its op declares."""
+def original_name(name: str) -> str:
+    """The name of the original's layer from which a layer of the cut network stems."""
+    return re.sub(rf"({re.escape(ADDED)})+$", "", name)
+
+
+def _cut_layer(
+    layer: Layer, net: Network, twin: dict[Tensor, Tensor], indexes: Mapping[Axis, np.ndarray], names: Collection[str]
+) -> None:
+    """Adds the layer on the cut tensors with the changes that its op declares. `names` are those of the original."""
     tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
     here = {(t, i): indexes[t, i] for t in tensors for i in range(t.type.rank) if (t, i) in indexes}
     recut = get_op(layer.op).recut
@@ -106,10 +117,15 @@ def _cut_layer(layer: Layer, net: Network, twin: dict[Tensor, Tensor], indexes: 
     while inputs and inputs[-1] is None:
         inputs.pop()
     regions = {k: copy_into(r, Network(r.name, r.stage), twin) for k, r in layer.regions.items()}
+    share = _kept_share(layer, here)
+    name, outputs = layer.name, [t.name for t in layer.outputs]
+    while share != 1 and name in names:
+        name, outputs = f"{name}{ADDED}", []
     try:
-        new = net.add_layer(
-            layer.op, inputs, attrs, name=layer.name, outputs=[t.name for t in layer.outputs], regions=regions, sources=layer.sources
-        )
+        new = net.add_layer(layer.op, inputs, attrs, name=name, outputs=outputs, regions=regions, sources=layer.sources)
+        if share != 1:
+            factor = net.constant(np.asarray(share, new.output.dtype.numpy), f"{name}.share")
+            new = net.add_layer("Mul", [new.output, factor], name=layer.name, outputs=[layer.output.name], sources=layer.sources)
     except NetworkError as e:
         raise PruneError(f"{layer.op} '{layer.name}' does not accept its cut inputs: {e}. Do not cut the groups that it reads.") from e
     for t, cut_twin in zip(layer.outputs, new.outputs, strict=True):
@@ -120,6 +136,14 @@ def _cut_layer(layer: Layer, net: Network, twin: dict[Tensor, Tensor], indexes: 
                 f"it depends on the full size. Do not cut the groups that it reads."
             )
         twin[t] = cut_twin
+
+
+def _kept_share(layer: Layer, kept: Mapping[Axis, np.ndarray]) -> float:
+    """The share of the values that remain of a mean (Op.means): the mean of the remaining ones times it is the original mean."""
+    means = get_op(layer.op).means
+    if means is None:
+        return 1.0
+    return math.prod(len(kept[c.a, c.a_axis]) / int(c.a.shape[c.a_axis]) for c in means(layer) if (c.a, c.a_axis) in kept)
 
 
 def _restore_size(t: Tensor, layer: Layer, net: Network, twin: dict[Tensor, Tensor]) -> Tensor:

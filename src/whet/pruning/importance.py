@@ -30,6 +30,7 @@ from whet.registry import PYTHON_PREFIX, suggest_name, user_function
 
 KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "reconstruction", "random")
 COMPARABLE = ("taylor1", "taylor2", "reconstruction")  # scores in one unit for all groups and branches: not normalized
+_PART = 1 << 20  # weights that are added at a time
 Own = Callable[[Network | None, Group], np.ndarray]
 NEED_DATA = ("activation", "taylor1", "taylor2", "reconstruction")
 
@@ -105,27 +106,42 @@ def _of_weights(channel_groups: Sequence[Group], kind: str | Own, seed: int, net
     return {g.name: _weigh(g, measure) for g in channel_groups}
 
 
-def _weigh(g: Group, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def _weigh(g: Group, measure: Callable[[np.ndarray, int, np.ndarray], np.ndarray]) -> np.ndarray:
+    """The mean over the group's weights of `measure(weight, axis, indices [size, block])`, each relative to its mean."""
     parts = []
     for t, axis, at in g.weights():
         if t.type.rank >= 2:
-            slices = np.moveaxis(t.array().astype(np.float64), axis, 0)[at]  # [size, block, rest...]
-            norm = measure(slices.reshape(g.size, -1))
+            norm = measure(t.array(), axis, at)
             if norm.mean() != 0:  # NaN propagates
                 parts.append(norm / norm.mean())
     return np.mean(parts, axis=0) if parts else np.ones(g.size)
 
 
-def _l1(rows: np.ndarray) -> np.ndarray:
-    return np.abs(rows).sum(1)
+def _l1(w: np.ndarray, axis: int, at: np.ndarray) -> np.ndarray:
+    return _sum_slices(np.abs, w, axis)[at].sum(1)
 
 
-def _l2(rows: np.ndarray) -> np.ndarray:
-    return np.sqrt((rows**2).sum(1))
+def _l2(w: np.ndarray, axis: int, at: np.ndarray) -> np.ndarray:
+    return np.sqrt(_sum_slices(np.square, w, axis)[at].sum(1))
 
 
-def _sum_distances(rows: np.ndarray) -> np.ndarray:
-    """Sum of Euclidean distances to all other rows."""
+def _sum_slices(f: np.ufunc, w: np.ndarray, axis: int) -> np.ndarray:
+    """The sum of f over each slice along an axis, in float64. Works by parts: a copy of the weights of VGG's classifier takes 0.8 GB."""
+    total = np.zeros(w.shape[axis])
+    rest = tuple(i for i in range(w.ndim) if i != axis)
+    step = max(1, _PART * len(w) // max(w.size, 1))
+    for k in range(0, len(w), step):
+        sums = f(w[k : k + step].astype(np.float64)).sum(axis=rest)
+        if axis == 0:
+            total[k : k + step] = sums
+        else:
+            total += sums
+    return total
+
+
+def _sum_distances(w: np.ndarray, axis: int, at: np.ndarray) -> np.ndarray:
+    """Sum of Euclidean distances to all other units."""
+    rows = np.moveaxis(w.astype(np.float64), axis, 0)[at].reshape(len(at), -1)
     squares = (rows**2).sum(1)
     return np.sqrt(np.maximum(squares[:, None] + squares[None] - 2 * rows @ rows.T, 0)).sum(1)
 

@@ -289,17 +289,17 @@ def _select_for_target(
             assert samples is not None
             assert config.recovery is not None
 
-            def select(present: Network, groups: Sequence[Group], budget: float) -> Choice:
+            before = costs.total({})
+
+            def select(present: Network, groups: Sequence[Group], progress_of_cut: float) -> Choice:
+                budget = before * share**progress_of_cut  # each step keeps the same share of the remaining cost
                 names = {b.name for b in blocks}
                 inside = blocks if present is net else [b for b in select_innermost(branches(present)) if b.name in names]
                 own = scores if present is net else importance(groups, config.importance, config.seed, net=present, samples=samples, blocks=inside)
                 own = per_layer(groups, inside, own) if config.importance not in COMPARABLE else own
                 return choose_within(groups, inside, own, counted(present, groups, inside), budget, multiple=multiple, progress=progress)
 
-            before = costs.total({})
-            kept, removed = choose_stepwise(
-                net, channel_groups, select, before, share * before, config.steps, samples.data, config.recovery, progress
-            )
+            kept, removed = choose_stepwise(net, channel_groups, select, config.steps, samples.data, config.recovery, progress)
             after = costs.total({name: len(at) for name, at in kept.items()}, removed)
             choice = Choice(kept, removed, before, after, 0.0)
             return choice, Report(costs.unit, (before, after)), others(costs, share)

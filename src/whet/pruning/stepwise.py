@@ -1,4 +1,4 @@
-"""A selection in several steps: cut a part, recover, score the recovered network, cut on. Each step aims at the same share of the remaining cost.
+"""A selection in several steps: cut a part, recover, score the recovered network, cut on.
 
 Scores describe the network that they were measured on: after a deep cut other channels matter. The intermediate networks serve the scores only; the
 final cut is made from the original, and recovered towards it.
@@ -17,21 +17,19 @@ from whet.pruning.knapsack import Choice
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
 
 Select = Callable[[Network, Sequence[Group], float], Choice]
-"""select(network, its groups, cost to keep) -> choice for this network"""
+"""select(network, its groups, progress of the cut from 0 to 1) -> choice for this network"""
 
 
 def choose_stepwise(
     net: Network,
     channel_groups: Sequence[Group],
     select: Select,
-    before: float,
-    target: float,
     steps: int,
     data: Mapping[str, np.ndarray],
     recovery: RecoveryConfig,
     progress: Progress | None = None,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """The kept units by group and the removed branches of `net` after `steps` selections; its cost falls from `before` to `target`.
+    """The kept units by group and the removed branches of `net` after `steps` selections.
 
     A group of which a step leaves nothing more to cut, or that a removed branch contains, keeps what it has.
     """
@@ -41,7 +39,7 @@ def choose_stepwise(
     sizes = {g.name: g.size for g in channel_groups}
     for n in range(1, steps + 1):
         here = channel_groups if present is net else remaining(channel_groups, present, {name: len(at) for name, at in kept.items()})
-        choice = select(present, here, before * (target / before) ** (n / steps))
+        choice = select(present, here, n / steps)
         for name, at in choice.kept.items():
             kept[name] = kept.get(name, np.arange(sizes[name]))[at]
         removed += choice.removed

@@ -23,11 +23,12 @@ def search_page(data: Data) -> str:
     """The page as self-contained HTML without external requests, enforced by its content security policy."""
     parts = [_head(data), _plot(data), _render_comparison(data), _steps(data), _layers(data), _trials(data), _render_about(data)]
     figures: dict[str, Figure] = {"latency": _latency(data)}
-    if points := _points(data):
-        figures["pareto"] = pareto_figure(
-            points, x_name=data["cost_name"], y_name=data["metric"], limit_x=data["limits"]["cost"], limit_y=data["limits"]["metric"],
-            higher=data["higher_is_better"],
-        )  # fmt: skip
+    for name, axis in _plots(data).items():
+        if points := _points(data, axis):
+            figures[name] = pareto_figure(
+                points, x_name=f"{axis['name']}, relative to the FP32 original", y_name=data["metric"], limit_x=axis["limit"],
+                limit_y=data["limits"]["metric"], higher=data["higher_is_better"],
+            )  # fmt: skip
     if len(data["steps"]) > 1:
         figures |= {name: _waterfall(data, name, title) for name, title in _waterfalls(data).items()}
     return make_page(f"whet auto: {data['model']}", Html("\n".join(parts)), figures)
@@ -72,16 +73,33 @@ def _tile(value: str, what: str) -> Html:
     return tag("div", tag("b", value), tag("span", what), class_="tile")
 
 
-def _points(d: Data) -> list[dict[str, Any]]:
-    """The points of the Pareto plot: trials, then the compared engines."""
+def _plots(d: Data) -> dict[str, Data]:
+    """The axis of each Pareto plot by the name of its figure: one for each quantity with a target. Results of earlier versions have only time."""
+    time = d["cost_name"].partition(",")[0]
+    axes = d.get("axes") or [{"name": time, "key": None, "limit": d["limits"]["cost"]}]
+    return {f"pareto-{axis['key'] or 'time'}" if k else "pareto": axis for k, axis in enumerate(axes)}
+
+
+def _position(row: Data, d: Data, axis: Data) -> float | None:
+    """A row's value on an axis, relative to the original's; None if it was not measured."""
+    if axis["key"] is None:
+        return row["cost"]
+    value, original = ((r["energy"] if axis["key"] in r["energy"] else r).get(axis["key"]) for r in (row, d["rows"][0]))
+    return value / original if value is not None and original else None
+
+
+def _points(d: Data, axis: Data) -> list[dict[str, Any]]:
+    """The points of a Pareto plot: trials, then the compared engines. The Pareto set is that of time, so other plots do not draw it."""
     points = []
     for t in d["trials"]:
-        if t["state"] == "done" and t["same_as"] is None:
-            points.append({"x": t["cost"], "y": t["metric"]["value"], "kind": "scout", "front": t["front"], "name": f"trial {t['number']}",
-                           "lines": [t["what"], *_lines(t, d), t["verdict"]]})  # fmt: skip
+        if t["state"] == "done" and t["same_as"] is None and (x := _position(t, d, axis)) is not None:
+            points.append({"x": x, "y": t["metric"]["value"], "kind": "scout", "front": t["front"] and axis["key"] is None,
+                           "name": f"trial {t['number']}", "lines": [t["what"], *_lines(t, d), t["verdict"]]})  # fmt: skip
     for i, r in enumerate(d["rows"]):
         chosen = i == d["chosen"]
-        points.append({"x": r["cost"], "y": r["metric"]["value"], "kind": r["kind"], "chosen": chosen, "name": r["name"],
+        if (x := _position(r, d, axis)) is None:
+            continue
+        points.append({"x": x, "y": r["metric"]["value"], "kind": r["kind"], "chosen": chosen, "name": r["name"],
                        "lines": [x for x in (r["what"], *_lines(r, d), "chosen" if chosen else "") if x]})  # fmt: skip
     return points
 
@@ -89,11 +107,13 @@ def _points(d: Data) -> list[dict[str, Any]]:
 def _plot(d: Data) -> Html:
     if not any(t["state"] == "done" for t in d["trials"]) and not d["rows"]:
         return tag("p", "No trial finished.")
-    note = "Ring: chosen. Line: Pareto set of the trials. Triangle: below the plot."
+    note = "Ring: chosen. Line: Pareto set of the trials in time. Triangle: below the plot."
     if d["scored_on"] == "judge":
         note += " Trials are scored on other data than originals and survivors, which were judged last: their heights differ by chance too."
-    plot = chart("pareto", f"{d['metric']} against {d['cost_name']}", 440)
-    return Html(tag("h2", f"Time against {d['metric']}") + plot + tag("p", note, class_="dim"))
+    plots = "".join(chart(name, f"{d['metric']} against {axis['name']}", 440) for name, axis in _plots(d).items() if _points(d, axis))
+    first = next(iter(_plots(d).values()))["name"]
+    title = "Time" if first.startswith("time") else first.capitalize()
+    return Html(tag("h2", f"{title} against {d['metric']}") + plots + tag("p", note, class_="dim"))
 
 
 def _latency(d: Data) -> Figure:
@@ -143,8 +163,14 @@ def _lines(r: Data, d: Data) -> list[str]:
     sure = f" (95 %: {number(m['low'], 4)} to {number(m['high'], 4)}, {m['samples']} samples)" if m["low"] is not None else ""
     ms, mj = r["latency"], r["energy"]
     spent = [f"{number(mj['mj'])} mJ a sample, net {number(mj.get('net_mj'))}"] if mj["mj"] is not None else []
-    return [f"{number(ms['ratio'])}x the original's time, {number(ms['median_ms'])} ms, p99 {number(ms['p99_ms'])} ms",
+    return [f"{ratio_text(ms)} of the original's time, {number(ms['median_ms'])} ms, p99 {number(ms['p99_ms'])} ms",
             f"{d['metric']} {number(m['value'], 4)}{sure}", *spent]  # fmt: skip
+
+
+def ratio_text(ms: Data) -> str:
+    """The time relative to the original's with its 95 % interval: 0.450x (0.441 to 0.459)."""
+    low, high = ms.get("ratio_interval", (None, None))
+    return f"{number(ms['ratio'])}x" + (f" ({number(low, 3)} to {number(high, 3)})" if low is not None else "")
 
 
 def _ratio(ms: Data) -> Html:
@@ -244,12 +270,14 @@ def _trials(d: Data) -> Html:
             figures = [Html(_ratio(ms) + busy), number(ms["median_ms"]), number(t["metric"]["value"], 4), number(t["seconds"])]
         rows.append((t["number"], _join_lines(t["what"]), *figures, t["verdict"]))
         classes.append("failed" if not ok else "chosen" if t["kept"] else "rejected" if t["same_as"] is not None or not t["met"] else None)
+    cuts = [tag("li", tag("b", name), ": ", what) for name, what in d.get("classes", {}).items()]
+    explained = tag("p", "What the cuts are:") + tag("ul", *cuts) if cuts else ""
     left = [tag("li", tag("b", what), ": ", why) for what, why in d["left_out"]]
     more = tag("p", "Not searched over:") + tag("ul", *left) if left else ""
     field = tag("input", id="filter", data_table="trials", placeholder="show only trials with…", aria_label="filter the trials")
     return tag("section", tag("h2", "Tried, kept and rejected"), tag("p", field),
                tag("div", table(("trial", "what", "x original", "median ms", d["metric"], "took s", "what became of it"), rows, right=(0, 2, 3, 4, 5),
-                                classes=classes), class_="limited"), Html(more), id="trials")  # fmt: skip
+                                classes=classes), class_="limited"), Html(explained), Html(more), id="trials")  # fmt: skip
 
 
 def _render_about(d: Data) -> Html:

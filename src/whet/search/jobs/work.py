@@ -60,7 +60,7 @@ def _candidate(w: Worker) -> dict[str, Any]:
             def rate(step: Network) -> dict[str, Any]:
                 return w.score(predictor(quick_engine(step, recipe).create_context()), step).to_plain()
 
-        pruned = prepare_candidate(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed)
+        pruned = prepare_candidate(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed, steps=recipe.space.steps)
     if c.two_four:
         with w.lock.timing():
             layers = two_four_gains(pruned.network, build_config(pruned.network, recipe, c, w.effort.level), w.say)

@@ -18,6 +18,7 @@ from whet.search.outcome.verdicts import Trial
 from whet.search.recipe.space import Candidate
 from whet.search.recipe.targets import Check, dominates, pareto
 
+AXES = {"memory_bytes": "memory", "engine_bytes": "size of the engine file", "mj": "energy per sample", "net_mj": "net energy per sample"}
 _EIGHT_BITS = ("i8", "u8", "f8")  # prefixes of stored types' names
 _VERSIONS = ("numpy", "onnx", "onednn-cpu-gomp", "optuna", "ray", "torch", "llvmlite")
 
@@ -44,9 +45,11 @@ def summary(search: SearchResult) -> dict[str, Any]:
         "load": search.final["load"],
         "trials": trials,
         "limits": _limits(search),
+        "axes": _axes(search),
         "cost_name": f"time per {'sample' if search.judging.cost_a_sample else 'run'}, relative to the FP32 original",
         "steps": _steps(chosen),
         "layers": layer_pairs(_result(search, rows[0]["folder"])["layers"], chosen["layers"]) if search.chosen else [],
+        "classes": {name: search.space.describe_class(name) for name in search.space.classes},
         "left_out": [list(x) for x in search.space.left_out],
         "warnings": _warnings(search, trials),
         "notes": [*search.notes, *chosen["notes"]],
@@ -191,9 +194,27 @@ def _limits(search: SearchResult) -> dict[str, float | None]:
     cost = None
     if t.latency is not None and not search.judging.cost_a_sample:
         cost = t.latency.value / (1.0 if t.latency.relative else original["latency"]["median_ms"])
+    elif t.throughput is not None and search.judging.cost_a_sample:
+        cost = (1.0 if t.throughput.relative else original["throughput"]) / t.throughput.value
     sign = 1 if search.recipe.higher_is_better else -1
     metric = None if t.accuracy_drop is None else original["metric"]["value"] - sign * t.accuracy_drop
     return {"cost": cost, "metric": metric}
+
+
+def _axes(search: SearchResult) -> list[dict[str, Any]]:
+    """The quantities with a target, each an axis of a plot: its name, the key of a row (None: the cost) and the limit relative to the original.
+
+    Without a target in time another quantity comes first; without any the only axis is time.
+    """
+    t, original = search.recipe.target, search.final["rows"][0]
+    timed = t.latency is not None or t.throughput is not None
+    name = f"time per {'sample' if search.judging.cost_a_sample else 'run'}"
+    axes: list[dict[str, Any]] = [{"name": name, "key": None, "limit": _limits(search)["cost"]}] if timed else []
+    for key, amount in (("memory_bytes", t.memory), ("engine_bytes", t.engine_size), ("mj", t.energy), ("net_mj", t.net_energy)):
+        base = original["energy"].get(key) if key in ("mj", "net_mj") else original[key]
+        if amount is not None and base:
+            axes.append({"name": AXES[key], "key": key, "limit": amount.value if amount.relative else amount.value / base})
+    return axes or [{"name": name, "key": None, "limit": None}]
 
 
 def _warnings(search: SearchResult, trials: Sequence[Mapping[str, Any]]) -> list[str]:

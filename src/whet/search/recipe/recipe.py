@@ -81,6 +81,9 @@ class Space:
     width: Width | None = key(f.section(Width, None), factory=Width)
     budget: bool = key(f.flag, False)  # also propose latency budgets, distributed by the knapsack over measured layer times (whet.pruning)
     skip: tuple[str, ...] = key(f.many(f.text), ())  # names of groups, layers and branches that are not pruned
+    hidden: bool = key(f.flag, False)  # also cut the residual width, through the statistics of norms (groups(net, hidden=True))
+    steps: int = key(f.whole(1), 1)  # selections of a trial's channels, each scored on the recovered network of the one before
+    budget_trials: int = key(f.whole(0), 0)  # with `budget`: selections with reweighted importances, compared by their outputs (prune --trials)
     depth: bool = key(f.flag, True)  # remove whole residual branches where the network allows it
     importance: tuple[str, ...] = key(f.many(criterion), ("l1",))
     precision: tuple[str, ...] = key(f.many(f.one_of(*PRECISIONS)), ())  # (): those the device supports
@@ -119,7 +122,7 @@ class Budget:
     trial_timeout: float = key(f.seconds, 1200.0)  # a longer trial is terminated and counts as failed
     workers: int = key(f.whole(0), 0)  # 0: one on a CPU, one per GPU
     seed: int = key(f.whole(0), 0)
-    sampler: str = key(f.one_of("tpe", "nsga2", "random"), "tpe")
+    sampler: str = key(f.one_of("gp", "tpe", "nsga2", "random"), "gp")
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,21 @@ from whet.backends import capabilities_of, get_backend
 from whet.errors import BackendError, PruneError, UsageError
 from whet.network import Network
 from whet.pruning import Group, groups
+from whet.pruning.coupling import HIDDEN
 from whet.pruning.importance import step_of
 from whet.pruning.skipping import resolve_skipped
-from whet.search.recipe.recipe import PRECISIONS, STORAGE, AutoRecipe
+from whet.search.recipe.recipe import PRECISIONS, STORAGE, AutoRecipe, Space
 
 _FLOAT = 1e-9
+ROLES = {  # what the name of a class says after the size of its groups
+    "inner": "channels inside a block, between two layers",
+    "joined": "channels that a residual sum or a concatenation joins",
+    "heads": "attention heads",
+    "head width": "values of every attention head",
+    "groups": "groups of a convolution",
+    "residual": "channels of the residual stream, through the statistics of norms",
+    "wide": "channels",
+}
 _BUDGETS = (0.2, 0.9)  # range of the knapsack's latency budget, as a share of the layers' time
 
 
@@ -123,6 +133,17 @@ class SearchSpace:
                     points.append(point | ({} if p is None else {"precision": p}) | others | ({"width by": way} if way else {}))
         return [p for i, p in enumerate(points) if p not in points[:i]]  # with coarse steps two shares may coincide
 
+    def describe_class(self, name: str) -> str:
+        """What a cut of a class takes away: "24 of 48 channels inside a block, in each of 9 groups (conv1.weight, ...)" for half of it."""
+        members = self.classes[name]
+        size, _, role = name.partition(" ")
+        sizes = sorted({self.sizes[g] for g in members})
+        what = f"{size} {ROLES[role]}" if role in ROLES else f"channels of groups with {', '.join(map(str, sizes))} of them, in network order"
+        half = kept_channels(sizes[-1], 0.5, self.steps[max(members, key=lambda g: self.sizes[g])])
+        listed = ", ".join(members[:3]) + (", ..." if len(members) > 3 else "")
+        groups = f"in each of {len(members)} groups" if len(members) > 1 else "in one group"
+        return f"{what}, {groups} ({listed}); -50 % leaves {half} of {sizes[-1]}"
+
     def size(self) -> int:
         """Number of points."""
         n = 1
@@ -135,8 +156,8 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
     """The space of a source network under a recipe. `branches`: removable residual branches, least important first."""
     s = recipe.space
     left_out: list[tuple[str, str]] = []
-    unpruned = groups_to_keep(net, s.skip)
-    coupled = [g for g in groups(net) if g.name not in unpruned] if s.width else []
+    unpruned = groups_to_keep(net, s)
+    coupled = [g for g in groups(net, hidden=s.hidden) if g.name not in unpruned] if s.width else []
     branches = [b for b in branches if b not in unpruned]
     if unpruned:
         left_out.append(("what `space.skip` names", f"{len(unpruned)} groups and branches are not pruned: {', '.join(sorted(unpruned)[:6])}"))
@@ -178,10 +199,10 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
     return SearchSpace(tuple(dimensions), fixed, classes, sizes, steps, tuple(branches), tuple(left_out))
 
 
-def groups_to_keep(net: Network, skip: Sequence[str]) -> frozenset[str]:
+def groups_to_keep(net: Network, space: Space) -> frozenset[str]:
     """Groups and branches named by `space.skip`. Raises UsageError for an unknown name, with the nearest known one."""
     try:
-        return resolve_skipped(net, skip)
+        return resolve_skipped(net, space.skip, hidden=space.hidden)
     except PruneError as e:
         raise UsageError(f"'space.skip': {e}") from None
 
@@ -190,7 +211,9 @@ def group_classes(net: Network, coupled: Sequence[Group], limit: int) -> dict[st
     """Classes of groups of equal size and role, in network order: at most `limit` (else by size only, else consecutive groups)."""
     op = {layer.name: layer.op for layer in net.layers}
 
-    def role(g: Group) -> str:
+    def role(g: Group) -> str:  # one of ROLES
+        if g.name.endswith(HIDDEN):
+            return "residual"
         if "@" in g.name:
             return "heads" if g.name.endswith("@1") else "head width"
         if g.block > 1:  # heads of separate projections, groups of a convolution

@@ -9,7 +9,7 @@ from typing import Any
 from whet.search.recipe.recipe import Target
 
 Row = Mapping[str, Any]
-_SMALL_DROP = 0.01  # scale of a miss if no drop is allowed: a hundredth of the original's metric
+SMALL_DROP = 0.01  # scale of a miss if no drop is allowed: a hundredth of the original's metric
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def checks(target: Target, row: Row, original: Row) -> list[Check]:
                 result.append(_check_at_most(name, mj, limit_mj, " mJ"))
     if target.accuracy_drop is not None:
         drop, allowed = row["drop"]["value"], target.accuracy_drop
-        scale = allowed or abs(original["metric"]["value"]) * _SMALL_DROP or 1.0
+        scale = allowed or abs(original["metric"]["value"]) * SMALL_DROP or 1.0
         text = f"drop {drop:.3g} (at most {allowed:g})"
         result.append(Check("accuracy drop", drop, allowed, max(0.0, (drop - allowed) / scale) if drop > allowed + 1e-9 else 0.0, text))
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +16,7 @@ from whet.builder import BuildConfig
 from whet.errors import WhetError
 from whet.network import Network
 from whet.pruning import (
+    Group,
     PruneConfig,
     Recipe,
     RecoveryConfig,
@@ -25,14 +26,16 @@ from whet.pruning import (
     count_flops,
     count_params,
     cut,
-    groups,
     importance,
     prune,
     recipe_of,
     recover,
 )
+from whet.pruning.coupling import groups_for
 from whet.pruning.importance import NEED_DATA, Samples
+from whet.pruning.knapsack import Choice
 from whet.pruning.order import check_order, note
+from whet.pruning.stepwise import choose_stepwise
 from whet.search.recipe.recipe import AutoRecipe, Effort, Width
 from whet.search.recipe.space import Candidate, groups_to_keep
 from whet.sparsity import parse_pattern, reduction_axis
@@ -67,10 +70,11 @@ class Prepared:
 
 def prepare_candidate(
     net: Network, candidate: Candidate, kept: Mapping[str, int], data: Mapping[str, np.ndarray], effort: Effort,
-    *, say: Say, rate: Rate | None = None, seed: int = 0, decided: Recipe | None = None,
+    *, say: Say, rate: Rate | None = None, seed: int = 0, steps: int = 1, decided: Recipe | None = None,
 ) -> Prepared:  # fmt: skip
     """Prunes `net` to the `kept` most important channels of each group and recovers it on `data` (inputs by name, no labels).
 
+    With several `steps` the channels are chosen in that many cuts, each by scores of the network that was recovered after the one before.
     `decided` gives the channels instead of importance scores. `rate` scores the network after each step, for the report.
     Raises PruneError for an impossible cut.
     """
@@ -83,18 +87,16 @@ def prepare_candidate(
     if candidate.pruned:
         start = perf_counter()
         say("pruning")
-        coupled = groups(net)
+        coupled = groups_for(net, kept if decided is None else decided.groups)
         check_order(net, "prune")
         if decided is not None:
             at = decided.kept()
         else:
-            chosen = [g for g in coupled if g.name in kept]
-            samples = Samples(data) if candidate.importance in NEED_DATA else None
-            scores = importance(chosen, candidate.importance, seed, net=net, samples=samples)
-            at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: kept[g.name]]) for g in chosen}
+            at = _choose_channels(net, candidate, coupled, kept, data, RecoveryConfig(rows=effort.rows, seed=seed), steps)
         result.network = cut(net, at, coupled, removed=candidate.removed)
-        note(result.network, "prune", by="whet auto", importance=candidate.importance)
-        info = {"by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "budget": candidate.budget}
+        more = {"steps": steps} if steps > 1 else {}
+        note(result.network, "prune", by="whet auto", importance=candidate.importance, **more)
+        info = {**more, "by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "budget": candidate.budget}
         result.recipe = recipe_of(net, at, about=info, channel_groups=coupled, removed=candidate.removed)
         done_steps = ["channels pruned"] if at else []
         done_steps += [f"{len(candidate.removed)} residual branches removed"] if candidate.removed else []
@@ -108,6 +110,24 @@ def prepare_candidate(
         note(result.network, "recover")
         step("recovered without labels", start)
     return result
+
+
+def _choose_channels(
+    net: Network, candidate: Candidate, coupled: Sequence[Group], kept: Mapping[str, int], data: Mapping[str, np.ndarray],
+    recovery: RecoveryConfig, steps: int,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """The `kept` most important channels of each group of `net` (all of which are `coupled`), chosen in `steps` cuts."""
+    sizes = {g.name: g.size for g in coupled}
+
+    def select(present: Network, here: Sequence[Group], progress: float) -> Choice:
+        chosen = [g for g in here if g.name in kept]
+        samples = Samples(data) if candidate.importance in NEED_DATA else None
+        scores = importance(chosen, candidate.importance, recovery.seed, net=present, samples=samples)
+        wanted = {name: round(sizes[name] - (sizes[name] - n) * progress) for name, n in kept.items()}
+        at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: wanted[g.name]]) for g in chosen}
+        return Choice(at, candidate.removed if present is net else (), 0.0, 0.0, 0.0)
+
+    return choose_stepwise(net, coupled, select, steps, data, recovery)[0]
 
 
 def write_two_four(result: Prepared, data: Mapping[str, np.ndarray], layers: Collection[str], *, say: Say, rate: Rate | None = None) -> None:
@@ -143,10 +163,11 @@ def within_budget(
     table.parent.mkdir(parents=True, exist_ok=True)
     pruning = PruneConfig(
         target=Target("latency", ratio=candidate.budget), importance=candidate.importance, multiple=width.multiple, depth=recipe.space.depth,
-        seed=recipe.search.seed, build=config, table=str(table), engines=False, recovery=None,
-        skip=tuple(sorted(groups_to_keep(net, recipe.space.skip))),
+        seed=recipe.search.seed, build=config, table=str(table), engines=False, hidden=recipe.space.hidden,
+        trials=recipe.space.budget_trials, recovery=RecoveryConfig() if recipe.space.budget_trials else None,
+        skip=tuple(sorted(groups_to_keep(net, recipe.space))),
     )  # fmt: skip
-    samples = data if candidate.importance in NEED_DATA else None
+    samples = data if candidate.importance in NEED_DATA or recipe.space.budget_trials else None
     pruned = prune(net, pruning, samples, progress=lambda done, total, what: say(f"latency budget {done}/{total}"))
     kept = {name: len(e.kept) for name, e in pruned.recipe.groups.items()}
     return kept, dataclasses.replace(candidate, removed=tuple(pruned.recipe.removed))

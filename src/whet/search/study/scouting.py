@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.search.jobs import job as j
 from whet.search.jobs.run_jobs import Running
@@ -13,9 +13,26 @@ from whet.search.outcome.folder import WorkFolder
 from whet.search.outcome.verdicts import Judging, Trial
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate, SearchSpace
+from whet.search.recipe.targets import SMALL_DROP
 from whet.search.study.study import Study
 
+if TYPE_CHECKING:
+    from whet.search.study.surrogate import Reference
+
+_LOSSES = 5  # times the permitted loss: up to there the sampler weighs accuracy against cost
 _SAME_IN_A_ROW = 200  # consecutive duplicate points after which the space counts as exhausted
+
+
+def _reference(recipe: AutoRecipe, judging: Judging) -> Reference | None:
+    """The original's cost and several times the permitted loss; None without a target for the accuracy."""
+    from whet.search.study.surrogate import Reference
+
+    if recipe.target.accuracy_drop is None:
+        return None
+    batch = judging.batches[0]
+    cost, loss = judging.point(judging.original(batch), batch)
+    scale = recipe.target.accuracy_drop or abs(loss) * SMALL_DROP or 1.0
+    return Reference(cost, loss + _LOSSES * scale, scale)
 
 
 class Scouting:
@@ -25,7 +42,10 @@ class Scouting:
         self.recipe, self.folder, self.space, self.judging, self.jobs = recipe, folder, space, judging, jobs
         budget = recipe.search
         startup = max(4, min(10, budget.trials // 3))  # random trials before the sampler uses its model
-        self.study = Study(folder.study, space, higher_is_better=recipe.higher_is_better, sampler=budget.sampler, seed=budget.seed, startup=startup)
+        self.study = Study(
+            folder.study, space, higher_is_better=recipe.higher_is_better, sampler=budget.sampler, seed=budget.seed, startup=startup,
+            reference=_reference(recipe, judging),
+        )  # fmt: skip
         self.study.enqueue(space.seeds()[: max(1, budget.trials // 2)])
         self.trials: dict[int, Trial] = {}
         self.known: dict[str, Trial] = {}  # by candidate key

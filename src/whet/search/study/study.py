@@ -19,20 +19,26 @@ from whet.search.recipe.space import Dimension, SearchSpace
 if TYPE_CHECKING:
     import optuna
 
+    from whet.search.study.surrogate import Reference
+
 _NAME = "whet"
 
 
 class Study:
     """Ask-and-tell interface. `misses` of finished trials are constraints that steer the sampler towards the target."""
 
-    def __init__(self, path: Path, space: SearchSpace, *, higher_is_better: bool, sampler: str, seed: int, startup: int):
+    def __init__(
+        self, path: Path, space: SearchSpace, *, higher_is_better: bool, sampler: str, seed: int, startup: int, reference: Reference | None = None
+    ):  # fmt: skip
+        """`reference` bounds the costs and losses of interest, for the sampler `gp`."""
         self.optuna, self.space, self.path = optuna_module(), space, path
         with self._stored():
             storage = self.optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
             self.study: optuna.Study = self.optuna.create_study(
                 storage=storage, study_name=_NAME, load_if_exists=True, directions=["minimize", "maximize" if higher_is_better else "minimize"]
             )
-            self.study.sampler = _sampler(self.optuna, sampler, seed, startup)
+            sign = -1 if higher_is_better else 1
+            self.study.sampler = make_sampler(self.optuna, sampler, seed, startup, sign, reference)
         self.distributions = {d.name: self._distribution(d) for d in space.dimensions}
 
     @contextlib.contextmanager
@@ -128,11 +134,13 @@ def _misses(trial: Any) -> tuple[float, ...]:
     return tuple(trial.user_attrs.get("misses") or (0.0,))
 
 
-def _sampler(optuna: Any, name: str, seed: int, startup: int) -> Any:
-    """A sampler by name, deterministic across kills."""
+def make_sampler(optuna: Any, name: str, seed: int, startup: int, sign: int, reference: Reference | None) -> Any:
+    """A sampler by name, deterministic across kills. `sign` turns the metric into a loss."""
     from whet.search.study.samplers import Make, Repeatable
+    from whet.search.study.surrogate import SurrogateSampler
 
     made: dict[str, Make] = {
+        "gp": lambda s: SurrogateSampler(s, startup, reference, sign),
         "tpe": lambda s: optuna.samplers.TPESampler(seed=s, multivariate=True, n_startup_trials=startup, constraints_func=_misses),
         "nsga2": lambda s: optuna.samplers.NSGAIISampler(seed=s, population_size=max(startup, 8), constraints_func=_misses),
         "random": lambda s: optuna.samplers.RandomSampler(seed=s),

@@ -1,0 +1,195 @@
+"""A sampler that models cost and loss by Gaussian processes and draws the point with the largest expected gain of hypervolume.
+
+Trials of a search are few (tens) and its dimensions ordered (shares to cut), so a smooth model learns more from each than the densities of a TPE:
+cost is nearly linear in the shares, and loss grows slowly up to a cliff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optuna
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+_POOL = 512  # random points among which the next one is selected; as many again are neighbours of the best
+_DRAWS = 32  # samples of the model's prediction at each of them
+_SCALES = (0.3, 0.6, 1.2, 2.4)  # length scales, as multiples of the diagonal of the space
+_NOISES = (1e-4, 1e-2, 1e-1)  # variance of a measurement relative to that of the values
+_TREND = 4.0  # prior variance of a slope of the linear trend
+_LEAST = 3  # finished trials from which the model is used
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The point that bounds the hypervolume: the original's cost and the largest loss of interest; `scale` is a small loss."""
+
+    cost: float
+    loss: float
+    scale: float
+
+
+class SurrogateSampler(optuna.samplers.BaseSampler):
+    """Random until `startup` trials have finished, then the largest expected improvement of the hypervolume below `reference`.
+
+    Values of a trial are (cost, metric); `sign` turns the metric into a loss: -1 if a higher one is better.
+    """
+
+    def __init__(self, seed: int, startup: int, reference: Reference | None = None, sign: int = -1):
+        self.rng, self.startup, self.reference, self.sign = np.random.default_rng(seed), max(startup, _LEAST), reference, sign
+        self._independent = optuna.samplers.RandomSampler(seed=seed)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """All dimensions, once enough trials have finished."""
+        done = _trials(study, optuna.trial.TrialState.COMPLETE)
+        return optuna.search_space.intersection_search_space(done) if len(done) >= self.startup else {}
+
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
+        """A random value."""
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+        """The point with the largest expected improvement among random ones and neighbours of the best."""
+        if not search_space:
+            return {}
+        done = _trials(study, optuna.trial.TrialState.COMPLETE)
+        failed = _trials(study, optuna.trial.TrialState.FAIL)
+        running = [t for t in _trials(study, optuna.trial.TrialState.RUNNING) if t.number != trial.number and search_space.keys() <= t.params.keys()]
+        space = Encoding(search_space)
+        points = np.array([space.indices(t.params) for t in done])
+        values = np.array([(t.values[0], self.sign * t.values[1]) for t in done])
+        reference = self.reference or Reference(values[:, 0].max(), float(np.median(values[:, 1])), max(float(np.ptp(values[:, 1])) / 50, 1e-9))
+        best = points[_front(values)]
+        pool = self._pool(space, best)
+        tried = {tuple(p) for p in [*points, *(space.indices(t.params) for t in [*failed, *running] if search_space.keys() <= t.params.keys())]}
+        pool = np.array([p for p in pool if tuple(p) not in tried] or pool)
+        waiting = np.array([space.indices(t.params) for t in running]).reshape(len(running), len(space.names))
+        asked = space.encode(np.concatenate([pool, waiting]) if len(running) else pool)
+        draws = self._draws(space.encode(points), values, asked, reference)
+        if len(running):  # a running trial counts as finished with the predicted values, so that the next one looks elsewhere
+            values = np.concatenate([values, draws[:, len(pool) :].mean(0)])
+        gains = improvements(draws[:, : len(pool)].reshape(-1, 2), values, (reference.cost, reference.loss)).reshape(_DRAWS, -1).mean(0)
+        if not gains.any():  # nothing within reach of the reference: towards the smallest distance from it
+            gains = -np.maximum(draws[:, : len(pool), 1].mean(0) - reference.loss, 0) / reference.scale
+        return space.params(pool[int(np.argmax(gains))])
+
+    def _pool(self, space: Encoding, best: np.ndarray) -> np.ndarray:
+        """Random points, and neighbours of the best in one to three dimensions."""
+        sizes = np.array(space.sizes)
+        anywhere = self.rng.integers(0, sizes, (_POOL, len(sizes)))
+        near = best[self.rng.integers(0, len(best), _POOL)].copy()
+        changes = self.rng.random(near.shape) < self.rng.uniform(1, 3, (_POOL, 1)) / len(sizes)
+        steps = self.rng.choice([-2, -1, 1, 2], near.shape)
+        moved = np.where(space.ordered, np.clip(near + steps, 0, sizes - 1), self.rng.integers(0, sizes, near.shape))
+        return np.unique(np.concatenate([anywhere, np.where(changes, moved, near)]), axis=0)
+
+    def _draws(self, x: np.ndarray, values: np.ndarray, asked: np.ndarray, reference: Reference) -> np.ndarray:
+        """Samples of (cost, loss) [draws, asked, 2]. Losses are modelled on a logarithmic scale above the least one, since they have a cliff."""
+        least = values[:, 1].min()
+        made = []
+        for y, back in (
+            (values[:, 0], lambda v: v),
+            (np.log1p((values[:, 1] - least) / reference.scale), lambda v: least + reference.scale * np.expm1(np.clip(v, -1, 20))),
+        ):
+            mean, deviation = predict(x, y, asked)
+            made.append(back(mean + deviation * self.rng.standard_normal((_DRAWS, len(asked)))))
+        return np.stack(made, axis=2)
+
+
+class Encoding:
+    """The dimensions as indices of values and as coordinates from 0 to 1 (one coordinate for each value of a categorical dimension)."""
+
+    def __init__(self, space: Mapping[str, BaseDistribution]):
+        self.names = list(space)
+        self.values = [_values_of(d) for d in space.values()]
+        self.ordered = np.array([not isinstance(d, optuna.distributions.CategoricalDistribution) for d in space.values()])
+        self.sizes = [len(v) for v in self.values]
+
+    def indices(self, params: Mapping[str, Any]) -> list[int]:
+        """The index of each dimension's value."""
+        return [
+            int(np.argmin([abs(v - params[name]) for v in values])) if ordered else values.index(params[name])
+            for name, values, ordered in zip(self.names, self.values, self.ordered, strict=True)
+        ]
+
+    def params(self, indices: Sequence[int]) -> dict[str, Any]:
+        """The values by name."""
+        return {name: values[int(i)] for name, values, i in zip(self.names, self.values, indices, strict=True)}
+
+    def encode(self, indices: np.ndarray) -> np.ndarray:
+        """float64 [points, coordinates]."""
+        columns = []
+        for k, n in enumerate(self.sizes):
+            at = indices[:, k]
+            columns += [at / max(n - 1, 1)] if self.ordered[k] else [(at == i) / np.sqrt(2) for i in range(n)]
+        return np.stack(columns, axis=1)
+
+
+def predict(x: np.ndarray, y: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation at `asked` of a Gaussian process with a linear trend, fitted to (x, y) by its marginal likelihood."""
+    middle, spread = y.mean(), max(float(y.std()), 1e-12)
+    scaled = (y - middle) / spread
+    diagonal = np.sqrt(x.shape[1])
+    best: tuple[float, float, np.ndarray] | None = None
+    for scale in _SCALES:
+        plain = _covariance(x, x, scale * diagonal)
+        for noise in _NOISES:
+            root = np.linalg.cholesky(plain + (noise + 1e-8) * np.eye(len(x)))
+            white = np.linalg.solve(root, scaled)
+            likelihood = -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
+            if best is None or likelihood > best[0]:
+                best = likelihood, scale * diagonal, root
+    assert best is not None
+    _, length, root = best
+    across = np.linalg.solve(root, _covariance(x, asked, length))
+    mean = across.T @ np.linalg.solve(root, scaled)
+    variance = np.maximum(1 + _TREND * ((asked - 0.5) ** 2).sum(1) - (across**2).sum(0), 1e-12)
+    return middle + spread * mean, spread * np.sqrt(variance)
+
+
+def _covariance(a: np.ndarray, b: np.ndarray, length: float) -> np.ndarray:
+    """Of a linear trend around the middle of the space plus a smooth function."""
+    squares = np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2 * a @ b.T, 0)
+    return _TREND * (a - 0.5) @ (b - 0.5).T + np.exp(-squares / (2 * length**2))
+
+
+def improvements(points: np.ndarray, values: np.ndarray, reference: tuple[float, float]) -> np.ndarray:
+    """The hypervolume (area below `reference`) that each of `points` [n, 2] adds to that of `values`; lower is better in both columns."""
+    at = values[_front(values)]
+    at = at[(at < reference).all(1)]
+    costs = np.concatenate([[-np.inf], at[:, 0], [reference[0]]])
+    losses = np.concatenate([[reference[1]], at[:, 1]])  # the least loss of the front at a cost within [costs[i], costs[i + 1]]
+    widths = np.minimum(costs[None, 1:], reference[0]) - np.maximum(costs[None, :-1], points[:, :1])
+    heights = losses[None] - points[:, 1:]
+    return (np.maximum(widths, 0) * np.maximum(heights, 0)).sum(1)
+
+
+def hypervolume(values: np.ndarray, reference: tuple[float, float]) -> float:
+    """The area below `reference` that `values` (cost, loss) dominate."""
+    at = values[_front(values)] if len(values) else np.zeros((0, 2))
+    at = at[(at < reference).all(1)]
+    return float((np.diff([*at[:, 0], reference[0]]) * (reference[1] - at[:, 1])).sum())
+
+
+def _front(values: np.ndarray) -> np.ndarray:
+    """Indices of the non-dominated rows, by ascending first column."""
+    order = np.lexsort((values[:, 1], values[:, 0]))
+    lower = np.minimum.accumulate(values[order, 1])
+    return order[np.concatenate([[True], values[order[1:], 1] < lower[:-1]])]
+
+
+def _trials(study: optuna.Study, state: optuna.trial.TrialState) -> list[FrozenTrial]:
+    return study.get_trials(deepcopy=False, states=(state,))
+
+
+def _values_of(d: BaseDistribution) -> list[Any]:
+    if isinstance(d, optuna.distributions.CategoricalDistribution):
+        return list(d.choices)
+    assert isinstance(d, optuna.distributions.FloatDistribution)
+    assert d.step is not None
+    return [round(d.low + i * d.step, 9) for i in range(round((d.high - d.low) / d.step) + 1)]
