@@ -8,17 +8,17 @@ from whet.backends import _code_cache
 from whet.backends.cpu import machine_code
 from whet.errors import BackendError
 
-JIT = pytest.mark.skipif(machine_code.no_compiler() is not None, reason=str(machine_code.no_compiler()))
+JIT = pytest.mark.skipif(machine_code.why_no_compiler() is not None, reason=str(machine_code.why_no_compiler()))
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty cache for compiled objects."""
     monkeypatch.setenv("WHET_CPU_CACHE", str(tmp_path / "objects"))
-    for cached in (machine_code._folder, machine_code._loaded):
+    for cached in (machine_code._folder, machine_code._load):
         cached.cache_clear()
     yield tmp_path / "objects"
-    for cached in (machine_code._folder, machine_code._loaded):
+    for cached in (machine_code._folder, machine_code._load):
         cached.cache_clear()
 
 
@@ -30,7 +30,7 @@ def run(name):
     import ctypes
 
     value = ctypes.c_int64(0)
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(machine_code.address(function(name), name))(ctypes.addressof(value))
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(machine_code.function_address(function(name), name))(ctypes.addressof(value))
     return value.value
 
 
@@ -38,7 +38,7 @@ def run(name):
 def test_code_is_compiled_once(folder, monkeypatch):
     assert run("seven") == 7
     (file,) = folder.iterdir()
-    machine_code._loaded.cache_clear()
+    machine_code._load.cache_clear()
     monkeypatch.setattr(machine_code, "_compile", lambda ir: pytest.fail("compiled again"))
     assert run("seven") == 7
     assert list(folder.iterdir()) == [file]
@@ -50,7 +50,7 @@ def test_damaged_files_are_compiled_again(folder, damage):
     run("again")
     (file,) = folder.iterdir()
     file.write_bytes(damage(file.read_bytes()))
-    machine_code._loaded.cache_clear()
+    machine_code._load.cache_clear()
     assert run("again") == 7
 
 

@@ -44,7 +44,7 @@ def test_parallel_runs_on_each_thread():
     seen = []
     number = threads.gomp().omp_get_thread_num
     body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(number()))
-    threads.parallel(ctypes.cast(body, ctypes.c_void_p).value, 0, 3)
+    threads.run_parallel(ctypes.cast(body, ctypes.c_void_p).value, 0, 3)
     assert sorted(seen) == [0, 1, 2]
 
 

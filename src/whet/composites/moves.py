@@ -15,7 +15,7 @@ from whet.composites._samples import Regions, new_body
 from whet.composites.rearrange import REARRANGE
 from whet.network import BF16, F16, F32, Layer, Network, Tensor
 from whet.ops import Sample
-from whet.ops.slice import ranges
+from whet.ops.slice import slice_ranges
 from whet.rewrite.fusing import ACTIVATIONS, fuse_flat
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
@@ -147,7 +147,7 @@ def _is_member(layer: Layer) -> bool:
     """True if a layer moves data or computes elementwise, with constant parameters."""
     if layer.op == "Slice":
         known = layer.inputs[0] is not None and all(t is None for t in layer.inputs[1:])
-        return known and all(step == 1 and isinstance(start, int) for start, _, step in ranges(layer).values())
+        return known and all(step == 1 and isinstance(start, int) for start, _, step in slice_ranges(layer).values())
     if layer.op in MOVES_OPS:
         return layer.op == "Concat" or all(t is None or t.is_constant for t in layer.inputs[1:])
     if layer.composite == REARRANGE.kind:

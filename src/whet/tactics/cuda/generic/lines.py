@@ -145,8 +145,8 @@ class Lines(PerValueTactic):
     def parameters(self, layer: Layer) -> tuple[int, ...]:
         return _PARAMETERS.get(layer.op, ())
 
-    def narrows(self, layer: Layer) -> bool:
+    def allows_16_bits(self, layer: Layer) -> bool:
         return layer.op not in _ORDERED
 
-    def passes(self, layer: Layer) -> Passes:
+    def launches(self, layer: Layer) -> Passes:
         return _PASSES[layer.op](layer)
