@@ -104,19 +104,19 @@ class Prepared:
         return ({self.name: self.images[i : i + 1]} for i in range(len(self.images)))
 
     def calibrated(self, method: str, steps: tuple[str, ...] = ()):
-        from whet.builder.precision.calibration import Calibration, calibrated_ranges
+        from whet.builder.precision.calibration import Calibration, get_calibrated_ranges
 
         key = f"{method} {steps}"
         if key not in self.ranges:
             calibration = Calibration(samples=self.samples, method=method, steps=steps)
-            self.ranges[key] = calibrated_ranges(self.net, self.made, calibration, self.config, self.notes.append)
+            self.ranges[key] = get_calibrated_ranges(self.net, self.made, calibration, self.config, self.notes.append)
         return self.ranges[key]
 
     def low(self, precision: str, method: str):
         """run(feeds) in this precision, and the additional fields of the row."""
         from whet.builder import build
         from whet.builder.precision.calibration import Calibration
-        from whet.builder.precision.float8_ranges import ENOUGH_DB, float8_ranges, sensitive_layers
+        from whet.builder.precision.float8_ranges import ENOUGH_DB, calibrate_float8_ranges, find_sensitive_layers
         from whet.builder.verify.engine_values import EngineRun
         from whet.precision import emulated, find_quantization_sites, quantize
         from whet.precision.float8 import kept_out
@@ -135,10 +135,11 @@ class Prepared:
         ranges, kind, only, dropped, notes = None, precision.split()[0], None, {}, []
         if kind == "fp8":
             calibration = Calibration(samples=self.samples, steps=("round",) if precision == "fp8 round" else ())
-            ranges = float8_ranges(self.net, self.made, calibration, self.config, notes, enough_db=0 if precision == "fp8 all" else ENOUGH_DB)
+            enough_db = 0 if precision == "fp8 all" else ENOUGH_DB
+            ranges = calibrate_float8_ranges(self.net, self.made, calibration, self.config, notes, enough_db=enough_db)
             dropped = kept_out(self.made)
             if precision != "fp8 all":
-                dropped |= sensitive_layers(self.made, ranges, calibration, self.config, dropped)
+                dropped |= find_sensitive_layers(self.made, ranges, calibration, self.config, dropped)
             only = [x.name for x in find_quantization_sites(self.made).layers if x.name not in dropped]
         net = emulated(self.made, kind, ranges, only)
         said = {"calibration_seconds": round(time.perf_counter() - start, 1), "by": "emulation"}

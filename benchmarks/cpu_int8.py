@@ -141,14 +141,14 @@ def peers(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None
 
 def calibrate(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
     """Writes whet's ranges into the folder, replacing existing ones: minutes for the large networks, under any machine load."""
-    from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepare
+    from whet.builder.precision.int8 import Calibration, get_calibrated_ranges, prepare
     from whet.frontends import network_from_onnx
 
     model = folder / f"{name}-{batch}.onnx"
     net, cache, config = network_from_onnx(model), model.with_suffix(".calibration.json"), engine_config(args, folder)
     shapes = {t.name: [int(d) for d in t.shape] for t in net.inputs}
     cache.unlink(missing_ok=True)
-    calibrated_ranges(net, prepare(net, config), Calibration(lambda: calibration(shapes), str(cache)), config, print)
+    get_calibrated_ranges(net, prepare(net, config), Calibration(lambda: calibration(shapes), str(cache)), config, print)
 
 
 def engine_config(args: argparse.Namespace, folder: Path):

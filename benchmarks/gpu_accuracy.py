@@ -36,7 +36,7 @@ from accuracy_precision import BARS, CALIBRATION, calibration_images, compare
 from support import datasets
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.precision.float8_ranges import float8_network, float8_ranges, sensitive_layers
+from whet.builder.precision.float8_ranges import calibrate_float8_ranges, find_sensitive_layers, insert_float8
 from whet.builder.precision.int8 import Calibration, calibrated_ranges
 from whet.builder.precision.int8 import prepare as prepare_network
 from whet.builder.precision.permissions import is_float8
@@ -77,8 +77,8 @@ def prepare(folder: Path) -> None:
         ranges = calibrated_ranges(net, prepare_network(net, BuildConfig()), calibration, BuildConfig(), print)
         prepared = prepare_network(net, BuildConfig())
         plain, said = Calibration(samples=calibration.samples), []
-        float8 = float8_ranges(net, prepared, plain, BuildConfig(), said, said)
-        left = sensitive_layers(prepared, float8, plain, BuildConfig(), kept_out(prepared))
+        float8 = calibrate_float8_ranges(net, prepared, plain, BuildConfig(), said, said)
+        left = find_sensitive_layers(prepared, float8, plain, BuildConfig(), kept_out(prepared))
         write_cache(str(folder / f"{model.name}-fp8.json"), float8)
         (folder / f"{model.name}-fp8-left.json").write_text(json.dumps(left, indent=1))
         shape = {net.inputs[0].name: (BATCH, *net.inputs[0].shape[1:])}
@@ -115,7 +115,7 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
         elif precision == "fp8":
             float8 = calibrated_ranges(net, prepared, Calibration(cache=str(folder / f"{name}-fp8.json")), config, print)
             left = json.loads((folder / f"{name}-fp8-left.json").read_text())
-            plan = build(float8_network(prepared, float8, left), replace(config, precisions=("fp16", "fp8")))
+            plan = build(insert_float8(prepared, float8, left), replace(config, precisions=("fp16", "fp8")))
         else:
             plan = build(net, replace(config, precisions=(precision,), layer_precisions=(("*", precision),), precision_constraints="prefer"))
         kinds: dict[str, int] = {}

@@ -28,7 +28,7 @@ from gpu_int8 import in_blocks, network
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.precision.float8_ranges import float8_network
+from whet.builder.precision.float8_ranges import insert_float8
 from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepare
 from whet.builder.precision.permissions import is_float8
 from whet.engine.plan import EnginePlan
@@ -51,7 +51,7 @@ def engines(net: Network, batch: int, cache: Path, times: Path) -> dict[str, tup
     ranges = calibrated_ranges(net, prepared, Calibration(cache=str(cache)), config, print)
     built = {}
     wide = replace(ranges, float_sums=skip_sums(prepared, kept_out(prepared)))
-    sources = {"fp8": float8_network(prepared, ranges), "sums": float8_network(prepared, wide), "int8": quantize(prepared, ranges), "fp16": net}
+    sources = {"fp8": insert_float8(prepared, ranges), "sums": insert_float8(prepared, wide), "int8": quantize(prepared, ranges), "fp16": net}
     for kind, source in sources.items():
         begun = time.perf_counter()
         precisions = ("fp16",) if kind == "fp16" else ("fp16", "int8" if kind == "int8" else "fp8")

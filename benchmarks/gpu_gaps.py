@@ -23,7 +23,7 @@ sys.path.insert(0, "src")
 from whet.backends import get_backend
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.stream import Event, Stream
-from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.composites.attention import attention_sample
 from whet.network import Layer, Network, stored_shape
 from whet.network.types import F16, F32, parse_type
@@ -97,7 +97,7 @@ def own(machine: Any, layer: Layer, kinds: tuple, until: float) -> dict[str, tup
     """tactic -> (microseconds, config) of its best configuration in one of the storage types."""
     best: dict[str, tuple[float, str]] = {}
     stream, rng = Stream(), np.random.default_rng(0)
-    for t in tactics_for("cuda", ("-CUDNN",)):
+    for t in list_enabled_tactics("cuda", ("-CUDNN",)):
         if t.name == "cuda/host_reference" or t.why_not(layer):
             continue
         for signature in t.signatures(layer, machine):

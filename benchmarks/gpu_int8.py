@@ -38,7 +38,7 @@ from _record import provenance
 from whet import zoo
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.precision.int8 import Calibration, build_int8, calibrated_ranges, prepare
+from whet.builder.precision.int8 import Calibration, build_int8, get_calibrated_ranges, prepare
 from whet.builder.precision.permissions import computes_on_integers
 from whet.engine.plan import EnginePlan
 from whet.engine.schema import encode
@@ -85,7 +85,7 @@ def calibrate(folder: Path, names: list[str]) -> None:
     for name in names:
         net, begun = network(name), time.perf_counter()
         calibration = Calibration(samples=lambda name=name, net=net: photos(name, net), cache=str(folder / f"{name}.json"))
-        ranges = calibrated_ranges(net, prepare(net, BuildConfig()), calibration, BuildConfig(), print)
+        ranges = get_calibrated_ranges(net, prepare(net, BuildConfig()), calibration, BuildConfig(), print)
         print(name, len(ranges.tensors), "ranges of", ranges.samples, f"photos in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
@@ -103,7 +103,7 @@ def engines(net: Network, batch: int, cache: Path, times: Path, switches: dict[s
         calibration, begun = Calibration(cache=str(cache)), time.perf_counter()
         if batch > FLOATS_UP_TO:
             prepared = prepare(net, config)
-            plan = build(quantize(prepared, calibrated_ranges(net, prepared, calibration, config, print)), config, progress=turns)
+            plan = build(quantize(prepared, get_calibrated_ranges(net, prepared, calibration, config, print)), config, progress=turns)
             return None, plan, time.perf_counter() - begun
         plan = build_int8(net, config, calibration, progress=turns)
         took = time.perf_counter() - begun

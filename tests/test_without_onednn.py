@@ -20,7 +20,7 @@ ctypes.CDLL = WithoutOneDNN
 import numpy as np
 import whet
 from whet.builder import build
-from whet.builder.candidates.tactic_sources import missing_libraries
+from whet.builder.candidates.tactic_sources import find_missing_libraries
 from whet.network import parse_network
 from whet.ops import run_network
 
@@ -55,7 +55,7 @@ for n, f in ((lenet, {"input": np.ones((1, 1, 32, 32), np.float32)}), (net, feed
         assert not [c.tactic for c in plan.choices.values() if "onednn" in c.tactic]
         notes |= {t for t in plan.report.notes if "oneDNN" in t}
 print(len(notes), *notes)
-print(missing_libraries("cpu", ["-ONEDNN"]))
+print(find_missing_libraries("cpu", ["-ONEDNN"]))
 """
 
 #: As on macOS: no libgomp, no affinities, no /proc and /sys, no Linux requests for memory.

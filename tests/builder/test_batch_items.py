@@ -6,10 +6,18 @@ from test_verification import QUICK, only
 
 from whet.backends import get_backend
 from whet.builder import build
-from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchItems, NotPerImage, batch_of, find_batch_axes, run_network_on_items
+from whet.builder.batching.batch_items import (
+    NO_BATCH_AXES,
+    BatchAxes,
+    BatchItems,
+    NotPerImage,
+    find_batch_axes,
+    get_common_batch,
+    run_network_on_items,
+)
 from whet.builder.progress import ProgressLog
-from whet.builder.verify.differences import float8_error
-from whet.builder.verify.emulation import reference_outputs
+from whet.builder.verify.differences import compute_float8_error
+from whet.builder.verify.emulation import compute_reference_outputs
 from whet.builder.verify.verification import verify_engine
 from whet.composites.quantized import quantized_sample
 from whet.engine.plan import Choice
@@ -56,8 +64,8 @@ def test_items_are_the_first_the_last_and_seeded_ones():
     for batch in (2, 3, 4, 128):
         at = BatchItems.of(batch, 5).at
         assert (at[0], at[-1], len(at)) == (0, batch - 1, min(batch, 3))
-    assert batch_of({"a": (4, 3), "b": (4, 7)}) == 4
-    assert batch_of({"a": (4, 3), "b": (2, 7)}) == batch_of({"a": (4, 3), "b": (4,)}) == 1
+    assert get_common_batch({"a": (4, 3), "b": (4, 7)}) == 4
+    assert get_common_batch({"a": (4, 3), "b": (2, 7)}) == get_common_batch({"a": (4, 3), "b": (4,)}) == 1
 
 
 @pytest.mark.parametrize("widen", [False, True])
@@ -100,10 +108,10 @@ def test_the_reference_of_a_layer_that_stores_float8_has_float8_values(name, few
     images = BatchItems.of(BATCH) if few else None
     places = BatchAxes({t.name: 0 for t in layer.inputs if not t.is_constant}, {}, frozenset()) if few else NO_BATCH_AXES
     ins = [images.take(a, 0) if few and t.name in places.axis else a for t, a in zip(layer.inputs, arrays, strict=True)]
-    (got,) = reference_outputs(layer, choice, ins, images, places)
+    (got,) = compute_reference_outputs(layer, choice, ins, images, places)
     want = images.take(want, 0) if few else want
     assert np.array_equal(got.astype(np.float64), np.asarray(got).astype(E4M3).astype(np.float64)), "not representable in e4m3"
-    error, why = float8_error(want, got)
+    error, why = compute_float8_error(want, got)
     assert error <= 1e-6, why
     assert len(np.unique(want.astype(np.float32))) > 20
 

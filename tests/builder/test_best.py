@@ -15,7 +15,7 @@ from test_relock import CONFIG, DATA, VNNI, keep, no_calibration
 from whet.backends import get_backend
 from whet.builder import build, plan_digest, save_lock
 from whet.builder.candidates.filter import stores_float16
-from whet.builder.precision.float16 import small_type
+from whet.builder.precision.float16 import find_small_type
 from whet.builder.precision.int8 import Calibration, build_int8
 from whet.builder.progress import Silent
 from whet.builder.select import verified_search, whole_engine
@@ -60,7 +60,7 @@ def test_the_kept_engine_has_no_16_bit_types_and_is_locked(wanted, narrow_seems_
     keep(monkeypatch, wanted)
     plan = build_int8(small_network(), BEST, DATA)
     assert engines(plan)[0] == whole_engine.WIDE
-    assert small_type(plan) is None
+    assert find_small_type(plan) is None
     assert any(is_quantized(x) for x in plan.network.layers) == wanted.startswith("int8")
     save_lock(plan, tmp_path / "lock.json")
     made = build_int8(small_network(), dataclasses.replace(BEST, lock=str(tmp_path / "lock.json")), Calibration(samples=no_calibration))
@@ -72,7 +72,7 @@ def test_only_close_sums_are_tried(narrow_seems_faster, monkeypatch):
     monkeypatch.setattr(whole_engine, "SUM_MARGIN", 0.5)
     plan = build_int8(small_network(), BEST, DATA)
     assert engines(plan) == ["least sum of times"]
-    assert small_type(plan) == "bf16" or any(is_quantized(x) for x in plan.network.layers)
+    assert find_small_type(plan) == "bf16" or any(is_quantized(x) for x in plan.network.layers)
 
 
 @VNNI

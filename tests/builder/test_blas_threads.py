@@ -10,7 +10,7 @@ pytest.importorskip("threadpoolctl")
 SCRIPT = """
 from threadpoolctl import threadpool_info
 import numpy as np
-from whet.builder.verify.blas_threads import blas_threads
+from whet.builder.verify.blas_threads import limit_blas_threads
 
 def threads():
     return [p["num_threads"] for p in threadpool_info() if p["internal_api"] == "openblas"]
@@ -19,10 +19,10 @@ if not threads():
     print("none")
 else:
     before = threads()
-    with blas_threads(2):
+    with limit_blas_threads(2):
         inside = threads()
         try:
-            with blas_threads(1):
+            with limit_blas_threads(1):
                 nested = threads()
                 raise ValueError
         except ValueError:

@@ -10,7 +10,7 @@ from support.operations import count_opcodes
 from whet.backends import get_backend
 from whet.builder.memory.free_ranges import FreeRanges
 from whet.builder.memory.planner import Block, Use, list_overlaps, plan_memory
-from whet.builder.select.beam import small_frontier_order
+from whet.builder.select.beam import order_by_frontier
 from whet.builder.select.pbqp import Problem
 from whet.engine.intersections import Rectangle, list_intersections
 from whet.network import Network, parse_type
@@ -125,7 +125,7 @@ def test_reducing_and_ordering_a_problem():
         near = {i: {} for i in range(n)}
         for (a, b), m in p.edges.items():
             near[a][b], near[b][a] = m, m.T
-        return lambda: small_frontier_order(p.nodes, near)
+        return lambda: order_by_frontier(p.nodes, near)
 
     assert growth(solve, 50) < LIMIT
     assert growth(order, 100) < LIMIT

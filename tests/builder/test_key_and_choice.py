@@ -9,10 +9,10 @@ from nets import residual
 
 import whet.tactics
 from whet.backends import Backend, Capabilities, get_backend
-from whet.builder.candidates.enumerate import list_candidates, macs
+from whet.builder.candidates.enumerate import count_macs, list_candidates
 from whet.builder.candidates.reformats import Reformats, with_reformats
 from whet.builder.precision.permissions import Permissions
-from whet.builder.select.formats import inplace_refusal, links
+from whet.builder.select.formats import explain_inplace_refusal, list_links
 from whet.measure import timing_key as keys
 from whet.measure.bench import fill
 from whet.measure.option import Option
@@ -169,7 +169,7 @@ def test_in_place_pairs_need_bytes_that_nothing_else_reads():
     at = {layer.name: layer for layer in net.layers}
 
     def reason(layer, *pairs):
-        return inplace_refusal(net, at[layer], option(net, at[layer], pairs))
+        return explain_inplace_refusal(net, at[layer], option(net, at[layer], pairs))
 
     assert "which is an input" in reason("a", (0, 0))
     assert "which 'd' still reads" in reason("b", (0, 0))
@@ -216,7 +216,7 @@ def test_a_reformat_in_place_needs_the_old_bytes_to_be_dead():
 
 def test_links_omit_constants_and_end_at_outputs():
     net = residual()
-    found = links(net)
+    found = list_links(net)
     assert all(not w.tensor.is_constant for w in found)
     assert [w.tensor.name for w in found if w.reader is None] == ["y"]
     assert [w.tensor.name for w in found if w.maker is None] == ["x"]
@@ -244,12 +244,12 @@ def test_timed_operands_hold_values_of_their_type():
 
 
 def test_multiply_adds():
-    assert macs(conv(channels=8)) == 8 * 36 * 4 * 9
+    assert count_macs(conv(channels=8)) == 8 * 36 * 4 * 9
     net = Network("n")
     x = net.add_input("x", parse_type("f32[5,7]"))
-    assert macs(net.add_layer("Gemm", (x, net.constant(np.ones((3, 7), "f4"), "w"), None), {"transB": 1})) == 5 * 3 * 7
-    assert macs(net.add_layer("MatMul", (x, net.constant(np.ones((7, 2), "f4"), "v")))) == 5 * 2 * 7
-    assert macs(net.add_layer("Relu", (x,))) == 0
+    assert count_macs(net.add_layer("Gemm", (x, net.constant(np.ones((3, 7), "f4"), "w"), None), {"transB": 1})) == 5 * 3 * 7
+    assert count_macs(net.add_layer("MatMul", (x, net.constant(np.ones((7, 2), "f4"), "v")))) == 5 * 2 * 7
+    assert count_macs(net.add_layer("Relu", (x,))) == 0
 
 
 def test_a_signature_that_leaves_a_computed_input_open_is_refused():

@@ -43,14 +43,14 @@ QUICK = BuildConfig(
 @pytest.fixture(scope="module")
 def plan():
     """The second profile may not use oneDNN's convolutions, as if others had been faster for it."""
-    made, real = [], build_module.tactics_for
+    made, real = [], build_module.list_enabled_tactics
 
     def fewer(machine, sources):
         made.append(machine)
         return real(machine, (*sources, f"-{CONV}") if len(made) == 2 else sources)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "tactics_for", fewer)
+        patch.setattr(build_module, "list_enabled_tactics", fewer)
         plan = build(NET, QUICK)
     assert len(made) == 2
     return plan

@@ -13,7 +13,7 @@ from test_pass_quantize import residual_network
 from support.isa import VNNI
 from whet.builder import build
 from whet.builder.config import BuildConfig
-from whet.builder.precision.int8 import Calibration, build_int8, invented_ranges, prepare, slow_layers
+from whet.builder.precision.int8 import Calibration, build_int8, find_slow_layers, make_placeholder_ranges, prepare
 from whet.builder.verify.rounding_ties import has_ties, run_with_nudged_scales
 from whet.network import Network, parse_type
 from whet.ops import run_network
@@ -65,7 +65,7 @@ def test_without_data_ranges_are_synthetic_and_reported():
     plan = build_int8(small_network(), config, Calibration())
     assert any("INVENTED" in n for n in plan.report.notes)
     made = prepare(small_network(), config)
-    found = invented_ranges(made)
+    found = make_placeholder_ranges(made)
     assert found.tensors["a"].low == 0.0  # after a Relu
     assert found.tensors["x"].low == -4.0
 
@@ -87,10 +87,10 @@ def test_slower_layers_are_found():
     for plan, ms in ((floats, 1.0), (integers, 0.5)):
         plan.report.layer_ms = {x.name: ms for x in plan.network.layers}
     reformats = sum(x.op == "Reformat" for x in integers.network.layers)
-    fine = slow_layers(floats, integers, layers)
+    fine = find_slow_layers(floats, integers, layers)
     slow_one = next(x.name for x in integers.network.layers if is_quantized(x) and x.name.startswith("e"))
     integers.report.layer_ms[slow_one] = 9.0
-    assert slow_layers(floats, integers, layers) - fine == {"e"}, reformats
+    assert find_slow_layers(floats, integers, layers) - fine == {"e"}, reformats
 
 
 def test_ties_are_found_and_are_small():

@@ -54,7 +54,7 @@ def keep(monkeypatch, wanted: str):
 def test_a_partly_quantized_engine_is_locked(monkeypatch, tmp_path):
     net = small_network()
     names = [x.name for x in find_quantization_sites(prepare(net, CONFIG)).layers]
-    monkeypatch.setattr(precision_search, "slow_layers", lambda before, after, layers: {names[0]})
+    monkeypatch.setattr(precision_search, "find_slow_layers", lambda before, after, layers: {names[0]})
     monkeypatch.setattr(Int8, "least_gain", float("-inf"))  # regardless of measured times
     keep(monkeypatch, "int8 without 1")
     plan = build_int8(net, CONFIG, DATA)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from whet.builder import BuildConfig, build
-from whet.builder.retune import remove_reformats, retune, stored_options
+from whet.builder.retune import read_stored_options, remove_reformats, retune
 from whet.engine import engine_bytes, read_engine
 from whet.errors import EngineError
 from whet.network import parse_network, verify
@@ -53,7 +53,7 @@ SHAPE = {"x": (2, 8, 12, 12)}
 
 
 def test_options_come_back_with_their_types(engine):
-    stored = stored_options(read_engine(engine_bytes(engine)))
+    stored = read_stored_options(read_engine(engine_bytes(engine)))
     config = BuildConfig(**stored)
     assert (config.optimization_level, config.precisions, config.passes) == (1, (), ())
     assert not set(stored) & {"verify", "threads", "lock", "timing_cache", "profiles"}

@@ -46,7 +46,7 @@ def inception(outputs: int = 5, seed: int = 0) -> Network:
 
 def config(low=1, opt=4, high=7, **changes):
     shapes = tuple({"x": (n, 16, 8, 8)} for n in (low, opt, high))
-    return dataclasses.replace(QUICK, **({"threads": 2, "samples": "apart", "profiles": (shapes,)} | changes))
+    return dataclasses.replace(QUICK, **({"threads": 2, "samples": "parallel", "profiles": (shapes,)} | changes))
 
 
 def feed(batch: int, seed: int = 3) -> dict[str, np.ndarray]:
@@ -60,17 +60,17 @@ def close(got, want, bound=1e-5):
 
 
 @pytest.fixture(scope="module")
-def apart():
+def parallel():
     return build(inception(), config())
 
 
 @pytest.fixture(scope="module")
-def turns():
-    return build(inception(), config(samples="turns"))
+def sequential():
+    return build(inception(), config(samples="sequential"))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 6, 7])
-@pytest.mark.parametrize("mode", ["apart", "turns"])
+@pytest.mark.parametrize("mode", ["parallel", "sequential"])
 def test_every_batch_equals_the_reference(mode, batch, request):
     context = Runtime().load(request.getfixturevalue(mode)).create_context()
     data = feed(batch)
@@ -81,68 +81,68 @@ def test_every_batch_equals_the_reference(mode, batch, request):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_engine_runs_on_other_thread_counts(apart, threads):
+def test_the_engine_runs_on_other_thread_counts(parallel, threads):
     with pytest.warns(UserWarning, match="tuned elsewhere") if threads != 2 else nullcontext():
-        engine = Runtime(threads=threads).load(apart)
+        engine = Runtime(threads=threads).load(parallel)
     context = engine.create_context()
     for batch in (1, 3, 4, 7):
         close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
 
 
-def test_without_lanes_samples_run_in_turns(apart, monkeypatch):
-    """An engine of another machine, on one without a compiler: all threads share one sample at a time."""
+def test_without_workers_samples_run_one_after_the_other(parallel, monkeypatch):
+    """An engine of another machine, on one without a compiler: all threads run one sample after the other."""
     monkeypatch.setattr(CpuBackend, "why_not_parallel", lambda self, calls: "no compiler")
-    context = Runtime().load(apart).create_context()
+    context = Runtime().load(parallel).create_context()
     for batch in (1, 4, 5):
         close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
         assert not any(isinstance(c, ParallelLaunch) for c in context.launches().executable.calls)
-        assert len(context.profile(feed(batch), iterations=1)) == len(apart.network.layers)
+        assert len(context.profile(feed(batch), iterations=1)) == len(parallel.network.layers)
     with pytest.raises(BuildError, match="no compiler"):
         build(inception(), config())
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_turns_share_each_sample_among_all_threads(turns, threads):
-    """No launch uses lanes, and the memory is that of one sample plus the inputs and outputs of the batch."""
-    assert turns.arenas[0].concurrent_samples == 1
+def test_sequential_samples_use_all_threads(sequential, threads):
+    """No launch runs on workers, and the memory is that of one sample plus the inputs and outputs of the batch."""
+    assert sequential.arenas[0].concurrent_samples == 1
     with pytest.warns(UserWarning, match="tuned elsewhere") if threads != 2 else nullcontext():
-        engine = Runtime(threads=threads).load(turns)
+        engine = Runtime(threads=threads).load(sequential)
     context = engine.create_context()
     for batch in (1, 3, 4, 7):
         close(context.run(feed(batch)), run_network(inception(), feed(batch), widen=True))
         assert not any(isinstance(c, ParallelLaunch) for c in context.launches().executable.calls)
-        assert len(context.profile(feed(batch), iterations=1)) == len(turns.network.layers)
+        assert len(context.profile(feed(batch), iterations=1)) == len(sequential.network.layers)
     ends = 7 * (2 * 16 * 8 * 8 * 4 + 64)
-    assert engine.memory(context).arena <= turns.arenas[0].total + ends + 64
+    assert engine.memory(context).arena <= sequential.arenas[0].total + ends + 64
 
 
-def test_turns_are_locked_saved_and_need_no_compiled_loop(turns, tmp_path, monkeypatch):
-    """Python kernels may take turns too; a lock rebuilds the same engine, without lanes."""
-    save_lock(turns, path := tmp_path / "lock.json")
+def test_sequential_engines_are_locked_saved_and_need_no_compiled_loop(sequential, tmp_path, monkeypatch):
+    """Python kernels may run samples one after the other too; a lock rebuilds the same engine, without workers."""
+    save_lock(sequential, path := tmp_path / "lock.json")
     again = build(inception(), config(samples="auto", lock=str(path)))
-    assert (again.arenas, again.choices) == (turns.arenas, turns.choices)
+    assert (again.arenas, again.choices) == (sequential.arenas, sequential.choices)
     read = read_engine(engine_bytes(again))
     close(Runtime().load(read).create_context().run(feed(5)), run_network(inception(), feed(5), widen=True))
-    for samples in ("apart", "together"):
-        with pytest.raises(LockError, match=f"it has samples='turns', the build samples='{samples}'"):
+    for samples in ("parallel", "together"):
+        with pytest.raises(LockError, match=f"it has samples='sequential', the build samples='{samples}'"):
             build(inception(), config(samples=samples, lock=str(path)))
     monkeypatch.setattr(CpuBackend, "why_not_parallel", lambda self, calls: "no compiler")
-    assert build(inception(), config(samples="turns")).arenas[0].concurrent_samples == 1
+    assert build(inception(), config(samples="sequential")).arenas[0].concurrent_samples == 1
 
 
-def test_concats_of_one_sample_may_be_views(apart):
+def test_concats_of_one_sample_may_be_views(parallel):
     """The view kernel is among the candidates of the one-sample engine, but not of a dynamic batch."""
 
     def views(plan):
         return [c for rows in plan.report.candidates.values() for c in rows if c.tactic == "cpu/part_view" and c.signature]
 
-    assert views(apart)
+    assert views(parallel)
     assert not views(build(inception(), config(samples="together")))
 
 
-def test_user_arrays_are_bound_without_copies_if_samples_are_aligned(apart):
+def test_user_arrays_are_bound_without_copies_if_samples_are_aligned(parallel):
     """A sample of 'map' has a multiple of 64 bytes; one of 'y' has 20, so it is copied, which is reported."""
-    context = Runtime().load(apart).create_context()
+    context = Runtime().load(parallel).create_context()
     for batch in (4, 3, 1):
         context.set_input_shape("x", (batch, 16, 8, 8))
         x, y, m = context.input_array("x"), context.output_array("y"), context.output_array("map")
@@ -159,36 +159,36 @@ def test_user_arrays_are_bound_without_copies_if_samples_are_aligned(apart):
         close({"y": y, "map": m}, run_network(inception(), {"x": x}, widen=True))
 
 
-def test_contexts_have_separate_memory(apart):
-    engine = Runtime().load(apart)
+def test_contexts_have_separate_memory(parallel):
+    engine = Runtime().load(parallel)
     first, second = engine.create_context(), engine.create_context()
     one, two = first.run(feed(5, 1)), second.run(feed(5, 2))
     close(first.run(feed(5, 1)), one)
     close(second.run(feed(5, 2)), two)
-    assert engine.memory(first).arena >= 2 * apart.arenas[0].total
+    assert engine.memory(first).arena >= 2 * parallel.arenas[0].total
     first.close()
     close(second.run(feed(5, 2)), two)
 
 
-def test_batches_outside_the_profile_are_refused(apart):
-    context = Runtime().load(apart).create_context()
+def test_batches_outside_the_profile_are_refused(parallel):
+    context = Runtime().load(parallel).create_context()
     for batch in (8, 0):
         with pytest.raises(ShapeError):
             context.run(feed(batch))
 
 
-def test_the_layer_profile_has_a_row_for_each_layer(apart):
-    context = Runtime().load(apart).create_context()
+def test_the_layer_profile_has_a_row_for_each_layer(parallel):
+    context = Runtime().load(parallel).create_context()
     for batch in (4, 1):
         rows = context.profile(feed(batch), iterations=2)
-        assert [r.layer for r in rows] == [layer.name for layer in apart.network.layers]
+        assert [r.layer for r in rows] == [layer.name for layer in parallel.network.layers]
 
 
-def test_the_engine_file_stores_lanes_and_is_checked(apart):
-    data = engine_bytes(apart)
+def test_the_engine_file_stores_lanes_and_is_checked(parallel):
+    data = engine_bytes(parallel)
     again = read_engine(data)
-    assert again.arenas[0].concurrent_samples == apart.arenas[0].concurrent_samples
-    assert engine_bytes(dataclasses.replace(again, report=apart.report)) == data
+    assert again.arenas[0].concurrent_samples == parallel.arenas[0].concurrent_samples
+    assert engine_bytes(dataclasses.replace(again, report=parallel.report)) == data
     close(Runtime().load(again).create_context().run(feed(5)), run_network(inception(), feed(5), widen=True))
 
 
@@ -206,25 +206,25 @@ def test_an_engine_with_dependent_samples_is_refused_when_it_is_loaded():
 
 
 @pytest.mark.parametrize("backend", ["cuda", "null"])
-def test_only_the_cpu_runs_per_sample(apart, backend):
+def test_only_the_cpu_runs_per_sample(parallel, backend):
     with pytest.raises(EngineError, match=f"'{backend}' does not support"):
-        engine_bytes(dataclasses.replace(apart, backend=backend))
+        engine_bytes(dataclasses.replace(parallel, backend=backend))
 
 
 def ranking(samples):
     return Ranking(SAMPLE_MODES, samples, samples, list(range(len(samples))))
 
 
-def test_turns_are_preferred_on_a_tie(monkeypatch):
-    """On a tie the batch runs together; of the per-sample modes \"turns\" is preferred, which uses all threads at every batch."""
-    for least, kept in (([2.0, 2.0, 2.0], "together"), ([3.0, 2.0, 2.005], "turns"), ([3.0, 2.0, 2.5], "apart")):
+def test_sequential_is_preferred_on_a_tie(monkeypatch):
+    """On a tie the batch runs together; of the per-sample modes \"sequential\" is preferred, which uses all threads at every batch."""
+    for least, kept in (([2.0, 2.0, 2.0], "together"), ([3.0, 2.0, 2.005], "sequential"), ([3.0, 2.0, 2.5], "parallel")):
         monkeypatch.setattr(per_sample, "compare", lambda *_, least=least, **__: ranking([[t * (1 + k / 1000) for k in range(9)] for t in least]))
         plan = build(inception(), config(samples="auto"))
         assert plan.report.samples.kept == kept, least
 
 
 def test_the_fastest_is_kept_and_the_others_are_reported(monkeypatch):
-    for ms, kept, lanes in (([4.0, 2.0, 3.0], "apart", 2), ([2.0, 4.0, 3.0], "together", 0), ([3.0, 4.0, 2.0], "turns", 1)):
+    for ms, kept, lanes in (([4.0, 2.0, 3.0], "parallel", 2), ([2.0, 4.0, 3.0], "together", 0), ([3.0, 4.0, 2.0], "sequential", 1)):
         monkeypatch.setattr(per_sample, "compare", lambda *_, ms=ms, **__: ranking([[t / 1e3] * 3 for t in ms]))
         plan = build(inception(), config(samples="auto"))
         assert plan.arenas[0].concurrent_samples == lanes
@@ -247,20 +247,20 @@ def test_an_impossible_mode_is_refused_with_a_reason():
     net = Network("mixing")
     x = net.add_input("x", parse_type("f32[N,16,8,8]"))
     net.mark_output(net.add("Softmax", x, axis=0, name="over the batch"), "y")
-    with pytest.raises(BuildError, match=r"'over the batch' mixes samples.*samples='apart'"):
+    with pytest.raises(BuildError, match=r"'over the batch' mixes samples.*samples='parallel'"):
         build(net, config())
     plan = build(net, config(samples="auto"))
     assert plan.arenas[0].concurrent_samples == 0
     assert "over the batch" in plan.report.samples.why
 
 
-def test_the_lock_rebuilds_the_same_engine_or_fails(apart, tmp_path):
+def test_the_lock_rebuilds_the_same_engine_or_fails(parallel, tmp_path):
     path = tmp_path / "lock.json"
-    save_lock(apart, path)
+    save_lock(parallel, path)
     again = build(inception(), config(samples="auto", lock=str(path)))
-    assert again.arenas == apart.arenas
-    assert again.choices == apart.choices
-    one, two = (Runtime().load(p).create_context().run(feed(5)) for p in (apart, again))
+    assert again.arenas == parallel.arenas
+    assert again.choices == parallel.choices
+    one, two = (Runtime().load(p).create_context().run(feed(5)) for p in (parallel, again))
     assert all(np.array_equal(one[n], two[n]) for n in one)
     with pytest.raises(LockError, match="the build samples='together'"):
         build(inception(), config(samples="together", lock=str(path)))
@@ -277,11 +277,11 @@ def test_the_arenas_of_all_lanes_respect_the_limit():
         build(inception(), config(memory_limit={"arena": 100_000}))
 
 
-@pytest.mark.parametrize("mode", ["apart", "turns"])
+@pytest.mark.parametrize("mode", ["parallel", "sequential"])
 def test_wrong_sample_addresses_are_found(mode, request):
     """Injected fault: a sample of a batch reads another one."""
-    apart = request.getfixturevalue(mode)
-    assert find_batch_difference(apart, get_backend("cpu", threads=2)) is None
+    parallel = request.getfixturevalue(mode)
+    assert find_batch_difference(parallel, get_backend("cpu", threads=2)) is None
     real = SampleParallelEngine.set_address
 
     def other(self, name, address):
@@ -293,7 +293,7 @@ def test_wrong_sample_addresses_are_found(mode, request):
 
     SampleParallelEngine.set_address = other
     try:
-        assert "sample 2 of a batch of 4" in find_batch_difference(apart, get_backend("cpu", threads=2))
+        assert "sample 2 of a batch of 4" in find_batch_difference(parallel, get_backend("cpu", threads=2))
     finally:
         SampleParallelEngine.set_address = real
 
@@ -303,7 +303,7 @@ def test_profiles_may_use_different_sample_modes():
     shapes = [tuple({"x": (n, 16, 8, 8)} for n in three) for three in ((2, 4, 4), (1, 1, 1))]
     given = dataclasses.replace(config(), profiles=tuple(shapes), samples="auto")
     plans = []
-    for samples, k in (("apart", 0), ("together", 1)):
+    for samples, k in (("parallel", 0), ("together", 1)):
         plans.append(build(inception(), dataclasses.replace(given, profiles=given.profiles[k : k + 1], samples=samples)))
     plan = read_engine(engine_bytes(join_plans(plans)))
     assert [a.concurrent_samples > 0 for a in plan.arenas] == [True, False]
@@ -359,4 +359,8 @@ def test_python_kernels_have_no_lanes_and_are_named():
     net.mark_output(net.add("CumSum", net.add("Relu", x), net.constant(np.array(1)), name="running"), "y")
     with pytest.raises(BuildError, match=r"runs in Python.*\(layer 'running'\)"):
         build(net, config())
-    assert build(net, config(samples="auto")).report.samples.kept in ("together", "turns")
+    assert build(net, config(samples="auto")).report.samples.kept in ("together", "sequential")
+
+
+def test_older_names_of_the_sample_modes_are_accepted():
+    assert [config(samples=s).samples for s in ("apart", "turns")] == ["parallel", "sequential"]

@@ -11,7 +11,7 @@ from test_calibration import samples
 
 from support import datasets, realdata
 from whet.builder import BuildConfig
-from whet.builder.precision.float8_ranges import float8_ranges, sensitive_layers
+from whet.builder.precision.float8_ranges import calibrate_float8_ranges, find_sensitive_layers
 from whet.builder.precision.int8 import Calibration, prepare
 from whet.builder.verify.engine_values import EngineRun
 from whet.builder.verify.segments import SegmentedRuns
@@ -134,7 +134,7 @@ def test_the_same_layers_are_sensitive(name, enough):
     images = x.astype(np.float32).transpose(0, 3, 1, 2) if "mlperf" in name else datasets.imagenet_norm(x)
     data = Calibration(samples=lambda: ({net.inputs[0].name: images[i : i + 1]} for i in range(len(images))))
     config, made = BuildConfig(timing_cache=""), prepare(net, BuildConfig())
-    ranges = float8_ranges(net, made, data, config, [])
-    found = sensitive_layers(made, ranges, data, config, kept_out(made), enough_db=enough)
+    ranges = calibrate_float8_ranges(net, made, data, config, [])
+    found = find_sensitive_layers(made, ranges, data, config, kept_out(made), enough_db=enough)
     assert found
-    assert found == sensitive_layers(made, ranges, data, config, kept_out(made), enough_db=enough, run_of=EngineRun)
+    assert found == find_sensitive_layers(made, ranges, data, config, kept_out(made), enough_db=enough, run_of=EngineRun)

@@ -42,9 +42,9 @@ def list_options(layer: Layer):
 
 
 def tactics():
-    from whet.builder.candidates.tactic_sources import tactics_for
+    from whet.builder.candidates.tactic_sources import list_enabled_tactics
 
-    return tactics_for("cpu", ())
+    return list_enabled_tactics("cpu", ())
 
 
 def test_a_chain_computes_the_results_of_the_fused_layer():

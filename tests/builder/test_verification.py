@@ -8,7 +8,7 @@ from nets import inputs, residual
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
-from whet.builder.verify.differences import relative_error
+from whet.builder.verify.differences import compute_relative_error
 from whet.builder.verify.error_bounds import FACTOR, FLOOR
 from whet.errors import BackendError, VerificationError
 from whet.network import F32, Network, parse_type
@@ -164,7 +164,7 @@ def test_integers_are_compared_exactly(plant):
     ],
 )
 def test_relative_error(got, ref, error):
-    assert relative_error(np.array(got, "f4"), np.array(ref, "f8"))[0] == pytest.approx(error)
+    assert compute_relative_error(np.array(got, "f4"), np.array(ref, "f8"))[0] == pytest.approx(error)
 
 
 def test_sizes_that_a_network_computes_with_may_differ_at_other_batches():

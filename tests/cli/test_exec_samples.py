@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     b = net.add("Conv", net.add("Concat", a, net.add("Relu", net.add("Conv", a, w(16, 16, 1, 1))), axis=1), w(8, 32, 3, 3))
     net.mark_output(net.add("Gemm", net.add("Flatten", net.add("GlobalAveragePool", b)), w(8, 10)), "y")
     save_onnx(net, made / "m.onnx")
-    code, out = run(f"--onnx={made}/m.onnx", f"--saveEngine={made}/m.engine", "--samples=apart", *BATCH)
+    code, out = run(f"--onnx={made}/m.onnx", f"--saveEngine={made}/m.engine", "--samples=parallel", *BATCH)
     assert code == 0, out
     (made / "out.txt").write_text(out)
     return made
@@ -45,7 +45,7 @@ def run(*flags):
 
 def test_the_build_reports_the_sample_mode(folder):
     out = (folder / "out.txt").read_text()
-    assert "samples run separately on 2 thread(s): 5 samples take" in out
+    assert "samples run in parallel on 2 thread(s): 5 samples take" in out
     assert "2 concurrent sample(s), each in" in out
     assert read_engine(folder / "m.engine").arenas[0].concurrent_samples == 2
 
@@ -63,18 +63,20 @@ def test_a_loaded_engine_runs_any_batch_and_profiles_one_sample(folder):
 def test_explain_says_that_its_numbers_are_per_sample(folder):
     got = CliRunner().invoke(explain, [f"{folder}/m.engine"])
     assert got.exit_code == 0, got.output
-    assert "Samples run separately, 2 at once" in " ".join(got.output.split())
+    assert "Samples run in parallel, 2 at once" in " ".join(got.output.split())
     facts = json.loads(CliRunner().invoke(explain, [f"{folder}/m.engine", "--json"]).output)
     assert facts["lanes"] == [2]
-    assert facts["samples"]["kept"] == "apart"
+    assert facts["samples"]["kept"] == "parallel"
 
 
-def test_turns_are_reported_too(folder, tmp_path):
+def test_sequential_samples_are_reported_too(folder, tmp_path):
     """One sample after the other on all threads: the log, the memory, and the basis of explain's numbers."""
-    code, out = run(f"--onnx={folder}/m.onnx", f"--saveEngine={tmp_path}/t.engine", "--samples=turns", *BATCH)
+    old = "--samples=turns"  # scripts may still use it for --samples=sequential
+    code, out = run(f"--onnx={folder}/m.onnx", f"--saveEngine={tmp_path}/t.engine", old, *BATCH)
     assert code == 0, out
     assert "samples run one at a time on all 2 thread(s): 5 samples take" in out
     assert "1 concurrent sample(s), each in" in out
+    assert read_engine(tmp_path / "t.engine").report.samples.kept == "sequential"
     assert read_engine(tmp_path / "t.engine").arenas[0].concurrent_samples == 1
     got = CliRunner().invoke(explain, [f"{tmp_path}/t.engine"])
     said = "Samples run one after the other: layers, GFLOP and MB are those of one sample, ms on all threads"
@@ -90,4 +92,4 @@ def test_every_value_of_the_engine_is_compared(folder):
 def test_an_unknown_mode_is_refused(folder):
     code, out = run(f"--onnx={folder}/m.onnx", "--samples=alone", *BATCH)
     assert code != 0
-    assert "auto, together, apart, turns" in out
+    assert "auto, together, parallel, sequential" in out

@@ -8,7 +8,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.compiling import first_configs
 from support.standin_gpu import StandInGpu
 from whet.builder import BuildConfig, build
-from whet.builder.candidates.compile_ahead import configs_with_texts
+from whet.builder.candidates.compile_ahead import list_configs_with_texts
 from whet.measure import in_network
 from whet.measure.policy import ENGINES
 from whet.network import parse_network
@@ -134,7 +134,7 @@ def test_indistinguishable_configurations_stay_together():
     machine = StandInGpu()
     machine.capabilities = replace(machine.capabilities, compiles_ahead=True)
     machine.compile_ahead = lambda sources: pytest.fail("nothing is compiled while configurations are listed")
-    assert configs_with_texts(Half(), None, None, machine) == [(("a",), ("one", "two")), (("b",), ()), (("c",), ())]
+    assert list_configs_with_texts(Half(), None, None, machine) == [(("a",), ("one", "two")), (("b",), ()), (("c",), ())]
     assert get_tactic("cuda/conv").name == "cuda/conv"
 
 

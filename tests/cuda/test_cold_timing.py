@@ -11,7 +11,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.standin_gpu import LAUNCH_S, StandInCall, StandInGpu
 from whet.builder import BuildConfig, build
 from whet.builder.candidates.enumerate import list_candidates
-from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.builder.precision.permissions import Permissions
 from whet.errors import BackendError, BuildError
 from whet.inspector import explain
@@ -106,7 +106,7 @@ def config(tmp_path):
 def timed(machine, layer: Layer, cache: TimingCache, **rest):
     """Options of a layer in 16 bits, timed warm, their finalists also cold; and the timer."""
     timer = Timer(machine, cache, Conditions.of(machine, 0), 3, **rest)
-    found = list_candidates(layer, tactics_for("cuda", ()), machine, Permissions(frozenset({F16})))
+    found = list_candidates(layer, list_enabled_tactics("cuda", ()), machine, Permissions(frozenset({F16})))
     options = [o for o in found.options if not o.tactic.fallback and all(x.dtype is F16 for x in o.signature.outputs)]
     timer.time(layer, found.text, options, keep=True)
     timer.time_cold(layer, found.text, options)

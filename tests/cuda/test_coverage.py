@@ -7,7 +7,7 @@ from test_tactics import HOPPER
 
 from whet import zoo
 from whet.builder import BuildConfig
-from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.lowering import lower_network
 from whet.frontends.onnx import network_from_onnx
@@ -30,7 +30,7 @@ def covered(net, kind, *passes):
     """(layer, tactics) of every layer of a network; fused layers that no tactic accepts are listed by their parts. `passes` switches passes."""
     config = BuildConfig(backend="cuda", precisions=("fp16",) if kind == F16 else (), timing_cache="", passes=passes)
     low, _ = lower_network(net, config)
-    tactics = [t for t in tactics_for("cuda", ("-CUBLASLT",)) if t.name != "cuda/host_reference"]
+    tactics = [t for t in list_enabled_tactics("cuda", ("-CUBLASLT",)) if t.name != "cuda/host_reference"]
     waiting = list(low.layers)
     while waiting:
         layer = waiting.pop(0)

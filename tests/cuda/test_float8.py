@@ -13,9 +13,9 @@ from test_large import conv, layer_of
 from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet.builder import BuildConfig, build
-from whet.builder.precision.float8_ranges import float8_network
+from whet.builder.precision.float8_ranges import insert_float8
 from whet.builder.precision.permissions import is_float8
-from whet.builder.verify.differences import float8_error
+from whet.builder.verify.differences import compute_float8_error
 from whet.composites.quantized import quantized_sample
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
@@ -111,7 +111,7 @@ def test_float8_layers(gpu, name):
             wanted[kind] = reference(layer, fed)[0]
         where = f"{t.name} {signature} {config}"
         if got[0].dtype == E4M3:
-            error, why = float8_error(got[0], wanted[kind])
+            error, why = compute_float8_error(got[0], wanted[kind])
             assert error <= kernel.rtol, f"{where}: {why or error} of {kernel.rtol}"
         else:
             judge(got[0], wanted[kind], kernel.rtol, signature.outputs[0].dtype, where)
@@ -128,7 +128,7 @@ def test_nan_and_infinity_in_float8(gpu):
         got, fed = compute(gpu, layer, arrays, signature, kernel)
         want = reference(layer, fed)[0]
         assert np.array_equal(np.isnan(got[0].astype(np.float32)), np.isnan(want.astype(np.float32))), config
-        assert float8_error(got[0], want)[0] <= kernel.rtol, config
+        assert compute_float8_error(got[0], want)[0] <= kernel.rtol, config
 
 
 def _sum(body, values):
@@ -162,7 +162,7 @@ def test_operations_between_float8_products_match_the_reference(gpu, name):
     arrays = fill(arrays, layer)
     for t, signature, config, kernel in planned(layer, gpu):
         got, fed = compute(gpu, layer, arrays, signature, kernel)
-        error, why = float8_error(got[0], reference(layer, fed)[0])
+        error, why = compute_float8_error(got[0], reference(layer, fed)[0])
         assert error <= 1e-6, f"{t.name} {signature} {config}: {why or error}"
 
 
@@ -187,7 +187,7 @@ def test_a_whole_network_is_built_and_verified_in_float8(gpu, wide):
     ranges = calibrate(net, data, method="minmax")
     ranges = replace(ranges, float_sums=skip_sums(net, kept_out(net)) if wide else frozenset())
     config = BuildConfig(backend="cuda", precisions=("fp16", "fp8"), optimization_level=2, timing_cache="")
-    plan = build(float8_network(net, ranges), config)
+    plan = build(insert_float8(net, ranges), config)
     assert sum(map(is_float8, plan.network.layers)) >= 6
     assert plan.report.banned == []
     assert plan.report.verification.images is not None

@@ -7,7 +7,7 @@ from test_tactics import HOPPER, SAMPLES, sample_layer
 
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
-from whet.builder.candidates.compile_ahead import configs_with_texts
+from whet.builder.candidates.compile_ahead import list_configs_with_texts
 from whet.errors import BackendError
 from whet.ops import OPS
 from whet.tactics import Args, tactics_of
@@ -32,7 +32,7 @@ def first_case(tactic):
             continue
         for signature in tactic.signatures(layer, HOPPER):
             if tactic.refuses(layer, signature, HOPPER) is None:
-                for config, texts in configs_with_texts(tactic, layer, signature, HOPPER):
+                for config, texts in list_configs_with_texts(tactic, layer, signature, HOPPER):
                     return layer, signature, config, texts
     return None
 

@@ -7,7 +7,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
-from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.builder.verify.emulation import round_to_tf32
 from whet.errors import UsageError
 from whet.network import Network, parse_type
@@ -22,7 +22,7 @@ LIBRARY = {"cuda/cublaslt_f32", "cuda/cublaslt_older", "cuda/cublaslt_tf32"}
 
 
 def names(*switches):
-    return {t.name for t in tactics_for("cuda", switches) if "cublaslt" in t.name}
+    return {t.name for t in list_enabled_tactics("cuda", switches) if "cublaslt" in t.name}
 
 
 def test_switches_disable_the_pack_and_enable_its_16_bit_tactic():
@@ -31,7 +31,7 @@ def test_switches_disable_the_pack_and_enable_its_16_bit_tactic():
     assert names("-CUBLAS_LT") == names("-CUBLASLT") == set()
     assert names("-cublaslt_tf32") == LIBRARY - {"cuda/cublaslt_tf32"}
     with pytest.raises(UsageError, match="CUBLASLT"):
-        tactics_for("cuda", ["+CUBLAS"])
+        list_enabled_tactics("cuda", ["+CUBLAS"])
 
 
 def test_tf32_keeps_ten_bits_to_nearest():

@@ -17,7 +17,7 @@ from whet.backends.cuda.cudnn import convolution, descriptor, library
 from whet.backends.cuda.cudnn import numbers as n
 from whet.backends.cuda.cudnn.convolution import Convolution, Proposal, is_fusible
 from whet.builder import BuildConfig, build
-from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.errors import BackendError
 from whet.network import Network, parse_type
 from whet.ops import OPS, run_network, sample_layer
@@ -135,13 +135,13 @@ def test_descriptors_are_freed_and_failures_name_call_and_reason(fake):
 
 def test_the_pack_is_off_by_default_and_switched_as_a_family():
     def names(*switches):
-        return {t.name for t in tactics_for("cuda", switches) if "cudnn" in t.name}
+        return {t.name for t in list_enabled_tactics("cuda", switches) if "cudnn" in t.name}
 
     assert names() == set()
     assert names("+CUDNN") == PACK
     assert names("+CUDNN", "-cudnn_tf32") == {"cuda/cudnn_f32", "cuda/cudnn_half"}
     assert names("+CUDNN", "-CUDNN") == set(), "the switch that --pure appends"
-    assert {t.name for t in tactics_for("cuda", ("+CUDNN", "-CUBLAS_LT")) if "cublaslt" in t.name} == set()
+    assert {t.name for t in list_enabled_tactics("cuda", ("+CUDNN", "-CUBLAS_LT")) if "cublaslt" in t.name} == set()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_flags_of_exec_choose_the_packs(flags, packs):
     from whet.cli._exec_config import Options, _sources
     from whet.cli._exec_flags import parse
 
-    chosen = tactics_for("cuda", _sources(Options(*parse(["--onnx=x.onnx", "--backend=cuda", *flags]))))
+    chosen = list_enabled_tactics("cuda", _sources(Options(*parse(["--onnx=x.onnx", "--backend=cuda", *flags]))))
     assert {t.name.rpartition("/")[2] for t in chosen if t.name.startswith(("cuda/cublaslt_", "cuda/cudnn_"))} == packs
 
 

@@ -13,7 +13,7 @@ from test_stem import check
 from test_tf32 import undealt
 
 from whet.backends.cuda.compile import compile_cubin
-from whet.builder.verify.emulation import emulate, multiplied_inputs
+from whet.builder.verify.emulation import emulate, list_multiplied_inputs
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic
 from whet.tactics.cuda.conv._tf32 import Tf32Config, channel_order, kernel_source
@@ -95,8 +95,8 @@ def test_a_network_in_tf32_reads_its_input_once(standin_gpu):
 @pytest.mark.parametrize("i", SAMPLES)
 def test_images_and_weights_count_as_rounded(i):
     layer, _, _ = taken(i)
-    found, rounded = match_convs(layer), multiplied_inputs(layer)
-    assert {t.name for t in rounded} == {layer.inputs[i].name for i in found.images} | {way.weights.name for way in found.ways}
+    convs, rounded = match_convs(layer), list_multiplied_inputs(layer)
+    assert {t.name for t in rounded} == {layer.inputs[i].name for i in convs.images} | {way.weights.name for way in convs.ways}
 
 
 def test_a_network_of_them_can_be_emulated(standin_gpu):

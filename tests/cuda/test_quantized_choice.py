@@ -9,7 +9,7 @@ from click.testing import CliRunner
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig
-from whet.builder.precision.int8 import Calibration, build_int8, calibrated_ranges, prepare
+from whet.builder.precision.int8 import Calibration, build_int8, get_calibrated_ranges, prepare
 from whet.cli.exec import command
 from whet.engine import read_engine
 from whet.frontends import network_from_onnx
@@ -54,7 +54,7 @@ def model(tmp_path_factory):
     np.savez(folder / "data.npz", x=x)
     net = network_from_onnx(str(folder / "m.onnx"))
     samples = Calibration(samples=lambda: ({"x": x[i : i + 2]} for i in (0, 2)), cache=str(folder / "known.json"), method="minmax")
-    calibrated_ranges(net, prepare(net, BuildConfig()), samples, BuildConfig(), print)
+    get_calibrated_ranges(net, prepare(net, BuildConfig()), samples, BuildConfig(), print)
     return folder
 
 
@@ -141,7 +141,7 @@ def test_a_model_with_q_and_dq_keeps_its_quantization(model, standin_gpu, tmp_pa
     made = prepare(net, BuildConfig())
     with np.load(model / "data.npz") as f:
         x = f["x"][:2]
-    ranges = calibrated_ranges(net, made, Calibration(samples=lambda: [{"x": x}], method="minmax"), BuildConfig(), print)
+    ranges = get_calibrated_ranges(net, made, Calibration(samples=lambda: [{"x": x}], method="minmax"), BuildConfig(), print)
     save_onnx(quantize(made, ranges), tmp_path / "m.onnx")
     code, out, plan = run(tmp_path, "--fp16", "--int8", f"--calib={model}/c.json")
     assert code == 0, out

@@ -168,7 +168,7 @@ def test_verification_of_a_large_batch_finds_one_wrong_element():
     assert said.failures == []
     assert len(said.images) == 3
     from whet.builder.batching.batch_items import BatchItems, find_batch_axes
-    from whet.builder.verify.batch_positions import rotation_differences
+    from whet.builder.verify.batch_positions import measure_rotation_differences
     from whet.runtime import bind
 
     engine = Runtime("cuda").load(plan)
@@ -176,7 +176,7 @@ def test_verification_of_a_large_batch_finds_one_wrong_element():
     bound, other = bind(plan, engine.backend), bind(plan, engine.backend)
     places = find_batch_axes(plan.network, shapes, 96)
     data = {"x": feed(96, 3, np.float32)}
-    assert all(e <= 2e-3 for _, e in rotation_differences(bound, other, data, places, 96))
+    assert all(e <= 2e-3 for _, e in measure_rotation_differences(bound, other, data, places, 96))
     step, run = len(plan.network.layers) - 1, other.run_step
 
     def spoiled(i):
@@ -186,7 +186,7 @@ def test_verification_of_a_large_batch_finds_one_wrong_element():
             engine.backend.write(other.arena, at + nbytes // 2, np.zeros(64, np.uint8))
 
     other.run_step = spoiled
-    errors = [e for _, e in rotation_differences(bound, other, data, places, 96)]
+    errors = [e for _, e in measure_rotation_differences(bound, other, data, places, 96)]
     assert errors[-1] > 0.01
     assert max(errors[:-1], default=0) <= 2e-3
     assert BatchItems.of(96).at[0] == 0

@@ -13,7 +13,7 @@ from test_tactics import HOPPER, compute, judge, reference, sample_layer
 from test_tactics import layer_of as layer_of_sample
 
 from whet.backends.cuda.compile import compile_cubin
-from whet.builder.verify.differences import float8_error
+from whet.builder.verify.differences import compute_float8_error
 from whet.composites._two_four_samples import SAMPLES, conv, matmul, qconv, qgemm, two_four_weights
 from whet.network import F8E4M3
 from whet.ops import OPS
@@ -204,7 +204,7 @@ def test_every_tile_matches_the_reference(gpu, name):
         got, fed = compute(gpu, layer, arrays, signature, kernel)
         for g, w, o in zip(got, reference(layer, fed), signature.outputs, strict=True):
             if o.dtype == F8E4M3:
-                error, why = float8_error(g, w)
+                error, why = compute_float8_error(g, w)
                 assert error <= kernel.rtol, f"{t.name} {signature} {config}: {why or error} of {kernel.rtol}"
             elif w.dtype.kind != "f":
                 assert np.abs(g.astype(np.int64) - w.astype(np.int64)).max(initial=0) <= 1, f"{t.name} {signature} {config}"

@@ -34,7 +34,7 @@ def full_report():
             3, 5, 6, 0, "level 0", "hot", 4, 0.2, [0.98], r.GpuState(1980, 3201, 154.0, 38, 2**30, [12, 345], "not read")
         ),
         threads=[r.ThreadCountTime(2, 2.5, 0.1)],
-        samples=r.SampleModes("apart", "faster", 4, 2, 0.1, 3.0, 0.2, 2.5, 0.1, 2.75, 0.3),
+        samples=r.SampleModes("parallel", "faster", 4, 2, 0.1, 3.0, 0.2, 2.5, 0.1, 2.75, 0.3),
         passes=r.PassRecord(["fold"], [r.PassFired("fold", "bn", "folded")], [r.PassSkipped("fuse", "relu", "is an output")]),
         unfused=[r.Unfused("conv + relu", "its parts are faster")],
         banned=[r.Banned("conv", "cpu/c kernel {}", "NaN")],

@@ -171,7 +171,7 @@ def base_engines() -> list[bytes]:
     first = plan_of(residual, 1, 2, 4)
     apart = join_plans([plan_of(base_networks()[0], 1, 1, 1), plan_of(base_networks()[0], 2, 4, 4, passes=("none",))])
     assert apart.others, "the profiles' networks differ"
-    dealt = plan_of(base_networks()[0], 1, 3, 4, samples="apart")
+    dealt = plan_of(base_networks()[0], 1, 3, 4, samples="parallel")
     assert dealt.arenas[0].concurrent_samples, "a per-sample mode was selected"
     plans = [(first, Runtime().load(first).packed_weights()), (plan_of(moves), None), (apart, None), (dealt, None)]
     return [engine_bytes(plan, packed_weights=packed) for plan, packed in plans]

@@ -15,8 +15,8 @@ from whet.builder import BuildConfig, build
 from whet.builder.lock.relock import make_recipe, read_recipe
 from whet.builder.lowering import lower_network
 from whet.builder.precision.calibration import Calibration, prepare
-from whet.builder.precision.float8 import _left_out, build_float8
-from whet.builder.precision.float8_ranges import float8_network, float8_ranges, sensitive_layers
+from whet.builder.precision.float8 import _describe_left_out, build_float8
+from whet.builder.precision.float8_ranges import calibrate_float8_ranges, find_sensitive_layers, insert_float8
 from whet.builder.verify.engine_values import EngineRun
 from whet.errors import BuildError
 from whet.frontends import network_from_onnx
@@ -128,7 +128,7 @@ def test_corrections_raise_the_outputs_snr_on_other_samples():
     assert set(better.corrections) == {"conv1", "conv2", "conv3"}
     fresh = samples(12, seed=9)
     want = [run_network(net, f)["y"] for f in fresh]
-    db = [snr_db(np.stack(want), np.stack([run_network(float8_network(net, r), f)["y"] for f in fresh])) for r in (ranges, better)]
+    db = [snr_db(np.stack(want), np.stack([run_network(insert_float8(net, r), f)["y"] for f in fresh])) for r in (ranges, better)]
     assert db[1] > db[0] + 1
 
 
@@ -191,20 +191,20 @@ def test_sums_of_skip_connections_stay_in_floats_if_outputs_lack_decibels():
     assert skip_sums(net, kept_out(net)) == sums
     assert skip_sums(chain(), kept_out(chain())) == frozenset()
     heard: list[str] = []
-    plain = float8_ranges(net, net, data, BuildConfig(), [], heard, enough_db=10)
+    plain = calibrate_float8_ranges(net, net, data, BuildConfig(), [], heard, enough_db=10)
     assert not plain.float_sums
     assert not heard
-    wide = float8_ranges(net, net, data, BuildConfig(), [], heard, enough_db=60)
+    wide = calibrate_float8_ranges(net, net, data, BuildConfig(), [], heard, enough_db=60)
     assert wide.float_sums == sums
     assert "sums of skip connections stay in 16 bits" in heard[0]
-    made = float8_network(net, wide)
+    made = insert_float8(net, wide)
     rounded = {t for x in made.layers if x.op == "DequantizeLinear" for t in x.outputs}
     by = {x.name: x for x in made.layers}
     assert not any(t in rounded for n in sums for t in by[n].inputs)
     assert all(x.inputs[0] in rounded for x in made.layers if x.op == "Conv" and x.name not in kept_out(net))
     fresh = samples(12, seed=9)
     want = np.stack([run_network(net, f)["y"] for f in fresh])
-    db = [snr_db(want, np.stack([run_network(float8_network(net, r), f)["y"] for f in fresh])) for r in (plain, wide)]
+    db = [snr_db(want, np.stack([run_network(insert_float8(net, r), f)["y"] for f in fresh])) for r in (plain, wide)]
     assert db[1] > db[0] + 2
     lowered, _ = lower_network(made, BuildConfig(backend="cuda"))
     assert sum(map(is_quantized, lowered.layers)) == 16, "all products of the blocks are in FP8"
@@ -221,22 +221,22 @@ def test_sums_in_floats_are_restored_from_the_cache_and_the_lock(tmp_path):
 def test_the_most_sensitive_layers_leave_float8_until_outputs_have_enough_decibels():
     net, data = residual_chain(4), Calibration(samples=lambda: samples(20))
     left = kept_out(net)
-    ranges = float8_ranges(net, net, data, BuildConfig(), [])
+    ranges = calibrate_float8_ranges(net, net, data, BuildConfig(), [])
     config = BuildConfig(timing_cache="")
-    assert sensitive_layers(net, ranges, data, config, left, enough_db=10) == {}
+    assert find_sensitive_layers(net, ranges, data, config, left, enough_db=10) == {}
     names = [x.name for x in find_quantization_sites(net, left).layers]
     judges = chosen_samples(samples(20), 16)
     enough = round(Analysis(net, "fp8", judges, EngineRun, ranges).snr(names) + 2)
-    gone = sensitive_layers(net, ranges, data, config, left, enough_db=enough)
+    gone = find_sensitive_layers(net, ranges, data, config, left, enough_db=enough)
     assert gone
     assert set(gone) < set(names)
     assert all(f"{enough} dB in all" in why for why in gone.values())
     assert Analysis(net, "fp8", judges, EngineRun, ranges).snr([n for n in names if n not in gone]) >= enough
-    assert sensitive_layers(net, ranges, Calibration(), config, left, enough_db=enough) == {}, "no samples for evaluation"
+    assert find_sensitive_layers(net, ranges, Calibration(), config, left, enough_db=enough) == {}, "no samples for evaluation"
 
 
 def test_excluded_layers_are_named_with_their_reasons():
-    said = _left_out({**{f"d{i}": "one group" for i in range(6)}, "last": "nothing behind it"})
+    said = _describe_left_out({**{f"d{i}": "one group" for i in range(6)}, "last": "nothing behind it"})
     assert said == "Not in FP8: d0, d1, d2, d3 and 2 more (one group); last (nothing behind it)."
 
 
@@ -252,7 +252,7 @@ def test_a_stored_analysis_depends_on_its_corrections_and_sums(tmp_path):
 
 def test_a_network_in_float8_has_float8_layers_for_hopper_and_none_on_the_cpu():
     net = chain(64)
-    made = float8_network(net, calibrate(net, samples(4), method="minmax"))
+    made = insert_float8(net, calibrate(net, samples(4), method="minmax"))
     lowered, _ = lower_network(made, BuildConfig(backend="cuda"))
     eight = [x for x in lowered.layers if is_quantized(x)]
     assert len(eight) == 3
@@ -264,7 +264,7 @@ def test_a_network_in_float8_has_float8_layers_for_hopper_and_none_on_the_cpu():
 
 def test_a_model_with_float8_q_and_dq_has_float8_layers(tmp_path):
     net = chain(64)
-    path = save_onnx(float8_network(net, calibrate(net, samples(4), method="minmax")), tmp_path / "float8.onnx")
+    path = save_onnx(insert_float8(net, calibrate(net, samples(4), method="minmax")), tmp_path / "float8.onnx")
     lowered, _ = lower_network(network_from_onnx(str(path)), BuildConfig(backend="cuda"))
     assert [x.name for x in lowered.layers if is_quantized(x)] == ["conv1 + relu1", "conv2 + relu2", "conv3 + relu3"]
     f = samples(1, seed=4)[0]
@@ -278,7 +278,7 @@ def test_the_cpu_reports_that_it_has_no_fast_float8():
     assert any("no FP8 kernels" in n for n in plan.report.notes)
     with pytest.raises(BuildError, match=r"precisions=\('fp8',\) cannot be used: this backend has no FP8 kernels"):
         build_float8(chain(64), replace(config, strict=True), Calibration(samples=lambda: samples(4)))
-    made = float8_network(prepare(chain(64), config), calibrate(chain(64), samples(4), method="minmax"))
+    made = insert_float8(prepare(chain(64), config), calibrate(chain(64), samples(4), method="minmax"))
     explicit = build(made, config)
     assert "no tactic of this backend computes in FP8" in explicit.report.precisions["fp8"].reason
 
@@ -301,8 +301,8 @@ def test_resnet8_keeps_its_accuracy():
     x, _ = datasets.cifar10_train_lossless()
     images = x[datasets.spread(len(x), 96)].astype(np.float32).transpose(0, 3, 1, 2)
     name = net.inputs[0].name
-    ranges = float8_ranges(net, made, Calibration(samples=lambda: ({name: images[i : i + 1]} for i in range(64))), BuildConfig(), [])
-    exact, low = (EngineRun(n, [made.outputs[0].name]) for n in (made, float8_network(made, ranges)))
+    ranges = calibrate_float8_ranges(net, made, Calibration(samples=lambda: ({name: images[i : i + 1]} for i in range(64))), BuildConfig(), [])
+    exact, low = (EngineRun(n, [made.outputs[0].name]) for n in (made, insert_float8(made, ranges)))
     a, b = (r({name: images[64:]})[made.outputs[0].name] for r in (exact, low))
     assert snr_db(a, b) > 27  # 16 without the recipe
     assert len(find_quantization_sites(made).layers) - len(kept_out(made)) == 8

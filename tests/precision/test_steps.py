@@ -13,7 +13,7 @@ from test_calibration import samples, small_network
 
 from support import datasets, realdata
 from whet.builder.config import BuildConfig
-from whet.builder.precision.calibration import Calibration, calibrated_ranges, prepare
+from whet.builder.precision.calibration import Calibration, get_calibrated_ranges, prepare
 from whet.builder.verify.engine_values import EngineRun
 from whet.errors import CalibrationError, UsageError
 from whet.frontends import network_from_onnx
@@ -72,7 +72,7 @@ def feeds(net, n=8, seed=4):
 
 
 def int8_snr(net, steps, data, test):
-    ranges = calibrated_ranges(net, net, Calibration(samples=lambda: iter(data), method="minmax", steps=steps), BuildConfig(), lambda _: None)
+    ranges = get_calibrated_ranges(net, net, Calibration(samples=lambda: iter(data), method="minmax", steps=steps), BuildConfig(), lambda _: None)
     return Analysis(net, "int8", test, EngineRun, ranges).snr(), ranges
 
 
@@ -164,7 +164,7 @@ def test_steps_are_stored_in_the_cache(tmp_path):
     notes = []
     calibration = Calibration(samples=lambda: iter(data), cache=str(tmp_path / "c.json"), method="minmax", steps=("equalize", "smooth", "bias"))
     tried = []
-    first = calibrated_ranges(net, made, calibration, BuildConfig(), pytest.fail, tried, notes.append)
+    first = get_calibrated_ranges(net, made, calibration, BuildConfig(), pytest.fail, tried, notes.append)
     assert "kept: scaling" in notes[-1]
     assert any(r.kept for r in tried)
     again = read_cache(tmp_path / "c.json", made)
@@ -190,7 +190,7 @@ def test_the_order_of_samples_changes_no_step(steps, tmp_path):
     for k, order in enumerate((data, data[::-1])):
         cache = tmp_path / f"{k}.json"
         calibration = Calibration(samples=lambda order=order: iter(order), cache=str(cache), method="minmax", steps=steps)
-        found = calibrated_ranges(net, made, calibration, BuildConfig(), pytest.fail)
+        found = get_calibrated_ranges(net, made, calibration, BuildConfig(), pytest.fail)
         assert found.scalings or found.corrections
         written.append(cache.read_bytes())
     assert written[0] == written[1]
@@ -207,7 +207,7 @@ def test_steps_never_lose_accuracy_on_a_real_vit():
     snrs = []
     for steps in ((), ("smooth",)):
         calibration = Calibration(samples=lambda: iter(images[:8]), method="minmax", steps=steps)
-        ranges = calibrated_ranges(net, made, calibration, BuildConfig(), lambda _: None)
+        ranges = get_calibrated_ranges(net, made, calibration, BuildConfig(), lambda _: None)
         snrs.append(Analysis(made, "int8", images[8:], EngineRun, ranges).snr())
     assert snrs[0] > 30
     assert snrs[1] > snrs[0] - 1

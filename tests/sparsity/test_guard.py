@@ -7,8 +7,8 @@ import pytest
 
 from whet.builder import BuildConfig, Calibration, build, build_int8
 from whet.builder.lowering import lower_network
-from whet.builder.precision.calibration import invented_ranges, prepare
-from whet.builder.precision.int8 import quantized_network
+from whet.builder.precision.calibration import make_placeholder_ranges, prepare
+from whet.builder.precision.int8 import quantize_network
 from whet.network import Network, Weight, parse_type
 from whet.rewrite import PASSES, Fired, Phase, network_pass
 from whet.sparsity import TwoFourGuard, eligible_layers, first_violation, force_two_four, is_two_four, reduction_axis
@@ -102,7 +102,7 @@ def test_int8_keeps_the_pattern():
     plan = build_int8(net, dataclasses.replace(CONFIG, precisions=("int8",)), calibration)
     assert not [n for n in plan.report.notes if "breaks the 2:4" in n]
     assert TwoFourGuard(net).check(plan.network) == []
-    quantized = quantized_network(prepare(net, CONFIG), invented_ranges(prepare(net, CONFIG)), frozenset())
+    quantized = quantize_network(prepare(net, CONFIG), make_placeholder_ranges(prepare(net, CONFIG)), frozenset())
     assert len(TwoFourGuard(quantized).nodes) == 3  # weights behind DequantizeLinear
     lowered, log = lower_network(quantized, dataclasses.replace(CONFIG, precisions=("int8",)))
     assert log.notes == []

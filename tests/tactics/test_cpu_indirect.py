@@ -8,7 +8,7 @@ from test_onednn_tactics import CPU, compute
 
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
-from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.network import Network, parse_type
 from whet.ops import run_layer, run_network, run_regions, sample_layer
 from whet.ops._samples import Sample
@@ -152,7 +152,7 @@ def test_code_for_other_machines(target):
 
 
 def names(*switches):
-    return {t.name for t in tactics_for("cpu", switches)}
+    return {t.name for t in list_enabled_tactics("cpu", switches)}
 
 
 def test_they_replace_onednn_and_are_there_on_request():

@@ -7,7 +7,7 @@ from test_onednn_tactics import CPU, Listed, place
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
 from whet.builder.candidates.enumerate import list_candidates
-from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.builder.lowering import lower_network
 from whet.builder.precision.permissions import Permissions
 from whet.builder.select.unfused_time import list_chains
@@ -121,7 +121,7 @@ def test_its_parts_are_a_chain_for_comparison():
     _, layer, arrays = sample_layer("Fused", head_convs_sample(2, 3, 2, (8, 4, 6), (16, 5, 5), padding=11))
     permissions = Permissions.of(BuildConfig())
     best = list_candidates(layer, [TACTIC], CPU, permissions).options[0]
-    chains = list_chains(layer, best, {TACTIC.name}, tactics_for("cpu", ()), permissions, CPU)
+    chains = list_chains(layer, best, {TACTIC.name}, list_enabled_tactics("cpu", ()), permissions, CPU)
     assert isinstance(chains, list), chains
     (want,) = run_regions(layer, arrays)
     for chain in chains:
@@ -189,7 +189,7 @@ def network(n="N", h=9, perm="1,3,4,2", anchors="3, 6, 9, 7", rows="189, 6"):
 
 @OWN
 @pytest.mark.parametrize("perm", ["1,3,4,2", "3,4,1,2"])
-@pytest.mark.parametrize("samples", ["together", "apart"])
+@pytest.mark.parametrize("samples", ["together", "parallel"])
 def test_a_network_runs_its_head_in_one_launch_at_any_batch(samples, perm, monkeypatch):
     """Anchor-major and pixel-major rows; the fused launch is selected regardless of measured times."""
     net = network(perm=perm)

@@ -20,7 +20,7 @@ from whet.option_names import python_names, reads_flags
 P = ParamSpec("P")
 
 
-def _warning(build: Callable[P, EnginePlan], *, needs_ranges: bool = False) -> Callable[P, EnginePlan]:
+def _warn_about_notes(build: Callable[P, EnginePlan], *, needs_ranges: bool = False) -> Callable[P, EnginePlan]:
     """`build`, with a BuildWarning for each note of its plan. `needs_ranges` refuses INT8 and FP8 for a network without Q/DQ nodes."""
 
     @wraps(build)
@@ -52,7 +52,7 @@ def _must_have_ranges(net: Network, config: BuildConfig) -> None:
     )
 
 
-build = _warning(_build, needs_ranges=True)
-build_int8 = _warning(int8.build_int8)
-build_float8 = _warning(float8.build_float8)
-retune = _warning(_retune)
+build = _warn_about_notes(_build, needs_ranges=True)
+build_int8 = _warn_about_notes(int8.build_int8)
+build_float8 = _warn_about_notes(float8.build_float8)
+retune = _warn_about_notes(_retune)

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from whet.backends import Backend
-from whet.builder.batching.profiles import MAX, bound_layers, environment
+from whet.builder.batching.profiles import MAX, bind_profile_symbols, bound_layers
 from whet.builder.config import BuildConfig
 from whet.builder.memory.planner import Use, plan_memory
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan, Profile
@@ -33,18 +33,18 @@ def assemble(
         machine={**backend.describe(), "libraries": libraries(choices, backend)},
         machine_key=backend.key(),
         threads=backend.threads,
-        model_digest=model_digest(source),
+        model_digest=compute_model_digest(source),
         source_weights={n: t.array() for n, t in source.constants.items()},
-        plugins=packages_of(_ops(net), (c.tactic for c in choices.values())),
+        plugins=packages_of(_iterate_ops(net), (c.tactic for c in choices.values())),
     )
 
 
-def _ops(net: Network) -> Iterator[str]:
+def _iterate_ops(net: Network) -> Iterator[str]:
     """The ops of all layers, those of regions included."""
     for layer in net.layers:
         yield layer.op
         for region in layer.regions.values():
-            yield from _ops(region)
+            yield from _iterate_ops(region)
 
 
 def make_sample_parallel(one: EnginePlan, profiles: Sequence[Profile], backend: Backend, concurrent_samples: int | None = None) -> EnginePlan:
@@ -60,7 +60,7 @@ def make_sample_parallel(one: EnginePlan, profiles: Sequence[Profile], backend: 
 
 def plan_arena(net: Network, choices: Mapping[str, Choice], profile: Profile, backend: Backend, limits: Mapping[str, int]) -> ArenaPlan:
     """The memory plan of one profile, sized for its max shapes."""
-    env = environment(net, profile, MAX)
+    env = bind_profile_symbols(net, profile, MAX)
     layers = bound_layers(net, env)
     uses = [_use(layers[layer.name], choices[layer.name], backend) for layer in net.layers]
     inputs = {}
@@ -82,6 +82,6 @@ def _use(layer: Layer, choice: Choice, backend: Backend) -> Use:
     return Use(layer.name, ins, outs, tuple(s.inplace), planned.kernel.scratch, view_shifts(planned.kernel))
 
 
-def model_digest(source: Network) -> str:
+def compute_model_digest(source: Network) -> str:
     """SHA-256 of the source network: its text, which names every weight's contents."""
     return hashlib.sha256(network_text(source).encode()).hexdigest()

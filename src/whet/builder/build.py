@@ -14,12 +14,12 @@ from whet.builder.batching.per_profile import build_profiles, has_profile_plans,
 from whet.builder.batching.per_sample import PER_SAMPLE_MODES, may_run_per_sample, select_sample_mode
 from whet.builder.batching.profiles import resolve_profiles
 from whet.builder.candidates.sparse_weights import apply_sparsity
-from whet.builder.candidates.tactic_sources import missing_libraries, tactics_for
+from whet.builder.candidates.tactic_sources import find_missing_libraries, list_enabled_tactics
 from whet.builder.config import BuildConfig
 from whet.builder.explain import complete_report
 from whet.builder.lock.lock import check_lock, read_lock
 from whet.builder.lock.rebuild import rebuild_locked
-from whet.builder.lowering import lower_network, widening_note
+from whet.builder.lowering import describe_widening, lower_network
 from whet.builder.precision.permissions import Permissions
 from whet.builder.progress import Progress, ProgressLog
 from whet.builder.select.search import Search
@@ -84,8 +84,8 @@ def _build_engine(
     backend = get_backend(config.backend, threads=config.threads)
     log.note_all([backend.caution] if backend.caution else [])
     permissions = Permissions.of(config)
-    tactics = tactics_for(backend.name, config.tactic_sources)
-    log.note_all(missing_libraries(backend.name, config.tactic_sources))
+    tactics = list_enabled_tactics(backend.name, config.tactic_sources)
+    log.note_all(find_missing_libraries(backend.name, config.tactic_sources))
     net, notes = apply_sparsity(net, config)
     log.note_all(notes)
     if lock is not None:
@@ -97,7 +97,7 @@ def _build_engine(
     except EngineError as e:
         raise BuildError(f"no engine can hold this network: {e}") from e
     log.step("done")
-    log.note_all([*widening_note(passes, config), *passes.notes])
+    log.note_all([*describe_widening(passes, config), *passes.notes])
     log.note_all(text for key, text in net.metadata.items() if key.startswith("assumed."))
     profiles, notes = resolve_profiles(lowered, config)
     log.note_all(notes)

@@ -12,10 +12,13 @@ AUTO_THREADS = -1
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8", "best")
 Shapes = dict[str, tuple[int, ...]]
 
+SAMPLE_MODES = ("auto", "together", "parallel", "sequential")
+OLD_SAMPLE_MODES = {"apart": "parallel", "turns": "sequential"}  # values of `samples` in older scripts and engine files
+
 _ONE_OF = {
     "precision_constraints": ("none", "prefer", "obey"),
     "sparsity": ("disable", "enable", "force", "force:positional"),
-    "samples": ("auto", "together", "apart", "turns"),
+    "samples": SAMPLE_MODES,
     "profiling_verbosity": ("layer_names_only", "detailed", "none"),
 }
 _LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS}
@@ -39,7 +42,7 @@ class BuildConfig:
     layer_output_types: tuple[tuple[str, str], ...] = ()
     sparsity: str = "disable"  # disable | enable (kernels for weights that are 2:4 already) | force (weights are overwritten) | force:positional
     profiles: tuple[tuple[Shapes, Shapes, Shapes], ...] = ()  # (min, opt, max) shapes by input
-    samples: str = "auto"  # auto | together | apart | turns: threads share a batch, run one sample each, or share one sample at a time
+    samples: str = "auto"  # auto | together | parallel | sequential: all threads run the batch, one sample each, or one sample after the other
     optimization_level: int = 3  # 0..5: how many tactics are timed, from 3 on kernels in the network, from 4 on threads (docs/design/choice.md)
     passes: tuple[str, ...] = ()  # switches: "none", "-name", "+name"
     no_fuse: tuple[str, ...] = ()  # source node names that are not fused
@@ -59,6 +62,8 @@ class BuildConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.samples in OLD_SAMPLE_MODES:
+            object.__setattr__(self, "samples", OLD_SAMPLE_MODES[self.samples])
         for name in ("precisions", "passes", "no_fuse", "tactic_sources"):
             if isinstance(text := getattr(self, name), str):
                 raise UsageError(f"BuildConfig.{name} is a tuple of names: ({text!r},), not {text!r}")

@@ -27,8 +27,8 @@ def record_selection(search: Search, selected: SelectedEngine) -> None:
     """Writes the selection into the report of the selected plan: engines compared, candidates and their times, unfused layers, bans."""
     report, candidate = selected.plan.report, selected.candidate
     report.choice, report.choice_core, report.engines = selected.choice_report(), list(candidate.assignment.core), selected.engines
-    report.candidates = candidate_report(search, candidate.lowered, selected.chosen)
-    report.cold_ms = cold_report(search, candidate.lowered, selected.chosen)
+    report.candidates = report_candidates(search, candidate.lowered, selected.chosen)
+    report.cold_ms = report_cold_times(search, candidate.lowered, selected.chosen)
     report.timing = search.timing.report()
     report.unfused = [Unfused(*row) for row in (*search.listing.unfused, *candidate.unfused)]
     report.banned = [Banned(*row) for row in search.bans.listed]
@@ -51,12 +51,12 @@ def complete_report(plan: EnginePlan, passes: PassLog, config: BuildConfig, log:
     report.phase_seconds = log.seconds()
 
 
-def candidate_report(search: Search, net: Network, chosen: Mapping[str, Option]) -> dict[str, list[Candidate]]:
+def report_candidates(search: Search, net: Network, chosen: Mapping[str, Option]) -> dict[str, list[Candidate]]:
     """Per layer of `net` (without its reformats): the chosen candidate, then the others by time, untimed candidates and refusals."""
     report: dict[str, list[Candidate]] = {}
     for layer in net.layers:
         selected, *others = _sort_options(search, layer, chosen)
-        rows = [selected.candidate(), *(o.candidate(search.why_not(layer, o, net) or o.note or _why_not_selected(o, selected)) for o in others)]
+        rows = [selected.candidate(), *(o.candidate(search.why_not(layer, o, net) or o.note or _explain_rejection(o, selected)) for o in others)]
         unfused = search.unfused_times.get(search.kind_of[layer.name])
         if unfused is not None:
             rows.append(unfused.candidate())
@@ -66,8 +66,8 @@ def candidate_report(search: Search, net: Network, chosen: Mapping[str, Option])
     return report
 
 
-def cold_report(search: Search, net: Network, chosen: Mapping[str, Option]) -> dict[str, list[float | None]]:
-    """Milliseconds with cold weights of each layer's candidates in the order of `candidate_report`, up to the last one that was timed so.
+def report_cold_times(search: Search, net: Network, chosen: Mapping[str, Option]) -> dict[str, list[float | None]]:
+    """Milliseconds with cold weights of each layer's candidates in the order of `report_candidates`, up to the last one that was timed so.
     Layers without such times are left out."""
     report = {}
     for layer in net.layers:
@@ -86,7 +86,7 @@ def _sort_options(search: Search, layer: Layer, chosen: Mapping[str, Option]) ->
     return [selected, *sorted(others, key=lambda o: (o.ms is None, o.ms or 0.0, o.rank))]
 
 
-def _why_not_selected(o: Option, selected: Option) -> str:
+def _explain_rejection(o: Option, selected: Option) -> str:
     if o.ms is None or selected.ms is None:
         return "listed after the chosen one, and nothing was timed"
     cold = "" if not o.cold_ms or not selected.cold_ms else f", {(o.cold_ms / selected.cold_ms - 1) * 100:+.0f} % with cold weights"

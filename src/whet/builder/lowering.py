@@ -10,8 +10,8 @@ import numpy as np
 from whet.backends import capabilities_of, get_backend
 from whet.builder.candidates.regions import lift_captures
 from whet.builder.config import BuildConfig
-from whet.builder.precision.permissions import Permissions, no_float8, unwanted_integers
-from whet.builder.verify.differences import relative_error
+from whet.builder.precision.permissions import Permissions, explain_missing_float8, make_integer_ban
+from whet.builder.verify.differences import compute_relative_error
 from whet.composites import why_unfused
 from whet.errors import BackendError
 from whet.network import BF16, F16, DType, Layer, Network, Tensor
@@ -38,9 +38,11 @@ def lower_network(net: Network, config: BuildConfig, watch: Callable[[str, Netwo
             broken.setdefault(x.layer, f"The pass {name} breaks the 2:4 weights of {x}")
 
     lowered, log = lower(
-        net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=unwanted_integers(config),
-        refuses=lambda layer: why_unfused(layer, computed) or _keep_unfused(layer, tactics, permitted) or no_float8(layer, config),
-        channel_alignment=max((t.channel_alignment for t in tactics), default=1), widened=_widened_types(config),
+        net, level=config.optimization_level, switches=config.passes, no_fuse=config.no_fuse, forbids=make_integer_ban(config),
+        refuses=lambda layer: (
+            why_unfused(layer, computed) or _keep_unfused(layer, tactics, permitted) or explain_missing_float8(layer, config)
+        ),
+        channel_alignment=max((t.channel_alignment for t in tactics), default=1), widened=_list_widened_types(config),
         watch=check if watch is not None or (guard is not None and guard.nodes) else None,
     )  # fmt: skip
     left = {x.layer for x in guard.check(lowered)} if guard is not None and broken else set()
@@ -62,18 +64,18 @@ def lower_network(net: Network, config: BuildConfig, watch: Callable[[str, Netwo
     return lowered, log
 
 
-def widening_note(log: PassLog, config: BuildConfig) -> list[str]:
-    """What to tell users whose model has layers in a 16-bit type that the backend cannot compute in."""
+def describe_widening(log: PassLog, config: BuildConfig) -> list[str]:
+    """A note if the model has layers in a 16-bit type that the backend cannot compute in."""
     if not log.widened:
         return []
-    types = " and ".join(t.name for t in _widened_types(config))
+    types = " and ".join(t.name for t in _list_widened_types(config))
     return [
         f"{log.widened} layers of the model are in 16 bits. {config.backend} has no arithmetic in {types}: they compute in f32, and inputs and "
         "outputs are converted."
     ]
 
 
-def _widened_types(config: BuildConfig) -> list[DType]:
+def _list_widened_types(config: BuildConfig) -> list[DType]:
     """The 16-bit float types that the backend has no arithmetic for."""
     capabilities = capabilities_of(config.backend)
     if capabilities.executes:
@@ -106,4 +108,4 @@ def blame_pass(source: Network, config: BuildConfig, inputs: Mapping[str, np.nda
 
 def _outputs_agree(net: Network, inputs: Mapping[str, np.ndarray], truth: list[np.ndarray], bound: float) -> bool:
     got = list(run_network(net, inputs, widen=True).values())
-    return all(relative_error(np.asarray(a, np.float64), np.asarray(b, np.float64))[0] <= bound for a, b in zip(got, truth, strict=True))
+    return all(compute_relative_error(np.asarray(a, np.float64), np.asarray(b, np.float64))[0] <= bound for a, b in zip(got, truth, strict=True))

@@ -43,7 +43,7 @@ def time_parts(plan: EnginePlan, layers: Sequence[Layer], *, timing_cache: str |
             precisions=tuple(name for kind, name in _PRECISIONS.items() if kind in stored),
         )  # fmt: skip
         parts = []
-        for x, inputs in _operations(layer, {}):
+        for x, inputs in _iterate_operations(layer, {}):
             key = (x.op, str(x.attrs), tuple(None if t is None else (str(t.type), t.is_constant) for t in inputs), config.precisions)
             if key not in known:
                 known[key] = _time(x, inputs, config)
@@ -52,14 +52,14 @@ def time_parts(plan: EnginePlan, layers: Sequence[Layer], *, timing_cache: str |
     return times
 
 
-def _operations(layer: Layer, outer: Mapping[Tensor, Tensor | None]) -> Iterator[tuple[Layer, list[Tensor | None]]]:
+def _iterate_operations(layer: Layer, outer: Mapping[Tensor, Tensor | None]) -> Iterator[tuple[Layer, list[Tensor | None]]]:
     """The layers of a fused layer's body, those of nested fused layers included, each with its inputs. Inputs of the body are replaced by
     those of the fused layer, since its weights are constants only there. `outer` replaces inputs of `layer`."""
     body = layer.regions["body"]
     given = {inner: None if t is None else outer.get(t, t) for inner, t in zip(body.inputs, layer.inputs, strict=True)}
     for x in body.layers:
         if x.op == "Fused":
-            yield from _operations(x, given)
+            yield from _iterate_operations(x, given)
         else:
             yield x, [None if t is None else given.get(t, t) for t in x.inputs]
 

@@ -50,7 +50,7 @@ def _retune_profile(plan: EnginePlan, threads: int, timing_cache: str | None, pr
     )
     given: dict[str, Any] = {"backend": plan.backend, "threads": threads, "timing_cache": timing_cache, "profiles": shapes, "verify": True}
     try:
-        config = BuildConfig(**stored_options(plan), **given)
+        config = BuildConfig(**read_stored_options(plan), **given)
     except UsageError as e:
         raise EngineError(f"the engine's stored options are damaged: {e}") from e
     retuned = build(remove_reformats(plan), config, progress=progress)
@@ -59,7 +59,7 @@ def _retune_profile(plan: EnginePlan, threads: int, timing_cache: str | None, pr
     return retuned
 
 
-def stored_options(plan: EnginePlan) -> dict[str, Any]:
+def read_stored_options(plan: EnginePlan) -> dict[str, Any]:
     """The options of an engine's build that a retune repeats, as fields of BuildConfig; each has its field's type and a bounded value.
 
     Options of the machine and of the run (backend, threads, profiles, files) are not among them, and neither is `verify`: a file cannot

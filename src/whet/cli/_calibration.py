@@ -16,11 +16,11 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
     Raises UsageError for calibration flags that have no effect.
     """
     from whet.builder.precision.calibration import is_explicit
-    from whet.builder.precision.permitted import build_permitted, calibrated_precisions
+    from whet.builder.precision.permitted import build_permitted, list_calibrated_precisions
     from whet.precision.budget import Budget
 
     given = [name for name in FLAGS if name in o]
-    wants = calibrated_precisions(config)
+    wants = list_calibrated_precisions(config)
     budget = Budget.parse(o.get("accuracy")) if "accuracy" in o else None
     if given and not wants and budget is None:
         raise UsageError(f"--{given[0]} is for --int8, --fp8, --best or --accuracy, and none of them is given")

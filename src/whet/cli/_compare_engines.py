@@ -132,7 +132,7 @@ def _show(
     if per_layer:
         for name, values in settings.items():
             out.print(f"{name}: " + ", ".join(f"{n} {json.dumps(v, default=str)}" for n, v in zip(plans, values, strict=True)))
-        print_aligned(out, list(plans), [a for a in aligned if not a.same_choices][:top], "medians, launch by launch, in turns")
+        print_aligned(out, list(plans), [a for a in aligned if not a.same_choices][:top], "medians, launch by launch, interleaved")
 
 
 def _layer_times(plans: Mapping[str, Any], shapes: Any) -> list[Any]:
@@ -160,7 +160,7 @@ def _decibels(snr: float | None) -> str:
 
 def print_aligned(out: Any, names: list[str], aligned: list[Any], source: str) -> None:
     """Prints the groups of layers that differ: one line for the nodes and one for each engine, with time, tactics, types and kernels. Engines that
-    fuse the nodes differently have one line for each layer. `source` says where the times come from."""
+    fuse the nodes differently have one line for each layer. `source` is the origin of the times."""
     from whet.inspector.alignment import describe_choice
     from whet.inspector.summary import WIDTH, short_name, shorten
 

@@ -19,7 +19,7 @@ FORMATS = ("summary", "numpy", "string", "raw")
 
 
 def mark_debug_tensors(net: Network, spec: str) -> list[str]:
-    """Makes the values whose names are in `spec` (comma separated, `*` matches any text) outputs of `net`; returns their names.
+    """Makes the values that `spec` names (comma separated, `*` matches any text) outputs of `net`; returns their names.
 
     A marked value is computed and stored as it is in the model: layers are not fused across it. Raises UsageError for an unknown name.
     """

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.backends import BACKENDS, capabilities_of
+from whet.builder.config import OLD_SAMPLE_MODES, SAMPLE_MODES
 from whet.cli import _exec_values as values
 from whet.cli._exec_flags import NUMBERS
 from whet.cli._summary import Log
@@ -70,7 +71,7 @@ def build_config(o: Options, log: Log, net) -> Any:
         layer_output_types=_layer_types(o, log, net, "layerOutputTypes"),
         sparsity=values.one_of(o.get("sparsity", "disable"), "sparsity", ("disable", "enable", "force", "force:positional")),
         profiles=tuple(profiles),
-        samples=values.one_of(o.get("samples", "auto"), "samples", ("auto", "together", "apart", "turns")),
+        samples=values.one_of(OLD_SAMPLE_MODES.get(o.get("samples"), o.get("samples", "auto")), "samples", SAMPLE_MODES),
         optimization_level=min(o.number("builderOptimizationLevel"), MOST_EFFORT),
         passes=tuple(p for p in o.get("passes").split(",") if p),
         no_fuse=tuple(p for p in o.get("noFuse").split(",") if p),

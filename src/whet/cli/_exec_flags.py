@@ -137,7 +137,7 @@ def _flags() -> list[Flag]:
         ("loadInputs", "SPEC", "name:file,... raw binary, .npy or .npz; else random, seeded"),
         ("timeDeserialize", "", "time loading the engine and stop"),
         ("numThreads", "N", "CPU threads of the engine (0: all usable; auto: the fastest count, by timing whole engines)"),
-        ("samples", "auto|together|apart|turns", "threads share the batch (together), take whole samples (apart), or share one sample at a time (turns); auto: the fastest (auto)"),
+        ("samples", "auto|together|parallel|sequential", "all threads run the batch (together), one sample each (parallel), or one sample after the other (sequential); auto: the fastest (auto)"),
         ("requireSameHardware", "", "refuse an engine tuned on other hardware"),
     ])  # fmt: skip
     add("Inference", [

@@ -14,7 +14,7 @@ def network_for(path: str, shapes: str | None) -> tuple[Network, bool]:
     Raises FrontendError, and UnsupportedError for a model that is not supported at these shapes, or needs `shapes` that were not given.
     """
     given = values.shapes(shapes, "shapes") if shapes else None
-    if path.endswith((".prototxt", ".caffemodel")):  # static models, whose shapes can be changed
+    if path.endswith((".prototxt", ".caffemodel")):  # static models with changeable shapes
         return network_from_file(path, shapes=given), False
     try:
         return network_from_file(path), False

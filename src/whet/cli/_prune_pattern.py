@@ -29,7 +29,7 @@ def prune_to_pattern(
 ) -> tuple[Any, Any, dict[str, Any]]:
     """The network with the pattern, its recipe (masks, orders of channels), and facts for --json.
 
-    `say` prints what was pruned, and for patterns that no kernel exploits the measured times.
+    `say` prints the pruned layers, and the measured times for patterns that no kernel exploits.
 
     Raises UsageError for flags that select channels, and for an invalid pattern; PruneError if it fits no layer.
     """

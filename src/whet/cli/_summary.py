@@ -14,7 +14,7 @@ from whet.measure.queries import Measured, percentile
 class Log:
     """Prints `[MM/DD/YYYY-HH:MM:SS] [I] text` lines to standard output, or with `as_json` to standard error.
 
-    `verbose`: also what `info` and `detail` log. `quiet`: only the summary, warnings and errors. `facts` is the content of the JSON that
+    `verbose`: also the lines of `info` and `detail`. `quiet`: only the summary, warnings and errors. `facts` is the content of the JSON that
     `whet exec --json` prints.
     """
 

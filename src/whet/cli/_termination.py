@@ -13,7 +13,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class Termination:
-    """A context in which SIGTERM is handled as SIGINT; `received` is True after one. No effect where a program has its own handler."""
+    """A context in which SIGTERM is handled as SIGINT; `received` is True after one. No effect if the program has its own handler."""
 
     def __init__(self) -> None:
         self.received = False

@@ -29,7 +29,7 @@ def command(
 ) -> None:  # fmt: skip
     """Compare engines, or ORIGINAL.onnx with pruned models from any tool: whet, Torch-Pruning, ASP, ModelOpt, your own masks.
 
-    Models are built, with the same options. Engines are timed in turns on this machine: latencies with a verdict, output differences, and the
+    Models are built, with the same options. Engines are timed interleaved on this machine: latencies with a verdict, output differences, and the
     layers that differ, with times, aligned by the nodes that they compute. --tensorrt adds TensorRT's own
     engines of the models. --levels and --ablate compare builds of one model.
 

@@ -94,7 +94,7 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
     )
     if any(d["lanes"]):
         many = max(d["lanes"]) > 1 or d["threads"] == 1
-        how, threads = (f"separately, {max(d['lanes'])} at once", "on one thread") if many else ("one after the other", "on all threads")
+        how, threads = (f"in parallel, {max(d['lanes'])} at once", "on one thread") if many else ("one after the other", "on all threads")
         text = f"Samples run {how}: layers, GFLOP and MB are those of one sample, ms {threads}"
         console.print(text)
     elif why := d["samples"].get("why"):

@@ -202,7 +202,7 @@ def _group_facts(net: Any, hidden: bool) -> dict[str, Any]:
 
 
 def _facts(pruned: Any) -> dict[str, Any]:
-    """What was removed, what was predicted and what was measured, for --json."""
+    """The removed units, the predictions and the measurements, for --json."""
     report = pruned.report
     return {
         "channels": list(pruned.channels), "importance": pruned.recipe.about["importance"], "branches_removed": list(pruned.recipe.removed),

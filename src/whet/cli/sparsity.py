@@ -30,7 +30,7 @@ def command(model: str, as_json: bool, batch: str | None, no_engines: bool, plot
     sparse tactics, as if its weights were pruned. `removed` is the share of the weights' magnitude that pruning would take: the larger it
     is, the more fine-tuning has to repair (normally distributed weights: 26 %). The gain depends on the batch and the precision: each batch
     of --batch is timed with each of --fp16, --bf16 and --int8 (then layers without INT8 kernels may use the 16-bit types that are given).
-    Where a layer gains, the engine is also built with and without forced 2:4 weights, and its measured times are shown next to the prediction.
+    If a layer gains, the engine is also built with and without forced 2:4 weights, and its measured times are shown next to the prediction.
     """
     from whet.pruning import advise_sparsity, points_of, write_speedup_plot
     from whet.pruning.sparsity_plot import check_plot_path
@@ -86,7 +86,7 @@ def _batches(text: str) -> list[int]:
 
 
 def _shapes(model: str, batch: int, given: str | None) -> str:
-    """Shapes in the syntax of --shapes with this batch as the first axis of inputs whose first axis is free; the other axes from `given`, or 1."""
+    """Shapes in the syntax of --shapes: the batch for dynamic first axes of inputs, the other axes from `given`, or 1."""
     from whet.cli import _exec_values as values
     from whet.cli._model import network_for
     from whet.errors import UsageError

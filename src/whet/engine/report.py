@@ -128,7 +128,7 @@ class TimingRecord:
 
 @dataclass
 class SampleModes:
-    """Whether a batch runs as one ("together"), one sample per thread ("apart") or one sample at a time on all threads ("turns")."""
+    """Whether a batch runs as one ("together"), one sample per thread ("parallel") or one sample after the other on all threads ("sequential")."""
 
     kept: str
     why: str
@@ -137,9 +137,9 @@ class SampleModes:
     spread_ms: float | None = None  # of the selected mode
     together_ms: float | None = None
     together_spread_ms: float | None = None
-    apart_ms: float | None = None
+    apart_ms: float | None = None  # of "parallel"
     apart_spread_ms: float | None = None
-    turns_ms: float | None = None
+    turns_ms: float | None = None  # of "sequential"
     turns_spread_ms: float | None = None
 
 

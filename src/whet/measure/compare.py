@@ -274,7 +274,7 @@ def _is_hopeless(policy: Policy, seconds: float, fastest: float) -> bool:
 
 @contextmanager
 def _garbage_collection_off() -> Iterator[None]:
-    """Disables garbage collection, whose milliseconds would count for the candidate that is running."""
+    """Disables garbage collection: its milliseconds would be attributed to the candidate that is running."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -53,7 +53,7 @@ class EngineRow:
 def compare_engines(
     engines: Mapping[str, ComparedEngine], *, shapes: Mapping[str, tuple[int, ...]] | None = None, seconds: float = 1.0
 ) -> list[EngineRow]:
-    """Times `engines` in turns, each for about `seconds`, on seeded inputs of `shapes` (default: the first engine's opt shapes).
+    """Times `engines` interleaved, each for about `seconds`, on seeded inputs of `shapes` (default: the first engine's opt shapes).
 
     Raises ShapeError if an engine does not take these inputs.
     """

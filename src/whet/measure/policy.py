@@ -187,7 +187,7 @@ THREAD_COUNTS = Policy(stages=(Stage(rounds=(5, 30), budget=Budget(0.8)),), bloc
 CONTRADICTION = 1.5
 #: Layers of the kept engine, for the report; a long engine has three runs.
 LAYER_PROFILE = Policy(stages=(Stage(rounds=(3, 5), budget=Budget(1.0)),), warmup_rounds=0)
-#: Layers of several engines, in turns.
+#: Layers of several engines, interleaved.
 LAYERS_SIDE_BY_SIDE = Policy(stages=(Stage(rounds=(5, 25), budget=Budget(1.0)),), warmup_rounds=1)
 PROFILE_ATTEMPTS = 3  # of layer times that contradict the whole engine's; load that outlasts three will not pass
 

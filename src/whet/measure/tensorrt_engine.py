@@ -1,4 +1,4 @@
-"""NVIDIA's TensorRT as an executor beside whet: its engines have the part of whet's Engine and Context that `compare_engines` uses.
+"""NVIDIA's TensorRT as an executor: its engines have the part of the interface of whet's Engine and Context that `compare_engines` uses.
 
 Needs the package `tensorrt`, which `whet.trt.install()` also provides, on the memory of its backend.
 """
@@ -21,7 +21,7 @@ _FLAGS = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "fp8": "FP8"}
 
 
 class ComparedEngine(Protocol):
-    """What `compare_engines` needs of an engine."""
+    """The interface of an engine that `compare_engines` needs."""
 
     @property
     def inputs(self) -> Mapping[str, Any]: ...
@@ -95,7 +95,7 @@ def _package() -> Any:
 
 
 def _memory(trt: Any) -> Backend:
-    """The backend in whose memory the package takes addresses: CUDA's, or the one of whet.trt under TensorRT's name."""
+    """The backend that owns the memory of addresses given to the package: CUDA, or that of whet.trt under TensorRT's name."""
     device = getattr(trt, "device", None)
     return get_backend(device.backend_name() if trt.__name__ == "whet.trt" and device is not None else "cuda")
 
@@ -116,7 +116,7 @@ def _logger(trt: Any) -> Any:
 
 
 class TensorRtContext:
-    """Runs a TensorRT engine on host arrays, whose copies to and from a GPU are part of a run, as in whet's contexts."""
+    """Runs a TensorRT engine on host arrays. As in whet's contexts, copies to and from a GPU are part of a run."""
 
     def __init__(self, engine: TensorRtEngine):
         self._engine, self._context = engine, engine.engine.create_execution_context()

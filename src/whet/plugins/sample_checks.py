@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.backends import Backend, get_backend
-from whet.builder.verify.differences import difference
+from whet.builder.verify.differences import compare_output
 from whet.errors import BuildError, NetworkError, VerificationError
 from whet.network import Layer, from_stored, static_shape, stored_shape, to_stored
 from whet.ops import get_op, infer_layer, run_layer, sample_layer
@@ -73,7 +73,7 @@ def _check_tactic(t: Tactic, layer: Layer, arrays: Sequence[np.ndarray | None], 
                 continue
             worst = 0.0
             for got, ref, out in zip(_outputs(kernel, layer, signature, arrays, device), want, layer.outputs, strict=True):
-                error, reason = difference(got, ref, out.dtype, kernel.rtol)
+                error, reason = compare_output(got, ref, out.dtype, kernel.rtol)
                 if error > kernel.rtol:
                     raise VerificationError(
                         f"sample {k} of {layer.op}: {t.name} {signature} {dict(config) or ''} differs from the reference by {error:.3g} "

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from whet.builder.batching.profiles import OPT, bound_layers, environment, resolve_profiles
+from whet.builder.batching.profiles import OPT, bind_profile_symbols, bound_layers, resolve_profiles
 from whet.builder.config import BuildConfig
 from whet.builder.lowering import lower_network
-from whet.builder.precision.calibration import invented_ranges, is_explicit, prepare
-from whet.builder.precision.int8 import quantized_network
+from whet.builder.precision.calibration import is_explicit, make_placeholder_ranges, prepare
+from whet.builder.precision.int8 import quantize_network
 from whet.errors import NetworkError, PruneError, WhetError
 from whet.network import Layer, Network
 from whet.pruning.costs import Costs
@@ -35,10 +35,10 @@ def static_layers(net: Network, config: BuildConfig, *, filled: bool = False) ->
     times."""
     if "int8" in config.precisions and not is_explicit(net):
         made = prepare(net, config)
-        net = quantized_network(made, invented_ranges(made), frozenset())
+        net = quantize_network(made, make_placeholder_ranges(made), frozenset())
     lowered, _ = lower_network(net, config if filled else replace(config, passes=(*config.passes, "-pad_channels")))
     profiles, _ = resolve_profiles(lowered, config)
-    return bound_layers(lowered, environment(lowered, profiles[0], OPT))
+    return bound_layers(lowered, bind_profile_symbols(lowered, profiles[0], OPT))
 
 
 def latency_costs(

@@ -15,7 +15,7 @@ from functools import partial
 from whet.backends import get_backend
 from whet.builder.candidates.compile_ahead import start_compiling
 from whet.builder.candidates.enumerate import Candidates, list_candidates
-from whet.builder.candidates.tactic_sources import tactics_for
+from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions
@@ -41,7 +41,7 @@ class Meter:
         requested layer once, even if the table or the timing cache has it."""
         self.config, self.table, self.retime = config, table, retime
         self.backend = get_backend(config.backend, threads=config.threads)
-        self.tactics = tactics_for(self.backend.name, config.tactic_sources)
+        self.tactics = list_enabled_tactics(self.backend.name, config.tactic_sources)
         # Channel counts are multiples of this step, or are padded to one by pad_channels.
         self.step = max(max(t.channel_alignment for t in self.tactics) // 2, 1)
         self.permissions = Permissions.of(config)

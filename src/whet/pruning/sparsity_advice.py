@@ -11,7 +11,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.builder.batching.profiles import OPT, resolve_profiles
 from whet.builder.candidates.compile_ahead import start_compiling
-from whet.builder.candidates.enumerate import Candidates, list_candidates, macs
+from whet.builder.candidates.enumerate import Candidates, count_macs, list_candidates
 from whet.builder.config import BuildConfig
 from whet.errors import PruneError
 from whet.measure.option import Option
@@ -313,7 +313,7 @@ class _Rates:
         peaks = backend.peaks()
         return _Rates(
             peaks["bytes"] / 1e3 if peaks else max((_traffic(layer, o) / o.cost for layer, o in best), default=0.0),
-            max((macs(layer) / o.cost for layer, o in best), default=0.0),
+            max((count_macs(layer) / o.cost for layer, o in best), default=0.0),
             peaks,
             "wgmma" in backend.capabilities.features,
         )
@@ -323,7 +323,7 @@ class _Rates:
         stored = next((s.dtype.name for s in o.signature.inputs if s is not None), "f32")
         kind = {"u8": "i8"}.get(stored, "f8" if stored.startswith("f8") else stored)
         peak = self.declared.get(kind, 0.0) / 2e3 or self.macs_per_ms
-        return _traffic(layer, o) / self.bytes_per_ms if self.bytes_per_ms else 0.0, macs(layer) / peak if peak else 0.0
+        return _traffic(layer, o) / self.bytes_per_ms if self.bytes_per_ms else 0.0, count_macs(layer) / peak if peak else 0.0
 
 
 def _traffic(layer: Layer, o: Option) -> int:

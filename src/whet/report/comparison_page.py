@@ -47,7 +47,7 @@ def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -
         figures["groups"] = _groups(names, groups)
         details = {str(k): _detail(names, g) for k, g in enumerate(groups)}
         shown = f"{len(changed)} of {len(groups)} groups of layers differ in kernels, types or fusion." if changed else "All layers run alike."
-        about = "Layers aligned by the nodes of the model that they compute, timed launch by launch, with the engines in turns."
+        about = "Layers aligned by the nodes of the model that they compute, timed launch by launch, with the engines interleaved."
         body += [
             tag("h2", "Layer by layer"),
             tag("p", f"{about} {shown}", class_="dim"),

@@ -50,7 +50,7 @@ def _head(d: Data) -> Html:
         tag("p", tag("b", chosen["name"]), ": ", _join_lines(chosen["what"])),
         tag("p", *checks),
         tag("div",
-            _tile(f"{number(1 / chosen['latency']['ratio'])}x", "the original's speed, in turns with it"),
+            _tile(f"{number(1 / chosen['latency']['ratio'])}x", "the original's speed, timed interleaved with it"),
             _tile(f"{number(original['latency']['median_ms'])} → {number(chosen['latency']['median_ms'])} ms", "a run, median"),
             _tile(f"{number(original['metric']['value'], 4)} → {number(chosen['metric']['value'], 4)}", f"{d['metric']}, {seen}"),
             _tile(f"{number(original['memory_bytes'] / _MIB)} → {number(chosen['memory_bytes'] / _MIB)} MiB", "peak memory"),
@@ -166,7 +166,7 @@ def _render_comparison(d: Data) -> Html:
             number(r["flops"] / 1e6) if r["flops"] else "-",
         ))  # fmt: skip
         classes.append("chosen" if i == d["chosen"] else None)
-    about = "All timed in turns in one process; none here is both faster and better than one of the Pareto set. "
+    about = "All timed interleaved in one process; none here is both faster and better than one of the Pareto set. "
     about += "Intervals are 95 %; what was lost is compared sample by sample. "
     about += f"Energy{' of the original' if metered else ''}: {d['rows'][0]['energy']['about']}."
     load = d["load"]

@@ -23,7 +23,7 @@ from whet.runtime.sample_parallel import arena_bytes, bind_shapes
 from whet.runtime.shaped import opt_shapes
 from whet.runtime.steps import BoundEngine
 
-_MAX_BOUND = 4  # sets of shapes whose recorded launches a context caches
+_MAX_BOUND = 4  # sets of shapes for which a context caches recorded launches
 
 
 class Context:
@@ -429,7 +429,7 @@ class AddressedRun:
     """Repeated runs on memory that the caller gives by address, without checks: it must be row-major, of the bound array's type and shape, aligned
     like arrays that `Context.bind` does not copy, and stay alive until the run is done. For one thread at a time.
 
-    `direct` are the inputs and outputs whose address can be given; the arrays bound to the others are copied in and out.
+    `direct` names the inputs and outputs that can be given by address; the arrays bound to the others are copied in and out.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from whet.measure.benchmark import Benchmark
     from whet.runtime.context import Context
 
-_MAX_SHAPED = 16  # sets of input shapes whose kernels an engine caches
+_MAX_SHAPED = 16  # sets of input shapes for which an engine caches kernels
 
 
 class EngineWarning(WhetWarning):
@@ -206,7 +206,7 @@ class Engine:
     def refit(self, weights: Mapping[str, np.ndarray] | Network) -> Engine:
         """A new engine with other values of source weights: the same kernels, nothing is timed. Raises EngineError (see whet.runtime.refit).
 
-        `weights` are arrays by name, or a source network of the same structure, whose outputs the new engine must reproduce.
+        `weights` are arrays by name, or a source network of the same structure. The new engine must reproduce the outputs of that network.
         """
         from whet.runtime.refit import refit, weights_of
 

@@ -197,7 +197,7 @@ def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Back
 
 
 def _check_sizes(p: Planned) -> Planned:
-    """Refuses a kernel whose operand sizes differ from their formats', because offsets in the arena would be wrong."""
+    """Refuses a kernel if its operand sizes differ from those of the formats, because offsets in the arena would be wrong."""
     for kind, tensors, operands, sizes in (
         ("input", p.layer.inputs, p.signature.inputs, p.kernel.inputs),
         ("output", p.layer.outputs, p.signature.outputs, p.kernel.outputs),

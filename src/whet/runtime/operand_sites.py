@@ -13,7 +13,7 @@ from whet.runtime.values import Values
 class OperandSites:
     """Positions of tensors' addresses in recorded launches; `note` adds the launches of a layer.
 
-    It has no reference to the tensors' memory, whose owner refers to it: weights are freed with the last engine that uses them.
+    It has no reference to the tensors' memory, because the owner of that memory refers to it: weights are freed with the last engine that uses them.
     """
 
     def __init__(self, shaped: ShapedPlan, like: OperandSites | None = None):

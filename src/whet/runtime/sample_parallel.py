@@ -230,7 +230,7 @@ class SampleParallelEngine:
 
 @dataclass
 class _SampleLaunches:
-    """The launches of one sample, and the engine in whose memory they run."""
+    """The launches of one sample, and the engine that owns their memory."""
 
     engine: BoundEngine
     launches: RepeatedLaunches

@@ -39,7 +39,7 @@ class BatchItems:
         return np.ascontiguousarray(np.take(a, self.at, axis))
 
 
-def batch_of(shapes: Mapping[str, tuple[int, ...]]) -> int:
+def get_common_batch(shapes: Mapping[str, tuple[int, ...]]) -> int:
     """The leading dimension shared by all inputs; 1 if they differ or an input has rank 1 or less."""
     sizes = {s[0] if len(s) > 1 else 1 for s in shapes.values()}
     return sizes.pop() if len(sizes) == 1 else 1

@@ -1,9 +1,9 @@
 """Selecting the sample mode: engines that run a batch at once or per sample are built, timed interleaved, and the fastest is kept.
 
-If the samples of a batch are independent, an engine of one sample can run the batch. Mode "apart": each thread runs whole samples on an engine
-planned for one thread. No thread waits for others after each layer, a sample's activations stay in the caches, and Concat layers may be views,
-which a dynamic batch does not allow. Mode "turns": all threads share one sample at a time. They synchronize after each layer, but weights are
-read once for all threads, and the arena is that of one sample. The runtime is runtime/sample_parallel.py; gains are in docs/design/choice.md.
+If the samples of a batch are independent, an engine of one sample can run the batch. Mode "parallel": each thread runs whole samples on an
+engine planned for one thread. No thread waits for others after each layer, a sample's activations stay in the caches, and Concat layers may be views,
+which a dynamic batch does not allow. Mode "sequential": all threads run one sample after the other. They synchronize after each layer, but weights
+are read once for all threads, and the arena is that of one sample. The runtime is runtime/sample_parallel.py; gains are in docs/design/choice.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Make = Callable[[BuildConfig], EnginePlan]
 Feeds = Mapping[str, np.ndarray]
 
 _LEVEL = 3  # the least builderOptimizationLevel that compares sample modes
-PER_SAMPLE_MODES = {"apart": "one sample", "turns": "one sample on all threads"}  # mode: the workload of its engine
+PER_SAMPLE_MODES = {"parallel": "one sample", "sequential": "one sample on all threads"}  # mode: the workload of its engine
+_REPORT_KEYS = {"together": "together", "parallel": "apart", "sequential": "turns"}  # mode: prefix of its fields in SampleModes
 _PRECISION_OPTIONS = ("precisions", "precision_constraints", "layer_precisions", "layer_output_types")  # a build with INT8 may have changed them
 
 
@@ -48,7 +49,7 @@ def may_run_per_sample(net: Network, config: BuildConfig) -> bool:
     timed = config.optimization_level >= _LEVEL and config.whole_engines > 0 and config.max_tactics != 0
     if not capabilities_of(config.backend).workers or not timed or len(config.profiles) > 1 or batch_symbol(net) is None:
         return False
-    return _batch(resolve_profiles(net, config)[0][0]) > 1
+    return _get_batch_size(resolve_profiles(net, config)[0][0]) > 1
 
 
 def select_sample_mode(
@@ -60,7 +61,7 @@ def select_sample_mode(
     """
     backend = get_backend(config.backend, threads=max(config.threads, 0))
     profiles, _ = resolve_profiles(net, config)
-    why = _unsupported_reason(net, profiles, config, backend)
+    why = _explain_unsupported(net, profiles, config, backend)
     if why is None:
         modes = (config.samples,) if config.samples in PER_SAMPLE_MODES else tuple(PER_SAMPLE_MODES)[: 2 if backend.threads > 1 else 1]
         engines = [_build_mode(w, config, profiles, backend, together, make, log) for w in modes]
@@ -87,15 +88,15 @@ class _ModeEngine:
     @property
     def description(self) -> str:
         workers = self.plan.arenas[0].concurrent_samples
-        return f"separately on {workers} thread(s)" if self.name == "apart" else f"one at a time on all {self.plan.threads} thread(s)"
+        return f"in parallel on {workers} thread(s)" if self.name == "parallel" else f"one at a time on all {self.plan.threads} thread(s)"
 
 
 def _build_mode(
     name: str, config: BuildConfig, profiles: Sequence[Profile], backend: Backend, together: EnginePlan | None, make: Make, log: ProgressLog
 ) -> _ModeEngine:  # fmt: skip
-    one_thread = name == "apart"
+    one_thread = name == "parallel"
     with log.making(PER_SAMPLE_MODES[name]):
-        one = make(_one_sample_config(config, profiles[0], together, 1 if one_thread else backend.threads))
+        one = make(_make_one_sample_config(config, profiles[0], together, 1 if one_thread else backend.threads))
     backend.activate()
     return _ModeEngine(name, one, make_sample_parallel(one, profiles, backend, None if one_thread else 1))
 
@@ -105,12 +106,12 @@ class _ModeComparison:
     the other engines by mode. `why_not` is the reason why no per-sample engine is kept, or None."""
 
     def __init__(self, together: EnginePlan | None, engines: Sequence[_ModeEngine], backend: Backend, config: BuildConfig):
-        self.together, self.batch = together, _batch(engines[0].plan.profiles[0])
+        self.together, self.batch = together, _get_batch_size(engines[0].plan.profiles[0])
         runnable, runs, self.why_not = [], [] if together is None else [_bind(together, backend)], None
         first = len(runs)
         for w in engines:
             try:
-                if (too_large := _memory_refusal(w.plan, config)) is not None:
+                if (too_large := _explain_memory_refusal(w.plan, config)) is not None:
                     raise EngineError(too_large)
                 runs.append(_bind(w.plan, backend))
                 runnable.append(w)
@@ -118,7 +119,7 @@ class _ModeComparison:
                 self.why_not = str(e)
         if not runnable:
             return
-        order = [*range(first), *reversed(range(first, len(runs)))]  # ties: "turns" before "apart"; it uses less memory
+        order = [*range(first), *reversed(range(first, len(runs)))]  # ties: "sequential" before "parallel"; it uses less memory
         ranking, self.why_not = _compare(runs, engines[0].plan, backend, config), None
         ms, spread_ms = ([1e3 * s(i) for i in range(len(runs))] for s in (ranking.seconds, ranking.spread))
         selected = ranking.select(order)
@@ -153,19 +154,19 @@ def apply_sample_mode(plan: EnginePlan, net: Network, config: BuildConfig, make:
     return selected
 
 
-def _batch(profile: Profile, which: int = 1) -> int:
+def _get_batch_size(profile: Profile, which: int = 1) -> int:
     return min((shapes[which][0] for shapes in profile.shapes.values() if shapes[which]), default=0)
 
 
-def _unsupported_reason(net: Network, profiles: Sequence[Profile], config: BuildConfig, backend: Backend) -> str | None:
+def _explain_unsupported(net: Network, profiles: Sequence[Profile], config: BuildConfig, backend: Backend) -> str | None:
     if not backend.capabilities.executes or not backend.capabilities.workers:
         return f"the backend '{config.backend}' has no CPU workers"
-    if _batch(profiles[0], 0) < 1:
+    if _get_batch_size(profiles[0], 0) < 1:
         return "the profile takes empty batches"
     return why_samples_touch(net, {n: s[2] for n, s in profiles[0].shapes.items()})
 
 
-def _one_sample_config(config: BuildConfig, profile: Profile, together: EnginePlan | None, threads: int) -> BuildConfig:
+def _make_one_sample_config(config: BuildConfig, profile: Profile, together: EnginePlan | None, threads: int) -> BuildConfig:
     """The config of an engine of one sample. It is not verified: only the engine that is kept is."""
     shapes = profile.of_one_sample().shapes
     low, opt, high = ({n: s[k] for n, s in shapes.items()} for k in range(3))
@@ -188,7 +189,7 @@ def _run_once(run: Any) -> float:
     return float(run.seconds(1)[0])
 
 
-def _memory_refusal(plan: EnginePlan, config: BuildConfig) -> str | None:
+def _explain_memory_refusal(plan: EnginePlan, config: BuildConfig) -> str | None:
     limit, needed = config.memory_limit.get("arena"), arena_bytes(plan)
     if limit is None or needed <= limit:
         return None
@@ -220,11 +221,11 @@ def _report_mode(compared: _ModeComparison, config: BuildConfig, phases: Mapping
     engine, plan, together = compared.engine, compared.engine.plan, compared.together
     before, own = BuildReport() if together is None else together.report, engine.one.report
     description = f"samples run {engine.description}: {compared.batch} samples take {compared.ms:.4g} ms"
-    words = {"together": "together", "apart": "separately", "turns": "one at a time"}
+    words = {"together": "together", "parallel": "in parallel", "sequential": "one at a time"}
     description += ", " + ", ".join(f"{words[n]} {ms:.4g} ms" for n, (ms, _) in compared.rest.items()) if compared.rest else " (requested)"
-    times = {f"{engine.name}_ms": compared.ms}
+    times = {f"{_REPORT_KEYS[engine.name]}_ms": compared.ms}
     for name, (ms, spread_ms) in compared.rest.items():
-        times |= {f"{name}_ms": ms, f"{name}_spread_ms": spread_ms}
+        times |= {f"{_REPORT_KEYS[name]}_ms": ms, f"{_REPORT_KEYS[name]}_spread_ms": spread_ms}
     samples = SampleModes(engine.name, description, compared.batch, plan.arenas[0].concurrent_samples, compared.spread_ms, **times)
     seconds = dict(before.phase_seconds)
     for phase, s in phases.items():

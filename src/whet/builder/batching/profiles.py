@@ -45,12 +45,12 @@ def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], 
             full[name] = (low, opt, high)
         profile = Profile(full)
         for which in (MIN, OPT, MAX):
-            environment(net, profile, which)  # raises if a shape does not fit
+            bind_profile_symbols(net, profile, which)  # raises if a shape does not fit
         profiles.append(profile)
     return profiles, notes
 
 
-def environment(net: Network, profile: Profile, which: int) -> dict[str, int]:
+def bind_profile_symbols(net: Network, profile: Profile, which: int) -> dict[str, int]:
     """Values of the symbols at a profile's min (0), opt (1) or max (2) shapes. Raises ShapeError."""
     return bind_symbols([(t.name, t.type) for t in net.inputs], {n: s[which] for n, s in profile.shapes.items()})
 

@@ -16,7 +16,7 @@ from whet.tactics import Config, Signature, Tactic
 _CLOSE = 1.1  # times the fastest: if all times are known, only options up to here may be selected in the network
 
 
-def configs_with_texts(tactic: Tactic, layer: Any, signature: Signature, backend: Backend) -> list[tuple[Config, tuple[str, ...]]]:
+def list_configs_with_texts(tactic: Tactic, layer: Any, signature: Signature, backend: Backend) -> list[tuple[Config, tuple[str, ...]]]:
     """The configurations of a tactic with the sources each compiles; all sources go to the first one if they cannot be assigned."""
     if not backend.capabilities.compiles_ahead:
         return [(c, ()) for c in tactic.configs(layer, signature, backend)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from whet.backends import Backend
-from whet.builder.candidates.compile_ahead import configs_with_texts
+from whet.builder.candidates.compile_ahead import list_configs_with_texts
 from whet.builder.precision.permissions import Permissions
 from whet.engine.report import Candidate
 from whet.errors import BackendError, NetworkError, NoTacticError
@@ -53,17 +53,17 @@ def list_candidates(
             listed.refused.append(Candidate(t.name, "", (), reason=str(e)))
             continue
         for signature in signatures:
-            reason = _malformed_reason(layer, signature) or permissions.refuses(layer, signature) or t.refuses(layer, signature, backend)
+            reason = _explain_malformed(layer, signature) or permissions.refuses(layer, signature) or t.refuses(layer, signature, backend)
             if reason is not None:
                 listed.refused.append(Candidate(t.name, str(signature), (), reason=reason))
                 continue
-            for config, texts in configs_with_texts(t, layer, signature, backend):
+            for config, texts in list_configs_with_texts(t, layer, signature, backend):
                 try:
                     kernel = t.plan(layer, signature, config, backend)
                 except (PlanRefused, BackendError, NetworkError) as e:
                     listed.refused.append(Candidate(t.name, str(signature), tuple(config), reason=str(e)))
                     continue
-                reason = _kernel_refusal(kernel, deterministic, workspace)
+                reason = _explain_kernel_refusal(kernel, deterministic, workspace)
                 if reason is None and strict_numerics and (why := t.not_strict(layer, kernel.implementation)) is not None:
                     reason = f"{why}, and --strictNumerics is given"
                 if reason is not None:
@@ -75,7 +75,7 @@ def list_candidates(
     return listed
 
 
-def _malformed_reason(layer: Layer, signature: Signature) -> str | None:
+def _explain_malformed(layer: Layer, signature: Signature) -> str | None:
     """The reason why a signature is invalid (it has no format for a computed input), or None."""
     for t, o in zip(layer.inputs, signature.inputs, strict=True):
         if t is not None and not t.is_constant and o is None:
@@ -83,7 +83,7 @@ def _malformed_reason(layer: Layer, signature: Signature) -> str | None:
     return None
 
 
-def _kernel_refusal(kernel: Kernel, deterministic: bool, workspace: int | None) -> str | None:
+def _explain_kernel_refusal(kernel: Kernel, deterministic: bool, workspace: int | None) -> str | None:
     if deterministic and not kernel.deterministic:
         return "its results may differ from run to run, and --deterministic is given"
     if workspace is not None and kernel.scratch > workspace:
@@ -91,7 +91,7 @@ def _kernel_refusal(kernel: Kernel, deterministic: bool, workspace: int | None) 
     return None
 
 
-def no_tactic(layer: Layer, refused: list[Candidate], backend: Backend, others: Sequence[Layer] = ()) -> NoTacticError:
+def make_no_tactic_error(layer: Layer, refused: list[Candidate], backend: Backend, others: Sequence[Layer] = ()) -> NoTacticError:
     """The error for a layer that no tactic computes: refusals of the tactics for its op, the names of `others` like it, and the remedies."""
     elsewhere = [c for c in refused if c.reason.startswith("computes ") and ", not " in c.reason]
     lines = [f"  {c.tactic}{' ' + c.signature if c.signature else ''}: {c.reason}" for c in refused if c not in elsewhere]
@@ -120,7 +120,7 @@ def estimate_ms(option: Option, layer: Layer) -> float:
         return 1e-6 * (1 + option.rank)
     shared = sum(k.outputs[o] for _, o in option.signature.inplace)
     moved = sum(k.inputs) + sum(k.outputs) - shared + sum(p.nbytes for p in k.packed)
-    ms = _LAUNCH_MS + moved / _BYTES_PER_MS + macs(layer) / _OPS_PER_MS
+    ms = _LAUNCH_MS + moved / _BYTES_PER_MS + count_macs(layer) / _OPS_PER_MS
     if option.tactic.fallback:
         ms = 10 * ms + 0.1
     elif k.implementation.startswith("ref"):
@@ -128,10 +128,10 @@ def estimate_ms(option: Option, layer: Layer) -> float:
     return ms * (1 + 1e-3 * option.rank)
 
 
-def macs(layer: Layer) -> int:
+def count_macs(layer: Layer) -> int:
     """Multiply-adds of the convolutions and matrix products in a layer with static shapes; 0 for others."""
     if layer.regions:
-        return sum(macs(inner) for region in layer.regions.values() for inner in region.layers)
+        return sum(count_macs(inner) for region in layer.regions.values() for inner in region.layers)
     if layer.op not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or not all(t.type.static for t in layer.outputs):
         return 0
     w, out = layer.inputs[1], layer.outputs[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from whet.builder.candidates.tactic_sources import family
+from whet.builder.candidates.tactic_sources import get_family
 from whet.measure.option import Option
 from whet.network import BF16, F16
 
@@ -53,7 +53,7 @@ def _limit_float32(groups: dict[object, list[Option]], few: int) -> dict[object,
     for key, group in groups.items():
         if _is_float32(group[0]):
             first = group[0]
-            families.setdefault((family(first.tactic), dict(first.config).get("math"), first.signature), []).append(key)
+            families.setdefault((get_family(first.tactic), dict(first.config).get("math"), first.signature), []).append(key)
     for keys in families.values():
         ordered = [o for turn in zip_longest(*(groups[key] for key in keys)) for o in turn if o is not None]
         for o in ordered[few:]:
@@ -77,7 +77,7 @@ class SlowImplementations:
         if times and min(times) >= _MIN_MS:
             for o in options:
                 if o.ms is not None:
-                    self._factors.setdefault(_implementation(o), []).append(o.ms / min(times))
+                    self._factors.setdefault(_get_implementation(o), []).append(o.ms / min(times))
 
     def drop_slow(self, options: Sequence[Option]) -> list[Option]:
         """The options of a layer without the slow ones, which get a note."""
@@ -85,15 +85,15 @@ class SlowImplementations:
         signatures = {o.signature for o in others}
         for o in options:
             if self._is_slow(o) and o.signature in signatures:
-                o.note = f"not timed: at least {min(self._factors[_implementation(o)]):.1f} times slower than the best in all layers before"
+                o.note = f"not timed: at least {min(self._factors[_get_implementation(o)]):.1f} times slower than the best in all layers before"
         return [o for o in options if not self._is_slow(o) or o.signature not in signatures]
 
     def _is_slow(self, o: Option) -> bool:
-        factors = self._factors.get(_implementation(o), [])
+        factors = self._factors.get(_get_implementation(o), [])
         return len(factors) >= _TRIED and min(factors) >= _SLOWER
 
 
-def _implementation(o: Option) -> object:
+def _get_implementation(o: Option) -> object:
     return o.tactic.name, o.kernel.implementation, tuple(x.dtype for x in o.signature.outputs)
 
 

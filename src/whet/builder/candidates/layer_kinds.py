@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from whet.backends import Backend
 from whet.builder.batching.profiles import bound_layers
-from whet.builder.candidates.enumerate import Candidates, list_candidates, no_tactic
+from whet.builder.candidates.enumerate import Candidates, list_candidates, make_no_tactic_error
 from whet.builder.candidates.unfuse import list_parts, unfuse
 from whet.builder.config import BuildConfig
-from whet.builder.precision.permissions import Permissions, missing_integer_kernels
+from whet.builder.precision.permissions import Permissions, explain_missing_integer_kernels
 from whet.builder.progress import ProgressLog
 from whet.engine.report import Candidate
 from whet.measure.option import Option
@@ -63,7 +63,7 @@ class LayerKinds:
             if not found.options:
                 nothing.append((layer, found.refused))
         if nothing:
-            raise no_tactic(*nothing[0], self.backend, [layer for layer, _ in nothing[1:]])
+            raise make_no_tactic_error(*nothing[0], self.backend, [layer for layer, _ in nothing[1:]])
         self._note_exempt()
 
     def _note_exempt(self) -> None:
@@ -72,7 +72,7 @@ class LayerKinds:
         Convolutions and products that this machine has no 8-bit kernels for have that as the reason; parts of a fused one are named as the whole.
         """
         reasons: dict[str, list[str]] = {}
-        missing = missing_integer_kernels(self.tactics)
+        missing = explain_missing_integer_kernels(self.tactics)
         for layer in self.net.layers:
             if layer.name in self.exempt and layer.op not in ("QuantizeLinear", "DequantizeLinear"):
                 whole = next((name for name, _ in self.unfused if layer.name.startswith(f"{name}.")), None)
@@ -90,7 +90,7 @@ class LayerKinds:
 
     def list_layer(self, layer: Layer) -> Candidates:
         """The candidates of a layer of this network or of one derived from it."""
-        bound = bound_layers(_network_of(self.net, layer), self.env)[layer.name]
+        bound = bound_layers(_make_layer_network(self.net, layer), self.env)[layer.name]
         self.layers[layer.name] = bound
         self.kind_of[layer.name] = kind = self.list_kind(bound)
         if kind in self._exempt_kinds:
@@ -130,7 +130,7 @@ class LayerKinds:
         return unfuse(self.net, layer)
 
     def _unfuse_banned(self, ban_reason: Callable[[str, Option], str | None]) -> None:
-        """Unfuses layers whose kernels are all banned; the parts of a quantized one compute in a permitted floating-point type."""
+        """Unfuses layers that have only banned kernels; the parts of a quantized layer compute in a permitted floating-point type."""
         for layer in [x for x in self.net.layers if x.op == "Fused" and x.name in self.kind_of]:
             kind = self.kind_of[layer.name]
             kernels = [o for o in self.kinds[kind].options if not o.tactic.fallback]
@@ -153,7 +153,7 @@ class LayerKinds:
             yield bool(whole) or (part.op == "Fused" and any(self._have_kernels(part, banned, relaxed=relaxed)))
 
 
-def _network_of(net: Network, layer: Layer) -> Network:
+def _make_layer_network(net: Network, layer: Layer) -> Network:
     """A view of `net` with one layer."""
     view = Network(net.name, net.stage)
     view.layers = [layer]

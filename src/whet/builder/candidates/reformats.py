@@ -9,7 +9,7 @@ from typing import Protocol
 from whet.backends import Backend
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.precision.permissions import Permissions
-from whet.builder.select.formats import TensorReaders, inplace_refusal, links, required_operand, stored_operand
+from whet.builder.select.formats import TensorReaders, explain_inplace_refusal, get_required_operand, get_stored_operand, list_links
 from whet.measure.option import Ident, Option
 from whet.measure.timing import Timer, select_fastest
 from whet.network import BF16, F16, Dim, Layer, Network, Tensor, substitute
@@ -56,7 +56,7 @@ class Reformats:
         return inf if found is None else found.cost
 
     def _search(self, t: Tensor, source: Operand, target: Operand) -> list[Option]:
-        layer = Layer("Reformat", "reformat", (t,), _attributes(source, target))
+        layer = Layer("Reformat", "reformat", (t,), _make_attributes(source, target))
         layer.outputs = (Tensor("y", t.type, layer),)
         found = list_candidates(layer, self.tactics, self.backend, _ANY)
         allowed = [o for o in found.options if o.ident not in self._bans]
@@ -69,12 +69,12 @@ class Reformats:
         return options
 
 
-def _attributes(source: Operand, target: Operand) -> dict[str, str]:
+def _make_attributes(source: Operand, target: Operand) -> dict[str, str]:
     return {"source_format": source.format, "source_dtype": source.dtype.name, "format": target.format, "dtype": target.dtype.name}
 
 
 def with_reformats(net: Network, picked: Mapping[str, Option], reformats: ReformatOptions) -> tuple[Network, dict[str, Option]]:
-    """A copy of `net` with a Reformat layer on every edge whose formats differ, and the options of all its layers.
+    """A copy of `net` with a Reformat layer on every edge between different formats, and the options of all its layers.
 
     Readers of the same format share a reformat, which is inserted before the first of them.
     """
@@ -87,15 +87,15 @@ def with_reformats(net: Network, picked: Mapping[str, Option], reformats: Reform
     inputs = {t.name: t for t in reformatted.inputs}
     slots: dict[str, list[Tensor | None]] = {}  # the inputs of readers that read a reformat
     position = {layer.name: i for i, layer in enumerate(net.layers)}
-    for w in sorted(links(net), key=lambda w: len(position) if w.reader is None else position[w.reader]):
-        a, b = stored_operand(w, picked), required_operand(w, picked)
+    for w in sorted(list_links(net), key=lambda w: len(position) if w.reader is None else position[w.reader]):
+        a, b = get_stored_operand(w, picked), get_required_operand(w, picked)
         if b is None or a == b:
             continue
         option = reformats.option(w.tensor, a, b)
         assert option is not None, f"no reformat of %{w.tensor.name} from {a} to {b}"
         source = by_name[w.maker].outputs[w.index] if w.maker else inputs[w.tensor.name]
         if (w.tensor, b) not in moved:
-            layer = reformatted.add_layer("Reformat", (source,), _attributes(a, b), name=f"{w.tensor.name}_{b.format}_{b.dtype}")
+            layer = reformatted.add_layer("Reformat", (source,), _make_attributes(a, b), name=f"{w.tensor.name}_{b.format}_{b.dtype}")
             before.setdefault(w.reader, []).append(layer)
             moved[w.tensor, b] = layer.outputs[0]
             chosen[layer.name] = option
@@ -111,7 +111,7 @@ def with_reformats(net: Network, picked: Mapping[str, Option], reformats: Reform
     for (t, b), target in moved.items():
         mover = target.maker
         assert mover is not None
-        if chosen[mover.name].signature.inplace and inplace_refusal(readers, mover, chosen[mover.name]) is not None:
+        if chosen[mover.name].signature.inplace and explain_inplace_refusal(readers, mover, chosen[mover.name]) is not None:
             (source_operand,) = chosen[mover.name].signature.inputs
             assert source_operand is not None
             option = reformats.option(t, source_operand, b, out_of_place=True)

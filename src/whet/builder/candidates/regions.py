@@ -28,10 +28,10 @@ def _lift(layer: Layer, captured: list[Tensor]) -> None:
     layer.inputs = (*layer.inputs, *captured)
     for region in layer.regions.values():
         for t in captured:
-            _replace(region, t, _input(region, t))
+            _replace(region, t, _add_input(region, t))
 
 
-def _input(region: Network, t: Tensor) -> Tensor:
+def _add_input(region: Network, t: Tensor) -> Tensor:
     """A new input of a region for the outer tensor `t`, named like it if that name is free."""
     name = region.fresh(t.name)
     inner = Tensor(name, t.type)

@@ -17,7 +17,7 @@ from whet.measure.option import Option
 from whet.network import Layer, Network
 from whet.tactics import shifted_pairs, view_shifts
 
-#: Ops whose in-place kernels leave every byte unchanged; the same set as in the engine's check.
+#: Ops with in-place kernels that leave every byte unchanged; the same set as in the engine's check.
 _BYTES_STAY = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout", "Transpose"})
 
 
@@ -85,7 +85,7 @@ def _count_compatible(net: Network, chosen: Mapping[str, Option], kept: set[str]
     """How many of the first `views` can be added to the views that are kept: bisection, since each check reads the whole network."""
 
     def fits(count: int) -> bool:
-        return not clashes(net, chosen, kept | {x.name for x in views[:count]})
+        return not has_clashes(net, chosen, kept | {x.name for x in views[:count]})
 
     if fits(len(views)):
         return len(views)
@@ -96,7 +96,7 @@ def _count_compatible(net: Network, chosen: Mapping[str, Option], kept: set[str]
     return low
 
 
-def clashes(net: Network, chosen: Mapping[str, Option], views: set[str]) -> bool:
+def has_clashes(net: Network, chosen: Mapping[str, Option], views: set[str]) -> bool:
     """True if bytes would be overwritten while they are needed, with only the layers in `views` as views."""
     groups, pairs, roots = Groups(), {}, Groups()
     first = {t.name: -1 for t in net.inputs}

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from whet.backends import Backend, get_backend
-from whet.builder.assemble import assemble, make_sample_parallel, model_digest
-from whet.builder.batching.profiles import OPT, bound_layers, environment
+from whet.builder.assemble import assemble, compute_model_digest, make_sample_parallel
+from whet.builder.batching.profiles import OPT, bind_profile_symbols, bound_layers
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.config import BuildConfig
@@ -77,13 +77,13 @@ def _lock_of(plan: EnginePlan) -> dict[str, Any]:
         "backend": plan.backend,
         "machine": plan.machine_key,
         "threads": plan.threads,
-        "options": {k: _tuples_to_lists(plan.options.get(k)) for k in _OPTIONS},
-        "profiles": [_tuples_to_lists(p.shapes) for p in plan.profiles],
+        "options": {k: _convert_tuples_to_lists(plan.options.get(k)) for k in _OPTIONS},
+        "profiles": [_convert_tuples_to_lists(p.shapes) for p in plan.profiles],
         "passes": list(plan.report.passes.order),
         "unfused": [entry[0] for entry in plan.report.unfused],
-        "tactics": {n: _tactic(n) for n in used},
-        "layers": [{"name": layer.name, **_choice(plan.choices[layer.name])} for layer in plan.network.layers],
-        "arenas": [_tuples_to_lists(a.data()) for a in plan.arenas],
+        "tactics": {n: _tactic_to_json(n) for n in used},
+        "layers": [{"name": layer.name, **_choice_to_json(plan.choices[layer.name])} for layer in plan.network.layers],
+        "arenas": [_convert_tuples_to_lists(a.data()) for a in plan.arenas],
         "digest": plan_digest(plan),
         **{k: encode(v) for k in ("asked", "quantized") if (v := getattr(plan.report, k)) is not None},  # builder/lock/relock.py
     }
@@ -95,9 +95,9 @@ def plan_digest(plan: EnginePlan) -> str:
         return hashlib.sha256("".join(map(plan_digest, plan.by_profile())).encode()).hexdigest()
     h = hashlib.sha256(network_text(plan.network).encode())
     data = [
-        [[layer.name, _choice(plan.choices[layer.name])] for layer in plan.network.layers],
-        [_tuples_to_lists(p.shapes) for p in plan.profiles],
-        [_tuples_to_lists(a.data()) for a in plan.arenas],
+        [[layer.name, _choice_to_json(plan.choices[layer.name])] for layer in plan.network.layers],
+        [_convert_tuples_to_lists(p.shapes) for p in plan.profiles],
+        [_convert_tuples_to_lists(a.data()) for a in plan.arenas],
         [plan.threads, plan.backend],
     ]
     h.update(json.dumps(data, sort_keys=True).encode())
@@ -136,43 +136,43 @@ def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, ba
 
     def compare(what: str, was: Any, now: Any) -> None:
         if was != now:
-            moved.append(f"{what}: was {_short(was, now)}, is {_short(now, was)}")
+            moved.append(f"{what}: was {_shorten_around(was, now)}, is {_shorten_around(now, was)}")
 
-    compare("the model", lock["model"], model_digest(source))
+    compare("the model", lock["model"], compute_model_digest(source))
     compare("the backend", lock["backend"], backend.name)
     compare("the machine", lock["machine"], backend.key())
     compare("the number of threads", lock["threads"], backend.threads)
     for k in _OPTIONS:
-        was, now = lock["options"].get(k), _tuples_to_lists(getattr(config, k))
+        was, now = lock["options"].get(k), _convert_tuples_to_lists(getattr(config, k))
         if k == "precisions" and isinstance(was, list) and sorted(map(str, was)) == sorted(now):
             continue  # permissions have no order
         compare(f"the option {k}", was, now)
     for name, pinned in lock["tactics"].items():
         try:
-            now = _tactic(name)
+            now = _tactic_to_json(name)
         except BuildError:
             moved.append(f"the tactic {name} is gone")
             continue
         for part, was in pinned.items():
             compare(f"{name}, {part}", was, now.get(part))
     if moved:
-        raise LockError(_text(moved))
+        raise LockError(_format_text(moved))
 
 
-def locked_plan(
+def build_locked_plan(
     lock: Mapping[str, Any], source: Network, lowered: Network, profiles: Sequence[Profile], backend: Backend, config: BuildConfig
 ) -> EnginePlan:
     """The engine that the lock describes, built without timing. Raises LockError if it would differ."""
-    if [_tuples_to_lists(p.shapes) for p in profiles] != lock["profiles"]:
-        raise LockError(_text(["the profiles are others"]))
+    if [_convert_tuples_to_lists(p.shapes) for p in profiles] != lock["profiles"]:
+        raise LockError(_format_text(["the profiles are others"]))
     by_name = {layer.name: layer for layer in lowered.layers}
     for name in lock["unfused"]:
         if name not in by_name:
-            raise LockError(_text([f"the layer '{name}' is gone from the lowered network: a pass works differently"]))
+            raise LockError(_format_text([f"the layer '{name}' is gone from the lowered network: a pass works differently"]))
         unfuse(lowered, by_name[name])
     try:
         choices = {entry["name"]: _read_choice(entry) for entry in lock["layers"]}
-        if count := _concurrent_samples(lock, lowered, profiles, config):  # choices are per sample: one thread per sample, or all threads
+        if count := _read_concurrent_samples(lock, lowered, profiles, config):  # choices are per sample: one thread per sample, or all threads
             single, own = [p.of_one_sample() for p in profiles], backend if count == 1 else get_backend(backend.name, threads=1)
             plan = make_sample_parallel(_replay(choices, source, lowered, single, own, config), profiles, backend, count)
             backend.activate()
@@ -180,39 +180,39 @@ def locked_plan(
             plan = _replay(choices, source, lowered, profiles, backend, config)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
         raise LockError(f"the lock is damaged: {e!r}. Write it again with --saveLock.") from e
-    moved = _differences(lock, plan)
+    moved = _list_differences(lock, plan)
     if moved or plan_digest(plan) != lock["digest"]:
-        raise LockError(_text(moved or ["the lowered network is another: a pass or a weight changed"]))
+        raise LockError(_format_text(moved or ["the lowered network is another: a pass or a weight changed"]))
     return plan
 
 
-def _concurrent_samples(lock: Mapping[str, Any], lowered: Network, profiles: Sequence[Profile], config: BuildConfig) -> int:
+def _read_concurrent_samples(lock: Mapping[str, Any], lowered: Network, profiles: Sequence[Profile], config: BuildConfig) -> int:
     """The number of samples that the locked engine runs at once; 0: a whole batch. Raises LockError if the options or the network forbid that."""
     count = int(lock["arenas"][0].get("lanes", 0))
     if not 0 <= count <= MOST_CONCURRENT_SAMPLES:
         raise ValueError(f"{count} concurrent samples")
-    kept = ("apart" if count > 1 or lock["threads"] == 1 else "turns") if count else "together"
+    kept = ("parallel" if count > 1 or lock["threads"] == 1 else "sequential") if count else "together"
     if config.samples not in ("auto", kept):
-        raise LockError(_text([f"it has --samples={kept}, the build --samples={config.samples}"]))
+        raise LockError(_format_text([f"it has --samples={kept}, the build --samples={config.samples}"]))
     if count and (why := why_samples_touch(lowered, {n: s[2] for n, s in profiles[0].shapes.items()})) is not None:
-        raise LockError(_text([f"its samples run separately, but they are not independent: {why}"]))
+        raise LockError(_format_text([f"its samples run separately, but they are not independent: {why}"]))
     return count
 
 
 def _replay(choices: dict[str, Choice], source: Network, lowered: Network, profiles, backend: Backend, config: BuildConfig) -> EnginePlan:
-    layers = bound_layers(lowered, environment(lowered, profiles[0], OPT))
+    layers = bound_layers(lowered, bind_profile_symbols(lowered, profiles[0], OPT))
     picked = {}
     for name, layer in layers.items():
         if name not in choices:
-            raise LockError(_text([f"the lowered network has a layer '{name}' that the lock does not have"]))
-        picked[name] = _option(choices[name], layer, backend)
+            raise LockError(_format_text([f"the lowered network has a layer '{name}' that the lock does not have"]))
+        picked[name] = _find_option(choices[name], layer, backend)
     reformats = {name: c for name, c in choices.items() if name not in layers}
     net, chosen = with_reformats(lowered, picked, _LockedReformats(reformats, backend))
-    moved = bound_layers(net, environment(net, profiles[0], OPT))
+    moved = bound_layers(net, bind_profile_symbols(net, profiles[0], OPT))
     for name in chosen.keys() - picked.keys():
         if name not in reformats:
-            raise LockError(_text([f"the engine needs a reformat '{name}' that the lock does not have"]))
-        chosen[name] = _option(reformats[name], moved[name], backend)
+            raise LockError(_format_text([f"the engine needs a reformat '{name}' that the lock does not have"]))
+        chosen[name] = _find_option(reformats[name], moved[name], backend)
     return assemble(net, chosen, profiles, backend, config, source)
 
 
@@ -227,10 +227,10 @@ class _LockedReformats:
         same = [c for c in self.choices.values() if (c.inputs, c.outputs) == wanted and not (out_of_place and c.inplace)]
         own = [c for n, c in self.choices.items() if c in same and n == f"{t.name}_{target.format}_{target.dtype}"]
         for c in [*own, *same]:
-            tactic = _tactic_of(c)
+            tactic = _find_tactic(c)
             kernel: Any = _Named(c)  # only its names are read: the engine's kernels are planned when it is loaded
             return Option(tactic, Signature((source,), (target,), c.inplace), c.config, kernel, 0)
-        raise LockError(_text([f"%{t.name} needs a reformat from {source} to {target} that the lock does not have"]))
+        raise LockError(_format_text([f"%{t.name} needs a reformat from {source} to {target} that the lock does not have"]))
 
 
 class _Named:
@@ -240,40 +240,40 @@ class _Named:
         self.implementation, self.rtol, self.deterministic = c.implementation, c.rtol, c.deterministic
 
 
-def _tactic_of(choice: Choice) -> Tactic:
+def _find_tactic(choice: Choice) -> Tactic:
     """The tactic named by a choice. Raises LockError for an unknown name."""
     try:
         return get_tactic(choice.tactic)
     except BuildError as e:
-        raise LockError(_text([str(e)])) from e
+        raise LockError(_format_text([str(e)])) from e
 
 
-def _option(choice: Choice, layer, backend: Backend) -> Option:
-    tactic = _tactic_of(choice)
+def _find_option(choice: Choice, layer, backend: Backend) -> Option:
+    tactic = _find_tactic(choice)
     try:
         signature = signature_of(choice, layer)
         reason = tactic.why_not(layer) or tactic.refuses(layer, signature, backend)
         if reason is not None:
-            raise LockError(_text([f"{choice.tactic} refuses '{layer.name}' now: {reason}"]))
+            raise LockError(_format_text([f"{choice.tactic} refuses '{layer.name}' now: {reason}"]))
         kernel = tactic.plan(layer, signature, choice.config, backend)
     except (PlanRefused, BackendError, EngineError) as e:
-        raise LockError(_text([f"{choice.tactic} cannot run '{layer.name}' as locked: {e}"])) from e
+        raise LockError(_format_text([f"{choice.tactic} cannot run '{layer.name}' as locked: {e}"])) from e
     if kernel.implementation != choice.implementation:
-        raise LockError(_text([f"{choice.tactic} runs '{layer.name}' by {kernel.implementation}, locked is {choice.implementation}"]))
+        raise LockError(_format_text([f"{choice.tactic} runs '{layer.name}' by {kernel.implementation}, locked is {choice.implementation}"]))
     return Option(tactic, signature, choice.config, kernel, 0)
 
 
-def _differences(lock: Mapping[str, Any], plan: EnginePlan) -> list[str]:
-    now = [{"name": layer.name, **_choice(plan.choices[layer.name])} for layer in plan.network.layers]
+def _list_differences(lock: Mapping[str, Any], plan: EnginePlan) -> list[str]:
+    now = [{"name": layer.name, **_choice_to_json(plan.choices[layer.name])} for layer in plan.network.layers]
     moved = [f"layer '{b['name']}' differs" for a, b in zip(lock["layers"], now, strict=False) if a != b]
     if len(lock["layers"]) != len(now):
         moved.append(f"the engine has {len(now)} layers, the lock {len(lock['layers'])}")
-    if lock["arenas"] != [_tuples_to_lists(a.data()) for a in plan.arenas]:
+    if lock["arenas"] != [_convert_tuples_to_lists(a.data()) for a in plan.arenas]:
         moved.append("the memory plan is another")
     return moved
 
 
-def _text(moved: list[str]) -> str:
+def _format_text(moved: list[str]) -> str:
     return (
         "the lock cannot be kept, because something moved:\n  "
         + "\n  ".join(moved)
@@ -281,8 +281,8 @@ def _text(moved: list[str]) -> str:
     )
 
 
-def _short(v: Any, other: Any) -> str:
-    """A value in at most 160 characters, from shortly before the position where it differs from the other one."""
+def _shorten_around(v: Any, other: Any) -> str:
+    """A value in at most 160 characters, from shortly before its first difference from `other`."""
     text, their = (x if isinstance(x, str) else json.dumps(x) for x in (v, other))
     if len(text) == 64 and " " not in text:
         return text[:16] + "..."
@@ -291,13 +291,13 @@ def _short(v: Any, other: Any) -> str:
     return ("..." if begin else "") + text[begin : begin + 160]
 
 
-def _tactic(name: str) -> dict[str, Any]:
+def _tactic_to_json(name: str) -> dict[str, Any]:
     t = get_tactic(name)
     return {"sources": source_digest(t), "library": t.library_version(), "version": t.version}
 
 
-def _choice(c: Choice) -> dict[str, Any]:
-    return _tuples_to_lists(vars(c))
+def _choice_to_json(c: Choice) -> dict[str, Any]:
+    return _convert_tuples_to_lists(vars(c))
 
 
 def _read_choice(entry: Mapping[str, Any]) -> Choice:
@@ -313,10 +313,10 @@ def _read_choice(entry: Mapping[str, Any]) -> Choice:
     )
 
 
-def _tuples_to_lists(v: Any) -> Any:
+def _convert_tuples_to_lists(v: Any) -> Any:
     """Converts tuples to lists, so that a value equals its JSON round trip."""
     if isinstance(v, Mapping):
-        return {str(k): _tuples_to_lists(x) for k, x in v.items()}
+        return {str(k): _convert_tuples_to_lists(x) for k, x in v.items()}
     if isinstance(v, list | tuple):
-        return [_tuples_to_lists(x) for x in v]
+        return [_convert_tuples_to_lists(x) for x in v]
     return v

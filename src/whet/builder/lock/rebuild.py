@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.builder.batching.per_sample import verify_sample_parallel
 from whet.builder.config import BuildConfig
-from whet.builder.lock.lock import locked_plan
+from whet.builder.lock.lock import build_locked_plan
 from whet.builder.progress import ProgressLog
 from whet.builder.verify.verification import verify_engine
 from whet.engine.plan import EnginePlan, Profile
@@ -31,7 +31,7 @@ def rebuild_locked(
     log: ProgressLog,
 ) -> EnginePlan:
     """The engine that a lock describes, with its probe. Raises LockError if it would be another one, VerificationError if it computes wrongly."""
-    plan = locked_plan(lock, source, lowered, profiles, backend, config)
+    plan = build_locked_plan(lock, source, lowered, profiles, backend, config)
     plan.report.choice, plan.report.unfused = SelectionRecord("lock"), [Unfused(n, "locked") for n in lock["unfused"]]
     if not config.verify or not backend.capabilities.executes:
         return plan

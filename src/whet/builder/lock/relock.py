@@ -69,7 +69,7 @@ def build_locked(
         raise LockError("the lock cannot be kept, because something moved:\n  " + "\n  ".join(moved))
     try:
         if lock.get("quantized") is None:
-            found = {k: _tuples(lock["options"][k]) for k in _FOUND}
+            found = {k: _convert_lists_to_tuples(lock["options"][k]) for k in _FOUND}
             resolved = dataclasses.replace(config, **found)
         else:
             ranges, floats, tables = read_recipe(recipe_from_data(lock["quantized"], "quantized"))
@@ -99,5 +99,5 @@ def read_recipe(recipe: QuantizationRecipe) -> tuple[Ranges, frozenset[str], boo
     return ranges, frozenset(recipe.float_layers), recipe.tables
 
 
-def _tuples(v: Any) -> Any:
-    return tuple(_tuples(x) for x in v) if isinstance(v, list | tuple) else v
+def _convert_lists_to_tuples(v: Any) -> Any:
+    return tuple(_convert_lists_to_tuples(x) for x in v) if isinstance(v, list | tuple) else v

@@ -51,11 +51,11 @@ def plan_memory(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequenc
 
     Raises MemoryLimitError when the arena or the scratch exceeds `limits["arena"]` / `limits["workspace"]`.
     """
-    blocks, groups, sizes = _blocks(uses, inputs)
+    blocks, groups, sizes = _make_blocks(uses, inputs)
     extents = {b.name: b.nbytes for b in blocks}
     own = [n for n in dict.fromkeys((*inputs, *outputs)) if n in sizes]
     roots_of_own = {groups.root(n) for n in own}
-    offsets, top = _best([b for b in blocks if b.name not in roots_of_own])
+    offsets, top = _find_best_placement([b for b in blocks if b.name not in roots_of_own])
     scratch = max((u.scratch for u in uses), default=0)
     scratch_offset = top
     top += align_size(scratch)
@@ -67,7 +67,7 @@ def plan_memory(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequenc
     return plan
 
 
-def _blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[Block], Groups, dict[str, int]]:
+def _make_blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[Block], Groups, dict[str, int]]:
     """Blocks (one per group of tensors that share bytes), the groups, and sizes in bytes by tensor name."""
     first: dict[str, int] = dict.fromkeys(inputs, -1)
     last: dict[str, int] = dict.fromkeys(inputs, len(uses))
@@ -98,7 +98,7 @@ def _blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[Block]
     return [Block(n, groups.extent(n), *spans[n]) for n in spans], groups, sizes
 
 
-def _best(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
+def _find_best_placement(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
     """The smallest of several greedy placements: by size, by size times length of the live interval, by first step, by interval length.
 
     Placing by first step alone takes time n log n. The other orders need the list of overlapping blocks, whose length may be quadratic: beyond
@@ -172,7 +172,7 @@ def _place_by_first(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
 
 def lower_bound(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequence[str]) -> int:
     """A lower bound of the arena size in bytes: the largest sum of live blocks over all steps, plus inputs, outputs and scratch."""
-    blocks, groups, sizes = _blocks(uses, inputs)
+    blocks, groups, sizes = _make_blocks(uses, inputs)
     extents = {b.name: b.nbytes for b in blocks}
     own = {groups.root(n) for n in (*inputs, *outputs) if n in sizes}
     shared = [b for b in blocks if b.name not in own]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from whet.builder.assemble import model_digest
+from whet.builder.assemble import compute_model_digest
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Progress, Silent
 from whet.builder.verify.segments import SegmentedRuns
@@ -56,7 +56,7 @@ class Judge:
         """`run_of` makes the runs of derived networks (default: in segments)."""
         self.budget, self.log = budget, progress or Silent()
         run_of = run_of or SegmentedRuns(prepared, samples)
-        self.analysis = Analysis(prepared, precision, samples, run_of, ranges, memory_file(prepared, precision, config))
+        self.analysis = Analysis(prepared, precision, samples, run_of, ranges, get_cache_file(prepared, precision, config))
         self.judged = 0
 
     @property
@@ -152,15 +152,15 @@ class PlanRun:
         return {n: a[:1] for n, a in got.items()}
 
 
-def memory_file(prepared: Network, precision: str, config: BuildConfig) -> Path | None:
+def get_cache_file(prepared: Network, precision: str, config: BuildConfig) -> Path | None:
     """The cache file of this network's analysis, in the folder of the timing cache; None without a timing cache."""
     if config.timing_cache == "":
         return None
     folder = (Path(config.timing_cache) if config.timing_cache else default_path()).parent
-    return folder / f"precision-{precision}-{model_digest(prepared)[:16]}.json"
+    return folder / f"precision-{precision}-{compute_model_digest(prepared)[:16]}.json"
 
 
-def accuracy_record(budget: Budget, fit: Fit, judged_on: str, verdict: Verdict | None) -> AccuracyRecord:
+def make_accuracy_record(budget: Budget, fit: Fit, judged_on: str, verdict: Verdict | None) -> AccuracyRecord:
     """The record of a budget and its verdict."""
     shown = verdict or fit.verdict
     return AccuracyRecord(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whet.builder.assemble import model_digest
+from whet.builder.assemble import compute_model_digest
 from whet.builder.config import BuildConfig
 from whet.builder.verify.engine_values import EngineRun
 from whet.engine.report import CalibrationStep
@@ -56,7 +56,7 @@ def prepare(net: Network, config: BuildConfig) -> Network:
     return prepared
 
 
-def calibrated_ranges(
+def get_calibrated_ranges(
     net: Network,
     prepared: Network,
     calibration: Calibration,
@@ -70,7 +70,7 @@ def calibrated_ranges(
     `note` receives warnings, `inform` findings. The `calibration.steps` that were tried and
     kept are appended to `tried`.
     """
-    model = model_digest(net)
+    model = compute_model_digest(net)
     if calibration.cache and os.path.exists(calibration.cache):
         return read_cache(calibration.cache, prepared, model)
     if calibration.samples is None:
@@ -78,12 +78,12 @@ def calibrated_ranges(
             "INT8 without calibration: the ranges are INVENTED (as trtexec does), so times are real but outputs are meaningless. "
             "Give --calibData=DIR|FILE.npz|FILE.npy|python:MODULE:FUNCTION or --calib=CACHE."
         )
-        return invented_ranges(prepared)
+        return make_placeholder_ranges(prepared)
     steps = calibration.steps
     if steps and calibration.cache and not calibration.cache.endswith(".json"):
         note(f"{calibration.cache} is TensorRT's cache format, which holds only scales: {', '.join(steps)} are left out. Name a .json cache.")
         steps = ()
-    found = _ranges(prepared, calibration, model)
+    found = _compute_ranges(prepared, calibration, model)
     if steps:
         found, rows = _improve_ranges(prepared, found, calibration, model, steps, note, inform)
         if tried is not None:
@@ -93,7 +93,7 @@ def calibrated_ranges(
     return found
 
 
-def _ranges(prepared: Network, calibration: Calibration, model: str, left_out: frozenset[str] = frozenset()) -> Ranges:
+def _compute_ranges(prepared: Network, calibration: Calibration, model: str, left_out: frozenset[str] = frozenset()) -> Ranges:
     """Ranges from all samples but those with the digests `left_out`."""
     assert calibration.samples is not None
     samples = (f for f in calibration.samples() if not left_out or content_digest(f) not in left_out)
@@ -128,10 +128,11 @@ def _improve_ranges(
     scalings, tried = find_scalings(
         prepared, (f for f in calibration.samples() if content_digest(f) not in unseen), others, EngineRun, steps, calibration.zero_points
     )
-    trial = _ranges(prepared, calibration, model, unseen)
+    trial = _compute_ranges(prepared, calibration, model, unseen)
     options = [("none", trial)]
     if scalings:
-        options.append(("scaling", dataclasses.replace(_ranges(apply_scalings(prepared, scalings), calibration, model, unseen), scalings=scalings)))
+        scaled = _compute_ranges(apply_scalings(prepared, scalings), calibration, model, unseen)
+        options.append(("scaling", dataclasses.replace(scaled, scalings=scalings)))
     if "bias" in steps:
         for what, ranges in list(options):
             corrections, shifted = find_corrections(apply_scalings(prepared, ranges.scalings), ranges, others, EngineRun)
@@ -147,7 +148,7 @@ def _improve_ranges(
     chosen = options[best][1]
     kept = plain
     if chosen.scalings:
-        kept = dataclasses.replace(_ranges(apply_scalings(prepared, chosen.scalings), calibration, model), scalings=chosen.scalings)
+        kept = dataclasses.replace(_compute_ranges(apply_scalings(prepared, chosen.scalings), calibration, model), scalings=chosen.scalings)
     kept = dataclasses.replace(kept, corrections=chosen.corrections)
     used = {"bias": set(kept.corrections)}
     rows = [CalibrationStep(step, at, at in used.get(step, set(kept.scalings)), before, after) for step, at, before, after, _ in tried.tried]
@@ -155,7 +156,7 @@ def _improve_ranges(
     return kept, [*rows, *ends]
 
 
-def invented_ranges(prepared: Network) -> Ranges:
+def make_placeholder_ranges(prepared: Network) -> Ranges:
     """The same range for every tensor: useful only for timing."""
     sites = find_quantization_sites(prepared)
     return Ranges({t.name: Range(0.0 if never_negative(t) else -_INVENTED, _INVENTED, "invented") for t in sites.roots})

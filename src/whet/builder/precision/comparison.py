@@ -1,4 +1,4 @@
-"""Compares whole engines of several precisions, and finds layers whose quantized form is not faster than the floating-point form."""
+"""Compares whole engines of several precisions, and finds layers that are not faster in quantized form."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from whet.runtime import BoundEngine, WeightStore, bind
 _MOVING = ("QuantizeLinear", "DequantizeLinear", "Reformat")
 
 
-def slow_layers(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -> frozenset[str]:
-    """Names of the layers whose quantized form, with the Q, DQ and reformats around it, took as long as the floating-point one."""
-    times = layer_times(floats, integers, layers)
+def find_slow_layers(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -> frozenset[str]:
+    """Names of the layers that are not faster in quantized form, with the Q, DQ and reformats around it, than in floating point."""
+    times = compare_layer_times(floats, integers, layers)
     return frozenset(name for name, (before, after) in times.items() if before and after >= before)
 
 
-def layer_times(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -> dict[str, tuple[float, float]]:
+def compare_layer_times(floats: EnginePlan, integers: EnginePlan, layers: list[Layer]) -> dict[str, tuple[float, float]]:
     """(floating-point ms, quantized ms) of each layer with one quantized form, including adjacent Q, DQ and reformat layers."""
-    before, after = _times(floats), _times(integers)
+    before, after = _get_layer_times(floats), _get_layer_times(integers)
     found = {}
     for layer in layers:
-        own = known_as(layer)
-        mine = [x for x in integers.network.layers if computes_on_integers(x) and own & known_as(x)]
-        theirs = [x for x in floats.network.layers if own & known_as(x)]
+        own = list_identifying_names(layer)
+        mine = [x for x in integers.network.layers if computes_on_integers(x) and own & list_identifying_names(x)]
+        theirs = [x for x in floats.network.layers if own & list_identifying_names(x)]
         if len(mine) != 1 or not theirs:
             continue
-        cost = after.get(mine[0].name, 0.0) + _adjacent_ms(mine[0], integers, after)
-        reference = sum(before.get(x.name, 0.0) + _adjacent_ms(x, floats, before, only="Reformat") for x in theirs)
+        cost = after.get(mine[0].name, 0.0) + _sum_adjacent_ms(mine[0], integers, after)
+        reference = sum(before.get(x.name, 0.0) + _sum_adjacent_ms(x, floats, before, only="Reformat") for x in theirs)
         found[layer.name] = (reference, cost)
     return found
 
 
-def _times(plan: EnginePlan) -> dict[str, float]:
+def _get_layer_times(plan: EnginePlan) -> dict[str, float]:
     return dict(plan.report.layer_ms)
 
 
-def _adjacent_ms(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
+def _sum_adjacent_ms(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
     """Milliseconds of the adjacent data-movement layers and tables; producers are shared among their readers."""
     users = plan.network.users()
     kinds = (only,) if only else _MOVING
@@ -57,7 +57,7 @@ def _adjacent_ms(layer: Layer, plan: EnginePlan, times: Mapping[str, float], onl
     return cost
 
 
-def known_as(layer: Layer) -> frozenset[str]:
+def list_identifying_names(layer: Layer) -> frozenset[str]:
     """The names that identify a layer in both engines: its source nodes, or the parts of its name."""
     return frozenset(layer.sources) or frozenset(layer.name.split(" + "))
 

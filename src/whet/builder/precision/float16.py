@@ -12,7 +12,7 @@ from whet.builder.batching.per_sample import apply_sample_mode, without_sample_m
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
 from whet.builder.lock.relock import build_locked, record_request
-from whet.builder.precision.accuracy_budget import Fit, Judge, accuracy_record
+from whet.builder.precision.accuracy_budget import Fit, Judge, make_accuracy_record
 from whet.builder.progress import Progress, ProgressLog
 from whet.engine.plan import EnginePlan
 from whet.network import BF16, F16, Network
@@ -22,7 +22,7 @@ from whet.precision.sensitivity import Feeds
 _PRECISION = {F16.name: "fp16", BF16.name: "bf16"}
 
 
-def small_type(plan: EnginePlan) -> str | None:
+def find_small_type(plan: EnginePlan) -> str | None:
     """"fp16" or "bf16", the type of more of the engine's outputs; None for an engine without either."""
     counts: dict[str, int] = {}
     for choice in plan.choices.values():
@@ -65,9 +65,9 @@ def _build_within_budget(
     inputs: Mapping[str, np.ndarray] | None,
 ) -> tuple[EnginePlan, Verdict | None]:
     plan = build(net, config, progress=progress, inputs=inputs)
-    small = small_type(plan)
+    small = find_small_type(plan)
     if small is None:
-        plan.report.accuracy = accuracy_record(budget, Fit(), "nothing is rounded: the engine is FP32", None)
+        plan.report.accuracy = make_accuracy_record(budget, Fit(), "nothing is rounded: the engine is FP32", None)
         return plan, None
     judge = Judge(prepared, small, None, samples, budget, config, progress)
     verdict, on = _judge(judge, plan, judge.names, config)
@@ -87,7 +87,7 @@ def _build_within_budget(
     elif fit.dropped:
         text = f"Accuracy: {budget.text}; {verdict.text} with {len(fit.dropped)} of {len(judge.names)} layers in FP32"
         plan.report.info = [*plan.report.info, text]
-    plan.report.accuracy = accuracy_record(budget, fit, on, verdict)
+    plan.report.accuracy = make_accuracy_record(budget, fit, on, verdict)
     return plan, verdict
 
 

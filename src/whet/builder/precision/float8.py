@@ -17,8 +17,8 @@ from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import read_lock
 from whet.builder.lock.relock import build_locked, make_recipe, record_request
 from whet.builder.precision.calibration import Calibration, prepare
-from whet.builder.precision.float8_ranges import ENOUGH_DB, LEAST_DB, float8_network, float8_ranges, sensitive_layers
-from whet.builder.precision.permissions import demanded_floats, has_float8
+from whet.builder.precision.float8_ranges import ENOUGH_DB, LEAST_DB, calibrate_float8_ranges, find_sensitive_layers, insert_float8
+from whet.builder.precision.permissions import has_float8, make_float_demand_predicate
 from whet.builder.precision.precision_search import PrecisionEngine, PrecisionSearch, Strategy
 from whet.builder.progress import Progress, ProgressLog
 from whet.engine.plan import EnginePlan
@@ -71,7 +71,7 @@ def _search_float8(
         "floating point" if other is None else "int8 or floating point", other or build(net, plain, progress=progress, inputs=inputs)
     )
     folded = prepare(net, config)
-    stays_float = demanded_floats(config)
+    stays_float = make_float_demand_predicate(config)
     left_out = {**kept_out(folded), **{x.name: "--layerPrecisions" for x in find_quantization_sites(folded).layers if stays_float(x)}}
     layers = [x for x in find_quantization_sites(folded).layers if x.name not in left_out]
     if not layers or not has_float8(config):
@@ -81,9 +81,9 @@ def _search_float8(
         return _without_float8(baseline.plan, f"--fp8 is permitted but not used: {why}.", config)
     search = PrecisionSearch(Float8(baseline, left_out), net, folded, Ranges({}), config, layers, progress, inputs)
     enough_db = budget.limit if budget is not None and budget.kind == "snr" else ENOUGH_DB
-    search.ranges = float8_ranges(net, folded, calibration, config, search.notes, search.info, enough_db)
+    search.ranges = calibrate_float8_ranges(net, folded, calibration, config, search.notes, search.info, enough_db)
     if budget is None:
-        left_out |= sensitive_layers(folded, search.ranges, calibration, config, left_out, progress=progress)
+        left_out |= find_sensitive_layers(folded, search.ranges, calibration, config, left_out, progress=progress)
         search.layers = [x for x in layers if x.name not in left_out]
     if not search.layers:
         return _without_float8(baseline.plan, f"--fp8 is not used: even a single FP8 layer reduces the outputs below {LEAST_DB:g} dB.", config)
@@ -110,7 +110,7 @@ class Float8(Strategy):
         excluded = float_layers | set(self.left_out)
         with search.progress.making(what):
             plan = build(
-                float8_network(search.prepared, search.ranges, excluded), dataclasses.replace(search.config, precisions=precisions),
+                insert_float8(search.prepared, search.ranges, excluded), dataclasses.replace(search.config, precisions=precisions),
                 progress=search.progress, inputs=search.inputs,
             )  # fmt: skip
         rounded = pack_rounding(search.prepared, search.ranges.rounded)
@@ -132,7 +132,7 @@ class Float8(Strategy):
             return
         search.info.append(f"FP8 pays: {shown}; {len(self.left_out)} layers stay out for accuracy or size.")
         if self.left_out:
-            search.info.append(_left_out(self.left_out))
+            search.info.append(_describe_left_out(self.left_out))
 
 
 def _without_float8(floats: EnginePlan, why: str, config: BuildConfig) -> EnginePlan:
@@ -164,7 +164,7 @@ def _build_locked(net: Network, config: BuildConfig, progress: Progress | None, 
     return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs), low)
 
 
-def _left_out(left: Mapping[str, str]) -> str:
+def _describe_left_out(left: Mapping[str, str]) -> str:
     """A message that lists the layers not in FP8 by reason."""
     names: dict[str, list[str]] = {}
     for name, why in left.items():

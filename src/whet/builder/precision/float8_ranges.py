@@ -13,8 +13,8 @@ import numpy as np
 
 from whet.builder.config import BuildConfig
 from whet.builder.precision.accuracy_budget import Judge
-from whet.builder.precision.calibration import Calibration, calibrated_ranges
-from whet.builder.precision.comparison import known_as
+from whet.builder.precision.calibration import Calibration, get_calibrated_ranges
+from whet.builder.precision.comparison import list_identifying_names
 from whet.builder.progress import Progress
 from whet.builder.verify.engine_values import EngineRun
 from whet.network import Network
@@ -31,13 +31,13 @@ _LEAST_SAMPLES = 2 * _JUDGES
 _LEAST_GAIN_DB = 0.3
 
 
-def float8_network(prepared: Network, ranges: Ranges, skip: Mapping[str, str] | frozenset[str] = frozenset()) -> Network:
+def insert_float8(prepared: Network, ranges: Ranges, skip: Mapping[str, str] | frozenset[str] = frozenset()) -> Network:
     """Inserts e4m3 Q/DQ into a prepared network, except around the layers of kept_out and `skip`."""
     left = {*kept_out(prepared), *skip}
-    return quantize(prepared, ranges, skip=lambda x: x.name in left or bool(left & known_as(x)), kind="fp8")
+    return quantize(prepared, ranges, skip=lambda x: x.name in left or bool(left & list_identifying_names(x)), kind="fp8")
 
 
-def float8_ranges(
+def calibrate_float8_ranges(
     net: Network, prepared: Network, calibration: Calibration, config: BuildConfig, notes: list[str], info: list[str] | None = None,
     enough_db: float = ENOUGH_DB,
 ) -> Ranges:  # fmt: skip
@@ -45,7 +45,7 @@ def float8_ranges(
     than `enough_db`; the step "round" adds weights rounded against their layers' errors, if that raises the outputs' SNR."""
     method = "minmax" if calibration.method == "auto" else calibration.method
     plain = dataclasses.replace(calibration, method=method, steps=())
-    ranges = calibrated_ranges(net, prepared, plain, config, notes.append)
+    ranges = get_calibrated_ranges(net, prepared, plain, config, notes.append)
     samples = calibration.samples
     if samples is None:
         if not ranges.corrections:
@@ -95,7 +95,7 @@ def _with_sums(prepared: Network, ranges: Ranges, calibration: Calibration, left
     return wide
 
 
-def sensitive_layers(
+def find_sensitive_layers(
     prepared: Network, ranges: Ranges, calibration: Calibration, config: BuildConfig, left: Mapping[str, str], *, enough_db: float = LEAST_DB,
     progress: Progress | None = None, run_of: RunOf | None = None,
 ) -> dict[str, str]:  # fmt: skip

@@ -1,4 +1,4 @@
-"""INT8 from a floating-point network: calibrate, insert Q/DQ, and keep integers only where they are faster.
+"""INT8 from a floating-point network: calibrate, insert Q/DQ, and keep integers only in layers that are faster with them.
 
 Engine candidates: floating point as permitted; every layer that can be quantized in INT8; the same with activations looked up in tables, where
 the backend has a kernel for that (precision.tables); the faster one without the layers that were slower than in floating point; and, under an
@@ -22,10 +22,10 @@ from whet.builder.build import build
 from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.relock import build_locked, make_recipe, read_recipe, record_request
-from whet.builder.precision.calibration import Calibration, calibrated_ranges, invented_ranges, is_explicit, prepare
-from whet.builder.precision.comparison import known_as, slow_layers
+from whet.builder.precision.calibration import Calibration, get_calibrated_ranges, is_explicit, make_placeholder_ranges, prepare
+from whet.builder.precision.comparison import find_slow_layers, list_identifying_names
 from whet.builder.precision.float16 import build_floats_within
-from whet.builder.precision.permissions import demanded_floats, demanded_integers, named_integers
+from whet.builder.precision.permissions import make_float_demand_predicate, make_integer_demand_predicate, make_named_integer_predicate
 from whet.builder.precision.precision_search import PrecisionEngine, PrecisionSearch, Strategy
 from whet.builder.progress import Progress, ProgressLog
 from whet.builder.verify.engine_values import EngineRun
@@ -42,7 +42,15 @@ from whet.tactics import tactics_of
 _LOOKED_UP = ", activations looked up"
 
 __all__ = [
-    "Calibration", "EngineRun", "build_int8", "calibrated_ranges", "invented_ranges", "is_explicit", "prepare", "slow_layers", "without_int8",
+    "Calibration",
+    "EngineRun",
+    "build_int8",
+    "find_slow_layers",
+    "get_calibrated_ranges",
+    "is_explicit",
+    "make_placeholder_ranges",
+    "prepare",
+    "without_int8",
 ]  # fmt: skip
 
 
@@ -66,27 +74,27 @@ def build_int8(
         if plan.report.quantized is None:
             return net
         ranges, skip, tables = read_recipe(plan.report.quantized)
-        return quantized_network(prepare(net, config), ranges, skip, demanded_floats(config), tables=tables)
+        return quantize_network(prepare(net, config), ranges, skip, make_float_demand_predicate(config), tables=tables)
 
     began, log = perf_counter(), ProgressLog(progress)
-    with _times_shared(config) as sharing:
+    with _share_times(config) as sharing:
         plan = build_verified(lambda c: _search_int8(net, c, calibration, budget, log, inputs), source, without_sample_mode(sharing), log, inputs)
         plan = apply_sample_mode(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=log), log, inputs)
-    plan.report.notes = [*said, *plan.report.notes, *_broken_two_four(net, plan, config)]
+    plan.report.notes = [*said, *plan.report.notes, *_note_broken_two_four(net, plan, config)]
     plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, log.seconds()  # of all the engines
     return record_request(plan, config)
 
 
-def _broken_two_four(net: Network, plan: EnginePlan, config: BuildConfig) -> list[str]:
-    """A note per layer whose 2:4 weights quantization changed (weights with a zero point, or rounded away from zero)."""
+def _note_broken_two_four(net: Network, plan: EnginePlan, config: BuildConfig) -> list[str]:
+    """A note per layer that lost its 2:4 pattern by quantization (weights with a zero point, or rounded away from zero)."""
     noted = "\n".join(plan.report.notes)
     broken = TwoFourGuard(net).check(plan.network) if config.verify else []
     return [f"Quantization breaks the 2:4 weights of {x}: no sparse kernel can run it." for x in broken if f"'{x.layer}'" not in noted]
 
 
 @contextmanager
-def _times_shared(config: BuildConfig) -> Iterator[BuildConfig]:
-    """The same build with a timing cache for as long as it lasts where it has none: its engines share most of their layers."""
+def _share_times(config: BuildConfig) -> Iterator[BuildConfig]:
+    """The same build; without a timing cache it gets a temporary one, because its engines share most of their layers."""
     if config.timing_cache != "" or config.optimization_level == 0:
         yield config
         return
@@ -103,18 +111,18 @@ def _search_int8(
     inputs: Mapping[str, np.ndarray] | None,
 ) -> EnginePlan:
     folded = prepare(net, config)
-    layers = find_quantization_sites(folded, demanded_floats(config)).layers
+    layers = find_quantization_sites(folded, make_float_demand_predicate(config)).layers
     search = PrecisionSearch(Int8(), net, folded, Ranges({}), config, layers, progress, inputs)
     if config.lock:
         return _build_locked(search)
-    demanded = _demanded_layers(folded, layers, config, search.notes)
+    demanded = _list_demanded_layers(folded, layers, config, search.notes)
     if not layers:
         plan = build(net, without_int8(config), progress=progress, inputs=inputs)
         plan.report.notes.append("--int8: the network has no convolution or product with constant weights that 8 bits could compute")
         return plan
     progress.stage("calibration", 0)
     search.strategy = Int8(demanded)
-    search.ranges = calibrated_ranges(
+    search.ranges = get_calibrated_ranges(
         net, folded, _with_progress(calibration, progress), config, search.notes.append, search.calibration_steps, search.info.append
     )
     search.set_budget(budget, calibration)
@@ -146,7 +154,7 @@ class Int8(Strategy):
         self.demanded, self.tables = demanded, tables
 
     def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
-        """Floating point, or INT8 only where it is demanded; then all layers in INT8, without and with tables, the faster one last."""
+        """Floating point, or INT8 only in layers that demand it; then all layers in INT8, without and with tables, the faster one last."""
         candidates = []
         if self.demanded:
             others = frozenset(x.name for x in search.layers) - self.demanded
@@ -164,7 +172,7 @@ class Int8(Strategy):
         return [*candidates, *quantized]
 
     def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
-        net = quantized_network(search.prepared, search.ranges, float_layers, demanded_floats(search.config), tables=self.tables)
+        net = quantize_network(search.prepared, search.ranges, float_layers, make_float_demand_predicate(search.config), tables=self.tables)
         name = f"{what}{_LOOKED_UP}" if self.tables else what
         with search.progress.making(name):
             plan = build(net, search.config, progress=search.progress, inputs=search.inputs)
@@ -214,7 +222,7 @@ class Int8(Strategy):
         """True if the backend has a table kernel and the network an activation for it."""
         if not any(TABLE in t.composites for t in tactics_of(search.config.backend)):
             return False
-        return insert_tables(quantize(search.prepared, search.ranges, skip=demanded_floats(search.config)), search.ranges) > 0
+        return insert_tables(quantize(search.prepared, search.ranges, skip=make_float_demand_predicate(search.config)), search.ranges) > 0
 
 
 def _with_progress(calibration: Calibration, progress: Progress) -> Calibration:
@@ -231,9 +239,9 @@ def _with_progress(calibration: Calibration, progress: Progress) -> Calibration:
     return dataclasses.replace(calibration, samples=counted)
 
 
-def _demanded_layers(net: Network, layers: list[Layer], config: BuildConfig, notes: list[str]) -> frozenset[str]:
+def _list_demanded_layers(net: Network, layers: list[Layer], config: BuildConfig, notes: list[str]) -> frozenset[str]:
     """The layers that stay in INT8 because the user says so. Raises BuildError under obey for a named one that cannot be."""
-    wanted, named = demanded_integers(config), named_integers(config)
+    wanted, named = make_integer_demand_predicate(config), make_named_integer_predicate(config)
     able = {x.name for x in layers}
     for layer in net.layers:
         if named(layer) and layer.name not in able and layer.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
@@ -244,11 +252,11 @@ def _demanded_layers(net: Network, layers: list[Layer], config: BuildConfig, not
     return frozenset(x.name for x in layers if wanted(x))
 
 
-def quantized_network(
+def quantize_network(
     net: Network, ranges: Ranges, float_layers: frozenset[str], stays_float: Callable[[Layer], bool] = lambda layer: False, *, tables: bool = False
 ) -> Network:
     """Inserts Q/DQ into the prepared `net`, except around layers in `float_layers` or accepted by `stays_float`; `tables`: before activations too."""
-    quantized = quantize(net, ranges, skip=lambda x: stays_float(x) or x.name in float_layers or bool(float_layers & known_as(x)))
+    quantized = quantize(net, ranges, skip=lambda x: stays_float(x) or x.name in float_layers or bool(float_layers & list_identifying_names(x)))
     if tables:
         insert_tables(quantized, ranges)
     return quantized

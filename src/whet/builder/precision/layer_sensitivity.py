@@ -11,10 +11,10 @@ import numpy as np
 
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
-from whet.builder.precision.accuracy_budget import memory_file
-from whet.builder.precision.comparison import known_as, layer_times
-from whet.builder.precision.float8_ranges import float8_network
-from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepare
+from whet.builder.precision.accuracy_budget import get_cache_file
+from whet.builder.precision.comparison import compare_layer_times, list_identifying_names
+from whet.builder.precision.float8_ranges import insert_float8
+from whet.builder.precision.int8 import Calibration, get_calibrated_ranges, prepare
 from whet.builder.precision.permissions import has_float8
 from whet.builder.progress import Progress, Silent
 from whet.builder.verify.segments import SegmentedRuns
@@ -62,12 +62,12 @@ def analyze_sensitivity(
     ranges = None
     if precision in ("int8", "fp8"):
         wanted = calibration if precision == "int8" or calibration.method != "auto" else dataclasses.replace(calibration, method="minmax")
-        ranges = calibrated_ranges(net, prepared, wanted, config, notes.append)
+        ranges = get_calibrated_ranges(net, prepared, wanted, config, notes.append)
     chosen = [] if calibration.samples is None else chosen_samples(calibration.samples(), samples)
     if not chosen:
         chosen = _draw_inputs(net, samples)
         notes.append("There is no calibration data: the layers are judged on random values, which is not representative. Give --calibData.")
-    analysis = Analysis(prepared, precision, chosen, SegmentedRuns(prepared, chosen), ranges, memory_file(prepared, precision, config))
+    analysis = Analysis(prepared, precision, chosen, SegmentedRuns(prepared, chosen), ranges, get_cache_file(prepared, precision, config))
     log.stage(f"each layer alone in {precision}", len(analysis.layers))
     rows = analysis.alone(tell=log.step)
     log.stage("cumulative sensitivity", len(rows))
@@ -77,7 +77,7 @@ def analyze_sensitivity(
     for r in rows:
         r.tensor_db = report.tensors.get(by[r.layer].outputs[0].name)
     if times:
-        _times(report, net, prepared, ranges, analysis.layers, config, log)
+        _set_times(report, net, prepared, ranges, analysis.layers, config, log)
     return report
 
 
@@ -92,7 +92,7 @@ def _draw_inputs(net: Network, count: int) -> list[dict[str, np.ndarray]]:
     return [{t.name: one(t) for t in net.inputs} for _ in range(count)]
 
 
-def _times(
+def _set_times(
     report: SensitivityReport, net: Network, prepared: Network, ranges: Ranges | None, layers: list[Layer], config: BuildConfig, log: Progress
 ) -> None:
     """Sets the rows' times from an FP32 engine and one in the low precision."""
@@ -102,40 +102,40 @@ def _times(
     plain = dataclasses.replace(config, precisions=())
     if report.precision == "fp8":
         assert ranges is not None
-        low = build(float8_network(prepared, ranges), dataclasses.replace(config, precisions=("fp8",)), progress=log)
+        low = build(insert_float8(prepared, ranges), dataclasses.replace(config, precisions=("fp8",)), progress=log)
     elif report.precision == "int8":
         low = build(emulated(prepared, "int8", ranges), dataclasses.replace(config, precisions=("int8",)), progress=log)
     else:
         low = build(net, dataclasses.replace(config, precisions=(report.precision,)), progress=log)
     floats = build(net, plain, progress=log)
     if report.precision in ("int8", "fp8"):
-        found: Mapping[str, tuple[float, float]] = layer_times(floats, low, layers)
+        found: Mapping[str, tuple[float, float]] = compare_layer_times(floats, low, layers)
     else:
-        found = _shared_times(floats, low, layers)
+        found = _match_layer_times(floats, low, layers)
     for r in report.rows:
         if r.layer in found:
             r.float_ms, r.low_ms = found[r.layer]
-    report.float_ms, report.low_ms = _engine_ms(floats), _engine_ms(low)
+    report.float_ms, report.low_ms = _get_engine_ms(floats), _get_engine_ms(low)
     if not found:
         report.notes.append("No layer times: nothing was timed, or no kernel of this device computes in this precision")
 
 
-def _shared_times(floats: EnginePlan, low: EnginePlan, layers: Iterable[Layer]) -> dict[str, tuple[float, float]]:
+def _match_layer_times(floats: EnginePlan, low: EnginePlan, layers: Iterable[Layer]) -> dict[str, tuple[float, float]]:
     """Times of the engine layers that contain a source layer; a fused layer counts for the first of its source layers."""
     found: dict[str, tuple[float, float]] = {}
     taken: set[str] = set()
     before, after = (dict(p.report.layer_ms) for p in (floats, low))
     for layer in layers:
-        own = known_as(layer)
-        a = [x.name for x in floats.network.layers if own & known_as(x) and x.name in before]
-        b = [x.name for x in low.network.layers if own & known_as(x) and x.name in after]
+        own = list_identifying_names(layer)
+        a = [x.name for x in floats.network.layers if own & list_identifying_names(x) and x.name in before]
+        b = [x.name for x in low.network.layers if own & list_identifying_names(x) and x.name in after]
         if a and b and not taken & set(a):
             taken.update(a)
             found[layer.name] = sum(before[n] for n in a), sum(after[n] for n in b)
     return found
 
 
-def _engine_ms(plan: EnginePlan) -> float | None:
+def _get_engine_ms(plan: EnginePlan) -> float | None:
     """An engine's measured latency, or the sum of its layers' times."""
     known = plan.report.latency_ms
     times = plan.report.layer_ms

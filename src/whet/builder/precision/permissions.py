@@ -29,7 +29,7 @@ _FLAG = {F16: "--fp16", BF16: "--bf16"}
 
 @dataclass
 class Permissions:
-    """What BuildConfig permits and demands. `used` collects which layers met a demand, for the report."""
+    """The permissions and demands of a BuildConfig. `used` collects the layers that met a demand, for the report."""
 
     allowed: frozenset[DType]
     demands: tuple[tuple[str, DType], ...] = ()  # (layer or node name pattern, storage type), in force
@@ -47,8 +47,8 @@ class Permissions:
                 raise UsageError(f"unknown precision {p!r}; precisions: {', '.join(_PERMITS)}")
             allowed.update(_PERMITS[p])
         force = config.precision_constraints != "none"
-        demands = tuple((n, _storage(p)) for n, p in config.layer_precisions) if force else ()
-        outputs = tuple((n, _storage(p)) for n, p in config.layer_output_types) if force else ()
+        demands = tuple((n, _get_storage_type(p)) for n, p in config.layer_precisions) if force else ()
+        outputs = tuple((n, _get_storage_type(p)) for n, p in config.layer_output_types) if force else ()
         obey, sparse = config.precision_constraints == "obey", config.sparsity != "disable"
         return Permissions(frozenset(allowed), demands, outputs, obey, tuple(config.precisions), sparse)
 
@@ -67,8 +67,8 @@ class Permissions:
                 return f"stores {t.dtype} %{t.name} as {o.dtype}, which no flag permits"
             if o.dtype not in self.allowed and o.dtype not in (demanded, output):
                 return f"{o.dtype} storage is not permitted ({_FLAG[o.dtype]})"
-        if demanded is not None and self.obey and computes_in(layer, signature) not in (None, demanded):
-            return f"--layerPrecisions demands {demanded} for '{layer.name}'{_missing_condition(demanded)}"
+        if demanded is not None and self.obey and get_compute_type(layer, signature) not in (None, demanded):
+            return f"--layerPrecisions demands {demanded} for '{layer.name}'{_describe_missing_condition(demanded)}"
         if self.obey and not self._gives(layer, signature, output):
             return f"--layerOutputTypes demands {output} of '{layer.name}'"
         return None
@@ -76,7 +76,7 @@ class Permissions:
     def meets(self, layer: Layer, signature: Signature) -> bool:
         """True when a signature meets --layerPrecisions and --layerOutputTypes for the layer."""
         demanded = self.demanded(layer)
-        computes = demanded is None or computes_in(layer, signature) in (None, demanded)
+        computes = demanded is None or get_compute_type(layer, signature) in (None, demanded)
         return computes and self._gives(layer, signature, self.demanded_output(layer))
 
     @staticmethod
@@ -91,11 +91,11 @@ class Permissions:
 
     def demanded(self, layer: Layer) -> DType | None:
         """The storage type that --layerPrecisions gives a layer, by its name or a source node's; the last match wins."""
-        return _last_demand_for(self.demands, layer)
+        return _find_last_demand_for(self.demands, layer)
 
     def demanded_output(self, layer: Layer) -> DType | None:
         """The storage type that --layerOutputTypes gives a layer's outputs."""
-        return _last_demand_for(self.outputs, layer)
+        return _find_last_demand_for(self.outputs, layer)
 
     def key(self, layer: Layer) -> str:
         """The part of the permissions that distinguishes layers of equal text."""
@@ -103,7 +103,7 @@ class Permissions:
 
     def is_demanded_by_wildcard(self, layer: Layer) -> bool:
         """True if a demand that holds for the layer is a pattern with wildcards."""
-        matches = (_match(demands, _names_of(layer), _is_inserted(layer)) for demands in (self.demands, self.outputs))
+        matches = (_match(demands, _list_names(layer), _is_inserted(layer)) for demands in (self.demands, self.outputs))
         return any(m is not None and _has_wildcard(m[0]) for m in matches)
 
     def without_wildcards(self) -> Permissions:
@@ -112,7 +112,7 @@ class Permissions:
         return replace(self, demands=demands, outputs=outputs)
 
 
-def _names_of(layer: Layer) -> tuple[str, ...]:
+def _list_names(layer: Layer) -> tuple[str, ...]:
     return (layer.name, *layer.name.split(" + "), *layer.sources)
 
 
@@ -125,11 +125,11 @@ def _is_inserted(layer: Layer) -> bool:
     return layer.op in ("QuantizeLinear", "DequantizeLinear") and not layer.sources
 
 
-def _last_demand_for(demands: tuple[tuple[str, DType], ...], layer: Layer) -> DType | None:
-    return _last_demand(demands, _names_of(layer), _is_inserted(layer))
+def _find_last_demand_for(demands: tuple[tuple[str, DType], ...], layer: Layer) -> DType | None:
+    return _find_last_demand(demands, _list_names(layer), _is_inserted(layer))
 
 
-def _last_demand(demands: tuple[tuple[str, DType], ...], names: Iterable[str], exact: bool = False) -> DType | None:
+def _find_last_demand(demands: tuple[tuple[str, DType], ...], names: Iterable[str], exact: bool = False) -> DType | None:
     found = _match(demands, names, exact)
     return None if found is None else found[1]
 
@@ -143,18 +143,18 @@ def _match(demands: tuple[tuple[str, DType], ...], names: Iterable[str], exact: 
     return found
 
 
-def _missing_condition(demanded: DType) -> str:
+def _describe_missing_condition(demanded: DType) -> str:
     """The missing condition of an unmet demand for 8 bits."""
     if demanded == I8:
         return ": it is not quantized (8 bits are for convolutions and products with constant weights that have ranges)"
     return ": it is no layer of FP8 (Q/DQ in the network or --fp8 with calibration, on a GPU that has kernels for it)" if demanded == F8E4M3 else ""
 
 
-def computes_in(layer: Layer, signature: Signature) -> DType | None:
+def get_compute_type(layer: Layer, signature: Signature) -> DType | None:
     """The type that a layer computes in: I8 for a quantized one, else the type of its first float operand; None if there is neither."""
     if is_float8(layer):
         return F8E4M3
-    return I8 if computes_on_integers(layer) else runs_in(layer, signature)
+    return I8 if computes_on_integers(layer) else get_operand_type(layer, signature)
 
 
 def computes_on_integers(layer: Layer) -> bool:
@@ -162,25 +162,25 @@ def computes_on_integers(layer: Layer) -> bool:
     return is_quantized(layer) or (layer.op == "Fused" and any(is_quantized(x) for x in layer.regions["body"].layers))
 
 
-def demanded_integers(config: BuildConfig) -> Callable[[Layer], bool]:
+def make_integer_demand_predicate(config: BuildConfig) -> Callable[[Layer], bool]:
     """A predicate for layers of the source network that --layerPrecisions demands in INT8."""
     permissions = Permissions.of(config)
     return lambda layer: permissions.demanded(layer) == I8
 
 
-def named_integers(config: BuildConfig) -> Callable[[Layer], bool]:
+def make_named_integer_predicate(config: BuildConfig) -> Callable[[Layer], bool]:
     """A predicate for layers that --layerPrecisions demands in INT8 by an exact name."""
     permissions = Permissions.of(config)
     return lambda layer: permissions.demanded(layer) == I8 and not permissions.is_demanded_by_wildcard(layer)
 
 
-def demanded_floats(config: BuildConfig) -> Callable[[Layer], bool]:
+def make_float_demand_predicate(config: BuildConfig) -> Callable[[Layer], bool]:
     """A predicate for layers of the source network that --layerPrecisions keeps in floating point."""
     permissions = Permissions.of(config)
     return lambda layer: permissions.demanded(layer) not in (None, *_QUANTIZED)
 
 
-def unwanted_integers(config: BuildConfig) -> Callable[[Layer], str | None] | None:
+def make_integer_ban(config: BuildConfig) -> Callable[[Layer], str | None] | None:
     """A predicate that returns why a fused integer layer violates --layerPrecisions or --layerOutputTypes; None if neither flag is given."""
     permissions = Permissions.of(config)
     if not permissions.demands and not permissions.outputs:
@@ -191,10 +191,10 @@ def unwanted_integers(config: BuildConfig) -> Callable[[Layer], str | None] | No
             return None
         body = layer.regions["body"].layers
         names = [n for x in body if x.op not in ("QuantizeLinear", "DequantizeLinear") for n in (x.name, *x.name.split(" + "), *x.sources)]
-        demanded = _last_demand(permissions.demands, names)
+        demanded = _find_last_demand(permissions.demands, names)
         if demanded not in (None, I8):
             return f"--layerPrecisions keeps '{names[0]}' in {demanded}"
-        output = _last_demand(permissions.outputs, names)
+        output = _find_last_demand(permissions.outputs, names)
         if output not in (None, I8) and body[-1].op == "QuantizeLinear":
             return f"--layerOutputTypes keeps the outputs of '{names[0]}' in {output}"
         return None
@@ -213,10 +213,10 @@ def has_float8(config: BuildConfig) -> bool:
     """True when the build's backend has FP8 kernels."""
     if not capabilities_of(config.backend).executes:
         return True
-    return any(t.float8 for t in tactics_of(config.backend)) and _too_old(config) is None
+    return any(t.float8 for t in tactics_of(config.backend)) and _explain_old_device(config) is None
 
 
-def no_float8(layer: Layer, config: BuildConfig) -> str | None:
+def explain_missing_float8(layer: Layer, config: BuildConfig) -> str | None:
     """The reason why a fused FP8 layer has no kernel on the backend; None for other layers, and if a kernel accepts it."""
     if not capabilities_of(config.backend).executes or not is_float8(layer):
         return None
@@ -226,14 +226,14 @@ def no_float8(layer: Layer, config: BuildConfig) -> str | None:
             continue
         reason = t.why_not(layer)
         if reason is None:
-            return _too_old(config)
+            return _explain_old_device(config)
         if root_layer(layer).op in t.ops:
             reasons.append(f"{t.name}: {reason}")
     details = f" ({'; '.join(reasons)})" if reasons else ""
     return f"no kernel of {config.backend} computes this layer in FP8{details}: its values are rounded to e4m3 and computed in floating point"
 
 
-def _too_old(config: BuildConfig) -> str | None:
+def _explain_old_device(config: BuildConfig) -> str | None:
     """The reason why the device has no FP8 kernels although its backend has some."""
     if F8E4M3.name in capabilities_of(config.backend).unsupported_types:
         return None  # no device of this backend has them
@@ -245,7 +245,7 @@ def _too_old(config: BuildConfig) -> str | None:
     return "FP8 kernels are for Hopper's tensor cores (sm_90a): values are rounded to e4m3 and computed in floating point"
 
 
-def runs_in(layer: Layer, signature: Signature) -> DType | None:
+def get_operand_type(layer: Layer, signature: Signature) -> DType | None:
     """The storage type of the first float operand that the layer computes with; None for a layer without floats."""
     for t, o in [*zip(layer.inputs, signature.inputs, strict=True), *zip(layer.outputs, signature.outputs, strict=True)]:
         if t is not None and o is not None and t.dtype.is_float:
@@ -253,22 +253,22 @@ def runs_in(layer: Layer, signature: Signature) -> DType | None:
     return None
 
 
-def _storage(precision: str) -> DType:
+def _get_storage_type(precision: str) -> DType:
     if precision not in _STORAGE:
         raise UsageError(f"layers can be demanded in {', '.join(_STORAGE)}, not {precision!r}")
     return _STORAGE[precision]
 
 
-def missing_integer_kernels(tactics: Iterable[Tactic]) -> str | None:
+def explain_missing_integer_kernels(tactics: Iterable[Tactic]) -> str | None:
     """The reasons why this machine cannot run tactics for quantized convolutions and products, or None."""
     reasons = {t.unavailable() for t in tactics if {"Conv", "Gemm", "MatMul"} & set(t.ops) and t.quantized} - {None}
     return "; ".join(sorted(filter(None, reasons))) or None
 
 
-def _why_no_integers(config: BuildConfig, signatures: Mapping[str, tuple[Layer, Signature]]) -> str:
+def _explain_no_integers(config: BuildConfig, signatures: Mapping[str, tuple[Layer, Signature]]) -> str:
     """The reason why no layer computes on 8-bit integers: the network is not quantized, or this machine has no kernels."""
     quantized = any(layer.op == "QuantizeLinear" or is_quantized(layer) for layer, _ in signatures.values())
-    missing = missing_integer_kernels(tactics_of(config.backend)) if quantized else None
+    missing = explain_missing_integer_kernels(tactics_of(config.backend)) if quantized else None
     if missing:
         return f"this machine has no exact 8-bit kernels ({missing}), so that quantized layers compute in floating point"
     return "INT8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)"
@@ -276,7 +276,7 @@ def _why_no_integers(config: BuildConfig, signatures: Mapping[str, tuple[Layer, 
 
 def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Signature]]) -> dict[str, PermissionUse]:
     """For each permission: the number of layers that use it, and the reason if none does. Raises BuildError under `strict`."""
-    ran = [runs_in(layer, s) for layer, s in signatures.values()]
+    ran = [get_operand_type(layer, s) for layer, s in signatures.values()]
     integers = sum(1 for layer, _ in signatures.values() if computes_on_integers(layer))
     float8 = sum(1 for layer, _ in signatures.values() if is_float8(layer))
     report: dict[str, PermissionUse] = {}
@@ -291,7 +291,7 @@ def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Si
         little = 2 * integers > len(ran) and any(k.name not in capabilities_of(config.backend).unsupported_types for k in kinds)
         if not used and not little:  # in a mostly quantized network, unused 16-bit types are not worth a note
             reason = {
-                "int8": _why_no_integers(config, signatures),
+                "int8": _explain_no_integers(config, signatures),
                 "fp8": "FP8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)" if has_float8(config) else _NO_FLOAT8,
                 "fp32": "",
             }.get(p, f"no tactic with {' or '.join(k.name for k in kinds)} storage ran or won on this machine")

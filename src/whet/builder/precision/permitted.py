@@ -22,7 +22,7 @@ from whet.precision.budget import Budget
 from whet.precision.sensitivity import chosen_samples
 
 
-def calibrated_precisions(config: BuildConfig) -> list[str]:
+def list_calibrated_precisions(config: BuildConfig) -> list[str]:
     """The permitted precisions that need ranges: "int8", "fp8", "best"."""
     wanted: list[str] = [p for p in ("int8", "fp8", "best") if p in config.precisions]
     demanded = any(p == "int8" for _, p in (*config.layer_precisions, *config.layer_output_types))
@@ -38,7 +38,7 @@ def build_permitted(
 
     Raises the errors of `build`, `build_int8` and `build_float8`, and UsageError for a budget on outputs without samples.
     """
-    wanted = calibrated_precisions(config)
+    wanted = list_calibrated_precisions(config)
     if not (wanted or budget) or is_explicit(net):
         return build(net, config, progress=progress)
     has_ranges = calibration.samples is not None or (bool(calibration.cache) and os.path.exists(str(calibration.cache)))

@@ -16,9 +16,9 @@ import numpy as np
 
 from whet.backends import get_backend
 from whet.builder.config import BuildConfig
-from whet.builder.precision.accuracy_budget import SAMPLES, Fit, Judge, accuracy_record
+from whet.builder.precision.accuracy_budget import SAMPLES, Fit, Judge, make_accuracy_record
 from whet.builder.precision.calibration import Calibration
-from whet.builder.precision.comparison import compare_engines, layer_times, slow_layers
+from whet.builder.precision.comparison import compare_engines, compare_layer_times, find_slow_layers
 from whet.builder.progress import ProgressLog
 from whet.engine.plan import EnginePlan
 from whet.engine.report import CalibrationStep, PrecisionCandidate
@@ -134,12 +134,12 @@ class PrecisionSearch:
             candidate.verdict, candidate.judged_on = self.judge.low(names), "emulation"
 
     def _leave_out_slow_layers(self, candidates: list[PrecisionEngine]) -> None:
-        """Adds engines without the layers whose low-precision form takes as long as the baseline's."""
+        """Adds engines without the layers that are not faster in low precision than in the baseline."""
         baseline = candidates[0].plan
         for _ in range(self.strategy.pruning_rounds):
             last = candidates[-1]
-            times = layer_times(baseline, last.plan, self.layers)
-            slow = slow_layers(baseline, last.plan, self.layers) - last.float_layers - self.strategy.demanded
+            times = compare_layer_times(baseline, last.plan, self.layers)
+            slow = find_slow_layers(baseline, last.plan, self.layers) - last.float_layers - self.strategy.demanded
             gain_ms = sum(times[n][1] - times[n][0] for n in slow)
             float_layers = last.float_layers | slow
             too_little = gain_ms < self.strategy.least_gain * (last.plan.report.latency_ms or 0.0)
@@ -151,7 +151,7 @@ class PrecisionSearch:
         """Judges the candidates; adds one that holds the budget if the last does not."""
         judge, demanded = self.judge, self.strategy.demanded
         assert judge is not None
-        times = layer_times(candidates[0].plan, candidates[1].plan, self.layers) if self.strategy.reports_accuracy else {}
+        times = compare_layer_times(candidates[0].plan, candidates[1].plan, self.layers) if self.strategy.reports_accuracy else {}
         saved = {n: before - after for n, (before, after) in times.items()}
         last = candidates[-1]
         fit = judge.fit(self.names_in_low_precision(last.float_layers), saved, demanded)
@@ -227,7 +227,7 @@ class PrecisionSearch:
         shown = ", ".join(f"{c.what} {ms:.3f} ms{outside[c.is_allowed]}" for c, ms in zip(candidates, times_ms, strict=True))
         self.strategy.describe(self, candidates, index, shown)
         if self.judge is not None and self.strategy.reports_accuracy:
-            report.accuracy = accuracy_record(self.judge.budget, fit, kept.judged_on, kept.verdict)
+            report.accuracy = make_accuracy_record(self.judge.budget, fit, kept.judged_on, kept.verdict)
         return self._report(kept.plan)
 
     def _build_untimed(self) -> EnginePlan:
@@ -237,7 +237,7 @@ class PrecisionSearch:
             fit = self.judge.fit([x.name for x in self.layers], {}, self.strategy.demanded)
         plan = self.strategy.build(self, self.strategy.name, frozenset(fit.dropped)).plan
         if self.judge is not None and self.strategy.reports_accuracy:
-            plan.report.accuracy = accuracy_record(self.judge.budget, fit, "emulation", None)
+            plan.report.accuracy = make_accuracy_record(self.judge.budget, fit, "emulation", None)
             self._report_budget(self.judge.budget, fit)
         self.notes.append(f"{self.strategy.title} is used wherever possible: at this level nothing is timed, so it may not be faster")
         return self._report(plan)

@@ -19,9 +19,9 @@ Near = Mapping[Node, Mapping[Node, np.ndarray]]
 WIDTH = 1000
 
 
-def beam(vectors: Mapping[Node, np.ndarray], near: Near, width: int = WIDTH) -> tuple[dict[Node, int], bool]:
+def search_beam(vectors: Mapping[Node, np.ndarray], near: Near, width: int = WIDTH) -> tuple[dict[Node, int], bool]:
     """The option per node, and True if the total is proven minimal. `vectors` has the costs of each node's options."""
-    order = small_frontier_order(vectors, near)
+    order = order_by_frontier(vectors, near)
     place = {n: i for i, n in enumerate(order)}
     ahead = {n: {o: _bound_remaining_cost(n, o, vectors, near) for o in near[n]} for n in order}
     costs = np.zeros(1)
@@ -38,7 +38,7 @@ def beam(vectors: Mapping[Node, np.ndarray], near: Near, width: int = WIDTH) -> 
         picks = np.repeat(picks, options, axis=0)
         picks[:, at] = np.tile(np.arange(options, dtype=np.int16), states)
         frontier = [i for i in (*frontier, at) if any(place[o] > at for o in near[order[i]])]
-        picks, costs = _distinct(picks, costs, frontier)
+        picks, costs = _drop_dominated(picks, costs, frontier)
         if costs.size > width:
             score = costs.copy()
             for i in frontier:
@@ -50,7 +50,7 @@ def beam(vectors: Mapping[Node, np.ndarray], near: Near, width: int = WIDTH) -> 
     return {n: int(picks[best, i]) for i, n in enumerate(order)}, least
 
 
-def _distinct(picks: np.ndarray, costs: np.ndarray, frontier: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _drop_dominated(picks: np.ndarray, costs: np.ndarray, frontier: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """The cheapest of the partial assignments that agree on the frontier, for each frontier; only those of finite cost if there are any."""
     if np.isfinite(costs).any():
         possible = np.isfinite(costs)
@@ -70,7 +70,7 @@ def _bound_remaining_cost(node: Node, other: Node, vectors: Mapping[Node, np.nda
     return (near[node][other] + vectors[other][None, :] / len(near[other])).min(axis=1)
 
 
-def small_frontier_order(vectors: Mapping[Node, np.ndarray], near: Near) -> list[Node]:
+def order_by_frontier(vectors: Mapping[Node, np.ndarray], near: Near) -> list[Node]:
     """All nodes in greedy order: each next one minimizes the frontier."""
     nodes = list(vectors)
     rank = {n: i for i, n in enumerate(nodes)}

@@ -117,7 +117,7 @@ def select_earliest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
 
 
 def find_failing_layer(bound: BoundEngine) -> str | None:
-    """The first layer whose kernel fails if the layers run one by one; None if none fails."""
+    """The first layer with a failing kernel if the layers run one by one; None if none fails."""
     done = 0
     try:
         for _ in bound.walk():

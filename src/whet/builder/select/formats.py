@@ -49,7 +49,7 @@ class Link:
     slot: int
 
 
-def links(net: Network) -> list[Link]:
+def list_links(net: Network) -> list[Link]:
     """All edges between two layers, or between a layer and an input or output of the network; none for constants."""
     edges: list[Link] = []
     for layer in net.layers:
@@ -62,12 +62,12 @@ def links(net: Network) -> list[Link]:
     return edges
 
 
-def stored_operand(link: Link, picked: Mapping[str, Option]) -> Operand:
+def get_stored_operand(link: Link, picked: Mapping[str, Option]) -> Operand:
     """The format in which the tensor of a link is stored."""
     return Operand("linear", link.tensor.dtype) if link.maker is None else picked[link.maker].signature.outputs[link.index]
 
 
-def required_operand(link: Link, picked: Mapping[str, Option]) -> Operand | None:
+def get_required_operand(link: Link, picked: Mapping[str, Option]) -> Operand | None:
     """The format in which the reader of a link requires it; None if it does not read the data."""
     return Operand("linear", link.tensor.dtype) if link.reader is None else picked[link.reader].signature.inputs[link.slot]
 
@@ -96,7 +96,7 @@ class TensorReaders:
         return self._layers[readers[i]] if i < len(readers) else None
 
 
-def inplace_refusal(net: Network | TensorReaders, layer: Layer, option: Option) -> str | None:
+def explain_inplace_refusal(net: Network | TensorReaders, layer: Layer, option: Option) -> str | None:
     """Why an in-place signature cannot be used for this layer, or None.
 
     The input's bytes are overwritten, so nothing else may read them: it must not be an input, an output or a constant of the network, another
@@ -124,7 +124,7 @@ def choose(net: Network, options: Mapping[str, list[Option]], reformat: Reformat
     Raises NoTacticError if no combination of formats is possible.
     """
     problem = Problem()
-    edges = links(net)
+    edges = list_links(net)
     for layer in net.layers:
         problem.add_node(layer.name, [o.cost for o in options[layer.name]])
     for w in edges:
@@ -132,17 +132,18 @@ def choose(net: Network, options: Mapping[str, list[Option]], reformat: Reformat
         if w.maker is None and w.reader is None:
             continue
         if w.maker is None:
-            costs = [_price(w, linear, o.signature.inputs[w.slot], reformat) for o in options[w.reader or ""]]
+            costs = [_compute_price(w, linear, o.signature.inputs[w.slot], reformat) for o in options[w.reader or ""]]
             problem.nodes[w.reader] = problem.nodes[w.reader] + costs
         elif w.reader is None:
-            problem.nodes[w.maker] = problem.nodes[w.maker] + [_price(w, o.signature.outputs[w.index], linear, reformat) for o in options[w.maker]]
+            prices = [_compute_price(w, o.signature.outputs[w.index], linear, reformat) for o in options[w.maker]]
+            problem.nodes[w.maker] = problem.nodes[w.maker] + prices
         else:
             rows = [o.signature.outputs[w.index] for o in options[w.maker]]
             columns = [o.signature.inputs[w.slot] for o in options[w.reader]]
-            problem.add_edge(w.maker, w.reader, [[_price(w, a, b, reformat) for b in columns] for a in rows])
+            problem.add_edge(w.maker, w.reader, [[_compute_price(w, a, b, reformat) for b in columns] for a in rows])
     solution = problem.solve()
     if not np.isfinite(solution.cost):
-        raise NoTacticError(_no_assignment(net, options, edges, reformat))
+        raise NoTacticError(_explain_no_assignment(net, options, edges, reformat))
     picked = {str(name): options[str(name)][i] for name, i in solution.picked.items()}
     picked, cost, moved = _share(net, options, picked, edges, reformat)
     method = "exact" if solution.exact else solution.tried[0][0]
@@ -151,14 +152,14 @@ def choose(net: Network, options: Mapping[str, list[Option]], reformat: Reformat
     return Assignment(picked, cost, method, tuple(map(str, solution.core)), dict(solution.tried))
 
 
-def _price(w: Link, a: Operand, b: Operand | None, reformat: ReformatCost) -> float:
+def _compute_price(w: Link, a: Operand, b: Operand | None, reformat: ReformatCost) -> float:
     return 0.0 if b is None or a == b else reformat(w.tensor, a, b)
 
 
 def total(net: Network, picked: Mapping[str, Option], edges: list[Link], reformat: ReformatCost) -> float:
     """Milliseconds of all layers and of the reformats between them; readers of the same format share a reformat."""
-    moves = {(id(w.tensor), stored_operand(w, picked), required_operand(w, picked)): w for w in edges}
-    return sum(picked[layer.name].cost for layer in net.layers) + sum(_price(w, a, b, reformat) for (_, a, b), w in moves.items())
+    moves = {(id(w.tensor), get_stored_operand(w, picked), get_required_operand(w, picked)): w for w in edges}
+    return sum(picked[layer.name].cost for layer in net.layers) + sum(_compute_price(w, a, b, reformat) for (_, a, b), w in moves.items())
 
 
 def _share(net, options, picked: dict[str, Option], edges: list[Link], reformat: ReformatCost) -> tuple[dict[str, Option], float, int]:
@@ -172,18 +173,18 @@ def _share(net, options, picked: dict[str, Option], edges: list[Link], reformat:
             reads[w.reader].append(w)
         if w.maker is not None and w.tensor not in readers:
             writes[w.maker].append(w)
-        readers.setdefault(w.tensor, Counter())[required_operand(w, picked)] += 1
+        readers.setdefault(w.tensor, Counter())[get_required_operand(w, picked)] += 1
 
     def pick(name: str, option: Option) -> None:
         for w in reads[name]:
             formats = readers[w.tensor]
-            formats[required_operand(w, picked)] -= 1
+            formats[get_required_operand(w, picked)] -= 1
             formats[option.signature.inputs[w.slot]] += 1
         picked[name] = option
 
     def local_cost(name: str) -> float:
         touched = {w.tensor: w for w in (*reads[name], *writes[name])}.values()
-        moves = sum(_price(w, stored_operand(w, picked), b, reformat) for w in touched for b, count in readers[w.tensor].items() if count)
+        moves = sum(_compute_price(w, get_stored_operand(w, picked), b, reformat) for w in touched for b, count in readers[w.tensor].items() if count)
         return picked[name].cost + moves
 
     moved: set[str] = set()
@@ -209,11 +210,11 @@ def _share(net, options, picked: dict[str, Option], edges: list[Link], reformat:
     return picked, total(net, picked, edges, reformat), len(moved)
 
 
-def _no_assignment(net: Network, options, edges: list[Link], reformat: ReformatCost) -> str:
+def _explain_no_assignment(net: Network, options, edges: list[Link], reformat: ReformatCost) -> str:
     for w in edges:
         makers = {o.signature.outputs[w.index] for o in options[w.maker]} if w.maker else {Operand("linear", w.tensor.dtype)}
         readers = {o.signature.inputs[w.slot] for o in options[w.reader]} if w.reader else {Operand("linear", w.tensor.dtype)}
-        if not any(np.isfinite(_price(w, a, b, reformat)) for a in makers for b in readers):
+        if not any(np.isfinite(_compute_price(w, a, b, reformat)) for a in makers for b in readers):
             return (
                 f"%{w.tensor.name} is made by '{w.maker or 'the caller'}' as {', '.join(map(str, makers))} and read by "
                 f"'{w.reader or 'the caller'}' as {', '.join(map(str, readers))}, and no tactic reformats one into the other. "

@@ -69,7 +69,7 @@ class LayerTiming:
         self._slow.record(options)
 
     def retime_contradictions(self, timed: Iterable[tuple[Candidates, Option]], engine_ms: float) -> list[str]:
-        """Re-times kinds of layers whose selected option has a recorded time beyond that of the whole engine; returns the layers' names.
+        """Re-times kinds of layers if the recorded time of their selected option exceeds that of the whole engine; returns the layers' names.
 
         Such a time was recorded under external load, and later builds would read it from the timing cache.
         """

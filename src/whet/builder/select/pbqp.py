@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from whet.builder.select.beam import WIDTH, beam
+from whet.builder.select.beam import WIDTH, search_beam
 
 Node = Hashable
 
@@ -68,7 +68,7 @@ class Problem:
             picked = reduced.back_substitute({})
             return Solution(picked, self.total(picked))
         nodes = tuple(n for n in self.nodes if n in core)
-        found, least = beam({n: reduced.vectors[n] for n in nodes}, {n: reduced.near[n] for n in nodes}, width)
+        found, least = search_beam({n: reduced.vectors[n] for n in nodes}, {n: reduced.near[n] for n in nodes}, width)
         heuristic = _Reduction(self)
         results = [("frontier search" if least else f"beam of {width}", reduced.back_substitute(found))]
         if not least:
@@ -150,7 +150,7 @@ class _Reduction:
         self.near[node] = {}
 
     def _offer(self, node: Node) -> None:
-        """Adds a node whose degree fell to the heap of reducible nodes."""
+        """Adds a node of reduced degree to the heap of reducible nodes."""
         if len(self.near[node]) <= 2:
             heappush(self._reducible, (len(self.near[node]), self.order[node]))
 

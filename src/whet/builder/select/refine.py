@@ -22,7 +22,7 @@ def refine_in_network(search: Search, base: EngineCandidate, make: Make, harness
 
     The result of an earlier build for the same engine and options is read from the timing cache.
     """
-    kinds = _list_kinds(search, base) if search.backend.capabilities.overlapping_launches else _runners_up(search, base)
+    kinds = _list_kinds(search, base) if search.backend.capabilities.overlapping_launches else _list_runners_up(search, base)
     if not kinds:
         return None
     picked = search.history.read_selection(base, kinds)
@@ -39,7 +39,7 @@ def refine_in_network(search: Search, base: EngineCandidate, make: Make, harness
     return replace_kernels(base, f"{base.what}, {len(better)} layers changed to kernels that are faster in the network", better, make)
 
 
-def _runners_up(search: Search, base: EngineCandidate) -> list[LayerKind]:
+def _list_runners_up(search: Search, base: EngineCandidate) -> list[LayerKind]:
     """Each layer by itself, with the fastest other option of its signature if that is nearly as fast alone."""
     kinds = []
     for i, layer in enumerate(base.lowered.layers):

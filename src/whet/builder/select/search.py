@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from whet.backends import Backend
-from whet.builder.batching.profiles import OPT, bound_layers, environment
-from whet.builder.candidates.enumerate import no_tactic
+from whet.builder.batching.profiles import OPT, bind_profile_symbols, bound_layers
+from whet.builder.candidates.enumerate import make_no_tactic_error
 from whet.builder.candidates.layer_kinds import LayerKinds
 from whet.builder.candidates.reformats import Reformats
 from whet.builder.candidates.views import is_view, view_refusal
@@ -14,7 +14,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions
 from whet.builder.progress import ProgressLog
 from whet.builder.select.bans import Bans
-from whet.builder.select.formats import TensorReaders, inplace_refusal
+from whet.builder.select.formats import TensorReaders, explain_inplace_refusal
 from whet.builder.select.layer_timing import LayerTiming
 from whet.builder.select.unfused_time import UnfusedTime
 from whet.engine.plan import Profile
@@ -49,7 +49,7 @@ class Search:
     ):
         self.incumbent_ms = incumbent_ms
         self.net, self.backend, self.tactics, self.permissions, self.config, self.log = net, backend, tactics, permissions, config, log
-        self.env = environment(net, profiles[0], OPT)
+        self.env = bind_profile_symbols(net, profiles[0], OPT)
         self._fixed = len(profiles) == 1 and all(low == high for low, _, high in profiles[0].shapes.values())
         self.bans = Bans()
         self.timing = LayerTiming(backend, config, self._count_bytes(), log)
@@ -79,7 +79,7 @@ class Search:
         self.timing.time_all(self.listing.of_network())
 
     def retime_contradictions(self, net: Network, chosen: Mapping[str, Option], engine_ms: float) -> list[str]:
-        """Times layers of `net` again whose recorded time exceeds that of the whole engine; returns their names."""
+        """Times layers of `net` again if their recorded time exceeds that of the whole engine; returns their names."""
         names = self.timing.retime_contradictions([(self.kinds[self.kind_of[x.name]], chosen[x.name]) for x in net.layers], engine_ms)
         for kind in [k for k in self.unfused_times if self.kinds[k].layer.name in names]:
             del self.unfused_times[kind]
@@ -104,7 +104,7 @@ class Search:
         options = timed or options
         if not options:
             refused = [*self.kinds[kind].refused, *(o.candidate(self.why_not(layer, o, net) or "") for o in self.kinds[kind].options)]
-            raise no_tactic(layer, refused, self.backend)
+            raise make_no_tactic_error(layer, refused, self.backend)
         preferred = [o for o in options if self.permissions.meets(self.layers[layer.name], o.signature)]
         if not preferred and not self.permissions.obey:
             self.log.note(f"'{layer.name}': no tactic computes it in the precision that --layerPrecisions or --layerOutputTypes prefers")
@@ -121,7 +121,7 @@ class Search:
         if not self._readers.describes(net):
             self._readers = TensorReaders(net)
         if not is_view(o):
-            return inplace_refusal(self._readers, layer, o)
+            return explain_inplace_refusal(self._readers, layer, o)
         if layer.name in self._no_views:
             return "its parts are views of other tensors already"
         return view_refusal(self._readers, layer, o, fixed=self._fixed)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.backends import Backend
-from whet.builder.candidates.compile_ahead import configs_with_texts
+from whet.builder.candidates.compile_ahead import list_configs_with_texts
 from whet.builder.candidates.unfuse import list_parts
 from whet.engine.report import Candidate
 from whet.errors import BackendError, NetworkError
@@ -121,7 +121,7 @@ def list_chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tacti
         return UnfusedTime(reason="not unfused: tensors between its parts would be floating point")
     if not 2 <= len(layer.regions["body"].layers) <= _LONGEST or len(layer.outputs) != 1:
         return UnfusedTime(reason=f"not unfused: only layers of 2 to {_LONGEST} parts with one output are")
-    chains = _chains(layer, best, fused, tactics, permissions, backend)
+    chains = _list_chains(layer, best, fused, tactics, permissions, backend)
     return UnfusedTime(reason=f"not unfused: {chains}") if isinstance(chains, str) else chains
 
 
@@ -136,7 +136,7 @@ def time_chains(layer: Layer, text: str, best: Option, chains: list[Option], tim
     return UnfusedTime(whole.ms, fastest.ms, max(fastest.spread_ms, whole.spread_ms), str(best.signature), fastest.kernel.implementation)
 
 
-def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | str:
+def _list_chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | str:
     """One option per kernel of the root operation, followed by the first kernel of every other part; or the reason why a part has none."""
     parts, root_op = list_parts(layer), root_layer(layer).op
     stored: dict[str, Operand] = {}
@@ -154,8 +154,8 @@ def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], 
         is_root = k == 0 and part.op == root_op
         usable = [t for t in tactics if not t.fallback and not (is_root and t.name in fused and t.name != best.tactic.name)]
         last = k == len(parts.layers) - 1
-        writes = target if last else _intermediate_operand(part, layer, stored, target)
-        options = _options(static, stored, writes, usable, permissions, backend, first=not is_root)
+        writes = target if last else _make_intermediate_operand(part, layer, stored, target)
+        options = _list_options(static, stored, writes, usable, permissions, backend, first=not is_root)
         if is_root and len(options) > 1:
             options = [o for o in options if o.tactic is not best.tactic or o.config == best.config] or options
         if not options:
@@ -166,10 +166,10 @@ def _chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], 
         reads = tuple(None if t is None or t.is_constant else buffers[t.name] for t in part.inputs)
         by_tactic = {o.tactic.name: o for o in reversed(options)}
         listed.append([_Step(o, reads, buffers[output]) for o in (by_tactic.values() if is_root else options[:1])])
-    return [_chain(best, [first, *(steps[0] for steps in listed[1:])], between, rank) for rank, first in enumerate(listed[0], start=1)]
+    return [_make_chain(best, [first, *(steps[0] for steps in listed[1:])], between, rank) for rank, first in enumerate(listed[0], start=1)]
 
 
-def _intermediate_operand(part: Layer, whole: Layer, stored: Mapping[str, Operand], target: Operand) -> Operand:
+def _make_intermediate_operand(part: Layer, whole: Layer, stored: Mapping[str, Operand], target: Operand) -> Operand:
     """The format of an intermediate tensor: that of the fused layer's output, or of an input of the part if the rank differs."""
     tensor = part.outputs[0].type
     if tensor.rank == whole.outputs[0].type.rank:
@@ -177,14 +177,14 @@ def _intermediate_operand(part: Layer, whole: Layer, stored: Mapping[str, Operan
     return next((stored[t.name] for t in part.inputs if t is not None and t.name in stored and t.type.rank == tensor.rank), target)
 
 
-def _chain(best: Option, steps: list[_Step], between: Sequence[int], rank: int) -> Option:
+def _make_chain(best: Option, steps: list[_Step], between: Sequence[int], rank: int) -> Option:
     config = tuple((f"part{k}", f"{s.option.tactic.name} {s.option.signature} {s.option.config}") for k, s in enumerate(steps))
     texts = tuple(text for s in steps for text in s.option.texts)
     kernel = _ChainKernel(best.kernel, steps, between)
     return Option(_ChainTactic(steps, best.signature, kernel), best.signature, config, kernel, rank, texts=texts)
 
 
-def _options(
+def _list_options(
     part: Layer, stored: Mapping[str, Operand], target: Operand, tactics: list[Tactic], permissions: Any, backend: Backend, *, first: bool
 ) -> list[Option]:
     """Kernels of a part that read its operands as stored and write `target`, not in place. `first`: of the first tactic that has any."""
@@ -203,7 +203,7 @@ def _options(
                 continue
             for s in (s for s in t.signatures(part, backend) if fits(s)):
                 if permissions.refuses(part, s) is None and t.refuses(part, s, backend) is None:
-                    for c, texts in configs_with_texts(t, part, s, backend):
+                    for c, texts in list_configs_with_texts(t, part, s, backend):
                         found.append(Option(t, s, c, t.plan(part, s, c, backend), len(found), texts=texts))
         except (PlanRefused, BackendError, NetworkError):
             continue

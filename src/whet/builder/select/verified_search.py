@@ -12,7 +12,7 @@ from whet.builder.lowering import blame_pass
 from whet.builder.select.fusion import list_fused_parts, time_unfused
 from whet.builder.select.search import Search
 from whet.builder.select.whole_engine import BrokenKernel, select_engine
-from whet.builder.verify.verification import ban, ban_failures, ban_nearest, verification_inputs, verify_engine
+from whet.builder.verify.verification import ban, ban_failures, ban_nearest, make_verification_inputs, verify_engine
 from whet.engine.plan import EnginePlan, Profile
 from whet.engine.probe import make_probe
 from whet.errors import VerificationError
@@ -47,7 +47,7 @@ def search_verified_engine(search: Search, source: Network, profiles: Sequence[P
                 ban_failures(search, checked, selected, log)
                 failure = str(checked.failures[0])
                 continue
-            blamed = blame_pass(source, config, verification_inputs(selected.plan, inputs, config), checked.network_bound)
+            blamed = blame_pass(source, config, make_verification_inputs(selected.plan, inputs, config), checked.network_bound)
             if blamed or network_bans >= _MAX_NETWORK_BANS or not ban_nearest(search, checked, selected, log):
                 rounding = " The graph passes keep the network's result, so it is the sum of many roundings: the network is sensitive to them."
                 raise VerificationError(f"{checked.failures[0]}{blamed or rounding}")

@@ -9,7 +9,7 @@ from whet.builder.candidates.filter import stores_float16
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.views import ViewClashError, resolve_clashes
 from whet.builder.select.engine_candidate import BenchmarkHarness, BrokenKernel, EngineCandidate, Make, select_earliest
-from whet.builder.select.formats import Assignment, ReformatCost, choose, links, total
+from whet.builder.select.formats import Assignment, ReformatCost, choose, list_links, total
 from whet.builder.select.fusion import time_unfused, unfuse_slower
 from whet.builder.select.refine import refine_in_network
 from whet.builder.select.search import SUM_MARGIN, Search
@@ -142,10 +142,10 @@ def _try_list_engines(search: Search, make: Make) -> list[EngineCandidate]:
     several = several and not search.cannot_win(first.assignment.cost)
     variants = [first]
     if several:
-        unfused = _unfused_variant(search)
+        unfused = _find_unfused_variant(search)
         if unfused is not None:
             variants = [unfused, first] if unfused.assignment.cost < first.assignment.cost else [first, unfused]
-        variants += _filter_variants(search, variants, _other_variants(search, variants[0], options if variants[0] is first else None))
+        variants += _filter_variants(search, variants, _list_other_variants(search, variants[0], options if variants[0] is first else None))
     distinct: list[_Variant] = []
     for variant in variants:
         if all(variant.assignment.differs_from(other.assignment) for other in distinct):
@@ -153,7 +153,7 @@ def _try_list_engines(search: Search, make: Make) -> list[EngineCandidate]:
     return [_make_candidate(search, variant, make) for variant in distinct[: max(search.config.whole_engines, 1) if several else 1]]
 
 
-def _unfused_variant(search: Search) -> _Variant | None:
+def _find_unfused_variant(search: Search) -> _Variant | None:
     """The least sum of times of the network in which fused layers slower than their parts are unfused; None if there are none."""
     result = unfuse_slower(search)
     if result is None:
@@ -164,7 +164,7 @@ def _unfused_variant(search: Search) -> _Variant | None:
     return _Variant(what, choose(net, options, search.reformats.cost), net, unfused)
 
 
-def _other_variants(search: Search, base: _Variant, known: Mapping[str, list[Option]] | None) -> list[_Variant]:
+def _list_other_variants(search: Search, base: _Variant, known: Mapping[str, list[Option]] | None) -> list[_Variant]:
     """Assignments that may be faster in the network although the sum of their times is larger."""
     net, cost = base.lowered, search.reformats.cost
     options = known or {layer.name: search.list_usable(layer, net) for layer in net.layers}
@@ -176,20 +176,20 @@ def _other_variants(search: Search, base: _Variant, known: Mapping[str, list[Opt
     changes = not search.backend.capabilities.overlapping_launches and any(len(float32[n]) < len(options[n]) for n in float32)
     without_float16 = [variant(WIDE, float32, cost)] if changes else []
     formats = sorted({o.format for group in options.values() for x in group for o in x.signature.outputs} - {"linear"})
-    single = [variant(f"{f} wherever it can be", _only_format(options, f), cost) for f in formats]
-    single.sort(key=lambda w: total(net, w.assignment.picked, links(net), cost))
+    single = [variant(f"{f} wherever it can be", _restrict_to_format(options, f), cost) for f in formats]
+    single.sort(key=lambda w: total(net, w.assignment.picked, list_links(net), cost))
     threefold = variant("reformats weighted threefold", options, _scale_cost(cost, 3.0))
     third = variant("reformats weighted a third", options, _scale_cost(cost, 0.3))
     return [*without_float16, *single[:1], threefold, *single[1:], third]
 
 
 def _filter_variants(search: Search, known: Sequence[_Variant], others: Sequence[_Variant]) -> list[_Variant]:
-    """Drops variants whose sum of times exceeds the least by more than SUM_MARGIN. Keeps all if launches overlap: there the sum predicts little,
+    """Drops variants if their sum of times exceeds the least by more than SUM_MARGIN. Keeps all if launches overlap: the sum then predicts little,
     and a run is short."""
     if search.backend.capabilities.overlapping_launches:
         return list(others)
     least = min(w.assignment.cost for w in known)
-    return [w for w in others if total(w.lowered, w.assignment.picked, links(w.lowered), search.reformats.cost) <= SUM_MARGIN * least]
+    return [w for w in others if total(w.lowered, w.assignment.picked, list_links(w.lowered), search.reformats.cost) <= SUM_MARGIN * least]
 
 
 def _make_candidate(search: Search, variant: _Variant, make: Make) -> EngineCandidate:
@@ -202,7 +202,7 @@ def _scale_cost(cost: Callable[[Tensor, Operand, Operand], float], factor: float
     return lambda t, a, b: factor * cost(t, a, b)
 
 
-def _only_format(options: Mapping[str, list[Option]], f: str) -> dict[str, list[Option]]:
+def _restrict_to_format(options: Mapping[str, list[Option]], f: str) -> dict[str, list[Option]]:
     """The options that write format `f`, for layers that have such options; else all."""
     return {n: [o for o in group if any(x.format == f for x in o.signature.outputs)] or group for n, group in options.items()}
 

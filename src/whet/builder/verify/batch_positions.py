@@ -18,7 +18,7 @@ from whet.runtime import BoundEngine
 from whet.runtime.memory import read_bytes, write_bytes
 
 
-def rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], axes: BatchAxes, batch: int, seed: int = 0):
+def measure_rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[str, np.ndarray], axes: BatchAxes, batch: int, seed: int = 0):
     """(layer, error of its worst output, relative to the largest value) layer by layer; `other` is the same engine with separate memory.
 
     Layers with a separate constant for each batch item are skipped (`axes.fixed`). The rotated run reads each layer's actual inputs, rotated,
@@ -35,10 +35,10 @@ def rotation_differences(bound: BoundEngine, other: BoundEngine, data: Mapping[s
         bound.run_step(i)
         if layer.name not in axes.fixed:
             other.run_step(i)
-            yield layer, max((_difference(bound, other, t, axis.get(t.name), shift, batch) for t in layer.outputs), default=0.0)
+            yield layer, max((_compute_difference(bound, other, t, axis.get(t.name), shift, batch) for t in layer.outputs), default=0.0)
 
 
-def _pieces(bound: BoundEngine, name: str, shift: int, batch: int) -> list[tuple[int, int, int]]:
+def _split_rotation(bound: BoundEngine, name: str, shift: int, batch: int) -> list[tuple[int, int, int]]:
     """(source, target, bytes): arena offsets of the two contiguous parts of a rotated batch."""
     at, nbytes = bound.place(name)
     cut = nbytes // batch * shift
@@ -49,7 +49,7 @@ def _copy_rotated(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int |
     """Copies a tensor to the other arena, rotated along its batch axis."""
     if axis in (None, 0):
         at, nbytes = bound.place(t.name)
-        pieces = [(at, at, nbytes)] if axis is None else _pieces(bound, t.name, shift, batch)
+        pieces = [(at, at, nbytes)] if axis is None else _split_rotation(bound, t.name, shift, batch)
         for start, to, n in pieces:
             _copy(bound, other, start, to, n)
         return
@@ -64,16 +64,19 @@ def _copy(bound: BoundEngine, other: BoundEngine, start: int, to: int, nbytes: i
         write_bytes(backend, other.arena, to, read_bytes(backend, bound.arena, start, nbytes))
 
 
-def _difference(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, shift: int, batch: int) -> float:
+def _compute_difference(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, shift: int, batch: int) -> float:
     backend: Backend = bound.backend
     name = bound.shaped.operands[t.name].dtype.name
     if axis == 0 and bound.arena.array is None and name in ("f32", "f16", "bf16", "i8", "u8"):
-        parts = [backend.difference(other.arena, to, bound.arena, start, n, name) for start, to, n in _pieces(bound, t.name, shift, batch) if n]
+        parts = [
+            backend.difference(other.arena, to, bound.arena, start, n, name) for start, to, n in _split_rotation(bound, t.name, shift, batch) if n
+        ]
         largest = max(p.largest for p in parts)
         worst = max(p.worst for p in parts)
         return float("inf") if any(p.odd for p in parts) else worst / largest if largest else worst
     if axis == 0 and bound.arena.array is None and name == F8E4M3.name:  # usually bit-identical, which is checked without a copy to the host
-        alike = (backend.difference(other.arena, to, bound.arena, start, n, "u8") for start, to, n in _pieces(bound, t.name, shift, batch) if n)
+        spans = _split_rotation(bound, t.name, shift, batch)
+        alike = (backend.difference(other.arena, to, bound.arena, start, n, "u8") for start, to, n in spans if n)
         if not any(p.worst for p in alike):
             return 0.0
     want, got = bound.value(t.name), other.value(t.name)

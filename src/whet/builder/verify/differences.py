@@ -15,7 +15,7 @@ _SATURATED = 4.0  # times the largest e4m3 value: assumed unsaturated magnitude 
 _FLOAT8_SHARE = 0.025  # noise-to-signal ratio of e4m3 values allowed for a few rounding ties; rounding alone has 0.027
 
 
-def difference(got: np.ndarray, ref: np.ndarray, dtype: DType, rtol: float = 0.0, largest: float = 0.0) -> tuple[float, str]:
+def compare_output(got: np.ndarray, ref: np.ndarray, dtype: DType, rtol: float = 0.0, largest: float = 0.0) -> tuple[float, str]:
     """The error of an output, and a description of errors without a magnitude. 0 for a correct output.
 
     `rtol` is the relative error that the tactic allows itself before it rounds to 8 bits; float errors are relative to `largest` if the reference
@@ -33,10 +33,10 @@ def difference(got: np.ndarray, ref: np.ndarray, dtype: DType, rtol: float = 0.0
                 return 0.0, ""
             return worst, f"{ties} of {others} integers differ by one, too many for rounding ties"
         return (worst, f"{int((off > 0).sum())} of {off.size} integers differ") if worst else (0.0, "")
-    return float8_error(got, ref) if dtype == F8E4M3 else relative_error(got, ref, largest)
+    return compute_float8_error(got, ref) if dtype == F8E4M3 else compute_relative_error(got, ref, largest)
 
 
-def float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
+def compute_float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
     """The error of e4m3 values: max|e|/max|ref| after subtracting one e4m3 step, since a value near a rounding tie may become either neighbor.
     Ties must be rare: the error is infinite if ||e||/||ref|| is as large as that of a rounding, or if NaN are at other indices."""
     a, b = np.asarray(got).astype(np.float64).reshape(-1), np.asarray(ref).astype(np.float64).reshape(-1)
@@ -57,10 +57,10 @@ def float8_error(got: np.ndarray, ref: np.ndarray) -> tuple[float, str]:
     return float(np.maximum(e - step, 0).max()) / largest, ""
 
 
-def relative_error(got: np.ndarray, ref: np.ndarray, least: float = 0.0) -> tuple[float, str]:
+def compute_relative_error(got: np.ndarray, ref: np.ndarray, least: float = 0.0) -> tuple[float, str]:
     """The larger of ||e||/||ref|| and max|e|/max|ref| over finite values; infinite if NaN or infinities are at other indices.
 
-    With `least`, errors are relative to a reference whose largest value is at least this, at the same ratio of norm to largest value.
+    With `least`, the reference counts as scaled up to a largest value of at least `least` (its norm by the same factor).
     """
     a, b = got.astype(np.float64).reshape(-1), np.asarray(ref, np.float64).reshape(-1)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -88,13 +88,13 @@ def relative_error(got: np.ndarray, ref: np.ndarray, least: float = 0.0) -> tupl
     return max(float(np.linalg.norm(e) / np.linalg.norm(b)), top / largest), ""
 
 
-def worst_error(got: Iterable[np.ndarray], want: Iterable[np.ndarray]) -> float:
+def find_worst_error(got: Iterable[np.ndarray], want: Iterable[np.ndarray]) -> float:
     """The largest of the outputs' errors."""
-    return max((output_error(a, b) for a, b in zip(got, want, strict=True)), default=0.0)
+    return max((compute_output_error(a, b) for a, b in zip(got, want, strict=True)), default=0.0)
 
 
-def output_error(got: np.ndarray, ref: np.ndarray) -> float:
-    """The error of a network's output: relative_error for floats, else the share of differing values."""
+def compute_output_error(got: np.ndarray, ref: np.ndarray) -> float:
+    """The error of a network's output: compute_relative_error for floats, else the share of differing values."""
     if not (got.dtype.kind == "f" or got.dtype.name == "bfloat16"):
         return 0.0 if np.array_equal(got, ref) else float(np.mean(got != ref))
-    return relative_error(got, ref)[0]
+    return compute_relative_error(got, ref)[0]

@@ -11,14 +11,14 @@ from whet.engine.plan import Choice, EnginePlan
 from whet.network import BF16, F16, DType, Layer, Tensor
 from whet.ops import bind_layer, bind_symbols, run_layer, run_regions, widen_attributes
 
-_PRODUCTS = ("Conv", "ConvTranspose", "Fused", "Gemm", "MatMul")  # ops whose operands a tactic may round
+_PRODUCTS = ("Conv", "ConvTranspose", "Fused", "Gemm", "MatMul")  # ops with operands that a tactic may round
 
 
-def reference_outputs(
+def compute_reference_outputs(
     layer: Layer, choice: Choice, ins: list, images: BatchItems | None = None, axes: BatchAxes = NO_BATCH_AXES
 ) -> list[np.ndarray]:  # fmt: skip
     """The layer's outputs in float64 from inputs as stored; weights are rounded if the layer computes in a smaller type."""
-    small = computing_type(layer, choice)
+    small = find_smaller_type(layer, choice)
     arrays = []
     for t, a in zip(layer.inputs, ins, strict=True):
         if a is not None and t is not None and t.dtype.is_float:
@@ -35,7 +35,7 @@ def reference_outputs(
     return run_layer(widen_attributes(layer), arrays)
 
 
-def computing_type(layer: Layer, choice: Choice) -> DType | None:
+def find_smaller_type(layer: Layer, choice: Choice) -> DType | None:
     """The smaller type that the layer's first float operand is stored in, or None if it is not smaller."""
     for t, o in zip(layer.inputs, choice.inputs, strict=True):
         if t is not None and o is not None and t.dtype.is_float:
@@ -48,12 +48,12 @@ def computes_tf32(choice: Choice) -> bool:
     return ("math", "tf32") in choice.config
 
 
-def multiplied_inputs(layer: Layer) -> list[Tensor | None]:
+def list_multiplied_inputs(layer: Layer) -> list[Tensor | None]:
     """The layer's inputs that are operands of its convolutions and matrix products, directly or through a Concat."""
     if layer.op != "Fused":
         return list(layer.inputs[:2])
     body = layer.regions["body"]
-    wanted = {t for part in body.layers if part.op in _PRODUCTS for t in multiplied_inputs(part)}
+    wanted = {t for part in body.layers if part.op in _PRODUCTS for t in list_multiplied_inputs(part)}
     for part in reversed(body.layers):
         if part.op == "Concat" and part.outputs[0] in wanted:
             wanted.update(part.inputs)
@@ -72,9 +72,9 @@ def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: BatchIte
 
     def read(layer: Layer, t: Tensor, a: np.ndarray) -> np.ndarray:
         choice = plan.choices[layer.name]
-        if computes_tf32(choice) and t in multiplied_inputs(layer):
+        if computes_tf32(choice) and t in list_multiplied_inputs(layer):
             return round_to_tf32(a)
-        small = computing_type(layer, choice) if t.is_constant else None
+        small = find_smaller_type(layer, choice) if t.is_constant else None
         return a.astype(small.numpy).astype(t.dtype.numpy) if small is not None and a.ndim >= 2 and t.dtype.is_float else a
 
     def stored_as(layer: Layer, i: int, a: np.ndarray) -> np.ndarray:

@@ -45,13 +45,13 @@ class EngineRun:
         dynamic = any(not t.type.static for t in watched.inputs)
         config = BuildConfig(
             threads=1, optimization_level=0, passes=("none", "+dequantize_weights"), verify=False, timing_cache="", whole_engines=0,
-            profiles=((shapes, shapes, shapes),) if dynamic else (), tactic_sources=_sources(),
+            profiles=((shapes, shapes, shapes),) if dynamic else (), tactic_sources=_list_sources(),
         )  # fmt: skip
         return Runtime(backend="cpu", threads=1).load(build(watched, config)).create_context()
 
 
 @cache
-def _sources() -> tuple[str, ...]:
+def _list_sources() -> tuple[str, ...]:
     """Tactic sources without oneDNN, if it cannot be loaded: only the NumPy reference remains."""
     if load_error() is None:
         return ()

@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 
 from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchItems, run_network_on_items
-from whet.builder.verify.differences import difference, output_error, worst_error
-from whet.builder.verify.emulation import computes_tf32, emulate, reference_outputs
+from whet.builder.verify.differences import compare_output, compute_output_error, find_worst_error
+from whet.builder.verify.emulation import compute_reference_outputs, computes_tf32, emulate
 from whet.builder.verify.host_overlap import Beside
 from whet.builder.verify.rounding_ties import has_ties, run_with_nudged_scales
 from whet.engine.plan import Choice, EnginePlan
@@ -114,17 +114,17 @@ def compare_layer(
 ) -> Compared:
     """Compares one layer's outputs with the reference on its inputs (`ins` as stored; only for `images` if given).
 
-    `context` says in a failure's text which inputs these are; see `relative_error` for `largest`, one value per output.
+    `context` says in a failure's text which inputs these are; see `compute_relative_error` for `largest`, one value per output.
     """
     if choice.tactic.rpartition("/")[2] == "numpy_reference":
         return Compared(layer.name)  # the tactic is the reference itself
     errors = []
     with np.errstate(all="ignore"):
-        want = reference_outputs(layer, choice, ins, images, axes)
+        want = compute_reference_outputs(layer, choice, ins, images, axes)
         floors = largest or [0.0] * len(outs)
         for t, (_, dtype), got, ref, least in zip(layer.outputs, choice.outputs, outs, want, floors, strict=True):
-            error, why = difference(got, ref, t.dtype, choice.rtol, least)
-            bound = 0.0 if not t.dtype.is_float else layer_bound(layer, choice, dtype)
+            error, why = compare_output(got, ref, t.dtype, choice.rtol, least)
+            bound = 0.0 if not t.dtype.is_float else compute_layer_bound(layer, choice, dtype)
             errors.append((error, bound))
             if error > bound:
                 nodes = f" (from {', '.join(layer.sources[:4])})" if layer.sources else ""
@@ -135,7 +135,7 @@ def compare_layer(
     return Compared(layer.name, tuple(errors))
 
 
-def layer_bound(layer: Layer, choice: Choice, dtype: str) -> float:
+def compute_layer_bound(layer: Layer, choice: Choice, dtype: str) -> float:
     """The kernel's bound, and one rounding to a smaller storage type."""
     if layer.op == "Reformat":
         return 2 * _UNIT.get(dtype, 0.0)
@@ -171,25 +171,25 @@ class NetworkJudge:
         truth = self.truth()
         # By index: an output that is also an input has another name in the engine.
         names = [t.name for t in self.plan.network.outputs]
-        errors = dict(zip(names, (output_error(got[n], t) for n, t in zip(names, truth, strict=True)), strict=True))
+        errors = dict(zip(names, (compute_output_error(got[n], t) for n, t in zip(names, truth, strict=True)), strict=True))
         checked.network_error = max(errors.values(), default=0.0)
         if checked.network_error <= FLOOR:
             return
-        checked.emulation_error = worst_error(self.plain(), truth)
+        checked.emulation_error = find_worst_error(self.plain(), truth)
         checked.network_bound = max(FLOOR, FACTOR * checked.emulation_error)
         if checked.network_error <= checked.network_bound:
             return
         if self.narrow:
             lowered = self.lowered()
-            if worst_error(lowered, truth) <= checked.network_bound:
-                checked.emulation_error = worst_error(self.emulated(), lowered)
+            if find_worst_error(lowered, truth) <= checked.network_bound:
+                checked.emulation_error = find_worst_error(self.emulated(), lowered)
                 checked.network_bound = max(checked.network_bound, FACTOR * checked.emulation_error)
         if checked.network_error > checked.network_bound and has_ties(self.source):
 
             def run(net: Network) -> dict[str, np.ndarray]:
                 return _reference(net, self.inputs, self.images, widen=True)
 
-            ties = max(worst_error(outputs, truth) for outputs in run_with_nudged_scales(self.source, self.inputs, run))
+            ties = max(find_worst_error(outputs, truth) for outputs in run_with_nudged_scales(self.source, self.inputs, run))
             checked.emulation_error = max(checked.emulation_error, ties)
             checked.network_bound = max(checked.network_bound, FACTOR * checked.emulation_error)
         if checked.network_error > checked.network_bound:

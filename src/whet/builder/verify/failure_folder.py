@@ -1,4 +1,4 @@
-"""Saves what a failed verification needs to be repeated: the engine, the inputs, and the failing layers' values, in a folder that messages name."""
+"""Saves the data needed to repeat a failed verification: engine, inputs, and the failing layers' values. Messages name the folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEPT = 8  # folders; older ones are removed
 _MOST_BYTES = 512 << 20  # of source weights in a saved engine, and of inputs; larger ones are left out
 
 
-def failures_folder() -> Path | None:
+def get_failures_folder() -> Path | None:
     """The folder of failed verifications: $WHET_FAILED_VERIFICATIONS, else in the user's cache folder; None if nothing is saved."""
     if (given := os.environ.get(VARIABLE)) is not None:
         return Path(given) if given else None
@@ -34,7 +34,7 @@ def failures_folder() -> Path | None:
 
 def save_failures(plan: EnginePlan, inputs: Mapping[str, np.ndarray], failures: list[Failure]) -> str:
     """Saves a failed verification; returns a sentence with the folder, or the reason why nothing could be saved. Never raises."""
-    root = failures_folder()
+    root = get_failures_folder()
     if root is None:
         return ""
     folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.monotonic_ns() % 10**9:09d}"

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from whet.backends.cpu.threads import affinity
-from whet.builder.verify.blas_threads import blas_threads
+from whet.builder.verify.blas_threads import limit_blas_threads
 
 T = TypeVar("T")
 _MOST = 8  # threads; each holds the arrays of its layer
@@ -53,7 +53,7 @@ class Beside:
 
     def __enter__(self) -> Beside:
         if self._pool is not None:
-            self._single.enter_context(blas_threads(1))
+            self._single.enter_context(limit_blas_threads(1))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whet.builder.candidates.enumerate import macs
+from whet.builder.candidates.enumerate import count_macs
 from whet.engine.plan import Choice
 from whet.network import DTYPES, DType, Layer, TensorType, static_shape
 from whet.ops import fused_layers
@@ -20,7 +20,7 @@ from whet.ops import fused_layers
 SHARE = 0.1  # of the cost of comparing all layers once
 LEAST = 2e7  # multiply-adds that are always affordable: about 50 ms of the reference
 _PER_ELEMENT = 100  # cost of an element in multiply-adds: conversions and comparisons of the reference
-_MAGNITUDE = 3.0  # largest magnitude of the values of the kind "random" where a layer's own magnitude is 0
+_MAGNITUDE = 3.0  # largest magnitude of the values of the kind "random" if a layer's own magnitude is 0
 LARGE = 1024.0
 KINDS = ("mixed", "zero", "non-positive", "random", "constant", "large", "denormal", "not finite")
 
@@ -45,10 +45,10 @@ class Magnitude:
 
     @staticmethod
     def of(ins: Sequence[np.ndarray | None], outs: Sequence[np.ndarray]) -> Magnitude:
-        return Magnitude(tuple(_largest_magnitude(a) for a in ins), tuple(_largest_magnitude(a) for a in outs))
+        return Magnitude(tuple(_find_largest_magnitude(a) for a in ins), tuple(_find_largest_magnitude(a) for a in outs))
 
 
-def _largest_magnitude(a: np.ndarray | None) -> float:
+def _find_largest_magnitude(a: np.ndarray | None) -> float:
     if a is None or a.dtype.kind in "bUOS" or not a.size:
         return 0.0
     if a.dtype == np.float16:
@@ -66,56 +66,56 @@ def list_tests(layers: Sequence[Layer], choices: Mapping[str, Choice], share: fl
 
     `share` is the part of a batch that the reference computes.
     """
-    costs = [_cost(x) * share for x in layers]
+    costs = [_count_work(x) * share for x in layers]
     budget = max(LEAST, SHARE * sum(costs))
     cheapest: dict[tuple[object, ...], int] = {}
     for i, x in enumerate(layers):
         c = choices[x.name]
-        key = (c.tactic, c.implementation, tuple(sorted(_ops(x))))
-        if kinds_of(x, c) and (key not in cheapest or costs[i] < costs[cheapest[key]]):
+        key = (c.tactic, c.implementation, tuple(sorted(_list_ops(x))))
+        if list_input_kinds(x, c) and (key not in cheapest or costs[i] < costs[cheapest[key]]):
             cheapest[key] = i
     tests = []
     for kind in KINDS:
         for i in sorted(cheapest.values(), key=lambda i: (costs[i], i)):
-            if kind in kinds_of(layers[i], choices[layers[i].name]) and costs[i] <= budget:
+            if kind in list_input_kinds(layers[i], choices[layers[i].name]) and costs[i] <= budget:
                 budget -= costs[i]
                 tests.append((i, kind))
     return tests
 
 
-def kinds_of(layer: Layer, choice: Choice) -> tuple[str, ...]:
+def list_input_kinds(layer: Layer, choice: Choice) -> tuple[str, ...]:
     """The kinds of inputs for which a layer's results are defined within the tactic's bound."""
-    ops = _ops(layer)
+    ops = _list_ops(layer)
     if choice.tactic.rpartition("/")[2] == "numpy_reference" or not ops <= _WELL_CONDITIONED:
         return ()
-    types = [_stored_type(t.type, o) for t, o in zip(layer.inputs, choice.inputs, strict=True) if t is not None and not t.is_constant]
+    types = [_get_stored_type(t.type, o) for t, o in zip(layer.inputs, choice.inputs, strict=True) if t is not None and not t.is_constant]
     if not types or not all((t.is_float and t.name in ("f32", "f16", "bf16")) or t.name in ("i8", "u8") for t in types):
         return ()
     kinds = ["mixed", "zero", "non-positive", "random", "constant"]
     if all(t.is_float for t in types):
         kinds += ["denormal"]
-        kinds += ["large"] if ops <= _PIECEWISE_LINEAR and all(t.name != "f16" for t in types) and _all_float(layer) else []
-        kinds += ["not finite"] if ops <= _FINITE_OR_NOT and _all_float(layer) else []
+        kinds += ["large"] if ops <= _PIECEWISE_LINEAR and all(t.name != "f16" for t in types) and _is_all_float(layer) else []
+        kinds += ["not finite"] if ops <= _FINITE_OR_NOT and _is_all_float(layer) else []
     return tuple(kinds)
 
 
-def _all_float(layer: Layer) -> bool:
+def _is_all_float(layer: Layer) -> bool:
     return all(t.dtype.is_float for t in layer.outputs)
 
 
-def _stored_type(type_: TensorType, operand: tuple[str, str] | None) -> DType:
+def _get_stored_type(type_: TensorType, operand: tuple[str, str] | None) -> DType:
     return type_.dtype if operand is None else DTYPES[operand[1]]
 
 
-def _ops(layer: Layer) -> set[str]:
+def _list_ops(layer: Layer) -> set[str]:
     if layer.op == "Fused":
-        return set().union(*(_ops(x) for x in fused_layers(layer)))
+        return set().union(*(_list_ops(x) for x in fused_layers(layer)))
     return {layer.op} if not layer.regions else {"region"}
 
 
-def _cost(layer: Layer) -> float:
+def _count_work(layer: Layer) -> float:
     tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None and not t.is_constant]
-    return float(macs(layer)) + _PER_ELEMENT * sum(float(np.prod(static_shape(t.shape))) for t in tensors)
+    return float(count_macs(layer)) + _PER_ELEMENT * sum(float(np.prod(static_shape(t.shape))) for t in tensors)
 
 
 def make_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, magnitude: float, rng: np.random.RandomState) -> np.ndarray:
@@ -145,7 +145,7 @@ def make_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, magnitude: f
         flat[:: max(flat.size // 7, 1)] = np.nan
         flat[1 :: max(flat.size // 5, 1)] = np.inf
     elif kind == "mixed":
-        for part, block in _blocks(a):
+        for part, block in _split_blocks(a):
             if part == 0:
                 block[...] = 0
             elif part == 2 and dtype.kind != "u":
@@ -157,7 +157,7 @@ def make_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, magnitude: f
     return np.asarray(a).astype(dtype)
 
 
-def _blocks(a: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def _split_blocks(a: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Eight interleaved parts of an array: rows of the last axis, or columns where there are fewer than eight rows."""
     rows = a.reshape(-1, a.shape[-1]) if a.ndim > 1 else a.reshape(1, -1)
     for part in range(8):

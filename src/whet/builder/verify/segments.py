@@ -47,15 +47,15 @@ class SegmentedRuns:
     ):
         self.cache_bytes, self._engine_of = cache_bytes, engine_of
         self.outputs = [t.name for t in net.outputs]
-        self.cuts = _cuts(net)
-        self.own = _segments(net, self.cuts, self.outputs) or []
+        self.cuts = _find_cuts(net)
+        self.own = _make_segments(net, self.cuts, self.outputs) or []
         self._engines: dict[_Segment, EngineRun] = {}
         self._samples = list(samples)  # kept alive, so that no other object gets the same id
         self._known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # per sample: the tensors that cross each cut
         self._bytes = 0
 
     def __call__(self, net: Network, names: list[str]) -> EngineRun | _SegmentedRun:
-        found = _segments(net, self.cuts, self.outputs) if self.own and names == self.outputs else None
+        found = _make_segments(net, self.cuts, self.outputs) if self.own and names == self.outputs else None
         if found is None:
             return self._engine_of(net, names)
         same = [a == b for a, b in zip(found, self.own, strict=True)]
@@ -64,7 +64,7 @@ class SegmentedRuns:
         return _SegmentedRun(self, engines, same.index(False) if False in same else len(same))
 
     def _engine(self, net: Network, s: _Segment, *, keep: bool) -> EngineRun:
-        found = self._engines.get(s) or self._engine_of(_network_of(net, s), _produced_names(s))
+        found = self._engines.get(s) or self._engine_of(_make_network(net, s), _list_produced_names(s))
         if keep:
             self._engines[s] = found
         return found
@@ -99,7 +99,7 @@ class _SegmentedRun:
         return {n: values[n] for n in self.runs.outputs}
 
 
-def _cuts(net: Network) -> list[tuple[str, ...]]:
+def _find_cuts(net: Network) -> list[tuple[str, ...]]:
     """Names of the tensors that cross each cut; none if a region captures outer tensors (If, Loop) or the network is short."""
     layers = net.layers
     length = max(_SHORTEST, round(sqrt(len(layers))))
@@ -129,7 +129,7 @@ def _cuts(net: Network) -> list[tuple[str, ...]]:
     return found
 
 
-def _segments(net: Network, cuts: Sequence[tuple[str, ...]], outputs: Sequence[str]) -> list[_Segment] | None:
+def _make_segments(net: Network, cuts: Sequence[tuple[str, ...]], outputs: Sequence[str]) -> list[_Segment] | None:
     """The segments of a network at the cuts; None if there are no cuts or other tensors cross them."""
     if not cuts:
         return None
@@ -141,16 +141,16 @@ def _segments(net: Network, cuts: Sequence[tuple[str, ...]], outputs: Sequence[s
     position = {layer: i for i, layer in enumerate(net.layers)}
     found = []
     for a, b in zip(starts, ends, strict=True):
-        layers = _layers_between([by[n] for n in a], [by[n] for n in b if n not in a])
+        layers = _find_layers_between([by[n] for n in a], [by[n] for n in b if n not in a])
         if layers is None:
             return None
-        found.append(_Segment(a, b, tuple(_key(x) for x in sorted(layers, key=position.__getitem__))))
-        if not _produced_names(found[-1]):
+        found.append(_Segment(a, b, tuple(_make_key(x) for x in sorted(layers, key=position.__getitem__))))
+        if not _list_produced_names(found[-1]):
             return None
     return found
 
 
-def _layers_between(starts: Iterable[Tensor], ends: Iterable[Tensor]) -> set[Layer] | None:
+def _find_layers_between(starts: Iterable[Tensor], ends: Iterable[Tensor]) -> set[Layer] | None:
     """The layers that compute `ends` from `starts`; None if they need other tensors."""
     stop, waiting, found = set(starts), list(ends), set()
     while waiting:
@@ -165,16 +165,16 @@ def _layers_between(starts: Iterable[Tensor], ends: Iterable[Tensor]) -> set[Lay
     return found
 
 
-def _key(layer: Layer) -> tuple[object, ...]:
+def _make_key(layer: Layer) -> tuple[object, ...]:
     reads = tuple(None if t is None else t.weight.digest if t.weight is not None else t.name for t in layer.inputs)
     return layer.op, repr(sorted(layer.attrs.items(), key=lambda kv: kv[0])), reads, tuple(t.name for t in layer.outputs)
 
 
-def _produced_names(s: _Segment) -> list[str]:
+def _list_produced_names(s: _Segment) -> list[str]:
     return [n for n in s.ends if n not in s.starts]
 
 
-def _network_of(net: Network, s: _Segment) -> Network:
+def _make_network(net: Network, s: _Segment) -> Network:
     """A segment as a separate network."""
     made = net.clone()
     by, made.outputs = {t.name: t for t in made.tensors()}, []
@@ -186,7 +186,7 @@ def _network_of(net: Network, s: _Segment) -> Network:
             made.replace(t, twin)
             t = twin
         inputs.append(t)
-    made.outputs = [by[n] for n in _produced_names(s)]
+    made.outputs = [by[n] for n in _list_produced_names(s)]
     made.prune_dead()
     read = {t for x in made.layers for t in x.inputs}
     made.inputs = [t for t in inputs if t in read]

@@ -19,7 +19,7 @@ from whet.runtime.memory import read_bytes, write_bytes
 Shapes = dict[str, tuple[int, ...]]
 
 
-def other_shapes(plan: EnginePlan, verified: Mapping[str, tuple[int, ...]]) -> list[Shapes]:
+def list_other_shapes(plan: EnginePlan, verified: Mapping[str, tuple[int, ...]]) -> list[Shapes]:
     """The minimum, opt and maximum shapes of all profiles, without those in `verified`."""
     found: list[Shapes] = []
     for profile in plan.profiles:

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from whet.backends import Backend
-from whet.builder.batching.batch_items import MAX_ITEMS, NO_BATCH_AXES, BatchAxes, BatchItems, NotPerImage, batch_of, find_batch_axes
-from whet.builder.candidates.enumerate import macs
+from whet.builder.batching.batch_items import MAX_ITEMS, NO_BATCH_AXES, BatchAxes, BatchItems, NotPerImage, find_batch_axes, get_common_batch
+from whet.builder.candidates.enumerate import count_macs
 from whet.builder.config import BuildConfig
 from whet.builder.progress import ProgressLog
-from whet.builder.verify.batch_positions import rotation_differences
-from whet.builder.verify.differences import difference
-from whet.builder.verify.error_bounds import Checked, Failure, NetworkJudge, compare_layer, layer_bound
+from whet.builder.verify.batch_positions import measure_rotation_differences
+from whet.builder.verify.differences import compare_output
+from whet.builder.verify.error_bounds import Checked, Failure, NetworkJudge, compare_layer, compute_layer_bound
 from whet.builder.verify.failure_folder import save_failures
 from whet.builder.verify.host_overlap import Beside
 from whet.builder.verify.input_kinds import LARGE, Magnitude, list_tests, make_values
-from whet.builder.verify.shape_extents import differ_in_batch, other_shapes, run_items_again
+from whet.builder.verify.shape_extents import differ_in_batch, list_other_shapes, run_items_again
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError
@@ -59,7 +59,7 @@ def verify_engine(
     log.stage("verification", len(plan.network.layers) + 2)
     shapes = probe_shapes(plan)
     probe = probe_inputs(plan.network, config.seed, shapes)
-    data = verification_inputs(plan, inputs, config)
+    data = make_verification_inputs(plan, inputs, config)
     given = {k: v.shape for k, v in data.items()}
     store = WeightStore(backend)
     bound = bind(plan, backend, given, store=store)
@@ -67,13 +67,13 @@ def verify_engine(
     found = Checked()
     images, axes = _select_batch_items(plan, source, given, config, log)
     found.images = None if images is None else images.at
-    few = batch_of(given) <= MAX_ITEMS or images is not None  # otherwise the arrays of several layers could exhaust the memory
+    few = get_common_batch(given) <= MAX_ITEMS or images is not None  # otherwise the arrays of several layers could exhaust the memory
     with np.errstate(all="ignore"), Beside(backend.capabilities.overlapping_launches and few) as beside:
         whole = images if images is None else _select_network_items(images, source, given, slow_macs)
         found.network_items = None if whole is None else whole.at
         judge = NetworkJudge(plan, source, data, whole, beside)
         try:
-            read = None if images is None else _reader(bound, axes, images)
+            read = None if images is None else _make_reader(bound, axes, images)
             magnitudes = []
             for i, (layer, ins, outs) in enumerate(bound.walk(read)):
                 log.step(layer.name)
@@ -98,10 +98,10 @@ def verify_engine(
             found.failures.append(Failure(name, c.tactic, np.inf, 0.0, f"'{name}' by {c.tactic} {c.implementation} fails at run time: {e}"))
         if not found.failures:
             log.step("network")
-            judge.judge(_network_outputs(bound, data, whole, axes), found)
+            judge.judge(_copy_outputs(bound, data, whole, axes), found)
             if found.failures:  # one run more before a pass or a kernel is blamed
                 error, found.failures = found.network_error, []
-                judge.judge(_network_outputs(bound, data, whole, axes), found)
+                judge.judge(_copy_outputs(bound, data, whole, axes), found)
                 if found.failures:
                     found.failures = [replace(f, what=f"{f.what} ({REPEATABLE})") for f in found.failures]
                 else:
@@ -120,7 +120,7 @@ def verify_engine(
     return found
 
 
-def _network_outputs(bound: BoundEngine, data: Mapping[str, np.ndarray], items: BatchItems | None, axes: BatchAxes) -> dict[str, np.ndarray]:
+def _copy_outputs(bound: BoundEngine, data: Mapping[str, np.ndarray], items: BatchItems | None, axes: BatchAxes) -> dict[str, np.ndarray]:
     """The outputs of a run of the whole engine, for the verified items."""
     bound.feed(data)
     bound.run()
@@ -132,7 +132,7 @@ def _select_batch_items(
     plan: EnginePlan, source: Network, shapes: Mapping[str, tuple[int, ...]], config: BuildConfig, log: ProgressLog
 ) -> tuple[BatchItems | None, BatchAxes]:
     """The batch items of a large batch that are compared, and their axes in the engine's tensors; None: all items."""
-    batch = batch_of(shapes)
+    batch = get_common_batch(shapes)
     if batch <= MAX_ITEMS:
         return None, NO_BATCH_AXES
     try:
@@ -148,12 +148,12 @@ def _select_network_items(images: BatchItems, source: Network, shapes: Mapping[s
     """The batch items for the check of the whole network: those of the layer checks, or one of them if the reference is slow. Independence of the
     batch index is checked per layer; the network check measures accumulated rounding, for which one large item suffices."""
     env = bind_symbols([(t.name, t.type) for t in source.inputs], shapes)
-    if sum(macs(bind_layer(x, env)) for x in source.layers) < slow_macs * images.batch:
+    if sum(count_macs(bind_layer(x, env)) for x in source.layers) < slow_macs * images.batch:
         return images
     return BatchItems(images.batch, images.at[len(images.at) // 2 :][:1])
 
 
-def _reader(bound: BoundEngine, axes: BatchAxes, images: BatchItems) -> Callable[[Layer, str], np.ndarray]:
+def _make_reader(bound: BoundEngine, axes: BatchAxes, images: BatchItems) -> Callable[[Layer, str], np.ndarray]:
     """Reads the checked batch items of a layer's tensor, or the whole tensor if it has no batch axis."""
 
     def read(layer: Layer, name: str) -> np.ndarray:
@@ -182,16 +182,16 @@ def _run_again(
             now = bound.value(t.name) if read is None else read(layer, t.name)
             if now.tobytes() == before.tobytes():
                 continue
-            error, why = difference(now, before, t.dtype, choice.rtol)
-            allowed = 2 * layer_bound(layer, choice, dtype) if t.dtype.is_float else 0.0
+            error, why = compare_output(now, before, t.dtype, choice.rtol)
+            allowed = 2 * compute_layer_bound(layer, choice, dtype) if t.dtype.is_float else 0.0
             if error > allowed:
-                what = f"{_title(layer, choice)}: results differ between runs on the same inputs ({why or f'error {error:.2g}'}, allowed is "
+                what = f"{_format_title(layer, choice)}: results differ between runs on the same inputs ({why or f'error {error:.2g}'}, allowed is "
                 what += f"{allowed:.2g}). Not repeatable: a race, or memory that the kernel does not initialize"
                 return Failure(layer.name, choice.tactic, error, allowed, what)
     return None
 
 
-def _title(layer: Layer, choice: Choice) -> str:
+def _format_title(layer: Layer, choice: Choice) -> str:
     nodes = f" (from {', '.join(layer.sources[:4])})" if layer.sources else ""
     return f"{layer.op} '{layer.name}'{nodes} by {choice.tactic} {choice.implementation}"
 
@@ -207,7 +207,7 @@ def _check_kinds(
 ) -> None:
     """Compares layers with the reference on inputs of other kinds; stops at the first failure of each layer."""
     layers, choices = [s.layer for s in bound.shaped.steps], bound.shaped.plan.choices
-    read = (lambda layer, name: bound.value(name)) if images is None else _reader(bound, axes, images)
+    read = (lambda layer, name: bound.value(name)) if images is None else _make_reader(bound, axes, images)
     failed: set[int] = set()
     for i, kind in list_tests(layers, choices, 1.0 if images is None else len(images.at) / images.batch):
         layer, rng = layers[i], np.random.RandomState([config.seed % 2**32, i])
@@ -243,30 +243,30 @@ def _check_shapes(
 ) -> None:
     """Checks the layers at the profiles' other shapes: another batch against the verified items, other shapes against the reference."""
     given = {k: v.shape for k, v in data.items()}
-    for shapes in other_shapes(plan, given):
+    for shapes in list_other_shapes(plan, given):
         if any(0 in s for s in shapes.values()):
             continue
         try:
             other = bind(plan, backend, shapes, store=store)
         except BackendError as e:
-            log.note(f"the shapes {_text(shapes)} were not verified: there is no memory for a second run ({e})")
+            log.note(f"the shapes {_format_shapes(shapes)} were not verified: there is no memory for a second run ({e})")
             continue
         checked.shapes += (shapes,)
         try:
-            axes = _axes_of_both(plan, given, shapes)
+            axes = _find_common_axes(plan, given, shapes)
             if axes is not None:
                 _compare_items(plan, bound, other, data, axes, shapes, checked)
             else:
                 _compare_at(plan, source, other, shapes, checked, config, log)
         except BackendError as e:
-            checked.failures.append(Failure("", "", np.inf, 0.0, f"the engine fails at run time with the shapes {_text(shapes)}: {e}"))
+            checked.failures.append(Failure("", "", np.inf, 0.0, f"the engine fails at run time with the shapes {_format_shapes(shapes)}: {e}"))
         if checked.failures:
             return
 
 
-def _axes_of_both(plan: EnginePlan, given: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> BatchAxes | None:
+def _find_common_axes(plan: EnginePlan, given: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> BatchAxes | None:
     """The batch axes, if two sets of shapes differ in the batch only and no layer mixes its items; else None."""
-    sizes = [batch_of(s) for s in (given, shapes)]
+    sizes = [get_common_batch(s) for s in (given, shapes)]
     one_batch = all({x[0] for x in s.values()} == {n} for s, n in zip((given, shapes), sizes, strict=True))
     if not differ_in_batch(given, shapes) or max(sizes) < 2 or not one_batch or _reads_sizes(plan.network, given, shapes):
         return None
@@ -300,11 +300,11 @@ def _compare_items(
         for t, (_, dtype), (got, want) in zip(layer.outputs, choice.outputs, pairs, strict=False):
             if got.tobytes() == want.tobytes():
                 continue
-            error, why = difference(got, want, t.dtype, choice.rtol)
-            allowed = 2 * layer_bound(layer, choice, dtype) if t.dtype.is_float else 0.0
+            error, why = compare_output(got, want, t.dtype, choice.rtol)
+            allowed = 2 * compute_layer_bound(layer, choice, dtype) if t.dtype.is_float else 0.0
             if error > allowed:
-                what = f"{_title(layer, choice)}: an item's result at batch {other_batch} differs from that at batch {batch}, which is verified "
-                what += f"({why or f'error {error:.2g}'}, allowed is {allowed:.2g})"
+                what = f"{_format_title(layer, choice)}: an item's result at batch {other_batch} differs from that at batch {batch}, "
+                what += f"which is verified ({why or f'error {error:.2g}'}, allowed is {allowed:.2g})"
                 checked.failures.append(Failure(layer.name, choice.tactic, error, allowed, what))
                 break
 
@@ -320,15 +320,15 @@ def _compare_at(
 ) -> None:
     other.feed(probe_inputs(plan.network, config.seed, shapes))
     images, axes = _select_batch_items(plan, source, shapes, config, log)
-    for layer, ins, outs in other.walk(None if images is None else _reader(other, axes, images)):
+    for layer, ins, outs in other.walk(None if images is None else _make_reader(other, axes, images)):
         judged = images.all if images is not None and layer.name in axes.fixed else images
-        compared = compare_layer(layer, plan.choices[layer.name], ins, outs, judged, axes, f", with the shapes {_text(shapes)}")
+        compared = compare_layer(layer, plan.choices[layer.name], ins, outs, judged, axes, f", with the shapes {_format_shapes(shapes)}")
         if compared.failure is not None:
             checked.failures.append(_repeat(other, compared.failure))
             return  # later layers would read the memory that the repetition has changed
 
 
-def _text(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _format_shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{n}: {'x'.join(map(str, s))}" for n, s in shapes.items())
 
 
@@ -346,9 +346,9 @@ def _repeat(bound: BoundEngine, failure: Failure) -> Failure:
                 a = np.take(a, [items.at.index(n) if n in items.at else 0 for n in range(items.batch)], axis)
             bound.write_stored(t.name, a)
     bound.run_step(i)
-    read = (lambda layer, name: bound.value(name)) if items is None else _reader(bound, evidence.axes, items)
+    read = (lambda layer, name: bound.value(name)) if items is None else _make_reader(bound, evidence.axes, items)
     again = any(
-        difference(read(layer, t.name), ref, t.dtype, choice.rtol)[0] > (layer_bound(layer, choice, dtype) if t.dtype.is_float else 0.0)
+        compare_output(read(layer, t.name), ref, t.dtype, choice.rtol)[0] > (compute_layer_bound(layer, choice, dtype) if t.dtype.is_float else 0.0)
         for t, (_, dtype), ref in zip(layer.outputs, choice.outputs, evidence.expected, strict=True)
     )
     return replace(failure, what=f"{failure.what} ({REPEATABLE if again else NOT_REPEATABLE})")
@@ -372,9 +372,9 @@ def _check_positions(
     except BackendError as e:
         log.note(f"only images {', '.join(map(str, images.at))} of {images.batch} were verified: there is no memory for a second run ({e})")
         return
-    for layer, error in rotation_differences(bound, other, data, axes, images.batch, config.seed):
+    for layer, error in measure_rotation_differences(bound, other, data, axes, images.batch, config.seed):
         c = plan.choices[layer.name]
-        allowed = max((layer_bound(layer, c, d) for t, (_, d) in zip(layer.outputs, c.outputs, strict=True) if t.dtype.is_float), default=0.0)
+        allowed = max((compute_layer_bound(layer, c, d) for t, (_, d) in zip(layer.outputs, c.outputs, strict=True) if t.dtype.is_float), default=0.0)
         checked.turned = max(checked.turned, error)
         if error > allowed:
             nodes = f" (from {', '.join(layer.sources[:4])})" if layer.sources else ""
@@ -383,7 +383,7 @@ def _check_positions(
             checked.failures.append(Failure(layer.name, c.tactic, error, allowed, what))
 
 
-def verification_inputs(plan: EnginePlan, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> dict[str, np.ndarray]:
+def make_verification_inputs(plan: EnginePlan, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> dict[str, np.ndarray]:
     """The inputs of verification: the user's data, or the probe's."""
     if inputs is not None:
         return {k: np.asarray(v) for k, v in inputs.items()}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from whet import __version__
-from whet.builder.assemble import model_digest
+from whet.builder.assemble import compute_model_digest
 from whet.builder.lock.lock import plan_digest
 from whet.engine import write_engine
 from whet.engine.report import recipe_from_data
@@ -173,7 +173,7 @@ def rebuild_job(w: Worker) -> dict[str, Any]:
     save_onnx(pruned.network, w.folder / ONNX)
     net, locked_net = network_from_onnx(w.folder / locked), network_from_onnx(deploy / locked)
     result: dict[str, Any] = {"state": "done", "role": w.job.role, "name": w.job.name, "model": locked, "differs": None, "digest": None}
-    if model_digest(net) != model_digest(locked_net):
+    if compute_model_digest(net) != compute_model_digest(locked_net):
         return result | {"differs": _difference(net, locked_net, stored)}
     config = dataclasses.replace(build_config(net, w.recipe, w.candidate, w.effort.level), lock=str(deploy / LOCK))
     with w.lock.timing():

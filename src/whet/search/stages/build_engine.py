@@ -10,11 +10,11 @@ import numpy as np
 
 from whet.backends import capabilities_of
 from whet.builder import BuildConfig
-from whet.builder.assemble import model_digest
+from whet.builder.assemble import compute_model_digest
 from whet.builder.build import build
 from whet.builder.lock.relock import read_recipe
 from whet.builder.precision.float8 import build_float8
-from whet.builder.precision.int8 import Calibration, build_int8, is_explicit, prepare, quantized_network
+from whet.builder.precision.int8 import Calibration, build_int8, is_explicit, prepare, quantize_network
 from whet.engine.plan import EnginePlan
 from whet.errors import UsageError
 from whet.network import Network
@@ -96,8 +96,8 @@ def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan) -> Net
     if "int8" not in config.precisions or plan.report.quantized is None:
         return None
     ranges, skip, tables = read_recipe(plan.report.quantized)
-    chosen = quantized_network(prepare(net, config), ranges, skip, tables=tables)
-    return chosen if model_digest(chosen) == plan.model_digest else None
+    chosen = quantize_network(prepare(net, config), ranges, skip, tables=tables)
+    return chosen if compute_model_digest(chosen) == plan.model_digest else None
 
 
 def quick_engine(net: Network, recipe: AutoRecipe, batch: int = 1) -> Engine:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.builder import BuildConfig
-from whet.builder.assemble import model_digest
+from whet.builder.assemble import compute_model_digest
 from whet.builder.lock.relock import read_recipe
-from whet.builder.precision.comparison import known_as
-from whet.builder.precision.int8 import prepare, quantized_network
+from whet.builder.precision.comparison import list_identifying_names
+from whet.builder.precision.int8 import prepare, quantize_network
 from whet.engine.plan import EnginePlan
 from whet.engine.report import QuantizationRecipe
 from whet.network import Layer, Network
@@ -98,11 +98,11 @@ def train_for_int8(
         )  # fmt: skip
 
     trained = run_resumable(path, train, pruned.notes)
-    learned = dataclasses.replace(ranges, model=model_digest(trained.floating), tensors={**ranges.tensors, **trained.ranges.tensors})
-    quantized = quantized_network(prepare(trained.floating, config), learned, skip, tables=tables)
+    learned = dataclasses.replace(ranges, model=compute_model_digest(trained.floating), tensors={**ranges.tensors, **trained.ranges.tensors})
+    quantized = quantize_network(prepare(trained.floating, config), learned, skip, tables=tables)
     note(quantized, "calibrate", by="quantization-aware training", steps=trained.training.steps)
     return TrainedForInt8(trained.floating, quantized, learned, trained.training.resumed_at)
 
 
 def _left_out(layer: Layer, skip: frozenset[str]) -> bool:
-    return layer.name in skip or bool(skip & known_as(layer))
+    return layer.name in skip or bool(skip & list_identifying_names(layer))
