@@ -37,7 +37,7 @@ from support import datasets
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.precision.float8_ranges import calibrate_float8_ranges, find_sensitive_layers, insert_float8
-from whet.builder.precision.int8 import Calibration, calibrated_ranges
+from whet.builder.precision.int8 import Calibration, get_calibrated_ranges
 from whet.builder.precision.int8 import prepare as prepare_network
 from whet.builder.precision.permissions import is_float8
 from whet.frontends.onnx import network_from_onnx
@@ -74,7 +74,7 @@ def prepare(folder: Path) -> None:
         net, images = network(path), calibration_images(model, CALIBRATION)
         samples = [{net.inputs[0].name: images[i : i + 1]} for i in range(len(images))]
         calibration = Calibration(samples=lambda samples=samples: iter(samples), cache=str(folder / f"{model.name}-int8.json"))
-        ranges = calibrated_ranges(net, prepare_network(net, BuildConfig()), calibration, BuildConfig(), print)
+        ranges = get_calibrated_ranges(net, prepare_network(net, BuildConfig()), calibration, BuildConfig(), print)
         prepared = prepare_network(net, BuildConfig())
         plain, said = Calibration(samples=calibration.samples), []
         float8 = calibrate_float8_ranges(net, prepared, plain, BuildConfig(), said, said)
@@ -106,14 +106,14 @@ def engines(net: Network, folder: Path, name: str, precisions: tuple[str, ...]) 
     times = str(folder / "times.sqlite")
     config = BuildConfig(backend="cuda", profiles=((shape, shape, shape),), tactic_sources=("-TF32",), timing_cache=times)
     prepared = prepare_network(net, config)
-    ranges = calibrated_ranges(net, prepared, Calibration(cache=str(folder / f"{name}-int8.json")), config, print)
+    ranges = get_calibrated_ranges(net, prepared, Calibration(cache=str(folder / f"{name}-int8.json")), config, print)
     results = {}
     for precision in precisions:
         begun = time.perf_counter()
         if precision == "int8":
             plan = build(quantize(prepared, ranges), replace(config, precisions=("int8",)))
         elif precision == "fp8":
-            float8 = calibrated_ranges(net, prepared, Calibration(cache=str(folder / f"{name}-fp8.json")), config, print)
+            float8 = get_calibrated_ranges(net, prepared, Calibration(cache=str(folder / f"{name}-fp8.json")), config, print)
             left = json.loads((folder / f"{name}-fp8-left.json").read_text())
             plan = build(insert_float8(prepared, float8, left), replace(config, precisions=("fp16", "fp8")))
         else:

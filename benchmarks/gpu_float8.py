@@ -29,7 +29,7 @@ from gpu_int8 import in_blocks, network
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.precision.float8_ranges import insert_float8
-from whet.builder.precision.int8 import Calibration, calibrated_ranges, prepare
+from whet.builder.precision.int8 import Calibration, get_calibrated_ranges, prepare
 from whet.builder.precision.permissions import is_float8
 from whet.engine.plan import EnginePlan
 from whet.engine.schema import encode
@@ -48,7 +48,7 @@ def engines(net: Network, batch: int, cache: Path, times: Path) -> dict[str, tup
     shape = {t.name: tuple(d if isinstance(d, int) else batch for d in t.shape) for t in net.inputs}
     config = BuildConfig(backend="cuda", profiles=((shape, shape, shape),), timing_cache=str(times))
     prepared = prepare(net, config)
-    ranges = calibrated_ranges(net, prepared, Calibration(cache=str(cache)), config, print)
+    ranges = get_calibrated_ranges(net, prepared, Calibration(cache=str(cache)), config, print)
     built = {}
     wide = replace(ranges, float_sums=skip_sums(prepared, kept_out(prepared)))
     sources = {"fp8": insert_float8(prepared, ranges), "sums": insert_float8(prepared, wide), "int8": quantize(prepared, ranges), "fp16": net}
