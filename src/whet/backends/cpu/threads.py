@@ -124,16 +124,6 @@ def wait_settings() -> dict[str, str]:
     return {"spin": "default", "set_by": "loaded before whet"}
 
 
-def spin_warning() -> str | None:
-    """A warning if libgomp was loaded before whet and spins too long, else None."""
-    if wait_settings()["set_by"] != "loaded before whet":
-        return None
-    return (
-        f"{LIBRARY} was loaded before whet, so waiting threads spin for milliseconds; on a busy machine layers may "
-        f"run ten times slower. Import whet first, or start Python with GOMP_SPINCOUNT={SPIN_COUNT}."
-    )
-
-
 def usable_cpus() -> int:
     """Number of CPUs available to this process: its current affinity, limited by the cgroup's quota (rounded down, at least 1)."""
     return 1 if isinstance(gomp(), Sequential) else max(1, math.floor(min(affinity(), cgroup_cpus())))
