@@ -1,8 +1,9 @@
 """2:4 sparse against dense on one GPU: matrix products and convolutions as single kernels, with synthetic weights.
 
     python benchmarks/gpu_sparse.py [--cases TEXT,...] [--seconds N] [--tiles N]       $OUT/sparse.json, and a table
+    python benchmarks/gpu_sparse.py --compile [--cases TEXT,...] [--tiles N]           compiles the kernels of the cases; needs no GPU
     python benchmarks/gpu_sparse.py --networks resnet34:128:int8,bert_large_linear:32  $OUT/sparse_networks.json
-    python benchmarks/gpu_sparse.py --merge PART... [--networks any]                   results/h200/sparse.json or sparse_networks.json
+    python benchmarks/gpu_sparse.py --merge PART... [--networks any] [--result NAME]   results/h200/sparse.json, sparse_networks.json or NAME.json
 
 A case is a shape in one precision. Dense: the fastest of whet's own tensor-core convolution over its candidate tiles, of cuBLASLt through torch
 for products (INT8 with INT32 results, the only ones that torch offers), and of cuDNN through torch for convolutions of floats (torch has no INT8
@@ -20,6 +21,7 @@ measured here. `bert_large_linear` are the 144 linear layers of the encoder of B
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -37,11 +39,13 @@ import ml_dtypes
 import numpy as np
 from _record import provenance
 
-from whet.backends.cuda.compile import compile_ahead
+from whet.backends.cuda.compile import compile_ahead, compile_cubin
+from whet.backends.cuda.compile_only import DEVICES
 from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph, Launch
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
+from whet.errors import BackendError
 from whet.tactics.cuda.conv._conv import NONE, ConvShape, EightBitTypes, PostOps, Scales, View
 from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
@@ -133,12 +137,21 @@ def eight_of(case: Case) -> EightBitTypes | None:
     return None if case.size == 2 else EightBitTypes(case.kind, case.kind, fold=True)
 
 
+@functools.cache
+def multiprocessors() -> int:
+    """Those of the GPU; without one those of the H100 and H200, for which kernels are then compiled."""
+    try:
+        return device().multiprocessors
+    except BackendError:
+        return DEVICES["sm_90"][0]
+
+
 def dense_configs(case: Case, most: int) -> list[ConvConfig]:
     """Candidates of the dense kernel."""
     return pick_varied(
         [
             c
-            for c in list_conv_configs(case.shape, device().multiprocessors, case.size)
+            for c in list_conv_configs(case.shape, multiprocessors(), case.size)
             if c.valid() and fits(c, case.shape) is None and c.outs < 3
         ],
         most,
@@ -169,7 +182,7 @@ def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
 def sparse_tiles(case: Case, most: int) -> list[SparseTile]:
     """Candidates of the sparse kernel."""
     s, size = case.shape, case.size
-    return pick_varied_tiles(list_sparse_tiles(s.m, s.k, s.steps(step_elements(size)), size, size, False, device().multiprocessors), most)
+    return pick_varied_tiles(list_sparse_tiles(s.m, s.k, s.steps(step_elements(size)), size, size, False, multiprocessors()), most)
 
 
 def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:
@@ -328,21 +341,39 @@ def measure(case: Case, memory: Memory, stream: Stream, tiles: int, rounds: int,
     }  # fmt: skip
 
 
+def cases_named(names: list[str]) -> list[Case]:
+    """The cases whose names contain one of `names`; all if there are none."""
+    return [c for c in all_cases() if not names or any(n in c.name for n in names)]
+
+
+def sources_of(case: Case, tiles: int) -> list[str]:
+    """Source texts of the kernels that `measure` times."""
+    s, types = case.shape, Types(case.kind, case.kind, fold=case.size == 1)
+    features = [
+        (c, Features(im2col=not s.plain and not c.halo, bf16=case.kind == "bf16", odd=s.k % 8 != 0, types8=eight_of(case)))
+        for c in dense_configs(case, tiles)
+    ]
+    sparse = [sparse_text(sparse_constants(t, types, not s.plain, FINISH)) for t in sparse_tiles(case, tiles)]
+    return sparse + [conv_source(c, f) for c, f in features]
+
+
+def compile_kernels(names: list[str], tiles: int) -> int:
+    """Compiles the kernels of the cases into the kernel cache ($WHET_CUDA_CACHE); returns their number. Raises BackendError if one fails."""
+    texts = list(dict.fromkeys(text for case in cases_named(names) for text in sources_of(case, tiles)))
+    compile_ahead(texts)
+    for text in texts:
+        compile_cubin(text)
+    return len(texts)
+
+
 def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[str, Any]]:
     """Rows of the cases whose names contain one of `names`; written after each, since the session may end."""
     device(0)
     stream, rows, memory, kind = Stream(), [], None, ""
-    cases = [c for c in all_cases() if not names or any(n in c.name for n in names)]
+    cases = cases_named(names)
     until = time.time() + seconds
     for case in cases:
-        s = case.shape
-        post_ops, types = FINISH, Types(case.kind, case.kind, fold=case.size == 1)
-        compile_ahead(
-            [sparse_text(sparse_constants(t, types, not s.plain, post_ops))
-             for t in sparse_tiles(case, tiles)]
-            + [conv_source(c, Features(im2col=not s.plain and not c.halo, bf16=case.kind == "bf16", odd=s.k % 8 != 0, types8=eight_of(case)))
-               for c in dense_configs(case, tiles)]
-        )  # fmt: skip
+        compile_ahead(sources_of(case, tiles))
     for case in cases:
         if time.time() > until:
             print(f"no time left for {case.name}", flush=True)
@@ -443,9 +474,13 @@ def main() -> None:
     parser.add_argument("--networks", default="", help="networks with batch and precision, as resnet50:128:int8,bert_large_linear:32")
     parser.add_argument("--level", type=int, default=3, help="optimization level of the builds of --networks")
     parser.add_argument("--merge", nargs="+", help="result files to join")
+    parser.add_argument("--compile", action="store_true", help="only compile the kernels of --cases, on any machine")
+    parser.add_argument("--result", help="name of the result file of --merge, as sparse_libraries")
     given = parser.parse_args()
     if given.merge:
-        merge(given.merge, RESULT.with_name("sparse_networks.json") if given.networks else RESULT)
+        merge(given.merge, RESULT.with_name(f"{given.result or ('sparse_networks' if given.networks else 'sparse')}.json"))
+    elif given.compile:
+        print(f"{compile_kernels([n for n in given.cases.split(',') if n], given.tiles)} kernels are in the cache")
     elif given.networks:
         run_networks(given.networks.split(","), given.level)
     else:

@@ -1,8 +1,8 @@
 """Numbers in prose that come from result files: `<!-- value: FILE [min|max|median] PATH [over PATH] as FORMAT -->1.88<!-- end -->`.
 
 FILE is a result file without its ending (cpu/sparse). PATH names one value: keys separated by dots, `rows[KEY=TEXT; KEY~TEXT]` the rows whose KEY is
-(contains) TEXT, `rows[3]` one by its index. A path with several values needs min, max or median; `over` divides by the value of a second path, or by
-a number. The runs of a file that is a list are `runs[date=...]`.
+(contains) TEXT, `rows[3]` one by its index, `rows[]` all. A path with several values needs min, max or median; `over` divides by the value of a
+second path, or by a number. The runs of a file that is a list are `runs[date=...]`.
 FORMAT is Python's (`.2f`, `.0%`). tables.py writes the numbers, with --check it fails if one is not as in the file.
 """
 
@@ -58,7 +58,8 @@ def _select(values: list[Any], path: str, name: str) -> list[Any]:
         values = [v[key] for v in values if isinstance(v, dict) and key in v]
         if condition is not None:
             values = [row for v in values for row in (v if isinstance(v, list) else v.values()) if isinstance(v, list | dict)]
-            values = [values[int(condition)]] if condition.isdigit() and int(condition) < len(values) else [v for v in values if _fits(v, condition)]
+            by_index = condition.isdigit() and int(condition) < len(values)
+            values = [values[int(condition)]] if by_index else [v for v in values if not condition or _fits(v, condition)]
     if end != len(path) or not path or path.endswith("."):
         raise UnknownValue(f"{name}: {path!r} is no path: keys separated by dots, conditions in brackets")
     return values

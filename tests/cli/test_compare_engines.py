@@ -1,5 +1,6 @@
 """`whet compare` of engines, levels and passes, and `whet diff`."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from whet.cli import group
 from whet.inspector.alignment import NO_NODE, align_layers, differing_settings
 from whet.measure.engine_comparison import output_difference
 from whet.network import parse_network
+from whet.report.comparison_page import _difference
 
 NET = """network n source
 in %x: f32[1,8,16,16]
@@ -128,7 +130,7 @@ def test_settings_that_differ(files):
     assert found["machine.model"] == [a.machine["model"], "another CPU"]
     assert set(found) == {"optimization_level", "passes", "machine.model"}, "a library that one engine does not use is no difference"
     text = call("compare", files / "fused.engine", files / "plain.engine", "--seconds=0.02").output
-    assert "optimization_level: fused 1, plain 0" in text
+    assert "optimization_level: fused 1; plain 0" in text
 
 
 def test_alignment_keeps_every_layer_once(files):
@@ -137,6 +139,20 @@ def test_alignment_keeps_every_layer_once(files):
     for k, plan in enumerate(plans):
         assert sorted(f.layer.name for g in groups for f in g.layers[k]) == sorted(x.name for x in plan.network.layers)
     assert [g.name for g in groups if not g.nodes] in ([], [NO_NODE])
+
+
+def test_layers_that_differ_in_formats_alone_name_them(files):
+    first, second = (whet.read_engine(files / "fused.engine") for _ in range(2))
+    (name, choice), *_ = ((n, c) for n, c in second.choices.items() if c.outputs[0] is not None)
+    other = next(fmt for fmt in ("nhwc", "linear") if fmt not in {o[0] for o in (*choice.inputs, *choice.outputs) if o is not None})
+    second.choices[name] = dataclasses.replace(choice, outputs=((other, choice.outputs[0][1]), *choice.outputs[1:]))
+    (group_,) = [g for g in align_layers([first, second]) if not g.same_choices]
+    assert group_.differ_in_formats
+    a, b = group_.description(0), group_.description(1)
+    assert a != b
+    assert b.endswith(f"{other})")
+    layers = [g.to_dict() for g in align_layers([first, second])]
+    assert [_difference(g) for g in layers if not g["same_choices"]] == ["formats"]
 
 
 def test_output_differences():

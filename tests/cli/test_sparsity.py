@@ -11,8 +11,9 @@ from whet.cli.sparsity import command
 from whet.errors import UsageError
 from whet.frontends import network_from_onnx
 from whet.frontends.onnx_writer import save_onnx
+from whet.measure.compare import LoadLog
 from whet.network import parse_network
-from whet.pruning import EngineTimes, LayerAdvice, SparsityAdvice, advise_sparsity, points_of, speedup_svg
+from whet.pruning import EngineTimes, LayerAdvice, SparsityAdvice, SpeedupPoint, advise_sparsity, points_of, speedup_svg
 from whet.sparsity import is_two_four, reduction_axis
 from whet.tactics import TACTICS, load_tactics, tactic
 from whet.tactics.null._cost import NullKernel, product_macs
@@ -115,6 +116,24 @@ def test_the_engine_with_forced_weights_is_measured_next_to_the_prediction(produ
     assert "with forced 2:4 weights" in advice.verdict
     assert "+9.2% saved, measured, 95 % interval +9.2% to +9.2%; 1 layers run sparse" in advice.verdict
     assert advice.to_json()["engine"]["measured_share"] == advice.measured_share
+
+
+def test_external_load_is_in_the_advice_and_its_json(products, sparse_null, monkeypatch):
+    monkeypatch.setattr(LoadLog, "describe", lambda log, consequence: f"load: {consequence}")
+    flags = (products, "--backend=null", "--shapes=x:1x8x256", "--noEngines", "--timingCacheFile=")
+    text = "load: these times may be off. Run the command again when it is idle."
+    (setting,) = json.loads(run(*flags, "--json").stdout)["settings"]
+    assert setting["load"] == text
+    assert f"note {text}" in " ".join(run(*flags).stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("speedup", "labels"), [(1.6, ["0x", "0.5x", "1x", "1.5x", "2x"]), (2000.0, ["1x", "500x", "1000x", "1500x", "2000x"])]
+)
+def test_the_plot_has_few_lines_at_any_speedup(speedup, labels):
+    text = speedup_svg([SpeedupPoint("fp32", "1x1", 64, speedup, "a")], "t")
+    assert re.findall(r">([\d.]+x)</text>", text) == labels
+    assert text.count("stroke-dasharray") == 1, "sparse is faster above the line of equal times"
 
 
 def test_a_small_measured_gain_is_not_recommended():

@@ -126,7 +126,8 @@ def test_references_are_updated_from_the_file(tmp_path, monkeypatch):
     assert value("rows[0].ms over rows[1].ms", form=".2f") == "2.02"
     assert value("floor over 0.01", form=".1f") == "188.2"
     assert value("rows[case~i8].inner.x", form=".0f") == "3"
-    for wrong in ("rows[case~M=1].ms", "rows[case=c].ms", "rows[0].s", "rows[0].case", "rows[9].ms", "rows[case].ms", "floor."):
+    assert (value("min rows[].ms"), value("max rows[].ms"), value("max runs[].rows[].ms", "b")) == ("0.100", "0.405", "0.405")
+    for wrong in ("rows[case~M=1].ms", "rows[case=c].ms", "rows[0].s", "rows[0].case", "rows[9].ms", "rows[case].ms", "rows[].ms", "floor."):
         with pytest.raises(references.UnknownValue, match=r"a\.json"):
             value(wrong)
 

@@ -10,11 +10,13 @@ from trex_rules import FORMATS, check_layers, check_profile
 from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
 from whet import zoo
 from whet.builder import BuildConfig, build
+from whet.cli.explain import _describe_selection
 from whet.engine import Candidate, LayerTimes, engine_bytes, read_engine
 from whet.engine.report import PassFired, PassRecord, PassSkipped
 from whet.errors import UsageError
 from whet.frontends import network_from_onnx
 from whet.inspector import engine_information, explain, layer_facts, layer_lines, layer_rows, output_records, profile_records, times_records
+from whet.inspector.alignment import format_setting
 from whet.inspector.layers import two_of_four
 from whet.inspector.words import TYPE, format_words
 from whet.network import FORMATS as FORMATS_OF_WHET
@@ -283,6 +285,37 @@ def test_a_faster_runner_up_is_reported():
     row[1] = dataclasses.replace(row[1], ms=0.05, reason="its formats would cost reformats around it")
     why = "0.1000 ms alone; cpu/other took 0.0500 ms alone, but: its formats would cost reformats around it."
     assert explain(plan, "sigmoid")["why"] == why
+
+
+def test_a_fused_layer_is_compared_with_its_parts():
+    plan = reported(make_plan(fused_net()))
+    row = plan.report.candidates["s"]
+    plan.report.cold_ms = {}
+    row[1] = dataclasses.replace(row[1], tactic="unfused", ms=0.05, reason="fused 0.0450 ms, unfused 0.0500 ms (interleaved)")
+    why = "0.1000 ms alone; compared with its unfused parts: fused 0.0450 ms, unfused 0.0500 ms (interleaved)."
+    assert explain(plan, "sigmoid")["why"] == why
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(["bf16", "int8"], "bf16, int8"), ([], "none"), (None, "none"), ("", "none"), (True, "on"), (False, "off"), (0, "0"), (3, "3"), ("a", "a"),
+     ([["x", 1]], "x, 1")],
+)  # fmt: skip
+def test_settings_are_written_for_people(value, text):
+    assert format_setting(value) == text
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [({"method": "exact, then 2 layers moved", "sum_of_layers_ms": 2.0, "kept": "k"},
+      "Formats and tactics: the exact minimum of the sum of layer times, 2.0000 ms; then 2 layers moved"),
+     ({"method": "lock", "sum_of_layers_ms": None}, "Formats and tactics: those of the lock"),
+     ({"method": "beam", "sum_of_layers_ms": 2.0, "core_layers": 5, "engines_timed": "from the cache", "look-ahead ms": 3.0},
+      "Formats and tactics: the best that the beam search found of the sum of layer times, 2.0000 ms; look-ahead search: 3.0000 ms; "
+      "5 layers could not be reduced exactly; times of whole engines: from the cache")],
+)  # fmt: skip
+def test_the_selection_is_described_in_a_sentence(choice, text):
+    assert _describe_selection(choice) == text
 
 
 def test_rows_and_lines_for_the_terminal():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from whet.backends import Load
 from whet.measure import policy
 from whet.measure.compare import LoadLog, Ranking, compare
 from whet.measure.policy import ENGINES, LAYERS, PATIENCE, PRECISIONS, Block, Budget, Policy, Stage
@@ -126,6 +127,13 @@ def test_a_disturbed_comparison_is_repeated_and_a_quiet_one_counts():
     found = compare([runner(times)], replace(engines(3), attempts=2), watch=machine_under_load([1.0]), loads=loads)
     assert found.samples == [[1.0] * 3]
     assert (found.disturbed, found.attempts, len(loads.disturbed)) == (False, 2, 1)
+
+
+def test_the_largest_load_is_described():
+    assert LoadLog().describe("times may be off.") == ""
+    loads = LoadLog([Load(0.5, 1.0), Load(2.5, 1.0, stolen=2.4), Load(1.0, 1.0)])
+    who = "other guests of this machine's host took up to 2.5 CPUs while kernels were timed"
+    assert loads.describe("times may be off.") == f"{who}; those measurements were repeated, but on a busy machine times may be off."
 
 
 def test_disturbed_samples_are_pooled_and_the_lower_quartile_counts():

@@ -1,6 +1,7 @@
 """`whet prune --pattern`: N:M, blocks and templates, on data with a least-squares update; what fits no kernel is measured; wrong input."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from whet.frontends import network_from_onnx
 from whet.frontends.onnx_writer import save_onnx
 from whet.network import Network, Weight, parse_type
 from whet.ops import run_network
-from whet.pruning import apply_pattern, load_recipe
+from whet.pruning import Recipe, apply_pattern, apply_recipe, load_recipe
 from whet.sparsity import eligible_layers, parse_pattern
 
 
@@ -191,6 +192,12 @@ def test_wrong_networks_are_refused(net):
     w.weight = Weight(array, w.weight.origin)
     with pytest.raises(PruneError, match=r"'second' hold a NaN \(at \(1, 2, 0, 1\)\)"):
         apply_pattern(broken, pattern)
+
+
+@pytest.mark.parametrize("mask", [np.ones((8, 4, 3, 3), bool), np.ones(8, bool)])
+def test_masks_of_another_shape_are_refused(net, mask):
+    with pytest.raises(PruneError, match=rf"the recipe masks 'w2' of shape {re.escape(str(list(mask.shape)))}, the network has f32\[8,8,3,3\]"):
+        apply_recipe(net, Recipe({}, masks={"w2": mask}))
 
 
 @pytest.mark.parametrize(("flag", "message"), [("--latency=0.5x", "removing channels"), ("--ratio=0.5", "how many weights stay")])

@@ -102,9 +102,20 @@ def test_bars_end_at_the_99th_percentile_and_steps_are_a_waterfall():
     assert [x + e for x, e in zip(bars["x"], bars["error_x"]["array"], strict=True)] == pytest.approx([3.0, 1.35, 0.9])
     steps = figures["step-params"]["data"][0]
     assert steps["measure"] == ["absolute", "relative", "relative", "total"]
-    assert steps["y"] == pytest.approx([0.615162, 0.2 - 0.615162, 0.0, 0.2])
-    assert figures["step-ms"]["data"][0]["y"] == pytest.approx([2.0, 0.6 - 2.0, 0.6]), "the original's time is that of the compared engines"
+    assert steps["orientation"] == "h"
+    assert steps["x"] == pytest.approx([0.615162, 0.2 - 0.615162, 0.0, 0.2])
+    axis = figures["step-params"]["layout"]["yaxis"]
+    assert axis["ticktext"][1:] == ["channels pruned<br>0.2000 (-0.415)", "engine (12 layers i8)<br>0.2000 (=)", "result<br>0.2000"]
+    assert axis["range"][0] > axis["range"][1], "the first step is on top"
+    assert figures["step-ms"]["data"][0]["x"] == pytest.approx([2.0, 0.6 - 2.0, 0.6]), "the original's time is that of the compared engines"
     assert figures["step-metric"]["data"][0]["increasing"]["marker"]["color"] == "--accent", "a higher metric is better"
+
+
+def test_each_step_with_a_time_is_in_the_waterfall():
+    data = sample()
+    data["steps"][0]["ms"], data["steps"][1]["ms"] = 2.1, 0.9
+    figures = chart_data(search_page(data))["figures"]
+    assert figures["step-ms"]["data"][0]["x"] == pytest.approx([2.1, 0.9 - 2.1, 0.6 - 0.9, 0.6]), "the original's own time comes first"
 
 
 @pytest.fixture(scope="module")

@@ -71,3 +71,64 @@ def test_outputs_are_of_the_library_of_the_first_tensor(engine, monkeypatch):
     y = engine(CudaTensor(tensor(engine, (2, 64))), CudaTensor(tensor(engine, (2, 64))))
     assert isinstance(y, CudaTensor)
     assert waited == ["cuda:0"], "work on the caller's stream is complete before the run reads its results"
+
+
+class CupyArray:
+    """What calls use of a cupy.ndarray: memory on a GPU by DLPack, of which row-major arrays alone can be exported."""
+
+    def __init__(self, array, row_major=True):
+        self.array, self.row_major = array, row_major
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.array.shape, "typestr": "<f4", "data": (self.array.address, False), "version": 3}
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        assert self.row_major, "whet reads row-major memory"
+        return self.array.__dlpack__(**options)
+
+
+@pytest.fixture
+def cupy(engine, monkeypatch):
+    """A module with CuPy's names; `copied` lists the arrays that were copied, `waited` the current streams that were waited for."""
+    module = types.SimpleNamespace(ndarray=CupyArray, copied=[], waited=[])
+
+    def ascontiguousarray(a):
+        if a.row_major:
+            return a
+        module.copied.append(a)
+        return CupyArray(tensor(engine, a.array.shape))
+
+    def get_current_stream():
+        return types.SimpleNamespace(synchronize=lambda: module.waited.append("current"))
+
+    module.ascontiguousarray, module.cuda = ascontiguousarray, types.SimpleNamespace(get_current_stream=get_current_stream)
+    module.from_dlpack = lambda a: CupyArray(a)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+def test_cupy_arrays_give_cupy_arrays_in_the_engines_memory(engine, cupy):
+    y = engine(CupyArray(tensor(engine, (3, 64))), CupyArray(tensor(engine, (3, 64))))
+    assert isinstance(y, CupyArray)
+    assert y.__cuda_array_interface__["shape"] == (3, 64)
+    assert y.array.address != 0
+    assert cupy.waited == ["current"], "work on CuPy's current stream is complete before the run reads its results"
+    assert cupy.copied == [], "row-major arrays are used in place"
+
+
+def test_a_cupy_array_in_another_order_is_copied(engine, cupy):
+    turned = CupyArray(tensor(engine, (3, 64)), row_major=False)
+    named = engine(a=turned, b=np.ones((3, 64), np.float32))
+    assert isinstance(named["y"], CupyArray)
+    assert cupy.copied == [turned]
+
+
+def test_a_cupy_array_of_another_type_is_refused(engine, cupy):
+    half = tensor(engine, (3, 64))
+    half = DeviceArray(half.address, half.shape, whet.network.F16, half.device, half.owner)
+    with pytest.raises(ShapeError, match=r"'a'.*f16.*f32"):
+        engine(CupyArray(half), CupyArray(tensor(engine, (3, 64))))

@@ -130,6 +130,7 @@ def test_everything_is_measured(finished):
         assert 0 <= row["metric"]["low"] <= row["metric"]["value"] <= row["metric"]["high"] <= 100
     assert all(t["verdict"] for t in data["trials"])
     assert data["steps"][0]["step"] == "original"
+    assert all(s["ms"] > 0 for s in data["steps"]), "each step has a time"
     assert len(data["layers"]) >= 3
 
 

@@ -16,7 +16,7 @@ from whet.errors import TrainingError, UsageError
 from whet.network import Network, parse_type
 from whet.precision import Preprocessing
 from whet.sparsity import eligible_layers, is_two_four
-from whet.training import FinetuneConfig, TrainingData, accuracy, finetune, training_data
+from whet.training import FinetuneConfig, TrainingData, accuracy, finetune, hold, training_data
 from whet.training.checkpoint import read_state
 from whet.training.loop import rate
 
@@ -194,6 +194,11 @@ def test_masks_are_enforced_on_a_users_training_function(learned, digits):
     got = finetune(learned.network, digits[0], FinetuneConfig(device="cpu", masks="2:4"), train=mine)
     assert is_two_four(got.network.tensor("conv2.weight").array(), 1)
     assert not same_bits(got.network, learned.network)
+
+
+def test_a_mask_of_another_shape_is_refused():
+    with pytest.raises(TrainingError, match=r"the mask of 'conv2.weight' is \[8, 4\], the weight \[8, 8, 3, 3\]"):
+        hold(digits_net().to_torch(), {"conv2.weight": np.ones((8, 4), bool)})
 
 
 def test_unstructured_zeros_are_kept(learned, digits):

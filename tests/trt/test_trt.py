@@ -145,6 +145,82 @@ def test_parse_errors_are_kept_and_logged():
     assert trt.Runtime(logger).deserialize_cuda_engine(b"not an engine") is None
 
 
+def parsed(text):
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}').SerializeToString()
+
+
+PARTLY_SUPPORTED = """g (float[2,3] x) => (float[2,3] y) {
+    a = Relu(x)  b = Unknown(a)  c = Relu(b)  d = Exp(c)
+    e = If (t) <then_branch = th () => (float[2,3] p) { p = Other(x) }, else_branch = el () => (float[2,3] q) { q = Relu(x) }>
+    y = Add(d, e)
+}""".replace("(float[2,3] x)", "(float[2,3] x, bool t)", 1)
+
+
+def test_the_parser_says_which_nodes_it_reads():
+    """Nodes that only follow from unsupported ones count as supported; a node of a branch counts as the If."""
+    logger = Messages()
+    parser = trt.OnnxParser(trt.Builder(logger).create_network(), logger)
+    groups = [([0], True), ([1], False), ([2, 3], True), ([4], False), ([5], True)]
+    assert parser.supports_model(parsed(PARTLY_SUPPORTED)) == (False, groups)
+    assert [(parser.get_subgraph_nodes(i), parser.is_subgraph_supported(i)) for i in range(parser.num_subgraphs)] == groups
+    errors = [parser.get_error(i) for i in range(parser.num_errors)]
+    assert [(e.node(), e.node_operator(), e.code()) for e in errors] == [
+        (1, "Unknown", trt.ErrorCode.UNSUPPORTED_NODE), (4, "Other", trt.ErrorCode.UNSUPPORTED_NODE),
+    ]  # fmt: skip
+    assert [str(e) for e in errors] == logger.errors
+    parser.clear_errors()
+    assert not parser.parse(parsed(PARTLY_SUPPORTED))
+    assert [parser.get_error(i).node() for i in range(parser.num_errors)] == [1, 4]
+    assert parser.supports_model_v2(parsed("g (float[2] x) => (float[2] y) { y = Relu(x) }"))
+    assert (parser.num_subgraphs, parser.get_subgraph_nodes(0), parser.is_subgraph_supported(0)) == (1, [0], True)
+    assert [parser.supports_operator(op) for op in ("Conv", "MeanVarianceNormalization", "Unknown")] == [True, True, False]
+
+
+def test_the_types_of_inputs_and_outputs_can_be_set():
+    net = trt.Builder(trt.Logger()).create_network()
+    relu = net.add_activation(net.add_input("x", trt.float32, (2, 3)), trt.ActivationType.RELU)
+    y = relu.get_output(0)
+    y.name = "y"
+    net.mark_output(y)
+    with pytest.raises(trt.NotServedError, match="inner tensor"):
+        net.add_identity(y).get_output(0).dtype = trt.float16
+    net.get_input(0).dtype, net.get_output(0).dtype = trt.float16, trt.int32
+    assert (net.get_input(0).dtype, net.get_output(0).dtype) == (trt.float16, trt.int32)
+    config = trt.IBuilderConfig()
+    config.builder_optimization_level = 0
+    engine = trt.Builder(trt.Logger()).build_engine_with_config(net, config)
+    assert [(name := engine[i], engine.get_tensor_dtype(name)) for i in range(2)] == [("x", trt.float16), ("y", trt.int32)]
+    a, out = np.array([[1, -2, 3], [4, 5, -6]], np.float16), np.zeros((2, 3), np.int32)
+    assert engine.create_execution_context().execute_v2([a.ctypes.data, out.ctypes.data])
+    np.testing.assert_array_equal(out, np.maximum(a, 0))
+
+
+def test_sizes_that_a_profile_fixes_are_static():
+    builder = trt.Builder(trt.Logger())
+    net = builder.create_network()
+    net.mark_output(net.add_identity(net.add_input("x", trt.float32, (-1, -1))).get_output(0))
+    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+    config.builder_optimization_level = 0
+    profile.set_shape("x", (2, 1), (2, 3), (2, 4))
+    config.add_optimization_profile(profile)
+    engine = builder.build_engine_with_config(net, config)
+    assert [engine.get_tensor_shape(engine[i]) for i in range(2)] == [(2, -1), (2, -1)]
+
+
+def test_element_types_are_no_integers():
+    """Polygraphy takes integers for ONNX's element types, in which 1 is FLOAT."""
+    assert not isinstance(trt.float16, int)
+    assert (int(trt.float16), str(trt.float16), trt.DataType(1), trt.float16.itemsize, trt.int4.itemsize) == (1, "DataType.HALF", trt.float16, 2, 0.5)
+
+
+def test_dims_take_sizes_or_a_sequence():
+    assert trt.Dims4(1, 2, 3, 4) == trt.Dims((1, 2, 3, 4)) == (1, 2, 3, 4)
+    assert (trt.DimsHW((5, 6)).h, trt.DimsHW(5, 6).w) == (5, 6)
+    assert (trt.Dims2(), trt.Dims(), trt.Permutation([1, 0])) == ((0, 0), (), (1, 0))
+    with pytest.raises(ValueError, match="Dims3 has 3 sizes, not 2"):
+        trt.Dims3(1, 2)
+
+
 def test_options_that_are_not_served_say_why():
     config = trt.IBuilderConfig()
     with pytest.raises(trt.NotServedError, match="STRIP_PLAN"):

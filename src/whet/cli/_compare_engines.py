@@ -97,7 +97,7 @@ def _show(
     """Times the layers (`per_layer`) and prints rows and layers, or their JSON together with `counts`; writes the page."""
     from whet.cli._console import console, print_table
     from whet.inspector import layer_facts
-    from whet.inspector.alignment import align_layers, differing_settings
+    from whet.inspector.alignment import align_layers, differing_settings, format_setting
     from whet.measure.engine_comparison import comparison_records
 
     aligned = []
@@ -131,8 +131,8 @@ def _show(
         out.print(f"{r.name}: {r.verdict}; outputs differ by at most {r.max_error:.3g}" if r.max_error is not None else f"{r.name}: {r.verdict}")
     if per_layer:
         for name, values in settings.items():
-            out.print(f"{name}: " + ", ".join(f"{n} {json.dumps(v, default=str)}" for n, v in zip(plans, values, strict=True)))
-        print_aligned(out, list(plans), [a for a in aligned if not a.same_choices][:top], "medians, launch by launch, interleaved")
+            out.print(f"{name}: " + "; ".join(f"{n} {format_setting(v)}" for n, v in zip(plans, values, strict=True)))
+        print_aligned(out, list(plans), [a for a in aligned if not a.same_choices][:top], "medians, launch by launch, engines interleaved")
 
 
 def _layer_times(plans: Mapping[str, Any], shapes: Any) -> list[Any]:

@@ -149,9 +149,10 @@ def _print_with_lines_below(
 
     if title:
         out.print(Text(title, style="bold cyan"))
-    header = line([Text(names[i]) for i in head])
-    header.stylize("bold")
-    out.print(header)
+    if len(head) > 1:
+        header = line([Text(names[i]) for i in head])
+        header.stylize("bold")
+        out.print(header)
     for row in cells:
         out.print(line([row[i] for i in head]))
         extra = Text(_GAP).join([row[i] for i in under if row[i].plain])

@@ -53,7 +53,8 @@ def command(
         compare_builds(models[0], build_config(**build), at, seconds, top, as_json, html, ablate=ablate)
         return
     if len(models) < 2 and not tensorrt:
-        raise UsageError("whet compare takes at least two models: the original and a changed one")
+        least = "whet compare takes at least two engines or models: the original and a changed one"
+        raise UsageError(f"{least}. For one model: --levels, --ablate or --tensorrt")
     if len(set(models)) < len(models):
         raise UsageError("whet compare was given a model twice: name the original first, then others")
     if tensorrt or any(map(is_engine, models)):

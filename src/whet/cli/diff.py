@@ -22,7 +22,7 @@ def command(first: str, second: str, as_json: bool) -> None:
     from whet.cli._console import console
     from whet.cli._runners import is_engine
     from whet.errors import UsageError
-    from whet.inspector.alignment import align_layers, differing_settings
+    from whet.inspector.alignment import align_layers, differing_settings, format_setting
 
     kinds = [is_engine(p) for p in (first, second)]
     if kinds[0] != kinds[1]:
@@ -45,7 +45,7 @@ def command(first: str, second: str, as_json: bool) -> None:
         click.echo(json.dumps({"options": options, "layers": [a.to_dict() for a in aligned]}, indent=1, default=str))
     else:
         for name, (a, b) in options.items():
-            out.print(f"{name}: {a} -> {b}")
+            out.print(f"{name}: {format_setting(a)} -> {format_setting(b)}")
         if aligned:
             print_aligned(out, ["first", "second"], aligned, "as recorded by the builds")
     _end(out, bool(options or aligned), as_json)

@@ -99,13 +99,12 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
         console.print(text)
     elif why := d["samples"].get("why"):
         console.print(f"The samples of a batch run together: {why}")
-    choice = d["choice"]
-    if choice:
-        named = {k.replace("_", " "): v for k, v in choice.items()}
-        shown = (f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in named.items())
-        console.print("Choice of formats and tactics: " + ", ".join(shown))
-    for e in d["engines"]:
-        console.print(f"  whole engine timed: {_ms(e.get('ms'))} ms  {e.get('what', '')}")
+    if d["choice"]:
+        console.print(_describe_selection(d["choice"]))
+    if d["engines"]:
+        rows = [[_ms(e["ms"]), _ms(e["spread_ms"]), e["what"]] for e in d["engines"]]
+        title = "Whole engines timed; the first is kept, and replaced only by one that is faster beyond the noise"
+        print_table(console, [">ms", ">spread", "engine"], rows, title)
     columns = [">ms", ">share", "layer", "tactic", "kernel", "bound"]
     rows = [[_ms(r["ms"]), _share(r), r["name"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
     if d["disturbed"]:
@@ -122,6 +121,21 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
         console.print(style_text(("note", "yellow"), f" {text}"))
     for text in d["info"]:
         console.print(style_text(("found", "cyan"), f" {text}"))
+
+
+def _describe_selection(choice: dict[str, Any]) -> str:
+    """How formats and tactics were selected, in one sentence; the other search methods with the sums that they reached."""
+    total = choice.get("sum_of_layers_ms")
+    method, _, then = choice["method"].partition(", ")
+    found = {"exact": "the exact minimum", "lock": "those of the lock"}.get(method, f"the best that the {method} search found")
+    parts = [f"Formats and tactics: {found}" + (f" of the sum of layer times, {total:.4f} ms" if total is not None else "")]
+    parts += [then] if then else []
+    parts += [f"{name.removesuffix(' ms')} search: {ms:.4f} ms" for name, ms in choice.items() if name.endswith(" ms")]
+    if choice.get("core_layers"):
+        parts.append(f"{choice['core_layers']} layers could not be reduced exactly")
+    if choice.get("engines_timed"):
+        parts.append(f"times of whole engines: {choice['engines_timed']}")
+    return "; ".join(parts)
 
 
 def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:

@@ -74,5 +74,7 @@ def _json(source: str) -> Any:
 
     try:
         return json.loads(Path(source).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ValueError) as e:
+    except UnicodeDecodeError as e:
+        raise UsageError(f"{source} is neither an engine nor JSON; build an engine with `whet exec --onnx=MODEL --saveEngine=FILE`") from e
+    except ValueError as e:
         raise UsageError(f"{source} is neither an engine nor JSON ({e}); build an engine with `whet exec --onnx=MODEL --saveEngine=FILE`") from e

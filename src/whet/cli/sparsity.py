@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from whet.cli._console import Bar, console, print_table
+from whet.cli._console import Bar, console, print_table, style_text
 from whet.cli._output_files import check_writable
 from whet.cli._prune_flags import build_config, build_flags
 
@@ -60,6 +60,8 @@ def command(model: str, as_json: bool, batch: str | None, no_engines: bool, plot
         labels.setdefault(a.verdict, []).append(a.label)
     for verdict, settings in labels.items():
         out.print(f"{'; '.join(settings)}: {verdict}" if 1 < len(advices) and len(settings) < len(advices) else verdict)
+    if load := next((a.load for a in advices if a.load), ""):
+        out.print(style_text(("note", "yellow"), f" {load}"))
     if plot:
         click.echo(f"Wrote {plot}")
 

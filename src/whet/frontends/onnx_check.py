@@ -14,8 +14,9 @@ from google.protobuf.message import DecodeError
 from onnx import NodeProto
 
 from whet.errors import FrontendError, NetworkError
-from whet.frontends._onnx_advice import format_op
-from whet.frontends._onnx_graph import NotReached, Scope
+from whet.frontends._onnx_advice import format_op, unsupported_error, why_no_reader
+from whet.frontends._onnx_functions import schema_function
+from whet.frontends._onnx_graph import NotReached, Scope, onnx_readers
 from whet.frontends._onnx_load import load_model, opsets
 from whet.frontends._onnx_shapes import SymbolTable, UserShapes, plain_names, value_type
 from whet.frontends.onnx import Source, input_types, metadata_of, read_model
@@ -25,12 +26,16 @@ _TIMEOUT = 120  # seconds for shape inference; large models take one second
 
 @dataclass(frozen=True)
 class Problem:
-    """A node that cannot be read, with the reason and the nearest workaround. `reached` is False if it only depends on such a node."""
+    """A node that cannot be read, with the reason and the nearest workaround. `reached` is False if it only depends on such a node.
+
+    `index` is that of the node of the main graph which it is or which contains it; -1 where the format has no such order.
+    """
 
     node: str
     op: str
     reason: str
     reached: bool = True
+    index: int = -1
 
 
 @dataclass
@@ -85,14 +90,14 @@ class Report:
         return "\n".join([*lines, f"  {self.verdict()}"])
 
 
-def check_onnx(source: Source, *, shapes: UserShapes | None = None, infer_types: bool = True) -> Report:
-    """Tries every node of a model and reports all that fail, not only the first.
+def check_onnx(source: Source, *, shapes: UserShapes | None = None, infer_types: bool = True, folder: Path | None = None) -> Report:
+    """Tries every node of a model and reports all that fail, not only the first. `folder` has external weights of a model in bytes.
 
     The output types of a failed node come from ONNX's shape inference, so that the following nodes are tried too
     (not with `infer_types` False, which starts no process).
     Raises FrontendError for a file that is not a readable model.
     """
-    model, folder = load_model(source)
+    model, home = load_model(source)
     graph = model.graph
     versions = opsets(model.opset_import, "the model")
     meta = metadata_of(model)
@@ -113,25 +118,41 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None, infer_types:
     counts: Counter[str] = Counter()
     tried: set[tuple[str, ...]] = set()  # by name and outputs, because a Loop reads its body more than once
     failed: set[tuple[str, ...]] = set()
+    readers, functions = onnx_readers(), {(f.domain, f.name) for f in model.functions}
+    makers = {out: i for i, node in enumerate(graph.node) for out in node.output if out}
+    current = -1  # the node of the main graph that is being read, with those of its function or subgraphs
 
     def on_node(node: NodeProto, name: str) -> None:
+        nonlocal current
+        current = next((makers[out] for out in node.output if out in makers), current)
         if (key := (name, *node.output)) not in tried:
             counts[format_op(node.domain, node.op_type)] += 1
         tried.add(key)
 
     def on_problem(node: NodeProto, name: str, problem: Exception, scope: Scope) -> None:
+        if isinstance(problem, NotReached) and (node.domain, node.op_type) not in functions and not reads_op(node.op_type, node.domain):
+            problem = unsupported_error(name, node.domain, node.op_type, why_no_reader(node.domain, node.op_type, readers))
         # After a first failure a type mismatch may come from the less precise inferred type: not a separate problem.
         follows = isinstance(problem, NotReached) or (isinstance(problem, FrontendError) and report.problems)
         if (key := (name, *node.output)) not in failed:
-            report.problems.append(Problem(name, format_op(node.domain, node.op_type), str(problem), not follows))
+            report.problems.append(Problem(name, format_op(node.domain, node.op_type), str(problem), not follows, current))
         failed.add(key)
         inferred.stand_in(node, name, scope)
 
-    net = read_model(model, folder, shapes, on_node=on_node, on_problem=on_problem)
+    net = read_model(model, folder or home, shapes, on_node=on_node, on_problem=on_problem)
     report.layers, report.tried = len(net.layers), len(tried)
     report.ops = dict(counts.most_common())
     report.outputs |= {t.name: str(t.type) for t in net.outputs}
     return report
+
+
+def reads_op(op: str, domain: str = "") -> bool:
+    """True if nodes of an op can be read: whet has a reader, or ONNX defines the op by others that have one."""
+    readers = onnx_readers()
+    if format_op(domain, op) in readers or (op == "Constant" and not domain):
+        return True
+    body = schema_function(NodeProto(op_type=op, domain=domain), domain, onnx.defs.onnx_opset_version(), [])
+    return body is not None and all(not n.domain and (n.op_type in readers or n.op_type == "Constant") for n in body.node)
 
 
 class _Inferred:

@@ -32,9 +32,15 @@ class Aligned:
         return None if not times or None in times else sum(t for t in times if t is not None)
 
     def description(self, k: int) -> str:
-        """Tactics, storage types and kernels of the layers in engine `k`, several layers joined by " | "; equal ones are counted."""
-        counted = Counter(describe_choice(f) for f in self.layers[k])
+        """Tactics, storage types and kernels of the layers in engine `k`, several layers joined by " | "; equal ones are counted. With the formats
+        in memory if the engines differ in nothing else."""
+        counted = Counter(describe_choice(f) + (f" ({describe_formats(f)})" if self.differ_in_formats else "") for f in self.layers[k])
         return " | ".join(text if n == 1 else f"{n} x {text}" for text, n in counted.items()) or "-"
+
+    @property
+    def differ_in_formats(self) -> bool:
+        """True if the engines use the same kernels and types, in different formats."""
+        return not self.same_choices and len({tuple(map(describe_choice, layers)) for layers in self.layers}) == 1
 
     @property
     def same_fusion(self) -> bool:
@@ -51,7 +57,8 @@ class Aligned:
         """JSON data."""
         engines = [
             [
-                {"layer": f.name, "tactic": f.choice.tactic, "kernel": f.choice.implementation, "types": storage_types(f), "ms": f.ms}
+                {"layer": f.name, "tactic": f.choice.tactic, "kernel": f.choice.implementation, "types": storage_types(f),
+                 "formats": describe_formats(f), "ms": f.ms}
                 for f in layers
             ]
             for layers in self.layers
@@ -72,6 +79,13 @@ def differing_settings(plans: Sequence[EnginePlan]) -> dict[str, list[Any]]:
     }  # fmt: skip
 
 
+def format_setting(value: Any) -> str:
+    """A value of `differing_settings` as text for people: "bf16, int8" for a list, "none" for nothing."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(format_setting, value)) or "none"
+    return "none" if value in (None, "") else "on" if value is True else "off" if value is False else str(value)
+
+
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -83,6 +97,12 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def describe_choice(f: LayerFacts) -> str:
     """Tactic, storage types and kernel of a layer: "cpu/winograd_conv f32 F(2,3) 8 tiles x 64 channels"."""
     return " ".join(x for x in (f.choice.tactic, storage_types(f), f.choice.implementation) if x)
+
+
+def describe_formats(f: LayerFacts) -> str:
+    """Formats of a layer's inputs and outputs in memory: "nhwc", or "linear to nChw8c" if they differ."""
+    ins, outs = (", ".join(dict.fromkeys(o[0] for o in operands if o is not None)) for operands in (f.choice.inputs, f.choice.outputs))
+    return ins or outs if ins == outs or not ins or not outs else f"{ins} to {outs}"
 
 
 def align_layers(plans: Sequence[EnginePlan], times: Sequence[Mapping[str, float]] | None = None) -> list[Aligned]:

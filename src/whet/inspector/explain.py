@@ -148,6 +148,8 @@ def _choice_reason(f: LayerFacts) -> str:
     other = _format_alone(runner.ms, f.cold(runner))
     if runner.ms < chosen.ms:
         why = runner.reason or "its formats would cost more around it"
+        if runner.tactic == "unfused":
+            return f"{own}; compared with its unfused parts: {why}."
         return f"{own}; {runner.tactic} took {other}, but: {why}."
     more = (runner.ms / chosen.ms - 1) * 100 if chosen.ms else 0.0
     return f"{own}, the fastest; {runner.tactic} took {more:.0f} % more: {other}."

@@ -34,6 +34,14 @@ class LoadLog:
         """True if disturbed measurements are still repeated."""
         return len(self.disturbed) <= PATIENCE
 
+    def describe(self, consequence: str) -> str:
+        """The largest external load and its `consequence` on a busy machine, for people; "" if nothing was disturbed."""
+        if not self.disturbed:
+            return ""
+        worst = max(self.disturbed, key=lambda load: load.others or 0.0)
+        took = f"{worst.who} took up to {worst.others:.1f} CPUs while kernels were timed"
+        return f"{took}; those measurements were repeated, but on a busy machine {consequence}"
+
 
 @dataclass(frozen=True)
 class Ranking:

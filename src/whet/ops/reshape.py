@@ -55,6 +55,19 @@ def recut(layer, kept):
     return replace_given(layer, "shape", 1, target)
 
 
+def to_onnx(layer, w):
+    """Symbolic sizes as 0 (x's size of this axis) and -1, which need no nodes that compute them."""
+    shape, known = layer.attrs.get("shape"), layer.inputs[0].shape
+    if shape is None or layer.attrs["allowzero"] or all(isinstance(d, int) for d in shape):
+        inputs_of_attributes("shape")(layer, w)
+        return
+    target = [0 if i < len(known) and d == known[i] and not isinstance(d, int) else d for i, d in enumerate(shape)]
+    unknown = [i for i, d in enumerate(target) if not isinstance(d, int)]
+    if len(unknown) == 1 and -1 not in target:
+        target[unknown[0]] = -1
+    w.node("Reshape", [w.name(layer.inputs[0]), w.dims(target, f"{layer.name}.shape")], [w.name(layer.output)], name=layer.name)
+
+
 op(
     "Reshape",
     infer,
@@ -65,7 +78,7 @@ op(
     zeros=(),
     recut=recut,
     shape_value=keep_dims,
-    to_onnx=inputs_of_attributes("shape"),
+    to_onnx=to_onnx,
     samples=[
         (["f32[2,6,4]", np.array([2, -1])], {}),
         (["f32[2,6,4]", np.array([0, 3, 2, 4])], {}),

@@ -93,7 +93,7 @@ class SparsityAdvice:
     """Advice for a network at one batch and one set of permitted precisions.
 
     `total_ms` is the sum of the dense times of all timed layers with weights, `other_ms` that of the other layers. `no_sparse_reason` says why
-    the device has no sparse tactics ("" if it has).
+    the device has no sparse tactics ("" if it has). `load` is a remark on external load while layers were timed ("" if there was none).
     """
 
     backend: str
@@ -103,6 +103,7 @@ class SparsityAdvice:
     other_ms: float
     layers: tuple[LayerAdvice, ...]
     engine: EngineTimes | None = None
+    load: str = ""
 
     @property
     def has_sparse_tactics(self) -> bool:
@@ -167,7 +168,7 @@ class SparsityAdvice:
             "backend": self.backend, "precision": self.precision, "batch": self.batch, "has_sparse_tactics": self.has_sparse_tactics,
             "total_ms": self.total_ms, "other_ms": self.other_ms, "saved_ms": self.saved_ms, "predicted_share": self.predicted_share,
             "engine": None if self.engine is None else {**asdict(self.engine), "measured_share": self.measured_share},
-            "verdict": self.verdict, "layers": rows,
+            "verdict": self.verdict, "load": self.load, "layers": rows,
         }  # fmt: skip
 
 
@@ -218,6 +219,7 @@ def advise_sparsity(net: Network, config: BuildConfig, progress: Progress | None
         reason,
         other_ms,
         tuple(_advice(x, nodes, removed, rates) for x in timed),
+        load=meter.timer.loads.describe("these times may be off. Run the command again when it is idle."),
     )
     if not engines or not advice.saved_ms:
         return advice

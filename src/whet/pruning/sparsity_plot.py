@@ -17,6 +17,8 @@ from whet.pruning.sparsity_advice import SparsityAdvice
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 360, 210, 46, 66, 58  # of a panel, in pixels
 _COLUMNS = 3
+_STEPS = tuple(m * 10.0**k for k in range(9) for m in (0.5, 1.0, 2.0))  # between horizontal lines
+_LINES = 8  # at most
 _COLOURS = ("#2563a8", "#b45309", "#15803d", "#9333ea", "#be123c", "#555555")  # the last one for all further kinds
 
 
@@ -81,11 +83,13 @@ def _panel(
         x, _ = at(2**power, 0)
         parts.append(f'<line x1="{x:.1f}" y1="{above}" x2="{x:.1f}" y2="{above + _HEIGHT}" stroke="#e3e3e3"/>')
         parts.append(f'<text x="{x:.1f}" y="{above + _HEIGHT + 14}" text-anchor="middle" fill="#777">{2**power}</text>')
-    for half in range(int(2 * top) + 1):
-        _, y = at(2**x0, half / 2)
-        style = 'stroke="#444" stroke-dasharray="4 3"' if half == 2 else 'stroke="#e3e3e3"'
+    step = next(s for s in _STEPS if top / s <= _LINES)
+    first = 0 if step <= 1 else 1  # 0 would be drawn over 1
+    for factor in sorted({1.0, *(step * k for k in range(first, int(top / step) + 1))}):
+        _, y = at(2**x0, factor)
+        style = 'stroke="#444" stroke-dasharray="4 3"' if factor == 1 else 'stroke="#e3e3e3"'
         parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{left + _WIDTH}" y2="{y:.1f}" {style}/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#777">{half / 2:g}x</text>')
+        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#777">{factor:g}x</text>')
     parts.append(f'<text x="{left + _WIDTH / 2}" y="{above + _HEIGHT + 30}" text-anchor="middle" fill="#777">input channels</text>')
     for kind in kinds:
         mine = [p for p in points if p.kind == kind]

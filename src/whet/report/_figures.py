@@ -8,6 +8,8 @@ from typing import Any
 
 from whet.report._html import h
 
+_FEW = 12  # bars; for more, plotly's own ticks are whole numbers
+
 PALETTE = tuple(f"--c{k}" for k in range(1, 9))
 
 Figure = dict[str, Any]
@@ -16,6 +18,12 @@ Figure = dict[str, Any]
 def figure(traces: Sequence[dict[str, Any]], **layout: Any) -> Figure:
     """A figure; the page's script adds theme and margins."""
     return {"data": list(traces), "layout": {"xaxis": {}, "yaxis": {}, "showlegend": False} | layout}
+
+
+def index_axis(title: str, count: int) -> dict[str, Any]:
+    """An x axis of `count` numbered bars, with ticks at whole numbers."""
+    axis: dict[str, Any] = {"title": {"text": title}, "showgrid": False}
+    return axis | ({"dtick": 1} if count <= _FEW else {})
 
 
 def lines(*texts: str) -> str:
@@ -49,9 +57,6 @@ def horizontal_bars(
         "hoverinfo": "text",
         "marker": {"color": colors if isinstance(colors, str) else list(colors)},
     }
-    labels = [str(h(n)) for n in names]
-    if shown is not None:
-        labels = [f"{a}<br>{h(b)}" for a, b in zip(labels, shown, strict=True)]
     if error is not None:
         trace["error_x"] = {
             "type": "data",
@@ -63,19 +68,22 @@ def horizontal_bars(
         }
     if keys is not None:
         trace["customdata"] = list(keys)
-    axis = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": labels, "range": [len(names) - 0.5, -0.5], "showgrid": False}
-    return figure([trace], xaxis={"title": {"text": title}, "rangemode": "tozero"}, yaxis=axis, margin={"t": 8})
+    return figure([trace], xaxis={"title": {"text": title}, "rangemode": "tozero"}, yaxis=_rows(names, shown), margin={"t": 8})
 
 
-def waterfall(steps: Sequence[str], totals: Sequence[float], hover: Sequence[str], *, title: str, more_is_better: bool) -> Figure:
-    """The first total as a bar, then the change that each further step brought to it, then the last total."""
+def waterfall(
+    steps: Sequence[str], totals: Sequence[float], hover: Sequence[str], *, title: str, shown: Sequence[str], more_is_better: bool
+) -> Figure:  # fmt: skip
+    """From top to bottom: the first total as a bar, the change that each further step brought to it, and the last total. `shown`: texts below the
+    names of the steps and of the result."""
     changes = [b - a for a, b in itertools.pairwise(totals)]
     up, down = ("--accent", "--warm") if more_is_better else ("--warm", "--accent")
     trace = {
         "type": "waterfall",
-        "x": [*(str(h(s)) for s in steps), "result"],
+        "orientation": "h",
+        "x": [*totals[:1], *changes, totals[-1]],
         "measure": ["absolute", *("relative" for _ in changes), "total"],
-        "y": [*totals[:1], *changes, totals[-1]],
+        "y": list(range(len(steps) + 1)),
         "hovertext": [*hover, hover[-1]],
         "hoverinfo": "text",
         "totals": {"marker": {"color": "--grey"}},
@@ -83,4 +91,12 @@ def waterfall(steps: Sequence[str], totals: Sequence[float], hover: Sequence[str
         "decreasing": {"marker": {"color": down}},
         "connector": {"line": {"color": "--line"}},
     }
-    return figure([trace], yaxis={"title": {"text": title}, "rangemode": "tozero"}, xaxis={"type": "category", "showgrid": False})
+    return figure([trace], xaxis={"title": {"text": title}, "rangemode": "tozero"}, yaxis=_rows([*steps, "result"], shown), margin={"t": 8})
+
+
+def _rows(names: Sequence[str], shown: Sequence[str] | None) -> dict[str, Any]:
+    """A y axis with one row per name, the first on top; `shown`: texts below the names."""
+    labels = [str(h(n)) for n in names]
+    if shown is not None:
+        labels = [f"{a}<br>{h(b)}" for a, b in zip(labels, shown, strict=True)]
+    return {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": labels, "range": [len(names) - 0.5, -0.5], "showgrid": False}

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from whet.inspector.alignment import format_setting
 from whet.inspector.summary import short_name, shorten
-from whet.report._figures import PALETTE, Figure, figure, horizontal_bars, lines
+from whet.report._figures import PALETTE, Figure, figure, horizontal_bars, index_axis, lines
 from whet.report._html import Html, h, number, table, tag
 from whet.report._page import chart, make_page
 
@@ -40,13 +41,14 @@ def comparison_page(data: Data, *, title: str = "comparison", about: str = "") -
     body += [tag("h2", "Engines"), _engines(engines)]
     names = [e["name"] for e in engines if "layers" in e]  # engines of other tools have no layers
     if settings := data.get("settings"):
-        rows = [(name, *("-" if v is None else str(v) for v in values)) for name, values in settings.items()]
+        rows = [(name, *(format_setting(v) for v in values)) for name, values in settings.items()]
         body += [tag("h3", "Options and machines that differ"), table(("", *names), rows)]
     details: dict[str, Html] = {}
     if groups:
         figures["groups"] = _groups(names, groups)
         details = {str(k): _detail(names, g) for k, g in enumerate(groups)}
-        shown = f"{len(changed)} of {len(groups)} groups of layers differ in kernels, types or fusion." if changed else "All layers run alike."
+        count = f"{len(changed)} of {len(groups)} groups of layers"
+        shown = f"{count} differ in kernels, types, formats or fusion." if changed else "All layers run alike."
         about = "Layers aligned by the nodes of the model that they compute, timed launch by launch, with the engines interleaved."
         body += [
             tag("h2", "Layer by layer"),
@@ -162,8 +164,19 @@ def _groups(names: Sequence[str], groups: Sequence[Data]) -> Figure:
         barmode="group",
         yaxis={"title": {"text": "ms"}},
         margin={"t": 30},
-        xaxis={"title": {"text": "group of layers, in the order of the network"}, "showgrid": False},
+        xaxis=index_axis("group of layers, in the order of the network", len(kept)),
     )
+
+
+def _difference(g: Data) -> str:
+    """What differs between the engines in a group of layers."""
+    if g["same_choices"]:
+        return ""
+    if not g["same_fusion"]:
+        return "fused differently"
+    parts = {"kernels": ("tactic", "kernel"), "types": ("types",)}
+    found = [name for name, keys in parts.items() if len({tuple(x[k] for x in layers for k in keys) for layers in g["engines"]}) > 1]
+    return ", ".join(found) or "formats"
 
 
 def _layers(names: Sequence[str], groups: Sequence[Data]) -> Html:
@@ -173,7 +186,7 @@ def _layers(names: Sequence[str], groups: Sequence[Data]) -> Html:
             (
                 _group_name(g),
                 *(number(_ms(x), 4) for x in g["engines"]),
-                "" if g["same_choices"] else "kernels, types" if g["same_fusion"] else "fused differently",
+                _difference(g),
             )
         )
         classes.append("rejected" if g["same_choices"] else None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.engine import EnginePlan
 from whet.inspector.summary import relevant_refusals, shorten
-from whet.report._figures import PALETTE, Figure, figure, horizontal_bars, lines
+from whet.report._figures import PALETTE, Figure, figure, horizontal_bars, index_axis, lines
 from whet.report._graph import graph_figure
 from whet.report._html import Html, h, number, table, tag
 from whet.report._page import chart, make_page
@@ -173,7 +173,7 @@ def _time_by_layer(d: EngineData, colors: dict[str, str]) -> Figure:
     return figure(
         traces,
         showlegend=len(traces) > 1,
-        xaxis={"title": {"text": "layer"}, "showgrid": False},
+        xaxis=index_axis("layer", len(d.layers)),
         yaxis={"title": {"text": "ms"}},
         bargap=0.15,
         margin={"t": 30},
@@ -261,7 +261,7 @@ def _precision(d: EngineData, colors: dict[str, str]) -> Figure:
         [marks, zeros],
         yaxis=axis,
         yaxis2={"domain": [0, 0.28], "title": {"text": "% zeros"}, "range": [0, 100]},
-        xaxis={"title": {"text": "layer"}, "anchor": "y2", "showgrid": False},
+        xaxis=index_axis("layer", len(d.layers)) | {"anchor": "y2"},
     )
 
 
@@ -292,7 +292,7 @@ def _memory(d: EngineData) -> Figure:
         "name": "live",
         "hoverinfo": "skip",
     }
-    return figure([rectangles, line], barmode="overlay", yaxis={"title": {"text": "MiB"}}, xaxis={"title": {"text": "layer"}, "showgrid": False})
+    return figure([rectangles, line], barmode="overlay", yaxis={"title": {"text": "MiB"}}, xaxis=index_axis("layer", len(d.layers)))
 
 
 def _count_covered_bytes(intervals: Sequence[tuple[int, int]]) -> int:

@@ -29,8 +29,7 @@ def search_page(data: Data) -> str:
             higher=data["higher_is_better"],
         )  # fmt: skip
     if len(data["steps"]) > 1:
-        figures |= {name: waterfall(*_step_totals(data, name), title=title, more_is_better=name == "step-metric" and data["higher_is_better"])
-                    for name, title in _waterfalls(data).items()}  # fmt: skip
+        figures |= {name: _waterfall(data, name, title) for name, title in _waterfalls(data).items()}
     return make_page(f"whet auto: {data['model']}", Html("\n".join(parts)), figures)
 
 
@@ -115,20 +114,28 @@ def _waterfalls(d: Data) -> dict[str, str]:
     return {name: title for name, title in wanted.items() if len(_step_totals(d, name)[1]) > 1}
 
 
-def _step_totals(d: Data, name: str) -> tuple[list[str], list[float], list[str]]:
-    """(names, values, hover texts) of the steps that have a quantity. The first step is the original, which is timed with the compared engines."""
+def _waterfall(d: Data, name: str, title: str) -> Figure:
+    """What each step changed in one quantity."""
+    steps, values = _step_totals(d, name)
+    changes = ["", *(f" ({b - a:+.3g})" if b != a else " (=)" for a, b in itertools.pairwise(values))]
+    shown = [number(v, 4) + change for v, change in zip(values, changes, strict=True)]
+    hover = [lines(s, text) for s, text in zip(steps, shown, strict=True)]
+    better = name == "step-metric" and d["higher_is_better"]
+    return waterfall([shorten(s, 24) for s in steps], values, hover, title=title, shown=[*shown, number(values[-1], 4)], more_is_better=better)
+
+
+def _step_totals(d: Data, name: str) -> tuple[list[str], list[float]]:
+    """(names, values) of the steps that have a quantity. An original without a time of its own has that of the compared engines."""
 
     def value(s: Data) -> float | None:
         if name == "step-ms":
-            return d["rows"][0]["latency"]["median_ms"] if s is d["steps"][0] and d["rows"] else s.get("ms")
+            return s.get("ms", d["rows"][0]["latency"]["median_ms"] if s is d["steps"][0] and d["rows"] else None)
         if name == "step-metric":
             return s["metric"]["value"] if s.get("metric") else None
         return s["params"] / 1e6 if name == "step-params" else s["flops"] / 1e6 if s["flops"] else None
 
     kept = [(s["step"], v) for s in d["steps"] if (v := value(s)) is not None]
-    changes = [0.0, *(b - a for (_, a), (_, b) in itertools.pairwise(kept))]
-    hover = [lines(step, f"{number(v, 4)}" + (f" ({c:+.4g})" if k else "")) for k, ((step, v), c) in enumerate(zip(kept, changes, strict=True))]
-    return [shorten(step, 28) for step, _ in kept], [v for _, v in kept], hover
+    return [step for step, _ in kept], [v for _, v in kept]
 
 
 def _lines(r: Data, d: Data) -> list[str]:
@@ -202,8 +209,12 @@ def _steps(d: Data) -> Html:
         rows.append((s["step"], bar(s["params"] / most), number(s["params"]), number(s["flops"] / 1e6) if s["flops"] else "-",
                      number(m["value"], 4) if m else "-", number(s.get("ms")), _format_seconds(s["seconds"])))  # fmt: skip
     head = ("step", "", "parameters", "MFLOPs", d["metric"], "ms", "took s")
-    note = "Scored on the trials' data. Steps without ms were scored with an FP32 engine in which nothing was timed."
-    falls = "".join(chart(name, f"{title} after each step", 260) for name, title in _waterfalls(d).items()) if len(steps) > 1 else ""
+    note = "Scored on the trials' data. Times up to the engine are those of FP32 engines, timed interleaved with it. "
+    note += "Steps that change weights alone keep the time of the step before."
+    falls = Html("")
+    if len(steps) > 1:
+        charts = [chart(name, f"{title} after each step", 110 + 38 * len(_step_totals(d, name)[1])) for name, title in _waterfalls(d).items()]
+        falls = tag("div", *charts, class_="pairs")
     return Html(tag("h2", "What each step gave") + falls + table(head, rows, right=range(2, 7)) + tag("p", note, class_="dim"))
 
 

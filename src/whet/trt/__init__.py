@@ -20,6 +20,7 @@ from whet.trt.config import IBuilderConfig
 from whet.trt.context import IExecutionContext, IOutputAllocator, IRuntimeConfig
 from whet.trt.coverage import coverage
 from whet.trt.device import use_backend
+from whet.trt.dims import Dims, Dims2, Dims3, Dims4, DimsHW, Permutation
 from whet.trt.enums import (
     ActivationType,
     AttentionNormalizationOp,
@@ -33,6 +34,7 @@ from whet.trt.enums import (
     ElementWiseOperation,
     EngineCapability,
     EngineStat,
+    ErrorCode,
     ErrorCodeTRT,
     ExecutionContextAllocationStrategy,
     FillOperation,
@@ -77,7 +79,7 @@ from whet.trt.enums import (
     to_whet,
 )
 from whet.trt.errors import NotServedError
-from whet.trt.host_memory import connect_polygraphy
+from whet.trt.host_memory import connect_cuda_python, connect_polygraphy
 from whet.trt.inspector import EngineInspector
 from whet.trt.interfaces import (
     IErrorRecorder,
@@ -108,7 +110,7 @@ from whet.trt.math_layers import (
     ITopKLayer,
     IUnaryLayer,
 )
-from whet.trt.network import IIfConditional, INetworkDefinition
+from whet.trt.network import IIfConditional, ILoop, INetworkDefinition
 from whet.trt.parser import OnnxParser, ParserError
 from whet.trt.plugins import (
     DimsExprs,
@@ -165,32 +167,31 @@ from whet.trt.window_layers import (
 
 __version__ = "10.16.0"  # the version of TensorRT whose API this follows
 
-Dims = tuple
-Permutation = tuple
 float32, float16, bfloat16, fp8 = DataType.FLOAT, DataType.HALF, DataType.BF16, DataType.FP8
 int8, uint8, int32, int64, int4 = DataType.INT8, DataType.UINT8, DataType.INT32, DataType.INT64, DataType.INT4
+fp4 = DataType.FP4  # no tensor of whet has it
 
 __all__ = [
     "ActivationType", "AttentionNormalizationOp", "BoundingBoxFormat", "Builder", "BuilderFlag", "CalibrationAlgoType", "CumulativeOperation",
-    "DataType", "DeviceType", "DimensionOperation", "Dims", "DimsExprs", "DynamicPluginTensorDesc", "ElementWiseOperation", "EngineCapability",
-    "EngineInspector", "EngineStat", "ErrorCodeTRT", "ExecutionContextAllocationStrategy", "FillOperation", "GatherMode",
-    "HardwareCompatibilityLevel", "IActivationLayer", "IAssertionLayer", "IAttention", "IBuilderConfig", "ICastLayer", "IConcatenationLayer",
-    "IConstantLayer", "IConvolutionLayer", "ICudaEngine", "ICumulativeLayer", "IDeconvolutionLayer", "IDequantizeLayer", "IDimensionExpr",
-    "IEinsumLayer", "IElementWiseLayer", "IErrorRecorder", "IExecutionContext", "IExprBuilder", "IFillLayer", "IGatherLayer", "IGridSampleLayer",
-    "IHostMemory", "IIdentityLayer", "IIfConditional", "IInt8Calibrator", "IInt8EntropyCalibrator", "IInt8EntropyCalibrator2",
-    "IInt8LegacyCalibrator", "IInt8MinMaxCalibrator", "ILRNLayer", "ILayer", "ILogger", "IMatrixMultiplyLayer", "INetworkDefinition",
+    "DataType", "DeviceType", "DimensionOperation", "Dims", "Dims2", "Dims3", "Dims4", "DimsExprs", "DimsHW", "DynamicPluginTensorDesc",
+    "ElementWiseOperation", "EngineCapability", "EngineInspector", "EngineStat", "ErrorCode", "ErrorCodeTRT", "ExecutionContextAllocationStrategy",
+    "FillOperation", "GatherMode", "HardwareCompatibilityLevel", "IActivationLayer", "IAssertionLayer", "IAttention", "IBuilderConfig", "ICastLayer",
+    "IConcatenationLayer", "IConstantLayer", "IConvolutionLayer", "ICudaEngine", "ICumulativeLayer", "IDeconvolutionLayer", "IDequantizeLayer",
+    "IDimensionExpr", "IEinsumLayer", "IElementWiseLayer", "IErrorRecorder", "IExecutionContext", "IExprBuilder", "IFillLayer", "IGatherLayer",
+    "IGridSampleLayer", "IHostMemory", "IIdentityLayer", "IIfConditional", "IInt8Calibrator", "IInt8EntropyCalibrator", "IInt8EntropyCalibrator2",
+    "IInt8LegacyCalibrator", "IInt8MinMaxCalibrator", "ILRNLayer", "ILayer", "ILogger", "ILoop", "IMatrixMultiplyLayer", "INetworkDefinition",
     "INormalizationLayer", "IOneHotLayer", "IOptimizationProfile", "IOutputAllocator", "IPaddingLayer", "IParametricReLULayer", "IPluginCapability",
     "IPluginCreatorV3One", "IPluginRegistry", "IPluginV3", "IPluginV3Layer", "IPluginV3OneBuild", "IPluginV3OneCore", "IPluginV3OneRuntime",
     "IPoolingLayer", "IProfiler", "IProgressMonitor", "IQuantizeLayer", "IRaggedSoftMaxLayer", "IReduceLayer", "IResizeLayer",
-    "IReverseSequenceLayer", "IRuntimeConfig", "IScaleLayer", "IScatterLayer", "ISelectLayer", "ISerializationConfig", "IShapeLayer",
-    "IShuffleLayer", "ISliceLayer", "ISoftMaxLayer", "ISqueezeLayer", "IStreamReader", "IStreamReaderV2", "IStreamWriter", "ITensor",
-    "ITimingCache", "ITopKLayer", "IUnaryLayer", "IUnsqueezeLayer", "InterpolationMode", "LayerInformationFormat", "LayerType", "Logger",
-    "LoopOutput", "MatrixOperation", "MemoryPoolType", "NetworkDefinitionCreationFlag", "NotServedError", "OnnxParser", "OnnxParserFlag",
-    "OnnxParserRefitter", "PaddingMode", "ParserError", "Permutation", "PluginCapabilityType", "PluginField", "PluginFieldCollection",
-    "PluginFieldType", "PluginTensorDesc", "PoolingType", "PreviewFeature", "Profiler", "ProfilingVerbosity", "QuantizationFlag", "ReduceOperation",
-    "Refitter", "ResizeCoordinateTransformation", "ResizeRoundMode", "ResizeSelector", "Runtime", "RuntimePlatform", "SampleMode", "ScaleMode",
-    "ScatterMode", "SeekPosition", "SerializationFlag", "TacticSource", "TempfileControlFlag", "TensorFormat", "TensorIOMode", "TensorLocation",
-    "TensorRTPhase", "TilingOptimizationLevel", "TopKOperation", "TripLimit", "UnaryOperation", "Weights", "WeightsRole", "connect_polygraphy",
+    "IReverseSequenceLayer", "IRuntimeConfig", "IScaleLayer", "IScatterLayer", "ISelectLayer", "ISerializationConfig", "IShapeLayer", "IShuffleLayer",
+    "ISliceLayer", "ISoftMaxLayer", "ISqueezeLayer", "IStreamReader", "IStreamReaderV2", "IStreamWriter", "ITensor", "ITimingCache", "ITopKLayer",
+    "IUnaryLayer", "IUnsqueezeLayer", "InterpolationMode", "LayerInformationFormat", "LayerType", "Logger", "LoopOutput", "MatrixOperation",
+    "MemoryPoolType", "NetworkDefinitionCreationFlag", "NotServedError", "OnnxParser", "OnnxParserFlag", "OnnxParserRefitter", "PaddingMode",
+    "ParserError", "Permutation", "PluginCapabilityType", "PluginField", "PluginFieldCollection", "PluginFieldType", "PluginTensorDesc",
+    "PoolingType", "PreviewFeature", "Profiler", "ProfilingVerbosity", "QuantizationFlag", "ReduceOperation", "Refitter",
+    "ResizeCoordinateTransformation", "ResizeRoundMode", "ResizeSelector", "Runtime", "RuntimePlatform", "SampleMode", "ScaleMode", "ScatterMode",
+    "SeekPosition", "SerializationFlag", "TacticSource", "TempfileControlFlag", "TensorFormat", "TensorIOMode", "TensorLocation", "TensorRTPhase",
+    "TilingOptimizationLevel", "TopKOperation", "TripLimit", "UnaryOperation", "Weights", "WeightsRole", "connect_cuda_python", "connect_polygraphy",
     "coverage", "get_builder_plugin_registry", "get_plugin_registry", "init_libnvinfer_plugins", "install", "nptype", "use_backend", "volume",
 ]  # fmt: skip
 

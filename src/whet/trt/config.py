@@ -42,6 +42,9 @@ from whet.trt.timing_cache import ITimingCache
 
 _PRECISIONS = {BuilderFlag.FP16: "fp16", BuilderFlag.BF16: "bf16", BuilderFlag.INT8: "int8", BuilderFlag.FP8: "fp8"}
 _DEFAULT_SOURCES = 1 << TacticSource.EDGE_MASK_CONVOLUTIONS | 1 << TacticSource.JIT_CONVOLUTIONS  # TensorRT 10's default
+_DEFAULT_POOLS = {  # TensorRT 10's; scripts print them
+    MemoryPoolType.DLA_LOCAL_DRAM: 1 << 30, MemoryPoolType.DLA_GLOBAL_DRAM: 1 << 29, MemoryPoolType.TACTIC_SHARED_MEMORY: 1 << 30,
+}  # fmt: skip
 _LAYER_PRECISIONS = {DataType.FLOAT: "fp32", DataType.HALF: "fp16", DataType.BF16: "bf16", DataType.INT8: "int8", DataType.FP8: "fp8"}
 
 
@@ -68,12 +71,12 @@ class IBuilderConfig(Handle):
         self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
         self.progress_monitor: IProgressMonitor | None = None
         self.int8_calibrator: Any = None
-        self._pools: dict[MemoryPoolType, int] = {}
+        self._pools: dict[MemoryPoolType, int] = dict(_DEFAULT_POOLS)
         self._profiles: list[IOptimizationProfile] = []
         self._calibration_profile: IOptimizationProfile | None = None
         self._timing_cache: ITimingCache | None = None
         self._tactic_sources = -1
-        self._features: set[PreviewFeature] = set()
+        self._features = {PreviewFeature.PROFILE_SHARING_0806}  # TensorRT 10's default
 
     # flags
 
@@ -193,9 +196,7 @@ class IBuilderConfig(Handle):
     # profiles and the timing cache
 
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
-        """Adds a profile and returns its index; -1 if it has no shapes."""
-        if not profile:
-            return -1
+        """Adds a profile and returns its index. A network without dynamic inputs takes one without shapes."""
         self._profiles.append(profile)
         return len(self._profiles) - 1
 
@@ -230,7 +231,7 @@ class IBuilderConfig(Handle):
 
     def build(self, network: INetworkDefinition, logger: ILogger) -> Any:
         """Builds `network` with these options; the plan. Notes go to the logger as warnings. Raises WhetError."""
-        net = network.whet
+        net = network.network_to_build()
         with (
             tempfile.TemporaryDirectory() as folder,
             MonitoredProgress(self.progress_monitor, logger) as progress,
@@ -243,7 +244,7 @@ class IBuilderConfig(Handle):
                 if self._timing_cache.data:
                     file.write_bytes(self._timing_cache.data)
             config = dataclasses.replace(self.to_whet(net, cache), **_layer_types(network))
-            calibration = self._calibration(network, Path(folder))
+            calibration = self._calibration(network, net, Path(folder))
             if calibration is None:
                 plan = build(net, config, progress=progress)
             else:
@@ -258,9 +259,9 @@ class IBuilderConfig(Handle):
                 self._timing_cache.data = file.read_bytes()
         return plan
 
-    def _calibration(self, network: INetworkDefinition, folder: Path) -> Calibration | None:
+    def _calibration(self, network: INetworkDefinition, net: Network, folder: Path) -> Calibration | None:
         """The source of INT8 ranges: the calibrator's cache or batches, or the tensors' dynamic ranges; None without INT8, or with Q/DQ nodes."""
-        net, cache = network.whet, folder / "calibration.cache"
+        cache = folder / "calibration.cache"
         if not self.get_flag(BuilderFlag.INT8) or is_explicit(net):
             return None
         calibrator = self.int8_calibrator

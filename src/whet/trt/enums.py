@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 from whet import network as types
 from whet.errors import UnsupportedError
@@ -16,8 +16,8 @@ class NamedInt(IntEnum):
         return f"{type(self).__name__}.{self.name}"
 
 
-class DataType(NamedInt):
-    """Element types of tensors."""
+class DataType(Enum):
+    """Element types of tensors. Not integers, as in TensorRT, so that libraries do not take them for ONNX's numbers; `int()` gives the value."""
 
     FLOAT = 0
     HALF = 1
@@ -31,6 +31,19 @@ class DataType(NamedInt):
     INT4 = 9
     FP4 = 10
     E8M0 = 11
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    __index__ = __int__
+
+    def __str__(self) -> str:
+        return f"DataType.{self.name}"
+
+    @property
+    def itemsize(self) -> float:
+        """Bytes of an element; 0.5 for types of 4 bits."""
+        return {"FLOAT": 4, "INT32": 4, "INT64": 8, "HALF": 2, "BF16": 2, "INT4": 0.5, "FP4": 0.5}.get(self.name, 1)
 
 
 _DTYPES = {
@@ -573,6 +586,26 @@ class ErrorCodeTRT(NamedInt):
     FAILED_COMPUTATION = 8
     INVALID_STATE = 9
     UNSUPPORTED_STATE = 10
+
+
+class ErrorCode(NamedInt):
+    """Codes of ParserError."""
+
+    SUCCESS = 0
+    INTERNAL_ERROR = 1
+    MEM_ALLOC_FAILED = 2
+    MODEL_DESERIALIZE_FAILED = 3
+    INVALID_VALUE = 4
+    INVALID_GRAPH = 5
+    INVALID_NODE = 6
+    UNSUPPORTED_GRAPH = 7
+    UNSUPPORTED_NODE = 8
+    UNSUPPORTED_NODE_ATTR = 9
+    UNSUPPORTED_NODE_INPUT = 10
+    UNSUPPORTED_NODE_DATATYPE = 11
+    UNSUPPORTED_NODE_DYNAMIC = 12
+    UNSUPPORTED_NODE_SHAPE = 13
+    REFIT_FAILED = 14
 
 
 class OnnxParserFlag(NamedInt):

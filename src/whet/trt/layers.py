@@ -15,7 +15,7 @@ import numpy as np
 from whet.errors import WhetError
 from whet.network import Layer, Network, Tensor, symbol
 from whet.network.dims import lower
-from whet.trt.enums import DataType, LayerType, TensorFormat, TensorLocation, from_whet
+from whet.trt.enums import DataType, LayerType, TensorFormat, TensorLocation, from_whet, to_whet
 from whet.trt.errors import NotServedError
 
 if TYPE_CHECKING:
@@ -86,13 +86,17 @@ class ITensor:
 
     @property
     def dtype(self) -> DataType:
-        """The element type; it follows from the layer or from add_input."""
-        return from_whet(self.tensor.dtype)
+        """The element type; it follows from the layer or from add_input. Setting it for an input or output makes the engine convert it."""
+        return self._definition.io_types.get(self.tensor, from_whet(self.tensor.dtype))
 
     @dtype.setter
     def dtype(self, dtype: DataType) -> None:
-        if dtype != self.dtype:
-            raise NotServedError("ITensor.dtype", "the type follows from the layer or from add_input; convert with add_cast")
+        if dtype == self.dtype:
+            return
+        if not (self.is_network_input or self.is_network_output):
+            raise NotServedError("ITensor.dtype", f"%{self.name} is an inner tensor, so its type follows from its layer; convert it with add_cast")
+        to_whet(dtype)  # UnsupportedError for a type that whet lacks
+        self._definition.io_types[self.tensor] = DataType(dtype)
 
     @property
     def is_network_input(self) -> bool:

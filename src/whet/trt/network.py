@@ -49,6 +49,7 @@ class INetworkDefinition(Handle):
         self.whet = Network()
         self.flags = flags
         self.dynamic_ranges: dict[Tensor, tuple[float, float]] = {}
+        self.io_types: dict[Tensor, DataType] = {}  # of inputs and outputs whose type was set
         self.error_recorder: Any = None
         self._states: dict[Layer, LayerState] = {}
         self._layers_added = 0
@@ -126,6 +127,24 @@ class INetworkDefinition(Handle):
         for state in self.layer_states():
             if state.error is not None:
                 raise BuildError(f"layer '{state.name}': {state.error}")
+
+    def network_to_build(self) -> Network:
+        """The network of a build: with conversions where the type of an input or output was set, else `whet` itself."""
+        if not self.io_types:
+            return self.whet
+        net = self.whet.clone()
+        for i, t in enumerate(self.whet.inputs):
+            if t in self.io_types:
+                inner = net.inputs[i]
+                net.inputs[i] = given = Tensor(t.name, TensorType(to_whet(self.io_types[t]), t.shape))
+                inner.name = net.fresh(f"{t.name}_inner")
+                net.replace(inner, net.add_layer("Cast", (given,), {"to": t.dtype}, name=net.fresh(f"{t.name}_cast"), at=0).output)
+        for i, t in enumerate(self.whet.outputs):
+            if t in self.io_types and t not in self.whet.inputs:
+                inner = net.outputs[i]
+                net.outputs[i] = converted = net.add("Cast", inner, to=to_whet(self.io_types[t]), name=net.fresh(f"{t.name}_cast"))
+                converted.name, inner.name = t.name, net.fresh(f"{t.name}_inner")
+        return net
 
     # computing layers of whet
 
@@ -376,6 +395,12 @@ class INetworkDefinition(Handle):
     def add_if_conditional(self) -> IIfConditional:
         """A conditional whose two branches are both computed; the condition selects the outputs."""
         return IIfConditional(self)
+
+
+class ILoop:
+    """The class of loops of `add_loop`, which is not served: there are no objects of it. Loops of ONNX models are layers."""
+
+    name = ""
 
 
 class IIfConditional:

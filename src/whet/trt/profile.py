@@ -8,7 +8,7 @@ Triple = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class IOptimizationProfile:
-    """Min, opt and max shapes by input name. False until a shape is set."""
+    """Min, opt and max shapes by input name. Always valid (true): `set_shape` refuses shapes that are not in order."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, Triple] = {}
@@ -34,6 +34,3 @@ class IOptimizationProfile:
     def get_shape_input(self, input: str) -> list[tuple[int, ...]]:
         """[min, opt, max] values of a shape tensor; an empty list if they are not set."""
         return list(self._values.get(input, ()))
-
-    def __bool__(self) -> bool:
-        return bool(self.shapes)

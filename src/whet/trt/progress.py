@@ -18,7 +18,7 @@ class MonitoredProgress:
 
     def __enter__(self) -> MonitoredProgress:
         if self._monitor is not None:
-            self._monitor.phase_start(_BUILD, None, 0)
+            self._monitor.phase_start(_BUILD, None, 1)  # monitors divide by the number of steps
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -31,7 +31,7 @@ class MonitoredProgress:
         self._finish()
         if self._monitor is not None:
             self._phase, self._steps = name, 0
-            self._monitor.phase_start(name, _BUILD, total)
+            self._monitor.phase_start(name, _BUILD, max(total, 1))
 
     def step(self, what: str, done: int = 1) -> None:
         """Steps are done. Raises BuildError if the monitor cancels the build."""

@@ -9,7 +9,6 @@ _DEBUG = "inner tensors are not reported; mark them as outputs"
 _ALGORITHM = "TensorRT 11 removed it; `whet build --lock` repeats a selection"
 _DATA_DEPENDENT = "its output shape depends on data, which engines of whet do not have"
 _RUN_TIME_SCALES = "scales that are computed at run time have no kernels"
-_CAPABILITY = "`whet check MODEL` and whet.check_onnx list all unsupported nodes of a model"
 _MEMORY = "give the weights in the model, or in files next to it"
 _ROLES = "weights are named by their tensors: set_named_weights, get_all_weights, get_missing_weights"
 _ONE_DEVICE = "engines run on one device"
@@ -24,10 +23,8 @@ REFUSED: dict[str, str] = {
     "IAlgorithm": _ALGORITHM, "IAlgorithmContext": _ALGORITHM, "IAlgorithmIOInfo": _ALGORITHM, "IAlgorithmSelector": _ALGORITHM,
     "IAlgorithmVariant": _ALGORITHM,
     "IAttentionInputLayer": "add_attention returns the attention", "IAttentionOutputLayer": "add_attention returns the attention",
-    "ILoop": "loops are read from ONNX only",
     "BuilderFlag.STRIP_PLAN": "an engine file contains its weights",
     "BuilderFlag.WEIGHT_STREAMING": "weights stay in memory while an engine is open",
-    "BuilderFlag.GPU_FALLBACK": "there is no DLA backend",
     "BuilderFlag.VERSION_COMPATIBLE": "engine files have a version of their own; see `whet retune`",
     "BuilderFlag.EXCLUDE_LEAN_RUNTIME": "engine files contain data only, no runtime",
     "BuilderFlag.INT4": "INT4 weights are read from Q/DQ nodes and need no flag",
@@ -52,8 +49,6 @@ REFUSED: dict[str, str] = {
     "INetworkDefinition.mark_unfused_tensors_as_debug_tensors": _DEBUG,
     "INetworkDefinition.mark_weights_refittable": "every weight that constants are computed from can be refitted",
     "INetworkDefinition.set_weights_name": "weights have the names of their constants",
-    "OnnxParser.supports_model": _CAPABILITY, "OnnxParser.supports_model_v2": _CAPABILITY, "OnnxParser.supports_operator": _CAPABILITY,
-    "OnnxParser.num_subgraphs": _CAPABILITY, "OnnxParser.get_subgraph_nodes": _CAPABILITY, "OnnxParser.is_subgraph_supported": _CAPABILITY,
     "OnnxParser.load_model_proto": _MEMORY, "OnnxParser.load_initializer": _MEMORY, "OnnxParser.parse_model_proto": _MEMORY,
     "OnnxParser.parse_with_weight_descriptors": _MEMORY,
     "OnnxParser.get_layer_output_tensor": "tensors of the parsed network have the ONNX file's names",

@@ -8,7 +8,7 @@ from typing import Any
 import whet.runtime
 from whet.engine import engine_bytes
 from whet.errors import WhetError
-from whet.network import TensorType
+from whet.network import Dim, TensorType
 from whet.runtime.shaped import max_shapes
 from whet.trt.context import IExecutionContext, IRuntimeConfig
 from whet.trt.enums import (
@@ -103,6 +103,16 @@ class Runtime(Handle):
         return engine
 
 
+def _fixed_sizes(engine: whet.runtime.Engine) -> dict[Dim, int]:
+    """Dynamic sizes of inputs that have one value in all profiles."""
+    values: dict[Dim, set[int]] = {}
+    for profile in engine.profiles:
+        for name, (low, _, high) in profile.shapes.items():
+            for d, *bounds in zip(engine.inputs[name].shape, low, high, strict=True):
+                values.setdefault(d, set()).update(bounds)
+    return {d: next(iter(v)) for d, v in values.items() if len(v) == 1}
+
+
 class ICudaEngine(Handle):
     """An engine. Addresses of tensors are host addresses on the CPU, device addresses on a GPU."""
 
@@ -124,6 +134,7 @@ class ICudaEngine(Handle):
         self.error_recorder: Any = None
         self._types: dict[str, TensorType] = engine.inputs | engine.outputs
         self._names = list(self._types)
+        self._fixed = _fixed_sizes(engine)
 
     @property
     def name(self) -> str:
@@ -189,8 +200,8 @@ class ICudaEngine(Handle):
         return TensorIOMode.INPUT if name in self.engine.inputs else TensorIOMode.OUTPUT if name in self.engine.outputs else TensorIOMode.NONE
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        """The shape; -1 for dynamic sizes."""
-        return tuple(d if isinstance(d, int) else -1 for d in self._types[name].shape)
+        """The shape; -1 for dynamic sizes. Sizes with one value in all profiles are static, as in TensorRT."""
+        return tuple(d if isinstance(d, int) else self._fixed.get(d, -1) for d in self._types[name].shape)
 
     def get_tensor_dtype(self, name: str) -> DataType:
         """The element type."""

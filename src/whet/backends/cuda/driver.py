@@ -26,10 +26,8 @@ _STICKY = frozenset({
 MIN_DRIVER = 12000  # thread-block clusters, programmatic dependent launch and tensor maps came with CUDA 12
 
 
-def _missing_library_error(library: str, error: Exception) -> BackendError:
-    return BackendError(
-        f"{library} cannot be loaded ({error}). The CUDA backend needs it. Install the extra with `pip install whet[cuda]`, or use --backend=cpu."
-    )
+def _missing_library_error(library: str, remedy: str, error: Exception) -> BackendError:
+    return BackendError(f"{library} cannot be loaded ({error}). The CUDA backend needs it. {remedy}, or use --backend=cpu.")
 
 
 class LostContext(BackendError):
@@ -42,11 +40,11 @@ def cu() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise _missing_library_error("the package cuda-bindings", error) from error
+        raise _missing_library_error("the package cuda-bindings", "Install it with `pip install whet[cuda]`", error) from error
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:  # the binding found no libcuda.so.1
-        raise _missing_library_error("the NVIDIA driver (libcuda.so.1)", error) from error
+        raise _missing_library_error("the NVIDIA driver (libcuda.so.1)", "Run this on a machine with an NVIDIA GPU and its driver", error) from error
     if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
         raise BackendError("No NVIDIA GPU is visible. Check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use --backend=cpu.")
     if status != driver.CUresult.CUDA_SUCCESS:

@@ -49,12 +49,8 @@ class LayerTiming:
         for found in todo:
             self.log.step(f"{found.layer.name}: {len(found.options)} tactics")
             self.time_kind(found)
-        if self.timer.loads.disturbed:
-            worst = max(self.timer.loads.disturbed, key=lambda load: load.others or 0.0)
-            self.log.note(
-                f"{worst.who} took up to {worst.others:.1f} CPUs while kernels were timed; those measurements were repeated, but on a busy "
-                "machine choices may be off. Build again when it is idle."
-            )
+        if load := self.timer.loads.describe("choices may be off. Build again when it is idle."):
+            self.log.note(load)
 
     def time_kind(self, candidates: Candidates) -> None:
         """Times the selected options of one kind of layer."""

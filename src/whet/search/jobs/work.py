@@ -21,7 +21,7 @@ from whet.search.recipe.data import load_unlabelled
 from whet.search.recipe.metrics import Score, drop
 from whet.search.recipe.space import Candidate
 from whet.search.stages.build_engine import build_config, predictor, quick_engine
-from whet.search.stages.candidate_engines import ENGINE, PRUNING, first_engine, measure_engines, select_engine, trained_engine
+from whet.search.stages.candidate_engines import ENGINE, PRUNING, build_step_engines, first_engine, measure_engines, select_engine, trained_engine
 from whet.search.stages.finetune import fine_tune
 from whet.search.stages.measure import make_run, time_engines
 from whet.search.stages.prepare import flops_of, prepare_candidate, two_four_gains, within_budget, write_two_four
@@ -73,7 +73,8 @@ def _candidate(w: Worker) -> dict[str, Any]:
     original = _score_of(Path(job.reference)) if job.reference else calibrated.score
     trained, qat = trained_engine(w, calibrated, pruned, net, original) if job.role == "survivor" else (None, None)
     kept_engine = trained if trained is not None and qat is not None and qat["kept"] == "trained" else calibrated
-    figures = measure_engines(w, [e for e in (calibrated, trained) if e is not None], kept_engine, data)
+    between = build_step_engines(w, pruned) if job.role == "survivor" else {}
+    figures = measure_engines(w, [e for e in (calibrated, trained) if e is not None], kept_engine, data, pruned, between)
     if trained is not None and qat is not None:
         kept_engine = select_engine(w, calibrated, trained, qat, pruned)
     plan, score, path = kept_engine.plan, kept_engine.score, kept_engine.path

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,6 +17,7 @@ from whet.builder.build import build
 from whet.engine import write_engine
 from whet.engine.plan import EnginePlan
 from whet.engine.schema import encode
+from whet.errors import WhetError
 from whet.frontends import network_from_onnx, save_onnx
 from whet.network import Network
 from whet.precision import Ranges, write_cache
@@ -127,8 +129,41 @@ def select_engine(w: Worker, first: ScoredEngine, trained: ScoredEngine, qat: di
     return trained
 
 
-def measure_engines(w: Worker, engines: Sequence[ScoredEngine], kept: ScoredEngine, data: Feeds) -> dict[str, Any]:
-    """Times all engines against the original; measures memory and energy of the kept one."""
+def build_step_engines(w: Worker, prepared: Prepared) -> dict[int, Path]:
+    """Builds the FP32 engine of each network between the steps; returns the files by the index of the step.
+
+    The last network of an FP32 candidate has none: the candidate's own engine computes it. A network that cannot be built is noted.
+    """
+    candidate = replace(w.candidate, precision="fp32")
+    built = {}
+    for i, network in prepared.variants.items():
+        if i == max(prepared.variants) and candidate == w.candidate:
+            continue
+        config = build_config(network, w.recipe, candidate, w.effort.level)
+        with w.lock.timing():
+            w.say("building")
+            try:
+                _build_and_write(w, f"step{i}.engine", partial(build, network, config, progress=Stages(w)))
+            except WhetError as e:
+                prepared.notes.append(f"no time of the step '{prepared.steps[i]['step']}': {e}")
+                continue
+        built[i] = w.folder / f"step{i}.engine"
+    return built
+
+
+def write_step_times(prepared: Prepared, ms: Mapping[int, float]) -> None:
+    """Writes `ms`, the times by the index of a step, into the steps; one that changes neither shapes nor sparsity has the time of the step before."""
+    last = None
+    for i, step in enumerate(prepared.steps):
+        last = ms.get(i, None if i in prepared.variants else last)
+        if last is not None:
+            step["ms"] = last
+
+
+def measure_engines(
+    w: Worker, engines: Sequence[ScoredEngine], kept: ScoredEngine, data: Feeds, prepared: Prepared, steps: Mapping[int, Path]
+) -> dict[str, Any]:
+    """Times all engines against the original, those of `prepared`'s steps too; measures memory and energy of the kept one."""
     with w.lock.timing():
         w.say("timing")
         loaded = [w.load(e.path) for e in engines]
@@ -136,11 +171,21 @@ def measure_engines(w: Worker, engines: Sequence[ScoredEngine], kept: ScoredEngi
         runs = [make_run(c, data) for c in contexts]
         if w.job.reference:
             runs.insert(0, make_run(w.load(Path(w.job.reference) / ENGINE).create_context(), data))
+        first = len(runs) - len(engines)
+        runs += [make_run(w.load(path).create_context(), data) for path in steps.values()]
         rows, load = time_engines(runs, w.effort.seconds, w.backend())
-        for e, row in zip(engines, rows[-len(engines) :], strict=True):
+        for e, row in zip(engines, rows[first : first + len(engines)], strict=True):
             e.times = row
         i, batch = engines.index(kept), w.candidate.batch
-        spent = w.meter.of(runs[len(runs) - len(engines) + i], batch, w.energy_seconds)
+        spent = w.meter.of(runs[first + i], batch, w.energy_seconds)
+    ms = {j: row["median_ms"] for j, row in zip(steps, rows[first + len(engines) :], strict=True)}
+    if w.candidate.precision == "fp32" and prepared.variants:
+        ms[max(prepared.variants)] = kept.times["median_ms"]
+    if w.job.reference:
+        ms[0] = rows[0]["median_ms"]
+    write_step_times(prepared, ms)
+    for path in steps.values():
+        path.unlink()
     return {
         "latency": kept.times, "reference_ms": rows[0]["median_ms"], "throughput": 1e3 * batch / kept.times["mean_ms"],
         "memory_bytes": loaded[i].memory(contexts[i]).peak, "load": load, "energy": spent,

@@ -50,9 +50,12 @@ class Prepared:
     recipe: Recipe | None = None
     steps: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    variants: dict[int, Network] = field(default_factory=dict)  # networks that take another time than those before them, by the index of their step
 
-    def add_step(self, name: str, start: float, rate: Rate | None) -> None:
-        """Adds a row for a step that began at `start` (perf_counter) and gave `network`."""
+    def add_step(self, name: str, start: float, rate: Rate | None, *, changes_time: bool = False) -> None:
+        """Adds a row for a step that began at `start` (perf_counter) and gave `network`; `changes_time`: its shapes or its sparsity are new."""
+        if changes_time:
+            self.variants[len(self.steps)] = self.network
         row = {"step": name, "params": count_params(self.network), "flops": flops_of(self.network), "seconds": perf_counter() - start}
         self.steps.append(row | ({"metric": rate(self.network)} if rate is not None else {}))
 
@@ -73,8 +76,8 @@ def prepare_candidate(
     """
     result = Prepared(net)
 
-    def step(name: str, start: float) -> None:
-        result.add_step(name, start, rate)
+    def step(name: str, start: float, *, changes_time: bool = False) -> None:
+        result.add_step(name, start, rate, changes_time=changes_time)
 
     step("original", perf_counter())
     if candidate.pruned:
@@ -95,7 +98,7 @@ def prepare_candidate(
         result.recipe = recipe_of(net, at, about=info, channel_groups=coupled, removed=candidate.removed)
         done_steps = ["channels pruned"] if at else []
         done_steps += [f"{len(candidate.removed)} residual branches removed"] if candidate.removed else []
-        step(", ".join(done_steps) or "nothing to prune", start)
+        step(", ".join(done_steps) or "nothing to prune", start, changes_time=bool(done_steps))
         start = perf_counter()
 
         def tell(done: int, total: int, what: str) -> None:
@@ -118,7 +121,7 @@ def write_two_four(result: Prepared, data: Mapping[str, np.ndarray], layers: Col
     result.notes.append(f"2:4 in {len(written)} of {len(weighted)} layers with weights: those that a sparse kernel makes faster here")
     if written:
         result.network = apply_pattern(result.network, parse_pattern("2:4", 0.0), data, skip=[n for n in weighted if n not in written]).network
-    result.add_step("2:4", start, rate)
+    result.add_step("2:4", start, rate, changes_time=bool(written))
 
 
 def two_four_gains(net: Network, config: BuildConfig, say: Say) -> list[str]:
