@@ -27,13 +27,13 @@ from whet.backends.cuda.stream import Event, Stream
 from whet.tactics.cuda.conv._conv import RELU, PostOps, View, pack_bias
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv._conv_tiles import conv_configs
+from whet.tactics.cuda.conv._conv_tiles import list_conv_configs
 
 COLD_BYTES = 200e6
 
 
 def candidates(layer: Layer, multiprocessors: int) -> list[ConvConfig]:
-    return conv_configs(layer.shape, multiprocessors)
+    return list_conv_configs(layer.shape, multiprocessors)
 
 
 def timed(graph: Graph, stream: Stream, count: int, repeats: int) -> float:

@@ -12,7 +12,7 @@ from whet.backends.cuda.driver import device
 from whet.backends.cuda.launch import Graph, Launch, Module
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Stream
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import RELU, ConvShape, PostOps, View, pack_bias
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import ConvArguments, ConvProblem, conv_launch
@@ -37,7 +37,7 @@ NAMES = ("start", "weights asked", "previous done", "first tile", "multiplied", 
 
 def sources():
     for shape, config in CASES:
-        yield config, source("conv.cu", {**config.constants(im2col=not shape.plain and not config.halo, act=0, bf16=False), "TRACE": 1})
+        yield config, kernel_text("conv.cu", {**config.constants(im2col=not shape.plain and not config.halo, act=0, bf16=False), "TRACE": 1})
 
 
 if __name__ == "__main__":

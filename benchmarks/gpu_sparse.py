@@ -47,12 +47,12 @@ from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 from whet.tactics.cuda.conv._conv import NONE, ConvShape, EightBitTypes, PostOps, Scales, View
-from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
+from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
+from whet.tactics.cuda.conv._conv_tiles import fits, list_conv_configs
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._launch import Packed24, Types, padded_rows, sparse_constants, sparse_launch, step_elements
-from whet.tactics.cuda.sparse._tile import SparseTile, candidate_tiles, varied_tiles
+from whet.tactics.cuda.sparse._tile import SparseTile, list_sparse_tiles, pick_varied_tiles
 
 RESULT = Path(__file__).parent / "results" / "h200" / "sparse.json"
 COLD_BYTES, BYTES_PER_S, SPARSE_PEAK = 200e6, 4.25e12, {2: 1979e12, 1: 3958e12}
@@ -148,8 +148,13 @@ def multiprocessors() -> int:
 
 def dense_configs(case: Case, most: int) -> list[ConvConfig]:
     """Candidates of the dense kernel."""
-    return varied(
-        [c for c in conv_configs(case.shape, multiprocessors(), case.size) if c.valid() and fits(c, case.shape) is None and c.outs < 3], most
+    return pick_varied(
+        [
+            c
+            for c in list_conv_configs(case.shape, multiprocessors(), case.size)
+            if c.valid() and fits(c, case.shape) is None and c.outs < 3
+        ],
+        most,
     )
 
 
@@ -177,7 +182,7 @@ def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
 def sparse_tiles(case: Case, most: int) -> list[SparseTile]:
     """Candidates of the sparse kernel."""
     s, size = case.shape, case.size
-    return varied_tiles(candidate_tiles(s.m, s.k, s.steps(step_elements(size)), size, size, False, multiprocessors()), most)
+    return pick_varied_tiles(list_sparse_tiles(s.m, s.k, s.steps(step_elements(size)), size, size, False, multiprocessors()), most)
 
 
 def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:

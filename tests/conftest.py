@@ -9,7 +9,7 @@ from platformdirs import user_cache_dir
 import whet.composites  # noqa: F401  (samples of fused layers, in one order whichever test file is collected first)
 from support.datasets import root
 from support.standin_gpu import standin_gpu as standin_gpu  # a fixture for tests in several folders
-from whet.backends.cpu.threads import settings as wait_settings
+from whet.backends.cpu.threads import wait_settings
 
 # deadlines of examples depend on the load of the machine, not on the code
 settings.register_profile("whet", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -49,7 +49,7 @@ def test_all_cache_lines_of_the_bytes_are_evicted():
 def test_arrays_of_all_sizes_are_read(shape, compiled, monkeypatch):
     """Without a compiler too, by the calling thread."""
     if not compiled:
-        monkeypatch.setattr(caches, "no_compiler", lambda: "no llvmlite")
+        monkeypatch.setattr(caches, "why_no_compiler", lambda: "no llvmlite")
         assert not caches.can_evict()
     get_backend("cpu", threads=3).warm(np.ones(shape, np.float32))
 

@@ -9,17 +9,17 @@ from whet.backends.cpu import machine_code
 from whet.errors import BackendError
 from whet.tactics.cpu._llvm import jit
 
-JIT = pytest.mark.skipif(machine_code.no_compiler() is not None, reason=str(machine_code.no_compiler()))
+JIT = pytest.mark.skipif(machine_code.why_no_compiler() is not None, reason=str(machine_code.why_no_compiler()))
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty cache for compiled objects."""
     monkeypatch.setenv("WHET_CPU_CACHE", str(tmp_path / "objects"))
-    for cached in (machine_code._folder, machine_code._loaded):
+    for cached in (machine_code._folder, machine_code._load):
         cached.cache_clear()
     yield tmp_path / "objects"
-    for cached in (machine_code._folder, machine_code._loaded):
+    for cached in (machine_code._folder, machine_code._load):
         cached.cache_clear()
 
 
@@ -31,7 +31,7 @@ def run(name):
     import ctypes
 
     value = ctypes.c_int64(0)
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(machine_code.address(function(name), name))(ctypes.addressof(value))
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(machine_code.function_address(function(name), name))(ctypes.addressof(value))
     return value.value
 
 
@@ -39,7 +39,7 @@ def run(name):
 def test_code_is_compiled_once(folder, monkeypatch):
     assert run("seven") == 7
     (file,) = folder.iterdir()
-    machine_code._loaded.cache_clear()
+    machine_code._load.cache_clear()
     monkeypatch.setattr(machine_code, "_compile", lambda ir: pytest.fail("compiled again"))
     assert run("seven") == 7
     assert list(folder.iterdir()) == [file]
@@ -51,7 +51,7 @@ def test_damaged_files_are_compiled_again(folder, damage):
     run("again")
     (file,) = folder.iterdir()
     file.write_bytes(damage(file.read_bytes()))
-    machine_code._loaded.cache_clear()
+    machine_code._load.cache_clear()
     assert run("again") == 7
 
 
@@ -76,9 +76,9 @@ def test_text_is_generated_only_for_new_objects(folder, monkeypatch):
         return function(name).replace("i64 7", f"i64 {number}")
 
     def result(number):
-        machine_code._loaded.cache_clear()
+        machine_code._load.cache_clear()
         value = ctypes.c_int64(0)
-        address = machine_code.address(jit.generated(make, "kept", number), "kept")
+        address = machine_code.function_address(jit.generated(make, "kept", number), "kept")
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(value))
         return value.value
 

@@ -40,7 +40,7 @@ class Python(Call):
         self.log.append(self.what)
 
 
-LOOPS = [loop.loop, loop.interpreted]
+LOOPS = [loop.loop, loop.interpreted_loop]
 
 
 @pytest.fixture(params=LOOPS, ids=["compiled", "interpreted"])
@@ -58,7 +58,7 @@ def finish(request):
 
 def test_the_loop_is_compiled_if_llvmlite_is_installed():
     pytest.importorskip("llvmlite")
-    assert loop.kind() == "compiled"
+    assert loop.loop_kind() == "compiled"
 
 
 def test_native_and_python_calls_run_in_order_with_their_words(finish):
@@ -172,7 +172,7 @@ def test_external_load_is_total_load_minus_own_load(monkeypatch):
     def watched(before, after):
         readings, own = iter([before, after]), iter([7.0, 8.0])
         monkeypatch.setattr("psutil.cpu_times", lambda: next(readings))
-        monkeypatch.setattr(load, "own_seconds", lambda: next(own))
+        monkeypatch.setattr(load, "process_seconds", lambda: next(own))
         monkeypatch.setattr(load, "perf_counter", iter([0.0, 4.0]).__next__)
         with load.watch() as found:
             pass
@@ -264,11 +264,11 @@ def test_a_build_without_a_compiler_names_the_missing_package(monkeypatch):
     quick = BuildConfig(optimization_level=0, timing_cache="", threads=1)
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "llvmlite.binding", None)  # as if it were not installed
-        machine_code.no_compiler.cache_clear()
+        machine_code.why_no_compiler.cache_clear()
         (said,) = [n for n in build(net, quick).report.notes if "llvmlite" in n]
-    machine_code.no_compiler.cache_clear()
+    machine_code.why_no_compiler.cache_clear()
     assert "pip install 'whet[jit]'" in said
     assert "attention" in said
     with monkeypatch.context() as there:
-        there.setattr(cpu, "no_compiler", lambda: None)
+        there.setattr(cpu, "why_no_compiler", lambda: None)
         assert not build(net, quick).report.notes

@@ -245,7 +245,7 @@ def test_a_gpu_opened_by_the_parent_raises_in_the_child(monkeypatch):
     said = os.read(read, 10000).decode().splitlines()
     assert len(said) == 2
     assert all("a CUDA context does not survive fork()" in s and "load the engine in the child" in s for s in said)
-    assert driver.lost_by_fork() == ""
+    assert driver.why_lost_by_fork() == ""
 
 
 def test_an_engine_whose_device_is_lost_by_the_fork_raises(monkeypatch):
@@ -264,4 +264,4 @@ def test_an_engine_whose_device_is_lost_by_the_fork_raises(monkeypatch):
 
 def test_pools_say_if_they_survive_a_fork():
     assert not pools.Tbb.survives_fork
-    assert threads.lost_by_fork() == ""
+    assert threads.why_lost_by_fork() == ""

@@ -79,12 +79,12 @@ def test_python_kernels_are_refused_by_name():
 
 
 def test_without_a_compiler_there_are_no_workers(monkeypatch):
-    monkeypatch.setattr(workers, "no_compiler", lambda: "llvmlite is not installed")
+    monkeypatch.setattr(workers, "why_no_compiler", lambda: "llvmlite is not installed")
     assert workers.why_not_parallel([]) == "llvmlite is not installed"
 
 
 @pytest.mark.parametrize("text", ["i32 ()*", "i64 (i64*, i64)*", "void (i64, i64, i32, i32)*", "void (i64*)*", "i64*"])
 def test_the_code_has_opaque_pointers_for_newer_compilers(text):
     assert text in workers._IR
-    assert machine_code._opaque(text) == "ptr"
-    assert not re.search(r"\w\*|\)\*", machine_code._opaque(workers._IR + loop._IR))
+    assert machine_code._use_opaque_pointers(text) == "ptr"
+    assert not re.search(r"\w\*|\)\*", machine_code._use_opaque_pointers(workers._IR + loop._IR))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from whet.builder.verify.differences import difference, output_error, relative_error
+from whet.builder.verify.differences import compare_output, compute_output_error, compute_relative_error
 from whet.builder.verify.rounding_ties import NUDGE, has_ties, run_with_nudged_scales
 from whet.network import DTYPES, F8E4M3, parse_network
 from whet.ops import run_network
@@ -14,7 +14,7 @@ I8, U8, I32 = DTYPES["i8"], DTYPES["u8"], DTYPES["i32"]
 def off_by_one(dtype, ref, count):
     got = ref.copy()
     got.reshape(-1)[:count] += 1
-    return difference(got, ref, dtype)[0]
+    return compare_output(got, ref, dtype)[0]
 
 
 def test_a_few_integers_or_a_quarter_may_be_off_by_one():
@@ -26,8 +26,8 @@ def test_a_few_integers_or_a_quarter_may_be_off_by_one():
     assert off_by_one(I8, large, 251) == 1.0
     got = small.copy()
     got[0] += 2
-    assert difference(got, small, I8)[0] == 2.0
-    assert difference(small.astype("i4") + np.eye(1, 20, dtype="i4")[0], small.astype("i4"), I32)[0] == 1.0  # 32 bits are not rounded
+    assert compare_output(got, small, I8)[0] == 2.0
+    assert compare_output(small.astype("i4") + np.eye(1, 20, dtype="i4")[0], small.astype("i4"), I32)[0] == 1.0  # 32 bits are not rounded
 
 
 @pytest.mark.parametrize(("dtype", "kind", "saturated"), [(I8, "i1", (-128, 127)), (U8, "u1", (0, 255))])
@@ -48,26 +48,26 @@ def test_the_tactics_own_error_allows_more_ties():
     ref = np.full(1000, 5, np.int8)
     got = ref.copy()
     got[:500] += 1
-    assert difference(got, ref, I8)[0] == 1.0
-    assert difference(got, ref, I8, rtol=5e-4)[0] == 0.0  # 2 * 127 * rtol * 2 more of them
-    assert difference(got, ref, I8, rtol=4e-4)[0] == 1.0
+    assert compare_output(got, ref, I8)[0] == 1.0
+    assert compare_output(got, ref, I8, rtol=5e-4)[0] == 0.0  # 2 * 127 * rtol * 2 more of them
+    assert compare_output(got, ref, I8, rtol=4e-4)[0] == 1.0
 
 
 def test_errors_of_floats_by_two_norms():
     ref = np.array([3.0, 4.0, 0.0], "f4")
-    assert relative_error(ref, ref) == (0.0, "")
-    assert relative_error(np.array([3.0, 4.0, 1.0], "f4"), ref)[0] == pytest.approx(0.25)  # max|e|/max|ref|; ||e||/||ref|| is 0.2
+    assert compute_relative_error(ref, ref) == (0.0, "")
+    assert compute_relative_error(np.array([3.0, 4.0, 1.0], "f4"), ref)[0] == pytest.approx(0.25)  # max|e|/max|ref|; ||e||/||ref|| is 0.2
     wide = np.zeros(100, "f4")
     wide[0] = 1.0
-    assert relative_error(wide + np.float32(0.1), wide)[0] == pytest.approx(1.0, rel=1e-5)  # ||e||/||ref||; max|e|/max|ref| is 0.1
-    assert relative_error(np.array([0.5], "f4"), np.zeros(1, "f4"))[0] == 0.5
-    assert relative_error(np.array([0.5], "f4"), np.zeros(1, "f4"), least=10.0)[0] == 0.05
-    assert relative_error(np.array([np.nan, 1.0], "f4"), np.array([np.nan, 1.0], "f4"))[0] == 0.0
-    assert relative_error(np.array([np.nan, 1.0], "f4"), np.array([1.0, 1.0], "f4"))[0] == np.inf
-    assert relative_error(np.array([np.inf, 1.0], "f4"), np.array([-np.inf, 1.0], "f4"))[0] == np.inf
-    assert relative_error(np.array([np.inf, 1.1], "f2"), np.array([1e6, 1.0]))[0] == pytest.approx(0.1, rel=1e-2)  # overflows in float16
-    assert difference(np.zeros((2, 3), "f4"), np.zeros((3, 2), "f4"), DTYPES["f32"])[0] == np.inf
-    assert output_error(np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5])) == 0.25
+    assert compute_relative_error(wide + np.float32(0.1), wide)[0] == pytest.approx(1.0, rel=1e-5)  # ||e||/||ref||; max|e|/max|ref| is 0.1
+    assert compute_relative_error(np.array([0.5], "f4"), np.zeros(1, "f4"))[0] == 0.5
+    assert compute_relative_error(np.array([0.5], "f4"), np.zeros(1, "f4"), least=10.0)[0] == 0.05
+    assert compute_relative_error(np.array([np.nan, 1.0], "f4"), np.array([np.nan, 1.0], "f4"))[0] == 0.0
+    assert compute_relative_error(np.array([np.nan, 1.0], "f4"), np.array([1.0, 1.0], "f4"))[0] == np.inf
+    assert compute_relative_error(np.array([np.inf, 1.0], "f4"), np.array([-np.inf, 1.0], "f4"))[0] == np.inf
+    assert compute_relative_error(np.array([np.inf, 1.1], "f2"), np.array([1e6, 1.0]))[0] == pytest.approx(0.1, rel=1e-2)  # overflows in float16
+    assert compare_output(np.zeros((2, 3), "f4"), np.zeros((3, 2), "f4"), DTYPES["f32"])[0] == np.inf
+    assert compute_output_error(np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5])) == 0.25
 
 
 def test_a_float8_value_may_be_the_next_one_and_few_may_differ():
@@ -75,14 +75,14 @@ def test_a_float8_value_may_be_the_next_one_and_few_may_differ():
     ref = np.full(4000, 8.0, kind)
     got = ref.copy()
     got[0] = 9.0  # the next value: steps of 1 from 8 to 16
-    assert difference(got, ref, F8E4M3) == (0.0, "")
+    assert compare_output(got, ref, F8E4M3) == (0.0, "")
     got[0] = 10.0
-    assert difference(got, ref, F8E4M3)[0] == pytest.approx(1 / 8)
+    assert compare_output(got, ref, F8E4M3)[0] == pytest.approx(1 / 8)
     got = ref.copy()
     got[: 4000 // 25] = 9.0  # ||e||/||ref|| is 0.025 at 4 % of the values
-    assert difference(got, ref, F8E4M3)[0] == 0.0
+    assert compare_output(got, ref, F8E4M3)[0] == 0.0
     got[: 4000 // 25 + 4] = 9.0
-    assert difference(got, ref, F8E4M3)[0] == np.inf
+    assert compare_output(got, ref, F8E4M3)[0] == np.inf
 
 
 @pytest.mark.parametrize("axis", [1, 2, -1])

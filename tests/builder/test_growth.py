@@ -12,7 +12,7 @@ from whet.builder.memory.free_ranges import FreeRanges
 from whet.builder.memory.planner import Block, Use, list_overlaps, plan_memory
 from whet.builder.select.beam import order_by_frontier
 from whet.builder.select.pbqp import Problem
-from whet.engine.intersections import Rectangle, intersections
+from whet.engine.intersections import Rectangle, list_intersections
 from whet.network import Network, parse_type
 from whet.rewrite import Graph, run_passes
 from whet.tactics import tactics_of
@@ -136,7 +136,7 @@ def test_intersections_of_disjoint_rectangles(kind):
     def work(n):
         at_once = [Rectangle(f"a{i}", 64 * i, 64 * i + 64, 0, n) for i in range(n)] if kind != "steps" else []
         in_turn = [Rectangle(f"b{i}", 0, 64 * n, n + 1 + i, n + 1 + i) for i in range(n)] if kind != "bytes" else []
-        return lambda: list(intersections([*at_once, *in_turn]))
+        return lambda: list(list_intersections([*at_once, *in_turn]))
 
     assert work(30)() == []
     assert growth(work, 60) < LIMIT
@@ -153,7 +153,7 @@ def test_intersections_are_those_of_all_pairs():
             frozenset((a.name, b.name)) for a in made for b in made
             if a is not b and max(a.at, b.at) < min(a.end, b.end) and max(a.first, b.first) <= min(a.last, b.last) and a.end > a.at and b.end > b.at
         }  # fmt: skip
-        assert {frozenset((a.name, b.name)) for a, b in intersections(made)} == expected
+        assert {frozenset((a.name, b.name)) for a, b in list_intersections(made)} == expected
 
 
 def test_free_ranges_are_merged_and_the_tightest_is_taken():

@@ -9,6 +9,6 @@ def gpu():
     from whet.backends import get_backend
     from whet.backends.cuda import driver
 
-    if driver.available():
-        pytest.skip(driver.available())
+    if driver.why_unavailable():
+        pytest.skip(driver.why_unavailable())
     return get_backend("cuda")

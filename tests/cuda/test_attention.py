@@ -23,9 +23,9 @@ from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
 from whet.tactics._attention import Guard, View, match_attention, plain_view
 from whet.tactics._base import PlanRefused, get_tactic
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.attention import attention_fused as fused
-from whet.tactics.cuda.attention.attention import Attention, candidates, shared_bytes
+from whet.tactics.cuda.attention.attention import Attention, list_tiles, shared_bytes
 
 
 def layer_of(*sizes, **how):
@@ -42,7 +42,7 @@ def test_transposes_and_parts_become_strides(layout):
     layer, arrays = layer_of(2, 3, 24, 24, 32, layout=layout, mask=(2, 1, 1, 24))
     found = match_attention(layer)
     assert (found.batch, found.heads, found.rows, found.keys, found.size) == (2, 3, 24, 24, 32)
-    assert found.turned == (layout == "heads")
+    assert found.transpose == (layout == "heads")
     q, k, v, mask = (elements(arrays[view.place], view) for view in (found.q, found.k, found.v, found.mask))
     scores = (q @ k * found.scale + mask).astype(np.float64)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -55,8 +55,8 @@ def test_transposes_and_parts_become_strides(layout):
 def test_views():
     view = plain_view(3, (4, 5, 6))
     assert view == View(3, (4, 5, 6), (30, 6, 1))
-    assert view.turned((2, 0, 1)) == View(3, (6, 4, 5), (1, 30, 6))
-    assert view.taken(1, -1) == View(3, (4, 6), (30, 1), 24)
+    assert view.transpose((2, 0, 1)) == View(3, (6, 4, 5), (1, 30, 6))
+    assert view.take(1, -1) == View(3, (4, 6), (30, 1), 24)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def attention_free():
 )
 def test_tiles_fit(sizes):
     found = match_attention(layer_of(*sizes, layout="rows")[0])
-    made = candidates(found, 132)
+    made = list_tiles(found, 132)
     assert len(made) >= 2
     assert len(set(made)) == len(made)
     assert all(shared_bytes(found, c) <= 200 * 1024 for c in made)
-    small = candidates(found, 84, False, 99 * 1024)
+    small = list_tiles(found, 84, False, 99 * 1024)
     assert small
     assert all(shared_bytes(found, c) <= 99 * 1024 for c in small)
 
@@ -130,7 +130,7 @@ TILES = [
 def test_machine_code(tile, arch, tmp_path):
     if tile["MI"] == 2 and arch == "sm_80":
         return  # not offered there
-    text = sass(compile_cubin(source("attention.cu", {"GUARDED": 0, **tile, "TYPE": 2, "BF16": 1}), arch=arch, cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("attention.cu", {"GUARDED": 0, **tile, "TYPE": 2, "BF16": 1}), arch=arch, cached=False), tmp_path)
     assert "HMMA.16816.F32.BF16" in text
     assert "LDGSTS.E.BYPASS.128" in text, "keys and values are loaded by asynchronous copies"
     assert "LDSM" in text
@@ -151,7 +151,7 @@ def test_attention_of_networks_becomes_one_layer_without_transposes(name, option
         made = match_attention(x)
         assert not isinstance(made, str), made
         assert Attention().why_not(x) is None
-        assert not made.turned, "keys are read as rows of the projection's output"
+        assert not made.transpose, "keys are read as rows of the projection's output"
     if name != "swin_t":
         assert sum(x.op == "Transpose" for x in low.layers) <= 1
 
@@ -184,7 +184,7 @@ def test_heads_that_share_keys():
     k = arrays[1].reshape(-1)
     for batch, head in ((0, 0), (0, 2), (1, 3), (1, 5)):
         step = found.k.steps()
-        rows = found.k.offset + batch * step[0] + head // 3 * step[1] + np.arange(24)[:, None] * found.k.swapped().strides[-2] + np.arange(32)
+        rows = found.k.offset + batch * step[0] + head // 3 * step[1] + np.arange(24)[:, None] * found.k.swap_last_axes().strides[-2] + np.arange(32)
         np.testing.assert_array_equal(k[rows], arrays[1][batch, :, head // 3])
 
 
@@ -266,8 +266,8 @@ def test_machine_code_of_fused_attention(size, tile, mask, causal, guard, tmp_pa
     _, _, heads, _ = fused_plan((1, 2, 512, 512, size), {"layout": "rows"})
     heads = replace(heads, causal=causal, guard=guard)
     assert fused.tile_unfit(heads, mask, tile) is None
-    constants = fused.constants_of(heads, mask, tile, True)
-    text = sass(compile_cubin(source("attention_fused.cu", constants), cached=False), tmp_path)
+    constants = fused.kernel_constants(heads, mask, tile, True)
+    text = sass(compile_cubin(kernel_text("attention_fused.cu", constants), cached=False), tmp_path)
     products, copies = re.findall(r"HGMMA\S+", text), 2 if tile.overlap else 1
     assert len(products) == copies * (size // 16 + tile.bn // 16), "both products, unrolled"
     assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 2 * copies, "the compiler adds no waits of its own"
@@ -294,7 +294,7 @@ def test_machine_code_of_fused_attention(size, tile, mask, causal, guard, tmp_pa
 def test_tiles_of_fused_attention_fit(sizes, how):
     layer, _, heads, signature = fused_plan(sizes, {"layout": "rows", **how})
     tactic = fused.AttentionFused()
-    tiles = fused.candidates(heads, fused.mask_form(heads, layer, signature), 132)
+    tiles = fused.list_tiles(heads, fused.mask_form(heads, layer, signature), 132)
     assert 1 <= len(tiles) <= 16
     assert len(set(tiles)) == len(tiles)
     for tile in tiles:

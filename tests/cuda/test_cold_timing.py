@@ -246,8 +246,8 @@ def test_weights_from_memory_take_longer_on_a_gpu():
     from whet.backends import get_backend
     from whet.backends.cuda import driver
 
-    if driver.available():
-        pytest.skip(driver.available())
+    if driver.why_unavailable():
+        pytest.skip(driver.why_unavailable())
     net = Network("net", "lowered")
     w = net.constant((np.random.default_rng(0).standard_normal((4096, 4096)) / 64).astype("f4"), "w")
     net.mark_output(net.add("MatMul", net.add_input("x", parse_type("f32[16,4096]")), w), "y")

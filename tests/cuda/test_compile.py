@@ -14,14 +14,14 @@ from support.selection import with_long_variants
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.errors import BackendError
-from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_paths, source
+from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_paths, kernel_text
 from whet.tactics.cuda.conv import _conv_then_pointwise as tiles
 from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes
-from whet.tactics.cuda.conv._conv_config import ConvConfig, configs_for
+from whet.tactics.cuda.conv._conv_config import ConvConfig, list_configs
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv._conv_then_pointwise import Tile
-from whet.tactics.cuda.conv._conv_tiles import conv_configs
-from whet.tactics.cuda.depthwise._depthwise_then_pointwise import source_of, unfit
+from whet.tactics.cuda.conv._conv_tiles import list_conv_configs
+from whet.tactics.cuda.depthwise._depthwise_then_pointwise import source_of, why_not_config
 
 try:
     compiler.nvrtc()
@@ -192,7 +192,7 @@ def test_sums_of_two_convolutions_use_hopper_instructions(config, im2col, pair, 
 )
 def test_depthwise_convolutions_feed_products(config, stride, tmp_path):
     shape = ConvShape(1, 28, 28, 192, 192, 3, 3, (stride, stride), (1, 1, 1, 1))
-    assert unfit(config, shape, 32, 132) is None
+    assert why_not_config(config, shape, 32, 132) is None
     text = sass(compile_cubin(source_of(config, shape, 32, 132, "clip", "clip", False), cached=False), tmp_path)
     assert "HGMMA" in text, "products run on the tensor cores"
     assert "UTMALDG" in text, "inputs are loaded by bulk copies"
@@ -211,7 +211,7 @@ def test_depthwise_convolutions_feed_products(config, stride, tmp_path):
     ],
 )
 def test_convolutions_feed_products(shape, k2, tile, tmp_path):
-    assert tiles.unfit(tile, shape, k2) is None
+    assert tiles.why_not_tile(tile, shape, k2) is None
     text = sass(compile_cubin(tiles.product_source(tile, shape, "clip", "silu", False), cached=False), tmp_path)
     assert text.count("HGMMA") == tile.chunks(shape) * shape.r * shape.s * tile.bk // 16 + tile.groups * tile.mi * 4, "every product once, unrolled"
     assert "UTMALDG.4D" in text, "inputs are loaded by bulk copies"
@@ -230,7 +230,7 @@ def test_convolutions_feed_products(shape, k2, tile, tmp_path):
     ],
 )
 def test_convolutions_on_integers_feed_products(shape, k2, tile, types, tmp_path):
-    assert tiles.unfit(tile, shape, k2) is None
+    assert tiles.why_not_tile(tile, shape, k2) is None
     text = sass(compile_cubin(tiles.product_source(tile, shape, "clip", "silu", False, tiles.Integers(*types)), cached=False), tmp_path)
     products = tile.chunks(shape) * shape.r * shape.s * tile.row // 32 + tile.late * tile.panel // 32
     assert text.count("IGMMA") == products, "every product once, unrolled"
@@ -268,7 +268,7 @@ def test_a_second_8_bit_product_has_its_own_accumulators(pair, tmp_path):
 
 @pytest.mark.parametrize(("name", "constants"), with_long_variants(OTHERS, lambda case: case[0]), ids=lambda v: v if isinstance(v, str) else "")
 def test_other_kernels_do_not_spill(name, constants, tmp_path):
-    text = sass(compile_cubin(source(name, constants), name=name, cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text(name, constants), name=name, cached=False), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text)
     if constants.get("IN8"):
         assert "IGMMA" in text, "integer products"
@@ -307,7 +307,7 @@ def test_every_activation_compiles(kind):
     ids=str,
 )
 def test_every_shape_has_candidates_that_fit(shape):
-    found = conv_configs(shape, 132)
+    found = list_conv_configs(shape, 132)
     assert found
     assert len(set(found)) == len(found)
     for config in found:
@@ -321,7 +321,7 @@ def test_a_config_that_exceeds_the_resources_is_invalid():
     assert good.valid()
     assert not replace(good, stages=6).valid(), "shared memory"
     assert not replace(good, bn=256).valid(), "registers"
-    assert all(c.valid() for c in configs_for(6272, 512, 512, 9, 132))
+    assert all(c.valid() for c in list_configs(6272, 512, 512, 9, 132))
 
 
 def test_a_kernel_that_does_not_compile_shows_the_log():

@@ -10,7 +10,7 @@ pytest.importorskip("onnxscript")
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(driver.available() is not None, reason=str(driver.available())),
+    pytest.mark.skipif(driver.why_unavailable() is not None, reason=str(driver.why_unavailable())),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 

@@ -16,8 +16,8 @@ from whet.ops import OPS, sample_layer
 from whet.tactics import PlanRefused, tactics_of
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv._conv_config import with_once
-from whet.tactics.cuda.conv._conv_then_pointwise import MOST_BLOCKS, Tile, halo_of, shared_bytes, tiles_of, unfit
-from whet.tactics.cuda.conv._conv_tiles import Halo, conv_configs, fits
+from whet.tactics.cuda.conv._conv_then_pointwise import MOST_BLOCKS, Tile, halo_of, list_product_tiles, shared_bytes, why_not_tile
+from whet.tactics.cuda.conv._conv_tiles import Halo, fits, list_conv_configs
 
 HOPPER = CompileOnlyGpu()
 PAD = (1, 1, 1, 1)
@@ -32,7 +32,7 @@ STAGES = [
 
 @pytest.mark.parametrize(("shape", "k2"), STAGES)
 def test_candidates_partition_all_work_exactly_once(shape, k2):
-    found = tiles_of(shape, k2, 132)
+    found = list_product_tiles(shape, k2, 132)
     assert found
     for tile in found:
         halo = halo_of(shape, tile)
@@ -47,8 +47,8 @@ def test_candidates_partition_all_work_exactly_once(shape, k2):
 
 
 def test_many_images_have_no_candidates():
-    assert not tiles_of(replace(STAGES[2][0], n=64), 1024, 132)
-    assert not tiles_of(ConvShape(1, 14, 14, 256, 96, 3, 3, pad=PAD), 1024, 132), "inner channels come in 64s"
+    assert not list_product_tiles(replace(STAGES[2][0], n=64), 1024, 132)
+    assert not list_product_tiles(ConvShape(1, 14, 14, 256, 96, 3, 3, pad=PAD), 1024, 132), "inner channels come in 64s"
 
 
 WRONG = [
@@ -80,12 +80,12 @@ def test_wrong_configurations_are_refused(changes):
 
 def test_rows_wider_than_a_tile_say_so():
     shape, k2 = STAGES[0]
-    assert "does not fit" in unfit(Tile(32, 2, 1, 2, 32, 9), shape, k2)
+    assert "does not fit" in why_not_tile(Tile(32, 2, 1, 2, 32, 9), shape, k2)
 
 
 @pytest.mark.parametrize(("shape", "k2"), STAGES[:4])
 def test_own_slots_cover_all_steps_of_a_block(shape, k2):
-    found = [c for c in conv_configs(shape, 132) if c.once]
+    found = [c for c in list_conv_configs(shape, 132) if c.once]
     assert found
     for config in found:
         steps = shape.steps(config.bk)
@@ -99,9 +99,9 @@ def test_own_slots_cover_all_steps_of_a_block(shape, k2):
 
 def test_slots_are_released_if_fewer_than_steps():
     shape = STAGES[2][0]
-    config = next(c for c in conv_configs(shape, 132) if c.once and not c.halo)
+    config = next(c for c in list_conv_configs(shape, 132) if c.once and not c.halo)
     assert with_once(replace(config, once=0, stages=config.once - 1), shape.steps(config.bk)).once == 0
-    halo = next(c for c in conv_configs(shape, 132) if c.once and c.halo)
+    halo = next(c for c in list_conv_configs(shape, 132) if c.once and c.halo)
     assert with_once(replace(halo, once=0), shape.steps(halo.bk), touched=halo.halo + 1).once == 0, "input tiles would be loaded again"
 
 

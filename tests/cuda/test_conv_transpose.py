@@ -12,7 +12,7 @@ from test_tactics import HOPPER, compute, judge, planned, reference
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.ops import OPS, Sample, sample_layer
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv_transpose import Transposed
 from whet.tactics.cuda.conv.conv_transpose import ConvTranspose, tap_rows
 from whet.tactics.cuda.conv.conv_transpose_generic import order_by_taps
@@ -62,14 +62,14 @@ def test_direct_weights_of_one_group_are_those_of_the_product():
 @pytest.mark.parametrize("vec", [1, 8])
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_machine_code_of_transposed(entry, vec, kind, tmp_path):
-    text = sass(compile_cubin(source("conv_transpose.cu", {"TYPE": kind, "VEC": vec, "ACT": 0}), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("conv_transpose.cu", {"TYPE": kind, "VEC": vec, "ACT": 0}), cached=False), tmp_path)
     assert f"Function : {entry}" in text
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_machine_code_of_affine(last, tmp_path):
-    text = sass(compile_cubin(source("affine.cu", {"TYPE": 1, "ACT": 0, "LAST": last, "VEC": 8}), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("affine.cu", {"TYPE": 1, "ACT": 0, "LAST": last, "VEC": 8}), cached=False), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert re.search(r"LDG\.E\.128", text), "16-byte accesses"
     assert re.search(r"STG\.E\.128", text)

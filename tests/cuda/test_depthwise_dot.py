@@ -11,7 +11,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.composites.quantized import quantized_sample
 from whet.ops import run_regions, sample_layer
 from whet.tactics import tactics_of
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.depthwise._depthwise_tile import Tile
 from whet.tactics.cuda.depthwise.depthwise import tile_from
 from whet.tactics.cuda.depthwise.qdepthwise_dot import _constants, pack_taps, words_of
@@ -86,7 +86,7 @@ def test_instances_compile_without_spills(shape):
     s = conv_shape_of(parts)
     for config in TACTIC.configs(layer, signature, HOPPER)[:2]:
         tile = tile_from(config, s, 1)
-        text = source("depthwise_dot.cu", _constants(parts, match_quantized_epilogue(parts), s, tile, signature))
+        text = kernel_text("depthwise_dot.cu", _constants(parts, match_quantized_epilogue(parts), s, tile, signature))
         assert compile_cubin(text, name="depthwise_dot.cu", arch="sm_90a").startswith(b"\x7fELF")
 
 

@@ -12,9 +12,9 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.composites.epilogue import conv_sample
 from whet.ops import sample_layer
 from whet.tactics._base import PlanRefused, get_tactic
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.depthwise._depthwise_tile import constants, tiles_for
+from whet.tactics.cuda.depthwise._depthwise_tile import constants, list_tiles
 
 TACTIC = get_tactic("cuda/depthwise")
 
@@ -31,7 +31,7 @@ def layer_of(n, size, c, taps, stride=1, act="Relu"):
 @pytest.mark.parametrize(("n", "size", "c"), [(32, 56, 96), (1, 56, 96), (1, 14, 384), (32, 7, 768)])
 def test_tiles_of_many_taps_fit(n, size, c):
     s = shape_of(n, size, c, 7)
-    tiles = tiles_for(s, 2, 132)
+    tiles = list_tiles(s, 2, 132)
     assert len(tiles) >= 8
     for t in tiles:
         assert t.vec == 2
@@ -43,7 +43,7 @@ def test_tiles_of_many_taps_fit(n, size, c):
 @pytest.mark.parametrize(("taps", "stride"), [(7, 1), (7, 2), (9, 1)])
 def test_machine_code_of_many_taps_has_no_spills(taps, stride, tmp_path):
     s = shape_of(8, 28, 96, taps, stride)
-    text = sass(compile_cubin(source("depthwise_tile.cu", constants(s, tiles_for(s, 2, 132)[0], 1, 1, "clip")), name="d.cu"), tmp_path)
+    text = sass(compile_cubin(kernel_text("depthwise_tile.cu", constants(s, list_tiles(s, 2, 132)[0], 1, 1, "clip")), name="d.cu"), tmp_path)
     assert text.count("FFMA") >= 2 * taps * taps
     assert "LDL" not in text
     assert "STL" not in text

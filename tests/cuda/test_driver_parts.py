@@ -58,11 +58,11 @@ def test_a_sticky_error_is_recognized_and_marks_its_device(here):
     binding = SimpleNamespace(CUresult=Result, cuGetErrorString=lambda status: (0, b"words"))
     here.device = SimpleNamespace(lost="")
     with pytest.raises(BackendError, match="out of memory") as e:
-        driver._plain(binding, (Result.CUDA_ERROR_OUT_OF_MEMORY,))
+        driver._to_plain(binding, (Result.CUDA_ERROR_OUT_OF_MEMORY,))
     assert not isinstance(e.value, driver.LostContext)
     assert here.device.lost == ""
     with pytest.raises(driver.LostContext, match=r"cannot be used again.*new process"):
-        driver._plain(binding, (SimpleNamespace(name="CUDA_ERROR_ILLEGAL_ADDRESS"),))
+        driver._to_plain(binding, (SimpleNamespace(name="CUDA_ERROR_ILLEGAL_ADDRESS"),))
     assert "ILLEGAL_ADDRESS" in here.device.lost
 
 

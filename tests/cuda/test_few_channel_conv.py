@@ -21,7 +21,7 @@ from whet.ops._base import Sample
 from whet.ops._samples import sample_arrays
 from whet.tactics import PlanRefused, get_tactic
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
-from whet.tactics.cuda.conv._few_channel import FewChannelTile, chunks, few_channel_reason, few_channel_tiles, lead
+from whet.tactics.cuda.conv._few_channel import FewChannelTile, k_chunks, leading_pixels, list_few_channel_tiles, why_not_few_channel
 from whet.tactics.cuda.conv.conv import conv_shape
 
 TACTIC = get_tactic("cuda/few_channel_conv")
@@ -68,7 +68,7 @@ def test_packed_filters_meet_the_pixels_of_their_taps(case):
     s, signature = conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
     config = TACTIC.configs(layer, signature, HOPPER)[0]
     kernel, permuted = TACTIC.plan(layer, signature, config, HOPPER), FewChannelTile(**dict(config)).permuted
-    rows = kernel.packed[0].make().view(np.float16).reshape(-1, chunks(s) * 64).astype(np.float64)
+    rows = kernel.packed[0].make().view(np.float16).reshape(-1, k_chunks(s) * 64).astype(np.float64)
     rows = 2 * (undealt(rows) if permuted else rows)[: s.k]  # of SiLU: halved
     x = np.pad(arrays[0].astype(np.float64), ((0, 0), (0, 0), (s.pad[0], s.pad[2]), (s.pad[1], s.pad[3])))
     window = np.concatenate([x[0, :, i, j] for i in range(s.r) for j in range(s.s)])  # of the first result, taps in order, channels innermost
@@ -81,15 +81,15 @@ def test_packed_filters_meet_the_pixels_of_their_taps(case):
 def test_every_tile_that_is_offered_fits(case):
     layer, _ = layer_of(*case)
     s, signature = conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
-    found = few_channel_tiles(s, 132)
+    found = list_few_channel_tiles(s, 132)
     assert found
     assert len(TACTIC.configs(layer, signature, HOPPER)) == len(found) == len(set(found))
     for t in found:
-        assert t.unfit(s) is None
+        assert t.why_not(s) is None
         assert t.blocks * t.threads <= 2048
         assert t.tw * s.stride[1] * s.c % 64 == 0, "every tile begins with a whole row of 128 bytes"
-        assert (t.tw * s.stride[1] * 3 - s.pad[1] - lead(s)) * s.c % 64 == 0
-        assert t.box(s)[0] * (64 // s.c) >= lead(s) + (t.tw - 1) * s.stride[1] + s.s
+        assert (t.tw * s.stride[1] * 3 - s.pad[1] - leading_pixels(s)) * s.c % 64 == 0
+        assert t.box(s)[0] * (64 // s.c) >= leading_pixels(s) + (t.tw - 1) * s.stride[1] + s.s
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_every_tile_that_is_offered_fits(case):
     ],
 )
 def test_refusals(shape, words):
-    assert words in few_channel_reason(shape)
+    assert words in why_not_few_channel(shape)
 
 
 def test_a_tile_that_does_not_fit_is_refused():
@@ -134,7 +134,7 @@ def test_machine_code(shape, tile, residual, tmp_path):
         compiler.nvrtc()
     except BackendError as error:
         pytest.skip(str(error))
-    assert tile.unfit(shape) is None
+    assert tile.why_not(shape) is None
     silu = ("silu", 0.0, 0.0)
     own = residual > 0 and tile.run > 1  # the residual is the input
     text = sass(compile_cubin(tile.source(shape, PostOps(silu, residual), False, silu if tile.front else None, own), cached=False), tmp_path)

@@ -15,7 +15,7 @@ from test_tf32 import undealt
 from whet.backends.cuda.compile import compile_cubin
 from whet.ops import run_regions
 from whet.tactics import PlanRefused, get_tactic
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv.conv import conv_shape
 from whet.tactics.cuda.conv.few_channel_conv_tf32 import FewChannelTile
@@ -62,7 +62,7 @@ def test_every_tap_of_a_tile_is_in_its_piece(case):
     step, before = s.stride[1], -(-s.pad[1] // s.stride[1])
     for config in TACTIC.configs(layer, signature, HOPPER):
         tile = FewChannelTile.of(config)
-        assert tile.unfit(s) is None
+        assert tile.why_not(s) is None
         wide, tall = tile.box(s)
         assert tall == (tile.th - 1) * s.stride[0] + s.r
         for tap in range(s.s):
@@ -100,9 +100,9 @@ def test_refusals():
     ids=str,
 )
 def test_machine_code(s, tile, residual, tmp_path):
-    assert tile.unfit(s) is None
+    assert tile.why_not(s) is None
     silu = PostOps(("silu", 0.0, 0.0), residual)
-    text = sass(compile_cubin(source("few_channel_tf32.cu", tile.constants(s, silu)), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("few_channel_tf32.cu", tile.constants(s, silu)), cached=False), tmp_path)
     products = re.findall(rf"HGMMA\.64x{tile.bn}x8\.F32\.TF32", text)
     assert len(products) == s.r * s.s * s.c // 8, "every product once, unrolled"
     assert "UTMALDG.4D" in text, "pieces are loaded by bulk copies"

@@ -10,7 +10,7 @@ from support.host_cuda import HostLaunch, host_compiler, run_on_host, stored
 from whet.backends.cuda.compile import compile_cubin
 from whet.network import static_shape
 from whet.tactics import Args
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.generic import _per_value
 from whet.tactics.cuda.recurrent import recurrent
 
@@ -66,7 +66,7 @@ def test_kernels_compile_for_the_gpu(op, monkeypatch):
     """per_value.cu and recurrent.cu through NVRTC for sm_90a: each op's first sample, in every type of its signatures."""
     sources = set()
     for module in (_per_value, recurrent):
-        monkeypatch.setattr(module, "launch", lambda entry, arguments, constants, *rest: sources.add(source(arguments.kernel_file, constants)))
+        monkeypatch.setattr(module, "launch", lambda entry, arguments, constants, *rest: sources.add(kernel_text(arguments.kernel_file, constants)))
     layer, _ = sample_layer(op, next(i for name, i in SAMPLES if name == op and any(offers(sample_layer(name, i)[0]))))
     for t, s in offers(layer):
         kernel = t.plan(layer, s, (), HOPPER)

@@ -80,8 +80,8 @@ def convolutions(batch):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("back", "math", "bound"), [(("+cublaslt_tf32", "-cublaslt_f32"), "tf32", 3e-3), ((), "f32", 2e-5)])
 def test_f32_networks_run_through_the_library(back, math, bound):
-    if driver.available():
-        pytest.skip(driver.available())
+    if driver.why_unavailable():
+        pytest.skip(driver.why_unavailable())
     if _cublaslt.library() is None:
         pytest.skip("libcublasLt is not installed")
     net = convolutions(70)

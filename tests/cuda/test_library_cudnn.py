@@ -73,7 +73,7 @@ def work(**more):
 
 
 def test_a_convolution_is_described_channels_last_with_both_paddings(fake):
-    made = convolution.operations_of(work())
+    made = convolution.list_operations(work())
     (shape,) = fake.of(n.CONVOLUTION)
     assert (shape[n.PRE_PADDINGS], shape[n.POST_PADDINGS], shape[n.STRIDES]) == ([1, 2], [0, 1], [2, 2])
     assert shape[n.COMPUTE_TYPE] == [n.DATA_TYPES["f32"]]
@@ -91,7 +91,7 @@ def test_a_convolution_is_described_channels_last_with_both_paddings(fake):
 def test_steps_have_the_order_of_precompiled_engines(fake, residual, order):
     w = work(bias=True, residual=residual, activation=RELU)
     assert w.steps == order
-    convolution.operations_of(w)
+    convolution.list_operations(w)
     modes = [s[n.POINTWISE_MODE][0] for s in fake.of(n.POINTWISE)]
     assert modes == [n.RELU if s == "act" else n.ADD for s in order]
     tensors = fake.of(n.TENSOR)
@@ -102,7 +102,7 @@ def test_steps_have_the_order_of_precompiled_engines(fake, residual, order):
 
 
 def test_a_transposed_convolution_is_the_gradient_of_an_input(fake):
-    convolution.operations_of(Convolution((1, 8, 5, 5), (8, 6, 2, 2), (1, 6, 10, 10), (2, 2), (0, 0, 0, 0), (1, 1), "f32", False, transposed=True))
+    convolution.list_operations(Convolution((1, 8, 5, 5), (8, 6, 2, 2), (1, 6, 10, 10), (2, 2), (0, 0, 0, 0), (1, 1), "f32", False, transposed=True))
     (head,) = fake.of(n.BACKWARD_DATA)
     ids = {d[n.TENSOR_ID][0]: i for i, d in enumerate(fake.made, 1) if n.TENSOR_ID in d}
     assert (head[n.BACKWARD_DY], head[n.BACKWARD_DX], head[n.BACKWARD_W]) == ([ids[convolution.X]], [ids[convolution.Y]], [ids[convolution.W]])
@@ -111,7 +111,7 @@ def test_a_transposed_convolution_is_the_gradient_of_an_input(fake):
 def test_activations_with_their_parameters(fake):
     for activation in (("clip", 0.0, 6.0), ("leaky_relu", 0.1, 0.0), ("elu", 0.7, 0.0), ("silu", 0.0, 0.0)):
         assert is_fusible(activation)
-        convolution.operations_of(work(bias=True, activation=activation))
+        convolution.list_operations(work(bias=True, activation=activation))
     relu6, leaky, elu, silu = [s for s in fake.of(n.POINTWISE) if s[n.POINTWISE_MODE] != [n.ADD]]
     assert relu6[n.RELU_HIGH] == [6.0]
     assert leaky[n.RELU_SLOPE] == [0.1]
@@ -122,11 +122,11 @@ def test_activations_with_their_parameters(fake):
 
 
 def test_descriptors_are_freed_and_failures_name_call_and_reason(fake):
-    convolution.operations_of(work(bias=True, activation=RELU))
+    convolution.list_operations(work(bias=True, activation=RELU))
     assert sorted(fake.destroyed) == list(range(1, len(fake.made) + 1)), "all descriptors are freed with their operations"
     fake.refused = (n.CONVOLUTION,)
     with pytest.raises(library.CudnnError, match=r"a convolution: this layout is not supported \(status 3004, because\).*-CUDNN.* builds without"):
-        convolution.operations_of(work())
+        convolution.list_operations(work())
     with pytest.raises(BackendError, match="no address"):
         convolution.pointers({convolution.X: 0}, 1)
     made = descriptor.Descriptor(n.PACK, "a pack").set(n.PACK_POINTERS, n.T_POINTER, 1 << 40)
@@ -164,12 +164,12 @@ def test_flags_of_exec_choose_the_packs(flags, packs):
 def test_engines_that_round_more_than_is_allowed_do_not_compute():
     half, f32, tf32 = (get_tactic(f"cuda/cudnn_{k}") for k in ("half", "f32", "tf32"))
     tensor = frozenset({"tensor core"})
-    assert half.allowed(tensor) is None
-    assert "TF32" in f32.allowed(tensor)
-    assert "full f32" in tf32.allowed(frozenset())
+    assert half.why_not_allowed(tensor) is None
+    assert "TF32" in f32.why_not_allowed(tensor)
+    assert "full f32" in tf32.why_not_allowed(frozenset())
     for note in ("down-convert", "reduced-precision sums", "int8x32 filters"):
         for t in (half, f32, tf32):
-            assert note in t.allowed(tensor | {note})
+            assert note in t.why_not_allowed(tensor | {note})
     f32_type, f16_type = (o.dtype for o in (f32.signatures(sample_layer("Conv", OPS["Conv"].samples[0])[1], HERE)[0].outputs[0],
                                             half.signatures(sample_layer("Conv", OPS["Conv"].samples[0])[1], HERE)[0].outputs[0]))  # fmt: skip
     assert f32.bound(frozenset({"Winograd", "Winograd 4x4"}), f32_type) > f32.bound(frozenset(), f32_type) == 1e-5
@@ -183,12 +183,12 @@ def test_the_first_proposal_and_every_engine_once_are_timed():
     proposals = [Proposal(62, ((2, i),), tensor, "a") for i in range(40)] + [Proposal(0, (), frozenset(), "fallback")]
     proposals += [Proposal(30 + i, (), tensor, "all") for i in range(3)] + [Proposal(40, (), tensor | {"down-convert"}, "all")]
     proposals += [Proposal(80 + i, (), slow, "all") for i in range(6)]
-    got = t.chosen(proposals, 20)
+    got = t.choose_proposals(proposals, 20)
     assert len(got) == len(set(got)) == 20
     assert got[:10] == proposals[:10]
     assert {p.engine for p in got} == {62, 0, 30, 31, 32}, "each engine; none that rounds its operands, none that compiles for a second"
-    assert [p.engine for p in t.chosen(proposals[-6:], 20)] == [80], "unless there is no other"
-    assert t.chosen(proposals[-6:], 20, last=False) == []
+    assert [p.engine for p in t.choose_proposals(proposals[-6:], 20)] == [80], "unless there is no other"
+    assert t.choose_proposals(proposals[-6:], 20, last=False) == []
 
 
 def test_refusals():
@@ -248,8 +248,8 @@ def test_the_version_is_in_the_timing_key(monkeypatch):
 
 @pytest.fixture(scope="module")
 def gpu():
-    if driver.available():
-        pytest.skip(driver.available())
+    if driver.why_unavailable():
+        pytest.skip(driver.why_unavailable())
     if library.library() is None:
         pytest.skip("libcudnn is not installed")
     from whet.backends import get_backend

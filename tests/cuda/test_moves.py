@@ -29,9 +29,9 @@ from whet.precision import Range, Ranges, find_quantization_sites, quantize
 from whet.pruning.latency_cost import static_layers
 from whet.tactics import get_tactic, is_quantized, tactics_of
 from whet.tactics._moves_indices import Refused
-from whet.tactics.cuda._device.source import kernel_paths, source
+from whet.tactics.cuda._device.source import kernel_paths, kernel_text
 from whet.tactics.cuda.move._moves import MovesCode
-from whet.tactics.cuda.move.moves import _constants, _moves
+from whet.tactics.cuda.move.moves import _constants, _match_moves
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _half import half
@@ -137,7 +137,8 @@ def test_grouped_rows_load_first_and_store_16_bytes(tmp_path):
     layer, _, signature, configs = yolo_head(8)
     assert [dict(c)["together"] for c in configs] == [4, 4, 8, 8]
     for config in configs:
-        text = sass(compile_cubin(source("moves.cu", _constants(_moves(layer, signature, config), signature, config)), cached=False), tmp_path)
+        constants = _constants(_match_moves(layer, signature, config), signature, config)
+        text = sass(compile_cubin(kernel_text("moves.cu", constants), cached=False), tmp_path)
         many = dict(config)["together"] * 3  # elements of a thread, from each of three levels
         assert text.count("LDG.E.U16") == 3 * many
         level = text[: text.index("MUFU.EX2")]
@@ -188,7 +189,7 @@ def test_the_code_compiles_for_gpus(i):
         assert tactic.refuses(layer, signature, HOPPER) is None
         wide = [c for c in tactic.configs(layer, signature, HOPPER) if "together" in dict(c)]
         for config in ((), (("rows", 1),), (("rows", 4),), *wide):
-            text = source("moves.cu", _constants(_moves(layer, signature, config), signature, config))
+            text = kernel_text("moves.cu", _constants(_match_moves(layer, signature, config), signature, config))
             for arch in ("sm_90a", "sm_80") if config in wide and "bulk" not in dict(config) else ("sm_90a",):
                 compile_cubin(text, name="moves.cu", arch=arch)
 

@@ -17,7 +17,7 @@ from whet.builder.verify.emulation import emulate, list_multiplied_inputs
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic
 from whet.tactics.cuda.conv._tf32 import Tf32Config, channel_order, kernel_source
-from whet.tactics.cuda.conv.multi_tensor_conv_tf32 import several
+from whet.tactics.cuda.conv.multi_tensor_conv_tf32 import match_convs
 
 TACTIC = get_tactic("cuda/multi_tensor_conv_tf32")
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] in TACTIC.composites]
@@ -35,7 +35,7 @@ def taken(i):
 @pytest.mark.parametrize("i", SAMPLES)
 def test_packed_weights_cover_all_inputs_and_results(i):
     layer, arrays, signature = taken(i)
-    found = several(layer)
+    found = match_convs(layer)
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
     rows = np.concatenate([steps_of(arrays[i], found.bk) for i in found.images], axis=1)
     assert rows.shape[1] == found.steps * found.bk
@@ -95,8 +95,8 @@ def test_a_network_in_tf32_reads_its_input_once(standin_gpu):
 @pytest.mark.parametrize("i", SAMPLES)
 def test_images_and_weights_count_as_rounded(i):
     layer, _, _ = taken(i)
-    found, rounded = several(layer), list_multiplied_inputs(layer)
-    assert {t.name for t in rounded} == {layer.inputs[i].name for i in found.images} | {way.weights.name for way in found.ways}
+    convs, rounded = match_convs(layer), list_multiplied_inputs(layer)
+    assert {t.name for t in rounded} == {layer.inputs[i].name for i in convs.images} | {way.weights.name for way in convs.ways}
 
 
 def test_a_network_of_them_can_be_emulated(standin_gpu):

@@ -15,7 +15,7 @@ from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.conv import as_config
-from whet.tactics.cuda.gemm.norm_gemm import norm_and_product
+from whet.tactics.cuda.gemm.norm_gemm import match_norm_and_product
 
 TACTIC = get_tactic("cuda/norm_gemm")
 
@@ -51,7 +51,7 @@ def test_rows_without_whole_steps_are_refused():
 def test_a_norm_over_several_axes_is_not_taken():
     layer, _ = layer_of("f32[2,6,48]", 24)
     layer.regions["body"].layers[0].attrs["axis"] = 1
-    assert "last axis" in norm_and_product(layer)
+    assert "last axis" in match_norm_and_product(layer)
 
 
 @pytest.mark.parametrize("tile", [

@@ -18,7 +18,7 @@ from whet.errors import BackendError
 from whet.network import Network, parse_type
 from whet.ops import OPS, sample_layer
 from whet.tactics import Args, tactics_of
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 
 AMPERE = CompileOnlyGpu("sm_80")
 # : kernels built entirely on wgmma and bulk copies
@@ -59,8 +59,8 @@ def instances():
 
     with pytest.MonkeyPatch.context() as patch:
         for name, module in list(sys.modules.items()):
-            if name.startswith("whet.tactics.cuda.") and hasattr(module, "loaded"):
-                patch.setattr(module, "loaded", loaded)
+            if name.startswith("whet.tactics.cuda.") and hasattr(module, "load_kernel"):
+                patch.setattr(module, "load_kernel", loaded)
         for t in OURS:
             for _, layer, signature in offered(t, AMPERE)[0]:
                 kernel = t.plan(layer, signature, t.configs(layer, signature, AMPERE)[0], AMPERE)
@@ -85,7 +85,7 @@ def test_kernels_compile(instances, arch):
     assert expected | {"permute.cu"} <= set(count)
 
     def code(one):
-        return compiler.compile_cubin(source(one[0], dict(one[1])), name=one[0], arch=arch, cached=False)
+        return compiler.compile_cubin(kernel_text(one[0], dict(one[1])), name=one[0], arch=arch, cached=False)
 
     with ThreadPoolExecutor(2) as pool:
         assert all(c.startswith(b"\x7fELF") for c in pool.map(code, wanted))
@@ -97,7 +97,7 @@ def test_a_maximum_of_bytes_compiles_without_hoppers_packed_instruction():
     except BackendError as error:
         pytest.skip(str(error))
     constants = {"TYPE": 4, "TO": 4, "MAX": 1, "R": 3, "S": 3}
-    assert compiler.compile_cubin(source("pool.cu", constants), name="pool.cu", arch="sm_80", cached=False).startswith(b"\x7fELF")
+    assert compiler.compile_cubin(kernel_text("pool.cu", constants), name="pool.cu", arch="sm_80", cached=False).startswith(b"\x7fELF")
 
 
 def test_hopper_tactics_refuse_with_a_reason():

@@ -178,8 +178,8 @@ def test_an_engine_of_hopper_loads_with_safe_tactics_before_hopper(monkeypatch, 
 
 @pytest.mark.gpu
 def test_an_engine_of_another_gpu_runs_on_safe_tactics_and_says_so():
-    if driver.available():
-        pytest.skip(driver.available())
+    if driver.why_unavailable():
+        pytest.skip(driver.why_unavailable())
     net = convolutions()
     plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1))
     assert any("conv" in c.tactic for c in plan.choices.values())
@@ -207,8 +207,8 @@ def test_an_engine_of_another_gpu_runs_on_safe_tactics_and_says_so():
 @pytest.mark.parametrize("library", [False, True])
 def test_a_network_is_built_for_a_gpu_before_hopper(monkeypatch, library):
     """On Hopper with the capabilities of an older GPU: the choice of tactics is that of an older GPU, the compiled code is not."""
-    if driver.available():
-        pytest.skip(driver.available())
+    if driver.why_unavailable():
+        pytest.skip(driver.why_unavailable())
     begin = CudaBackend.__init__
 
     def older(self, *args, **named):

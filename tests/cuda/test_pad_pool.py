@@ -14,8 +14,8 @@ from test_tactics import HOPPER, reference
 from whet.backends.cuda.compile import compile_cubin
 from whet.network import static_shape
 from whet.ops import OPS, Sample, sample_layer
-from whet.ops.pad import amounts
-from whet.tactics.cuda._device.source import source
+from whet.ops.pad import pad_amounts
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.move import pad as pad
 from whet.tactics.cuda.move.pad import Pad
 from whet.tactics.cuda.pool import pool_generic
@@ -29,7 +29,7 @@ def test_index_arithmetic_of_padding(sample):
     _, layer, arrays = sample_layer("Pad", sample)
     x, y = arrays[0], reference(layer, arrays)[0]
     mode, value = MODES[layer.attrs["mode"]], 0 if len(arrays) < 3 or arrays[2] is None else arrays[2]
-    axes = pad.axes_of(x.shape, y.shape, amounts(layer))
+    axes = pad.axes_of(x.shape, y.shape, pad_amounts(layer))
     assert prod(a[1] for a in axes) == y.size
     got = []
     for at in product(*(range(a[1]) for a in axes)):
@@ -84,7 +84,7 @@ def test_index_arithmetic_of_pooling(op):
     ],
 )
 def test_machine_code(name, constants, tmp_path):
-    assert not re.search(r"\b(LDL|STL)\b", sass(compile_cubin(source(name, constants), cached=False), tmp_path)), "no register spills"
+    assert not re.search(r"\b(LDL|STL)\b", sass(compile_cubin(kernel_text(name, constants), cached=False), tmp_path)), "no register spills"
 
 
 def test_refusals_say_why():

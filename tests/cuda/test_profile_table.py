@@ -43,7 +43,7 @@ def test_a_row_has_bytes_operations_bound_and_share_of_the_peak():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(driver.available() is not None, reason=str(driver.available()))
+@pytest.mark.skipif(driver.why_unavailable() is not None, reason=str(driver.why_unavailable()))
 def test_a_profile_on_a_gpu(tmp_path):
     zoo.save("lenet5", tmp_path / "lenet.onnx")
     flags = "--onnx=lenet.onnx --backend=cuda --device=0 --fp16 --pure --builderOptimizationLevel=1 --shapes=input:64x1x32x32 --duration=0.1"

@@ -21,7 +21,7 @@ from whet.runtime import Runtime
 from whet.tactics import is_quantized
 
 QUICK = ["--backend=cuda", "--noBuilderCache", "--avgTiming=1", "--duration=0", "--iterations=1", "--warmUp=0"]
-RUNS = pytest.mark.skipif(driver.available() is not None, reason=str(driver.available()))
+RUNS = pytest.mark.skipif(driver.why_unavailable() is not None, reason=str(driver.why_unavailable()))
 
 
 def residual(batch="N"):

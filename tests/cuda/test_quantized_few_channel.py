@@ -16,7 +16,7 @@ from whet.passes import lower
 from whet.precision import Range, Ranges, find_quantization_sites, quantize
 from whet.tactics import TACTICS, load_tactics
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.quantized.qconv_few_channel import few_channel_integer_reason, few_channel_registers, tiles8
+from whet.tactics.cuda.quantized.qconv_few_channel import filters_to_registers, list_integer_tiles, why_not_few_channel_integer
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16", "int8"), timing_cache="", avg_timing=1)
 HOPPER = CompileOnlyGpu()
@@ -105,10 +105,10 @@ def test_filters_packed_for_rows_of_a_tile_are_the_convolution(s):
     """Even and odd columns separated for stride 2, in the order of the copies in qconv_few_channel.cu."""
     rng = np.random.default_rng(3)
     image, filters = rng.integers(0, 256, (s.h, s.w, s.c)), rng.integers(-128, 128, (s.k, s.c, s.r, s.s)).astype(np.int8)
-    tall, step, side = by_registers(few_channel_registers(filters, s).astype(np.int64)), s.stride[0], 64 // s.k
-    tile = next(t for t in tiles8(s) if t.fits(False))
+    tall, step, side = by_registers(filters_to_registers(filters, s).astype(np.int64)), s.stride[0], 64 // s.k
+    tile = next(t for t in list_integer_tiles(s) if t.fits(False))
     assert len(tall[0]) == tile.steps
-    assert few_channel_integer_reason(s) is None
+    assert why_not_few_channel_integer(s) is None
     first = -s.pad[1] if step == 1 else -((s.pad[1] + 1) // 2)
     wide = np.pad(image, ((s.pad[0], 16), (16, 400), (0, 0)))
     parts = [wide[:, 16 + first * step + i :: step][:, : tile.columns] for i in range(step)]  # of a tile at the left edge
@@ -130,7 +130,7 @@ def test_filters_packed_for_rows_of_a_tile_are_the_convolution(s):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(driver.available() is not None, reason=str(driver.available()))
+@pytest.mark.skipif(driver.why_unavailable() is not None, reason=str(driver.why_unavailable()))
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_instance_equals_the_reference(name):
     from test_tactics import compute

@@ -14,16 +14,16 @@ from whet.tactics._quantized import Parts
 from whet.tactics.cuda.conv._conv import pack_weights8
 from whet.tactics.cuda.quantized._quantized import (
     Output,
+    compute_factors,
     conv_shape_of,
     count_classes,
-    factors,
-    folded,
+    fold_into_range,
     folds,
     has_border,
     match_quantized_epilogue,
     parts_of,
 )
-from whet.tactics.cuda.quantized.qconv import pairs
+from whet.tactics.cuda.quantized.qconv import merge_pixel_pairs
 
 _rng = np.random.default_rng(11)
 
@@ -65,7 +65,7 @@ def test_rows_of_weights_give_each_lane_adjacent_channels():
 def test_biases_correct_the_zero_point_at_zero_padding(zero, pads, strides):
     _net, parts, w, bias = quantized_conv(zero, None, None, "i8", 0, pads=pads, strides=strides)
     s, made = conv_shape_of(parts), match_quantized_epilogue(parts)
-    found = factors(parts, made, w, s, parts.view.inputs[parts.place(parts.head.inputs[2])])
+    found = compute_factors(parts, made, w, s, parts.view.inputs[parts.place(parts.head.inputs[2])])
     assert found.border == has_border(parts, s) == (zero > 0 and any(pads))
     assert len(found.bias) == (count_classes(s) if found.border else 1)
     x = _rng.integers(0, 256, (16, 7, 6))
@@ -92,7 +92,7 @@ def test_folded_limits_combine_the_clip_and_the_integer_range(low, high, stored,
     _net, parts, *_ = quantized_conv(0, low, high, stored, zero, pads=(1, 1, 1, 1))
     made = match_quantized_epilogue(parts)
     assert folds(made, stored)
-    per, shift, out, _ = folded(Output.of(parts, made), made, stored)
+    per, shift, out, _ = fold_into_range(Output.of(parts, made), made, stored)
     real = np.concatenate([_rng.uniform(-30, 30, 2000), [-1e6, 0, 1e6]])
     unit = np.clip(real * per + shift, 0, 1)
     got = np.rint(unit * out.per_step + (out.zero - 12582912.0))
@@ -109,7 +109,7 @@ def test_silu_in_parts_of_the_range(silu, stored, zero):
     _net, parts, *_ = quantized_conv(0, None, None, stored, zero, silu, pads=(1, 1, 1, 1))
     made = match_quantized_epilogue(parts)
     assert folds(made, stored)
-    per, shift, out, post_ops = folded(Output.of(parts, made), made, stored)
+    per, shift, out, post_ops = fold_into_range(Output.of(parts, made), made, stored)
     real, added = np.concatenate([_rng.uniform(-30, 30, 2000), [-1e4, 0, 1e4]]), _rng.integers(0, 256, 2003)
     _, exponent, place = post_ops.activation
     v = real * per + shift + (out.add_step * added if silu == "before" else 0)
@@ -128,11 +128,11 @@ def test_silu_in_parts_of_the_range(silu, stored, zero):
 def test_rows_of_24_channels_become_pairs_of_pixels():
     _net, parts, *_ = quantized_conv(0, None, None, "u8", 0)
     s = conv_shape_of(parts)
-    assert pairs(s) is s
+    assert merge_pixel_pairs(s) is s
     plain = s.__class__(2, 4, 4, 24, 40)
-    assert (pairs(plain).m, pairs(plain).c, pairs(plain).k) == (16, 48, 80)
+    assert (merge_pixel_pairs(plain).m, merge_pixel_pairs(plain).c, merge_pixel_pairs(plain).k) == (16, 48, 80)
     odd = s.__class__(1, 3, 3, 24, 40)
-    assert pairs(odd) is odd, "an odd number of pixels"
+    assert merge_pixel_pairs(odd) is odd, "an odd number of pixels"
 
 
 def test_types_of_samples_are_8_bits():

@@ -14,7 +14,7 @@ from whet.passes import lower
 from whet.precision import Range, Ranges, find_quantization_sites, quantize
 from whet.tactics import TACTICS, load_tactics
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.stem.qstem_overlap import fragments, places_of_steps
+from whet.tactics.cuda.stem.qstem_overlap import pack_fragments, step_positions
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16", "int8"), timing_cache="", avg_timing=1)
 
@@ -119,7 +119,7 @@ def by_registers(packed):
 def test_filters_packed_for_blocks_of_two_by_two_pixels_equal_the_convolution(s):
     rng = np.random.default_rng(3)
     image, filters = rng.integers(-128, 128, (s.c, s.h, s.w)), rng.integers(-128, 128, (s.k, s.c, s.r, s.s)).astype(np.int8)
-    tall, steps, side = by_registers(fragments(filters, s).astype(np.int64)), places_of_steps(s), 64 // s.k
+    tall, steps, side = by_registers(pack_fragments(filters, s).astype(np.int64)), step_positions(s), 64 // s.k
     top, left = s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2
     wide = np.pad(image, ((0, 0), (top, 16), (left, 16)))
 
@@ -157,7 +157,7 @@ SHAPES = {
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(driver.available() is not None, reason=str(driver.available()))
+@pytest.mark.skipif(driver.why_unavailable() is not None, reason=str(driver.why_unavailable()))
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_instance_equals_the_reference(name):
     from test_tactics import compute

@@ -74,7 +74,7 @@ def test_refusals_give_the_reason():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(driver.available() is not None, reason=str(driver.available()))
+@pytest.mark.skipif(driver.why_unavailable() is not None, reason=str(driver.why_unavailable()))
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_instance_equals_the_reference(name):
     from test_tactics import compute

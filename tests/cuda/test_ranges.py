@@ -78,7 +78,7 @@ for node in model.graph.node:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(driver.available() is not None, reason=str(driver.available()))
+@pytest.mark.skipif(driver.why_unavailable() is not None, reason=str(driver.why_unavailable()))
 def test_every_kernel_is_launched_in_the_range_of_its_nodes(hears):
     said = hears(RUN)
     shown, inside, kernels = [], None, 0

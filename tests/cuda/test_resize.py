@@ -12,7 +12,7 @@ from test_tactics import HOPPER, compute, judge, planned, reference
 from whet.backends.cuda.compile import compile_cubin
 from whet.network.types import BF16
 from whet.ops import OPS, Sample, sample_layer
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.move.resize import Resize, resampled_axes
 
 FLOATS = [s for s in OPS["Resize"].samples if not str(s.inputs[0]).startswith(("u8", "extreme"))]
@@ -54,10 +54,10 @@ def test_refusals_say_why():
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_machine_code(kind, tmp_path):
-    text = sass(compile_cubin(source("resize.cu", {"TYPE": kind, "VEC": 8}), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("resize.cu", {"TYPE": kind, "VEC": 8}), cached=False), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert re.search(r"LDG\.E\.128", text), "16-byte accesses"
-    compile_cubin(source("resize.cu", {"TYPE": kind, "VEC": 1}), arch="sm_80", cached=False)
+    compile_cubin(kernel_text("resize.cu", {"TYPE": kind, "VEC": 1}), arch="sm_80", cached=False)
 
 
 SIZES = [

@@ -18,7 +18,7 @@ from whet.runtime import Runtime
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(driver.available() is not None, reason=str(driver.available())),
+    pytest.mark.skipif(driver.why_unavailable() is not None, reason=str(driver.why_unavailable())),
     # torch warns about its own deprecations; those are not our errors
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]

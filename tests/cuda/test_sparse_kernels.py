@@ -22,7 +22,7 @@ from whet.tactics import PlanRefused, get_tactic, tactics_of
 from whet.tactics.cuda.conv._conv import NONE, ConvShape, PostOps
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._launch import Types, pack_sparse, padded_rows, sparse_constants
-from whet.tactics.cuda.sparse._tile import SHARED_LIMIT, SparseTile, candidate_tiles
+from whet.tactics.cuda.sparse._tile import SHARED_LIMIT, SparseTile, list_sparse_tiles
 
 TACTICS = [t for t in tactics_of("cuda") if "/sparse_" in t.name and "mma" not in t.name]  # those before Hopper: test_sparse_mma.py
 PAD = {"pads": (1, 1, 1, 1)}
@@ -86,7 +86,7 @@ def test_metadata_of_a_step_outlives_its_products(tile, types, im2col, post_ops,
 def test_every_shape_has_tiles_that_fit(m, k, in_size, out_size, residual):
     if in_size == 2 and out_size == 1:
         pytest.skip("no kernel has 16-bit inputs and 8-bit results")
-    found = candidate_tiles(m, k, 36, in_size, out_size, residual, 132)
+    found = list_sparse_tiles(m, k, 36, in_size, out_size, residual, 132)
     assert found
     assert len(set(found)) == len(found)
     for tile in found:

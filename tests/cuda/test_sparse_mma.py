@@ -16,9 +16,9 @@ from whet.backends.cuda.compile_only import DEVICES, CompileOnlyGpu
 from whet.composites._two_four_samples import conv, matmul
 from whet.network.types import BF16
 from whet.tactics import PlanRefused, get_tactic
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import NONE, RELU, ConvShape, PostOps
-from whet.tactics.cuda.sparse._mma_launch import TILES, mma_constants, partial_bytes, tiles_for
+from whet.tactics.cuda.sparse._mma_launch import TILES, list_mma_tiles, mma_constants, partial_bytes
 
 AMPERE = CompileOnlyGpu("sm_80")
 TACTICS = [get_tactic("cuda/sparse_mma_conv"), get_tactic("cuda/sparse_mma_gemm")]
@@ -41,7 +41,7 @@ CASES = {
 def test_it_compiles_to_sparse_tensor_core_instructions(arch, i, splits, dtype, post_ops, tmp_path):
     tile = replace(TILES[i], splits=splits)
     assert tile.shared <= DEVICES[arch][1]
-    text = sass(compile_cubin(source("sparse_mma.cu", mma_constants(tile, dtype, post_ops)), arch=arch, cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("sparse_mma.cu", mma_constants(tile, dtype, post_ops)), arch=arch, cached=False), tmp_path)
     products = [line for line in text.splitlines() if "HMMA.SP" in line]
     assert len(products) >= 2 * tile.mi * tile.ni, "two instructions per tile of 16 channels and 8 pixels in a K step"
     assert all((".BF16" in line) == (dtype == "bf16") for line in products)
@@ -85,12 +85,12 @@ def test_other_gpus_and_weights_are_refused():
 
 def test_k_is_split_where_blocks_are_few():
     few, many = ConvShape(1, 7, 7, 512, 512, 3, 3, pad=(1, 1, 1, 1)), ConvShape(32, 56, 56, 64, 256)
-    for tile in (found := tiles_for(few, 132, 227 * 1024)):
+    for tile in (found := list_mma_tiles(few, 132, 227 * 1024)):
         blocks = -(-few.k // tile.bm) * -(-few.m // tile.bn) * tile.splits
         assert tile.splits == 1 or 66 <= blocks <= 264
         assert partial_bytes(tile, few) == (4 * few.m * few.k * tile.splits if tile.splits > 1 else 0)
     assert found[0].splits > 1
-    assert all(t.splits == 1 for t in tiles_for(many, 132, 227 * 1024))
+    assert all(t.splits == 1 for t in list_mma_tiles(many, 132, 227 * 1024))
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from whet.network import static_shape
 from whet.ops import OPS, run_layer
 from whet.tactics import TACTICS
 from whet.tactics._fused import root_layer
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.stem import stem_rows as rows
 
 TACTIC = TACTICS["cuda/stem_rows"]
@@ -31,7 +31,7 @@ SAMPLES = [i for i in range(len(OPS["Fused"].samples)) if taken(i)]
 
 
 def test_there_are_samples_of_every_filter():
-    shapes = {static_shape(rows.convolution_of(sample_layer("Fused", i)[0]).inputs[1].shape)[2:] for i in SAMPLES}
+    shapes = {static_shape(rows.body_convolution(sample_layer("Fused", i)[0]).inputs[1].shape)[2:] for i in SAMPLES}
     assert shapes >= {(3, 3), (5, 5), (7, 7)}
 
 
@@ -50,7 +50,7 @@ def ring_of(image, s, columns, first_column):
 @pytest.mark.parametrize("i", SAMPLES)
 def test_windows_times_fragments_equal_the_convolution(i):
     layer, arrays = sample_layer("Fused", i)
-    conv = rows.convolution_of(layer)
+    conv = rows.body_convolution(layer)
     s = rows.conv_shape(conv)
     signature = TACTIC.signatures(layer, HOPPER)[0]
     config = TACTIC.configs(layer, signature, HOPPER)[-1]
@@ -86,7 +86,7 @@ def test_windows_times_fragments_equal_the_convolution(i):
     ],
 )
 def test_weights_stay_in_registers(constants, tmp_path):
-    text = sass(compile_cubin(source("stem_rows.cu", constants), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("stem_rows.cu", constants), cached=False), tmp_path)
     assert text.count("HGMMA") == 3 * constants["R"] * constants["HALVES"], "three rows of results, every product once"
     assert text.count("WARPGROUP.DEPBAR") == 3, "products of a row follow each other without waiting"
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"

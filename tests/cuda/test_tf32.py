@@ -20,7 +20,7 @@ from whet.cli._exec_config import _sources
 from whet.network import F32
 from whet.ops import OPS, Sample, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cuda.conv._tf32 import Tf32Config, channel_order, configs_for, cut_to_tf32, kernel_source, pack
+from whet.tactics.cuda.conv._tf32 import Tf32Config, channel_order, cut_to_tf32, kernel_source, list_configs, pack
 
 
 def multiplied(row, bk):
@@ -180,7 +180,7 @@ def test_tf32_operands_stay_within_the_bound_of_its_tactics(monkeypatch):
     ("m", "k", "c", "taps"), [(49, 512, 512, 9), (3136, 64, 64, 9), (401408, 64, 64, 9), (1, 1000, 2048, 1), (128, 3072, 768, 1), (12544, 64, 28, 7)]
 )
 def test_every_shape_has_candidates_that_fit(m, k, c, taps, terms):
-    found = configs_for(m, k, c, taps, terms, 132)
+    found = list_configs(m, k, c, taps, terms, 132)
     assert len(found) >= 3
     assert all(f.valid() and f.terms == terms for f in found)
 

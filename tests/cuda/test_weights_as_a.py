@@ -14,11 +14,11 @@ from whet.backends.cuda.launch import MAX_SHARED
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv._weights_as_a_conv import (
     WeightsAsATile,
+    list_weights_as_a_tiles,
     pack_weights_as_a,
-    unfit_shape,
     weights_as_a_constants,
     weights_as_a_source,
-    weights_as_a_tiles,
+    why_not_shape,
 )
 
 STAGE = ConvShape(128, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1))
@@ -26,24 +26,24 @@ STAGE = ConvShape(128, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1))
 
 @pytest.mark.parametrize("shape", [STAGE, replace(STAGE, k=56)])
 def test_candidates_fit_and_cover_every_row(shape):
-    found = weights_as_a_tiles(shape, True)
+    found = list_weights_as_a_tiles(shape, True)
     assert {t.rows for t in found} == ({4} if shape is STAGE else {1, 2, 3}), "staging has no pixels beyond the tile; registers"
     for t in found:
         assert t.bn(shape) % 8 == 0
         assert t.bn(shape) <= 256, "one product"
-        assert not t.stage(shape) or t.stage(shape) >= t.bn(shape) // t.wide(shape) * shape.q * 128
+        assert not t.stage(shape) or t.stage(shape) >= t.bn(shape) // t.padded_width(shape) * shape.q * 128
         assert t.shared(shape) <= MAX_SHARED
         assert t.tiles(shape) * t.rows >= shape.n * shape.p
-        read = (t.bn(shape) - 1 + 2 * t.wide(shape) + 2) * 128 + 128
+        read = (t.bn(shape) - 1 + 2 * t.padded_width(shape) + 2) * 128 + 128
         assert t.slot(shape) >= read, "the last tap of the last pixel is in the slot"
 
 
 def test_refusals():
-    assert unfit_shape(STAGE) is None
+    assert why_not_shape(STAGE) is None
     for other in (ConvShape(128, 56, 56, 128, 128, 3, 3), ConvShape(128, 56, 56, 64, 64), ConvShape(128, 57, 57, 64, 64, 3, 3, (2, 2))):
-        assert "takes 64 input" in str(unfit_shape(other))
-    assert "even number" in str(unfit_shape(ConvShape(128, 57, 57, 64, 64, 3, 3, pad=(1, 1, 1, 1))))
-    assert "too few" in str(unfit_shape(ConvShape(1, 14, 14, 64, 64, 3, 3, pad=(1, 1, 1, 1))))
+        assert "takes 64 input" in str(why_not_shape(other))
+    assert "even number" in str(why_not_shape(ConvShape(128, 57, 57, 64, 64, 3, 3, pad=(1, 1, 1, 1))))
+    assert "too few" in str(why_not_shape(ConvShape(1, 14, 14, 64, 64, 3, 3, pad=(1, 1, 1, 1))))
 
 
 def test_two_rows_of_a_lane_are_adjacent_channels():

@@ -168,7 +168,7 @@ def test_code_depends_on_the_form_and_not_on_sizes():
     """Layers of other sizes share the compiled code."""
     form = Form(2, 8, (5, 6), (0, 0), ("Relu",), False, False)
     assert winograd_ir(form) is winograd_ir(Form(2, 8, (5, 6), (0, 0), ("Relu",), False, False))
-    assert jit.address(winograd_ir(form), "winograd")
+    assert jit.function_address(winograd_ir(form), "winograd")
 
 
 @JIT

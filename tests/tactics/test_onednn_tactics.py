@@ -10,7 +10,7 @@ import pytest
 import whet.composites  # noqa: F401  (its samples)
 from whet.backends.cpu import CpuBackend
 from whet.network import Network, from_stored, parse_type, static_shape, stored_shape, to_stored
-from whet.network.formats import same_bytes
+from whet.network.formats import has_same_bytes
 from whet.network.types import BF16, F32
 from whet.ops import OPS, run_layer, run_regions
 from whet.tactics import Args, get_tactic, root_layer, tactics_of
@@ -405,7 +405,7 @@ def test_formats_with_equal_bytes_are_recognized(shape):
     for one in FORMATS:
         for other in FORMATS:
             x, y = to_stored(a, one).reshape(-1), to_stored(a, other).reshape(-1)
-            assert same_bytes(one, other, shape) == np.array_equal(x, y)
+            assert has_same_bytes(one, other, shape) == np.array_equal(x, y)
 
 
 @pytest.mark.parametrize("shape", [(2, 32, 1, 1), (2, 16, 3, 2), (1, 8, 2, 2), (1, 2, 2, 16), (2, 21, 3, 5)])
@@ -416,8 +416,8 @@ def test_transposes_that_keep_the_bytes_are_recognized(shape):
             equal = np.array_equal(to_stored(a, one).reshape(-1), to_stored(a.transpose(perm), other).reshape(-1))
             padded = any(f in ("nChw8c", "nChw16c") and c % int(f[4:-1]) for f, c in ((one, shape[1]), (other, shape[perm[1]])))
             if not padded:
-                assert same_bytes(one, other, shape, perm) == equal, (perm, one, other)
-            elif same_bytes(one, other, shape, perm):
+                assert has_same_bytes(one, other, shape, perm) == equal, (perm, one, other)
+            elif has_same_bytes(one, other, shape, perm):
                 assert equal
 
 

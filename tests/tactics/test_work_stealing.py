@@ -44,7 +44,7 @@ class Dealt:
         self.counts, self.starts, self.who = (np.zeros(items + 1, np.int32) for _ in range(3))
         share = -(-items // (count * step)) * step
         words = [self.counts.ctypes.data, self.starts.ctypes.data, self.who.ctypes.data, work, items, share]
-        self.call = jit.ParallelCall(jit.address(counting_ir(), "count_items"), words, {0: ("input", 0)}, count, "counts", step=step)
+        self.call = jit.ParallelCall(jit.function_address(counting_ir(), "count_items"), words, {0: ("input", 0)}, count, "counts", step=step)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

@@ -361,7 +361,7 @@ def test_profiles_and_options_keep_their_values():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(driver.available() is not None, reason="no GPU")
+@pytest.mark.skipif(driver.why_unavailable() is not None, reason="no GPU")
 def test_engines_run_on_device_memory_and_streams(model):
     from whet.backends import get_backend
 

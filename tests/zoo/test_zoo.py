@@ -16,7 +16,7 @@ from whet.errors import UsageError
 from whet.frontends import network_from_onnx
 from whet.ops import run_network
 from whet.zoo.layers import conv
-from whet.zoo.registry import entry, register
+from whet.zoo.registry import find_entry, register
 from whet.zoo.writer import GraphWriter
 
 PUBLISHED = {                         # trainable parameters as torchvision, transformers and Ultralytics print them
@@ -68,7 +68,7 @@ def test_names_are_the_published_networks():
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_parameters_and_macs_are_the_published_ones(name):
     info = zoo.info(name)
-    assert info.parameters == PUBLISHED[name] == entry(name).parameters
+    assert info.parameters == PUBLISHED[name] == find_entry(name).parameters
     if name in GMACS:
         assert info.macs / 1e9 == pytest.approx(GMACS[name], abs=0.05 if GMACS[name] > 1 else 0.006)
     assert info.gflops == 2 * info.macs / 1e9
@@ -276,7 +276,7 @@ def test_a_writer_accepts_trained_values():
 
 def test_a_taken_name_is_refused():
     with pytest.raises(ValueError, match=r"families/lenet\.py"):
-        register("lenet5", entry("lenet5").builder, about="", parameters=0)
+        register("lenet5", find_entry("lenet5").builder, about="", parameters=0)
 
 
 def test_importing_and_listing_names_is_light():

@@ -16,7 +16,7 @@ from whet.composites.rearrange import REARRANGE
 from whet.network import BF16, F16, F32, Layer, Network, Tensor
 from whet.ops import Sample
 from whet.ops._strided import RESHAPES
-from whet.ops.slice import ranges
+from whet.ops.slice import slice_ranges
 from whet.rewrite.fusing import ACTIVATIONS, fuse_flat
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
@@ -181,7 +181,7 @@ def _is_member(layer: Layer) -> bool:
     """True if a layer moves data or computes elementwise, with constant parameters."""
     if layer.op == "Slice":
         known = layer.inputs[0] is not None and all(t is None for t in layer.inputs[1:])
-        return known and all(step > 0 and isinstance(start, int) for start, _, step in ranges(layer).values())
+        return known and all(step > 0 and isinstance(start, int) for start, _, step in slice_ranges(layer).values())
     if layer.op == "Gather":
         index = layer.needs(1)
         return index.is_constant and index.type.rank == 0 and not layer.needs(0).is_constant

@@ -8,7 +8,22 @@ from whet.engine.report import BuildReport, Candidate
 from whet.engine.times import LayerTimes
 
 __all__ = [
-    "ArenaPlan", "BuildReport", "Candidate", "Choice", "EnginePlan", "LayerTimes", "Profile", "display_names",
-    "engine_bytes", "engine_digest", "engine_versions", "make_probe", "probe_differs", "probe_inputs", "probe_shapes", "profile_suffix",
-    "read_engine", "write_engine",
+    "ArenaPlan",
+    "BuildReport",
+    "Candidate",
+    "Choice",
+    "EnginePlan",
+    "LayerTimes",
+    "Profile",
+    "display_names",
+    "engine_bytes",
+    "engine_digest",
+    "engine_versions",
+    "make_probe",
+    "probe_differs",
+    "probe_inputs",
+    "probe_shapes",
+    "profile_suffix",
+    "read_engine",
+    "write_engine",
 ]  # fmt: skip

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from whet.backends import BACKENDS
 from whet.engine.host_tail import check_tail
-from whet.engine.intersections import Rectangle, intersections
+from whet.engine.intersections import Rectangle, list_intersections
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan
 from whet.errors import EngineError, WhetError
 from whet.network import BF16, DTYPES, F16, F32, FORMATS, Layer, Network, Tensor, TensorType, evaluate, format_bytes, format_fits, static_shape
-from whet.network.formats import same_bytes
+from whet.network.formats import has_same_bytes
 from whet.ops import bind_symbols, why_samples_touch
 
 #: ops that change no byte in place, so that input and output may both be live
@@ -176,7 +176,7 @@ def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, 
     }
     if arena.scratch_bytes:
         lives.append(Rectangle("the scratch", arena.scratch_offset, arena.scratch_offset + arena.scratch_bytes, -1, len(net.layers)))
-    for a, b in intersections(lives):
+    for a, b in list_intersections(lives):
         if shared.get(a.name, a.name) == shared.get(b.name, b.name):
             continue
         early, late = (a, b) if a.first <= b.first else (b, a)
@@ -229,4 +229,4 @@ def _keeps_bytes(layer: Layer, choice: Choice, env: dict[str, int]) -> bool:
     if layer.op != "Transpose":
         return True
     shape = tuple(evaluate(d, env) for d in layer.needs(0).shape)
-    return source is not None and target is not None and same_bytes(source[0], target[0], shape, layer.attrs["perm"])
+    return source is not None and target is not None and has_same_bytes(source[0], target[0], shape, layer.attrs["perm"])

@@ -18,7 +18,7 @@ def choices_to_data(choices: Mapping[str, Choice]) -> dict[str, Any]:
     return {name: asdict(c) for name, c in choices.items()}
 
 
-def choices_from(data: Reader) -> dict[str, Choice]:
+def choices_from_data(data: Reader) -> dict[str, Choice]:
     return {name: _choice(r) for name, r in data.items()}
 
 
@@ -56,7 +56,7 @@ def profiles_to_data(profiles: list[Profile]) -> list[Any]:
     return [{name: [list(s) for s in shapes] for name, shapes in p.shapes.items()} for p in profiles]
 
 
-def profiles_from(r: Reader) -> list[Profile]:
+def profiles_from_data(r: Reader) -> list[Profile]:
     if len(r.rows()) > 256:
         raise r.fail("a list of at most 256 profiles")
     return [Profile({name: _three_shapes(s) for name, s in p.items()}) for p in r.rows()]
@@ -71,7 +71,7 @@ def arenas_to_data(arenas: list[ArenaPlan]) -> list[Any]:
     return [a.data() for a in arenas]
 
 
-def arenas_from(r: Reader) -> list[ArenaPlan]:
+def arenas_from_data(r: Reader) -> list[ArenaPlan]:
     return [_arena(a) for a in r.rows()]
 
 
@@ -88,7 +88,7 @@ def _arena(r: Reader) -> ArenaPlan:
     )
 
 
-def machine_from(r: Reader) -> dict[str, Any]:
+def machine_from_data(r: Reader) -> dict[str, Any]:
     """The machine's description: unstructured data, except that `libraries` has names with versions and rates are numbers."""
     data = r.free()
     if "libraries" in data:
@@ -100,7 +100,7 @@ def machine_from(r: Reader) -> dict[str, Any]:
     return data
 
 
-def probe_from(r: Reader) -> dict[str, Any]:
+def probe_from_data(r: Reader) -> dict[str, Any]:
     """The validated probe; {} if there is none."""
     if not r.object().value:
         return {}

@@ -85,7 +85,7 @@ def engine_bytes(plan: EnginePlan, *, packed_weights: Mapping[str, np.ndarray] |
 
 def engine_digest(plan: EnginePlan, *, packed_weights: Mapping[str, np.ndarray] | None = None) -> str:
     """SHA-256 of the plan and its packed weights (as for `write_engine`), equal for equal plans; times and dates are not included."""
-    return _digest({s.name: (s.size, s.hashed()) for s in _sections(plan, packed_weights, info=False)})
+    return _digest({s.name: (s.size, s.content_digest()) for s in _sections(plan, packed_weights, info=False)})
 
 
 def engine_versions(source: Source) -> dict[str, Any]:
@@ -195,17 +195,17 @@ def _read(data: memoryview) -> EnginePlan:
     net = read_text(parts["network"], weights[:own], header["name"].text(), {k: v.text() for k, v in header["metadata"].items()})
     plan = EnginePlan(
         network=net,
-        choices=codec.choices_from(Reader(from_json(parts["choices"], "choices"), "choices")),
-        profiles=codec.profiles_from(header["profiles"]),
-        arenas=codec.arenas_from(Reader(from_json(parts["arenas"], "arenas"), "arenas")),
+        choices=codec.choices_from_data(Reader(from_json(parts["choices"], "choices"), "choices")),
+        profiles=codec.profiles_from_data(header["profiles"]),
+        arenas=codec.arenas_from_data(Reader(from_json(parts["arenas"], "arenas"), "arenas")),
         backend=header["backend"].text(60),
-        machine=codec.machine_from(header["machine"]),
+        machine=codec.machine_from_data(header["machine"]),
         machine_key=header["machine_key"].text(),
         threads=header["threads"].integer(0, 1 << 16),
         model_digest=header["model_digest"].text(200),
         source_weights=plain_sources(net) | sources,
         options=header["options"].free(),
-        probe=codec.probe_from(header["probe"]),
+        probe=codec.probe_from_data(header["probe"]),
         report=report_from_data(info["report"]),
         plugins=plugins,
     )

@@ -17,7 +17,7 @@ class Rectangle(NamedTuple):
     last: int
 
 
-def intersections(rectangles: Sequence[Rectangle]) -> Iterator[tuple[Rectangle, Rectangle]]:
+def list_intersections(rectangles: Sequence[Rectangle]) -> Iterator[tuple[Rectangle, Rectangle]]:
     """Each pair with common bytes and steps at least once; a pair may come several times.
 
     Takes n (log n)^2 steps plus a logarithmic factor of the pairs. The range of steps is halved recursively. In each part, the rectangles that

@@ -57,13 +57,13 @@ def from_json(data: memoryview, what: str) -> Any:
 
     text = bytes(data)
     try:
-        found = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
-        again = _dump(found)
+        parsed = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        again = _dump(parsed)
     except (ValueError, RecursionError, MemoryError) as e:
         raise EngineError(f"{what} cannot be read: {str(e)[:200]}") from e
     if again != text:
         raise EngineError(f"{what} is not in canonical form: sorted keys, no spaces, numbers in their shortest form")
-    return found
+    return parsed
 
 
 class Reader:

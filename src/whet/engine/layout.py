@@ -47,44 +47,44 @@ class Section:
     def size(self) -> int:
         at = 0
         for p in self.pieces:
-            at = padded(at) + len(p)
+            at = pad_to_alignment(at) + len(p)
         return at
 
-    def hashed(self) -> bytes:
+    def content_digest(self) -> bytes:
         """The digest for the table."""
         if self.digest:
             return self.digest
         h, at = hashlib.sha256(), 0
         for p in self.pieces:
-            h.update(bytes(padded(at) - at))
+            h.update(bytes(pad_to_alignment(at) - at))
             h.update(p)
-            at = padded(at) + len(p)
+            at = pad_to_alignment(at) + len(p)
         return h.digest()
 
 
-def padded(n: int) -> int:
+def pad_to_alignment(n: int) -> int:
     """The next multiple of 64."""
     return -(-n // ALIGNMENT) * ALIGNMENT
 
 
 def write_sections(sections: Sequence[Section], out: Sink) -> None:
     """Writes a whole file."""
-    at = padded(_HEAD.size + _ENTRY.size * len(sections))
+    at = pad_to_alignment(_HEAD.size + _ENTRY.size * len(sections))
     table = b""
     for s in sections:
-        table += _ENTRY.pack(s.name.encode(), at, s.size, s.hashed(), b"")
-        at = padded(at + s.size)
+        table += _ENTRY.pack(s.name.encode(), at, s.size, s.content_digest(), b"")
+        at = pad_to_alignment(at + s.size)
     total = at
     start = _HEAD.pack(MAGIC, VERSION, len(sections), total, b"", b"")[:32]
     head = start + hashlib.sha256(start + table).digest() + table
-    out.write(head + bytes(padded(len(head)) - len(head)))
+    out.write(head + bytes(pad_to_alignment(len(head)) - len(head)))
     for s in sections:
         done = 0
         for p in s.pieces:
-            out.write(bytes(padded(done) - done))
+            out.write(bytes(pad_to_alignment(done) - done))
             out.write(p)
-            done = padded(done) + len(p)
-        out.write(bytes(padded(done) - done))
+            done = pad_to_alignment(done) + len(p)
+        out.write(bytes(pad_to_alignment(done) - done))
 
 
 def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[str]) -> dict[str, memoryview]:
@@ -110,7 +110,7 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
     if hashlib.sha256(bytes(data[:32]) + bytes(table)).digest() != digest:
         raise EngineError("the engine is damaged: the digest of its section table does not match")
     sections: dict[str, memoryview] = {}
-    at, last = padded(end), 0
+    at, last = pad_to_alignment(end), 0
     _all_zero(data[end:at], "after the table")
     for k in range(count):
         raw, offset, size, digest, zero = _ENTRY.unpack(table[k * _ENTRY.size : (k + 1) * _ENTRY.size])
@@ -127,7 +127,7 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
         part = data[offset : offset + size]
         if name not in deep and hashlib.sha256(part).digest() != digest:
             raise EngineError(f"section '{name}' is damaged: its digest does not match")
-        at = padded(offset + size)
+        at = pad_to_alignment(offset + size)
         if at > len(data):
             raise EngineError(f"the engine is truncated after section '{name}'")
         _all_zero(data[offset + size : at], f"after section '{name}'")

@@ -47,15 +47,15 @@ def _root(layer: Layer) -> Layer | None:
     """The root operation of a fused layer: the one that its composite kind names, else its first convolution or matrix product, if any."""
     if layer.op != "Fused":
         return None
-    leaves = list(_leaves(layer))
+    leaves = list(_list_leaves(layer))
     named = (x for x in leaves if x.op == layer.composite)
     heavy = (x for x in leaves if x.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"))
     return next(named, None) or next(heavy, None)
 
 
-def _leaves(layer: Layer) -> Iterator[Layer]:
+def _list_leaves(layer: Layer) -> Iterator[Layer]:
     for x in layer.regions["body"].layers:
         if x.op == "Fused":
-            yield from _leaves(x)
+            yield from _list_leaves(x)
         else:
             yield x

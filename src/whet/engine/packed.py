@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from whet.engine.json_data import Reader, to_json
-from whet.engine.layout import Section, padded
+from whet.engine.layout import Section, pad_to_alignment
 from whet.errors import EngineError
 
 
@@ -22,7 +22,7 @@ def sections(weights: Mapping[str, np.ndarray]) -> Iterator[Section]:
     rows, at = [], 0
     for key, a in sorted(weights.items()):
         rows.append([key, at, a.nbytes, hashlib.sha256(raw_bytes(a)).hexdigest()])
-        at = padded(at + a.nbytes)
+        at = pad_to_alignment(at + a.nbytes)
     index = to_json(rows)
     yield Section("packed_index", [index])
     yield Section("packed", [raw_bytes(a) for _, a in sorted(weights.items())], hashlib.sha256(index).digest())
@@ -41,7 +41,7 @@ def read(index: Reader, data: memoryview, digest: bytes) -> dict[str, np.ndarray
         end = at + size.value
         if hashlib.sha256(data[at:end]).hexdigest() != want.text(64):
             raise EngineError(f"the packed weight '{key.value[:60]}' is damaged: its digest does not match")
-        at = padded(end)
+        at = pad_to_alignment(end)
         if any(data[end : min(at, len(data))]):
             raise EngineError("the engine is damaged: bytes after a packed weight are not zero")
         arrays[key.value] = np.frombuffer(data[offset.value : end], np.uint8) if size.value else np.empty(0, np.uint8)

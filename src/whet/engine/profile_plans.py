@@ -47,10 +47,10 @@ def from_data(r: Reader, plan: EnginePlan, weights: Sequence[Weight], reports: S
             dataclasses.replace(
                 plan,
                 network=net,
-                choices=codec.choices_from(row["choices"]),
+                choices=codec.choices_from_data(row["choices"]),
                 profiles=[plan.profiles[k]],
                 arenas=[plan.arenas[k]],
-                probe=codec.probe_from(row["probe"]),
+                probe=codec.probe_from_data(row["probe"]),
                 report=report_from_data(report),
                 others=[],
             )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from whet.engine.json_data import LARGEST, Reader
-from whet.engine.layout import padded
+from whet.engine.layout import pad_to_alignment
 from whet.errors import EngineError, NetworkError
 from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Weight, parse_type, static_shape
 from whet.network.text import parse_value, value_text
@@ -70,7 +70,7 @@ class Pool:
         rows, at = [], 0
         for digest, (name, a) in self.arrays.items():
             rows.append([name, str(Weight(a).type), at, a.nbytes, digest])
-            at = padded(at + a.nbytes)
+            at = pad_to_alignment(at + a.nbytes)
         return {"weights": rows, "nodes": self.nodes, "constants": self.constants}
 
     def node(self, entry: list[Any]) -> int:
@@ -92,7 +92,7 @@ def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray]) -> Pool:
         w = t.weight
         assert w is not None
         number = _number(pool, w.origin, {})
-        leaves = {} if w.origin.op == "source" or number is None else _leaves(w.origin, sources)
+        leaves = {} if w.origin.op == "source" or number is None else _list_sources(w.origin, sources)
         stored = None
         spent = _evaluation_bytes(w, leaves) if leaves and number is not None else None
         if spent is not None and evaluated + spent <= 8 * (stored_bytes + sum(a.nbytes for a in leaves.values())) + _SPARE // 2:
@@ -131,7 +131,7 @@ def _number(pool: Pool, origin: Origin, seen: dict[int, int | None]) -> int | No
     return index
 
 
-def _leaves(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _list_sources(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays of all sources of an expression by name; {} if one is missing or an operation is not exact."""
     arrays: dict[str, np.ndarray] = {}
     todo, count = [origin], 0
@@ -228,7 +228,7 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
                 raise row.fail("a constant that has its type and digest")
             if stored.value is not None:
                 object.__setattr__(w, "digest", digest.value)  # already checked with the array
-            elif leaves := _leaves(origin, sources):
+            elif leaves := _list_sources(origin, sources):
                 w.compute_again_by(partial(_evaluate_again, origin, leaves))
             made[key] = w
         found.append(made[key])
@@ -264,7 +264,7 @@ def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
         array.flags.writeable = False
         if digest.text(64) in arrays or Weight(array).digest != digest.value:
             raise EngineError(f"the weight '{name.value[:80]}' is damaged: its digest does not match, or it is a duplicate")
-        end = padded(at + nbytes)
+        end = pad_to_alignment(at + nbytes)
         if any(data[at + nbytes : min(end, len(data))]):
             raise EngineError(f"the engine is damaged: bytes after the weight '{name.value[:80]}' are not zero")
         arrays[digest.value] = array

@@ -98,13 +98,13 @@ class Layer:
             raise self.unsupported(f"its axis {value} is outside the rank {rank}")
         return value % rank
 
-    def fixed(self, dims: Sequence[Dim], what: str) -> tuple[int, ...]:
+    def require_static(self, dims: Sequence[Dim], what: str) -> tuple[int, ...]:
         """`dims` as integers. Raises UnsupportedError if one is dynamic."""
         if not all(isinstance(d, int) for d in dims):
             raise self.unsupported(f"{what} must be fixed, not {tuple(map(str, dims))}; give fixed shapes")
         return tuple(d for d in dims if isinstance(d, int))
 
-    def reshaped(self, t: Tensor, shape: Sequence[Dim]) -> Tensor:
+    def reshape(self, t: Tensor, shape: Sequence[Dim]) -> Tensor:
         """`t` with another shape; dimensions may be symbolic."""
         if list(t.shape) == list(shape):
             return t

@@ -34,7 +34,7 @@ def convolution(layer: Layer) -> Tensor | list[Tensor]:
     p, x = layer.param.convolution_param, layer.x
     if p.axis != 1:
         raise layer.unsupported(f"its channel axis is {p.axis}; only 1 is supported")
-    (channels,) = layer.fixed(x.shape[1:2], "the number of channels")
+    (channels,) = layer.require_static(x.shape[1:2], "the number of channels")
     window = _window(layer, p, x.type.rank - 2)
     group = channels if "Depthwise" in layer.type else p.group
     if not group or channels % group or p.num_output % group:
@@ -52,12 +52,12 @@ def convolution(layer: Layer) -> Tensor | list[Tensor]:
 def inner_product(layer: Layer) -> Tensor:
     p, x = layer.param.inner_product_param, layer.x
     axis = layer.axis(p.axis)
-    columns = int(np.prod(layer.fixed(x.shape[axis:], "the inputs of the inner product")))
+    columns = int(np.prod(layer.require_static(x.shape[axis:], "the inputs of the inner product")))
     w = layer.weight(layer.blob(0, (columns, p.num_output) if p.transpose else (p.num_output, columns), "weights"), "weights")
     b = layer.weight(layer.blob(1, (p.num_output,), "bias"), "bias") if p.bias_term else None
     flat = x if (x.type.rank, axis) == (2, 1) else layer.add("Flatten", x, axis=axis)
     y = layer.add("Gemm", flat, w, b, transB=0 if p.transpose else 1)
-    return layer.reshaped(y, (*x.shape[:axis], p.num_output))
+    return layer.reshape(y, (*x.shape[:axis], p.num_output))
 
 
 @caffe_layer("Embed")
@@ -81,7 +81,7 @@ def scale(layer: Layer) -> Tensor:
         shape = tuple(other.shape)
     else:
         count = x.type.rank - axis if p.num_axes == -1 else p.num_axes
-        shape = layer.fixed(x.shape[axis : axis + count], "the scaled axes")
+        shape = layer.require_static(x.shape[axis : axis + count], "the scaled axes")
         values = layer.blob(0, shape, "scale" if is_scale else "bias")
         bias = layer.blob(1, shape, "bias") if is_scale and p.bias_term else None
         norm = x.maker
@@ -95,10 +95,10 @@ def scale(layer: Layer) -> Tensor:
             )  # fmt: skip
         lead = layer.weight(values, "scale" if is_scale else "bias")
     tail = (1,) * (x.type.rank - axis - count)
-    y = layer.add("Mul" if is_scale else "Add", x, layer.reshaped(lead, (*shape, *tail)))
+    y = layer.add("Mul" if is_scale else "Add", x, layer.reshape(lead, (*shape, *tail)))
     if is_scale and p.bias_term:
         at = 0 if len(layer.bottoms) > 1 else 1
-        y = layer.add("Add", y, layer.weight(layer.blob(at, layer.fixed(shape, "the bias"), "bias").reshape(*shape, *tail), "bias"))
+        y = layer.add("Add", y, layer.weight(layer.blob(at, layer.require_static(shape, "the bias"), "bias").reshape(*shape, *tail), "bias"))
     return y
 
 
@@ -107,7 +107,7 @@ def batch_norm(layer: Layer) -> Tensor:
     p = layer.param.batch_norm_param
     if p.HasField("use_global_stats") and not p.use_global_stats:
         raise layer.unsupported("use_global_stats is false, so it normalizes with the statistics of each batch; set it to true")
-    (channels,) = layer.fixed(layer.x.shape[1:2], "the number of channels")
+    (channels,) = layer.require_static(layer.x.shape[1:2], "the number of channels")
     if layer.weights.blobs is None:
         mean, variance = np.zeros(channels, np.float32), np.ones(channels, np.float32)
     else:
@@ -122,7 +122,7 @@ def batch_norm(layer: Layer) -> Tensor:
 @caffe_layer("PReLU")
 def prelu(layer: Layer) -> Tensor:
     shared = layer.param.prelu_param.channel_shared
-    channels = () if shared else layer.fixed(layer.x.shape[1:2], "the number of channels")
+    channels = () if shared else layer.require_static(layer.x.shape[1:2], "the number of channels")
     slope = layer.blob(0, (1,) if shared else channels, "slopes")
     return layer.add("PRelu", layer.x, layer.weight(slope if shared else slope.reshape(-1, *(1,) * (layer.x.type.rank - 2)), "slopes"))
 
@@ -183,7 +183,7 @@ def normalize(layer: Layer) -> Tensor:
     axes = layer.ints(*range(1, x.type.rank)) if p.across_spatial else layer.ints(1)
     total = layer.add("ReduceSum", layer.add("Mul", x, x), axes, keepdims=1)
     y = layer.add("Div", x, layer.add("Sqrt", layer.add("Add", total, layer.scalar(p.eps))))
-    (channels,) = layer.fixed(x.shape[1:2], "the number of channels")
+    (channels,) = layer.require_static(x.shape[1:2], "the number of channels")
     values = layer.blob(0, (1,) if p.channel_shared else (channels,), "scale")
     return layer.add("Mul", y, layer.weight(values.reshape(-1, *(1,) * (x.type.rank - 2)), "scale"))
 
@@ -282,5 +282,5 @@ def axpy(layer: Layer) -> Tensor:
     if len(layer.bottoms) != 3:
         raise layer.unsupported("it needs three bottoms: a, x and y")
     a, x, y = layer.bottoms
-    a = layer.reshaped(a, (*a.shape[:2], *(1,) * (x.type.rank - 2)))
+    a = layer.reshape(a, (*a.shape[:2], *(1,) * (x.type.rank - 2)))
     return layer.add("Add", layer.add("Mul", x, a), y)

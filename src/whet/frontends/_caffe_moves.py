@@ -18,10 +18,10 @@ def concat(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Slice")
-def slices(layer: Layer) -> list[Tensor]:
+def slice_layer(layer: Layer) -> list[Tensor]:
     p, tops = layer.param.slice_param, len(layer.source.tops)
     axis = layer.axis(p.slice_dim if p.HasField("slice_dim") else p.axis)
-    (size,) = layer.fixed(layer.x.shape[axis : axis + 1], "the sliced axis")
+    (size,) = layer.require_static(layer.x.shape[axis : axis + 1], "the sliced axis")
     points = list(p.slice_point) or [size * i // tops for i in range(1, tops)]
     parts = [b - a for a, b in pairwise([0, *points, size])]
     if len(parts) != tops or min(parts) < 1 or (not p.slice_point and size % tops):
@@ -49,7 +49,7 @@ def flatten(layer: Layer) -> Tensor:
     middle = 1
     for d in shape[first : last + 1]:
         middle = middle * d
-    return layer.reshaped(layer.x, (*shape[:first], middle, *shape[last + 1 :]))
+    return layer.reshape(layer.x, (*shape[:first], middle, *shape[last + 1 :]))
 
 
 @caffe_layer("Reshape")
@@ -65,7 +65,7 @@ def reshape(layer: Layer) -> Tensor:
     target = [*shape[:first], *(shape[first + i] if d == 0 else d for i, d in enumerate(p.shape.dim)), *shape[last:]]
     if target.count(-1) > 1:
         raise layer.unsupported("it has more than one -1")
-    return layer.reshaped(layer.x, target)
+    return layer.reshape(layer.x, target)
 
 
 @caffe_layer("Permute")
@@ -77,12 +77,12 @@ def permute(layer: Layer) -> Tensor:
 @caffe_layer("ShuffleChannel")
 def shuffle_channel(layer: Layer) -> Tensor:
     group, (n, c, *rest) = layer.param.shuffle_channel_param.group, layer.x.shape
-    (channels,) = layer.fixed([c], "the number of channels")
+    (channels,) = layer.require_static([c], "the number of channels")
     if not group or channels % group:
         raise layer.unsupported(f"{channels} channels cannot be split into {group} groups")
-    y = layer.reshaped(layer.x, (n, group, channels // group, *rest))
+    y = layer.reshape(layer.x, (n, group, channels // group, *rest))
     y = layer.add("Transpose", y, perm=(0, 2, 1, *range(3, 3 + len(rest))))
-    return layer.reshaped(y, (n, c, *rest))
+    return layer.reshape(y, (n, c, *rest))
 
 
 @caffe_layer("Tile")
@@ -114,13 +114,13 @@ def interp(layer: Layer) -> Tensor:
     p = layer.param.interp_param
     if p.pad_beg or p.pad_end:
         raise layer.unsupported("pad_beg and pad_end are not supported; add a Crop layer")
-    h, w = layer.fixed(layer.x.shape[2:], "height and width")
+    h, w = layer.require_static(layer.x.shape[2:], "height and width")
     if p.height and p.width:
         sizes = [p.height, p.width]
     else:
         sizes = [(n - 1) // p.shrink_factor + 1 for n in (h, w)]
         sizes = [n + (n - 1) * (p.zoom_factor - 1) for n in sizes]
-    sizes = [*layer.fixed(layer.x.shape[:2], "batch and channels"), *sizes]
+    sizes = [*layer.require_static(layer.x.shape[:2], "batch and channels"), *sizes]
     return layer.add("Resize", layer.x, None, None, layer.ints(*sizes), mode="linear", coordinate_transformation_mode="align_corners")
 
 
@@ -153,8 +153,8 @@ def prior_box(layer: Layer) -> Tensor:
     p = layer.param.prior_box_param
     if len(layer.bottoms) != 2:
         raise layer.unsupported("it needs two bottoms: a feature map and the image")
-    h, w = layer.fixed(layer.x.shape[2:], "the feature map's height and width")
-    image_h, image_w = layer.fixed(layer.bottoms[1].shape[2:], "the image's height and width")
+    h, w = layer.require_static(layer.x.shape[2:], "the feature map's height and width")
+    image_h, image_w = layer.require_static(layer.bottoms[1].shape[2:], "the image's height and width")
     image_h, image_w = (p.img_h or p.img_size or image_h), (p.img_w or p.img_size or image_w)
     step_h, step_w = (p.step_h or p.step or image_h / h), (p.step_w or p.step or image_w / w)
     ratios = [1.0]

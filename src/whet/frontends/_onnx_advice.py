@@ -47,7 +47,7 @@ def unsupported_error(name: str, domain: str, op: str, reason: str) -> Unsupport
     return UnsupportedError(f"node '{name}' ({format_op(domain, op)}): {reason}{'' if reason.endswith(('.', '!', '?')) else '.'}")
 
 
-def no_reader(domain: str, op: str, known, before: tuple[str, ...] = ()) -> str:
+def why_no_reader(domain: str, op: str, known, before: tuple[str, ...] = ()) -> str:
     """The reason and workaround for an op without a reader."""
     if domain:
         return _DOMAINS.get(

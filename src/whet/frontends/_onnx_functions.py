@@ -33,7 +33,7 @@ def schema_function(node: NodeProto, domain: str, opset: int, types: Sequence[Te
     return body if len(body.node) else None
 
 
-def defined_by_others(op: str, within: FunctionProto) -> bool:
+def is_defined_by_others(op: str, within: FunctionProto) -> bool:
     """True if ONNX defines `op` as a function at the opset that `within` uses."""
     version = next((o.version for o in within.opset_import if o.domain == ""), 1)
     try:

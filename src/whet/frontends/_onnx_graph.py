@@ -10,10 +10,10 @@ from typing import Any
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
 from whet.errors import FrontendError, NetworkError, UnsupportedError
-from whet.frontends._onnx_advice import DAMAGED, format_op, no_reader, unsupported_error
+from whet.frontends._onnx_advice import DAMAGED, format_op, unsupported_error, why_no_reader
 from whet.frontends._onnx_attrs import attributes, check_form
 from whet.frontends._onnx_constants import constant_of, fold
-from whet.frontends._onnx_functions import defined_by_others, expand, schema_defaults, schema_function
+from whet.frontends._onnx_functions import expand, is_defined_by_others, schema_defaults, schema_function
 from whet.frontends._onnx_load import opsets
 from whet.frontends._onnx_node import Node
 from whet.frontends._onnx_order import sort_nodes
@@ -192,7 +192,7 @@ class GraphReader:
             body = schema_function(node, domain, opset, [None if t is None else t.type for t in inputs])
             if body is None or not self._readable(body):
                 before = tuple(n for n, t in zip(node.input, inputs, strict=True) if t is not None and not t.is_constant)
-                raise unsupported_error(name, domain, node.op_type, no_reader(domain, node.op_type, self.readers, before))
+                raise unsupported_error(name, domain, node.op_type, why_no_reader(domain, node.op_type, self.readers, before))
             nodes = expand(node, body, name, schema_defaults(node.op_type, domain, opset))
             self.read_nodes(nodes, scope, {**versions, **opsets(body.opset_import, f"the definition of {node.op_type}")})
             return
@@ -209,8 +209,8 @@ class GraphReader:
             return
         view = Node(node.op_type, domain, opset, name, inputs, attrs, list(node.output))
         self._add_graphs(view, node, scope, versions)
-        made = op.onnx(view, net) if op.onnx is not None else _default_reader(op, view, net)
-        outputs = [made] if isinstance(made, ReadValue) else list(made)
+        results = op.onnx(view, net) if op.onnx is not None else _default_reader(op, view, net)
+        outputs = [results] if isinstance(results, ReadValue) else list(results)
         tensors = [t for t in outputs if t is None or isinstance(t, Tensor)]
         complete = not others and len(tensors) == len(outputs)
         folded = fold(net, start, tensors, inputs, list(node.output), self.budget) if complete else None
@@ -219,7 +219,7 @@ class GraphReader:
     def _readable(self, body: FunctionProto) -> bool:
         """True if all ops of a function body have readers (functions may nest once)."""
         for n in body.node:
-            if n.domain or not (n.op_type in self.readers or n.op_type == "Constant" or defined_by_others(n.op_type, body)):
+            if n.domain or not (n.op_type in self.readers or n.op_type == "Constant" or is_defined_by_others(n.op_type, body)):
                 return False
         return True
 

@@ -57,7 +57,7 @@ class Node:
         layer = g.add_layer(op, trimmed, attrs, name=self.name, outputs=self.outputs, regions=regions, sources=(self.name,))
         return layer.outputs[0] if len(layer.outputs) == 1 else layer.outputs
 
-    def grouped(self, key: str, outputs: Sequence[Tensor]) -> list[Tensor | TensorSequence]:
+    def join_sequences(self, key: str, outputs: Sequence[Tensor]) -> list[Tensor | TensorSequence]:
         """The tensors `outputs` of a layer with the built subgraph `key`, with its sequences put together again."""
         tensors = iter(outputs)
         return [next(tensors) if n is None else TensorSequence(tuple(islice(tensors, n))) for n in self.lengths[key]]

@@ -21,9 +21,9 @@ def with_all_outputs(path: str | Path, names: Iterable[str] | None = None) -> tu
     except (OSError, DecodeError, ValueError) as e:
         raise FrontendError(f"{path} cannot be read as ONNX: {e}") from e
     there = [o.name for o in model.graph.output]
-    made = [n for node in model.graph.node for n in node.output if n]
-    wanted = set(made if names is None else names)
-    for name in made:
+    produced = [n for node in model.graph.node for n in node.output if n]
+    wanted = set(produced if names is None else names)
+    for name in produced:
         if name in wanted and name not in there:
             model.graph.output.append(onnx.ValueInfoProto(name=name))
             there.append(name)

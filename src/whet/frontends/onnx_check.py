@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from onnx import NodeProto
 
 from whet.errors import FrontendError, NetworkError
-from whet.frontends._onnx_advice import format_op, no_reader, unsupported_error
+from whet.frontends._onnx_advice import format_op, unsupported_error, why_no_reader
 from whet.frontends._onnx_functions import schema_function
 from whet.frontends._onnx_graph import NotReached, Scope, onnx_readers
 from whet.frontends._onnx_load import load_model, opsets
@@ -131,7 +131,7 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None, infer_types:
 
     def on_problem(node: NodeProto, name: str, problem: Exception, scope: Scope) -> None:
         if isinstance(problem, NotReached) and (node.domain, node.op_type) not in functions and not reads_op(node.op_type, node.domain):
-            problem = unsupported_error(name, node.domain, node.op_type, no_reader(node.domain, node.op_type, readers))
+            problem = unsupported_error(name, node.domain, node.op_type, why_no_reader(node.domain, node.op_type, readers))
         # After a first failure a type mismatch may come from the less precise inferred type: not a separate problem.
         follows = isinstance(problem, NotReached) or (isinstance(problem, FrontendError) and report.problems)
         if (key := (name, *node.output)) not in failed:

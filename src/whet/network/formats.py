@@ -76,7 +76,7 @@ def from_stored(s: np.ndarray, fmt: str, shape: tuple[int, ...]) -> np.ndarray:
     return s.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :c]
 
 
-def same_bytes(source: str, target: str, shape: tuple[int, ...], perm: tuple[int, ...] | None = None) -> bool:
+def has_same_bytes(source: str, target: str, shape: tuple[int, ...], perm: tuple[int, ...] | None = None) -> bool:
     """True if a tensor of `shape` in format `source` and its transpose by `perm` (None: the tensor itself) in `target` have the same bytes."""
     if any(f not in FORMATS or not format_fits(f, len(shape)) for f in (source, target)):
         return False

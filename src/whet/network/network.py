@@ -198,13 +198,13 @@ class Network:
         else:
             types, shape_values = infer_layer(layer)
             layer.name = self.fresh(layer.name)
-        made = []
+        tensors = []
         for i, type_ in enumerate(types):
             wish = wished[i] if i < len(wished) and wished[i] else (layer.name if len(types) == 1 else f"{layer.name}_{i}")
             out = Tensor(wish if wish == layer.name and i == 0 else self.fresh(wish), type_, layer, i)
             out.shape_value = shape_values[i]
-            made.append(out)
-        layer.outputs = tuple(made)
+            tensors.append(out)
+        layer.outputs = tuple(tensors)
         self.layers.insert(len(self.layers) if at is None else at, layer)
         return layer
 

@@ -174,7 +174,7 @@ def _read_body(net: Network, lines: deque, outer: MutableMapping[str, Tensor], a
                     raise NetworkError(f"%{n} is declared {type_} but its values are {known[n].type}")
             elif line.startswith("out %"):
                 s.take("out")
-                net.outputs.append(_lookup(known, s.tensor_name()))
+                net.outputs.append(_find_tensor(known, s.tensor_name()))
             else:
                 _read_layer(net, s, lines, known, layer_names, arrays)
             s.end()
@@ -187,17 +187,17 @@ def _read_layer(net: Network, s: _Scanner, lines: deque, known: ChainMap[str, Te
     outs: list[tuple[str, TensorType | None]] = []
     while True:
         n = s.tensor_name()
-        outs.append((n, s.type() if s.maybe(":") else None))
-        if not s.maybe(","):
+        outs.append((n, s.type() if s.accept(":") else None))
+        if not s.accept(","):
             break
     s.take("=")
     op = s.match(r"\w+(\.\w+)*", "an op")  # ops of plugins are <domain>.<op>
     s.take("(")
     inputs: list[Tensor | None] = []
     attrs: dict[str, Any] = {}
-    while not s.maybe(")"):
+    while not s.accept(")"):
         if s.peek() == "%":
-            inputs.append(_lookup(known, s.tensor_name()))
+            inputs.append(_find_tensor(known, s.tensor_name()))
         else:
             word = s.word()
             if word == "none" and s.peek() != "=":
@@ -205,15 +205,15 @@ def _read_layer(net: Network, s: _Scanner, lines: deque, known: ChainMap[str, Te
             else:
                 s.take("=")
                 attrs[word] = s.value()
-        s.maybe(",")
-    name = s.name() if s.maybe("named ") else outs[0][0]
+        s.accept(",")
+    name = s.name() if s.accept("named ") else outs[0][0]
     sources = []
-    if s.maybe("from "):
+    if s.accept("from "):
         sources.append(s.string())
-        while s.maybe(","):
+        while s.accept(","):
             sources.append(s.string())
     regions: dict[str, Network] = {}
-    if s.maybe("{"):
+    if s.accept("{"):
         while lines and lines[0][1] != "}":
             if not lines[0][1].startswith("region "):
                 raise NetworkError(f"line {lines[0][0]}: expected 'region <name>' or '}}'")
@@ -246,7 +246,7 @@ def _define(known: ChainMap[str, Tensor], t: Tensor) -> None:
     known[t.name] = t
 
 
-def _lookup(known: Mapping[str, Tensor], name: str) -> Tensor:
+def _find_tensor(known: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in known:
         raise NetworkError(f"%{name} is used before it is computed")
     return known[name]
@@ -256,13 +256,13 @@ def _read_constant(s: _Scanner, name: str, type_: TensorType, arrays) -> np.ndar
     shape = tuple(int(d) for d in type_.shape if isinstance(d, int))
     if len(shape) != type_.rank or min(shape, default=0) < 0:
         raise NetworkError(f"constant %{name} needs a static shape, not {type_}")
-    if s.maybe("sha256:"):
+    if s.accept("sha256:"):
         digest = "sha256:" + s.word()
         array = arrays.get(digest, arrays.get(name))
         if array is None:
             raise NetworkError(f"the values of %{name} ({digest[:19]}...) were not given")
         return array
-    if s.maybe("seed("):
+    if s.accept("seed("):
         k = int(s.match(r"\d{1,18}", "a whole number"))
         s.take(")")
         return np.random.default_rng(k).standard_normal(shape).astype(type_.dtype.numpy)
@@ -292,7 +292,7 @@ class _Scanner:
         self.skip()
         return self.text[self.at : self.at + 1]
 
-    def maybe(self, s: str) -> bool:
+    def accept(self, s: str) -> bool:
         self.skip()
         if self.text.startswith(s, self.at):
             self.at += len(s)
@@ -300,7 +300,7 @@ class _Scanner:
         return False
 
     def take(self, s: str) -> None:
-        if not self.maybe(s):
+        if not self.accept(s):
             raise self.fail(repr(s))
 
     def match(self, pattern: str, what: str) -> str:
@@ -334,9 +334,9 @@ class _Scanner:
             close = ")" if ch == "(" else "]"
             self.take(ch)
             items = []
-            while not self.maybe(close):
+            while not self.accept(close):
                 items.append(self.value())
-                if not self.maybe(","):
+                if not self.accept(","):
                     self.take(close)
                     break
             return tuple(items)
@@ -348,7 +348,7 @@ class _Scanner:
                 return ast.literal_eval(raw)
             except (SyntaxError, ValueError):  # a null byte, an unknown escape
                 raise self.fail("a string") from None
-        if self.maybe("float('"):
+        if self.accept("float('"):
             v = float(self.match(r"-?(?:inf|nan)", "inf or nan"))
             self.take("')")
             return v

@@ -239,7 +239,7 @@ def known_values(t: Tensor | None) -> tuple[Dim, ...] | None:
     if t.shape_value is not None or t.weight is None:
         return t.shape_value
     a = t.weight.array
-    return _whole_values(a) if a.size <= MAX_VALUES else None
+    return _to_int_values(a) if a.size <= MAX_VALUES else None
 
 
 def known_array(t: Tensor | None) -> np.ndarray | None:
@@ -268,7 +268,7 @@ def has_symbols(layer: Layer) -> bool:
     return any(isinstance(x, Expr) for v in layer.attrs.values() for x in (v if isinstance(v, tuple) else (v,)))
 
 
-def folded(layer: Layer, data: int = 2**31) -> list[tuple[Dim, ...] | None]:
+def fold_dims(layer: Layer, data: int = 2**31) -> list[tuple[Dim, ...] | None]:
     """`shape_value` of an op whose reference also works on arrays of dims (it moves, adds or multiplies): runs the reference on them.
 
     Only the first `data` inputs may have symbols; the others are indices and must be numbers.
@@ -281,21 +281,21 @@ def folded(layer: Layer, data: int = 2**31) -> list[tuple[Dim, ...] | None]:
     if any(a is not None and a.dtype == object for a in arrays):  # dims combine with integers only
         for i, a in enumerate(arrays):
             if a is not None and a.dtype.kind == "f":
-                whole = _whole_values(a)
+                whole = _to_int_values(a)
                 if whole is None:
                     return [None]
                 arrays[i] = np.array(whole, object).reshape(a.shape)
     results = get_op(layer.op).reference(layer, *arrays)
     outs = [np.asarray(a) for a in (results if isinstance(results, list | tuple) else [results])]
-    return [tuple(a.reshape(-1)) if a.dtype == object else _whole_values(a) for a in outs]
+    return [tuple(a.reshape(-1)) if a.dtype == object else _to_int_values(a) for a in outs]
 
 
-def unchanged(layer: Layer) -> list[tuple[Dim, ...] | None]:
+def keep_dims(layer: Layer) -> list[tuple[Dim, ...] | None]:
     """`shape_value` of an op that preserves the elements and their order."""
     return [known_values(layer.inputs[0])]
 
 
-def _whole_values(a: np.ndarray) -> tuple[int, ...] | None:
+def _to_int_values(a: np.ndarray) -> tuple[int, ...] | None:
     if a.dtype.kind in "iub":
         return tuple(int(v) for v in a.reshape(-1))
     if a.dtype.kind == "f" and np.all(np.isfinite(a)) and np.all(a == np.floor(a)):
@@ -316,7 +316,7 @@ def _evaluate_known(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[
         return nothing
     with np.errstate(all="ignore"):
         results = o.reference(layer, *arrays)
-    return [_whole_values(np.asarray(a)) for a in (results if isinstance(results, list | tuple) else [results])]
+    return [_to_int_values(np.asarray(a)) for a in (results if isinstance(results, list | tuple) else [results])]
 
 
 # Shared by infer functions and references: values that are inputs in ONNX and attributes in a lowered network.
@@ -347,7 +347,7 @@ def given_dims(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
     return known_ints(layer, i, name)
 
 
-def numbers(given: Any) -> list[int]:
+def to_ints(given: Any) -> list[int]:
     """For references: the values named by `given_dims`, an array (input) or tuple (attribute), as Python integers."""
     return [int(v) for v in np.reshape(given, -1)]
 

@@ -11,7 +11,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import BOOL, Dim, DType, Layer, TensorType
 from whet.ops._base import Couple, known_values, op
-from whet.ops._types import broadcast, stretches_to
+from whet.ops._types import broadcast, may_span
 
 
 def infer_binary(layer: Layer) -> TensorType:
@@ -67,7 +67,7 @@ def binary_couples(layer: Layer) -> list[Couple]:
     for x in layer.inputs:
         if x is not None:
             lead = y.type.rank - x.type.rank
-            couples += [Couple(x, i, y, i + lead) for i, d in enumerate(x.shape) if stretches_to(d, y.shape[i + lead])]
+            couples += [Couple(x, i, y, i + lead) for i, d in enumerate(x.shape) if may_span(d, y.shape[i + lead])]
     return couples
 
 
@@ -88,7 +88,7 @@ def compare(name: str, f: Callable[[Any, Any], np.ndarray], samples: Sequence[An
     return op(name, infer_compare, lambda layer, a, b: f(a, b), samples=samples, couples=binary_couples, pointwise=True)
 
 
-def of_type(dtype: DType) -> Callable[[Layer], TensorType]:
+def infer_of_type(dtype: DType) -> Callable[[Layer], TensorType]:
     """infer_binary for inputs that must be of `dtype`."""
 
     def infer(layer: Layer) -> TensorType:

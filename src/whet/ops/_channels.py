@@ -28,6 +28,6 @@ def channel_couples(layer: Layer) -> list[Couple]:
     return [Couple(x, 0, y, 0), Couple(x, 1, y, 1), *(Couple(t, 0, y, 1) for t in layer.required_inputs()[1:])]
 
 
-def per_channel(v: np.ndarray, rank: int) -> np.ndarray:
+def reshape_per_channel(v: np.ndarray, rank: int) -> np.ndarray:
     """v [C] shaped to broadcast over [N, C, ...]."""
     return v.reshape(-1, *(1,) * (rank - 2))

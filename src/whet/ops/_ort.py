@@ -20,7 +20,7 @@ def register_fused(name: str, read: Callable[..., Any], instead: str) -> None:
     read_as_others(DOMAIN + name, read, instead, (DOMAIN + name,))
 
 
-def adder(node, g: Network) -> Callable[..., Any]:
+def make_adder(node, g: Network) -> Callable[..., Any]:
     """`add(op, *inputs, **attrs)`: adds a layer that is named after the node; returns its output, or a tuple of several. Trailing None are absent."""
 
     def add(op: str, *inputs: Tensor | None, **attrs: Any) -> Any:

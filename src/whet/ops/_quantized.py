@@ -41,7 +41,7 @@ def check_scale(layer: Layer) -> None:
             raise NetworkError(f"{where}: the scale %{scale.name} has a value of {odd:g}; scales must be finite{' and positive' if divides else ''}")
 
 
-def spread(v: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
+def reshape_to_broadcast(v: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
     """Scales (or zero points) shaped to broadcast over `shape`."""
     if block:
         return np.repeat(v, min(block, shape[axis]), axis=axis)[tuple(slice(n) for n in shape)]

@@ -147,7 +147,7 @@ def clip_inputs(layer: Layer, v: np.ndarray) -> np.ndarray:
     return v if c is None else np.clip(v, -c, c)
 
 
-def recurrent(name: str, gates: int, states: int, step: Step, defaults: tuple[str, ...], attrs: dict[str, Any], samples):
+def register_recurrent(name: str, gates: int, states: int, step: Step, defaults: tuple[str, ...], attrs: dict[str, Any], samples):
     """Registers a recurrent op whose inputs are X, W, R, B, sequence lengths, initial states[, more]."""
 
     def reference(layer, x, w, r, b=None, lengths=None, *rest):

@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.network import Layer, TensorType
 from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, map_axes, needs_opset
-from whet.ops._base import INTS, Couple, numbers, op
+from whet.ops._base import INTS, Couple, op, to_ints
 from whet.ops._types import numeric_input
 
 
@@ -68,7 +68,7 @@ def reduction(
 
     def reference(layer, x, axes=None):
         axes = layer.attrs.get("axes", axes)
-        axes = None if axes is None else numbers(axes)
+        axes = None if axes is None else to_ints(axes)
         if not axes:  # with noop_with_empty_axes each element is reduced by itself: ReduceL1 gives |x|
             axes = () if layer.attrs["noop_with_empty_axes"] else range(x.ndim)
         axes = tuple(a % x.ndim for a in axes)

@@ -97,7 +97,7 @@ class Resampling:
             y += np.take(x, index[:, k], axis=axis) * weights[:, k].reshape(column)
         return y, outside
 
-    def transposed(self, g: np.ndarray, axis: int, n: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
+    def apply_transposed(self, g: np.ndarray, axis: int, n: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
         """The transpose of `apply`: adds each output of `g` along `axis` to the inputs it reads (of `n`), times their weights."""
         index, weights, outside = self.taps(n, g.shape[axis], scale, roi)
         last = np.moveaxis(g, axis, 0)

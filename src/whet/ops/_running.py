@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
-from whet.ops._base import given_ints, numbers
+from whet.ops._base import given_ints, to_ints
 from whet.ops._types import axis_of, numeric_input
 
 
@@ -30,7 +30,7 @@ def running_reference(f: Callable[..., np.ndarray], start: int) -> Callable[...,
     """The reference for np.cumsum or np.cumprod; `start` is the first value of an exclusive op."""
 
     def reference(layer, x, at=None):
-        at = numbers(layer.attrs.get("axis", at))[0]
+        at = to_ints(layer.attrs.get("axis", at))[0]
         x = np.flip(x, at) if layer.attrs["reverse"] else x
         y = f(x, axis=at, dtype=x.dtype)
         if layer.attrs["exclusive"] and y.shape[at]:

@@ -16,7 +16,7 @@ def check(reduction: str) -> None:
         raise NetworkError(f"reduction is one of {', '.join(REDUCTIONS)}, not {reduction!r}")
 
 
-def scatter(x: np.ndarray, where, updates: np.ndarray, reduction: str) -> np.ndarray:
+def combine_at(x: np.ndarray, where, updates: np.ndarray, reduction: str) -> np.ndarray:
     """A copy of x with `updates` combined at `where` by `reduction`."""
     y = x.copy()
     if reduction == "none":

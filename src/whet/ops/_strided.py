@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor
-from whet.ops.slice import ranges
-from whet.ops.split import sizes
+from whet.ops.slice import slice_ranges
+from whet.ops.split import part_sizes
 
 RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 REARRANGING = ("Expand", "Gather", *RESHAPES, "Slice", "Split", "Tile", "Transpose")
@@ -29,15 +29,15 @@ class View:
     group: int = 1  # consecutive heads that read the same head of the input (grouped-query attention)
     period: int = 0  # the first axis repeats after this many items (a mask per window); 0: it does not repeat
 
-    def turned(self, perm: Sequence[int]) -> View:
+    def transpose(self, perm: Sequence[int]) -> View:
         """The view after a Transpose."""
         return replace(self, shape=tuple(self.shape[i] for i in perm), strides=tuple(self.strides[i] for i in perm))
 
-    def taken(self, axis: int, index: int) -> View:
+    def take(self, axis: int, index: int) -> View:
         """The view after a Gather of one index, which drops the axis."""
         axis, index = axis % len(self.shape), index % self.shape[axis]
         kept = [i for i in range(len(self.shape)) if i != axis]
-        return replace(self.turned(kept), offset=self.offset + index * self.strides[axis])
+        return replace(self.transpose(kept), offset=self.offset + index * self.strides[axis])
 
     def cut(self, axis: int, start: Any, count: Any) -> View:
         """The view of `count` items of an axis from `start` on."""
@@ -67,23 +67,23 @@ class View:
         """Heads of the input."""
         return (1, 1, *self.shape)[-3] // self.group
 
-    def swapped(self) -> View:
+    def swap_last_axes(self) -> View:
         """The view with the last two axes exchanged."""
-        return self.turned((*range(len(self.shape) - 2), len(self.shape) - 1, len(self.shape) - 2))
+        return self.transpose((*range(len(self.shape) - 2), len(self.shape) - 1, len(self.shape) - 2))
 
-    def inserted(self, axes: Sequence[int]) -> View:
+    def insert_axes(self, axes: Sequence[int]) -> View:
         """The view after an Unsqueeze."""
         rank = len(self.shape) + len(axes)
         at, kept = {a % rank for a in axes}, iter(zip(self.shape, self.strides, strict=True))
         pairs = [(1, 0) if i in at else next(kept) for i in range(rank)]
         return replace(self, shape=tuple(d for d, _ in pairs), strides=tuple(s for _, s in pairs))
 
-    def expanded(self, shape: Sequence[Any]) -> View:
+    def expand(self, shape: Sequence[Any]) -> View:
         """The view after an Expand to `shape`, which has this rank."""
         strides = tuple(0 if d == 1 else s for d, s in zip(self.shape, self.strides, strict=True))
         return replace(self, shape=tuple(shape), strides=strides)
 
-    def merged(self, shape: Sequence[Any]) -> View | None:
+    def merge_heads(self, shape: Sequence[Any]) -> View | None:
         """The view after a Reshape that merges heads [.., heads, group, rows, elements] with a repeated group axis; None for any other."""
         if len(self.shape) < 4:
             return None
@@ -92,13 +92,13 @@ class View:
             return None
         return replace(self, shape=tuple(shape), strides=(*self.strides[:-3], *self.strides[-2:]), group=group)
 
-    def repeated(self, repeats: Sequence[Any]) -> View | None:
+    def repeat(self, repeats: Sequence[Any]) -> View | None:
         """The view after a Tile along the first axis; None for any other."""
         if self.period or self.group > 1 or any(r != 1 for r in repeats[1:]):
             return None
         return replace(self, shape=(self.shape[0] * repeats[0], *self.shape[1:]), period=self.shape[0])
 
-    def reshaped(self, shape: Sequence[Any]) -> View | None:
+    def reshape(self, shape: Sequence[Any]) -> View | None:
         """The view after a Reshape; None where the elements would have to be copied."""
         if tuple(shape) == self.shape:
             return self
@@ -164,35 +164,35 @@ def views_after(x: Layer, view: View, constant: Callable[[Tensor | None], np.nda
     shape = x.outputs[0].shape
     match x.op:
         case "Transpose":
-            return [view.turned(x.attrs.get("perm") or tuple(range(len(view.shape)))[::-1])]
+            return [view.transpose(x.attrs.get("perm") or tuple(range(len(view.shape)))[::-1])]
         case "Gather":
             index = constant(x.inputs[1])
             axis = x.attrs.get("axis", 0) % len(view.shape)
-            return [view.taken(axis, int(index))] if index is not None and index.ndim == 0 and isinstance(view.shape[axis], int) else None
+            return [view.take(axis, int(index))] if index is not None and index.ndim == 0 and isinstance(view.shape[axis], int) else None
         case "Slice" if any(t is not None and constant(t) is None for t in x.inputs[1:]):
             return None
         case "Slice":
-            for axis, (start, count, step) in ranges(x).items():
+            for axis, (start, count, step) in slice_ranges(x).items():
                 if step != 1 or not isinstance(start, int) or view.period:
                     return None
                 view = view.cut(axis, start, count)
             return [view]
         case "Split":
             axis = x.attrs["axis"] % len(view.shape)
-            parts = [] if len(x.inputs) > 1 and constant(x.inputs[1]) is None else sizes(x)
+            parts = [] if len(x.inputs) > 1 and constant(x.inputs[1]) is None else part_sizes(x)
             if not parts or not all(isinstance(p, int) for p in parts):
                 return None
             return [view.cut(axis, sum(parts[:i]), n) for i, n in enumerate(parts)]
         case "Unsqueeze":
             axes = x.attrs.get("axes") or constant(x.inputs[1])
-            return None if axes is None else [view.inserted([int(a) for a in np.ravel(axes)])]
+            return None if axes is None else [view.insert_axes([int(a) for a in np.ravel(axes)])]
         case "Expand":
-            return [view.expanded(shape)] if len(shape) == len(view.shape) else None
+            return [view.expand(shape)] if len(shape) == len(view.shape) else None
         case "Tile":
             repeats = x.attrs.get("repeats") or constant(x.inputs[1])
-            result = None if repeats is None else view.repeated(tuple(repeats))
+            result = None if repeats is None else view.repeat(tuple(repeats))
         case "Reshape" | "Squeeze" | "Flatten":
-            result = view.merged(shape) or view.reshaped(shape)
+            result = view.merge_heads(shape) or view.reshape(shape)
         case _:
             return None
     return None if result is None else [result]

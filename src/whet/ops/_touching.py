@@ -82,21 +82,21 @@ class _Known:
             raise NotPerImage(f"{layer.op} '{layer.name}' may use the batch arbitrarily")
         if any(t in self.axes for t in reads) and layer.op != "Shape":
             self._with_samples(layer)
-        elif any(t in self.axes or t in self.counts for t in reads) or self._told(layer):
+        elif any(t in self.axes or t in self.counts for t in reads) or self._uses_batch_size(layer):
             self._without_samples(layer)
 
     def _with_samples(self, layer: Layer) -> None:
         for i, t in enumerate(layer.inputs):
             if t in self.counts and (layer.op, i) not in _TARGETS:
                 raise NotPerImage(f"{layer.op} '{layer.name}' uses %{t.name}, which depends on the batch size")
-        if self._told(layer) and layer.op not in ("Reshape", "Expand"):
+        if self._uses_batch_size(layer) and layer.op not in ("Reshape", "Expand"):
             raise NotPerImage(f"{layer.op} '{layer.name}' depends on the batch size")
         bound = bind_layer(layer, self.env)
         twins = {b: t for t, b in zip((*layer.inputs, *layer.outputs), (*bound.inputs, *bound.outputs), strict=True) if b is not None}
         inputs = follow(bound, {b: self.axes[t] for b, t in twins.items() if t in self.axes}, _MANY)
         for b, axis in inputs.items():
             t = twins[b]
-            if t is None or t in layer.inputs or not self._one_each(t, axis):
+            if t is None or t in layer.inputs or not self._has_one_entry_per_sample(t, axis):
                 raise NotPerImage(f"{layer.op} '{layer.name}' does not have one entry per sample")
             self.axes[t] = axis
         if self._fixed_parts(bound, twins) or not _fits(bound):
@@ -119,29 +119,31 @@ class _Known:
         """Handles outputs computed from sizes only: equal for all samples unless the batch size is used other than as a repeat count."""
         for t in layer.outputs:
             values = t.shape_value
-            if values is not None and not any(self._says(d) for d in (*values, *t.shape)):
+            if values is not None and not any(self._has_batch_symbol(d) for d in (*values, *t.shape)):
                 continue
-            along = [i for i, d in enumerate(t.shape) if self._says(d)]
+            along = [i for i, d in enumerate(t.shape) if self._has_batch_symbol(d)]
             repeated = _ALIKE.get(layer.op, -1)
             alike = repeated is None or (repeated >= 0 and layer.inputs[repeated] not in self.counts)
-            if alike and len(along) == 1 and self._one_each(t, along[0]):
+            if alike and len(along) == 1 and self._has_one_entry_per_sample(t, along[0]):
                 self.axes[t] = along[0]
             else:
                 self.counts.add(t)
 
-    def _one_each(self, t: Tensor, axis: int) -> bool:
-        return str(t.shape[axis]) == self.batch and not any(self._says(d) for i, d in enumerate(t.shape) if i != axis)
+    def _has_one_entry_per_sample(self, t: Tensor, axis: int) -> bool:
+        return str(t.shape[axis]) == self.batch and not any(self._has_batch_symbol(d) for i, d in enumerate(t.shape) if i != axis)
 
-    def _told(self, layer: Layer) -> bool:
+    def _uses_batch_size(self, layer: Layer) -> bool:
         """True if an attribute or an output shape contains the batch symbol without being implied by the input shapes."""
-        return any(self._in(v) for v in layer.attrs.values()) or (
-            not any(t in self.axes for t in layer.inputs) and any(self._says(d) for t in layer.outputs for d in t.shape)
+        return any(self._contains_batch_symbol(v) for v in layer.attrs.values()) or (
+            not any(t in self.axes for t in layer.inputs) and any(self._has_batch_symbol(d) for t in layer.outputs for d in t.shape)
         )
 
-    def _in(self, value: object) -> bool:
-        return any(self._in(v) for v in value) if isinstance(value, tuple) else isinstance(value, Expr) and self._says(value)
+    def _contains_batch_symbol(self, value: object) -> bool:
+        if isinstance(value, tuple):
+            return any(self._contains_batch_symbol(v) for v in value)
+        return isinstance(value, Expr) and self._has_batch_symbol(value)
 
-    def _says(self, d: Dim) -> bool:
+    def _has_batch_symbol(self, d: Dim) -> bool:
         return self.batch in symbols(d)
 
 

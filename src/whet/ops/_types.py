@@ -76,7 +76,7 @@ def may_broadcast_to(shape: Sequence[Dim], small: Sequence[Dim]) -> bool:
     return lead >= 0 and all(d == 1 or may_equal((d,), (s,)) for d, s in zip(small, shape[lead:], strict=True))
 
 
-def stretches_to(d: Dim, wide: Dim) -> bool:
+def may_span(d: Dim, wide: Dim) -> bool:
     """True if an axis of size d, broadcast to `wide`, has (or, with unknown size, may have) one entry per entry of it."""
     return d != 1 and (d == wide or isinstance(d, Expr))
 

@@ -78,7 +78,7 @@ def explicit_pads(node, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> dict[str
     return attrs
 
 
-def windows(x: np.ndarray, kernel, strides, dilations, pads, fill, extra_after=None) -> np.ndarray:
+def gather_windows(x: np.ndarray, kernel, strides, dilations, pads, fill, extra_after=None) -> np.ndarray:
     """A view [N, C, *out, *kernel] of the padded `x` [N, C, *spatial]; `extra_after` adds padding at the end (ceil mode)."""
     r = len(kernel)
     after = [pads[r + i] + (extra_after[i] if extra_after else 0) for i in range(r)]
@@ -123,7 +123,7 @@ class Pool:
 
     def slices(self, x: np.ndarray, fill) -> Iterator[np.ndarray]:
         """For each tap of the window: its values for all outputs, [N, C, *out]."""
-        v = windows(x, self.kernel, self.strides, self.dilations, self.pads, fill, self.extra(x.shape[2:]))
+        v = gather_windows(x, self.kernel, self.strides, self.dilations, self.pads, fill, self.extra(x.shape[2:]))
         out = [slice(0, n) for n in static_shape(tuple(self.out(x.shape[2:])))]
         for at in product(*map(range, self.kernel)):
             index: tuple[slice | int, ...] = (slice(None), slice(None), *out, *at)

@@ -6,12 +6,12 @@ In training mode mean and variance are those of the batch; the reader computes t
 import numpy as np
 
 from whet.ops._base import op
-from whet.ops._channels import channel_couples, infer_channels, per_channel
+from whet.ops._channels import channel_couples, infer_channels, reshape_per_channel
 
 
 def reference(layer, x, scale, bias, mean, variance):
     factor = scale / np.sqrt(variance + x.dtype.type(layer.attrs["epsilon"]))
-    return (x - per_channel(mean, x.ndim)) * per_channel(factor, x.ndim) + per_channel(bias, x.ndim)
+    return (x - reshape_per_channel(mean, x.ndim)) * reshape_per_channel(factor, x.ndim) + reshape_per_channel(bias, x.ndim)
 
 
 def read(node, g):

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import INTS, known_ints, numbers, op
+from whet.ops._base import INTS, known_ints, op, to_ints
 from whet.ops._types import numeric_input
 from whet.ops._window import check_window, out_size
 
@@ -37,7 +37,7 @@ def infer(layer):
 
 
 def reference(layer, x, image, block):
-    image, block = numbers(image), numbers(block)
+    image, block = to_ints(image), to_ints(block)
     r = len(image)
     strides, dilations, pads = _geometry(layer.attrs, r)
     counts = [out_size(n, k, s, d, pads[i], pads[r + i]) for i, (n, k, s, d) in enumerate(zip(image, block, strides, dilations, strict=True))]

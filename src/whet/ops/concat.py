@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import product
-from whet.ops._base import NEEDS_INT, Couple, folded, op
+from whet.ops._base import NEEDS_INT, Couple, fold_dims, op
 from whet.ops._types import axis_of, unify
 
 
@@ -34,7 +34,7 @@ def couples(layer):
 
 
 def shape_value(layer):
-    return folded(layer) if product(layer.inputs[0].shape[1:]) == 1 or layer.inputs[0].type.rank == 1 else [None]
+    return fold_dims(layer) if product(layer.inputs[0].shape[1:]) == 1 or layer.inputs[0].type.rank == 1 else [None]
 
 
 op(

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import BOOL, F32, I64, TensorType, dtype_of
-from whet.ops._base import INTS, Couple, given_dims, numbers, op, replace_given
+from whet.ops._base import INTS, Couple, given_dims, op, replace_given, to_ints
 
 
 def infer(layer):
@@ -16,7 +16,7 @@ def infer(layer):
 
 def reference(layer, shape=None):
     shape = layer.attrs.get("shape", shape)
-    return np.full(numbers(shape), layer.attrs["value"], layer.attrs["dtype"].numpy)
+    return np.full(to_ints(shape), layer.attrs["value"], layer.attrs["dtype"].numpy)
 
 
 def shape_value(layer):

@@ -10,7 +10,7 @@ from whet.network import Layer, TensorType
 from whet.ops._base import INTS, Couple, op
 from whet.ops._products import accumulate_matmul, accumulator, round_accumulator
 from whet.ops._types import may_equal, one_float_type
-from whet.ops._window import check_window, explicit_pads, out_size, windows
+from whet.ops._window import check_window, explicit_pads, gather_windows, out_size
 
 _BLOCK = 1 << 14  # results of a depthwise convolution that are summed at once
 
@@ -51,7 +51,7 @@ def reference(layer: Layer, x, w, b=None):
     strides, dilations, pads = attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
     k, per, n = w.shape[0], w.shape[1], x.shape[0]
-    v = windows(x, w.shape[2:], strides, dilations, pads, 0)
+    v = gather_windows(x, w.shape[2:], strides, dilations, pads, 0)
     out = v.shape[2 : 2 + r]
     if per == 1 and k == group:
         y = _depthwise(v, w, out, accumulator(x.dtype))
@@ -91,7 +91,7 @@ def couples(layer: Layer) -> list[Couple]:
     return tied if b is None else [*tied, Couple(b, 0, y, 1, a_block=outs, b_block=outs, count=group)]
 
 
-def inner(layer: Layer, level: int) -> list[Couple]:
+def couple_in_groups(layer: Layer, level: int) -> list[Couple]:
     """Several groups of several channels, level 0: each group loses the channels of the same indices."""
     x, w, b, y = layer.needs(0), layer.needs(1), layer.input(2), layer.output
     group, ins = layer.attrs["group"], w.shape[1]
@@ -123,7 +123,7 @@ op(
     attrs={"group": 1, "strides": INTS, "dilations": INTS, "pads": INTS, "kernel_shape": INTS},
     couples=couples,
     zeros=(2,),
-    inner=inner,
+    inner=couple_in_groups,
     recut=recut,
     onnx=read,
     samples=[

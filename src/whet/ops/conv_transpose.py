@@ -81,7 +81,7 @@ def couples(layer: Layer) -> list[Couple]:
     return tied if b is None else [*tied, Couple(b, 0, y, 1, a_block=outs, b_block=outs, count=group)]
 
 
-def inner(layer: Layer, level: int) -> list[Couple]:
+def couple_in_groups(layer: Layer, level: int) -> list[Couple]:
     """Several groups of several channels, level 0: each group loses the channels of the same indices."""
     x, w, b, y = layer.needs(0), layer.needs(1), layer.input(2), layer.output
     group, outs = layer.attrs["group"], w.shape[1]
@@ -129,7 +129,7 @@ op(
     attrs={"group": 1, "strides": INTS, "dilations": INTS, "pads": INTS, "output_padding": INTS, "kernel_shape": INTS},
     couples=couples,
     zeros=(2,),
-    inner=inner,
+    inner=couple_in_groups,
     recut=recut,
     onnx=read,
     samples=[

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._base import op
-from whet.ops._quantized import check_scale, scale_couples, spread
+from whet.ops._quantized import check_scale, reshape_to_broadcast, scale_couples
 
 
 def infer(layer):
@@ -20,8 +20,8 @@ def reference(layer, x, scale, zero=None):
     wide = np.float32 if x.dtype.kind == "V" or x.dtype.kind == "f" else np.int64
     y = x.astype(wide)
     if zero is not None:
-        y = y - spread(zero, x.shape, axis, block).astype(wide)
-    return y.astype(scale.dtype) * spread(scale, x.shape, axis, block)
+        y = y - reshape_to_broadcast(zero, x.shape, axis, block).astype(wide)
+    return y.astype(scale.dtype) * reshape_to_broadcast(scale, x.shape, axis, block)
 
 
 def read(node, g):

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import TensorType
 from whet.ops._base import NEEDS_STRING, Couple, op
-from whet.ops._types import broadcast, stretches_to, unify
+from whet.ops._types import broadcast, may_span, unify
 
 
 def subscripts(layer):
@@ -55,7 +55,7 @@ def couples(layer):
             first, axis = seen.setdefault(c, (t, i))
             if first is t and axis == i:
                 result.append(Couple(t, i, t, i, summed=c not in out and (c.isdigit() or sum(c in x for x in terms) == 1)))
-            elif c.isalpha() or stretches_to(t.shape[i], first.shape[axis]):
+            elif c.isalpha() or may_span(t.shape[i], first.shape[axis]):
                 result.append(Couple(t, i, first, axis, summed=c not in out))
     return result
 

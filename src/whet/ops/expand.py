@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import INTS, Couple, given_dims, numbers, op, replace_given
+from whet.ops._base import INTS, Couple, given_dims, op, replace_given, to_ints
 from whet.ops._types import broadcast
 
 
@@ -16,7 +16,7 @@ def infer(layer):
 
 
 def reference(layer, x, shape=None):
-    shape = numbers(layer.attrs.get("shape", shape))
+    shape = to_ints(layer.attrs.get("shape", shape))
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape)))
 
 

@@ -3,7 +3,7 @@
 from whet.errors import NetworkError
 from whet.network import product
 from whet.ops._axes import block_couples
-from whet.ops._base import op, unchanged
+from whet.ops._base import keep_dims, op
 
 
 def split_axis(layer):
@@ -32,7 +32,7 @@ op(
     reference,
     attrs={"axis": 1},
     zeros=(),
-    shape_value=unchanged,
+    shape_value=keep_dims,
     couples=lambda layer: block_couples(layer.inputs[0], layer.output),
     inner=lambda layer, level: block_couples(layer.inputs[0], layer.output, level),
     samples=[

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._base import unchanged
+from whet.ops._base import keep_dims
 from whet.ops._unary import unary
 
-unary("Floor", np.floor, shape_value=unchanged)
+unary("Floor", np.floor, shape_value=keep_dims)

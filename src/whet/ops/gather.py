@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import map_axes
-from whet.ops._base import folded, op
+from whet.ops._base import fold_dims, op
 from whet.ops._types import axis_of
 
 
@@ -33,7 +33,7 @@ op(
     attrs={"axis": 0},
     couples=couples,
     zeros=(),
-    shape_value=lambda layer: folded(layer, 1),
+    shape_value=lambda layer: fold_dims(layer, 1),
     samples=[
         (["f32[7,4]", np.array([[0, 6], [-1, 3]])], {}),
         (["const f32[11,5]", np.array([1, 10, 0, 2], np.int32)], {}),

@@ -5,7 +5,7 @@ from whet.errors import NetworkError
 from whet.network import TensorType
 from whet.ops._base import Couple, op
 from whet.ops._products import accumulate_matmul, round_accumulator
-from whet.ops._types import may_broadcast_to, stretches_to, unify
+from whet.ops._types import may_broadcast_to, may_span, unify
 
 
 def infer(layer):
@@ -36,7 +36,7 @@ def couples(layer):
     result = [Couple(a, int(not ta), b, int(tb), summed=True), Couple(a, int(ta), y, 0), Couple(b, int(not tb), y, 1)]
     if c is not None:
         lead = 2 - c.type.rank
-        result += [Couple(c, i, y, i + lead) for i, d in enumerate(c.shape) if stretches_to(d, y.shape[i + lead])]
+        result += [Couple(c, i, y, i + lead) for i, d in enumerate(c.shape) if may_span(d, y.shape[i + lead])]
     return result
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.ops._axes import needs_opset
 from whet.ops._base import NEEDS_INT, Couple, op
-from whet.ops._channels import infer_channels, per_channel
+from whet.ops._channels import infer_channels, reshape_per_channel
 
 
 def infer(layer):
@@ -21,7 +21,7 @@ def reference(layer, x, scale, bias):
     grouped = x.reshape(x.shape[0], layer.attrs["num_groups"], -1)
     d = grouped - grouped.mean(axis=2, keepdims=True)
     y = d / np.sqrt((d * d).mean(axis=2, keepdims=True) + x.dtype.type(layer.attrs["epsilon"]))
-    return y.reshape(x.shape) * per_channel(scale, x.ndim) + per_channel(bias, x.ndim)
+    return y.reshape(x.shape) * reshape_per_channel(scale, x.ndim) + reshape_per_channel(bias, x.ndim)
 
 
 def couples(layer):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._recurrent import clip_inputs, recurrent
+from whet.ops._recurrent import clip_inputs, register_recurrent
 
 
 def step(layer, from_x, r, rb, states, functions):
@@ -17,7 +17,7 @@ def step(layer, from_x, r, rb, states, functions):
     return ((1 - z) * g(clip_inputs(layer, new)) + z * h,)
 
 
-recurrent(
+register_recurrent(
     "GRU",
     3,
     1,

@@ -1,7 +1,7 @@
 """Identity: y = x."""
 
 from whet.network import Tensor
-from whet.ops._base import op, unchanged
+from whet.ops._base import keep_dims, op
 from whet.ops._types import same_as_input, same_axes
 
 
@@ -16,7 +16,7 @@ op(
     lambda layer, x: x,
     samples=[(["f32[2,3]"], {}), (["extreme f32[16]"], {}), (["i64[4]"], {}), (["f16[3,5]"], {})],
     couples=lambda layer: same_axes(layer.inputs[0], layer.output),
-    shape_value=unchanged,
+    shape_value=keep_dims,
     pointwise=True,
     onnx=read,
     reads_sequences=True,

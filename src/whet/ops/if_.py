@@ -59,7 +59,7 @@ def read(node, g):
     outputs = node.add(g, "If", *node.inputs, regions=regions)
     if node.lengths["then_branch"] != node.lengths["else_branch"]:
         raise node.unsupported("its branches return sequences of different lengths, and its condition is computed at run time")
-    return node.grouped("then_branch", [outputs] if isinstance(outputs, Tensor) else outputs)
+    return node.join_sequences("then_branch", [outputs] if isinstance(outputs, Tensor) else outputs)
 
 
 def _sample() -> dict[str, Network]:

@@ -3,14 +3,14 @@
 import numpy as np
 
 from whet.ops._base import op
-from whet.ops._channels import channel_couples, infer_channels, per_channel
+from whet.ops._channels import channel_couples, infer_channels, reshape_per_channel
 
 
 def reference(layer, x, scale, bias):
     axes = tuple(range(2, x.ndim))
     d = x - x.mean(axis=axes, keepdims=True)
     y = d / np.sqrt((d * d).mean(axis=axes, keepdims=True) + x.dtype.type(layer.attrs["epsilon"]))
-    return y * per_channel(scale, x.ndim) + per_channel(bias, x.ndim)
+    return y * reshape_per_channel(scale, x.ndim) + reshape_per_channel(bias, x.ndim)
 
 
 op(

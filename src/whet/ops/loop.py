@@ -20,7 +20,7 @@ _MOST = 64  # largest number of unrolled iterations
 def iteration_count(layer):
     """The number of iterations as a dim, or None if it depends on the data."""
     m, condition, body = layer.inputs[0], layer.input(1), layer.regions["body"]
-    if m is None or known_values(m) is None or not _never_stops(body):
+    if m is None or known_values(m) is None or not _runs_to_the_end(body):
         return None
     first = (1,) if condition is None else known_values(condition)
     if first is None or isinstance(first[0], Expr):
@@ -28,7 +28,7 @@ def iteration_count(layer):
     return known_values(m)[0] if first[0] else 0
 
 
-def _never_stops(body: Network) -> bool:
+def _runs_to_the_end(body: Network) -> bool:
     """True if the body never ends the loop: its condition is passed through or constant true."""
     t: Tensor | None = body.outputs[0]
     while t is not None and t.maker is not None and t.maker.op == "Identity":
@@ -55,7 +55,7 @@ def infer(layer):
     scanned = body.outputs[1 + carried :]
     count, condition = iteration_count(layer), layer.inputs[1]
     check_steps(layer, "body", count)
-    if layer.inputs[0] is None and _never_stops(body) and (condition is None or known_values(condition) == (1,)):
+    if layer.inputs[0] is None and _runs_to_the_end(body) and (condition is None or known_values(condition) == (1,)):
         raise UnsupportedError(f"Loop '{layer.name}' has no iteration count, and its body never changes the condition: it would not end")
     rows = data_size(layer) if count is None else count
     return [*(t.type for t in after), *(t.type.with_shape((rows, *t.shape)) for t in scanned)]

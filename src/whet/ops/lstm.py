@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._recurrent import clip_inputs, recurrent
+from whet.ops._recurrent import clip_inputs, register_recurrent
 
 
 def step(layer, from_x, r, rb, states, functions, extra=None):
@@ -22,7 +22,7 @@ def step(layer, from_x, r, rb, states, functions, extra=None):
     return o * k(c), c
 
 
-recurrent(
+register_recurrent(
     "LSTM",
     4,
     2,

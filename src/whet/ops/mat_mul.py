@@ -5,7 +5,7 @@ from whet.errors import NetworkError
 from whet.network import TensorType
 from whet.ops._base import Couple, op
 from whet.ops._products import accumulate_matmul, round_accumulator
-from whet.ops._types import broadcast, stretches_to, unify
+from whet.ops._types import broadcast, may_span, unify
 
 
 def infer(layer):
@@ -30,7 +30,7 @@ def couples(layer):
         result.append(Couple(b, rb - 1, y, ry - 1))
     batch = ry - (ra > 1) - (rb > 1)
     for t, r in ((a, ra - 2), (b, rb - 2)):
-        result += [Couple(t, i, y, i + batch - r) for i in range(r) if stretches_to(t.shape[i], y.shape[i + batch - r])]
+        result += [Couple(t, i, y, i + batch - r) for i in range(r) if may_span(t.shape[i], y.shape[i + batch - r])]
     return result
 
 

@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import INTS, given_dims, numbers, op
+from whet.ops._base import INTS, given_dims, op, to_ints
 from whet.ops._types import may_equal, numeric_input
 
 
@@ -31,7 +31,7 @@ def reference(layer, x, indices, shape=None):
     y = y.reshape(sizes)
     if shape is None:
         return y
-    larger = np.zeros(numbers(shape), x.dtype)
+    larger = np.zeros(to_ints(shape), x.dtype)
     larger[tuple(map(slice, sizes))] = y
     return larger
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._base import folded, op
+from whet.ops._base import fold_dims, op
 from whet.ops._binary import FLOAT_SAMPLES, INT_SAMPLES, binary_couples, infer_binary
 
 op(
@@ -11,6 +11,6 @@ op(
     lambda layer, a, b: np.multiply(a, b),
     samples=[*FLOAT_SAMPLES, *INT_SAMPLES],
     couples=binary_couples,
-    shape_value=folded,
+    shape_value=fold_dims,
     pointwise=True,
 )

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._base import folded
+from whet.ops._base import fold_dims
 from whet.ops._unary import unary
 
-unary("Neg", np.negative, floats=False, shape_value=folded)
+unary("Neg", np.negative, floats=False, shape_value=fold_dims)

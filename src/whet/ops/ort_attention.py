@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from whet.ops._ort import adder, integer_product, register_fused, scalar
+from whet.ops._ort import integer_product, make_adder, register_fused, scalar
 
 
 def _heads(add, x, heads):
@@ -14,7 +14,7 @@ def _heads(add, x, heads):
 
 def _attend(node, g, q, k, v, masks):
     """Attention of [B, H, S, D] tensors with additive masks, as [B, S, H * D] under the node's name."""
-    add = adder(node, g)
+    add = make_adder(node, g)
     scale = node.attrs.get("scale", 0.0) or 1 / math.sqrt(int(q.shape[-1]))
     scores = add("MatMul", q, add("Transpose", k, perm=(0, 1, 3, 2)))
     scores = add("Mul", scores, scalar(node, g, scale, scores, "scale"))
@@ -35,7 +35,7 @@ def _mask_to_addend(node, g, add, kept):
 
 def _mask(node, g, mask, q, keys):
     """The additive mask of an integer mask: [B] lengths, [B, keys] or [B, rows, keys] with 1 for a visible key."""
-    add = adder(node, g)
+    add = make_adder(node, g)
     if mask.type.rank == 1:
         if mask.shape != (q.shape[0],):
             raise node.unsupported(f"its mask has the shape {list(mask.shape)}; only one length per sequence or masks of 2 and 3 axes are read")
@@ -57,7 +57,7 @@ def _no_cache(node, inputs, outputs=(1, 2)):
 def read_attention(node, g):
     """Inputs: x [B, S, D], weights [D, q + k + v], bias, mask, past, attention bias."""
     _no_cache(node, (4,), (1,))
-    add = adder(node, g)
+    add = make_adder(node, g)
     x, weights, bias, mask, extra = (node.input(i) for i in (0, 1, 2, 3, 5))
     packed = add("MatMul", x, weights)
     return _attend_packed(node, g, packed if bias is None else add("Add", packed, bias), mask, extra)
@@ -67,15 +67,15 @@ def read_q_attention(node, g):
     """Inputs: x (8 bits), weights (8 bits), bias, their scales, mask, their zero points, past."""
     _no_cache(node, (8,), (1,))
     x, weights, bias, x_scale, weight_scale, mask, x_zero, weight_zero = (node.input(i) for i in range(8))
-    packed = integer_product(adder(node, g), x, weights, x_scale, weight_scale, x_zero, weight_zero)
-    return _attend_packed(node, g, adder(node, g)("Add", packed, bias), mask, None)
+    packed = integer_product(make_adder(node, g), x, weights, x_scale, weight_scale, x_zero, weight_zero)
+    return _attend_packed(node, g, make_adder(node, g)("Add", packed, bias), mask, None)
 
 
 def _attend_packed(node, g, packed, mask, extra):
     """Attention of queries, keys and values that are one tensor [B, S, q + k + v]."""
     if node.attrs.get("do_rotary", 0):
         raise node.unsupported("it rotates queries and keys (do_rotary=1). Export the model without ONNX Runtime's attention fusion")
-    add, heads = adder(node, g), node.attrs["num_heads"]
+    add, heads = make_adder(node, g), node.attrs["num_heads"]
     sizes = node.attrs.get("qkv_hidden_sizes") or (int(packed.shape[-1]) // 3,) * 3
     q, k, v = (_heads(add, t, heads) for t in add("Split", packed, axis=-1, split=tuple(sizes)))
     masks = [] if mask is None else [_mask(node, g, mask, q, k.shape[2])]
@@ -85,7 +85,7 @@ def _attend_packed(node, g, packed, mask, extra):
 def read_multi_head_attention(node, g):
     """Inputs: q [B, S, D], k and v [B, L, D] or [B, H, L, D / H], bias of the three, key padding mask, attention bias, past k and v."""
     _no_cache(node, (6, 7, 8, 9))
-    add, heads = adder(node, g), node.attrs["num_heads"]
+    add, heads = make_adder(node, g), node.attrs["num_heads"]
     q, k, v, bias, mask, extra = (node.input(i) for i in range(6))
     if k is None or v is None or q.type.rank != 3 or k.type.rank not in (3, 4) or v.type.rank not in (3, 4):
         raise node.unsupported("its queries, keys and values are packed in one tensor. Save the model without packed attention")

@@ -1,6 +1,6 @@
 """FusedConv, FusedGemm and FusedMatMul (ONNX Runtime): an op with the scale, transpositions, sum and activation that followed it."""
 
-from whet.ops._ort import adder, apply_activation, register_fused, scalar
+from whet.ops._ort import apply_activation, make_adder, register_fused, scalar
 from whet.ops._qlinear import compute_in_floats
 
 _ACTIVATION = ("activation", "activation_params", "activation_alpha", "activation_beta", "activation_gamma", "leaky_relu_alpha")
@@ -15,7 +15,7 @@ def read_conv(node, g):
     given = [t for t in node.inputs[:3] if t is not None]
     y = compute_in_floats(node, g, "Conv", given, _other_attributes(node))
     if node.input(3) is not None:
-        y = adder(node, g)("Add", y, node.inputs[3])
+        y = make_adder(node, g)("Add", y, node.inputs[3])
     return apply_activation(node, g, y, tuple(node.attrs.get("activation_params", ())))
 
 
@@ -28,7 +28,7 @@ def read_gemm(node, g):
 
 def read_mat_mul(node, g):
     """alpha * A B; transA/transB swap the last two axes, transBatchA/transBatchB take the first axis behind the batch axes before that."""
-    add = adder(node, g)
+    add = make_adder(node, g)
     a, b = (_arranged(node, add, i, side) for i, side in enumerate("AB"))
     alpha = node.attrs.get("alpha", 1.0)
     if alpha == 1.0:

@@ -1,16 +1,16 @@
 """Gelu, BiasGelu, FastGelu and QuickGelu (ONNX Runtime): activations with the bias that precedes them."""
 
-from whet.ops._ort import adder, register_fused, scalar
+from whet.ops._ort import make_adder, register_fused, scalar
 
 
 def _add_bias(node, g):
     x, bias = node.inputs[0], node.input(1)
-    return x if bias is None else adder(node, g)("Add", x, bias)
+    return x if bias is None else make_adder(node, g)("Add", x, bias)
 
 
 def read_quick_gelu(node, g):
     """x * sigmoid(alpha * x)"""
-    add, x = adder(node, g), node.inputs[0]
+    add, x = make_adder(node, g), node.inputs[0]
     return node.add(g, "Mul", x, add("Sigmoid", add("Mul", x, scalar(node, g, node.attrs.get("alpha", 1.702), x, "alpha"))))
 
 

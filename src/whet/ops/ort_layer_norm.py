@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.network import I32
-from whet.ops._ort import adder, register_fused
+from whet.ops._ort import make_adder, register_fused
 from whet.ops._refused import read_as_others
 
 
@@ -20,7 +20,7 @@ def read_skip_simplified(node, g):
 def _read_normalized_sum(node, g, op, scales, bias):
     if any(node.outputs[1:3]):
         raise node.unsupported("its outputs 1 and 2 (mean and deviation) serve training. Save the model for inference")
-    add = adder(node, g)
+    add = make_adder(node, g)
     total = node.inputs[0] if bias is None else add("Add", node.inputs[0], bias)
     total = add("Add", total, node.inputs[1])
     y = add(op, total, *scales, axis=-1, epsilon=node.attrs.get("epsilon", 1e-12 if op == "LayerNormalization" else 1e-5))
@@ -30,7 +30,7 @@ def _read_normalized_sum(node, g, op, scales, bias):
 def read_embed(node, g):
     """Inputs: word ids, segment ids, embeddings of words, positions and segments, gamma, beta, mask, position ids.
     Outputs: the normalized sum, the valid tokens of each sequence, the sum."""
-    add = adder(node, g)
+    add = make_adder(node, g)
     ids, segments, words, positions, segment_table, gamma, beta = (node.input(i) for i in range(7))
     mask, position_ids = node.input(7), node.input(8)
     length = ids.shape[1]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.network import U8
-from whet.ops._ort import adder, integer_product, register_fused, scalar
+from whet.ops._ort import integer_product, make_adder, register_fused, scalar
 
 
 def read_integer_to_float(node, g):
@@ -14,7 +14,7 @@ def read_integer_to_float(node, g):
 
 def read_dynamic(node, g):
     """Inputs: A (float), B, its scale, its zero point, bias. A is quantized to the range that it has, with zero, as by DynamicQuantizeLinear."""
-    add = adder(node, g)
+    add = make_adder(node, g)
     x, b, b_scale, b_zero, bias = (node.input(i) for i in range(5))
     zero, top = scalar(node, g, 0.0, x, "zero"), scalar(node, g, 255.0, x, "top")
     low = add("Min", add("ReduceMin", x, keepdims=0), zero)
@@ -26,7 +26,7 @@ def read_dynamic(node, g):
 
 
 def _product(node, g, a, b, a_scale, b_scale, a_zero, b_zero, bias):
-    y = integer_product(adder(node, g), a, b, a_scale, b_scale, a_zero, b_zero)
+    y = integer_product(make_adder(node, g), a, b, a_scale, b_scale, a_zero, b_zero)
     return node.add(g, "Identity", y) if bias is None else node.add(g, "Add", y, bias)
 
 
@@ -54,7 +54,7 @@ def read_n_bits(node, g):
     w = g.constant(np.ascontiguousarray(weight.T).astype(a.dtype.numpy), f"{node.name}.weight")
     if bias is None:
         return node.add(g, "MatMul", a, w)
-    return node.add(g, "Add", adder(node, g)("MatMul", a, w), bias)
+    return node.add(g, "Add", make_adder(node, g)("MatMul", a, w), bias)
 
 
 def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from whet.ops._ort import adder, register_fused
+from whet.ops._ort import make_adder, register_fused
 
 
 def read(node, g):
     """Inputs: x [B, S, H * D] or [B, H, S, D], positions [1] (the first one) or [B, S], cosines and sines [positions, D / 2]."""
-    add = adder(node, g)
+    add = make_adder(node, g)
     x, positions, cosines, sines = node.inputs
     if node.attrs.get("is_packed_batching", 0) or node.attrs.get("scale", 1.0) != 1.0:
         raise node.unsupported("it has packed batches or a scale. Save the model with ONNX Runtime's graph optimization level 'basic'")

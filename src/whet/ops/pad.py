@@ -5,13 +5,13 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes, needs_opset
-from whet.ops._base import INTS, Couple, given_ints, numbers, op, replace_given
+from whet.ops._base import INTS, Couple, given_ints, op, replace_given, to_ints
 from whet.ops._types import axis_of
 
 MODES = ("constant", "reflect", "edge", "wrap")
 
 
-def amounts(layer):
+def pad_amounts(layer):
     """(before, after) for each axis of x."""
     x, pads = layer.inputs[0], given_ints(layer, "pads", 1)
     axes = given_ints(layer, "axes", 3)
@@ -31,8 +31,8 @@ def infer(layer):
     value = layer.input(2)
     if value is not None and (value.dtype != x.dtype or value.shape not in ((), (1,))):
         raise NetworkError(f"pads {x.type} with one value of its type, not {value.type}")
-    shape = [d + a + b for d, (a, b) in zip(x.shape, amounts(layer), strict=True)]
-    for d, n, (a, b) in zip(shape, x.shape, amounts(layer), strict=True):
+    shape = [d + a + b for d, (a, b) in zip(x.shape, pad_amounts(layer), strict=True)]
+    for d, n, (a, b) in zip(shape, x.shape, pad_amounts(layer), strict=True):
         if (
             isinstance(d, int)
             and isinstance(n, int)
@@ -43,9 +43,9 @@ def infer(layer):
 
 
 def reference(layer, x, pads=None, value=None, axes=None):
-    pads = numbers(layer.attrs.get("pads", pads))
+    pads = to_ints(layer.attrs.get("pads", pads))
     axes = layer.attrs.get("axes", axes)
-    axes = range(x.ndim) if axes is None else [a % x.ndim for a in numbers(axes)]
+    axes = range(x.ndim) if axes is None else [a % x.ndim for a in to_ints(axes)]
     both = [(0, 0)] * x.ndim
     for i, a in enumerate(axes):
         both[a] = (pads[i], pads[i + len(axes)])
@@ -59,7 +59,7 @@ def reference(layer, x, pads=None, value=None, axes=None):
 def couples(layer):
     """Axes without padding are coupled one to one; with constant padding x is a range of y and the padding is free."""
     x, y, result = layer.inputs[0], layer.output, []
-    for i, (a, b) in enumerate(amounts(layer)):
+    for i, (a, b) in enumerate(pad_amounts(layer)):
         if (a, b) == (0, 0):
             result.append(Couple(x, i, y, i))
         elif layer.attrs["mode"] == "constant" and min(a, b) >= 0 and isinstance(x.shape[i], int):
@@ -69,7 +69,7 @@ def couples(layer):
 
 def recut(layer, kept):
     """Updates the pads."""
-    x, y, both = layer.inputs[0], layer.output, amounts(layer)
+    x, y, both = layer.inputs[0], layer.output, pad_amounts(layer)
     changed = False
     for i, (a, b) in enumerate(both):
         if (y, i) in kept and (a, b) != (0, 0):
@@ -102,7 +102,7 @@ def to_onnx(layer, w):
     if w.opset >= 18 or given_ints(layer, "axes", 3) is None:
         inputs_of_attributes("pads", "value", "axes")(layer, w)
         return
-    both = amounts(layer)
+    both = pad_amounts(layer)
     pads = w.constant(np.array([*(a for a, _ in both), *(b for _, b in both)], np.int64), f"{layer.name}.pads")
     inputs = [w.name(layer.inputs[0]), pads, w.name(layer.input(2))]
     w.node("Pad", inputs, [w.name(layer.output)], name=layer.name, mode=layer.attrs["mode"])

@@ -9,7 +9,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import F8E4M3, SMALL_FLOATS, U8
 from whet.ops._base import DTYPE, op
-from whet.ops._quantized import check_scale, scale_couples, spread
+from whet.ops._quantized import check_scale, reshape_to_broadcast, scale_couples
 from whet.ops._types import float_input
 
 LARGEST = {t: float(ml_dtypes.finfo(t.numpy).max) for t in SMALL_FLOATS}
@@ -30,13 +30,13 @@ def infer(layer):
 
 def reference(layer, x, scale, zero=None):
     axis, block, dtype = layer.attrs["axis"], layer.attrs["block_size"], output_dtype(layer)
-    y = x / spread(scale, x.shape, axis, block).astype(x.dtype)
+    y = x / reshape_to_broadcast(scale, x.shape, axis, block).astype(x.dtype)
     if dtype in LARGEST:
         top = LARGEST[dtype]
         return (np.clip(y, -top, top) if layer.attrs["saturate"] else y).astype(dtype.numpy)
     y = np.rint(y)
     if zero is not None:
-        y = y + spread(zero, x.shape, axis, block).astype(x.dtype)
+        y = y + reshape_to_broadcast(zero, x.shape, axis, block).astype(x.dtype)
     top = 2 ** (dtype.bits - (dtype.kind == "int")) - 1
     low = -top - 1 if dtype.kind == "int" else 0
     return np.clip(np.nan_to_num(y, nan=0.0, posinf=top, neginf=low), low, top).astype(np.int64).astype(dtype.numpy)

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import I64, product
 from whet.ops._axes import block_couples, inputs_of_attributes
-from whet.ops._base import INTS, given_dims, numbers, op, replace_given, unchanged
+from whet.ops._base import INTS, given_dims, keep_dims, op, replace_given, to_ints
 
 
 def infer(layer):
@@ -35,7 +35,7 @@ def infer(layer):
 def reference(layer, x, shape=None):
     target = layer.attrs.get("shape")
     if target is None:
-        target = numbers(shape)
+        target = to_ints(shape)
     if not layer.attrs.get("allowzero"):
         target = [x.shape[i] if d == 0 else d for i, d in enumerate(target)]
     return x.reshape([int(d) for d in target])
@@ -77,7 +77,7 @@ op(
     inner=lambda layer, level: block_couples(layer.inputs[0], layer.output, level),
     zeros=(),
     recut=recut,
-    shape_value=unchanged,
+    shape_value=keep_dims,
     to_onnx=to_onnx,
     samples=[
         (["f32[2,6,4]", np.array([2, -1])], {}),

@@ -7,12 +7,12 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import floordiv
 from whet.ops._axes import inputs_of_attributes, needs_opset
-from whet.ops._base import FLOATS, INTS, Couple, get_op, given_dims, known_values, numbers, op, replace_given
+from whet.ops._base import FLOATS, INTS, Couple, get_op, given_dims, known_values, op, replace_given, to_ints
 from whet.ops._resize import COORDINATES, MODES, ROUNDING, Resampling
 from whet.ops._types import axis_of, float_input, numeric_input
 
 
-def targets(layer):
+def resize_targets(layer):
     """(output size, scale) of each axis of x; scale None means output size / input size."""
     x, a = layer.inputs[0], layer.attrs
     rank = x.type.rank
@@ -90,7 +90,7 @@ def infer(layer):
         raise NetworkError(f"nearest_mode is one of {', '.join(ROUNDING)}, not {how.rounding!r}")
     if how.mode != "nearest":
         float_input(layer)
-    shape = [d for d, _ in targets(layer)]
+    shape = [d for d, _ in resize_targets(layer)]
     if 0 in shape:
         raise NetworkError(f"the output of {layer.inputs[0].type} is empty: {shape}")
     return layer.inputs[0].type.with_shape(shape)
@@ -110,13 +110,13 @@ def resampling(layer) -> Resampling:
     )
 
 
-def steps(layer, shape, roi=None, scales=None, sizes=None):
+def resize_axes(layer, shape, roi=None, scales=None, sizes=None):
     """Yields (axis, outputs, scale, region) of each resampled axis; arguments are arrays, as for the reference."""
     how, rank = resampling(layer), len(shape)
     axes = [int(i) % rank for i in layer.attrs.get("axes") or range(rank)]
     scales = layer.attrs.get("scales", scales if scales is not None and scales.size else None)
     sizes = layer.attrs.get("sizes", sizes)
-    sizes = None if sizes is None else numbers(sizes)
+    sizes = None if sizes is None else to_ints(sizes)
     scales = None if scales is None else [float(s) for s in np.reshape(scales, -1)]
     if sizes is not None and layer.attrs["keep_aspect_ratio_policy"] != "stretch":
         pick = min if layer.attrs["keep_aspect_ratio_policy"] == "not_larger" else max
@@ -135,7 +135,7 @@ def steps(layer, shape, roi=None, scales=None, sizes=None):
 
 def reference(layer, x, roi=None, scales=None, sizes=None):
     how, y, outside = resampling(layer), x, []
-    for axis, out, scale, part in steps(layer, x.shape, roi, scales, sizes):
+    for axis, out, scale, part in resize_axes(layer, x.shape, roi, scales, sizes):
         y, off = how.apply(y, axis, out, scale, part)
         outside += [] if off is None else [(axis, off)]
     for axis, off in outside:
@@ -151,7 +151,7 @@ def couples(layer):
     x, y = layer.inputs[0], layer.output
     if layer.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize":
         return []
-    return [Couple(x, i, y, i) for i, (d, scale) in enumerate(targets(layer)) if d == x.shape[i] and scale == 1]
+    return [Couple(x, i, y, i) for i, (d, scale) in enumerate(resize_targets(layer)) if d == x.shape[i] and scale == 1]
 
 
 def recut(layer, kept):

@@ -1,8 +1,8 @@
 """RNN: h = f(W x + R h + b); outputs Y and the final h."""
 
-from whet.ops._recurrent import clip_inputs, recurrent
+from whet.ops._recurrent import clip_inputs, register_recurrent
 
-recurrent(
+register_recurrent(
     "RNN",
     1,
     1,

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._base import op
-from whet.ops._scatter import check, scatter
+from whet.ops._scatter import check, combine_at
 from whet.ops._types import axis_of, may_equal
 
 
@@ -21,7 +21,7 @@ def reference(layer, x, at, updates):
     axis = layer.attrs["axis"] % x.ndim
     where = list(np.ogrid[tuple(slice(0, n) for n in at.shape)])
     where[axis] = np.where(at < 0, at + x.shape[axis], at)
-    return scatter(x, tuple(where), updates, layer.attrs["reduction"])
+    return combine_at(x, tuple(where), updates, layer.attrs["reduction"])
 
 
 op(

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.ops._base import op
-from whet.ops._scatter import check, scatter
+from whet.ops._scatter import check, combine_at
 from whet.ops._types import may_equal
 
 
@@ -21,7 +21,7 @@ def infer(layer):
 
 
 def reference(layer, x, at, updates):
-    return scatter(x, tuple(at[..., i] for i in range(at.shape[-1])), updates, layer.attrs["reduction"])
+    return combine_at(x, tuple(at[..., i] for i in range(at.shape[-1])), updates, layer.attrs["reduction"])
 
 
 op(

@@ -5,13 +5,13 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Expr, ceildiv, maximum, minimum
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INTS, Couple, folded, given_dims, numbers, op, replace_given
+from whet.ops._base import INTS, Couple, fold_dims, given_dims, op, replace_given, to_ints
 from whet.ops._types import axis_of
 
 FAR = 2**31 - 1  # ends from this value on mean "to the end"
 
 
-def ranges(layer):
+def slice_ranges(layer):
     """{axis: (start, length, step)} with a non-negative start (a dim, or None if only a reversal is known)."""
     x = layer.inputs[0]
     starts, ends = given_dims(layer, "starts", 1), given_dims(layer, "ends", 2)
@@ -63,16 +63,16 @@ def _place(v, n):
 def infer(layer):
     x = layer.inputs[0]
     shape = list(x.shape)
-    for axis, (_, length, _) in ranges(layer).items():
+    for axis, (_, length, _) in slice_ranges(layer).items():
         shape[axis] = length
     return x.type.with_shape(shape)
 
 
 def reference(layer, x, *inputs):
     given_ = [layer.attrs.get(k, inputs[i] if i < len(inputs) else None) for i, k in enumerate(("starts", "ends", "axes", "steps"))]
-    starts, ends = (numbers(part) for part in given_[:2])
-    axes = range(len(starts)) if given_[2] is None else numbers(given_[2])
-    steps = [1] * len(starts) if given_[3] is None else numbers(given_[3])
+    starts, ends = (to_ints(part) for part in given_[:2])
+    axes = range(len(starts)) if given_[2] is None else to_ints(given_[2])
+    steps = [1] * len(starts) if given_[3] is None else to_ints(given_[3])
     where = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         r = range(*slice(start, end, step).indices(x.shape[axis]))
@@ -83,7 +83,7 @@ def reference(layer, x, *inputs):
 def couples(layer):
     """Couples axes that are not sliced one to one; along an axis sliced with step 1, y is a range of x and the rest of x is free."""
     x, y = layer.inputs[0], layer.output
-    sliced = ranges(layer)
+    sliced = slice_ranges(layer)
     result = [Couple(x, i, y, i) for i in range(x.type.rank) if i not in sliced]
     for axis, (start, length, step) in sliced.items():
         if length == x.shape[axis] and step == 1:
@@ -98,7 +98,7 @@ def recut(layer, kept):
     x = layer.inputs[0]
     starts, ends, axes = (given_dims(layer, k, i) for i, k in ((1, "starts"), (2, "ends"), (3, "axes")))
     axes = tuple(range(len(starts))) if axes is None else axes
-    starts, ends, sliced, changed = list(starts), list(ends), ranges(layer), False
+    starts, ends, sliced, changed = list(starts), list(ends), slice_ranges(layer), False
     for i, axis in enumerate(axes):
         axis = axis_of(axis, x.type.rank)
         start, length, _ = sliced[axis]
@@ -118,7 +118,7 @@ op(
     couples=couples,
     zeros=(),
     recut=recut,
-    shape_value=lambda layer: folded(layer, 1),
+    shape_value=lambda layer: fold_dims(layer, 1),
     onnx=lambda node, g: node.add(g, "Slice", *attributes_as_inputs(node, g, ["starts", "ends", "axes"])),
     to_onnx=inputs_of_attributes("starts", "ends", "axes", "steps"),
     samples=[

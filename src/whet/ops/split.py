@@ -5,11 +5,11 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import ceildiv
 from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INT, INTS, Couple, folded, given_dims, numbers, op, replace_given
+from whet.ops._base import INT, INTS, Couple, fold_dims, given_dims, op, replace_given, to_ints
 from whet.ops._types import axis_of
 
 
-def sizes(layer):
+def part_sizes(layer):
     """The parts' sizes along the axis."""
     x = layer.inputs[0]
     n = x.shape[axis_of(layer.attrs["axis"], x.type.rank)]
@@ -29,7 +29,7 @@ def sizes(layer):
 def infer(layer):
     x = layer.inputs[0]
     axis = axis_of(layer.attrs["axis"], x.type.rank)
-    parts = sizes(layer)
+    parts = part_sizes(layer)
     if any(isinstance(p, int) and p < 0 for p in parts):
         raise NetworkError(f"sizes {list(parts)} must not be negative")
     return [x.type.with_shape((*x.shape[:axis], p, *x.shape[axis + 1 :])) for p in parts]
@@ -42,7 +42,7 @@ def reference(layer, x, split=None):
         each = -(-x.shape[axis] // layer.attrs["num_outputs"])
         ends = [each * (i + 1) for i in range(layer.attrs["num_outputs"] - 1)]
     else:
-        ends = np.cumsum(numbers(parts))[:-1]
+        ends = np.cumsum(to_ints(parts))[:-1]
     return np.split(x, ends, axis=axis)
 
 
@@ -70,8 +70,8 @@ def recut(layer, kept):
 
 
 def shape_value(layer):
-    got = folded(layer, 1)
-    return got if got != [None] else got * len(sizes(layer))
+    got = fold_dims(layer, 1)
+    return got if got != [None] else got * len(part_sizes(layer))
 
 
 def read(node, g):
@@ -88,7 +88,7 @@ def to_onnx(layer, w):
     if w.opset >= 18 or layer.attrs.get("num_outputs") is None:
         inputs_of_attributes("split")(layer, w)
         return
-    parts = sizes(layer)
+    parts = part_sizes(layer)
     inputs = [w.name(layer.inputs[0])]
     if len(set(parts)) > 1:
         if not all(isinstance(p, int) for p in parts):

@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Expr
 from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, map_axes
-from whet.ops._base import INTS, op, unchanged
+from whet.ops._base import INTS, keep_dims, op
 
 
 def removed_axes(layer):
@@ -51,7 +51,7 @@ op(
     couples=couples,
     zeros=(),
     recut=recut,
-    shape_value=unchanged,
+    shape_value=keep_dims,
     onnx=lambda node, g: node.add(g, "Squeeze", *attributes_as_inputs(node, g, ["axes"])),
     to_onnx=inputs_of_attributes("axes"),
     samples=[

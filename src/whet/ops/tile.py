@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import INTS, Couple, given_dims, numbers, op
+from whet.ops._base import INTS, Couple, given_dims, op, to_ints
 
 
 def infer(layer):
@@ -17,7 +17,7 @@ def infer(layer):
 op(
     "Tile",
     infer,
-    lambda layer, x, repeats=None: np.tile(x, numbers(layer.attrs.get("repeats", repeats))),
+    lambda layer, x, repeats=None: np.tile(x, to_ints(layer.attrs.get("repeats", repeats))),
     attrs={"repeats": INTS},
     couples=lambda layer: [Couple(layer.needs(0), i, layer.output, i) for i, r in enumerate(given_dims(layer, "repeats", 1) or ()) if r == 1],
     zeros=(),

@@ -2,7 +2,7 @@
 
 from whet.errors import NetworkError
 from whet.ops._axes import map_axes
-from whet.ops._base import INTS, folded, op
+from whet.ops._base import INTS, fold_dims, op
 
 
 def infer(layer):
@@ -20,7 +20,7 @@ op(
     attrs={"perm": INTS},
     couples=lambda layer: map_axes(layer.inputs[0], layer.output, {p: i for i, p in enumerate(layer.attrs["perm"])}),
     zeros=(),
-    shape_value=folded,
+    shape_value=fold_dims,
     samples=[
         (["f32[2,3,4]"], {"perm": (0, 2, 1)}),
         (["f32[2,3,4,5]"], {"perm": (0, 2, 3, 1)}),

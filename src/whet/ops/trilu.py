@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import INTS, given_ints, numbers, op
+from whet.ops._base import INTS, given_ints, op, to_ints
 
 
 def infer(layer):
@@ -18,7 +18,7 @@ def infer(layer):
 
 def reference(layer, x, k=None):
     k = layer.attrs.get("k", k)
-    k = 0 if k is None else numbers(k)[0]
+    k = 0 if k is None else to_ints(k)[0]
     return np.triu(x, k) if layer.attrs["upper"] else np.tril(x, k)
 
 

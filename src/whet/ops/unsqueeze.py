@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, map_axes
-from whet.ops._base import INTS, given_ints, op, unchanged
+from whet.ops._base import INTS, given_ints, keep_dims, op
 
 
 def added_axes(layer):
@@ -38,7 +38,7 @@ op(
     attrs={"axes": INTS},
     couples=couples,
     zeros=(),
-    shape_value=unchanged,
+    shape_value=keep_dims,
     onnx=lambda node, g: node.add(g, "Unsqueeze", *attributes_as_inputs(node, g, ["axes"])),
     to_onnx=inputs_of_attributes("axes"),
     samples=[

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import BOOL, TensorType
-from whet.ops._base import folded, op
+from whet.ops._base import fold_dims, op
 from whet.ops._binary import binary_couples
 from whet.ops._types import broadcast
 
@@ -26,6 +26,6 @@ op(
         (["bool[5]", "i64[]", "i64[2,1]"], {}),
     ],
     couples=binary_couples,
-    shape_value=folded,
+    shape_value=fold_dims,
     pointwise=True,
 )

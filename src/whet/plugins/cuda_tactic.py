@@ -52,7 +52,7 @@ class CudaTactic(PluginTactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Any:
         from whet.backends.cuda.launch import Launch
         from whet.tactics.cuda._device.arguments import KERNEL_TEXTS
-        from whet.tactics.cuda._device.kernel import GpuKernel, loaded
+        from whet.tactics.cuda._device.kernel import GpuKernel, load_kernel
 
         if not all(t is None or t.type.static for t in (*layer.inputs, *layer.outputs)):
             raise PlanRefused("its launch needs the layer's sizes, which are known only from the data")
@@ -69,7 +69,7 @@ class CudaTactic(PluginTactic):
             present = [a for a, t in zip(args.inputs, layer.inputs, strict=True) if t is not None]
             pointers = [*present, *args.outputs, *([args.scratch] if scratch else [])]
             packed, offsets = pack_parameters([*map(np.uint64, pointers), *numbers])
-            kernel = loaded(text, self.entry, tuple(sorted(macros.items())), shared)
+            kernel = load_kernel(text, self.entry, tuple(sorted(macros.items())), shared)
             x, y, z = (*blocks, 1, 1)[:3]
             return [Launch(kernel, (x, y, z), block, packed, overlap=False, label=layer.name, offsets=offsets)]
 

@@ -104,5 +104,5 @@ class LlvmKernel:
         context = [*args.inputs, *args.outputs, *self._values, share]
         operands = {i: ("input", i) for i in range(len(args.inputs))}
         operands |= {len(args.inputs) + i: ("output", i) for i in range(len(args.outputs))}
-        address = jit.address(self._ir, "shared")
+        address = jit.function_address(self._ir, "shared")
         stream.record(jit.ParallelCall(address, context, operands, self._threads, self.implementation, step=self._step))

@@ -103,9 +103,9 @@ _Pairs = tuple[tuple[str, Any], ...]
 
 def compile_kernel(kernel: Any, types: _Pairs, fixed: _Pairs, options: _Pairs) -> tuple[Any, int]:
     """The loaded kernel for the bound device (Hopper without one) and its threads per block."""
-    from whet.backends.cuda.driver import current
+    from whet.backends.cuda.driver import current_device
 
-    here = current()
+    here = current_device()
     major, minor = (9, 0) if here is None else here.capability
     return _compiled(kernel, types, fixed, options, 10 * major + minor, here)
 

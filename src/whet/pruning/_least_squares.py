@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.network import Layer
-from whet.ops._window import windows
+from whet.ops._window import gather_windows
 from whet.ops.conv import attributes
 
 
@@ -41,7 +41,7 @@ def conv_rows(layer: Layer, x: np.ndarray, w: np.ndarray, at: np.ndarray) -> np.
     """Input windows of a Conv at output positions `at` (flat over N and space): float64 [groups, rows, C/group * kernel]."""
     strides, dilations, pads = attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
-    v = windows(x, w.shape[2:], strides, dilations, pads, 0)  # [N, C, *out, *kernel]
+    v = gather_windows(x, w.shape[2:], strides, dilations, pads, 0)  # [N, C, *out, *kernel]
     places = np.unravel_index(at, (v.shape[0], *v.shape[2 : 2 + r]))
     picked = np.moveaxis(v, 1, 1 + r)[places]  # [rows, C, *kernel]
     return picked.reshape(len(at), group, -1).transpose(1, 0, 2).astype(np.float64)

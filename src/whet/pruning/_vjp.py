@@ -14,7 +14,7 @@ from whet.errors import UnsupportedError
 from whet.network import Layer
 from whet.ops import get_op
 from whet.ops._interpret import run_layer
-from whet.ops._window import windows
+from whet.ops._window import gather_windows
 from whet.ops.conv import attributes as conv_attributes
 
 Arrays = list[np.ndarray | None]
@@ -128,7 +128,7 @@ def _conv_transpose(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) 
     x, w = _required_input(inputs, 0), _required_input(inputs, 1)
     strides, dilations, pads, _ = attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
-    columns = windows(g, w.shape[2:], strides, dilations, pads, 0)
+    columns = gather_windows(g, w.shape[2:], strides, dilations, pads, 0)
     columns = columns[(slice(None), slice(None), *(slice(0, n) for n in x.shape[2:]))]  # [N, K, *spatial, *kernel]
     n, per = len(g), w.shape[1]
     v = columns.reshape(n, group, per, *columns.shape[2:]).transpose(0, 1, 2, *range(3 + r, 3 + 2 * r), *range(3, 3 + r))
@@ -174,7 +174,7 @@ def _max_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.
     strides, dilations, pads = (layer.attrs.get(k) or (d,) * n for k, d, n in (("strides", 1, r), ("dilations", 1, r), ("pads", 0, 2 * r)))
     if layer.attrs.get("ceil_mode") or len(layer.outputs) > 1:
         raise UnsupportedError(f"MaxPool '{layer.name}' with ceil_mode or indices has no gradient rule")
-    v = windows(x, kernel, strides, dilations, pads, -np.inf)
+    v = gather_windows(x, kernel, strides, dilations, pads, -np.inf)
     largest = v.reshape(*v.shape[: 2 + r], -1).argmax(-1)
     taken = (np.arange(int(np.prod(kernel))).reshape(-1, *(1,) * r) == largest[:, :, None]) * g[:, :, None]
     return _spread(taken.reshape(*g.shape[:2], *kernel, *g.shape[2:]).astype(x.dtype), x, kernel, strides, dilations, pads, g.shape[2:])
@@ -197,11 +197,11 @@ def _global_average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndar
 
 
 def _resize(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    from whet.ops.resize import resampling, steps
+    from whet.ops.resize import resampling, resize_axes
 
     shape = _required_input(inputs, 0).shape
-    for axis, _, scale, part in reversed(steps(layer, shape, *inputs[1:])):
-        g = resampling(layer).transposed(g, axis, shape[axis], scale, part)
+    for axis, _, scale, part in reversed(resize_axes(layer, shape, *inputs[1:])):
+        g = resampling(layer).apply_transposed(g, axis, shape[axis], scale, part)
     return g
 
 

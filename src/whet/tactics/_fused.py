@@ -41,7 +41,7 @@ def remove_quantization(layer: Layer) -> Unquantized | str:
     inner, outer = list(body.inputs), list(layer.inputs)
     place = {t: i for i, t in enumerate(inner)}
     seen: dict[Tensor, Tensor] = {t: t for t in inner}
-    made = Network("body", "lowered")
+    plain = Network("body", "lowered")
     dequantizers: dict[int, Layer] = {}
     last: Layer | None = None
     for x in body.layers:
@@ -62,10 +62,10 @@ def remove_quantization(layer: Layer) -> Unquantized | str:
             copy = Layer(x.op, x.name, [None if t is None else seen[t] for t in x.inputs], x.attrs, x.regions, x.sources)
             copy.outputs = tuple(Tensor(t.name, t.type, copy, t.index) for t in x.outputs)
             seen.update(zip(x.outputs, copy.outputs, strict=True))
-            made.layers.append(copy)
-    made.inputs, made.outputs = inner, [seen[t] for t in body.outputs]
-    view = Layer("Fused", layer.name, outer, layer.attrs, {"body": made}, layer.sources)
-    view.outputs = tuple(Tensor(t.name, made.outputs[0].type, view) for t in layer.outputs)
+            plain.layers.append(copy)
+    plain.inputs, plain.outputs = inner, [seen[t] for t in body.outputs]
+    view = Layer("Fused", layer.name, outer, layer.attrs, {"body": plain}, layer.sources)
+    view.outputs = tuple(Tensor(t.name, plain.outputs[0].type, view) for t in layer.outputs)
     return Unquantized(view, dequantizers, last)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.tactics._moves_indices import COLUMN, ROW, Place, Refused
-from whet.tactics._moves_tree import Moves, Node, children
+from whet.tactics._moves_tree import Moves, Node, list_children
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Reads:
         elif node[0] == "choice":
             self.choose(node, rows, low, high)
         else:
-            for part in children(node):
+            for part in list_children(node):
                 self.walk(part, rows, low, high)
 
     def choose(self, node: Node, rows: np.ndarray, low: int, high: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor, static_shape, stored_shape
 from whet.ops._strided import RESHAPES
-from whet.ops.slice import ranges
+from whet.ops.slice import slice_ranges
 from whet.tactics._moves_indices import (
     COLUMN,
     FLAT,
@@ -88,7 +88,7 @@ class Moves:
             before = sum(static_shape(o.shape)[axis] for o in layer.outputs[: [o is t for o in layer.outputs].index(True)])
             return self._build_node(x, shift_index(at, axis, before))
         if layer.op == "Slice" and len(layer.inputs) == 1:
-            for axis, (begin, _, step) in ranges(layer).items():
+            for axis, (begin, _, step) in slice_ranges(layer).items():
                 if step < 1 or not isinstance(begin, int):
                     raise Refused("a Slice backwards, or from a place that is not known")
                 at = (*at[:axis], at[axis].times(step).plus(begin), *at[axis + 1 :])
@@ -151,42 +151,42 @@ class Moves:
         return ("constant", first, flat_offset(at, shape, "linear"))
 
 
-def children(node: Node) -> tuple[Node, ...]:
+def list_children(node: Node) -> tuple[Node, ...]:
     """The children of a node: operands of a step, parts of a choice."""
     return node[2] if node[0] == "step" else node[3] if node[0] == "choice" else ()
 
 
-def choices(node: Node) -> list[Node]:
+def list_choices(node: Node) -> list[Node]:
     """All choices in a tree, outermost first."""
-    return [node] * (node[0] == "choice") + [c for part in children(node) for c in choices(part)]
+    return [node] * (node[0] == "choice") + [c for part in list_children(node) for c in list_choices(part)]
 
 
 def replace_node(node: Node, old: Node, new: Node) -> Node:
     """The tree with `new` substituted for `old`."""
     if node == old:
         return new
-    parts = tuple(replace_node(p, old, new) for p in children(node))
+    parts = tuple(replace_node(p, old, new) for p in list_children(node))
     return (*node[:2], parts, node[3]) if node[0] == "step" else (*node[:3], parts) if node[0] == "choice" else node
 
 
 def fix_atom(node: Node, atom: Atom, value: int) -> Node:
     """The tree with an atom fixed to `value`."""
     known = tuple(part.fix(atom, value) if isinstance(part, Place) else part for part in node)
-    parts = tuple(fix_atom(p, atom, value) for p in children(node))
+    parts = tuple(fix_atom(p, atom, value) for p in list_children(node))
     return (*known[:2], parts, known[3]) if node[0] == "step" else (*known[:3], parts) if node[0] == "choice" else known
 
 
 def blocked_loads(node: Node) -> list[Node]:
     """All loads from blocked sources in a tree."""
-    return [node] * (node[0] == "blocked") + [b for part in children(node) for b in blocked_loads(part)]
+    return [node] * (node[0] == "blocked") + [b for part in list_children(node) for b in blocked_loads(part)]
 
 
 def unconditional_nodes(node: Node) -> set[Node]:
     """The nodes of a tree that are evaluated whichever parts its choices select."""
-    nodes = [unconditional_nodes(part) for part in children(node)]
+    nodes = [unconditional_nodes(part) for part in list_children(node)]
     return {node} | (set.intersection(*nodes) if node[0] == "choice" else set().union(*nodes))
 
 
 def height(node: Node) -> int:
     """The number of steps on the longest path below a node."""
-    return 1 + max((height(p) for p in children(node)), default=0) if node[0] == "step" else 0
+    return 1 + max((height(p) for p in list_children(node)), default=0) if node[0] == "step" else 0

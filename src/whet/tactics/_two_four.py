@@ -109,13 +109,13 @@ def _nonzero_mask(block: np.ndarray) -> np.ndarray:
     return np.stack([bits & 15, bits >> 4], axis=-1).reshape(len(block), -1)[:, : block.shape[1] // 4]
 
 
-def _kept_positions(mask: int) -> list[int]:
+def _positions_to_keep(mask: int) -> list[int]:
     """The two positions that a group with these non-zeros keeps: non-zeros, then zeros, each from the lowest."""
     return sorted(sorted(range(4), key=lambda i: (not mask >> i & 1, i))[:2])
 
 
 _COUNT = np.array([mask.bit_count() for mask in range(16)], np.uint8)
-_POSITIONS = np.array([_kept_positions(mask) for mask in range(16)], np.int64)
+_POSITIONS = np.array([_positions_to_keep(mask) for mask in range(16)], np.int64)
 
 
 def decompress(compressed: Compressed) -> np.ndarray:

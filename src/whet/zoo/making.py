@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from whet.errors import UsageError
 from whet.files import LARGEST_MESSAGE, write_onnx
 from whet.zoo.counting import count
-from whet.zoo.registry import Entry, entry
+from whet.zoo.registry import Entry, find_entry
 from whet.zoo.writer import GraphWriter
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def build(name: str, *, batch: int | str = "N", opset: int = 17, seed: int = 0, 
     options: the options of the family (info(name).options), e.g. num_classes=10.
     Raises UsageError for an unknown name or option, or an invalid value.
     """
-    return _write(entry(name), batch=batch, opset=opset, seed=seed, skeleton=False, options=options).model(name)
+    return _write(find_entry(name), batch=batch, opset=opset, seed=seed, skeleton=False, options=options).model(name)
 
 
 def save(name: str, path: str | os.PathLike[str], *, external_above: int = LARGEST_MESSAGE, **how: Any) -> Path:
@@ -66,7 +66,7 @@ def save(name: str, path: str | os.PathLike[str], *, external_above: int = LARGE
 
 def info(name: str) -> Info:
     """Parameters, multiply-accumulates, inputs and outputs of `name`, counted from its graph without generating weights."""
-    it = entry(name)
+    it = find_entry(name)
     counted = _write(it, batch=1, opset=17, seed=0, skeleton=True, options=it.count_options)
     numbers = count(counted.model(name), counted.trainable)
     shown = _write(it, batch="N", opset=17, seed=0, skeleton=True, options={})
@@ -74,7 +74,7 @@ def info(name: str) -> Info:
                 inputs=shown.inputs, outputs=shown.outputs, options=it.options)
 
 
-def _write(it: Entry, *, batch: int | str, opset: int, seed: int, skeleton: bool, options: dict[str, Any]) -> GraphWriter:
+def _write(entry: Entry, *, batch: int | str, opset: int, seed: int, skeleton: bool, options: dict[str, Any]) -> GraphWriter:
     from onnx.defs import onnx_opset_version
 
     if isinstance(batch, int) and batch < 1:
@@ -83,10 +83,10 @@ def _write(it: Entry, *, batch: int | str, opset: int, seed: int, skeleton: bool
         raise UsageError(f"batch={batch!r} is neither a positive number nor a name like 'N'.")
     if not LOWEST_OPSET <= opset <= onnx_opset_version():
         raise UsageError(f"opset={opset}: the zoo writes opsets {LOWEST_OPSET} to {onnx_opset_version()}.")
-    unknown = sorted(set(options) - set(it.options))
+    unknown = sorted(set(options) - set(entry.options))
     if unknown:
-        takes = ", ".join(f"{k}={v!r}" for k, v in it.options.items()) or "none"
-        raise UsageError(f"{it.name} has no option {unknown[0]!r}; its options and their defaults: {takes}.")
+        takes = ", ".join(f"{k}={v!r}" for k, v in entry.options.items()) or "none"
+        raise UsageError(f"{entry.name} has no option {unknown[0]!r}; its options and their defaults: {takes}.")
     g = GraphWriter(batch=batch, opset=opset, seed=seed, skeleton=skeleton)
-    it.builder(g, **it.fixed, **options)
+    entry.builder(g, **entry.fixed, **options)
     return g

@@ -44,7 +44,7 @@ def register(name: str, builder: Builder, *, about: str, parameters: int, count_
                            count_options=count_options or {})
 
 
-def entries() -> dict[str, Entry]:
+def list_entries() -> dict[str, Entry]:
     """All models by name; the first call imports the families folder."""
     global _loaded
     if not _loaded:
@@ -57,12 +57,12 @@ def entries() -> dict[str, Entry]:
 
 def names() -> list[str]:
     """Names of all models, sorted."""
-    return sorted(entries())
+    return sorted(list_entries())
 
 
-def entry(name: str) -> Entry:
+def find_entry(name: str) -> Entry:
     """The model `name`. Raises UsageError with the nearest name if there is none."""
-    known = entries()
+    known = list_entries()
     if name in known:
         return known[name]
     hint = suggest_name(name.lower().replace("-", "_"), known) or f" It has {', '.join(sorted(known))}."

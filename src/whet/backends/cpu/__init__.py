@@ -15,7 +15,7 @@ from whet.backends.cpu import caches, info
 from whet.backends.cpu import threads as _threads
 from whet.backends.cpu.launch import LaunchExecutable, LaunchList
 from whet.backends.cpu.load import watch
-from whet.backends.cpu.machine_code import no_compiler
+from whet.backends.cpu.machine_code import why_no_compiler
 from whet.backends.cpu.memory import allocate
 from whet.backends.cpu.workers import ParallelLaunch, why_not_parallel
 from whet.errors import BackendError
@@ -45,7 +45,7 @@ class CpuBackend(Backend):
     @property
     def caution(self) -> str:
         """Names the kernels that need a compiler and the package that provides it; "" if nothing is missing."""
-        why = no_compiler()
+        why = why_no_compiler()
         if why is None:
             return ""
         return (
@@ -56,7 +56,7 @@ class CpuBackend(Backend):
     @property
     def unusable_after_fork(self) -> str:
         """Reason why a child made by fork() has no threads; "" if it has."""
-        return _threads.lost_by_fork()
+        return _threads.why_lost_by_fork()
 
     def activate(self) -> None:
         """Sets the calling thread's thread count to this backend's; call it in each thread that plans or runs kernels."""
@@ -85,7 +85,7 @@ class CpuBackend(Backend):
         """
         times = []
         for _ in range(repeats):
-            _threads.parallel(self._nothing, 0, self.threads)
+            _threads.run_parallel(self._nothing, 0, self.threads)
             start = perf_counter()
             executable.run()
             times.append(perf_counter() - start)
@@ -110,7 +110,7 @@ class CpuBackend(Backend):
     def key(self) -> str:
         """Model, caches, instruction sets, thread count and wait policy."""
         caches = ",".join(f"L{level}={size}" for level, size in sorted(self.capabilities.cache_bytes.items()))
-        spin = _threads.settings()["spin"]
+        spin = _threads.wait_settings()["spin"]
         return f"{info.model()} | {caches} | {info.feature_text(self.capabilities.features)} | threads={self.threads} spin={spin}"
 
     def describe(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class CpuBackend(Backend):
             "caches": {f"L{level}": size for level, size in sorted(self.capabilities.cache_bytes.items())},
             "features": sorted(self.capabilities.features),
             "memory_bytes": info.total_memory(),
-            "wait_policy": _threads.settings(),
+            "wait_policy": _threads.wait_settings(),
             "loop": LaunchList(self.threads).loop_kind(),
         }
 

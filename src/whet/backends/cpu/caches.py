@@ -12,7 +12,7 @@ import numpy as np
 
 from whet.backends.cpu import threads
 from whet.backends.cpu.info import cpuinfo
-from whet.backends.cpu.machine_code import address, no_compiler
+from whet.backends.cpu.machine_code import function_address, why_no_compiler
 
 LINE = 64  # bytes of a cache line
 _SHARED = 1 << 14  # bytes: below this size waking the threads costs more than it saves
@@ -69,7 +69,7 @@ _FENCE = "call void @llvm.x86.sse2.mfence()"
 def read(array: np.ndarray, count: int) -> None:
     """Reads a word of every cache line of a contiguous array with `count` threads, one contiguous chunk each, so that their caches hold it. The
     calling thread reads all of it if no compiler is installed."""
-    if no_compiler() is not None:
+    if why_no_compiler() is not None:
         array.view(np.uint8).reshape(-1)[::LINE].max(initial=0)
     else:
         _run("read", array.ctypes.data, array.nbytes, count)
@@ -77,7 +77,7 @@ def read(array: np.ndarray, count: int) -> None:
 
 def can_evict() -> bool:
     """True if this CPU has clflushopt (x86 since 2015) and a compiler for the code that uses it is installed."""
-    return no_compiler() is None and "clflushopt" in cpuinfo().get("flags", "").split()
+    return why_no_compiler() is None and "clflushopt" in cpuinfo().get("flags", "").split()
 
 
 def evict(at: int, nbytes: int, count: int) -> None:
@@ -89,7 +89,7 @@ def evict(at: int, nbytes: int, count: int) -> None:
 def _function(name: str) -> int:
     work, done = (_READ, "") if name == "read" else (_EVICT, _FENCE)
     text = _IR.replace("<NAME>", name).replace("<WORK>", work).replace("<DONE>", done)
-    return address(text if name == "evict" else text[text.index("define") :], name)  # the declarations are x86 intrinsics
+    return function_address(text if name == "evict" else text[text.index("define") :], name)  # the declarations are x86 intrinsics
 
 
 def _run(name: str, at: int, nbytes: int, count: int) -> None:
@@ -97,4 +97,4 @@ def _run(name: str, at: int, nbytes: int, count: int) -> None:
     first = at // LINE * LINE
     lines, count = -(-(at + nbytes - first) // LINE), count if nbytes >= _SHARED else 1
     context = np.array([threads.address("omp_get_thread_num"), first, lines, -(-lines // count)], np.int64)
-    threads.parallel(_function(name), context.ctypes.data, count)
+    threads.run_parallel(_function(name), context.ctypes.data, count)

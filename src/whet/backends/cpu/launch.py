@@ -31,7 +31,7 @@ class LaunchList:
 
     @staticmethod
     def loop_kind() -> str:
-        return loops.kind()
+        return loops.loop_kind()
 
 
 class _Native:
@@ -70,7 +70,7 @@ class LaunchExecutable(Executable):
                 rows, members = [], []
                 self._segments.append(call)
             else:
-                rows.append(row_of(call))
+                rows.append(call_row(call))
                 members.append(call)
         self._close(members, rows)
 
@@ -85,7 +85,7 @@ class LaunchExecutable(Executable):
     def run_timed(self) -> list[float]:
         """Runs call by call and returns the seconds of each, in recording order."""
         if not self._single:
-            self._single = [c if c.native is None else _Native([c], [row_of(c)], self._loop) for c in self.calls]
+            self._single = [c if c.native is None else _Native([c], [call_row(c)], self._loop) for c in self.calls]
         _Native(["omp_set_num_threads"] * len(self._set_threads), self._set_threads, self._loop).run()
         times = []
         for step in self._single:
@@ -100,7 +100,7 @@ def name_of(call: Call | str) -> str:
     return call if isinstance(call, str) else call.implementation or type(call).__name__
 
 
-def row_of(call: Call) -> tuple[int, ...]:
+def call_row(call: Call) -> tuple[int, ...]:
     """A native call's words and the mask for its status, as signed 64-bit numbers."""
     assert call.native is not None, "a Python launch has no words"
     mask = -1 if call.returns_status else 0

@@ -25,7 +25,7 @@ def cpu_seconds() -> tuple[float, float] | None:
     return used, getattr(times, "steal", 0.0)
 
 
-def own_seconds() -> float:
+def process_seconds() -> float:
     """CPU seconds of this process, all threads together."""
     t = os.times()
     return t.user + t.system
@@ -35,7 +35,7 @@ def own_seconds() -> float:
 def watch() -> Iterator[Load]:
     """Measures the CPU time that others use inside the block; the Load is complete at its end."""
     load = Load()
-    before, own, start = cpu_seconds(), own_seconds(), perf_counter()
+    before, own, start = cpu_seconds(), process_seconds(), perf_counter()
     try:
         yield load
     finally:
@@ -43,4 +43,4 @@ def watch() -> Iterator[Load]:
         after = cpu_seconds()
         if before is not None and after is not None and load.seconds > 0:
             load.stolen = (after[1] - before[1]) / load.seconds
-            load.others = max(0.0, (after[0] - before[0]) - (own_seconds() - own)) / load.seconds + load.stolen
+            load.others = max(0.0, (after[0] - before[0]) - (process_seconds() - own)) / load.seconds + load.stolen

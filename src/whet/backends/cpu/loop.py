@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-from whet.backends.cpu.machine_code import address, no_compiler
+from whet.backends.cpu.machine_code import function_address, why_no_compiler
 
 WORDS = 6
 
@@ -58,18 +58,18 @@ Loop = Callable[[int, int], int]
 
 
 def run_address() -> int:
-    """Address of the compiled loop, `int64 whet_run(int64* steps, int64 count)`, for other compiled code. Requires `no_compiler()` to be None."""
-    return address(_IR, "whet_run")
+    """Address of the compiled loop, `int64 whet_run(int64* steps, int64 count)`, for other compiled code. Requires `why_no_compiler()` to be None."""
+    return function_address(_IR, "whet_run")
 
 
 @cache
-def _compiled() -> Loop | None:
+def _compile_loop() -> Loop | None:
     """The loop as machine code; None without llvmlite, or on a CPU with another calling convention."""
-    return None if no_compiler() else ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(run_address())
+    return None if why_no_compiler() else ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(run_address())
 
 
 @cache
-def _plain(function: int) -> Callable[[int, int, int, int], int]:
+def _to_python_function(function: int) -> Callable[[int, int, int, int], int]:
     return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)(function)
 
 
@@ -77,22 +77,22 @@ def _interpreted(steps: int, count: int) -> int:
     words = (ctypes.c_int64 * (count * WORDS)).from_address(steps)
     for i in range(count):
         fn, a, b, c, d, mask = words[i * WORDS : (i + 1) * WORDS]
-        if _plain(fn)(a, b, c, d) & mask:
+        if _to_python_function(fn)(a, b, c, d) & mask:
             return i
     return -1
 
 
 def loop() -> Loop:
     """The fastest loop available in this installation."""
-    compiled = _compiled()
+    compiled = _compile_loop()
     return compiled or _interpreted
 
 
-def interpreted() -> Loop:
+def interpreted_loop() -> Loop:
     """The loop without llvmlite: about 0.5 us more per step."""
     return _interpreted
 
 
-def kind() -> str:
+def loop_kind() -> str:
     """`compiled` or `interpreted`, for describe()."""
-    return "compiled" if _compiled() else "interpreted"
+    return "compiled" if _compile_loop() else "interpreted"

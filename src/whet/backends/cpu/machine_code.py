@@ -27,7 +27,7 @@ _in_llvm = new_lock_held_during_fork()
 
 
 @cache
-def no_compiler() -> str | None:
+def why_no_compiler() -> str | None:
     """Reason why this process cannot compile; None if it can."""
     if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
         return f"whet's own kernels are not written for {platform.machine()}"
@@ -38,10 +38,13 @@ def no_compiler() -> str | None:
     return None
 
 
-def address(ir: str | Generated, name: str) -> int:
-    """Address of function `name` of a module given as IR text (typed pointers, as LLVM before 17 requires). Requires `no_compiler()` to be None."""
+def function_address(ir: str | Generated, name: str) -> int:
+    """Address of function `name` of a module given as IR text (typed pointers, as LLVM before 17 requires).
+
+    Requires `why_no_compiler()` to be None.
+    """
     with _in_llvm:
-        return int(_loaded(ir).get_function_address(name))
+        return int(_load(ir).get_function_address(name))
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Generated:
 
 
 @cache
-def _loaded(ir: str | Generated) -> Any:
+def _load(ir: str | Generated) -> Any:
     """The module's code in memory."""
     import llvmlite.binding as llvm
 
@@ -97,7 +100,7 @@ def _compile(ir: str) -> bytes:
     import llvmlite.binding as llvm
 
     machine, _ = _target()
-    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _opaque(ir))
+    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _use_opaque_pointers(ir))
     module.verify()
     return bytes(machine.emit_object(module))
 
@@ -126,6 +129,6 @@ def _folder() -> Path | None:
         return None
 
 
-def _opaque(ir: str) -> str:
+def _use_opaque_pointers(ir: str) -> str:
     """Converts typed pointers to LLVM 17's opaque pointers."""
     return re.sub(r"(<\d+ x (i\d+|float|half)>|(i\d+|void) \([^()]*\)|i\d+|float|half)\*", "ptr", re.sub(r"\.p0v\d+f32\b", ".p0", ir))

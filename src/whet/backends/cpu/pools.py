@@ -75,7 +75,7 @@ class Tbb:
         self._create(C.byref(self._control))
 
 
-def of_library(library: C.CDLL, runtime: str, gomp: C.CDLL | Sequential) -> Pool | None:
+def pool_of_library(library: C.CDLL, runtime: str, gomp: C.CDLL | Sequential) -> Pool | None:
     """The pool that a build of oneDNN uses, by its `runtime` (omp, tbb, seq); None if it is libgomp or the build has no pool."""
     if runtime == "tbb":
         return Tbb(library)

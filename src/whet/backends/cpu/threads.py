@@ -27,7 +27,7 @@ LIBRARY = "libgomp.so.1" if sys.platform == "linux" else "libgomp.1.dylib"
 _PAUSE_HARD = 2  # omp_pause_hard: release threads and their memory
 _joined: list[Pool] = []
 _pool_ended = False  # the result of the last `_end_pool`
-_lost = ""  # see lost_by_fork
+_lost = ""  # see why_lost_by_fork
 
 
 class Sequential:
@@ -93,12 +93,12 @@ def gomp() -> ctypes.CDLL | Sequential:
 @cache
 def _settings_before_loading() -> dict[str, str]:
     """Environment variables to set while libgomp loads; {} if it is already loaded and would not read them."""
-    if loaded() or "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ:
+    if is_gomp_loaded() or "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ:
         return {}
     return {"GOMP_SPINCOUNT": str(SPIN_COUNT)}
 
 
-def loaded() -> bool:
+def is_gomp_loaded() -> bool:
     """True if this process has loaded the system's libgomp (torch and scikit-learn ship copies with other names)."""
     try:
         ctypes.CDLL(LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
@@ -107,7 +107,7 @@ def loaded() -> bool:
     return True
 
 
-def settings() -> dict[str, str]:
+def wait_settings() -> dict[str, str]:
     """The current wait policy and its origin, for reports and for the key of the timing cache.
 
     Keys: `spin` (the current GOMP_SPINCOUNT, or 'OMP_WAIT_POLICY=...', or 'default');
@@ -122,16 +122,6 @@ def settings() -> dict[str, str]:
         if name in os.environ:
             return {"spin": os.environ[name] if name == "GOMP_SPINCOUNT" else f"{name}={os.environ[name]}", "set_by": "user"}
     return {"spin": "default", "set_by": "loaded before whet"}
-
-
-def advice() -> str | None:
-    """A warning if libgomp was loaded before whet and spins too long, else None."""
-    if settings()["set_by"] != "loaded before whet":
-        return None
-    return (
-        f"{LIBRARY} was loaded before whet, so waiting threads spin for milliseconds; on a busy machine layers may "
-        f"run ten times slower. Import whet first, or start Python with GOMP_SPINCOUNT={SPIN_COUNT}."
-    )
 
 
 def usable_cpus() -> int:
@@ -206,7 +196,7 @@ def setters() -> list[int]:
     return [address("omp_set_num_threads"), *(pool.address for pool in _joined)]
 
 
-def parallel(function: int, context: int, count: int) -> None:
+def run_parallel(function: int, context: int, count: int) -> None:
     """Runs `function(context)` (addresses; C type void(void*)) on `count` threads of the pool and wait for all of them.
 
     The function gets the index of its part from `omp_get_thread_num` (see `address`). A Python callback works, but takes the GIL.
@@ -214,7 +204,7 @@ def parallel(function: int, context: int, count: int) -> None:
     gomp().GOMP_parallel(function, context, count, 0)
 
 
-def lost_by_fork() -> str:
+def why_lost_by_fork() -> str:
     """The reason why this process, made by fork(), cannot use the pool of its parent; "" if it can."""
     return _lost
 

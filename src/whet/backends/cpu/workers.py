@@ -14,8 +14,8 @@ import numpy as np
 from whet.backends._base import Call
 from whet.backends.cpu import loop as loops
 from whet.backends.cpu import threads
-from whet.backends.cpu.launch import name_of, row_of
-from whet.backends.cpu.machine_code import address, no_compiler
+from whet.backends.cpu.launch import call_row, name_of
+from whet.backends.cpu.machine_code import function_address, why_no_compiler
 from whet.errors import BackendError
 
 # Context words: GOMP_parallel, omp_get_thread_num, omp_get_num_threads, whet_run, number of workers; then for each worker the address of its
@@ -96,7 +96,7 @@ _FIXED, _EACH = 5, 3  # words of the context's header, and of each worker
 
 def why_not_parallel(calls: Sequence[Call]) -> str | None:
     """Reason why these launches cannot run on workers; None if they can."""
-    if (why := no_compiler()) is not None:
+    if (why := why_no_compiler()) is not None:
         return why
     if len(threads.setters()) > 1:
         return "oneDNN has its own thread pool, which the workers would share"
@@ -116,13 +116,13 @@ class ParallelLaunch(Call):
         prologue = [(setter, 1, 0, 0, 0, 0) for setter in threads.setters()]  # one thread for kernels that ask omp_get_max_threads
         self._skipped = len(prologue)
         self._calls = [list(calls) for calls in launch_lists]
-        self._steps = [np.array([*prologue, *map(row_of, calls)], np.int64) for calls in launch_lists]
+        self._steps = [np.array([*prologue, *map(call_row, calls)], np.int64) for calls in launch_lists]
         words = [threads.address("GOMP_parallel"), threads.address("omp_get_thread_num"), threads.address("omp_get_num_threads")]
         words += [loops.run_address(), len(launch_lists)]
         for steps in self._steps:
             words += [steps.ctypes.data, len(steps), -1]
         self._context = np.array(words, np.int64)
-        self.native = (address(_IR, "whet_parallel_launch"), self._context.ctypes.data, 0, 0, 0)
+        self.native = (function_address(_IR, "whet_parallel_launch"), self._context.ctypes.data, 0, 0, 0)
 
     @property
     def implementation(self) -> str:  # type: ignore[override]  # a plain attribute of Call, computed here

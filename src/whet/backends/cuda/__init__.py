@@ -60,7 +60,7 @@ class CudaBackend(Backend):
     @property
     def unusable_after_fork(self) -> str:
         """Reason why a child made by fork() cannot use the GPU."""
-        return driver.lost_by_fork()
+        return driver.why_lost_by_fork()
 
     def activate(self) -> None:
         """Binds the GPU to the calling thread."""
@@ -90,7 +90,7 @@ class CudaBackend(Backend):
         self.activate()
         out = np.empty(nbytes, np.uint8)
         if nbytes:
-            driver.ok(driver.cu().cuMemcpyDtoH(out.ctypes.data, address, nbytes))
+            driver.check_status(driver.cu().cuMemcpyDtoH(out.ctypes.data, address, nbytes))
         return out
 
     def write_address(self, address: int, data: np.ndarray) -> None:
@@ -98,15 +98,15 @@ class CudaBackend(Backend):
         self.activate()
         source = np.ascontiguousarray(data)
         if source.nbytes:
-            driver.ok(driver.cu().cuMemcpyHtoD(address, source.ctypes.data, source.nbytes))
-            driver.ok(driver.cu().cuStreamSynchronize(0))
+            driver.check_status(driver.cu().cuMemcpyHtoD(address, source.ctypes.data, source.nbytes))
+            driver.check_status(driver.cu().cuStreamSynchronize(0))
 
     def copy_address(self, to: int, source: int, nbytes: int) -> None:
         """Copies bytes from one address on the GPU to another; returns when the copy is complete."""
         self.activate()
         if nbytes:
-            driver.ok(driver.cu().cuMemcpyDtoD(to, source, nbytes))
-            driver.ok(driver.cu().cuStreamSynchronize(0))
+            driver.check_status(driver.cu().cuMemcpyDtoD(to, source, nbytes))
+            driver.check_status(driver.cu().cuStreamSynchronize(0))
 
     @property
     def device_number(self) -> int:
@@ -166,7 +166,7 @@ class CudaBackend(Backend):
     def key(self) -> str:
         """Model, capability, multiprocessors, driver and compiler version."""
         major, minor = self.device.capability
-        version = driver.ok(driver.cu().cuDriverGetVersion())
+        version = driver.check_status(driver.cu().cuDriverGetVersion())
         return f"{self.device.name} | sm_{major}{minor} x{self.device.multiprocessors} | driver {version} | nvrtc {nvrtc_version()}"
 
     def describe(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class CudaBackend(Backend):
             "l2_bytes": self.device.l2_bytes,
             "bytes_per_s": self.peaks()["bytes"],
             "peak_flops_per_s": self.peaks()["f16"],
-            "driver": driver.ok(driver.cu().cuDriverGetVersion()),
+            "driver": driver.check_status(driver.cu().cuDriverGetVersion()),
             "nvrtc": nvrtc_version(),
         }
 

@@ -55,14 +55,14 @@ extern "C" __global__ void __launch_bounds__(256) compare(const __grid_constant_
 KINDS = {"f32": (0, 4), "f16": (1, 2), "bf16": (2, 2), "u8": (3, 1), "i8": (3, 1)}  # i8 as bytes: only equality matters
 
 
-def text(kind: int) -> str:
+def kernel_text(kind: int) -> str:
     """Source of the kernel for one kind of element."""
     return f"#define KIND {kind}\n{SOURCE}"
 
 
 @functools.cache
 def _kernel(kind: int, device: Device) -> Kernel:
-    return Module(compile_cubin(text(kind), name="compare.cu", arch=device.arch)).kernel("compare")
+    return Module(compile_cubin(kernel_text(kind), name="compare.cu", arch=device.arch)).kernel("compare")
 
 
 def difference(device: Device, a: int, b: int, nbytes: int, dtype: str) -> Difference:

@@ -15,7 +15,7 @@ from whet.errors import BackendError, ContextError
 from whet.forks import new_lock
 
 _Made = TypeVar("_Made")
-_lost = ""  # see lost_by_fork
+_lost = ""  # see why_lost_by_fork
 _here = threading.local()  # .device: the GPU whose context is bound to this thread
 #: errors after which every call in the context fails with the same error: its memory, streams and modules are lost
 _STICKY = frozenset({
@@ -49,7 +49,7 @@ def cu() -> Any:
         raise BackendError("No NVIDIA GPU is visible. Check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use --backend=cpu.")
     if status != driver.CUresult.CUDA_SUCCESS:
         raise BackendError(f"The NVIDIA driver did not start ({status.name}). Check `nvidia-smi`, or use --backend=cpu.")
-    version = _plain(driver, driver.cuDriverGetVersion())
+    version = _to_plain(driver, driver.cuDriverGetVersion())
     if version < MIN_DRIVER:
         raise BackendError(
             f"The NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}; whet needs {MIN_DRIVER // 1000}.0 or newer. "
@@ -58,12 +58,12 @@ def cu() -> Any:
     return driver
 
 
-def _plain(driver: Any, answer: tuple[Any, ...]) -> Any:
+def _to_plain(driver: Any, answer: tuple[Any, ...]) -> Any:
     status, *values = answer
     if status != driver.CUresult.CUDA_SUCCESS:
         text = _describe(driver, status)
         if status.name in _STICKY:
-            here = current()
+            here = current_device()
             if here is not None:
                 here.lost = here.lost or text
             raise LostContext(text)
@@ -87,12 +87,12 @@ def _describe(driver: Any, status: Any) -> str:
     return f"The CUDA driver refused a call ({status.name}: {words})."
 
 
-def ok(answer: tuple[Any, ...]) -> Any:
+def check_status(answer: tuple[Any, ...]) -> Any:
     """The values of a driver call's answer (None, one value, or a tuple); raises BackendError if its status is not success."""
-    return _plain(cu(), answer)
+    return _to_plain(cu(), answer)
 
 
-def lost_by_fork() -> str:
+def why_lost_by_fork() -> str:
     """The reason why this process, made by fork() after its parent had opened the driver, cannot use the GPU; "" if it can."""
     return _lost
 
@@ -107,7 +107,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def available() -> str | None:
+def why_unavailable() -> str | None:
     """None if a GPU can be used, else the reason why not."""
     try:
         cu()
@@ -136,7 +136,7 @@ def device(ordinal: int = 0) -> Device:
     with _lock:
         gpu = _devices.get(ordinal)
         if gpu is not None and gpu.lost:
-            gpu = _renew(gpu)
+            gpu = _renew_context(gpu)
         if gpu is None:
             gpu = Device(ordinal)
         _devices[ordinal] = gpu
@@ -144,7 +144,7 @@ def device(ordinal: int = 0) -> Device:
     return gpu
 
 
-def _renew(old: Device) -> Device:
+def _renew_context(old: Device) -> Device:
     """A new primary context in place of a lost one. Raises BackendError if the driver provides none that works."""
     driver = cu()
     driver.cuCtxSetCurrent(driver.CUcontext(0))
@@ -152,7 +152,7 @@ def _renew(old: Device) -> Device:
     try:
         device = Device(old.ordinal)
         device.make_current()
-        ok(driver.cuMemFree(ok(driver.cuMemAlloc(256))))
+        check_status(driver.cuMemFree(check_status(driver.cuMemAlloc(256))))
     except BackendError as error:
         raise LostContext(
             f"GPU {old.ordinal} gives this process no new context after a kernel failed ({error}). Load the engine in a new process."
@@ -160,7 +160,7 @@ def _renew(old: Device) -> Device:
     return device
 
 
-def current() -> Device | None:
+def current_device() -> Device | None:
     """The GPU whose context is bound to this thread."""
     return getattr(_here, "device", None)
 
@@ -174,7 +174,7 @@ def per_device(make: Callable[..., _Made]) -> Callable[..., _Made]:
 
     @functools.wraps(make)
     def call(*args: Any, **named: Any) -> _Made:
-        return cached(current(), *args, **named)
+        return cached(current_device(), *args, **named)
 
     return call
 
@@ -184,7 +184,7 @@ def release(owner: Device | None, call: Callable[..., Any], handle: Any) -> None
     if _lost:  # it belongs to the parent process
         return
     if owner is None or not owner.lost:
-        if owner is not None and current() is None:
+        if owner is not None and current_device() is None:
             owner.make_current()
         call(handle)
 
@@ -201,15 +201,15 @@ class Device:
 
     def __init__(self, ordinal: int) -> None:
         driver = cu()
-        count = ok(driver.cuDeviceGetCount())
+        count = check_status(driver.cuDeviceGetCount())
         if not 0 <= ordinal < count:
             raise BackendError(f"There is no GPU number {ordinal}: this machine has {count} (0 to {count - 1}). Choose one with --device=N.")
         self.ordinal = ordinal
         self.lost = ""  # the reason, after a kernel has failed
-        self.handle = ok(driver.cuDeviceGet(ordinal))
-        self.context = ok(driver.cuDevicePrimaryCtxRetain(self.handle))
+        self.handle = check_status(driver.cuDeviceGet(ordinal))
+        self.context = check_status(driver.cuDevicePrimaryCtxRetain(self.handle))
         self.make_current()
-        self.name = ok(driver.cuDeviceGetName(128, self.handle)).split(b"\0")[0].decode()
+        self.name = check_status(driver.cuDeviceGetName(128, self.handle)).split(b"\0")[0].decode()
         number = driver.CUdevice_attribute
         self.capability = (
             self._attribute(number.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
@@ -220,12 +220,12 @@ class Device:
         self.l2_bytes = self._attribute(number.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
 
     def _attribute(self, which: Any) -> int:
-        return int(ok(cu().cuDeviceGetAttribute(which, self.handle)))
+        return int(check_status(cu().cuDeviceGetAttribute(which, self.handle)))
 
     @property
     def bus_id(self) -> str:
         """The PCI address, which identifies this GPU in NVML too (CUDA_VISIBLE_DEVICES renumbers the ordinals)."""
-        return ok(cu().cuDeviceGetPCIBusId(32, self.handle)).split(b"\0")[0].decode()
+        return check_status(cu().cuDeviceGetPCIBusId(32, self.handle)).split(b"\0")[0].decode()
 
     @property
     def arch(self) -> str:
@@ -239,7 +239,7 @@ class Device:
         if self.lost:
             raise LostContext(self.lost)
         _here.device = self
-        ok(cu().cuCtxSetCurrent(self.context))
+        check_status(cu().cuCtxSetCurrent(self.context))
 
     def peaks(self) -> dict[str, float]:
         """Peak rates of the hardware: bytes per second from memory, operations per second by type ("f16": tensor cores, dense).
@@ -257,4 +257,4 @@ class Device:
 
     def free_memory(self) -> tuple[int, int]:
         """(free, total) bytes of device memory."""
-        return ok(cu().cuMemGetInfo())
+        return check_status(cu().cuMemGetInfo())

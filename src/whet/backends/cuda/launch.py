@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from whet.backends.cuda.driver import cu, current, ok, release
+from whet.backends.cuda.driver import check_status, cu, current_device, release
 from whet.backends.cuda.stream import Stream
 
 MAX_SHARED = 227 * 1024  # bytes available to a block on Hopper
@@ -22,8 +22,8 @@ class Module:
 
     def __init__(self, code: bytes) -> None:
         self._code = code
-        self._device = current()
-        self.handle = None if self._device is None else ok(cu().cuModuleLoadData(code))
+        self._device = current_device()
+        self.handle = None if self._device is None else check_status(cu().cuModuleLoadData(code))
 
     def kernel(self, name: str, shared: int = 0) -> Kernel:
         """The function `name`, allowed to use `shared` bytes of dynamic shared memory."""
@@ -45,21 +45,21 @@ class Kernel:
         if module.handle is None:
             return
         driver = cu()
-        self.handle = ok(driver.cuModuleGetFunction(module.handle, name.encode()))
+        self.handle = check_status(driver.cuModuleGetFunction(module.handle, name.encode()))
         if shared > 48 * 1024:
-            ok(driver.cuFuncSetAttribute(self.handle, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared))
+            check_status(driver.cuFuncSetAttribute(self.handle, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared))
 
     def allow_wide_clusters(self) -> None:
         """Permits clusters of 16 blocks (non-portable size, available on Hopper)."""
         if self.handle is None:
             return
         number = cu().CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-        ok(cu().cuFuncSetAttribute(self.handle, number, 1))
+        check_status(cu().cuFuncSetAttribute(self.handle, number, 1))
 
     def attribute(self, which: str) -> int:
         """A function attribute by the end of its name: "NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES"."""
         number = getattr(cu().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{which}")
-        return int(ok(cu().cuFuncGetAttribute(number, self.handle)))
+        return int(check_status(cu().cuFuncGetAttribute(number, self.handle)))
 
 
 class GpuWork(ABC):
@@ -105,7 +105,7 @@ class Launch(GpuWork):
             self._config = self._launch_config()
         self._config.hStream = stream.handle
         driver = cu()
-        ok(driver.cuLaunchKernelEx(self._config, self.kernel.handle, ctypes.addressof(self._pointers), 0))
+        check_status(driver.cuLaunchKernelEx(self._config, self.kernel.handle, ctypes.addressof(self._pointers), 0))
 
     def _launch_config(self) -> Any:
         """The driver's launch configuration, for any stream; cached, as its creation takes longer than a launch."""
@@ -120,7 +120,7 @@ class Launch(GpuWork):
             cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = self.cluster, 1, 1
             attributes.append(cluster)
-        here = current()
+        here = current_device()
         if self.overlap and here is not None and here.capability >= (9, 0):
             overlap = driver.CUlaunchAttribute()
             overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -136,21 +136,21 @@ class Graph:
 
     def __init__(self, launches: Iterable[GpuWork], stream: Stream) -> None:
         driver = cu()
-        self._device = current()
+        self._device = current_device()
         self.launches = list(launches)
-        ok(driver.cuStreamBeginCapture(stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+        check_status(driver.cuStreamBeginCapture(stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
         try:
             for launch in self.launches:
                 launch.run(stream)
         finally:
-            graph = ok(driver.cuStreamEndCapture(stream.handle))
-        self.handle = ok(driver.cuGraphInstantiate(graph, 0))
-        ok(driver.cuGraphDestroy(graph))
-        ok(driver.cuGraphUpload(self.handle, stream.handle))
+            graph = check_status(driver.cuStreamEndCapture(stream.handle))
+        self.handle = check_status(driver.cuGraphInstantiate(graph, 0))
+        check_status(driver.cuGraphDestroy(graph))
+        check_status(driver.cuGraphUpload(self.handle, stream.handle))
 
     def run(self, stream: Stream) -> None:
         """Replays all launches on the stream."""
-        ok(cu().cuGraphLaunch(self.handle, stream.handle))
+        check_status(cu().cuGraphLaunch(self.handle, stream.handle))
 
     def close(self) -> None:
         """Releases the executable graph."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends.cuda.driver import cu, current, ok, release
+from whet.backends.cuda.driver import check_status, cu, current_device, release
 from whet.errors import BackendError
 
 
@@ -17,11 +17,11 @@ class DeviceBuffer:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = int(nbytes)
         self.address = 0
-        self._device = current()
+        self._device = current_device()
         try:
-            self.address = int(ok(cu().cuMemAlloc(max(self.nbytes, 1))))
+            self.address = int(check_status(cu().cuMemAlloc(max(self.nbytes, 1))))
         except BackendError as error:
-            free, total = ok(cu().cuMemGetInfo())
+            free, total = check_status(cu().cuMemGetInfo())
             raise BackendError(
                 f"{self.nbytes / 2**20:.1f} MiB of GPU memory were requested, {free / 2**20:.0f} of {total / 2**20:.0f} are free. {error}"
             ) from error
@@ -38,15 +38,15 @@ class DeviceBuffer:
         source = np.ascontiguousarray(array)
         self._check(offset, source.nbytes)
         if source.nbytes:
-            ok(cu().cuMemcpyHtoD(self.address + offset, source.ctypes.data, source.nbytes))
-            ok(cu().cuStreamSynchronize(0))  # small copies may return before they are complete, and other streams do not wait for them
+            check_status(cu().cuMemcpyHtoD(self.address + offset, source.ctypes.data, source.nbytes))
+            check_status(cu().cuStreamSynchronize(0))  # small copies may return before they are complete, and other streams do not wait for them
 
     def read(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A NumPy copy of the bytes from `offset` on; waits for all work on the context's default stream."""
         out = np.empty(shape, dtype)
         self._check(offset, out.nbytes)
         if out.nbytes:
-            ok(cu().cuMemcpyDtoH(out.ctypes.data, self.address + offset, out.nbytes))
+            check_status(cu().cuMemcpyDtoH(out.ctypes.data, self.address + offset, out.nbytes))
         return out
 
     def copy(self, source: DeviceBuffer, to: int, at: int, nbytes: int) -> None:
@@ -54,27 +54,27 @@ class DeviceBuffer:
         self._check(to, nbytes)
         source._check(at, nbytes)
         if nbytes:
-            ok(cu().cuMemcpyDtoD(self.address + to, source.address + at, nbytes))
-            ok(cu().cuStreamSynchronize(0))
+            check_status(cu().cuMemcpyDtoD(self.address + to, source.address + at, nbytes))
+            check_status(cu().cuStreamSynchronize(0))
 
     def fill(self, byte: int = 0) -> None:
         """Sets every byte; returns when done."""
-        ok(cu().cuMemsetD8(self.address, byte, self.nbytes))
-        ok(cu().cuStreamSynchronize(0))
+        check_status(cu().cuMemsetD8(self.address, byte, self.nbytes))
+        check_status(cu().cuStreamSynchronize(0))
 
     def start_fill(self, stream: Any, byte: int = 0) -> None:
         """Enqueues a memset on the stream."""
-        ok(cu().cuMemsetD8Async(self.address, byte, self.nbytes, stream.handle))
+        check_status(cu().cuMemsetD8Async(self.address, byte, self.nbytes, stream.handle))
 
     def start_write(self, source: PinnedBuffer, stream: Any, offset: int = 0) -> None:
         """Enqueues a copy of all of `source` to `offset` on the stream."""
         self._check(offset, source.nbytes)
-        ok(cu().cuMemcpyHtoDAsync(self.address + offset, source.address, source.nbytes, stream.handle))
+        check_status(cu().cuMemcpyHtoDAsync(self.address + offset, source.address, source.nbytes, stream.handle))
 
     def start_read(self, target: PinnedBuffer, stream: Any, offset: int = 0) -> None:
         """Enqueues a copy from `offset` that fills `target` on the stream."""
         self._check(offset, target.nbytes)
-        ok(cu().cuMemcpyDtoHAsync(target.address, self.address + offset, target.nbytes, stream.handle))
+        check_status(cu().cuMemcpyDtoHAsync(target.address, self.address + offset, target.nbytes, stream.handle))
 
     def _check(self, offset: int, nbytes: int) -> None:
         if offset < 0 or offset + nbytes > self.nbytes:
@@ -98,8 +98,8 @@ class PinnedBuffer:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = int(nbytes)
-        self._device = current()
-        self.address = int(ok(cu().cuMemHostAlloc(max(self.nbytes, 1), 0)))
+        self._device = current_device()
+        self.address = int(check_status(cu().cuMemHostAlloc(max(self.nbytes, 1), 0)))
         self.array = np.frombuffer(memoryview((ctypes.c_char * self.nbytes).from_address(self.address)), np.uint8)
 
     def close(self) -> None:

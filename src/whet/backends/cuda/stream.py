@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from whet.backends.cuda.driver import cu, current, ok, release
+from whet.backends.cuda.driver import check_status, cu, current_device, release
 
 
 class Stream:
     """A non-blocking CUDA stream; launches and copies take its `handle`. `of` wraps a user's stream."""
 
     def __init__(self) -> None:
-        self._device, self._own = current(), True
-        self.handle: Any = ok(cu().cuStreamCreate(cu().CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+        self._device, self._own = current_device(), True
+        self.handle: Any = check_status(cu().cuStreamCreate(cu().CUstream_flags.CU_STREAM_NON_BLOCKING.value))
 
     @classmethod
     def of(cls, stream: Any) -> Stream:
@@ -25,17 +25,17 @@ class Stream:
         else:
             address = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
         made = cls.__new__(cls)
-        made._device, made._own = current(), False
+        made._device, made._own = current_device(), False
         made.handle = cu().CUstream(int(address))
         return made
 
     def synchronize(self) -> None:
         """Waits until all work on the stream is done. Raises BackendError if a kernel failed."""
-        ok(cu().cuStreamSynchronize(self.handle))
+        check_status(cu().cuStreamSynchronize(self.handle))
 
     def wait(self, event: Event) -> None:
         """Later work on this stream starts after `event`."""
-        ok(cu().cuStreamWaitEvent(self.handle, event.handle, 0))
+        check_status(cu().cuStreamWaitEvent(self.handle, event.handle, 0))
 
     def close(self) -> None:
         """Releases the stream."""
@@ -51,8 +51,8 @@ class Event:
         """`blocking`: a waiting thread sleeps until the event instead of polling."""
         flags = cu().CUevent_flags
         kind = (flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING).value
-        self._device = current()
-        self.handle: Any = ok(cu().cuEventCreate(kind | (flags.CU_EVENT_BLOCKING_SYNC.value if blocking else 0)))
+        self._device = current_device()
+        self.handle: Any = check_status(cu().cuEventCreate(kind | (flags.CU_EVENT_BLOCKING_SYNC.value if blocking else 0)))
 
     @property
     def done(self) -> bool:
@@ -60,20 +60,20 @@ class Event:
         status = cu().cuEventQuery(self.handle)
         if status[0] == cu().CUresult.CUDA_ERROR_NOT_READY:
             return False
-        ok(status)
+        check_status(status)
         return True
 
     def record(self, stream: Stream) -> None:
         """Marks the point after the work given to `stream` so far."""
-        ok(cu().cuEventRecord(self.handle, stream.handle))
+        check_status(cu().cuEventRecord(self.handle, stream.handle))
 
     def synchronize(self) -> None:
         """Waits on the host for the event."""
-        ok(cu().cuEventSynchronize(self.handle))
+        check_status(cu().cuEventSynchronize(self.handle))
 
     def since(self, start: Event) -> float:
         """Milliseconds of GPU time from `start` to this event; both must have happened."""
-        return float(ok(cu().cuEventElapsedTime(start.handle, self.handle)))
+        return float(check_status(cu().cuEventElapsedTime(start.handle, self.handle)))
 
     def close(self) -> None:
         """Releases the event."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from whet.backends.cuda.driver import cu, ok
+from whet.backends.cuda.driver import check_status, cu
 
 _TYPES = {"f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32", "u8": "UINT8"}  # all 8-bit types are copied as bytes
 SIZES = {"f16": 2, "bf16": 2, "f32": 4, "u8": 1}
@@ -27,7 +27,7 @@ def _bytes(tensor_map: Any) -> bytes:
     return struct.pack("<16Q", *(int(word) for word in tensor_map.opaque))
 
 
-def tiled(address: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], *, plain: bool = False) -> bytes:
+def tiled_map(address: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], *, plain: bool = False) -> bytes:
     """A map for boxes of a plain tensor. dims and box in elements, innermost first; strides in bytes of all dims but the first.
 
     The box's first dimension times the element size is 16, 32, 64 or 128 bytes and selects the swizzle of shared memory; with `plain`
@@ -37,7 +37,7 @@ def tiled(address: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, .
     kind, interleave, swizzle, promotion, fill = _common(dtype, box[0] * SIZES[dtype], plain)
     wide, narrow = driver.cuuint64_t, driver.cuuint32_t
     return _bytes(
-        ok(
+        check_status(
             driver.cuTensorMapEncodeTiled(
                 kind,
                 len(dims),
@@ -55,7 +55,7 @@ def tiled(address: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, .
     )
 
 
-def im2col(
+def im2col_map(
     address: int,
     dtype: str,
     dims: tuple[int, int, int, int],
@@ -76,7 +76,7 @@ def im2col(
     kind, interleave, swizzle, promotion, fill = _common(dtype, channels * SIZES[dtype])
     wide, narrow = driver.cuuint64_t, driver.cuuint32_t
     return _bytes(
-        ok(
+        check_status(
             driver.cuTensorMapEncodeIm2col(
                 kind,
                 4,

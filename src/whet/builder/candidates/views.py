@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from whet.builder.memory.byte_groups import Groups
 from whet.builder.select.formats import TensorReaders
-from whet.engine.intersections import Rectangle, intersections
+from whet.engine.intersections import Rectangle, list_intersections
 from whet.errors import BuildError
 from whet.measure.option import Option
 from whet.network import Layer, Network
@@ -137,7 +137,7 @@ def has_clashes(net: Network, chosen: Mapping[str, Option], views: set[str]) -> 
         members.setdefault(groups.root(n), []).append(n)
     for group in members.values():
         blocks = [Rectangle(n, at := groups.offset(n), at + size[n], first[n], last[n]) for n in group]
-        names = (sorted((a.name, b.name)) for a, b in intersections(blocks))
+        names = (sorted((a.name, b.name)) for a, b in list_intersections(blocks))
         if any(_clobbers(a, b, groups, roots, pairs, size, first, last, written) for a, b in names):
             return True
     return False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.ops.pad import amounts
-from whet.ops.slice import ranges
+from whet.ops.pad import pad_amounts
+from whet.ops.slice import slice_ranges
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
@@ -43,8 +43,8 @@ def _unchanged_input(layer: Layer) -> Tensor | None:
             return x
         case "Where" if x is not None and x.weight is not None and x.weight.array.size and len(set(x.weight.array.reshape(-1).tolist())) == 1:
             return second if x.weight.array.reshape(-1)[0] else layer.input(2)
-        case "Pad" if all(p == (0, 0) for p in amounts(layer)):
+        case "Pad" if all(p == (0, 0) for p in pad_amounts(layer)):
             return x
-        case "Slice" if all(step == 1 for _, _, step in ranges(layer).values()):
+        case "Slice" if all(step == 1 for _, _, step in slice_ranges(layer).values()):
             return x
     return None

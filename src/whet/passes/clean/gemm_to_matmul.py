@@ -2,8 +2,8 @@
 
 Likewise a MatMul by a constant matrix between two Reshapes of its rows.
 
-Exporters write linear layers of sequences so: [B, S, K] -> [B * S, K] -> Gemm -> [B, S, N]. The Reshape before the product only merges
-what else it has to, often nothing.
+Exporters write linear layers of sequences so: [B, S, K] -> [B * S, K] -> Gemm -> [B, S, N]. The Reshape before the product
+merges only the axes that it must, often none.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.ops.pad import amounts
+from whet.ops.pad import pad_amounts
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
@@ -20,7 +20,7 @@ def fold_pads(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(f"'{pad.name}' pads in mode {pad.attrs['mode']}, a {layer.op} with a constant")
     if value is not None and scalar_value(value) is None:
         return Skip(f"'{pad.name}' pads with values computed at run time")
-    padding = amounts(pad)
+    padding = pad_amounts(pad)
     if any(a or b for a, b in padding[:2]):
         return Skip(f"'{pad.name}' pads the batch or the channels")
     if any(a < 0 or b < 0 for a, b in padding):

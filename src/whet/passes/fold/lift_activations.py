@@ -1,6 +1,7 @@
 """Moves an activation above Reshapes and Transposes of a convolution's result, so that it can be the convolution's epilogue.
 
-Not in a detector's head, where one kernel moves and activates the values, and the convolution without epilogue can join it (fuse_head_convs).
+A detector's head is left as it is: one kernel moves and activates its values, and a convolution without epilogue can join that kernel
+(fuse_head_convs).
 """
 
 from __future__ import annotations

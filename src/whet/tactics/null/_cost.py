@@ -54,7 +54,7 @@ def format_of(t: Tensor, fmt: str) -> str:
     return fmt if format_fits(fmt, t.type.rank) else "linear"
 
 
-def signature(layer: Layer, fmt: str, inplace: tuple[tuple[int, int], ...] = ()) -> Signature | None:
+def uniform_signature(layer: Layer, fmt: str, inplace: tuple[tuple[int, int], ...] = ()) -> Signature | None:
     """All operands in one format, or None if that is impossible."""
     ins = data_operands(layer, fmt)
     return None if ins is None else Signature(ins, tuple(Operand(fmt, t.dtype) for t in layer.outputs), inplace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from whet.network import Layer
 from whet.tactics._base import Config, Signature, Tactic, tactic
 from whet.tactics._fused import epilogue_steps, root_layer
-from whet.tactics.null._cost import NullKernel, product_macs, signature
+from whet.tactics.null._cost import NullKernel, product_macs, uniform_signature
 
 _SLOW = {"nChw16c": 1.0, "nhwc": 1.15, "linear": 2.0}
 
@@ -17,10 +17,10 @@ class NullConv(Tactic):
     def signatures(self, layer: Layer, backend) -> list[Signature]:
         signatures = []
         for fmt in _SLOW:
-            plain = signature(layer, fmt)
+            plain = uniform_signature(layer, fmt)
             if plain is None:
                 continue
-            signatures += [signature(layer, fmt, ((i, 0),)) for i in self._addends(layer)]
+            signatures += [uniform_signature(layer, fmt, ((i, 0),)) for i in self._addends(layer)]
             signatures.append(plain)
         return [s for s in signatures if s is not None]
 

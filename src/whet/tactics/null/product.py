@@ -5,7 +5,7 @@ from __future__ import annotations
 from whet.network import Layer
 from whet.tactics._base import Config, Signature, Tactic, tactic
 from whet.tactics._fused import epilogue_steps
-from whet.tactics.null._cost import NullKernel, product_macs, signature
+from whet.tactics.null._cost import NullKernel, product_macs, uniform_signature
 
 
 @tactic
@@ -13,7 +13,7 @@ class NullProduct(Tactic):
     ops = ("Gemm", "MatMul")
 
     def signatures(self, layer: Layer, backend) -> list[Signature]:
-        return [s for s in [signature(layer, "linear")] if s is not None]
+        return [s for s in [uniform_signature(layer, "linear")] if s is not None]
 
     def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
         return "what follows the product is no chain" if epilogue_steps(layer) is None else None

@@ -50,7 +50,7 @@ def _split(layer: Layer) -> Compute:
 
 @torch_op("Slice")
 def _slices(layer: Layer) -> Compute:
-    found = _slice.ranges(layer)
+    found = _slice.slice_ranges(layer)
     where = [slice(None)] * layer.output.type.rank
     backward: dict[int, Fixed] = {}
     for axis, (start, length, step) in found.items():
@@ -71,7 +71,7 @@ def _slices(layer: Layer) -> Compute:
 
 @torch_op("Pad")
 def _padding(layer: Layer) -> Compute:
-    both, mode, value = _pad.amounts(layer), layer.attrs["mode"], layer.input(2)
+    both, mode, value = _pad.pad_amounts(layer), layer.attrs["mode"], layer.input(2)
     around = [v for a in reversed(both) for v in a]
     if mode == "constant":
         fill = 0 if value is None else value.array().reshape(-1)[0].item()

@@ -7,7 +7,7 @@ import torch
 
 from whet.errors import UnsupportedError
 from whet.network import Layer
-from whet.ops.resize import resampling, targets
+from whet.ops.resize import resampling, resize_targets
 from whet.training.translate._base import Compute, Fixed, torch_op
 
 
@@ -18,7 +18,7 @@ def _resize(layer: Layer) -> Compute:
         raise UnsupportedError(f"the network cannot be trained: Resize '{layer.name}' crops (tf_crop_and_resize), which has no trainable form here")
     x = layer.needs(0)
     steps: list[tuple[int, list[Fixed], list[Fixed] | None]] = []
-    for axis, (out, scale) in enumerate(targets(layer)):
+    for axis, (out, scale) in enumerate(resize_targets(layer)):
         n = int(x.shape[axis])
         if (out == n and scale in (1, None)) or not isinstance(out, int):
             continue

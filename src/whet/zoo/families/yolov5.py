@@ -40,8 +40,8 @@ def yolov5s(g: GraphWriter, *, num_classes: int = 80, image: int = 640) -> None:
     out5 = _layer(g, 23, _c3, x, 512, 512, 1, False)
 
     boxes = sum(3 * (image // stride) ** 2 for stride in STRIDES)
-    found = _layer(g, 24, _detect, [out3, out4, out5], (128, 256, 512), num_classes, image)
-    g.output(found, "output0", (g.batch, boxes, 5 + num_classes))
+    detections = _layer(g, 24, _detect, [out3, out4, out5], (128, 256, 512), num_classes, image)
+    g.output(detections, "output0", (g.batch, boxes, 5 + num_classes))
 
 
 def _layer(g: GraphWriter, index: int, write, *arguments) -> str:

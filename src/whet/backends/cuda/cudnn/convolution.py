@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.backends.cuda.cudnn import numbers as n
-from whet.backends.cuda.cudnn.descriptor import Descriptor, finalize
+from whet.backends.cuda.cudnn.descriptor import Descriptor, make_descriptor
 from whet.backends.cuda.cudnn.library import CudnnError, handle
-from whet.backends.cuda.driver import current
+from whet.backends.cuda.driver import current_device
 from whet.errors import BackendError
 from whet.forks import cached_property, new_lock
 
@@ -76,12 +76,12 @@ class ConvolutionGraph:
         self._graph = self._make()
 
     def _make(self) -> Descriptor:
-        operations = operations_of(self.work)
+        operations = list_operations(self.work)
         descriptor = Descriptor(n.GRAPH, "a convolution's graph").set(n.GRAPH_OPERATIONS, n.T_DESCRIPTOR, *operations)
         if self.device is not None:
-            return descriptor.done()
+            return descriptor.finalize()
         with handle() as h:
-            return descriptor.set(n.GRAPH_HANDLE, n.T_HANDLE, h.value).done()
+            return descriptor.set(n.GRAPH_HANDLE, n.T_HANDLE, h.value).finalize()
 
     @cached_property
     def engine_count(self) -> int:
@@ -92,7 +92,7 @@ class ConvolutionGraph:
         descriptor = Descriptor(n.ENGINE, f"engine {index}").set(n.ENGINE_GRAPH, n.T_DESCRIPTOR, self._graph).set(n.ENGINE_INDEX, n.T_INT64, index)
         if self.device is not None:
             descriptor.set(n.ENGINE_DEVICE, n.T_DESCRIPTOR, self.device)
-        return descriptor.done()
+        return descriptor.finalize()
 
     def proposals(self) -> list[Proposal]:
         """Proposals of heuristics A, B and the fallback, then every other engine that supports the graph, with its default knobs."""
@@ -109,7 +109,7 @@ class ConvolutionGraph:
             if index in known:
                 continue
             try:
-                notes = notes_of(self._engine(index))
+                notes = list_notes(self._engine(index))
             except CudnnError as e:
                 if e.status >= 5000:
                     raise
@@ -122,14 +122,14 @@ class ConvolutionGraph:
         heuristic.set(n.HEURISTIC_MODE, n.T_HEURISTIC, mode)
         if self.device is not None:
             heuristic.set(n.HEURISTIC_DEVICE, n.T_DESCRIPTOR, self.device)
-        heuristic.done()
+        heuristic.finalize()
         proposals = []
         for config in heuristic.get_descriptors(n.HEURISTIC_RESULTS, n.CONFIG, "a proposal", _MOST_PROPOSALS):
             engine = config.get_descriptors(n.CONFIG_ENGINE, n.ENGINE, "a proposed engine")[0]
             knobs = []
             for choice in config.get_descriptors(n.CONFIG_KNOBS, n.KNOB_CHOICE, "a knob", 64):
                 knobs.append((int(choice.get(n.KNOB_TYPE, n.T_KNOB)[0]), int(choice.get(n.KNOB_VALUE, n.T_INT64)[0])))
-            proposals.append(Proposal(int(engine.get(n.ENGINE_INDEX, n.T_INT64)[0]), tuple(sorted(knobs)), notes_of(engine), name))
+            proposals.append(Proposal(int(engine.get(n.ENGINE_INDEX, n.T_INT64)[0]), tuple(sorted(knobs)), list_notes(engine), name))
         return proposals
 
     def plan(self, engine: int, knobs: Knobs = ()) -> Plan:
@@ -138,16 +138,16 @@ class ConvolutionGraph:
         descriptor = self._engine(engine)
         configuration.set(n.CONFIG_ENGINE, n.T_DESCRIPTOR, descriptor)
         if knobs:
-            choices = [finalize(n.KNOB_CHOICE, f"knob {k}", (n.KNOB_TYPE, n.T_KNOB, (k,)), (n.KNOB_VALUE, n.T_INT64, (v,))) for k, v in knobs]
+            choices = [make_descriptor(n.KNOB_CHOICE, f"knob {k}", (n.KNOB_TYPE, n.T_KNOB, (k,)), (n.KNOB_VALUE, n.T_INT64, (v,))) for k, v in knobs]
             configuration.set(n.CONFIG_KNOBS, n.T_DESCRIPTOR, *choices)
-        configuration.done()
+        configuration.finalize()
         plan = Descriptor(n.PLAN, f"a plan of engine {engine}").set(n.PLAN_CONFIG, n.T_DESCRIPTOR, configuration)
         if self.device is not None:
-            plan.set(n.PLAN_DEVICE, n.T_DESCRIPTOR, self.device).done()
+            plan.set(n.PLAN_DEVICE, n.T_DESCRIPTOR, self.device).finalize()
         else:
             with handle() as h:
-                plan.set(n.PLAN_HANDLE, n.T_HANDLE, h.value).done()
-        return Plan(plan, int(plan.get(n.PLAN_WORKSPACE, n.T_INT64)[0]), notes_of(descriptor))
+                plan.set(n.PLAN_HANDLE, n.T_HANDLE, h.value).finalize()
+        return Plan(plan, int(plan.get(n.PLAN_WORKSPACE, n.T_INT64)[0]), list_notes(descriptor))
 
 
 @dataclass(eq=False)
@@ -167,7 +167,7 @@ _MOST_GRAPHS = 64
 
 def graph_of(work: Convolution) -> ConvolutionGraph:
     """The graph of a convolution on the current GPU; the most recent ones are cached."""
-    key = (current(), work)
+    key = (current_device(), work)
     with _lock:
         graph = _graphs.get(key)
         if graph is None:
@@ -179,7 +179,7 @@ def graph_of(work: Convolution) -> ConvolutionGraph:
 
 def plan_of(work: Convolution, engine: int, knobs: Knobs) -> Plan:
     """The plan of an engine for a convolution on the current GPU; shared by its users and released with the last of them."""
-    key = (current(), work, engine, knobs)
+    key = (current_device(), work, engine, knobs)
     with _lock:
         plan = _plans.get(key)
     if plan is None:
@@ -189,7 +189,7 @@ def plan_of(work: Convolution, engine: int, knobs: Knobs) -> Plan:
     return plan
 
 
-def notes_of(engine: Descriptor) -> frozenset[str]:
+def list_notes(engine: Descriptor) -> frozenset[str]:
     """Names of an engine's numerical and behaviour notes."""
     notes = set()
     for attribute, kind, words in (
@@ -201,7 +201,7 @@ def notes_of(engine: Descriptor) -> frozenset[str]:
     return frozenset(notes)
 
 
-def operations_of(work: Convolution) -> list[Descriptor]:
+def list_operations(work: Convolution) -> list[Descriptor]:
     """Descriptors of the convolution and its epilogue operations; intermediate values are virtual and in f32."""
     steps, kind = work.steps, n.DATA_TYPES[work.dtype]
     x, w = _tensor(X, work.x, work, kind), _tensor(W, work.w, work, kind)
@@ -213,7 +213,7 @@ def operations_of(work: Convolution) -> list[Descriptor]:
         return _tensor(Y, work.y, work, kind) if i == len(steps) else _tensor(number, work.y, work, n.DATA_TYPES["f32"], virtual=True)
 
     value = result(0)
-    shape = finalize(
+    shape = make_descriptor(
         n.CONVOLUTION,
         "a convolution",
         (n.COMPUTE_TYPE, n.T_DATA_TYPE, (n.DATA_TYPES["f32"],)),
@@ -228,7 +228,7 @@ def operations_of(work: Convolution) -> list[Descriptor]:
         base, source, target, operation = n.BACKWARD_ALPHA, n.BACKWARD_DY, n.BACKWARD_DX, n.BACKWARD_DATA
     else:
         base, source, target, operation = n.FORWARD_ALPHA, n.FORWARD_X, n.FORWARD_Y, n.FORWARD
-    head = finalize(
+    head = make_descriptor(
         operation,
         "the operation of a convolution",
         (base, n.T_FLOAT, (1.0,)),
@@ -247,7 +247,7 @@ def operations_of(work: Convolution) -> list[Descriptor]:
         elif step == "b":
             inputs.append((n.OPERATION_B, n.T_DESCRIPTOR, (_tensor(B, (1, work.y[1], 1, 1), work, kind),)))
         point = _activation(work.activation) if step == "act" else _step(n.ADD)
-        operations.append(finalize(n.OPERATION_POINTWISE, f"step {step}", (n.OPERATION_STEP, n.T_DESCRIPTOR, (point,)), *inputs))
+        operations.append(make_descriptor(n.OPERATION_POINTWISE, f"step {step}", (n.OPERATION_STEP, n.T_DESCRIPTOR, (point,)), *inputs))
         value = after
     return operations
 
@@ -255,7 +255,7 @@ def operations_of(work: Convolution) -> list[Descriptor]:
 def _tensor(number: int, dims: Four, work: Convolution, kind: int, virtual: bool = False) -> Descriptor:
     _, c, h, w = dims
     strides = (h * w * c, 1, w * c, c) if work.last else (c * h * w, h * w, w, 1)
-    return finalize(
+    return make_descriptor(
         n.TENSOR,
         f"tensor {number}",
         (n.TENSOR_TYPE, n.T_DATA_TYPE, (kind,)),
@@ -269,7 +269,7 @@ def _tensor(number: int, dims: Four, work: Convolution, kind: int, virtual: bool
 
 def _step(mode: int, *attributes: tuple[int, int, tuple[Any, ...]]) -> Descriptor:
     settings = ((n.POINTWISE_MODE, n.T_POINTWISE_MODE, (mode,)), (n.POINTWISE_PRECISION, n.T_DATA_TYPE, (n.DATA_TYPES["f32"],)), *attributes)
-    return finalize(n.POINTWISE, "a step", *settings)
+    return make_descriptor(n.POINTWISE, "a step", *settings)
 
 
 def _activation(activation: tuple[str, float, float] | None) -> Descriptor:
@@ -290,4 +290,4 @@ def pointers(values: dict[int, int], workspace: int) -> Descriptor:
         raise BackendError("an operand of a cuDNN plan has no address. This is a mistake in whet: please report it.")
     pack = Descriptor(n.PACK, "the addresses of a run")
     pack.set(n.PACK_IDS, n.T_INT64, *values).set(n.PACK_POINTERS, n.T_POINTER, *values.values())
-    return pack.set(n.PACK_WORKSPACE, n.T_POINTER, ctypes.c_void_p(workspace).value).done()
+    return pack.set(n.PACK_WORKSPACE, n.T_POINTER, ctypes.c_void_p(workspace).value).finalize()

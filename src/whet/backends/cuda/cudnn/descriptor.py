@@ -32,7 +32,7 @@ class Descriptor:
         check(self._lib.cudnnBackendSetAttribute(self.handle, attribute, kind, len(plain), array), f"{self._what}, attribute {attribute}")
         return self
 
-    def done(self) -> Descriptor:
+    def finalize(self) -> Descriptor:
         """Finalizes the descriptor: the library checks its attributes."""
         check(self._lib.cudnnBackendFinalize(self.handle), self._what)
         return self
@@ -59,9 +59,9 @@ class Descriptor:
             self._lib.cudnnBackendDestroyDescriptor(self.handle)
 
 
-def finalize(kind: int, what: str, *attributes: tuple[int, int, Sequence[Any]]) -> Descriptor:
+def make_descriptor(kind: int, fields: str, *attributes: tuple[int, int, Sequence[Any]]) -> Descriptor:
     """A finalized descriptor with (attribute, type, values) set."""
-    descriptor = Descriptor(kind, what)
+    descriptor = Descriptor(kind, fields)
     for attribute, type_, values in attributes:
         descriptor.set(attribute, type_, *values)
-    return descriptor.done()
+    return descriptor.finalize()

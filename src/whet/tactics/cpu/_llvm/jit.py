@@ -15,14 +15,14 @@ from typing import Any
 from whet.backends import Call
 from whet.backends.cpu import threads
 from whet.backends.cpu.info import cpuinfo
-from whet.backends.cpu.machine_code import Generated, no_compiler
-from whet.backends.cpu.machine_code import address as address
+from whet.backends.cpu.machine_code import Generated, why_no_compiler
+from whet.backends.cpu.machine_code import function_address as function_address
 from whet.tactics.cpu._llvm.work_stealing import make_context, team_ir
 
 
 def why_unavailable() -> str | None:
     """The reason why this process cannot compile, or None."""
-    return no_compiler()
+    return why_no_compiler()
 
 
 @cache
@@ -60,7 +60,7 @@ def _sources() -> str:
 @cache
 def _team() -> int:
     """Address of the function that starts a kernel on the threads of the pool."""
-    return address(team_ir(threads.address("GOMP_parallel")), "team")
+    return function_address(team_ir(threads.address("GOMP_parallel")), "team")
 
 
 class ParallelCall(Call):

@@ -55,7 +55,7 @@ class CompiledKernel:
         share = -(-items // (self.threads * step)) * step
         context = [*(w if isinstance(w, int) else addresses[w[0]][w[1]] for w in words), share, *args.packed]
         operands = {k: w for k, w in enumerate(words) if not isinstance(w, int)}
-        stream.record(jit.ParallelCall(jit.address(ir, name), context, operands, self.threads, self.implementation, step=step))
+        stream.record(jit.ParallelCall(jit.function_address(ir, name), context, operands, self.threads, self.implementation, step=step))
 
 
 def integer_range(dtype: DType) -> tuple[int, int]:

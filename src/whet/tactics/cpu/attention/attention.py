@@ -65,7 +65,7 @@ class AttentionKernel:
         found, group = self.found, self.group
         inner = Args(args.inputs, (args.outputs[0], args.scratch), (), args.scratch + self.scores)
         ir = softmax_ir(found.mask is not None, found.keys % LANES, found.guard)
-        run = jit.address(ir, "softmax")
+        run = jit.function_address(ir, "softmax")
         rows = group * found.rows
         for image in range(found.batch):
             for head in range(0, found.heads, group):

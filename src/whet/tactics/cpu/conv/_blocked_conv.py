@@ -108,7 +108,7 @@ class ConvKernel(ABC):
             if self.added is not None:
                 operands[3], shifts[3] = ("input", self.added), part.shift
                 context.append(args.inputs[self.added] + part.shift)
-            run = jit.address(part.ir, self.name)
+            run = jit.function_address(part.ir, self.name)
             stream.record(jit.ParallelCall(run, context + part.sizes, operands, part.threads, self.implementation, shifts))
 
 

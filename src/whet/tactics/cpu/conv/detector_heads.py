@@ -92,7 +92,7 @@ class HeadsKernel:
             operands[len(context)] = ("input", image)
             context += [args.inputs[image], weights]
         context += [self.items, -(-self.items // self.threads)]
-        stream.record(jit.ParallelCall(jit.address(self.ir, "heads"), context, operands, self.threads, self.implementation))
+        stream.record(jit.ParallelCall(jit.function_address(self.ir, "heads"), context, operands, self.threads, self.implementation))
 
 
 def _pack_array(values: np.ndarray) -> Packed:

@@ -86,7 +86,7 @@ class DualOutputKernel:
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.inputs[self.x], args.packed[0], *args.outputs, *self.sizes]
         operands = {0: ("input", self.x), 2: ("output", 0), 3: ("output", 1)}
-        stream.record(jit.ParallelCall(jit.address(self.ir, "pointwise"), context, operands, self.threads, self.implementation))
+        stream.record(jit.ParallelCall(jit.function_address(self.ir, "pointwise"), context, operands, self.threads, self.implementation))
 
 
 @tactic

@@ -100,7 +100,7 @@ class ResizedKernel:
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         def record(ir: str, context: list[int], operands: dict[int, tuple[str, int]], k: int) -> None:
-            stream.record(jit.ParallelCall(jit.address(ir, "pointwise"), context, operands, self.threads[k], self.implementation))
+            stream.record(jit.ParallelCall(jit.function_address(ir, "pointwise"), context, operands, self.threads[k], self.implementation))
 
         small, large = self.found.small.place, self.found.large.place
         first, second, offsets = args.packed

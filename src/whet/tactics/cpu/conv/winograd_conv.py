@@ -130,7 +130,7 @@ class WinogradKernel:
         for name, items in self._launches:
             words = [*context, *self._sizes, items, -(-items // self.threads)]
             assert len(words) == len(context_words(self._form.steps))
-            stream.record(jit.ParallelCall(jit.address(ir, name), words, operands, self.threads, self.implementation))
+            stream.record(jit.ParallelCall(jit.function_address(ir, name), words, operands, self.threads, self.implementation))
 
 
 @tactic

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whet.network import DType, Layer
+from whet.network import Layer
 from whet.tactics.cpu._llvm.builder import BIT, FLOAT, HALF, INT8, INT16, INT32, INT64, Function, Type, Value
 from whet.tactics.cpu._llvm.math import Math
 
@@ -278,7 +278,3 @@ def operand_indices(layer: Layer) -> Sequence[int]:
     if layer.op in ("Expand", "Pow"):
         return (0,)
     return range(len(layer.inputs))
-
-
-def register_type(dtype: DType) -> Type:
-    return STORAGES[dtype.name].register

@@ -7,7 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from whet.tactics._moves_indices import COLUMN, ROW, Place, Refused
-from whet.tactics._moves_tree import BLOCK, Moves, Node, blocked_loads, choices, fix_atom, height, replace_node, unconditional_nodes
+from whet.tactics._moves_tree import BLOCK, Moves, Node, blocked_loads, fix_atom, height, list_choices, replace_node, unconditional_nodes
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, range_function
@@ -62,7 +62,7 @@ class _Row:
     def emit(self, root: Node, known: dict) -> list[Value]:
         """Emits a row of `root`: parts concatenated by rows in one block each, then column by column."""
         f = self.f
-        by_rows = next((c for c in choices(root) if not c[1].by_column), None)
+        by_rows = next((c for c in list_choices(root) if not c[1].by_column), None)
         if by_rows is not None:
             return self._cases(by_rows[1], by_rows[2], [replace_node(root, by_rows, part) for part in by_rows[3]], known)
         begins = next((a for load in blocked_loads(root) for a, _ in load[3].row.terms), None)

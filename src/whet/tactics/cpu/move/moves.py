@@ -37,7 +37,7 @@ class MovesKernel:
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.outputs[0], args.packed[0], *(args.inputs[i] for i in self.sources), self.rows, -(-self.rows // self.threads)]
         operands = {0: ("output", 0)} | {2 + k: ("input", i) for k, i in enumerate(self.sources)}
-        stream.record(jit.ParallelCall(jit.address(self.ir, "moves"), context, operands, self.threads, self.implementation))
+        stream.record(jit.ParallelCall(jit.function_address(self.ir, "moves"), context, operands, self.threads, self.implementation))
 
 
 @tactic

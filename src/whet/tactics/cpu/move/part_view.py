@@ -11,7 +11,7 @@ from itertools import accumulate
 from whet.backends import Backend
 from whet.errors import EngineError
 from whet.network import Layer, Tensor, format_fits, static_shape, stored_shape
-from whet.ops.slice import ranges
+from whet.ops.slice import slice_ranges
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, ViewKernel, stored_bytes, tactic
 from whet.tactics.cpu.onednn._kernel import image_formats, static, storage_types
 
@@ -92,7 +92,7 @@ def _shifts(layer: Layer, o: Operand) -> tuple[int, ...] | None:
     shape = static_shape(whole.shape)
     parts: list[Tensor] = [t for t in layer.inputs if t is not None] if layer.op == "Concat" else list(layer.outputs)
     if layer.op == "Slice":
-        cut = {a: r for a, r in ranges(layer).items() if not (r[0] == 0 and r[1] == shape[a] and r[2] == 1)}
+        cut = {a: r for a, r in slice_ranges(layer).items() if not (r[0] == 0 and r[1] == shape[a] and r[2] == 1)}
         if len(cut) != 1:
             return None
         ((axis, (first, _, step)),) = cut.items()

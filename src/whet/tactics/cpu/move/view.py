@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape
-from whet.network.formats import same_bytes
+from whet.network.formats import has_same_bytes
 from whet.network.types import DTYPES, DType
 from whet.tactics._base import Args, Config, Kernel, Operand, Signature, Stream, ViewKernel, operand_bytes, stored_bytes, tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -51,7 +51,7 @@ class View(OneDnnTactic):
         return None
 
     def _reformats(self, layer: Layer) -> bool:
-        return same_bytes(layer.attrs["source_format"], layer.attrs["format"], static_shape(layer.outputs[0].shape))
+        return has_same_bytes(layer.attrs["source_format"], layer.attrs["format"], static_shape(layer.outputs[0].shape))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
@@ -74,10 +74,10 @@ class View(OneDnnTactic):
             pairs = [(f, f) for f in image_formats(x.type.rank)]
         elif layer.op == "Transpose":
             shape, formats = static_shape(x.shape), image_formats(x.type.rank)
-            pairs = [(f, g) for f in formats for g in formats if same_bytes(f, g, shape, a["perm"])]
+            pairs = [(f, g) for f in formats for g in formats if has_same_bytes(f, g, shape, a["perm"])]
         else:  # with one value per channel several formats have the same bytes
             shape = static_shape(x.shape)
-            pairs = [(f, "linear") for f in image_formats(len(shape)) if same_bytes(f, "linear", shape)]
+            pairs = [(f, "linear") for f in image_formats(len(shape)) if has_same_bytes(f, "linear", shape)]
         return [(Operand(f, d), Operand(g, d)) for d in types if d.bits >= 8 for f, g in pairs]
 
     def missing_library(self) -> str | None:

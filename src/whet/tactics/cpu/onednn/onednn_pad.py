@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape
-from whet.ops.pad import amounts
+from whet.ops.pad import pad_amounts
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, static, storage_types
@@ -30,7 +30,7 @@ class OneDnnPad(OneDnnTactic):
         x, value = layer.inputs[0], layer.input(2)
         if x is None or x.is_constant or (value is not None and not value.is_constant):
             return "the data are constant, or the value is computed at run time"
-        grown = [pads for pads in amounts(layer) if pads != (0, 0)]
+        grown = [pads for pads in pad_amounts(layer) if pads != (0, 0)]
         if len(grown) != 1 or not all(isinstance(p, int) and p >= 0 for p in grown[0]):
             return f"pads one axis, not {grown}"
         return None
@@ -48,7 +48,7 @@ class OneDnnPad(OneDnnTactic):
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         x, y, stored = layer.needs(0), layer.outputs[0], signature.outputs[0]
-        pads, shape = amounts(layer), static_shape(x.shape)
+        pads, shape = pad_amounts(layer), static_shape(x.shape)
         axis = next(i for i, p in enumerate(pads) if p != (0, 0))
         value = 0.0 if layer.input(2) is None else float(layer.needs(2).array().reshape(-1)[0])
         ends = {i: int(p) for i, p in zip((0, 2), pads[axis], strict=True) if p}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.backends import Backend
 from whet.network import Layer, format_bytes, static_shape
-from whet.ops.resize import targets
+from whet.ops.resize import resize_targets
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, static, storage_types
@@ -66,5 +66,5 @@ class OneDnnResize(OneDnnTactic):
 
 def _plain_scales(layer: Layer, source: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """True if the scales are exactly the ratio of the sizes (ONNX uses the scale, oneDNN the ratio)."""
-    scales = [scale for _, scale in targets(layer)]
+    scales = [scale for _, scale in resize_targets(layer)]
     return all(s is None or abs(float(s) * n - m) < 1e-4 for s, n, m in zip(scales, source, target, strict=True))

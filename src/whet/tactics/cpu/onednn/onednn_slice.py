@@ -6,7 +6,7 @@ from typing import Any
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape, strides
-from whet.ops.slice import ranges
+from whet.ops.slice import slice_ranges
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, static, storage_types
@@ -67,7 +67,7 @@ class OneDnnSlice(OneDnnTactic):
 def _cuts(layer: Layer, shape: tuple[int, ...]) -> dict[int, tuple[Any, Any, int]]:
     """{axis: (first, length, step)}."""
     if layer.op == "Slice":
-        return ranges(layer)
+        return slice_ranges(layer)
     axis = layer.attrs["axis"] % len(shape)
     chosen = layer.needs(1)
     assert chosen.shape_value is not None  # `why_not` said so

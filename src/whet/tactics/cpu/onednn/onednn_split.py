@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape, strides
-from whet.ops.split import sizes
+from whet.ops.split import part_sizes
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnKernel, image_formats, static, storage_types
@@ -53,7 +53,7 @@ class OneDnnSplit(Tactic):
         return [()]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return None if all(isinstance(n, int) for n in sizes(layer)) else "the parts' sizes are known only at run time"
+        return None if all(isinstance(n, int) for n in part_sizes(layer)) else "the parts' sizes are known only at run time"
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> SplitKernel:
         x, stored = layer.needs(0), signature.outputs[0]

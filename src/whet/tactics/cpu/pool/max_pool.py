@@ -41,7 +41,7 @@ class PoolKernel(CompiledKernel):
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.inputs[0], args.outputs[0], args.scratch, *self.sizes, self.planes, -(-self.planes // self.threads)]
         operands = {0: ("input", 0), 1: ("output", 0)}
-        stream.record(jit.ParallelCall(jit.address(self.ir, "pool"), context, operands, self.threads, self.implementation))
+        stream.record(jit.ParallelCall(jit.function_address(self.ir, "pool"), context, operands, self.threads, self.implementation))
 
 
 @tactic

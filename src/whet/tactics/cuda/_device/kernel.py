@@ -9,7 +9,7 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda.compile import compile_cubin
-from whet.backends.cuda.driver import current, per_device
+from whet.backends.cuda.driver import current_device, per_device
 from whet.backends.cuda.executor import GpuCall
 from whet.backends.cuda.launch import GpuWork, Kernel, Launch, Module
 from whet.network import Layer, Tensor, static_shape
@@ -17,7 +17,7 @@ from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Args, Operand, Packed, Signature, Stream, stored_bytes
 from whet.tactics._fused import EpilogueStep
 from whet.tactics.cuda._device.arguments import Arguments
-from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
 from whet.tactics.cuda.conv._conv import NONE, Activation, PostOps
 
 #: relative error of one layer: rounding of weights and results to the storage type, f32 accumulators in between
@@ -73,11 +73,11 @@ def compile_ahead(backend: Backend, sources: Sequence[str]) -> None:
 
 
 @per_device
-def loaded(name: str, entry: str, constants: tuple[tuple[str, Any], ...], shared: int = 0) -> Kernel:
+def load_kernel(name: str, entry: str, constants: tuple[tuple[str, Any], ...], shared: int = 0) -> Kernel:
     """Function `entry` of `<name>` with these constants and dynamic shared memory, compiled and loaded once a process."""
-    here = current()
+    here = current_device()
     arch = "sm_90a" if here is None else here.arch
-    return Module(compile_cubin(source(name, dict(constants)), name=name, arch=arch)).kernel(entry, shared)
+    return Module(compile_cubin(kernel_text(name, dict(constants)), name=name, arch=arch)).kernel(entry, shared)
 
 
 def launch(
@@ -94,7 +94,7 @@ def launch(
     """A launch of the function `entry` in the arguments' kernel file: `grid` blocks of `block` threads with `shared` bytes of dynamic shared
     memory, in clusters of `cluster` blocks. Raises BackendError if the arguments are not those of an instance with these constants."""
     arguments.check(constants)
-    kernel = loaded(arguments.kernel_file, entry, tuple(sorted(constants.items())), shared)
+    kernel = load_kernel(arguments.kernel_file, entry, tuple(sorted(constants.items())), shared)
     return Launch(kernel, grid, block, arguments.pack(), cluster=cluster, label=label)
 
 

@@ -29,7 +29,7 @@ EIGHT_BITS = {3: "s32.s8.s8", 4: "s32.u8.s8", 5: "f32.e4m3.e4m3"}  # types of ac
 WEIGHTS_AS_A = {3: "s32.s8.s8", 4: "s32.s8.u8"}  # the same with weights as operand A, which is listed first
 
 
-def wgmma(columns: int, bf16: bool, in8: int = 0, weights_as_a: bool = False) -> str:
+def wgmma_text(columns: int, bf16: bool, in8: int = 0, weights_as_a: bool = False) -> str:
     """Device functions for acc[64 x columns] (+)= A x B over 32 bytes of K: `wgmma` with A in shared memory, `wgmma_registers`.
 
     `in8`: operands of 8 bits (EIGHT_BITS; `weights_as_a`: A are the weights).
@@ -57,14 +57,14 @@ def wgmma(columns: int, bf16: bool, in8: int = 0, weights_as_a: bool = False) ->
     )
 
 
-def wgmma_transposed(columns: int, bf16: bool) -> str:
+def wgmma_transposed_text(columns: int, bf16: bool) -> str:
     """The device function `wgmma_transposed` for acc[64 x columns] (+)= A x B over 16 elements, A in registers, rows of B along its columns."""
     name = "wgmma_registers"
-    text = wgmma(columns, bf16)
+    text = wgmma_text(columns, bf16)
     return text[text.index(f"DEV void {name}(") :].replace(name, "wgmma_transposed").replace("p, 1, 1, 0;", "p, 1, 1, 1;")
 
 
-def wgmma_tf32(columns: int) -> str:
+def wgmma_tf32_text(columns: int) -> str:
     """Device functions for acc[64 x columns] (+)= A x B over 8 elements of TF32: `wgmma` with A in shared memory, `wgmma_registers`."""
     count = columns // 2
     accumulators = ", ".join(f"%{i}" for i in range(count))
@@ -117,7 +117,7 @@ def _file(name: str) -> str:
     return KERNEL_TEXTS[name] if name in KERNEL_TEXTS else kernel_paths()[name].read_text()
 
 
-def source(name: str, constants: Mapping[str, int]) -> str:
+def kernel_text(name: str, constants: Mapping[str, int]) -> str:
     """The text of `<name>`, complete: no include path is needed to compile it."""
     text = _file(name)
     if '#include "arguments"' in text:
@@ -126,9 +126,9 @@ def source(name: str, constants: Mapping[str, int]) -> str:
         columns, tf32 = constants["BN"], "TERMS" in constants
         widths = {columns, constants.get("BN2", columns)}  # of a second product in the same kernel
         bf16, in8, tall = bool(constants.get("BF16", 0)), constants.get("IN8", 0), bool(constants.get("WEIGHTS_AS_A", 0))
-        products = wgmma_tf32(columns) if tf32 else "".join(wgmma(n, bf16, in8, tall) for n in sorted(widths))
+        products = wgmma_tf32_text(columns) if tf32 else "".join(wgmma_text(n, bf16, in8, tall) for n in sorted(widths))
         text = text.replace('#include "wgmma"', products)
     if '#include "wgmma_transposed"' in text:
-        text = text.replace('#include "wgmma_transposed"', wgmma_transposed(constants["D"], bool(constants.get("BF16", 0))))
+        text = text.replace('#include "wgmma_transposed"', wgmma_transposed_text(constants["D"], bool(constants.get("BF16", 0))))
     text = re.sub(r'#include "(\w+\.cuh)"', lambda found: _file(found.group(1)), text)
     return "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text

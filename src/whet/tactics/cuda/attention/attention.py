@@ -32,8 +32,8 @@ from whet.tactics.cuda._device.kernel import (
     same,
     shared_limit,
 )
-from whet.tactics.cuda._device.source import source
-from whet.tactics.cuda.attention.attention_fused import unfit
+from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda.attention.attention_fused import why_not_heads
 
 SHAPES = ((1, 4), (1, 8), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))  # warps along rows, warps along keys
 MOST = 14  # tiles that are tried
@@ -101,14 +101,15 @@ class Attention(Tactic):
         heads = match_attention(layer)
         if isinstance(heads, str):
             return heads
-        return "attention_fused was faster in every case measured on Hopper" if machine_has(backend, "wgmma") and unfit(heads) is None else None
+        is_slower = machine_has(backend, "wgmma") and why_not_heads(heads) is None
+        return "attention_fused was faster in every case measured on Hopper" if is_slower else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         heads = match_attention(layer)
         if isinstance(heads, str):
             return []
-        configs = candidates(heads, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
-        compile_ahead(backend, [source("attention.cu", _constants(heads, c, layer, signature)) for c in configs])
+        configs = list_tiles(heads, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
+        compile_ahead(backend, [kernel_text("attention.cu", _constants(heads, c, layer, signature)) for c in configs])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -120,7 +121,7 @@ class Attention(Tactic):
         if not known or said["kc"] not in (16, 32, 64) or said["stages"] not in (1, 2) or said["mi"] not in (1, 2):
             raise PlanRefused(f"the kernel has no tile {config}")
         shared = shared_bytes(heads, config)
-        if shared > min(SHARED, shared_limit(backend)) or not _registers(heads, said["wr"], said["mi"], said["kc"]):
+        if shared > min(SHARED, shared_limit(backend)) or not _fits_registers(heads, said["wr"], said["mi"], said["kc"]):
             raise PlanRefused(f"a multiprocessor cannot hold {config} for heads of {heads.size}")
         constants = _constants(heads, config, layer, signature)
         grid = (blocks_of(heads.rows, 16 * said["wr"] * said["mi"]), heads.batch * heads.heads, 1)
@@ -170,7 +171,7 @@ def steps_of(view: View, heads: Heads, axis: int) -> tuple[int, int, int]:
     return (*lead, view.strides[axis])
 
 
-def candidates(heads: Heads, multiprocessors: int, hopper: bool = True, shared: int = SHARED) -> list[Config]:
+def list_tiles(heads: Heads, multiprocessors: int, hopper: bool = True, shared: int = SHARED) -> list[Config]:
     """Tiles, the most promising first: for few rows warps share keys, for many rows a warp takes 32 (its
     registers were only counted on Hopper). `shared`: bytes that a block of this GPU can have (99 KiB on compute capability 8.6 and 8.9)."""
     candidates: list[tuple[float, Config]] = []
@@ -182,14 +183,14 @@ def candidates(heads: Heads, multiprocessors: int, hopper: bool = True, shared: 
             continue
         for stages in (1, 2) if chunks > 1 else (1,):
             config: Config = (("wr", wr), ("wk", wk), ("mi", mi), ("kc", kc), ("stages", stages))
-            if shared_bytes(heads, config) <= min(SHARED, shared) and _registers(heads, wr, mi, kc):
+            if shared_bytes(heads, config) <= min(SHARED, shared) and _fits_registers(heads, wr, mi, kc):
                 turns = blocks_of(blocks * wr * wk, multiprocessors * (12 if mi == 1 else 8))
                 step = 0.4 + kc / 32 * (0.5 + 0.5 * mi)
                 candidates.append((turns * chunks * step * (1.4 if stages == 1 and chunks > 1 else 1) * (1 + 0.05 * wk), config))
     return [c for _, c in sorted(candidates)][:MOST]
 
 
-def _registers(heads: Heads, wr: int, mi: int, kc: int) -> bool:
+def _fits_registers(heads: Heads, wr: int, mi: int, kc: int) -> bool:
     """True if accumulators, scores and q of a warp stay in registers, according to the compiler's report."""
     masked, each_row = heads.mask is not None, heads.mask is not None and heads.mask.strides[-2] != 0
     if wr == 8 and each_row:

@@ -29,7 +29,7 @@ from whet.tactics.cuda._device.kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 
 SHARED = 227 * 1024  # bytes of shared memory per block, and per multiprocessor less 1 KiB for each resident block
 NO_MASK, KEYS, ROWS, TILES = range(4)  # MASK of attention_fused.cu
@@ -129,7 +129,7 @@ class AttentionFused(Tactic):
         if not all_static(layer):
             return None
         heads = match_attention(layer, grouped=True, periodic=True)
-        return heads if isinstance(heads, str) else unfit(heads)
+        return heads if isinstance(heads, str) else why_not_heads(heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         heads = match_attention(layer, grouped=True, periodic=True) if all_static(layer) else ""
@@ -151,7 +151,7 @@ class AttentionFused(Tactic):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (wgmma, sm_90a)"
         heads = match_attention(layer, grouped=True, periodic=True)
-        return heads if isinstance(heads, str) else unfit(heads)
+        return heads if isinstance(heads, str) else why_not_heads(heads)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         heads = match_attention(layer, grouped=True, periodic=True)
@@ -159,9 +159,9 @@ class AttentionFused(Tactic):
             return []
         heads = split_periods(heads)[0]
         mask = mask_form(heads, layer, signature)
-        tiles = candidates(heads, mask, backend.capabilities.multiprocessors)
+        tiles = list_tiles(heads, mask, backend.capabilities.multiprocessors)
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        compile_ahead(backend, [source("attention_fused.cu", constants_of(heads, mask, t, bf16)) for t in tiles])
+        compile_ahead(backend, [kernel_text("attention_fused.cu", kernel_constants(heads, mask, t, bf16)) for t in tiles])
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -175,21 +175,21 @@ class AttentionFused(Tactic):
         if said := tile_unfit(heads, mask, tile):
             raise PlanRefused(f"{config}: {said}")
         kind, causal = signature.outputs[0].dtype.name, heads.causal is not None
-        constants, shared = constants_of(heads, mask, tile, kind == "bf16"), shared_bytes(heads, mask, tile)
+        constants, shared = kernel_constants(heads, mask, tile, kind == "bf16"), shared_bytes(heads, mask, tile)
         row_blocks = blocks_of(heads.rows, 64 * tile.groups * tile.turns)
         pairs = heads.batch * heads.heads
         units = row_blocks * pairs
         if units * max(heads.heads, row_blocks, pairs) >= 1 << 32:
             raise PlanRefused(f"{units} row blocks are too many")
         grid = units * tile.cluster if tile.parts > 1 else min(units, backend.capabilities.multiprocessors * tile.blocks)
-        packed = [_packed_tiles(layer, heads, mask, tile)] if mask.kind == TILES else []
+        packed = [_pack_mask(layer, heads, mask, tile)] if mask.kind == TILES else []
 
         def tensor_map(view: View, args: Args, lines: int, box: int) -> bytes:
             batches, count = view.batches, view.heads
             batch, head, row = (2 * step for step in (*view.steps(), view.strides[-2]))
             steps = (row, head or row * lines, batch or row * lines)
             address, dims = args.inputs[view.place] + 2 * view.offset, (heads.size, lines, count, batches)
-            return tensormap.tiled(address, kind, dims, steps, (_row_bytes(heads) // 2, box, 1, 1))
+            return tensormap.tiled_map(address, kind, dims, steps, (_row_bytes(heads) // 2, box, 1, 1))
 
         def launch_part(part: Heads, args: Args) -> GpuWork:
             address = 0
@@ -203,7 +203,7 @@ class AttentionFused(Tactic):
             out_batch, out_head = heads.out.steps()
             arguments = AttentionFusedArguments(
                 q=tensor_map(part.q, args, heads.rows, 64),
-                k=tensor_map(part.k.swapped(), args, heads.keys, tile.bn),
+                k=tensor_map(part.k.swap_last_axes(), args, heads.keys, tile.bn),
                 v=tensor_map(part.v, args, heads.keys, tile.bn),
                 out=args.outputs[0] + 2 * part.out.offset,
                 mask=address,
@@ -250,7 +250,7 @@ def reciprocal(divisor: int) -> int:
     return 0 if divisor == 1 else -(-(1 << 32) // divisor)
 
 
-def unfit(heads: Heads) -> str | None:
+def why_not_heads(heads: Heads) -> str | None:
     """Why the kernel does not take these heads."""
     if heads.turned:
         return "keys are columns in memory: TMA reads them as rows"
@@ -280,7 +280,7 @@ def mask_form(heads: Heads, layer: Layer, signature: Signature) -> MaskForm:
     return MaskForm(ROWS, kind, 0, 2 if pairs else 1)
 
 
-def candidates(heads: Heads, mask: MaskForm, multiprocessors: int) -> list[Tile]:
+def list_tiles(heads: Heads, mask: MaskForm, multiprocessors: int) -> list[Tile]:
     """Tiles to time, the most promising first."""
     tiles = heads.batch * heads.heads * blocks_of(heads.rows, 64)
     if tiles <= 1.25 * multiprocessors:
@@ -297,10 +297,10 @@ def _few_rows(heads: Heads, fewest: bool) -> list[Tile]:
     tiles = []
     for most in (128, 96, 64):
         for split in (2, 3, 4):
-            bn = _even(heads.keys, most, split)
+            bn = _equal_steps(heads.keys, most, split)
             steps = blocks_of(heads.keys, bn)
             tiles.append(Tile(bn, split, split, stages=min(steps, 2 * split), overlap=int(steps > split)))
-    bn = _even(heads.keys, 128)
+    bn = _equal_steps(heads.keys, 128)
     stages = min(2, blocks_of(heads.keys, bn))
     clusters = [Tile(64, 1, cluster=2), Tile(bn, 1, cluster=2, overlap=1), Tile(bn, 2, 2, cluster=2, stages=4)]
     wide = [Tile(bn, 1, stages=stages), Tile(64, 2, stages=4, overlap=1), Tile(bn, 2, stages=stages, overlap=stages - 1)]
@@ -311,13 +311,13 @@ def _few_keys(heads: Heads) -> list[Tile]:
     """Many heads of few keys: several blocks per multiprocessor, so that loads, products and softmax of different units overlap."""
     turns = min(8, blocks_of(heads.rows, 64))
     tiles = []
-    for bn in dict.fromkeys((_even(heads.keys, 128), _even(heads.keys, 64))):
+    for bn in dict.fromkeys((_equal_steps(heads.keys, 128), _equal_steps(heads.keys, 64))):
         steps = blocks_of(heads.keys, bn)
         tiles += [Tile(bn, 1, stages=steps, blocks=blocks) for blocks in (3, 4, 2)]
         tiles += [Tile(bn, 1, stages=steps, blocks=3, overlap=int(steps > 1), turns=t) for t in (turns, 1)]
         tiles += [Tile(bn, wgs, stages=min(8, 2 * steps), overlap=int(steps > 1)) for wgs in (4, 2)]
         tiles += [Tile(bn, 2, stages=steps, overlap=int(steps > 1), turns=blocks_of(turns, 2))]
-    whole = _even(heads.keys, 256)
+    whole = _equal_steps(heads.keys, 256)
     tiles += [Tile(whole, 1, stages=1, blocks=2, turns=t) for t in (turns, 1)]
     return [*tiles, Tile(whole, 2, stages=1, turns=blocks_of(turns, 2))]
 
@@ -326,16 +326,16 @@ def _many_rows_and_keys(heads: Heads) -> list[Tile]:
     """Long sequences: the tensor cores of a multiprocessor are kept busy by three or four warpgroups, or by two that overlap products and softmax."""
     rows = blocks_of(heads.rows, 64)
     tiles = []
-    for bn in dict.fromkeys(_even(heads.keys, most) for most in (128, 96, 64)):
+    for bn in dict.fromkeys(_equal_steps(heads.keys, most) for most in (128, 96, 64)):
         steps = blocks_of(heads.keys, bn)
         stages = min(3, steps)
         tiles += [Tile(bn, 2, stages=2, overlap=1, pingpong=1), Tile(bn, 4, stages=stages), Tile(bn, 3, stages=2, overlap=1)]
         tiles += [Tile(bn, wgs, stages=steps, overlap=1, turns=blocks_of(rows, wgs)) for wgs in (3, 4) if steps <= 8 and wgs < rows]
-    tiles += [Tile(_even(heads.keys, 192), 3, stages=3), Tile(64, 1, blocks=2, overlap=1)]
+    tiles += [Tile(_equal_steps(heads.keys, 192), 3, stages=3), Tile(64, 1, blocks=2, overlap=1)]
     return [*tiles, *(Tile(64, wgs, stages=3, overlap=1) for wgs in (3, 2))]
 
 
-def _even(keys: int, most: int, parts: int = 1) -> int:
+def _equal_steps(keys: int, most: int, parts: int = 1) -> int:
     """Keys per step, at most `most`, so that `parts` shares have the same number of steps and the last step has few keys too many."""
     steps = parts * blocks_of(keys, most * parts)
     return 16 * blocks_of(blocks_of(keys, steps), 16)
@@ -367,7 +367,7 @@ def tile_unfit(heads: Heads, mask: MaskForm, tile: Tile) -> str | None:
         return "row tiles without rows"
     if shared_bytes(heads, mask, tile) > min(SHARED, (228 * 1024) // tile.blocks - 1024):
         return "shared memory"
-    launch, take = registers(heads, mask, tile)
+    launch, take = register_counts(heads, mask, tile)
     if register_need(heads, mask, tile) > (take or launch) or tile.bn // 2 + 28 > launch:  # ptxas allocates an instruction's operands as launched
         return "registers"
     return None
@@ -380,7 +380,7 @@ def register_need(heads: Heads, mask: MaskForm, tile: Tile) -> int:
     return heads.size // 2 + tile.bn // 2 + weights + words + 28
 
 
-def registers(heads: Heads, mask: MaskForm, tile: Tile) -> tuple[int, int]:
+def register_counts(heads: Heads, mask: MaskForm, tile: Tile) -> tuple[int, int]:
     """(registers of a thread at launch, of a multiplying thread after setmaxnreg; 0: as launched).
 
     A multiprocessor has four register files of 16,384; a warp's registers are in one of them. For threads that need more, the producer becomes a
@@ -422,9 +422,9 @@ def _q_buffers(tile: Tile) -> int:
     return 1 if tile.parts > 1 else 2
 
 
-def constants_of(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[str, int]:
+def kernel_constants(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[str, int]:
     """The constants of attention_fused.cu."""
-    launch, take = registers(heads, mask, tile)
+    launch, take = register_counts(heads, mask, tile)
     return {
         "D": heads.size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split, "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
         "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None),
@@ -441,7 +441,7 @@ def _tile_steps(heads: Heads, view: View, tile: Tile) -> tuple[int, int, int, in
     return tiles * head if batch > 1 else 0, tiles if head > 1 else 0, steps if view.shape[-2] > 1 else 0, 0
 
 
-def _packed_tiles(layer: Layer, heads: Heads, mask: MaskForm, tile: Tile) -> Packed:
+def _pack_mask(layer: Layer, heads: Heads, mask: MaskForm, tile: Tile) -> Packed:
     """A constant mask in the order of the accumulators: [batch, heads, row tiles, steps, warps, vectors, lanes, values]; -inf past the last key."""
     assert heads.mask is not None
     t, view = layer.needs(heads.mask.place), heads.mask

@@ -118,7 +118,7 @@ def with_once(config: ConvConfig, steps: int, touched: int = 0) -> ConvConfig:
     return replace(config, once=each) if own and (config.sk > 1 or config.direct) else config
 
 
-def small_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
+def list_small_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for few pixels: small tiles, K split over a cluster, about one block per multiprocessor."""
     configs = set()
     for wgs in (1, 2):
@@ -171,7 +171,7 @@ LARGE_TILES = (
 )  # warpgroups, 64-row tiles of each, channels
 
 
-def large_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
+def list_large_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for many pixels: large tiles, persistent blocks, as many of them as fit."""
     configs = set()
     for wgs, mi, bn in LARGE_TILES:
@@ -220,7 +220,7 @@ def _estimate_overlapped(config: ConvConfig, turns: int, each: int, step_ns: flo
     return (900 + turns * max(each * step_ns, store_ns, 0.6 * (each * step_ns + store_ns)) + 900) / 1000
 
 
-def varied(configs: list[ConvConfig], most: int, each: int = 9) -> list[ConvConfig]:
+def pick_varied(configs: list[ConvConfig], most: int, each: int = 9) -> list[ConvConfig]:
     """The first `most` configurations, with at most `each` of a kind before any kind has more."""
     counts: dict[tuple, int] = {}
     first: list[ConvConfig] = []
@@ -237,17 +237,17 @@ def step_channels(c: int, size: int) -> int:
     return (64 if c * size > 64 else 32 if c * size > 32 else 16) * 2 // size
 
 
-def configs_for(m: int, k: int, c: int, taps: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
+def list_configs(m: int, k: int, c: int, taps: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for m pixels, k output and c input channels (of `size` bytes) of `taps` filter taps, the most promising first."""
     bk = step_channels(c, size)
-    return configs_of_steps(m, k, taps * -(-c // bk), bk, multiprocessors, size)
+    return list_configs_of_steps(m, k, taps * -(-c // bk), bk, multiprocessors, size)
 
 
-def configs_of_steps(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
+def list_configs_of_steps(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for m pixels, k output channels and `steps` K steps of `bk` channels (of `size` bytes), the most promising first."""
     configs: set[ConvConfig] = set()
     if m <= 30000:
-        configs.update(small_batch_configs(m, k, steps, bk, multiprocessors, size))
+        configs.update(list_small_batch_configs(m, k, steps, bk, multiprocessors, size))
     if m >= 3000:
-        configs.update(large_batch_configs(m, k, steps, bk, multiprocessors, size))
+        configs.update(list_large_batch_configs(m, k, steps, bk, multiprocessors, size))
     return sorted(configs, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))

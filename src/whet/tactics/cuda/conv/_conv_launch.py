@@ -23,7 +23,7 @@ from whet.tactics.cuda._device.arguments import (
     U64Pointer,
     When,
 )
-from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
 from whet.tactics.cuda.conv._conv import (
     NO_POST_OPS,
     Between,
@@ -192,7 +192,7 @@ def conv_source(config: ConvConfig, features: Features) -> str:
     more = {"GROUPED": int(f.grouped), "SECOND_INPUT": f.pair, "BETWEEN": int(f.between), "DUAL_OUTPUT": f.fork, "NORM": f.norm}
     if f.between:
         constants["CHAINS"] = 1  # both accumulators are in registers at once
-    return source("conv.cu", {**constants, **({} if f.types8 is None else f.types8.constants()), **{k: v for k, v in more.items() if v}})
+    return kernel_text("conv.cu", {**constants, **({} if f.types8 is None else f.types8.constants()), **{k: v for k, v in more.items() if v}})
 
 
 @per_device
@@ -205,9 +205,9 @@ def conv_kernel(config: ConvConfig, features: Features) -> Kernel:
 def window_map(shape: ConvShape, x: View, config: ConvConfig, dtype: str) -> bytes:
     """The tensor map through which the kernel reads its input."""
     if shape.plain:
-        return tensormap.tiled(x.address, dtype, (shape.c, shape.m), (x.pitch * config.size,), (config.bk, config.bm))
+        return tensormap.tiled_map(x.address, dtype, (shape.c, shape.m), (x.pitch * config.size,), (config.bk, config.bm))
     pixel = x.pitch * config.size
-    return tensormap.im2col(
+    return tensormap.im2col_map(
         x.address,
         dtype,
         (shape.c, shape.w, shape.h, shape.n),
@@ -294,7 +294,7 @@ def conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: in
         box_bytes=halo.box,
         groups=None if p.groups is None else GroupFields(p.groups.k, p.groups.c),
         scales=p.scales,
-        second=None if p.second is None else _second_fields(config, p.second, first_steps, _copied_as(problem)),
+        second=None if p.second is None else _second_fields(config, p.second, first_steps, _tensor_map_type(problem)),
         between=None if p.second is None else p.second.between,
         fork=None if p.fork is None else _fork_fields(config, problem, p.fork),
         norm=None if p.norm is None else NormFields(p.norm.column_sums, 1 / shape.c, p.norm.epsilon),
@@ -310,28 +310,28 @@ def conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: in
 def _maps(config: ConvConfig, problem: ConvProblem, halo: Halo, steps: int) -> tuple[bytes, bytes, bytes, bytes]:
     """Tensor maps of input, weights, output and residual."""
     p, shape, row = problem, problem.shape, steps * config.bk
-    dtype = _copied_as(problem)
+    dtype = _tensor_map_type(problem)
     whole = shape if p.groups is None else replace(shape, c=p.groups.channels)
     if p.input_map is not None:
         a = p.input_map
     elif config.halo:
         pixel, size = p.input.pitch * config.size, (whole.c, shape.w, shape.h, shape.n)
         strides = (pixel, pixel * shape.w, pixel * shape.w * shape.h)
-        a = tensormap.tiled(p.input.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
+        a = tensormap.tiled_map(p.input.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
     else:
         a = window_map(whole, p.input, config, dtype)
     filters = -(-shape.k // 32) * 32 if p.types8 else shape.k
-    b = tensormap.tiled(p.weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn))
+    b = tensormap.tiled_map(p.weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn))
     if config.sk > 1 or config.direct:
         return a, b, bytes(128), bytes(128)  # the kernel uses plain addresses
     own, box = shape.k if p.fork is None else p.fork.at, _output_box(config, problem)
-    d = tensormap.tiled(p.output.address, dtype, (own, shape.m), (p.output.pitch * config.size,), box)
+    d = tensormap.tiled_map(p.output.address, dtype, (own, shape.m), (p.output.pitch * config.size,), box)
     if p.residual is None:
         return a, b, d, d
-    return a, b, d, tensormap.tiled(p.residual.address, dtype, (shape.k, shape.m), (p.residual.pitch * config.size,), box)
+    return a, b, d, tensormap.tiled_map(p.residual.address, dtype, (shape.k, shape.m), (p.residual.pitch * config.size,), box)
 
 
-def _copied_as(problem: ConvProblem) -> str:
+def _tensor_map_type(problem: ConvProblem) -> str:
     """The type of the operands in tensor maps."""
     return "u8" if problem.types8 else "bf16" if problem.bf16 else "f16"
 
@@ -347,7 +347,7 @@ def _second_fields(config: ConvConfig, second: SecondInput, first_steps: int, dt
 
 def _fork_fields(config: ConvConfig, problem: ConvProblem, fork: SecondOutput) -> SecondOutputFields:
     shape, box = problem.shape, _output_box(config, problem)
-    map_ = tensormap.tiled(fork.out.address, _copied_as(problem), (shape.k - fork.at, shape.m), (fork.out.pitch * config.size,), box)
+    map_ = tensormap.tiled_map(fork.out.address, _tensor_map_type(problem), (shape.k - fork.at, shape.m), (fork.out.pitch * config.size,), box)
     return SecondOutputFields(map_, fork.out.address, fork.at, fork.out.pitch)
 
 

@@ -22,7 +22,7 @@ from whet.tactics.cuda._device.arguments import (
     TensorMap,
     When,
 )
-from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
 from whet.tactics.cuda.conv._conv import TYPES, Activation, ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_tiles import Halo
 
@@ -136,7 +136,7 @@ def shared_bytes(shape: ConvShape, tile: Tile, halo: Halo) -> int:
     return 1024 + tile.stages * 8192 + between + tile.chunks(shape) * (halo.slot + 8) + parts + tile.stages * 16 + 16
 
 
-def unfit(tile: Tile, shape: ConvShape, k2: int) -> str | None:
+def why_not_tile(tile: Tile, shape: ConvShape, k2: int) -> str | None:
     """The reason why a tile cannot run `shape` and a following product to k2 channels, or None."""
     halo = halo_of(shape, tile)
     if isinstance(halo, str):
@@ -158,7 +158,7 @@ def unfit(tile: Tile, shape: ConvShape, k2: int) -> str | None:
     return f"needs {need} bytes of shared memory" if need > MAX_SHARED else None
 
 
-def tiles_of(shape: ConvShape, k2: int, multiprocessors: int, size: int = 2) -> list[Tile]:
+def list_product_tiles(shape: ConvShape, k2: int, multiprocessors: int, size: int = 2) -> list[Tile]:
     """Candidates for elements of `size` bytes, the most promising first; none if the pixels need more than one wave of clusters."""
     tiles: dict[Tile, float] = {}
     if shape.k % 64 or k2 % 64:
@@ -176,7 +176,7 @@ def tiles_of(shape: ConvShape, k2: int, multiprocessors: int, size: int = 2) -> 
             continue
         for stages in sorted({min(s, base.steps(shape)) for s in (4, 6, 9, 11, 13, 18, 22)}):
             tile = replace(base, stages=stages)
-            if unfit(tile, shape, k2) is None:
+            if why_not_tile(tile, shape, k2) is None:
                 tiles[tile] = _estimate(tile, shape, halo, blocks, multiprocessors)
     return sorted(tiles, key=lambda t: (tiles[t], t))
 
@@ -208,7 +208,7 @@ class Integers:
 def product_source(tile: Tile, shape: ConvShape, inner: str, activation: str, bf16: bool, integers: Integers | None = None) -> str:
     """The kernel's complete text; `inner` is the activation between the two."""
     types8 = {"IN8": 0} if integers is None else {"IN8": TYPES[integers.source], "ADD": TYPES[integers.residual], "WEIGHTS_AS_A": 1}
-    return source(
+    return kernel_text(
         "conv_then_pointwise.cu",
         {
             "BN": tile.pixels,
@@ -251,9 +251,9 @@ def product_launch(
     assert isinstance(halo, Halo), halo
     pixel, taps, inside = shape.c * tile.size, shape.r * shape.s, shape.k * tile.size
     box = (tile.bk, halo.wide, halo.rows + shape.r - 1, 1)
-    a = tensormap.tiled(x, dtype, (shape.c, shape.w, shape.h, shape.n), (pixel, pixel * shape.w, pixel * shape.w * shape.h), box)
-    b = tensormap.tiled(weights, dtype, (taps * shape.c, shape.k), (taps * pixel,), (tile.bk, 64))
-    b2 = tensormap.tiled(weights2, dtype, (shape.k, k2), (inside,), (tile.panel // tile.size, 64))
+    a = tensormap.tiled_map(x, dtype, (shape.c, shape.w, shape.h, shape.n), (pixel, pixel * shape.w, pixel * shape.w * shape.h), box)
+    b = tensormap.tiled_map(weights, dtype, (taps * shape.c, shape.k), (taps * pixel,), (tile.bk, 64))
+    b2 = tensormap.tiled_map(weights2, dtype, (shape.k, k2), (inside,), (tile.panel // tile.size, 64))
     arguments = ConvThenPointwiseArguments(
         a,
         b,

@@ -12,7 +12,7 @@ from whet.tactics._fused import epilogue_steps, is_quantized, root_layer, source
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, Epilogue, all_static, float_types, machine_has, match_epilogue, same
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.conv.conv import constant_weights, conv_shape
+from whet.tactics.cuda.conv.conv import conv_shape, why_not_packable
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class ConvAndProduct(Tactic):
     ops = ("*",)
 
     @abstractmethod
-    def unfit_pair(self, both: Both) -> str | None:
+    def why_not_pair(self, both: Both) -> str | None:
         """The reason why the kernel does not take these convolutions, whatever their sizes."""
 
     @abstractmethod
-    def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
+    def why_not_sizes(self, both: Both, backend: Backend) -> str | None:
         """Why it does not take these sizes."""
 
     def pair(self, layer: Layer) -> Both | str:
         """The two convolutions, or why they are none that the kernel takes."""
         both = _match_both(layer)
-        return both if isinstance(both, str) else self.unfit_pair(both) or both
+        return both if isinstance(both, str) else self.why_not_pair(both) or both
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer):
@@ -61,7 +61,7 @@ class ConvAndProduct(Tactic):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         both = self.pair(layer)
-        return both if isinstance(both, str) else self.unfit_sizes(both, backend)
+        return both if isinstance(both, str) else self.why_not_sizes(both, backend)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Pair:
     residual: int | None
 
 
-def pair_of(layer: Layer) -> Pair | str:
+def match_pair(layer: Layer) -> Pair | str:
     """The two convolutions of a fused layer, or why there are none that a kernel of floats with packed weights takes."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
@@ -89,7 +89,7 @@ def pair_of(layer: Layer) -> Pair | str:
         head = root_layer(view)
         if head.op != "Conv" or head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes"
-        if reason := constant_weights(view, head):
+        if reason := why_not_packable(view, head):
             return reason
     inner, epilogue = match_epilogue(first, epilogue_steps(first)), match_epilogue(second, epilogue_steps(second))
     if isinstance(inner, str):
@@ -108,7 +108,7 @@ def pair_of(layer: Layer) -> Pair | str:
 
 
 def _match_both(layer: Layer) -> Both | str:
-    pair = pair_of(layer)
+    pair = match_pair(layer)
     if isinstance(pair, str):
         return pair
     behind = conv_shape(pair.second)

@@ -7,7 +7,7 @@ from itertools import product
 
 from whet.backends.cuda.launch import MAX_SHARED
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.conv._conv_config import ConvConfig, configs_for, estimate_us, step_channels, with_once
+from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, list_configs, step_channels, with_once
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ def fits(config: ConvConfig, shape: ConvShape) -> str | None:
     return f"needs {need} bytes of shared memory" if (need + 1024) * config.blocks > MAX_SHARED + 1024 else None
 
 
-def conv_configs(shape: ConvShape, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
+def list_conv_configs(shape: ConvShape, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """All candidates for a shape (elements of `size` bytes), the most promising first: those with input tiles of all taps, then the rest."""
-    configs = configs_for(shape.m, shape.k, shape.c, shape.r * shape.s, multiprocessors, size)
-    with_taps = [(_halo_us(c, shape, multiprocessors), c) for c in _halo_configs(shape, multiprocessors, size)]
+    configs = list_configs(shape.m, shape.k, shape.c, shape.r * shape.s, multiprocessors, size)
+    with_taps = [(_halo_us(c, shape, multiprocessors), c) for c in _list_halo_configs(shape, multiprocessors, size)]
     both = sorted([*with_taps, *((estimate_us(c, shape.m, shape.k, shape.steps(c.bk), multiprocessors), c) for c in configs)])
     return [c for _, c in both]
 
 
-def _halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[ConvConfig]:
+def _list_halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> list[ConvConfig]:
     """Candidates with input tiles: small ones that share K in a cluster, larger ones for many pixels."""
     if shape.r * shape.s == 1 or shape.stride != (1, 1) or shape.dilation != (1, 1):
         return []

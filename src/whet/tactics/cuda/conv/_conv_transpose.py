@@ -13,7 +13,7 @@ from whet.tactics._base import Signature, Tactic
 from whet.tactics._fused import epilogue_steps, root_layer
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, Epilogue, all_static, blocks_of, launch, match_epilogue
-from whet.tactics.cuda.conv.conv import conv_reason, conv_signatures
+from whet.tactics.cuda.conv.conv import list_conv_signatures, why_not_conv
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ class TransposedTactic(Tactic):
         if reason:
             return reason
         head = root_layer(layer)
-        return conv_reason(layer, head)
+        return why_not_conv(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        return conv_signatures(layer, "nhwc", self.kinds)
+        return list_conv_signatures(layer, "nhwc", self.kinds)
 
 
 def match_transposed_epilogue(layer: Layer) -> Epilogue | str:

@@ -24,7 +24,7 @@ from whet.tactics.cuda._device.arguments import (
     When,
 )
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, launch, packed_array
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import Activation, ConvShape, PostOps, permute_rows
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
 
@@ -112,16 +112,16 @@ class FewChannelTile:
     def box(self, s: ConvShape) -> tuple[int, int]:
         """Rows of 128 bytes and image rows of an input tile."""
         packed = 64 // s.c
-        return -(-(lead(s) + (self.tw - 1) * s.stride[1] + s.s) // packed), (self.th - 1) * s.stride[0] + s.r
+        return -(-(leading_pixels(s) + (self.tw - 1) * s.stride[1] + s.s) // packed), (self.th - 1) * s.stride[0] + s.r
 
     def shared(self, s: ConvShape) -> int:
         """Bytes of shared memory; mirrors few_channel.cu."""
         wide, tall = self.box(s)
         slot = -(-wide * tall // 8) * 1024
-        weights = chunks(s) * self.bn * 128 + self.bn * 4 + (s.c * 128 + s.c * 4 if self.front else 0)
+        weights = k_chunks(s) * self.bn * 128 + self.bn * 4 + (s.c * 128 + s.c * 4 if self.front else 0)
         return 1024 + weights + self.groups * (self.slots + self.front) * slot + 8 + self.groups * self.slots * 8
 
-    def unfit(self, s: ConvShape) -> str | None:
+    def why_not(self, s: ConvShape) -> str | None:
         """Why a multiprocessor cannot hold it, or None."""
         if self.tw * s.stride[1] % (64 // s.c) or max(self.box(s)) > 256:
             return f"tiles of {self.th} x {self.tw} do not start at whole rows of 128 bytes, or are too large"
@@ -134,12 +134,12 @@ class FewChannelTile:
 
     def source(self, s: ConvShape, post_ops: PostOps, bf16: bool, front: Activation | None = None, adds_input: bool = False) -> str:
         """The kernel's complete text."""
-        return source("few_channel.cu", self.constants(s, post_ops, bf16, front, adds_input))
+        return kernel_text("few_channel.cu", self.constants(s, post_ops, bf16, front, adds_input))
 
     def constants(self, s: ConvShape, post_ops: PostOps, bf16: bool, front: Activation | None = None, adds_input: bool = False) -> dict[str, int]:
         """The macros of the instance; `front` is the activation of the 1x1 convolution, `adds_input`: the residual is its input."""
         tile = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
-        shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
+        shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": leading_pixels(s)}
         more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(is_halved(PostOps(front))), "BN2": s.c}
         ends = {"ACT": ACTIVATIONS[post_ops.activation[0]], "HALVED": int(is_halved(post_ops)), "RESIDUAL": post_ops.residual}
         if self.run > 1:
@@ -176,13 +176,13 @@ def few_channel_launch(
     """The launch of `s`; `addresses` are those of input, packed weights, packed bias, residual (0: none) and result."""
     x, weights, bias, residual, out = addresses
     constants = tile.constants(s, post_ops, dtype == "bf16", None if front is None else front.activation, front is not None and front.added)
-    row, line, (wide, tall) = chunks(s) * 64, s.w * s.c * 2, tile.box(s)
-    pixels = tensormap.tiled(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
-    filters = tensormap.tiled(weights, dtype, (row, rows(s.k, tile.permuted)), (row * 2,), (64, tile.bn))
+    row, line, (wide, tall) = k_chunks(s) * 64, s.w * s.c * 2, tile.box(s)
+    pixels = tensormap.tiled_map(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
+    filters = tensormap.tiled_map(weights, dtype, (row, filter_rows(s.k, tile.permuted)), (row * 2,), (64, tile.bn))
     tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
     tiles = s.n * tiles_h * tiles_w
     if front is not None:
-        front_map = tensormap.tiled(front.weights, dtype, (64, s.c), (128,), (64, s.c))
+        front_map = tensormap.tiled_map(front.weights, dtype, (64, s.c), (128,), (64, s.c))
         first = FrontFields(front_map, front_bias=front.bias, h=s.h, w=s.w, front_act=front.activation[1:])
     arguments = FewChannelArguments(
         pixels,
@@ -206,7 +206,7 @@ def few_channel_launch(
     return launch("few_channel", arguments, constants, (grid, 1, 1), tile.threads, shared=tile.shared(s), label=label)
 
 
-def few_channel_reason(s: ConvShape, front: bool = False) -> str | None:
+def why_not_few_channel(s: ConvShape, front: bool = False) -> str | None:
     """Why the kernel cannot compute a convolution, or None."""
     if s.c not in _CHANNELS or s.w * s.c % 64:
         return f"{s.c} channels, {s.w} pixels per row; takes 16, 32 or 64 channels and rows of a multiple of 128 bytes"
@@ -214,14 +214,14 @@ def few_channel_reason(s: ConvShape, front: bool = False) -> str | None:
         return f"{s.k} output channels; takes a multiple of 8 up to 256"
     if s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
         return f"filter {s.r} x {s.s}, strides {s.stride}; takes 2 to 49 taps, strides up to 2 and no dilation"
-    return None if any(t.unfit(s) is None for t in _list_tiles(s, front)) else "the weights and two input tiles exceed shared memory"
+    return None if any(t.why_not(s) is None for t in _list_tiles(s, front)) else "the weights and two input tiles exceed shared memory"
 
 
-def few_channel_tiles(s: ConvShape, multiprocessors: int, front: bool = False) -> list[FewChannelTile]:
+def list_few_channel_tiles(s: ConvShape, multiprocessors: int, front: bool = False) -> list[FewChannelTile]:
     """Candidates, the most promising first: of each tile as many blocks as fit."""
     tiles: dict[FewChannelTile, FewChannelTile] = {}
     for t in _list_tiles(s, front):
-        if t.unfit(s) is None:
+        if t.why_not(s) is None:
             tiles.setdefault(replace(t, blocks=1), t)
     return sorted(tiles.values(), key=lambda t: (_estimate_us(t, s, multiprocessors), t))[:_MOST]
 
@@ -258,20 +258,20 @@ def _estimate_us(t: FewChannelTile, s: ConvShape, multiprocessors: int) -> float
     if t.front:
         products += touched / 64 * s.c / 16 * max(20, s.c // 2) / 1.8 + touched * s.c * 0.07
     work = max((wide * tall * 128 + pixels * t.bn * 2) / 60, products)
-    return (chunks(s) * t.bn * 128 / 80 + turns * (at_once * work + (700 if t.slots == 2 else 1300))) / 1000
+    return (k_chunks(s) * t.bn * 128 / 80 + turns * (at_once * work + (700 if t.slots == 2 else 1300))) / 1000
 
 
-def lead(s: ConvShape) -> int:
+def leading_pixels(s: ConvShape) -> int:
     """Pixels that an input tile has in front of its windows, so that it begins with a whole row of 128 bytes."""
     return -s.pad[1] % (64 // s.c)
 
 
-def chunks(s: ConvShape) -> int:
+def k_chunks(s: ConvShape) -> int:
     """Rows of 64 elements of K."""
     return -(-s.r * s.s * s.c // 64)
 
 
-def rows(k: int, permuted: bool) -> int:
+def filter_rows(k: int, permuted: bool) -> int:
     """Rows of packed filters: a multiple of 32 if they are permuted."""
     return -(-k // 32) * 32 if permuted else k
 
@@ -281,7 +281,7 @@ def is_halved(post_ops: PostOps) -> bool:
     return post_ops.activation[0] == "silu" and post_ops.residual != 1
 
 
-def few_channel_filters(weights: Tensor, dtype: DType, post_ops: PostOps, permuted: bool = False) -> Packed:
+def pack_few_channel_filters(weights: Tensor, dtype: DType, post_ops: PostOps, permuted: bool = False) -> Packed:
     """Filters [k, c, r, s] as rows [k][r][s][c], filled with zeros to whole rows of 64.
 
     `permuted`: rows are permuted (`permute_rows`).
@@ -290,8 +290,8 @@ def few_channel_filters(weights: Tensor, dtype: DType, post_ops: PostOps, permut
     row, scale = -(-r * s * c // 64) * 64, np.float32(0.5 if is_halved(post_ops) else 1)
 
     def filters() -> np.ndarray:
-        out = np.zeros((rows(k, permuted), row), dtype.numpy)
+        out = np.zeros((filter_rows(k, permuted), row), dtype.numpy)
         out[:k, : r * s * c] = (np.asarray(weights.array(), np.float32) * scale).transpose(0, 2, 3, 1).reshape(k, -1)
         return permute_rows(out) if permuted else out
 
-    return packed_array(f"{weights.constant().digest}|narrow {row} {dtype} {scale} {permuted}", rows(k, permuted) * row * 2, filters)
+    return packed_array(f"{weights.constant().digest}|narrow {row} {dtype} {scale} {permuted}", filter_rows(k, permuted) * row * 2, filters)

@@ -14,7 +14,7 @@ from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import Kernel, Launch, Module
 from whet.tactics._base import Config, PlanRefused
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, Fields, FloatPointer, Int32, TensorMap, When
-from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, PostOps, SecondInput, SecondOutput, View
 from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT
 from whet.tactics.cuda.conv._conv_launch import LayerFields
@@ -150,13 +150,13 @@ def estimate_us(c: Tf32Config, m: int, k: int, steps: int, multiprocessors: int)
     return (900 + turns * (each * step_ns + store_ns) + ending) / 1000
 
 
-def configs_for(m: int, k: int, c: int, taps: int, terms: int, multiprocessors: int) -> list[Tf32Config]:
+def list_configs(m: int, k: int, c: int, taps: int, terms: int, multiprocessors: int) -> list[Tf32Config]:
     """Candidates for m pixels, k output and c input channels of `taps` filter taps, the most promising first."""
     bk = step_channels(c)
-    return configs_of_steps(m, k, taps * -(-c // bk), bk, terms, multiprocessors)
+    return list_configs_of_steps(m, k, taps * -(-c // bk), bk, terms, multiprocessors)
 
 
-def configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multiprocessors: int) -> list[Tf32Config]:
+def list_configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multiprocessors: int) -> list[Tf32Config]:
     """Candidates for m pixels and k output channels, `steps` K steps of `bk` channels."""
     configs: set[Tf32Config] = set()
     for wgs, bn, sk in product((1, 2, 3), (16, 32, 64, 96, 128, 192, 256), (1, 2, 4, 8, 16)):
@@ -199,7 +199,7 @@ def channel_order(bk: int) -> np.ndarray:
     return bk // 4 * (place % 4) + step + place // 4 * (bk // 8)
 
 
-def filters(k: int) -> int:
+def padded_filters(k: int) -> int:
     """Rows of packed weights for k output channels."""
     return -(-k // 16) * 16
 
@@ -216,7 +216,7 @@ def pack(rows: np.ndarray, bk: int, terms: int) -> np.ndarray:
     For three products the small parts follow, from row `filters(k)` on. The large part is cut off there, and the small one has its sign and is
     zero only if the weight is: an infinite input times both parts is then the same infinity as times the weight.
     """
-    given, k = rows.shape[0], filters(rows.shape[0])
+    given, k = rows.shape[0], padded_filters(rows.shape[0])
     rows = np.pad(rows.reshape(given, -1), ((0, k - given), (0, 0)))
     transposed = permute_by_16(rows.reshape(k, -1, bk)[:, :, channel_order(bk)].astype(np.float32).reshape(k, -1))
     if terms == 1:
@@ -232,7 +232,7 @@ def kernel_source(
 ) -> str:
     """The kernel's complete text."""
     how = {"im2col": im2col, "odd": odd, "grouped": grouped, "joined": joined, "fork": fork}
-    return source("conv_tf32.cu", config.constants(act=ACTIVATIONS[activation], **how))
+    return kernel_text("conv_tf32.cu", config.constants(act=ACTIVATIONS[activation], **how))
 
 
 @per_device
@@ -268,7 +268,7 @@ def launch(
     whole = shape if groups is None else replace(shape, c=groups.channels)
     row = steps * config.bk
     a = window_map(whole, x, config) if input_map is None else input_map
-    b = tensormap.tiled(weights, "f32", (row, config.parts * filters(shape.k)), (row * 4,), (config.bk, config.bn))
+    b = tensormap.tiled_map(weights, "f32", (row, config.parts * padded_filters(shape.k)), (row * 4,), (config.bk, config.bn))
     tiles_n = -(-shape.k // config.bn)
     tiles = tiles_n * -(-shape.m // config.bm)
     arguments = Tf32ConvArguments(
@@ -278,7 +278,7 @@ def launch(
         0 if residual is None else residual.address,
         out.address,
         LayerFields.of(shape, out, residual, post_ops, (steps, first_steps), (tiles, tiles_n)),
-        low=filters(shape.k),
+        low=padded_filters(shape.k),
         group_k=0 if groups is None else groups.k,
         group_c=0 if groups is None else groups.c,
         second=None if second is None else window_map(second.shape, second.x, config),
@@ -294,8 +294,8 @@ def window_map(shape: ConvShape, x: View, config: Tf32Config) -> bytes:
     """The tensor map through which the kernel reads its input."""
     pixel = x.pitch * 4
     if shape.plain:
-        return tensormap.tiled(x.address, "f32", (shape.c, shape.m), (pixel,), (config.bk, config.bm))
-    return tensormap.im2col(
+        return tensormap.tiled_map(x.address, "f32", (shape.c, shape.m), (pixel,), (config.bk, config.bm))
+    return tensormap.im2col_map(
         x.address,
         "f32",
         (shape.c, shape.w, shape.h, shape.n),

@@ -33,7 +33,7 @@ from whet.tactics.cuda.conv._conv import ConvShape, Groups, View
 from whet.tactics.cuda.conv._tf32 import Tf32Config
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 from whet.tactics.cuda.conv.group_conv import groups_of, pack_groups, tile_shape
-from whet.tactics.cuda.gemm.gemm import gemm_shape, product_reason
+from whet.tactics.cuda.gemm.gemm import gemm_shape, why_not_product
 from whet.tactics.cuda.stem.stem_as_channels import StemAsChannelsArguments
 
 MAX_CONFIGS = 24
@@ -83,7 +83,7 @@ class F32Product(Tactic):
     rtol = 0.0
 
     def why_not(self, layer: Layer) -> str | None:
-        return super().why_not(layer) or product_reason(layer)
+        return super().why_not(layer) or why_not_product(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
@@ -111,7 +111,7 @@ class F32Product(Tactic):
         return _tf32.refuses(work.shape)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        epilogue, configs = _match_epilogue(layer), candidates(Work.of(layer), self.terms, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        epilogue, configs = _match_epilogue(layer), list_tiles(Work.of(layer), self.terms, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         if not isinstance(epilogue, str):
             work, kind = Work.of(layer), epilogue.post_ops.activation[0]
             wide = work.row > 0 or not work.shape.plain
@@ -134,8 +134,8 @@ class F32Product(Tactic):
         packed = (
             packed_array(
                 f"{weights.constant().digest}|tf32 permuted {said}",
-                tile.parts * _tf32.filters(shape.k) * rows * 4,
-                lambda: _tf32.pack(_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
+                tile.parts * _tf32.padded_filters(shape.k) * rows * 4,
+                lambda: _tf32.pack(_pack_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
             ),
             packed_bias(epilogue, own, shape.k),
         )
@@ -180,17 +180,17 @@ class F32Product(Tactic):
         return tile
 
 
-def candidates(work: Work, terms: int, multiprocessors: int) -> list[Tf32Config]:
+def list_tiles(work: Work, terms: int, multiprocessors: int) -> list[Tf32Config]:
     """Tiles for a layer, the most promising first; with groups, those of all widths interleaved."""
     s = work.shape
     if work.groups is None:
-        return _tf32.configs_for(s.m, s.k, s.c, s.r * s.s, terms, multiprocessors)
+        return _tf32.list_configs(s.m, s.k, s.c, s.r * s.s, terms, multiprocessors)
     widths = (16, 32, 64, 128)
     products = {bn: work.tile(bn).c * -(-s.k // bn) * bn for bn in widths}
     turns: list[list[Tf32Config]] = []
     for bn in widths:
         if products[bn] <= 4 * min(products.values()):
-            turns.append([c for c in _tf32.configs_for(s.m, s.k, work.tile(bn).c, s.r * s.s, terms, multiprocessors) if c.bn == bn])
+            turns.append([c for c in _tf32.list_configs(s.m, s.k, work.tile(bn).c, s.r * s.s, terms, multiprocessors) if c.bn == bn])
     return [found[i] for i in range(max(map(len, turns), default=0)) for found in turns if i < len(found)]
 
 
@@ -203,7 +203,7 @@ def _match_epilogue(layer: Layer) -> Epilogue | str:
     return match_epilogue(layer, epilogue_steps(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 
-def _rows(head: Layer, work: Work, given: np.ndarray, tile: Tf32Config) -> np.ndarray:
+def _pack_rows(head: Layer, work: Work, given: np.ndarray, tile: Tf32Config) -> np.ndarray:
     """Filters as rows [k][tap][channel], channels in whole K steps."""
     if head.op != "Conv":
         given = (given if head.op == "Gemm" and head.attrs.get("transB") else given.T)[:, :, None, None]
@@ -231,7 +231,7 @@ def _widen(work: Work, image: int, to: int, channels_last: bool, backend: Backen
 def _row_windows(work: Work, address: int, tile: Tf32Config) -> bytes:
     """The windows of a filter row as a tensor of overlapping strides."""
     line, seen = work.row * _FEW * 4, work.shape
-    return tensormap.im2col(
+    return tensormap.im2col_map(
         address,
         "f32",
         (seen.c, seen.w, seen.h, seen.n),

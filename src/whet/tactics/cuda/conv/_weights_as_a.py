@@ -30,7 +30,7 @@ class Tile(Protocol):
         """Blocks on a multiprocessor."""
 
 
-def registers_of(tall: np.ndarray) -> np.ndarray:
+def to_registers(tall: np.ndarray) -> np.ndarray:
     """Weights [64, steps, 32] of i8 as `wgmma` takes them from registers: [step, thread, 16 bytes]. Rows r and r + 8 of a warp's 16 are
     channels 2r and 2r + 1, so that a thread's two accumulators are adjacent channels."""
     steps = tall.shape[1]
@@ -38,7 +38,7 @@ def registers_of(tall: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows.transpose(3, 0, 1, 5, 4, 2, 6)).reshape(steps, THREADS, 16)  # registers: half, later
 
 
-def widths(columns: int, most: int = 160) -> list[int]:
+def list_tile_widths(columns: int, most: int = 160) -> list[int]:
     """Columns of tiles: of three that compute the fewest for nothing the widest first."""
     whole = -(-columns // 16) * 16
     candidates = {w for w in (whole, 160, 128, 112, 80, 64, 48) if w <= min(whole, most)}

@@ -11,7 +11,7 @@ from whet.backends.cuda.launch import MAX_SHARED, Launch
 from whet.tactics._base import Config
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Pointer, TensorMap
 from whet.tactics.cuda._device.kernel import launch
-from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 
 CHANNELS = 64
@@ -47,17 +47,17 @@ class WeightsAsATile:
     rows: int
     slots: int
 
-    def wide(self, s: ConvShape) -> int:
+    def padded_width(self, s: ConvShape) -> int:
         """Pixels from row to row of a tile."""
         return s.q + s.s - 1
 
     def bn(self, s: ConvShape) -> int:
         """Pixels of a product."""
-        return -(-self.rows * self.wide(s) // 8) * 8
+        return -(-self.rows * self.padded_width(s) // 8) * 8
 
     def slot(self, s: ConvShape) -> int:
         """Bytes of a tile's input; mirrors weights_as_a.cu."""
-        wide = self.wide(s)
+        wide = self.padded_width(s)
         read = max((self.rows + s.r - 1) * wide, self.bn(s) + (s.r - 1) * wide + s.s - 1)
         return -(-read * CHANNELS * 2 // 1024) * 1024
 
@@ -72,8 +72,8 @@ class WeightsAsATile:
     def fits(self, s: ConvShape, residual: bool) -> bool:
         """True if shared memory and registers suffice and there is work for many multiprocessors; staged tiles have no pixels beyond the tile."""
         widest = _WITH_RESIDUAL if residual and not self.stage(s) else 256
-        whole = not self.stage(s) or self.bn(s) == self.rows * self.wide(s)
-        return whole and max(self.bn(s), self.wide(s)) <= widest and self.shared(s) <= MAX_SHARED and self.tiles(s) >= _FEWEST
+        whole = not self.stage(s) or self.bn(s) == self.rows * self.padded_width(s)
+        return whole and max(self.bn(s), self.padded_width(s)) <= widest and self.shared(s) <= MAX_SHARED and self.tiles(s) >= _FEWEST
 
     def tiles(self, s: ConvShape) -> int:
         """Tiles of the whole batch."""
@@ -85,16 +85,16 @@ class WeightsAsATile:
         return (("rows", self.rows), ("slots", self.slots))
 
 
-def unfit_shape(s: ConvShape) -> str | None:
+def why_not_shape(s: ConvShape) -> str | None:
     """Why the kernel does not take a convolution, or None."""
     if s.c != CHANNELS or s.k > CHANNELS or s.k % 8 or s.r * s.s == 1 or s.stride != (1, 1) or s.dilation != (1, 1):
         return f"{s.c} to {s.k} channels, {s.r} x {s.s}; takes 64 input channels, up to 64 output channels, several taps, stride 1 and no dilation"
     if s.q % 2 or s.s % 2 == 0 or s.n * s.p * s.q * s.k >= 2**31:
         return f"rows of {s.q} results by {s.s} taps; takes an even number of results per row"
-    return None if weights_as_a_tiles(s, True) else f"{s.n} images of {s.p} x {s.q} have too few tiles, or none of a suitable size"
+    return None if list_weights_as_a_tiles(s, True) else f"{s.n} images of {s.p} x {s.q} have too few tiles, or none of a suitable size"
 
 
-def weights_as_a_tiles(s: ConvShape, residual: bool) -> list[WeightsAsATile]:
+def list_weights_as_a_tiles(s: ConvShape, residual: bool) -> list[WeightsAsATile]:
     """Candidates, sorted by wasted multiply-adds, ascending."""
     kept: dict[int, WeightsAsATile] = {}
     for t in (WeightsAsATile(rows, slots) for rows in range(1, min(s.p, 8) + 1) for slots in (4, 3, 2)):
@@ -113,7 +113,7 @@ def pack_weights_as_a(weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def weights_as_a_source(constants: dict[str, int]) -> str:
     """The kernel's complete text."""
-    return source("weights_as_a.cu", constants)
+    return kernel_text("weights_as_a.cu", constants)
 
 
 def weights_as_a_constants(t: WeightsAsATile, s: ConvShape, post_ops: PostOps, bf16: bool) -> dict[str, int]:
@@ -121,7 +121,7 @@ def weights_as_a_constants(t: WeightsAsATile, s: ConvShape, post_ops: PostOps, b
     return {
         "TAPS_H": s.r,
         "TAPS_W": s.s,
-        "WIDE": t.wide(s),
+        "WIDE": t.padded_width(s),
         "ROWS": t.rows,
         "BN": t.bn(s),
         "SLOTS": t.slots,
@@ -138,13 +138,13 @@ def weights_as_a_launch(
     """The launch; `addresses`: input, filters, bias, residual (0: none), result."""
     image, filters, bias, residual, out = addresses
     dtype, c, row, pixels = "bf16" if bf16 else "f16", CHANNELS, s.r * s.s * CHANNELS, s.p * s.q
-    weights = tensormap.tiled(filters, dtype, (row, c), (row * 2,), (c, c))
-    strides, box = tuple(c * 2 * n for n in (1, s.w, s.w * s.h)), (c, t.wide(s), t.rows + s.r - 1, 1)
-    pixels_map = tensormap.tiled(image, dtype, (c, s.w, s.h, s.n), strides, box)
+    weights = tensormap.tiled_map(filters, dtype, (row, c), (row * 2,), (c, c))
+    strides, box = tuple(c * 2 * n for n in (1, s.w, s.w * s.h)), (c, t.padded_width(s), t.rows + s.r - 1, 1)
+    pixels_map = tensormap.tiled_map(image, dtype, (c, s.w, s.h, s.n), strides, box)
     added = made = bytes(128)  # not used: plain addresses
     if t.stage(s):
         size, each, box = (c, pixels, s.n, 1), (c * 2, pixels * c * 2, s.n * pixels * c * 2), (c, t.rows * s.q, 1, 1)
-        added, made = (tensormap.tiled(at, dtype, size, each, box) for at in (residual or out, out))
+        added, made = (tensormap.tiled_map(at, dtype, size, each, box) for at in (residual or out, out))
     sizes = (s.k, s.p, s.q, -(-s.p // t.rows), t.tiles(s), s.pad[0], s.pad[1])
     arguments = WeightsAsAConvArguments(weights, pixels_map, added, made, bias, residual, out, *sizes, act=post_ops.activation[1:])
     constants, grid = weights_as_a_constants(t, s, post_ops, bf16), (min(t.tiles(s), multiprocessors), 1, 1)

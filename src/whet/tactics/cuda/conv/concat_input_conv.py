@@ -30,21 +30,21 @@ from whet.tactics.cuda._device.kernel import (
     packed_array,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes, PostOps, SecondInput, View, pack_weights, pack_weights8
-from whet.tactics.cuda.conv._conv_config import configs_of_steps, step_channels, varied
+from whet.tactics.cuda.conv._conv_config import list_configs_of_steps, pick_varied, step_channels
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv.conv import as_config, constant_weights, conv_shape, from_config, packed_bias
+from whet.tactics.cuda.conv.conv import as_config, conv_shape, from_config, packed_bias, why_not_packable
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     Factors,
     Output,
+    compute_factors,
     conv_shape_of,
-    factors,
-    folded,
+    fold_into_range,
     folds,
+    integer_scales,
     key_of,
     match_quantized_epilogue,
-    packed_factors,
-    steps_of,
+    pack_factors,
     weight_bytes,
     why_not_weighted,
 )
@@ -127,10 +127,10 @@ class ConcatInputConv(Tactic):
         if isinstance(concat_input, str):
             return []
         m, k, steps, processors = concat_input.shape.m, concat_input.shape.k, concat_input.steps(), backend.capabilities.multiprocessors
-        good = configs_of_steps(m, k, steps, concat_input.bk, processors, concat_input.size)
+        good = list_configs_of_steps(m, k, steps, concat_input.bk, processors, concat_input.size)
         able = [c for c in good if (c.outs < 3 or concat_input.residual is not None) and (concat_input.parts is None or c.bn % 32 == 0)]
-        order = varied(able, MAX_CONFIGS)
-        types8, _, post_ops = _ends(concat_input, signature)[:3]
+        order = pick_varied(able, MAX_CONFIGS)
+        types8, _, post_ops = _describe_epilogue(concat_input, signature)[:3]
         bf16 = signature.outputs[0].dtype.name == "bf16"
         compile_ahead(backend, [conv_source(c, Features(activation=post_ops.activation[0], bf16=bf16, types8=types8, pair=1)) for c in order])
         return [as_config(c) for c in order]
@@ -143,7 +143,7 @@ class ConcatInputConv(Tactic):
         if tile.halo or tile.bk != concat_input.bk or tile.hold not in (0, steps):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs")
         (a, b), (first, last) = concat_input.shapes(), concat_input.images
-        types8, out, post_ops, numbers = _ends(concat_input, signature)
+        types8, out, post_ops, numbers = _describe_epilogue(concat_input, signature)
         digest, k = concat_input.weights.constant().digest, concat_input.shape.k
         packed: tuple[Packed, ...]
         if numbers is None:
@@ -154,11 +154,11 @@ class ConcatInputConv(Tactic):
             rows = -(-k // 32) * 32
             values = lambda: pack_weights8(concat_input.matrix(weight_bytes(concat_input.weights)), tile.bk)  # noqa: E731
             weights = packed_array(f"{digest}|joined 8 bits {concat_input.channels} {tile.bk}", rows * steps * tile.bk, values)
-            packed = (weights, *packed_factors(f"{numbers[0]}|joined {concat_input.shape}", concat_input.shape, 1, False, numbers[1]))
+            packed = (weights, *pack_factors(f"{numbers[0]}|joined {concat_input.shape}", concat_input.shape, 1, False, numbers[1]))
 
         def make(args: Args) -> list:
             residual = None if concat_input.residual is None else View(args.inputs[concat_input.residual], k)
-            biases, scales = steps_of(out, args.packed[1], args.packed[2], 1, k) if types8 else (args.packed[1], None)
+            biases, scales = integer_scales(out, args.packed[1], args.packed[2], 1, k) if types8 else (args.packed[1], None)
             return [
                 conv_launch(
                     tile,
@@ -193,7 +193,9 @@ def _signature(layer: Layer, concat_input: ConcatInput, image: Operand, result: 
     return Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (result,))
 
 
-def _ends(concat_input: ConcatInput, signature: Signature) -> tuple[EightBitTypes | None, Output, PostOps, tuple[str, Callable[[], Factors]] | None]:
+def _describe_epilogue(
+    concat_input: ConcatInput, signature: Signature
+) -> tuple[EightBitTypes | None, Output, PostOps, tuple[str, Callable[[], Factors]] | None]:
     """The epilogue: types, output scales, activation, and key and values of factors and biases; for floats the activation alone."""
     parts, epilogue = concat_input.parts, concat_input.epilogue
     if parts is None:
@@ -203,12 +205,12 @@ def _ends(concat_input: ConcatInput, signature: Signature) -> tuple[EightBitType
     other = "" if concat_input.residual is None else signature.needs(concat_input.residual).dtype.name
     fold, out, per, shift, post_ops = folds(epilogue, stored), Output.of(parts, epilogue), 1.0, 0.0, epilogue.post_ops
     if fold:
-        per, shift, out, post_ops = folded(out, epilogue, stored)
+        per, shift, out, post_ops = fold_into_range(out, epilogue, stored)
     types8 = EightBitTypes(parts.reads[x].dtype.name, stored, other, False, fold)
 
     def numbers() -> Factors:
         weights = weight_bytes(concat_input.weights).reshape(concat_input.shape.k, -1, 1, 1)
-        return factors(parts, epilogue, weights, concat_input.shape, concat_input.bias).times(per, shift)
+        return compute_factors(parts, epilogue, weights, concat_input.shape, concat_input.bias).times(per, shift)
 
     return types8, out, post_ops, (f"{key_of(parts, epilogue)} {per} {shift}", numbers)
 
@@ -226,16 +228,16 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
         apart = match_quantized(conv)
         if isinstance(apart, str):
             return apart
-        made, head, parts = match_quantized_epilogue(apart), apart.head, apart
+        epilogue, head, parts = match_quantized_epilogue(apart), apart.head, apart
         view = apart.view
         reason = why_not_weighted(apart)
         if apart.stores is None or apart.stores.dtype.name not in INT8_TYPES or apart.float8:
             reason = reason or "stores integers"
     else:
-        made, head, view = match_epilogue(conv, epilogue_steps(conv)), root_layer(conv), conv
-        reason = constant_weights(conv, head)
-    if isinstance(made, str) or reason:
-        return reason or str(made)
+        epilogue, head, view = match_epilogue(conv, epilogue_steps(conv)), root_layer(conv), conv
+        reason = why_not_packable(conv, head)
+    if isinstance(epilogue, str) or reason:
+        return reason or str(epilogue)
     if head.op != "Conv" or head.attrs["group"] != 1 or head.needs(0).type.rank != 4:
         return "takes convolutions of two spatial axes and one group"
     shape = conv_shape_of(parts) if parts is not None else conv_shape(conv)
@@ -246,8 +248,8 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
         return "the convolution does not read the Concat"
     images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.required_inputs()]
     residual = None
-    if made.residual is not None:
-        residual = next((i for i, t in enumerate(layer.inputs) if t is conv.inputs[made.residual]), None)
+    if epilogue.residual is not None:
+        residual = next((i for i, t in enumerate(layer.inputs) if t is conv.inputs[epilogue.residual]), None)
         if residual is None:
             return "the residual is computed within the layer"
     first, second = images
@@ -255,4 +257,4 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
         return "an input is computed within the layer"
     channels = tuple(static_shape(part.shape)[1] for part in joined.required_inputs())
     bias = None if b is None else view.inputs[b]
-    return ConcatInput(conv, made, shape, (first, second), (channels[0], channels[1]), residual, view.needs(w), bias, parts)
+    return ConcatInput(conv, epilogue, shape, (first, second), (channels[0], channels[1]), residual, view.needs(w), bias, parts)

@@ -27,9 +27,9 @@ from whet.tactics.cuda._device.kernel import (
     same,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, RowNorm, View, bias_count, pack_bias, pack_weights, refuses
-from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
+from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
+from whet.tactics.cuda.conv._conv_tiles import fits, list_conv_configs
 
 MAX_CONFIGS = 30
 
@@ -49,12 +49,12 @@ class Conv(Tactic):
         head = root_layer(layer)
         if head.attrs["group"] != 1:
             return "takes convolutions of one group"
-        return conv_reason(layer, head)
+        return why_not_conv(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        return conv_signatures(layer, "nhwc")
+        return list_conv_signatures(layer, "nhwc")
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -65,12 +65,12 @@ class Conv(Tactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         shape = conv_shape(layer)
         odd = shape.k % 8 != 0
-        configs = conv_configs(shape, backend.capabilities.multiprocessors)
+        configs = list_conv_configs(shape, backend.capabilities.multiprocessors)
         if odd:  # only results stored directly from registers can have any address
             plain = [c for c in configs if c.sk == 1 and c.mi == 1 and c.bn <= 128] or [replace(c, sk=1, halo=0, once=0) for c in configs]
             direct = (replace(c, direct=1, outs=1) for c in plain)
             configs = list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None))
-        configs = varied(configs, MAX_CONFIGS)
+        configs = pick_varied(configs, MAX_CONFIGS)
         epilogue = match_epilogue(layer, epilogue_steps(layer))
         if not isinstance(epilogue, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
@@ -137,7 +137,7 @@ def launch_with_epilogue(
     return conv_launch(tile, problem, multiprocessors=backend.capabilities.multiprocessors, label=label)
 
 
-def constant_weights(layer: Layer, head: Layer) -> str | None:
+def why_not_packable(layer: Layer, head: Layer) -> str | None:
     """Why weights or bias cannot be packed at build time, or None."""
     places = [outer_input(layer, t) for t in head.inputs[1:3] if t is not None]
     if any(i is None or not layer.needs(i).is_constant for i in places):
@@ -145,14 +145,14 @@ def constant_weights(layer: Layer, head: Layer) -> str | None:
     return None
 
 
-def conv_reason(layer: Layer, head: Layer) -> str | None:
+def why_not_conv(layer: Layer, head: Layer) -> str | None:
     """Why these kernels cannot compute a convolution, or None: they need two spatial axes, packed weights and an epilogue that is a chain."""
     if head.needs(0).type.rank != 4:
         return "takes convolutions of two spatial axes"
-    return constant_weights(layer, head) or (None if epilogue_steps(layer) is not None else "its fused operations do not form a chain")
+    return why_not_packable(layer, head) or (None if epilogue_steps(layer) is not None else "its fused operations do not form a chain")
 
 
-def conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_TYPES) -> list[Signature]:
+def list_conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_TYPES) -> list[Signature]:
     """Channels last in `types` for the result and the residual; the input in format `source`."""
     steps, head = epilogue_steps(layer), root_layer(layer)
     x = source_index(layer)

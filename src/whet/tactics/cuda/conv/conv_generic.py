@@ -32,7 +32,7 @@ from whet.tactics.cuda._device.kernel import (
 )
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, refuses
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
-from whet.tactics.cuda.gemm.gemm import gemm_shape, product_reason
+from whet.tactics.cuda.gemm.gemm import gemm_shape, why_not_product
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ConvGeneric(Tactic):
     fallback = True
 
     def why_not(self, layer: Layer) -> str | None:
-        return super().why_not(layer) or product_reason(layer)
+        return super().why_not(layer) or why_not_product(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):

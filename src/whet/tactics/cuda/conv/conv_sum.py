@@ -28,9 +28,16 @@ from whet.tactics.cuda._device.kernel import (
     same,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, View, pack_bias, pack_weights, refuses
-from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, large_batch_configs, small_batch_configs, step_channels, varied
+from whet.tactics.cuda.conv._conv_config import (
+    ConvConfig,
+    estimate_us,
+    list_large_batch_configs,
+    list_small_batch_configs,
+    pick_varied,
+    step_channels,
+)
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv.conv import as_config, bias_count, constant_weights, conv_shape, from_config
+from whet.tactics.cuda.conv.conv import as_config, bias_count, conv_shape, from_config, why_not_packable
 
 MAX_CONFIGS = 24
 
@@ -56,7 +63,7 @@ class ConvSum(Tactic):
     what = "the sum of two convolutions"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        parts = _parts(layer)
+        parts = _match_parts(layer)
         if not all_static(layer) or isinstance(parts, str):
             return []
         return [
@@ -67,11 +74,11 @@ class ConvSum(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        parts = _parts(layer)
+        parts = _match_parts(layer)
         return parts if isinstance(parts, str) else refuses(parts[0].shape) or refuses(parts[1].shape)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        parts = _parts(layer)
+        parts = _match_parts(layer)
         if isinstance(parts, str):
             return []
         a, b = parts
@@ -79,16 +86,16 @@ class ConvSum(Tactic):
         m, k, steps, processors = a.shape.m, a.shape.k, a.shape.steps(bk) + b.shape.steps(bk), backend.capabilities.multiprocessors
         configs: set[ConvConfig] = set()
         if m <= 30000:
-            configs.update(small_batch_configs(m, k, steps, bk, processors))
+            configs.update(list_small_batch_configs(m, k, steps, bk, processors))
         if m >= 3000:
-            configs.update(large_batch_configs(m, k, steps, bk, processors))
-        order = varied(sorted(configs, key=lambda c: (estimate_us(c, m, k, steps, processors), c)), MAX_CONFIGS)
+            configs.update(list_large_batch_configs(m, k, steps, bk, processors))
+        order = pick_varied(sorted(configs, key=lambda c: (estimate_us(c, m, k, steps, processors), c)), MAX_CONFIGS)
         bf16, kind = signature.outputs[0].dtype.name == "bf16", SecondInput.kind(b.shape)
         compile_ahead(backend, [conv_source(c, Features(not a.shape.plain, _post_ops(parts).activation[0], bf16, pair=kind)) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        parts, tile = _parts(layer), from_config(config)
+        parts, tile = _match_parts(layer), from_config(config)
         if isinstance(parts, str):
             raise PlanRefused(parts)
         a, b = parts
@@ -137,7 +144,7 @@ def _post_ops(parts: tuple[_Part, _Part]) -> PostOps:
     return PostOps(next((p.epilogue.post_ops.activation for p in parts if p.epilogue.residual is not None), parts[0].epilogue.post_ops.activation))
 
 
-def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
+def _match_parts(layer: Layer) -> tuple[_Part, _Part] | str:
     """The two convolutions, the one that must be 1x1 without padding last; or the reason why the kernel cannot compute them."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
@@ -149,7 +156,7 @@ def _parts(layer: Layer) -> tuple[_Part, _Part] | str:
         head = root_layer(view)
         if head.op != "Conv" or head.attrs["group"] != 1 or head.needs(0).type.rank != 4:
             return "takes convolutions of one group and two spatial axes"
-        if reason := constant_weights(view, head):
+        if reason := why_not_packable(view, head):
             return reason
         epilogue = match_epilogue(view, epilogue_steps(view))
         if isinstance(epilogue, str):

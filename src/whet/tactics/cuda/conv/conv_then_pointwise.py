@@ -13,7 +13,7 @@ from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import root_layer, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, packed_array
 from whet.tactics.cuda.conv._conv import pack_weights, refuses
-from whet.tactics.cuda.conv._conv_then_pointwise import Tile, product_launch, product_source, tiles_of, unfit
+from whet.tactics.cuda.conv._conv_then_pointwise import Tile, list_product_tiles, product_launch, product_source, why_not_tile
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Both, ConvAndProduct
 from whet.tactics.cuda.conv.conv import packed_bias
 
@@ -27,13 +27,13 @@ class ConvThenPointwise(ConvAndProduct):
     composites = ("ConvThenPointwise",)
     what = "a convolution and the product behind it"
 
-    def unfit_pair(self, both: Both) -> str | None:
+    def why_not_pair(self, both: Both) -> str | None:
         return None if root_layer(both.first).attrs["group"] == 1 else "takes convolutions of one group"
 
-    def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
+    def why_not_sizes(self, both: Both, backend: Backend) -> str | None:
         if reason := refuses(both.shape):
             return reason
-        if not tiles_of(both.shape, both.k, backend.capabilities.multiprocessors):
+        if not list_product_tiles(both.shape, both.k, backend.capabilities.multiprocessors):
             return f"no cluster of blocks divides {both.shape.m} pixels, {both.shape.c}, {both.shape.k} and {both.k} channels"
         return None
 
@@ -41,7 +41,7 @@ class ConvThenPointwise(ConvAndProduct):
         both = self.pair(layer)
         if isinstance(both, str):
             return []
-        configs = tiles_of(both.shape, both.k, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        configs = list_product_tiles(both.shape, both.k, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.post_ops.activation[0], both.epilogue.post_ops.activation[0]), signature.outputs[0].dtype.name == "bf16"
         compile_ahead(backend, [product_source(t, both.shape, *kinds, bf16) for t in configs])
         return [as_config(t) for t in configs]
@@ -51,7 +51,7 @@ class ConvThenPointwise(ConvAndProduct):
         if isinstance(both, str):
             raise PlanRefused(both)
         s, k, dtype = both.shape, both.k, signature.outputs[0].dtype
-        if reason := unfit(tile, s, k):
+        if reason := why_not_tile(tile, s, k):
             raise PlanRefused(reason)
         (filters, own_inner), (weights, own) = weight_and_bias(both.first), weight_and_bias(both.product)
 

@@ -12,7 +12,7 @@ from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, compile_ahead, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_bias, pack_weights, refuses
-from whet.tactics.cuda.conv._conv_config import configs_for, varied
+from whet.tactics.cuda.conv._conv_config import list_configs, pick_varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, match_transposed_epilogue, transposed_launch
 from whet.tactics.cuda.conv.conv import as_config, from_config, packed_bias
@@ -36,7 +36,7 @@ class ConvTranspose(TransposedTactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))
-        configs = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
+        configs = pick_varied(list_configs(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
         compile_ahead(backend, [conv_source(c, Features(bf16=signature.outputs[0].dtype.name == "bf16")) for c in configs])
         return [as_config(c) for c in configs]
 

@@ -40,7 +40,7 @@ class ConvTranspose3xtf32(TransposedTactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(Transposed.of(layer))
-        configs = _tf32.configs_for(s.m, s.k, s.c, 1, 3, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        configs = _tf32.list_configs(s.m, s.k, s.c, 1, 3, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         compile_ahead(backend, [_tf32.kernel_source(c, False, "clip", s.k % 4 != 0) for c in configs])
         return [as_config(c, _MATH) for c in configs]
 
@@ -60,7 +60,7 @@ class ConvTranspose3xtf32(TransposedTactic):
             return _tf32.pack(np.pad(given, ((0, 0), (0, inner - shape.c))), tile.bk, tile.terms)
 
         packed = (
-            packed_array(f"{weights.constant().digest}|transposed f32 permuted {tile.bk}", 2 * _tf32.filters(shape.k) * inner * 4, rows),
+            packed_array(f"{weights.constant().digest}|transposed f32 permuted {tile.bk}", 2 * _tf32.padded_filters(shape.k) * inner * 4, rows),
             packed_array(f"no bias {shape.k}", pack_bias(None, shape.k).nbytes, lambda: pack_bias(None, shape.k)),
             packed_bias(epilogue, own, t.k),
         )

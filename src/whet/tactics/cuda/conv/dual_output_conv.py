@@ -26,16 +26,16 @@ from whet.tactics.cuda._device.kernel import (
     packed_array,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, SecondOutput, View, bias_count, pack_bias, pack_weights
-from whet.tactics.cuda.conv._conv_config import ConvConfig, configs_of_steps, step_channels, varied
+from whet.tactics.cuda.conv._conv_config import ConvConfig, list_configs_of_steps, pick_varied, step_channels
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv.concat_input_conv import match_concat_input
-from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, from_config
+from whet.tactics.cuda.conv.conv import as_config, conv_shape, from_config, why_not_conv
 
 MAX_CONFIGS = 24
 
 
 @dataclass(frozen=True)
-class Way:
+class OutputConv:
     """One of the two convolutions: its filters, bias and epilogue, its sizes, and which tensors it reads."""
 
     weights: Tensor
@@ -61,7 +61,7 @@ class Way:
 class DualOutput:
     """Both ways, and the sizes of the product of both."""
 
-    ways: tuple[Way, Way]
+    ways: tuple[OutputConv, OutputConv]
     images: tuple[int, ...]  # places among the layer's inputs
 
     @property
@@ -147,8 +147,8 @@ class DualOutputConv(Tactic):
         if isinstance(dual_output, str):
             return []
         shape, bf16 = dual_output.shapes[0], signature.outputs[0].dtype.name == "bf16"
-        able = configs_of_steps(shape.m, shape.k, dual_output.steps, dual_output.bk, backend.capabilities.multiprocessors)
-        tiles = varied([c for c in able if c.outs < 3 and SecondOutput.panel(dual_output.at, c)], MAX_CONFIGS)
+        able = list_configs_of_steps(shape.m, shape.k, dual_output.steps, dual_output.bk, backend.capabilities.multiprocessors)
+        tiles = pick_varied([c for c in able if c.outs < 3 and SecondOutput.panel(dual_output.at, c)], MAX_CONFIGS)
         compile_ahead(backend, [dual_output.source(c, bf16) for c in tiles])
         return [as_config(c) for c in tiles]
 
@@ -191,13 +191,13 @@ def match_dual_output(layer: Layer) -> DualOutput | str:
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
     if len(body.layers) != 2 or len(layer.outputs) != 2:
         return "the body is not a pair of convolutions"
-    ways = [_way(with_outer_inputs(part, outer)) for part in body.layers]
+    ways = [_match_output(with_outer_inputs(part, outer)) for part in body.layers]
     for way in ways:
         if isinstance(way, str):
             return way
     first, second = ways
-    assert isinstance(first, Way)
-    assert isinstance(second, Way)
+    assert isinstance(first, OutputConv)
+    assert isinstance(second, OutputConv)
     if first.images != second.images or first.epilogue.post_ops != second.epilogue.post_ops:
         return "the two convolutions have different inputs or epilogues"
     images = [next((i for i, t in enumerate(layer.inputs) if t is x), None) for x in first.images]
@@ -206,7 +206,7 @@ def match_dual_output(layer: Layer) -> DualOutput | str:
     return DualOutput((first, second), tuple(i for i in images if i is not None))
 
 
-def _way(part: Layer) -> Way | str:
+def _match_output(part: Layer) -> OutputConv | str:
     if part.composite == "ConcatInputConv":
         concat_input = match_concat_input(part)
         if isinstance(concat_input, str):
@@ -214,15 +214,15 @@ def _way(part: Layer) -> Way | str:
         if concat_input.parts is not None or concat_input.residual is not None:
             return "takes float convolutions without a residual"
         images = tuple(part.needs(i) for i in concat_input.images)
-        return Way(concat_input.weights, concat_input.bias, concat_input.epilogue, concat_input.shape, images)
+        return OutputConv(concat_input.weights, concat_input.bias, concat_input.epilogue, concat_input.shape, images)
     head = root_layer(part)
     if head.op != "Conv" or head.attrs["group"] != 1 or is_quantized(part):
         return "takes float convolutions of one group"
-    epilogue, reason = match_epilogue(part, epilogue_steps(part)), conv_reason(part, head)
+    epilogue, reason = match_epilogue(part, epilogue_steps(part)), why_not_conv(part, head)
     if isinstance(epilogue, str) or reason:
         return reason or str(epilogue)
     shape = conv_shape(part)
     if not shape.plain or epilogue.residual is not None:
         return "takes 1x1 convolutions with stride 1 and without a residual"
     weights, bias = weight_and_bias(part)
-    return Way(weights, bias, epilogue, shape, (part.needs(source_index(part)),))
+    return OutputConv(weights, bias, epilogue, shape, (part.needs(source_index(part)),))

@@ -11,11 +11,11 @@ from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, match_epilogue
 from whet.tactics.cuda.conv._few_channel import (
     FewChannelTile,
-    few_channel_filters,
     few_channel_launch,
-    few_channel_reason,
-    few_channel_tiles,
     is_halved,
+    list_few_channel_tiles,
+    pack_few_channel_filters,
+    why_not_few_channel,
 )
 from whet.tactics.cuda.conv.conv import Conv, conv_shape, packed_bias
 
@@ -28,11 +28,11 @@ class FewChannelConv(Conv):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         epilogue = match_epilogue(layer, epilogue_steps(layer))
-        return epilogue if isinstance(epilogue, str) else few_channel_reason(conv_shape(layer))
+        return epilogue if isinstance(epilogue, str) else why_not_few_channel(conv_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s, epilogue = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
-        configs = few_channel_tiles(s, backend.capabilities.multiprocessors)
+        configs = list_few_channel_tiles(s, backend.capabilities.multiprocessors)
         if not isinstance(epilogue, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
             compile_ahead(backend, [t.source(s, epilogue.post_ops, bf16) for t in configs])
@@ -40,7 +40,7 @@ class FewChannelConv(Conv):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), FewChannelTile.of(config)
-        reason = epilogue if isinstance(epilogue, str) else few_channel_reason(s) or tile.unfit(s)
+        reason = epilogue if isinstance(epilogue, str) else why_not_few_channel(s) or tile.why_not(s)
         if isinstance(epilogue, str) or reason:
             raise PlanRefused(str(reason))
         x, dtype = source_index(layer), signature.outputs[0].dtype
@@ -51,6 +51,6 @@ class FewChannelConv(Conv):
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
             return [few_channel_launch(tile, s, addresses, epilogue.post_ops, dtype.name, backend.capabilities.multiprocessors, layer.name)]
 
-        filters = few_channel_filters(weights, dtype, epilogue.post_ops, tile.permuted)
+        filters = pack_few_channel_filters(weights, dtype, epilogue.post_ops, tile.permuted)
         packed = (filters, packed_bias(epilogue, own, s.k, is_halved(epilogue.post_ops)))
         return GpuKernel(layer, signature, make, implementation=f"narrow wgmma {tile}", packed=packed)

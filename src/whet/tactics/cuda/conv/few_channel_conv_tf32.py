@@ -14,10 +14,10 @@ from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, FloatPointer, Int32, TensorMap
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
-from whet.tactics.cuda.conv._tf32 import cut_to_tf32, filters, permute_by_16, sizes_of
+from whet.tactics.cuda.conv._tf32 import cut_to_tf32, padded_filters, permute_by_16, sizes_of
 from whet.tactics.cuda.conv._tf32_tactic import F32Product
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 from whet.tactics.cuda.conv.conv_tf32 import ConvTf32
@@ -83,7 +83,7 @@ class FewChannelTile:
         piece = s.c // 32 * s.stride[1] * (-(-wide * tall // 8) * 1024)
         return 1024 + s.r * s.s * s.c * self.bn * 4 + self.groups * piece + self.bn * 4 + 8 + self.groups * 8
 
-    def unfit(self, s: ConvShape) -> str | None:
+    def why_not(self, s: ConvShape) -> str | None:
         """Why a multiprocessor cannot hold it, or None."""
         registers = self.bn + 40  # accumulators, a residual, addresses
         large = max(self.box(s)) > 256 or self.blocks * self.groups * 128 * registers > REGISTERS or self.groups > 8
@@ -124,20 +124,20 @@ class FewChannelConvTf32(F32Product):
         if s.k % 4 or s.k > 256 or s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
             sizes = f"{s.k} output channels, filter {s.r} x {s.s}, strides {s.stride}"
             return f"{sizes}; takes a multiple of 4 up to 256, 2 to 49 taps, strides up to 2 and no dilation"
-        return None if any(t.unfit(s) is None for t in _list_tiles(s)) else "the weights and an image tile exceed shared memory"
+        return None if any(t.why_not(s) is None for t in _list_tiles(s)) else "the weights and an image tile exceed shared memory"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s, epilogue = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
         if isinstance(epilogue, str):
             return []
-        able = [t for t in _list_tiles(s) if t.unfit(s) is None]
+        able = [t for t in _list_tiles(s) if t.why_not(s) is None]
         configs = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        compile_ahead(backend, [source("few_channel_tf32.cu", t.constants(s, epilogue.post_ops)) for t in configs])
+        compile_ahead(backend, [kernel_text("few_channel_tf32.cu", t.constants(s, epilogue.post_ops)) for t in configs])
         return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), FewChannelTile.of(config)
-        if isinstance(epilogue, str) or tile.unfit(s):
+        if isinstance(epilogue, str) or tile.why_not(s):
             raise PlanRefused(epilogue if isinstance(epilogue, str) else f"a multiprocessor cannot hold {tile}")
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
@@ -147,10 +147,10 @@ class FewChannelConvTf32(F32Product):
 
         def make(args: Args) -> list:
             step, line = s.stride[1], s.w * s.c * 4
-            pixels = tensormap.tiled(
+            pixels = tensormap.tiled_map(
                 args.inputs[x], "f32", (step * s.c, s.w // step, s.h, s.n), (step * s.c * 4, line, line * s.h), (32, *tile.box(s), 1)
             )
-            filter_rows = tensormap.tiled(args.packed[0], "f32", (row, filters(s.k)), (row * 4,), (32, tile.bn))
+            filter_rows = tensormap.tiled_map(args.packed[0], "f32", (row, padded_filters(s.k)), (row * 4,), (32, tile.bn))
             residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             sizes = (s.p, s.q, s.k, s.pad[0], tiles_h, tiles_w, tiles, tiles_n)
             addresses = (args.packed[1], residual, args.outputs[0])
@@ -159,21 +159,21 @@ class FewChannelConvTf32(F32Product):
             return [launch("few_channel_tf32", arguments, constants, (grid, 1, 1), tile.groups * 128, shared=tile.shared(s), label=layer.name)]
 
         def rows() -> np.ndarray:
-            out = np.zeros((filters(s.k), row), np.float32)
+            out = np.zeros((padded_filters(s.k), row), np.float32)
             out[: s.k] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(s.k, -1)
             return permute_by_16(cut_to_tf32(out))
 
-        packed = (packed_array(f"{weights.constant().digest}|narrow tf32", filters(s.k) * row * 4, rows), packed_bias(epilogue, own, s.k))
+        packed = (packed_array(f"{weights.constant().digest}|narrow tf32", padded_filters(s.k) * row * 4, rows), packed_bias(epilogue, own, s.k))
         return GpuKernel(layer, signature, make, implementation=f"narrow wgmma tf32 {tile}", packed=packed, rtol=self.rtol)
 
 
 def _list_tiles(s: ConvShape) -> list[FewChannelTile]:
     """Of each tile, and width of output channels, as many warpgroups as fit, and one fewer."""
-    widths = dict.fromkeys((min(64, filters(s.k)), min(32, filters(s.k))))
+    widths = dict.fromkeys((min(64, padded_filters(s.k)), min(32, padded_filters(s.k))))
     tiles: list[FewChannelTile] = []
     for th, tw in _TILES:
         for bn in widths:
             for blocks in (1, 2, 3):
-                fit = [t for t in (FewChannelTile(th, tw, bn, groups, blocks) for groups in (8, 6, 5, 4, 3, 2, 1)) if t.unfit(s) is None]
+                fit = [t for t in (FewChannelTile(th, tw, bn, groups, blocks) for groups in (8, 6, 5, 4, 3, 2, 1)) if t.why_not(s) is None]
                 tiles += fit[:2]
     return tiles

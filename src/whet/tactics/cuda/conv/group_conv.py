@@ -16,10 +16,10 @@ from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tac
 from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, refuses
-from whet.tactics.cuda.conv._conv_config import ConvConfig, step_channels, varied
+from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied, step_channels
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
-from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
-from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, conv_signatures, from_config, launch_with_epilogue, packed_bias
+from whet.tactics.cuda.conv._conv_tiles import fits, list_conv_configs
+from whet.tactics.cuda.conv.conv import as_config, conv_shape, from_config, launch_with_epilogue, list_conv_signatures, packed_bias, why_not_conv
 
 MAX_CONFIGS = 30
 WIDTHS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)  # output channels of a tile, as in _conv_config
@@ -42,12 +42,12 @@ class GroupConv(Tactic):
         head = root_layer(layer)
         if head.attrs["group"] == 1:
             return "takes convolutions of several groups"
-        return conv_reason(layer, head)
+        return why_not_conv(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        return conv_signatures(layer, "nhwc")
+        return list_conv_signatures(layer, "nhwc")
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -60,7 +60,7 @@ class GroupConv(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         shape, groups = conv_shape(layer), groups_of(layer)
-        configs = varied(group_configs(shape, groups, backend.capabilities.multiprocessors), MAX_CONFIGS)
+        configs = pick_varied(group_configs(shape, groups, backend.capabilities.multiprocessors), MAX_CONFIGS)
         epilogue = match_epilogue(layer, epilogue_steps(layer))
         if not isinstance(epilogue, str):
             bf16, odd = signature.outputs[0].dtype.name == "bf16", shape.k % 8 != 0
@@ -114,7 +114,7 @@ def group_configs(shape: ConvShape, groups: Groups, multiprocessors: int) -> lis
         seen = tile_shape(shape, groups, bn)
         if -(-seen.c // step_channels(seen.c, 2)) * step_channels(seen.c, 2) * -(-shape.k // bn) * bn > 4 * least_work(shape, groups):
             continue  # more than four times the products of the best width
-        configs = [c for c in conv_configs(seen, multiprocessors) if c.bn == bn]
+        configs = [c for c in list_conv_configs(seen, multiprocessors) if c.bn == bn]
         if shape.k % 8:  # only results stored directly from registers can have any address
             plain = (replace(c, direct=1, outs=1) for c in configs if c.sk == 1 and c.mi == 1 and c.bn <= 128)
             configs = list(dict.fromkeys(c for c in plain if c.valid() and fits(c, seen) is None))

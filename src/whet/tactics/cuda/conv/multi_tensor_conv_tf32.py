@@ -19,16 +19,16 @@ from whet.tactics.cuda.conv._tf32 import Tf32Config
 from whet.tactics.cuda.conv._tf32_tactic import as_config
 from whet.tactics.cuda.conv.concat_input_conv import match_concat_input
 from whet.tactics.cuda.conv.conv_tf32 import ConvTf32
-from whet.tactics.cuda.conv.dual_output_conv import Way, match_dual_output
+from whet.tactics.cuda.conv.dual_output_conv import OutputConv, match_dual_output
 
 MAX_CONFIGS = 24
 
 
 @dataclass(frozen=True)
-class Several:
+class ConvsOfOneInput:
     """One product of one or two inputs and of the filters of one or two convolutions, and the indices of the layer's inputs."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[OutputConv, ...]
     images: tuple[int, ...]
     residual: int | None = None
 
@@ -65,7 +65,7 @@ class Several:
         return (
             packed_array(
                 f"{digest}|several tf32 {first.channels} {self.bk}",
-                _tf32.filters(k) * row * 4,
+                _tf32.padded_filters(k) * row * 4,
                 lambda: _tf32.pack(np.concatenate([w.matrix(self.bk) for w in self.ways]).reshape(k, row), self.bk, 1),
             ),
             packed_array(
@@ -83,7 +83,7 @@ class MultiTensorConvTf32(Tactic):
     what = "a convolution of joined images, or two of one image"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        convs = several(layer) if all_static(layer) else "static"
+        convs = match_convs(layer) if all_static(layer) else "static"
         if isinstance(convs, str) or F32 not in float_types([layer.inputs[convs.images[0]], *layer.outputs], (F32,)):
             return []
         image, read = Operand("nhwc", F32), {*convs.images, convs.residual}
@@ -92,7 +92,7 @@ class MultiTensorConvTf32(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        convs = several(layer)
+        convs = match_convs(layer)
         if isinstance(convs, str):
             return convs
         sizes, results = convs.ways[0].channels, [w.shape.k for w in convs.ways]
@@ -101,16 +101,16 @@ class MultiTensorConvTf32(Tactic):
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        convs = several(layer)
+        convs = match_convs(layer)
         if isinstance(convs, str):
             return []
         shape = convs.shapes[0]
-        tiles = _tf32.configs_of_steps(shape.m, shape.k, convs.steps, convs.bk, 1, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        tiles = _tf32.list_configs_of_steps(shape.m, shape.k, convs.steps, convs.bk, 1, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         compile_ahead(backend, [convs.source(t) for t in tiles])
         return [as_config(t, "tf32") for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        convs, said = several(layer), dict(config)
+        convs, said = match_convs(layer), dict(config)
         if isinstance(convs, str) or said.pop("math", None) != "tf32":
             raise PlanRefused(convs if isinstance(convs, str) else "this tactic computes in tf32")
         tile, shapes = Tf32Config(**{k: int(v) for k, v in said.items()}), convs.shapes
@@ -142,15 +142,16 @@ class MultiTensorConvTf32(Tactic):
 
 
 @functools.lru_cache(maxsize=8)
-def several(layer: Layer) -> Several | str:
+def match_convs(layer: Layer) -> ConvsOfOneInput | str:
     """The convolutions of the layer, or the reason why the kernel cannot compute it."""
     if layer.composite == "DualOutputConv":
         forked = match_dual_output(layer)
-        return forked if isinstance(forked, str) else Several(forked.ways, forked.images)
+        return forked if isinstance(forked, str) else ConvsOfOneInput(forked.ways, forked.images)
     concat_input = match_concat_input(layer)
     if isinstance(concat_input, str):
         return concat_input
     if concat_input.parts is not None:
         return "takes float convolutions"
-    way = Way(concat_input.weights, concat_input.bias, concat_input.epilogue, concat_input.shape, tuple(layer.needs(i) for i in concat_input.images))
-    return Several((way,), concat_input.images, concat_input.residual)
+    images = tuple(layer.needs(i) for i in concat_input.images)
+    way = OutputConv(concat_input.weights, concat_input.bias, concat_input.epilogue, concat_input.shape, images)
+    return ConvsOfOneInput((way,), concat_input.images, concat_input.residual)

@@ -14,7 +14,7 @@ from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import GpuKernel, blocks_of, compile_ahead, launch, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
-from whet.tactics.cuda.conv._conv_config import configs_for, varied
+from whet.tactics.cuda.conv._conv_config import list_configs, pick_varied
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.conv import Conv, as_config, conv_shape, from_config, launch_with_epilogue, packed_bias
 
@@ -69,7 +69,7 @@ class PatchEmbedding(Conv):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = product_of(conv_shape(layer))
-        configs = varied(configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
+        configs = pick_varied(list_configs(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
         epilogue = match_epilogue(layer, epilogue_steps(layer))
         if not isinstance(epilogue, str):
             features = Features(activation=epilogue.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16")

@@ -9,15 +9,15 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import root_layer, weight_and_bias
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, all_static, compile_ahead, float_types, machine_has, same
-from whet.tactics.cuda.conv._conv_then_pointwise_layer import Pair, pair_of
+from whet.tactics.cuda.conv._conv_then_pointwise_layer import Pair, match_pair
 from whet.tactics.cuda.conv._few_channel import (
     FewChannelTile,
     Front,
-    few_channel_filters,
     few_channel_launch,
-    few_channel_reason,
-    few_channel_tiles,
     is_halved,
+    list_few_channel_tiles,
+    pack_few_channel_filters,
+    why_not_few_channel,
 )
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 
@@ -31,7 +31,7 @@ class PointwiseThenConv(Tactic):
     what = "a 1x1 convolution and the one behind it"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        pair = _pair(layer)
+        pair = _match_pair(layer)
         if not all_static(layer) or isinstance(pair, str):
             return []
         places = [i for i in (pair.x, pair.residual) if i is not None]
@@ -41,31 +41,31 @@ class PointwiseThenConv(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        pair = _pair(layer)
-        return pair if isinstance(pair, str) else few_channel_reason(conv_shape(pair.second), front=True)
+        pair = _match_pair(layer)
+        return pair if isinstance(pair, str) else why_not_few_channel(conv_shape(pair.second), front=True)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        pair = _pair(layer)
+        pair = _match_pair(layer)
         if isinstance(pair, str):
             return []
         s, bf16 = conv_shape(pair.second), signature.outputs[0].dtype.name == "bf16"
-        configs = few_channel_tiles(s, backend.capabilities.multiprocessors, front=True)
+        configs = list_few_channel_tiles(s, backend.capabilities.multiprocessors, front=True)
         compile_ahead(backend, [t.source(s, pair.epilogue.post_ops, bf16, pair.inner.post_ops.activation, pair.residual == pair.x) for t in configs])
         return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        pair, tile = _pair(layer), FewChannelTile.of(config, front=True)
+        pair, tile = _match_pair(layer), FewChannelTile.of(config, front=True)
         if isinstance(pair, str):
             raise PlanRefused(pair)
         s, dtype = conv_shape(pair.second), signature.outputs[0].dtype
-        if reason := few_channel_reason(s, front=True) or tile.unfit(s):
+        if reason := why_not_few_channel(s, front=True) or tile.why_not(s):
             raise PlanRefused(reason)
         (filters, own_inner), (weights, own) = weight_and_bias(pair.first), weight_and_bias(pair.second)
         ends, inner = pair.epilogue.post_ops, pair.inner.post_ops
         packed = (
-            few_channel_filters(weights, dtype, ends, tile.permuted),
+            pack_few_channel_filters(weights, dtype, ends, tile.permuted),
             packed_bias(pair.epilogue, own, s.k, is_halved(ends)),
-            few_channel_filters(filters, dtype, inner),
+            pack_few_channel_filters(filters, dtype, inner),
             packed_bias(pair.inner, own_inner, s.c, is_halved(inner)),
         )
 
@@ -79,9 +79,9 @@ class PointwiseThenConv(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"wgmma then narrow wgmma {tile}", packed=packed)
 
 
-def _pair(layer: Layer) -> Pair | str:
+def _match_pair(layer: Layer) -> Pair | str:
     """The two convolutions, or the reason why the kernel cannot compute them."""
-    pair = pair_of(layer)
+    pair = match_pair(layer)
     if isinstance(pair, str):
         return pair
     front = conv_shape(pair.first)

@@ -13,12 +13,12 @@ from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, match_epilogue, packed_array
 from whet.tactics.cuda.conv._weights_as_a_conv import (
     WeightsAsATile,
+    list_weights_as_a_tiles,
     pack_weights_as_a,
-    unfit_shape,
     weights_as_a_constants,
     weights_as_a_launch,
     weights_as_a_source,
-    weights_as_a_tiles,
+    why_not_shape,
 )
 from whet.tactics.cuda.conv.conv import Conv, conv_shape, packed_bias
 
@@ -31,13 +31,13 @@ class WeightsAsAConv(Conv):
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         epilogue = match_epilogue(layer, epilogue_steps(layer))
-        return epilogue if isinstance(epilogue, str) else unfit_shape(conv_shape(layer))
+        return epilogue if isinstance(epilogue, str) else why_not_shape(conv_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         epilogue, s, bf16 = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), signature.outputs[0].dtype.name == "bf16"
         if isinstance(epilogue, str):
             return []
-        configs = weights_as_a_tiles(s, epilogue.residual is not None)
+        configs = list_weights_as_a_tiles(s, epilogue.residual is not None)
         compile_ahead(backend, [weights_as_a_source(weights_as_a_constants(t, s, epilogue.post_ops, bf16)) for t in configs])
         return [t.config for t in configs]
 
@@ -46,7 +46,7 @@ class WeightsAsAConv(Conv):
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
         if not tile.fits(s, epilogue.residual is not None):
-            raise PlanRefused(unfit_shape(s) or f"{tile} is no tile of {s}")
+            raise PlanRefused(why_not_shape(s) or f"{tile} is no tile of {s}")
         x, (weights, own), dtype = source_index(layer), weight_and_bias(layer), signature.outputs[0].dtype
         packed = (
             packed_array(

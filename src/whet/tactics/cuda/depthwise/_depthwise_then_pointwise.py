@@ -11,7 +11,7 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
-from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
 from whet.tactics.cuda.conv._conv import Activation, ConvShape, PostOps, View
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import ConvArguments, DepthwiseFields, LayerFields
@@ -68,7 +68,7 @@ def shared_bytes(config: ConvConfig, shape: ConvShape, pieces: Pieces) -> int:
     return config.shared_with(pieces.slot) + 2 * config.bm * config.row + config.halo * depthwise_bytes(shape, config.bk) + 32
 
 
-def unfit(config: ConvConfig, shape: ConvShape, k: int, multiprocessors: int) -> str | None:
+def why_not_config(config: ConvConfig, shape: ConvShape, k: int, multiprocessors: int) -> str | None:
     """The reason why a configuration cannot run a depthwise `shape` followed by k output channels, or None."""
     pieces, steps = Pieces.of(shape, config, k, multiprocessors), -(-shape.c // config.bk)
     if isinstance(pieces, str):
@@ -82,7 +82,7 @@ def unfit(config: ConvConfig, shape: ConvShape, k: int, multiprocessors: int) ->
     return f"needs {need} bytes of shared memory" if need > MAX_SHARED + 1024 else None
 
 
-def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfig]:
+def list_configs(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfig]:
     """Candidates, the most promising first: for few pixels small tiles with their channels shared in a cluster, for many larger ones."""
     configs: dict[ConvConfig, float] = {}
     widths = [bn for bn in (16, 32, 64, 96, 128, 160) if bn >= min(k, 64) and (bn < 2 * k or bn == 16)]
@@ -104,7 +104,9 @@ def configs_of(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvConfi
             more = replace(config, blocks=resident + 1)
             if not many and shared_bytes(config, shape, pieces) > _SHARED_OF_FEW:
                 continue
-            if unfit(config, shape, k, multiprocessors) is None and (not many or resident == 3 or unfit(more, shape, k, multiprocessors)):
+            if why_not_config(config, shape, k, multiprocessors) is None and (
+                not many or resident == 3 or why_not_config(more, shape, k, multiprocessors)
+            ):
                 configs[config] = _estimate(config, shape, k, pieces, blocks, multiprocessors)
     order = sorted(configs, key=lambda c: (configs[c], c))
     counts: dict[tuple, int] = {}
@@ -132,7 +134,7 @@ def _estimate(config: ConvConfig, shape: ConvShape, k: int, pieces: Pieces, bloc
 def depthwise_source(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> str:
     """The kernel's complete text; `rows` are a thread's (thread_rows), `inner` is the activation of the depthwise part."""
     constants = config.constants(im2col=False, act=ACTIVATIONS[activation], bf16=bf16)
-    return source(
+    return kernel_text(
         "conv.cu", {**constants, "DW": shape.stride[0], "DW_R": shape.r, "DW_S": shape.s, "DW_ACT": ACTIVATIONS[inner], "DW_ROWS": rows, "CHAINS": 1}
     )
 
@@ -172,8 +174,8 @@ def depthwise_launch(
     assert isinstance(pieces, Pieces), pieces
     pixel = shape.c * 2
     box = (config.bk, pieces.pitch, pieces.tall, 1)
-    a = tensormap.tiled(x, dtype, (shape.c, shape.w, shape.h, shape.n), (pixel, pixel * shape.w, pixel * shape.w * shape.h), box, plain=True)
-    b = tensormap.tiled(weights, dtype, (steps * config.bk, k), (steps * config.bk * 2,), (config.bk, config.bn))
+    a = tensormap.tiled_map(x, dtype, (shape.c, shape.w, shape.h, shape.n), (pixel, pixel * shape.w, pixel * shape.w * shape.h), box, plain=True)
+    b = tensormap.tiled_map(weights, dtype, (steps * config.bk, k), (steps * config.bk * 2,), (config.bk, config.bn))
     tiles_n = -(-k // config.bn)
     tiles = tiles_n * shape.n * -(-shape.p // pieces.rows)
     product = ConvShape(shape.n, shape.p, shape.q, shape.c, k)

@@ -85,7 +85,7 @@ def channels_of_a_thread(s: ConvShape, size: int) -> int:
     return 2 if s.r * s.s > 25 and size == 2 else 4
 
 
-def tiles_for(s: ConvShape, size: int, multiprocessors: int) -> list[Tile]:
+def list_tiles(s: ConvShape, size: int, multiprocessors: int) -> list[Tile]:
     """Candidates, the most promising first; `size` is the bytes of an input element."""
     tiles: dict[Tile, float] = {}
     vec = channels_of_a_thread(s, size)
@@ -182,7 +182,7 @@ def tile_launch(
     x, weights, bias, out = addresses
     rows, columns = tile.input(s)
     pixel = s.c * size
-    box = tensormap.tiled(x, kind, (s.c, s.w, s.h, s.n), (pixel, pixel * s.w, pixel * s.w * s.h), (tile.cg, columns, rows, 1), plain=True)
+    box = tensormap.tiled_map(x, kind, (s.c, s.w, s.h, s.n), (pixel, pixel * s.w, pixel * s.w * s.h), (tile.cg, columns, rows, 1), plain=True)
     groups, tiles_h, tiles_w = s.c // tile.cg, -(-s.p // (tile.rg * tile.th)), -(-s.q // tile.tw)
     tiles = s.n * tiles_h * tiles_w
     each = -(-tiles // max(1, min(tiles, multiprocessors * tile.blocks // groups)))

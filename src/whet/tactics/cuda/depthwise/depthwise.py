@@ -25,10 +25,10 @@ from whet.tactics.cuda._device.kernel import (
     match_epilogue,
     packed_array,
 )
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.conv.conv import conv_reason, conv_shape, conv_signatures, packed_bias
-from whet.tactics.cuda.depthwise._depthwise_tile import Tile, tile_launch, tiles_for
+from whet.tactics.cuda.conv.conv import conv_shape, list_conv_signatures, packed_bias, why_not_conv
+from whet.tactics.cuda.depthwise._depthwise_tile import Tile, list_tiles, tile_launch
 from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
 from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
 
@@ -68,7 +68,7 @@ class Depthwise(Tactic):
 
     def why_not(self, layer: Layer) -> str | None:
         head = root_layer(layer)
-        said = super().why_not(layer) or conv_reason(layer, head)
+        said = super().why_not(layer) or why_not_conv(layer, head)
         if said:
             return said
         w = head.needs(1)
@@ -77,7 +77,7 @@ class Depthwise(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        return conv_signatures(layer, "nhwc", (F16, BF16, F32))
+        return list_conv_signatures(layer, "nhwc", (F16, BF16, F32))
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         epilogue, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
@@ -93,7 +93,7 @@ class Depthwise(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s = conv_shape(layer)
-        configs: list[Config] = _tiles(layer, signature, s, backend)
+        configs: list[Config] = _list_tile_configs(layer, signature, s, backend)
         if max(s.r, s.s) > 7:
             return configs
         for wide, tall in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 4), (2, 8)):
@@ -154,18 +154,18 @@ def _tiles_fit(layer: Layer, signature: Signature, s: ConvShape, backend: Backen
     epilogue = match_epilogue(layer, epilogue_steps(layer))
     if isinstance(epilogue, str) or epilogue.residual is not None or signature.outputs[0].dtype == F32:
         return False
-    return no_tile(s, 2) is None and machine_has(backend, "tma") and bool(tiles_for(s, 2, backend.capabilities.multiprocessors))
+    return no_tile(s, 2) is None and machine_has(backend, "tma") and bool(list_tiles(s, 2, backend.capabilities.multiprocessors))
 
 
-def _tiles(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> list[Config]:
+def _list_tile_configs(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> list[Config]:
     """Configurations of the tile kernel, where it has enough work to do: large filters, or enough pixels to fill the tiles."""
     epilogue, kind = match_epilogue(layer, epilogue_steps(layer)), TYPE[signature.outputs[0].dtype.name]
     if isinstance(epilogue, str) or not _tiles_fit(layer, signature, s, backend):
         return []
     if s.r * s.s <= 25 and s.m * s.c < 8192 * backend.capabilities.multiprocessors:  # a few values a thread: latency counts, not bytes
         return []
-    tiles = tiles_for(s, 2, backend.capabilities.multiprocessors)
-    compile_ahead(backend, [source("depthwise_tile.cu", tile_constants(s, t, kind, kind, epilogue.post_ops.activation[0])) for t in tiles])
+    tiles = list_tiles(s, 2, backend.capabilities.multiprocessors)
+    compile_ahead(backend, [kernel_text("depthwise_tile.cu", tile_constants(s, t, kind, kind, epilogue.post_ops.activation[0])) for t in tiles])
     return [tile_config(t) for t in tiles]
 
 

@@ -14,7 +14,7 @@ from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, packed_ar
 from whet.tactics.cuda.conv._conv import pack_weights
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Both, ConvAndProduct
 from whet.tactics.cuda.conv.conv import as_config, from_config, packed_bias
-from whet.tactics.cuda.depthwise._depthwise_then_pointwise import configs_of, depthwise_launch, pack_depthwise, source_of, unfit
+from whet.tactics.cuda.depthwise._depthwise_then_pointwise import depthwise_launch, list_configs, pack_depthwise, source_of, why_not_config
 
 MAX_CONFIGS = 24
 _MOST_TAPS = 25
@@ -27,12 +27,12 @@ class DepthwiseThenPointwise(ConvAndProduct):
     composites = ("DepthwiseThenPointwise",)
     what = "a depthwise convolution and the product behind it"
 
-    def unfit_pair(self, both: Both) -> str | None:
+    def why_not_pair(self, both: Both) -> str | None:
         s = both.shape
         depthwise = root_layer(both.first).attrs["group"] == s.c == s.k
         return None if depthwise else "takes a depthwise convolution followed by a 1x1"
 
-    def unfit_sizes(self, both: Both, backend: Backend) -> str | None:
+    def why_not_sizes(self, both: Both, backend: Backend) -> str | None:
         s = both.shape
         if s.c % 8 or both.k % 8:
             return f"{s.c} channels inside and {both.k} out; takes multiples of 8"
@@ -45,7 +45,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
         if isinstance(both, str):
             return []
         processors = backend.capabilities.multiprocessors
-        configs = configs_of(both.shape, both.k, processors)[:MAX_CONFIGS]
+        configs = list_configs(both.shape, both.k, processors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.post_ops.activation[0], both.epilogue.post_ops.activation[0]), signature.outputs[0].dtype.name == "bf16"
         compile_ahead(backend, [source_of(c, both.shape, both.k, processors, *kinds, bf16) for c in configs])
         return [as_config(c) for c in configs]
@@ -54,7 +54,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
         both, tile = self.pair(layer), from_config(config)
         if isinstance(both, str):
             raise PlanRefused(both)
-        if reason := unfit(tile, both.shape, both.k, backend.capabilities.multiprocessors):
+        if reason := why_not_config(tile, both.shape, both.k, backend.capabilities.multiprocessors):
             raise PlanRefused(reason)
         s, k, dtype = both.shape, both.k, signature.outputs[0].dtype
         taps, own_inner = weight_and_bias(both.first)

@@ -11,22 +11,22 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Epilogue, GpuKernel, blocks_of, compile_ahead, launch, machine_has, packed_array
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
 from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
+from whet.tactics.cuda.depthwise._depthwise_tile import list_tiles, tile_launch
 from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
-from whet.tactics.cuda.depthwise._depthwise_tile import tile_launch, tiles_for
 from whet.tactics.cuda.depthwise.depthwise import DepthwiseArguments, tile_config, tile_from
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     Output,
     conv_shape_of,
-    folded,
+    fold_into_range,
     folds,
     key_of,
+    list_signatures,
     match_quantized_epilogue,
     parts_of,
-    signatures_of,
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
@@ -38,22 +38,22 @@ class QDepthwise(QuantizedTactic):
 
     ops = ("Conv",)
 
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         x, w = parts.head.needs(0), parts.head.needs(1)
         if x.type.rank != 4 or w.shape[1] != 1 or parts.head.attrs["group"] != w.shape[0] or w.shape[0] != x.shape[1]:
             return "takes depthwise convolutions of two spatial axes"
         return why_not_weighted(parts)
 
-    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
-        return signatures_of(parts, "nhwc")
+    def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return list_signatures(parts, "nhwc")
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
-        if isinstance(parts, str) or isinstance(made, str):
-            return str(made)
+        epilogue = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
+        if isinstance(parts, str) or isinstance(epilogue, str):
+            return str(epilogue)
         s = conv_shape_of(parts)
-        if made.residual is not None or s.dilation != (1, 1):
+        if epilogue.residual is not None or s.dilation != (1, 1):
             return "takes no residual and no dilation"
         if s.c % 8 or s.m * s.c // 8 >= 2**31:
             return f"{s.c} channels are not a multiple of 8, or there are more than 2**31 groups of eight values"
@@ -62,14 +62,14 @@ class QDepthwise(QuantizedTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
-        s, made = conv_shape_of(parts), match_quantized_epilogue(parts)
-        assert isinstance(made, Epilogue)
+        s, epilogue = conv_shape_of(parts), match_quantized_epilogue(parts)
+        assert isinstance(epilogue, Epilogue)
         configs: list[Config] = []
         if _can_tile(parts, s, signature) and machine_has(backend, "tma") and s.m * s.c >= 8192 * backend.capabilities.multiprocessors:
-            tiles, (reads, stores) = tiles_for(s, 1, backend.capabilities.multiprocessors), _types(parts, signature)
-            fold = folds(made, signature.outputs[0].dtype.name)
+            tiles, (reads, stores) = list_tiles(s, 1, backend.capabilities.multiprocessors), _types(parts, signature)
+            fold = folds(epilogue, signature.outputs[0].dtype.name)
             compile_ahead(
-                backend, [source("depthwise_tile.cu", tile_constants(s, t, reads, stores, made.post_ops.activation[0], fold)) for t in tiles]
+                backend, [kernel_text("depthwise_tile.cu", tile_constants(s, t, reads, stores, epilogue.post_ops.activation[0], fold)) for t in tiles]
             )
             configs = [tile_config(t) for t in tiles]
         for wide, tall in ((1, 1), (2, 1), (4, 1), (2, 4), (2, 8)):
@@ -81,21 +81,21 @@ class QDepthwise(QuantizedTactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
-        if isinstance(parts, str) or isinstance(made, str):
-            raise PlanRefused(str(made))
+        epilogue = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
+        if isinstance(parts, str) or isinstance(epilogue, str):
+            raise PlanRefused(str(epilogue))
         s, (reads, stores), given = conv_shape_of(parts), _types(parts, signature), dict(config)
         x = parts.source_index()
         zero = parts.reads[x].zero
-        out, per, shift, stored = Output.of(parts, made), 1.0, 0.0, signature.outputs[0].dtype.name
-        fold = not int(given.get("tall", 0)) and folds(made, stored)
-        post_ops = made.post_ops
+        out, per, shift, stored = Output.of(parts, epilogue), 1.0, 0.0, signature.outputs[0].dtype.name
+        fold = not int(given.get("tall", 0)) and folds(epilogue, stored)
+        post_ops = epilogue.post_ops
         if fold:
-            per, shift, out, post_ops = folded(out, made, stored)
-        key = f"{key_of(parts, made)}|depthwise 8 bits {per} {shift}"
+            per, shift, out, post_ops = fold_into_range(out, epilogue, stored)
+        key = f"{key_of(parts, epilogue)}|depthwise 8 bits {per} {shift}"
         packed = (
             packed_array(f"{key} weights", s.r * s.s * s.c * 4, lambda: (_scale_weights(parts, s) * per).astype(np.float32).T),
-            packed_array(f"{key} bias", bias_count(s.c) * 4, lambda: (_bias(parts, made, s).astype(np.float64) * per + shift).astype(np.float32)),
+            packed_array(f"{key} bias", bias_count(s.c) * 4, lambda: (_bias(parts, epilogue, s).astype(np.float64) * per + shift).astype(np.float32)),
         )
         kind, low, high = post_ops.activation
         if not int(given.get("tall", 0)):

@@ -22,9 +22,9 @@ from whet.tactics.cuda._device.arguments import (
     TensorMap,
 )
 from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, compile_ahead, launch, machine_has, packed_array
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
-from whet.tactics.cuda.depthwise._depthwise_tile import Tile, tiles_for
+from whet.tactics.cuda.depthwise._depthwise_tile import Tile, list_tiles
 from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
 from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
 from whet.tactics.cuda.depthwise.depthwise import tile_config, tile_from
@@ -33,7 +33,7 @@ from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     Output,
     conv_shape_of,
-    folded,
+    fold_into_range,
     folds,
     key_of,
     match_quantized_epilogue,
@@ -72,8 +72,8 @@ class DepthwiseDotArguments(Arguments, kernel="depthwise_dot.cu"):
 class QDepthwiseDot(QDepthwise):
     """As qdepthwise, with filters up to 5 x 5, padded inputs without zero point, and a multiple of 16 channels."""
 
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        reason = super().unfit(layer, parts)
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
+        reason = super().why_not_parts(layer, parts)
         if reason or parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
             return reason or "stores integers"
         x = parts.source_index()
@@ -94,30 +94,30 @@ class QDepthwiseDot(QDepthwise):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
-        s, made = conv_shape_of(parts), match_quantized_epilogue(parts)
-        tiles = [t for t in tiles_for(s, 1, backend.capabilities.multiprocessors) if _registers(s, t) <= _REGISTERS]
+        s, epilogue = conv_shape_of(parts), match_quantized_epilogue(parts)
+        tiles = [t for t in list_tiles(s, 1, backend.capabilities.multiprocessors) if _registers(s, t) <= _REGISTERS]
         tiles = tiles if s.m * s.c >= _MANY * backend.capabilities.multiprocessors else tiles[:3]
-        if not isinstance(made, str):
-            compile_ahead(backend, [source("depthwise_dot.cu", _constants(parts, made, s, t, signature)) for t in tiles])
+        if not isinstance(epilogue, str):
+            compile_ahead(backend, [kernel_text("depthwise_dot.cu", _constants(parts, epilogue, s, t, signature)) for t in tiles])
         return [tile_config(t) for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
-        if isinstance(parts, str) or isinstance(made, str) or self.refuses(layer, signature, backend):
-            raise PlanRefused(str(made if isinstance(made, str) else self.refuses(layer, signature, backend)))
+        epilogue = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
+        if isinstance(parts, str) or isinstance(epilogue, str) or self.refuses(layer, signature, backend):
+            raise PlanRefused(str(epilogue if isinstance(epilogue, str) else self.refuses(layer, signature, backend)))
         s, stored = conv_shape_of(parts), signature.outputs[0].dtype.name
         tile, x = tile_from(config, s, 1), parts.source_index()
-        out, per, shift, post_ops = Output.of(parts, made), 1.0, 0.0, made.post_ops
-        if folds(made, stored):
-            per, shift, out, post_ops = folded(out, made, stored)
-        constants, pitch = _constants(parts, made, s, tile, signature), bias_count(s.c)
+        out, per, shift, post_ops = Output.of(parts, epilogue), 1.0, 0.0, epilogue.post_ops
+        if folds(epilogue, stored):
+            per, shift, out, post_ops = fold_into_range(out, epilogue, stored)
+        constants, pitch = _constants(parts, epilogue, s, tile, signature), bias_count(s.c)
         kinds, taken = words_of(s, tile)
         w = parts.view.needs(parts.operand_indices()[1])
-        key = f"{key_of(parts, made)}|depthwise dot"
+        key = f"{key_of(parts, epilogue)}|depthwise dot"
         packed = (
             packed_array(f"{key} {kinds} {taken}", s.r * kinds * taken * s.c * 4, lambda: pack_taps(weight_bytes(w), kinds, taken)),
-            packed_array(f"{key} {per} {shift}", 2 * pitch * 4, lambda: _factors(parts, made, s, per, shift)),
+            packed_array(f"{key} {per} {shift}", 2 * pitch * 4, lambda: _factors(parts, epilogue, s, per, shift)),
         )
         rows, columns = tile.input(s)
         groups, tiles_h, tiles_w = s.c // tile.cg, -(-s.p // (tile.rg * tile.th)), -(-s.q // tile.tw)
@@ -126,7 +126,7 @@ class QDepthwiseDot(QDepthwise):
 
         def make(args: Args) -> list:
             image, lines = args.inputs[x], (s.c, s.c * s.w, s.c * s.w * s.h)
-            box = tensormap.tiled(image, "u8", (s.c, s.w, s.h, s.n), lines, (tile.cg, columns, rows, 1), plain=True)
+            box = tensormap.tiled_map(image, "u8", (s.c, s.w, s.h, s.n), lines, (tile.cg, columns, rows, 1), plain=True)
             sizes = (s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles)
             ends = (post_ops.activation[1:], out.per_step, out.zero, pitch)
             arguments = DepthwiseDotArguments(box, args.packed[0], args.packed[1], args.outputs[0], *sizes, *ends)

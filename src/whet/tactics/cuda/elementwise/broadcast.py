@@ -17,7 +17,7 @@ from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, ta
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Pointer, UInt32, array
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, launch
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
-from whet.tactics.cuda.elementwise.elementwise import chain_of
+from whet.tactics.cuda.elementwise.elementwise import match_chain
 
 _TEXT = {
     "Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Pow": "powf(a, b)", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)",
@@ -87,7 +87,7 @@ class Broadcast(UnfusedTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
             return "more than 2**31 elements"
-        if layer.outputs[0].dtype.is_float and layer.op not in ("Where", "Cast") and not isinstance(chain_of(layer), str):
+        if layer.outputs[0].dtype.is_float and layer.op not in ("Where", "Cast") and not isinstance(match_chain(layer), str):
             return "`elementwise` takes this"
         return f"takes at most {_RANK} axes after merging" if len(_axes(layer)[0]) > _RANK else None
 

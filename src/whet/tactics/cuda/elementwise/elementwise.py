@@ -44,7 +44,7 @@ class ElementwiseArguments(Arguments, kernel="elementwise.cu"):
     inner: Int32
 
 
-def operands(*given: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+def pad_operands(*given: tuple[int, int, int]) -> list[tuple[int, int, int]]:
     """Operands (address, kind as in elementwise.cu, type as in vector.cuh), padded to the length of the structure's arrays."""
     return [*given, *[(0, 0, 0)] * (_OPERANDS - len(given))]
 
@@ -60,7 +60,7 @@ class Elementwise(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        chain = chain_of(layer)
+        chain = match_chain(layer)
         if isinstance(chain, str):
             return []
         tensors = [layer.needs(i) for i in chain.inputs]
@@ -78,13 +78,13 @@ class Elementwise(Tactic):
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        chain = chain_of(layer)
+        chain = match_chain(layer)
         if isinstance(chain, str):
             return chain
         return f"more than {_OPERANDS} operands" if len(chain.operands) > _OPERANDS else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        chain = chain_of(layer)
+        chain = match_chain(layer)
         if isinstance(chain, str):
             raise PlanRefused(chain)
         out = signature.outputs[0]
@@ -111,7 +111,7 @@ class Elementwise(Tactic):
             for source, index, kind in places:
                 address = args.packed[index] if source == "packed" else args.inputs[index]
                 rows.append((address, kind, 0 if source == "packed" and kind else TYPE[out.dtype.name]))
-            arguments = ElementwiseArguments(out=args.outputs[0], input=operands(*rows), count=count, channels=channels, inner=inner)
+            arguments = ElementwiseArguments(out=args.outputs[0], input=pad_operands(*rows), count=count, channels=channels, inner=inner)
             return [launch("pointwise", arguments, constants, grid, 256)]
 
         return GpuKernel(layer, signature, make, implementation="pointwise", packed=packed)
@@ -140,7 +140,7 @@ class _Chain:
         )
 
 
-def chain_of(layer: Layer) -> _Chain | str:
+def match_chain(layer: Layer) -> _Chain | str:
     """The layer as a chain over its first full operand, or why it is none."""
     steps, head = epilogue_steps(layer), root_layer(layer)
     if steps is None:

@@ -25,9 +25,9 @@ from whet.tactics.cuda._device.kernel import (
     same,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
-from whet.tactics.cuda.conv._conv_config import configs_for, varied
+from whet.tactics.cuda.conv._conv_config import list_configs, pick_varied
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
-from whet.tactics.cuda.conv.conv import as_config, conv_reason, from_config, launch_with_epilogue, packed_bias
+from whet.tactics.cuda.conv.conv import as_config, from_config, launch_with_epilogue, packed_bias, why_not_conv
 
 MAX_CONFIGS = 16
 
@@ -65,10 +65,10 @@ class Gemm(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = gemm_shape(layer)
-        configs = configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors)
+        configs = list_configs(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors)
         if signature.outputs[0].dtype == F32:
             configs = [c for c in configs if c.sk > 1 or c.direct]
-        configs = varied(configs, MAX_CONFIGS, each=5)
+        configs = pick_varied(configs, MAX_CONFIGS, each=5)
         epilogue = match_epilogue(layer, epilogue_steps(layer), layer.outputs[0].type.rank - 1)
         kind = signature.needs(source_index(layer)).dtype.name
         if not isinstance(epilogue, str):
@@ -107,10 +107,10 @@ class Gemm(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"wgmma {tile}", packed=packed)
 
 
-def product_reason(layer: Layer) -> str | None:
+def why_not_product(layer: Layer) -> str | None:
     """Why kernels for all three cannot compute a Conv, Gemm or MatMul, or None: they need constant weights and an epilogue that is a chain."""
     head = root_layer(layer)
-    return why_not_gemm(layer) if head.op != "Conv" else conv_reason(layer, head)
+    return why_not_gemm(layer) if head.op != "Conv" else why_not_conv(layer, head)
 
 
 def _columns(head: Layer) -> int:

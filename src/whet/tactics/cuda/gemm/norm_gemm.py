@@ -33,7 +33,7 @@ from whet.tactics.cuda._device.kernel import (
     same,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, RowNorm, View, bias_count, pack_bias, pack_weights, refuses
-from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT, ConvConfig, configs_of_steps, varied
+from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT, ConvConfig, list_configs_of_steps, pick_varied
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
 from whet.tactics.cuda.conv.conv import as_config, from_config, launch_with_epilogue
 from whet.tactics.cuda.gemm.gemm import gemm_shape
@@ -65,7 +65,7 @@ class NormAndProduct:
 
     def scale(self) -> np.ndarray:
         """A factor for each channel, float32."""
-        return _vector(self.norm.input(1), self.shape.c, 1.0)
+        return _to_vector(self.norm.input(1), self.shape.c, 1.0)
 
     def matrix(self) -> np.ndarray:
         """The product's weights [columns, channels], float32, without the scales."""
@@ -77,7 +77,7 @@ class NormAndProduct:
         """The sum of the product's biases and of the shifts' products, float32."""
         shape = self.shape
         own = self.epilogue.bias(weight_and_bias(self.product)[1], shape.k)
-        shift = _vector(self.norm.input(2), shape.c, 0.0)
+        shift = _to_vector(self.norm.input(2), shape.c, 0.0)
         return own + (self.matrix().astype(np.float64) @ shift).astype(np.float32)
 
     @property
@@ -98,13 +98,13 @@ class NormGemm(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if said := super().why_not(layer):
             return said
-        both = norm_and_product(layer)
+        both = match_norm_and_product(layer)
         return both if isinstance(both, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):
             return []
-        both = norm_and_product(layer)
+        both = match_norm_and_product(layer)
         assert not isinstance(both, str)
         places = [i for i in (both.x, both.residual) if i is not None]
         types = float_types([layer.inputs[both.x], layer.outputs[0]], FLOAT16_TYPES)
@@ -113,28 +113,28 @@ class NormGemm(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        both = norm_and_product(layer)
+        both = match_norm_and_product(layer)
         if isinstance(both, str):
             return both
         shape = both.shape
         return f"rows of {shape.c} channels; takes a multiple of 16" if shape.c % 16 else refuses(shape)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        both = norm_and_product(layer)
+        both = match_norm_and_product(layer)
         if isinstance(both, str):
             return []
         s, bk = both.shape, _step(both.shape.c)
-        tiles = configs_of_steps(s.m, s.k, s.c // bk, bk, backend.capabilities.multiprocessors)
-        tiles = varied([c for c in tiles if unfit(c, s, both.kind) is None], MAX_CONFIGS, each=6)
+        tiles = list_configs_of_steps(s.m, s.k, s.c // bk, bk, backend.capabilities.multiprocessors)
+        tiles = pick_varied([c for c in tiles if why_not_tile(c, s, both.kind) is None], MAX_CONFIGS, each=6)
         features = Features(activation=both.epilogue.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16", norm=both.kind)
         compile_ahead(backend, [conv_source(c, features) for c in tiles])
         return [as_config(c) for c in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        both, tile = norm_and_product(layer), from_config(config)
+        both, tile = match_norm_and_product(layer), from_config(config)
         if isinstance(both, str):
             raise PlanRefused(both)
-        if reason := unfit(tile, both.shape, both.kind):
+        if reason := why_not_tile(tile, both.shape, both.kind):
             raise PlanRefused(reason)
         shape, dtype = both.shape, signature.outputs[0].dtype
 
@@ -160,7 +160,7 @@ class NormGemm(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"norm and wgmma {tile}", packed=packed)
 
 
-def norm_and_product(layer: Layer) -> NormAndProduct | str:
+def match_norm_and_product(layer: Layer) -> NormAndProduct | str:
     """Both parts of a fused layer, or why the kernel does not take them."""
     body = layer.regions["body"]
     if len(body.layers) != 2 or body.layers[0].op not in _KINDS or body.outputs != [body.layers[1].outputs[0]]:
@@ -184,7 +184,7 @@ def norm_and_product(layer: Layer) -> NormAndProduct | str:
     return NormAndProduct(norm, product, epilogue, places[x], None if added is None else places[added])
 
 
-def unfit(tile: ConvConfig, shape: ConvShape, kind: int) -> str | None:
+def why_not_tile(tile: ConvConfig, shape: ConvShape, kind: int) -> str | None:
     """Why the kernel cannot run a tile, or None."""
     if tile.halo or shape.c % tile.bk or tile.hold not in (0, shape.c // tile.bk) or tile.sk > shape.c // tile.bk:
         return f"{tile} is no tile of {shape.c} channels"
@@ -199,7 +199,7 @@ def _step(channels: int) -> int:
     return next(n for n in (64, 32, 16) if channels % n == 0)
 
 
-def _vector(t: Tensor | None, count: int, otherwise: float) -> np.ndarray:
+def _to_vector(t: Tensor | None, count: int, otherwise: float) -> np.ndarray:
     """A scale or shift as one value a channel."""
     if t is None or prod(static_shape(t.shape)) == 1:
         return np.full(count, otherwise if t is None else float(np.asarray(t.array()).reshape(-1)[0]), np.float32)

@@ -13,7 +13,7 @@ from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstPointer, ConstUint4Pointer, Int32, Pointer
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, all_static, compile_ahead, float_types, launch, machine_has, packed_array, same
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import TYPES
 
 _TILE = 64  # outputs of a cluster
@@ -73,7 +73,7 @@ class PoolGemm(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s, ways = _sizes(layer), _list_splits(_sizes(layer))
-        compile_ahead(backend, [source("pool_gemm.cu", _constants(s, signature, i)) for i in ways])
+        compile_ahead(backend, [kernel_text("pool_gemm.cu", _constants(s, signature, i)) for i in ways])
         return [(("i", i),) for i in ways]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:

@@ -46,15 +46,15 @@ class PerValueTactic(UnfusedTactic):
         """The inputs that `passes` reads at build time; they must be constants."""
         return ()
 
-    def narrows(self, layer: Layer) -> bool:
+    def allows_16_bits(self, layer: Layer) -> bool:
         """True if f32 values may be stored in 16 bits, which then only rounds the results."""
         return True
 
     @abstractmethod
-    def passes(self, layer: Layer) -> Sequence[tuple[str, int]]:
+    def launches(self, layer: Layer) -> Sequence[tuple[str, int]]:
         """(statements, threads) of each launch."""
 
-    def unsupported(self, layer: Layer) -> str | None:
+    def why_no_code(self, layer: Layer) -> str | None:
         """Why the kernel cannot compute this layer."""
         return None
 
@@ -68,14 +68,14 @@ class PerValueTactic(UnfusedTactic):
             return f"takes {', '.join(KINDS)}"
         if any(t is not None and not t.is_constant for i in self.parameters(layer) if (t := layer.input(i)) is not None):
             return "its parameters are computed at run time"
-        return self.unsupported(layer)
+        return self.why_no_code(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         floats = {t.dtype for t in (*layer.inputs, *layer.outputs) if t is not None and t.dtype.is_float}
         signatures = []
-        for kind in (F16, BF16, F32) if floats == {F32} and self.narrows(layer) else (next(iter(floats), F32),):
+        for kind in (F16, BF16, F32) if floats == {F32} and self.allows_16_bits(layer) else (next(iter(floats), F32),):
             one = len(floats) == 1
             ins = tuple(
                 None if t is None or i in self.parameters(layer) else Operand("linear", kind if one and t.dtype.is_float else t.dtype)
@@ -101,7 +101,7 @@ class PerValueTactic(UnfusedTactic):
             f"KIND{k}": 0 if k >= len(signature.inputs) or (o := signature.inputs[k]) is None else KINDS[o.dtype.name] for k in range(_INPUTS)
         }
         constants |= {f"TO{k}": KINDS[signature.outputs[min(k, len(signature.outputs) - 1)].dtype.name] for k in range(_OUTPUTS)}
-        passes = [(" ".join(text.split()), count) for text, count in self.passes(layer) if count]
+        passes = [(" ".join(text.split()), count) for text, count in self.launches(layer) if count]
         stored = [o.dtype.name for o in (*signature.inputs, *signature.outputs) if o is not None]
         rtol = max((RTOL.get(name, 1e-12 if name == "f64" else 0.0) for name in stored), default=0.0)
 
@@ -134,12 +134,12 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def coordinates(shape: Sequence[int], index: str = "i") -> list[str]:
+def coordinate_code(shape: Sequence[int], index: str = "i") -> list[str]:
     """C++ expressions of the coordinates of element `index` of a row-major tensor."""
     return [f"({index} / {step} % {size})" if size > 1 else "0" for size, step in zip(shape, strides_of(shape), strict=True)]
 
 
-def flat(places: Sequence[str], shape: Sequence[int]) -> str:
+def flat_index_code(places: Sequence[str], shape: Sequence[int]) -> str:
     """The C++ expression of the index of the element at these coordinates."""
     terms = [f"(long long)({x}) * {step}" for x, step in zip(places, strides_of(shape), strict=True) if x != "0"]
     return " + ".join(terms) or "0"

@@ -9,7 +9,7 @@ from whet.network import Layer, static_shape
 from whet.ops._reduce import reduced_axes
 from whet.ops._running import running_axis
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinates, flat, strides_of
+from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code, strides_of
 
 Passes = Sequence[tuple[str, int]]
 _ABOVE = "(a != a ? b == b : a {} b)"  # a ranks before b; NaN ranks first, as in NumPy's argmax
@@ -137,8 +137,8 @@ def _normalize(layer: Layer) -> Passes:
 
     def parameter(i: int) -> str:
         own = static_shape(layer.needs(i).shape)
-        places = coordinates(normalized, "k")[len(normalized) - len(own) :]
-        return f"in{i}({flat([p if size > 1 else '0' for p, size in zip(places, own, strict=True)], own)})"
+        places = coordinate_code(normalized, "k")[len(normalized) - len(own) :]
+        return f"in{i}({flat_index_code([p if size > 1 else '0' for p, size in zip(places, own, strict=True)], own)})"
 
     value = "(in0(first + k) - mean) * scale"
     value += f" * {parameter(1)}" if layer.input(1) is not None else ""
@@ -160,7 +160,7 @@ def _product(layer: Layer) -> Passes:
     strides, n = strides_of(shape), prod(shape[d] for d in over)
 
     def index(name: str, axes: Sequence[int]) -> str:
-        places = coordinates([shape[d] for d in axes], name)
+        places = coordinate_code([shape[d] for d in axes], name)
         return " + ".join(f"{p} * {strides[d]}ll" for p, d in zip(places, axes, strict=True)) or "0"
 
     each = f"for (long long k = 0; k < {n}; ++k)"
@@ -187,8 +187,8 @@ class Lines(PerValueTactic):
     def parameters(self, layer: Layer) -> tuple[int, ...]:
         return _PARAMETERS.get(layer.op, ())
 
-    def narrows(self, layer: Layer) -> bool:
+    def allows_16_bits(self, layer: Layer) -> bool:
         return layer.op not in _KEEP_TYPES
 
-    def passes(self, layer: Layer) -> Passes:
+    def launches(self, layer: Layer) -> Passes:
         return _PASSES[layer.op](layer)

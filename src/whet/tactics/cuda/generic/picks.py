@@ -10,7 +10,7 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, clamp_index, coordinates, flat
+from whet.tactics.cuda.generic._per_value import PerValueTactic, clamp_index, coordinate_code, flat_index_code
 
 
 def _shapes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -19,67 +19,67 @@ def _shapes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _gather_elements(layer: Layer) -> str:
     x, y = _shapes(layer)
-    axis, places = layer.attrs["axis"] % len(x), coordinates(y)
+    axis, places = layer.attrs["axis"] % len(x), coordinate_code(y)
     places[axis] = clamp_index("at1(i)", x[axis])
-    return f"put0(i, in0({flat(places, x)}));"
+    return f"put0(i, in0({flat_index_code(places, x)}));"
 
 
 def _gather_nd(layer: Layer) -> str:
     x, y = _shapes(layer)
     batch, index = layer.attrs["batch_dims"], static_shape(layer.needs(1).shape)
-    count, places = index[-1], coordinates(y)
-    row = flat(places[: len(index) - 1], index[:-1])
+    count, places = index[-1], coordinate_code(y)
+    row = flat_index_code(places[: len(index) - 1], index[:-1])
     found = [clamp_index(f"at1(row * {count} + {d})", x[batch + d]) for d in range(count)]
-    return f"const long long row = {row}; put0(i, in0({flat([*places[:batch], *found, *places[len(index) - 1 :]], x)}));"
+    return f"const long long row = {row}; put0(i, in0({flat_index_code([*places[:batch], *found, *places[len(index) - 1 :]], x)}));"
 
 
 def _tile(layer: Layer) -> str:
     x, y = _shapes(layer)
-    return f"put0(i, in0({flat([f'{p} % {n}' if n > 1 else '0' for p, n in zip(coordinates(y), x, strict=True)], x)}));"
+    return f"put0(i, in0({flat_index_code([f'{p} % {n}' if n > 1 else '0' for p, n in zip(coordinate_code(y), x, strict=True)], x)}));"
 
 
 def _trilu(layer: Layer) -> str:
     _, y = _shapes(layer)
-    row, column = coordinates(y)[-2:]
+    row, column = coordinate_code(y)[-2:]
     given = layer.attrs.get("k", None if layer.input(1) is None else layer.needs(1).array())
     k = 0 if given is None else int(np.asarray(given).reshape(-1)[0])
     return f"put0(i, {column} - {row} {'>=' if layer.attrs['upper'] else '<='} {k}ll ? in0(i) : (Number)0);"
 
 
 def _eye_like(layer: Layer) -> str:
-    row, column = coordinates(_shapes(layer)[1])
+    row, column = coordinate_code(_shapes(layer)[1])
     return f"put0(i, {column} - {row} == {layer.attrs['k']}ll);"
 
 
 def _one_hot(layer: Layer) -> str:
     index, y = _shapes(layer)
-    axis, places = layer.attrs["axis"] % len(y), coordinates(y)
-    where = flat([*places[:axis], *places[axis + 1 :]], index)
+    axis, places = layer.attrs["axis"] % len(y), coordinate_code(y)
+    where = flat_index_code([*places[:axis], *places[axis + 1 :]], index)
     return f"long long k = at0({where}); if (k < 0) k += {y[axis]}; put0(i, in2(k == {places[axis]} ? 1 : 0));"
 
 
 def _reverse_sequence(layer: Layer) -> str:
     x, y = _shapes(layer)
-    time, batch, places = layer.attrs["time_axis"] % len(x), layer.attrs["batch_axis"] % len(x), coordinates(y)
+    time, batch, places = layer.attrs["time_axis"] % len(x), layer.attrs["batch_axis"] % len(x), coordinate_code(y)
     step, length = places[time], f"at1({places[batch]})"
     places[time] = clamp_index("from", x[time])
-    return f"const long long n = {length}, t = {step}, from = t < n ? n - 1 - t : t; put0(i, in0({flat(places, x)}));"
+    return f"const long long n = {length}, t = {step}, from = t < n ? n - 1 - t : t; put0(i, in0({flat_index_code(places, x)}));"
 
 
 def _depth_to_space(layer: Layer) -> str:
     x, (n, d, h, w) = _shapes(layer)
-    b, (image, depth, row, column) = layer.attrs["blocksize"], coordinates((n, d, h, w))
+    b, (image, depth, row, column) = layer.attrs["blocksize"], coordinate_code((n, d, h, w))
     block = f"({row} % {b} * {b} + {column} % {b})"
     channel = f"{block} * {d} + {depth}" if layer.attrs["mode"] == "DCR" else f"{depth} * {b * b} + {block}"
-    return f"put0(i, in0({flat([image, channel, f'{row} / {b}', f'{column} / {b}'], x)}));"
+    return f"put0(i, in0({flat_index_code([image, channel, f'{row} / {b}', f'{column} / {b}'], x)}));"
 
 
 def _space_to_depth(layer: Layer) -> str:
     x, y = _shapes(layer)
-    b, (image, channel, row, column) = layer.attrs["blocksize"], coordinates(y)
+    b, (image, channel, row, column) = layer.attrs["blocksize"], coordinate_code(y)
     crd = layer.attrs["mode"] == "CRD"
     depth, block = (f"{channel} / {b * b}", f"{channel} % {b * b}") if crd else (f"{channel} % {x[1]}", f"{channel} / {x[1]}")
-    return f"put0(i, in0({flat([image, depth, f'{row} * {b} + ({block}) / {b}', f'{column} * {b} + ({block}) % {b}'], x)}));"
+    return f"put0(i, in0({flat_index_code([image, depth, f'{row} * {b} + ({block}) / {b}', f'{column} * {b} + ({block}) % {b}'], x)}));"
 
 
 def _constant_of_shape(layer: Layer) -> str:
@@ -114,5 +114,5 @@ class Picks(PerValueTactic):
     def parameters(self, layer: Layer) -> tuple[int, ...]:
         return _PARAMETERS.get(layer.op, ())
 
-    def passes(self, layer: Layer) -> list[tuple[str, int]]:
+    def launches(self, layer: Layer) -> list[tuple[str, int]]:
         return [(_BODIES[layer.op](layer), prod(static_shape(layer.outputs[0].shape)))]

@@ -7,7 +7,7 @@ from math import prod
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinates, flat
+from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code
 
 
 def _scale_index(layer: Layer) -> str:
@@ -16,11 +16,11 @@ def _scale_index(layer: Layer) -> str:
     axis, block = layer.attrs["axis"], layer.attrs["block_size"]
     if prod(scales) == 1:
         return "0"
-    places = coordinates(shape)
+    places = coordinate_code(shape)
     if not block:
         return places[axis % len(shape)]
     places[axis % len(shape)] += f" / {block}"
-    return flat([f"({p})" for p in places], scales)
+    return flat_index_code([f"({p})" for p in places], scales)
 
 
 def _quantize(layer: Layer) -> str:

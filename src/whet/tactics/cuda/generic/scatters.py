@@ -8,7 +8,7 @@ from math import prod
 from whet.network import Layer, static_shape
 from whet.ops.max_unpool import inferred_sizes
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinates, flat, strides_of
+from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code, strides_of
 
 _COMBINE = {"none": "b", "add": "a + b", "mul": "a * b", "max": "a != a || a > b ? a : b", "min": "a != a || a < b ? a : b"}
 
@@ -23,13 +23,13 @@ def _elements(layer: Layer) -> tuple[str, int]:
     x, at = static_shape(layer.needs(0).shape), static_shape(layer.needs(1).shape)
     axis = layer.attrs["axis"] % len(x)
     lines = (*at[:axis], *at[axis + 1 :])
-    places = coordinates(lines)
+    places = coordinate_code(lines)
     target, source = [*places[:axis], "k", *places[axis:]], [*places[:axis], "e", *places[axis:]]
     text = f"""
         for (int e = 0; e < {at[axis]}; ++e) {{
-            const long long from = {flat(source, at)}; long long k = at1(from); if (k < 0) k += {x[axis]};
+            const long long from = {flat_index_code(source, at)}; long long k = at1(from); if (k < 0) k += {x[axis]};
             if (k < 0 || k >= {x[axis]}) continue;
-            {_write(layer, flat(target, x), "in2(from)")}
+            {_write(layer, flat_index_code(target, x), "in2(from)")}
         }}
     """
     return text, prod(lines)
@@ -57,17 +57,17 @@ def _nd(layer: Layer) -> tuple[str, int]:
 def _cache(layer: Layer) -> tuple[str, int]:
     """TensorScatter: an update of a cache from a position per batch item on."""
     x, u = static_shape(layer.needs(0).shape), static_shape(layer.needs(1).shape)
-    axis, places = layer.attrs["axis"] % len(x), coordinates(u)
+    axis, places = layer.attrs["axis"] % len(x), coordinate_code(u)
     start = f"at2({places[0]})" if layer.input(2) is not None else "0"
     wrap = f"k = (k % {x[axis]} + {x[axis]}) % {x[axis]};" if layer.attrs["mode"] == "circular" else ""
     target = [*places[:axis], "k", *places[axis + 1 :]]
-    return f"long long k = {start} + {places[axis]}; {wrap} if (k < 0 || k >= {x[axis]}) return; put0({flat(target, x)}, in1(i));", prod(u)
+    return f"long long k = {start} + {places[axis]}; {wrap} if (k < 0 || k >= {x[axis]}) return; put0({flat_index_code(target, x)}, in1(i));", prod(u)
 
 
 def _unpool(layer: Layer) -> str:
     """Indices are those of a flat result of the inferred size, which may be smaller than the result's own."""
     y, sizes = static_shape(layer.outputs[0].shape), inferred_sizes(layer, static_shape(layer.needs(0).shape))
-    return f"const long long to = at1(i); if (to >= 0 && to < {prod(sizes)}) put0({flat(coordinates(sizes, 'to'), y)}, in0(i));"
+    return f"const long long to = at1(i); if (to >= 0 && to < {prod(sizes)}) put0({flat_index_code(coordinate_code(sizes, 'to'), y)}, in0(i));"
 
 
 @tactic
@@ -79,7 +79,7 @@ class Scatters(PerValueTactic):
     def parameters(self, layer: Layer) -> tuple[int, ...]:
         return (2,) if layer.op == "MaxUnpool" else ()
 
-    def passes(self, layer: Layer) -> Sequence[tuple[str, int]]:
+    def launches(self, layer: Layer) -> Sequence[tuple[str, int]]:
         size = prod(static_shape(layer.outputs[0].shape))
         if layer.op == "MaxUnpool":
             return [("put0(i, 0);", size), (_unpool(layer), prod(static_shape(layer.needs(0).shape)))]

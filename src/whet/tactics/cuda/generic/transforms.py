@@ -13,7 +13,7 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinates, flat
+from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code
 
 _MOST_ROWS = 16  # of a matrix, which a thread holds
 
@@ -26,13 +26,13 @@ def _scalar(layer: Layer, i: int) -> int | None:
 def _dft(layer: Layer) -> str:
     x, y, a = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape), layer.attrs
     given = _scalar(layer, 2)
-    axis, places = (-2 if given is None else given) % len(x), coordinates(y)
+    axis, places = (-2 if given is None else given) % len(x), coordinate_code(y)
     folded = bool(a["inverse"] and a["onesided"])  # the upper half of the spectrum is the conjugate of the lower one
     length = _scalar(layer, 1) or (2 * (x[axis] - 1) if folded else x[axis])
     entries = min(x[axis], length // 2 + 1 if folded else length)
     base = [*places[:axis], "k", *places[axis + 1 : -1]]
-    real = f"in0({flat([*base, '0'], x)})"
-    imaginary = f"in0({flat([*base, '1'], x)})" if x[-1] == 2 else "(Number)0"
+    real = f"in0({flat_index_code([*base, '0'], x)})"
+    imaginary = f"in0({flat_index_code([*base, '1'], x)})" if x[-1] == 2 else "(Number)0"
     sign = "" if a["inverse"] else "-"
     text = f"""
         Number re = 0, im = 0;
@@ -49,7 +49,7 @@ def _dft(layer: Layer) -> str:
 
 def _stft(layer: Layer) -> str:
     x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
-    image, frame, frequency, part = coordinates(y)
+    image, frame, frequency, part = coordinate_code(y)
     step, size = _scalar(layer, 1), _scalar(layer, 3) or static_shape(layer.needs(2).shape)[0]
     components = x[2] if len(x) == 3 else 1
     at = f"(({image} * {x[1]} + {frame} * {step} + k) * {components})"

@@ -10,7 +10,7 @@ import numpy as np
 from whet.network import Layer, static_shape
 from whet.ops._window import pool_of
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinates, flat
+from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code
 
 
 def _taps(x: tuple[int, ...], kernel: Sequence[int], places: Sequence[str], attrs: dict, inner: str) -> str:
@@ -19,9 +19,8 @@ def _taps(x: tuple[int, ...], kernel: Sequence[int], places: Sequence[str], attr
     `places` are the coordinates of the result; `channel`, which `inner` may loop over, is not part of `at`."""
     r = len(kernel)
     strides, dilations, pads = (attrs.get(k) or d for k, d in (("strides", (1,) * r), ("dilations", (1,) * r), ("pads", (0,) * 2 * r)))
-    text = (
-        f"{{ const long long at = {flat(['0', '0', *(f'y{d}' for d in range(r))], x)}, tap = {flat([f'k{d}' for d in range(r)], kernel)}; {inner} }}"
-    )
+    at, tap = flat_index_code(["0", "0", *(f"y{d}" for d in range(r))], x), flat_index_code([f"k{d}" for d in range(r)], kernel)
+    text = f"{{ const long long at = {at}, tap = {tap}; {inner} }}"
     for d in reversed(range(r)):
         where = f"const long long y{d} = {places[d]} * {strides[d]} - {pads[d]} + (long long)k{d} * {dilations[d]};"
         text = f"for (int k{d} = 0; k{d} < {kernel[d]}; ++k{d}) {{ {where} if (y{d} < 0 || y{d} >= {x[2 + d]}) continue; {text} }}"
@@ -30,7 +29,7 @@ def _taps(x: tuple[int, ...], kernel: Sequence[int], places: Sequence[str], attr
 
 def _conv(layer: Layer) -> str:
     x, w, y = (static_shape(t.shape) for t in (layer.needs(0), layer.needs(1), layer.outputs[0]))
-    image, k, *places = coordinates(y)
+    image, k, *places = coordinate_code(y)
     each, filters = w[1], w[0] // int(layer.attrs.get("group", 1))
     plane, taps = prod(x[2:]), prod(w[2:])
     a, b, start = "in0(base + c * {p}ll + at)", "in1(weight + c * {t}ll + tap)", "0"
@@ -58,9 +57,9 @@ def _conv_transpose(layer: Layer) -> str:
     x, w, y = (static_shape(t.shape) for t in (layer.needs(0), layer.needs(1), layer.outputs[0]))
     a, r = layer.attrs, len(x) - 2
     strides, dilations, pads = a.get("strides") or (1,) * r, a.get("dilations") or (1,) * r, a.get("pads") or (0,) * 2 * r
-    group, (image, k, *places) = int(a.get("group", 1)), coordinates(y)
+    group, (image, k, *places) = int(a.get("group", 1)), coordinate_code(y)
     each, plane, taps = x[1] // group, prod(x[2:]), prod(w[2:])
-    at, tap = flat([f"y{d}" for d in range(r)], x[2:]), flat([f"k{d}" for d in range(r)], w[2:])
+    at, tap = flat_index_code([f"y{d}" for d in range(r)], x[2:]), flat_index_code([f"k{d}" for d in range(r)], w[2:])
     text = f"for (int c = 0; c < {each}; ++c) sum += in0(base + c * {plane}ll + {at}) * in1(weight + c * {w[1] * taps}ll + {tap});"
     for d in reversed(range(r)):
         where = f"const long long u{d} = {places[d]} + {pads[d]} - (long long)k{d} * {dilations[d]}, y{d} = u{d} / {strides[d]};"
@@ -79,7 +78,7 @@ def _pool(layer: Layer) -> str:
         kernel, attrs = x[2:], {}
     else:
         kernel, attrs = pool_of(layer).kernel, layer.attrs
-    image, channel, *places = coordinates(y)
+    image, channel, *places = coordinate_code(y)
     start = f"const long long base = ({image} * {x[1]} + {channel}) * {prod(x[2:])};"
     if layer.op == "MaxPool":
         low = np.iinfo(layer.needs(0).dtype.numpy).min if layer.needs(0).dtype.kind in ("int", "uint") else None
@@ -98,8 +97,8 @@ def _col2im(layer: Layer) -> str:
     block, r, a = tuple(int(n) for n in layer.needs(2).array()), len(y) - 2, layer.attrs
     strides, dilations, pads = a.get("strides") or (1,) * r, a.get("dilations") or (1,) * r, a.get("pads") or (0,) * 2 * r
     counts = [(n + pads[d] + pads[r + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1 for d, n in enumerate(y[2:])]
-    image, channel, *places = coordinates(y)
-    tap, column = flat([f"k{d}" for d in range(r)], block), flat([f"y{d}" for d in range(r)], counts)
+    image, channel, *places = coordinate_code(y)
+    tap, column = flat_index_code([f"k{d}" for d in range(r)], block), flat_index_code([f"y{d}" for d in range(r)], counts)
     text = f"sum += in0((({image} * {y[1]} + {channel}) * {prod(block)} + {tap}) * {x[2]} + {column});"
     for d in reversed(range(r)):
         where = f"const long long u{d} = {places[d]} + {pads[d]} - (long long)k{d} * {dilations[d]}, y{d} = u{d} / {strides[d]};"
@@ -123,12 +122,12 @@ class Windows(PerValueTactic):
     def parameters(self, layer: Layer) -> tuple[int, ...]:
         return (1, 2) if layer.op == "Col2Im" else ()
 
-    def unsupported(self, layer: Layer) -> str | None:
+    def why_no_code(self, layer: Layer) -> str | None:
         if layer.op in ("Conv", "ConvTranspose") and layer.needs(0).type.rank == 4 and layer.needs(1).is_constant:
             return "other kernels take two spatial axes"
         if layer.op == "MaxPool" and layer.needs(0).dtype.is_float:
             return "other kernels pool floats"
         return None
 
-    def passes(self, layer: Layer) -> Sequence[tuple[str, int]]:
+    def launches(self, layer: Layer) -> Sequence[tuple[str, int]]:
         return [(_BODIES[layer.op](layer), prod(static_shape(layer.outputs[0].shape)))]

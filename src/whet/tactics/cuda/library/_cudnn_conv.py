@@ -31,8 +31,8 @@ from whet.tactics.cuda._device.kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda.conv.conv import conv_reason
-from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, number_text, operands
+from whet.tactics.cuda.conv.conv import why_not_conv
+from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, number_text, pad_operands
 from whet.tactics.cuda.library._library_gemm import TF32_RTOL
 
 MOST_FUSED, MOST_APART, MOST_COMPILED = (
@@ -70,7 +70,7 @@ class LibraryConvolution(Tactic):
         if said:
             return said
         head = root_layer(layer)
-        return conv_reason(layer, head)
+        return why_not_conv(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
@@ -105,15 +105,15 @@ class LibraryConvolution(Tactic):
                 proposals = graph_of(work).proposals()
             except BackendError:
                 continue  # no graph of this form: the reason is the same for every engine
-            configs += [self._config(form, p) for p in self.chosen(proposals, most, work.last)]
+            configs += [self._config(form, p) for p in self.choose_proposals(proposals, most, work.last)]
         return configs
 
-    def chosen(self, proposals: Sequence[Proposal], most: int, last: bool = True) -> list[Proposal]:
+    def choose_proposals(self, proposals: Sequence[Proposal], most: int, last: bool = True) -> list[Proposal]:
         """At most `most` of the permitted ones: half from the heuristics' order, then each engine once, then the rest of that order.
 
         Engines that are compiled at run time only as a last resort: for graphs with steps that no precompiled engine has.
         """
-        allowed = [p for p in proposals if self.allowed(p.notes, last) is None]
+        allowed = [p for p in proposals if self.why_not_allowed(p.notes, last) is None]
         ready = [p for p in allowed if _COMPILED not in p.notes]
         allowed = ready or allowed[:MOST_COMPILED]
         first = [p for p in allowed if p.source != "all"][: most // 2]
@@ -124,7 +124,7 @@ class LibraryConvolution(Tactic):
                 once.append(p)
         return list(dict.fromkeys((*first, *once, *(p for p in allowed if p.source != "all"))))[:most]
 
-    def allowed(self, notes: frozenset[str], last: bool = True) -> str | None:
+    def why_not_allowed(self, notes: frozenset[str], last: bool = True) -> str | None:
         """Why an engine with these notes may not compute here (`last`: channels last), or None."""
         for note in (*_NEVER, *_SPECIAL_FILTERS):
             if note in notes:
@@ -150,7 +150,7 @@ class LibraryConvolution(Tactic):
         if work is None:
             raise PlanRefused("the library's graph has no such epilogue")
         plan = plan_of(work, engine, knobs)
-        said = self.allowed(plan.notes, work.last)
+        said = self.why_not_allowed(plan.notes, work.last)
         if said:
             raise PlanRefused(said)
         if plan.workspace > MOST_WORKSPACE:
@@ -269,7 +269,7 @@ def _post_ops(work: Convolution, epilogue: Epilogue, address: int, bias: int, re
     position = epilogue.post_ops.residual
     steps = [add.format(1), *([add.format(2)] if position == 1 else []), act, *([add.format(2)] if position == 2 else [])]
     kind_of = TYPE[work.dtype]
-    rows = operands((address, 0, kind_of), (bias, 1, 0), *([(residual, 0, kind_of)] if residual else []))
+    rows = pad_operands((address, 0, kind_of), (bias, 1, 0), *([(residual, 0, kind_of)] if residual else []))
     count, inner = _count(work.y), work.y[2] * work.y[3]
     constants = {"TYPE": kind_of, "LAST": int(work.last), "STEPS": "".join(steps)}
     arguments = ElementwiseArguments(out=address, input=rows, count=count, channels=work.y[1], inner=inner)

@@ -29,10 +29,10 @@ from whet.tactics.cuda._device.kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda.conv.conv import conv_shape, conv_signatures
+from whet.tactics.cuda.conv.conv import conv_shape, list_conv_signatures
 from whet.tactics.cuda.conv.patch_embedding import Im2colArguments
-from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, number_text, operands
-from whet.tactics.cuda.gemm.gemm import gemm_shape, product_reason
+from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, number_text, pad_operands
+from whet.tactics.cuda.gemm.gemm import gemm_shape, why_not_product
 from whet.tactics.cuda.library import _cublaslt
 from whet.tactics.cuda.library._cublaslt import WORKSPACE, LtLaunch, Product
 
@@ -68,13 +68,13 @@ class LibraryProduct(Tactic):
 
     def why_not(self, layer: Layer) -> str | None:
         groups = "takes convolutions of one group" if root_layer(layer).attrs.get("group", 1) != 1 else None
-        return super().why_not(layer) or product_reason(layer) or groups
+        return super().why_not(layer) or why_not_product(layer) or groups
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         if root_layer(layer).op == "Conv":
-            return conv_signatures(layer, "nhwc", self.kinds)
+            return list_conv_signatures(layer, "nhwc", self.kinds)
         head, steps = root_layer(layer), epilogue_steps(layer)
         x = operand_indices(layer)[0]
         others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
@@ -97,7 +97,7 @@ class LibraryProduct(Tactic):
             return "takes a residual before the activation, not after it"
         if root_layer(layer).op == "Conv" and not self.windows and not conv_shape(layer).plain:
             return "expands no windows in this type, which other kernels read in place"
-        work = _work(layer, signature.outputs[0].dtype)
+        work = _to_work(layer, signature.outputs[0].dtype)
         size = signature.outputs[0].dtype.bits // 8
         return "the windows of one sample exceed 256 MiB" if work.each * work.padded * size > 256 << 20 else None
 
@@ -117,7 +117,7 @@ class LibraryProduct(Tactic):
         if said.get("math") != self.math or not isinstance(algo, int) or not 0 <= algo < 16:
             raise PlanRefused(f"this tactic computes in {self.math} by one of the library's first 16 proposals, not {said}")
         head, dtype = root_layer(layer), signature.outputs[0].dtype
-        size, work = dtype.bits // 8, _work(layer, dtype)
+        size, work = dtype.bits // 8, _to_work(layer, dtype)
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
         transposed = head.op == "MatMul" or (head.op == "Gemm" and not head.attrs.get("transB"))
@@ -169,7 +169,7 @@ def _match_epilogue(layer: Layer) -> Epilogue | str:
     return match_epilogue(layer, epilogue_steps(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 
-def _work(layer: Layer, dtype: DType) -> _Work:
+def _to_work(layer: Layer, dtype: DType) -> _Work:
     conv = root_layer(layer).op == "Conv"
     s = conv_shape(layer) if conv else gemm_shape(layer)
     size = dtype.bits // 8
@@ -200,5 +200,5 @@ def _activation(address: int, count: int, dtype: str, kind: str, low: float, hig
     """An activation that the library has not, in place."""
     steps = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{number_text(low)}, {number_text(high)}}});"
     constants = {"TYPE": TYPE[dtype], "LAST": 1, "STEPS": steps}
-    arguments = ElementwiseArguments(out=address, input=operands((address, 0, TYPE[dtype])), count=count, channels=1, inner=1)
+    arguments = ElementwiseArguments(out=address, input=pad_operands((address, 0, TYPE[dtype])), count=count, channels=1, inner=1)
     return launch("pointwise", arguments, constants, (blocks_of(count, 2048), 1, 1), 256)

@@ -38,13 +38,13 @@ class CusparseltHalf(LibraryProduct):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if backend.capabilities.executes and _cusparselt.library() is None:
             return "libcusparseLt is not installed: pip install nvidia-cusparselt-cu13"
-        return self.why_not_shape(layer, signature) or _unfit_sizes(conv_shape(layer) if root_layer(layer).op == "Conv" else gemm_shape(layer))
+        return self.why_not_shape(layer, signature) or _why_not_sizes(conv_shape(layer) if root_layer(layer).op == "Conv" else gemm_shape(layer))
 
     def launch_of(self, product: Product, x: int, w: int, bias: int, residual: int, out: int, workspace: int) -> GpuWork:
         return SparseLtLaunch(product, x, w, bias, residual, out, workspace, WORKSPACE)
 
 
-def _unfit_sizes(s: ConvShape) -> str | None:
+def _why_not_sizes(s: ConvShape) -> str | None:
     if s.c % 32 or s.k % 32 or s.m % 16:
         return f"takes multiples of 32 input and output channels and of 16 rows, not {s.c}, {s.k} and {s.m}"
     return None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from whet.backends import Backend
-from whet.backends.cuda.driver import cu, ok
+from whet.backends.cuda.driver import check_status, cu
 from whet.backends.cuda.executor import GpuCall
 from whet.backends.cuda.launch import GpuWork
 from whet.backends.cuda.stream import Stream
@@ -84,7 +84,7 @@ class HostStep(GpuWork):
             else:
                 raw = np.empty(nbytes, np.uint8)
                 if nbytes:
-                    ok(cu().cuMemcpyDtoH(raw.ctypes.data, address, nbytes))
+                    check_status(cu().cuMemcpyDtoH(raw.ctypes.data, address, nbytes))
                 arrays.append(np.array(from_stored(raw.view(o.dtype.numpy).reshape(static_shape(t.shape)), o.format, static_shape(t.shape))))
         with np.errstate(all="ignore"):
             outputs = run_regions(layer, arrays) if layer.regions else run_layer(layer, arrays)
@@ -93,5 +93,5 @@ class HostStep(GpuWork):
                 raise BackendError(f"{layer.op} '{layer.name}' returned shape {list(a.shape)}, planned was {list(static_shape(t.shape))}")
             out = np.ascontiguousarray(a.astype(o.dtype.numpy, copy=False))
             if out.nbytes:
-                ok(cu().cuMemcpyHtoD(address, out.ctypes.data, out.nbytes))
-        ok(cu().cuStreamSynchronize(0))
+                check_status(cu().cuMemcpyHtoD(address, out.ctypes.data, out.nbytes))
+        check_status(cu().cuStreamSynchronize(0))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from whet.network import Layer
 from whet.tactics._fused import EpilogueStep
 from whet.tactics._moves_indices import ROW, Place
-from whet.tactics._moves_tree import Moves, Node, Refused, children, height, unconditional_nodes
+from whet.tactics._moves_tree import Moves, Node, Refused, height, list_children, unconditional_nodes
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, activation_of
 from whet.tactics.cuda.elementwise.elementwise import BINARY, UNARY, number_text
 
@@ -193,7 +193,7 @@ def _emit_leaf(node: Node) -> str:
 
 def _text(node: Node) -> str:
     """A sort key for nodes of one height, the same in every process."""
-    return _emit_leaf(node) if node[0] in ("constant", "source") else f"{node[1]} {[_text(p) for p in children(node)]}"
+    return _emit_leaf(node) if node[0] in ("constant", "source") else f"{node[1]} {[_text(p) for p in list_children(node)]}"
 
 
 @functools.cache

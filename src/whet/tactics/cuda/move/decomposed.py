@@ -16,7 +16,7 @@ from whet.network.types import F32, I8, U8, DType
 from whet.tactics._base import TACTICS, Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, RTOL, GpuKernel, all_static, float_types, launch, same
-from whet.tactics.cuda.move.reformat import ReformatArguments, moving
+from whet.tactics.cuda.move.reformat import ReformatArguments, reformat_launch
 
 _COMPOSITES = ("ConvPool", "ConvThenPointwise", "ConvSum", "DepthwiseThenPointwise", "PoolGemm", "PointwiseThenConv", "QuantizedSum", "SqueezeExcite")
 _INTEGERS = (I8, U8)
@@ -90,7 +90,7 @@ class Decomposed(Tactic):
 
 
 def _move(step: _Step, source: int, target: int) -> GpuWork:
-    entry, constants, grid, rows, columns = moving(step.shape, *step.forms)
+    entry, constants, grid, rows, columns = reformat_launch(step.shape, *step.forms)
     count = 1
     for d in step.shape:
         count *= d

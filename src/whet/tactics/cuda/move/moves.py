@@ -24,7 +24,7 @@ from whet.tactics.cuda._device.kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import TYPES
 from whet.tactics.cuda.move._moves import MovesCode, describe_moves
 
@@ -73,7 +73,7 @@ class Moves(Tactic):
         sizes = [static_shape(t.shape) for t in (*(layer.needs(i) for i in _sources(layer)), layer.outputs[0])]
         if any(functools.reduce(int.__mul__, s, 1) >= 2**31 for s in sizes):
             return "more than 2**31 elements"
-        moves = _moves(layer, signature)
+        moves = _match_moves(layer, signature)
         return moves if isinstance(moves, str) else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
@@ -82,13 +82,13 @@ class Moves(Tactic):
         if _LEAST <= row <= 32 * _EACH:
             bulk = [((), (("bulk", 1),))[b] for b in reversed(range(1 + machine_has(backend, "tma")))]
             wide = [(("together", n), *b) for n in _TOGETHER if n * row * signature.outputs[0].dtype.bits % 128 == 0 for b in bulk]
-            configs = [*(c for c in wide if not isinstance(_moves(layer, signature, c), str)), *configs]  # promising ones first
-        made = [(m, c) for c in configs for m in [_moves(layer, signature, c)] if not isinstance(m, str)]
-        compile_ahead(backend, [source("moves.cu", _constants(m, signature, c)) for m, c in made])
+            configs = [*(c for c in wide if not isinstance(_match_moves(layer, signature, c), str)), *configs]  # promising ones first
+        made = [(m, c) for c in configs for m in [_match_moves(layer, signature, c)] if not isinstance(m, str)]
+        compile_ahead(backend, [kernel_text("moves.cu", _constants(m, signature, c)) for m, c in made])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        moves = _moves(layer, signature, config)
+        moves = _match_moves(layer, signature, config)
         if isinstance(moves, str):
             raise PlanRefused(moves)
         many = _rows_per_warp(config)
@@ -114,7 +114,7 @@ def _sources(layer: Layer) -> list[int]:
     return [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
 
 
-def _moves(layer: Layer, signature: Signature, config: Config = ()) -> MovesCode | str:
+def _match_moves(layer: Layer, signature: Signature, config: Config = ()) -> MovesCode | str:
     formats = {i: signature.needs(i).format for i in _sources(layer)}
     return describe_moves(lambda: MovesCode(layer, formats, signature.outputs[0].format, bool(config), int(dict(config).get("together", 1))))
 

@@ -15,7 +15,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
-from whet.ops.pad import amounts
+from whet.ops.pad import pad_amounts
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Pointer, UInt32, UInt64, array
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch, same
@@ -67,7 +67,7 @@ class Pad(Tactic):
         if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
             return "more than 2**31 elements"
         shape = static_shape(layer.needs(0).shape)
-        for n, (a, b) in zip(shape, amounts(layer), strict=True):
+        for n, (a, b) in zip(shape, pad_amounts(layer), strict=True):
             left, most = n + min(a, 0) + min(b, 0), max(a, b)
             if (layer.attrs["mode"] == "reflect" and most >= max(left, 1)) or (layer.attrs["mode"] == "wrap" and most > left):
                 return f"{most} elements of padding for {left}; takes at most one period"
@@ -79,7 +79,7 @@ class Pad(Tactic):
             raise PlanRefused(reason)
         stored = signature.outputs[0]
         x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
-        both = list(amounts(layer))
+        both = list(pad_amounts(layer))
         order = (0, 2, 3, 1) if stored.format == "nhwc" else tuple(range(len(x)))
         x, y, both = tuple(x[i] for i in order), tuple(y[i] for i in order), [both[i] for i in order]
         axes = axes_of(x, y, both)

@@ -10,7 +10,7 @@ from typing import Annotated
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
-from whet.ops.split import sizes
+from whet.ops.split import part_sizes
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int64, Pointer, UInt32, array
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
@@ -65,7 +65,7 @@ class Permute(Tactic):
             return "the sizes are computed at run time"
         if max(prod(static_shape(t.shape)) for t in layer.outputs) >= 2**31:
             return "more than 2**31 elements"
-        return _whole_factors(layer) if layer.op == "Resize" else None
+        return _why_not_whole_factors(layer) if layer.op == "Resize" else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         reason = self.refuses(layer, signature, backend)
@@ -108,7 +108,7 @@ def _moves(layer: Layer) -> list[Move]:
         return [(0, tuple(shape[p] for p in perm), tuple(strides[p] for p in perm), (1,) * len(shape))]
     if layer.op == "Split":
         axis, at, parts = int(layer.attrs["axis"]) % len(shape), 0, []
-        for part in sizes(layer):
+        for part in part_sizes(layer):
             parts.append((at * strides[axis], (*shape[:axis], int(part), *shape[axis + 1 :]), strides, (1,) * len(shape)))
             at += int(part)
         return parts
@@ -117,7 +117,7 @@ def _moves(layer: Layer) -> list[Move]:
     return [(0, (n, p, q, c), (h * w * c, w * c, c, 1), (1, p // h, q // w, 1))]
 
 
-def _whole_factors(layer: Layer) -> str | None:
+def _why_not_whole_factors(layer: Layer) -> str | None:
     """Why a Resize is no repetition of pixels, or None."""
     a, source, target = layer.attrs, static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
     if a.get("mode", "nearest") != "nearest":

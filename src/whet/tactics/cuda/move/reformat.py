@@ -67,7 +67,7 @@ class Reformat(Tactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         source, target = signature.needs(0), signature.outputs[0]
         shape = static_shape(layer.outputs[0].shape)
-        entry, constants, grid, rows, columns = moving(shape, source, target)
+        entry, constants, grid, rows, columns = reformat_launch(shape, source, target)
 
         def make(args: Args) -> list:
             return [launch(entry, ReformatArguments(args.inputs[0], args.outputs[0], prod(shape), rows, columns), constants, grid, 256)]
@@ -75,7 +75,7 @@ class Reformat(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"{entry}")
 
 
-def moving(shape: tuple[int, ...], source: Operand, target: Operand) -> tuple[str, dict[str, int], tuple[int, int, int], int, int]:
+def reformat_launch(shape: tuple[int, ...], source: Operand, target: Operand) -> tuple[str, dict[str, int], tuple[int, int, int], int, int]:
     """Entry, constants, grid, rows and columns of the launch that brings a tensor from one operand's form to another's."""
     constants = {"FROM": TYPES[source.dtype.name], "TO": TYPES[target.dtype.name], "UNIT": 1}
     pixels = prod(shape[2:]) if len(shape) > 2 else 1

@@ -12,7 +12,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.ops.resize import resampling, targets
+from whet.ops.resize import resampling, resize_targets
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstIntPointer, ConstPointer, Float32, Int32, Pointer, UInt32
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, packed_table, same
@@ -118,7 +118,7 @@ def resampled_axes(layer: Layer) -> list[Axis]:
     t = layer.input(1)
     roi = np.asarray(t.array(), np.float64) if t is not None and t.is_constant and t.array().size else None
     tables = []
-    goal = targets(layer)
+    goal = resize_targets(layer)
     for i, axis in enumerate(axes):
         n, (out, scale) = x[axis], goal[axis]
         part = (float(roi[i]), float(roi[i + len(axes)])) if roi is not None else (0.0, 1.0)

@@ -7,7 +7,7 @@ from math import prod
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
-from whet.ops.slice import ranges
+from whet.ops.slice import slice_ranges
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
 from whet.tactics.cuda.move.permute import PermuteArguments
@@ -87,7 +87,7 @@ def _view(layer: Layer, form: str) -> tuple[int, tuple[int, ...], tuple[int, ...
     if images:
         _, c, h, w = shape
         strides = [h * w * c, 1, w * c, c]
-    for axis, (first, _, step) in ranges(layer).items():
+    for axis, (first, _, step) in slice_ranges(layer).items():
         start += int(first) * strides[axis]
         strides[axis] *= int(step)
     order = (0, 2, 3, 1) if images else tuple(range(len(out)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from whet.backends import Backend
 from whet.network import Layer, format_fits, static_shape
-from whet.network.formats import same_bytes
+from whet.network.formats import has_same_bytes
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, ViewKernel, operand_bytes, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
 from whet.tactics.cuda.move.reformat import RowsArguments
@@ -46,7 +46,7 @@ class View(Tactic):
         forms = [("linear", "linear")]
         if layer.op == "Transpose":
             shape, formats = static_shape(t.shape), [f for f in ("linear", "nhwc") if format_fits(f, t.type.rank)]
-            forms = [(f, g) for f in formats for g in formats if same_bytes(f, g, shape, layer.attrs["perm"])]
+            forms = [(f, g) for f in formats for g in formats if has_same_bytes(f, g, shape, layer.attrs["perm"])]
         elif layer.op in ("Identity", "Dropout") and t.type.rank == 4:
             forms.append(("nhwc", "nhwc"))
         signatures = []

@@ -56,7 +56,7 @@ class BatchNorm(Tactic):
         where = [outer_input(layer, t) for t in root_layer(layer).inputs[1:5]]
         if any(i is None or not layer.needs(i).is_constant for i in where):
             return "its statistics are computed at run time"
-        activation = _activation(layer)
+        activation = _match_activation(layer)
         return activation if isinstance(activation, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -74,7 +74,7 @@ class BatchNorm(Tactic):
         return "more than 2**31 elements" if prod(static_shape(layer.outputs[0].shape)) >= 2**31 else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        activation = _activation(layer)
+        activation = _match_activation(layer)
         if isinstance(activation, str):
             raise PlanRefused(activation)
         (act, low, high), head = activation, root_layer(layer)
@@ -103,7 +103,7 @@ class BatchNorm(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"affine x{vec}", packed=packed)
 
 
-def _activation(layer: Layer) -> Activation | str:
+def _match_activation(layer: Layer) -> Activation | str:
     """The activation after it (a clip without bounds if none), or the reason why the kernel cannot compute the epilogue."""
     steps = epilogue_steps(layer)
     if steps is None:

@@ -59,11 +59,11 @@ class Reduce(UnfusedTactic):
             return "more than 2**31 elements"
         if not prod(static_shape(layer.needs(0).shape)):
             return "it is empty"
-        walks = _walks(layer)
+        walks = _list_walks(layer)
         return walks if isinstance(walks, str) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        walks = _walks(layer)
+        walks = _list_walks(layer)
         if isinstance(walks, str):
             raise PlanRefused(walks)
         kept, over, wide = _vectorize_walks(*walks)
@@ -98,7 +98,7 @@ def _vectorize_walks(kept: Walk, over: Walk) -> tuple[Walk, Walk, int]:
     return kept, over, 0
 
 
-def _walks(layer: Layer) -> tuple[Walk, Walk] | str:
+def _list_walks(layer: Layer) -> tuple[Walk, Walk] | str:
     """How to walk over the kept and over the reduced axes, or why the kernel cannot."""
     shape, axes = static_shape(layer.needs(0).shape), reduced_axes(layer)
     runs: list[list[Any]] = []  # [reduced, size, stride]

@@ -9,7 +9,7 @@ from whet.network import I8, U8, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstUint4Pointer, Int32, Uint4Pointer
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, float_types, launch, same, shared_limit
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import TYPES
 
 _MOST_THREADS = 1024
@@ -41,7 +41,7 @@ class PoolChain(Tactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         n, c, h, w = static_shape(layer.needs(0).shape)
-        if c % (each := _each(signature)):
+        if c % (each := _channels_per_vector(signature)):
             return f"{c} channels; takes a multiple of {each}"
         if n > 65535:
             return f"{n} samples; takes at most 65535"
@@ -51,9 +51,9 @@ class PoolChain(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         _, c, h, w = static_shape(layer.needs(0).shape)
-        sides = [side for side in (1, 2) if c % (side * _each(signature)) == 0 and _shared_bytes(h, w, side) <= shared_limit(backend)]
+        sides = [side for side in (1, 2) if c % (side * _channels_per_vector(signature)) == 0 and _shared_bytes(h, w, side) <= shared_limit(backend)]
         configs: list[Config] = [(("side", side),) for side in sides]
-        compile_ahead(backend, [source("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
+        compile_ahead(backend, [kernel_text("pool_chain.cu", _constants(layer, signature, side)) for side in sides])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -62,14 +62,14 @@ class PoolChain(Tactic):
         constants = _constants(layer, signature, side)
 
         def make(args: Args) -> list:
-            groups, shared = c // _each(signature), _shared_bytes(h, w, side)
+            groups, shared = c // _channels_per_vector(signature), _shared_bytes(h, w, side)
             arguments = PoolChainArguments(args.inputs[0], args.outputs[0], groups)
             return [launch("pool_chain", arguments, constants, (groups // side, n, 1), constants["THREADS"], shared=shared, label=layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"{constants['POOLS']} poolings" + " by two" * (side == 2), rtol=0.0)
 
 
-def _each(signature: Signature) -> int:
+def _channels_per_vector(signature: Signature) -> int:
     """Channels in 16 bytes."""
     return 128 // signature.outputs[0].dtype.bits
 

@@ -27,7 +27,7 @@ from whet.tactics.cuda._device.kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda._device.source import ACTIVATIONS, source
+from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
 from whet.tactics.cuda.conv._conv import TYPES, Activation
 from whet.tactics.cuda.conv.conv import packed_bias
 
@@ -66,7 +66,7 @@ class _Gate:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Split:
     """Distribution of an image to a cluster: blocks along channels and pixels, threads of a block."""
 
     channels: int
@@ -103,11 +103,11 @@ class SqueezeExcite(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        gate = _gate(layer) if all_static(layer) else None
+        gate = _match_gate(layer) if all_static(layer) else None
         return gate if isinstance(gate, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if not all_static(layer) or isinstance(gate := _gate(layer), str):
+        if not all_static(layer) or isinstance(gate := _match_gate(layer), str):
             return []
         types = float_types([layer.inputs[gate.x], layer.outputs[0]], FLOAT16_TYPES)
         return [same(layer, {gate.x: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
@@ -115,7 +115,7 @@ class SqueezeExcite(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's clusters (sm_90)"
-        gate = _gate(layer)
+        gate = _match_gate(layer)
         if isinstance(gate, str):
             return gate
         if _list_splits(gate, backend.capabilities.multiprocessors):
@@ -123,15 +123,15 @@ class SqueezeExcite(Tactic):
         return f"no cluster of blocks holds {gate.pixels} pixels of {gate.c} channels, {gate.hidden} hidden values"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        gate = _gate(layer)
+        gate = _match_gate(layer)
         if isinstance(gate, str):
             return []
         ways = _list_splits(gate, backend.capabilities.multiprocessors)
-        compile_ahead(backend, [source("squeeze_excite.cu", _constants(gate, w, signature)) for w in ways])
+        compile_ahead(backend, [kernel_text("squeeze_excite.cu", _constants(gate, w, signature)) for w in ways])
         return [(("channels", w.channels), ("pixels", w.pixels), ("threads", w.threads)) for w in ways]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        gate, way = _gate(layer), _Way(**{k: int(v) for k, v in config})
+        gate, way = _match_gate(layer), _Split(**{k: int(v) for k, v in config})
         if isinstance(gate, str):
             raise PlanRefused(gate)
         if not way.fits(gate):
@@ -163,7 +163,7 @@ class SqueezeExcite(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 
-def _constants(gate: _Gate, way: _Way, signature: Signature) -> dict[str, int]:
+def _constants(gate: _Gate, way: _Split, signature: Signature) -> dict[str, int]:
     """The macros of an instance."""
     return {
         "TYPE": TYPES[signature.outputs[0].dtype.name], "G": gate.c // 8 // way.channels, "CC": way.channels, "CP": way.pixels,
@@ -172,26 +172,26 @@ def _constants(gate: _Gate, way: _Way, signature: Signature) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _list_splits(gate: _Gate, multiprocessors: int) -> list[_Way]:
+def _list_splits(gate: _Gate, multiprocessors: int) -> list[_Split]:
     """The ways that fit, the most promising first."""
-    configs: dict[_Way, float] = {}
+    configs: dict[_Split, float] = {}
     for cluster in _CLUSTERS:
         for channels in (d for d in range(1, cluster + 1) if cluster % d == 0):
             for threads in _ITEMS:
-                way = _Way(channels, cluster // channels, threads)
+                way = _Split(channels, cluster // channels, threads)
                 if way.fits(gate):
                     configs[way] = _estimate(gate, way, multiprocessors)
     return sorted(configs, key=lambda w: (configs[w], w.channels, w.threads))[:_MOST_CONFIGS]
 
 
-def _estimate(gate: _Gate, way: _Way, multiprocessors: int) -> float:
+def _estimate(gate: _Gate, way: _Split, multiprocessors: int) -> float:
     """A rough time in ns, which only orders candidates. A multiprocessor reads and writes about 60 bytes per ns."""
     blocks, own = gate.n * way.channels * way.pixels, gate.c // way.channels
     turns = -(-blocks // (multiprocessors * (1024 // way.threads)))
     return turns * (2500 + way.items(gate) * way.threads * 32 / 60 + gate.hidden * own / way.threads * 20)
 
 
-def _gate(layer: Layer) -> _Gate | str:
+def _match_gate(layer: Layer) -> _Gate | str:
     """The parts of a layer of fuse_squeeze_excite: pooling, both convolutions, the product with the image."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))

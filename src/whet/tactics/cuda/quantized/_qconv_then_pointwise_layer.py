@@ -15,14 +15,14 @@ from whet.tactics.cuda.conv._conv import ConvShape, PostOps, bias_count, pack_we
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     Output,
+    compute_factors,
     conv_shape_of,
-    factors,
-    folded,
+    fold_into_range,
     folds,
     has_border,
     key_of,
     match_quantized_epilogue,
-    packed_factors,
+    pack_factors,
     weight_bytes,
     why_not_weighted,
 )
@@ -44,13 +44,13 @@ class Half:
         assert self.parts.stores is not None
         return self.parts.stores.dtype.name
 
-    def ends(self) -> tuple[float, float, Output, PostOps]:
+    def folded_epilogue(self) -> tuple[float, float, Output, PostOps]:
         """Multiplier and shift of its real values, the quantization of its output, and its epilogue."""
-        return folded(Output.of(self.parts, self.epilogue), self.epilogue, self.stored)
+        return fold_into_range(Output.of(self.parts, self.epilogue), self.epilogue, self.stored)
 
     def packed(self) -> tuple[Packed, Packed]:
         """Weights as rows [k][r][s][c] of i8; bias_count(k) biases and as many factors, in parts of the range of results."""
-        view, s, (per, shift, _, _) = self.parts.view, self.shape, self.ends()
+        view, s, (per, shift, _, _) = self.parts.view, self.shape, self.folded_epilogue()
         _, w, b = self.parts.operand_indices()
         weights, bias = view.needs(w), None if b is None else view.inputs[b]
 
@@ -59,8 +59,8 @@ class Half:
 
         digest, key = weights.constant().digest, key_of(self.parts, self.epilogue)
         rows = packed_array(f"{digest}|conv krsc 8 bits", s.k * s.r * s.s * s.c, lambda: pack_weights(array(), 16, np.dtype(np.int8)))
-        numbers, _ = packed_factors(
-            f"{key}|product {s} {per} {shift}", s, 1, False, lambda: factors(self.parts, self.epilogue, array(), s, bias).times(per, shift)
+        numbers, _ = pack_factors(
+            f"{key}|product {s} {per} {shift}", s, 1, False, lambda: compute_factors(self.parts, self.epilogue, array(), s, bias).times(per, shift)
         )
         return rows, numbers
 
@@ -79,21 +79,21 @@ class Both8:
     residual: int | None
 
 
-def halves_of(layer: Layer) -> tuple[Half, Half] | str:
+def split_halves(layer: Layer) -> tuple[Half, Half] | str:
     """Both convolutions of the layer's body, the second of which computes its result, or the reason why it has no such pair."""
     body = layer.regions["body"]
     if len(body.layers) != 2 or body.outputs != [body.layers[1].outputs[0]] or any(x.op != "Fused" for x in body.layers):
         return "the body is not a pair of quantized convolutions"
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    first, second = (half_of(with_outer_inputs(x, outer)) for x in body.layers)
+    first, second = (match_half(with_outer_inputs(x, outer)) for x in body.layers)
     if isinstance(first, str):
         return first
     return second if isinstance(second, str) else (first, second)
 
 
-def both_of(layer: Layer) -> Both8 | str:
+def match_halves(layer: Layer) -> Both8 | str:
     """The two convolutions, or the reason why the kernel cannot compute the layer."""
-    halves = halves_of(layer)
+    halves = split_halves(layer)
     if isinstance(halves, str):
         return halves
     (first, product), body, fed = halves, layer.regions["body"], {t: i for i, t in enumerate(layer.inputs)}
@@ -109,7 +109,7 @@ def both_of(layer: Layer) -> Both8 | str:
     return Both8(first, product, fed[first.reads], None if product.added is None else fed[product.added])
 
 
-def half_of(conv: Layer) -> Half | str:
+def match_half(conv: Layer) -> Half | str:
     """A quantized convolution with its epilogue, or the reason why accumulators in registers cannot compute it."""
     parts = match_quantized(conv)
     if isinstance(parts, str):

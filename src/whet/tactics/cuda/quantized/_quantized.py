@@ -56,7 +56,7 @@ def weight_bytes(t: Tensor) -> np.ndarray:
     return np.asarray(a, np.int8) if t.dtype.name in INT8_TYPES else a.view(np.int8)
 
 
-def signatures_of(parts: Parts, fmt: str, reals: Sequence[DType] = (F16, BF16, F32)) -> list[Signature]:
+def list_signatures(parts: Parts, fmt: str, reals: Sequence[DType] = (F16, BF16, F32)) -> list[Signature]:
     """All full-size operands in format `fmt`; operands that are not quantized have each of the types `reals`."""
     view, signatures = parts.view, []
     floats = parts.stores is None or any(t is not None and not t.is_constant and i not in parts.reads for i, t in enumerate(view.inputs))
@@ -103,13 +103,13 @@ def folds_float8(epilogue: Epilogue, stored: str, out: Output) -> bool:
     return stored == FLOAT8 and kind == "clip" and epilogue.post_ops.residual != 2 and high * out.per_step >= 448
 
 
-def folded_float8(out: Output, epilogue: Epilogue) -> tuple[float, Output, PostOps]:
+def fold_into_float8(out: Output, epilogue: Epilogue) -> tuple[float, Output, PostOps]:
     """(multiplier of real values, the output's quantization, the epilogue) for results in steps of float8."""
     per, (kind, low, high) = out.per_step, epilogue.post_ops.activation
     return per, Output(1.0, 0.0, out.add_step * per, 0.0), PostOps((kind, low * per, high), epilogue.post_ops.residual)
 
 
-def folded(out: Output, epilogue: Epilogue, stored: str) -> tuple[float, float, Output, PostOps]:
+def fold_into_range(out: Output, epilogue: Epilogue, stored: str) -> tuple[float, float, Output, PostOps]:
     """(multiplier, shift) that scale real values to [0, 1] over the range of results, the output's quantization and the activation for kernels with
     FOLD. For SiLU the values are fractions of the range with 0 at 0; the activation has the factor of the exponent and the position of 0."""
     bottom, top = (0, 255) if stored == "u8" else (-128, 127)
@@ -147,7 +147,7 @@ class Factors:
         return self.classes.size > 0
 
 
-def factors(parts: Parts, epilogue: Epilogue, weights: np.ndarray, shape: ConvShape, bias: Tensor | None) -> Factors:
+def compute_factors(parts: Parts, epilogue: Epilogue, weights: np.ndarray, shape: ConvShape, bias: Tensor | None) -> Factors:
     """For integer `weights` [k, c, r, s]. Padding is the real 0, in memory the integer 0: a tap on padding does not subtract the zero point."""
     x, w, _ = parts.operand_indices()
     reads = parts.reads[x]
@@ -177,7 +177,7 @@ def _taps_inside(shape: ConvShape, axis: int) -> list[tuple[bool, ...]]:
     return [tuple(0 <= y < size for y in row) for row in at]
 
 
-def packed_factors(key: str, shape: ConvShape, classes: int, border: bool, make: Any) -> tuple[Packed, Packed]:
+def pack_factors(key: str, shape: ConvShape, classes: int, border: bool, make: Any) -> tuple[Packed, Packed]:
     """[classes] biases, then the factors, each bias_count(k) floats; and the class of each pixel. `make` gives the Factors."""
     count = bias_count(shape.k)
 
@@ -199,7 +199,7 @@ def count_classes(shape: ConvShape) -> int:
     return len({*_taps_inside(shape, 0)}) * len({*_taps_inside(shape, 1)})
 
 
-def steps_of(out: Output, factors_at: int, classes_at: int, classes: int, k: int) -> tuple[int, Scales]:
+def integer_scales(out: Output, factors_at: int, classes_at: int, classes: int, k: int) -> tuple[int, Scales]:
     """Address of the biases, and the scales of the launch."""
     pitch = bias_count(k)
     return factors_at, Scales(factors_at + classes * pitch * 4, classes_at, out.per_step, out.zero, out.add_step, out.add_shift, pitch)

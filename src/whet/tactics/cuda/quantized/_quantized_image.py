@@ -26,7 +26,7 @@ class Image:
     step: float | None
 
 
-def image_parts(layer: Layer, composite: str) -> Image | str:
+def match_image(layer: Layer, composite: str) -> Image | str:
     """The parts of the layer, or the reason why the kernel cannot compute it."""
     if layer.composite != composite:
         return f"computes {composite}, not {layer.composite or layer.op}"

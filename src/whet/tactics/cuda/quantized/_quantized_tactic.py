@@ -27,19 +27,19 @@ class QuantizedTactic(Tactic):
             return parts
         if parts.float8 and not self.float8:
             return "computes on integers, not on float8"
-        return self.unfit(layer, parts)
+        return self.why_not_parts(layer, parts)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
         parts = parts_of(layer)
         assert isinstance(parts, Parts), parts
-        return self.stored(layer, parts)
+        return self.list_signatures(layer, parts)
 
     @abstractmethod
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         """Why the kernel does not take the layer; None when it might."""
 
     @abstractmethod
-    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+    def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
         """The signatures of a static layer that fits."""

@@ -42,7 +42,7 @@ class QAdd(QuantizedTactic):
     ops = ("Add",)
     float8 = True
 
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         if parts.stores is None or any(parts.place(t) not in parts.reads for t in parts.head.inputs):
             return "adds integers and stores integers"
         if any(t is None or t.is_constant or t.shape != layer.outputs[0].shape for t in (parts.view.inputs[i] for i in parts.reads)):
@@ -52,7 +52,7 @@ class QAdd(QuantizedTactic):
             return epilogue
         return "takes at most an activation after the sum" if epilogue.residual is not None or epilogue.biases else None
 
-    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+    def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
         if parts.stores is None:
             return []
         signatures = []
@@ -63,12 +63,12 @@ class QAdd(QuantizedTactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
-        if isinstance(parts, str) or isinstance(made, str) or parts.stores is None:
-            raise PlanRefused(str(made))
+        epilogue = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
+        if isinstance(parts, str) or isinstance(epilogue, str) or parts.stores is None:
+            raise PlanRefused(str(epilogue))
         i, j = (place for t in parts.head.inputs if (place := parts.place(t)) is not None)
         a, b, stores = parts.reads[i], parts.reads[j], parts.stores
-        kind, low, high = made.post_ops.activation
+        kind, low, high = epilogue.post_ops.activation
         constants = {"A": TYPES[a.dtype.name], "B": TYPES[b.dtype.name], "TO": TYPES[stores.dtype.name], "ACT": ACTIVATIONS[kind]}
         count = prod(static_shape(layer.outputs[0].shape))
         shift = -a.zero * a.number - b.zero * b.number

@@ -14,9 +14,9 @@ from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, compile_ahead, machine_has, packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes, View, pack_weights8, refuses
-from whet.tactics.cuda.conv._conv_config import ConvConfig, varied
+from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv._conv_tiles import conv_configs, fits
+from whet.tactics.cuda.conv._conv_tiles import fits, list_conv_configs
 from whet.tactics.cuda.conv.conv import as_config, from_config
 from whet.tactics.cuda.quantized._quantized import (
     BYTES,
@@ -24,21 +24,21 @@ from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     Factors,
     Output,
+    compute_factors,
     conv_shape_of,
     count_classes,
-    factors,
     float8_rtol,
-    folded,
-    folded_float8,
+    fold_into_float8,
+    fold_into_range,
     folds,
     folds_float8,
     has_border,
+    integer_scales,
     key_of,
+    list_signatures,
     match_quantized_epilogue,
-    packed_factors,
+    pack_factors,
     parts_of,
-    signatures_of,
-    steps_of,
     weight_bytes,
     why_not_weighted,
 )
@@ -54,25 +54,25 @@ class QConv(QuantizedTactic):
     ops = ("Conv",)
     float8 = True
 
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         if parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes and one group"
-        return why_not_weighted(parts) or unfit_float8(parts, conv_channels(parts))
+        return why_not_weighted(parts) or why_not_float8(parts, conv_channels(parts))
 
-    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
-        return signatures_of(parts, "nhwc")
+    def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return list_signatures(parts, "nhwc")
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
-        return refuses_product(parts, pairs(conv_shape_of(parts)), backend)
+        return refuses_product(parts, merge_pixel_pairs(conv_shape_of(parts)), backend)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
-        shape = pairs(conv_shape_of(parts))
-        return product_configs(parts, shape, signature, conv_configs(shape, backend.capabilities.multiprocessors, 1), backend)
+        shape = merge_pixel_pairs(conv_shape_of(parts))
+        return product_configs(parts, shape, signature, list_conv_configs(shape, backend.capabilities.multiprocessors, 1), backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
@@ -87,7 +87,7 @@ def conv_channels(parts: Parts) -> tuple[Any, Any]:
     return parts.head.needs(0).shape[1], parts.head.needs(1).shape[0]
 
 
-def unfit_float8(parts: Parts, channels: tuple[Any, Any]) -> str | None:
+def why_not_float8(parts: Parts, channels: tuple[Any, Any]) -> str | None:
     """The reason why a layer with float8 operands has no kernel and should stay unquantized; integers have kernels for other sizes."""
     c, k = channels
     if parts.float8 and (c % 16 or k % 8):
@@ -95,7 +95,7 @@ def unfit_float8(parts: Parts, channels: tuple[Any, Any]) -> str | None:
     return None
 
 
-def pairs(shape: ConvShape) -> ConvShape:
+def merge_pixel_pairs(shape: ConvShape) -> ConvShape:
     """Two pixels as one of twice the channels, for 1x1 convolutions with rows not a multiple of 16 bytes: half of the products are with zeros."""
     if not shape.plain or shape.c % 16 != 8 or shape.m % 2 or shape.c > 64:
         return shape
@@ -110,7 +110,7 @@ def refuses_product(parts: Parts, shape: ConvShape, backend: Backend, axis: int 
     return epilogue if isinstance(epilogue, str) else refuses(shape, epilogue.residual is None, 1)
 
 
-def kinds_of(parts: Parts, epilogue: Epilogue, signature: Signature, shape: ConvShape) -> EightBitTypes:
+def instance_types(parts: Parts, epilogue: Epilogue, signature: Signature, shape: ConvShape) -> EightBitTypes:
     """The types of an instance."""
     x = parts.source_index()
     other = "" if epilogue.residual is None else signature.needs(epilogue.residual).dtype.name
@@ -134,11 +134,11 @@ def product_configs(
     epilogue = match_quantized_epilogue(parts, axis)
     if isinstance(epilogue, str):
         return []
-    types8 = kinds_of(parts, epilogue, signature, shape)
+    types8 = instance_types(parts, epilogue, signature, shape)
     able = (c for c in configs if c.outs < 3 or epilogue.residual is not None)  # the third tile is for a residual in flight
     direct = (c if can_store(c, types8, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
     most = MAX_CONFIGS + (6 if epilogue.residual is not None else 0)
-    good = varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)
+    good = pick_varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)
     kind, odd = epilogue.post_ops.activation[0], shape.k % 8 != 0
     compile_ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, odd=odd, types8=types8)) for c in good])
     return [as_config(c) for c in good]
@@ -156,17 +156,17 @@ def product_plan(
     axis: int = 1,
 ) -> GpuKernel:
     """The kernel of a Conv, Gemm or MatMul; `array` gives its integer weights as [k, c, r, s]."""
-    made, tile, single = match_quantized_epilogue(parts, axis), from_config(config), shape
-    shape = pairs(shape)
-    reason = made if isinstance(made, str) else refuses(shape, made.residual is None, 1) or fits(tile, shape)
-    if reason or isinstance(made, str):
+    epilogue, tile, single = match_quantized_epilogue(parts, axis), from_config(config), shape
+    shape = merge_pixel_pairs(shape)
+    reason = epilogue if isinstance(epilogue, str) else refuses(shape, epilogue.residual is None, 1) or fits(tile, shape)
+    if reason or isinstance(epilogue, str):
         raise PlanRefused(str(reason))
-    types8 = kinds_of(parts, made, signature, shape)
+    types8 = instance_types(parts, epilogue, signature, shape)
     if not can_store(tile, types8, shape):
         raise PlanRefused(f"{tile} cannot store {types8.result} with {shape.k} channels and this residual")
     x, w, b = parts.operand_indices()
     bias = None if b is None else parts.view.inputs[b]
-    classes, key = count_classes(shape) if types8.border else 1, key_of(parts, made)
+    classes, key = count_classes(shape) if types8.border else 1, key_of(parts, epilogue)
     digest = parts.view.needs(w).constant().digest
     rows = shape.steps(tile.bk) * tile.bk
 
@@ -175,24 +175,24 @@ def product_plan(
         return given if shape is single else np.kron(np.eye(2, dtype=np.int8), given[:, :, 0, 0])[:, :, None, None]
 
     def numbers() -> Factors:
-        found = factors(parts, made, array(), single, bias)
+        found = compute_factors(parts, epilogue, array(), single, bias)
         found = found if shape is single else Factors(np.tile(found.factor, 2), np.tile(found.bias, (1, 2)), found.classes)
         return found.times(per, shift)
 
-    out, per, shift = Output.of(parts, made), 1.0, 0.0
-    post_ops = made.post_ops
+    out, per, shift = Output.of(parts, epilogue), 1.0, 0.0
+    post_ops = epilogue.post_ops
     if types8.fold and types8.result == FLOAT8:
-        per, out, post_ops = folded_float8(out, made)
+        per, out, post_ops = fold_into_float8(out, epilogue)
     elif types8.fold:
-        per, shift, out, post_ops = folded(out, made, types8.result)
+        per, shift, out, post_ops = fold_into_range(out, epilogue, types8.result)
     packed = (
         packed_array(f"{digest}|{name} 8 bits {tile.bk} {shape is single}", -(-shape.k // 32) * 32 * rows, lambda: pack_weights8(filters(), tile.bk)),
-        *packed_factors(f"{key}|{name} {shape} {per} {shift}", shape, classes, types8.border, numbers),
+        *pack_factors(f"{key}|{name} {shape} {per} {shift}", shape, classes, types8.border, numbers),
     )
 
     def make(args: Args) -> list:
-        residual = None if made.residual is None else View(args.inputs[made.residual], shape.k)
-        biases, scales = steps_of(out, args.packed[1], args.packed[2], classes, shape.k)
+        residual = None if epilogue.residual is None else View(args.inputs[epilogue.residual], shape.k)
+        biases, scales = integer_scales(out, args.packed[1], args.packed[2], classes, shape.k)
         source = View(args.inputs[x], shape.c)
         return [
             conv_launch(

@@ -22,9 +22,9 @@ from whet.tactics.cuda._device.arguments import (
     UInt32,
 )
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, Epilogue, GpuKernel, compile_ahead, machine_has, packed_array
-from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda._device.source import kernel_text as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
-from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, registers_of, widths
+from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, list_tile_widths, to_registers
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     conv_shape_of,
@@ -68,7 +68,7 @@ class QConvFewChannel(QuantizedTactic):
 
     ops = ("Conv",)
 
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         if parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes and one group"
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES:
@@ -82,53 +82,54 @@ class QConvFewChannel(QuantizedTactic):
             return "adds integers"
         return why_not_weighted(parts)
 
-    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
-        made, stores = match_quantized_epilogue(parts), parts.stores
-        assert not isinstance(made, str)
+    def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
+        epilogue, stores = match_quantized_epilogue(parts), parts.stores
+        assert not isinstance(epilogue, str)
         assert stores is not None
-        given = {i: Operand("nhwc", parts.reads[i].dtype) for i in (parts.source_index(), made.residual) if i is not None}
+        given = {i: Operand("nhwc", parts.reads[i].dtype) for i in (parts.source_index(), epilogue.residual) if i is not None}
         return [Signature(tuple(given.get(i) for i in range(len(layer.inputs))), (Operand("nhwc", stores.dtype),))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         parts = parts_of(layer)
-        return parts if isinstance(parts, str) else few_channel_integer_reason(conv_shape_of(parts))
+        return parts if isinstance(parts, str) else why_not_few_channel_integer(conv_shape_of(parts))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
         epilogue = match_quantized_epilogue(parts)
         assert not isinstance(epilogue, str)
-        fit = [t for t in tiles8(conv_shape_of(parts)) if t.fits(epilogue.residual is not None)]
+        fit = [t for t in list_integer_tiles(conv_shape_of(parts)) if t.fits(epilogue.residual is not None)]
         good = [t for t in fit if replace(t, blocks=t.blocks + 2) not in fit]  # as many blocks as fit, and one less
         compile_ahead(backend, [text("qconv_few_channel.cu", t.constants(parts, epilogue)) for t in good])
         return [(("wide", t.wide), ("tall", t.tall), ("blocks", t.blocks)) for t in good]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
-        if isinstance(parts, str) or isinstance(made, str):
-            raise PlanRefused(str(made))
+        epilogue = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
+        if isinstance(parts, str) or isinstance(epilogue, str):
+            raise PlanRefused(str(epilogue))
         s = conv_shape_of(parts)
-        if reason := few_channel_integer_reason(s):
+        if reason := why_not_few_channel_integer(s):
             raise PlanRefused(reason)
         x, w, _ = parts.operand_indices()
         tile, weights = FewChannelIntegerTile(s, *(int(v) for _, v in config)), parts.view.needs(w)
-        constants = tile.constants(parts, made)
+        constants = tile.constants(parts, epilogue)
         tiles_y, tiles_x = -(-s.p // tile.lines), -(-s.q // tile.wide)
         tiles, stride = s.n * tiles_y * tiles_x, s.stride[0]
-        numbers, out, post_ops = stem_factors(parts, made, s, signature.outputs[0].dtype.name)
+        numbers, out, post_ops = stem_factors(parts, epilogue, s, signature.outputs[0].dtype.name)
         outside = (parts.reads[x].zero & 0xFF) * 0x01010101
         rows = packed_array(
-            f"{weights.constant().digest}|narrow 8 bits {stride}", tile.steps * THREADS * 16, lambda: few_channel_registers(weight_bytes(weights), s)
+            f"{weights.constant().digest}|narrow 8 bits {stride}", tile.steps * THREADS * 16,
+            lambda: filters_to_registers(weight_bytes(weights), s)
         )
 
         def make(args: Args) -> list:
             pair = s.c * stride
             image = (pair, s.w // stride, s.h, s.n)
-            pixels = tensormap.tiled(args.inputs[x], "u8", image, (pair, s.w * s.c, s.h * s.w * s.c), (s.c, tile.columns, tile.rows, 1))
-            residual = 0 if made.residual is None else args.inputs[made.residual]
+            pixels = tensormap.tiled_map(args.inputs[x], "u8", image, (pair, s.w * s.c, s.h * s.w * s.c), (s.c, tile.columns, tile.rows, 1))
+            residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             sizes = (s.h, s.w // stride, s.p, s.q, tiles_y, tiles_x, tiles)
             ends = (post_ops.activation[1:], out.per_step, out.zero, out.add_step, outside & 0xFFFFFFFF)
             arguments = QConvFewChannelArguments(pixels, WeightFields.of(args, s.k), residual, args.outputs[0], *sizes, *ends)
@@ -198,31 +199,33 @@ class FewChannelIntegerTile:
         }  # fmt: skip
 
 
-def few_channel_integer_reason(s: ConvShape) -> str | None:
+def why_not_few_channel_integer(s: ConvShape) -> str | None:
     """Why the kernel cannot compute a convolution, or None."""
     if s.c not in (32, 64) or s.k not in (32, 64):
         return f"{s.c} input and {s.k} output channels; takes 32 or 64"
     if s.stride not in ((1, 1), (2, 2)) or s.dilation != (1, 1) or s.w % s.stride[1] or not 1 < s.r * s.s <= _MOST_TAPS:
         return f"filter {s.r} x {s.s}, strides {s.stride}, {s.w} columns; takes 2 to {_MOST_TAPS} taps, strides of 1 or 2 dividing them, no dilation"
-    return None if any(t.fits(True) for t in tiles8(s)) else "weights and accumulators exceed the registers, or an image tile exceeds shared memory"
+    if any(t.fits(True) for t in list_integer_tiles(s)):
+        return None
+    return "weights and accumulators exceed the registers, or an image tile exceeds shared memory"
 
 
-def tiles8(s: ConvShape) -> list[FewChannelIntegerTile]:
+def list_integer_tiles(s: ConvShape) -> list[FewChannelIntegerTile]:
     """All tiles to consider."""
     return [
         FewChannelIntegerTile(s, w, tall, blocks)
-        for w in widths(s.q)
+        for w in list_tile_widths(s.q)
         for tall in (1, 2, 4)
         for blocks in (1, 2, 3, 4)
         if tall * (64 // s.k) < 2 * s.p
     ]
 
 
-def few_channel_registers(weights: np.ndarray, s: ConvShape) -> np.ndarray:
+def filters_to_registers(weights: np.ndarray, s: ConvShape) -> np.ndarray:
     """Filters [k, c, r, s] of i8 as registers of operand A: K runs over image rows, taps, channels."""
     side, step = 64 // s.k, s.stride[0]
     depth = (side - 1) * step + s.r
     tall = np.zeros((side, s.k, depth, s.s, s.c), np.int8)
     for i in range(side):
         tall[i, :, i * step : i * step + s.r] = weights.transpose(0, 2, 3, 1)
-    return registers_of(tall.reshape(64, -1, 32))
+    return to_registers(tall.reshape(64, -1, 32))

@@ -21,15 +21,15 @@ from whet.tactics.cuda.quantized._quantized import (
     Output,
     conv_shape_of,
     key_of,
+    list_signatures,
     match_quantized_epilogue,
-    packed_factors,
+    pack_factors,
     parts_of,
-    signatures_of,
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.quantized.qconv import pairs
-from whet.tactics.cuda.quantized.qgemm import matrix, rows_of, why_not_rows
+from whet.tactics.cuda.quantized.qconv import merge_pixel_pairs
+from whet.tactics.cuda.quantized.qgemm import filter_matrix, row_shape, why_not_rows
 
 
 @tactic
@@ -39,13 +39,13 @@ class QConvGeneric(QuantizedTactic):
     ops = ("Conv", "Gemm", "MatMul")
     fallback = True
 
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         if parts.head.op == "Conv" and parts.head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes"
         return why_not_weighted(parts) or (None if parts.head.op == "Conv" else why_not_rows(parts))
 
-    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
-        return signatures_of(parts, "nhwc" if parts.head.op == "Conv" else "linear")
+    def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return list_signatures(parts, "nhwc" if parts.head.op == "Conv" else "linear")
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
@@ -56,9 +56,9 @@ class QConvGeneric(QuantizedTactic):
         if isinstance(epilogue, str):
             return epilogue
         group = int(parts.head.attrs["group"]) if conv else 1
-        s = conv_shape_of(parts) if conv else rows_of(parts)
+        s = conv_shape_of(parts) if conv else row_shape(parts)
         fits_tensor_cores = machine_has(backend, "wgmma") and group == 1 and s.c > 4
-        if fits_tensor_cores and no_tensor_cores(pairs(s) if conv else s, epilogue.residual is None, 1) is None:
+        if fits_tensor_cores and no_tensor_cores(merge_pixel_pairs(s) if conv else s, epilogue.residual is None, 1) is None:
             return "a tensor-core kernel takes this"
         return None
 
@@ -70,13 +70,13 @@ class QConvGeneric(QuantizedTactic):
         epilogue = match_quantized_epilogue(parts, 1 if conv else layer.outputs[0].type.rank - 1)
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
-        s: ConvShape = conv_shape_of(parts) if conv else rows_of(parts)
+        s: ConvShape = conv_shape_of(parts) if conv else row_shape(parts)
         group = int(parts.head.attrs["group"]) if conv else 1
         x, w, b = parts.operand_indices()
         weights, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
 
         def filters() -> np.ndarray:
-            given = np.asarray(weights.array(), np.float32) if conv else matrix(parts).astype(np.float32)
+            given = np.asarray(weights.array(), np.float32) if conv else filter_matrix(parts).astype(np.float32)
             return given.transpose(2, 3, 1, 0)  # [r, s, c of a group, k]
 
         def numbers() -> Factors:
@@ -86,7 +86,7 @@ class QConvGeneric(QuantizedTactic):
         key = f"{key_of(parts, epilogue)}|direct {conv} {s}"
         packed = (
             packed_array(f"{key} weights", int(np.prod(static_shape(weights.shape))) * 4, filters),
-            packed_factors(key, s, 1, False, numbers)[0],
+            pack_factors(key, s, 1, False, numbers)[0],
         )
         kind = epilogue.post_ops.activation[0]
         stored, reads, out = signature.outputs[0].dtype.name, parts.reads[x], Output.of(parts, epilogue)

@@ -12,10 +12,10 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, machine_has, packed_array, same
 from whet.tactics.cuda.conv._conv import Between, EightBitTypes, Scales, SecondInput, View, bias_count, pack_weights8, refuses
-from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, large_batch_configs, step_channels, varied
+from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, list_large_batch_configs, pick_varied, step_channels
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv.conv import as_config, from_config
-from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Half, halves_of
+from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Half, split_halves
 from whet.tactics.cuda.quantized._quantized import has_border, weight_bytes
 
 MAX_CONFIGS = 24
@@ -87,9 +87,9 @@ class QConvSum(Tactic):
             return []
         s, bk, processors = conv_sum.last.shape, conv_sum.bk(), backend.capabilities.multiprocessors
         steps = conv_sum.steps(bk)
-        every = (c for c in large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _supports_two_accumulators(c))
-        order = varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
-        kind, post_ops = SecondInput.kind(s), conv_sum.last.ends()[3]
+        every = (c for c in list_large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _supports_two_accumulators(c))
+        order = pick_varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
+        kind, post_ops = SecondInput.kind(s), conv_sum.last.folded_epilogue()[3]
         how = Features(im2col=not conv_sum.first.shape.plain, activation=post_ops.activation[0], types8=conv_sum.types8(), pair=kind, between=True)
         compile_ahead(backend, [conv_source(c, how) for c in order])
         return [as_config(c) for c in order]
@@ -101,7 +101,7 @@ class QConvSum(Tactic):
         a, b, steps = conv_sum.first.shape, conv_sum.last.shape, conv_sum.steps(tile.bk)
         if not _supports_two_accumulators(tile) or tile.hold not in (0, steps):
             raise PlanRefused(f"{tile} is no tile of {steps} steps over two inputs with separate accumulators")
-        (_, _, inner, _), (_, _, out, post_ops) = conv_sum.first.ends(), conv_sum.last.ends()
+        (_, _, inner, _), (_, _, out, post_ops) = conv_sum.first.folded_epilogue(), conv_sum.last.folded_epilogue()
         key = "+".join(h.parts.view.needs(h.parts.operand_indices()[1]).constant().digest for h in (conv_sum.first, conv_sum.last))
         rows = -(-b.k // 32) * 32 * steps * tile.bk
         packed = (
@@ -142,7 +142,7 @@ def _supports_two_accumulators(tile: ConvConfig) -> bool:
 
 def _sum_of(layer: Layer) -> _Sum | str:
     """The two convolutions, or the reason why the kernel cannot compute the layer."""
-    halves = halves_of(layer)
+    halves = split_halves(layer)
     if isinstance(halves, str):
         return halves
     (first, last), body, fed = halves, layer.regions["body"], {t: i for i, t in enumerate(layer.inputs)}

@@ -10,9 +10,17 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, machine_has, same
 from whet.tactics.cuda.conv._conv import refuses
-from whet.tactics.cuda.conv._conv_then_pointwise import Integers, IntegerScales, Tile, product_launch, product_source, tiles_of, unfit
+from whet.tactics.cuda.conv._conv_then_pointwise import (
+    Integers,
+    IntegerScales,
+    Tile,
+    list_product_tiles,
+    product_launch,
+    product_source,
+    why_not_tile,
+)
 from whet.tactics.cuda.conv.conv_then_pointwise import MAX_CONFIGS, as_config
-from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Both8, both_of
+from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Both8, match_halves
 
 
 @tactic
@@ -26,11 +34,11 @@ class QConvThenPointwise(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if said := super().why_not(layer):
             return said
-        both = both_of(layer)
+        both = match_halves(layer)
         return both if isinstance(both, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if not all_static(layer) or isinstance(both := both_of(layer), str):
+        if not all_static(layer) or isinstance(both := match_halves(layer), str):
             return []
         assert both.product.parts.stores is not None
         places = [i for i in (both.x, both.residual) if i is not None]
@@ -39,33 +47,33 @@ class QConvThenPointwise(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        both = both_of(layer)
+        both = match_halves(layer)
         if isinstance(both, str):
             return both
         s, k = both.first.shape, both.product.shape.k
         if reason := refuses(s, size=1):
             return reason
-        if not tiles_of(s, k, backend.capabilities.multiprocessors, 1):
+        if not list_product_tiles(s, k, backend.capabilities.multiprocessors, 1):
             return f"no cluster of blocks divides {s.m} pixels, {s.c}, {s.k} and {k} channels"
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        both = both_of(layer)
+        both = match_halves(layer)
         if isinstance(both, str):
             return []
-        configs = tiles_of(both.first.shape, both.product.shape.k, backend.capabilities.multiprocessors, 1)[:MAX_CONFIGS]
+        configs = list_product_tiles(both.first.shape, both.product.shape.k, backend.capabilities.multiprocessors, 1)[:MAX_CONFIGS]
         inner, last = (h.epilogue.post_ops.activation[0] for h in (both.first, both.product))
         compile_ahead(backend, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in configs])
         return [as_config(t) for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        both, tile = both_of(layer), Tile(**{k: int(v) for k, v in config}, size=1)
+        both, tile = match_halves(layer), Tile(**{k: int(v) for k, v in config}, size=1)
         if isinstance(both, str):
             raise PlanRefused(both)
         s, k = both.first.shape, both.product.shape.k
-        if reason := unfit(tile, s, k):
+        if reason := why_not_tile(tile, s, k):
             raise PlanRefused(reason)
-        (_, _, inner, between), (_, _, out, post_ops) = both.first.ends(), both.product.ends()
+        (_, _, inner, between), (_, _, out, post_ops) = both.first.folded_epilogue(), both.product.folded_epilogue()
 
         def make(args: Args) -> list:
             weights, numbers, weights2, numbers2 = args.packed

@@ -13,10 +13,10 @@ from whet.tactics._base import Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import GpuKernel
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.conv._conv_config import configs_for
-from whet.tactics.cuda.quantized._quantized import parts_of, signatures_of, weight_bytes, why_not_weighted
+from whet.tactics.cuda.conv._conv_config import list_configs
+from whet.tactics.cuda.quantized._quantized import list_signatures, parts_of, weight_bytes, why_not_weighted
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.quantized.qconv import product_configs, product_plan, refuses_product, unfit_float8
+from whet.tactics.cuda.quantized.qconv import product_configs, product_plan, refuses_product, why_not_float8
 
 
 @tactic
@@ -26,22 +26,22 @@ class QGemm(QuantizedTactic):
     ops = ("Gemm", "MatMul")
     float8 = True
 
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         x, y = parts.head.needs(0), parts.head.outputs[0]
-        return why_not_weighted(parts) or why_not_rows(parts) or unfit_float8(parts, (x.shape[-1], y.shape[-1]))
+        return why_not_weighted(parts) or why_not_rows(parts) or why_not_float8(parts, (x.shape[-1], y.shape[-1]))
 
-    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
-        return signatures_of(parts, "linear")
+    def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return list_signatures(parts, "linear")
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
-        return parts if isinstance(parts, str) else refuses_product(parts, rows_of(parts), backend, layer.outputs[0].type.rank - 1)
+        return parts if isinstance(parts, str) else refuses_product(parts, row_shape(parts), backend, layer.outputs[0].type.rank - 1)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         parts = parts_of(layer)
         assert isinstance(parts, Parts)
-        s = rows_of(parts)
-        configs = configs_for(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors, 1)
+        s = row_shape(parts)
+        configs = list_configs(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors, 1)
         return product_configs(parts, s, signature, configs, backend, layer.outputs[0].type.rank - 1)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -49,7 +49,7 @@ class QGemm(QuantizedTactic):
         if isinstance(parts, str):
             raise PlanRefused(parts)
         last = layer.outputs[0].type.rank - 1
-        return product_plan(layer, parts, rows_of(parts), signature, config, backend, lambda: matrix(parts), "gemm", last)
+        return product_plan(layer, parts, row_shape(parts), signature, config, backend, lambda: filter_matrix(parts), "gemm", last)
 
 
 def why_not_rows(parts: Parts) -> str | None:
@@ -66,14 +66,14 @@ def why_not_rows(parts: Parts) -> str | None:
     return None
 
 
-def matrix(parts: Parts) -> np.ndarray:
+def filter_matrix(parts: Parts) -> np.ndarray:
     """The integers of the second matrix as filters [k, c, 1, 1]."""
     given = weight_bytes(parts.view.needs(parts.operand_indices()[1]))
     transposed = parts.head.op == "MatMul" or not parts.head.attrs.get("transB")
     return (given.T if transposed else given)[:, :, None, None]
 
 
-def rows_of(parts: Parts) -> ConvShape:
+def row_shape(parts: Parts) -> ConvShape:
     """The product as a 1x1 convolution over a row of pixels."""
     *rows, inner = static_shape(parts.head.needs(0).shape)
     return ConvShape(1, 1, prod(rows), inner, static_shape(parts.head.outputs[0].shape)[-1])

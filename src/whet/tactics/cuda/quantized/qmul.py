@@ -37,7 +37,7 @@ class QMul(QuantizedTactic):
 
     ops = ("Mul",)
 
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES or parts.steps or layer.outputs[0].type.rank != 4:
             return "gates integer images and stores integers"
         x, gate = _operand_indices(parts)
@@ -49,7 +49,7 @@ class QMul(QuantizedTactic):
         fits = tuple(number.shape) == (*image.shape[:2], 1, 1)
         return None if fits else f"factors of shape {list(number.shape)}; takes one for each channel of each sample"
 
-    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+    def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
         x, gate = _operand_indices(parts)
         number = None if gate is None else layer.inputs[gate]
         if parts.stores is None or x is None or gate is None or number is None:

@@ -20,13 +20,13 @@ class QPool(QuantizedTactic):
     ops = ("AveragePool", "GlobalAveragePool")
     float8 = True
 
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         x = parts.source_index()
         if x not in parts.reads or parts.stores is None or parts.steps or layer.outputs[0].type.rank != 4:
             return "pools integer images and stores integers"
         return None
 
-    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+    def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
         if parts.stores is None:
             return []
         x = parts.source_index()

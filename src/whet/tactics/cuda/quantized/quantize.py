@@ -12,7 +12,7 @@ from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import RTOL, GpuKernel, all_static, launch
 from whet.tactics.cuda.conv._conv import TYPES
-from whet.tactics.cuda.move.reformat import ReformatArguments, moving
+from whet.tactics.cuda.move.reformat import ReformatArguments, reformat_launch
 from whet.tactics.cuda.quantized._quantized import BYTES, FLOAT8
 
 
@@ -56,7 +56,7 @@ class Quantize(Tactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         source, target = signature.needs(0), signature.outputs[0]
         shape = static_shape(layer.outputs[0].shape)
-        entry, constants, grid, rows, columns = moving(shape, source, target)
+        entry, constants, grid, rows, columns = reformat_launch(shape, source, target)
         quantizes = target.dtype.name not in RTOL
         constants |= {"AFFINE": 1 if quantizes else 2, "FROM": TYPES[source.dtype.name]}
         step = float(np.asarray(layer.needs(1).array(), np.float32).reshape(-1)[0])

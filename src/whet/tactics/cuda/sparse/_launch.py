@@ -199,12 +199,12 @@ def sparse_launch(
     stored = "u8" if types.out_size == 1 else types.result
     steps, part = shape.steps(bk), tile.bn // tile.cluster
     rows = -(-shape.k // 16) * 16 if types.out_size == 1 else shape.k
-    a = tensormap.tiled(packed.values, source, (steps * bk // 2, rows), (steps * STEP_BYTES // 2,), (bk // 2, tile.bm))
+    a = tensormap.tiled_map(packed.values, source, (steps * bk // 2, rows), (steps * STEP_BYTES // 2,), (bk // 2, tile.bm))
     b = input_map(shape, x, source, size, part)
     box = (64, tile.chunk_pixels(types.out_size))
-    d = tensormap.tiled(out.address, stored, (shape.k, shape.m), (out.pitch * types.out_size,), box)
+    d = tensormap.tiled_map(out.address, stored, (shape.k, shape.m), (out.pitch * types.out_size,), box)
     added = residual if residual is not None else out
-    r = tensormap.tiled(added.address, stored, (shape.k, shape.m), (added.pitch * types.out_size,), box)
+    r = tensormap.tiled_map(added.address, stored, (shape.k, shape.m), (added.pitch * types.out_size,), box)
     channels = padded_rows(tile, shape.k)
     units_m, tiles_n = channels // (tile.bm * tile.cluster), -(-shape.m // tile.bn)
     n8 = Scales() if scales is None else scales
@@ -249,8 +249,8 @@ def input_map(shape: ConvShape, x: View, dtype: str, size: int, pixels: int) -> 
     """The tensor map of the input for copies of `pixels` pixels by a K step."""
     bk, pixel = step_elements(size), x.pitch * size
     if shape.plain:
-        return tensormap.tiled(x.address, dtype, (shape.c, shape.m), (pixel,), (bk, pixels))
-    return tensormap.im2col(
+        return tensormap.tiled_map(x.address, dtype, (shape.c, shape.m), (pixel,), (bk, pixels))
+    return tensormap.im2col_map(
         x.address,
         dtype,
         (shape.c, shape.w, shape.h, shape.n),

@@ -75,7 +75,7 @@ def tile_of(config: Config, shared_limit: int) -> MmaTile:
     return replace(tile, splits=splits)
 
 
-def tiles_for(shape: ConvShape, multiprocessors: int, shared_limit: int) -> list[MmaTile]:
+def list_mma_tiles(shape: ConvShape, multiprocessors: int, shared_limit: int) -> list[MmaTile]:
     """The tiles for a shape, those first that leave the fewest multiprocessors idle and waste the least. Where a tile has fewer blocks than there are
     multiprocessors, K is split so that there are one or two blocks for each."""
     steps, tiles = shape.steps(BK), []
@@ -144,8 +144,8 @@ def partial_bytes(tile: MmaTile, shape: ConvShape) -> int:
 def mma_launches(
     tile: MmaTile, shape: ConvShape, x: View, packed: Packed24, out: View, dtype: str, post_ops: PostOps, residual: int, partial: int, label: str = ""
 ) -> list[Launch]:
-    """The launches of `shape` with addresses filled in; `packed` holds operands of `packed_sparse` with this tile, `residual` is an address or 0,
-    `partial` that of `partial_bytes`."""
+    """The launches of `shape` with addresses filled in; `packed` holds operands of `pack_sparse_operands` with this tile,
+    `residual` is an address or 0, `partial` that of `partial_bytes`."""
     tiles_m, tiles_n = -(-shape.k // tile.bm), -(-shape.m // tile.bn)
     steps = shape.steps(BK)
     arguments = SparseMmaArguments(

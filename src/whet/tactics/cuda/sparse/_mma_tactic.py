@@ -9,11 +9,11 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature
 from whet.tactics._fused import source_index, weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, shared_limit
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import PostOps, View
 from whet.tactics.cuda.sparse._launch import Packed24, Types
-from whet.tactics.cuda.sparse._mma_launch import mma_constants, mma_launches, partial_bytes, tile_of, tiles_for
-from whet.tactics.cuda.sparse._two_four_layer import packed_sparse, unfit_shape
+from whet.tactics.cuda.sparse._mma_launch import list_mma_tiles, mma_constants, mma_launches, partial_bytes, tile_of
+from whet.tactics.cuda.sparse._two_four_layer import pack_sparse_operands, why_not_shape
 from whet.tactics.cuda.sparse.sparse_conv import SparseTactic
 
 FEW_PIXELS = 1024  # on Hopper; its wgmma kernels do not split K
@@ -31,26 +31,26 @@ class SparseMmaTactic(SparseTactic):
         elif not any(machine_has(backend, c) for c in _CAPABILITIES):
             return f"needs the sparse tensor cores of {', '.join(_CAPABILITIES)}"
         end = self.match_epilogue(layer)
-        return end if isinstance(end, str) else unfit_shape(self.shape(layer), _types(signature))
+        return end if isinstance(end, str) else why_not_shape(self.shape(layer), _types(signature))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         end = self.match_epilogue(layer)
         if isinstance(end, str):
             return []
-        tiles = tiles_for(self.shape(layer), backend.capabilities.multiprocessors, shared_limit(backend))[:MAX_CONFIGS]
+        tiles = list_mma_tiles(self.shape(layer), backend.capabilities.multiprocessors, shared_limit(backend))[:MAX_CONFIGS]
         post_ops = end.post_ops if end.residual is not None else PostOps(end.post_ops.activation)
-        compile_ahead(backend, [source("sparse_mma.cu", mma_constants(t, signature.outputs[0].dtype.name, post_ops)) for t in tiles])
+        compile_ahead(backend, [kernel_text("sparse_mma.cu", mma_constants(t, signature.outputs[0].dtype.name, post_ops)) for t in tiles])
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         end, shape, dtype = self.match_epilogue(layer), self.shape(layer), signature.outputs[0].dtype
         types = _types(signature)
-        reason = end if isinstance(end, str) else unfit_shape(shape, types)
+        reason = end if isinstance(end, str) else why_not_shape(shape, types)
         if reason or isinstance(end, str):
             raise PlanRefused(str(reason))
         tile = tile_of(config, shared_limit(backend))
         x, (weights, bias) = source_index(layer), weight_and_bias(layer)
-        packed = packed_sparse(
+        packed = pack_sparse_operands(
             f"{weights.constant().digest}|{self.name} {dtype}",
             tile,
             shape,

@@ -136,7 +136,7 @@ def estimate_us(tile: SparseTile, m: int, k: int, steps: int, multiprocessors: i
     return waves * tile.blocks * (steps * clocks + overlap * epilogue) / 1.6e3 + 2.5
 
 
-def varied_tiles(tiles: list[SparseTile], most: int, each: int = 2) -> list[SparseTile]:
+def pick_varied_tiles(tiles: list[SparseTile], most: int, each: int = 2) -> list[SparseTile]:
     """The first `most` tiles; at most `each` of one size before any other size has a turn."""
     counts: dict[tuple[int, int], int] = {}
     first: list[SparseTile] = []
@@ -148,7 +148,7 @@ def varied_tiles(tiles: list[SparseTile], most: int, each: int = 2) -> list[Spar
     return (first + rest)[:most]
 
 
-def candidate_tiles(m: int, k: int, steps: int, in_size: int, out_size: int, residual: bool, multiprocessors: int) -> list[SparseTile]:
+def list_sparse_tiles(m: int, k: int, steps: int, in_size: int, out_size: int, residual: bool, multiprocessors: int) -> list[SparseTile]:
     """Tiles for `m` pixels, `k` output channels and `steps` K steps, sorted by estimated time.
 
     in_size, out_size: bytes of an element of the input and of the result.

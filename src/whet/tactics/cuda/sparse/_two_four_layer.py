@@ -25,12 +25,12 @@ from whet.tactics.cuda.sparse._launch import (
     sparse_launch,
     step_elements,
 )
-from whet.tactics.cuda.sparse._tile import SparseTile, candidate_tiles, varied_tiles
+from whet.tactics.cuda.sparse._tile import SparseTile, list_sparse_tiles, pick_varied_tiles
 
 MAX_CONFIGS = 14
 
 
-def unfit_shape(shape: ConvShape, types: Types) -> str | None:
+def why_not_shape(shape: ConvShape, types: Types) -> str | None:
     """Why the kernel cannot take a shape with these types, or None."""
     unit = 16 // types.out_size
     if shape.c * types.in_size % 16 or shape.k % unit:
@@ -42,11 +42,11 @@ def unfit_shape(shape: ConvShape, types: Types) -> str | None:
     return None
 
 
-def sparse_configs(shape: ConvShape, types: Types, post_ops: PostOps, backend: Backend) -> Sequence[Config]:
+def list_sparse_configs(shape: ConvShape, types: Types, post_ops: PostOps, backend: Backend) -> Sequence[Config]:
     """Tiles for a shape, the most promising first; a real GPU's backend compiles them in the background."""
     steps = shape.steps(step_elements(types.in_size))
-    configs = candidate_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, post_ops.residual > 0, backend.capabilities.multiprocessors)
-    tiles = varied_tiles(configs, MAX_CONFIGS)
+    configs = list_sparse_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, post_ops.residual > 0, backend.capabilities.multiprocessors)
+    tiles = pick_varied_tiles(configs, MAX_CONFIGS)
     compile_ahead(backend, [sparse_text(sparse_constants(t, types, not shape.plain, post_ops)) for t in tiles])
     return [t.config for t in tiles]
 
@@ -60,7 +60,7 @@ def tile_of(config: Config, types: Types, residual: bool) -> SparseTile:
     return tile
 
 
-def packed_sparse(
+def pack_sparse_operands(
     key: str,
     tile: RowTile,
     shape: ConvShape,
@@ -97,7 +97,7 @@ def launch_of(
     backend: Backend,
     scales: Scales | None = None,
 ) -> list:
-    """The launch of a planned layer: input `x`, the operands of `packed_sparse`, the residual of the epilogue."""
+    """The launch of a planned layer: input `x`, the operands of `pack_sparse_operands`, the residual of the epilogue."""
     return [
         sparse_launch(
             tile,

@@ -15,9 +15,9 @@ from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight
 from whet.tactics._two_four import why_not_two_four
 from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, all_static, machine_has, match_epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.conv.conv import conv_reason, conv_shape, conv_signatures
+from whet.tactics.cuda.conv.conv import conv_shape, list_conv_signatures, why_not_conv
 from whet.tactics.cuda.sparse._launch import Types
-from whet.tactics.cuda.sparse._two_four_layer import launch_of, packed_sparse, sparse_configs, tile_of, unfit_shape
+from whet.tactics.cuda.sparse._two_four_layer import launch_of, list_sparse_configs, pack_sparse_operands, tile_of, why_not_shape
 
 
 class SparseTactic(Tactic):
@@ -35,7 +35,7 @@ class SparseTactic(Tactic):
         """The sizes."""
 
     @abstractmethod
-    def unfit(self, layer: Layer) -> str | None:
+    def why_not_kind(self, layer: Layer) -> str | None:
         """Why the layer is none of those that the tactic computes, whatever its weights, or None."""
 
     @abstractmethod
@@ -47,28 +47,28 @@ class SparseTactic(Tactic):
         return match_epilogue(layer, epilogue_steps(layer), self.channel_axis(layer))
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer) or self.unfit(layer)
+        reason = super().why_not(layer) or self.why_not_kind(layer)
         return reason or why_not_two_four(weight_and_bias(layer)[0], self.name, lambda: self.filters(layer))
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         end = self.match_epilogue(layer)
-        return end if isinstance(end, str) else unfit_shape(self.shape(layer), _types(signature.outputs[0].dtype))
+        return end if isinstance(end, str) else why_not_shape(self.shape(layer), _types(signature.outputs[0].dtype))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         end = self.match_epilogue(layer)
-        return [] if isinstance(end, str) else sparse_configs(self.shape(layer), _types(signature.outputs[0].dtype), end.post_ops, backend)
+        return [] if isinstance(end, str) else list_sparse_configs(self.shape(layer), _types(signature.outputs[0].dtype), end.post_ops, backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         end, shape, dtype = self.match_epilogue(layer), self.shape(layer), signature.outputs[0].dtype
         types = _types(dtype)
-        reason = end if isinstance(end, str) else unfit_shape(shape, types)
+        reason = end if isinstance(end, str) else why_not_shape(shape, types)
         if reason or isinstance(end, str):
             raise PlanRefused(str(reason))
         tile = tile_of(config, types, end.residual is not None)
         x, (weights, bias) = source_index(layer), weight_and_bias(layer)
-        packed = packed_sparse(
+        packed = pack_sparse_operands(
             f"{weights.constant().digest}|{self.name} {dtype}",
             tile,
             shape,
@@ -94,12 +94,12 @@ class SparseConv(SparseTactic):
 
     ops = ("Conv",)
 
-    def unfit(self, layer: Layer) -> str | None:
+    def why_not_kind(self, layer: Layer) -> str | None:
         head = root_layer(layer)
-        return "takes convolutions of one group" if head.attrs["group"] != 1 else conv_reason(layer, head)
+        return "takes convolutions of one group" if head.attrs["group"] != 1 else why_not_conv(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        return conv_signatures(layer, "nhwc") if all_static(layer) and not self.why_not(layer) else []
+        return list_conv_signatures(layer, "nhwc") if all_static(layer) and not self.why_not(layer) else []
 
     def filters(self, layer: Layer) -> np.ndarray:
         return np.asarray(weight_and_bias(layer)[0].array(), np.float32)

@@ -20,7 +20,7 @@ class SparseGemm(SparseTactic):
 
     ops = ("Gemm", "MatMul")
 
-    def unfit(self, layer: Layer) -> str | None:
+    def why_not_kind(self, layer: Layer) -> str | None:
         return why_not_gemm(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

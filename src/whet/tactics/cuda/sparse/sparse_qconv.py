@@ -19,22 +19,22 @@ from whet.tactics.cuda.quantized._quantized import (
     BYTES,
     INT8_TYPES,
     Output,
+    compute_factors,
     conv_shape_of,
-    factors,
     float8_rtol,
-    folded,
-    folded_float8,
+    fold_into_float8,
+    fold_into_range,
     has_border,
     key_of,
+    list_signatures,
     match_quantized_epilogue,
     parts_of,
-    signatures_of,
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.quantized.qconv import conv_channels, kinds_of, unfit_float8
+from whet.tactics.cuda.quantized.qconv import conv_channels, instance_types, why_not_float8
 from whet.tactics.cuda.sparse._launch import Scales, Types
-from whet.tactics.cuda.sparse._two_four_layer import launch_of, packed_sparse, sparse_configs, tile_of, unfit_shape
+from whet.tactics.cuda.sparse._two_four_layer import launch_of, list_sparse_configs, pack_sparse_operands, tile_of, why_not_shape
 
 
 class SparseQuantizedTactic(QuantizedTactic):
@@ -56,20 +56,20 @@ class SparseQuantizedTactic(QuantizedTactic):
         """Input and output channels, possibly symbolic."""
 
     @abstractmethod
-    def wrong_kind(self, parts: Parts) -> str | None:
+    def why_not_kind(self, parts: Parts) -> str | None:
         """Why the layer is none of those that the tactic computes, whatever its weights, or None."""
 
     @abstractmethod
     def channel_axis(self, layer: Layer) -> int:
         """The axis of the output channels."""
 
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
-        reason = self.wrong_kind(parts) or why_not_weighted(parts) or unfit_float8(parts, self.channels(parts))
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
+        reason = self.why_not_kind(parts) or why_not_weighted(parts) or why_not_float8(parts, self.channels(parts))
         weights = parts.view.needs(parts.operand_indices()[1])
         return reason or why_not_two_four(weights, self.name, lambda: self.filters(parts))
 
-    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
-        return [s for s in signatures_of(parts, self.format) if s.outputs[0].dtype.bits <= 16]
+    def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
+        return [s for s in list_signatures(parts, self.format) if s.outputs[0].dtype.bits <= 16]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         parts = parts_of(layer)
@@ -77,9 +77,9 @@ class SparseQuantizedTactic(QuantizedTactic):
             return parts
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        return self._unfit_parts(layer, parts, signature)
+        return self._why_not_sizes(layer, parts, signature)
 
-    def _unfit_parts(self, layer: Layer, parts: Parts, signature: Signature) -> str | None:
+    def _why_not_sizes(self, layer: Layer, parts: Parts, signature: Signature) -> str | None:
         end = match_quantized_epilogue(parts, self.channel_axis(layer))
         if isinstance(end, str):
             return end
@@ -89,10 +89,10 @@ class SparseQuantizedTactic(QuantizedTactic):
         types = self._types(parts, end, signature)
         if types.residual and types.residual != types.result and not {types.residual, types.result} <= {*BYTES}:
             return f"a residual of {types.residual} and results of {types.result}; takes both of one size"
-        return unfit_shape(shape, types)
+        return why_not_shape(shape, types)
 
     def _types(self, parts: Parts, end: Epilogue, signature: Signature) -> Types:
-        types8 = kinds_of(parts, end, signature, self.shape(parts))
+        types8 = instance_types(parts, end, signature, self.shape(parts))
         return Types(types8.source, types8.result, types8.residual, types8.fold)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -100,11 +100,11 @@ class SparseQuantizedTactic(QuantizedTactic):
         assert isinstance(parts, Parts)
         end = match_quantized_epilogue(parts, self.channel_axis(layer))
         assert isinstance(end, Epilogue)
-        return sparse_configs(self.shape(parts), self._types(parts, end, signature), end.post_ops, backend)
+        return list_sparse_configs(self.shape(parts), self._types(parts, end, signature), end.post_ops, backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
-        reason = parts if isinstance(parts, str) else self._unfit_parts(layer, parts, signature)
+        reason = parts if isinstance(parts, str) else self._why_not_sizes(layer, parts, signature)
         if reason or isinstance(parts, str):
             raise PlanRefused(str(reason))
         end = match_quantized_epilogue(parts, self.channel_axis(layer))
@@ -115,15 +115,15 @@ class SparseQuantizedTactic(QuantizedTactic):
         bias = None if b is None else parts.view.inputs[b]
         out, per, shift, post_ops = Output.of(parts, end), 1.0, 0.0, end.post_ops
         if types.fold and types.result == FLOAT8:
-            per, out, post_ops = folded_float8(out, end)
+            per, out, post_ops = fold_into_float8(out, end)
         elif types.fold:
-            per, shift, out, post_ops = folded(out, end, types.result)
+            per, shift, out, post_ops = fold_into_range(out, end, types.result)
 
         def floats() -> tuple[np.ndarray, np.ndarray]:
-            found = factors(parts, end, self.filters(parts).astype(np.float32), shape, bias).times(per, shift)
+            found = compute_factors(parts, end, self.filters(parts).astype(np.float32), shape, bias).times(per, shift)
             return found.bias[0], found.factor
 
-        packed = packed_sparse(
+        packed = pack_sparse_operands(
             f"{parts.view.needs(w).constant().digest}|{self.name}", tile, shape, types, lambda: self.filters(parts),
             f"{key_of(parts, end)}|{self.name} {shape} {per} {shift}", floats,
         )  # fmt: skip
@@ -154,7 +154,7 @@ class SparseQConv(SparseQuantizedTactic):
     def channels(self, parts: Parts) -> tuple[Any, Any]:
         return conv_channels(parts)
 
-    def wrong_kind(self, parts: Parts) -> str | None:
+    def why_not_kind(self, parts: Parts) -> str | None:
         images = parts.head.attrs["group"] == 1 and parts.head.needs(0).type.rank == 4
         return None if images else "takes convolutions of two spatial axes and one group"
 

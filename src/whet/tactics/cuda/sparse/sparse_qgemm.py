@@ -15,7 +15,7 @@ from whet.network import Layer
 from whet.tactics._base import tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.quantized.qgemm import rows_of, why_not_rows
+from whet.tactics.cuda.quantized.qgemm import row_shape, why_not_rows
 from whet.tactics.cuda.sparse.sparse_qconv import SparseQuantizedTactic
 
 
@@ -31,12 +31,12 @@ class SparseQGemm(SparseQuantizedTactic):
         return (weights.T if transposed else weights)[:, :, None, None]
 
     def shape(self, parts: Parts) -> ConvShape:
-        return rows_of(parts)
+        return row_shape(parts)
 
     def channels(self, parts: Parts) -> tuple[Any, Any]:
         return parts.head.needs(0).shape[-1], parts.head.outputs[0].shape[-1]
 
-    def wrong_kind(self, parts: Parts) -> str | None:
+    def why_not_kind(self, parts: Parts) -> str | None:
         return why_not_rows(parts)
 
     def channel_axis(self, layer: Layer) -> int:

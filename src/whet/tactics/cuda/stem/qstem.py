@@ -15,18 +15,18 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, compile_ahead, launch, machine_has, packed_array
-from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda._device.source import kernel_text as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, PostOps, bias_count, pack_weights8
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     Factors,
     Output,
     conv_shape_of,
-    folded,
+    fold_into_range,
     folds,
     key_of,
     match_quantized_epilogue,
-    packed_factors,
+    pack_factors,
     parts_of,
     why_not_weighted,
 )
@@ -40,7 +40,7 @@ class QStem(QuantizedTactic):
 
     ops = ("Conv",)
 
-    def unfit(self, layer: Layer, parts: Parts) -> str | None:
+    def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         head = parts.head
         if head.needs(0).type.rank != 4 or head.attrs["group"] != 1 or head.needs(0).shape[1] not in (1, 2, 3, 4):
             return "takes convolutions of at most 4 input channels and one group"
@@ -48,11 +48,11 @@ class QStem(QuantizedTactic):
             return "stores integers"
         return why_not_weighted(parts)
 
-    def stored(self, layer: Layer, parts: Parts) -> list[Signature]:
+    def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
         if parts.stores is None:
             return []
-        x, made = parts.source_index(), match_quantized_epilogue(parts)
-        if isinstance(made, str) or made.residual is not None:
+        x, epilogue = parts.source_index(), match_quantized_epilogue(parts)
+        if isinstance(epilogue, str) or epilogue.residual is not None:
             return []
         signatures = []
         for form in ("linear", "nhwc"):
@@ -64,29 +64,29 @@ class QStem(QuantizedTactic):
         parts = parts_of(layer)
         if isinstance(parts, str):
             return parts
-        return integer_stem_reason(conv_shape_of(parts), backend)
+        return why_not_integer_stem(conv_shape_of(parts), backend)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
+        epilogue = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         assert isinstance(parts, Parts)
-        assert not isinstance(made, str)
-        configs, stores = integer_stem_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
+        assert not isinstance(epilogue, str)
+        configs, stores = list_integer_stem_configs(conv_shape_of(parts)), signature.outputs[0].dtype.name
         source = signature.inputs[parts.source_index()]
         tiles = ({k: int(v) for k, v in c} for c in configs)
-        compile_ahead(backend, [text("stem.cu", integer_stem_constants(parts, made, conv_shape_of(parts), t, source, stores)) for t in tiles])
+        compile_ahead(backend, [text("stem.cu", integer_stem_constants(parts, epilogue, conv_shape_of(parts), t, source, stores)) for t in tiles])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = parts_of(layer)
-        made = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
-        if isinstance(parts, str) or isinstance(made, str):
-            raise PlanRefused(str(made))
+        epilogue = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
+        if isinstance(parts, str) or isinstance(epilogue, str):
+            raise PlanRefused(str(epilogue))
         x = parts.source_index()
-        return integer_stem_kernel(layer, parts, made, signature, config, backend, x)
+        return integer_stem_kernel(layer, parts, epilogue, signature, config, backend, x)
 
 
-def integer_stem_configs(s: ConvShape) -> list[Config]:
+def list_integer_stem_configs(s: ConvShape) -> list[Config]:
     """Tiles that fit a multiprocessor."""
     configs: list[Config] = []
     for th, tw in TILES:
@@ -99,7 +99,7 @@ def integer_stem_configs(s: ConvShape) -> list[Config]:
     return configs
 
 
-def integer_stem_reason(s: ConvShape, backend: Backend) -> str | None:
+def why_not_integer_stem(s: ConvShape, backend: Backend) -> str | None:
     """The reason why the kernel cannot compute a convolution of these sizes, or None."""
     if not machine_has(backend, "wgmma"):
         return "needs Hopper's tensor cores (sm_90a)"
@@ -113,14 +113,14 @@ def integer_stem_kernel(
 ) -> GpuKernel:
     """The kernel that reads input `image`: integers, or floats that it quantizes with this `step`."""
     s, tile, stored = conv_shape_of(parts), {k: int(v) for k, v in config}, signature.outputs[0].dtype.name
-    packed, out, post_ops = packed_integer_stem(parts, epilogue, s, stored)
+    packed, out, post_ops = pack_integer_stem(parts, epilogue, s, stored)
     row = integer_stem_row(s)
     constants = integer_stem_constants(parts, epilogue, s, tile, signature.inputs[image], stored, floats=step is not None)
     tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
     tiles = s.n * tiles_h * tiles_w
 
     def make(args: Args) -> list:
-        box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
+        box = tensormap.tiled_map(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
         arguments = integer_arguments(parts, post_ops, s, out, args, args.inputs[image], StemSizes.of(s, tiles_h, tiles_w), box, step)
         grid, shared = min(tiles, backend.capabilities.multiprocessors * tile["blocks"]), integer_stem_shared(s, tile["th"], tile["tw"])
         return [launch("stem", arguments, constants, (grid, 1, 1), tile["th"] * tile["tw"] * 2, shared=shared, label=layer.name)]
@@ -139,7 +139,7 @@ def integer_stem_shared(s: ConvShape, th: int, tw: int) -> int:
     return shared_bytes(_pad_output_channels(s), th, tw, integer_taps(s))
 
 
-def packed_integer_stem(parts: Parts, epilogue: Epilogue, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, PostOps]:
+def pack_integer_stem(parts: Parts, epilogue: Epilogue, s: ConvShape, stored: str) -> tuple[tuple[Packed, Packed], Output, PostOps]:
     """Filters and factors as stem.cu reads them, the output's quantization, and the activation."""
     weights = parts.view.inputs[parts.operand_indices()[1]]
     assert weights is not None
@@ -172,8 +172,8 @@ def stem_factors(parts: Parts, epilogue: Epilogue, s: ConvShape, stored: str) ->
 
     out, per, shift, post_ops = Output.of(parts, epilogue), 1.0, 0.0, epilogue.post_ops
     if folds(epilogue, stored):
-        per, shift, out, post_ops = folded(out, epilogue, stored)
-    return packed_factors(f"{key_of(parts, epilogue)}|first {s} {per} {shift}", s, 1, False, numbers)[0], out, post_ops
+        per, shift, out, post_ops = fold_into_range(out, epilogue, stored)
+    return pack_factors(f"{key_of(parts, epilogue)}|first {s} {per} {shift}", s, 1, False, numbers)[0], out, post_ops
 
 
 def integer_arguments(

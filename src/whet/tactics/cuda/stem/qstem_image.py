@@ -10,9 +10,9 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, same
-from whet.tactics.cuda._device.source import source as text
-from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
-from whet.tactics.cuda.stem.qstem import integer_stem_configs, integer_stem_constants, integer_stem_kernel, integer_stem_reason
+from whet.tactics.cuda._device.source import kernel_text as text
+from whet.tactics.cuda.quantized._quantized_image import Image, match_image
+from whet.tactics.cuda.stem.qstem import integer_stem_constants, integer_stem_kernel, list_integer_stem_configs, why_not_integer_stem
 
 _COMPOSITE = "QuantizeThenConv"
 
@@ -28,31 +28,31 @@ class QStemImage(Tactic):
         reason = super().why_not(layer)
         if reason:
             return reason
-        image = image_parts(layer, _COMPOSITE)
+        image = match_image(layer, _COMPOSITE)
         return image if isinstance(image, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        image = image_parts(layer, _COMPOSITE)
+        image = match_image(layer, _COMPOSITE)
         if isinstance(image, str) or not all_static(layer) or image.parts.stores is None:
             return []
         dtype = layer.needs(image.image).dtype
         return [same(layer, {image.image: Operand(form, dtype)}, Operand("nhwc", image.parts.stores.dtype)) for form in ("linear", "nhwc")]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        image = image_parts(layer, _COMPOSITE)
-        return image if isinstance(image, str) else integer_stem_reason(image.shape, backend)
+        image = match_image(layer, _COMPOSITE)
+        return image if isinstance(image, str) else why_not_integer_stem(image.shape, backend)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        image = image_parts(layer, _COMPOSITE)
+        image = match_image(layer, _COMPOSITE)
         assert isinstance(image, Image)
-        configs, source, stores = integer_stem_configs(image.shape), signature.inputs[image.image], signature.outputs[0].dtype.name
+        configs, source, stores = list_integer_stem_configs(image.shape), signature.inputs[image.image], signature.outputs[0].dtype.name
         tiles = ({k: int(v) for k, v in c} for c in configs)
         parts, epilogue, shape = image.parts, image.epilogue, image.shape
         compile_ahead(backend, [text("stem.cu", integer_stem_constants(parts, epilogue, shape, t, source, stores, floats=True)) for t in tiles])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        image = image_parts(layer, _COMPOSITE)
+        image = match_image(layer, _COMPOSITE)
         if isinstance(image, str):
             raise PlanRefused(image)
         return integer_stem_kernel(layer, image.parts, image.epilogue, signature, config, backend, image.image, image.step)

@@ -16,11 +16,11 @@ from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, Float32, Int32, Pointer
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, all_static, compile_ahead, machine_has, packed_array, same
-from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda._device.source import kernel_text as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
-from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, registers_of, widths
+from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, list_tile_widths, to_registers
 from whet.tactics.cuda.quantized._quantized import folds
-from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
+from whet.tactics.cuda.quantized._quantized_image import Image, match_image
 from whet.tactics.cuda.stem.qstem import stem_factors
 from whet.tactics.cuda.stem.stem_pool import pool_window
 
@@ -63,35 +63,35 @@ class QStemOverlap(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        image = _parts(layer)
+        image = _match_parts(layer)
         return image if isinstance(image, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        image = _parts(layer)
+        image = _match_parts(layer)
         if isinstance(image, str) or not all_static(layer) or image.parts.stores is None:
             return []
         return [same(layer, {image.image: Operand("linear", F32)}, Operand("nhwc", image.parts.stores.dtype))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        image = _parts(layer)
+        image = _match_parts(layer)
         if isinstance(image, str):
             return image
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        return _size_reason(layer, image)
+        return _why_not_sizes(layer, image)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        image = _parts(layer)
+        image = _match_parts(layer)
         assert isinstance(image, Image)
-        good = [c for c in _tiles(layer, image.shape) if c.fits()]
+        good = [c for c in _list_tiles(layer, image.shape) if c.fits()]
         compile_ahead(backend, [text("qstem_overlap.cu", _constants(layer, image, signature, c)) for c in good])
         return [(("wide", c.wide), ("tall", c.tall), ("blocks", c.blocks)) for c in good]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        image = _parts(layer)
+        image = _match_parts(layer)
         if isinstance(image, str):
             raise PlanRefused(image)
-        if reason := _size_reason(layer, image):
+        if reason := _why_not_sizes(layer, image):
             raise PlanRefused(reason)
         s, parts = image.shape, image.parts
         tile = _Tile(s, _has_pool(layer), *(int(v) for _, v in config))
@@ -105,7 +105,7 @@ class QStemOverlap(Tactic):
         step, zero = image.step, parts.reads[parts.source_index()].zero
         assert step is not None
         key, size = f"{weights.constant().digest}|stem 8 bits {s.pad}", tile.steps * THREADS * 16
-        packed = (packed_array(key, size, lambda: fragments(weights.array(), s)), numbers)
+        packed = (packed_array(key, size, lambda: pack_fragments(weights.array(), s)), numbers)
 
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
@@ -138,7 +138,7 @@ class _Tile:
 
     @property
     def steps(self) -> int:
-        return len(places_of_steps(self.shape))
+        return len(step_positions(self.shape))
 
     @property
     def shared(self) -> int:
@@ -154,11 +154,11 @@ class _Tile:
         return fits_multiprocessor(registers, self.shared, self.blocks)
 
 
-def _parts(layer: Layer) -> Image | str:
+def _match_parts(layer: Layer) -> Image | str:
     """The layer's convolution and image, or the reason why the kernel cannot compute it."""
     if layer.composite not in _COMPOSITES:
         return f"computes a quantized first convolution, not {layer.composite or layer.op}"
-    image = image_parts(layer, layer.composite)
+    image = match_image(layer, layer.composite)
     if isinstance(image, str):
         return image
     return image if image.step is not None else "takes an f32 image that is quantized to the convolution's input"
@@ -168,7 +168,7 @@ def _has_pool(layer: Layer) -> bool:
     return layer.composite == "ConvPool"
 
 
-def _size_reason(layer: Layer, image: Image) -> str | None:
+def _why_not_sizes(layer: Layer, image: Image) -> str | None:
     """The reason why the kernel cannot compute these sizes, or None."""
     s, scales = image.shape, image.parts.reads
     if s.stride != (2, 2) or s.dilation != (1, 1) or max(_window_cells(s)) > 4 or s.c > 4 or s.k not in (32, 64) or s.w % 2:
@@ -193,7 +193,7 @@ def _window_cells(s: ConvShape) -> tuple[int, int]:
     return (s.pad[0] % 2 + s.r + 1) // 2, (s.pad[1] % 2 + s.s + 1) // 2
 
 
-def places_of_steps(s: ConvShape) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
+def step_positions(s: ConvShape) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
     """The two places (row, column) of each step of 32 bytes of K, as step_place and step_apart of qstem_overlap.cu have them."""
     ty, tx = _window_cells(s)
     depth = ty + 64 // s.k - 1
@@ -203,7 +203,7 @@ def places_of_steps(s: ConvShape) -> list[tuple[tuple[int, int], tuple[int, int]
     return places
 
 
-def fragments(weights: np.ndarray, s: ConvShape) -> np.ndarray:
+def pack_fragments(weights: np.ndarray, s: ConvShape) -> np.ndarray:
     """Filters [k, c, r, s] of i8 as registers of operand A: [step, thread, 16 bytes]."""
     k, c, (ty, tx) = s.k, s.c, _window_cells(s)
     by_place = np.zeros((k, ty * 2, tx * 2, c), np.int8)
@@ -211,22 +211,22 @@ def fragments(weights: np.ndarray, s: ConvShape) -> np.ndarray:
     by_place[:, top : top + s.r, left : left + s.s] = np.asarray(weights, np.int8).transpose(0, 2, 3, 1)
     place = np.zeros((k, ty, tx, 16), np.int8)  # two rows, two columns, channels
     place[..., : 4 * c] = by_place.reshape(k, ty, 2, tx, 2, c).transpose(0, 1, 3, 2, 4, 5).reshape(k, ty, tx, 4 * c)
-    steps = places_of_steps(s)
+    steps = step_positions(s)
     tall = np.zeros((64, len(steps), 2, 16), np.int8)
     for side in range(64 // k):
         for i, pair in enumerate(steps):
             for half, at in enumerate(pair):
                 if at is not None and 0 <= at[0] - side < ty:
                     tall[side * k : (side + 1) * k, i, half] = place[:, at[0] - side, at[1]]
-    return registers_of(tall.reshape(64, len(steps), 32))
+    return to_registers(tall.reshape(64, len(steps), 32))
 
 
-def _tiles(layer: Layer, s: ConvShape) -> list[_Tile]:
+def _list_tiles(layer: Layer, s: ConvShape) -> list[_Tile]:
     """Candidates to time."""
     if _has_pool(layer):
         wide = -(-s.q // 16) * 16
         return [_Tile(s, True, wide, tall, blocks) for tall in (1, 2, 4, 7) for blocks in (2, 3, 4)]
-    return [_Tile(s, False, w, tall, blocks) for w in widths(s.q) for tall in (2, 4) for blocks in (2, 3, 4)]
+    return [_Tile(s, False, w, tall, blocks) for w in list_tile_widths(s.q) for tall in (2, 4) for blocks in (2, 3, 4)]
 
 
 def _constants(layer: Layer, image: Image, signature: Signature, tile: _Tile) -> dict[str, int]:

@@ -10,10 +10,10 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, launch, machine_has, same
-from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda._device.source import kernel_text as text
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.quantized._quantized_image import Image, image_parts
-from whet.tactics.cuda.stem.qstem import integer_arguments, integer_stem_constants, integer_stem_row, integer_stem_shared, packed_integer_stem
+from whet.tactics.cuda.quantized._quantized_image import Image, match_image
+from whet.tactics.cuda.stem.qstem import integer_arguments, integer_stem_constants, integer_stem_row, integer_stem_shared, pack_integer_stem
 from whet.tactics.cuda.stem.stem import PooledFields, StemSizes
 from whet.tactics.cuda.stem.stem_pool import TILES, pool_window, tile_of_windows, why_not_window
 
@@ -29,18 +29,18 @@ class QStemPool(Tactic):
         said = super().why_not(layer)
         if said:
             return said
-        image = image_parts(layer, "ConvPool")
+        image = match_image(layer, "ConvPool")
         return image if isinstance(image, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        image = image_parts(layer, "ConvPool")
+        image = match_image(layer, "ConvPool")
         if isinstance(image, str) or not all_static(layer) or image.parts.stores is None:
             return []
         dtype = layer.needs(image.image).dtype
         return [same(layer, {image.image: Operand(form, dtype)}, Operand("nhwc", image.parts.stores.dtype)) for form in ("linear", "nhwc")]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        image = image_parts(layer, "ConvPool")
+        image = match_image(layer, "ConvPool")
         if isinstance(image, str):
             return image
         s = image.shape
@@ -51,7 +51,7 @@ class QStemPool(Tactic):
         return why_not_window(layer)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        image = image_parts(layer, "ConvPool")
+        image = match_image(layer, "ConvPool")
         assert isinstance(image, Image)
         s, pool = image.shape, pool_window(layer)
         good: list[Config] = []
@@ -66,7 +66,7 @@ class QStemPool(Tactic):
         return good
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        image = image_parts(layer, "ConvPool")
+        image = match_image(layer, "ConvPool")
         if isinstance(image, str):
             raise PlanRefused(image)
         if reason := why_not_window(layer):
@@ -77,10 +77,10 @@ class QStemPool(Tactic):
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_h, tiles_w = -(-p // ph), -(-q // pw)
         tiles, row = s.n * tiles_h * tiles_w, integer_stem_row(s)
-        packed, out, post_ops = packed_integer_stem(parts, epilogue, s, signature.outputs[0].dtype.name)
+        packed, out, post_ops = pack_integer_stem(parts, epilogue, s, signature.outputs[0].dtype.name)
 
         def make(args: Args) -> list:
-            box = tensormap.tiled(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
+            box = tensormap.tiled_map(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
             sizes = StemSizes.of(s, tiles_h, tiles_w)
             arguments = integer_arguments(parts, post_ops, s, out, args, args.inputs[image.image], sizes, box, image.step, PooledFields(p, q))
             grid = (min(tiles, backend.capabilities.multiprocessors * blocks), 1, 1)

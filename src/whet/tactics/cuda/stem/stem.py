@@ -30,7 +30,7 @@ from whet.tactics.cuda._device.arguments import (
     When,
 )
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
-from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda._device.source import kernel_text as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
@@ -132,14 +132,14 @@ class Stem(FirstLayer):
         assert source is not None
         assert weights is not None
         row = stem_row(s)
-        packed = (stem_filters(s, weights, dtype), packed_bias(epilogue, own, s.k))
+        packed = (pack_stem_filters(s, weights, dtype), packed_bias(epilogue, own, s.k))
         constants = stem_constants(s, tile, epilogue.post_ops.activation[0], source, dtype.name)
         tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
             shared = shared_bytes(s, tile["th"], tile["tw"], float_taps(s))
-            box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
+            box = tensormap.tiled_map(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             arguments = StemArguments(
                 box, args.packed[1], args.inputs[x], args.outputs[0], StemSizes.of(s, tiles_h, tiles_w), act=epilogue.post_ops.activation[1:]
             )
@@ -156,7 +156,7 @@ def stem_row(s: ConvShape) -> int:
     return _chunks(s, float_taps(s)) * 64
 
 
-def stem_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
+def pack_stem_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
     """Filters of floats as stem.cu reads them: rows of taps of four channels."""
     taps = float_taps(s)
 

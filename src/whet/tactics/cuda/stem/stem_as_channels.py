@@ -36,9 +36,9 @@ from whet.tactics.cuda._device.kernel import (
     same,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
-from whet.tactics.cuda.conv._conv_config import configs_for
+from whet.tactics.cuda.conv._conv_config import list_configs
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
-from whet.tactics.cuda.conv.conv import as_config, conv_reason, conv_shape, from_config, launch_with_epilogue, packed_bias
+from whet.tactics.cuda.conv.conv import as_config, conv_shape, from_config, launch_with_epilogue, packed_bias, why_not_conv
 
 MAX_CONFIGS = 12
 
@@ -58,7 +58,7 @@ class StemAsChannelsArguments(Arguments, kernel="stem_as_channels.cu"):
 
 
 @dataclass(frozen=True)
-class Wide:
+class TapsAsChannels:
     """The padded image: channels of a pixel, pixels of a row, and the convolution over it as the tensor-core kernel computes it."""
 
     channels: int
@@ -66,13 +66,13 @@ class Wide:
     shape: ConvShape
 
     @staticmethod
-    def of(s: ConvShape) -> Wide:
+    def of(s: ConvShape) -> TapsAsChannels:
         """For the convolution `s`. Overlapping windows must start at multiples of 16 bytes."""
         channels = 4 if s.c <= 4 and s.stride[1] % 2 == 0 else 8
         row = max(s.pad[1] + s.w, (s.q - 1) * s.stride[1] + s.s)
         row += row % 2
         seen = ConvShape(s.n, s.h, s.q, s.s * channels, s.k, s.r, 1, (s.stride[0], 1), (s.pad[0], 0, s.pad[2], 0), (s.dilation[0], 1))
-        return Wide(channels, row, seen)
+        return TapsAsChannels(channels, row, seen)
 
     def nbytes(self) -> int:
         """Bytes of the padded image in 16-bit floats."""
@@ -86,7 +86,7 @@ class FirstLayer(Tactic):
 
     def why_not(self, layer: Layer) -> str | None:
         head = root_layer(layer)
-        reason = super().why_not(layer) or conv_reason(layer, head)
+        reason = super().why_not(layer) or why_not_conv(layer, head)
         if reason:
             return reason
         if head.attrs["group"] != 1:
@@ -124,11 +124,11 @@ class StemAsChannels(FirstLayer):
             return "takes no dilation along rows"
         if shape.k % 8:
             return f"{shape.k} output channels; takes a multiple of 8 (16 bytes)"
-        return refuses(replace(Wide.of(shape).shape, c=8))
+        return refuses(replace(TapsAsChannels.of(shape).shape, c=8))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, epilogue = Wide.of(conv_shape(layer)).shape, match_epilogue(layer, epilogue_steps(layer))
-        configs = configs_for(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
+        s, epilogue = TapsAsChannels.of(conv_shape(layer)).shape, match_epilogue(layer, epilogue_steps(layer))
+        configs = list_configs(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         if not isinstance(epilogue, str):
             how = Features(True, epilogue.post_ops.activation[0], signature.outputs[0].dtype.name == "bf16", odd=s.k % 8 != 0)
             compile_ahead(backend, [conv_source(c, how) for c in configs])
@@ -139,7 +139,7 @@ class StemAsChannels(FirstLayer):
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
         shape, tile = conv_shape(layer), from_config(config)
-        wide = Wide.of(shape)
+        wide = TapsAsChannels.of(shape)
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
@@ -163,7 +163,7 @@ class StemAsChannels(FirstLayer):
         def make(args: Args) -> list:
             line = wide.row * wide.channels * 2
             seen = wide.shape
-            windows = tensormap.im2col(
+            windows = tensormap.im2col_map(
                 args.scratch,
                 dtype.name,
                 (seen.c, seen.w, seen.h, seen.n),

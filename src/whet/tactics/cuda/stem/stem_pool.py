@@ -24,10 +24,10 @@ from whet.tactics.cuda._device.kernel import (
     match_epilogue,
     same,
 )
-from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda._device.source import kernel_text as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
-from whet.tactics.cuda.stem.stem import PooledFields, StemArguments, StemSizes, float_taps, stem_constants, stem_filters, stem_row
+from whet.tactics.cuda.stem.stem import PooledFields, StemArguments, StemSizes, float_taps, pack_stem_filters, stem_constants, stem_row
 from whet.tactics.cuda.stem.stem import shared_bytes as shared_of_first
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
@@ -47,12 +47,12 @@ class StemPool(FirstLayer):
         head = layer.regions["body"].layers[0]
         if head.op == "QuantizeLinear" or is_quantized(head):
             return "is for floating point"
-        return super().why_not(convolution_of(layer))
+        return super().why_not(body_convolution(layer))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer) or layer.outputs[0].type.rank != 4:
             return []
-        conv = convolution_of(layer)
+        conv = body_convolution(layer)
         head, steps = root_layer(conv), epilogue_steps(conv)
         if any(p.other is not None and not conv.needs(p.other).is_constant for p in steps or ()):
             return []
@@ -65,7 +65,7 @@ class StemPool(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        conv = convolution_of(layer)
+        conv = body_convolution(layer)
         epilogue, s = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv)
         if isinstance(epilogue, str):
             return epilogue
@@ -74,7 +74,7 @@ class StemPool(FirstLayer):
         return why_not_window(layer)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        conv, configs = convolution_of(layer), []
+        conv, configs = body_convolution(layer), []
         s, pool = conv_shape(conv), pool_window(layer)
         for ph, pw in TILES:
             for blocks in (1, 2, 3, 4):
@@ -91,7 +91,7 @@ class StemPool(FirstLayer):
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        conv = convolution_of(layer)
+        conv = body_convolution(layer)
         epilogue = match_epilogue(conv, epilogue_steps(conv))
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
@@ -109,7 +109,7 @@ class StemPool(FirstLayer):
         threads = tile_of_windows(pool_window(layer), ph, pw)[2]
 
         def make(args: Args) -> list:
-            box = tensormap.tiled(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
+            box = tensormap.tiled_map(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             addresses = (args.packed[1], args.inputs[place], args.outputs[0])
             sizes = StemSizes.of(s, tiles_h, tiles_w)
             arguments = StemArguments(box, *addresses, sizes, act=epilogue.post_ops.activation[1:], pooled=PooledFields(p, q))
@@ -117,11 +117,11 @@ class StemPool(FirstLayer):
             return [launch("stem", arguments, constants, (grid, 1, 1), threads, shared=shared, label=layer.name)]
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded as well
-        packed = (stem_filters(s, weights, dtype), packed_bias(epilogue, own, s.k))
+        packed = (pack_stem_filters(s, weights, dtype), packed_bias(epilogue, own, s.k))
         return GpuKernel(layer, signature, make, implementation=f"first wgmma pooled {ph}x{pw} b{blocks}", packed=packed, rtol=rtol)
 
 
-def convolution_of(layer: Layer) -> Layer:
+def body_convolution(layer: Layer) -> Layer:
     """The convolution of the body, as if it stood alone."""
     body = layer.regions["body"]
     return with_outer_inputs(body.layers[0], dict(zip(body.inputs, layer.inputs, strict=True)))
@@ -162,7 +162,7 @@ def _shared_bytes(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) ->
 
 def _constants(layer: Layer, signature: Signature, config: Config) -> dict[str, int]:
     """The macros of an instance."""
-    conv, (ph, pw, blocks) = convolution_of(layer), (int(v) for _, v in config)
+    conv, (ph, pw, blocks) = body_convolution(layer), (int(v) for _, v in config)
     epilogue, pool = match_epilogue(conv, epilogue_steps(conv)), pool_window(layer)
     assert not isinstance(epilogue, str)
     source = next(o for o in signature.inputs if o is not None)

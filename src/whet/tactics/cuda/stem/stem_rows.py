@@ -17,10 +17,10 @@ from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tac
 from whet.tactics._fused import epilogue_steps, weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, ConstUint4Pointer, Int32, Pointer
 from whet.tactics.cuda._device.kernel import RTOL, TYPE, Epilogue, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
-from whet.tactics.cuda._device.source import source as text
+from whet.tactics.cuda._device.source import kernel_text as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.stem.stem_pool import StemPool, convolution_of, image_index, pool_window
+from whet.tactics.cuda.stem.stem_pool import StemPool, body_convolution, image_index, pool_window
 
 _ROWS = (1, 2, 4, 7, 8, 14, 28)  # pooled rows of a block
 _RING = 16  # image rows that a block keeps
@@ -73,7 +73,7 @@ class StemRows(StemPool):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        conv = convolution_of(layer)
+        conv = body_convolution(layer)
         epilogue, s = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv)
         if isinstance(epilogue, str):
             return epilogue
@@ -86,7 +86,7 @@ class StemRows(StemPool):
         return None if _pools_pairs(layer) else "takes pooling windows of 3 x 3, strides of 2 and padding 1"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        s = conv_shape(convolution_of(layer))
+        s = conv_shape(body_convolution(layer))
         *_, p, q = static_shape(layer.outputs[0].shape)
         configs: dict[Config, float] = {}
         for wide in dict.fromkeys(-(-q // (4 * parts)) * 4 for parts in range(1, 9)):
@@ -104,7 +104,7 @@ class StemRows(StemPool):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         if reason := self.refuses(layer, signature, backend):
             raise PlanRefused(reason)
-        conv = convolution_of(layer)
+        conv = body_convolution(layer)
         epilogue, s, place = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv), image_index(layer, conv)
         assert not isinstance(epilogue, str)
         weights, own = weight_and_bias(conv)
@@ -123,7 +123,7 @@ class StemRows(StemPool):
 
         rtol = RTOL[dtype.name] * (1.5 if source.dtype == F32 else 1)  # the image is rounded as well
         name = f"first wgmma pooled by rows {rows}x{wide} b{blocks}"
-        return GpuKernel(layer, signature, make, implementation=name, packed=(_fragments(s, weights, epilogue, own, dtype),), rtol=rtol)
+        return GpuKernel(layer, signature, make, implementation=name, packed=(_pack_fragments(s, weights, epilogue, own, dtype),), rtol=rtol)
 
 
 def _pools_pairs(layer: Layer) -> bool:
@@ -143,7 +143,7 @@ def _halves(s: ConvShape) -> int:
     return max(-(-(s.s + s.pad[1] % 2) // 4), -(-_lead(s) // 4))
 
 
-def _fragments(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tensor | None, dtype: DType) -> Packed:
+def _pack_fragments(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tensor | None, dtype: DType) -> Packed:
     """Filters in the order of the tensor cores' registers: [step, warp, lane, 4 registers of two values].
 
     The fourth channel of three taps is the bias. A lane's two rows of the operand are two neighbouring channels of the result.

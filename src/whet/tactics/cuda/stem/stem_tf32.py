@@ -29,7 +29,7 @@ from whet.tactics.cuda._device.kernel import (
     packed_array,
     same,
 )
-from whet.tactics.cuda._device.source import source
+from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
 from whet.tactics.cuda.conv._tf32 import cut_to_tf32, permute_by_16, sizes_of
@@ -79,21 +79,22 @@ class StemTile:
 
     def constants(self, s: ConvShape, post_ops: PostOps) -> dict[str, int]:
         """The macros of the instance."""
-        own = {"TH": self.th, "WGS": self.wgs, "BLOCKS": self.blocks, "BN": columns(s), "ACT": ACTIVATIONS[post_ops.activation[0]], "TERMS": 1}
-        return {**own, "C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": lead(s)}
+        activation = ACTIVATIONS[post_ops.activation[0]]
+        own = {"TH": self.th, "WGS": self.wgs, "BLOCKS": self.blocks, "BN": padded_channels(s), "ACT": activation, "TERMS": 1}
+        return {**own, "C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": leading_pixels(s)}
 
     def patch(self, s: ConvShape) -> tuple[int, int]:
         """Rows and columns of the image in a block's shared memory; mirrors stem_tf32.cu."""
-        return (self.th - 1) * s.stride[0] + s.r, -(-(lead(s) + 63 * s.stride[1] + s.s) // 4) * 4
+        return (self.th - 1) * s.stride[0] + s.r, -(-(leading_pixels(s) + 63 * s.stride[1] + s.s) // 4) * 4
 
     def shared(self, s: ConvShape) -> int:
         """Bytes of shared memory; mirrors stem_tf32.cu."""
         tall, wide = self.patch(s)
-        return 1024 + row(s) * columns(s) * 4 + -(-tall * wide // 8) * 128 + tall * wide * s.c * 4 + 16
+        return 1024 + row_elements(s) * padded_channels(s) * 4 + -(-tall * wide // 8) * 128 + tall * wide * s.c * 4 + 16
 
-    def unfit(self, s: ConvShape) -> str | None:
+    def why_not(self, s: ConvShape) -> str | None:
         """Why a multiprocessor cannot hold it, or None."""
-        registers = columns(s) * min(2, self.th // self.wgs) // 2 + 48  # rows of accumulators, addresses
+        registers = padded_channels(s) * min(2, self.th // self.wgs) // 2 + 48  # rows of accumulators, addresses
         large = max(self.patch(s)) > 256 or registers * self.blocks * self.wgs * 128 > REGISTERS
         if large or self.blocks * (self.shared(s) + 1024) > SHARED_LIMIT + 1024:
             return f"a multiprocessor cannot hold {self.blocks} blocks of {self}"
@@ -104,7 +105,7 @@ class StemTile:
         tiles = s.n * -(-s.p // self.th) * -(-s.q // 64)
         turns = -(-tiles // (multiprocessors * self.blocks))
         tall, wide = self.patch(s)
-        work = self.th * columns(s) / 32 * 0.22 + tall * wide * s.c * 4 / 60e3  # us: products and epilogue, transfer from the L2 cache
+        work = self.th * padded_channels(s) / 32 * 0.22 + tall * wide * s.c * 4 / 60e3  # us: products and epilogue, transfer from the L2 cache
         alone = 1.8 + 0.3 * self.th / self.wgs  # latency of a tile, mostly hidden by other blocks
         return turns * (0.3 + max(alone, self.blocks * work) + 0.5 * alone / self.blocks)
 
@@ -134,20 +135,20 @@ class StemTf32(FirstLayer):
         if s.c > 3 or s.k > 128 or s.k % 4 or max(s.r, s.s) > 11 or s.r * s.s < 3 or s.w % 4 or s.stride[1] > 2 or s.dilation != (1, 1):
             sizes = f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}, stride {s.stride[1]}, rows of {s.w} pixels"
             return f"{sizes}; takes at most 3, a multiple of 4 up to 128, 3 taps to 11 x 11, 1 or 2, a multiple of 4, and no dilation"
-        return None if any(t.unfit(s) is None for t in _list_tiles()) else "the weights and an image tile exceed shared memory"
+        return None if any(t.why_not(s) is None for t in _list_tiles()) else "the weights and an image tile exceed shared memory"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         s, epilogue = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
         if isinstance(epilogue, str):
             return []
-        able = [t for t in _list_tiles() if t.unfit(s) is None]
+        able = [t for t in _list_tiles() if t.why_not(s) is None]
         configs = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        compile_ahead(backend, [source("stem_tf32.cu", t.constants(s, epilogue.post_ops)) for t in configs])
+        compile_ahead(backend, [kernel_text("stem_tf32.cu", t.constants(s, epilogue.post_ops)) for t in configs])
         return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), StemTile.of(config)
-        if isinstance(epilogue, str) or tile.unfit(s):
+        if isinstance(epilogue, str) or tile.why_not(s):
             raise PlanRefused(epilogue if isinstance(epilogue, str) else f"a multiprocessor cannot hold {tile}")
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
@@ -157,16 +158,17 @@ class StemTf32(FirstLayer):
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
-            filters = tensormap.tiled(args.packed[0], "f32", (row(s), columns(s)), (row(s) * 4,), (32, columns(s)))
+            row, channels = row_elements(s), padded_channels(s)
+            filters = tensormap.tiled_map(args.packed[0], "f32", (row, channels), (row * 4,), (32, channels))
             tall, wide = tile.patch(s)
             lines = (s.w * 4, s.w * s.h * 4, s.w * s.h * s.c * 4)
-            image = tensormap.tiled(args.inputs[x], "f32", (s.w, s.h, s.c, s.n), lines, (wide, tall, s.c, 1), plain=True)
-            sizes = (s.p, s.q, s.k, s.pad[0], s.pad[1] + lead(s), tiles_h, tiles_w, tiles)
+            image = tensormap.tiled_map(args.inputs[x], "f32", (s.w, s.h, s.c, s.n), lines, (wide, tall, s.c, 1), plain=True)
+            sizes = (s.p, s.q, s.k, s.pad[0], s.pad[1] + leading_pixels(s), tiles_h, tiles_w, tiles)
             arguments = StemTf32Arguments(filters, image, args.outputs[0], *sizes, act=epilogue.post_ops.activation[1:])
             grid = (min(tiles, backend.capabilities.multiprocessors * tile.blocks), 1, 1)
             return [launch("stem_tf32", arguments, constants, grid, tile.wgs * 128, shared=tile.shared(s), label=layer.name)]
 
-        packed = (stem_filters(s, weights, epilogue, own),)
+        packed = (pack_stem_filters(s, weights, epilogue, own),)
         return GpuKernel(layer, signature, make, implementation=f"first wgmma tf32 {tile}", packed=packed, rtol=ConvTf32.rtol)
 
 
@@ -174,13 +176,13 @@ def _list_tiles() -> list[StemTile]:
     return [StemTile(th, wgs, blocks) for th, wgs in _TILES for blocks in (6, 5, 4, 3, 2, 1)]
 
 
-def stem_filters(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tensor | None) -> Packed:
+def pack_stem_filters(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tensor | None) -> Packed:
     """Filters as rows of taps of four channels in stem_tf32.cu's order, permuted in 16s; the fourth channel of the first three taps is the bias."""
     order = taps_in_order(s)
 
     def filters() -> np.ndarray:
         given = np.asarray(weights.array(), np.float32).reshape(s.k, s.c, -1)  # [k, c, taps]
-        side = np.zeros((columns(s), -(-len(order) // 2) * 2, 4), np.float32)
+        side = np.zeros((padded_channels(s), -(-len(order) // 2) * 2, 4), np.float32)
         side[: s.k, : len(order), : s.c] = given[:, :, order].transpose(0, 2, 1)
         left = epilogue.bias(own, s.k)
         for tap in range(3):  # in parts: their sum has the bits of a float
@@ -189,31 +191,31 @@ def stem_filters(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tensor 
             left = np.where(np.isfinite(left), left - np.where(np.isfinite(part), part, 0), 0).astype(np.float32)
         if len(order) % 2:  # the last tap is read twice: half its weights each keep an infinite pixel infinite
             side[:, -2:] = side[:, -2:-1] / 2
-        out = np.zeros((columns(s), row(s)), np.float32)
-        out[:, : side[0].size] = side.reshape(columns(s), -1)
+        out = np.zeros((padded_channels(s), row_elements(s)), np.float32)
+        out[:, : side[0].size] = side.reshape(padded_channels(s), -1)
         return permute_by_16(cut_to_tf32(out))
 
     bias = "" if own is None else own.constant().digest
-    key = f"{weights.constant().digest} {bias} {epilogue.key}|first tf32 {lead(s)} {s.stride[1]} {row(s)} {columns(s)}"
-    return packed_array(key, columns(s) * row(s) * 4, filters)
+    key = f"{weights.constant().digest} {bias} {epilogue.key}|first tf32 {leading_pixels(s)} {s.stride[1]} {row_elements(s)} {padded_channels(s)}"
+    return packed_array(key, padded_channels(s) * row_elements(s) * 4, filters)
 
 
 def taps_in_order(s: ConvShape) -> list[int]:
     """Taps of a filter in the order of K: first those of phase 0 (column modulo stride) row by row, then those of phase 1."""
-    phases = [[x for x in range(s.s) if (lead(s) + x) % s.stride[1] == phase] for phase in range(s.stride[1])]
+    phases = [[x for x in range(s.s) if (leading_pixels(s) + x) % s.stride[1] == phase] for phase in range(s.stride[1])]
     return [y * s.s + x for across in phases for y in range(s.r) for x in across]
 
 
-def lead(s: ConvShape) -> int:
+def leading_pixels(s: ConvShape) -> int:
     """Pixels from the tile's first column, a multiple of four (16 bytes), to the first window."""
     return -s.pad[1] % 4
 
 
-def columns(s: ConvShape) -> int:
+def padded_channels(s: ConvShape) -> int:
     """Output channels, padded to a multiple of 16."""
     return -(-s.k // 16) * 16
 
 
-def row(s: ConvShape) -> int:
+def row_elements(s: ConvShape) -> int:
     """Elements of a packed filter: a multiple of 32."""
     return -(-s.r * s.s // 8) * 32

@@ -109,7 +109,7 @@ class Library:
         self.engine = self.make("engine_create", 1, 0)
         self.stream = self.make("stream_create", self.engine, 1)
         self.execute_address = C.cast(self.lib.dnnl_primitive_execute, c_void_p).value
-        pool = pools.of_library(self.lib, self.runtime, threads.gomp())
+        pool = pools.pool_of_library(self.lib, self.runtime, threads.gomp())
         if pool is not None:
             self.runtime = pool.name
             threads.join(pool)
