@@ -211,7 +211,7 @@ class Engine:
     def memory(self, context: Context | None = None) -> Memory:
         """Bytes in use, including arena and scratch of `context` (None: those planned for profile 0)."""
         held = (t.weight for p in self.plan.by_profile() for t in p.network.constants.values())
-        arrays = {w.digest: int(w.type.nbytes) for w in held if w is not None}
+        arrays = {w.digest: size for w in held if w is not None and isinstance(size := w.type.nbytes, int)}
         used = context.nbytes() if context is not None else {"arena": arena_bytes(self.plan), "scratch": 0}
         return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
 
