@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from whet.builder.progress import Silent
-from whet.search.jobs.device_locks import file_lock
+from whet.search.jobs.device_locks import hold_file_lock
 
 TIMED = ("timing", "choice", "whole engines")
 
@@ -36,10 +36,10 @@ class Turns(Silent):
 
     def stage(self, name: str, total: int) -> None:
         self._held.close()
-        with file_lock(f"{_place()}.turn"):  # held by the process that waits for exclusive use
-            self._held.enter_context(file_lock(f"{_place()}.quiet", fcntl.LOCK_SH))
+        with hold_file_lock(f"{_place()}.turn"):  # held by the process that waits for exclusive use
+            self._held.enter_context(hold_file_lock(f"{_place()}.quiet", fcntl.LOCK_SH))
         if name in TIMED:
-            self._held.enter_context(file_lock(f"{_place()}.timing"))
+            self._held.enter_context(hold_file_lock(f"{_place()}.timing"))
 
     def close(self) -> None:
         """Releases all locks."""
@@ -50,8 +50,8 @@ class Turns(Silent):
 def alone() -> Iterator[None]:
     """Exclusive use of this process's GPU within the pool."""
     with ExitStack() as held:
-        with file_lock(f"{_place()}.turn"):
-            held.enter_context(file_lock(f"{_place()}.quiet"))
+        with hold_file_lock(f"{_place()}.turn"):
+            held.enter_context(hold_file_lock(f"{_place()}.quiet"))
         yield
 
 

@@ -118,8 +118,8 @@ class Prepared:
         from whet.builder.precision.calibration import Calibration
         from whet.builder.precision.float8_ranges import ENOUGH_DB, calibrate_float8_ranges, find_sensitive_layers
         from whet.builder.verify.engine_values import EngineRun
-        from whet.precision import emulated, find_quantization_sites, quantize
-        from whet.precision.float8 import kept_out
+        from whet.precision import emulate_network, find_quantization_sites, quantize
+        from whet.precision.float8 import list_excluded_layers
         from whet.runtime import Runtime
         from whet.tactics import is_quantized
 
@@ -137,11 +137,11 @@ class Prepared:
             calibration = Calibration(samples=self.samples, steps=("round",) if precision == "fp8 round" else ())
             enough_db = 0 if precision == "fp8 all" else ENOUGH_DB
             ranges = calibrate_float8_ranges(self.net, self.made, calibration, self.config, notes, enough_db=enough_db)
-            dropped = kept_out(self.made)
+            dropped = list_excluded_layers(self.made)
             if precision != "fp8 all":
                 dropped |= find_sensitive_layers(self.made, ranges, calibration, self.config, dropped)
             only = [x.name for x in find_quantization_sites(self.made).layers if x.name not in dropped]
-        net = emulated(self.made, kind, ranges, only)
+        net = emulate_network(self.made, kind, ranges, only)
         said = {"calibration_seconds": round(time.perf_counter() - start, 1), "by": "emulation"}
         if kind == "fp8":
             sums = sorted(ranges.float_sums)

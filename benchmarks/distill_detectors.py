@@ -211,9 +211,9 @@ class Hints:
     def __init__(self, original, whole, cut, kept: dict, device: str):
         import torch
 
-        from whet.pruning.cut import kept_indexes
+        from whet.pruning.cut import find_kept_indices
 
-        at = {t.name: torch.from_numpy(i).to(device) for (t, axis), i in kept_indexes(original, kept).items() if axis == 1}
+        at = {t.name: torch.from_numpy(i).to(device) for (t, axis), i in find_kept_indices(original, kept).items() if axis == 1}
         outputs = {t.name for t in cut.outputs}
         self.names = [y.name for layer in cut.layers if layer.op == "Conv" for y in layer.outputs if y.name not in outputs]
         self.at = [at.get(n) for n in self.names]

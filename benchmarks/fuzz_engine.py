@@ -202,7 +202,7 @@ def run(
 ) -> list[dict]:  # fmt: skip
     """The outcome of every seed from `seed` on; those in `resume` are taken from there, all others are appended to it.
 
-    `start` starts a worker's pool by its number; `keep` is called with the seed and pool of a bad outcome before the worker gets another file.
+    `early` starts a worker's pool by its number; `keep` is called with the seed and pool of a bad outcome before the worker gets another file.
     After `seconds` no further file is started.
     """
     known = earlier_outcomes(resume)

@@ -43,7 +43,7 @@ from whet.builder.precision.permissions import is_float8
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
 from whet.precision import quantize, write_cache
-from whet.precision.float8 import kept_out
+from whet.precision.float8 import list_excluded_layers
 from whet.runtime import Runtime
 from whet.tactics import is_quantized
 
@@ -78,7 +78,7 @@ def prepare(folder: Path) -> None:
         prepared = prepare_network(net, BuildConfig())
         plain, said = Calibration(samples=calibration.samples), []
         float8 = calibrate_float8_ranges(net, prepared, plain, BuildConfig(), said, said)
-        left = find_sensitive_layers(prepared, float8, plain, BuildConfig(), kept_out(prepared))
+        left = find_sensitive_layers(prepared, float8, plain, BuildConfig(), list_excluded_layers(prepared))
         write_cache(str(folder / f"{model.name}-fp8.json"), float8)
         (folder / f"{model.name}-fp8-left.json").write_text(json.dumps(left, indent=1))
         shape = {net.inputs[0].name: (BATCH, *net.inputs[0].shape[1:])}

@@ -36,7 +36,7 @@ from whet.engine.schema import encode
 from whet.errors import WhetError
 from whet.network import Network
 from whet.precision import quantize
-from whet.precision.float8 import kept_out, skip_sums
+from whet.precision.float8 import list_excluded_layers, skip_sums
 from whet.runtime import WeightStore, bind
 
 RESULT = Path(__file__).parent / "results" / "h200" / "float8.json"
@@ -50,7 +50,7 @@ def engines(net: Network, batch: int, cache: Path, times: Path) -> dict[str, tup
     prepared = prepare(net, config)
     ranges = get_calibrated_ranges(net, prepared, Calibration(cache=str(cache)), config, print)
     built = {}
-    wide = replace(ranges, float_sums=skip_sums(prepared, kept_out(prepared)))
+    wide = replace(ranges, float_sums=skip_sums(prepared, list_excluded_layers(prepared)))
     sources = {"fp8": insert_float8(prepared, ranges), "sums": insert_float8(prepared, wide), "int8": quantize(prepared, ranges), "fp16": net}
     for kind, source in sources.items():
         begun = time.perf_counter()

@@ -415,7 +415,7 @@ def measure_network(name: str, batch: int, precision: str, level: int) -> dict[s
     from whet.frontends.onnx import network_from_onnx
     from whet.pruning.truth import measure_engines
     from whet.sparsity import force_two_four
-    from whet.sparsity.report import picked_layers
+    from whet.sparsity.report import list_sparse_layers
 
     if name == "bert_large_linear":
         net = bert_large_linear(batch)
@@ -430,7 +430,7 @@ def measure_network(name: str, batch: int, precision: str, level: int) -> dict[s
     low, high = (round(1 / r, 3) for r in reversed(sparse.ratio_interval))
     return {
         "case": f"{name} batch {batch} {precision}", "dense_ms": round(dense.ms, 4), "sparse_ms": round(sparse.ms, 4),
-        "speedup": round(1 / sparse.ratio, 3), "speedup_interval": [low, high], "sparse_layers": len(picked_layers(sparse.plan)),
+        "speedup": round(1 / sparse.ratio, 3), "speedup_interval": [low, high], "sparse_layers": len(list_sparse_layers(sparse.plan)),
         "layers": len(sparse.plan.network.layers), "level": level, "built_s": round(time.time() - begun, 1),
         "picks": [[x.name, sparse.plan.choices[x.name].tactic] for x in sparse.plan.network.layers],
     }  # fmt: skip

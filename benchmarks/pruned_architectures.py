@@ -158,7 +158,7 @@ def examine(name: str) -> dict[str, Any]:
     import torch
 
     from whet.frontends import network_from_onnx
-    from whet.pruning import PruneConfig, Target, count_flops, count_params, groups, prune, zeroed
+    from whet.pruning import PruneConfig, Target, count_flops, count_params, groups, prune, zero_channels
 
     torch.set_num_threads(1)
     row: dict[str, Any] = {"name": name}
@@ -190,7 +190,8 @@ def examine(name: str) -> dict[str, Any]:
         done = prune(net, config)
         row[what] = round(count_params(done.cut) / row["params"] if what == "ratio" else count_flops(done.cut) / count_flops(net), 4)
         stage(f"compare by {what}")
-        got, want = outputs_of(done.cut, feeds), outputs_of(zeroed(net, done.recipe.kept(), channel_groups, removed=done.recipe.removed), feeds)
+        zeroed = zero_channels(net, done.recipe.kept(), channel_groups, removed=done.recipe.removed)
+        got, want = outputs_of(done.cut, feeds), outputs_of(zeroed, feeds)
         row[f"{what}_error"], row[f"{what}_change"] = difference(got, want), round(difference(want, original), 4)
     row["stage"] = "done"
     row["seconds"] = round(time.perf_counter() - start, 1)

@@ -8,7 +8,7 @@ Real trials take seconds each, and a comparison needs thousands. So the samplers
 a point is the sum of the reconstruction errors of what it removes (whet's `reconstruction` scores on 64 unlabelled images), its cost the exact
 FLOPs. The space is that of `whet auto` in FP32: shares to cut by class of groups, and the number of removed branches.
 
-`record` makes some real trials at random points of the same space (prune, recover on 64 unlabelled images, top-1 on 500 test images) and resumes;
+`took` makes some real trials at random points of the same space (prune, recover on 64 unlabelled images, top-1 on 500 test images) and resumes;
 `rank_correlation` is Spearman's between the table's loss and the accuracy that was lost in these trials. Samplers: random, Optuna's TPE as it comes
 (`TPESampler()`, and with `multivariate=True`), and those of whet with the points that its search tries first. `hypervolume` is the area below the
 original's FLOPs and the loss of an equal cut by half, as a share of that rectangle; `interval` is the half width of the 95 % interval of its mean

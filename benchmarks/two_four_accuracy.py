@@ -38,7 +38,7 @@ from whet.network import Network
 from whet.pruning import apply_pattern
 from whet.runtime import Runtime
 from whet.sparsity import eligible_layers, parse_pattern
-from whet.sparsity.report import is_sparse, picked_layers
+from whet.sparsity.report import is_sparse, list_sparse_layers
 from whet.tactics import tactics_of
 
 RESULTS = Path(__file__).parent / "results"
@@ -88,7 +88,7 @@ def hits(net: Network, images: Images, backend: str, precision: str, calibration
         plan = build(net, config)
     with Runtime(backend).load(plan) as engine, engine.create_context() as context:
         found = [next(iter(context.run({name: images.x[i : i + BATCH]}).values())).argmax(1) for i in range(0, len(images.x), BATCH)]
-    picked = Counter(plan.choices[n].tactic for n in picked_layers(plan))
+    picked = Counter(plan.choices[n].tactic for n in list_sparse_layers(plan))
     return np.concatenate(found) == images.y, dict(picked)
 
 

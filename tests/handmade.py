@@ -10,7 +10,7 @@ from whet.backends import Backend, Buffer, Executable
 from whet.engine import ArenaPlan, Choice, EnginePlan, Profile
 from whet.network import Network, Origin, Weight, evaluate, format_bytes, parse_type
 from whet.ops import bind_symbols
-from whet.runtime.kernels import libraries
+from whet.runtime.kernels import list_library_versions
 from whet.tactics import load_tactics
 
 
@@ -155,6 +155,6 @@ def make_plan(net: Network, low=1, opt=2, high=4, backend=None) -> EnginePlan:
     profile = Profile({k: (at(low)[k], at(opt)[k], at(high)[k]) for k in at(opt)})
     return EnginePlan(
         net, choices, [profile], [arena_for(net, choices, at(high))], "cpu",
-        {**backend.describe(), "libraries": libraries(choices, backend)}, backend.key(), backend.threads,
+        {**backend.describe(), "libraries": list_library_versions(choices, backend)}, backend.key(), backend.threads,
         source_weights=dict(getattr(net, "source", {})),
     )  # fmt: skip

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from whet.files import replacing
+from whet.files import replace_atomically
 
 
 def test_the_old_file_is_kept_if_the_new_one_cannot_be_written(tmp_path):
@@ -12,7 +12,7 @@ def test_the_old_file_is_kept_if_the_new_one_cannot_be_written(tmp_path):
     target.write_text("old")
 
     def write() -> None:
-        with replacing(target) as part:
+        with replace_atomically(target) as part:
             part.write_text("new, half")
             raise OSError(28, "full")
 
@@ -26,7 +26,7 @@ def test_it_takes_the_name_and_keeps_the_usual_permissions(tmp_path):
     (tmp_path / "usual").write_text("")
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "b.txt")
-    with replacing(link) as part:
+    with replace_atomically(link) as part:
         part.write_text("new")
     assert link.is_symlink()
     assert (tmp_path / "b.txt").read_text() == "new"
@@ -34,7 +34,7 @@ def test_it_takes_the_name_and_keeps_the_usual_permissions(tmp_path):
 
 
 def test_a_device_is_written_to_and_not_replaced():
-    with replacing("/dev/null") as part:
+    with replace_atomically("/dev/null") as part:
         part.write_text("gone")
     assert os.path.exists("/dev/null")
     assert not os.path.isfile("/dev/null")

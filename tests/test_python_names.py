@@ -11,7 +11,7 @@ from whet.cli import group
 from whet.errors import BuildWarning, EngineError, ShapeError, UsageError
 from whet.frontends import save_onnx
 from whet.network import parse_network
-from whet.option_names import python_names
+from whet.option_names import translate_flags
 
 QUICK = {"backend": "null", "timing_cache": "", "optimization_level": 0}
 CONV = "network n source\nin %x: f32[N,4,8,8]\nconst %w: f32[4,4,1,1] = seed(1)\n%y = Conv(%x, %w)\nout %y\n"
@@ -34,7 +34,7 @@ CONV = "network n source\nin %x: f32[N,4,8,8]\nconst %w: f32[4,4,1,1] = seed(1)\
     ],
 )
 def test_flags_become_python_names(flags, python):
-    assert python_names(flags) == python
+    assert translate_flags(flags) == python
     assert str(UsageError(flags)) == python
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whet.errors import BuildWarning, UsageError
-from whet.option_names import python_names
+from whet.option_names import translate_flags
 from whet.registry import suggest_name
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Profile:
     max: Shape = ()
 
     def __post_init__(self) -> None:
-        given = {n: _shape(f"Profile.{n}", v) for n in ("min", "opt", "max") if (v := getattr(self, n)) != ()}
+        given = {n: _check_shape(f"Profile.{n}", v) for n in ("min", "opt", "max") if (v := getattr(self, n)) != ()}
         opt = given.get("opt", given.get("max", given.get("min", ())))
         full = {"min": given.get("min", opt), "opt": opt, "max": given.get("max", opt)}
         text = ", ".join(f"{n} {s}" for n, s in full.items())
@@ -136,16 +136,16 @@ def build(
     budget = Budget.parse(accuracy) if accuracy is not None else None
     if budget is not None and not config.precisions:
         raise UsageError("accuracy: it bounds the loss of fp16, bf16, int8, fp8 or best, and none of them is given")
-    net = _network(model, shapes, example)
+    net = _read_network(model, shapes, example)
     config = _with_profiles(config, net, shapes)
-    calibration = _calibration(net, config, permitted)
+    calibration = _make_calibration(net, config, permitted)
     if progress is None:
         with PrintedProgress() as printed:
             plan = build_permitted(net, config, calibration, budget=budget, progress=printed)
     else:
         plan = build_permitted(net, config, calibration, budget=budget, progress=progress)
     for note in plan.report.notes:
-        warnings.warn(python_names(note).replace("Use profiles=", "Use shapes="), BuildWarning, stacklevel=2)  # this function's parameter
+        warnings.warn(translate_flags(note).replace("Use profiles=", "Use shapes="), BuildWarning, stacklevel=2)  # this function's parameter
     return Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan)
 
 
@@ -208,26 +208,26 @@ def _is_given(value: Any) -> bool:
     return value is not None and value is not False
 
 
-def _network(model: Any, shapes: Any, example: Any) -> Network:
+def _read_network(model: Any, shapes: Any, example: Any) -> Network:
     """The source network of a model. Raises UsageError for another kind of object."""
     from whet.network import Network
 
     if isinstance(model, Network):
         return model
     if isinstance(model, str | os.PathLike):
-        return _network_of_file(os.fspath(model), shapes)
+        return _read_file(os.fspath(model), shapes)
     if isinstance(model, bytes | bytearray | memoryview):
-        return _network_of_onnx(bytes(model), shapes)
+        return _read_onnx(bytes(model), shapes)
     if hasattr(model, "SerializeToString"):
-        return _network_of_onnx(model, shapes)
+        return _read_onnx(model, shapes)
     if hasattr(model, "named_modules"):
-        return _network_of_module(model, shapes, example)
+        return _export_module(model, shapes, example)
     raise UsageError(
         f"model: a file, bytes, an onnx.ModelProto, a torch.nn.Module or a whet.network.Network, not {type(model).__name__}"
     )
 
 
-def _network_of_file(path: str, shapes: Any) -> Network:
+def _read_file(path: str, shapes: Any) -> Network:
     from whet.engine.layout import MAGIC
     from whet.frontends import model_kind, network_from_file
 
@@ -235,17 +235,17 @@ def _network_of_file(path: str, shapes: Any) -> Network:
         raise UsageError(f"model: there is no file {path}")
     kind = model_kind(path)
     if kind == "caffe":
-        fixed = {n: p.opt for n, p in _profiles_by_name(shapes, None).items()} if isinstance(shapes, Mapping) else None
+        fixed = {n: p.opt for n, p in _make_profiles(shapes, None).items()} if isinstance(shapes, Mapping) else None
         return network_from_file(path, shapes=fixed)
     if kind == "tensorflow" or not Path(path).is_file():
         return network_from_file(path)
     with open(path, "rb") as file:
         if file.read(len(MAGIC)) == MAGIC:
             raise UsageError(f"model: {path} is an engine already: whet.load({path!r}) opens it")
-    return _network_of_onnx(path, shapes)
+    return _read_onnx(path, shapes)
 
 
-def _network_of_onnx(source: Any, shapes: Any) -> Network:
+def _read_onnx(source: Any, shapes: Any) -> Network:
     """Reads a model with dynamic shapes if possible, else at the given fixed shapes."""
     from whet.errors import UnsupportedError
     from whet.frontends import network_from_onnx
@@ -255,13 +255,13 @@ def _network_of_onnx(source: Any, shapes: Any) -> Network:
     except UnsupportedError:
         if not isinstance(shapes, Mapping):
             raise
-        profiles = _profiles_by_name(shapes, None)
+        profiles = _make_profiles(shapes, None)
         if any(p.min != p.max for p in profiles.values()):
             raise
         return network_from_onnx(source, shapes={n: p.opt for n, p in profiles.items()})
 
 
-def _network_of_module(module: Any, shapes: Any, example: Any) -> Network:
+def _export_module(module: Any, shapes: Any, example: Any) -> Network:
     from whet.frontends.torch import example_for, from_torch
 
     if example is not None:
@@ -269,7 +269,7 @@ def _network_of_module(module: Any, shapes: Any, example: Any) -> Network:
     if shapes is None:
         raise UsageError('shapes: a torch module has no shapes of its own: give shapes={"x": (1, 3, 224, 224)} or example=tensor')
     first_parameter = list(inspect.signature(module.forward).parameters)[:1]
-    sets = [_profiles_by_name(s, first_parameter) for s in _sets(shapes)]
+    sets = [_make_profiles(s, first_parameter) for s in _list_profiles(shapes)]
     names, tensors = example_for(module, {n: p.opt for n, p in sets[0].items()})
     ranges = [p for by_name in sets for p in by_name.values()]
     dynamic = len({p.opt for p in ranges}) > len(names) or any(p.min != p.max for p in ranges)
@@ -284,8 +284,8 @@ def _with_profiles(config: BuildConfig, net: Network, shapes: Any) -> BuildConfi
         raise UsageError("shapes: the profiles are given by config or profiles= already; leave one of them out")
     names = [t.name for t in net.inputs]
     profiles = []
-    for one in _sets(shapes):
-        by_name = _profiles_by_name(one, names)
+    for one in _list_profiles(shapes):
+        by_name = _make_profiles(one, names)
         for name in by_name:
             if name not in names:
                 raise UsageError(f"shapes: the model has no input {name!r}.{suggest_name(name, names)} It has {', '.join(names)}.")
@@ -294,13 +294,13 @@ def _with_profiles(config: BuildConfig, net: Network, shapes: Any) -> BuildConfi
     return dataclasses.replace(config, profiles=tuple(profiles))
 
 
-def _sets(shapes: Any) -> list[Any]:
+def _list_profiles(shapes: Any) -> list[Any]:
     """The argument `shapes` of each profile: a list of dicts or profiles has several."""
     several = isinstance(shapes, list) and shapes and all(isinstance(s, Mapping | Profile) for s in shapes)
     return shapes if several else [shapes]
 
 
-def _profiles_by_name(shapes: Any, names: Sequence[str] | None) -> dict[str, Profile]:
+def _make_profiles(shapes: Any, names: Sequence[str] | None) -> dict[str, Profile]:
     """The Profile of each input. `names` has the model's inputs: a shape without a name belongs to the only one. Raises UsageError."""
     if isinstance(shapes, Mapping):
         return {str(n): _profile(f"shapes[{n!r}]", s) for n, s in shapes.items()}
@@ -317,16 +317,16 @@ def _profile(name: str, value: Any) -> Profile:
     if isinstance(value, Mapping):
         if unknown := [k for k in value if k not in ("min", "opt", "max")]:
             raise UsageError(f"{name}: {unknown[0]!r} is none of min, opt, max")
-        return Profile(**{k: _shape(f"{name}[{k!r}]", s) for k, s in value.items()})
+        return Profile(**{k: _check_shape(f"{name}[{k!r}]", s) for k, s in value.items()})
     if isinstance(value, Sequence) and value and all(isinstance(v, list | tuple) for v in value):
         if len(value) != 3:
             raise UsageError(f"{name}: {len(value)} shapes; a range is (min, opt, max)")
-        return Profile(*(_shape(f"{name}[{i}]", s) for i, s in enumerate(value)))
-    shape = _shape(name, value)
+        return Profile(*(_check_shape(f"{name}[{i}]", s) for i, s in enumerate(value)))
+    shape = _check_shape(name, value)
     return Profile(shape, shape, shape)
 
 
-def _shape(name: str, value: Any) -> Shape:
+def _check_shape(name: str, value: Any) -> Shape:
     """A tuple of positive ints. Raises UsageError with the parameter's name."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise UsageError(f"{name}: a shape is a tuple such as (1, 3, 224, 224), not {value!r}")
@@ -339,7 +339,7 @@ def _shape(name: str, value: Any) -> Shape:
     return tuple(int(s) for s in sizes)
 
 
-def _calibration(net: Network, config: BuildConfig, permitted: Mapping[str, Any]) -> Calibration:
+def _make_calibration(net: Network, config: BuildConfig, permitted: Mapping[str, Any]) -> Calibration:
     """The source of ranges. Raises UsageError if a precision that needs ranges has none."""
     from whet.builder.precision.calibration import Calibration, is_explicit
 
@@ -363,17 +363,17 @@ def _calibration(net: Network, config: BuildConfig, permitted: Mapping[str, Any]
 
 def _sample_source(name: str, value: Any, net: Network) -> Callable[[], Iterable[Mapping[str, np.ndarray]]]:
     """A function that yields the samples of an argument, again at each call. Raises UsageError with the parameter's name."""
-    from whet.precision.data import calibration_data, named_samples
+    from whet.precision.data import calibration_data, name_samples
 
     if isinstance(value, str | os.PathLike):
         return lambda: calibration_data(os.fspath(value), net)
     if callable(value):
-        return lambda: named_samples(value(), net, name)
+        return lambda: name_samples(value(), net, name)
     if isinstance(value, Mapping) or hasattr(value, "__array__"):
-        return lambda: named_samples([value], net, name)
+        return lambda: name_samples([value], net, name)
     if not isinstance(value, Iterable):
         raise UsageError(f"{name}: calibration data (an iterable of samples, a function, a folder, an array file) or True, not {value!r}")
     samples = list(value)  # they are read several times, and an iterator yields them once
     if not samples:
         raise UsageError(f"{name}: the calibration data is empty")
-    return lambda: named_samples(samples, net, name)
+    return lambda: name_samples(samples, net, name)

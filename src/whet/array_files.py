@@ -49,8 +49,8 @@ def read_arrays(path: str | os.PathLike[str], error: type[WhetError], where: str
             start = f.read(4)
             f.seek(0)
             if start[:2] == b"PK":
-                return _archive(f, file.stat().st_size)
-            return _array(f, file.stat().st_size, "the array")
+                return _read_archive(f, file.stat().st_size)
+            return _read_array(f, file.stat().st_size, "the array")
     except _Unsuitable as e:
         why = str(e)
     except OSError as e:
@@ -60,7 +60,7 @@ def read_arrays(path: str | os.PathLike[str], error: type[WhetError], where: str
     raise error(f"{where}{path} cannot be read as NumPy arrays: {why}. Give a file of np.save or np.savez with numbers.")
 
 
-def _archive(f: IO[bytes], size: int) -> dict[str, np.ndarray]:
+def _read_archive(f: IO[bytes], size: int) -> dict[str, np.ndarray]:
     with ZipFile(f) as archive:
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
         expanded = sum(m.file_size for m in members)
@@ -73,7 +73,7 @@ def _archive(f: IO[bytes], size: int) -> dict[str, np.ndarray]:
             name = m.filename.removesuffix(".npy")
             try:
                 with archive.open(m) as stored:
-                    arrays[name] = _array(stored, m.file_size, f"the array '{name[:60]}'")
+                    arrays[name] = _read_array(stored, m.file_size, f"the array '{name[:60]}'")
             except _NoNumbers as e:
                 skipped = e
         if skipped is not None and not arrays:
@@ -81,7 +81,7 @@ def _archive(f: IO[bytes], size: int) -> dict[str, np.ndarray]:
         return arrays
 
 
-def _array(f: IO[bytes], size: int, name: str) -> np.ndarray:
+def _read_array(f: IO[bytes], size: int, name: str) -> np.ndarray:
     """Reads an array from a stream of `size` bytes, in the format of numpy.lib.format."""
     version = np.lib.format.read_magic(f)
     if version not in ((1, 0), (2, 0)):

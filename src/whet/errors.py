@@ -27,7 +27,7 @@ WhetWarning
 └── EngineWarning  a note about an opened engine (whet.runtime)
 """
 
-from whet.option_names import python_names, reads_flags
+from whet.option_names import reads_flags, translate_flags
 
 
 class WhetError(Exception):
@@ -39,7 +39,7 @@ class WhetError(Exception):
 
     def __str__(self) -> str:
         text = super().__str__()
-        return text if self._flags else python_names(text)
+        return text if self._flags else translate_flags(text)
 
 
 class NetworkError(WhetError):

@@ -56,27 +56,27 @@ def describe_kind(source: str | os.PathLike[str] | bytes | memoryview) -> str | 
 
     The content decides; the extension only for formats without a signature.
     """
-    found = _kind(source)
+    found = _find_kind(source)
     return None if found is None else f"{found[0]}. {found[1]}."
 
 
 def name_kind(source: str | os.PathLike[str] | bytes | memoryview) -> str | None:
     """The kind alone: "an HDF5 file, ..."."""
-    found = _kind(source)
+    found = _find_kind(source)
     return None if found is None else found[0]
 
 
-def _kind(source: str | os.PathLike[str] | bytes | memoryview) -> _Kind | None:
+def _find_kind(source: str | os.PathLike[str] | bytes | memoryview) -> _Kind | None:
     if isinstance(source, bytes | memoryview):
-        return _of_content(bytes(source[:_HEAD]), lambda: io.BytesIO(source))
+        return _find_content_kind(bytes(source[:_HEAD]), lambda: io.BytesIO(source))
     path = Path(source)
     try:
-        return _of_folder(path) if path.is_dir() else _of_file(path)
+        return _find_folder_kind(path) if path.is_dir() else _find_file_kind(path)
     except (OSError, ValueError):
         return None
 
 
-def _of_folder(path: Path) -> _Kind | None:
+def _find_folder_kind(path: Path) -> _Kind | None:
     if (path / "saved_model.pb").exists() or (path / "saved_model.pbtxt").exists():
         return "a TensorFlow SavedModel", _TENSORFLOW
     if path.suffix == ".mlpackage":
@@ -85,7 +85,7 @@ def _of_folder(path: Path) -> _Kind | None:
     return ("a folder", f"Give the .onnx file in it: {', '.join(models[:3])}") if models else None
 
 
-def _of_file(path: Path) -> _Kind | None:
+def _find_file_kind(path: Path) -> _Kind | None:
     with path.open("rb") as f:
         head = f.read(_HEAD)
         suffix = path.suffix.lower()
@@ -93,27 +93,27 @@ def _of_file(path: Path) -> _Kind | None:
             return "the graph of a TensorFlow SavedModel", _TENSORFLOW
         if head.lstrip().startswith(b"<net") and suffix == ".xml":
             return "an OpenVINO model", "Give the .onnx file that it was converted from"
-        found = _of_content(head, lambda: f)
+        found = _find_content_kind(head, lambda: f)
     named = _EXTENSION.get(suffix)
     if named is not None and (found is None or found[0].startswith("a text file")):
         found = named
     return None if found is None else (found[0], found[1].replace("FILE", str(path)))
 
 
-def _of_content(head: bytes, open_whole: Callable[[], IO[bytes]]) -> _Kind | None:
+def _find_content_kind(head: bytes, open_whole: Callable[[], IO[bytes]]) -> _Kind | None:
     for magic, kind in _MAGIC:
         if head.startswith(magic):
             return kind
     if head[4:8] == b"TFL3":
         return "a TensorFlow Lite model", _TENSORFLOW
     if head.startswith(b"PK\x03\x04"):
-        return _of_zip(open_whole())
+        return _find_zip_kind(open_whole())
     if len(head) > 9 and head[8:10] in (b'{"', b"{ ") and int.from_bytes(head[:8], "little") < 1 << 27:
         return _EXTENSION[".safetensors"]
-    return _of_text(head)
+    return _find_text_kind(head)
 
 
-def _of_zip(whole: IO[bytes]) -> _Kind:
+def _find_zip_kind(whole: IO[bytes]) -> _Kind:
     try:
         with zipfile.ZipFile(whole) as z:
             names = z.namelist()
@@ -133,15 +133,15 @@ def _of_zip(whole: IO[bytes]) -> _Kind:
         return "an archive of NumPy arrays (.npz)", _ARRAYS
     if has("saved_model.pb"):
         return "a zip archive of a TensorFlow SavedModel", "Unpack it. " + _TENSORFLOW
-    return "a zip archive" + _models_in(names), "Unpack it first"
+    return "a zip archive" + _list_models(names), "Unpack it first"
 
 
-def _models_in(names: Sequence[str]) -> str:
+def _list_models(names: Sequence[str]) -> str:
     models = [n for n in names if n.endswith(".onnx")]
     return f" with {', '.join(models[:3])}" if models else ""
 
 
-def _of_text(head: bytes) -> _Kind | None:
+def _find_text_kind(head: bytes) -> _Kind | None:
     try:
         text = head.decode("utf-8")
     except UnicodeDecodeError as e:

@@ -29,7 +29,7 @@ def read_json_text(path: str | os.PathLike[str]) -> str:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replace_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary path in the folder of `path`. It replaces `path` after the block, or is deleted if the block raises.
 
     Yields `path` itself if it exists and is not a regular file (/dev/stdout, a pipe). Raises OSError; callers add the context.
@@ -56,5 +56,5 @@ def write_onnx(model: Any, path: Path, save: Callable[..., None], external_above
         data.unlink(missing_ok=True)  # onnx appends to an existing file
         save(model, path, save_as_external_data=True, location=data.name)
         return
-    with replacing(path) as part:
+    with replace_atomically(path) as part:
         part.write_bytes(model.SerializeToString())

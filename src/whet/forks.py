@@ -1,7 +1,7 @@
 """Locks and fork(): a thread of the parent may hold a lock at the moment of the fork, and no thread of the child would ever release it.
 
-A lock that guards whet's own objects is renewed in the child (`new_lock`). A lock that guards the state of a native library cannot be renewed: the
-thread that forks holds it, so that fork() waits until no other thread is inside the library (`new_lock_held_during_fork`).
+A lock that guards whet's own objects is renewed in the child (`make_lock`). A lock that guards the state of a native library cannot be renewed: the
+thread that forks holds it, so that fork() waits until no other thread is inside the library (`make_lock_held_during_fork`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _held_during_fork: list[Any] = []
 _generation = 0
 
 
-def new_lock() -> threading.Lock:
+def make_lock() -> threading.Lock:
     """A lock that is free in the child after fork(), even if a thread that does not exist there held it."""
-    return _registered(threading.Lock())
+    return _register_lock(threading.Lock())
 
 
-def new_reentrant_lock() -> Any:
+def make_reentrant_lock() -> Any:
     """The same, reentrant."""
-    return _registered(threading.RLock())
+    return _register_lock(threading.RLock())
 
 
-def new_lock_held_during_fork() -> Any:
+def make_lock_held_during_fork() -> Any:
     """A reentrant lock that fork() acquires first and releases afterwards, in the parent and in the child.
 
     For calls into native libraries with locks of their own. A thread that holds one must not wait for another one: fork() acquires all of them.
@@ -45,15 +45,15 @@ class cached_property(functools.cached_property[T], Generic[T]):
     def __init__(self, func: Callable[[Any], T]) -> None:
         super().__init__(func)
         if hasattr(self, "lock"):
-            _registered(self.lock)
+            _register_lock(self.lock)
 
 
-def _registered(lock: Any) -> Any:
+def _register_lock(lock: Any) -> Any:
     _locks.add(lock)
     return lock
 
 
-def generation() -> int:
+def get_generation() -> int:
     """The number of forks between this process and the one that imported whet: another number means another process. Faster than os.getpid()."""
     return _generation
 

@@ -51,7 +51,7 @@ _flag_readers = 0
 
 
 @contextmanager
-def flags_are_read() -> Iterator[None]:
+def keep_flags() -> Iterator[None]:
     """Within it, messages keep the flags of the command line."""
     global _flag_readers
     _flag_readers += 1
@@ -62,21 +62,21 @@ def flags_are_read() -> Iterator[None]:
 
 
 def reads_flags() -> bool:
-    """True within `flags_are_read`."""
+    """True within `keep_flags`."""
     return _flag_readers > 0
 
 
-def python_names(text: str) -> str:
+def translate_flags(text: str) -> str:
     """`text` with flags replaced by the names of parameters and fields: "--backend=cpu" becomes "backend='cpu'". Commands in backticks stay."""
-    return "".join(part if _COMMAND.fullmatch(part) else _FLAG.sub(_python_name, part) for part in _COMMAND.split(text))
+    return "".join(part if _COMMAND.fullmatch(part) else _FLAG.sub(_translate_flag, part) for part in _COMMAND.split(text))
 
 
 def translate_names(text: str) -> str:
     """`text` in the names of the present interface."""
-    return text if reads_flags() else python_names(text)
+    return text if reads_flags() else translate_flags(text)
 
 
-def _python_name(match: re.Match[str]) -> str:
+def _translate_flag(match: re.Match[str]) -> str:
     name, value = NAMES.get(match[1]), match[2]
     if name is None:
         return match[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 
 from whet.errors import EngineError, UsageError
-from whet.forks import new_reentrant_lock
+from whet.forks import make_reentrant_lock
 
 GROUP = "whet.plugins"
 
@@ -31,11 +31,11 @@ PACKAGES: dict[str, PluginPackage] = {}
 FAILED: dict[str, str] = {}
 """Installed packages that could not be imported: entry point -> reason."""
 
-_lock = new_reentrant_lock()
+_lock = make_reentrant_lock()
 _loaded = False
 
 
-def package(name: str, version: str) -> PluginPackage:
+def get_or_add_package(name: str, version: str) -> PluginPackage:
     """The registered package of this name, added if it is new. Raises UsageError if another version of it is registered already."""
     known = PACKAGES.setdefault(name, PluginPackage(name, version))
     if known.version != version:
@@ -66,14 +66,14 @@ def _load(point: EntryPoint) -> None:
         FAILED[f"{point.name} = {point.value}"] = f"{type(e).__name__}: {e}"
 
 
-def advice() -> str:
+def make_advice() -> str:
     """What to do about an op that no registered package has, with the packages that are here."""
     failed = "".join(f" {point} failed to load: {reason}." for point, reason in FAILED.items())
     known = ", ".join(f"{p.name} {p.version}" for p in PACKAGES.values())
     return f"{failed} Plugin packages here: {known or 'none'}. Install the op's package, or import the module that calls whet.register."
 
 
-def packages_of(ops: Iterable[str], tactics: Iterable[str]) -> dict[str, str]:
+def list_package_versions(ops: Iterable[str], tactics: Iterable[str]) -> dict[str, str]:
     """Versions of the packages that registered some of these ops and tactics, by name."""
     wanted_ops, wanted_tactics = set(ops), set(tactics)
     return {p.name: p.version for p in PACKAGES.values() if wanted_ops & set(p.ops) or wanted_tactics & set(p.tactics)}
@@ -86,9 +86,10 @@ def require(needed: Mapping[str, str]) -> None:
     load_installed()
     missing = [f"{name} {version}" for name, version in needed.items() if name not in PACKAGES]
     if missing:
-        raise EngineError(f"the engine needs the plugin package{'s' if len(missing) > 1 else ''} {', '.join(missing)}, not found here.{advice()}")
+        names = f"package{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+        raise EngineError(f"the engine needs the plugin {names}, not found here.{make_advice()}")
 
 
-def version_changes(needed: Mapping[str, str]) -> list[str]:
+def list_version_changes(needed: Mapping[str, str]) -> list[str]:
     """Registered packages of another version than the needed one, as `plugin NAME: 1.0 there, 1.1 here`."""
     return [f"plugin {n}: {v} there, {PACKAGES[n].version} here" for n, v in needed.items() if n in PACKAGES and PACKAGES[n].version != v]

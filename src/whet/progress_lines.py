@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from whet.forks import new_lock
+from whet.forks import make_lock
 
 SECONDS = 10.0
 VARIABLE = "WHET_PROGRESS_SECONDS"  # other seconds between two lines; 0: no lines
@@ -21,7 +21,7 @@ _WIDTH = 200
 
 Activity = Callable[[], str]
 
-_lock = new_lock()
+_lock = make_lock()
 _activities: list[Activity] = []  # from the outermost to the innermost
 _printer: _Printer | None = None
 
@@ -42,7 +42,7 @@ class ProgressLines:
         with _lock:
             _activities.append(self._activity)
             if _printer is None:
-                seconds = interval() if self._seconds is None else self._seconds
+                seconds = get_interval() if self._seconds is None else self._seconds
                 if seconds > 0:
                     _printer = _Printer(self._activity, seconds, self._stream or sys.stderr)
                     _printer.start()
@@ -60,7 +60,7 @@ class ProgressLines:
             _activities.remove(self._activity)
 
 
-def interval() -> float:
+def get_interval() -> float:
     """Seconds between two lines: ten, or those of the environment variable WHET_PROGRESS_SECONDS; 0: no lines."""
     try:
         return max(float(os.environ.get(VARIABLE, SECONDS)), 0.0)
@@ -78,7 +78,7 @@ class _Printer(threading.Thread):
     def run(self) -> None:
         while not self._over.wait(self._seconds):
             try:
-                self._stream.write(self._line())
+                self._stream.write(self._format_line())
                 self._stream.flush()
             except (OSError, ValueError):  # the reader of a pipe ended, or the stream was closed: the work continues
                 return
@@ -89,7 +89,7 @@ class _Printer(threading.Thread):
         if self._process == os.getpid() and self is not threading.current_thread():
             self.join()
 
-    def _line(self) -> str:
+    def _format_line(self) -> str:
         parts = []
         for activity in list(_activities):
             try:

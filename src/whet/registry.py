@@ -44,7 +44,7 @@ def suggest_name(name: str, names: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def user_function(source: str, what: str = "") -> Callable[..., Any]:
+def import_user_function(source: str, what: str = "") -> Callable[..., Any]:
     """The function that `python:MODULE:FUNCTION` names, also from modules in the working folder. `what` (a flag, a key) prefixes errors.
 
     Raises UsageError for another syntax, a missing module or function, or an object that is not callable.

@@ -12,22 +12,22 @@ from threadpoolctl import threadpool_info
 import numpy as np
 from whet.builder.verify.blas_threads import limit_blas_threads
 
-def threads():
+def parse_threads():
     return [p["num_threads"] for p in threadpool_info() if p["internal_api"] == "openblas"]
 
-if not threads():
+if not parse_threads():
     print("none")
 else:
-    before = threads()
+    before = parse_threads()
     with limit_blas_threads(2):
-        inside = threads()
+        inside = parse_threads()
         try:
             with limit_blas_threads(1):
-                nested = threads()
+                nested = parse_threads()
                 raise ValueError
         except ValueError:
-            after_error = threads()
-    print(before, inside, nested, after_error, threads())
+            after_error = parse_threads()
+    print(before, inside, nested, after_error, parse_threads())
 """
 
 

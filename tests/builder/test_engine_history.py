@@ -15,7 +15,7 @@ from whet.builder.select import whole_engine
 from whet.builder.select.engine_candidate import BenchmarkHarness, EngineCandidate
 from whet.builder.select.formats import Assignment
 from whet.builder.select.search import Search
-from whet.builder.verify.host_overlap import Beside
+from whet.builder.verify.host_overlap import OverlappedWork
 from whet.engine.report import EngineTime
 from whet.measure.engine_history import EngineHistory
 from whet.measure.timing_cache import Timed
@@ -209,10 +209,10 @@ def test_results_of_host_threads_are_delivered_in_order(many):
         threads.add(threading.current_thread())
         return i * i
 
-    with Beside(many) as beside:
+    with OverlappedWork(many) as beside:
         late = beside.early(lambda: make(100))
         for i in range(40):
-            beside.then(lambda i=i: make(i), taken.append)
+            beside.schedule(lambda i=i: make(i), taken.append)
         beside.settle()
         assert taken == [i * i for i in range(40)]
         assert late() == 10000
@@ -220,7 +220,7 @@ def test_results_of_host_threads_are_delivered_in_order(many):
 
 
 def test_an_error_on_a_host_thread_is_raised_on_delivery():
-    with Beside(True) as beside:
-        beside.then(lambda: 1 // 0, print)
+    with OverlappedWork(True) as beside:
+        beside.schedule(lambda: 1 // 0, print)
         with pytest.raises(ZeroDivisionError):
             beside.settle()

@@ -17,7 +17,7 @@ from whet.measure import timing_key as keys
 from whet.measure.bench import fill
 from whet.measure.option import Option
 from whet.measure.timing import Conditions
-from whet.measure.timing_key import layer_text, source_digest, timing_key, transitive_modules
+from whet.measure.timing_key import compute_source_digest, find_transitive_modules, format_layer_text, make_timing_key
 from whet.network import BF16, F32, I64, Network, Tensor, Weight, parse_network, parse_type
 from whet.network.weight import Origin
 from whet.tactics import Operand, Signature, get_tactic, tactics_of
@@ -31,12 +31,12 @@ def conv(name="c", channels=8, seed=1, pads=(1, 1, 1, 1)):
 
 
 def test_names_sources_and_weights_do_not_change_the_text():
-    assert layer_text(conv("a")) == layer_text(conv("b", seed=9))
+    assert format_layer_text(conv("a")) == format_layer_text(conv("b", seed=9))
 
 
 @pytest.mark.parametrize("other", [conv(channels=9), conv(pads=(0, 0, 0, 0))])
 def test_shapes_and_attributes_change_the_text(other):
-    assert layer_text(conv()) != layer_text(other)
+    assert format_layer_text(conv()) != format_layer_text(other)
 
 
 def test_small_constants_and_assumptions_change_the_text():
@@ -46,9 +46,9 @@ def test_small_constants_and_assumptions_change_the_text():
         high = net.constant(Weight(np.array(top, "f4"), Origin("source", "h", assumes=assumes)), "high")
         return net.add_layer("Clip", (x, None, high))
 
-    assert layer_text(clip(6.0)) != layer_text(clip(7.0))
-    assert layer_text(clip(6.0)) != layer_text(clip(6.0, ("is 2:4",)))
-    assert layer_text(clip(6.0)) == layer_text(clip(6.0))
+    assert format_layer_text(clip(6.0)) != format_layer_text(clip(7.0))
+    assert format_layer_text(clip(6.0)) != format_layer_text(clip(6.0, ("is 2:4",)))
+    assert format_layer_text(clip(6.0)) == format_layer_text(clip(6.0))
 
 
 def test_the_body_of_a_fused_layer_and_its_operand_order_change_the_text():
@@ -68,27 +68,27 @@ def test_the_body_of_a_fused_layer_and_its_operand_order_change_the_text():
         }}
         out %y
         """
-        return layer_text(parse_network(text).layers[0])
+        return format_layer_text(parse_network(text).layers[0])
 
     assert fused("Add", False) == fused("Add", True)
     assert fused("Add", False) != fused("Mul", False)
     net = parse_network("network n lowered\nin %x: f32[4]\nin %z: f32[4]\n%y = Sub(%x, %z)\n%s = Sub(%x, %x)\nout %y\nout %s\n")
-    assert layer_text(net.layers[0]) != layer_text(net.layers[1])
+    assert format_layer_text(net.layers[0]) != format_layer_text(net.layers[1])
 
 
 def test_every_part_of_the_key_changes_it():
     tactic = (tactics_of("cpu"), get_tactic("cpu/numpy_reference"))[1]
     o = Operand("linear", F32)
     s = Signature((o,), (o,))
-    base = timing_key(tactic, "layer", s, (), "machine", "hot")
-    assert base == timing_key(tactic, "layer", s, (), "machine", "hot")
+    base = make_timing_key(tactic, "layer", s, (), "machine", "hot")
+    assert base == make_timing_key(tactic, "layer", s, (), "machine", "hot")
     others = [
-        timing_key(get_tactic("cpu/numpy_reformat"), "layer", s, (), "machine", "hot"),
-        timing_key(tactic, "other", s, (), "machine", "hot"),
-        timing_key(tactic, "layer", Signature((o,), (o,), ((0, 0),)), (), "machine", "hot"),
-        timing_key(tactic, "layer", s, (("tile", 4),), "machine", "hot"),
-        timing_key(tactic, "layer", s, (), "machine threads=1", "hot"),
-        timing_key(tactic, "layer", s, (), "machine", "cold"),
+        make_timing_key(get_tactic("cpu/numpy_reformat"), "layer", s, (), "machine", "hot"),
+        make_timing_key(tactic, "other", s, (), "machine", "hot"),
+        make_timing_key(tactic, "layer", Signature((o,), (o,), ((0, 0),)), (), "machine", "hot"),
+        make_timing_key(tactic, "layer", s, (("tile", 4),), "machine", "hot"),
+        make_timing_key(tactic, "layer", s, (), "machine threads=1", "hot"),
+        make_timing_key(tactic, "layer", s, (), "machine", "cold"),
     ]
 
     class Newer(type(tactic)):
@@ -98,7 +98,7 @@ def test_every_part_of_the_key_changes_it():
             return "numpy 99"
 
     Newer.__module__ = type(tactic).__module__
-    others.append(timing_key(Newer(), "layer", s, (), "machine", "hot"))
+    others.append(make_timing_key(Newer(), "layer", s, (), "machine", "hot"))
     assert len({base, *others}) == 8
 
 
@@ -114,12 +114,12 @@ def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_pa
     monkeypatch.setattr(sys.modules["whet"], "__path__", [str(package)])
 
     def digest():
-        for kept in (keys._digest, keys._content, keys._imports):
+        for kept in (keys._compute_digest, keys._read_content, keys._list_imports):
             kept.cache_clear()
-        return keys._digest(("whet.tactics.zz.mine",))
+        return keys._compute_digest(("whet.tactics.zz.mine",))
 
     try:
-        assert {m.rpartition(".")[2] for m in transitive_modules("whet.tactics.zz.mine")} >= {"mine", "_help", "_deep"}
+        assert {m.rpartition(".")[2] for m in find_transitive_modules("whet.tactics.zz.mine")} >= {"mine", "_help", "_deep"}
         found = [digest()]
         inner = "if True:\n    try:\n        from whet.tactics.zz import _deeper\n    finally:\n        A = 2\n"
         (package / "tactics" / "zz" / "_deep.py").write_text(inner)
@@ -137,10 +137,10 @@ def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_pa
 
 def test_a_real_tactics_sources_include_its_library_binding():
     tactics_of("cpu")
-    modules = transitive_modules("whet.tactics.cpu.onednn.onednn_conv")
+    modules = find_transitive_modules("whet.tactics.cpu.onednn.onednn_conv")
     assert {"whet.tactics.cpu.onednn._kernel", "whet.tactics.cpu.onednn._api.primitive", "whet.backends.cpu.threads"} <= modules
     assert not any(m.startswith("whet.tactics.cuda") for m in modules)
-    assert len(source_digest(get_tactic("cpu/onednn_conv"))) == 64
+    assert len(compute_source_digest(get_tactic("cpu/onednn_conv"))) == 64
     importlib.import_module("whet.tactics")
 
 
@@ -273,6 +273,6 @@ def test_the_value_of_a_zero_point_does_not_change_the_text(a, b, alike):
         x = net.add_input("x", parse_type("f32[1,8]"))
         scale, offset = net.constant(np.float32(0.1), "s"), net.constant(np.uint8(zero), "z")
         net.mark_output(net.add("QuantizeLinear", x, scale, offset))
-        return layer_text(net.layers[0])
+        return format_layer_text(net.layers[0])
 
     assert (text(a) == text(b)) == alike

@@ -19,7 +19,7 @@ from whet.engine import engine_digest
 from whet.errors import LockError
 from whet.precision import find_quantization_sites
 from whet.precision.budget import Budget
-from whet.precision.sensitivity import chosen_samples
+from whet.precision.sensitivity import select_samples
 from whet.tactics import is_quantized, load_tactics
 from whet.tactics.cpu.onednn import _api as dnn
 
@@ -47,7 +47,7 @@ def keep(monkeypatch, wanted: str):
     def preference(strategy, candidates, allowed):
         return [next(i for i, c in enumerate(candidates) if c.what.startswith(wanted))]
 
-    monkeypatch.setattr(Int8, "preference", preference)
+    monkeypatch.setattr(Int8, "rank_candidates", preference)
 
 
 @VNNI
@@ -101,7 +101,7 @@ def test_differences_are_named(monkeypatch, tmp_path):
 
 def test_16_bit_engines_within_a_budget_are_locked(tmp_path):
     net, config = small_network(), dataclasses.replace(CONFIG, precisions=("bf16",))
-    data = chosen_samples(samples(4), 4)
+    data = select_samples(samples(4), 4)
     plan, _ = build_floats_within(net, prepare(net, config), config, Budget.parse("snr:90"), data)
     save_lock(plan, tmp_path / "lock.json")
     locked = dataclasses.replace(config, lock=str(tmp_path / "lock.json"))

@@ -18,7 +18,7 @@ from whet.builder.verify.segments import SegmentedRuns
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.precision import Analysis, calibrate, find_quantization_sites
-from whet.precision.float8 import kept_out
+from whet.precision.float8 import list_excluded_layers
 
 
 def deep_network(blocks=8):
@@ -135,6 +135,6 @@ def test_the_same_layers_are_sensitive(name, enough):
     data = Calibration(samples=lambda: ({net.inputs[0].name: images[i : i + 1]} for i in range(len(images))))
     config, made = BuildConfig(timing_cache=""), prepare(net, BuildConfig())
     ranges = calibrate_float8_ranges(net, made, data, config, [])
-    found = find_sensitive_layers(made, ranges, data, config, kept_out(made), enough_db=enough)
+    found = find_sensitive_layers(made, ranges, data, config, list_excluded_layers(made), enough_db=enough)
     assert found
-    assert found == find_sensitive_layers(made, ranges, data, config, kept_out(made), enough_db=enough, run_of=EngineRun)
+    assert found == find_sensitive_layers(made, ranges, data, config, list_excluded_layers(made), enough_db=enough, run_of=EngineRun)

@@ -12,7 +12,7 @@ from whet.network import parse_network
 from whet.ops import run_network
 from whet.runtime import Runtime
 from whet.sparsity import eligible_layers, force_two_four
-from whet.sparsity.report import why_dense
+from whet.sparsity.report import explain_dense_layers
 
 TEXT = """network n source
 in %x: f32[2,8,6,6]
@@ -120,4 +120,4 @@ def test_kernels_for_two_four_weights_need_permission(mode, permitted, standin_g
     assert any(c.ms is not None for c in found) == permitted
     if not permitted:
         assert {c.reason for c in found} == {"kernels for 2:4 weights are off: --sparsity=enable permits them"}
-        assert "--sparsity=enable permits them" in why_dense(plan)
+        assert "--sparsity=enable permits them" in explain_dense_layers(plan)

@@ -15,7 +15,7 @@ from whet.builder.select.unfused_time import UnfusedTime, list_chains, time_chai
 from whet.engine.check import check_plan
 from whet.measure.timing import Conditions, Timer
 from whet.measure.timing_cache import TimingCache
-from whet.measure.timing_key import layer_text
+from whet.measure.timing_key import format_layer_text
 from whet.network import Layer, Network, from_stored, parse_type, to_stored
 from whet.ops import run_network, run_regions
 from whet.tactics import Args, get_tactic, load_tactics
@@ -89,7 +89,7 @@ def test_times_are_cached_and_read_back(tmp_path):
         cache = TimingCache(str(tmp_path / "t.sqlite"))
         timer = Timer(CPU, cache, Conditions("hot", 0), 2)
         chains = list_chains(layer, options[0], {"cpu/onednn_conv"}, tactics(), permissions, CPU)
-        found.append(time_chains(layer, layer_text(layer), options[0], chains, timer))
+        found.append(time_chains(layer, format_layer_text(layer), options[0], chains, timer))
         misses = cache.misses
         cache.close()
     assert misses == 0

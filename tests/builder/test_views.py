@@ -78,10 +78,10 @@ def test_groups_keep_offsets_and_refuse_contradictions():
     assert g.join("b", "abc", 10)
     assert g.join("c", "abc", 30)
     assert [g.offset(n) for n in ("a", "b", "ab", "c", "abc")] == [0, 10, 0, 30, 0]
-    assert g.extent(g.root("c")) == 35
+    assert g.get_extent(g.root("c")) == 35
     assert g.join("b", "ba", 0) is True
     assert g.offset("ba") == g.offset("b") == 10
-    assert g.extent(g.root("ba")) == 40
+    assert g.get_extent(g.root("ba")) == 40
     assert g.join("a", "ba", 20) is False
 
 

@@ -6,12 +6,12 @@ import pytest
 from support.search_case import case as case  # a fixture
 from whet.frontends.onnx_writer import save_onnx
 from whet.network import Network, parse_type
-from whet.option_names import flags_are_read
+from whet.option_names import keep_flags
 
 
 @pytest.fixture(autouse=True)
 def as_on_the_command_line():
-    with flags_are_read():
+    with keep_flags():
         yield
 
 

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 import whet
 from whet.cli import group
-from whet.inspector.alignment import NO_NODE, align_layers, differing_settings
-from whet.measure.engine_comparison import output_difference
+from whet.inspector.alignment import NO_NODE, align_layers, find_differing_settings
+from whet.measure.engine_comparison import compute_output_difference
 from whet.network import parse_network
 from whet.report.comparison_page import _difference
 
@@ -122,10 +122,10 @@ def test_mistakes(files):
 
 def test_settings_that_differ(files):
     a, b = (whet.read_engine(files / f"{n}.engine") for n in ("fused", "plain"))
-    assert differing_settings([a, a]) == {}
+    assert find_differing_settings([a, a]) == {}
     b.machine["libraries"] = {**a.machine["libraries"], "cpu/other": "another 1.0"}
     b.machine["model"] = "another CPU"
-    found = differing_settings([a, b])
+    found = find_differing_settings([a, b])
     assert found["optimization_level"] == [1, 0]
     assert found["machine.model"] == [a.machine["model"], "another CPU"]
     assert set(found) == {"optimization_level", "passes", "machine.model"}, "a library that one engine does not use is no difference"
@@ -157,7 +157,7 @@ def test_layers_that_differ_in_formats_alone_name_them(files):
 
 def test_output_differences():
     a = np.array([3.0, 4.0])
-    assert output_difference({"y": a}, {"y": a}) == (float("inf"), 0.0)
-    snr, worst = output_difference({"y": a}, {"y": a + 0.5})
+    assert compute_output_difference({"y": a}, {"y": a}) == (float("inf"), 0.0)
+    snr, worst = compute_output_difference({"y": a}, {"y": a + 0.5})
     assert (round(snr, 3), worst) == (16.99, 0.5)
-    assert output_difference({"y": a}, {"z": a}) == (None, None)
+    assert compute_output_difference({"y": a}, {"z": a}) == (None, None)

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 from rich.text import Text
 
-from whet.cli._console import print_table, progress_bar
+from whet.cli._console import make_progress_bar, print_table
 
 COLUMNS = [">ms", "layer", "tactic"]
 ROWS = [["0.5", "/layer1/conv1/Conv + /layer1/bn1/BatchNormalization", "cpu/onednn_conv"], ["10.25", "/fc[/b]/Gemm", Text("cpu/x")]]
@@ -37,7 +37,7 @@ def test_long_names_are_printed_below_their_row():
 
 
 def test_a_bar_accepts_names_that_look_like_markup():
-    bar = progress_bar()
+    bar = make_progress_bar()
     bar.add_task("timing", total=3, what="conv[/b] + [x]")
     out = io.StringIO()
     Console(file=out, width=200).print(bar.get_renderable())

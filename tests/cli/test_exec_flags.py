@@ -5,9 +5,9 @@ import pytest
 from whet.cli._exec_checks import check_against, check_files, check_values, list_unused_values
 from whet.cli._exec_config import Options
 from whet.cli._exec_flags import FLAGS, NUMBERS, help_text, parse
-from whet.cli._exec_values import percentiles, profiles, shapes, size, split_names
+from whet.cli._exec_values import parse_percentiles, parse_profiles, parse_shapes, parse_size, split_names
 from whet.errors import ShapeError, UsageError
-from whet.measure.queries import percentile
+from whet.measure.queries import compute_percentile
 
 
 def test_values_with_equals_or_space():
@@ -39,44 +39,44 @@ def test_errors_explain_the_usage(argv, text):
 
 def test_names_split_at_the_last_colon():
     assert split_names("'Input:0':1x3,b:2") == [("Input:0", "1x3"), ("b", "2")]
-    assert shapes("a:1x3x224x224,s:scalar", "shapes") == {"a": (1, 3, 224, 224), "s": ()}
+    assert parse_shapes("a:1x3x224x224,s:scalar", "shapes") == {"a": (1, 3, 224, 224), "s": ()}
     with pytest.raises(UsageError, match="not a shape"):
-        shapes("a:1x-3", "shapes")
+        parse_shapes("a:1x-3", "shapes")
     with pytest.raises(UsageError, match="the largest is 2147483647"):
-        shapes("a:99999999999999999999x3", "shapes")
+        parse_shapes("a:99999999999999999999x3", "shapes")
 
 
 def test_sizes_are_base_two_and_mebibytes_by_default():
-    assert [size(t, "memPoolSize") for t in ("1", "64M", "1G", "512K", "7B")] == [2**20, 64 * 2**20, 2**30, 2**19, 7]
+    assert [parse_size(t, "memPoolSize") for t in ("1", "64M", "1G", "512K", "7B")] == [2**20, 64 * 2**20, 2**30, 2**19, 7]
     with pytest.raises(UsageError):
-        size("big", "memPoolSize")
+        parse_size("big", "memPoolSize")
 
 
 def test_missing_profile_shapes_are_broadcast():
-    made, warnings = profiles([("optShapes", "x:8x3"), ("maxShapes", "x:16x3")])
+    made, warnings = parse_profiles([("optShapes", "x:8x3"), ("maxShapes", "x:16x3")])
     assert made == [({"x": (8, 3)}, {"x": (8, 3)}, {"x": (16, 3)})]
     assert "optShapes is being broadcasted to minShapes for tensor x" in warnings
-    made, _ = profiles([("minShapes", "x:1x3"), ("maxShapes", "x:16x3")])
+    made, _ = parse_profiles([("minShapes", "x:1x3"), ("maxShapes", "x:16x3")])
     assert made == [({"x": (1, 3)}, {"x": (16, 3)}, {"x": (16, 3)})]
 
 
 def test_two_profiles_by_order():
     flags = [("profile", "0"), ("optShapes", "x:1x3"), ("profile", "1"), ("optShapes", "x:8x3")]
-    assert [p[1]["x"] for p in profiles(flags)[0]] == [(1, 3), (8, 3)]
+    assert [p[1]["x"] for p in parse_profiles(flags)[0]] == [(1, 3), (8, 3)]
     with pytest.raises(UsageError, match="without gaps"):
-        profiles([("profile", "2"), ("optShapes", "x:1x3")])
+        parse_profiles([("profile", "2"), ("optShapes", "x:1x3")])
     with pytest.raises(UsageError, match="given twice"):
-        profiles([("optShapes", "x:1x3"), ("optShapes", "x:8x3")])
+        parse_profiles([("optShapes", "x:1x3"), ("optShapes", "x:8x3")])
     with pytest.raises(UsageError, match="not in ascending order"):
-        profiles([("minShapes", "x:4x3"), ("maxShapes", "x:2x3")])
+        parse_profiles([("minShapes", "x:4x3"), ("maxShapes", "x:2x3")])
 
 
 def test_percentile_is_trtexecs():
     values = [float(v) for v in range(1, 101)]
-    assert percentile(values, 99) == 99.0
-    assert percentile(values, 90) == 90.0
-    assert percentile([5.0], 99) == 5.0
-    assert percentiles("90,99.9") == [90.0, 99.9]
+    assert compute_percentile(values, 99) == 99.0
+    assert compute_percentile(values, 90) == 90.0
+    assert compute_percentile([5.0], 99) == 5.0
+    assert parse_percentiles("90,99.9") == [90.0, 99.9]
 
 
 def test_help_names_every_flag():

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 from whet.cli import main
-from whet.cli._failures import failure_text
+from whet.cli._failures import describe_failure
 from whet.cli.exec import command as exec_command
 from whet.cli.retune import command as retune_command
 from whet.cli.run import command as run_command
@@ -30,7 +30,7 @@ from whet.network import Network, parse_type
     ],
 )
 def test_one_line_and_an_exit_code(error, text, code):
-    said, got = failure_text(error)
+    said, got = describe_failure(error)
     assert text in said
     assert "\n" not in said
     assert got == code
@@ -38,14 +38,14 @@ def test_one_line_and_an_exit_code(error, text, code):
 
 def test_an_internal_error_keeps_its_traceback():
     with pytest.raises(OSError, match="no file's"):
-        failure_text(OSError("no file's"))
+        describe_failure(OSError("no file's"))
 
 
 def test_too_little_memory_fails_as_trtexec_does(monkeypatch):
     def nothing_left(*_):
         raise MemoryError("Unable to allocate 44.7 TiB")
 
-    monkeypatch.setattr("whet.cli._model.network_for", nothing_left)
+    monkeypatch.setattr("whet.cli._model.read_network", nothing_left)
     done = CliRunner().invoke(exec_command, ["--onnx=x.onnx"])
     assert done.exit_code == 1
     assert "44.7 TiB" in done.output
@@ -65,7 +65,7 @@ def test_an_interruption_that_python_wraps_is_one(monkeypatch, capsys):
         except KeyboardInterrupt as e:  # Python 3.12 does not wrap it
             raise RuntimeError("Error calling __set_name__") from e
 
-    monkeypatch.setattr("whet.cli._model.network_for", interrupted)
+    monkeypatch.setattr("whet.cli._model.read_network", interrupted)
     with pytest.raises(SystemExit) as ended:
         main(["exec", "--onnx=x.onnx"])
     assert ended.value.code == 130
@@ -74,7 +74,7 @@ def test_an_interruption_that_python_wraps_is_one(monkeypatch, capsys):
     def broken(*_):
         raise RuntimeError("another")
 
-    monkeypatch.setattr("whet.cli._model.network_for", broken)
+    monkeypatch.setattr("whet.cli._model.read_network", broken)
     with pytest.raises(RuntimeError, match="another"):
         main(["exec", "--onnx=x.onnx"])
 
@@ -89,7 +89,7 @@ from whet.cli import main
 signal.signal(signal.SIGINT, signal.SIGINT_HANDLER)
 def load(*_):
     exec("import os, signal; os.kill(os.getpid(), signal.SIGTERM)\\nwhile True: pass")
-whet.cli._model.network_for = load
+whet.cli._model.read_network = load
 main(["exec", "--onnx=x.onnx"])
 """
     (tmp_path / "ended.py").write_text(code.replace("SIGINT_HANDLER", sigint))

@@ -67,9 +67,9 @@ def test_a_run_names_the_differing_value(folder):
 
 
 def test_strings_and_styles_of_a_console():
-    from whet.cli._console import console, style_text
+    from whet.cli._console import make_console, style_text
 
-    out = console()
+    out = make_console()
     out.file = io.StringIO()
     out.print("a[/b] 'whet[jit]' python:m:f")
     out.print(style_text(("net[red]", "bold"), " on [cpu]"))

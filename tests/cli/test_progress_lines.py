@@ -15,7 +15,7 @@ from whet.builder import Silent
 from whet.cli import group
 from whet.cli._console import Bar
 from whet.network import Network, parse_type
-from whet.progress_lines import SECONDS, ProgressLines, Steps, interval
+from whet.progress_lines import SECONDS, ProgressLines, Steps, get_interval
 from whet.report.search_live import SearchLive
 
 TAYLOR = ["--calibData=@inputs.npz", "--importance=taylor1", "--labels=@labels.npy"]
@@ -123,7 +123,7 @@ def test_lines_come_at_the_interval_and_end_with_the_work():
 @pytest.mark.parametrize(("value", "seconds"), [("0", 0.0), ("-1", 0.0), ("2.5", 2.5), ("often", SECONDS), (None, SECONDS)])
 def test_the_interval_is_a_variable_of_the_environment(monkeypatch, value, seconds):
     monkeypatch.delenv("WHET_PROGRESS_SECONDS") if value is None else monkeypatch.setenv("WHET_PROGRESS_SECONDS", value)
-    assert interval() == seconds
+    assert get_interval() == seconds
     if seconds == 0:
         before = threading.active_count()
         with Bar("pruning", enabled=False) as bar:

@@ -12,7 +12,7 @@ from whet.cli.latency_table import command as latency_table
 from whet.cli.prune import command as prune
 from whet.errors import CacheError, UsageError
 from whet.frontends import network_from_onnx, save_onnx
-from whet.pruning.order import history, note
+from whet.pruning.order import note, read_history
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_table_then_a_target(model, tmp_path):
     out = run(prune, model, "--latency=0.7x", f"--latencyTable={table}", "--recipe", tmp_path / "r.json", *null)
     assert re.search(r"FLOPs -\d+ %, parameters -\d+ %, predicted -3\d %", out)
     small = network_from_onnx(tmp_path / "m.pruned.onnx")
-    assert history(small)[0]["target"] == {"kind": "latency", "ratio": 0.7}
+    assert read_history(small)[0]["target"] == {"kind": "latency", "ratio": 0.7}
     assert len(json.loads(table.read_text())["rows"]) >= rows
     run(prune, model, "-o", tmp_path / "again.onnx", "--applyRecipe", tmp_path / "r.json")
     assert str(network_from_onnx(tmp_path / "again.onnx")).splitlines()[1:] == str(small).splitlines()[1:]

@@ -17,7 +17,7 @@ from whet.errors import BackendError, BuildError
 from whet.inspector import explain
 from whet.measure import timing
 from whet.measure.bench import Bench
-from whet.measure.cold import Copies, sample_cold_weights, select_finalists, weight_bytes
+from whet.measure.cold import Copies, count_weight_bytes, sample_cold_weights, select_finalists
 from whet.measure.policy import COLD_FINALIST, COLD_FINALISTS
 from whet.measure.timing import Conditions, Timer
 from whet.measure.timing_cache import TimingCache
@@ -128,9 +128,9 @@ def test_every_launch_of_a_cold_chain_reads_its_weights_from_memory(gpu, layer):
     assert 1 <= len(near) <= COLD_FINALISTS
     assert [o.cold_ms is not None for o in options] == [o in near for o in options]
     for o in near:
-        out_of_memory, held = (weight_bytes(layer, o) * 1e3 / rate for rate in (SLOW, FAST))
+        out_of_memory, held = (count_weight_bytes(layer, o) * 1e3 / rate for rate in (SLOW, FAST))
         assert o.cold_ms == pytest.approx(LAUNCH_S * 1e3 * (1 + sum(map(ord, o.kernel.implementation)) % 7 / 100) + out_of_memory)
-        assert o.ms == pytest.approx(o.cold_ms if weight_bytes(layer, o) > L2 else o.cold_ms - out_of_memory + held)
+        assert o.ms == pytest.approx(o.cold_ms if count_weight_bytes(layer, o) > L2 else o.cold_ms - out_of_memory + held)
     assert timer.cold_timed == len(near)
 
 
@@ -256,5 +256,5 @@ def test_weights_from_memory_take_longer_on_a_gpu():
     assert near
     shown = [(o.kernel.implementation, o.ms, o.cold_ms) for o in near]
     assert min(o.cold_ms for o in near) > min(o.ms for o in near) + 0.0005, shown
-    assert all(weight_bytes(net.layers[0], o) / 4.8e12 * 1e3 < o.cold_ms < 4 * o.ms for o in near), shown
+    assert all(count_weight_bytes(net.layers[0], o) / 4.8e12 * 1e3 < o.cold_ms < 4 * o.ms for o in near), shown
     assert timer.cold_s < 2

@@ -21,8 +21,8 @@ from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
 from whet.ops._base import Sample
 from whet.precision import calibrate
-from whet.precision.float8 import kept_out, skip_sums
-from whet.precision.measures import snr_db
+from whet.precision.float8 import list_excluded_layers, skip_sums
+from whet.precision.measures import compute_snr
 from whet.runtime import Runtime
 
 E4M3 = ml_dtypes.float8_e4m3fn
@@ -185,11 +185,11 @@ def test_a_whole_network_is_built_and_verified_in_float8(gpu, wide):
     net.mark_output(net.add("Gemm", pooled, net.constant(rng.standard_normal((32, 16)).astype(np.float32))), "y")
     data = [{"x": rng.standard_normal((9, 3, 32, 32)).astype(np.float32)} for _ in range(2)]
     ranges = calibrate(net, data, method="minmax")
-    ranges = replace(ranges, float_sums=skip_sums(net, kept_out(net)) if wide else frozenset())
+    ranges = replace(ranges, float_sums=skip_sums(net, list_excluded_layers(net)) if wide else frozenset())
     config = BuildConfig(backend="cuda", precisions=("fp16", "fp8"), optimization_level=2, timing_cache="")
     plan = build(insert_float8(net, ranges), config)
     assert sum(map(is_float8, plan.network.layers)) >= 6
     assert plan.report.banned == []
     assert plan.report.verification.images is not None
     got = Runtime("cuda").load(plan).create_context().run(data[0])["y"]
-    assert snr_db(run_network(net, data[0])["y"], got) > 20
+    assert compute_snr(run_network(net, data[0])["y"], got) > 20

@@ -17,11 +17,11 @@ def test_net_energy_is_proportional_to_the_load(gpu):
 
     (One product with its copies does not: an H200 drew 126 W, 6 W above idle, and the resolution of 1 W is a sixth of that.)
     """
-    from whet.search.jobs.device_locks import physical_gpu
+    from whet.search.jobs.device_locks import find_physical_gpu
     from whet.search.stages.energy import Meter
     from whet.search.stages.measure import make_run
 
-    meter = Meter(physical_gpu("cuda"))
+    meter = Meter(find_physical_gpu("cuda"))
     if meter.read is None:
         pytest.skip(meter.about)
     net = Network("products")

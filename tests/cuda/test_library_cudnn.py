@@ -154,10 +154,10 @@ def test_the_pack_is_off_by_default_and_switched_as_a_family():
     ],
 )
 def test_flags_of_exec_choose_the_packs(flags, packs):
-    from whet.cli._exec_config import Options, _sources
+    from whet.cli._exec_config import Options, _list_sources
     from whet.cli._exec_flags import parse
 
-    chosen = list_enabled_tactics("cuda", _sources(Options(*parse(["--onnx=x.onnx", "--backend=cuda", *flags]))))
+    chosen = list_enabled_tactics("cuda", _list_sources(Options(*parse(["--onnx=x.onnx", "--backend=cuda", *flags]))))
     assert {t.name.rpartition("/")[2] for t in chosen if t.name.startswith(("cuda/cublaslt_", "cuda/cudnn_"))} == packs
 
 
@@ -233,12 +233,12 @@ def test_the_error_without_the_library_says_what_to_install(monkeypatch):
 
 
 def test_the_version_is_in_the_timing_key(monkeypatch):
-    from whet.measure.timing_key import timing_key
+    from whet.measure.timing_key import make_timing_key
 
     t, keys = get_tactic("cuda/cudnn_half"), set()
     for number in (91900, 92100):
         monkeypatch.setattr(library, "library", lambda number=number: SimpleNamespace(cudnnGetVersion=lambda: number))
-        keys.add(timing_key(t, "layer", t.signatures(sample_layer("Conv", OPS["Conv"].samples[0])[1], HERE)[0], (), "gpu", "hot"))
+        keys.add(make_timing_key(t, "layer", t.signatures(sample_layer("Conv", OPS["Conv"].samples[0])[1], HERE)[0], (), "gpu", "hot"))
     assert t.library_version() == "cudnn 9.21.0"
     assert len(keys) == 2
 

@@ -9,7 +9,7 @@ from test_kernels_compile import OURS, first_case
 from test_tactics import HOPPER
 
 from whet.engine import Choice
-from whet.runtime.kernels import config_refusal
+from whet.runtime.kernels import explain_config_refusal
 
 
 def altered(config):
@@ -33,6 +33,6 @@ def test_only_listed_configs_are_admitted(tactic):
     stored = tuple(None if o is None else (o.format, o.dtype.name) for o in signature.inputs)
     outputs = tuple((o.format, o.dtype.name) for o in signature.outputs)
     choice = Choice(tactic.name, config, stored, outputs, signature.inplace)
-    assert config_refusal(layer, choice, HOPPER) is None
+    assert explain_config_refusal(layer, choice, HOPPER) is None
     for other in altered(config):
-        assert "does not list the stored config" in config_refusal(layer, dataclasses.replace(choice, config=other), HOPPER), other
+        assert "does not list the stored config" in explain_config_refusal(layer, dataclasses.replace(choice, config=other), HOPPER), other

@@ -20,7 +20,7 @@ from whet.files import read_bounded
 from whet.frontends import external_files, network_from_onnx
 from whet.network import Network, parse_type
 from whet.precision import Preprocessing, calibration_data
-from whet.precision.data import image_sample
+from whet.precision.data import read_image
 from whet.search.recipe.data import load_labelled, load_unlabelled
 
 
@@ -168,14 +168,14 @@ def test_images_are_refused(name, tmp_path):
     pytest.importorskip("PIL")
     make, why = IMAGES[name]
     with pytest.raises(CalibrationError, match=rf"a.png cannot be decoded: .*{why}"):
-        image_sample(make(tmp_path / "a.png"), network(), Preprocessing())
+        read_image(make(tmp_path / "a.png"), network(), Preprocessing())
 
 
 def test_a_thin_image_is_not_scaled_without_bound(tmp_path):
     image = pytest.importorskip("PIL.Image")
     image.new("RGB", (1, 20000)).save(tmp_path / "thin.png")
     with pytest.raises(CalibrationError, match=r"resize:256 makes 256 x 5120000 of them, more than .* lower resize:"):
-        image_sample(tmp_path / "thin.png", network(), Preprocessing(resize=256))
+        read_image(tmp_path / "thin.png", network(), Preprocessing(resize=256))
 
 
 @pytest.mark.parametrize("text", ["std:0", "scale:nan", "mean:inf", "resize:-1", "resize:9999999999", "scale:1/0", "std:1/0/1"])
@@ -188,7 +188,7 @@ def test_preprocessing_that_does_not_fit_the_images_is_refused(tmp_path):
     image = pytest.importorskip("PIL.Image")
     image.new("RGB", (9, 9)).save(tmp_path / "a.png")
     with pytest.raises(CalibrationError, match=r"mean: has 2 values, the images have 3 channels\. Give one value"):
-        image_sample(tmp_path / "a.png", network(), Preprocessing.parse("mean:1/2"))
+        read_image(tmp_path / "a.png", network(), Preprocessing.parse("mean:1/2"))
     (tmp_path / "settings.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"settings\.txt cannot be read as text"):
         Preprocessing.parse(str(tmp_path / "settings.txt"))

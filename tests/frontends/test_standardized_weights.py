@@ -7,7 +7,7 @@ from onnx import helper, numpy_helper
 
 from whet.frontends import network_from_onnx
 from whet.ops import run_network
-from whet.pruning import cut, groups, zeroed
+from whet.pruning import cut, groups, zero_channels
 
 
 def model(*, of_input=False):
@@ -47,7 +47,7 @@ def test_standardized_weights_are_stored_and_cut():
     np.testing.assert_allclose(run_network(net, x)["y"], session.run(None, x)[0], rtol=1e-4, atol=1e-4)
     assert [g.name for g in groups(net)] == ["conv1.1", "conv2.1"]
     kept = {"conv1.1": np.arange(9), "conv2.1": np.arange(5)}
-    np.testing.assert_allclose(run_network(cut(net, kept), x)["y"], run_network(zeroed(net, kept), x)["y"], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run_network(cut(net, kept), x)["y"], run_network(zero_channels(net, kept), x)["y"], rtol=1e-4, atol=1e-4)
 
 
 def test_weights_that_depend_on_an_input_stay_computed():

@@ -17,7 +17,7 @@ from whet.errors import UsageError
 from whet.frontends import network_from_onnx
 from whet.inspector import engine_information, explain, layer_facts, layer_lines, layer_rows, output_records, profile_records, times_records
 from whet.inspector.alignment import format_setting
-from whet.inspector.layers import two_of_four
+from whet.inspector.layers import has_two_of_four
 from whet.inspector.words import TYPE, format_words
 from whet.network import FORMATS as FORMATS_OF_WHET
 from whet.network import Network, parse_type
@@ -178,13 +178,13 @@ def test_a_convolution_in_tensorrts_terms():
 
 def test_sparse_weights_are_two_of_four_along_channels():
     w = np.ones((8, 8, 3, 3), "f4")
-    assert not two_of_four(w, 1)
+    assert not has_two_of_four(w, 1)
     w[:, 2:4] = w[:, 6:] = 0
-    assert two_of_four(w, 1)
-    assert not two_of_four(w, 0)
-    assert not two_of_four(np.zeros((8, 6), "f4"), 1)
+    assert has_two_of_four(w, 1)
+    assert not has_two_of_four(w, 0)
+    assert not has_two_of_four(np.zeros((8, 6), "f4"), 1)
     w[3, 2, 0, 0] = 1
-    assert not two_of_four(w, 1)
+    assert not has_two_of_four(w, 1)
     net = conv_net()
     net.constants["w2"].weight = type(net.constants["w2"].weight)(np.pad(np.ones((4, 2, 3, 3), "f4"), ((0, 0), (1, 1), (0, 0), (0, 0))))
     layer = next(x for x in engine_information(make_plan(net))["Layers"] if x["Name"] == "/conv2/Conv")

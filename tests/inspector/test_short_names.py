@@ -10,7 +10,7 @@ from whet.engine import write_engine
 from whet.errors import UsageError
 from whet.frontends import network_from_onnx
 from whet.inspector import find_layer, layer_facts
-from whet.inspector.summary import COLUMNS, fit, is_short_name, layer_table, short_name
+from whet.inspector.summary import COLUMNS, fit, is_short_name, make_layer_table, shorten_name
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_explain_prints_a_layer_per_line_in_100_columns(plan, engine, monkeypatc
 def test_the_shown_names_are_accepted(plan, engine, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     facts = layer_facts(plan)
-    shown = [row[COLUMNS.index("layer")] for row in layer_table(facts, 0.0)]
+    shown = [row[COLUMNS.index("layer")] for row in make_layer_table(facts, 0.0)]
     assert any(" +" in name for name in shown)
     for f, name in zip(facts, shown, strict=True):
         if sum(is_short_name(name, g.name) for g in facts) == 1:
@@ -54,7 +54,7 @@ def test_a_short_name_of_several_layers_is_refused(plan):
     facts = layer_facts(plan)
     name = f"{facts[0].name[0]}…"
     if sum(is_short_name(name, f.name) for f in facts) < 2:
-        name = "…" + short_name(facts[0].name, 99)[-1]
+        name = "…" + shorten_name(facts[0].name, 99)[-1]
     with pytest.raises(UsageError, match=r"is short for \d+ layers"):
         find_layer(facts, name)
 

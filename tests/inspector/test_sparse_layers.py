@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from whet.builder import BuildConfig, build
-from whet.cli.exec import _sparse_lines
+from whet.cli.exec import _log_sparse_layers
 from whet.inspector import engine_information, explain, sparsity_lines, sparsity_rows
-from whet.inspector.summary import explanation
+from whet.inspector.summary import make_explanation
 from whet.network import parse_network
 
 TEXT = """network n source
@@ -82,14 +82,14 @@ def test_the_layer_json_and_explain_have_it(plan):
     assert found[1]["BestSparseMs"] < found[1]["BestDenseMs"]
     narrow, wide = (x.name for x in sparsity_rows(plan))
     assert explain(plan, wide)["sparsity"]["RunsSparse"]
-    assert f"2:4: runs sparse; best dense {found[1]['BestDenseMs']:.4f} ms" in " ".join(explanation(plan, wide).split())
-    assert f"2:4: not eligible, {NARROW}" in " ".join(explanation(plan, narrow).split())
+    assert f"2:4: runs sparse; best dense {found[1]['BestDenseMs']:.4f} ms" in " ".join(make_explanation(plan, wide).split())
+    assert f"2:4: not eligible, {NARROW}" in " ".join(make_explanation(plan, narrow).split())
 
 
 def test_the_log_has_tensorrts_lines_before_the_table(plan):
     log = SimpleNamespace(lines=[])
     log.info = log.result = log.lines.append
-    _sparse_lines(log, plan)
+    _log_sparse_layers(log, plan)
     first, second, *table = log.lines
     names = [n for n in plan.choices if "sparse" in plan.choices[n].tactic]
     assert len(names) == 1

@@ -11,7 +11,7 @@ from whet.backends import Load
 from whet.measure import policy
 from whet.measure.compare import LoadLog, Ranking, compare
 from whet.measure.policy import ENGINES, LAYERS, PATIENCE, PRECISIONS, Block, Budget, Policy, Stage
-from whet.measure.statistics import confidence_interval, noise_between, typical
+from whet.measure.statistics import compute_noise, confidence_interval, estimate_typical_time
 
 
 def runner(seconds, calls=None, name=""):
@@ -141,7 +141,7 @@ def test_disturbed_samples_are_pooled_and_the_lower_quartile_counts():
     found = compare([runner(times)], replace(engines(3), attempts=2), watch=machine_under_load([1.0, 1.0]))
     assert found.samples == [[9.0, 1.0, 9.0] * 2]
     assert found.disturbed
-    assert found.seconds(0) == 1.0 < typical(found.samples[0])
+    assert found.seconds(0) == 1.0 < estimate_typical_time(found.samples[0])
 
 
 def test_without_pooling_the_least_disturbed_attempt_counts():
@@ -241,7 +241,7 @@ def test_a_common_change_of_the_clock_hides_no_difference():
 
 
 def test_candidates_with_different_rounds_are_judged_by_their_spread():
-    assert noise_between([1.02, 1.03, 1.02], [1.0, 1.1] * 15) == pytest.approx(0.05)
+    assert compute_noise([1.02, 1.03, 1.02], [1.0, 1.1] * 15) == pytest.approx(0.05)
 
 
 def test_confidence_intervals_narrow_with_samples():
@@ -253,5 +253,5 @@ def test_confidence_intervals_narrow_with_samples():
 
 def test_interrupted_samples_do_not_count_under_load():
     samples = [1.0, 1.1, 5.0, 6.0, 7.0, 1.05, 8.0]
-    assert typical(samples, disturbed=False) == 5.0
-    assert typical(samples, disturbed=True) == 1.05
+    assert estimate_typical_time(samples, disturbed=False) == 5.0
+    assert estimate_typical_time(samples, disturbed=True) == 1.05

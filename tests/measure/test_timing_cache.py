@@ -147,7 +147,7 @@ def test_a_full_disk_is_named_as_such(tmp_path):
 def read_only_home(tmp_path, monkeypatch):
     """The default cache is below a plain file, so its folder cannot be created."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("whet.measure.timing_cache.default_path", lambda: tmp_path / "file" / "t.sqlite")
+    monkeypatch.setattr("whet.measure.timing_cache.get_default_path", lambda: tmp_path / "file" / "t.sqlite")
 
 
 def test_an_unusable_default_cache_is_abandoned_with_a_note(read_only_home):
@@ -163,7 +163,7 @@ def test_an_unusable_default_cache_is_abandoned_with_a_note(read_only_home):
 
 
 def test_a_default_cache_on_a_full_disk_is_abandoned(tmp_path, monkeypatch):
-    monkeypatch.setattr("whet.measure.timing_cache.default_path", lambda: tmp_path / "t.sqlite")
+    monkeypatch.setattr("whet.measure.timing_cache.get_default_path", lambda: tmp_path / "t.sqlite")
     said: list[str] = []
     with TimingCache(None, said.append) as cache:
         assert cache._db is not None

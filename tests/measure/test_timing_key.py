@@ -2,7 +2,7 @@
 
 import pytest
 
-from whet.measure.timing_key import layer_text
+from whet.measure.timing_key import format_layer_text
 from whet.network import parse_network
 
 NET = """network n source
@@ -15,7 +15,7 @@ out %y
 
 
 def text(zero: int, scale: float = 0.5, kind: str = "u8") -> str:
-    return layer_text(parse_network(NET.format(scale=scale, zero=zero, type=kind)).layers[0])
+    return format_layer_text(parse_network(NET.format(scale=scale, zero=zero, type=kind)).layers[0])
 
 
 @pytest.mark.parametrize("zero", [0, 255])

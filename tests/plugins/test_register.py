@@ -5,7 +5,7 @@ import pytest
 
 from whet import register
 from whet.errors import BuildError, NetworkError, UnsupportedError, UsageError, VerificationError
-from whet.measure.timing_key import source_digest
+from whet.measure.timing_key import compute_source_digest
 from whet.network import Layer, parse_network, static_shape
 from whet.ops import OPS, get_op
 from whet.plugin_packages import PACKAGES
@@ -133,9 +133,9 @@ def test_the_source_of_the_users_functions_is_part_of_timing_keys():
     add(tactics=[NumpyTactic("a", twice)])
     own = TACTICS["cpu/acme.a"]
     assert set(own.source_modules()) >= {twice.__module__, "whet.plugins.numpy_tactic"}
-    before = source_digest(own)
+    before = compute_source_digest(own)
     own.function = check_samples  # another module
-    assert source_digest(own) != before
+    assert compute_source_digest(own) != before
     assert own.library_version() == "acme 2"
 
 

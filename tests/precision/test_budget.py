@@ -18,8 +18,8 @@ from whet.engine.schema import encode
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision import Analysis, Budget, calibrate, emulated, find_quantization_sites
-from whet.precision.measures import EXACT_DB, cosine, decibels, output_snr, snr_db
+from whet.precision import Analysis, Budget, calibrate, emulate_network, find_quantization_sites
+from whet.precision.measures import EXACT_DB, compute_cosine, compute_output_snr, compute_snr, to_decibels
 from whet.tactics import is_quantized, load_tactics
 
 QUICK = {"timing_cache": "", "threads": 1, "avg_timing": 1, "optimization_level": 1, "whole_engines": 1, "verify": False}
@@ -54,13 +54,13 @@ def analysis(net=None, precision="int8", **more):
 
 def test_decibels():
     a = np.array([3.0, 4.0], np.float32)
-    assert snr_db(a, a) == EXACT_DB
-    assert snr_db(a, a * np.float32(1.1)) == pytest.approx(20, abs=1e-4)
-    assert decibels(0, 1) == -EXACT_DB
-    assert snr_db(a, np.array([np.nan, 4], np.float32)) == -EXACT_DB
-    assert cosine(a, -a) == pytest.approx(-1)
-    assert cosine(a, np.array([4, -3], np.float32)) == pytest.approx(0)
-    assert output_snr([{"a": a, "n": np.array([1])}], [{"a": a, "n": np.array([2])}]) == EXACT_DB  # integers have no signal power
+    assert compute_snr(a, a) == EXACT_DB
+    assert compute_snr(a, a * np.float32(1.1)) == pytest.approx(20, abs=1e-4)
+    assert to_decibels(0, 1) == -EXACT_DB
+    assert compute_snr(a, np.array([np.nan, 4], np.float32)) == -EXACT_DB
+    assert compute_cosine(a, -a) == pytest.approx(-1)
+    assert compute_cosine(a, np.array([4, -3], np.float32)) == pytest.approx(0)
+    assert compute_output_snr([{"a": a, "n": np.array([1])}], [{"a": a, "n": np.array([2])}]) == EXACT_DB  # integers have no signal power
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8", "fp16", "bf16"])
@@ -70,14 +70,14 @@ def test_emulation_only_rounds(precision):
     assert a.snr([]) == EXACT_DB
     low, high = {"int8": (25, 60), "fp8": (15, 40), "fp16": (55, 90), "bf16": (35, 65)}[precision]
     assert low < a.snr() < high
-    net = emulated(small_network(), precision, a.ranges)
+    net = emulate_network(small_network(), precision, a.ranges)
     assert [t.name for t in net.outputs] == ["y"]
     want, got = run_network(net, samples(1)[0])["y"], EngineRun(net, ["y"])(samples(1)[0])["y"]
-    assert snr_db(want, got) > a.snr() + 10  # the engine rounds as the reference does, up to ties
+    assert compute_snr(want, got) > a.snr() + 10  # the engine rounds as the reference does, up to ties
 
 
 def test_bf16_weights_and_values_are_bf16():
-    net = emulated(small_network(), "bf16")
+    net = emulate_network(small_network(), "bf16")
     seen = {}
     run_network(net, samples(1)[0], watch=lambda t, v: seen.setdefault(t.name, v))
     bits = seen["y"].view(np.uint32)
@@ -88,8 +88,8 @@ def test_bf16_weights_and_values_are_bf16():
 
 def test_the_sensitive_layer_is_found():
     a = analysis()
-    rows = a.alone()
-    a.cumulative(rows)
+    rows = a.rank_layers()
+    a.set_cumulative_snr(rows)
     assert rows[0].layer == "b"
     assert rows[0].alone_db < rows[1].alone_db - 10
     assert rows[0].from_here_db == a.snr()
@@ -102,10 +102,10 @@ def test_the_sensitive_layer_is_found():
 def test_measured_sensitivities_are_reused(tmp_path):
     file = tmp_path / "deep" / "harm.json"
     first = analysis(file=file)
-    rows = first.alone()
+    rows = first.rank_layers()
     again = analysis(file=file)
     again.run_of = None  # no further run is permitted
-    assert again.alone() == rows
+    assert again.rank_layers() == rows
     other = analysis(small_network(), file=file)
     assert other.snr() != first.snr()  # a file of another network is not used
     file.write_text("{")

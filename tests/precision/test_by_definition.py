@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from whet.network import parse_network
-from whet.precision.calibrate import candidate_ranges, crop_middle
+from whet.precision.calibrate import crop_middle, list_candidate_ranges
 from whet.precision.histogram import Histogram
-from whet.precision.insert import e4m3, float8_weight_scales
+from whet.precision.insert import compute_float8_weight_scales, round_to_e4m3
 from whet.precision.methods import LIMITS
-from whet.precision.quantization_sites import never_negative
+from whet.precision.quantization_sites import is_never_negative
 from whet.precision.ranges import Range
-from whet.precision.scaling import sites
+from whet.precision.scaling import find_sites
 from whet.precision.steps import StepReport
-from whet.precision.tables import _LARGEST, code
+from whet.precision.tables import _LARGEST, find_code
 
 
 def layer_of(text: str):
@@ -57,12 +57,12 @@ def test_candidates_that_nearly_agree_are_listed_once():
 
     def count(*limits):
         names = ("minmax", "mse", "entropy")[: len(limits)]
-        return len(candidate_ranges(h, {n: lambda _, v=v: v for n, v in zip(names, limits, strict=True)}, zero_points=False))
+        return len(list_candidate_ranges(h, {n: lambda _, v=v: v for n, v in zip(names, limits, strict=True)}, zero_points=False))
 
     assert [count(1.0), count(1.0, 1.0), count(1.0, 0.995), count(1.0, 0.98), count(1.0, 0.98, 0.6)] == [1, 1, 1, 2, 3]
     skewed = Histogram()
     skewed.add(np.linspace(-0.2, 1, 1001).astype("f4"))
-    pair = candidate_ranges(skewed, {"minmax": lambda h: h.largest}, zero_points=True)
+    pair = list_candidate_ranges(skewed, {"minmax": lambda h: h.largest}, zero_points=True)
     assert [(round(r.low, 2), round(r.high, 2)) for r in pair] == [(-1.0, 1.0), (-0.2, 1.0)]  # the same upper end, another lower one
 
 
@@ -98,10 +98,10 @@ def test_the_float8_scale_of_a_filter_has_the_least_error():
     layer = layer_of("in %x: f32[1,8]\nconst %w: f32[8,5] = seed(3)\n%y = Gemm(%x, %w)\nout %y")
     w = np.random.default_rng(0).standard_normal((8, 5)).astype("f4") * np.array([1e-3, 0.1, 1, 7, 300], "f4")
     w[:, 4] = 0
-    scales = float8_weight_scales(layer, w)
+    scales = compute_float8_weight_scales(layer, w)
     for k in range(4):
         tried = [np.float32(np.abs(w[:, k]).max() / 448) * np.float32(2 ** (i / 8)) for i in range(8)]
-        errors = [float(np.sum((e4m3(w[:, k] / s) * s - w[:, k]) ** 2)) for s in tried]
+        errors = [float(np.sum((round_to_e4m3(w[:, k] / s) * s - w[:, k]) ** 2)) for s in tried]
         assert scales[k] == pytest.approx(tried[int(np.argmin(errors))], rel=1e-6)
     assert scales[4] > 0
 
@@ -120,8 +120,8 @@ def test_operations_without_negative_results(text, positive):
     head += "const %one: f32[3] = [1.0, 1.0, 1.0]\n%r = Relu(%x)\n"
     layer = layer_of(f"{head}%y = {text}\nout %y\n")
     assert layer.op == text.split("(")[0]
-    assert never_negative(layer.outputs[0]) == positive
-    assert not never_negative(layer.inputs[0]) or "%r" in text
+    assert is_never_negative(layer.outputs[0]) == positive
+    assert not is_never_negative(layer.inputs[0]) or "%r" in text
 
 
 def test_scale_passes_a_clip_only_from_zero_to_a_constant():
@@ -141,7 +141,7 @@ def test_scale_passes_a_clip_only_from_zero_to_a_constant():
             %y = Conv(%{"c" if more else "b"}, %v)
             out %y
             """)
-        found, refused = sites(net)
+        found, refused = find_sites(net)
         name = "c" if more else "b"
         return found[name].limit if name in found else refused[name]
 
@@ -164,7 +164,7 @@ def test_scale_passes_the_addition_of_a_vector_along_the_last_axis(shape, moves)
         %y = MatMul(%s, %v)
         out %y
         """)
-    found, _ = sites(net)
+    found, _ = find_sites(net)
     assert ("s" in found) == moves
     assert not moves or [(x.op, i, axis) for x, i, axis in found["s"].divided] == [("Add", 1, -1), ("MatMul", 1, 1)]
 
@@ -192,7 +192,7 @@ def test_a_table_s_encoding_is_better_than_others(kind, highest):
         q = np.clip(np.rint(np.where(x < 0, squeeze * x, x) / step) + zero, 0, 255) - zero
         return float(np.mean((f(np.where(q < 0, q / squeeze, q) * step) - f(x)) ** 2))
 
-    best = code(kind, highest)
+    best = find_code(kind, highest)
     mine = error(best.squeeze, float(best.scale), best.zero)
     others = []
     for squeeze in (1.0, 0.75, 0.5, 0.375, 0.25, 0.125):

@@ -144,8 +144,8 @@ def test_rounding_of_a_range_equals_quantize_and_dequantize(r):
     x = net.add_input("x", parse_type("f32[4001]"))
     scale, zero = net.constant(np.float32(r.scale), "scale"), net.constant(np.array(r.zero, r.dtype.numpy), "zero")
     net.mark_output(net.add("DequantizeLinear", net.add("QuantizeLinear", x, scale, zero), scale, zero), "y")
-    np.testing.assert_array_equal(r.fake(a), run_network(net, {"x": a})["y"])
-    assert len(np.unique(r.fake(a))) == 256
+    np.testing.assert_array_equal(r.fake_quantize(a), run_network(net, {"x": a})["y"])
+    assert len(np.unique(r.fake_quantize(a))) == 256
 
 
 def test_the_range_with_the_least_error_in_its_reader_is_selected():
@@ -196,7 +196,7 @@ def test_a_constant_inner_tensor_gets_a_range_with_its_value(value):
     with pytest.warns(BuildWarning, match=rf"%{dead.name} is {value:g} everywhere in the 2 calibration samples"):
         found = calibrate(net, data).tensors[dead.name]
     assert found.usable
-    np.testing.assert_allclose(found.fake(np.full(3, value, np.float32)), value, rtol=1e-6)
+    np.testing.assert_allclose(found.fake_quantize(np.full(3, value, np.float32)), value, rtol=1e-6)
 
 
 def test_errors_for_constant_and_missing_data_name_the_tensor():
@@ -272,7 +272,7 @@ def test_skewed_tensors_get_zero_points_if_allowed():
     assert r.zero > 0 or r.low == -r.high
     h = Range.within(-0.28, 5.0, 5.0)
     assert (h.low, h.zero) == (-0.28, round(0.28 / (5.28 / 255)))
-    assert h.fake(np.float32([0.0])) == 0  # zero is exact, so padding is exact
+    assert h.fake_quantize(np.float32([0.0])) == 0  # zero is exact, so padding is exact
     plain = calibrate(net, samples(), zero_points=False)
     assert all(r.zero == 0 for r in plain.tensors.values())
 

@@ -23,21 +23,21 @@ from whet.frontends import network_from_onnx
 from whet.frontends.onnx_writer import save_onnx
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
-from whet.precision import Analysis, calibrate, chosen_samples, find_quantization_sites, read_cache, write_cache
+from whet.precision import Analysis, calibrate, find_quantization_sites, read_cache, select_samples, write_cache
 from whet.precision.float8 import (
     SAMPLES,
-    adapted_weights,
+    compute_mean_inputs,
+    compute_mean_shift,
     correct_biases,
-    kept_out,
-    mean_inputs,
-    mean_shift,
+    list_excluded_layers,
     pack_rounding,
+    round_weights_adaptively,
     skip_sums,
     unpack_rounding,
 )
-from whet.precision.insert import e4m3, float8_weight_scales, float8_weights
-from whet.precision.measures import snr_db
-from whet.precision.rounding import error, rounded_rows
+from whet.precision.insert import compute_float8_weight_scales, round_to_e4m3, round_weights_to_float8
+from whet.precision.measures import compute_snr
+from whet.precision.rounding import compute_expected_error, round_rows
 from whet.tactics import is_quantized, load_tactics
 
 load_tactics("cpu")
@@ -86,7 +86,7 @@ def samples(count=40, seed=0):
 
 
 def test_ends_groups_and_odd_sizes_are_excluded_with_their_reasons():
-    out = kept_out(chain())
+    out = list_excluded_layers(chain())
     assert out == {
         "conv0": "3 input and 16 output channels: FP8 kernels need multiples of 16 and 8",
         "gemm": "last layer: no later layer averages its rounding error",
@@ -97,7 +97,7 @@ def test_ends_groups_and_odd_sizes_are_excluded_with_their_reasons():
     b = wide.add("Relu", wide.add("Conv", a, wide.constant(np.ones((16, 1, 3, 3), np.float32), "d"), group=16, pads=(1,) * 4, name="depthwise"))
     c = wide.add("Add", wide.add("Conv", b, wide.constant(np.ones((16, 16, 1, 1), np.float32), "v"), name="middle"), a)
     wide.mark_output(wide.add("Conv", c, wide.constant(np.ones((16, 16, 1, 1), np.float32), "u"), name="last"), "y")
-    reasons = kept_out(wide)
+    reasons = list_excluded_layers(wide)
     assert set(reasons) == {"first", "depthwise", "last"}
     assert reasons["first"].startswith("first layer")
     assert "one group" in reasons["depthwise"]
@@ -112,11 +112,11 @@ def test_the_mean_shift_is_measured_per_layer(attrs):
     net.mark_output(net.add("Conv", x, net.constant(w, "w"), name="conv", **attrs), "y")
     layer = net.layers[0]
     exact = np.abs(rng.standard_normal((2, 6, 9, 9))).astype(np.float32)
-    low = e4m3(exact)
+    low = round_to_e4m3(exact)
     rounded = net.clone()
-    rounded.layers[0].inputs = (rounded.inputs[0], rounded.constant(float8_weights(layer, w), "q"))
+    rounded.layers[0].inputs = (rounded.inputs[0], rounded.constant(round_weights_to_float8(layer, w), "q"))
     means = [next(iter(run_network(n, {"x": v}).values())).mean(axis=(0, 2, 3), dtype=np.float64) for n, v in ((net, exact), (rounded, low))]
-    shift = mean_shift(layer, mean_inputs(layer, low), mean_inputs(layer, exact))
+    shift = compute_mean_shift(layer, compute_mean_inputs(layer, low), compute_mean_inputs(layer, exact))
     np.testing.assert_allclose(shift, means[1] - means[0], atol=1e-6)
     assert np.abs(shift).max() > 1e-4
 
@@ -124,11 +124,11 @@ def test_the_mean_shift_is_measured_per_layer(attrs):
 def test_corrections_raise_the_outputs_snr_on_other_samples():
     net = chain(64)
     ranges = calibrate(net, samples(), method="minmax")
-    better = correct_biases(net, ranges, samples(), EngineRun, kept_out(net))
+    better = correct_biases(net, ranges, samples(), EngineRun, list_excluded_layers(net))
     assert set(better.corrections) == {"conv1", "conv2", "conv3"}
     fresh = samples(12, seed=9)
     want = [run_network(net, f)["y"] for f in fresh]
-    db = [snr_db(np.stack(want), np.stack([run_network(insert_float8(net, r), f)["y"] for f in fresh])) for r in (ranges, better)]
+    db = [compute_snr(np.stack(want), np.stack([run_network(insert_float8(net, r), f)["y"] for f in fresh])) for r in (ranges, better)]
     assert db[1] > db[0] + 1
 
 
@@ -136,10 +136,10 @@ def test_the_order_of_samples_changes_nothing():
     """More samples than are used, so that the selection and its halves could differ too."""
     net, data = chain(16), samples(SAMPLES + 9)
     ranges = calibrate(net, data[:4], method="minmax")
-    found = [correct_biases(net, ranges, order, EngineRun, kept_out(net)).corrections for order in (data, data[::-1])]
+    found = [correct_biases(net, ranges, order, EngineRun, list_excluded_layers(net)).corrections for order in (data, data[::-1])]
     assert set(found[0]) == set(found[1]) != set()
     assert all(found[0][n].tobytes() == found[1][n].tobytes() for n in found[0])
-    weights = [adapted_weights(net, ranges, order, EngineRun, kept_out(net)) for order in (data, data[::-1])]
+    weights = [round_weights_adaptively(net, ranges, order, EngineRun, list_excluded_layers(net)) for order in (data, data[::-1])]
     assert set(weights[0]) == set(weights[1]) != set()
     assert all(weights[0][n].tobytes() == weights[1][n].tobytes() for n in weights[0])
 
@@ -147,11 +147,11 @@ def test_the_order_of_samples_changes_nothing():
 def test_weight_scales_keep_every_value_and_lose_no_more_than_a_maximum_scale():
     layer = chain(64).layers[2]
     w = np.asarray(layer.inputs[1].array(), np.float32)
-    scales = float8_weight_scales(layer, w)
+    scales = compute_float8_weight_scales(layer, w)
     top = np.abs(w).reshape(64, -1).max(axis=1)
     assert np.all(top / scales <= 448.01)
     plain = (top / 448).reshape(-1, 1, 1, 1)
-    errors = [np.sum((q - w) ** 2) for q in (float8_weights(layer, w), e4m3(w / plain) * plain)]
+    errors = [np.sum((q - w) ** 2) for q in (round_weights_to_float8(layer, w), round_to_e4m3(w / plain) * plain)]
     assert errors[0] < errors[1]
 
 
@@ -163,18 +163,18 @@ def test_optimized_rounding_lowers_the_layers_error_and_stays_on_the_grid():
     scales = np.abs(w).max(axis=1) / 448
 
     def grid(column, s):
-        return e4m3((column / s).astype(np.float32)) * s
+        return round_to_e4m3((column / s).astype(np.float32)) * s
 
     near = np.stack([grid(w[:, j], scales) for j in range(48)], axis=1)
-    careful = rounded_rows(w, scales, h, grid)
-    assert error(w, careful, h) < 0.6 * error(w, near, h)
+    careful = round_rows(w, scales, h, grid)
+    assert compute_expected_error(w, careful, h) < 0.6 * compute_expected_error(w, near, h)
     units = (careful / scales[:, None]).astype(np.float32)
-    np.testing.assert_allclose(units, e4m3(units), rtol=1e-6)
+    np.testing.assert_allclose(units, round_to_e4m3(units), rtol=1e-6)
 
 
 def test_adapted_weights_round_trip_through_text():
     net = chain(16)
-    found = adapted_weights(net, calibrate(net, samples(8), method="minmax"), samples(8), EngineRun, kept_out(net))
+    found = round_weights_adaptively(net, calibrate(net, samples(8), method="minmax"), samples(8), EngineRun, list_excluded_layers(net))
     assert found
     assert set(found) <= {"conv1", "conv2", "conv3"}
     packed = pack_rounding(net, found)
@@ -188,8 +188,8 @@ def test_adapted_weights_round_trip_through_text():
 def test_sums_of_skip_connections_stay_in_floats_if_outputs_lack_decibels():
     net, data = residual_chain(), Calibration(samples=lambda: samples(20))
     sums = frozenset(f"sum{i}" for i in range(8))
-    assert skip_sums(net, kept_out(net)) == sums
-    assert skip_sums(chain(), kept_out(chain())) == frozenset()
+    assert skip_sums(net, list_excluded_layers(net)) == sums
+    assert skip_sums(chain(), list_excluded_layers(chain())) == frozenset()
     heard: list[str] = []
     plain = calibrate_float8_ranges(net, net, data, BuildConfig(), [], heard, enough_db=10)
     assert not plain.float_sums
@@ -201,10 +201,10 @@ def test_sums_of_skip_connections_stay_in_floats_if_outputs_lack_decibels():
     rounded = {t for x in made.layers if x.op == "DequantizeLinear" for t in x.outputs}
     by = {x.name: x for x in made.layers}
     assert not any(t in rounded for n in sums for t in by[n].inputs)
-    assert all(x.inputs[0] in rounded for x in made.layers if x.op == "Conv" and x.name not in kept_out(net))
+    assert all(x.inputs[0] in rounded for x in made.layers if x.op == "Conv" and x.name not in list_excluded_layers(net))
     fresh = samples(12, seed=9)
     want = np.stack([run_network(net, f)["y"] for f in fresh])
-    db = [snr_db(want, np.stack([run_network(insert_float8(net, r), f)["y"] for f in fresh])) for r in (plain, wide)]
+    db = [compute_snr(want, np.stack([run_network(insert_float8(net, r), f)["y"] for f in fresh])) for r in (plain, wide)]
     assert db[1] > db[0] + 2
     lowered, _ = lower_network(made, BuildConfig(backend="cuda"))
     assert sum(map(is_quantized, lowered.layers)) == 16, "all products of the blocks are in FP8"
@@ -220,12 +220,12 @@ def test_sums_in_floats_are_restored_from_the_cache_and_the_lock(tmp_path):
 
 def test_the_most_sensitive_layers_leave_float8_until_outputs_have_enough_decibels():
     net, data = residual_chain(4), Calibration(samples=lambda: samples(20))
-    left = kept_out(net)
+    left = list_excluded_layers(net)
     ranges = calibrate_float8_ranges(net, net, data, BuildConfig(), [])
     config = BuildConfig(timing_cache="")
     assert find_sensitive_layers(net, ranges, data, config, left, enough_db=10) == {}
     names = [x.name for x in find_quantization_sites(net, left).layers]
-    judges = chosen_samples(samples(20), 16)
+    judges = select_samples(samples(20), 16)
     enough = round(Analysis(net, "fp8", judges, EngineRun, ranges).snr(names) + 2)
     gone = find_sensitive_layers(net, ranges, data, config, left, enough_db=enough)
     assert gone
@@ -269,7 +269,7 @@ def test_a_model_with_float8_q_and_dq_has_float8_layers(tmp_path):
     assert [x.name for x in lowered.layers if is_quantized(x)] == ["conv1 + relu1", "conv2 + relu2", "conv3 + relu3"]
     f = samples(1, seed=4)[0]
     want, got = run_network(net, f)["y"], run_network(lowered, f)["y"]
-    assert 25 < snr_db(want, got) < 90
+    assert 25 < compute_snr(want, got) < 90
 
 
 def test_the_cpu_reports_that_it_has_no_fast_float8():
@@ -304,5 +304,5 @@ def test_resnet8_keeps_its_accuracy():
     ranges = calibrate_float8_ranges(net, made, Calibration(samples=lambda: ({name: images[i : i + 1]} for i in range(64))), BuildConfig(), [])
     exact, low = (EngineRun(n, [made.outputs[0].name]) for n in (made, insert_float8(made, ranges)))
     a, b = (r({name: images[64:]})[made.outputs[0].name] for r in (exact, low))
-    assert snr_db(a, b) > 27  # 16 without the recipe
-    assert len(find_quantization_sites(made).layers) - len(kept_out(made)) == 8
+    assert compute_snr(a, b) > 27  # 16 without the recipe
+    assert len(find_quantization_sites(made).layers) - len(list_excluded_layers(made)) == 8

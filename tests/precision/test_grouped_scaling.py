@@ -5,8 +5,8 @@ import pytest
 
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision.insert import fake_weights, weight_scales
-from whet.precision.scaling import apply_scalings, reading_weights
+from whet.precision.insert import compute_weight_scales, fake_quantize_weights
+from whet.precision.scaling import apply_scalings, make_reader_factors
 
 RNG = np.random.default_rng(3)
 
@@ -26,10 +26,10 @@ def test_the_largest_weight_of_a_channel_becomes_127():
     net = grouped_network(1)
     layer = net.layers[0]
     w = layer.inputs[1].array()
-    scales = weight_scales(layer)
+    scales = compute_weight_scales(layer)
     steps = np.rint(w / scales[:, None, None, None])
     assert np.array_equal(np.abs(steps).max(axis=(1, 2, 3)), np.full(12, 127))
-    assert np.abs(fake_weights(layer, w) - w).max() <= 0.51 * scales.max()
+    assert np.abs(fake_quantize_weights(layer, w) - w).max() <= 0.51 * scales.max()
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -45,7 +45,7 @@ def test_migrated_scales_leave_the_function_unchanged(groups):
 
 def test_factors_of_a_grouped_reader_follow_its_groups():
     layer = grouped_network(2).layers[2]
-    factors = reading_weights(layer, np.arange(12, dtype=np.float32))
+    factors = make_reader_factors(layer, np.arange(12, dtype=np.float32))
     assert factors.shape == (8, 6, 1, 1)
     assert np.array_equal(factors[:4, :, 0, 0], np.tile(np.arange(6), (4, 1)))
     assert np.array_equal(factors[4:, :, 0, 0], np.tile(np.arange(6, 12), (4, 1)))

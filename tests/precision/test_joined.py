@@ -6,7 +6,7 @@ import pytest
 from whet.builder.precision.int8 import EngineRun
 from whet.network import Network, parse_type
 from whet.precision import Analysis, calibrate, find_quantization_sites, quantize, read_cache, write_cache
-from whet.precision.joined import APART, stored_forms
+from whet.precision.joined import APART, assign_stored_forms
 from whet.precision.ranges import Range
 
 
@@ -38,11 +38,11 @@ def test_a_small_part_keeps_its_scale_for_its_other_readers():
     net = joined_network(40.0)
     places, ranges = find_quantization_sites(net), calibrate(net, samples())
     quiet, big = net.tensor("quiet"), net.tensor("big")
-    own, joined = stored_forms(places, ranges)[quiet]
+    own, joined = assign_stored_forms(places, ranges)[quiet]
     assert own.range == ranges.tensors["quiet"]
     assert joined.readers == frozenset(x for x in net.layers if x.name == "both")
     assert joined.range.scale == ranges.tensors["big"].scale
-    assert [f.range for f in stored_forms(places, ranges)[big]] == [joined.range], "the parts of the Concat have one scale"
+    assert [f.range for f in assign_stored_forms(places, ranges)[big]] == [joined.range], "the parts of the Concat have one scale"
     net = quantize(net, ranges)
     assert sum(x.op == "QuantizeLinear" for x in net.layers) == len(places.roots) + 1
 
@@ -52,7 +52,7 @@ def test_close_scales_are_merged():
     places, ranges = find_quantization_sites(net), calibrate(net, samples())
     ratio = ranges.tensors["big"].scale / ranges.tensors["quiet"].scale
     assert 1 / APART < ratio < APART
-    forms = stored_forms(places, ranges)
+    forms = assign_stored_forms(places, ranges)
     assert all(len(f) == 1 for f in forms.values())
     assert forms[net.tensor("quiet")][0].range == forms[net.tensor("big")][0].range == ranges.tensors["quiet"].merge(ranges.tensors["big"])
 
@@ -77,7 +77,7 @@ def test_the_cache_gives_the_same_network(tmp_path):
     ranges = calibrate(net, samples(), model="m")
     write_cache(tmp_path / "c.json", ranges)
     again = read_cache(tmp_path / "c.json", net, "m")
-    forms, others = stored_forms(find_quantization_sites(net), ranges), stored_forms(find_quantization_sites(net), again)
+    forms, others = assign_stored_forms(find_quantization_sites(net), ranges), assign_stored_forms(find_quantization_sites(net), again)
     assert [[f.range.scale for f in forms[t]] for t in forms] == [[f.range.scale for f in others[t]] for t in others]
 
 

@@ -19,9 +19,9 @@ from whet.errors import CalibrationError, UsageError
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.precision import Analysis, calibrate, chosen_samples, find_quantization_sites, quantize, read_cache, write_cache
-from whet.precision.measures import snr_db
-from whet.precision.scaling import apply_scalings, sites
+from whet.precision import Analysis, calibrate, find_quantization_sites, quantize, read_cache, select_samples, write_cache
+from whet.precision.measures import compute_snr
+from whet.precision.scaling import apply_scalings, find_sites
 from whet.precision.steps import find_corrections, find_scalings
 from whet.tactics import load_tactics
 
@@ -85,7 +85,7 @@ def test_scaling_preserves_the_function_and_lowers_the_error(make):
     assert all(after <= 0.9 * before for _, _, before, after, kept in report.tried if kept)
     scaled = apply_scalings(net, scalings)
     for f in data:
-        assert snr_db(run_network(net, f)["y"], run_network(scaled, f)["y"]) > 100
+        assert compute_snr(run_network(net, f)["y"], run_network(scaled, f)["y"]) > 100
     assert str(net) == str(make())  # the source network is unchanged
     plain, _ = int8_snr(net, (), data, test)
     better, ranges = int8_snr(net, ("equalize", "smooth"), data, test)
@@ -106,11 +106,11 @@ def test_channels_clipped_by_relu6_are_not_scaled():
     if "six" in scalings:
         assert np.all(scalings["six"][cut] == 1)
     scaled = apply_scalings(net, scalings)
-    assert all(snr_db(run_network(net, f)["y"], run_network(scaled, f)["y"]) > 100 for f in data)
+    assert all(compute_snr(run_network(net, f)["y"], run_network(scaled, f)["y"]) > 100 for f in data)
 
 
 def test_the_reason_is_given_if_scale_cannot_move():
-    found, refused = sites(small_network())
+    found, refused = find_sites(small_network())
     assert "x" in refused  # no earlier layer can absorb the division
     assert "input of the network" in refused["x"]
     assert any("cannot take the scale" in r for r in refused.values())  # the residual reads it too
@@ -215,6 +215,6 @@ def test_steps_never_lose_accuracy_on_a_real_vit():
 
 def test_samples_are_selected_by_content_not_by_order():
     data = samples(9)
-    one, other = chosen_samples(data, 3), chosen_samples(data[::-1], 3)
+    one, other = select_samples(data, 3), select_samples(data[::-1], 3)
     assert all(np.array_equal(a["x"], b["x"]) for a, b in zip(one, other, strict=True))
     assert find_quantization_sites(spiky_network()).layers

@@ -13,7 +13,7 @@ from whet.measure.policy import PRECISIONS
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import quantize
-from whet.precision.tables import _FUNCTIONS, code, insert_tables
+from whet.precision.tables import _FUNCTIONS, find_code, insert_tables
 from whet.runtime import Runtime
 from whet.tactics import is_quantized
 from whet.tactics.cpu._llvm import jit
@@ -57,7 +57,7 @@ def data(n=8):
 @pytest.mark.parametrize("highest", [0.3, 1.0, 4.0, 20.0])
 def test_a_code_loses_little_precision(kind, highest):
     """Rounding before the activation costs less than 5 dB on normal values; a second rounding of equal size costs 3 dB."""
-    f, found = _FUNCTIONS[kind], code(kind, highest)
+    f, found = _FUNCTIONS[kind], find_code(kind, highest)
     x = np.random.default_rng(0).standard_normal(20000) * highest / 3.5
     y = f(x)
     step = (y.max() - y.min()) / 255

@@ -52,7 +52,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(NullBackend, "capabilities", replace(NullBackend.capabilities, measures_load=True))
     monkeypatch.setattr(NullBackend, "seconds", slowed)
     for name in ("window_s", "look_s", "valid_s"):
-        monkeypatch.setattr(busy.Neighbours, name, 0.0)
+        monkeypatch.setattr(busy.ExternalLoadMonitor, name, 0.0)
     return state
 
 
@@ -192,16 +192,16 @@ def test_short_timings_share_a_window():
         load.seconds, load.others = time.monotonic() - start, 1.0
         taken.append(load.seconds)
 
-    seen = busy.Neighbours(SimpleNamespace(watch=watch, capabilities=Capabilities(measures_load=True)))
+    seen = busy.ExternalLoadMonitor(SimpleNamespace(watch=watch, capabilities=Capabilities(measures_load=True)))
     seen.window_s = 0.15
     windows = []
     for k in range(40):
         seen.begin()
         time.sleep(0.01)
-        windows.append(seen.took(str(k)))
+        windows.append(seen.record(str(k)))
     windows.append(seen.end())
     assert [k for w in windows for k in w.keys] == [str(k) for k in range(40)]
     assert {w.others for w in windows if w.keys} == {1.0}
     assert all(s >= 0.15 for s in taken)
     assert 2 <= len(taken) <= 4
-    assert busy.Neighbours(get_backend("null")).quiet(), "a backend that does not measure the load"
+    assert busy.ExternalLoadMonitor(get_backend("null")).quiet(), "a backend that does not measure the load"

@@ -11,11 +11,11 @@ from whet import zoo
 from whet.builder.config import BuildConfig
 from whet.errors import CacheError, NetworkError
 from whet.frontends import network_from_onnx
-from whet.measure.timing_key import layer_text
+from whet.measure.timing_key import format_layer_text
 from whet.network import parse_network
 from whet.pruning import branches, count_flops, count_params, cut, groups
 from whet.pruning.costs import channel_costs, flop_costs, parameter_costs
-from whet.pruning.knapsack import edges, widths_of
+from whet.pruning.knapsack import find_edges, list_widths
 from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
@@ -84,7 +84,7 @@ def test_latency_of_widths_is_that_of_the_cut_network(name, config, tmp_path):
         small = cut(net, {k: range(v) for k, v in widths.items()}, found)
         assert costs.total({}) == pytest.approx(measured_sum(net, meter))
         assert costs.total(widths) == pytest.approx(measured_sum(small, meter), rel=0.01)
-        texts = {layer_text(x) for x in static_layers(small, config).values()}
+        texts = {format_layer_text(x) for x in static_layers(small, config).values()}
         known = {r.layer for r in meter.table.rows.values()}
         assert len(texts & known) == len(texts), "exactly the layers of the cut network were timed"
         assert blocks or name == "densenet121"
@@ -166,15 +166,15 @@ def test_shrinking_a_layer_that_depends_on_its_size_is_refused():
 
 
 def test_step_edges():
-    assert edges([8, 16, 24, 32], [1.0, 2.0, 2.0, 4.0]) == [8, 24, 32]
-    assert edges([8, 16, 24], [3.0, 3.0, 3.0]) == [24]
-    assert edges([8, 16, 24], [1.0, 5.0, 2.0]) == [8, 24], "a narrower width that is slower is no step"
+    assert find_edges([8, 16, 24, 32], [1.0, 2.0, 2.0, 4.0]) == [8, 24, 32]
+    assert find_edges([8, 16, 24], [3.0, 3.0, 3.0]) == [24]
+    assert find_edges([8, 16, 24], [1.0, 5.0, 2.0]) == [8, 24], "a narrower width that is slower is no step"
     net = net_of("vit_b_16")
     heads, width, mlp = groups(net)[:3]
-    assert widths_of(heads, 8) == [1, 2, 3, 4, 5, 6], "a head is a multiple by itself"
-    assert widths_of(width, 8) == [8, 16]
-    assert len(widths_of(mlp, 8)) == 12
-    assert widths_of(mlp, 8)[-1] == mlp.size
+    assert list_widths(heads, 8) == [1, 2, 3, 4, 5, 6], "a head is a multiple by itself"
+    assert list_widths(width, 8) == [8, 16]
+    assert len(list_widths(mlp, 8)) == 12
+    assert list_widths(mlp, 8)[-1] == mlp.size
 
 
 def test_three_factors_of_one_axis_multiply():

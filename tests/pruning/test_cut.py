@@ -14,7 +14,7 @@ from whet.frontends import network_from_onnx, onnx_from_network
 from whet.network import parse_network, verify
 from whet.ops import run_network
 from whet.ops._origin import evaluate_origin
-from whet.pruning import branches, choose, count_flops, count_params, cut, groups, importance, zeroed
+from whet.pruning import branches, choose, count_flops, count_params, cut, groups, importance, zero_channels
 
 SMALL = {
     "bert_base": {"layers": 2, "sequence": "S", "hidden": 192, "heads": 6},
@@ -56,7 +56,7 @@ def exact(net, kept, found, bound=2e-5, removed=()):
     """Cuts, compares with the zeroed network by the reference and with ONNX Runtime on the exported file; returns the cut network."""
     small = verify(cut(net, kept, found, removed=removed))
     feeds = feeds_of(net)
-    want = run_network(zeroed(net, kept, found, removed=removed), feeds)
+    want = run_network(zero_channels(net, kept, found, removed=removed), feeds)
     for got in (run_network(small, feeds), in_ort(small, feeds)):
         for name, w in want.items():
             assert np.abs(got[name] - w).max() <= bound * max(np.abs(w).max(), 1e-6), name
@@ -423,7 +423,7 @@ def test_the_source_network_is_unchanged():
     net = parse_network(CHAIN)
     before = str(net)
     cut(net, {"w": [0]})
-    zeroed(net, {"w": [0]})
+    zero_channels(net, {"w": [0]})
     assert str(net) == before
 
 
@@ -441,6 +441,6 @@ def test_grouped_queries_with_rotary_positions():
     assert first["wq@repeat"]["wq"] == [n for head in (0, 2, 4, 6) for n in range(4 * head, 4 * head + 4)]
     x = {"x": np.random.default_rng(1).standard_normal((2, 5, 12)).astype(np.float32)}
     for kept in ({"wq@repeat": [1]}, {"wq": [0, 2, 3], "wq@repeat": [0]}, {"wq@0": [1], "wq": [1, 2], "wq@repeat": [1], "wv@0": [0, 3]}):
-        got, want = (run_network(n, x)["y"] for n in (cut(net, kept), zeroed(net, kept)))
+        got, want = (run_network(n, x)["y"] for n in (cut(net, kept), zero_channels(net, kept)))
         np.testing.assert_allclose(got, want, atol=1e-4)
         assert np.abs(want - run_network(net, x)["y"]).max() > 1e-3

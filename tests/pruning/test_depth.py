@@ -8,7 +8,7 @@ from whet.errors import PruneError
 from whet.frontends import network_from_onnx
 from whet.network import parse_network
 from whet.ops import run_network
-from whet.pruning import branches, remove_branches, silenced
+from whet.pruning import branches, remove_branches, silence_branches
 
 BLOCK = """network n source
 in %x: f32[N,4,6,6]
@@ -32,7 +32,7 @@ def test_a_removed_branch_leaves_its_shortcut():
     assert [x.name for x in small.layers] == ["y"]
     assert set(small.constants) == {"w3"}
     x = {"x": np.random.default_rng(0).standard_normal((3, 4, 6, 6)).astype(np.float32)}
-    np.testing.assert_array_equal(run_network(small, x)["y"], run_network(silenced(net, ["s"]), x)["y"])
+    np.testing.assert_array_equal(run_network(small, x)["y"], run_network(silence_branches(net, ["s"]), x)["y"])
     assert [x.name for x in net.layers] == ["a", "r", "b", "s", "y"], "the source network is unchanged"
 
 

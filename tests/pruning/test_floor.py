@@ -14,7 +14,7 @@ from whet.pruning import PruneConfig, Target, count_flops, groups, prune
 from whet.pruning import floor as floors
 from whet.pruning.costs import flop_costs, parameter_costs
 from whet.pruning.depth import branches, removable, select_innermost
-from whet.pruning.floor import Floor, held_out_errors, output_error, uniform_choice
+from whet.pruning.floor import Floor, compute_rms_error, held_out_errors, uniform_choice
 from whet.pruning.importance import importance
 from whet.pruning.knapsack import Choice
 from whet.pruning.recovery import RecoveryConfig
@@ -134,8 +134,8 @@ def test_with_a_latency_target_a_selection_must_be_as_fast(monkeypatch):
 
 def test_output_errors_are_relative():
     y = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
-    assert output_error({"y": y}, {"y": y}) == 0
-    assert output_error({"y": y, "n": np.arange(3)}, {"y": y + 0.1 * y.std(), "n": np.zeros(3)}) == pytest.approx(0.1, rel=1e-3)
+    assert compute_rms_error({"y": y}, {"y": y}) == 0
+    assert compute_rms_error({"y": y, "n": np.arange(3)}, {"y": y + 0.1 * y.std(), "n": np.zeros(3)}) == pytest.approx(0.1, rel=1e-3)
     assert not Floor(0.1, 0.1).fails
 
 

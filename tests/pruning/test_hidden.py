@@ -12,7 +12,7 @@ from whet.frontends import save_onnx
 from whet.network import parse_network
 from whet.ops import run_network
 from whet.pruning import PruneConfig, apply_recipe, count_params, cut, groups, prune, recipe_of, recover
-from whet.pruning.floor import output_error
+from whet.pruning.floor import compute_rms_error
 from whet.pruning.recipe import load_recipe
 
 LAYER_NORM = "%n: f32[N,5,12] = LayerNormalization(%h, %g, %b)"
@@ -116,8 +116,8 @@ def test_statistics_are_those_of_the_kept_channels():
 def test_recovery_reduces_the_error_of_a_cut_stream(norm):
     net, data, kept = block(NORMS[norm]), samples(), {"embed@hidden": np.arange(9)}
     wanted, small = run_network(net, data), cut(net, kept)
-    before = output_error(wanted, run_network(small, data))
-    after = output_error(wanted, run_network(recover(small, net, kept, data), data))
+    before = compute_rms_error(wanted, run_network(small, data))
+    after = compute_rms_error(wanted, run_network(recover(small, net, kept, data), data))
     assert after < 0.4 * before
 
 

@@ -11,7 +11,7 @@ from whet.errors import PruneError, UnsupportedError, UsageError
 from whet.frontends import network_from_onnx
 from whet.network import Weight, parse_network
 from whet.ops import OPS, run_layer, run_network, sample_layer
-from whet.pruning import PruneConfig, Samples, branches, groups, importance, prune, silenced, zeroed
+from whet.pruning import PruneConfig, Samples, branches, groups, importance, prune, silence_branches, zero_channels
 from whet.pruning._vjp import _MOVES, _RULES, backward, differentiable
 from whet.pruning.importance import KINDS
 
@@ -92,7 +92,7 @@ def test_first_order_taylor_is_exact_for_a_linear_loss():
     y = run_network(net, {"x": x})
     (c,) = _seeds(net, y, None, np.random.default_rng(3)).values()
     for unit in range(g.size):
-        without = run_network(zeroed(net, {g.name: [k for k in range(g.size) if k != unit]}), {"x": x})["y"]
+        without = run_network(zero_channels(net, {g.name: [k for k in range(g.size) if k != unit]}), {"x": x})["y"]
         np.testing.assert_allclose(seen.z[g.name][:, unit], ((y["y"] - without) * c).sum(1), rtol=1e-3, atol=1e-5)
 
 
@@ -110,9 +110,9 @@ def test_taylor_ranks_units_and_branches_like_removal(kind):
         return float(np.square(run_network(other, x)["output"] - before).sum())
 
     some = range(0, 64, 5)
-    truth = [change(zeroed(net, {found[0].name: [k for k in range(64) if k != u]}, found)) for u in some]
+    truth = [change(zero_channels(net, {found[0].name: [k for k in range(64) if k != u]}, found)) for u in some]
     assert _rank_correlation([score[found[0].name][u] for u in some], truth) > 0.8
-    gone = [change(silenced(net, [b.name])) for b in blocks]
+    gone = [change(silence_branches(net, [b.name])) for b in blocks]
     assert _rank_correlation([float(score[b.name][0]) for b in blocks], gone) > 0.4
 
 
@@ -135,7 +135,7 @@ def test_with_labels_taylor_uses_the_loss():
         return np.log(np.exp(y).sum(1)) - y[np.arange(4), labels]
 
     for unit in range(g.size):
-        change = loss(zeroed(net, {g.name: [k for k in range(g.size) if k != unit]})) - loss(net)
+        change = loss(zero_channels(net, {g.name: [k for k in range(g.size) if k != unit]})) - loss(net)
         z = seen.z[g.name][:, unit]
         assert np.abs(change + z).max() <= 0.5 * np.abs(z).max() + 1e-6
     with pytest.raises(PruneError, match=r"labels need an output \[samples, classes\]"):

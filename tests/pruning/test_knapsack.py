@@ -25,8 +25,8 @@ from whet.pruning import (
     save_recipe,
 )
 from whet.pruning.costs import flop_costs, parameter_costs
-from whet.pruning.knapsack import choose_within, per_layer, widths_of
-from whet.pruning.order import history
+from whet.pruning.knapsack import choose_within, list_widths, scale_by_weight_count
+from whet.pruning.order import read_history
 from whet.pruning.prune import Report
 from whet.pruning.tables import Tables
 
@@ -73,8 +73,8 @@ def test_importance_inside_a_removed_branch_counts_once():
     net = parse_network(NESTED)
     found, blocks = groups(net), branches(net)
     assert [(b.name, len(b.layers)) for b in blocks] == [("inner", 2), ("outer", 5)]
-    scores = per_layer(found, blocks, importance(found, "random", 0, net=net, blocks=blocks))
-    tables = Tables(found, blocks, scores, flop_costs(net, found, blocks), {g.name: widths_of(g, 2) for g in found})
+    scores = scale_by_weight_count(found, blocks, importance(found, "random", 0, net=net, blocks=blocks))
+    tables = Tables(found, blocks, scores, flop_costs(net, found, blocks), {g.name: list_widths(g, 2) for g in found})
 
     def loss(widths, removed):
         at = [tables.widths[v].index(widths.get(g.name, g.size)) for v, g in enumerate(tables.groups)]
@@ -89,7 +89,7 @@ def test_a_branch_stays_if_removing_it_costs_more_than_it_saves():
     """Operations fused with a branch (its Add, an activation) cost time of their own if the branch is removed."""
     net = parse_network(TINY)
     found, blocks = groups(net), branches(net)
-    scores = per_layer(found, blocks, importance(found, "random", 0, net=net, blocks=blocks))
+    scores = scale_by_weight_count(found, blocks, importance(found, "random", 0, net=net, blocks=blocks))
     scores["s"] = np.zeros(1)  # removing it loses nothing
     costs = flop_costs(net, found, blocks)
     target = 0.6 * costs.total({})
@@ -143,7 +143,7 @@ def test_slow_layers_are_cut_before_layers_with_many_flops(tmp_path):
     from whet.pruning.meter import Meter
 
     found, base = groups(net), static_layers(net, NULL)
-    scores = per_layer(found, [], importance(found))
+    scores = scale_by_weight_count(found, [], importance(found))
     with Meter(NULL, LatencyTable(), base) as meter:
         ms, flops = latency_costs(net, found, [], meter, base), flop_costs(net, found, [])
         by_ms = choose_within(found, [], scores, ms, 0.6 * ms.total({}))
@@ -231,8 +231,8 @@ def test_dynamic_batch_is_kept_and_the_model_records_the_steps(tmp_path):
     x = {"x": np.random.default_rng(0).standard_normal((6, 3, 8, 8)).astype(np.float32)}
     made = prune(net, PruneConfig(target=Target("flops", ratio=0.5), multiple=2), x)
     again = network_from_onnx(save_onnx(made.network, tmp_path / "s.onnx"))
-    assert [s["step"] for s in history(again)] == ["prune", "recover"]
-    assert history(again)[0]["target"] == {"kind": "flops", "ratio": 0.5}
+    assert [s["step"] for s in read_history(again)] == ["prune", "recover"]
+    assert read_history(again)[0]["target"] == {"kind": "flops", "ratio": 0.5}
     for n in (1, 6):
         some = {"x": x["x"][:n]}
         np.testing.assert_allclose(run_network(again, some)["y"], run_network(made.network, some)["y"], rtol=1e-5, atol=1e-5)

@@ -15,7 +15,7 @@ from whet.network import parse_network
 from whet.pruning import branches, groups, importance
 from whet.pruning.costs import Costs, flop_costs, parameter_costs
 from whet.pruning.dual import Search
-from whet.pruning.knapsack import choose_within, per_layer, widths_of
+from whet.pruning.knapsack import choose_within, list_widths, scale_by_weight_count
 from whet.pruning.tables import Tables
 
 
@@ -27,7 +27,7 @@ def best_of_all(found, blocks, scores, costs, target, multiple):
         outer = [b for b in gone if not any(set(b.layers) < set(c.layers) for c in gone)]
         alive = [g for g in found if not any(set(g.layers) <= set(b.layers) for b in gone)]
         of_branches = sum(float(scores[b.name].sum()) for b in outer)
-        for some in product(*(widths_of(g, multiple) for g in alive)):
+        for some in product(*(list_widths(g, multiple) for g in alive)):
             lost = of_branches + sum(float(np.sort(scores[g.name])[: g.size - w].sum()) for g, w in zip(alive, some, strict=True))
             if lost < least and costs.total({g.name: w for g, w in zip(alive, some, strict=True)}, [b.name for b in gone]) <= target:
                 least = lost
@@ -37,7 +37,7 @@ def best_of_all(found, blocks, scores, costs, target, multiple):
 def check(net, seed, share, kind, multiple):
     """One selection with random importances: optimal, and proven to be."""
     found, blocks = groups(net), branches(net)
-    scores = per_layer(found, blocks, importance(found, "random", seed, net=net, blocks=blocks))
+    scores = scale_by_weight_count(found, blocks, importance(found, "random", seed, net=net, blocks=blocks))
     costs = kind(net, found, blocks)
     target = share * costs.total({})
     least = best_of_all(found, blocks, scores, costs, target, multiple)
@@ -146,7 +146,7 @@ def test_many_widths_in_one_layer_give_a_weaker_valid_bound():
     found = groups(net)
     scores = importance(found, "random", 0)
     costs = flop_costs(net, found, [])
-    tables = Tables(found, [], scores, costs, {g.name: widths_of(g, 1) for g in found})
+    tables = Tables(found, [], scores, costs, {g.name: list_widths(g, 1) for g in found})
     assert tables.wide
     assert Search(tables, 0.5 * costs.total({})).run().x is not None
     for share in (0.7, 0.4):

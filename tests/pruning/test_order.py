@@ -7,7 +7,7 @@ from whet.errors import PruneError
 from whet.frontends import network_from_onnx, onnx_from_network
 from whet.network import Weight, parse_network
 from whet.pruning import PruneConfig, prune
-from whet.pruning.order import KEY, STEPS, check_order, history, note
+from whet.pruning.order import KEY, STEPS, check_order, note, read_history
 from whet.sparsity import two_four
 
 NET = """network n source
@@ -68,7 +68,7 @@ def test_pruning_checks_the_order_and_the_file_keeps_the_record():
         prune(net, PruneConfig(ratio=0.5, multiple=2))
     assert prune(net, PruneConfig(ratio=0.5, multiple=2, insist=True)).share > 0.3
     again = network_from_onnx(onnx_from_network(net))
-    assert [s["step"] for s in history(again)] == ["prune", "finetune", "calibrate"]
+    assert [s["step"] for s in read_history(again)] == ["prune", "finetune", "calibrate"]
 
 
 def test_a_model_with_quantize_nodes_is_not_pruned():
@@ -84,7 +84,7 @@ def test_a_foreign_record_counts_as_none():
     net = parse_network(NET)
     for text in ("no json", "3", '["x", {"step": "dance"}]'):
         net.metadata[KEY] = text
-        assert history(net) == []
+        assert read_history(net) == []
 
 
 def patterned(w2=True):

@@ -14,7 +14,7 @@ from whet.pruning import SpeedupPoint, branches, busy, groups, speedup_svg
 from whet.pruning._data import check_data
 from whet.pruning.costs import Costs
 from whet.pruning.cut import cut
-from whet.pruning.floor import reweighted
+from whet.pruning.floor import reweight_scores
 from whet.pruning.permute import reorder
 from whet.pruning.reconstruction import _contracts, reconstruction_scores
 from whet.pruning.recovery import RecoveryConfig, recover
@@ -58,8 +58,8 @@ def test_the_smallest_weights_of_matrices_and_filters_become_zero():
 
 def test_trials_scale_the_scores_of_a_group_by_one_factor_from_a_half_to_two():
     scores = {f"g{i}": np.arange(1.0, 5.0) * (i + 1) for i in range(200)}
-    assert reweighted(scores, 3, 0) is scores
-    got = reweighted(scores, 3, 1)
+    assert reweight_scores(scores, 3, 0) is scores
+    got = reweight_scores(scores, 3, 1)
     factors = []
     for name, v in scores.items():
         ratios = got[name] / v
@@ -68,8 +68,8 @@ def test_trials_scale_the_scores_of_a_group_by_one_factor_from_a_half_to_two():
     assert 0.5 <= min(factors) < 0.55
     assert 1.8 < max(factors) <= 2.0
     assert np.isclose(np.median(factors), 1.0, atol=0.25)  # as often smaller as larger
-    assert {n: v.tolist() for n, v in reweighted(scores, 3, 1).items()} == {n: v.tolist() for n, v in got.items()}
-    assert got["g0"].tolist() != reweighted(scores, 3, 2)["g0"].tolist() != reweighted(scores, 4, 1)["g0"].tolist()
+    assert {n: v.tolist() for n, v in reweight_scores(scores, 3, 1).items()} == {n: v.tolist() for n, v in got.items()}
+    assert got["g0"].tolist() != reweight_scores(scores, 3, 2)["g0"].tolist() != reweight_scores(scores, 4, 1)["g0"].tolist()
 
 
 def test_the_total_cost_is_that_of_remaining_items_and_of_what_removed_branches_leave():
@@ -203,7 +203,7 @@ def test_a_window_of_load_is_at_least_as_long_as_a_look(monkeypatch):
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", slept.append)
-    neighbours = busy.Neighbours(Machine())
+    neighbours = busy.ExternalLoadMonitor(Machine())
     neighbours.begin()
     now[0] += 0.05
     assert neighbours.took("k").keys == ()

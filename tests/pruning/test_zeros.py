@@ -5,7 +5,7 @@ import pytest
 
 from whet.network import parse_network
 from whet.ops import run_network
-from whet.pruning import cut, groups, recover, zeroed
+from whet.pruning import cut, groups, recover, zero_channels
 
 
 def linear(*lines, bias=True):
@@ -22,7 +22,7 @@ def names(net):
 def exact(net, kept):
     """Checks that the cut network equals the one with zeroed weights."""
     feeds = {"x": np.random.default_rng(0).standard_normal((4, 5, 6) if net.inputs[0].type.rank == 3 else (4, 3)).astype(np.float32)}
-    (got,), (want,) = (run_network(n, feeds).values() for n in (cut(net, kept), zeroed(net, kept)))
+    (got,), (want,) = (run_network(n, feeds).values() for n in (cut(net, kept), zero_channels(net, kept)))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -124,10 +124,10 @@ def images(n=16):
 def test_a_mean_over_pooled_channels_stays_the_mean_over_all_of_them():
     net, kept = response_norm(), {"w": [0, 3, 4, 7, 6]}
     assert names(net) == ["w"]
-    (got,), (want,) = (run_network(n, images()).values() for n in (cut(net, kept), zeroed(net, kept)))
+    (got,), (want,) = (run_network(n, images()).values() for n in (cut(net, kept), zero_channels(net, kept)))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     once, twice = cut(net, {"w": [0, 3, 4, 7, 6, 5]}), {"w": [0, 1, 2, 4]}
-    (got,), (want,) = (run_network(n, images()).values() for n in (cut(once, twice), zeroed(once, twice)))
+    (got,), (want,) = (run_network(n, images()).values() for n in (cut(once, twice), zero_channels(once, twice)))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     assert len({x.name for x in cut(once, twice).layers}) == len(cut(once, twice).layers)
 

@@ -25,7 +25,7 @@ def heard(tmp_path):
     live.phase("scouts", 4)
     for k in range(4):
         live.begun(tmp_path / f"{k:04d}", "int8")
-        live.ended(tmp_path / f"{k:04d}", result(k), False)
+        live.end_job(tmp_path / f"{k:04d}", result(k), False)
     return live, out
 
 
@@ -64,7 +64,7 @@ def test_user_names_are_printed_literally(heard):
 
 def test_a_reason_may_contain_a_layer_name_in_brackets(heard, tmp_path):
     live = heard[0]
-    live.ended(tmp_path / "0004", result(3) | {"reason": "layer 'a[/b]' needs whet[jit]"}, False)
+    live.end_job(tmp_path / "0004", result(3) | {"reason": "layer 'a[/b]' needs whet[jit]"}, False)
     out = io.StringIO()
     Console(file=out, width=200).print(live.view())
     assert "failed: layer 'a[/b]' needs whet[jit]" in out.getvalue()

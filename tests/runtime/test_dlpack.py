@@ -11,7 +11,7 @@ import pytest
 from whet.errors import ShapeError
 from whet.network import BF16, F16, F32, I64
 from whet.runtime import dlpack
-from whet.runtime.dlpack import CUDA, DeviceArray, device_array, on_gpu
+from whet.runtime.dlpack import CUDA, DeviceArray, on_gpu, to_device_array
 
 
 class Tensor:
@@ -35,7 +35,7 @@ class Owner:
 def test_exported_tensors_can_be_imported(dtype):
     memory = np.arange(24, dtype=np.int64)
     given = DeviceArray(memory.ctypes.data, (2, 3, 4), dtype, 1, memory)
-    got = device_array("x", Tensor(given))
+    got = to_device_array("x", Tensor(given))
     assert (got.address, got.shape, got.dtype, got.device) == (given.address, given.shape, given.dtype, 1)
     assert got.nbytes == 24 * dtype.bits // 8
     assert on_gpu(given)
@@ -47,7 +47,7 @@ def test_memory_lives_exactly_as_long_as_its_tensor():
     owner = Owner()
     watched = weakref.ref(owner)
     before = len(dlpack._exported)
-    got = device_array("x", Tensor(DeviceArray(4096, (2,), F32, 0, owner)))
+    got = to_device_array("x", Tensor(DeviceArray(4096, (2,), F32, 0, owner)))
     del owner
     gc.collect()
     assert watched() is not None
@@ -73,16 +73,16 @@ def test_a_tensor_that_is_not_row_major_is_refused():
     for steps, good in (((3, 1), True), ((1, 2), False)):
         object.__setattr__(made, "steps", steps)
         if good:
-            assert device_array("x", Tensor(made)).shape == (2, 3)
+            assert to_device_array("x", Tensor(made)).shape == (2, 3)
         else:
             with pytest.raises(ShapeError, match=r"'x'.*strides \[1, 2\].*contiguous"):
-                device_array("x", Tensor(made))
+                to_device_array("x", Tensor(made))
 
 
 def test_unsupported_types_are_refused():
     odd = replace(DeviceArray(4096, (2,), F32), dtype=replace(F32, bits=128))
     with pytest.raises(ShapeError, match="no element type"):
-        device_array("x", Tensor(odd))
+        to_device_array("x", Tensor(odd))
 
 
 def test_a_gpu_tensor_is_refused_by_a_cpu_engine():

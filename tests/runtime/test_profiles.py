@@ -10,7 +10,7 @@ from whet.builder import BuildConfig, build
 from whet.engine import Profile
 from whet.network import Network, parse_type
 from whet.runtime import EngineWarning, Runtime
-from whet.runtime.profiles import nearest_profile, takes
+from whet.runtime.profiles import find_nearest_profile, takes
 
 
 def profile(low, opt, high):
@@ -20,7 +20,7 @@ def profile(low, opt, high):
 def chosen(n, *profiles):
     plan = make_plan(conv_net())
     plan.profiles = list(profiles)
-    return nearest_profile(plan, {"x": (n, 3, 8, 8)})
+    return find_nearest_profile(plan, {"x": (n, 3, 8, 8)})
 
 
 def test_the_nearest_fitting_profile_is_selected():

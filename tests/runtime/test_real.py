@@ -14,7 +14,7 @@ from whet.engine import engine_bytes, engine_digest, read_engine, write_engine
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.runtime import EngineWarning, Runtime, machine_differences
+from whet.runtime import EngineWarning, Runtime, list_machine_differences
 from whet.tactics.cpu.onednn import _api as onednn
 
 
@@ -165,7 +165,7 @@ def test_another_number_of_threads_is_reported(plan):
     with pytest.warns(EngineWarning, match=f"threads: {plan.threads} there, {threads} here"):
         engine = Runtime("cpu", threads=threads).load(plan)
     assert engine.backend.threads == threads
-    assert machine_differences(plan, engine.backend)
+    assert list_machine_differences(plan, engine.backend)
 
 
 def test_profile_names_the_users_nodes(plan):

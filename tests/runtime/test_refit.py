@@ -11,7 +11,7 @@ from whet.errors import EngineError
 from whet.network import Network, Weight, parse_type
 from whet.ops import run_network
 from whet.runtime import Runtime
-from whet.runtime.refit import missing_weights
+from whet.runtime.refit import list_missing_weights
 
 QUICK = BuildConfig(timing_cache="", optimization_level=0)
 
@@ -86,7 +86,7 @@ def test_a_weight_whose_values_the_file_lacks_must_be_given_too(tmp_path):
     a, b = (rng.standard_normal((16, 16)).astype(np.float32) for _ in range(2))
     net.mark_output(net.add("MatMul", x, net.add("MatMul", net.constant(a, "a"), net.constant(b, "b"))), "y")
     write_engine(build(net, QUICK), tmp_path / "a.engine")
-    assert missing_weights(read_engine(tmp_path / "a.engine"), ["a"]) == ["b"]
+    assert list_missing_weights(read_engine(tmp_path / "a.engine"), ["a"]) == ["b"]
     engine = whet.load(tmp_path / "a.engine")
     with pytest.raises(EngineError, match="give also b"):
         engine.refit({"a": a})

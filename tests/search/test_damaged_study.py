@@ -16,7 +16,7 @@ SPACE = SearchSpace((Dimension("share", most=0.5), Dimension("kind", ("a", "b"))
 
 def use(path, space=SPACE):
     study = Study(path, space, higher_is_better=True, sampler="random", seed=0, startup=2)
-    list(study.unfinished())
+    list(study.list_unfinished())
     for _ in range(2):
         number, _params = study.ask()
         study.tell(number, (1.0, 2.0), {"misses": [0.1]})

@@ -35,7 +35,7 @@ class Device:
     def meter(self, monkeypatch, read=None):
         monkeypatch.setattr(energy, "perf_counter", lambda: self.now)
         monkeypatch.setattr(energy, "sleep", self.sleep)
-        monkeypatch.setattr(energy, "meter", lambda gpu, powercap=None: (read or (lambda: self.shown), "a counter"))
+        monkeypatch.setattr(energy, "find_meter", lambda gpu, powercap=None: (read or (lambda: self.shown), "a counter"))
         return energy.Meter(None)
 
 
@@ -117,16 +117,16 @@ class Nvml:
 def test_a_gpus_energy_is_the_difference_of_its_counter(gpu, asked, monkeypatch):
     fake = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    read, about = energy.meter(gpu)
+    read, about = energy.find_meter(gpu)
     assert fake.asked == [asked]
     assert "NVML" in about
     first = read()
     assert read() - first == pytest.approx(1.5)  # joules
     monkeypatch.setitem(sys.modules, "pynvml", Nvml("no driver"))
-    assert energy.meter(gpu) == (None, "not measurable: NVML's energy counter is not available (no driver)")
+    assert energy.find_meter(gpu) == (None, "not measurable: NVML's energy counter is not available (no driver)")
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert energy.meter(gpu)[0] is None
-    assert "pip install 'whet[cuda]'" in energy.meter(gpu)[1]
+    assert energy.find_meter(gpu)[0] is None
+    assert "pip install 'whet[cuda]'" in energy.find_meter(gpu)[1]
 
 
 def test_rapl_counters_are_read_across_their_wrap(tmp_path):
@@ -136,12 +136,12 @@ def test_rapl_counters_are_read_across_their_wrap(tmp_path):
     (package / "max_energy_range_uj").write_text("1000000")
     counter = package / "energy_uj"
     counter.write_text("900000")
-    read, about = energy.meter(None, tmp_path)
+    read, about = energy.find_meter(None, tmp_path)
     assert read is not None
     assert "1 processor package" in about
     counter.write_text("100000")
     assert read() == pytest.approx(0.2)
-    found = energy.per_run(lambda: counter.write_text(str(int(counter.read_text()) + 5000)), read, 0.01)
+    found = energy.measure_run(lambda: counter.write_text(str(int(counter.read_text()) + 5000)), read, 0.01)
     assert found["mj"] == pytest.approx(5.0)
 
 

@@ -16,8 +16,8 @@ from whet.frontends import network_from_onnx, save_onnx
 from whet.network import parse_network
 from whet.search import dry_run, recipe_from
 from whet.search.recipe.data import load_labelled, load_unlabelled
-from whet.search.recipe.image_data import list_images, spread
-from whet.search.stages.finetune import training_set
+from whet.search.recipe.image_data import list_images, pick_evenly
+from whet.search.stages.finetune import read_training_set
 
 NET = """network gray source
 in %x: f32[N,1,8,8]
@@ -62,7 +62,7 @@ def test_samples_are_of_all_classes(home, tmp_path):
         np.testing.assert_array_equal(load_unlabelled(str(home / source), net, 4)["x"][:, 0, 0, 0], [0, 10, 19, 29])
     np.savez(tmp_path / "sorted.npz", x=np.arange(30, dtype=np.float32)[:, None, None, None].repeat(8, 2).repeat(8, 3))
     np.testing.assert_array_equal(load_unlabelled(str(tmp_path / "sorted.npz"), net, 4)["x"][:, 0, 0, 0], [0, 10, 19, 29])
-    assert spread([1, 2, 3], 5) == [1, 2, 3]
+    assert pick_evenly([1, 2, 3], 5) == [1, 2, 3]
     assert list_images(str(tmp_path)) is None
 
 
@@ -70,7 +70,7 @@ def test_a_dry_run_takes_every_form(home):
     plain = {**RECIPE, "model": "model.onnx", "data": {"calibrate": "bare.csv", "score": "images", "judge": "images.csv", "train": "images"}}
     assert dry_run(recipe_from(plain, home))["data"] == {"calibrate": {"x": [1, 8, 8]}, "score": 30, "judge": 30, "train": 30}
     by_file = recipe_from({**plain, "data": {**plain["data"], "train": "images.csv"}}, home)
-    found = training_set(by_file, network_from_onnx(home / "model.onnx"))
+    found = read_training_set(by_file, network_from_onnx(home / "model.onnx"))
     np.testing.assert_array_equal(found.labels, np.repeat([2, 1, 0], 10))
 
 

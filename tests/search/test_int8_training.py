@@ -18,9 +18,9 @@ from whet.frontends import network_from_onnx
 from whet.search import search
 from whet.search.jobs.job import read_result
 from whet.search.recipe.space import Candidate
-from whet.search.stages.build_engine import build_config, engine_plan
+from whet.search.stages.build_engine import build_config, build_engine_plan
 from whet.search.stages.finetune import run_resumable
-from whet.search.stages.qat import loses_too_much, train_for_int8, why_not
+from whet.search.stages.qat import explain_skip, loses_too_much, train_for_int8
 
 AUTO = {"when": "auto", "epochs": 2.0}
 
@@ -188,14 +188,14 @@ def test_untrainable_models_are_reported(case, tmp_path):
     c = Candidate(precision="int8")
     recipe = recipe_with(case, tmp_path, space__precision=["int8"])
     config = build_config(net, recipe, c, 0)
-    plan = engine_plan(net, config, {"x": d["x"][:32]}, tmp_path)
-    assert why_not(recipe, c, plan) == "the recipe gives no data.train"
+    plan = build_engine_plan(net, config, {"x": d["x"][:32]}, tmp_path)
+    assert explain_skip(recipe, c, plan) == "the recipe gives no data.train"
     with_data = recipe_with(case, tmp_path, data__train="score.npz")
-    assert why_not(with_data, c, plan) is None
-    assert "not FP8" in why_not(with_data, Candidate(precision="fp8"), plan)
-    assert why_not(recipe_with(case, tmp_path, qat="never"), c, plan) == "the recipe says qat: never"
-    floats = engine_plan(net, build_config(net, recipe, Candidate(), 0), {}, tmp_path)
-    assert "the engine computes in floating point" in why_not(with_data, c, floats)
+    assert explain_skip(with_data, c, plan) is None
+    assert "not FP8" in explain_skip(with_data, Candidate(precision="fp8"), plan)
+    assert explain_skip(recipe_with(case, tmp_path, qat="never"), c, plan) == "the recipe says qat: never"
+    floats = build_engine_plan(net, build_config(net, recipe, Candidate(), 0), {}, tmp_path)
+    assert "the engine computes in floating point" in explain_skip(with_data, c, floats)
 
 
 def test_floating_point_layers_are_not_trained_for_integers(case, tmp_path):
@@ -207,7 +207,7 @@ def test_floating_point_layers_are_not_trained_for_integers(case, tmp_path):
     c = Candidate(precision="int8")
     recipe = recipe_with(case, tmp_path, data__train="score.npz", qat={"epochs": 0.2}, threads=1)
     config = build_config(net, recipe, c, 0)
-    plan = engine_plan(net, config, {"x": d["x"][:32]}, tmp_path)
+    plan = build_engine_plan(net, config, {"x": d["x"][:32]}, tmp_path)
     first = next(x.name for x in net.layers if x.op == "Gemm")
     plan.report.quantized.float_layers = [first]
     got = train_for_int8(Prepared(net), net, plan.report.quantized, config, recipe, c, tmp_path, say=lambda text: None)

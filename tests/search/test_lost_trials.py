@@ -40,11 +40,11 @@ def workers(tmp_path):
 
 def test_a_killed_worker_loses_its_trial_alone(workers, tmp_path):
     made, ended, cancelled = workers
-    assert made.finished() == []
+    assert made.collect_finished() == []
     ended["a"] = LostError("The worker died unexpectedly\n while executing this task:   SIGKILL")
     ended["b"] = {"model.engine": b"engine", j.RESULT: b"{}"}
     ended["c"] = {"problem": b"the trial's process exited with code -9 after 3 s: it said nothing"}
-    found = {folder.name: problem for folder, problem in made.finished()}
+    found = {folder.name: problem for folder, problem in made.collect_finished()}
     assert found == {
         "a": "Ray lost the trial: The worker died unexpectedly while executing this task: SIGKILL",
         "b": None,
@@ -52,7 +52,7 @@ def test_a_killed_worker_loses_its_trial_alone(workers, tmp_path):
     }
     assert (tmp_path / "b/model.engine").read_bytes() == b"engine"
     assert list((tmp_path / "a").iterdir()) == []
-    assert made.finished() == []
+    assert made.collect_finished() == []
     made.stop()
     assert cancelled == [("d", True)]
 
@@ -64,7 +64,7 @@ def test_the_result_is_written_last(workers, tmp_path, monkeypatch):
     written = []
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda part, path: (written.append(path.name), replace(part, path))[1])
-    made.finished()
+    made.collect_finished()
     assert written[-1] == j.RESULT
     assert sorted(written) == sorted([j.RESULT, "a.txt", "z.txt"])
 
@@ -73,4 +73,4 @@ def test_an_error_that_is_not_rays_is_not_swallowed(workers):
     made, ended, _ = workers
     ended["a"] = ZeroDivisionError("a fault of the program")
     with pytest.raises(ZeroDivisionError):
-        made.finished()
+        made.collect_finished()

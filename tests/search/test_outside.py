@@ -19,7 +19,7 @@ from whet.errors import UsageError
 from whet.report.stage import STAGE, WAITING
 from whet.search import search
 from whet.search.jobs import job as j
-from whet.search.jobs.device_locks import DeviceLock, file_lock
+from whet.search.jobs.device_locks import DeviceLock, hold_file_lock
 from whet.search.jobs.workers import LocalWorkers
 from whet.search.outcome.folder import IDENTITY, WorkFolder
 
@@ -82,9 +82,9 @@ def test_a_recipe_may_change_only_before_the_first_measurement(project, case, tm
     (project / "score.npz").write_bytes((project / "judge.npz").read_bytes())
     with pytest.raises(UsageError, match=r"another recipe \(changed: data\.score; files and functions are compared by content\)"):
         search(recipe_with(project, project / "work", **SMALL))
-    with WorkFolder(tmp_path / "w").opened(recipe_with(case, tmp_path / "w")) as resumed:
+    with WorkFolder(tmp_path / "w").open_locked(recipe_with(case, tmp_path / "w")) as resumed:
         assert not resumed
-    with WorkFolder(tmp_path / "w").opened(recipe_with(case, tmp_path / "w", space__batch=[2])) as resumed:
+    with WorkFolder(tmp_path / "w").open_locked(recipe_with(case, tmp_path / "w", space__batch=[2])) as resumed:
         assert resumed
     assert json.loads((tmp_path / "w" / IDENTITY).read_text())["space"]["batch"] == [2]
 
@@ -92,9 +92,9 @@ def test_a_recipe_may_change_only_before_the_first_measurement(project, case, tm
 def test_a_damaged_identity_is_reported_and_can_be_discarded(project):
     work, recipe = project / "work", recipe_with(project, project / "work", **SMALL)
     os.truncate(work / IDENTITY, 10)
-    with pytest.raises(UsageError, match=r"search\.json is damaged or missing.*--fresh"), WorkFolder(work).opened(recipe):
+    with pytest.raises(UsageError, match=r"search\.json is damaged or missing.*--fresh"), WorkFolder(work).open_locked(recipe):
         pass
-    with WorkFolder(work).opened(recipe, fresh=True) as resumed:
+    with WorkFolder(work).open_locked(recipe, fresh=True) as resumed:
         assert not resumed
     assert not (work / "study.sqlite3").exists()
 
@@ -167,10 +167,10 @@ def test_waiting_for_the_device_is_reported_and_not_counted_as_run_time(tmp_path
         workers.start(folder)
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
-            assert workers.finished() == []
+            assert workers.collect_finished() == []
             time.sleep(0.05)
         (folder / STAGE).write_text("building")
-        assert until(lambda: bool(said.extend(workers.finished()) or len(said) > 3))
+        assert until(lambda: bool(said.extend(workers.collect_finished()) or len(said) > 3))
     assert said[-1][1].startswith("exceeded search.trial_timeout")
 
 
@@ -178,9 +178,9 @@ def test_a_free_lock_names_no_holder(tmp_path):
     lock = DeviceLock("cpu", tmp_path)
     with lock.timing():
         assert (tmp_path / "cpu.lock").read_text() == str(os.getpid())
-    with lock.working():
+    with lock.hold_for_work():
         assert (tmp_path / "cpu.lock").read_text() == ""
-        with file_lock(tmp_path / "cpu.turn", fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+        with hold_file_lock(tmp_path / "cpu.turn", fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
             assert free
 
 

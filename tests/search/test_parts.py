@@ -17,12 +17,12 @@ import pytest
 from support.search_case import perceptron, recipe_with
 from whet.backends.null import NullBackend
 from whet.errors import CalibrationError, UsageError
-from whet.search.jobs.device_locks import DeviceLock, physical_gpu
-from whet.search.outcome.summary import neighbours
+from whet.search.jobs.device_locks import DeviceLock, find_physical_gpu
+from whet.search.outcome.summary import describe_external_load
 from whet.search.recipe.data import Labelled, load_labelled
 from whet.search.recipe.metrics import top1
 from whet.search.recipe.recipe import Space, recipe_from
-from whet.search.recipe.space import Candidate, baseline_types, kept_channels, search_space
+from whet.search.recipe.space import Candidate, count_kept_channels, list_baseline_types, search_space
 from whet.search.study.study import Study
 
 
@@ -93,10 +93,10 @@ def test_fine_tuning_is_exclusive_on_a_gpu_and_shared_on_a_cpu(tmp_path):
 
 def test_a_gpu_has_one_name_independent_of_the_environment(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert physical_gpu("cpu") is None
-    assert physical_gpu("cuda:2") == "2"
+    assert find_physical_gpu("cpu") is None
+    assert find_physical_gpu("cuda:2") == "2"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-abc")
-    assert [physical_gpu(d) for d in ("cuda", "cuda:1")] == ["3", "GPU-abc"]
+    assert [find_physical_gpu(d) for d in ("cuda", "cuda:1")] == ["3", "GPU-abc"]
 
 
 def test_a_gpu_has_one_lock_for_its_index_and_its_uuid(monkeypatch, tmp_path):
@@ -132,10 +132,10 @@ def test_other_processes_on_the_gpu_are_reported_with_every_timing():
     assert (load["sm_clock"], load["power"], load["temperature"]) == (1980, 300.0, 55)
     assert rows[0]["ratio"] == 1
 
-    found = neighbours([load, {"gpu_processes": []}, {"gpu_processes": [4711, 12]}])
+    found = describe_external_load([load, {"gpu_processes": []}, {"gpu_processes": [4711, 12]}])
     assert found is not None
     assert "in 2 of 3 timings (process 12, 4711)" in found
-    assert neighbours([{"gpu_processes": []}, {"other_cpus": 0.1}]) is None
+    assert describe_external_load([{"gpu_processes": []}, {"other_cpus": 0.1}]) is None
 
 
 def test_labelled_data(tmp_path):
@@ -160,7 +160,7 @@ def test_labelled_data(tmp_path):
     ("size", "share", "multiple", "kept"), [(64, 0, 8, 64), (64, 0.5, 8, 32), (64, 0.3, 8, 48), (64, 0.95, 8, 8), (12, 0.5, 1, 6)]
 )
 def test_kept_channels(size, share, multiple, kept):
-    assert kept_channels(size, share, multiple) == kept
+    assert count_kept_channels(size, share, multiple) == kept
 
 
 def test_the_space_reports_omissions_and_recognizes_equal_points(case, tmp_path):
@@ -199,9 +199,9 @@ def test_heads_are_a_separate_dimension_with_steps_of_one(name, case, tmp_path):
 
 def test_the_original_is_measured_in_every_type_of_the_device(case, tmp_path):
     on_gpu = recipe_with(case, tmp_path, device="cuda", baselines=["fp32", "fp16", "int8"], space__precision=["int8"])
-    assert baseline_types(on_gpu, ("int8",)) == ("fp32", "fp16", "int8")
+    assert list_baseline_types(on_gpu, ("int8",)) == ("fp32", "fp16", "int8")
     here = recipe_with(case, tmp_path, space__precision=["fp32"])
-    every = baseline_types(dataclasses.replace(here, baselines=()), ("fp32",))
+    every = list_baseline_types(dataclasses.replace(here, baselines=()), ("fp32",))
     assert every[0] == "fp32"
     assert every[-1] == "int8"
     assert "fp16" not in every, "no CPU kernel computes in it"
@@ -257,7 +257,7 @@ def test_fp8_is_searched_on_request_and_its_lock_is_kept(standin_gpu, tmp_path):
     from whet.builder.lock.lock import plan_digest, save_lock
     from whet.frontends import save_onnx
     from whet.network import parse_network
-    from whet.search.stages.build_engine import build_config, engine_plan, quantized_source, rebuild_plan
+    from whet.search.stages.build_engine import build_config, build_engine_plan, find_quantized_source, rebuild_plan
 
     layers = [f"%c{k + 1}: f32[N,64,32,32] = Conv(%{f'r{k}' if k else 'x'}, %w{k})\n%r{k + 1}: f32[N,64,32,32] = Relu(%c{k + 1})" for k in range(4)]
     constants = [f"const %w{k}: f32[64,64,1,1] = seed({k + 1})" for k in range(4)]
@@ -271,9 +271,9 @@ def test_fp8_is_searched_on_request_and_its_lock_is_kept(standin_gpu, tmp_path):
     config = dataclasses.replace(build_config(net, recipe, Candidate(precision="fp8"), 1), verify=False)
     assert config.precisions == ("fp16", "fp8"), "in command-line order, which a lock compares"
     data = {net.inputs[0].name: np.random.default_rng(0).standard_normal((4, 64, 32, 32)).astype(np.float32)}
-    plan = engine_plan(net, config, data, tmp_path)
+    plan = build_engine_plan(net, config, data, tmp_path)
     assert [c.what for c in plan.report.precision_choice] == ["floating point", "fp8"], "both were built and timed"
-    assert quantized_source(net, config, plan) is None
+    assert find_quantized_source(net, config, plan) is None
     save_lock(plan, tmp_path / "lock.json")
     assert plan_digest(rebuild_plan(net, dataclasses.replace(config, lock=str(tmp_path / "lock.json")))) == plan_digest(plan)
 
@@ -310,19 +310,19 @@ def test_a_budget_is_a_separate_branch_of_the_space(case, tmp_path):
 def test_the_knapsack_distributes_a_budget(case, tmp_path, monkeypatch):
     import whet
     from whet.search.stages.build_engine import build_config
-    from whet.search.stages.prepare import within_budget
+    from whet.search.stages.prepare import fit_latency_budget
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     recipe = recipe_with(case, tmp_path, device="null")  # times from a table, equal on all machines
     net = whet.network_from_onnx(case / "model.onnx")
     c = Candidate(budget=0.7)
-    kept, made = within_budget(net, c, build_config(net, recipe, c, 1), recipe, {}, say=lambda what: None)
+    kept, made = fit_latency_budget(net, c, build_config(net, recipe, c, 1), recipe, {}, say=lambda what: None)
     assert kept
     assert all(0 < n < {"w0": 96, "w1": 64}[g] for g, n in kept.items())
     assert made.removed == ()
     seen = {"x": perceptron()[1]["x"][:32]}
     by_taylor = Candidate(budget=0.7, importance="taylor1")
-    assert within_budget(net, by_taylor, build_config(net, recipe, c, 1), recipe, seen, say=lambda what: None)[0]
+    assert fit_latency_budget(net, by_taylor, build_config(net, recipe, c, 1), recipe, seen, say=lambda what: None)[0]
     assert list((tmp_path / "cache").rglob("latency-table-null.json"))
 
 
@@ -427,7 +427,7 @@ def test_trials_of_a_budget_are_compared_by_their_outputs(case, tmp_path, monkey
     monkeypatch.setattr(prepare, "prune", watched)
     net, data = network(case), {"x": np.load(case / "calibrate.npz")["x"]}
     recipe = recipe_with(case, tmp_path, space={"precision": ["fp32"], "budget": True, "budget_trials": 2})
-    kept, _ = prepare.within_budget(net, Candidate(budget=0.7), build_config(net, recipe, Candidate(), 1), recipe, data, say=lambda what: None)
+    kept, _ = prepare.fit_latency_budget(net, Candidate(budget=0.7), build_config(net, recipe, Candidate(), 1), recipe, data, say=lambda what: None)
     assert kept
     (config, given), = asked
     assert config.trials == 2
@@ -439,7 +439,7 @@ def test_a_trial_that_died_during_sampling_is_completed(case, tmp_path):
     died = subprocess.run([sys.executable, "-c", ASK_AND_DIE, str(case), str(tmp_path), str(Path(__file__).parents[1])], check=False)
     assert died.returncode == 9
     study = study_of(case, tmp_path, seed=5)
-    ((number, params),) = study.unfinished()
+    ((number, params),) = study.list_unfinished()
     assert number == 0
     assert params.keys() == {"96 inner", "64 inner"}
     kept = study.study.trials[0].params
@@ -447,7 +447,7 @@ def test_a_trial_that_died_during_sampling_is_completed(case, tmp_path):
     study.tell(number, (1.0, 99.0), {"misses": [0.0], "candidate": {}})
     study.tell(number, (2.0, 11.0), {"candidate": {}})
     assert study.study.trials[0].values == [1.0, 99.0]
-    assert list(study.unfinished()) == []
+    assert list(study.list_unfinished()) == []
     assert study.ask()[0] == 1
 
 
@@ -493,7 +493,7 @@ def test_children_die_with_their_parent(case, tmp_path):
         pid.unlink()
         workers.start(folder)
         found: list = []
-        _until(lambda: found.extend(workers.finished()) or found)
+        _until(lambda: found.extend(workers.collect_finished()) or found)
     assert found == [(folder, "exceeded search.trial_timeout (3 s) and was terminated")]
 
 
@@ -524,16 +524,16 @@ def test_one_search_at_a_time_in_a_folder(case, tmp_path):
 
     recipe = recipe_with(case, tmp_path / "work")
     folder = WorkFolder(tmp_path / "work")
-    with folder.opened(recipe) as resumed:
+    with folder.open_locked(recipe) as resumed:
         assert not resumed
-        with pytest.raises(UsageError, match="another search is running in"), WorkFolder(tmp_path / "work").opened(recipe):
+        with pytest.raises(UsageError, match="another search is running in"), WorkFolder(tmp_path / "work").open_locked(recipe):
             pass
-    with folder.opened(recipe) as resumed:
+    with folder.open_locked(recipe) as resumed:
         assert resumed
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     for fresh in (False, True):
-        with pytest.raises(UsageError, match=r"thesis\.txt|contains no search"), WorkFolder(tmp_path / "full").opened(recipe, fresh):
+        with pytest.raises(UsageError, match=r"thesis\.txt|contains no search"), WorkFolder(tmp_path / "full").open_locked(recipe, fresh):
             pass
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
 
@@ -542,7 +542,7 @@ def test_unmeasurable_targets_are_reported_before_the_first_build(case, tmp_path
     from whet.search import dry_run
     from whet.search.outcome import advice
 
-    monkeypatch.setattr(advice, "no_torch", lambda: "PyTorch is not installed")
+    monkeypatch.setattr(advice, "explain_missing_torch", lambda: "PyTorch is not installed")
     monkeypatch.setattr(advice, "Meter", lambda gpu: SimpleNamespace(read=None, about="not measurable: no meter"))
     with np.load(case / "score.npz") as score:
         np.savez(tmp_path / "train.npz", x=score["x"][:9], labels=score["labels"][:9])
@@ -586,7 +586,7 @@ def test_an_unreadable_study_is_reported_in_one_line(case, tmp_path):
 
 
 def test_a_metric_function_may_have_data_for_the_last_comparison():
-    from whet.search.recipe.metrics import knows_which, user_metric
+    from whet.search.recipe.metrics import call_user_metric, knows_which
 
     def plain(predict, batch=32):
         return float(batch)
@@ -598,7 +598,7 @@ def test_a_metric_function_may_have_data_for_the_last_comparison():
         return which == "judge"
 
     assert [knows_which(f) for f in (plain, told, with_a_default, max)] == [False, True, True, False]
-    assert [user_metric(f, lambda feeds: {}, "m", "judge").value for f in (plain, told, with_a_default)] == [32.0, 2.0, 1.0]
+    assert [call_user_metric(f, lambda feeds: {}, "m", "judge").value for f in (plain, told, with_a_default)] == [32.0, 2.0, 1.0]
 
 
 def test_the_last_comparison_names_its_data(case, tmp_path, monkeypatch):
@@ -637,14 +637,14 @@ def test_excluded_names_are_not_cut(case, tmp_path):
     from whet.frontends import network_from_onnx
     from whet.pruning import groups
     from whet.pruning.depth import branches
-    from whet.search.recipe.space import groups_to_keep
+    from whet.search.recipe.space import list_groups_to_keep
 
     net = network_from_onnx(zoo.build("resnet18"))
     group, branch = groups(net)[3], branches(net)[2]
     layer = group.layers[0]
-    assert group.name in groups_to_keep(net, (group.name,))
-    assert group.name in groups_to_keep(net, (layer,))
-    assert branch.name in groups_to_keep(net, (branch.layers[0],))
+    assert group.name in list_groups_to_keep(net, (group.name,))
+    assert group.name in list_groups_to_keep(net, (layer,))
+    assert branch.name in list_groups_to_keep(net, (branch.layers[0],))
     recipe = recipe_with(case, tmp_path, space={"precision": ["fp32"], "skip": [group.name, branch.name]})
     space = search_space(net, recipe, [b.name for b in branches(net)])
     assert group.name not in {g for members in space.classes.values() for g in members}

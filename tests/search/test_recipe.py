@@ -8,7 +8,7 @@ from support.search_case import RECIPE, recipe_with
 from whet.errors import UsageError
 from whet.search import load_recipe, recipe_from
 from whet.search.recipe.fields import Amount
-from whet.search.stages.training_options import qat_settings
+from whet.search.stages.training_options import make_qat_settings
 
 
 def test_a_recipe_round_trips_through_plain_data(case, tmp_path):
@@ -145,6 +145,6 @@ def test_training_for_int8_is_a_word_or_settings(case, tmp_path):
     recipe = recipe_with(case, tmp_path, qat={"epochs": 4, "threshold": 0.2}, finetune={"epochs": 7, "batch": 32, "augment": "flip"})
     assert recipe_from(recipe.to_plain()) == recipe
     assert (recipe.qat["when"], recipe.qat["threshold"], recipe.qat["epochs"]) == ("auto", 0.2, 4)
-    settings = qat_settings(recipe.qat, recipe.finetune)
+    settings = make_qat_settings(recipe.qat, recipe.finetune)
     assert (settings["batch"], settings["augment"], settings["epochs"], settings["lr"]) == (32, "flip", 4, 1e-4), "the data are finetune's"
     assert "threshold" not in settings

@@ -36,7 +36,7 @@ def drawn(case, out, sampler: str, kills: frozenset[int] = frozenset(), seed: in
         if number in kills:
             study = opened(case, out, sampler, seed)
             study.enqueue(study.space.seeds()[:2])
-            ((again, params),) = study.unfinished()
+            ((again, params),) = study.list_unfinished()
             assert again == number
         told(study, number, params)
         found.append(params)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.search.recipe.fields import Amount
-from whet.search.recipe.metrics import Score, drop, top1, user_metric, wilson
+from whet.search.recipe.metrics import Score, call_user_metric, compute_wilson_interval, drop, top1
 from whet.search.recipe.recipe import Target
-from whet.search.recipe.targets import are_met, checks, choose, distance, dominates, pareto
+from whet.search.recipe.targets import are_met, check_target, choose, compute_distance, dominates, find_pareto_set
 
 
 def row(ms=1.0, ratio=0.5, drop=0.0, mj=None, memory=100.0, size=100.0):
@@ -31,40 +31,40 @@ ORIGINAL = row(ms=2.0, ratio=1.0, mj=None, memory=200.0, size=400.0)
     (Target(memory=Amount(0.5, True)), 0), (Target(memory=Amount(50)), 1), (Target(engine_size=Amount(0.2, True)), 0.25),
 ])  # fmt: skip
 def test_a_miss_is_the_relative_distance(target, miss):
-    (only,) = checks(target, row(), ORIGINAL)
+    (only,) = check_target(target, row(), ORIGINAL)
     assert only.miss == pytest.approx(miss)
     assert are_met([only]) == (miss == 0)
 
 
 def test_a_drop_is_counted_in_allowed_drops():
     target = Target(accuracy_drop=0.5)
-    assert checks(target, row(drop=0.5), ORIGINAL)[0].miss == 0
-    assert checks(target, row(drop=-3), ORIGINAL)[0].miss == 0
-    assert checks(target, row(drop=1.5), ORIGINAL)[0].miss == pytest.approx(2)
-    assert checks(Target(accuracy_drop=0.0), row(drop=0.99), ORIGINAL)[0].miss == pytest.approx(1)
+    assert check_target(target, row(drop=0.5), ORIGINAL)[0].miss == 0
+    assert check_target(target, row(drop=-3), ORIGINAL)[0].miss == 0
+    assert check_target(target, row(drop=1.5), ORIGINAL)[0].miss == pytest.approx(2)
+    assert check_target(Target(accuracy_drop=0.0), row(drop=0.99), ORIGINAL)[0].miss == pytest.approx(1)
 
 
 def test_unmeasured_targets_are_not_met():
-    found = checks(Target(energy=Amount(5)), row(), ORIGINAL)
+    found = check_target(Target(energy=Amount(5)), row(), ORIGINAL)
     assert not are_met(found)
     assert found[0].miss is None
     assert "not measurable" in found[0].text
-    assert distance(found) == 0
-    assert are_met(checks(Target(energy=Amount(5)), row(mj=4.0), ORIGINAL))
-    assert not are_met(checks(Target(net_energy=Amount(0.9)), row(mj=4.0), ORIGINAL))
-    assert are_met(checks(Target(net_energy=Amount(1)), row(mj=4.0), ORIGINAL))
+    assert compute_distance(found) == 0
+    assert are_met(check_target(Target(energy=Amount(5)), row(mj=4.0), ORIGINAL))
+    assert not are_met(check_target(Target(net_energy=Amount(0.9)), row(mj=4.0), ORIGINAL))
+    assert are_met(check_target(Target(net_energy=Amount(1)), row(mj=4.0), ORIGINAL))
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
 def test_the_pareto_set_has_the_nondominated_points(points):
-    front = {points[i] for i in pareto(points)}
+    front = {points[i] for i in find_pareto_set(points)}
     assert front == {p for p in points if not any(dominates(q, p) for q in points)}
-    assert len(front) == len(pareto(points))
+    assert len(front) == len(find_pareto_set(points))
 
 
 def test_the_selection():
     def candidate(cost, loss, ratio, lost):
-        return cost, loss, checks(Target(latency=Amount(0.5, True), accuracy_drop=1.0), row(ratio=ratio, drop=lost), ORIGINAL)
+        return cost, loss, check_target(Target(latency=Amount(0.5, True), accuracy_drop=1.0), row(ratio=ratio, drop=lost), ORIGINAL)
 
     slow, fast, right, wrong = candidate(10, 0, 1.0, 0), candidate(3, 0.9, 0.3, 0.9), candidate(4, 0.1, 0.4, 0.1), candidate(1, 9, 0.1, 9)
     assert choose([slow, fast, right, wrong], "latency") == 1
@@ -74,11 +74,11 @@ def test_the_selection():
 
 
 def test_wilson_s_interval_is_the_published_one():
-    low, high = wilson(81, 263)  # Newcombe 1998, table I, method 3
+    low, high = compute_wilson_interval(81, 263)  # Newcombe 1998, table I, method 3
     assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
-    assert wilson(0, 20)[0] == pytest.approx(0, abs=1e-12)
-    assert round(wilson(0, 20)[1], 4) == 0.1611
-    assert wilson(20, 20)[1] == 1
+    assert compute_wilson_interval(0, 20)[0] == pytest.approx(0, abs=1e-12)
+    assert round(compute_wilson_interval(0, 20)[1], 4) == 0.1611
+    assert compute_wilson_interval(20, 20)[1] == 1
 
 
 def test_top1_and_its_drop_sample_by_sample():
@@ -102,10 +102,10 @@ def test_metric_functions():
     from whet.errors import UsageError
 
     predict = lambda feeds: {}  # noqa: E731
-    assert user_metric(lambda p: 0.5, predict, "m") == Score(0.5)
-    each = user_metric(lambda p: [1, 0, 1, 1], predict, "m")
+    assert call_user_metric(lambda p: 0.5, predict, "m") == Score(0.5)
+    each = call_user_metric(lambda p: [1, 0, 1, 1], predict, "m")
     assert (each.value, each.samples) == (0.75, 4)
     assert each.low < 0.75 < each.high
     for wrong in (float("nan"), "good", [[1]], []):
         with pytest.raises(UsageError, match="m must return a finite number"):
-            user_metric(lambda p, wrong=wrong: wrong, predict, "m")
+            call_user_metric(lambda p, wrong=wrong: wrong, predict, "m")

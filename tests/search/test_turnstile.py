@@ -4,7 +4,7 @@ import fcntl
 import threading
 import time
 
-from whet.search.jobs.device_locks import DeviceLock, file_lock
+from whet.search.jobs.device_locks import DeviceLock, hold_file_lock
 
 
 def test_a_waiting_timing_precedes_later_work(tmp_path):
@@ -20,10 +20,10 @@ def test_a_waiting_timing_precedes_later_work(tmp_path):
         return t
 
     def somebody_waits() -> bool:
-        with file_lock(tmp_path / "cpu.turn", fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+        with hold_file_lock(tmp_path / "cpu.turn", fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
             return not free
 
-    with lock.working():
+    with lock.hold_for_work():
         timing = enter("timing")
         end = time.monotonic() + 60
         while not somebody_waits():

@@ -14,7 +14,7 @@ from whet.pruning import LayerAdvice, SparsityAdvice
 from whet.pruning.recipe import recipe_from_json
 from whet.search import rebuild, search
 from whet.search.stages import prepare
-from whet.search.stages.prepare import TWO_FOUR, Prepared, has_zeros, two_four_gains, write_two_four
+from whet.search.stages.prepare import TWO_FOUR, Prepared, has_zeros, list_two_four_gains, write_two_four
 from whet.sparsity import eligible_layers
 
 
@@ -67,7 +67,7 @@ def test_gains_are_those_of_the_advisor(net, monkeypatch):
     advice = SparsityAdvice("cuda", "fp16", 1, "", 0.0, layers)
     monkeypatch.setattr(prepare, "advise_sparsity", lambda *given: asked.append(given[:2]) or given[2](1, 2, "wide") or advice)
     config, told = BuildConfig(), []
-    assert two_four_gains(net, config, told.append) == ["wide"]
+    assert list_two_four_gains(net, config, told.append) == ["wide"]
     assert asked == [(net, config)]
     assert told == ["2:4 1/2"]
 

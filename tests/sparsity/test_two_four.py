@@ -9,7 +9,7 @@ from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.pruning import zero_smallest
 from whet.sparsity import eligible_layers, force_two_four, is_two_four, reduction_axis, two_four
-from whet.sparsity.report import Zeros, count_zeros, describe_two_four, describe_zero_channels, describe_zeros, scattered_zeros
+from whet.sparsity.report import Zeros, count_zeros, describe_two_four, describe_zero_channels, describe_zeros, measure_scattered_zeros
 
 NET = """network n source
 in %x: f32[2,8,4,4]
@@ -58,18 +58,18 @@ def test_force_changes_eligible_layers_and_names_the_others():
 
 def test_only_zeros_without_a_pattern_are_reported():
     net = parse_network(NET)
-    assert scattered_zeros(net) == 0
+    assert measure_scattered_zeros(net) == 0
     assert describe_zeros(net) is None
     scattered = zero_smallest(net, 0.5)
-    assert scattered_zeros(scattered) == pytest.approx(0.5, abs=0.02)
+    assert measure_scattered_zeros(scattered) == pytest.approx(0.5, abs=0.02)
     assert "50% of the weights are zeros in no pattern (unstructured pruning): no kernel here skips" in describe_zeros(scattered)
     fours = force_two_four(net)[0]
-    assert scattered_zeros(fours) == 0  # the other weight has no zeros
+    assert measure_scattered_zeros(fours) == 0  # the other weight has no zeros
     whole = net.clone()
     w = whole.constants["w"].array().copy()
     w[:3] = 0  # all-zero filters are excluded
     whole.constants["w"].weight = Weight(w, whole.constants["w"].weight.origin)
-    assert scattered_zeros(whole) == 0
+    assert measure_scattered_zeros(whole) == 0
 
 
 def test_two_four_weights_without_their_kernels_are_named():
@@ -88,12 +88,12 @@ out %a
     w = net.constants["w"].array().copy()
     w[:, :2] = 0  # two outputs
     net.constants["w"].weight = Weight(w, net.constants["w"].weight.origin)
-    assert scattered_zeros(net) == 0
+    assert measure_scattered_zeros(net) == 0
     w = w.copy()
     w[:3, 2] = 0
     w[5, 3] = 0
     net.constants["w"].weight = Weight(w, net.constants["w"].weight.origin)
-    assert scattered_zeros(net) == 4 / 32
+    assert measure_scattered_zeros(net) == 4 / 32
 
 
 def test_quantized_weights_of_a_fused_layer_are_judged_by_their_integers():

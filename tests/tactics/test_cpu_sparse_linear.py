@@ -12,7 +12,7 @@ from whet.composites._two_four_samples import conv, integer_weights, matmul, qco
 from whet.composites.quantized import op_body, quantized_sample
 from whet.network import BF16, Network, parse_type
 from whet.ops import run_regions, sample_layer
-from whet.sparsity.report import picked_layers
+from whet.sparsity.report import list_sparse_layers
 from whet.tactics import Args, get_tactic
 from whet.tactics._base import PlanRefused
 from whet.tactics._two_four import compress
@@ -211,7 +211,7 @@ def test_a_build_times_both_and_chooses_the_faster(tmp_path):
     assert len(timed) > 1
     (choice,) = plan.choices.values()
     assert choice.tactic in timed
-    assert bool(picked_layers(plan)) == (choice.tactic == NAME)
+    assert bool(list_sparse_layers(plan)) == (choice.tactic == NAME)
 
 
 def quantized(rows, inputs, channels, dtype, zero, store, scale=None):

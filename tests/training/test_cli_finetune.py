@@ -13,7 +13,7 @@ from whet.cli import group
 from whet.errors import PruneError, UsageError
 from whet.ops import run_network
 from whet.pruning import PruneConfig, apply_recipe, load_recipe, prune, recover, save_recipe
-from whet.pruning.order import check_order, history
+from whet.pruning.order import check_order, read_history
 from whet.sparsity import eligible_layers
 
 
@@ -62,13 +62,13 @@ def test_the_order_of_steps_is_recorded_in_the_files(files):
     assert "neither recovered nor fine-tuned since" in str(early.exception)
     assert run(files / "cut.onnx", *steps, "-o", files / "tuned.onnx").exit_code == 0
     tuned = whet.network_from_onnx(files / "tuned.onnx")
-    assert [s["step"] for s in history(tuned)] == ["prune", "finetune"]
+    assert [s["step"] for s in read_history(tuned)] == ["prune", "finetune"]
     check_order(tuned, "calibrate")
     with pytest.raises(PruneError, match="was fine-tuned after it was cut"):
         recover(tuned, whole, {}, {"x": np.zeros((1, 1, 8, 8), np.float32)})
     assert run(files / "tuned.onnx", *steps, "--qat", "--lr", 0.0001, "-o", files / "int8.onnx").exit_code == 0
     quantized = whet.network_from_onnx(files / "int8.onnx")
-    assert [s["step"] for s in history(quantized)] == ["prune", "finetune", "calibrate"]
+    assert [s["step"] for s in read_history(quantized)] == ["prune", "finetune", "calibrate"]
     late = run(files / "int8.onnx", *steps, "-o", files / "late.onnx")
     assert isinstance(late.exception, PruneError)
     assert "--insist" in str(late.exception)

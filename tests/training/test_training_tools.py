@@ -60,7 +60,7 @@ def test_an_average_is_the_recursion_it_says():
         want = d * want + (1 - d) * module.weight.detach()
     torch.testing.assert_close(average.state["weight"], want)
     own = module.weight.detach().clone()
-    with average.applied():
+    with average.apply_average():
         torch.testing.assert_close(module.weight.detach(), want)
     torch.testing.assert_close(module.weight.detach(), own)
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from whet.errors import BackendError
-from whet.files import replacing
+from whet.files import replace_atomically
 
 
 def cache_folder(variable: str, name: str) -> Path:
@@ -43,7 +43,7 @@ def cached_code(path: Path, compile_code: Callable[[], bytes]) -> bytes:
     except OSError:
         pass
     code = compile_code()
-    with suppress(OSError), replacing(path) as part:  # a full or read-only cache: the kernel is compiled again next time
+    with suppress(OSError), replace_atomically(path) as part:  # a full or read-only cache: the kernel is compiled again next time
         part.write_bytes(code)
     return code
 

@@ -15,7 +15,7 @@ from whet.builder.retune import retune as _retune
 from whet.engine.plan import EnginePlan
 from whet.errors import BuildWarning, MemoryLimitError, UsageError
 from whet.network import Network
-from whet.option_names import python_names, reads_flags
+from whet.option_names import reads_flags, translate_flags
 
 P = ParamSpec("P")
 
@@ -34,7 +34,7 @@ def _warn_about_notes(build: Callable[P, EnginePlan], *, needs_ranges: bool = Fa
             raise MemoryLimitError(f"the build needs more memory than this machine has: {e or 'MemoryError'}. Lower the shapes or the batch.") from e
         if not reads_flags():
             for note in plan.report.notes:
-                warnings.warn(python_names(note), BuildWarning, stacklevel=2)
+                warnings.warn(translate_flags(note), BuildWarning, stacklevel=2)
         return plan
 
     return warned

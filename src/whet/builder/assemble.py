@@ -13,8 +13,8 @@ from whet.builder.memory.planner import Use, plan_memory
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan, Profile
 from whet.measure.option import Option
 from whet.network import Layer, Network, network_text, substitute
-from whet.plugin_packages import packages_of
-from whet.runtime.kernels import libraries, plan_layer
+from whet.plugin_packages import list_package_versions
+from whet.runtime.kernels import list_library_versions, plan_layer
 from whet.tactics import Operand, operand_bytes, view_shifts
 
 
@@ -30,12 +30,12 @@ def assemble(
         profiles=list(profiles),
         arenas=arenas,
         backend=backend.name,
-        machine={**backend.describe(), "libraries": libraries(choices, backend)},
+        machine={**backend.describe(), "libraries": list_library_versions(choices, backend)},
         machine_key=backend.key(),
         threads=backend.threads,
         model_digest=compute_model_digest(source),
         source_weights={n: t.array() for n, t in source.constants.items()},
-        plugins=packages_of(_iterate_ops(net), (c.tactic for c in choices.values())),
+        plugins=list_package_versions(_iterate_ops(net), (c.tactic for c in choices.values())),
     )
 
 

@@ -17,7 +17,7 @@ from whet.engine.report import Banned, Candidate, PassFired, PassRecord, PassSki
 from whet.measure.option import Option
 from whet.network import Layer, Network
 from whet.passes import PassLog
-from whet.runtime.kernels import signature_of
+from whet.runtime.kernels import make_signature
 
 #: Options that control the search, not its result: the engine does not store them.
 _SEARCH_ONLY = {"timing_cache", "lock", "error_on_cache_miss", "avg_timing", "max_tactics", "whole_engines", "in_network", "verify"}
@@ -26,7 +26,7 @@ _SEARCH_ONLY = {"timing_cache", "lock", "error_on_cache_miss", "avg_timing", "ma
 def record_selection(search: Search, selected: SelectedEngine) -> None:
     """Writes the selection into the report of the selected plan: engines compared, candidates and their times, unfused layers, bans."""
     report, candidate = selected.plan.report, selected.candidate
-    report.choice, report.choice_core, report.engines = selected.choice_report(), list(candidate.assignment.core), selected.engines
+    report.choice, report.choice_core, report.engines = selected.make_selection_record(), list(candidate.assignment.core), selected.engines
     report.candidates = report_candidates(search, candidate.lowered, selected.chosen)
     report.cold_ms = report_cold_times(search, candidate.lowered, selected.chosen)
     report.timing = search.timing.report()
@@ -37,7 +37,7 @@ def record_selection(search: Search, selected: SelectedEngine) -> None:
 def complete_report(plan: EnginePlan, passes: PassLog, config: BuildConfig, log: ProgressLog, started: float) -> None:
     """Sets the options of a plan and the parts of its report about the whole build. `started`: time.perf_counter() at its beginning."""
     plan.options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _SEARCH_ONLY}
-    signatures = {layer.name: (layer, signature_of(plan.choices[layer.name], layer)) for layer in plan.network.layers if layer.op != "Reformat"}
+    signatures = {layer.name: (layer, make_signature(plan.choices[layer.name], layer)) for layer in plan.network.layers if layer.op != "Reformat"}
     report = plan.report
     report.precisions = report_precisions(config, signatures)
     for name, use in report.precisions.items():

@@ -84,7 +84,7 @@ class ProgressLog:
         self.to.stage(f"{self._engine}: {name}" if self._engine else name, total)
 
     @contextmanager
-    def making(self, engine: str) -> Iterator[None]:
+    def prefix_stages(self, engine: str) -> Iterator[None]:
         """Prefixes the stages inside with the name of one of several engines."""
         self._engine = engine
         try:

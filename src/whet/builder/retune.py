@@ -16,7 +16,7 @@ from whet.engine.plan import EnginePlan, Profile
 from whet.engine.schema import decode, encode
 from whet.errors import EngineError, UsageError
 from whet.network import Network
-from whet.runtime.profiles import Shapes, nearest_profile
+from whet.runtime.profiles import Shapes, find_nearest_profile
 
 MOST_PROFILES = 4  # of a retune for recorded shapes
 _NOT_STORED = frozenset({"backend", "threads", "profiles", "timing_cache", "error_on_cache_miss", "lock", "verify"})
@@ -66,7 +66,7 @@ def split_by_trace(plan: EnginePlan, trace: Sequence[tuple[Shapes, int]], most: 
     inputs = {t.name for t in plan.network.inputs}
     frequent: dict[tuple[Any, ...], tuple[int, int, Shapes]] = {}  # shapes -> profile, runs
     for shapes, runs in trace:
-        number = nearest_profile(plan, shapes) if set(shapes) == inputs else None
+        number = find_nearest_profile(plan, shapes) if set(shapes) == inputs else None
         if number is None:
             said = ", ".join(f"{n}: {'x'.join(map(str, s))}" for n, s in shapes.items())
             raise EngineError(f"the engine does not take the recorded shapes {said}: they are of another engine, or of one with other profiles")

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import click
 
-from whet.cli._failures import failure_text
+from whet.cli._failures import describe_failure
 from whet.cli._termination import Termination
 from whet.errors import WhetError
-from whet.option_names import flags_are_read
+from whet.option_names import keep_flags
 from whet.progress_lines import ProgressLines
 from whet.registry import suggest_name
 
@@ -22,7 +22,7 @@ class Subcommands(click.Group):
     """Subcommands are the modules of this package; each is imported only when it is called or listed."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        with flags_are_read():
+        with keep_flags():
             return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -45,7 +45,7 @@ class Subcommands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _summary_of(name)) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, _read_summary(name)) for name in self.list_commands(ctx)])
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         name = args[0] if args else ""
@@ -54,7 +54,7 @@ class Subcommands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _summary_of(name: str) -> str:
+def _read_summary(name: str) -> str:
     """The summary of a subcommand, read from its source: importing all subcommands takes longer than the rest of `whet --help`."""
     import ast
     import re
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (WhetError, OSError, MemoryError) as e:
-        text, code = failure_text(e)
+        text, code = describe_failure(e)
         click.echo(text, err=True)
         sys.exit(code)
     except RuntimeError as e:

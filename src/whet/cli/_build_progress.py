@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from whet.cli._console import progress_bar
+from whet.cli._console import make_progress_bar
 from whet.progress_lines import ProgressLines, Steps
 
 
@@ -31,7 +31,7 @@ class BuildProgress:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGINT, self._interrupt)
         if self.enabled:
-            self._bar = progress_bar()
+            self._bar = make_progress_bar()
             self._bar.start()
         else:
             self._lines.__enter__()

@@ -31,19 +31,19 @@ def build_from(o: Any, net: Any, config: Any, progress: Any) -> Any:
         from whet.pruning.order import check_order
 
         check_order(net, "calibrate", "insist" in o)
-    plan = build_permitted(net, config, _calibration(o, net), budget=budget, progress=progress)
+    plan = build_permitted(net, config, _make_calibration(o, net), budget=budget, progress=progress)
     if explicit and (wants or budget):
         for name in (*given, *(["accuracy"] if budget else [])):
             plan.report.notes.append(f"--{name} is not used: the model has Q/DQ nodes, which define its quantization")
     return plan
 
 
-def _calibration(o: Any, net: Any) -> Any:
+def _make_calibration(o: Any, net: Any) -> Any:
     from whet.builder.precision.calibration import Calibration
     from whet.precision import METHODS, Preprocessing, calibration_data
 
-    method = values.one_of(o.get("calibMethod", "auto"), "calibMethod", ("auto", *METHODS))
-    zero_points = values.one_of(o.get("calibZeroPoints", "on"), "calibZeroPoints", ("on", "off")) == "on"
+    method = values.parse_choice(o.get("calibMethod", "auto"), "calibMethod", ("auto", *METHODS))
+    zero_points = values.parse_choice(o.get("calibZeroPoints", "on"), "calibZeroPoints", ("on", "off")) == "on"
     samples = None
     if "calibData" in o:
         preprocessing = Preprocessing.parse(o.get("calibPreprocess")) if "calibPreprocess" in o else None
@@ -63,6 +63,6 @@ def parse_steps(text: str) -> tuple[str, ...]:
         return ()
     chosen = STEPS if text == "all" else tuple(p for p in text.split(",") if p)
     for p in chosen:
-        values.one_of(p, "calibSteps", (*STEPS, "round", "all", "none"))
+        values.parse_choice(p, "calibSteps", (*STEPS, "round", "all", "none"))
     return chosen
 

@@ -19,7 +19,7 @@ def compare_files(
 ) -> None:
     """Compares engines and models; models are built with `config`, and with `tensorrt` by TensorRT too. Raises UsageError if there is no model."""
     from whet.builder.build import build
-    from whet.cli._model import network_for
+    from whet.cli._model import read_network
     from whet.cli._runners import is_engine
     from whet.engine import read_engine
     from whet.errors import UsageError
@@ -33,7 +33,7 @@ def compare_files(
     with Bar("building") as bar:
         for k, (name, path) in enumerate(zip(names, paths, strict=True)):
             bar.update(k, len(paths), name)
-            plans[name] = read_engine(path) if is_engine(path) else build(network_for(path, None)[0], config)
+            plans[name] = read_engine(path) if is_engine(path) else build(read_network(path, None)[0], config)
         others = {}
         for name, path in zip(names, paths, strict=True):
             if tensorrt and not is_engine(path):
@@ -45,9 +45,9 @@ def compare_files(
 def compare_builds(path: str, config: Any, shapes: Any, seconds: float, top: int, as_json: bool, html: str | None = None, *, ablate: bool) -> None:
     """Compares builds of one model: all optimization levels and a build without passes, or with `ablate` the build without each pass that fired."""
     from whet.builder.build import build
-    from whet.cli._model import network_for
+    from whet.cli._model import read_network
 
-    net, _ = network_for(path, None)
+    net, _ = read_network(path, None)
     with Bar("building") as bar:
         if ablate:
             plans = {"all passes": build(net, config)}
@@ -66,11 +66,11 @@ def compare_builds(path: str, config: Any, shapes: Any, seconds: float, top: int
 
 def compare_models(comparison: Any, shapes: Any, top: int, as_json: bool, html: str | None) -> None:
     """Shows the engines that `whet.pruning.compare` has built and timed, below its counts."""
-    from whet.measure.engine_comparison import EngineRow, output_differences
+    from whet.measure.engine_comparison import EngineRow, compute_output_differences
     from whet.runtime import Runtime
 
     plans = {n: m.plan for n, m in zip(comparison.names, comparison.measured, strict=True)}
-    differences = output_differences({n: Runtime().load(p) for n, p in plans.items()}, shapes)
+    differences = compute_output_differences({n: Runtime().load(p) for n, p in plans.items()}, shapes)
     rows = [
         EngineRow(n, m.ms, m.interval_ms, m.ratio - 1, (m.ratio_interval[0] - 1, m.ratio_interval[1] - 1), *difference)
         for n, m, difference in zip(comparison.names, comparison.measured, differences, strict=True)
@@ -95,34 +95,35 @@ def _show(
     counts: Any = None,
 ) -> None:  # fmt: skip
     """Times the layers (`per_layer`) and prints rows and layers, or their JSON together with `counts`; writes the page."""
-    from whet.cli._console import console, print_table
+    from whet.cli._console import make_console, print_table
     from whet.inspector import layer_facts
-    from whet.inspector.alignment import align_layers, differing_settings, format_setting
-    from whet.measure.engine_comparison import comparison_records
+    from whet.inspector.alignment import align_layers, find_differing_settings, format_setting
+    from whet.measure.engine_comparison import make_comparison_records
 
     aligned = []
     if per_layer:
-        timed = _layer_times(plans, shapes)
+        timed = _time_layers(plans, shapes)
         aligned = align_layers([t.plan for t in timed], [t.ms for t in timed])
     facts = {n: layer_facts(p) for n, p in plans.items()}
     moved = {n: sum(f.bytes for f in fs) / 1e6 for n, fs in facts.items()}
     launches = {n: sum(not f.choice.tactic.endswith("view") for f in fs) for n, fs in facts.items()}
     built = {n: {"build_seconds": p.report.build_seconds, "layers": launches[n], "mb_moved": moved[n]} for n, p in plans.items()}
-    settings = differing_settings(list(plans.values()))
+    settings = find_differing_settings(list(plans.values()))
     data = (counts or {}) | {
-        "engines": [r | built.get(r["name"], {}) for r in comparison_records(rows)], "settings": settings, "layers": [a.to_dict() for a in aligned],
+        "engines": [r | built.get(r["name"], {}) for r in make_comparison_records(rows)], "settings": settings,
+        "layers": [a.to_dict() for a in aligned],
     }  # fmt: skip
     if html is not None:
         _write_page(Path(html), data, plans)
     if as_json:
         click.echo(json.dumps(data, indent=1, default=str))
         return
-    out = console()
+    out = make_console()
     table = [
         [
             r.name, f"{r.latency_ms:.4f}", f"{r.interval_ms[0]:.4f}..{r.interval_ms[1]:.4f}", "" if r is rows[0] else f"{100 * r.change:+.1f}%",
             *([f"{plans[r.name].report.build_seconds or 0:.1f}", str(launches[r.name]), f"{moved[r.name]:.2f}"] if r.name in plans else [""] * 3),
-            _decibels(r.snr_db),
+            _format_decibels(r.snr_db),
         ]
         for r in rows
     ]  # fmt: skip
@@ -135,7 +136,7 @@ def _show(
         print_aligned(out, list(plans), [a for a in aligned if not a.same_choices][:top], "medians, launch by launch, engines interleaved")
 
 
-def _layer_times(plans: Mapping[str, Any], shapes: Any) -> list[Any]:
+def _time_layers(plans: Mapping[str, Any], shapes: Any) -> list[Any]:
     from whet.measure.engine_comparison import compare_layers
     from whet.runtime import Runtime
 
@@ -143,18 +144,18 @@ def _layer_times(plans: Mapping[str, Any], shapes: Any) -> list[Any]:
 
 
 def _write_page(path: Path, data: Mapping[str, Any], plans: Mapping[str, Any]) -> None:
-    from whet.files import replacing
+    from whet.files import replace_atomically
     from whet.report import comparison_page
 
     first = next(iter(plans.values()))
     about = f"{first.backend}, {first.threads} thread(s), {first.machine.get('model') or first.machine.get('name') or ''}"
     page = comparison_page(data, title=f"{first.network.name or 'engines'}: {' / '.join(plans)}", about=about)
-    with replacing(path) as part:
+    with replace_atomically(path) as part:
         part.write_text(page, encoding="utf-8")
     click.echo(f"Wrote {path}", err=True)
 
 
-def _decibels(snr: float | None) -> str:
+def _format_decibels(snr: float | None) -> str:
     return "" if snr is None else "equal" if isinf(snr) and snr > 0 else f"{snr:.1f}"
 
 
@@ -162,7 +163,7 @@ def print_aligned(out: Any, names: list[str], aligned: list[Any], source: str) -
     """Prints the groups of layers that differ: one line for the nodes and one for each engine, with time, tactics, types and kernels. Engines that
     fuse the nodes differently have one line for each layer. `source` is the origin of the times."""
     from whet.inspector.alignment import describe_choice
-    from whet.inspector.summary import WIDTH, short_name, shorten
+    from whet.inspector.summary import WIDTH, shorten, shorten_name
 
     if not aligned:
         out.print("All layers run on the same tactics in the same types.")
@@ -175,9 +176,9 @@ def print_aligned(out: Any, names: list[str], aligned: list[Any], source: str) -
         for k, name in enumerate(names):
             lines = [(a.ms(k), a.description(k))]
             if split and len(a.layers[k]) > 1:
-                lines = [(a.ms(k), f"{len(a.layers[k])} layers:"), *((f.ms, f"{short_name(f.name)}  {describe_choice(f)}") for f in a.layers[k])]
+                lines = [(a.ms(k), f"{len(a.layers[k])} layers:"), *((f.ms, f"{shorten_name(f.name)}  {describe_choice(f)}") for f in a.layers[k])]
             elif split and a.layers[k]:
-                lines = [(a.ms(k), f"{short_name(a.layers[k][0].name)}  {describe_choice(a.layers[k][0])}")]
+                lines = [(a.ms(k), f"{shorten_name(a.layers[k][0].name)}  {describe_choice(a.layers[k][0])}")]
             for i, (ms, text) in enumerate(lines):
                 head = name if i == 0 else ""
                 out.print(shorten(f"  {head.ljust(width)}  {'-' if ms is None else f'{ms:.4f}':>8} ms  {text}", WIDTH))

@@ -21,7 +21,7 @@ _GAP = "  "
 _INDENT = 4
 
 
-def console() -> Console:
+def make_console() -> Console:
     """A rich console on standard output that interprets neither markup nor emoji: layer names, 'whet[jit]' and python:m:f are printed unchanged."""
     from rich.console import Console
 
@@ -43,18 +43,18 @@ def print_json(data: Any) -> None:
     """Prints `data` as JSON to standard output: infinite values and NaNs as null, paths and other objects as text."""
     import click
 
-    click.echo(json.dumps(_finite(data), indent=1, default=str))
+    click.echo(json.dumps(_replace_non_finite(data), indent=1, default=str))
 
 
-def _finite(data: Any) -> Any:
+def _replace_non_finite(data: Any) -> Any:
     if isinstance(data, dict):
-        return {k: _finite(v) for k, v in data.items()}
+        return {k: _replace_non_finite(v) for k, v in data.items()}
     if isinstance(data, list | tuple):
-        return [_finite(v) for v in data]
+        return [_replace_non_finite(v) for v in data]
     return None if isinstance(data, float) and not isfinite(data) else data
 
 
-def progress_bar() -> Progress:
+def make_progress_bar() -> Progress:
     """A transient bar on standard error: stage, progress, time left, and the field `what`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -77,7 +77,7 @@ class Bar:
 
     def __enter__(self) -> Bar:
         if self.enabled:
-            self._bar = progress_bar()
+            self._bar = make_progress_bar()
             self._bar.start()
             self._task = self._bar.add_task(self.what, total=None, what="")
         else:

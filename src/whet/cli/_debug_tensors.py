@@ -11,7 +11,7 @@ import numpy as np
 from whet.cli import _exec_values as values
 from whet.cli._summary import Log
 from whet.errors import UsageError
-from whet.files import replacing
+from whet.files import replace_atomically
 from whet.network import Network
 from whet.registry import suggest_name
 
@@ -41,7 +41,7 @@ def check_debug_flags(o: Any) -> None:
     """Raises UsageError for formats that do not exist and for --saveAllDebugTensors without the marks."""
     if "saveAllDebugTensors" in o:
         for name in o.get("saveAllDebugTensors").split(","):
-            values.one_of(name, "saveAllDebugTensors", FORMATS)
+            values.parse_choice(name, "saveAllDebugTensors", FORMATS)
         if "markDebug" not in o:
             raise UsageError("--saveAllDebugTensors writes the tensors of --markDebug; name those of a loaded engine: --saveDebugTensors=NAME:FILE")
 
@@ -71,7 +71,7 @@ def save_debug_tensors(o: Any, log: Log, context: Any, feed: dict[str, np.ndarra
 
 def _write(path: Path, a: np.ndarray, kind: str, log: Log) -> None:
     try:
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             if kind == "numpy":
                 with part.open("wb") as f:
                     np.save(f, a, allow_pickle=False)

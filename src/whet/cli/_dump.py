@@ -11,7 +11,7 @@ def dump_passes(path: str, folder: str, config: Any) -> list[Path]:
 
     An engine has its lowered network alone, with the reformats between its layers.
     """
-    from whet.cli._model import network_for
+    from whet.cli._model import read_network
     from whet.cli._runners import is_engine
     from whet.frontends.onnx_diagram import DiagramFolder
 
@@ -22,7 +22,7 @@ def dump_passes(path: str, folder: str, config: Any) -> list[Path]:
         return [target.save(part.network, f"engine{k or ''}") for k, part in enumerate(read_engine(path).by_profile())]
     from whet.builder.lowering import lower_network
 
-    net, _ = network_for(path, None)
+    net, _ = read_network(path, None)
     files = [target.save(net, "000_source")]
     lowered, _ = lower_network(net, config, lambda name, changed: files.append(target.save(changed, f"{len(files):03d}_{name}")))
     return [*files, target.save(lowered, f"{len(files):03d}_lowered")]

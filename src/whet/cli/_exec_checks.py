@@ -23,9 +23,9 @@ def check_values(o: Options) -> None:
         if name in o and o.get(name) != "auto":
             o.number(name)
     if "shapes" in o:
-        values.shapes(o.get("shapes"), "shapes")
+        values.parse_shapes(o.get("shapes"), "shapes")
     if "percentile" in o:
-        values.percentiles(o.get("percentile"))
+        values.parse_percentiles(o.get("percentile"))
 
 
 def check_files(o: Options) -> None:
@@ -57,6 +57,6 @@ def list_unused_values(o: Options) -> list[str]:
 def check_against(o: Options, inputs: Mapping[str, tuple[Any, ...]]) -> None:
     """Compares --shapes and --loadInputs with the model's inputs (name -> shape; dynamic dimensions are symbols). Raises UsageError or ShapeError."""
     if "shapes" in o:
-        values.shapes_of(o.get("shapes"), "shapes", inputs)
+        values.parse_model_shapes(o.get("shapes"), "shapes", inputs)
     for name, _ in values.split_names(o.get("loadInputs")) if "loadInputs" in o else []:
-        values.known_input(name, "loadInputs", inputs)
+        values.get_input_shape(name, "loadInputs", inputs)

@@ -32,10 +32,10 @@ class Options:
     def number(self, name: str) -> Any:
         """The value of a flag of `NUMBERS`, or its default. Raises UsageError for an invalid value."""
         default, kind, low = NUMBERS[name]
-        return values.number(self.get(name), name, kind, low) if name in self else default
+        return values.parse_number(self.get(name), name, kind, low) if name in self else default
 
 
-def threads(o: Options) -> int:
+def parse_threads(o: Options) -> int:
     """--numThreads: 0 for all usable CPUs, AUTO_THREADS for `auto`."""
     from whet.builder.config import AUTO_THREADS
 
@@ -46,32 +46,32 @@ def build_config(o: Options, log: Log, net) -> Any:
     """The BuildConfig that the flags ask for. Raises UsageError."""
     from whet.builder.config import BuildConfig
 
-    profiles, warnings = values.profiles(o.pairs)
+    profiles, warnings = values.parse_profiles(o.pairs)
     for w in warnings:
         log.warn(w)
-    profiles = _default_profile(o, log, net, profiles)
+    profiles = _add_default_profile(o, log, net, profiles)
     precisions = tuple(p for p in ("fp16", "bf16", "int8", "fp8", "best") if p in o)
     if "stronglyTyped" in o and precisions:
         raise UsageError(f"--stronglyTyped keeps the model's own types; it excludes --{precisions[0]}")
-    constraints = values.one_of(o.get("precisionConstraints", "none"), "precisionConstraints", ("none", "prefer", "obey"))
-    pools = {"workspace": values.size(o.get("workspace"), "workspace")} if "workspace" in o else {}
+    constraints = values.parse_choice(o.get("precisionConstraints", "none"), "precisionConstraints", ("none", "prefer", "obey"))
+    pools = {"workspace": values.parse_size(o.get("workspace"), "workspace")} if "workspace" in o else {}
     for name, text in values.split_names(o.get("memPoolSize")) if "memPoolSize" in o else []:
         if name not in ("workspace", "arena"):
             log.warn(f"--memPoolSize: this backend has no pool '{name}' (it has workspace and arena). It is ignored.")
         else:
-            pools[name] = values.size(text, "memPoolSize")
+            pools[name] = values.parse_size(text, "memPoolSize")
     cache = "" if "noBuilderCache" in o else (o.get("timingCacheFile") or None)
     return BuildConfig(
-        backend=values.one_of(o.get("backend", "cpu"), "backend", sorted(BACKENDS)),
-        threads=threads(o),
+        backend=values.parse_choice(o.get("backend", "cpu"), "backend", sorted(BACKENDS)),
+        threads=parse_threads(o),
         precisions=precisions,
         strict="strict" in o,
         precision_constraints=constraints,
-        layer_precisions=_layer_types(o, log, net, "layerPrecisions"),
-        layer_output_types=_layer_types(o, log, net, "layerOutputTypes"),
-        sparsity=values.one_of(o.get("sparsity", "disable"), "sparsity", ("disable", "enable", "force", "force:positional")),
+        layer_precisions=_parse_layer_types(o, log, net, "layerPrecisions"),
+        layer_output_types=_parse_layer_types(o, log, net, "layerOutputTypes"),
+        sparsity=values.parse_choice(o.get("sparsity", "disable"), "sparsity", ("disable", "enable", "force", "force:positional")),
         profiles=tuple(profiles),
-        samples=values.one_of(OLD_SAMPLE_MODES.get(o.get("samples"), o.get("samples", "auto")), "samples", SAMPLE_MODES),
+        samples=values.parse_choice(OLD_SAMPLE_MODES.get(o.get("samples"), o.get("samples", "auto")), "samples", SAMPLE_MODES),
         optimization_level=min(o.number("builderOptimizationLevel"), MOST_EFFORT),
         passes=tuple(p for p in o.get("passes").split(",") if p),
         no_fuse=tuple(p for p in o.get("noFuse").split(",") if p),
@@ -80,18 +80,18 @@ def build_config(o: Options, log: Log, net) -> Any:
         timing_cache=cache,
         error_on_cache_miss="errorOnTimingCacheMiss" in o,
         memory_limit=pools,
-        tactic_sources=_sources(o),
+        tactic_sources=_list_sources(o),
         verify="noVerify" not in o,
         deterministic="deterministic" in o,
         strict_numerics="strictNumerics" in o,
         lock=o.get("lock") or None,
-        profiling_verbosity=values.one_of(
+        profiling_verbosity=values.parse_choice(
             o.get("profilingVerbosity", "layer_names_only"), "profilingVerbosity", ("layer_names_only", "detailed", "none")
         ),
     )
 
 
-def _layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str], ...]:
+def _parse_layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str], ...]:
     """(name, precision) pairs of a flag; a name that matches no layer is an error under obey, else a warning."""
     from fnmatch import fnmatchcase
 
@@ -106,14 +106,14 @@ def _layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str, str],
     return tuple(pairs)
 
 
-def _sources(o: Options) -> tuple[str, ...]:
+def _list_sources(o: Options) -> tuple[str, ...]:
     """The switches of --tacticSources, and those that flags such as --pure and --noTF32 imply on this backend."""
     given = tuple(p for p in o.get("tacticSources").split(",") if p)
     flags = capabilities_of(o.get("backend", "cpu")).flag_sources
     return (*given, *(switch for flag, switches in flags.items() if flag in o for switch in switches))
 
 
-def _default_profile(o: Options, log: Log, net, profiles):
+def _add_default_profile(o: Options, log: Log, net, profiles):
     """The profiles; for a dynamic model without profile flags, one at --shapes, or with every symbol 1, as trtexec does."""
     dynamic = [t for t in net.inputs if not t.type.static]
     if not dynamic:
@@ -130,7 +130,7 @@ def _default_profile(o: Options, log: Log, net, profiles):
         fill = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
         return [tuple({n: s.get(n, fill[n]) for n in fill} for s in p) for p in profiles]
     if "shapes" in o:
-        got = values.shapes(o.get("shapes"), "shapes")
+        got = values.parse_shapes(o.get("shapes"), "shapes")
         shapes = {t.name: got.get(t.name, tuple(d if isinstance(d, int) else 1 for d in t.shape)) for t in net.inputs}
     else:
         shapes = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}

@@ -23,7 +23,7 @@ class Flag:
     repeat: bool = False
 
 
-def _flags() -> list[Flag]:
+def _make_flags() -> list[Flag]:
     out: list[Flag] = []
 
     def add(group: str, rows: list[tuple]) -> None:
@@ -183,7 +183,7 @@ def _flags() -> list[Flag]:
     return out
 
 
-FLAGS = {f.name: f for f in _flags()}
+FLAGS = {f.name: f for f in _make_flags()}
 
 #: Flags with a numeric value: default, type, minimum (None: any; --duration=-1 runs until stopped).
 NUMBERS: dict[str, tuple[float, type, float | None]] = {

@@ -26,7 +26,7 @@ def split_names(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def shapes(text: str, flag: str) -> Shapes:
+def parse_shapes(text: str, flag: str) -> Shapes:
     """Parses `input:1x3x224x224,ids:8x128` to name -> shape; `scalar` or nothing after the colon is rank 0. Raises UsageError."""
     got: Shapes = {}
     if re.fullmatch(r"\d+(x\d+)+", text):
@@ -45,36 +45,37 @@ def shapes(text: str, flag: str) -> Shapes:
     return got
 
 
-def shapes_of(text: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> Shapes:
+def parse_model_shapes(text: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> Shapes:
     """Parses shapes and compares them with the model's `inputs` (name -> shape; dynamic dimensions are symbols): names, ranks, fixed dimensions.
 
     Raises UsageError for an unknown name, ShapeError for a shape that does not fit its input.
     """
-    got = shapes(text, flag)
+    got = parse_shapes(text, flag)
     for name, shape in got.items():
-        want = known_input(name, flag, inputs)
+        want = get_input_shape(name, flag, inputs)
         if len(shape) != len(want):
-            raise ShapeError(f"--{flag}={name}:{shape_text(shape)} has {len(shape)} dimensions, input '{name}' has {len(want)}: {shape_text(want)}")
+            given = f"--{flag}={name}:{format_shape(shape)}"
+            raise ShapeError(f"{given} has {len(shape)} dimensions, input '{name}' has {len(want)}: {format_shape(want)}")
         for axis, (d, w) in enumerate(zip(shape, want, strict=True)):
             if isinstance(w, int) and d != w:
-                raise ShapeError(f"--{flag}={name}:{shape_text(shape)}: axis {axis} is {d}, and the model fixes it to {w}: {shape_text(want)}")
+                raise ShapeError(f"--{flag}={name}:{format_shape(shape)}: axis {axis} is {d}, and the model fixes it to {w}: {format_shape(want)}")
     return got
 
 
-def known_input(name: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
+def get_input_shape(name: str, flag: str, inputs: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
     """The shape of an input. Raises UsageError with the nearest name if there is no such input."""
     if name not in inputs:
-        known = ", ".join(f"{n}:{shape_text(s)}" for n, s in inputs.items())
+        known = ", ".join(f"{n}:{format_shape(s)}" for n, s in inputs.items())
         raise UsageError(f"--{flag}: the model has no input {name!r}.{suggest_name(name, inputs)} It has {known}.")
     return inputs[name]
 
 
-def shape_text(shape: tuple[Any, ...]) -> str:
+def format_shape(shape: tuple[Any, ...]) -> str:
     """A shape in the syntax of the flags: 1x3x224x224, or `scalar`."""
     return "x".join(map(str, shape)) or "scalar"
 
 
-def size(text: str, flag: str, default_unit: str = "M") -> int:
+def parse_size(text: str, flag: str, default_unit: str = "M") -> int:
     """Parses `64M` to bytes. Raises UsageError."""
     m = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([BKMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not m:
@@ -82,7 +83,7 @@ def size(text: str, flag: str, default_unit: str = "M") -> int:
     return int(float(m[1]) * _UNITS[(m[2] or default_unit).upper()])
 
 
-def number(text: str, flag: str, kind=int, low: float | None = None):
+def parse_number(text: str, flag: str, kind=int, low: float | None = None):
     """Parses an int or float of at least `low`. Raises UsageError."""
     try:
         value = kind(text)
@@ -93,22 +94,22 @@ def number(text: str, flag: str, kind=int, low: float | None = None):
     return value
 
 
-def one_of(text: str, flag: str, choices: Sequence[str]) -> str:
+def parse_choice(text: str, flag: str, choices: Sequence[str]) -> str:
     """Returns `text` if it is one of `choices`. Raises UsageError with the nearest choice."""
     if text not in choices:
         raise UsageError(f"--{flag}: {text!r} is none of {', '.join(choices)}.{suggest_name(text, choices)}")
     return text
 
 
-def percentiles(text: str) -> list[float]:
+def parse_percentiles(text: str) -> list[float]:
     """Parses `90,95,99` to numbers from 0 to 100. Raises UsageError."""
-    got = [number(p, "percentile", float, 0) for p in text.split(",") if p]
+    got = [parse_number(p, "percentile", float, 0) for p in text.split(",") if p]
     if any(p > 100 for p in got):
         raise UsageError(f"--percentile: {text!r} has a value above 100")
     return got
 
 
-def profiles(pairs: list[tuple[str, str]]) -> tuple[list[tuple[Shapes, Shapes, Shapes]], list[str]]:
+def parse_profiles(pairs: list[tuple[str, str]]) -> tuple[list[tuple[Shapes, Shapes, Shapes]], list[str]]:
     """Optimization profiles (min, opt, max) of the flags in order, and warnings about shapes that were filled in.
 
     A missing one of min, opt, max is taken from the others, as trtexec does. Raises UsageError.
@@ -117,7 +118,7 @@ def profiles(pairs: list[tuple[str, str]]) -> tuple[list[tuple[Shapes, Shapes, S
     current, seen_profile = 0, False
     for name, value in pairs:
         if name == "profile":
-            n = number(value, "profile", int, 0)
+            n = parse_number(value, "profile", int, 0)
             if n > len(groups) - 1 + seen_profile:
                 raise UsageError(f"--profile={n}: profiles are numbered 0, 1, 2, ... without gaps")
             if n == len(groups):
@@ -126,7 +127,7 @@ def profiles(pairs: list[tuple[str, str]]) -> tuple[list[tuple[Shapes, Shapes, S
         elif name in ("minShapes", "optShapes", "maxShapes"):
             if name in groups[current]:
                 raise UsageError(f"--{name} is given twice; put --profile=N before the second one to describe another profile")
-            groups[current][name] = shapes(value, name)
+            groups[current][name] = parse_shapes(value, name)
     triples: list[tuple[Shapes, Shapes, Shapes]] = []
     warnings: list[str] = []
     for g in filter(None, groups):
@@ -146,6 +147,6 @@ def _fill_shapes(name: str, given: Mapping[str, Shapes], warnings: list[str]) ->
             warnings.append(f"{source} is being broadcasted to {kind} for tensor {name}")
     a, b, c = by_kind["minShapes"], by_kind["optShapes"], by_kind["maxShapes"]
     if len({len(a), len(b), len(c)}) != 1 or any(not x <= y <= z for x, y, z in zip(a, b, c, strict=True)):
-        text = ", ".join(f"{k} {shape_text(s)}" for k, s in (("min", a), ("opt", b), ("max", c)))
+        text = ", ".join(f"{k} {format_shape(s)}" for k, s in (("min", a), ("opt", b), ("max", c)))
         raise UsageError(f"tensor {name}: {text} are not in ascending order in every dimension")
     return a, b, c

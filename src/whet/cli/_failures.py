@@ -7,7 +7,7 @@ from whet.errors import UsageError, WhetError
 Failure = WhetError | OSError | MemoryError
 
 
-def failure_text(e: Failure) -> tuple[str, int]:
+def describe_failure(e: Failure) -> tuple[str, int]:
     """The message and exit code of a whet error, a file error or exhausted memory. Any other OSError is a defect and raised again."""
     if isinstance(e, WhetError):
         return f"{type(e).__name__}: {e}", 2 if isinstance(e, UsageError) else 1

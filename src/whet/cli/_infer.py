@@ -16,7 +16,7 @@ from whet.cli._exec_summary import print_engine_summary
 from whet.cli._summary import Log, print_summary
 from whet.engine.time_check import find_contradiction
 from whet.errors import ShapeError, UsageError
-from whet.files import replacing
+from whet.files import replace_atomically
 from whet.measure.benchmark import random_inputs
 from whet.measure.queries import measure
 
@@ -27,7 +27,7 @@ def infer(o: Any, log: Log, engine: Any) -> None:
     if profile is not None and profile >= max(len(engine.plan.profiles), 1):
         raise UsageError(f"--useProfile={profile}: the engine has {max(len(engine.plan.profiles), 1)} profile(s), numbered from 0")
     streams = o.number("infStreams" if "infStreams" in o else "streams")
-    shapes = values.shapes(o.get("shapes"), "shapes") if "shapes" in o else {}
+    shapes = values.parse_shapes(o.get("shapes"), "shapes") if "shapes" in o else {}
     context = engine.create_context(profile)
     input_shapes = context.input_shapes(shapes)
     if len(engine.plan.profiles) > 1:
@@ -55,14 +55,14 @@ def infer(o: Any, log: Log, engine: Any) -> None:
         log,
         result,
         batch=batch,
-        percentiles=values.percentiles(o.get("percentile", "90,95,99")),
+        percentiles=values.parse_percentiles(o.get("percentile", "90,95,99")),
         avg_runs=o.number("avgRuns"),
         device="GPU" if engine.backend.capabilities.user_streams else "",
     )
     log.facts["peak_memory"] = str(engine.memory(context))
     log.info(f"Peak memory: {log.facts['peak_memory']}")
     _profile(o, log, context, feed, median(t.compute for t in result.traces))
-    _outputs(o, log, context, feed)
+    _report_outputs(o, log, context, feed)
     save_debug_tensors(o, log, context, feed, log.facts.get("debug_tensors", []))
     if "exportTimes" in o:
         _write(Path(o.get("exportTimes")), [t.to_json() for t in result.traces], log)
@@ -178,7 +178,7 @@ def _compute_type(f: Any) -> str:
     return "f32"
 
 
-def _outputs(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> None:
+def _report_outputs(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> None:
     if not any(f in o for f in ("dumpOutput", "exportOutput", "dumpRawBindingsToFile")):
         return
     from whet.inspector import output_records
@@ -199,7 +199,7 @@ def _outputs(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray]) -> Non
 
 def _write(path: Path, data: Any, log: Log) -> None:
     try:
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             part.write_text(json.dumps(data, indent=1))
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e

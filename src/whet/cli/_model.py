@@ -8,12 +8,12 @@ from whet.frontends import network_from_file
 from whet.network import Network
 
 
-def network_for(path: str, shapes: str | None) -> tuple[Network, bool]:
+def read_network(path: str, shapes: str | None) -> tuple[Network, bool]:
     """The network of a model file (ONNX, Caffe, TensorFlow), and True if it could only be read at the fixed `shapes` (in the syntax of --shapes).
 
     Raises FrontendError, and UnsupportedError for a model that is not supported at these shapes, or needs `shapes` that were not given.
     """
-    given = values.shapes(shapes, "shapes") if shapes else None
+    given = values.parse_shapes(shapes, "shapes") if shapes else None
     if path.endswith((".prototxt", ".caffemodel")):  # static models with changeable shapes
         return network_from_file(path, shapes=given), False
     try:

@@ -31,7 +31,7 @@ def build_config(*, backend: str, threads: int, shapes: str | None, fp16: bool, 
     """The BuildConfig of the flags. Raises UsageError for invalid shapes."""
     from whet.builder import BuildConfig
 
-    at = values.shapes(shapes, "shapes") if shapes else None
+    at = values.parse_shapes(shapes, "shapes") if shapes else None
     return BuildConfig(
         backend=backend,
         threads=threads,

@@ -52,7 +52,7 @@ def prune_to_pattern(
     for name, why in done.left.items():
         say(f"left out: {name}: {why}")
     if why := unusable_reason(pattern, done):
-        say(f"{why}{_times(net, done.network, options)}. whet prune --latency=0.7x removes whole channels.")
+        say(f"{why}{_format_times(net, done.network, options)}. whet prune --latency=0.7x removes whole channels.")
     else:
         say("All these layers are 2:4: `whet sparsity` says which of them run faster, `whet finetune --masks=2:4` restores the accuracy.")
     facts = {"pattern": pattern.name, "removed_magnitude": dict(done.removed), "refitted": list(done.refitted), "left_out": dict(done.left)}
@@ -61,7 +61,7 @@ def prune_to_pattern(
     return done.network, Recipe({}, {"pattern": pattern.name}, masks=done.masks, orders=orders), facts
 
 
-def _times(net: Any, pruned: Any, options: dict[str, Any]) -> str:
+def _format_times(net: Any, pruned: Any, options: dict[str, Any]) -> str:
     """The measured times of the engine without and with the pattern; "" with --noEngines."""
     if options["no_engines"]:
         return ""

@@ -25,13 +25,13 @@ def is_engine(path: str) -> bool:
         raise UsageError(f"{path} cannot be read: {e.strerror}") from e
 
 
-def all_values(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
+def compute_all_values(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
     """Runs an engine plan layer by layer and returns every value; quantized values are also returned dequantized."""
     from whet.backends import get_backend
     from whet.runtime import bind
 
     if plan.arenas[0].concurrent_samples:
-        return _values_per_sample(plan, feeds)
+        return _compute_values_per_sample(plan, feeds)
     backend = get_backend(plan.backend, threads=plan.threads)
     bound = bind(plan, backend, {t.name: np.shape(feeds[t.name]) for t in plan.network.inputs})
     bound.feed(feeds)
@@ -47,12 +47,12 @@ def all_values(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
     return computed
 
 
-def _values_per_sample(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
+def _compute_values_per_sample(plan: Any, feeds: Feeds) -> dict[str, np.ndarray]:
     """The values of an engine that runs samples separately, concatenated along the batch axis."""
     from whet.ops import batch_symbol
 
     one, batch = plan.of_one_sample(), batch_symbol(plan.network) or ""
-    each = [all_values(one, {n: a[i : i + 1] for n, a in feeds.items()}) for i in range(len(next(iter(feeds.values()))))]
+    each = [compute_all_values(one, {n: a[i : i + 1] for n, a in feeds.items()}) for i in range(len(next(iter(feeds.values()))))]
     shapes = {t.name: [str(d) for d in t.shape] for t in plan.network.tensors()}
     joined = {}
     for name, first in each[0].items():
@@ -136,7 +136,7 @@ class BuiltEngine:
         key = tuple(shapes.items())
         if key not in self.plans:
             self.plans[key] = self._plan(shapes)
-        return all_values(self.plans[key], feeds)
+        return compute_all_values(self.plans[key], feeds)
 
     def _plan(self, shapes: dict[str, tuple[int, ...]]) -> Any:
         import dataclasses
@@ -159,4 +159,4 @@ class SavedEngine:
         self.plan = read_engine(path)
 
     def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]:
-        return all_values(self.plan, feeds)
+        return compute_all_values(self.plan, feeds)

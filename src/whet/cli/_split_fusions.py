@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.cli._console import Bar
 from whet.cli._summary import Log
-from whet.inspector.summary import short_name
+from whet.inspector.summary import shorten_name
 
 
 def print_parts(log: Log, context: Any, records: list[dict[str, Any]], shapes: Mapping[str, tuple[int, ...]], timing_cache: str | None) -> None:
@@ -33,7 +33,7 @@ def print_parts(log: Log, context: Any, records: list[dict[str, Any]], shapes: M
         alone = None if any(p.ms is None for p in parts) else sum(p.ms or 0.0 for p in parts)
         own = f.chosen.ms if f.chosen is not None and f.chosen.ms is not None else r["medianMs"]
         saved = None if alone is None else alone - own
-        log.requested(f"{own:12.4f} {_ms(alone)} {_ms(saved)}   {short_name(f.name, 60)}")
+        log.requested(f"{own:12.4f} {_ms(alone)} {_ms(saved)}   {shorten_name(f.name, 60)}")
         for p in parts:
             log.requested(f"{'':12} {_ms(p.ms)} {'':12}     {p.op} {p.node}" + (f"  ({p.why})" if p.why else ""))
         rows.append({"name": f.name, "fusedMs": own, "aloneMs": alone, "savedMs": saved,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from whet.measure.queries import Measured, percentile
+from whet.measure.queries import Measured, compute_percentile
 
 
 class Log:
@@ -77,7 +77,7 @@ def print_summary(log: Log, m: Measured, *, batch: int, percentiles: list[float]
     groups = [m.traces[i : i + avg_runs] for i in range(0, len(m.traces) - avg_runs + 1, avg_runs)]
     shown = groups if len(groups) <= 40 else [*groups[:20], *groups[-20:]]
     for g in shown:
-        compute, latency, enqueue = (statistics.fmean(f(t) for t in g) for f in (_compute, _latency, _enqueue))
+        compute, latency, enqueue = (statistics.fmean(f(t) for t in g) for f in (_compute, _get_latency, _enqueue))
         log.info(
             f"Average on {avg_runs} runs - {f'{device} latency' if device else 'Latency'}: {compute:.6g} ms - Host latency: {latency:.6g} ms "
             f"(enqueue {enqueue:.6g} ms)"
@@ -89,22 +89,22 @@ def print_summary(log: Log, m: Measured, *, batch: int, percentiles: list[float]
     log.result(f"Images: {queries * batch:.6g} images/s (batch {batch})")
     summary = {"qps": queries, "images_per_s": queries * batch}
     compute_title = f"{device} Compute Time".strip()
-    parts = {"Latency": _latency, "Enqueue Time": _enqueue, "H2D Latency": _h2d, compute_title: _compute, "D2H Latency": _d2h}
+    parts = {"Latency": _get_latency, "Enqueue Time": _enqueue, "H2D Latency": _get_h2d, compute_title: _compute, "D2H Latency": _get_d2h}
     times: dict[str, dict[str, float]] = {}
     for title, f in parts.items():
         values = [f(t) for t in m.traces]
-        tail = ", ".join(f"percentile({p:g}%) = {percentile(values, p):.6g} ms" for p in percentiles)
+        tail = ", ".join(f"percentile({p:g}%) = {compute_percentile(values, p):.6g} ms" for p in percentiles)
         median = statistics.median(values)
         spread = f"min = {min(values):.6g} ms, max = {max(values):.6g} ms, mean = {statistics.fmean(values):.6g} ms"
         log.result(f"{title}: {spread}, median = {median:.6g} ms" + (f", {tail}" if tail else ""))
         summary[f"{title} median ms"] = median
-        tails = {f"percentile_{p:g}": percentile(values, p) for p in percentiles}
+        tails = {f"percentile_{p:g}": compute_percentile(values, p) for p in percentiles}
         times[title] = {"min": min(values), "max": max(values), "mean": statistics.fmean(values), "median": median, **tails}
     log.facts["performance"] = {"qps": queries, "images_per_s": queries * batch, "batch": batch, "queries": len(m.traces), "ms": times}
     total = statistics.fmean(_compute(t) for t in m.traces) * len(m.traces) / 1000
     log.result(f"Total Host Walltime: {m.wall:.6g} s")
     log.result(f"Total {compute_title}: {total:.6g} s")
-    _warnings(log, m, compute_title)
+    _warn_about_measurement(log, m, compute_title)
     log.info("Explanations of the performance metrics are printed in the verbose logs.")
     if device:
         log.detail(f"{compute_title} is the time of the engine's kernels.")
@@ -114,10 +114,10 @@ def print_summary(log: Log, m: Measured, *, batch: int, percentiles: list[float]
     return summary
 
 
-def _warnings(log: Log, m: Measured, compute_title: str) -> None:
+def _warn_about_measurement(log: Log, m: Measured, compute_title: str) -> None:
     compute = [_compute(t) for t in m.traces]
     median = statistics.median(compute)
-    copy = statistics.median(_h2d(t) for t in m.traces)
+    copy = statistics.median(_get_h2d(t) for t in m.traces)
     if copy >= median > 0:
         log.warn("Throughput may be bound by host-to-device copies: they take as long as the compute. --noDataTransfers excludes them.")
     if len(compute) > 1 and statistics.stdev(compute) > 0.025 * statistics.fmean(compute):
@@ -132,7 +132,7 @@ def _compute(t) -> float:
     return t.compute
 
 
-def _latency(t) -> float:
+def _get_latency(t) -> float:
     return t.latency
 
 
@@ -140,9 +140,9 @@ def _enqueue(t) -> float:
     return t.enqueue
 
 
-def _h2d(t) -> float:
+def _get_h2d(t) -> float:
     return t.h2d
 
 
-def _d2h(t) -> float:
+def _get_d2h(t) -> float:
     return t.d2h

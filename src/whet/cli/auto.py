@@ -47,13 +47,13 @@ def command(
         from pathlib import Path
 
         r = dataclasses.replace(r, out=str(Path(out).resolve()))
-    changed: dict[str, Any] = {"trials": trials, "workers": workers, "timeout": _seconds(timeout) if timeout else None}
+    changed: dict[str, Any] = {"trials": trials, "workers": workers, "timeout": _parse_seconds(timeout) if timeout else None}
     r = dataclasses.replace(r, search=dataclasses.replace(r.search, **{k: v for k, v in changed.items() if v is not None}))
     if dry_run:
         from whet.search import dry_run as describe_search
 
         facts = describe_search(r)
-        click.echo(json.dumps(facts, indent=1) if as_json else _dry_text(facts))
+        click.echo(json.dumps(facts, indent=1) if as_json else _format_dry_run(facts))
         return 0
     from whet.progress_lines import ProgressLines
     from whet.report.search_live import SearchLive
@@ -70,24 +70,24 @@ def command(
     return 0 if outcome.met else MISSED
 
 
-def _seconds(text: str) -> float:
-    from whet.search.recipe.fields import seconds
+def _parse_seconds(text: str) -> float:
+    from whet.search.recipe.fields import read_seconds
 
-    return float(seconds(text, "--timeout"))
+    return float(read_seconds(text, "--timeout"))
 
 
 def _print_outcome(outcome: Any, data: dict[str, Any]) -> None:
     """Prints the compared engines as a table, the verdict, and the paths of the results."""
     from rich.text import Text
 
-    from whet.cli._console import console, print_table
+    from whet.cli._console import make_console, print_table
     from whet.report._html import number
     from whet.report.search_page import ratio_text
 
     metered = any(r["energy"]["mj"] is not None for r in data["rows"])
     columns = ["engine", "what", f">{data['metric']}", ">lost", ">median ms", ">p99 ms", ">x original", ">samples/s", ">MiB", "target"]
     columns += [">mJ", ">net mJ"] if metered else []
-    out = console()
+    out = make_console()
     shown = [i for i, c in enumerate(columns) if out.width >= _WIDE_TERMINAL or c not in _WIDE_ONLY]
     rows = []
     for i, r in enumerate(data["rows"]):
@@ -109,7 +109,7 @@ def _print_outcome(outcome: Any, data: dict[str, Any]) -> None:
     click.echo(f"Run it:   whet exec --loadEngine={outcome.folder.deploy / 'model.engine'}")
 
 
-def _dry_text(facts: dict[str, Any]) -> str:
+def _format_dry_run(facts: dict[str, Any]) -> str:
     """The text of a dry run."""
     lines = [f"model      {facts['model']}", f"device     {facts['device']}, {facts['workers']} concurrent"]
     lines.append("target     " + ", ".join(f"{k} {v}" for k, v in facts["target"].items()) + f"; prefers {facts['prefer']}")

@@ -23,15 +23,15 @@ def command(ctx: click.Context, model: str, shapes: str, every: bool, as_json: b
     from whet.cli import _exec_values as values
     from whet.frontends import check_file
 
-    report = check_file(model, shapes=values.shapes(shapes, "shapes") if shapes else None)
+    report = check_file(model, shapes=values.parse_shapes(shapes, "shapes") if shapes else None)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
     else:
-        click.echo(str(report) if every else _short(report))
+        click.echo(str(report) if every else _shorten_report(report))
     ctx.exit(0 if report.supported else 1)
 
 
-def _short(report: Any) -> str:
+def _shorten_report(report: Any) -> str:
     """The report with one line per unsupported op and the number of its nodes."""
     lines = str(dataclasses.replace(report, problems=[])).splitlines()[:-1]
     first: dict[str, Any] = {}

@@ -37,8 +37,8 @@ def command(
     from elsewhere. `whet exec` verifies engines; this does not.
     """
     from whet.cli._compare_engines import compare_builds, compare_files, compare_models
-    from whet.cli._console import console, print_table
-    from whet.cli._exec_values import shapes as parse_shapes
+    from whet.cli._console import make_console, print_table
+    from whet.cli._exec_values import parse_shapes as parse_shapes
     from whet.cli._output_files import check_writable
     from whet.cli._runners import is_engine
     from whet.errors import UsageError
@@ -72,7 +72,7 @@ def command(
     if as_json and no_engines:
         click.echo(json.dumps(comparison.to_json(), indent=1))
     if not as_json:
-        print_table(console(), ["", *(f">{n}" for n in comparison.names)], comparison.rows())
+        print_table(make_console(), ["", *(f">{n}" for n in comparison.names)], comparison.rows())
         for text in comparison.said:
             click.echo(text)
     if not no_engines:

@@ -42,21 +42,21 @@ def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, 
     from whet.builder.precision.int8 import Calibration, is_explicit
     from whet.builder.precision.layer_sensitivity import analyze_sensitivity
     from whet.cli._build_progress import BuildProgress
-    from whet.cli._model import network_for
+    from whet.cli._model import read_network
     from whet.errors import UsageError
     from whet.precision import Preprocessing, calibration_data
     from whet.precision.plot import write_plot
 
     if plot and Path(plot).suffix.lower() not in (".svg", ".html"):
         raise UsageError(f"--plot={plot}: the plot is written as .svg or .html")
-    net, _ = network_for(model, o["shapes"])
+    net, _ = read_network(model, o["shapes"])
     if is_explicit(net) and kind in ("int8", "fp8"):
         raise UsageError("the model has Q/DQ nodes; give the floating-point model, which can be analysed layer by layer")
     preprocessing = Preprocessing.parse(o["preprocess"]) if o["preprocess"] else None
     samples = None if o["data"] is None else lambda: calibration_data(o["data"], net, preprocessing)
     calibration = Calibration(samples=samples, cache=o["cache"], method=o["method"])
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
-        report = analyze_sensitivity(net, kind, calibration, _config(net, o), samples=o["samples"], times=o["times"], progress=progress)
+        report = analyze_sensitivity(net, kind, calibration, _make_config(net, o), samples=o["samples"], times=o["times"], progress=progress)
     if plot:
         write_plot(plot, report.rows, f"{Path(model).name}: {kind} layer by layer", report.all_db)
     if as_json:
@@ -67,18 +67,18 @@ def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, 
             click.echo(f"Wrote {plot}")
 
 
-def _config(net: Any, o: dict[str, Any]) -> Any:
+def _make_config(net: Any, o: dict[str, Any]) -> Any:
     from whet.builder.config import BuildConfig
     from whet.cli import _exec_values as values
 
-    given = values.shapes_of(o["shapes"], "shapes", {t.name: t.shape for t in net.inputs}) if o["shapes"] else {}
+    given = values.parse_model_shapes(o["shapes"], "shapes", {t.name: t.shape for t in net.inputs}) if o["shapes"] else {}
     shapes = {t.name: given.get(t.name) or tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
     dynamic = any(not t.type.static for t in net.inputs)
     return BuildConfig(threads=o["threads"], optimization_level=o["level"], profiles=((shapes, shapes, shapes),) if dynamic else ())
 
 
 def _print(report: Any, top: int) -> None:
-    from whet.cli._console import console as make_console
+    from whet.cli._console import make_console as make_console
     from whet.cli._console import print_table, style_text
 
     console = make_console()
@@ -86,7 +86,7 @@ def _print(report: Any, top: int) -> None:
         console.print(style_text(("note", "yellow"), f" {note}"))
     columns = [">", "layer", "op", ">alone dB", ">from here dB", ">own output dB", ">FP32 ms", f">{report.precision} ms", ">saves ms"]
     rows = [
-        [str(i), r.layer, r.op, *map(_db, (r.alone_db, r.from_here_db, r.tensor_db)), *map(_ms, (r.float_ms, r.low_ms, r.saved_ms))]
+        [str(i), r.layer, r.op, *map(_format_db, (r.alone_db, r.from_here_db, r.tensor_db)), *map(_ms, (r.float_ms, r.low_ms, r.saved_ms))]
         for i, r in enumerate(report.rows[:top], 1)
     ]
     print_table(console, columns, rows, f"{report.precision}: sensitivity by layer, on {report.samples} samples", below=("layer",))
@@ -97,7 +97,7 @@ def _print(report: Any, top: int) -> None:
     console.print(f"All {len(report.rows)} layers in {report.precision}: {report.all_db:.1f} dB at the outputs.{whole}")
 
 
-def _db(value: float | None) -> str:
+def _format_db(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 

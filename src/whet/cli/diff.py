@@ -19,15 +19,15 @@ def command(first: str, second: str, as_json: bool) -> None:
     The exit code is 1 if there are differences, 0 if there are none.
     """
     from whet.cli._compare_engines import print_aligned
-    from whet.cli._console import console
+    from whet.cli._console import make_console
     from whet.cli._runners import is_engine
     from whet.errors import UsageError
-    from whet.inspector.alignment import align_layers, differing_settings, format_setting
+    from whet.inspector.alignment import align_layers, find_differing_settings, format_setting
 
     kinds = [is_engine(p) for p in (first, second)]
     if kinds[0] != kinds[1]:
         raise UsageError(f"{first} and {second}: one is an engine, the other is not; give two engines or two locks")
-    out = console()
+    out = make_console()
     if not kinds[0]:
         layers = _lock_differences(first, second)
         if as_json:
@@ -39,7 +39,7 @@ def command(first: str, second: str, as_json: bool) -> None:
     from whet.engine import read_engine
 
     plans = [read_engine(p) for p in (first, second)]
-    options = differing_settings(plans)
+    options = find_differing_settings(plans)
     aligned = [a for a in align_layers(plans) if not a.same_choices]
     if as_json:
         click.echo(json.dumps({"options": options, "layers": [a.to_dict() for a in aligned]}, indent=1, default=str))

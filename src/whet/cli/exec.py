@@ -14,13 +14,13 @@ import click
 from whet.cli._console import print_json
 from whet.cli._debug_tensors import check_debug_flags, mark_debug_tensors
 from whet.cli._exec_checks import check_against, check_files, check_values, list_unused_values
-from whet.cli._exec_config import Options, build_config, threads
+from whet.cli._exec_config import Options, build_config, parse_threads
 from whet.cli._exec_flags import FLAGS, help_text, parse
-from whet.cli._exec_values import shape_text
-from whet.cli._failures import failure_text
+from whet.cli._exec_values import format_shape
+from whet.cli._failures import describe_failure
 from whet.cli._summary import Log
 from whet.errors import UsageError, WhetError
-from whet.files import replacing
+from whet.files import replace_atomically
 
 _BUILD_GROUPS = ("Build", "Precision", "Sparsity", "Timing cache")
 _LOAD_FLAGS = ("skipInference", "buildOnly", "profilingVerbosity", "explicitBatch", "refit", "refitFromOnnx")
@@ -56,7 +56,7 @@ def command(ctx: click.Context) -> None:
     except BrokenPipeError:
         raise
     except (WhetError, OSError, MemoryError) as e:
-        text, code = failure_text(e)
+        text, code = describe_failure(e)
         log.error(text)
         log.echo(f"&&&& FAILED whet.exec [whet v{__version__}] # {line}")
         ctx.exit(code)
@@ -138,16 +138,16 @@ def _build(o: Options, log: Log):
     from whet.builder import save_lock
     from whet.cli._build_progress import BuildProgress
     from whet.cli._calibration import build_from
-    from whet.cli._model import network_for
+    from whet.cli._model import read_network
     from whet.engine import write_engine
-    from whet.runtime import Runtime, arena_bytes
+    from whet.runtime import Runtime, count_arena_bytes
 
     start = time.perf_counter()
     source = o.get("deploy") or o.get("torch") or o.get("onnx")
     if "deploy" in o or "torch" in o:
-        net, fixed = _caffe(o, log) if "deploy" in o else _torch(o), False
+        net, fixed = _read_caffe(o, log) if "deploy" in o else _read_torch(o), False
     else:
-        net, fixed = network_for(source, o.get("shapes"))
+        net, fixed = read_network(source, o.get("shapes"))
     if fixed:
         log.info("The model can be built for fixed shapes only: those of --shapes.")
     log.info(f"Read {source}: {len(net.layers)} layers, {len(net.constants)} weights in {time.perf_counter() - start:.2f} s")
@@ -157,14 +157,14 @@ def _build(o: Options, log: Log):
         log.facts["debug_tensors"] = marked
         log.result(f"Debug tensors are outputs of the engine, and layers are not fused across them: {', '.join(marked)}")
     config = build_config(o, log, net)
-    net = _sparsity(log, net, config)
+    net = _apply_sparsity(log, net, config)
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
         plan = build_from(o, net, config, progress)
     for note in plan.report.notes:
         log.warn(note)
     for text in plan.report.info:
         log.result(text)
-    _copies_to_host(log, plan)
+    _warn_about_host_copies(log, plan)
     passes = plan.report.passes
     fired: dict[str, int] = {}
     for name, *_ in passes.fired:
@@ -175,9 +175,9 @@ def _build(o: Options, log: Log):
     for k, arena in enumerate(plan.arenas):
         scratch = arena.scratch_bytes * max(arena.concurrent_samples, 1)
         each = f"; {arena.concurrent_samples} concurrent sample(s), each in {arena.total}" if arena.concurrent_samples else ""
-        log.info(f"Total Activation Memory: {arena_bytes(plan, k)} bytes (profile {k}, including scratch {scratch}{each})")
+        log.info(f"Total Activation Memory: {count_arena_bytes(plan, k)} bytes (profile {k}, including scratch {scratch}{each})")
     if "sparsity" in o and o.get("sparsity") != "disable":
-        _sparse_lines(log, plan)
+        _log_sparse_layers(log, plan)
     seconds = time.perf_counter() - start
     if "saveEngine" in o:
         write_engine(plan, o.get("saveEngine"))
@@ -192,7 +192,7 @@ def _build(o: Options, log: Log):
     return Runtime(backend=config.backend, threads=max(config.threads, 0)).load(plan)
 
 
-def _caffe(o: Options, log: Log):
+def _read_caffe(o: Options, log: Log):
     """The network of --deploy and --model. Dimensions that differ among the shape flags are dynamic, the others fixed."""
     from whet.cli import _exec_values as values
     from whet.frontends import network_from_caffe
@@ -200,7 +200,7 @@ def _caffe(o: Options, log: Log):
     given: dict[str, list[tuple[int, ...]]] = {}
     for name, value in o.pairs:
         if name in ("shapes", "minShapes", "optShapes", "maxShapes"):
-            for blob, shape in values.shapes(value, name).items():
+            for blob, shape in values.parse_shapes(value, name).items():
                 given.setdefault(blob, []).append(tuple(shape))
     shapes: dict[str, list[int | str | None]] = {}
     for k, (blob, known) in enumerate(given.items()):
@@ -213,20 +213,20 @@ def _caffe(o: Options, log: Log):
     return network_from_caffe(o.get("deploy"), o.get("model") or None, shapes=shapes, outputs=outputs, random_weights="model" not in o)
 
 
-def _torch(o: Options):
+def _read_torch(o: Options):
     """The network of the module that --torch's function returns, alone or with its example inputs."""
     from whet.cli import _exec_values as values
     from whet.frontends.torch import example_for, from_torch
-    from whet.registry import user_function
+    from whet.registry import import_user_function
 
-    made = user_function(o.get("torch"), "--torch")()
+    made = import_user_function(o.get("torch"), "--torch")()
     if isinstance(made, tuple):
         module, example = made
         return from_torch(module, example)
     shapes = o.get("shapes") or o.get("optShapes")
     if not shapes:
         raise UsageError("--torch: the function returns a module without example inputs; give --shapes=NAME:1x3x224x224, or return (module, example)")
-    names, tensors = example_for(made, {n: tuple(s) for n, s in values.shapes(shapes, "shapes").items()})
+    names, tensors = example_for(made, {n: tuple(s) for n, s in values.parse_shapes(shapes, "shapes").items()})
     return from_torch(made, tensors, input_names=names)
 
 
@@ -264,7 +264,7 @@ def _load(o: Options, log: Log):
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EngineWarning)  # they are logged below
-        runtime = Runtime(backend=o.get("backend") or None, threads=max(threads(o), 0))
+        runtime = Runtime(backend=o.get("backend") or None, threads=max(parse_threads(o), 0))
         engine = runtime.load(path, require_same_hardware="requireSameHardware" in o)
     log.info(f"Engine loaded in {time.perf_counter() - start:.4g} sec.")
     for text in engine.warnings:
@@ -272,7 +272,7 @@ def _load(o: Options, log: Log):
     return engine
 
 
-def _copies_to_host(log: Log, plan) -> None:
+def _warn_about_host_copies(log: Log, plan) -> None:
     """Warns about layers that --allowFallback runs on the host, with the bytes copied for them."""
     from math import prod
 
@@ -287,7 +287,7 @@ def _copies_to_host(log: Log, plan) -> None:
         log.warn(f"{layer.op} '{layer.name}' runs on the host, as no kernel computes it: {moved / 2**20:.3f} MiB are copied there and back.")
 
 
-def _sparsity(log: Log, net, config):
+def _apply_sparsity(log: Log, net, config):
     """Applies --sparsity to the weights (before calibration); warns about zeros that no kernel skips, and about 2:4 weights without their kernels."""
     from whet.builder.candidates.sparse_weights import apply_sparsity
     from whet.sparsity.report import describe_two_four, describe_zeros
@@ -302,17 +302,17 @@ def _sparsity(log: Log, net, config):
     return net
 
 
-def _sparse_lines(log: Log, plan) -> None:
+def _log_sparse_layers(log: Log, plan) -> None:
     from whet.inspector import sparsity_lines, sparsity_rows
     from whet.sparsity import eligible_layers
-    from whet.sparsity.report import picked_layers, why_dense
+    from whet.sparsity.report import explain_dense_layers, list_sparse_layers
 
     eligible, _ = eligible_layers(plan.network)
-    picked = picked_layers(plan)
+    picked = list_sparse_layers(plan)
     log.result(f"(Sparsity) Layers eligible for sparse math: {', '.join(eligible)}")
     log.result(f"(Sparsity) TRT inference plan picked sparse implementation for layers: {', '.join(picked)}")
     if len(picked) < len(eligible):
-        log.result(f"(Sparsity) {len(eligible) - len(picked)} of {len(eligible)} eligible layers run dense: {why_dense(plan)}")
+        log.result(f"(Sparsity) {len(eligible) - len(picked)} of {len(eligible)} eligible layers run dense: {explain_dense_layers(plan)}")
     for line in sparsity_lines(sparsity_rows(plan)):
         log.result(line)
 
@@ -341,12 +341,12 @@ def _print_layers(o: Options, log: Log, engine) -> None:
     if "dumpOptimizationProfile" in o:
         for k, p in enumerate(engine.plan.profiles):
             for name, (lo, opt, hi) in p.shapes.items():
-                log.requested(f"Profile {k}: {name} min {shape_text(lo)} opt {shape_text(opt)} max {shape_text(hi)}")
+                log.requested(f"Profile {k}: {name} min {format_shape(lo)} opt {format_shape(opt)} max {format_shape(hi)}")
 
 
 def _write(path: Path, text: str, log: Log) -> None:
     try:
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             part.write_text(text)
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from whet.cli._console import console as make_console
+from whet.cli._console import make_console as make_console
 from whet.cli._console import print_indented, print_table, style_text
-from whet.cli._exec_values import shape_text
+from whet.cli._exec_values import format_shape
 
 
 @click.command()
@@ -36,7 +36,7 @@ def command(engine: str, layer: str | None, top: int, layers: bool, profile: int
     plan = read_engine(engine)
     if profile >= max(len(plan.profiles), 1):
         raise UsageError(f"--profile={profile}: the engine has {max(len(plan.profiles), 1)} profile(s), numbered from 0")
-    several = _profiles(plan, profile)
+    several = _describe_profiles(plan, profile)
     plan = plan.part(profile)[0] if profile else plan.by_profile()[0]
     data = explain(plan, layer)
     if as_json:
@@ -47,20 +47,20 @@ def command(engine: str, layer: str | None, top: int, layers: bool, profile: int
     if several:
         console.print(several)
     if layer is not None:
-        _layer(console, data, top)
+        _print_layer(console, data, top)
     else:
-        _engine(console, data, top)
+        _print_engine(console, data, top)
         if layers:
             print_layers(console, layer_facts(plan))
 
 
-def _profiles(plan: Any, shown: int) -> str:
+def _describe_profiles(plan: Any, shown: int) -> str:
     """Describes the profiles of an engine with several, and names the one shown."""
     if len(plan.profiles) < 2:
         return ""
 
     def range_of(name: str, low: tuple[int, ...], opt: tuple[int, ...], high: tuple[int, ...]) -> str:
-        return f"{name} {shape_text(low)} to {shape_text(high)}, tuned for {shape_text(opt)}"
+        return f"{name} {format_shape(low)} to {format_shape(high)}, tuned for {format_shape(opt)}"
 
     ranges = [", ".join(range_of(n, *shapes) for n, shapes in p.shapes.items()) for p in plan.profiles]
     which = f"this is profile {shown} (--profile for another)" if plan.others else "all share the same tactics"
@@ -69,9 +69,9 @@ def _profiles(plan: Any, shown: int) -> str:
 
 def print_layers(console: Any, facts: list[Any]) -> None:
     """Prints the layer table in execution order, one line a layer."""
-    from whet.inspector.summary import COLUMNS, layer_table
+    from whet.inspector.summary import COLUMNS, make_layer_table
 
-    print_table(console, COLUMNS, layer_table(facts, sum(f.ms or 0.0 for f in facts)), "Layers")
+    print_table(console, COLUMNS, make_layer_table(facts, sum(f.ms or 0.0 for f in facts)), "Layers")
 
 
 def _ms(v: float | None) -> str:
@@ -82,7 +82,7 @@ def _share(row: dict[str, Any]) -> str:
     return "" if row["percent"] is None else f"{row['percent']:.1f}%"
 
 
-def _engine(console: Any, d: dict[str, Any], top: int) -> None:
+def _print_engine(console: Any, d: dict[str, Any], top: int) -> None:
     from whet.inspector.summary import fit
 
     arena = ", ".join(f"{b / 2**20:.1f} MiB" for b in d["arena_bytes"])
@@ -114,7 +114,7 @@ def _engine(console: Any, d: dict[str, Any], top: int) -> None:
     print_table(console, [">ms", ">share", ">layers", "tactic"], rows, "By tactic")
     fired = ", ".join(f"{n} x{k}" for n, k in d["passes_fired"].items() if k)
     console.print(style_text(("Passes that fired", "bold cyan"), f" {fired or 'none'}"))
-    _skips(console, d["skips"], top)
+    _print_skips(console, d["skips"], top)
     for name, what, why in d["banned"]:
         console.print(style_text(("banned", "red"), f" {name} by {what}: {why}"))
     for text in d["notes"]:
@@ -138,7 +138,7 @@ def _describe_selection(choice: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:
+def _print_skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:
     if not skips:
         return
     console.print(style_text(("Passes that matched their pattern and did not fire", "bold cyan")))
@@ -152,7 +152,7 @@ def _skips(console: Any, skips: list[dict[str, Any]], top: int) -> None:
         print_indented(console, f"and {len(alike) - top} more (--top, or --json for all)")
 
 
-def _layer(console: Any, d: dict[str, Any], top: int) -> None:
+def _print_layer(console: Any, d: dict[str, Any], top: int) -> None:
     console.print(style_text((d["name"], "bold"), f"  {d['type']}" + (f", {d['title']}" if d["title"] else "")))
     console.print(f"from {', '.join(d['sources']) or 'no node of the model: added by the builder'}")
     for kind in ("inputs", "outputs"):
@@ -176,14 +176,14 @@ def _layer(console: Any, d: dict[str, Any], top: int) -> None:
     _print_refusals(console, d, top)
     for p in d["passes_fired"]:
         console.print(f"pass {p['pass']}: {p['what']}")
-    _skips(console, d["skips"], top)
+    _print_skips(console, d["skips"], top)
 
 
 def _print_refusals(console: Any, d: dict[str, Any], top: int) -> None:
     """Prints the tactics that refuse the layer; tactics for other operators are only counted."""
-    from whet.inspector.summary import relevant_refusals
+    from whet.inspector.summary import select_relevant_refusals
 
-    relevant, others = relevant_refusals(d)
+    relevant, others = select_relevant_refusals(d)
     if relevant:
         rows = [[c["tactic"], c["signature"], c["reason"]] for c in relevant[:top]]
         print_table(console, ["tactic", "formats", "reason"], rows, f"Refused ({len(relevant)})", below=("formats", "reason"))

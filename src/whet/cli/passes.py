@@ -50,7 +50,7 @@ def command(model: str | None, level: int, switches: str, dump: str | None, as_j
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
-    from whet.cli._console import console, print_table
+    from whet.cli._console import make_console, print_table
 
     cells = [["on" if r["on"] else "-", r["name"], r["phase"], str(r["level"]), r["what"]] for r in rows]
-    print_table(console(), ["", "pass", "phase", "from level", "what it does"], cells, below=("what it does",))
+    print_table(make_console(), ["", "pass", "phase", "from level", "what it does"], cells, below=("what it does",))

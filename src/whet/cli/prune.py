@@ -116,10 +116,10 @@ def command(
     permute = options.pop("permute")
     if permute and pattern is None:
         raise UsageError("--permute has no effect without --pattern=2:4: it orders channels so that this pattern keeps more")
-    config = _config({**options, "hidden": hidden})
+    config = _make_config({**options, "hidden": hidden})
     feeds = load_unlabelled(data, net, samples, preprocess) if data else None
     if pattern is not None:
-        pruned, masks, facts = prune_to_pattern(net, pattern, feeds, {**options, "permute": permute}, say, _labels(labels, data, samples))
+        pruned, masks, facts = prune_to_pattern(net, pattern, feeds, {**options, "permute": permute}, say, _read_labels(labels, data, samples))
         if recipe_out:
             check_writable(model, output=target, weights=weights, recipe=str(Path(recipe_out).with_suffix(".safetensors")))
             say(f"recipe: {save_recipe(masks, recipe_out)}")
@@ -137,9 +137,9 @@ def command(
             say(f"recipe: {save_recipe(recipe, recipe_out)}")
     else:
         with Bar("pruning") as bar:
-            done = prune(net, config, feeds, bar.update, labels=_labels(labels, data, samples))
+            done = prune(net, config, feeds, bar.update, labels=_read_labels(labels, data, samples))
         pruned = done.network
-        facts = _facts(done)
+        facts = _collect_facts(done)
         scope, by = "to the target" if config.target else config.scope, done.recipe.about["importance"]
         say(f"removed {done.channels[0] - done.channels[1]} of {done.channels[0]} channels ({done.share:.0%}) by {by}, {scope}")
         if done.recipe.removed:
@@ -160,7 +160,7 @@ def command(
     if weights:
         say(f"weights: {save_weights(pruned, weights)}")
     before, after = (count_params(n) for n in (net, pruned))
-    flops = [_flops(count_flops, n) for n in (net, pruned)]
+    flops = [_count_flops(count_flops, n) for n in (net, pruned)]
     if as_json:
         sizes = {"parameters": [before, after], "flops": flops if all(flops) else None}
         print_json({"model": target, **sizes, **facts, "recipe": recipe_out, "weights": weights, "recovered": feeds is not None})
@@ -201,7 +201,7 @@ def _group_facts(net: Any, hidden: bool) -> dict[str, Any]:
     return {"groups": prunable, "branches": [{"name": b.name, "layers": list(b.layers)} for b in branches(net)]}
 
 
-def _facts(pruned: Any) -> dict[str, Any]:
+def _collect_facts(pruned: Any) -> dict[str, Any]:
     """The removed units, the predictions and the measurements, for --json."""
     report = pruned.report
     return {
@@ -214,7 +214,7 @@ def _facts(pruned: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _config(o: dict[str, Any]) -> Any:
+def _make_config(o: dict[str, Any]) -> Any:
     """The PruneConfig of the flags. Raises UsageError for two targets."""
     from whet.errors import UsageError
     from whet.pruning import PruneConfig, Target
@@ -224,12 +224,12 @@ def _config(o: dict[str, Any]) -> Any:
     if len(targets) > 1:
         raise UsageError(f"one target at a time: --{targets[0].kind} and --{targets[1].kind} are given")
     fields = {k: o.pop(k) for k in ("ratio", "depth", "hidden", "importance", "scope", "multiple", "table", "retime", "insist", "steps", "trials")}
-    skip, engines, floor, widths = o.pop("skip"), not o.pop("no_engines"), not o.pop("no_floor"), _widths(o.pop("width"))
+    skip, engines, floor, widths = o.pop("skip"), not o.pop("no_engines"), not o.pop("no_floor"), _parse_widths(o.pop("width"))
     target = targets[0] if targets else None
     return PruneConfig(**fields, skip=skip, widths=widths, engines=engines, floor=floor, target=target, build=build_config(**o))
 
 
-def _widths(given: tuple[str, ...]) -> dict[str, int]:
+def _parse_widths(given: tuple[str, ...]) -> dict[str, int]:
     """Parses GROUP=N texts to group -> units. Raises UsageError."""
     from whet.errors import UsageError
 
@@ -242,7 +242,7 @@ def _widths(given: tuple[str, ...]) -> dict[str, int]:
     return widths
 
 
-def _flops(count: Any, net: Any) -> int:
+def _count_flops(count: Any, net: Any) -> int:
     """FLOPs with every symbol set to 1; 0 if a layer does not allow that."""
     from whet.errors import WhetError
 
@@ -252,7 +252,7 @@ def _flops(count: Any, net: Any) -> int:
         return 0
 
 
-def _labels(path: str | None, data: str | None, samples: int) -> Any:
+def _read_labels(path: str | None, data: str | None, samples: int) -> Any:
     """Reads the classes of the samples of `load_unlabelled` from a .npy file. Raises UsageError for an unreadable file."""
     if path is None:
         return None
@@ -261,10 +261,10 @@ def _labels(path: str | None, data: str | None, samples: int) -> Any:
     from whet.array_files import read_arrays
     from whet.errors import UsageError
     from whet.search.recipe.data import takes_first_samples
-    from whet.search.recipe.image_data import spread
+    from whet.search.recipe.image_data import pick_evenly
 
     found = read_arrays(path, UsageError, "--labels=")
     if not isinstance(found, np.ndarray):
         raise UsageError(f"--labels={path} is an .npz file. Give a .npy file of integers, one per sample.")
     classes = found.reshape(-1)
-    return classes[:samples] if data is None or takes_first_samples(data) else np.array(spread(list(classes), samples))
+    return classes[:samples] if data is None or takes_first_samples(data) else np.array(pick_evenly(list(classes), samples))

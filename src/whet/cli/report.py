@@ -24,15 +24,15 @@ def command(source: str, html: str | None, profile: int, as_json: bool) -> None:
     """
     from whet.cli._output_files import check_writable
     from whet.errors import UsageError
-    from whet.files import replacing
+    from whet.files import replace_atomically
 
     path = Path(html) if html is not None else Path(Path(source).stem + ".html")
     if not Path(source).is_file():
         raise UsageError(f"there is no file {source}; give an engine, the JSON of `whet compare --json`, or a search's report.json")
     check_writable(source, html=str(path))
-    page = _page(source, profile)
+    page = _make_page(source, profile)
     try:
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             part.write_text(page, encoding="utf-8")
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
@@ -42,7 +42,7 @@ def command(source: str, html: str | None, profile: int, as_json: bool) -> None:
         click.echo(f"Wrote {path} ({path.stat().st_size / 2**20:.1f} MiB): open it in a browser.")
 
 
-def _page(source: str, profile: int) -> str:
+def _make_page(source: str, profile: int) -> str:
     from whet.cli._runners import is_engine
     from whet.errors import UsageError
 
@@ -56,7 +56,7 @@ def _page(source: str, profile: int) -> str:
         return engine_page(plan, title=Path(source).stem, profile=profile)
     from whet.report import comparison_page, search_page
 
-    data = _json(source)
+    data = _read_json(source)
     try:
         if isinstance(data, dict) and {"trials", "rows", "steps"} <= set(data):
             return search_page(data)
@@ -67,7 +67,7 @@ def _page(source: str, profile: int) -> str:
     raise UsageError(f"{source} is neither an engine nor the JSON of `whet compare --json` or a search's report.json")
 
 
-def _json(source: str) -> Any:
+def _read_json(source: str) -> Any:
     import json
 
     from whet.errors import UsageError

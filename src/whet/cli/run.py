@@ -64,41 +64,41 @@ def command(model: str, other: str | None, against: str | None, as_json: bool, s
 
 
 def _compare(model: str, theirs: str, against: str, o: dict[str, Any]) -> tuple[Any, str, tuple[dict, dict]]:
-    from whet.cli._model import network_for
+    from whet.cli._model import read_network
     from whet.cli._runners import BuiltEngine, OnnxRuntime, Reference, SavedEngine, is_engine
     from whet.engine import read_engine
     from whet.precision.compare import compare
 
     if is_engine(model):
         ours: Any = SavedEngine(model)
-        net, small = ours.plan.network, _smallest_type(ours.plan)
+        net, small = ours.plan.network, _find_smallest_type(ours.plan)
     else:
-        net, _ = network_for(model, o["shapes"])
-        ours = BuiltEngine(net, _config(o), o["fused"])
+        net, _ = read_network(model, o["shapes"])
+        ours = BuiltEngine(net, _make_config(o), o["fused"])
         small = next((p for p in ("bf16", "fp16") if o[p]), "fp32")
     samples = _samples(net, o)
     if against == "onnxruntime":
         them: Any = OnnxRuntime(theirs, o["outputs_only"])
     elif against == "reference":
-        them = Reference(network_for(theirs, o["shapes"])[0])
+        them = Reference(read_network(theirs, o["shapes"])[0])
     elif is_engine(theirs):
         them = SavedEngine(theirs)
-        small = min(small, _smallest_type(read_engine(theirs)), key=lambda p: -_TOLERANCE[p])
+        small = min(small, _find_smallest_type(read_engine(theirs)), key=lambda p: -_TOLERANCE[p])
     else:
-        them = BuiltEngine(network_for(theirs, o["shapes"])[0], _config(o), o["fused"])
+        them = BuiltEngine(read_network(theirs, o["shapes"])[0], _make_config(o), o["fused"])
     tolerance = _TOLERANCE[small] if o["tolerance"] is None else o["tolerance"]
     a, b = [ours(f) for f in samples], [them(f) for f in samples]
     only = [t.name for t in net.outputs] if o["outputs_only"] else []
     return compare(net, a, b, tolerance, only), small, (a[0], b[0])
 
 
-def _smallest_type(plan: Any) -> str:
+def _find_smallest_type(plan: Any) -> str:
     """The smallest type that the engine stores values in, as a flag's name."""
     stored = {d for c in plan.choices.values() for _, d in c.outputs}
     return next((p for p, names in (("int8", ("i8", "u8")), ("bf16", ("bf16",)), ("fp16", ("f16",))) if stored & set(names)), "fp32")
 
 
-def _config(o: dict[str, Any]) -> Any:
+def _make_config(o: dict[str, Any]) -> Any:
     from whet.builder.config import BuildConfig
     from whet.errors import UsageError
 
@@ -119,12 +119,12 @@ def _samples(net: Any, o: dict[str, Any]) -> list[dict[str, np.ndarray]]:
         if not samples:
             raise UsageError(f"--inputs={o['inputs']} holds no samples")
         return samples
-    shapes = values.shapes_of(o["shapes"], "shapes", {t.name: t.shape for t in net.inputs}) if o["shapes"] else {}
+    shapes = values.parse_model_shapes(o["shapes"], "shapes", {t.name: t.shape for t in net.inputs}) if o["shapes"] else {}
     rng = np.random.default_rng(o["seed"])
-    return [{t.name: _random(t, shapes, rng) for t in net.inputs} for _ in range(o["samples"])]
+    return [{t.name: _make_random(t, shapes, rng) for t in net.inputs} for _ in range(o["samples"])]
 
 
-def _random(t: Any, shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> np.ndarray:
+def _make_random(t: Any, shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> np.ndarray:
     shape = shapes.get(t.name) or tuple(d if isinstance(d, int) else 1 for d in t.shape)
     drawn = rng.standard_normal(shape) if t.dtype.is_float else rng.integers(0, 2, shape)
     return np.asarray(drawn).astype(t.dtype.numpy)
@@ -132,12 +132,12 @@ def _random(t: Any, shapes: dict[str, tuple[int, ...]], rng: np.random.Generator
 
 def _save(path: str, values: tuple[dict, dict]) -> None:
     from whet.errors import UsageError
-    from whet.files import replacing
+    from whet.files import replace_atomically
 
     try:
         sides = zip(("ours", "theirs"), values, strict=True)
         target = path if path.endswith(".npz") else f"{path}.npz"  # as NumPy names it
-        with replacing(target) as part, part.open("wb") as file:
+        with replace_atomically(target) as part, part.open("wb") as file:
             np.savez(file, **{f"{side}/{n}": a for side, v in sides for n, a in v.items() if a.dtype.kind != "V"})
     except OSError as e:
         raise UsageError(f"--saveValues={path}: {e.strerror}; choose another path") from e
@@ -154,7 +154,7 @@ def _comparison_to_json(comparison: Any) -> dict[str, Any]:
 
 
 def _print(comparison: Any, against: str, show_all: bool, small: str) -> None:
-    from whet.cli._console import console as make_console
+    from whet.cli._console import make_console as make_console
     from whet.cli._console import print_table, style_text
 
     console = make_console()

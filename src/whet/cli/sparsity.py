@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from whet.cli._console import Bar, console, print_table, style_text
+from whet.cli._console import Bar, make_console, print_table, style_text
 from whet.cli._output_files import check_writable
 from whet.cli._prune_flags import build_config, build_flags
 
@@ -39,7 +39,7 @@ def command(model: str, as_json: bool, batch: str | None, no_engines: bool, plot
         check_plot_path(plot)
         check_writable(model, plot=plot)
     advices = []
-    for net, flags in _settings(model, batch, build):
+    for net, flags in _list_settings(model, batch, build):
         config = build_config(**flags)
         with Bar("timing") as bar:
             advices.append(advise_sparsity(net, config, bar.update, engines=not no_engines))
@@ -48,7 +48,7 @@ def command(model: str, as_json: bool, batch: str | None, no_engines: bool, plot
     if as_json:
         click.echo(json.dumps({"model": model, "settings": [a.to_json() for a in advices]}, indent=1))
         return
-    out = console()
+    out = make_console()
     out.width = min(out.width, 100)
     if len(advices) == 1:
         _print_layers(out, advices[0])
@@ -66,18 +66,18 @@ def command(model: str, as_json: bool, batch: str | None, no_engines: bool, plot
         click.echo(f"Wrote {plot}")
 
 
-def _settings(model: str, batch: str | None, build: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+def _list_settings(model: str, batch: str | None, build: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
     """A network and build flags for each precision and batch. Raises UsageError for batches that the model does not have."""
-    from whet.cli._model import network_for
+    from whet.cli._model import read_network
 
     given = [p for p in (*_SIXTEEN, "int8") if build[p]]
     precisions = [{p: p == x or (x == "int8" and build[p]) for p in (*_SIXTEEN, "int8")} for x in given] or [{}]
-    shapes = [build["shapes"]] if batch is None else [_shapes(model, n, build["shapes"]) for n in _batches(batch)]
-    nets = [(network_for(model, text)[0], text) for text in shapes]
+    shapes = [build["shapes"]] if batch is None else [_format_shapes(model, n, build["shapes"]) for n in _parse_batches(batch)]
+    nets = [(read_network(model, text)[0], text) for text in shapes]
     return [(net, {**build, **precision, "shapes": text}) for precision in precisions for net, text in nets]
 
 
-def _batches(text: str) -> list[int]:
+def _parse_batches(text: str) -> list[int]:
     """Parses 1,8,128. Raises UsageError."""
     from whet.errors import UsageError
 
@@ -87,15 +87,15 @@ def _batches(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
-def _shapes(model: str, batch: int, given: str | None) -> str:
+def _format_shapes(model: str, batch: int, given: str | None) -> str:
     """Shapes in the syntax of --shapes: the batch for dynamic first axes of inputs, the other axes from `given`, or 1."""
     from whet.cli import _exec_values as values
-    from whet.cli._model import network_for
+    from whet.cli._model import read_network
     from whet.errors import UsageError
     from whet.network import evaluate, symbols
 
-    shapes = values.shapes(given, "shapes") if given else {}
-    inputs = network_for(model, None)[0].inputs
+    shapes = values.parse_shapes(given, "shapes") if given else {}
+    inputs = read_network(model, None)[0].inputs
     free = [t for t in inputs if t.type.rank and not isinstance(t.shape[0], int)]
     if not free:
         raise UsageError(f"--batch={batch}: the inputs of {model} have fixed shapes. Export it with a dynamic batch, or leave out --batch.")
@@ -103,12 +103,12 @@ def _shapes(model: str, batch: int, given: str | None) -> str:
         if not t.type.static:
             named = shapes.get(t.name) or tuple(d if isinstance(d, int) else evaluate(d, dict.fromkeys(symbols(d), 1)) for d in t.shape)
             shapes[t.name] = (batch, *named[1:]) if t in free else named
-    return ",".join(f"{n}:{values.shape_text(s)}" for n, s in shapes.items())
+    return ",".join(f"{n}:{values.format_shape(s)}" for n, s in shapes.items())
 
 
 def _print_layers(out: Any, advice: Any) -> None:
     """Prints the layers of one setting: times, saving, removed magnitude, and the reason or the tactic."""
-    rows = [[_ms(x.dense_ms), _ms(x.sparse_ms), _ms(x.saved_ms), _percent(x.removed_magnitude), x.layer, x.reason or x.sparse_tactic]
+    rows = [[_ms(x.dense_ms), _ms(x.sparse_ms), _ms(x.saved_ms), _format_percent(x.removed_magnitude), x.layer, x.reason or x.sparse_tactic]
             for x in advice.layers]  # fmt: skip
     print_table(out, [">dense ms", ">sparse ms", ">saved", ">removed", "layer", "result"], rows, below=("layer", "result"))
 
@@ -122,7 +122,8 @@ def _print_speedups(out: Any, advices: Sequence[Any]) -> None:
         found = [layers.get(node) for layers in by_node]
         first = next(x for x in found if x is not None)
         reasons = dict.fromkeys(x.reason.partition(" (")[0] for x in found if x is not None and x.reason)
-        rows.append([*map(_gain, found), _percent(first.removed_magnitude), first.kind, f"{first.in_channels}-{first.out_channels}", node,
+        shape = f"{first.in_channels}-{first.out_channels}"
+        rows.append([*map(_format_gain, found), _format_percent(first.removed_magnitude), first.kind, shape, node,
                      "; ".join(reasons)])  # fmt: skip
     columns = [*(f">{a.label}" for a in advices), ">removed", "kernel", "channels", "layer", "result"]
     print_table(out, columns, rows, "Dense over sparse time", below=("layer", "result"))
@@ -138,13 +139,13 @@ def _print_settings(out: Any, advices: Sequence[Any]) -> None:
     print_table(out, columns, rows, "Sum of the layers, and whole engines")
 
 
-def _gain(x: Any) -> str:
+def _format_gain(x: Any) -> str:
     if x is None or x.speedup is None:
         return "-"
     return f"{x.speedup:.2f}x" + ("-" if x.reason else "")
 
 
-def _percent(v: float | None) -> str:
+def _format_percent(v: float | None) -> str:
     return "-" if v is None else f"{v:.0%}"
 
 

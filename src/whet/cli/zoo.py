@@ -39,10 +39,10 @@ def _list(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([{**dataclasses.asdict(r), "gflops": r.gflops} for r in rows], indent=1))
         return
-    from whet.cli._console import console, print_table
+    from whet.cli._console import make_console, print_table
 
     cells = []
     for r in rows:
         inputs = ", ".join(f"{n}:{'x'.join(map(str, shape))}" for n, (_, shape) in r.inputs.items())
         cells.append([r.name, f"{r.parameters:,}", f"{r.gflops:.2f}", inputs, r.about])
-    print_table(console(), ["name", ">parameters", ">GFLOPs", "inputs", "what"], cells, below=("what", "inputs"))
+    print_table(make_console(), ["name", ">parameters", ">GFLOPs", "inputs", "what"], cells, below=("what", "inputs"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import defs
 
 from whet.errors import UnsupportedError
-from whet.plugin_packages import advice
+from whet.plugin_packages import make_advice
 from whet.registry import suggest_name
 
 DAMAGED = "The model is damaged: copy it again, or export it again."
@@ -52,7 +52,7 @@ def why_no_reader(domain: str, op: str, known, before: tuple[str, ...] = ()) -> 
     if domain:
         return _DOMAINS.get(
             domain,
-            f"the domain {domain!r} is not ONNX's own.{advice()} Or export with standard ops, or with the op as an ONNX function",
+            f"the domain {domain!r} is not ONNX's own.{make_advice()} Or export with standard ops, or with the op as an ONNX function",
         )
     if op in _OPS:
         return f"whet has no such op; {_OPS[op]}"

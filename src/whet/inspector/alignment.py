@@ -9,7 +9,7 @@ from typing import Any
 
 from whet.engine import EnginePlan
 from whet.inspector.facts import LayerFacts, layer_facts
-from whet.inspector.summary import short_name, storage_types
+from whet.inspector.summary import describe_storage_types, shorten_name
 
 NO_NODE = "(added by the builder)"
 
@@ -24,7 +24,7 @@ class Aligned:
     @property
     def name(self) -> str:
         """The first node and the number of the others."""
-        return short_name(" + ".join(self.nodes)) if self.nodes else NO_NODE
+        return shorten_name(" + ".join(self.nodes)) if self.nodes else NO_NODE
 
     def ms(self, k: int) -> float | None:
         """The sum of the layers' times in engine `k`; None if one of them was not timed."""
@@ -57,7 +57,7 @@ class Aligned:
         """JSON data."""
         engines = [
             [
-                {"layer": f.name, "tactic": f.choice.tactic, "kernel": f.choice.implementation, "types": storage_types(f),
+                {"layer": f.name, "tactic": f.choice.tactic, "kernel": f.choice.implementation, "types": describe_storage_types(f),
                  "formats": describe_formats(f), "ms": f.ms}
                 for f in layers
             ]
@@ -66,12 +66,12 @@ class Aligned:
         return {"nodes": list(self.nodes), "same_fusion": self.same_fusion, "same_choices": self.same_choices, "engines": engines}
 
 
-def differing_settings(plans: Sequence[EnginePlan]) -> dict[str, list[Any]]:
+def find_differing_settings(plans: Sequence[EnginePlan]) -> dict[str, list[Any]]:
     """Build options and facts of the machine ("machine.model") that are not equal in all engines: name -> values.
 
     A library that not all of the engines use is no difference.
     """
-    rows = [dict(p.options) | dict(_leaves("machine", p.machine)) for p in plans]
+    rows = [dict(p.options) | dict(_iterate_leaves("machine", p.machine)) for p in plans]
     values = {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
     return {
         name: found for name, found in values.items()
@@ -80,23 +80,23 @@ def differing_settings(plans: Sequence[EnginePlan]) -> dict[str, list[Any]]:
 
 
 def format_setting(value: Any) -> str:
-    """A value of `differing_settings` as text for people: "bf16, int8" for a list, "none" for nothing."""
+    """A value of `find_differing_settings` as text for people: "bf16, int8" for a list, "none" for nothing."""
     if isinstance(value, list | tuple):
         return ", ".join(map(format_setting, value)) or "none"
     return "none" if value in (None, "") else "on" if value is True else "off" if value is False else str(value)
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _leaves(f"{name}.{key}", inner)
+            yield from _iterate_leaves(f"{name}.{key}", inner)
     else:
         yield name, value
 
 
 def describe_choice(f: LayerFacts) -> str:
     """Tactic, storage types and kernel of a layer: "cpu/winograd_conv f32 F(2,3) 8 tiles x 64 channels"."""
-    return " ".join(x for x in (f.choice.tactic, storage_types(f), f.choice.implementation) if x)
+    return " ".join(x for x in (f.choice.tactic, describe_storage_types(f), f.choice.implementation) if x)
 
 
 def describe_formats(f: LayerFacts) -> str:

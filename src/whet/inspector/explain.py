@@ -12,7 +12,7 @@ from whet.engine.schema import encode
 from whet.engine.time_check import find_contradiction
 from whet.inspector.facts import LayerFacts, find_layer, layer_facts
 from whet.inspector.sparse_layers import layer_sparsity
-from whet.inspector.words import layer_type
+from whet.inspector.words import get_layer_type
 
 
 def explain(plan: EnginePlan, layer: str | None = None) -> dict[str, Any]:
@@ -23,11 +23,11 @@ def explain(plan: EnginePlan, layer: str | None = None) -> dict[str, Any]:
     """
     facts = layer_facts(plan)
     if layer is None:
-        return _engine(plan, facts)
+        return _describe_engine(plan, facts)
     return explain_layer(plan, find_layer(facts, layer))
 
 
-def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
+def _describe_engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
     passes = plan.report.passes
     fired: dict[str, int] = dict.fromkeys(passes.order, 0)
     for name, *_ in passes.fired:
@@ -49,9 +49,9 @@ def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
         "arena_bytes": [a.total * max(a.concurrent_samples, 1) for a in plan.arenas],
         "lanes": [a.concurrent_samples for a in plan.arenas],
         "samples": {} if plan.report.samples is None else encode(plan.report.samples),
-        "choice": {} if plan.report.choice is None else _selection(plan.report.choice),
+        "choice": {} if plan.report.choice is None else _describe_selection(plan.report.choice),
         "engines": encode(plan.report.engines),
-        "slowest": [_summary(f, total) for f in slowest],
+        "slowest": [_summarize_layer(f, total) for f in slowest],
         "by_tactic": _group_by_tactic(facts, total),
         "passes_fired": fired,
         "passes_that_did_not_fire": [n for n, k in fired.items() if not k],
@@ -63,17 +63,17 @@ def _engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any]:
     }
 
 
-def _selection(record: SelectionRecord) -> dict[str, Any]:
+def _describe_selection(record: SelectionRecord) -> dict[str, Any]:
     """The record, with the cost reached by each search method under the key `METHOD ms`."""
     data: dict[str, Any] = encode(record)
     return {k: v for k, v in data.items() if k != "tried_ms"} | {f"{method} ms": ms for method, ms in record.tried_ms.items()}
 
 
-def _summary(f: LayerFacts, total: float) -> dict[str, Any]:
+def _summarize_layer(f: LayerFacts, total: float) -> dict[str, Any]:
     return {
         "name": f.name,
         "layer": f.layer.name,
-        "type": layer_type(f.layer, f.choice),
+        "type": get_layer_type(f.layer, f.choice),
         "tactic": f.choice.tactic,
         "kernel": f.choice.implementation,
         "ms": f.ms,
@@ -104,38 +104,38 @@ def explain_layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
     described = composite_of(f.layer)
     sparsity = layer_sparsity(f)
     return {
-        **_summary(f, sum(plan.report.layer_ms.values())),
+        **_summarize_layer(f, sum(plan.report.layer_ms.values())),
         "op": f.layer.op,
         "composite": f.layer.composite,
         "title": described.title if described is not None else None,
         "sources": list(f.layer.sources),
-        "inputs": [_operand(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None],
-        "outputs": [_operand(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)],
+        "inputs": [_describe_operand(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None],
+        "outputs": [_describe_operand(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)],
         "config": dict(f.choice.config),
         "in_place": list(f.choice.inplace),
         "flops": f.flops,
         "bytes": f.bytes,
         "weight_bytes": f.weight_bytes,
-        "chosen": _candidate(f, f.chosen) if f.chosen else None,
-        "runner_up": _candidate(f, runner) if runner else None,
-        "why": _choice_reason(f),
+        "chosen": _describe_candidate(f, f.chosen) if f.chosen else None,
+        "runner_up": _describe_candidate(f, runner) if runner else None,
+        "why": _explain_choice(f),
         "sparsity": None if sparsity is None else {**sparsity.to_json(), "Text": sparsity.sentence()},
-        "candidates": [_candidate(f, c) for c in timed],
+        "candidates": [_describe_candidate(f, c) for c in timed],
         "refused": [asdict(c) for c in f.refused],
         "passes_fired": [{"pass": p, "layer": x, "what": what} for p, x, what in passes.fired if x in names],
         "skips": [{"pass": p, "layer": x, "reason": why} for p, x, why in passes.skipped if x in names],
     }
 
 
-def _candidate(f: LayerFacts, c: Candidate) -> dict[str, Any]:
+def _describe_candidate(f: LayerFacts, c: Candidate) -> dict[str, Any]:
     return {**asdict(c), "cold_ms": f.cold(c)}
 
 
-def _operand(t: Any, o: tuple[str, str] | None) -> dict[str, Any]:
+def _describe_operand(t: Any, o: tuple[str, str] | None) -> dict[str, Any]:
     return {"name": t.name, "type": str(t.type), "stored": f"{o[1]}:{o[0]}" if o else "packed by the tactic", "constant": t.is_constant}
 
 
-def _choice_reason(f: LayerFacts) -> str:
+def _explain_choice(f: LayerFacts) -> str:
     """The reason for the choice, in one sentence."""
     chosen, runner = f.chosen, f.runner_up
     if not f.candidates:

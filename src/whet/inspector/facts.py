@@ -40,22 +40,22 @@ class LayerFacts:
     @property
     def runner_up(self) -> Candidate | None:
         """The fastest timed candidate except the chosen one."""
-        others = [c for c in self.candidates if c.ms is not None and not _same(c, self.choice)]
+        others = [c for c in self.candidates if c.ms is not None and not _is_choice(c, self.choice)]
         return min(others, key=lambda c: c.ms or 0.0) if others else None
 
     @property
     def chosen(self) -> Candidate | None:
         """The selected candidate."""
-        return next((c for c in self.candidates if _same(c, self.choice)), None)
+        return next((c for c in self.candidates if _is_choice(c, self.choice)), None)
 
     @property
     def refused(self) -> list[Candidate]:
         """Candidates that were not timed, with reasons; tactics without a signature for this layer come last."""
-        refused = [c for c in self.candidates if c.ms is None and c.reason and not _same(c, self.choice)]
+        refused = [c for c in self.candidates if c.ms is None and c.reason and not _is_choice(c, self.choice)]
         return sorted(refused, key=lambda c: not c.signature)
 
 
-def _same(c: Candidate, choice: Choice) -> bool:
+def _is_choice(c: Candidate, choice: Choice) -> bool:
     def show(o: tuple[str, str] | None) -> str:
         return "-" if o is None else f"{o[1]}:{o[0]}"
 
@@ -64,7 +64,7 @@ def _same(c: Candidate, choice: Choice) -> bool:
     return (c.tactic, tuple(c.config), c.signature) == (choice.tactic, choice.config, signature)
 
 
-def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
+def get_tuned_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
     """The shapes that a profile's layers are tuned for; a batch of 1 for per-sample engines."""
     given: Mapping[str, tuple] = {}
     if plan.profiles:
@@ -78,14 +78,14 @@ def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]
 def layer_facts(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None = None) -> list[LayerFacts]:
     """Facts in execution order at `shapes` (default: opt shapes of profile 0). In per-sample engines shapes and times are those of one sample."""
     net = plan.network
-    env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes or opt_shapes(plan))
+    env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes or get_tuned_shapes(plan))
     times = plan.report.layer_ms
     candidates = plan.report.candidates
     names = display_names(net)
     rows = []
     for layer in net.layers:
         static, choice = bind_layer(layer, env), plan.choices[layer.name]
-        moved, weights = _traffic(static, choice, env)
+        moved, weights = _count_traffic(static, choice, env)
         ms = times.get(layer.name)
         found = tuple(candidates.get(layer.name, ()))
         cold = tuple(plan.report.cold_ms.get(layer.name, ()))
@@ -93,7 +93,7 @@ def layer_facts(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None =
     return _with_bounds(rows, plan)
 
 
-def _traffic(layer: Layer, choice: Choice, env: Mapping[str, int]) -> tuple[int, int]:
+def _count_traffic(layer: Layer, choice: Choice, env: Mapping[str, int]) -> tuple[int, int]:
     """(bytes of all operands, bytes of the weights among them). A packed weight counts in the layer's storage type."""
     total = weights = 0
     stored = next((o[1] for o in (*choice.inputs, *choice.outputs) if o is not None), "f32")
@@ -114,7 +114,7 @@ def _with_bounds(rows: list[LayerFacts], plan: EnginePlan) -> list[LayerFacts]:
     """Adds each layer's bound (compute, memory or launch) by the machine's peak rates, or by the highest rates among the engine's layers."""
     from dataclasses import replace
 
-    flops, moved, _ = rates(rows, plan)
+    flops, moved, _ = find_rates(rows, plan)
     if flops is None or moved is None:
         return rows
     bounded = []
@@ -131,7 +131,7 @@ def _with_bounds(rows: list[LayerFacts], plan: EnginePlan) -> list[LayerFacts]:
     return bounded
 
 
-def rates(rows: list[LayerFacts], plan: EnginePlan) -> tuple[float | None, float | None, str]:
+def find_rates(rows: list[LayerFacts], plan: EnginePlan) -> tuple[float | None, float | None, str]:
     """(operations a second, bytes a second, their source): the machine's peak rates, else the highest rates among the engine's layers.
 
     None if no layer was timed and the machine's rates are unknown.

@@ -7,8 +7,8 @@ from typing import Any
 
 from whet.engine import EnginePlan, display_names, profile_suffix
 from whet.errors import UsageError
-from whet.inspector.facts import LayerFacts, layer_facts, opt_shapes
-from whet.inspector.layers import layer_object
+from whet.inspector.facts import LayerFacts, get_tuned_shapes, layer_facts
+from whet.inspector.layers import make_layer_object
 
 VERBOSITIES = ("layer_names_only", "detailed", "none")
 
@@ -31,7 +31,7 @@ def engine_information(
         if verbosity == "layer_names_only":
             layers += [n + profile_suffix(k) for n in display_names(part.network).values()]
         elif verbosity == "detailed":
-            objects = [layer_object(f) for f in layer_facts(part, (shapes if not layers else None) or opt_shapes(plan, k))]
+            objects = [make_layer_object(f) for f in layer_facts(part, (shapes if not layers else None) or get_tuned_shapes(plan, k))]
             for o in objects:
                 o["Name"] += profile_suffix(k)
             layers += objects
@@ -60,37 +60,37 @@ _RIGHT = {"ms", "share", "GFLOP/s", "MB"}
 
 def layer_rows(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None = None) -> list[dict[str, str]]:
     """The layer table: one dict of strings per layer, with the keys of COLUMNS. Times of untimed layers are empty."""
-    from whet.inspector.words import layer_type
+    from whet.inspector.words import get_layer_type
 
     facts = layer_facts(plan, shapes)
     total = sum(f.ms or 0.0 for f in facts)
     return [
         {
-            "layer": _short(f.name, 60),
-            "type": layer_type(f.layer, f.choice),
+            "layer": _shorten(f.name, 60),
+            "type": get_layer_type(f.layer, f.choice),
             "tactic": f.choice.tactic,
-            "kernel": _short(f.choice.implementation, 40),
-            "formats": _formats(f),
+            "kernel": _shorten(f.choice.implementation, 40),
+            "formats": _join_formats(f),
             "ms": f"{f.ms:.4f}" if f.ms is not None else "",
             "share": f"{100 * f.ms / total:.1f}%" if f.ms is not None and total else "",
             "GFLOP/s": f"{f.flops / f.ms / 1e6:.1f}" if f.ms and f.flops else "",
             "MB": f"{f.bytes / 1e6:.3f}",
             "bound": f.bound or "",
-            "runner-up": _runner_up(f),
+            "runner-up": _format_runner_up(f),
         }
         for f in facts
     ]
 
 
-def _runner_up(f: LayerFacts) -> str:
+def _format_runner_up(f: LayerFacts) -> str:
     if f.runner_up is None or f.runner_up.ms is None:
         return ""
     same = f.runner_up.tactic == f.choice.tactic
     label = f.runner_up.implementation if same else f.runner_up.tactic.partition("/")[2]
-    return f"{_short(label or f.runner_up.tactic, 30)} {f.runner_up.ms:.4f}"
+    return f"{_shorten(label or f.runner_up.tactic, 30)} {f.runner_up.ms:.4f}"
 
 
-def _formats(f: LayerFacts) -> str:
+def _join_formats(f: LayerFacts) -> str:
     def show(o: tuple[str, str] | None) -> str:
         return "-" if o is None else o[0] if o[1] == "f32" else f"{o[1]}:{o[0]}"
 
@@ -99,5 +99,5 @@ def _formats(f: LayerFacts) -> str:
     return f"{','.join(ins) or '-'} -> {','.join(outs)}"
 
 
-def _short(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most // 2 - 1] + "…" + text[-(most - most // 2) :]

@@ -11,7 +11,7 @@ from whet.engine import Candidate
 from whet.errors import BuildError
 from whet.inspector.facts import LayerFacts
 from whet.inspector.sparse_layers import layer_sparsity
-from whet.inspector.words import format_words, head_op, layer_type, type_word
+from whet.inspector.words import format_words, get_head_op, get_layer_type, get_type_word
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics import epilogue_steps, is_quantized, outer_input, remove_quantization, root_layer
 
@@ -23,28 +23,28 @@ _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Sum")
 _SEPARATOR = "\x1e"  # between source nodes in Metadata
 
 
-def layer_object(f: LayerFacts) -> dict[str, Any]:
+def make_layer_object(f: LayerFacts) -> dict[str, Any]:
     """The JSON object of a layer, detailed."""
-    ins = [_tensor(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None and (o or not t.is_constant)]
-    outs = [_tensor(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)]
-    if head_op(f.layer) in ("Conv", "ConvTranspose"):
+    ins = [_describe_tensor(t, o) for t, o in zip(f.layer.inputs, f.choice.inputs, strict=True) if t is not None and (o or not t.is_constant)]
+    outs = [_describe_tensor(t, o) for t, o in zip(f.layer.outputs, f.choice.outputs, strict=True)]
+    if get_head_op(f.layer) in ("Conv", "ConvTranspose"):
         for t in (*ins, *outs):
             t["Dimensions"] += [1] * (len(t["Dimensions"]) == 3)
     keys: dict[str, Any] = {
         "Name": f.name,
-        "LayerType": layer_type(f.layer, f.choice),
+        "LayerType": get_layer_type(f.layer, f.choice),
         "Inputs": ins,
         "Outputs": outs,
-        **_parameters(f),
+        **_describe_parameters(f),
         "TacticName": f.choice.implementation or f.choice.tactic,
         "TacticValue": "0x" + hashlib.sha256(f"{f.choice.tactic} {f.choice.config}".encode()).hexdigest()[:16],
         "StreamId": 0,
         "Metadata": _SEPARATOR.join(f"[ONNX Layer: {s}]" for s in f.layer.sources),
     }
-    return keys | _additional_keys(f)
+    return keys | _make_additional_keys(f)
 
 
-def _tensor(t: Tensor, o: tuple[str, str] | None) -> dict[str, Any]:
+def _describe_tensor(t: Tensor, o: tuple[str, str] | None) -> dict[str, Any]:
     fmt, dtype = o or ("linear", t.dtype.name)
     shape = static_shape(t.shape)
     return {
@@ -57,7 +57,7 @@ def _tensor(t: Tensor, o: tuple[str, str] | None) -> dict[str, Any]:
     }
 
 
-def _additional_keys(f: LayerFacts) -> dict[str, Any]:
+def _make_additional_keys(f: LayerFacts) -> dict[str, Any]:
     """Keys that TensorRT's inspector lacks: time, memory traffic, operations, bound, 2:4 sparsity, runner-up and refusals."""
     runner = f.runner_up
     sparsity = layer_sparsity(f)
@@ -70,7 +70,7 @@ def _additional_keys(f: LayerFacts) -> dict[str, Any]:
         "FLOPs": f.flops,
         "Bound": f.bound,
         "Sparsity": None if sparsity is None else sparsity.to_json(),
-        "RunnerUp": None if runner is None else _candidate(f, runner),
+        "RunnerUp": None if runner is None else _describe_candidate(f, runner),
         "ChosenAloneMs": f.chosen.ms if f.chosen else None,
         "ChosenColdWeightsMs": f.cold(f.chosen),
         "CandidatesTimed": sum(c.ms is not None for c in f.candidates),
@@ -78,27 +78,27 @@ def _additional_keys(f: LayerFacts) -> dict[str, Any]:
     }
 
 
-def _candidate(f: LayerFacts, c: Candidate) -> dict[str, Any]:
+def _describe_candidate(f: LayerFacts, c: Candidate) -> dict[str, Any]:
     times = {"TimeMs": c.ms, "ColdWeightsMs": f.cold(c)}
     return {"Tactic": c.tactic, "TacticName": c.implementation, "Formats": c.signature, **times, "Why": c.reason}
 
 
-def _parameters(f: LayerFacts) -> dict[str, Any]:
+def _describe_parameters(f: LayerFacts) -> dict[str, Any]:
     """The keys specific to the layer type."""
-    op, kind = head_op(f.layer), layer_type(f.layer, f.choice)
+    op, kind = get_head_op(f.layer), get_layer_type(f.layer, f.choice)
     if kind in ("NoOp", "Constant"):
         return {}  # tools drop these by LayerType, and keep layers that have a ParameterType
     if op in ("Conv", "ConvTranspose"):
-        return _convolution(f)
+        return _describe_convolution(f)
     if op in ("Gemm", "MatMul"):
-        return _product(f)
+        return _describe_product(f)
     if kind == "CaskPooling":
-        return _pooling(root_layer(_dequantize(f.layer)))
+        return _describe_pooling(root_layer(_dequantize(f.layer)))
     if kind == "Reformat":
         a = f.layer.attrs
         return {"ParameterType": "Reformat", "Origin": "REFORMAT" if a["source_dtype"] == a["dtype"] else "CAST"}
     if kind == "PointWiseV2":
-        return _pointwise(f.layer)
+        return _describe_pointwise(f.layer)
     if kind == "Shuffle":
         return _shuffle(f.layer)
     if kind == "Resize":
@@ -106,14 +106,14 @@ def _parameters(f: LayerFacts) -> dict[str, Any]:
         return {
             "ParameterType": "Resize",
             "ResizeMode": f"k{str(a.get('mode', 'nearest')).upper()}",
-            "ResizeScales": _scales(f.layer),
+            "ResizeScales": _read_scales(f.layer),
             "NNRounding": str(a.get("nearest_mode", "round_prefer_floor")),
             "CoordTransform": str(a.get("coordinate_transformation_mode", "half_pixel")),
         }
     return {}
 
 
-def _convolution(f: LayerFacts) -> dict[str, Any]:
+def _describe_convolution(f: LayerFacts) -> dict[str, Any]:
     layer = _dequantize(f.layer)
     head = root_layer(layer)
     a, w = head.attrs, head.needs(1)
@@ -123,10 +123,10 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
     pads = [int(p) for p in a.get("pads") or (0,) * 2 * r]
     out = head.op == "ConvTranspose"
     maps = int(w.shape[1]) * a["group"] if out else int(w.shape[0])
-    weight = _outer_constant(layer, w)
+    weight = _find_outer_constant(layer, w)
     bias = head.input(2)
-    activation, residual, dynamic = _epilogue_facts(layer)
-    stored = _stored_type(f)
+    activation, residual, dynamic = _describe_epilogue(layer)
+    stored = _get_stored_type(f)
     return {
         "ParameterType": "Convolution",  # also for ConvTranspose, which tools recognize by LayerType
         "Kernel": kernel + [1] * flat,
@@ -137,13 +137,13 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
         "Dilation": [int(d) for d in a.get("dilations") or (1,) * r] + [1] * flat,
         "OutMaps": maps,
         "Groups": int(a["group"]),
-        "Weights": {"Type": _weight_type(weight, stored), "Count": _count(w)},
-        "Bias": {"Type": _weight_type(_outer_constant(layer, bias) if bias is not None else None, stored), "Count": _count(bias)},
+        "Weights": {"Type": _get_weight_type(weight, stored), "Count": _count(w)},
+        "Bias": {"Type": _get_weight_type(_find_outer_constant(layer, bias) if bias is not None else None, stored), "Count": _count(bias)},
         "HasBias": int(bias is not None),
         "HasReLU": int(activation == "RELU"),
-        "HasSparseWeights": int(weight is not None and two_of_four(weight.array(), 0 if out else 1)),
+        "HasSparseWeights": int(weight is not None and has_two_of_four(weight.array(), 0 if out else 1)),
         "HasDynamicFilter": int(weight is None),
-        "HasDynamicBias": int(bias is not None and _outer_constant(layer, bias) is None),
+        "HasDynamicBias": int(bias is not None and _find_outer_constant(layer, bias) is None),
         "HasResidual": int(residual is not None),
         "ConvXAsActInputIdx": -1,
         "BiasAsActInputIdx": -1,
@@ -153,12 +153,12 @@ def _convolution(f: LayerFacts) -> dict[str, Any]:
     }
 
 
-def _product(f: LayerFacts) -> dict[str, Any]:
+def _describe_product(f: LayerFacts) -> dict[str, Any]:
     layer = _dequantize(f.layer)
     head = root_layer(layer)
     b = head.needs(1)
-    weight = _outer_constant(layer, b)
-    activation, residual, extra = _epilogue_facts(layer)
+    weight = _find_outer_constant(layer, b)
+    activation, residual, extra = _describe_epilogue(layer)
     c = head.input(2)
     transposed = bool(head.attrs.get("transB"))
     keys: dict[str, Any] = {
@@ -170,18 +170,18 @@ def _product(f: LayerFacts) -> dict[str, Any]:
         "HasBias": int(c is not None),
         "HasReLU": int(activation == "RELU"),
         "HasResidual": int(residual is not None),
-        "HasSparseWeights": int(weight is not None and two_of_four(weight.array(), -1 if transposed else -2)),
+        "HasSparseWeights": int(weight is not None and has_two_of_four(weight.array(), -1 if transposed else -2)),
         "Activation": activation,
         **extra,
     }
     if weight is not None:
-        keys["Weights"] = {"Type": _weight_type(weight, _stored_type(f)), "Count": _count(b)}
+        keys["Weights"] = {"Type": _get_weight_type(weight, _get_stored_type(f)), "Count": _count(b)}
     if c is not None:
-        keys["Bias"] = {"Type": _weight_type(_outer_constant(layer, c), _stored_type(f)), "Count": _count(c)}
+        keys["Bias"] = {"Type": _get_weight_type(_find_outer_constant(layer, c), _get_stored_type(f)), "Count": _count(c)}
     return keys
 
 
-def _pooling(layer: Layer) -> dict[str, Any]:
+def _describe_pooling(layer: Layer) -> dict[str, Any]:
     a = layer.attrs
     x = layer.needs(0)
     spatial = [int(d) for d in static_shape(x.shape)[2:]]
@@ -201,7 +201,7 @@ def _pooling(layer: Layer) -> dict[str, Any]:
     }
 
 
-def _pointwise(layer: Layer) -> dict[str, Any]:
+def _describe_pointwise(layer: Layer) -> dict[str, Any]:
     inner = layer.regions["body"].layers if layer.op == "Fused" else [layer]
     args = [f"arg{i}" for i in range(len(layer.inputs))]
     names = {t: args[i] for i, t in enumerate(layer.regions["body"].inputs if layer.op == "Fused" else layer.inputs) if t is not None}
@@ -239,7 +239,7 @@ def _shuffle(layer: Layer) -> dict[str, Any]:
     }
 
 
-def _scales(layer: Layer) -> list[float]:
+def _read_scales(layer: Layer) -> list[float]:
     x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
     return [b / a if a else 0.0 for a, b in zip(x, y, strict=True)]
 
@@ -250,7 +250,7 @@ def _dequantize(layer: Layer) -> Layer:
     return layer if isinstance(result, str | Layer) else result.layer
 
 
-def _epilogue_facts(layer: Layer) -> tuple[str, int | None, dict[str, Any]]:
+def _describe_epilogue(layer: Layer) -> tuple[str, int | None, dict[str, Any]]:
     """(TensorRT's name of the activation, input index of the residual, keys with the whole epilogue)."""
     steps = epilogue_steps(layer)
     if not steps:
@@ -261,19 +261,19 @@ def _epilogue_facts(layer: Layer) -> tuple[str, int | None, dict[str, Any]]:
     return (acts[-1] if acts else "NONE"), residual, {"Epilogue": [s.op for s in steps]}
 
 
-def _weight_type(t: Tensor | None, computed: str) -> str:
+def _get_weight_type(t: Tensor | None, computed: str) -> str:
     """The type of integer weights; for floating-point weights the compute type of the kernel (float for quantized layers)."""
     if t is not None and t.weight is not None and not t.weight.type.dtype.is_float:
-        return type_word(t.weight.type.dtype.name)
-    return type_word(computed if computed in ("f32", "f16", "bf16", "f64") else "f32")
+        return get_type_word(t.weight.type.dtype.name)
+    return get_type_word(computed if computed in ("f32", "f16", "bf16", "f64") else "f32")
 
 
-def _stored_type(f: LayerFacts) -> str:
+def _get_stored_type(f: LayerFacts) -> str:
     """The compute type of the kernel: that of its first stored operand."""
     return next((o[1] for o in (*f.choice.inputs, *f.choice.outputs) if o is not None), "f32")
 
 
-def _outer_constant(layer: Layer, inner: Tensor) -> Tensor | None:
+def _find_outer_constant(layer: Layer, inner: Tensor) -> Tensor | None:
     """The constant bound to an inner tensor of a fused layer; None if it is not constant."""
     try:
         i = outer_input(layer, inner)
@@ -287,7 +287,7 @@ def _count(t: Tensor | None) -> int:
     return int(np.prod(static_shape(t.shape))) if t is not None else 0
 
 
-def two_of_four(a: np.ndarray, axis: int) -> bool:
+def has_two_of_four(a: np.ndarray, axis: int) -> bool:
     """True for 2:4 sparsity along the reduction axis, which TensorRT calls sparse weights: at most two nonzeros in each group of four."""
     n = a.shape[axis]
     if n % 4 or not a.size:

@@ -45,12 +45,12 @@ def times_records(rows: Iterable[Mapping[str, float]]) -> list[dict[str, float]]
 def output_records(outputs: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """`--exportOutput`: name, dimensions as text with x, values flat in logical order (NaN and infinities as null, since JSON lacks them)."""
     return [
-        {"name": name, "dimensions": "x".join(map(str, np.shape(a))) or "scalar", "values": [_number(v) for v in np.asarray(a).reshape(-1)]}
+        {"name": name, "dimensions": "x".join(map(str, np.shape(a))) or "scalar", "values": [_to_json_number(v) for v in np.asarray(a).reshape(-1)]}
         for name, a in outputs.items()
     ]
 
 
-def _number(v: Any) -> Any:
+def _to_json_number(v: Any) -> Any:
     if isinstance(v, bool | np.bool_):
         return int(v)
     if isinstance(v, int | np.integer):

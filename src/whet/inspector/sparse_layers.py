@@ -10,7 +10,7 @@ from whet.engine import Candidate, EnginePlan
 from whet.inspector.facts import LayerFacts, layer_facts
 from whet.sparsity import reduction_axis
 from whet.sparsity.report import is_sparse
-from whet.sparsity.two_four import why_not_eligible
+from whet.sparsity.two_four import explain_ineligible
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,18 @@ def layer_sparsity(f: LayerFacts) -> LayerSparsity | None:
     """The sparsity of a layer; None for layers without constant weights of a Conv, Gemm or MatMul."""
     if reduction_axis(f.layer) is None:
         return None
-    sparse, dense = (_fastest(c for c in f.candidates if is_sparse(c.tactic, c.config) == kind) for kind in (True, False))
+    sparse, dense = (_find_fastest(c for c in f.candidates if is_sparse(c.tactic, c.config) == kind) for kind in (True, False))
     runs_sparse = is_sparse(f.choice.tactic, f.choice.config)
-    why = why_not_eligible(f.layer)
-    reason = why or ("" if runs_sparse else _why_dense(f, dense, sparse))
+    why = explain_ineligible(f.layer)
+    reason = why or ("" if runs_sparse else _explain_dense(f, dense, sparse))
     return LayerSparsity(f.name, why is None, runs_sparse, reason, dense, sparse)
 
 
-def _fastest(candidates: Iterable[Candidate]) -> Candidate | None:
+def _find_fastest(candidates: Iterable[Candidate]) -> Candidate | None:
     return min((c for c in candidates if c.ms is not None), key=lambda c: c.ms or 0.0, default=None)
 
 
-def _why_dense(f: LayerFacts, dense: Candidate | None, sparse: Candidate | None) -> str:
+def _explain_dense(f: LayerFacts, dense: Candidate | None, sparse: Candidate | None) -> str:
     """Why a layer with 2:4 weights runs a dense tactic."""
     if not f.candidates:
         return "the engine keeps no candidates: it was locked, or built without timing"
@@ -88,13 +88,13 @@ def sparsity_rows(plan: EnginePlan) -> list[LayerSparsity]:
 
 def sparsity_lines(rows: list[LayerSparsity]) -> list[str]:
     """The table of eligible layers, the reasons of the other ones with their layers, and the milliseconds that sparse tactics save."""
-    from whet.inspector.summary import format_table, short_name, shorten
+    from whet.inspector.summary import format_table, shorten, shorten_name
 
     lines = []
     eligible = [x for x in rows if x.eligible]
     if eligible:
         cells = [
-            [_ms(x.dense), _ms(x.sparse), "sparse" if x.runs_sparse else "dense", short_name(x.name), shorten(x.reason, 72)]
+            [_format_ms(x.dense), _format_ms(x.sparse), "sparse" if x.runs_sparse else "dense", shorten_name(x.name), shorten(x.reason, 72)]
             for x in eligible
         ]  # fmt: skip
         lines += format_table((">dense ms", ">sparse ms", "runs", "layer", "why dense"), cells)
@@ -106,10 +106,10 @@ def sparsity_lines(rows: list[LayerSparsity]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for x in rows:
         if not x.eligible:
-            by_reason.setdefault(x.reason, []).append(short_name(x.name))
+            by_reason.setdefault(x.reason, []).append(shorten_name(x.name))
     lines += [f"not eligible ({len(names)}), {why}: {', '.join(names)}" for why, names in by_reason.items()]
     return lines
 
 
-def _ms(c: Candidate | None) -> str:
+def _format_ms(c: Candidate | None) -> str:
     return "-" if c is None or c.ms is None else f"{c.ms:.4f}"

@@ -15,7 +15,7 @@ _NAME, _TACTIC, _KERNEL, _LEAST = 34, 26, 14, 12  # characters
 _NUMBERED = re.compile(r" \(\d+\)$")
 
 
-def short_name(name: str, most: int = _NAME) -> str:
+def shorten_name(name: str, most: int = _NAME) -> str:
     """A display name as its first node and the number of the others, shortened in the middle: "/conv1/Conv + /bn/BN + /relu/Relu" becomes
     "/conv1/Conv +2"."""
     numbered = _NUMBERED.search(name)
@@ -27,9 +27,9 @@ def short_name(name: str, most: int = _NAME) -> str:
 
 
 def is_short_name(text: str, name: str) -> bool:
-    """True if `text` is `short_name(name, n)` for some n: an ellipsis in it stands for any characters."""
+    """True if `text` is `shorten_name(name, n)` for some n: an ellipsis in it stands for any characters."""
     head, ellipsis, tail = text.partition("…")
-    whole = short_name(name, len(name) + 8)
+    whole = shorten_name(name, len(name) + 8)
     return whole.startswith(head) and whole.endswith(tail) and len(head) + len(tail) < len(whole) if ellipsis else text == whole
 
 
@@ -49,11 +49,11 @@ def fit(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDT
     while sum(widths) + gap * (len(widths) - 1) > width and any(widths[i] > _LEAST for i in flexible):
         widths[max(flexible, key=lambda i: widths[i])] -= 1
     return [
-        [short_name(c, widths[i]) if names[i] == "layer" else shorten(c, widths[i]) if i in flexible else c for i, c in enumerate(r)] for r in rows
+        [shorten_name(c, widths[i]) if names[i] == "layer" else shorten(c, widths[i]) if i in flexible else c for i, c in enumerate(r)] for r in rows
     ]
 
 
-def storage_types(f: LayerFacts) -> str:
+def describe_storage_types(f: LayerFacts) -> str:
     """The element types of a layer's inputs and outputs in memory: "f32", or "u8>f32" if they differ."""
     ins = ",".join(dict.fromkeys(o[1] for o in f.choice.inputs if o is not None))
     outs = ",".join(dict.fromkeys(o[1] for o in f.choice.outputs if o is not None))
@@ -63,7 +63,7 @@ def storage_types(f: LayerFacts) -> str:
 COLUMNS = (">ms", ">share", "layer", "types", "tactic", "kernel", "bound")
 
 
-def layer_table(facts: Sequence[LayerFacts], total: float) -> list[list[str]]:
+def make_layer_table(facts: Sequence[LayerFacts], total: float) -> list[list[str]]:
     """Rows of the table with COLUMNS (`>`: right-justified), one line of at most WIDTH characters a layer. `total` is the sum of all layers'
     times in ms."""
     rows = [
@@ -71,7 +71,7 @@ def layer_table(facts: Sequence[LayerFacts], total: float) -> list[list[str]]:
             "-" if f.ms is None else f"{f.ms:.4f}",
             f"{100 * f.ms / total:.1f}%" if f.ms is not None and total else "",
             f.name,
-            shorten(storage_types(f), 12),
+            shorten(describe_storage_types(f), 12),
             shorten(f.choice.tactic, _TACTIC),
             shorten(f.choice.implementation, _KERNEL),
             f.bound or "",
@@ -95,34 +95,34 @@ def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[
     return lines
 
 
-def explanation(plan: EnginePlan, layer: str | None = None) -> str:
+def make_explanation(plan: EnginePlan, layer: str | None = None) -> str:
     """The text of `Engine.explain`: the engine and its layers in execution order, or one layer with its candidates. At most 100 columns wide.
 
     Raises UsageError for an unknown layer.
     """
     data = explain(plan, layer)
-    return "\n".join(_engine_lines(plan, data) if layer is None else _layer_lines(data))
+    return "\n".join(_format_engine(plan, data) if layer is None else _format_layer(data))
 
 
-def _engine_lines(plan: EnginePlan, d: dict[str, Any]) -> list[str]:
+def _format_engine(plan: EnginePlan, d: dict[str, Any]) -> list[str]:
     facts = layer_facts(plan)
     latency = "not timed" if d["latency_ms"] is None else f"{d['latency_ms']:.4f} ms"
     return [
         f"{d['network']} on {d['backend']}, {d['threads']} thread(s): {latency}",
         f"{d['layers']} layers, {d['flops'] / 1e9:.3g} GFLOP, {d['bytes'] / 1e6:.4g} MB moved",
         "",
-        *format_table(COLUMNS, layer_table(facts, sum(f.ms or 0.0 for f in facts))),
+        *format_table(COLUMNS, make_layer_table(facts, sum(f.ms or 0.0 for f in facts))),
     ]
 
 
-def _layer_lines(d: dict[str, Any]) -> list[str]:
+def _format_layer(d: dict[str, Any]) -> list[str]:
     timed = d["candidates"]
     rows = [[f"{c['ms']:.4f}", shorten(c["tactic"], _TACTIC), shorten(c["implementation"], 20), shorten(c["reason"] or "", 40)] for c in timed]
-    lines = [short_name(d["name"], 60), f"computes {', '.join(d['sources']) or 'no node of the model: added by the builder'}"]
+    lines = [shorten_name(d["name"], 60), f"computes {', '.join(d['sources']) or 'no node of the model: added by the builder'}"]
     lines += [f"runs on {d['tactic']} ({d['kernel']})", d["why"], *([d["sparsity"]["Text"]] if d["sparsity"] else [])]
     if rows:
         lines += ["", *format_table((">ms", "tactic", "kernel", "why not"), rows)]
-    refused, others = relevant_refusals(d)
+    refused, others = select_relevant_refusals(d)
     if refused:
         lines += ["", f"refused ({len(refused)})", *dict.fromkeys(f"  {c['tactic']}: {c['reason']}" for c in refused)]
     if others:
@@ -130,7 +130,7 @@ def _layer_lines(d: dict[str, Any]) -> list[str]:
     return [wrapped for line in lines for wrapped in _wrap(line)]
 
 
-def relevant_refusals(d: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+def select_relevant_refusals(d: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
     """The refused candidates in the data of a layer (`explain`), and the number of those that are for other operators, which are left out."""
     suffixes = tuple(f", not {op}" for op in {d["op"], d["composite"]} if op)
     refused = [c for c in d["refused"] if not (c["reason"].startswith("computes ") and c["reason"].endswith(suffixes))]

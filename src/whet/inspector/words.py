@@ -34,14 +34,14 @@ _OTHER_TYPES = {
 }  # fmt: skip
 
 
-def head_op(layer: Layer) -> str:
+def get_head_op(layer: Layer) -> str:
     """The layer's op, or the composite kind of a fused layer."""
     return layer.composite or layer.op
 
 
-def layer_type(layer: Layer, choice: Choice | None = None) -> str:
+def get_layer_type(layer: Layer, choice: Choice | None = None) -> str:
     """TensorRT's LayerType. A layer without a kernel launch (a view) is a NoOp."""
-    op = head_op(layer)
+    op = get_head_op(layer)
     if choice is not None and choice.inplace and len(layer.outputs) == 1 and sum(o is not None for o in choice.inputs) == 1:
         if op in _SHUFFLES or choice.tactic.endswith("_view"):
             return "NoOp"  # tools remove NoOps, which therefore have one input and one output
@@ -81,6 +81,6 @@ def format_words(fmt: str, dtype: str, shape: tuple[int, ...]) -> str:
     return TYPE.get(dtype, dtype)
 
 
-def type_word(dtype: str) -> str:
+def get_type_word(dtype: str) -> str:
     """TensorRT's name of a weight type: `Half`, `Float`, ..."""
     return TYPE.get(dtype, dtype)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whet.errors import ShapeError, UsageError
-from whet.measure.queries import Measured, measure, percentile
+from whet.measure.queries import Measured, compute_percentile, measure
 from whet.measure.statistics import confidence_interval
 from whet.runtime.arrays import as_array
 
@@ -92,7 +92,7 @@ def summarize(measured: Measured, batch: int) -> Benchmark:
     per_second = len(latencies) / measured.wall
     return Benchmark(
         queries=len(latencies), seconds=measured.wall, batch=batch, latency_ms=median(latencies), interval_ms=(low, high),
-        mean_ms=fmean(latencies), p90_ms=percentile(latencies, 90), p99_ms=percentile(latencies, 99),
+        mean_ms=fmean(latencies), p90_ms=compute_percentile(latencies, 90), p99_ms=compute_percentile(latencies, 99),
         compute_ms=median(t.compute for t in measured.traces), copies_ms=median(t.h2d + t.d2h for t in measured.traces),
         queries_per_s=per_second, samples_per_s=per_second * batch,
     )  # fmt: skip

@@ -35,11 +35,11 @@ _ALIGNMENT = 256
 
 def select_finalists(layer: Layer, options: Sequence[Option]) -> list[Option]:
     """The fastest options of a layer with warm weights, of those that read weights; ordered by rank."""
-    timed = sorted((o.ms, o.rank, o) for o in options if o.ms is not None and weight_bytes(layer, o))[:COLD_FINALISTS]
+    timed = sorted((o.ms, o.rank, o) for o in options if o.ms is not None and count_weight_bytes(layer, o))[:COLD_FINALISTS]
     return [o for _, o in sorted((rank, o) for ms, rank, o in timed if ms <= COLD_FINALIST * timed[0][0])]
 
 
-def weight_bytes(layer: Layer, o: Option) -> int:
+def count_weight_bytes(layer: Layer, o: Option) -> int:
     """Bytes of packed weights and of constants that a kernel takes as operands."""
     constants = (n for t, s, n in zip(layer.inputs, o.signature.inputs, o.kernel.inputs, strict=True) if t is not None and t.is_constant and s)
     return sum(p.nbytes for p in o.kernel.packed) + sum(constants)

@@ -18,7 +18,7 @@ from typing import Any
 
 from whet.backends import Load
 from whet.measure.policy import PATIENCE, Policy, Stage
-from whet.measure.statistics import confidence_interval, lower_quartile, noise_between, spread, standard_error, typical
+from whet.measure.statistics import compute_noise, confidence_interval, estimate_typical_time, lower_quartile, spread, standard_error
 
 Run = Callable[[], float]
 
@@ -65,7 +65,7 @@ class Ranking:
 
     def seconds(self, i: int) -> float:
         """The typical time of a candidate."""
-        return typical(self.samples[i], self.disturbed)
+        return estimate_typical_time(self.samples[i], self.disturbed)
 
     def spread(self, i: int) -> float:
         """Half the interquartile range of a candidate's samples."""
@@ -83,7 +83,7 @@ class Ranking:
         """True if a candidate is slower than `fastest` by more than the policy's tolerance. `errors` replaces the policy's standard errors."""
         errors = self.policy.accept_errors if errors is None else errors
         a, b = self.samples[i], self.samples[fastest]
-        noise = noise_between(a, b, self.policy.paired) if errors is None else errors * hypot(standard_error(a), standard_error(b))
+        noise = compute_noise(a, b, self.policy.paired) if errors is None else errors * hypot(standard_error(a), standard_error(b))
         return self.seconds(i) - self.seconds(fastest) > self.policy.tolerance(self.seconds(fastest), noise)
 
     def select(self, order: Sequence[int]) -> int:
@@ -115,7 +115,7 @@ def compare(
     candidates = list(range(len(runs)))
     kept: list[_Attempt] = []
     count = 0
-    with _garbage_collection_off():
+    with _disable_garbage_collection():
         while True:
             with nullcontext(Load()) if watch is None else watch() as load:
                 attempt = _Attempt(runs, policy, run_in_order, catch, failures)
@@ -123,7 +123,7 @@ def compare(
             attempt.load, count = load, count + 1
             disturbed = load.disturbed
             if policy.pool:
-                kept = [*kept, attempt] if disturbed else [attempt.completed_by(kept, candidates)]
+                kept = [*kept, attempt] if disturbed else [attempt.add_missing_from(kept, candidates)]
             else:
                 kept = [min([*kept, attempt], key=lambda a: a.others)]
             if disturbed and loads is not None:
@@ -166,7 +166,7 @@ class _Attempt:
         """CPUs used by other processes."""
         return self.load.others or 0.0
 
-    def completed_by(self, earlier: Sequence[_Attempt], measured: Sequence[int]) -> _Attempt:
+    def add_missing_from(self, earlier: Sequence[_Attempt], measured: Sequence[int]) -> _Attempt:
         """Adds the samples of candidates that only earlier attempts have measured; returns this attempt."""
         for i in range(len(self.samples)):
             if i not in measured:
@@ -179,7 +179,7 @@ class _Attempt:
         self._warm_up(candidates)
         for stage in self.policy.stages:
             self._run_stage(stage)
-        end = self._leader()
+        end = self._find_least_time()
         for i, leader in self._leader_then.items():
             if leader > 0:  # a backend that runs nothing reports no time
                 self.samples[i] = [s * end / leader for s in self.samples[i]]
@@ -216,17 +216,17 @@ class _Attempt:
             if self._is_decided():
                 break
         if stage.drop_at_end < inf:
-            leader = self._leader()
+            leader = self._find_least_time()
             self._drop([i for i in self.alive if median(self.samples[i]) > stage.drop_at_end * leader], leader)
 
     def _run_rounds(self, stage: Stage) -> None:
         fewest, limit, done = stage.rounds[0], self._round_limit(stage), 0
         while self.alive and done < limit:
-            if stage.budget.per == "fastest" and done >= fewest and done * self._leader() >= stage.budget.seconds:
+            if stage.budget.per == "fastest" and done >= fewest and done * self._find_least_time() >= stage.budget.seconds:
                 break
             self._run_round(self.alive[:: 1 if done % 2 == 0 else -1])
             if stage.drop:
-                leader, factor = self._leader(), stage.drop[min(done, len(stage.drop) - 1)]
+                leader, factor = self._find_least_time(), stage.drop[min(done, len(stage.drop) - 1)]
                 self._drop([i for i in self.alive if self._is_behind(i, factor * leader)], leader)
             done += 1
             if done == 1 and not self.policy.warmup_rounds:
@@ -256,7 +256,7 @@ class _Attempt:
             self.samples[i].append(median(block))
             self.runs[i] += block
 
-    def _leader(self) -> float:
+    def _find_least_time(self) -> float:
         return min((median(self.samples[i]) for i in self.alive if self.samples[i]), default=0.0)
 
     def _is_behind(self, i: int, seconds: float) -> bool:
@@ -281,7 +281,7 @@ def _is_hopeless(policy: Policy, seconds: float, fastest: float) -> bool:
 
 
 @contextmanager
-def _garbage_collection_off() -> Iterator[None]:
+def _disable_garbage_collection() -> Iterator[None]:
     """Disables garbage collection: its milliseconds would be attributed to the candidate that is running."""
     was_on = gc.isenabled()
     gc.disable()

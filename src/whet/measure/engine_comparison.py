@@ -63,7 +63,7 @@ def compare_engines(
         feed = random_inputs(loaded[0], contexts[0].input_shapes(shapes))
         outputs = []
         for name, engine, context in zip(names, loaded, contexts, strict=True):
-            inputs = _inputs_for(name, engine, feed)
+            inputs = _convert_inputs(name, engine, feed)
             outputs.append(context.run(inputs))
             for n, a in inputs.items():
                 buffer = context.input_array(n)
@@ -77,22 +77,24 @@ def compare_engines(
     for k, name in enumerate(names):
         ratios = [r - 1 for r in ranking.ratios(k)]
         low, high = ranking.interval(k)
-        snr, worst = output_difference(outputs[0], outputs[k])
+        snr, worst = compute_output_difference(outputs[0], outputs[k])
         change = (median(ratios), confidence_interval(ratios)) if k else (0.0, (0.0, 0.0))
         rows.append(EngineRow(name, 1e3 * median(ranking.samples[k]), (1e3 * low, 1e3 * high), *change, snr, worst))
     return rows
 
 
-def output_differences(engines: Mapping[str, Engine], shapes: Mapping[str, tuple[int, ...]] | None = None) -> list[tuple[float | None, float | None]]:
-    """`output_difference` of each engine from the first, on the inputs of `compare_engines`. Raises ShapeError as it does."""
+def compute_output_differences(
+    engines: Mapping[str, Engine], shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> list[tuple[float | None, float | None]]:
+    """`compute_output_difference` of each engine from the first, on the inputs of `compare_engines`. Raises ShapeError as it does."""
     first = next(iter(engines.values()))
     with first.create_context() as context:
         feed = random_inputs(first, context.input_shapes(shapes))
     outputs = []
     for name, engine in engines.items():
         with engine.create_context() as context:
-            outputs.append(context.run(_inputs_for(name, engine, feed)))
-    return [output_difference(outputs[0], o) for o in outputs]
+            outputs.append(context.run(_convert_inputs(name, engine, feed)))
+    return [compute_output_difference(outputs[0], o) for o in outputs]
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def compare_layers(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple[
         plans = {}
 
         def runner(name: str) -> Callable[[], float]:
-            context, inputs = contexts[name], _inputs_for(name, engines[name], feed)
+            context, inputs = contexts[name], _convert_inputs(name, engines[name], feed)
             for n, a in inputs.items():
                 context.set_input_shape(n, a.shape)
             bound = context.launches()
@@ -135,14 +137,14 @@ def compare_layers(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple[
     return {n: LayerMilliseconds(plans[n], {x: 1e3 * median(r[i] for r in runs[n]) for i, x in enumerate(layers[n])}) for n in names}
 
 
-def _inputs_for(name: str, engine: ComparedEngine, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _convert_inputs(name: str, engine: ComparedEngine, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The inputs in the types of `engine`. Raises ShapeError for other input names."""
     if set(engine.inputs) != set(feed):
         raise ShapeError(f"{name} takes the inputs {', '.join(engine.inputs)}, the first engine {', '.join(feed)}: they cannot be compared")
     return {n: feed[n].astype(engine.dtype(n).numpy, copy=False) for n in engine.inputs}
 
 
-def output_difference(wanted: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]) -> tuple[float | None, float | None]:
+def compute_output_difference(wanted: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]) -> tuple[float | None, float | None]:
     """(the lowest SNR in dB, the largest absolute difference) of the outputs that both have in equal shapes; (None, None) without any."""
     snrs: list[float] = []
     worst: list[float] = []
@@ -156,6 +158,6 @@ def output_difference(wanted: Mapping[str, np.ndarray], got: Mapping[str, np.nda
     return (min(snrs), max(worst)) if snrs else (None, None)
 
 
-def comparison_records(rows: Sequence[EngineRow]) -> list[dict[str, Any]]:
+def make_comparison_records(rows: Sequence[EngineRow]) -> list[dict[str, Any]]:
     """JSON data of all rows; infinite SNRs are null."""
     return [{k: None if isinstance(v, float) and abs(v) == inf else v for k, v in r.to_dict().items()} for r in rows]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from whet.measure.in_network import LayerKind, Selection
 from whet.measure.option import Option
 from whet.measure.timing_cache import Timed, TimingCache
-from whet.measure.timing_key import source_digest
+from whet.measure.timing_key import compute_source_digest
 from whet.network import Network
 
 _METHOD = 3  # version of timing and selecting whole networks; raised when results are no longer comparable
@@ -46,7 +46,7 @@ class EngineHistory:
 
     def read_times(self, engines: Sequence[TimedEngine]) -> list[Timed] | None:
         """The time of each engine when all of these were compared, or None unless all are known."""
-        times = [self.cache.peek(k) for k in self._engine_keys(engines)]
+        times = [self.cache.peek(k) for k in self._make_engine_keys(engines)]
         known = [t for t in times if t is not None]
         return known if len(known) == len(times) else None
 
@@ -57,13 +57,13 @@ class EngineHistory:
             return
         fastest = min(engines, key=lambda e: e.ms)
         with self.cache.transaction():
-            for key, e in zip(self._engine_keys(engines), engines, strict=True):
+            for key, e in zip(self._make_engine_keys(engines), engines, strict=True):
                 noise = 0.0 if e is fastest else e.noise(fastest)
                 self.cache.put(key, Timed(e.ms, noise, len(e.samples)), {"what": f"whole engine: {e.what}"})
 
     def read_selection(self, base: TimedEngine, kinds: Sequence[LayerKind]) -> dict[LayerKind, Option] | None:
         """The options that an earlier build selected for the same kinds, among the same options, in the same engine; None unless all are known."""
-        selected, keys = {}, self._option_keys(base, kinds)
+        selected, keys = {}, self._make_option_keys(base, kinds)
         for kind in kinds:
             found = next((o for o in (kind.incumbent, *kind.others) if self.cache.peek(keys[kind, o.ident]) is not None), None)
             if found is None:
@@ -73,31 +73,31 @@ class EngineHistory:
 
     def write_selection(self, base: TimedEngine, selections: Sequence[Selection]) -> None:
         """Stores which option each kind of layer keeps in the network, with the network's milliseconds."""
-        keys = self._option_keys(base, [s.kind for s in selections])
+        keys = self._make_option_keys(base, [s.kind for s in selections])
         with self.cache.transaction():
             for s in selections:
                 about = {"tactic": s.option.tactic.name, "layer": s.kind.text, "implementation": s.option.kernel.implementation}
                 ms = s.ms if isfinite(s.ms) else s.option.cost  # not compared for lack of time
                 self.cache.put(keys[s.kind, s.option.ident], Timed(ms, 0.0, 1), {**about, "what": "the network with it"})
 
-    def _engine_keys(self, engines: Sequence[TimedEngine]) -> list[str]:
+    def _make_engine_keys(self, engines: Sequence[TimedEngine]) -> list[str]:
         """A key for each engine among the others: only times of the same moment are compared."""
         texts = [self._engine_text(e) for e in engines]
-        return [self._digest((o for e in engines for o in e.chosen.values()), ["engine", k, texts]) for k in range(len(texts))]
+        return [self._compute_digest((o for e in engines for o in e.chosen.values()), ["engine", k, texts]) for k in range(len(texts))]
 
-    def _option_keys(self, base: TimedEngine, kinds: Sequence[LayerKind]) -> dict[tuple[LayerKind, Any], str]:
+    def _make_option_keys(self, base: TimedEngine, kinds: Sequence[LayerKind]) -> dict[tuple[LayerKind, Any], str]:
         """A key for each option of each kind of layer in an engine."""
         every = [o for kind in kinds for o in (kind.incumbent, *kind.others)]
         listed = [[kind.text, len(kind.layers), [str(o.ident) for o in (kind.incumbent, *kind.others)]] for kind in kinds]
-        common = self._digest([*base.chosen.values(), *every], ["kernels", self._engine_text(base), listed])
+        common = self._compute_digest([*base.chosen.values(), *every], ["kernels", self._engine_text(base), listed])
         return {
             (kind, o.ident): hashlib.sha256(json.dumps([common, k, str(o.ident)]).encode()).hexdigest()
             for k, kind in enumerate(kinds) for o in (kind.incumbent, *kind.others)
         }  # fmt: skip
 
-    def _digest(self, options: Iterable[Option], content: list[Any]) -> str:
+    def _compute_digest(self, options: Iterable[Option], content: list[Any]) -> str:
         tactics = {o.tactic.name: o.tactic for o in options}
-        sources = [[n, t.version, source_digest(t), t.library_version()] for n, t in sorted(tactics.items())]
+        sources = [[n, t.version, compute_source_digest(t), t.library_version()] for n, t in sorted(tactics.items())]
         return hashlib.sha256(json.dumps([_METHOD, content, sources, self.environment]).encode()).hexdigest()
 
     def _engine_text(self, e: TimedEngine) -> str:

@@ -120,7 +120,7 @@ class ExchangeableNetwork:
                     raise BackendError(step.fell_back)
                 packed = [self.store.packed(p) for p in step.kernel.packed]
                 self._weights += packed
-                self._recorded[i, option.ident] = self.bound.recorded(i, step.kernel, [p.address for p in packed])
+                self._recorded[i, option.ident] = self.bound.record_kernel(i, step.kernel, [p.address for p in packed])
             except (BackendError, BuildError, EngineError):
                 self._recorded[i, option.ident] = None
         return self._recorded[i, option.ident]

@@ -147,7 +147,7 @@ def _bind(context, feed: dict[str, np.ndarray]):
     return inputs, outputs, feed, {n: np.empty_like(a) for n, a in outputs.items()}
 
 
-def percentile(values: list[float], p: float) -> float:
+def compute_percentile(values: list[float], p: float) -> float:
     """trtexec's percentile: index max(n - 1 - int((1 - p/100) * n), 0) of the sorted list."""
     ordered = sorted(values)
     n = len(ordered)

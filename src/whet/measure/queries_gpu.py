@@ -28,12 +28,12 @@ class Slot:
         self.context, self.bound = context, context.launches()
         self.bound.feed(feed)
         self.bound.executable.prepare()
-        self.sources, self.results = self._pinned(feed), self._pinned(None)
+        self.sources, self.results = self._list_pinned_buffers(feed), self._list_pinned_buffers(None)
         self.events = [Event(blocking=not spin) for _ in range(6)]  # around the copies in, the compute, the copies out
         self.host = (0.0, 0.0)  # start and end of the enqueue, seconds
         self.busy = False
 
-    def _pinned(self, feed: dict[str, np.ndarray] | None) -> list[tuple[int, PinnedBuffer]]:
+    def _list_pinned_buffers(self, feed: dict[str, np.ndarray] | None) -> list[tuple[int, PinnedBuffer]]:
         """Returns (offset in the arena, pinned buffer) of the inputs in the engine's formats, or of the outputs if `feed` is None."""
         net, buffers = self.bound.network, []
         for t in net.inputs if feed is not None else net.outputs:

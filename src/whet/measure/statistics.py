@@ -10,7 +10,7 @@ from statistics import median
 _ERROR_PER_SPREAD = 1.2533 / 0.6745
 
 
-def typical(samples: Sequence[float], disturbed: bool = False) -> float:
+def estimate_typical_time(samples: Sequence[float], disturbed: bool = False) -> float:
     """The median; under external load the lower quartile, since an interrupted sample says nothing about the kernel."""
     return lower_quartile(samples) if disturbed else median(samples)
 
@@ -37,7 +37,7 @@ def confidence_interval(samples: Sequence[float], errors: float = 1.96) -> tuple
     return middle - margin, middle + margin
 
 
-def noise_between(a: Sequence[float], b: Sequence[float], paired: bool = True) -> float:
+def compute_noise(a: Sequence[float], b: Sequence[float], paired: bool = True) -> float:
     """The noise of the difference of two candidates' times: the larger spread of both; if `paired`, at most the spread of their differences
     round by round if both ran in the same rounds, in which a change of clocks slows both alike."""
     alone = max(spread(a), spread(b))

@@ -36,7 +36,7 @@ class TensorRtEngine:
 
     def __init__(self, engine: Any, backend: Backend):
         self.engine, self.backend = engine, backend
-        trt = _package()
+        trt = _import_package()
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
         kinds = {n: (dtype_of(np.empty(0, trt.nptype(engine.get_tensor_dtype(n)))), tuple(engine.get_tensor_shape(n))) for n in names}
         self.inputs = {n: k for n, k in kinds.items() if engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT}
@@ -58,8 +58,8 @@ def build_tensorrt(
 
     Raises UsageError without the package `tensorrt` or for a precision that its version has no flag for, BuildError with TensorRT's messages.
     """
-    trt = _package()
-    logger = _logger(trt)
+    trt = _import_package()
+    logger = _make_logger(trt)
     builder = trt.Builder(logger)
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, logger)
@@ -84,23 +84,23 @@ def build_tensorrt(
     engine = None if data is None else trt.Runtime(logger).deserialize_cuda_engine(data)
     if engine is None:
         raise BuildError(f"TensorRT {trt.__version__} builds no engine of {model}: {'; '.join(logger.errors) or 'no message'}")
-    return TensorRtEngine(engine, _memory(trt))
+    return TensorRtEngine(engine, _choose_memory_backend(trt))
 
 
-def _package() -> Any:
+def _import_package() -> Any:
     try:
         return importlib.import_module("tensorrt")
     except ImportError as e:
         raise UsageError(f"TensorRT's Python package is not installed ({e}): pip install tensorrt") from e
 
 
-def _memory(trt: Any) -> Backend:
+def _choose_memory_backend(trt: Any) -> Backend:
     """The backend that owns the memory of addresses given to the package: CUDA, or that of whet.trt under TensorRT's name."""
     device = getattr(trt, "device", None)
     return get_backend(device.backend_name() if trt.__name__ == "whet.trt" and device is not None else "cuda")
 
 
-def _logger(trt: Any) -> Any:
+def _make_logger(trt: Any) -> Any:
     class Collecting(trt.ILogger):
         """Keeps the messages of errors."""
 

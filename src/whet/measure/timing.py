@@ -20,9 +20,9 @@ from whet.measure.cold import sample_cold_weights, select_finalists
 from whet.measure.compare import LoadLog, Ranking, compare
 from whet.measure.option import Option
 from whet.measure.policy import LAYERS
-from whet.measure.statistics import spread, typical
+from whet.measure.statistics import estimate_typical_time, spread
 from whet.measure.timing_cache import Timed, TimingCache
-from whet.measure.timing_key import timing_key
+from whet.measure.timing_key import make_timing_key
 from whet.network import Layer
 
 COLD = "cold"  # no cache holds anything but the previous layer's outputs; in other states the last-level cache holds more
@@ -89,7 +89,7 @@ class Timer:
 
     def key(self, option: Option, text: str, *, cold: bool = False) -> str:
         state = _COLD_WEIGHTS if cold else f"{self.conditions.state}, method {_METHOD}"
-        return timing_key(option.tactic, text, option.signature, option.config, self._machine_key, state)
+        return make_timing_key(option.tactic, text, option.signature, option.config, self._machine_key, state)
 
     def read_cache(self, options: Sequence[Option], text: str) -> list[Option]:
         """Sets the cached times; returns the options without one."""
@@ -123,7 +123,7 @@ class Timer:
         if not missing:
             return
         if self.error_on_miss:
-            raise _missing_time(layer, missing[0])
+            raise _make_missing_time_error(layer, missing[0])
         self._bench = Bench(self, layer)
         timed, ranking = self._compare(self._bench, options)
         with self.cache.transaction():
@@ -181,7 +181,7 @@ class Timer:
             for o, timed in zip(near, filter(None, known), strict=True):
                 o.cold_ms, o.cold_spread_ms = timed.ms, timed.spread_ms
         elif self.error_on_miss:
-            raise _missing_time(layer, near[known.index(None)])
+            raise _make_missing_time_error(layer, near[known.index(None)])
         else:
             self._time_finalists(bench if bench is not None and bench.layer is layer else Bench(self, layer), text, near)
         extra = [o.cold_ms - o.ms for o in near if o.cold_ms is not None and o.ms is not None]
@@ -201,7 +201,7 @@ class Timer:
         with self.cache.transaction():
             for o in near:
                 if got := samples.get(o.rank):
-                    o.cold_ms, o.cold_spread_ms = typical(got), spread(got)
+                    o.cold_ms, o.cold_spread_ms = estimate_typical_time(got), spread(got)
                     timed = Timed(o.cold_ms, o.cold_spread_ms, len(got))
                     self.cache.put(self.key(o, text, cold=True), timed, {**_describe(o, text), "cache": _COLD_WEIGHTS})
                     self.cold_timed += 1
@@ -238,7 +238,7 @@ class Timer:
         self.backend.warm(self._flush)
 
 
-def _missing_time(layer: Layer, o: Option) -> BuildError:
+def _make_missing_time_error(layer: Layer, o: Option) -> BuildError:
     return BuildError(
         f"'{layer.name}' by {o.tactic.name} {o.signature} is not in the timing cache, and --errorOnTimingCacheMiss forbids "
         "timing it. Build once without that flag on this machine."

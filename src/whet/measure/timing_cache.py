@@ -32,7 +32,7 @@ class Timed(NamedTuple):
     samples: int
 
 
-def default_path() -> Path:
+def get_default_path() -> Path:
     """The cache that builds use when the user names none."""
     return Path(user_cache_dir("whet")) / f"timings-{VERSION}.sqlite"
 
@@ -65,7 +65,7 @@ class TimingCache:
     """
 
     def __init__(self, path: str | Path | None = None, note: Callable[[str], None] | None = None):
-        self.path = default_path() if path is None else Path(path) if path else None
+        self.path = get_default_path() if path is None else Path(path) if path else None
         self.hits = self.misses = 0
         self._note = note if path is None else None
         self._new: dict[str, Timed] = {}

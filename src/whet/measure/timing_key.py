@@ -21,20 +21,20 @@ from whet.tactics import Config, Signature, Tactic
 _SMALL_FLOATS, _SMALL_INTS = 4, 64  # the key has the values of constants up to this size: bounds, scales, axes
 
 
-def layer_text(layer: Layer) -> str:
+def format_layer_text(layer: Layer) -> str:
     """Op, attributes, fused body, shapes and types of a layer, with tensors numbered: equal work gives equal text."""
     numbers: dict[Tensor, int] = {}
-    scales, zeros = _quantization_inputs(layer, 1), _quantization_inputs(layer, 2)
+    scales, zeros = _find_quantization_inputs(layer, 1), _find_quantization_inputs(layer, 2)
 
     def shown(i: int, t: Tensor | None) -> str:
         if i in zeros and t is not None and t.weight is not None and _is_inner(t.weight.array):
-            return f"{_operand(t, numbers, values=False)} inside"
-        return _operand(t, numbers, values=i not in scales)
+            return f"{_format_operand(t, numbers, values=False)} inside"
+        return _format_operand(t, numbers, values=i not in scales)
 
-    return "\n".join(_lines(layer, numbers, "(" + ", ".join(shown(i, t) for i, t in enumerate(layer.inputs)) + ")"))
+    return "\n".join(_format_lines(layer, numbers, "(" + ", ".join(shown(i, t) for i, t in enumerate(layer.inputs)) + ")"))
 
 
-def _quantization_inputs(layer: Layer, position: int) -> set[int]:
+def _find_quantization_inputs(layer: Layer, position: int) -> set[int]:
     """Inputs that are scales (position 1) or zero points (2) of Q/DQ layers. No kernel's time depends on a scale's value, or on a zero point's
     except that it is 0 or an extreme of its type, which saves a clamp."""
     if layer.op in ("QuantizeLinear", "DequantizeLinear"):
@@ -52,27 +52,27 @@ def _is_inner(zeros: np.ndarray) -> bool:
     return zeros.dtype.kind in "iu" and not np.any(np.isin(zeros, (0, np.iinfo(zeros.dtype).min, np.iinfo(zeros.dtype).max)))
 
 
-def _lines(layer: Layer, numbers: dict[Tensor, int], head: str) -> list[str]:
+def _format_lines(layer: Layer, numbers: dict[Tensor, int], head: str) -> list[str]:
     attrs = " ".join(f"{k}={value_text(v)}" for k, v in sorted(layer.attrs.items()))
     outs = ", ".join(f"{t.type}" for t in layer.outputs)
     lines = [f"{layer.op} {head} [{attrs}] -> {outs}"]
     for name, region in sorted(layer.regions.items()):
         lines.append(f"region {name}")
-        lines.extend("  " + line for line in _region(region, dict(numbers)))
+        lines.extend("  " + line for line in _format_region(region, dict(numbers)))
     for t in layer.outputs:
         numbers[t] = len(numbers)
     return lines
 
 
-def _region(net: Network, numbers: dict[Tensor, int]) -> list[str]:
-    lines = ["in " + ", ".join(_operand(t, numbers) for t in net.inputs)]
+def _format_region(net: Network, numbers: dict[Tensor, int]) -> list[str]:
+    lines = ["in " + ", ".join(_format_operand(t, numbers) for t in net.inputs)]
     for layer in net.layers:
-        lines.extend(_lines(layer, numbers, "(" + ", ".join(_operand(t, numbers) for t in layer.inputs) + ")"))
-    lines.append("out " + ", ".join(_operand(t, numbers) for t in net.outputs))
+        lines.extend(_format_lines(layer, numbers, "(" + ", ".join(_format_operand(t, numbers) for t in layer.inputs) + ")"))
+    lines.append("out " + ", ".join(_format_operand(t, numbers) for t in net.outputs))
     return lines
 
 
-def _operand(t: Tensor | None, numbers: dict[Tensor, int], *, values: bool = True) -> str:
+def _format_operand(t: Tensor | None, numbers: dict[Tensor, int], *, values: bool = True) -> str:
     if t is None:
         return "none"
     known = t in numbers
@@ -91,12 +91,12 @@ def _operand(t: Tensor | None, numbers: dict[Tensor, int], *, values: bool = Tru
     return f"{text} const{shown}{assumes}"
 
 
-def timing_key(tactic: Tactic, layer: str, signature: Signature, config: Config, machine_key: str, state: str) -> str:
-    """SHA-256 over everything that a timing depends on. `layer` is layer_text(); `state` is the state of the caches."""
+def make_timing_key(tactic: Tactic, layer: str, signature: Signature, config: Config, machine_key: str, state: str) -> str:
+    """SHA-256 over everything that a timing depends on. `layer` is format_layer_text(); `state` is the state of the caches."""
     parts = [
         tactic.name,
         tactic.version,
-        source_digest(tactic),
+        compute_source_digest(tactic),
         tactic.library_version(),
         str(signature),
         [list(c) for c in config],
@@ -107,46 +107,46 @@ def timing_key(tactic: Tactic, layer: str, signature: Signature, config: Config,
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def source_digest(tactic: Tactic) -> str:
+def compute_source_digest(tactic: Tactic) -> str:
     """SHA-256 over the source files of a tactic: its module, the modules it imports from whet.tactics and whet.backends (a plugin's: from its own
     package too), and the kernel sources (.cu, .cuh) in the folders of these modules."""
-    return _digest(tactic.source_modules())
+    return _compute_digest(tactic.source_modules())
 
 
 @cache
-def _digest(modules: tuple[str, ...]) -> str:
+def _compute_digest(modules: tuple[str, ...]) -> str:
     h, folders = hashlib.sha256(), set()
-    for name in sorted({name for module in modules for name in transitive_modules(module)}):
-        path = _file(name)
+    for name in sorted({name for module in modules for name in find_transitive_modules(module)}):
+        path = _find_file(name)
         if path is not None:
-            h.update(f"{name} {_content(path)}\0".encode())
+            h.update(f"{name} {_read_content(path)}\0".encode())
             folders.add(path.parent)
     for path in sorted({p for folder in folders for p in folder.glob("*.cu*")}):
-        h.update(f"{path.name} {_content(path)}\0".encode())
+        h.update(f"{path.name} {_read_content(path)}\0".encode())
     return h.hexdigest()
 
 
 @cache
-def _content(path: Path) -> str:
+def _read_content(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def transitive_modules(module: str) -> set[str]:
+def find_transitive_modules(module: str) -> set[str]:
     """`module` and the modules under whet.tactics, whet.backends and, outside whet, its own package that it imports, directly or indirectly."""
     found: set[str] = set()
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        path = _file(name)
+        path = _find_file(name)
         if name in found or path is None:
             continue
         found.add(name)
-        waiting.extend(_imports(path, name.partition(".")[0]))
+        waiting.extend(_list_imports(path, name.partition(".")[0]))
     return found
 
 
 @cache
-def _imports(path: Path, package: str) -> tuple[str, ...]:
+def _list_imports(path: Path, package: str) -> tuple[str, ...]:
     """The names under whet.tactics, whet.backends and (if it is not whet) `package` imported by a source file: modules, and attributes that may be
     modules."""
     found: list[str] = []
@@ -164,7 +164,7 @@ def _imports(path: Path, package: str) -> tuple[str, ...]:
     return tuple(n for n in found if n.startswith(("whet.tactics.", "whet.backends.", *own)))
 
 
-def _file(module: str) -> Path | None:
+def _find_file(module: str) -> Path | None:
     """The source file of a module, without importing it; None if there is none. A module outside a package (a script) has its own file."""
     top, *rest = module.split(".")
     package = sys.modules.get(top)

@@ -10,7 +10,7 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Dim, DType, Expr, Layer, Tensor, TensorType, check_size
-from whet.plugin_packages import advice, load_installed
+from whet.plugin_packages import load_installed, make_advice
 from whet.registry import suggest_name
 
 
@@ -174,7 +174,7 @@ def get_op(name: str) -> Op:
     if name not in OPS:
         load_installed()
     if name not in OPS:
-        way = advice() if "." in name else " To add it, register it from a package of your own (whet.register), or write src/whet/ops/<name>.py."
+        way = make_advice() if "." in name else " To add it, register it from a package of your own (whet.register), or write src/whet/ops/<name>.py."
         raise UnsupportedError(f"unknown op {name}.{suggest_name(name, OPS)}{way}")
     return OPS[name]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from whet.api import build
 from whet.errors import ShapeError, UsageError, WhetWarning
-from whet.forks import new_lock
+from whet.forks import make_lock
 from whet.frontends.onnx_metadata import ModelMetadata, model_metadata
 from whet.network import Network, TensorType
 from whet.ort.options import RunOptions, SessionOptions
@@ -67,7 +67,7 @@ class InferenceSession:
             raise UsageError(f"sess_options: a whet.ort.SessionOptions, not {type(sess_options).__name__} of {type(sess_options).__module__}")
         self._options = sess_options or SessionOptions()
         self._provider, backend, permitted = select_provider(providers, provider_options)
-        self._lock = new_lock()
+        self._lock = make_lock()
         self._engines: dict[tuple[tuple[int, ...], ...], Engine] = {}
         self._shared: Engine | None = None  # takes all shapes that the session takes
         self._net: Network | None = None

@@ -12,7 +12,7 @@ import numpy as np
 from whet.backends import get_backend
 from whet.errors import ContextError, ShapeError, UsageError
 from whet.network import DTYPES, DType
-from whet.runtime.dlpack import DeviceArray, device_array, on_gpu
+from whet.runtime.dlpack import DeviceArray, on_gpu, to_device_array
 
 if TYPE_CHECKING:
     from whet.ort.session import InferenceSession
@@ -66,7 +66,7 @@ class OrtValue:
     @staticmethod
     def from_dlpack(data: Any) -> OrtValue:
         """A value over the memory of a tensor of another library."""
-        return OrtValue(device_array("data", data) if on_gpu(data) else np.from_dlpack(data))
+        return OrtValue(to_device_array("data", data) if on_gpu(data) else np.from_dlpack(data))
 
     def numpy(self) -> np.ndarray:
         """The array of a host value, or a copy of a GPU's memory."""

@@ -10,7 +10,7 @@ from typing import Any
 from whet.errors import UsageError
 from whet.ops import OPS, Op, op
 from whet.ops._base import Infer, Reference
-from whet.plugin_packages import package
+from whet.plugin_packages import get_or_add_package
 from whet.tactics import TACTICS, Tactic
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -61,7 +61,7 @@ def register(
         names.append(f"{t.backend}/{home}.{t.name.rpartition('/')[2] or type(t).__name__}")
         if names[-1] in TACTICS or names.count(names[-1]) > 1:
             raise UsageError(f"register: two tactics are called {names[-1]}; give each a name of its own")
-    held = package(home, version or _version_of(home))
+    held = get_or_add_package(home, version or _version_of(home))
     registered = op(full, infer, reference, samples=samples, attrs=dict(attrs or {}), **({"to_onnx": _write_node} | optional))
     held.ops.append(full)
     for t, tactic_name in zip(tactics, names, strict=True):

@@ -30,13 +30,13 @@ class Taps:
         sizes = tuple((padded.shape[2 + i] - (taps[i] - 1) * dilations[i] - 1) // strides[i] + 1 for i in range(n))
         return Taps(padded, taps, sizes, strides, dilations)
 
-    def met_by(self, tap: tuple[int, ...]) -> np.ndarray:
+    def get_elements(self, tap: tuple[int, ...]) -> np.ndarray:
         """The input elements that one tap multiplies, over all windows: a view [N, C, *sizes]."""
         first = [t * d for t, d in zip(tap, self.dilations, strict=True)]
         cut = tuple(slice(f, f + (n - 1) * s + 1, s) for f, n, s in zip(first, self.sizes, self.strides, strict=True))
         return self.padded[(slice(None), slice(None), *cut)]
 
-    def met_at(self, tap: tuple[int, ...], image: np.ndarray, place: tuple[np.ndarray, ...]) -> np.ndarray:
+    def get_elements_at(self, tap: tuple[int, ...], image: np.ndarray, place: tuple[np.ndarray, ...]) -> np.ndarray:
         """The input elements that one tap multiplies in selected windows, given by batch item and output position: [windows, C]."""
         at = tuple(p * s + t * d for p, s, t, d in zip(place, self.strides, tap, self.dilations, strict=True))
         index: tuple[np.ndarray | slice, ...] = (image, slice(None), *at)

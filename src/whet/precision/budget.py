@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from whet.errors import CalibrationError, UsageError
-from whet.precision.measures import Values, output_cosine, output_snr
-from whet.registry import user_function
+from whet.precision.measures import Values, compute_output_cosine, compute_output_snr
+from whet.registry import import_user_function
 
 Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 Metric = Callable[[Run], float]
@@ -62,7 +62,7 @@ class Budget:
         except ValueError:
             raise UsageError(f"--accuracy={text}: the last part is not a number; expected {_FORMS}") from None
         if len(parts) == 4 and parts[0] == "python":
-            return Budget("metric", limit, user_function(text.rpartition(":")[0], f"--accuracy={text}"), f"{parts[1]}:{parts[2]}")
+            return Budget("metric", limit, import_user_function(text.rpartition(":")[0], f"--accuracy={text}"), f"{parts[1]}:{parts[2]}")
         if len(parts) == 2 and parts[0] in ("snr", "cosine"):
             return Budget(parts[0], limit)
         raise UsageError(f"--accuracy={text} is none of {_FORMS}")
@@ -81,19 +81,19 @@ class Budget:
         """
         if self.metric is not None:
             if self._reference is None:
-                self._reference = _number(self.metric(reference), self.name)
-            value = _number(self.metric(run), self.name)
+                self._reference = _check_number(self.metric(reference), self.name)
+            value = _check_number(self.metric(run), self.name)
             drop = self._reference - value
             return Verdict(value, self._reference, drop <= self.limit + 1e-12, f"{value:g} against FP32's {self._reference:g}")
         if not samples:
             raise CalibrationError("an accuracy budget on the outputs needs calibration samples to compare them on: give --calibData")
         wants = [reference(f) for f in samples] if wants is None else wants
         gots = [run(f) for f in samples]
-        value = output_snr(wants, gots) if self.kind == "snr" else output_cosine(wants, gots)
+        value = compute_output_snr(wants, gots) if self.kind == "snr" else compute_output_cosine(wants, gots)
         return Verdict(value, None, value >= self.limit, f"{value:.1f} dB" if self.kind == "snr" else f"cosine {value:.5f}")
 
 
-def _number(value: Any, name: str) -> float:
+def _check_number(value: Any, name: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):

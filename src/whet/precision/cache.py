@@ -9,9 +9,9 @@ import struct
 import numpy as np
 
 from whet.errors import CalibrationError, UsageError
-from whet.files import read_json_text, replacing
+from whet.files import read_json_text, replace_atomically
 from whet.network import Network
-from whet.precision.quantization_sites import find_quantization_sites, never_negative
+from whet.precision.quantization_sites import find_quantization_sites, is_never_negative
 from whet.precision.ranges import Range, Ranges
 
 VERSION = 1
@@ -26,9 +26,9 @@ def write_cache(path: str | os.PathLike[str], ranges: Ranges) -> None:
     """
     if ranges.scalings and not str(path).endswith(".json"):
         raise UsageError(f"{path} is TensorRT's cache format, which cannot hold equalized scales: name a .json cache, or switch the steps off")
-    text = _json(ranges) if str(path).endswith(".json") else _text(ranges)
+    text = _format_json(ranges) if str(path).endswith(".json") else _format_text(ranges)
     try:
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             part.write_text(text, encoding="utf-8")
     except OSError as e:
         raise UsageError(f"the calibration cache {path} cannot be written: {e.strerror}; choose another path") from e
@@ -51,7 +51,7 @@ def read_cache(path: str | os.PathLike[str], net: Network, model: str = "") -> R
     return found
 
 
-def _json(ranges: Ranges) -> str:
+def _format_json(ranges: Ranges) -> str:
     tensors = {
         name: {"low": float(r.low).hex(), "high": float(r.high).hex(), "method": r.method, "error": r.error}
         for name, r in ranges.tensors.items()
@@ -65,7 +65,7 @@ def _json(ranges: Ranges) -> str:
     return json.dumps(data, indent=1) + "\n"
 
 
-def _text(ranges: Ranges) -> str:
+def _format_text(ranges: Ranges) -> str:
     lines = [_HEADER]
     for name, r in ranges.tensors.items():
         lines.append(f"{name}: {struct.pack('>f', np.float32(max(-r.low, r.high) / 127)).hex()}")
@@ -80,7 +80,7 @@ def _read_json(path: str | os.PathLike[str], text: str, model: str) -> Ranges:
             str(n): Range(float.fromhex(r["low"]), float.fromhex(r["high"]), str(r["method"]), None if r["error"] is None else float(r["error"]))
             for n, r in data["tensors"].items()
         }
-        scalings, corrections = ({str(n): _floats(v) for n, v in data.get(k, {}).items()} for k in ("scalings", "corrections"))
+        scalings, corrections = ({str(n): _decode_floats(v) for n, v in data.get(k, {}).items()} for k in ("scalings", "corrections"))
         float_sums = frozenset(map(str, data.get("float_sums", ())))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         raise CalibrationError(f"{path} is not a whet calibration cache, or it is damaged ({e}). Delete it and calibrate again.") from e
@@ -93,7 +93,7 @@ def _read_json(path: str | os.PathLike[str], text: str, model: str) -> Ranges:
     return Ranges(tensors, own, samples, scalings, corrections, float_sums=float_sums)
 
 
-def _floats(text: str) -> np.ndarray:
+def _decode_floats(text: str) -> np.ndarray:
     """Decodes f32 values from hexadecimal bytes. Raises ValueError for malformed or non-finite values."""
     a = np.frombuffer(bytes.fromhex(text), "<f4").astype(np.float32)
     if not a.size or not np.isfinite(a).all():
@@ -118,7 +118,7 @@ def _read_text(path: str | os.PathLike[str], text: str, net: Network) -> Ranges:
         if not colon or name not in known:
             continue  # TensorRT also lists its internal tensors, such as (Unnamed Layer* 5)_output
         most = float(np.float32(scale)) * 127
-        r = Range(0.0 if never_negative(known[name]) else -most, most, "cache")
+        r = Range(0.0 if is_never_negative(known[name]) else -most, most, "cache")
         _check(path, name, r)
         tensors[name] = r
     return Ranges(tensors)

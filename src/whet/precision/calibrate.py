@@ -16,7 +16,7 @@ from whet.errors import BuildWarning, CalibrationError, UsageError
 from whet.network import Layer, Network, Tensor
 from whet.ops import run_layer, run_network
 from whet.precision.histogram import Histogram
-from whet.precision.insert import fake_weights
+from whet.precision.insert import fake_quantize_weights
 from whet.precision.methods import LIMITS
 from whet.precision.quantization_sites import QuantizationSites, find_quantization_sites
 from whet.precision.ranges import METHODS, Range, Ranges
@@ -66,10 +66,10 @@ def calibrate(
     found = Ranges(model=model, samples=count)
     for t in sites.roots:
         if (h := histograms[t.name]).low == h.high:
-            found.tensors[t.name] = _range_of_constant(h.low)
+            found.tensors[t.name] = _make_constant_range(h.low)
             continue
         wanted = (forced or {}).get(t.name, method)
-        candidates = candidate_ranges(h, LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
+        candidates = list_candidate_ranges(h, LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
         found.tensors[t.name] = _select_range(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
         if tell is not None:
             tell(t.name)
@@ -87,14 +87,14 @@ def _count(
         values = run(feeds)
         for name, h in histograms.items():
             h.add(values[name], name)
-        kept = sorted([*kept, (content_digest(feeds), feeds)], key=lambda e: e[0])[:JUDGES]
+        kept = sorted([*kept, (compute_content_digest(feeds), feeds)], key=lambda e: e[0])[:JUDGES]
         count += 1
         if tell is not None:
             tell(f"sample {count}")
     return histograms, [feeds for _, feeds in kept], count
 
 
-def content_digest(feeds: Feeds) -> str:
+def compute_content_digest(feeds: Feeds) -> str:
     """SHA-256 of a sample's names, types, shapes and bytes."""
     h = hashlib.sha256()
     for name in sorted(feeds):
@@ -123,7 +123,7 @@ def _check(net: Network, histograms: Mapping[str, Histogram], count: int) -> Non
             "preprocessed as in training? If the tensor is really constant, leave its layers in floating point (--layerPrecisions)."
         )
     for name, value in constant.items():
-        r = _range_of_constant(value)
+        r = _make_constant_range(value)
         warnings.warn(
             f"%{name} is {value:g} everywhere in the {count} calibration samples, as behind a ReLU that is never active: its range is set to "
             f"{r.low:g} to {r.high:g}, and other values will saturate there",
@@ -131,13 +131,13 @@ def _check(net: Network, histograms: Mapping[str, Histogram], count: int) -> Non
         )  # fmt: skip
 
 
-def _range_of_constant(value: float) -> Range:
+def _make_constant_range(value: float) -> Range:
     """A range that has the value as an integer: from 0 to a positive one, symmetric for a negative one, and up to 1 for 0."""
     r = Range.within(value, value, abs(value), "constant")
     return r if r.usable else Range(0.0, 1.0, "constant")
 
 
-def candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram], float]], zero_points: bool) -> list[Range]:
+def list_candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram], float]], zero_points: bool) -> list[Range]:
     """The distinct ranges that the methods give, in the order of METHODS."""
     found: list[Range] = []
     for name in METHODS:
@@ -163,7 +163,7 @@ def _select_range(sites: QuantizationSites, t: Tensor, candidates: list[Range], 
         want = (x if layer is None else compute_layer(layer, x, None)).astype(np.float64)
         right += float(np.sum(want**2))
         for k, r in enumerate(candidates):
-            got = r.fake(x) if layer is None else compute_layer(layer, x, r)
+            got = r.fake_quantize(x) if layer is None else compute_layer(layer, x, r)
             wrong[k] += float(np.sum((got - want) ** 2))
     errors = [w / right if right else w for w in wrong]
     at = int(np.argmin(errors))
@@ -178,7 +178,7 @@ def crop_middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.nda
     """A part of a large activation [N, ...] that represents the rest: of a convolution's input the centre of the spatial axes (about `crop`
     squared positions, at least twice the filter's extent per axis), of a product's input the first rows. Channels are never cut."""
     if layer is None or layer.op == "Conv":
-        return _centre(x, layer, crop) if x.ndim > 2 else x[:_ROWS]
+        return _crop_centre(x, layer, crop) if x.ndim > 2 else x[:_ROWS]
     if layer.attrs.get("transA") or x.ndim < 2:
         return x
     cuts = [slice(None)] * x.ndim
@@ -188,7 +188,7 @@ def crop_middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.nda
     return x[tuple(cuts)]
 
 
-def _centre(x: np.ndarray, conv: Layer | None, crop: int) -> np.ndarray:
+def _crop_centre(x: np.ndarray, conv: Layer | None, crop: int) -> np.ndarray:
     """The centre of the spatial axes of x [N, C, spatial...]."""
     rank = x.ndim - 2
     side = round(crop ** (2 / rank))
@@ -206,7 +206,7 @@ def compute_layer(layer: Layer, x: np.ndarray, range_: Range | None, weights: np
     """The layer's output for `x` without bias (f32), with input and weights fake-quantized when `range_` is given. `weights` replace its own."""
     w = layer.needs(1).array() if weights is None else weights
     if range_ is not None:
-        x, w = range_.fake(x), fake_weights(layer, w)
+        x, w = range_.fake_quantize(x), fake_quantize_weights(layer, w)
     alone = Network("alone")
     inputs = [alone.constant(x, "x"), alone.constant(w, "w")]
     made = alone.add_layer(layer.op, inputs, layer.attrs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from whet.network import Network
-from whet.precision.measures import decibels, powers
+from whet.precision.measures import compute_powers, to_decibels
 
 
 @dataclass
@@ -63,7 +63,7 @@ def compare(
             if any(t.name not in s for s in (*ours, *theirs)):
                 found.missing.append(t.name)
                 continue
-            row = _row(t.name, layer.name, layer.op, [o[t.name] for o in ours], [o[t.name] for o in theirs], tolerance)
+            row = _make_row(t.name, layer.name, layer.op, [o[t.name] for o in ours], [o[t.name] for o in theirs], tolerance)
             row.output = t.name in outputs
             if row.differs:
                 differing.add(t.name)
@@ -72,7 +72,7 @@ def compare(
     return found
 
 
-def _row(name: str, layer: str, op: str, a: list[np.ndarray], b: list[np.ndarray], tolerance: float) -> Row:
+def _make_row(name: str, layer: str, op: str, a: list[np.ndarray], b: list[np.ndarray], tolerance: float) -> Row:
     worst, mean, signal, noise, note = 0.0, 0.0, 0.0, 0.0, ""
     for x, y in zip(a, b, strict=True):
         if x.shape != y.shape:
@@ -93,9 +93,9 @@ def _row(name: str, layer: str, op: str, a: list[np.ndarray], b: list[np.ndarray
         if e.size:
             worst = max(worst, _share(float(e.max()), float(np.abs(q[finite]).max())))
             mean = max(mean, _share(float(e.mean()), float(np.abs(q[finite]).mean())))
-            s, n = powers(q, p)
+            s, n = compute_powers(q, p)
             signal, noise = signal + s, noise + n
-    return Row(name, layer, op, str(a[0].dtype), worst, mean, decibels(signal, noise), worst > tolerance, note=note)
+    return Row(name, layer, op, str(a[0].dtype), worst, mean, to_decibels(signal, noise), worst > tolerance, note=note)
 
 
 def _share(error: float, size: float) -> float:

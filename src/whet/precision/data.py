@@ -15,7 +15,7 @@ from whet.array_files import read_arrays
 from whet.errors import CalibrationError, UsageError
 from whet.network import Network, Tensor
 from whet.precision.decoding import MOST_PIXELS, decode
-from whet.registry import user_function
+from whet.registry import import_user_function
 
 _LONGEST_TEXT = 2**16  # characters of a file of settings
 _LONGEST_SIDE = 2**15  # pixels
@@ -58,13 +58,13 @@ class Preprocessing:
             if not colon or key not in ("scale", "mean", "std", "order", "layout", "resize"):
                 raise UsageError(f"calibration preprocessing: {pair!r} is none of scale:, mean:, std:, order:, layout:, resize:")
             try:
-                found[key] = _setting(key, value)
+                found[key] = _parse_setting(key, value)
             except (ValueError, ArithmeticError):
                 raise UsageError(f"calibration preprocessing: {value!r} is not a value for {key}") from None
         return Preprocessing(**found)
 
 
-def _setting(key: str, value: str) -> Any:
+def _parse_setting(key: str, value: str) -> Any:
     if key in ("order", "layout"):
         if value not in {"order": ("rgb", "bgr"), "layout": ("nchw", "nhwc")}[key]:
             raise ValueError(value)
@@ -100,20 +100,20 @@ def calibration_data(source: str, net: Network, preprocessing: Preprocessing | N
             raise CalibrationError(f"{source} holds no .npz, .npy or image files ({', '.join(IMAGES)})")
         for p in files:
             if p.suffix.lower() in IMAGES:
-                yield image_sample(p, net, preprocessing or Preprocessing())
+                yield read_image(p, net, preprocessing or Preprocessing())
             else:
-                yield from _file(p, net)
+                yield from _read_file(p, net)
         return
     if not path.is_file():
         raise UsageError(f"{source}: no such file or folder; expected DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION")
-    yield from _file(path, net)
+    yield from _read_file(path, net)
 
 
-def _file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
+def _read_file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
     found = read_arrays(path, CalibrationError)
     wanted = [t.name for t in net.inputs]
     if isinstance(found, np.ndarray):
-        arrays = {_only_input(net, str(path)).name: found}
+        arrays = {_get_only_input(net, str(path)).name: found}
     elif len(found) == 1 and len(wanted) == 1:
         arrays = {wanted[0]: next(iter(found.values()))}
     else:
@@ -130,7 +130,7 @@ def split(arrays: Mapping[str, np.ndarray], net: Network, where: str) -> Iterato
     for t in net.inputs:
         if t.name not in arrays:
             raise CalibrationError(f"{where}: there is no array for the input '{t.name}'")
-        a, batch = arrays[t.name], _batch(t)
+        a, batch = arrays[t.name], _get_batch_size(t)
         if a.ndim == t.type.rank - 1:
             arrays = {**arrays, t.name: a[None]}
             a = arrays[t.name]
@@ -144,7 +144,7 @@ def split(arrays: Mapping[str, np.ndarray], net: Network, where: str) -> Iterato
 
 
 def _sample(a: np.ndarray, t: Tensor, i: int, where: str) -> np.ndarray:
-    batch = _batch(t)
+    batch = _get_batch_size(t)
     part = a[i * batch : (i + 1) * batch] if a.ndim else a
     for axis, (have, want) in enumerate(zip(part.shape, t.shape, strict=True)):
         if isinstance(want, int) and have != want:
@@ -152,38 +152,38 @@ def _sample(a: np.ndarray, t: Tensor, i: int, where: str) -> np.ndarray:
     return np.ascontiguousarray(part.astype(t.dtype.numpy, copy=False))
 
 
-def _batch(t: Tensor) -> int:
+def _get_batch_size(t: Tensor) -> int:
     """Batch size of one run: the first dimension where it is static, else 1."""
     return t.shape[0] if t.type.rank and isinstance(t.shape[0], int) else 1
 
 
-def _only_input(net: Network, where: str) -> Tensor:
+def _get_only_input(net: Network, where: str) -> Tensor:
     if len(net.inputs) != 1:
         raise CalibrationError(f"{where} holds one array, the network takes {', '.join(t.name for t in net.inputs)}; give an .npz with all")
     return net.inputs[0]
 
 
 def _from_function(source: str, net: Network) -> Iterator[dict[str, np.ndarray]]:
-    yield from named_samples(user_function(source)(), net, source)
+    yield from name_samples(import_user_function(source)(), net, source)
 
 
-def named_samples(samples: Iterable[Any], net: Network, where: str) -> Iterator[dict[str, np.ndarray]]:
+def name_samples(samples: Iterable[Any], net: Network, where: str) -> Iterator[dict[str, np.ndarray]]:
     """Yields samples for `net` from dicts by input name, or from arrays for a network with one input; an array may hold several samples.
 
     `where` begins the texts of errors. Raises CalibrationError for data that do not fit the inputs.
     """
     for k, sample in enumerate(samples):
-        arrays = sample if isinstance(sample, Mapping) else {_only_input(net, where).name: sample}
+        arrays = sample if isinstance(sample, Mapping) else {_get_only_input(net, where).name: sample}
         yield from split({n: np.asarray(a) for n, a in arrays.items()}, net, f"{where}, sample {k}")
 
 
-def image_sample(path: Path, net: Network, p: Preprocessing) -> dict[str, np.ndarray]:
+def read_image(path: Path, net: Network, p: Preprocessing) -> dict[str, np.ndarray]:
     """Decodes an image into the network's only input."""
     try:
         from PIL import Image
     except ImportError:
         raise CalibrationError("images are decoded with Pillow, which is not installed: pip install pillow, or give arrays (.npz)") from None
-    t = _only_input(net, str(path))
+    t = _get_only_input(net, str(path))
     sizes = t.shape[2:4] if p.layout == "nchw" else t.shape[1:3]
     if t.type.rank != 4 or not all(isinstance(d, int) for d in sizes):
         raise CalibrationError(f"images need an input of rank 4 with fixed height and width; '{t.name}' is {t.type}")

@@ -24,7 +24,7 @@ _MOVES = frozenset({
 })  # fmt: skip
 
 
-def candidates(net: Network, precision: str) -> list[Layer]:
+def list_candidates(net: Network, precision: str) -> list[Layer]:
     """The layers of `net` that could run in `precision`, in order. Raises UsageError for an unknown precision."""
     if precision not in PRECISIONS:
         raise UsageError(f"unknown low precision {precision!r}; precisions: {', '.join(PRECISIONS)}")
@@ -33,12 +33,12 @@ def candidates(net: Network, precision: str) -> list[Layer]:
     return [x for x in net.layers if x.op not in _MOVES and not x.regions and any(t.dtype == F32 for t in x.outputs)]
 
 
-def emulated(net: Network, precision: str, ranges: Ranges | None = None, only: Collection[str] | None = None) -> Network:
+def emulate_network(net: Network, precision: str, ranges: Ranges | None = None, only: Collection[str] | None = None) -> Network:
     """A copy of `net` (source stage, batch norms folded) in which the layers named in `only` (default: all candidates) run in `precision`.
 
     int8 and fp8 need `ranges`. Raises UsageError, CalibrationError.
     """
-    chosen = {x.name for x in candidates(net, precision)} if only is None else set(only)
+    chosen = {x.name for x in list_candidates(net, precision)} if only is None else set(only)
     if precision in _FLOATS:
         return _round_layers(net, _FLOATS[precision], chosen)
     if ranges is None:

@@ -23,11 +23,11 @@ import numpy as np
 
 from whet.network import F8E4M3, F32, Layer, Network, Tensor
 from whet.precision._taps import Taps
-from whet.precision.insert import e4m3, float8_scale, float8_weight_scales, float8_weights, weight_axis
+from whet.precision.insert import compute_float8_scale, compute_float8_weight_scales, get_weight_axis, round_to_e4m3, round_weights_to_float8
 from whet.precision.quantization_sites import WEIGHTED, find_quantization_sites
 from whet.precision.ranges import Range, Ranges
-from whet.precision.rounding import adapt_weights, fits, moments
-from whet.precision.sensitivity import chosen_samples
+from whet.precision.rounding import adapt_weights, compute_moments, fits
+from whet.precision.sensitivity import select_samples
 
 SAMPLES = 64  # number of samples that corrections are measured on
 _PAYS = 0.98  # a correction is kept when it leaves at most this share of the squared mean shift on held-out samples
@@ -35,7 +35,7 @@ Feeds = Mapping[str, np.ndarray]
 RunOf = Callable[[Network, list[str]], Callable[[Feeds], Mapping[str, np.ndarray]]]
 
 
-def kept_out(net: Network) -> dict[str, str]:
+def list_excluded_layers(net: Network) -> dict[str, str]:
     """Quantizable layers of `net` (prepared) that stay in 16 bits or more under FP8: name -> reason."""
     found: dict[str, str] = {}
     layers = find_quantization_sites(net).layers
@@ -46,7 +46,7 @@ def kept_out(net: Network) -> dict[str, str]:
             found[layer.name] = "grouped convolution: FP8 tensor-core kernels take one group"
         elif (isinstance(c, int) and c % 16) or (isinstance(k, int) and k % 8):
             found[layer.name] = f"{c} input and {k} output channels: FP8 kernels need multiples of 16 and 8"
-        elif _begins(net, layer):
+        elif _is_first_weighted(net, layer):
             found[layer.name] = "first layer: its inputs are not centred, and FP8 rounds relative to the value"
         elif _ends(net, layer, users):
             found[layer.name] = "last layer: no later layer averages its rounding error"
@@ -72,11 +72,11 @@ def correct_biases(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_o
     if not layers:
         return ranges
     names = list(dict.fromkeys(x.needs(0).name for x in layers))
-    scales = {n: float8_scale(r) for n in names if (r := _range_of(net, ranges, n)) is not None}
+    scales = {n: compute_float8_scale(r) for n in names if (r := _find_range(net, ranges, n)) is not None}
     run = run_of(net, names)
     sums: dict[str, list[np.ndarray]] = {}
     count = 0
-    for feeds in chosen_samples(samples, SAMPLES):
+    for feeds in select_samples(samples, SAMPLES):
         values = run(feeds)
         for layer in layers:
             name = layer.needs(0).name
@@ -84,7 +84,7 @@ def correct_biases(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_o
                 continue
             x = np.asarray(values[name], np.float32)
             low = round_to_float8(x, scales[name])
-            moved = mean_inputs(layer, low), mean_inputs(layer, x)
+            moved = compute_mean_inputs(layer, low), compute_mean_inputs(layer, x)
             mine = sums.setdefault(layer.name, [np.zeros((2, *moved[0].shape)) for _ in range(2)])
             mine[count % 2] += np.stack(moved)
         count += 1
@@ -96,18 +96,20 @@ def correct_biases(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_o
             continue
         halves = [s / n for s, n in zip(sums[layer.name], ((count + 1) // 2, count // 2), strict=True)]
         w = ranges.rounded.get(layer.name)
-        shifts = [mean_shift(layer, h[0], h[1], w) for h in halves]
+        shifts = [compute_mean_shift(layer, h[0], h[1], w) for h in halves]
         left_over, before = float(np.sum((shifts[1] - shifts[0]) ** 2)), float(np.sum(shifts[1] ** 2))
         if left_over <= _PAYS * before:
             low, exact = (sums[layer.name][0] + sums[layer.name][1]) / count
-            kept[layer.name] = mean_shift(layer, low, exact, w).astype(np.float32)
+            kept[layer.name] = compute_mean_shift(layer, low, exact, w).astype(np.float32)
     return replace(ranges, corrections=kept)
 
 
-def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()) -> dict[str, np.ndarray]:
+def round_weights_adaptively(
+    net: Network, ranges: Ranges, samples: Iterable[Feeds], run_of: RunOf, skip: Iterable[str] = ()
+) -> dict[str, np.ndarray]:
     """Adaptively rounded weights (precision.rounding) of FP8 layers, f32 by layer name, if they reduce the error on held-out samples."""
     layers = [x for x in find_quantization_sites(net, set(skip)).layers if fits(x)]
-    chosen = chosen_samples(samples, SAMPLES)
+    chosen = select_samples(samples, SAMPLES)
     found: dict[str, np.ndarray] = {}
     if len(chosen) < 2:
         return found
@@ -115,29 +117,30 @@ def adapted_weights(net: Network, ranges: Ranges, samples: Iterable[Feeds], run_
     for layer in layers:
         by_input.setdefault(layer.needs(0).name, []).append(layer)
     for name, readers in by_input.items():  # keeps one tensor of all samples in memory at a time
-        own = _range_of(net, ranges, name)
+        own = _find_range(net, ranges, name)
         if own is None:
             continue
-        run, scale = run_of(net, [name]), float8_scale(own)
+        run, scale = run_of(net, [name]), compute_float8_scale(own)
         inputs = [round_to_float8(np.asarray(run(f)[name], np.float32), scale) for f in chosen]
         for layer in readers:
             w = np.asarray(layer.needs(1).array(), np.float32)
-            halves = [moments(layer, inputs[i::2], len(inputs[i::2])) for i in (0, 1)]
-            made = adapt_weights(layer, w, float8_weights(layer, w), float8_weight_scales(layer, w).astype(np.float64), (halves[0], halves[1]), _grid)
+            halves = [compute_moments(layer, inputs[i::2], len(inputs[i::2])) for i in (0, 1)]
+            scales = compute_float8_weight_scales(layer, w).astype(np.float64)
+            made = adapt_weights(layer, w, round_weights_to_float8(layer, w), scales, (halves[0], halves[1]), _make_grid)
             if made is not None:
                 found[layer.name] = made
     return found
 
 
-def _grid(column: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    return e4m3((column / scales).astype(np.float32)) * scales
+def _make_grid(column: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    return round_to_e4m3((column / scales).astype(np.float32)) * scales
 
 
 def pack_rounding(net: Network, weights: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Encodes adapted weights as text: offset of each from the nearest e4m3 value, in e4m3 steps (i16, zlib, base64)."""
     by = {x.name: x for x in net.layers}
     return {
-        name: base64.b64encode(zlib.compress((_codes(by[name], w) - _codes(by[name], None)).astype("<i2").tobytes(), 9)).decode()
+        name: base64.b64encode(zlib.compress((_encode_weights(by[name], w) - _encode_weights(by[name], None)).astype("<i2").tobytes(), 9)).decode()
         for name, w in weights.items()
     }
 
@@ -147,30 +150,30 @@ def unpack_rounding(net: Network, packed: Mapping[str, str]) -> dict[str, np.nda
     by = {x.name: x for x in net.layers}
     found = {}
     for name, text in packed.items():
-        near = _codes(by[name], None)
+        near = _encode_weights(by[name], None)
         try:
             steps = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i2").reshape(near.shape)
         except zlib.error as e:
             raise ValueError(f"the rounding of '{name}' is damaged: {e}") from e
         codes = near + steps
         values = np.where(codes < 0, 0x80 | -codes, codes).astype(np.uint8).view(F8E4M3.numpy).astype(np.float32)
-        found[name] = values * _column(by[name])
+        found[name] = values * _reshape_scales(by[name])
     return found
 
 
-def _codes(layer: Layer, w: np.ndarray | None) -> np.ndarray:
+def _encode_weights(layer: Layer, w: np.ndarray | None) -> np.ndarray:
     """Weights (None: the layer's own, rounded to nearest) as signed e4m3 indices counted from zero, i32."""
     own = np.asarray(layer.needs(1).array(), np.float32) if w is None else w
-    bits = e4m3(own / _column(layer)).astype(F8E4M3.numpy).view(np.uint8).astype(np.int32)
+    bits = round_to_e4m3(own / _reshape_scales(layer)).astype(F8E4M3.numpy).view(np.uint8).astype(np.int32)
     return np.where(bits & 0x80, -(bits & 0x7F), bits)
 
 
-def _column(layer: Layer) -> np.ndarray:
+def _reshape_scales(layer: Layer) -> np.ndarray:
     """The weight scales, shaped to broadcast over the weights."""
     w = np.asarray(layer.needs(1).array(), np.float32)
     shape = [1] * w.ndim
-    shape[weight_axis(layer)] = -1
-    return float8_weight_scales(layer, w).reshape(shape)
+    shape[get_weight_axis(layer)] = -1
+    return compute_float8_weight_scales(layer, w).reshape(shape)
 
 
 def round_to_float8(x: np.ndarray, scale: np.float32) -> np.ndarray:
@@ -178,21 +181,21 @@ def round_to_float8(x: np.ndarray, scale: np.float32) -> np.ndarray:
     return np.clip(x / scale, -448, 448).astype(F8E4M3.numpy).astype(np.float32) * scale
 
 
-def mean_inputs(layer: Layer, x: np.ndarray) -> np.ndarray:
+def compute_mean_inputs(layer: Layer, x: np.ndarray) -> np.ndarray:
     """Mean input of each filter tap over all positions of all batch items, f64: [c, r, s, ...] for a Conv, [c] otherwise."""
     if layer.op != "Conv":
         return x.reshape(-1, x.shape[-1]).mean(axis=0, dtype=np.float64)
     seen = Taps.of(layer, x)
     out = np.zeros((x.shape[1], *seen.taps))
     for tap in np.ndindex(*seen.taps):
-        out[(slice(None), *tap)] = seen.met_by(tap).mean(axis=(0, *range(2, x.ndim)), dtype=np.float64)
+        out[(slice(None), *tap)] = seen.get_elements(tap).mean(axis=(0, *range(2, x.ndim)), dtype=np.float64)
     return out
 
 
-def mean_shift(layer: Layer, low: np.ndarray, exact: np.ndarray, rounded_weights: np.ndarray | None = None) -> np.ndarray:
+def compute_mean_shift(layer: Layer, low: np.ndarray, exact: np.ndarray, rounded_weights: np.ndarray | None = None) -> np.ndarray:
     """Shift of each output channel's mean by rounding, f64. `low` and `exact` are mean_inputs of rounded and exact inputs."""
     w = np.asarray(layer.needs(1).array(), np.float32)
-    q = float8_weights(layer, w) if rounded_weights is None else rounded_weights
+    q = round_weights_to_float8(layer, w) if rounded_weights is None else rounded_weights
     if layer.op == "Conv":
         groups = layer.attrs["group"]
         low, exact = (np.repeat(a.reshape(groups, -1), w.shape[0] // groups, axis=0) for a in (low, exact))
@@ -203,7 +206,7 @@ def mean_shift(layer: Layer, low: np.ndarray, exact: np.ndarray, rounded_weights
     return low @ q.astype(np.float64) - exact @ w.astype(np.float64)
 
 
-def _range_of(net: Network, ranges: Ranges, name: str) -> Range | None:
+def _find_range(net: Network, ranges: Ranges, name: str) -> Range | None:
     """The range that tensor `name` is stored with: its own, or that of its producer through layers that only move values."""
     t: Tensor | None = net.tensor(name)
     while t is not None:
@@ -221,7 +224,7 @@ def _channels(layer: Layer) -> tuple[object, object]:
     return (w.shape[1], w.shape[0]) if transposed else (w.shape[0], w.shape[1])
 
 
-def _begins(net: Network, layer: Layer) -> bool:
+def _is_first_weighted(net: Network, layer: Layer) -> bool:
     """True if a network input reaches the layer without passing through another weighted layer."""
     inputs, seen = set(net.inputs), set()
     waiting = [layer.inputs[0]]

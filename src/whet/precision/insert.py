@@ -10,7 +10,7 @@ from whet.errors import CalibrationError
 from whet.network import F8E4M3, Layer, Network, Tensor
 from whet.ops._origin import express, literal
 from whet.ops.quantize_linear import LARGEST
-from whet.precision.joined import APART, stored_forms
+from whet.precision.joined import APART, assign_stored_forms
 from whet.precision.quantization_sites import QuantizationSites, find_quantization_sites
 from whet.precision.ranges import Range, Ranges
 from whet.precision.scaling import apply_scalings
@@ -31,9 +31,9 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
             f"there is no range for %{missing[0]}{more}: the calibration is of another model, or of another version of this one. "
             "Calibrate again with --calibData, or name the layers to keep in floating point."
         )
-    stored_as = stored_forms(sites, ranges, APART if kind == "int8" else np.inf)  # a larger range costs floats no precision
+    stored_as = assign_stored_forms(sites, ranges, APART if kind == "int8" else np.inf)  # a larger range costs floats no precision
     for layer in sites.layers:
-        _weights(made, layer, kind, ranges.rounded.get(layer.name))
+        _insert_weight_quantization(made, layer, kind, ranges.rounded.get(layer.name))
         if layer.name in ranges.corrections:
             _correct(made, layer, ranges.corrections[layer.name])
     users = made.users()
@@ -42,16 +42,16 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
         own = [r for r, _ in users.get(t, []) if r not in other_readers and (stored.readers is None or r in stored.readers)]
         if kind == "fp8" and stored.readers is not None:
             t, own = _round_after_pool(t, own, users)
-        y = _activation(made, t, stored.range, kind, own)
+        y = _insert_activation_quantization(made, t, stored.range, kind, own)
         for i, form in enumerate(coarser):
             named = f"{t.name}.joined" + (str(i) if i else "")
-            _activation(made, y, form.range, kind, [r for r, _ in users.get(t, []) if r in (form.readers or ())], named, t)
+            _insert_activation_quantization(made, y, form.range, kind, [r for r, _ in users.get(t, []) if r in (form.readers or ())], named, t)
     made.sort()
     made.prune_dead()
     return made
 
 
-def shared_ranges(sites: QuantizationSites, ranges: Ranges) -> dict[str, Range]:
+def merge_shared_ranges(sites: QuantizationSites, ranges: Ranges) -> dict[str, Range]:
     """The merged range of each group of tensors."""
     merged: dict[str, Range] = {}
     for group, tensors in sites.groups().items():
@@ -70,67 +70,67 @@ def _round_after_pool(t: Tensor, readers: list[Layer], users: Mapping[Tensor, li
     return t, readers
 
 
-def weight_scales(layer: Layer, weights: np.ndarray | None = None) -> np.ndarray:
+def compute_weight_scales(layer: Layer, weights: np.ndarray | None = None) -> np.ndarray:
     """One f32 scale per output channel that maps its largest magnitude to 127; 1 for a zero channel. `weights` replace the layer's own."""
     w = layer.needs(1).array() if weights is None else weights
-    axis = weight_axis(layer)
+    axis = get_weight_axis(layer)
     top = np.abs(w).max(axis=tuple(i for i in range(w.ndim) if i != axis)).astype(np.float32)
     if not np.isfinite(top).all():
         raise CalibrationError(f"the weights %{layer.needs(1).name} of '{layer.name}' are not finite")
     return np.where(top > 0, top / np.float32(127), np.float32(1)).astype(np.float32)
 
 
-def fake_weights(layer: Layer, w: np.ndarray) -> np.ndarray:
+def fake_quantize_weights(layer: Layer, w: np.ndarray) -> np.ndarray:
     """Weights in the layer's layout, quantized to 8 bits and dequantized."""
     column = [1] * w.ndim
-    column[weight_axis(layer)] = -1
-    s = weight_scales(layer, w).reshape(column)
+    column[get_weight_axis(layer)] = -1
+    s = compute_weight_scales(layer, w).reshape(column)
     return (np.clip(np.rint(w / s), -128, 127) * s).astype(np.float32)
 
 
-def float8_scale(range_: Range) -> np.float32:
+def compute_float8_scale(range_: Range) -> np.float32:
     """The scale of an e4m3 activation: maps the largest calibrated magnitude to half of the largest e4m3 value. The headroom is free,
     because floating-point rounding is independent of the scale, and larger values on other data do not saturate."""
     return np.float32(max(-range_.low, range_.high, 1e-30) * 2 / LARGEST[F8E4M3])
 
 
-def float8_weight_scales(layer: Layer, w: np.ndarray) -> np.ndarray:
+def compute_float8_weight_scales(layer: Layer, w: np.ndarray) -> np.ndarray:
     """One f32 scale per output channel that minimizes the e4m3 rounding error. A scale only shifts values between powers of two, so eight
     steps of one octave are tried."""
-    axis = weight_axis(layer)
+    axis = get_weight_axis(layer)
     flat = np.moveaxis(w, axis, 0).reshape(w.shape[axis], -1)
-    largest = (weight_scales(layer, w) * np.float32(127 / LARGEST[F8E4M3])).astype(np.float32)
+    largest = (compute_weight_scales(layer, w) * np.float32(127 / LARGEST[F8E4M3])).astype(np.float32)
     tried = [(largest * np.float32(2 ** (i / 8))).astype(np.float32) for i in range(8)]
-    errors = [np.sum((e4m3(flat / s[:, None]) * s[:, None] - flat) ** 2, axis=1) for s in tried]
+    errors = [np.sum((round_to_e4m3(flat / s[:, None]) * s[:, None] - flat) ** 2, axis=1) for s in tried]
     return np.choose(np.argmin(errors, axis=0), tried).astype(np.float32)
 
 
-def float8_weights(layer: Layer, w: np.ndarray) -> np.ndarray:
+def round_weights_to_float8(layer: Layer, w: np.ndarray) -> np.ndarray:
     """Weights in the layer's layout, rounded to e4m3 and back to f32."""
     column = [1] * w.ndim
-    column[weight_axis(layer)] = -1
-    s = float8_weight_scales(layer, w).reshape(column)
-    return e4m3(w / s) * s
+    column[get_weight_axis(layer)] = -1
+    s = compute_float8_weight_scales(layer, w).reshape(column)
+    return round_to_e4m3(w / s) * s
 
 
-def e4m3(a: np.ndarray) -> np.ndarray:
+def round_to_e4m3(a: np.ndarray) -> np.ndarray:
     """Values rounded to the nearest e4m3 (f32), saturating."""
     return np.clip(a, -LARGEST[F8E4M3], LARGEST[F8E4M3]).astype(F8E4M3.numpy).astype(np.float32)
 
 
-def weight_axis(layer: Layer) -> int:
+def get_weight_axis(layer: Layer) -> int:
     """The output-channel axis of the weights."""
     if layer.op == "Conv":
         return 0
     return 0 if layer.op == "Gemm" and layer.attrs["transB"] else 1
 
 
-def _weights(net: Network, layer: Layer, kind: str, rounded: np.ndarray | None = None) -> None:
+def _insert_weight_quantization(net: Network, layer: Layer, kind: str, rounded: np.ndarray | None = None) -> None:
     w = layer.needs(1)
-    axis = weight_axis(layer)
-    scales = weight_scales(layer)
+    axis = get_weight_axis(layer)
+    scales = compute_weight_scales(layer)
     if kind == "fp8":
-        scale = literal(float8_weight_scales(layer, np.asarray(w.array(), np.float32)))
+        scale = literal(compute_float8_weight_scales(layer, np.asarray(w.array(), np.float32)))
         small = express("QuantizeLinear", w.constant() if rounded is None else literal(rounded), scale, axis=axis, output_dtype=F8E4M3)
     else:
         scale = literal(scales)
@@ -151,12 +151,14 @@ def _correct(net: Network, layer: Layer, shift: np.ndarray) -> None:
     layer.inputs = (layer.inputs[0], layer.inputs[1], bias)
 
 
-def _activation(net: Network, t: Tensor, range_: Range, kind: str, readers: list[Layer], name: str = "", read: Tensor | None = None) -> Tensor:
+def _insert_activation_quantization(
+    net: Network, t: Tensor, range_: Range, kind: str, readers: list[Layer], name: str = "", read: Tensor | None = None
+) -> Tensor:
     """Inserts Q/DQ on `t` for `readers` of `read` (default: `t`); returns the dequantized tensor."""
     at = 0 if t.maker is None else net.layers.index(t.maker) + 1
     name, read = name or t.name, read or t
     if kind == "fp8":
-        scale = net.constant(literal(np.asarray(float8_scale(range_))), f"{name}.scale")
+        scale = net.constant(literal(np.asarray(compute_float8_scale(range_))), f"{name}.scale")
         q = net.add("QuantizeLinear", t, scale, name=f"{name}.quantize", at=at, output_dtype=F8E4M3)
         y = net.add("DequantizeLinear", q, scale, name=f"{name}.dequantize", at=at + 1)
     else:

@@ -25,7 +25,7 @@ class Stored:
     readers: frozenset[Layer] | None
 
 
-def stored_forms(sites: QuantizationSites, ranges: Ranges, apart: float = APART) -> dict[Tensor, list[Stored]]:
+def assign_stored_forms(sites: QuantizationSites, ranges: Ranges, apart: float = APART) -> dict[Tensor, list[Stored]]:
     """Quantized forms of each root, finest scale first: the producer stores that one, the others are requantized from it."""
     keys = Sets[str]()
     while True:

@@ -11,7 +11,7 @@ EXACT_DB = 200.0
 Values = Mapping[str, np.ndarray]
 
 
-def powers(want: np.ndarray, got: np.ndarray) -> tuple[float, float]:
+def compute_powers(want: np.ndarray, got: np.ndarray) -> tuple[float, float]:
     """Signal power (sum of squares of `want`) and noise power (of the difference); a NaN or infinity on one side only is infinite noise."""
     a, b = np.asarray(want, np.float64), np.asarray(got, np.float64)
     finite = np.isfinite(a)
@@ -21,7 +21,7 @@ def powers(want: np.ndarray, got: np.ndarray) -> tuple[float, float]:
     return float(np.sum(a * a)), float(np.sum((a - b) ** 2))
 
 
-def decibels(signal: float, noise: float) -> float:
+def to_decibels(signal: float, noise: float) -> float:
     """10 log10(signal / noise), at most EXACT_DB, at least -EXACT_DB."""
     if noise <= 0:
         return EXACT_DB
@@ -30,12 +30,12 @@ def decibels(signal: float, noise: float) -> float:
     return float(np.clip(10 * np.log10(signal / noise), -EXACT_DB, EXACT_DB))
 
 
-def snr_db(want: np.ndarray, got: np.ndarray) -> float:
+def compute_snr(want: np.ndarray, got: np.ndarray) -> float:
     """Signal-to-noise ratio of one tensor in dB."""
-    return decibels(*powers(want, got))
+    return to_decibels(*compute_powers(want, got))
 
 
-def cosine(want: np.ndarray, got: np.ndarray) -> float:
+def compute_cosine(want: np.ndarray, got: np.ndarray) -> float:
     """Cosine similarity of two flattened tensors; 1 for two zero tensors."""
     a, b = np.asarray(want, np.float64).reshape(-1), np.asarray(got, np.float64).reshape(-1)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -46,18 +46,18 @@ def cosine(want: np.ndarray, got: np.ndarray) -> float:
     return float(a @ b / scale)
 
 
-def output_snr(wants: Sequence[Values], gots: Sequence[Values]) -> float:
+def compute_output_snr(wants: Sequence[Values], gots: Sequence[Values]) -> float:
     """SNR in dB of the worst float output; powers are summed over the samples first."""
     worst = EXACT_DB
     for name, first in wants[0].items():
         if np.asarray(first).dtype.kind in "fV":
-            pairs = [powers(w[name], g[name]) for w, g in zip(wants, gots, strict=True)]
-            worst = min(worst, decibels(sum(s for s, _ in pairs), sum(n for _, n in pairs)))
+            pairs = [compute_powers(w[name], g[name]) for w, g in zip(wants, gots, strict=True)]
+            worst = min(worst, to_decibels(sum(s for s, _ in pairs), sum(n for _, n in pairs)))
     return worst
 
 
-def output_cosine(wants: Sequence[Values], gots: Sequence[Values]) -> float:
+def compute_output_cosine(wants: Sequence[Values], gots: Sequence[Values]) -> float:
     """Mean cosine over the samples of the worst float output."""
     names = [n for n, a in wants[0].items() if np.asarray(a).dtype.kind in "fV"]
-    means = [float(np.mean([cosine(w[n], g[n]) for w, g in zip(wants, gots, strict=True)])) for n in names]
+    means = [float(np.mean([compute_cosine(w[n], g[n]) for w, g in zip(wants, gots, strict=True)])) for n in names]
     return min(means, default=1.0)

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from whet.errors import UsageError
-from whet.files import replacing
+from whet.files import replace_atomically
 from whet.precision.sensitivity import LayerSensitivity
 
 _ROW, _LEFT, _WIDTH, _TOP, _RIGHT = 18, 330, 560, 54, 150
@@ -19,7 +19,7 @@ _MOST = 60  # rows drawn; the others are counted in a line
 _FLOOR = 90.0  # dB at the end of the scale
 
 
-def sensitivity_svg(rows: Sequence[LayerSensitivity], title: str, all_db: float) -> str:
+def draw_sensitivity_svg(rows: Sequence[LayerSensitivity], title: str, all_db: float) -> str:
     """Draws one bar per row: output SNR in dB with the layer alone rounded (short = sensitive); a dot marks the SNR with all rows below too."""
     shown = rows[:_MOST]
     top = max(_FLOOR, 10.0)
@@ -60,14 +60,14 @@ def sensitivity_svg(rows: Sequence[LayerSensitivity], title: str, all_db: float)
 
 def write_plot(path: str | Path, rows: Sequence[LayerSensitivity], title: str, all_db: float) -> None:
     """Writes the plot as .svg or .html. Raises UsageError for another extension or a path that cannot be written."""
-    svg = sensitivity_svg(rows, title, all_db)
+    svg = draw_sensitivity_svg(rows, title, all_db)
     ending = Path(path).suffix.lower()
     if ending not in (".svg", ".html"):
         raise UsageError(f"--plot={path}: the plot is written as .svg or .html")
     head = f'<!doctype html><html><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
     page = svg if ending == ".svg" else f"{head}<body>{svg}</body></html>"
     try:
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             part.write_text(page, encoding="utf-8")
     except OSError as e:
         raise UsageError(f"--plot={path} cannot be written: {e.strerror}; choose another path") from e

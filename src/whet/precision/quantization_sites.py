@@ -234,7 +234,7 @@ def _has_quantized_form(layer: Layer) -> bool:
     return w.type.rank == 2 and x.type.rank >= 2
 
 
-def never_negative(t: Tensor) -> bool:
+def is_never_negative(t: Tensor) -> bool:
     """True if the producers of `t` guarantee values >= 0."""
     maker = t.maker
     if maker is None:
@@ -246,5 +246,5 @@ def never_negative(t: Tensor) -> bool:
         return low is not None and low.is_constant and float(low.array().reshape(-1)[0]) >= 0
     if only_moves(maker) or maker.op in (*POOLS, "Add", "Mul"):
         data = maker.inputs if maker.op in ("Concat", "Add", "Mul") else maker.inputs[:1]
-        return all(x is not None and never_negative(x) for x in data)
+        return all(x is not None and is_never_negative(x) for x in data)
     return False

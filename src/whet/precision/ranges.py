@@ -62,7 +62,7 @@ class Range:
         methods = dict.fromkeys((*self.method.split(", "), *other.method.split(", ")))
         return Range.within(low, high, max(-low, high), ", ".join(methods), zero_points=skewed)
 
-    def fake(self, a: np.ndarray) -> np.ndarray:
+    def fake_quantize(self, a: np.ndarray) -> np.ndarray:
         """`a` (f32) quantized and dequantized."""
         lowest, top = (-128, 127) if self.dtype == I8 else (0, 255)
         q = np.clip(np.rint(a / self.scale) + np.float32(self.zero), lowest, top)

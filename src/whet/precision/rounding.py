@@ -32,7 +32,7 @@ def fits(layer: Layer) -> bool:
     return w.type.rank == 2 and max(w.shape) <= WIDEST
 
 
-def windows(layer: Layer, x: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+def sample_windows(layer: Layer, x: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
     """At most `most` input windows, f32 [windows, inputs], sampled from all positions."""
     if layer.op != "Conv":
         rows = x.reshape(-1, x.shape[-1])
@@ -42,14 +42,14 @@ def windows(layer: Layer, x: np.ndarray, most: int, rng: np.random.Generator) ->
     image, *place = np.unravel_index(chosen, (x.shape[0], *seen.sizes))
     out = np.empty((len(chosen), x.shape[1], *seen.taps), np.float32)
     for tap in np.ndindex(*seen.taps):
-        out[(slice(None), slice(None), *tap)] = seen.met_at(tap, image, tuple(place))
+        out[(slice(None), slice(None), *tap)] = seen.get_elements_at(tap, image, tuple(place))
     return out.reshape(len(chosen), -1)
 
 
-def moments(layer: Layer, inputs: Iterable[np.ndarray], count: int) -> np.ndarray:
+def compute_moments(layer: Layer, inputs: Iterable[np.ndarray], count: int) -> np.ndarray:
     """H of `count` input arrays: the centred second moments per window, f64 [inputs, inputs]."""
     rng = np.random.default_rng(0)
-    rows = np.concatenate([windows(layer, x, max(1, ROWS // max(count, 1)), rng) for x in inputs])
+    rows = np.concatenate([sample_windows(layer, x, max(1, ROWS // max(count, 1)), rng) for x in inputs])
     rows = rows - rows.mean(axis=0)
     return (rows.T @ rows).astype(np.float64) / len(rows)
 
@@ -68,7 +68,7 @@ def from_rows(layer: Layer, rows: np.ndarray, shape: tuple[int, ...]) -> np.ndar
     return np.ascontiguousarray(rows.T)
 
 
-def rounded_rows(w: np.ndarray, scales: np.ndarray, h: np.ndarray, grid: Grid) -> np.ndarray:
+def round_rows(w: np.ndarray, scales: np.ndarray, h: np.ndarray, grid: Grid) -> np.ndarray:
     """Rounds weights [k, n] (f64) to the grid (representable values times the scale of each row), compensating errors by H [n, n]."""
     n = w.shape[1]
     order = np.argsort(-np.diag(h), kind="stable")
@@ -90,7 +90,7 @@ def rounded_rows(w: np.ndarray, scales: np.ndarray, h: np.ndarray, grid: Grid) -
     return out[:, back]
 
 
-def error(w: np.ndarray, q: np.ndarray, h: np.ndarray) -> float:
+def compute_expected_error(w: np.ndarray, q: np.ndarray, h: np.ndarray) -> float:
     """The expected squared error of the layer's output per window, summed over channels."""
     d = q - w
     return float(np.sum((d @ h) * d))
@@ -102,6 +102,6 @@ def adapt_weights(
     """The layer's weights rounded by GPTQ, or None if that does not help on held-out data. `halves` are the moments of two sample halves."""
     rows, plain = as_rows(layer, w).astype(np.float64), as_rows(layer, nearest).astype(np.float64)
     seen, other = halves
-    if error(rows, rounded_rows(rows, scales, seen, grid), other) > _PAYS * error(rows, plain, other):
+    if compute_expected_error(rows, round_rows(rows, scales, seen, grid), other) > _PAYS * compute_expected_error(rows, plain, other):
         return None
-    return from_rows(layer, rounded_rows(rows, scales, (seen + other) / 2, grid), w.shape).astype(np.float32)
+    return from_rows(layer, round_rows(rows, scales, (seen + other) / 2, grid), w.shape).astype(np.float32)

@@ -33,7 +33,7 @@ class Site:
     producer: Layer | None = None
 
 
-def sites(net: Network) -> tuple[dict[str, Site], dict[str, str]]:
+def find_sites(net: Network) -> tuple[dict[str, Site], dict[str, str]]:
     """Sites by tensor name; for the other quantized tensors the reason why scale cannot be moved through them."""
     quantized, users = find_quantization_sites(net), net.users()
     sizes: dict[str, int] = {}
@@ -45,7 +45,7 @@ def sites(net: Network) -> tuple[dict[str, Site], dict[str, str]]:
         if sizes[quantized.shared[t]] > 1:
             refused[t.name] = "it shares its range with other tensors"
             continue
-        got = _site(net, t, users, set(quantized.layers))
+        got = _make_site(net, t, users, set(quantized.layers))
         if isinstance(got, str):
             refused[t.name] = got
         else:
@@ -53,7 +53,7 @@ def sites(net: Network) -> tuple[dict[str, Site], dict[str, str]]:
     return found, refused
 
 
-def _site(net: Network, t: Tensor, users: Mapping[Tensor, list[tuple[Layer, int]]], own: set[Layer]) -> Site | str:
+def _make_site(net: Network, t: Tensor, users: Mapping[Tensor, list[tuple[Layer, int]]], own: set[Layer]) -> Site | str:
     if any(t is o for o in net.outputs):
         return "it is an output of the network"
     site = Site(t)
@@ -82,15 +82,15 @@ def _site(net: Network, t: Tensor, users: Mapping[Tensor, list[tuple[Layer, int]
                 return "it is clipped twice"
             site.limit = float(high.array().reshape(-1)[0])
             x = maker.inputs[0]
-        elif maker.op == "Add" and (side := _vector_side(maker, x)) is not None:
+        elif maker.op == "Add" and (side := _find_vector_input(maker, x)) is not None:
             site.divided.append((maker, side, -1))
             x = maker.inputs[1 - side]
         else:
-            return _end(site, maker, x)
+            return _complete_site(site, maker, x)
     return "it has no producer"
 
 
-def _vector_side(layer: Layer, y: Tensor) -> int | None:
+def _find_vector_input(layer: Layer, y: Tensor) -> int | None:
     """The index of the Add input that is a constant vector along the last axis, or None."""
     for i, t in enumerate(layer.inputs):
         if t is not None and t.is_constant and t.dtype == F32 and t.type.rank >= 1 and t.array().size == t.shape[-1] == y.shape[-1]:
@@ -98,7 +98,7 @@ def _vector_side(layer: Layer, y: Tensor) -> int | None:
     return None
 
 
-def _end(site: Site, maker: Layer, x: Tensor) -> Site | str:
+def _complete_site(site: Site, maker: Layer, x: Tensor) -> Site | str:
     """Completes `site` with the layer whose weights (or scale and bias) absorb the division, or returns the reason why none can."""
     last = [r for r in site.readers if r.op != "Conv"]
     rank = site.tensor.type.rank
@@ -129,12 +129,12 @@ def _end(site: Site, maker: Layer, x: Tensor) -> Site | str:
     return site
 
 
-def channels_last(site: Site) -> bool:
+def is_channels_last(site: Site) -> bool:
     """True if the channel axis is the last one (matrix products) rather than axis 1 (convolutions)."""
     return site.readers[0].op != "Conv"
 
 
-def reading_weights(layer: Layer, s: np.ndarray) -> np.ndarray:
+def make_reader_factors(layer: Layer, s: np.ndarray) -> np.ndarray:
     """Factors for the weights of a reader: `s` along their input channels, shaped to broadcast."""
     w = layer.needs(1).array()
     if layer.op != "Conv":
@@ -147,7 +147,7 @@ def reading_weights(layer: Layer, s: np.ndarray) -> np.ndarray:
     return np.repeat(per, w.shape[0] // groups, axis=0).reshape([w.shape[0], w.shape[1]] + [1] * (w.ndim - 2))
 
 
-def _largest_read(site: Site, count: int) -> np.ndarray:
+def _find_largest_read(site: Site, count: int) -> np.ndarray:
     """Largest weight magnitude that reads each channel of the tensor."""
     top = np.zeros(count)
     for layer in site.readers:
@@ -162,15 +162,15 @@ def _largest_read(site: Site, count: int) -> np.ndarray:
     return top
 
 
-def proposals(site: Site, largest: np.ndarray, steps: tuple[str, ...]) -> dict[str, np.ndarray]:
+def propose_scales(site: Site, largest: np.ndarray, steps: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The s of each enabled method (f32 per channel); `largest` holds the largest magnitude of each channel over the samples."""
-    read = _largest_read(site, largest.size)
+    read = _find_largest_read(site, largest.size)
     made: dict[str, np.ndarray] = {}
     if "equalize" in steps and site.producer is not None and site.producer.op in WEIGHTED:
         w = np.abs(site.producer.needs(1).array().astype(np.float64))
         axis = 0 if site.producer.op == "Conv" or site.producer.attrs.get("transB") else 1
         own = w.max(axis=tuple(i for i in range(w.ndim) if i != axis))
-        made["equalize"] = _normalize_scales(site, largest, np.sqrt(_ratio(own, read)))
+        made["equalize"] = _normalize_scales(site, largest, np.sqrt(_compute_ratio(own, read)))
     if "smooth" in steps:
         for name, alpha in _SMOOTH.items():
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -179,7 +179,7 @@ def proposals(site: Site, largest: np.ndarray, steps: tuple[str, ...]) -> dict[s
     return made
 
 
-def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _compute_ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where((a > 0) & (b > 0), a / np.where(b > 0, b, 1.0), 1.0)
 
 
@@ -197,7 +197,7 @@ def apply_scalings(net: Network, scalings: Mapping[str, np.ndarray]) -> Network:
     made = net.clone()
     if not scalings:
         return made
-    known, _ = sites(made)
+    known, _ = find_sites(made)
     for name, s in scalings.items():
         site = known.get(name)
         if site is None:
@@ -208,7 +208,7 @@ def apply_scalings(net: Network, scalings: Mapping[str, np.ndarray]) -> Network:
             shape[axis] = s.size
             _exchange(made, layer, i, np.float32(1) / s, tuple(shape))
         for layer in site.readers:
-            factor = reading_weights(layer, s)
+            factor = make_reader_factors(layer, s)
             _exchange(made, layer, 1, factor, factor.shape)
     made.prune_dead()
     return made

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from whet.errors import CacheError, CalibrationError, NetworkError
-from whet.files import read_json_text, replacing
+from whet.files import read_json_text, replace_atomically
 from whet.network import Network, network_text
-from whet.precision.calibrate import Feeds, Run, content_digest
-from whet.precision.emulate import candidates, emulated
-from whet.precision.measures import EXACT_DB, Values, decibels, output_snr, powers
+from whet.precision.calibrate import Feeds, Run, compute_content_digest
+from whet.precision.emulate import emulate_network, list_candidates
+from whet.precision.measures import EXACT_DB, Values, compute_output_snr, compute_powers, to_decibels
 from whet.precision.ranges import Ranges
 
 RunOf = Callable[[Network, list[str]], Run]
@@ -61,15 +61,15 @@ class Analysis:
         self, net: Network, precision: str, samples: Sequence[Feeds], run_of: RunOf, ranges: Ranges | None = None, file: str | Path | None = None
     ):
         self.net, self.precision, self.samples, self.run_of, self.ranges = net, precision, list(samples), run_of, ranges
-        self.layers = candidates(net, precision)
+        self.layers = list_candidates(net, precision)
         self.outputs = [t.name for t in net.outputs]
         self.exact = run_of(net, self.outputs)
         self.wants: list[Values] = [self.exact(f) for f in self.samples]
-        self._memory = _Memory(file, self._key())
+        self._memory = _Memory(file, self._make_key())
 
     def run(self, only: Iterable[str] | None = None) -> Run:
         """A runner of the network with only these layers rounded (None: all)."""
-        return self.run_of(emulated(self.net, self.precision, self.ranges, None if only is None else set(only)), self.outputs)
+        return self.run_of(emulate_network(self.net, self.precision, self.ranges, None if only is None else set(only)), self.outputs)
 
     def snr(self, only: Iterable[str] | None = None) -> float:
         """SNR of the outputs in dB with only these layers rounded (None: all)."""
@@ -80,11 +80,11 @@ class Analysis:
         if known is None:
             self._need_samples()
             run = self.run(names)
-            known = output_snr(self.wants, [run(f) for f in self.samples])
+            known = compute_output_snr(self.wants, [run(f) for f in self.samples])
             self._memory.put(names, known)
         return known
 
-    def alone(self, names: Iterable[str] | None = None, tell: Callable[[str], None] | None = None) -> list[LayerSensitivity]:
+    def rank_layers(self, names: Iterable[str] | None = None, tell: Callable[[str], None] | None = None) -> list[LayerSensitivity]:
         """Rounds each layer (default: all) alone; most sensitive first, ties in network order."""
         wanted = None if names is None else set(names)
         found = []
@@ -95,7 +95,7 @@ class Analysis:
                     tell(layer.name)
         return sorted(found, key=lambda h: h.alone_db)
 
-    def cumulative(self, rows: Sequence[LayerSensitivity], tell: Callable[[str], None] | None = None) -> None:
+    def set_cumulative_snr(self, rows: Sequence[LayerSensitivity], tell: Callable[[str], None] | None = None) -> None:
         """Sets `from_here_db` of rows sorted from the most sensitive."""
         for i, row in enumerate(rows):
             row.from_here_db = self.snr([r.layer for r in rows[i:]])
@@ -105,23 +105,23 @@ class Analysis:
     def tensors(self) -> dict[str, float]:
         """SNR in dB of every float layer output with everything rounded, in one pass."""
         self._need_samples()
-        low = emulated(self.net, self.precision, self.ranges)
+        low = emulate_network(self.net, self.precision, self.ranges)
         names = [t.name for layer in self.net.layers for t in layer.outputs if t.dtype.is_float and _has(low, t.name)]
         exact, rounded = self.run_of(self.net, names), self.run_of(low, names)
         sums = {n: [0.0, 0.0] for n in names}
         for f in self.samples:
             want, got = exact(f), rounded(f)
             for n in names:
-                s, e = powers(want[n], got[n])
+                s, e = compute_powers(want[n], got[n])
                 sums[n][0] += s
                 sums[n][1] += e
-        return {n: decibels(s, e) for n, (s, e) in sums.items()}
+        return {n: to_decibels(s, e) for n, (s, e) in sums.items()}
 
     def _need_samples(self) -> None:
         if not self.samples:
             raise CalibrationError("no samples to evaluate low precision on: give --calibData")
 
-    def _key(self) -> str:
+    def _make_key(self) -> str:
         h = hashlib.sha256(f"{self.precision}\n{network_text(self.net)}\n".encode())
         if self.ranges is not None and self.precision in ("int8", "fp8"):
             for name, r in sorted(self.ranges.tensors.items()):
@@ -131,7 +131,7 @@ class Analysis:
                     h.update(f"{name} {a.shape}\n".encode() + np.ascontiguousarray(a, "<f4").tobytes())
             h.update("\n".join(sorted(self.ranges.float_sums)).encode())
         for f in self.samples:
-            h.update(content_digest(f).encode())
+            h.update(compute_content_digest(f).encode())
         return h.hexdigest()
 
 
@@ -169,15 +169,15 @@ class _Memory:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path) as part:
+            with replace_atomically(self.path) as part:
                 part.write_text(json.dumps({"key": self.key, "snr_db": self.known}))
         except OSError as e:
             raise CacheError(f"the sensitivity results cannot be written to {self.path}: {e.strerror}; choose another file") from e
 
 
-def chosen_samples(samples: Iterable[Feeds], count: int) -> list[dict[str, np.ndarray]]:
+def select_samples(samples: Iterable[Feeds], count: int) -> list[dict[str, np.ndarray]]:
     """The `count` samples with the smallest digests, independent of their order."""
     kept: list[tuple[str, Mapping[str, np.ndarray]]] = []
     for feeds in samples:
-        kept = sorted([*kept, (content_digest(feeds), feeds)], key=lambda e: e[0])[:count]
+        kept = sorted([*kept, (compute_content_digest(feeds), feeds)], key=lambda e: e[0])[:count]
     return [dict(f) for _, f in kept]

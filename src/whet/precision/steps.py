@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from whet.network import Layer, Network
-from whet.precision.calibrate import Feeds, candidate_ranges, compute_layer, crop_middle
+from whet.precision.calibrate import Feeds, compute_layer, crop_middle, list_candidate_ranges
 from whet.precision.histogram import Histogram
 from whet.precision.insert import quantize
 from whet.precision.methods import LIMITS
 from whet.precision.quantization_sites import find_quantization_sites
 from whet.precision.ranges import Ranges
-from whet.precision.scaling import Site, channels_last, proposals, reading_weights, sites
+from whet.precision.scaling import Site, find_sites, is_channels_last, make_reader_factors, propose_scales
 
 SAMPLES = 16  # samples that evaluate the steps; one half gives a correction, the other validates it
 _PAYS = 0.9  # a scaling is kept when it leaves at most this share of the error
@@ -57,7 +57,7 @@ def find_scalings(
 
     Channel maxima are taken over all `samples`: a channel that is small in some samples and large in others would saturate otherwise.
     """
-    found, refused = sites(net)
+    found, refused = find_sites(net)
     report = StepReport(refused=refused)
     if not found or not judges:
         return {}, report
@@ -67,11 +67,11 @@ def find_scalings(
     scalings: dict[str, np.ndarray] = {}
     for name, site in found.items():
         xs = [np.asarray(v[name], np.float32) for v in values]
-        axis, largest = xs[0].ndim - 1 if channels_last(site) else 1, tops[name]
-        before = _error(site, xs, axis, None, zero_points)
+        axis, largest = xs[0].ndim - 1 if is_channels_last(site) else 1, tops[name]
+        before = _compute_error(site, xs, axis, None, zero_points)
         best: tuple[str, float, np.ndarray] | None = None
-        for what, s in proposals(site, largest, steps).items():
-            after = _error(site, xs, axis, s, zero_points)
+        for what, s in propose_scales(site, largest, steps).items():
+            after = _compute_error(site, xs, axis, s, zero_points)
             if best is None or after < best[1]:
                 best = (what, after, s)
         if best is not None:
@@ -93,13 +93,13 @@ def _find_channel_maxima(
         values = run(f)
         for name, site in sites.items():
             x = np.abs(np.asarray(values[name], np.float32))
-            axis = x.ndim - 1 if channels_last(site) else 1
+            axis = x.ndim - 1 if is_channels_last(site) else 1
             top = x.max(axis=tuple(i for i in range(x.ndim) if i != axis)).astype(np.float64)
             tops[name] = np.maximum(tops[name], top) if name in tops else top
     return tops
 
 
-def _error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, zero_points: bool) -> float:
+def _compute_error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, zero_points: bool) -> float:
     """Mean noise-to-signal ratio over the output channels of the readers, with the best of a few ranges.
 
     Total power would sacrifice channels with small values that later layers may depend on (measured on a MobileNet of 13 blocks: 20 dB
@@ -113,7 +113,7 @@ def _error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, ze
         h.add(x, site.tensor.name)
     if h.low == h.high:
         return 0.0
-    ranges = candidate_ranges(h, {n: LIMITS[n] for n in _JUDGED_BY}, zero_points)
+    ranges = list_candidate_ranges(h, {n: LIMITS[n] for n in _JUDGED_BY}, zero_points)
     errors = [0.0] * len(ranges)
     for layer in site.readers:
         plain = np.concatenate([crop_middle(x, layer, _CROP) for x in xs])
@@ -123,7 +123,7 @@ def _error(site: Site, xs: list[np.ndarray], axis: int, s: np.ndarray | None, ze
         signal = signal + _QUIET * signal.mean() + 1e-30
         x = plain if s is None else plain / s.reshape(shape)
         w = layer.needs(1).array()
-        w = w if s is None else (w * reading_weights(layer, s)).astype(np.float32)
+        w = w if s is None else (w * make_reader_factors(layer, s)).astype(np.float32)
         for k, r in enumerate(ranges):
             noise = np.sum((compute_layer(layer, x, r, w) - want) ** 2, axis=others)
             errors[k] += float(np.mean(noise / signal))
@@ -151,22 +151,22 @@ def find_corrections(
         name = layer.output.name
         run = run_of(quantize(net, corrected, kind=kind), [name])
         errors = [np.asarray(run(f)[name], np.float64) - np.asarray(w[name], np.float64) for f, w in zip(samples, wants, strict=True)]
-        delta = _mean(errors[:half])
+        delta = _average_channels(errors[:half])
         before = sum(float(np.sum(e**2)) for e in errors[half:])
-        after = sum(float(np.sum((e - _column(layer, delta)) ** 2)) for e in errors[half:])
+        after = sum(float(np.sum((e - _reshape_scales(layer, delta)) ** 2)) for e in errors[half:])
         keep = after <= _BIAS_PAYS * before
         report.tried.append(("bias", layer.name, before, after, keep))
         if keep:
-            corrected.corrections[layer.name] = _mean(errors).astype(np.float32)
+            corrected.corrections[layer.name] = _average_channels(errors).astype(np.float32)
         if tell is not None:
             tell(layer.name)
     return corrected.corrections, report
 
 
-def _mean(errors: Iterable[np.ndarray]) -> np.ndarray:
+def _average_channels(errors: Iterable[np.ndarray]) -> np.ndarray:
     """The mean per output channel (axis 1)."""
     return np.mean([e.mean(axis=tuple(i for i in range(e.ndim) if i != 1)) for e in errors], axis=0)
 
 
-def _column(layer: Layer, v: np.ndarray) -> np.ndarray:
+def _reshape_scales(layer: Layer, v: np.ndarray) -> np.ndarray:
     return v.reshape([1, -1] + [1] * (layer.output.type.rank - 2))

@@ -65,16 +65,16 @@ def insert_tables(net: Network, ranges: Ranges) -> int:
     """
     users, count = net.users(), 0
     for layer in list(net.layers):
-        found = _activation(net, layer, users)
+        found = _match_activation(net, layer, users)
         if found is None:
             continue
         kind, x, quantizers = found
-        highest, own = max(_highest_value(q) for q in quantizers), ranges.tensors.get(layer.output.name)
+        highest, own = max(_get_highest_value(q) for q in quantizers), ranges.tensors.get(layer.output.name)
         if own is not None:
             highest = min(highest, own.high)  # the integers may cover a larger range when a Concat shares it
         if not np.isfinite(highest) or highest <= 0:
             continue
-        _insert(net, x, [r for r, _ in users[x]], code(kind, float(np.float32(highest))))
+        _insert(net, x, [r for r, _ in users[x]], find_code(kind, float(np.float32(highest))))
         count += 1
     if count:
         net.sort()
@@ -82,7 +82,7 @@ def insert_tables(net: Network, ranges: Ranges) -> int:
 
 
 @cache
-def code(kind: str, highest: float) -> Code:
+def find_code(kind: str, highest: float) -> Code:
     """The encoding with the smallest error for activation `kind` ("Silu", "Gelu", "Mish") with results up to `highest`."""
     f = _FUNCTIONS[kind]
     top = highest
@@ -106,7 +106,7 @@ def code(kind: str, highest: float) -> Code:
     return best
 
 
-def _activation(net: Network, layer: Layer, users: Users) -> tuple[str, Tensor, list[Layer]] | None:
+def _match_activation(net: Network, layer: Layer, users: Users) -> tuple[str, Tensor, list[Layer]] | None:
     """(kind, input, Q layers that read the result) if `layer` ends an activation that may become a table; else None."""
     x, inner = (layer.inputs[0], ()) if layer.op in ("Gelu", "Mish") or _is_swish(layer) else _match_silu(layer)
     if x is None or x.maker is None or layer.attrs.get("approximate", "none") not in ("none", "tanh"):
@@ -149,7 +149,7 @@ def _is_dequantized(t: Tensor | None) -> bool:
     return only_moves(maker) and all(_is_dequantized(x) for x in (maker.inputs if maker.op == "Concat" else maker.inputs[:1]))
 
 
-def _highest_value(q: Layer) -> float:
+def _get_highest_value(q: Layer) -> float:
     """The largest value that a Q layer represents without saturating."""
     scale, zero = q.inputs[1], q.input(2)
     if scale is None or scale.weight is None or scale.array().size != 1 or q.output.dtype.name not in ("i8", "u8"):

@@ -3,8 +3,8 @@
 from whet.pruning.compare import Comparison, Facts, compare
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, find_group, groups
-from whet.pruning.cut import cut, zeroed
-from whet.pruning.depth import Branch, branches, remove_branches, silenced
+from whet.pruning.cut import cut, zero_channels
+from whet.pruning.depth import Branch, branches, remove_branches, silence_branches
 from whet.pruning.importance import Samples, choose, importance
 from whet.pruning.patterned import Patterned, apply_pattern
 from whet.pruning.prune import PruneConfig, Pruned, prune
@@ -16,9 +16,47 @@ from whet.pruning.target import Target
 from whet.pruning.unstructured import matrices, zero_smallest, zeros
 
 __all__ = [
-    "Branch", "Comparison", "EngineTimes", "Facts", "Group", "LayerAdvice", "Patterned", "PruneConfig", "Pruned", "Recipe", "RecoveryConfig",
-    "Samples", "SparsityAdvice", "SpeedupPoint", "Target", "advise_sparsity", "apply_pattern", "apply_recipe", "branches", "choose", "compare",
-    "count_flops", "count_params", "cut", "find_group", "groups", "importance", "load_recipe", "matrices", "points_of", "prune", "recipe_of",
-    "recover", "reestimate_batch_norms", "remove_branches", "save_recipe", "save_weights", "silenced", "speedup_svg", "write_speedup_plot",
-    "zero_smallest", "zeroed", "zeros",
+    "Branch",
+    "Comparison",
+    "EngineTimes",
+    "Facts",
+    "Group",
+    "LayerAdvice",
+    "Patterned",
+    "PruneConfig",
+    "Pruned",
+    "Recipe",
+    "RecoveryConfig",
+    "Samples",
+    "SparsityAdvice",
+    "SpeedupPoint",
+    "Target",
+    "advise_sparsity",
+    "apply_pattern",
+    "apply_recipe",
+    "branches",
+    "choose",
+    "compare",
+    "count_flops",
+    "count_params",
+    "cut",
+    "find_group",
+    "groups",
+    "importance",
+    "load_recipe",
+    "matrices",
+    "points_of",
+    "prune",
+    "recipe_of",
+    "recover",
+    "reestimate_batch_norms",
+    "remove_branches",
+    "save_recipe",
+    "save_weights",
+    "silence_branches",
+    "speedup_svg",
+    "write_speedup_plot",
+    "zero_channels",
+    "zero_smallest",
+    "zeros",
 ]  # fmt: skip

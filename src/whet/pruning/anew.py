@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from whet.measure.timing_cache import Timed, TimingCache
 
 
-class Anew(TimingCache):
+class RemeasuringCache(TimingCache):
     """Returns only entries put since its creation, and forwards them to the underlying cache."""
 
     def __init__(self, beneath: TimingCache):

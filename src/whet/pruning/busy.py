@@ -20,7 +20,7 @@ class Window(NamedTuple):
     others: float
 
 
-class Neighbours:
+class ExternalLoadMonitor:
     """Monitors external CPU load. Backends without such a counter (GPU, null) always report none."""
 
     window_s = 0.3  # minimum length of a window in seconds
@@ -41,7 +41,7 @@ class Neighbours:
             self._open = self._watch()
             self._load, self._since = self._open.__enter__(), time.monotonic()
 
-    def took(self, key: str) -> Window:
+    def record(self, key: str) -> Window:
         """Records the timing `key`. Returns the window if it ends here, else an empty one."""
         self._keys.append(key)
         return self.end() if time.monotonic() - self._since >= self.window_s else Window((), 0.0)

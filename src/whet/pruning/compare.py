@@ -12,7 +12,7 @@ from whet.network import Network
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.truth import Measured, measure_engines
 from whet.sparsity import eligible_layers
-from whet.sparsity.report import count_zeros, describe_zero_channels, describe_zeros, picked_layers, why_dense
+from whet.sparsity.report import count_zeros, describe_zero_channels, describe_zeros, explain_dense_layers, list_sparse_layers
 
 Progress = Callable[[int, int, str], None]
 
@@ -113,8 +113,8 @@ def _list_remarks(name: str, net: Network, facts: Sequence[Facts], runs: Sequenc
             same = " Both engines execute the same layers: the difference is noise." if _work(run) == _work(first) else ""
             proof = f" Measured here, interleaved: {first.ms:.3f} -> {run.ms:.3f} ms.{same}"
         found.append(f"{name}: {zeros}{proof}")
-    if x.two_four and run is not None and not picked_layers(run.plan):
-        found.append(f"{name}: {x.two_four} of {x.weighted} layers have 2:4 weights; {why_dense(run.plan)}.")
+    if x.two_four and run is not None and not list_sparse_layers(run.plan):
+        found.append(f"{name}: {x.two_four} of {x.weighted} layers have 2:4 weights; {explain_dense_layers(run.plan)}.")
     return found
 
 

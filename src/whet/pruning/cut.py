@@ -14,7 +14,7 @@ from whet.network import Layer, Network, Tensor, Weight, copy_into, verify
 from whet.ops import get_op
 from whet.ops._origin import express, literal
 from whet.pruning.coupling import Axis, Group, find_group, groups_for
-from whet.pruning.depth import remove_branches, silenced
+from whet.pruning.depth import remove_branches, silence_branches
 
 ADDED = ".mean"  # ends the names of means whose correction has taken their name
 Kept = Mapping[str, Sequence[int] | np.ndarray]  # group name -> kept channels
@@ -27,7 +27,7 @@ def cut(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None,
     applied to other values. `channel_groups` are the groups of `net`, if already known. Raises PruneError for an unknown group, invalid or no kept
     channels, and for a layer whose cut form does not have the expected type.
     """
-    indexes = kept_indexes(net, kept, channel_groups)
+    indexes = find_kept_indices(net, kept, channel_groups)
     if net.stage != "source":
         raise PruneError("only a source network can be cut: cut before lowering, then build again")
     made = Network(net.name, net.stage)
@@ -45,11 +45,11 @@ def cut(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None,
     return remove_branches(made, removed) if removed else verify(made)
 
 
-def zeroed(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
+def zero_channels(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
     """Returns `net` at full size with the weights of removed channels set to zero and `removed` branches multiplied by zero: equivalent to
     `cut`."""
-    indexes = kept_indexes(net, kept, channel_groups)
-    made = silenced(net, removed) if removed else net.clone()
+    indexes = find_kept_indices(net, kept, channel_groups)
+    made = silence_branches(net, removed) if removed else net.clone()
     for t in net.constants.values():
         if not t.dtype.is_float or not any((t, i) in indexes for i in range(t.type.rank)):
             continue
@@ -62,7 +62,7 @@ def zeroed(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = No
     return made
 
 
-def kept_indexes(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None) -> dict[Axis, np.ndarray]:
+def find_kept_indices(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None) -> dict[Axis, np.ndarray]:
     """Sorted kept indices of every affected axis. Raises PruneError."""
     known = list(channel_groups) if channel_groups is not None else groups_for(net, kept)
     gone: dict[Axis, list[np.ndarray]] = {}

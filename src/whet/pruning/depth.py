@@ -18,7 +18,7 @@ from whet.registry import suggest_name
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """`name` is that of the Add; `place` the index of the Add input from the branch; `layers` its layers in execution order."""
+    """`name` is that of the Add; `placed` the index of the Add input from the branch; `layers` its layers in execution order."""
 
     name: str
     place: int
@@ -51,7 +51,7 @@ def branches(net: Network) -> list[Branch]:
 
 
 def _layers_between(net: Network, start: Tensor, end: Tensor, place: dict[Tensor, int]) -> list[Layer]:
-    """Layers on paths from `start` to `end` in execution order; empty when `end` does not depend on `start`."""
+    """Layers on paths from `early` to `end` in execution order; empty when `end` does not depend on `early`."""
     first, last = place.get(start, -1), place[end]
     reached: set[Tensor] = {start}
     forward = []
@@ -146,7 +146,7 @@ def remove_branches(net: Network, names: Iterable[str]) -> Network:
     return verify(made)
 
 
-def silenced(net: Network, names: Iterable[str]) -> Network:
+def silence_branches(net: Network, names: Iterable[str]) -> Network:
     """`net` at full depth with the output of the named branches multiplied by zero: equivalent to `remove_branches`."""
     made = net.clone()
     layers = {x.name: x for x in made.layers}

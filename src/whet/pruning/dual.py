@@ -108,7 +108,7 @@ class Search:
         """The best state at a price, and the sweep that bounds all states; queries costs around each candidate state."""
         t = self.tables
         for _ in range(_ROUNDS):
-            weighed, constant = t.weighed(1.0, 0.0) if price == float("inf") else t.weighed(price)
+            weighed, constant = t.weigh_tables(1.0, 0.0) if price == float("inf") else t.weigh_tables(price)
             swept = self._plan.run(weighed)
             x, asked = swept.values(), t.asked
             if t.wide and self._last is not None and price < float("inf"):
@@ -131,7 +131,7 @@ class Search:
     def _close(self, price: float, swept: Swept, constant: float) -> None:
         """Depth-first branch and bound; when it completes, the best loss is optimal."""
         t = self.tables
-        weighed, fixed = t.weighed(1.0, 0.0)
+        weighed, fixed = t.weigh_tables(1.0, 0.0)
         cheapest = self._plan.run(weighed)
         x, depth = [0] * len(t.sizes), len(t.sizes)
         waiting = [(0, -1, swept.least + constant - price * self.target, cheapest.least + fixed)]  # position, value, bound, least cost

@@ -18,7 +18,7 @@ from whet.pruning._sweep import Sweep
 from whet.pruning.costs import Costs
 from whet.pruning.coupling import Group
 from whet.pruning.cut import cut
-from whet.pruning.knapsack import Choice, widths_of
+from whet.pruning.knapsack import Choice, list_widths
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
 from whet.pruning.sizes import factor_counts
 
@@ -42,7 +42,7 @@ class Floor:
         return self.uniform is not None and self.uniform < self.chosen
 
 
-def reweighted(scores: Mapping[str, np.ndarray], seed: int, trial: int) -> Mapping[str, np.ndarray]:
+def reweight_scores(scores: Mapping[str, np.ndarray], seed: int, trial: int) -> Mapping[str, np.ndarray]:
     """The scores with a random factor from 1/2 to 2 for each group and branch; unchanged in trial 0."""
     if not trial:
         return scores
@@ -58,7 +58,7 @@ def uniform_choice(
     None if no share is narrow enough.
     """
     factors = factor_counts(channel_groups)
-    candidates = {g.name: np.array(widths_of(g, multiple, most)) for g in channel_groups if g.name in costs.items_of}
+    candidates = {g.name: np.array(list_widths(g, multiple, most)) for g in channel_groups if g.name in costs.items_of}
     sizes = {g.name: g.size for g in channel_groups}
     for share in np.linspace(1, 0, _SHARES, endpoint=False)[1:]:
         wanted = {name: sizes[name] * share ** (1 / factors[name]) for name in candidates}
@@ -81,19 +81,19 @@ def held_out_errors(
     progress: Progress | None = None,
 ) -> list[float] | None:
     """The output error of each choice after recovery, on samples that were not fitted; None with fewer than FEWEST samples."""
-    parts = _parts(net, data, config.seed)
+    parts = _split_samples(net, data, config.seed)
     if parts is None:
         return None
     fitted, judged = parts
-    wanted = outputs_on(net, judged)
+    wanted = compute_outputs(net, judged)
     errors = []
     for c in choices:
         made = recover(cut(net, c.kept, channel_groups, removed=c.removed), net, c.kept, fitted, config, progress)
-        errors.append(output_error(wanted, outputs_on(made, judged)))
+        errors.append(compute_rms_error(wanted, compute_outputs(made, judged)))
     return errors
 
 
-def _parts(net: Network, data: Mapping[str, np.ndarray], seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
+def _split_samples(net: Network, data: Mapping[str, np.ndarray], seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
     """The fitted and the held-out samples, each in whole batches of a network with a fixed batch; None with too few samples."""
     arrays = {name: np.asarray(a) for name, a in data.items()}
     count = min(len(a) for a in arrays.values())
@@ -108,7 +108,7 @@ def _parts(net: Network, data: Mapping[str, np.ndarray], seed: int) -> tuple[dic
     return rest, judged
 
 
-def outputs_on(net: Network, data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def compute_outputs(net: Network, data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Outputs by name on samples (along axis 0), also of a network with a fixed batch."""
     sweep = Sweep(net, data)
     for _ in net.layers:
@@ -116,7 +116,7 @@ def outputs_on(net: Network, data: Mapping[str, np.ndarray]) -> dict[str, np.nda
     return {t.name: sweep.value(t) for t in net.outputs}
 
 
-def output_error(wanted: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]) -> float:
+def compute_rms_error(wanted: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]) -> float:
     """Root mean square error relative to the standard deviation of the output, averaged over the floating-point outputs."""
     errors = []
     for name, w in wanted.items():

@@ -26,7 +26,7 @@ from whet.pruning.depth import Branch
 from whet.pruning.reconstruction import reconstruction_scores
 from whet.pruning.sensitivity import Gates, Progress, gates
 from whet.pruning.sizes import factor_counts
-from whet.registry import PYTHON_PREFIX, suggest_name, user_function
+from whet.registry import PYTHON_PREFIX, import_user_function, suggest_name
 
 KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "reconstruction", "random")
 COMPARABLE = ("taylor1", "taylor2", "reconstruction")  # scores in one unit for all groups and branches: not normalized
@@ -96,17 +96,17 @@ def _of_gates(seen: Gates, kind: str, name: str) -> np.ndarray:
 
 def _of_weights(channel_groups: Sequence[Group], kind: str | Own, seed: int, net: Network | None) -> dict[str, np.ndarray]:
     if not isinstance(kind, str) or kind.startswith(PYTHON_PREFIX):
-        return _own(channel_groups, kind, net)
+        return _score_by_function(channel_groups, kind, net)
     if kind == "random":
         rng = np.random.default_rng(seed)
         return {g.name: rng.random(g.size) * 2 for g in channel_groups}
     if kind == "bn_scale":
         return _scales(channel_groups, net)
     measure = {"l1": _l1, "l2": _l2, "fpgm": _sum_distances}[kind]
-    return {g.name: _weigh(g, measure) for g in channel_groups}
+    return {g.name: _score_units(g, measure) for g in channel_groups}
 
 
-def _weigh(g: Group, measure: Callable[[np.ndarray, int, np.ndarray], np.ndarray]) -> np.ndarray:
+def _score_units(g: Group, measure: Callable[[np.ndarray, int, np.ndarray], np.ndarray]) -> np.ndarray:
     """The mean over the group's weights of `measure(weight, axis, indices [size, block])`, each relative to its mean."""
     parts = []
     for t, axis, at in g.weights():
@@ -154,7 +154,7 @@ def _scales(channel_groups: Sequence[Group], net: Network | None) -> dict[str, n
     for g in channel_groups:
         parts = [np.abs(t.array().astype(np.float64))[at].mean(1) for t, _, at in g.weights() if t in gammas]
         with_norm += bool(parts)
-        scores[g.name] = np.mean([_normalize(p) for p in parts], axis=0) if parts else _weigh(g, _l2)
+        scores[g.name] = np.mean([_normalize(p) for p in parts], axis=0) if parts else _score_units(g, _l2)
     if not with_norm:
         raise PruneError("the importance bn_scale needs batch norms, and no group has one (exporters fold them): choose l2 or taylor1")
     return scores
@@ -165,8 +165,8 @@ def name_of(kind: str | Own) -> str:
     return kind if isinstance(kind, str) else f"python:{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__name__)}"
 
 
-def _own(channel_groups: Sequence[Group], kind: str | Own, net: Network | None) -> dict[str, np.ndarray]:
-    function = user_function(kind, "importance") if isinstance(kind, str) else kind
+def _score_by_function(channel_groups: Sequence[Group], kind: str | Own, net: Network | None) -> dict[str, np.ndarray]:
+    function = import_user_function(kind, "importance") if isinstance(kind, str) else kind
     scores = {}
     for g in channel_groups:
         got = np.asarray(function(net, g), np.float64)
@@ -177,7 +177,7 @@ def _own(channel_groups: Sequence[Group], kind: str | Own, net: Network | None) 
     return scores
 
 
-def step_of(g: Group, multiple: int) -> int:
+def get_step(g: Group, multiple: int) -> int:
     """Smallest number of units whose channels are a multiple of `multiple`."""
     return multiple // gcd(multiple, g.block)
 
@@ -215,7 +215,7 @@ def choose(
     share = {name: s ** (1 / factors[name]) for name, s in share.items()}
     kept = {}
     for g in channel_groups:
-        step = step_of(g, multiple)
+        step = get_step(g, multiple)
         n = given.get(g.name) or max(step if least is None else least, round(g.size * share[g.name] / step) * step)
         if n < g.size:
             best = np.argsort(-scores[g.name], kind="stable")[:n]

@@ -17,8 +17,8 @@ from whet.pruning.costs import Costs
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
 from whet.pruning.dual import Search
-from whet.pruning.importance import step_of
-from whet.pruning.rounding import steps
+from whet.pruning.importance import get_step
+from whet.pruning.rounding import find_steps
 from whet.pruning.tables import Tables
 
 Progress = Callable[[int, int, str], None]
@@ -45,20 +45,20 @@ class Choice:
         return self.lost / self.bound - 1 if self.bound > 0 else float("inf") if self.lost > 0 else 0.0
 
 
-def widths_of(g: Group, multiple: int | None = 8, most: int = 12) -> list[int]:
+def list_widths(g: Group, multiple: int | None = 8, most: int = 12) -> list[int]:
     """Candidate unit counts: multiples of `multiple` channels and the full size, at most `most`, ascending. None: 8, but eighths of groups
     with fewer than 64 channels, which multiples of 8 would leave few widths."""
-    step = step_of(g, multiple) if multiple is not None else min(step_of(g, 8), max(1, g.size // 8))
+    step = get_step(g, multiple) if multiple is not None else min(get_step(g, 8), max(1, g.size // 8))
     every = [n for n in range(step, g.size, step)]
     if len(every) >= most:
         every = [every[i] for i in np.linspace(0, len(every) - 1, most - 1).round().astype(int)]
     return [*every, g.size]
 
 
-def edges(widths: Sequence[int], costs: Sequence[float]) -> list[int]:
+def find_edges(widths: Sequence[int], costs: Sequence[float]) -> list[int]:
     """The staircase edges: ascending widths for which no wider one costs the same (within 1 %)."""
     falling = sorted(zip(widths, costs, strict=True), reverse=True)
-    return [falling[n][0] for n in steps([c for _, c in falling])][::-1]
+    return [falling[n][0] for n in find_steps([c for _, c in falling])][::-1]
 
 
 def choose_within(
@@ -81,7 +81,7 @@ def choose_within(
     before = costs.total({})
     if before <= target:
         return Choice({}, (), before, before, 0.0)
-    tables = Tables(channel_groups, blocks, scores, costs, {g.name: widths_of(g, multiple, most) for g in channel_groups})
+    tables = Tables(channel_groups, blocks, scores, costs, {g.name: list_widths(g, multiple, most) for g in channel_groups})
     best = Search(tables, target, progress).run()
     if best.x is None:
         raise PruneError(
@@ -94,7 +94,7 @@ def choose_within(
     return Choice(kept, removed, before, costs.total(widths, removed), tables.loss(best.x), best.bound)
 
 
-def per_layer(channel_groups: Sequence[Group], blocks: Sequence[Branch], scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def scale_by_weight_count(channel_groups: Sequence[Group], blocks: Sequence[Branch], scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Normalized scores times the number of weights that read or produce a unit: a residual-stream channel affects every layer on it.
 
     A branch counts the sum over its groups. Taylor terms are used unchanged: they are changes of one loss.

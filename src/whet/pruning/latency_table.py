@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import CacheError
-from whet.files import read_json_text, replacing
+from whet.files import read_json_text, replace_atomically
 
 FORMAT, VERSION = "whet.pruning.latency_table", 2  # version 1 lacks `others`; it is still read
 
@@ -92,7 +92,7 @@ class LatencyTable:
             self.rows |= {k: r for k, r in _read(self.path).items() if _is_quieter(r, self.rows.get(k))}
         data = {"format": FORMAT, "version": VERSION, "rows": {k: asdict(r) for k, r in sorted(self.rows.items())}}
         try:
-            with replacing(self.path) as part:
+            with replace_atomically(self.path) as part:
                 part.write_text(json.dumps(data, indent=1) + "\n")
         except OSError as e:
             raise CacheError(f"cannot write the latency table {self.path}: {e.strerror}. Check that the folder exists and can be written.") from e

@@ -24,10 +24,10 @@ from whet.measure.compare import LoadLog
 from whet.measure.option import Option
 from whet.measure.timing import Conditions, Timer
 from whet.measure.timing_cache import TimingCache
-from whet.measure.timing_key import layer_text, source_digest
+from whet.measure.timing_key import compute_source_digest, format_layer_text
 from whet.network import Layer, Network, Tensor, evaluate
-from whet.pruning.anew import Anew
-from whet.pruning.busy import Neighbours, Window
+from whet.pruning.anew import RemeasuringCache
+from whet.pruning.busy import ExternalLoadMonitor, Window
 from whet.pruning.latency_table import LatencyTable, Row, row_key
 
 _FEW = 4  # configs timed per tactic and signature
@@ -49,12 +49,12 @@ class Meter:
         footprint = sum(evaluate(t.type.nbytes, {}) for t in tensors if t.type.static)
         self.cache = TimingCache(config.timing_cache, partial(warnings.warn, stacklevel=2))
         self.timer = Timer(self.backend, self.cache, Conditions.of(self.backend, footprint), config.avg_timing, config.error_on_cache_miss)
-        versions = sorted(f"{t.name} {t.version} {source_digest(t)} {t.library_version()}" for t in self.tactics)
+        versions = sorted(f"{t.name} {t.version} {compute_source_digest(t)} {t.library_version()}" for t in self.tactics)
         self._tactics = hashlib.sha256("\n".join(versions).encode()).hexdigest()
         self.device = str(self.backend.key())
         self._announced: dict[str, Candidates] = {}  # by layer text; listed and being compiled
-        self._neighbours = Neighbours(self.backend)
-        self._anew = replace(self.timer, cache=Anew(self.cache), loads=LoadLog())
+        self._neighbours = ExternalLoadMonitor(self.backend)
+        self._anew = replace(self.timer, cache=RemeasuringCache(self.cache), loads=LoadLog())
         self._asked: set[str] = set()  # keys
         self._held: dict[str, Layer] = {}  # by key: layers that may be re-timed (keeping all would hold a copy of the weights for every width)
         self._now: set[str] = set()  # keys timed by this meter
@@ -78,14 +78,14 @@ class Meter:
 
     def known(self, layer: Layer) -> bool:
         """True if the table has this layer, so that nothing has to be measured."""
-        return self.table.get(self.key(layer_text(layer))) is not None
+        return self.table.get(self.key(format_layer_text(layer))) is not None
 
     def announce(self, layers: Iterable[Layer]) -> None:
         """Announces layers that will be timed, so that their kernels are compiled in the background. No effect if the backend does not compile."""
         if not self.backend.capabilities.compiles_ahead:
             return
         for layer in layers:
-            text = layer_text(layer)
+            text = format_layer_text(layer)
             if text not in self._announced and self.table.get(self.key(text)) is None:
                 self._announced[text] = candidates = self._list(layer)
                 if not candidates.options and layer.op == "Fused":
@@ -105,7 +105,7 @@ class Meter:
 
         Raises PruneError if no tactic computes it.
         """
-        text = layer_text(layer)
+        text = format_layer_text(layer)
         key = self.key(text)
         self._asked.add(key)
         row = self.table.get(key)
@@ -124,7 +124,7 @@ class Meter:
         self._now -= busy.keys()
         for key, layer in busy.items():
             if key not in self._now:  # already re-timed as a part of another layer
-                self._time(key, layer, layer_text(layer), self._anew)
+                self._time(key, layer, format_layer_text(layer), self._anew)
         self._note(self._neighbours.end())
         return len(busy)
 
@@ -144,7 +144,7 @@ class Meter:
         self.table.put(key, row)
         self._now.add(key)
         self._held[key] = layer
-        self._note(self._neighbours.took(key))
+        self._note(self._neighbours.record(key))
         return row
 
     def _note(self, window: Window) -> None:
@@ -161,7 +161,7 @@ class Meter:
         options = candidates.options
         if not options and layer.op == "Fused":
             parts = _parts(layer)
-            self._sums[key] = {self.key(layer_text(part)) for part in parts}
+            self._sums[key] = {self.key(format_layer_text(part)) for part in parts}
             return sum(self.ms(part) for part in parts)
         if not options:
             raise PruneError(f"no tactic of '{self.backend.name}' computes {layer.op} '{layer.name}', so it has no latency: {candidates.refused[:1]}")

@@ -33,7 +33,7 @@ _TWO_FOUR = {  # why a step on 2:4 weights is wrong, and the alternative
 }
 
 
-def history(net: Network) -> list[dict[str, Any]]:
+def read_history(net: Network) -> list[dict[str, Any]]:
     """The recorded steps, oldest first: [{"step": "prune", ...}, ...]; an invalid record counts as empty."""
     try:
         found = json.loads(net.metadata.get(KEY, "[]"))
@@ -44,7 +44,7 @@ def history(net: Network) -> list[dict[str, Any]]:
 
 def note(net: Network, step: str, **about: Any) -> None:
     """Appends a step to the record; `about` is JSON data on its options."""
-    net.metadata[KEY] = json.dumps([*history(net), {"step": step, **about}])
+    net.metadata[KEY] = json.dumps([*read_history(net), {"step": step, **about}])
 
 
 def check_order(net: Network, step: str, insist: bool = False) -> None:
@@ -56,7 +56,7 @@ def check_order(net: Network, step: str, insist: bool = False) -> None:
 
 def _find_objection(net: Network, step: str) -> str | None:
     """The reason against doing `step` now with the alternative, or None."""
-    done = [s["step"] for s in history(net)]
+    done = [s["step"] for s in read_history(net)]
     last = max((i for i, s in enumerate(done) if s == "prune"), default=-1)
     since = set(done[last + 1 :])
     if "calibrate" in done or any(x.op in ("QuantizeLinear", "DequantizeLinear") for x in net.layers):

@@ -18,7 +18,7 @@ from whet.ops._origin import express, literal
 from whet.pruning.coupling import Group, groups
 from whet.pruning.sensitivity import Progress
 from whet.sparsity import is_two_four, reduction_axis
-from whet.sparsity.permutation import best_order, kept_sum
+from whet.sparsity.permutation import compute_kept_sum, find_best_order
 
 Scores = Callable[[str, np.ndarray, int], np.ndarray]  # (layer, weights, reduction axis) -> scores in the layout of the weights
 
@@ -55,8 +55,8 @@ def permute_channels(
             break
         if progress is not None:
             progress(i, len(found), f"order of {g.name}")
-        order = best_order(matrix, left * work[i] / sum(work[i:]))
-        total, before, after = float(matrix.sum(dtype=np.float64)), kept_sum(matrix), kept_sum(matrix[:, order])
+        order = find_best_order(matrix, left * work[i] / sum(work[i:]))
+        total, before, after = float(matrix.sum(dtype=np.float64)), compute_kept_sum(matrix), compute_kept_sum(matrix[:, order])
         if after > before:
             orders[g.name], kept[g.name] = order, (before / total, after / total)
     return Permuted(reorder(net, {g.name: orders[g.name] for g, _ in found if g.name in orders}, [g for g, _ in found]), orders, kept)

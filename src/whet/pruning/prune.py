@@ -16,9 +16,9 @@ from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
 from whet.pruning.depth import Branch, branches, removable, select_innermost
-from whet.pruning.floor import Floor, held_out_errors, reweighted, uniform_choice
+from whet.pruning.floor import Floor, held_out_errors, reweight_scores, uniform_choice
 from whet.pruning.importance import COMPARABLE, NEED_DATA, Own, Samples, choose, importance, name_of
-from whet.pruning.knapsack import Choice, choose_within, per_layer
+from whet.pruning.knapsack import Choice, choose_within, scale_by_weight_count
 from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
@@ -186,7 +186,7 @@ def prune(
     else:
         choice, report, others = _select_for_target(net, config, found, blocks, scores, config.target, samples, progress)
         if data is not None and config.recovery is not None and (others.trials or others.uniform is not None):
-            choice, report = _best_by_outputs(net, config, found, choice, report, others, data, progress)
+            choice, report = _select_by_outputs(net, config, found, choice, report, others, data, progress)
     small = cut(net, choice.kept, found, removed=choice.removed)
     note(small, "prune", **_summarize_config(config))
     made = small
@@ -268,13 +268,13 @@ def _select_for_target(
     """The selection for a target, its report, and other selections of the same cost."""
     if config.importance in COMPARABLE:
         blocks = removable(net, blocks, scores)
-    weights = per_layer(channel_groups, blocks, scores) if config.importance not in COMPARABLE else scores
+    weights = scale_by_weight_count(channel_groups, blocks, scores) if config.importance not in COMPARABLE else scores
 
     # a narrower width that kernels pad to the next multiple takes as long as that: it is not worth timing
     multiple = config.multiple or (_MULTIPLE if target.kind in TIMED else None)
 
     def within(costs: Costs, share: float, trial: int = 0) -> Choice:
-        scaled = reweighted(weights, config.seed, trial)
+        scaled = reweight_scores(weights, config.seed, trial)
         return choose_within(channel_groups, blocks, scaled, costs, share * costs.total({}), multiple=multiple, progress=progress)
 
     def others(costs: Costs, share: float) -> _Others:
@@ -296,7 +296,7 @@ def _select_for_target(
                 names = {b.name for b in blocks}
                 inside = blocks if present is net else [b for b in select_innermost(branches(present)) if b.name in names]
                 own = scores if present is net else importance(groups, config.importance, config.seed, net=present, samples=samples, blocks=inside)
-                own = per_layer(groups, inside, own) if config.importance not in COMPARABLE else own
+                own = scale_by_weight_count(groups, inside, own) if config.importance not in COMPARABLE else own
                 return choose_within(groups, inside, own, counted(present, groups, inside), budget, multiple=multiple, progress=progress)
 
             kept, removed = choose_stepwise(net, channel_groups, select, config.steps, samples.data, config.recovery, progress)
@@ -335,7 +335,7 @@ def _select_by_engine_time(
     """A selection whose engine (without engines: sum of layer times) meets the target. Timings taken under external load are repeated when the
     load has ended."""
     costs = priced()
-    batch = batch_of(net, config.build)
+    batch = get_opt_batch(net, config.build)
     runs = config.engines and meter.backend.capabilities.executes
     if target.value is not None and not runs:
         share = target.of(costs.total({}), batch)
@@ -372,7 +372,7 @@ def _select_by_engine_time(
     return choice, report, more
 
 
-def _best_by_outputs(
+def _select_by_outputs(
     net: Network, config: PruneConfig, channel_groups: Sequence[Group], choice: Choice, report: Report, others: _Others,
     data: Mapping[str, np.ndarray], progress: Progress | None,
 ) -> tuple[Choice, Report]:  # fmt: skip
@@ -400,7 +400,7 @@ def _best_by_outputs(
     return choice, report
 
 
-def batch_of(net: Network, config: BuildConfig) -> int:
+def get_opt_batch(net: Network, config: BuildConfig) -> int:
     """Batch size at the opt shapes: axis 0 of the first input."""
     from whet.builder.batching.profiles import OPT, resolve_profiles
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import PruneError
-from whet.files import read_json_text, replacing
+from whet.files import read_json_text, replace_atomically
 from whet.network import Network, Origin, Weight
 from whet.pruning.coupling import Group, find_group, groups, groups_for
 from whet.pruning.cut import Kept, cut
@@ -196,7 +196,7 @@ def save_weights(net: Network, path: str | os.PathLike) -> Path:
 def _write(path: str | os.PathLike, data: bytes) -> Path:
     """Writes a file atomically. Raises PruneError when it cannot be written."""
     try:
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             part.write_bytes(data)
     except OSError as e:
         raise PruneError(f"cannot write {path}: {e.strerror}. Free some space, or check that the folder exists and is writable.") from e

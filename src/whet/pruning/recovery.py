@@ -19,7 +19,7 @@ from whet.errors import PruneError
 from whet.network import Layer, Network, Origin, Tensor, Weight
 from whet.pruning._least_squares import Problem, conv_matrix, conv_outputs, conv_rows, conv_weights, solve
 from whet.pruning._sweep import Sweep
-from whet.pruning.cut import Kept, kept_indexes, original_name
+from whet.pruning.cut import Kept, find_kept_indices, original_name
 from whet.pruning.order import check_order
 
 _NUMBERS = 1 << 24  # inputs of a layer that a fit copies at most, unless its unknowns need more: 128 MiB
@@ -59,7 +59,7 @@ def recover(
     names = {layer.name for layer in original.layers}
     if any(layer.name not in names and original_name(layer.name) not in names for layer in recovered.layers):
         raise PruneError("the cut network has layers that the original lacks: recover it against the network that it was cut from")
-    indexes = {(t.name, i): at for (t, i), at in kept_indexes(original, kept).items()}
+    indexes = {(t.name, i): at for (t, i), at in find_kept_indices(original, kept).items()}
     small, big = Sweep(recovered, data), Sweep(original, data)
     rng = np.random.default_rng(config.seed)
     readers = recovered.users()

@@ -14,7 +14,7 @@ from whet.pruning.tables import TINY, Tables, Values
 _SWEEPS, _ALIKE = 8, 0.01  # rounds over all variables; relative tolerance of measured costs
 
 
-def steps(costs: Sequence[float] | np.ndarray, alike: float = _ALIKE) -> list[int]:
+def find_steps(costs: Sequence[float] | np.ndarray, alike: float = _ALIKE) -> list[int]:
     """Indices of the step edges in costs ordered by falling width: widths cheaper than every wider one by more than the fraction `alike`."""
     kept, least = [0], costs[0]
     for n, c in enumerate(costs):
@@ -34,7 +34,7 @@ def descend(tables: Tables, x: Values, price: float) -> Values:
         moved = False
         for v in range(len(x)):
             loss, cost = tables.column(v, x)
-            offered = steps(cost, _ALIKE if tables.costs.measured else 0.0) if tables.is_width(v) else [0, 1]
+            offered = find_steps(cost, _ALIKE if tables.costs.measured else 0.0) if tables.is_width(v) else [0, 1]
             value = cost if price == float("inf") else loss + price * cost
             best = min(offered, key=lambda n: (value[n], n))
             if best != x[v]:

@@ -21,7 +21,7 @@ from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
 from whet.pruning.truth import measure_engines
 from whet.sparsity import force_two_four, is_two_four, reduction_axis, two_four
-from whet.sparsity.report import is_sparse, picked_layers
+from whet.sparsity.report import is_sparse, list_sparse_layers
 
 _CONFIGS = 8  # configs timed per tactic and signature
 _FINALISTS = 3  # dense and as many sparse options that are timed with cold weights too
@@ -225,7 +225,7 @@ def advise_sparsity(net: Network, config: BuildConfig, progress: Progress | None
         return advice
     dense, sparse = measure_engines([net, force_two_four(net)[0]], config, progress=progress)
     low, high = sparse.ratio_interval
-    return replace(advice, engine=EngineTimes(dense.ms, sparse.ms, len(picked_layers(sparse.plan)), (1 - high, 1 - low)))
+    return replace(advice, engine=EngineTimes(dense.ms, sparse.ms, len(list_sparse_layers(sparse.plan)), (1 - high, 1 - low)))
 
 
 def _list(layer: Layer, meter: Meter) -> Candidates:

@@ -12,7 +12,7 @@ from math import ceil, exp, floor, log, log2
 from pathlib import Path
 
 from whet.errors import UsageError
-from whet.files import replacing
+from whet.files import replace_atomically
 from whet.pruning.sparsity_advice import SparsityAdvice
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 360, 210, 46, 66, 58  # of a panel, in pixels
@@ -122,7 +122,7 @@ def write_speedup_plot(path: str | Path, points: Sequence[SpeedupPoint], title: 
     head = f'<!doctype html><html><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
     page = svg if Path(path).suffix.lower() == ".svg" else f"{head}<body>{svg}</body></html>"
     try:
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             part.write_text(page, encoding="utf-8")
     except OSError as e:
         raise UsageError(f"--plot={path} cannot be written: {e.strerror}; choose another path") from e

@@ -10,7 +10,7 @@ from whet.network import Network
 from whet.pruning.costs import Costs
 from whet.pruning.coupling import Group, groups
 from whet.pruning.depth import branches
-from whet.pruning.knapsack import edges, widths_of
+from whet.pruning.knapsack import find_edges, list_widths
 from whet.pruning.latency_cost import latency_costs, static_layers
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
@@ -40,7 +40,7 @@ def staircases(
     """
     found: Sequence[Group] = groups(net)
     base = static_layers(net, config)
-    offered = [(g, widths_of(g, multiple, most)) for g in found]
+    offered = [(g, list_widths(g, multiple, most)) for g in found]
     with Meter(config, table, base, retime=retime) as meter:
         steps, total = _stairs(latency_costs(net, found, branches(net), meter, base, progress), offered, progress)
         if meter.settle():
@@ -60,5 +60,5 @@ def _stairs(costs: Costs, offered: Sequence[tuple[Group, list[int]]], progress: 
             done += 1
             if progress is not None:
                 progress(done, count, f"{g.name} at {w} of {g.size}")
-        steps.append(Staircase(g.name, tuple(widths), tuple(times), tuple(edges(widths, times))))
+        steps.append(Staircase(g.name, tuple(widths), tuple(times), tuple(find_edges(widths, times))))
     return steps, total

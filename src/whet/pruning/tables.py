@@ -94,12 +94,12 @@ class Tables:
         for g in self.groups:
             smallest = np.concatenate([[0.0], np.cumsum(np.sort(scores[g.name]))])
             own = smallest[[g.size - w for w in self.widths[self._of[g.name]]]]
-            losses.update([self._while_all_stay(self._of[g.name], own, around)])
+            losses.update([self._masked_losses(self._of[g.name], own, around)])
         for n, b in enumerate(self.blocks):
-            losses.update([self._while_all_stay(self._first + n, np.array([0.0, float(scores[b.name].sum())]), around)])
+            losses.update([self._masked_losses(self._first + n, np.array([0.0, float(scores[b.name].sum())]), around)])
         return losses
 
-    def _while_all_stay(self, v: int, own: np.ndarray, around: Mapping[int, list[int]]) -> tuple[Scope, np.ndarray]:
+    def _masked_losses(self, v: int, own: np.ndarray, around: Mapping[int, list[int]]) -> tuple[Scope, np.ndarray]:
         scope = tuple(sorted([v, *around.get(v, ())]))
         table = np.zeros([self.sizes[u] for u in scope])
         table[tuple(slice(None) if u == v else 0 for u in scope)] = own
@@ -236,7 +236,7 @@ class Tables:
         """The scopes of the tables of `weighed`."""
         return list(dict.fromkeys([*self._losses, *(t.scope for t in self._terms if t.scope), *((v,) for v in self._added)]))
 
-    def weighed(self, price: float, losses: float = 1.0) -> tuple[list[np.ndarray], float]:
+    def weigh_tables(self, price: float, losses: float = 1.0) -> tuple[list[np.ndarray], float]:
         """Tables of `losses` * loss + `price` * (known or bounded cost), in the order of `scopes`, and a constant."""
         tables = {s: np.zeros([self.sizes[v] for v in s]) for s in self.scopes()}
         constant = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whet.inspector.summary import short_name, shorten
+from whet.inspector.summary import shorten, shorten_name
 from whet.report._figures import Figure, figure, lines
 from whet.report._html import h
 from whet.report._lanes import assign_lanes
@@ -32,7 +32,7 @@ def graph_figure(d: EngineData, colors: dict[str, str]) -> tuple[Figure, int]:
     for x in d.layers:
         places.append(row)
         if expand and len(x.parts) > 1:
-            members = [(f"{op} {short_name(node, 44)}" if node else op) for op, node in x.parts]
+            members = [(f"{op} {shorten_name(node, 44)}" if node else op) for op, node in x.parts]
             rows += [(row + i, x, text, i > 0) for i, text in enumerate(members)]
             row += len(members)
         else:

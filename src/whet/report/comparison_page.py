@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whet.inspector.alignment import format_setting
-from whet.inspector.summary import short_name, shorten
+from whet.inspector.summary import shorten, shorten_name
 from whet.report._figures import PALETTE, Figure, figure, horizontal_bars, index_axis, lines
 from whet.report._html import Html, h, number, table, tag
 from whet.report._page import chart, make_page
@@ -132,7 +132,7 @@ def _ms(layers: Sequence[Data]) -> float | None:
 
 
 def _group_name(group: Data) -> str:
-    return short_name(" + ".join(group["nodes"])) if group["nodes"] else "(added by the builder)"
+    return shorten_name(" + ".join(group["nodes"])) if group["nodes"] else "(added by the builder)"
 
 
 def _groups(names: Sequence[str], groups: Sequence[Data]) -> Figure:

@@ -10,9 +10,9 @@ import numpy as np
 from whet.engine import EnginePlan
 from whet.inspector import explain, layer_sparsity
 from whet.inspector.explain import explain_layer
-from whet.inspector.facts import LayerFacts, layer_facts, rates
-from whet.inspector.summary import short_name, storage_types
-from whet.inspector.words import layer_type
+from whet.inspector.facts import LayerFacts, find_rates, layer_facts
+from whet.inspector.summary import describe_storage_types, shorten_name
+from whet.inspector.words import get_layer_type
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def engine_data(plan: EnginePlan, profile: int = 0) -> EngineData:
         ReportLayer(
             str(k),
             f,
-            layer_type(f.layer, f.choice),
-            storage_types(f),
-            short_name(f.name),
+            get_layer_type(f.layer, f.choice),
+            describe_storage_types(f),
+            shorten_name(f.name),
             tuple(_parts(f)),
             _zeros(f),
             _sparse(f),
@@ -72,7 +72,7 @@ def engine_data(plan: EnginePlan, profile: int = 0) -> EngineData:
         )
         for k, f in enumerate(facts)
     ]
-    flops, moved, source = rates(facts, part)
+    flops, moved, source = find_rates(facts, part)
     return EngineData(explain(part), part, layers, _tensors(part, number), flops, moved, source)
 
 

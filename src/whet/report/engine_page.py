@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from whet.engine import EnginePlan
-from whet.inspector.summary import relevant_refusals, shorten
+from whet.inspector.summary import select_relevant_refusals, shorten
 from whet.report._figures import PALETTE, Figure, figure, horizontal_bars, index_axis, lines
 from whet.report._graph import graph_figure
 from whet.report._html import Html, h, number, table, tag
@@ -356,7 +356,7 @@ def _detail(x: ReportLayer) -> Html:
             for c in timed[:_SHOWN]
         ]
         parts += [tag("h3", f"Timed ({len(timed)})"), table(("ms", "tactic, kernel, formats", "why not"), rows, right=(0,))]
-    refused, others = relevant_refusals(e)
+    refused, others = select_relevant_refusals(e)
     distinct = list(dict.fromkeys((c["tactic"], c["reason"]) for c in refused))
     if distinct:
         parts += [tag("h3", f"Refused ({len(refused)})"), table(("tactic", "reason"), distinct[:_SHOWN])]

@@ -61,7 +61,7 @@ class SearchLive:
         self.running[folder] = (what, time.monotonic())
         self.tick()
 
-    def ended(self, folder: Path, result: Mapping[str, Any], again: bool) -> None:
+    def end_job(self, folder: Path, result: Mapping[str, Any], again: bool) -> None:
         self.running.pop(folder, None)
         self.done += 1
         if not again and result.get("seconds"):

@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.errors import ShapeError
 from whet.network import DType
-from whet.runtime.dlpack import CPU, DeviceArray, device_array, on_gpu
+from whet.runtime.dlpack import CPU, DeviceArray, on_gpu, to_device_array
 from whet.runtime.memory import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ UserArray = np.ndarray | DeviceArray
 _DEVICE_ALIGNMENT = 16  # bytes; required by vector accesses and bulk copies of GPU kernels
 
 
-def user_array(name: str, value: Any, dtype: DType, backend: Backend) -> UserArray:
+def as_user_array(name: str, value: Any, dtype: DType, backend: Backend) -> UserArray:
     """As `as_array`; a tensor on a GPU stays there if the backend is that GPU. Raises ShapeError."""
     if not on_gpu(value):
         return as_array(name, value, dtype)
-    array = device_array(name, value)
+    array = to_device_array(name, value)
     if backend.capabilities.dlpack_device == CPU:
         raise ShapeError(f"'{name}' is on a GPU, this engine runs on the backend '{backend.name}': copy it to the host first (.cpu())")
     if array.device != backend.device_number:
@@ -56,7 +56,7 @@ def user_array(name: str, value: Any, dtype: DType, backend: Backend) -> UserArr
     return array
 
 
-def address_of(array: UserArray) -> int:
+def get_address(array: UserArray) -> int:
     """The address of the first byte."""
     return array.address if isinstance(array, DeviceArray) else array.ctypes.data
 
@@ -93,7 +93,7 @@ def _is_stored_as_given(bound: BoundEngine, name: str) -> bool:
     return o is not None and o.format == "linear" and o.dtype == bound.shaped.types[name].dtype
 
 
-def why_copied(bound: BoundEngine, name: str, array: UserArray, users: Mapping[str, UserArray]) -> str | None:
+def explain_copy(bound: BoundEngine, name: str, array: UserArray, users: Mapping[str, UserArray]) -> str | None:
     """Reason why kernels cannot use a user's array as the tensor `name`; None if they can."""
     if isinstance(array, DeviceArray):
         if array.address % _DEVICE_ALIGNMENT:
@@ -103,10 +103,10 @@ def why_copied(bound: BoundEngine, name: str, array: UserArray, users: Mapping[s
         if not _is_stored_as_given(bound, name):
             return f"the engine stores %{name} as {bound.shaped.operands.get(name)}; it goes through the host"
         for other, theirs in users.items():
-            begin, end = address_of(theirs), address_of(theirs) + theirs.nbytes
+            begin, end = get_address(theirs), get_address(theirs) + theirs.nbytes
             if other != name and isinstance(theirs, DeviceArray) and begin < array.address + array.nbytes and array.address < end:
                 return f"it shares memory with the array of '{other}'"
-        return bound.why_not_bindable(name)
+        return bound.explain_unbindable(name)
     if bound.arena.array is None:
         return "the backend's memory is not the host's"
     if not array.flags.c_contiguous:
@@ -121,4 +121,4 @@ def why_copied(bound: BoundEngine, name: str, array: UserArray, users: Mapping[s
     for other, theirs in users.items():
         if other != name and isinstance(theirs, np.ndarray) and np.may_share_memory(array, theirs):
             return f"it shares memory with the array of '{other}'"
-    return bound.why_not_bindable(name)
+    return bound.explain_unbindable(name)

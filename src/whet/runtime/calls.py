@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 
 from whet.errors import ShapeError
-from whet.forks import new_lock
+from whet.forks import make_lock
 from whet.registry import suggest_name
-from whet.runtime.dlpack import DeviceArray, device_array, on_gpu
+from whet.runtime.dlpack import DeviceArray, on_gpu, to_device_array
 
 if TYPE_CHECKING:
     from whet.network import TensorType
@@ -36,7 +36,7 @@ class ContextPool:
     def __init__(self, engine: Engine):
         self._engine = engine
         self._idle: list[Context] = []
-        self._lock = new_lock()
+        self._lock = make_lock()
         self._open = True
 
     @contextmanager
@@ -68,21 +68,21 @@ class ContextPool:
 
 def call_engine(engine: Engine, pool: ContextPool, inputs: Any) -> Any:
     """Implements `Engine.run`."""
-    named = inputs_by_name(engine, inputs)
+    named = name_inputs(engine, inputs)
     device = next((a for a in named.values() if on_gpu(a)), None)
     if device is not None and engine.plan.tail is not None:
         raise ShapeError("inputs: the sizes of this engine's outputs depend on the data, so that it gives arrays in host memory; give such arrays")
     with pool.context() as context:
         if device is None:
             kind = next(iter(named.values()), None)
-            arrays = {n: _host_array(a, engine.inputs[n]) for n, a in named.items()}
-            outputs = {n: _same_kind(a, kind) for n, a in context.run(arrays).items()}
+            arrays = {n: _to_host_array(a, engine.inputs[n]) for n, a in named.items()}
+            outputs = {n: _convert_like(a, kind) for n, a in context.run(arrays).items()}
         else:
             outputs = _run_on_device(context, named, device)
     if isinstance(inputs, Mapping):
         return outputs
     values = list(outputs.values())
-    return values if isinstance(inputs, list | tuple) and (len(engine.inputs) > 1 or _is_list_of_arrays(inputs)) else _one_or_tuple(values)
+    return values if isinstance(inputs, list | tuple) and (len(engine.inputs) > 1 or _is_list_of_arrays(inputs)) else _unwrap_single(values)
 
 
 def call_with(engine: Engine, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
@@ -93,10 +93,10 @@ def call_with(engine: Engine, arrays: tuple[Any, ...], named: Mapping[str, Any])
         return engine.run(dict(named))
     if len(arrays) == 1:
         return engine.run(arrays[0])
-    return _one_or_tuple(engine.run(list(arrays)))
+    return _unwrap_single(engine.run(list(arrays)))
 
 
-def _one_or_tuple(values: list[Any]) -> Any:
+def _unwrap_single(values: list[Any]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -105,7 +105,7 @@ def _is_list_of_arrays(inputs: Any) -> bool:
     return isinstance(inputs, list | tuple) and all(hasattr(a, "__array__") or hasattr(a, "__dlpack__") for a in inputs)
 
 
-def inputs_by_name(engine: Engine, inputs: Any) -> dict[str, Any]:
+def name_inputs(engine: Engine, inputs: Any) -> dict[str, Any]:
     """The inputs of a call by name: from a mapping, a list in the engine's order, or the array of the only input. Raises ShapeError."""
     names = list(engine.inputs)
     takes = ", ".join(f"{n}: {t}" for n, t in engine.inputs.items())
@@ -127,7 +127,7 @@ def inputs_by_name(engine: Engine, inputs: Any) -> dict[str, Any]:
     return given
 
 
-def _library(value: Any) -> tuple[str, Any]:
+def _find_library(value: Any) -> tuple[str, Any]:
     """("torch" or "cupy", the imported module) of an array of that library, else ("", None). The caller has imported the library already."""
     for name, kind in (("torch", "Tensor"), ("cupy", "ndarray")):
         module = sys.modules.get(name)
@@ -136,10 +136,10 @@ def _library(value: Any) -> tuple[str, Any]:
     return "", None
 
 
-def _host_array(value: Any, type_: TensorType) -> Any:
+def _to_host_array(value: Any, type_: TensorType) -> Any:
     """A torch tensor in host memory as a NumPy array over the same memory, without its gradient; lists and numbers as arrays of the input's
     type; other values unchanged."""
-    name, torch = _library(value)
+    name, torch = _find_library(value)
     if name != "torch":
         is_plain = isinstance(value, list | tuple | int | float)
         return np.asarray(value, type_.dtype.numpy) if is_plain else value
@@ -150,9 +150,9 @@ def _host_array(value: Any, type_: TensorType) -> Any:
     return value.contiguous().view(getattr(torch, same_size)).numpy().view(numpy_type)
 
 
-def _same_kind(array: np.ndarray, like: Any) -> Any:
+def _convert_like(array: np.ndarray, like: Any) -> Any:
     """A host array as a torch tensor if `like` is one."""
-    name, torch = _library(like)
+    name, torch = _find_library(like)
     if name != "torch":
         return array
     for torch_type, (same_size, numpy_type) in _EXTENSION_TYPES.items():
@@ -161,9 +161,9 @@ def _same_kind(array: np.ndarray, like: Any) -> Any:
     return torch.from_numpy(array)
 
 
-def _row_major(value: Any) -> Any:
+def _to_row_major(value: Any) -> Any:
     """A torch or CuPy array with row-major strides, without its gradient; copied if necessary."""
-    name, module = _library(value)
+    name, module = _find_library(value)
     if name == "torch":
         return value.detach().contiguous()
     return module.ascontiguousarray(value) if name == "cupy" else value
@@ -171,12 +171,13 @@ def _row_major(value: Any) -> Any:
 
 def _run_on_device(context: Context, named: Mapping[str, Any], like: Any) -> dict[str, Any]:
     """Runs on tensors in GPU memory; the outputs are new tensors there, of the library of `like` (DeviceArray for libraries other than those)."""
-    name, module = _library(like)
+    name, module = _find_library(like)
     if name == "torch":
         module.cuda.current_stream(like.device).synchronize()  # the run is ordered by the default stream only
     elif name == "cupy":
         module.cuda.get_current_stream().synchronize()
-    given = {n: device_array(n, _row_major(a)) if on_gpu(a) else np.asarray(_host_array(a, context.engine.inputs[n])) for n, a in named.items()}
+    inputs = context.engine.inputs
+    given = {n: to_device_array(n, _to_row_major(a)) if on_gpu(a) else np.asarray(_to_host_array(a, inputs[n])) for n, a in named.items()}
     for n, a in given.items():  # all shapes before the first bind, which checks them together
         context.set_input_shape(n, a.shape)
     for n, a in given.items():

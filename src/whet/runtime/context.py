@@ -11,16 +11,16 @@ import numpy as np
 from whet.backends import Completion
 from whet.engine import LayerTimes, display_names, profile_suffix
 from whet.errors import BackendError, ContextError, NetworkError, ShapeError
-from whet.forks import new_lock
+from whet.forks import make_lock
 from whet.network import Dim, Expr, evaluate, static_shape, symbols
 from whet.registry import suggest_name
-from whet.runtime.arrays import UserArray, address_of, as_array, copy_in, copy_out, on_host, user_array, why_copied
+from whet.runtime.arrays import UserArray, as_array, as_user_array, copy_in, copy_out, explain_copy, get_address, on_host
 from whet.runtime.dlpack import CPU, DeviceArray
 from whet.runtime.engine import Engine
 from whet.runtime.memory import ALIGNMENT, aligned_empty
-from whet.runtime.profiles import nearest_profile, takes
-from whet.runtime.sample_parallel import arena_bytes, bind_shapes
-from whet.runtime.shaped import opt_shapes
+from whet.runtime.profiles import find_nearest_profile, takes
+from whet.runtime.sample_parallel import bind_shapes, count_arena_bytes
+from whet.runtime.shaped import get_opt_shapes
 from whet.runtime.steps import BoundEngine
 
 _MAX_BOUND = 4  # sets of shapes for which a context caches recorded launches
@@ -36,9 +36,9 @@ class Context:
 
     def __init__(self, engine: Engine, profile: int | None = None):
         self.engine, self._fixed = engine, profile
-        self._shapes = opt_shapes(engine.plan, profile or 0)
-        self._lock = new_lock()
-        self._arena_bytes = max(arena_bytes(engine.plan, k) for k in (range(len(engine.plan.arenas)) if profile is None else (profile,)))
+        self._shapes = get_opt_shapes(engine.plan, profile or 0)
+        self._lock = make_lock()
+        self._arena_bytes = max(count_arena_bytes(engine.plan, k) for k in (range(len(engine.plan.arenas)) if profile is None else (profile,)))
         self._arena: Any = None
         self._bounds: OrderedDict[tuple, BoundEngine] = OrderedDict()
         self._addresses: dict[int, dict[str, int]] = {}  # id(bound) -> tensor -> user's address
@@ -60,12 +60,12 @@ class Context:
         """The profile for the current shapes: the one given at creation, else the nearest. Raises ShapeError if there is none."""
         profile = self._profile()
         if profile is None:
-            given = ", ".join(f"{n}: {_x(s)}" for n, s in self._shapes.items())
+            given = ", ".join(f"{n}: {_format_shape(s)}" for n, s in self._shapes.items())
             raise ShapeError(f"no profile of the engine takes these shapes together: {given}. {self._ranges()}")
         return profile
 
     def _profile(self) -> int | None:
-        return self._fixed if self._fixed is not None else nearest_profile(self.engine.plan, self._shapes)
+        return self._fixed if self._fixed is not None else find_nearest_profile(self.engine.plan, self._shapes)
 
     @property
     def input_names(self) -> list[str]:
@@ -105,13 +105,13 @@ class Context:
     def input_array(self, name: str) -> np.ndarray:
         """A zeroed array for an input of its current shape, aligned so that `bind` needs no copies."""
         self._known(name, self.engine.inputs, "input")
-        return self._aligned(self._shapes[name], name)
+        return self._make_aligned(self._shapes[name], name)
 
     def output_array(self, name: str) -> np.ndarray:
         """A zeroed array for an output for the current shapes, aligned so that `bind` needs no copies."""
         self._known(name, self.engine.outputs, "output")
         self._needs_fixed_sizes("output_array()")
-        return self._aligned(self.output_shapes()[name], name)
+        return self._make_aligned(self.output_shapes()[name], name)
 
     # running
 
@@ -143,7 +143,7 @@ class Context:
         with self._exclusive():
             types = self.engine.inputs | self.engine.outputs
             self._known(name, types, "input or output")
-            a = user_array(name, array, types[name].dtype, self.engine.backend)
+            a = as_user_array(name, array, types[name].dtype, self.engine.backend)
             if name in self.engine.inputs:
                 self.set_input_shape(name, a.shape)
             elif self.engine.plan.tail is not None:
@@ -153,7 +153,7 @@ class Context:
             self._users[name], self._ready = a, None
             bound = self._bound()
             self._check_users(bound, only=name)
-            return why_copied(bound, name, a, self._users) or ""
+            return explain_copy(bound, name, a, self._users) or ""
 
     def unbind(self) -> None:
         """Releases all bound arrays."""
@@ -203,7 +203,7 @@ class Context:
                 return Pending(None, bound)
             if copied_in or copied_out:
                 n, a = (copied_in + copied_out)[0]
-                why = "it is in host memory" if isinstance(a, np.ndarray) else why_copied(bound, n, a, self._users)
+                why = "it is in host memory" if isinstance(a, np.ndarray) else explain_copy(bound, n, a, self._users)
                 raise ContextError(f"enqueue() cannot copy '{n}': {why}. Bind a tensor on the GPU that needs no copy, or use execute().")
             return Pending(backend.enqueue(bound.executable, stream), bound)
 
@@ -334,7 +334,7 @@ class Context:
             self._bounds.move_to_end(key)
             return bound
         if self._arena is None:
-            self._arena = self._new_arena()
+            self._arena = self._allocate_arena()
         bound = bind_shapes(self.engine.shaped(self.profile_index, self._shapes), self.engine.backend, self._arena)
         self._bounds[key] = bound
         while len(self._bounds) > _MAX_BOUND:
@@ -342,7 +342,7 @@ class Context:
             self._addresses.pop(id(old), None)
         return bound
 
-    def _new_arena(self) -> Any:
+    def _allocate_arena(self) -> Any:
         try:
             return self.engine.backend.allocate(self._arena_bytes, ALIGNMENT)
         except BackendError as e:
@@ -360,7 +360,7 @@ class Context:
         self._shapes = {n: self._users[n].shape for n in self.engine.inputs}  # replaces shapes set by run() or set_input_shape()
         bound = self._bound()
         self._check_users(bound)
-        direct = {n: address_of(a) for n, a in self._users.items() if why_copied(bound, n, a, self._users) is None}
+        direct = {n: get_address(a) for n, a in self._users.items() if explain_copy(bound, n, a, self._users) is None}
         self._set_addresses(bound, direct)
         rest = [(n, a) for n, a in self._users.items() if n not in direct]
         return bound, [(n, a) for n, a in rest if n in self.engine.inputs], [(n, a) for n, a in rest if n in self.engine.outputs]
@@ -400,7 +400,7 @@ class Context:
     def _takes(self) -> str:
         return ", ".join(f"{n}: {t}" for n, t in self.engine.inputs.items())
 
-    def _aligned(self, shape: tuple[int, ...], name: str) -> np.ndarray:
+    def _make_aligned(self, shape: tuple[int, ...], name: str) -> np.ndarray:
         a = aligned_empty(shape, self.engine.dtype(name).numpy)
         a.fill(0)
         return a
@@ -413,7 +413,7 @@ class Context:
         profiles = self.engine.plan.profiles
         if self._fixed is None and len(profiles) > 1:
             if not any(takes(p, {name: shape}) for p in profiles):
-                raise ShapeError(f"input '{name}': {_x(shape)}, which no profile accepts. {self._ranges()}")
+                raise ShapeError(f"input '{name}': {_format_shape(shape)}, which no profile accepts. {self._ranges()}")
             return
         number = self._fixed or 0
         given = profiles[number].shapes.get(name) if profiles else None
@@ -423,15 +423,16 @@ class Context:
             if given is not None and not given[0][axis] <= have <= given[2][axis]:
                 raise ShapeError(
                     f"input '{name}', axis {axis}: {have}, but profile {number} takes {given[0][axis]} to {given[2][axis]} "
-                    f"(min {_x(given[0])}, opt {_x(given[1])}, max {_x(given[2])}).{self._other_profile(name, shape)}"
+                    f"(min {_format_shape(given[0])}, opt {_format_shape(given[1])}, max {_format_shape(given[2])})."
+                    f"{self._suggest_profile(name, shape)}"
                 )
 
     def _ranges(self) -> str:
         """The shape ranges of the profiles, with advice for other shapes."""
-        ranges = (", ".join(f"{n} {_x(s[0])} to {_x(s[2])}" for n, s in p.shapes.items()) for p in self.engine.plan.profiles)
+        ranges = (", ".join(f"{n} {_format_shape(s[0])} to {_format_shape(s[2])}" for n, s in p.shapes.items()) for p in self.engine.plan.profiles)
         return f"Profiles: {'; '.join(f'{k}: {text}' for k, text in enumerate(ranges))}. Build the engine with another --profile to run it."
 
-    def _other_profile(self, name: str, shape: tuple[int, ...]) -> str:
+    def _suggest_profile(self, name: str, shape: tuple[int, ...]) -> str:
         for k, p in enumerate(self.engine.plan.profiles):
             if name in p.shapes and all(lo <= d <= hi for lo, d, hi in zip(p.shapes[name][0], shape, p.shapes[name][2], strict=True)):
                 return f" Profile {k} takes it: engine.create_context(profile={k})."
@@ -461,7 +462,7 @@ class _Exclusive:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._context._lock.release()
         if isinstance(error, BackendError):
-            self._context.engine.failed(error)
+            self._context.engine.handle_failure(error)
 
 
 class AddressedRun:
@@ -499,7 +500,7 @@ class AddressedRun:
             for n, a in self._copied_out:
                 copy_out(bound, n, a)
         except BackendError as e:
-            engine.failed(e)
+            engine.handle_failure(e)
             raise
 
     def start(self, addresses: list[int], stream: Any) -> None:
@@ -513,7 +514,7 @@ class AddressedRun:
         try:
             engine.backend.start(self._bound.executable, stream)
         except BackendError as e:
-            engine.failed(e)
+            engine.handle_failure(e)
             raise
 
     def _move(self, addresses: list[int]) -> None:
@@ -545,5 +546,5 @@ class Pending:
             self._event.close()
 
 
-def _x(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "scalar"

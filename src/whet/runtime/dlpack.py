@@ -90,7 +90,7 @@ def on_gpu(value: Any) -> bool:
     return query is not None and int(query()[0]) == CUDA
 
 
-def device_array(name: str, value: Any) -> DeviceArray:
+def to_device_array(name: str, value: Any) -> DeviceArray:
     """The memory of a tensor on a GPU. Raises ShapeError if it is not row-major or has an unsupported element type."""
     if isinstance(value, DeviceArray):
         return value

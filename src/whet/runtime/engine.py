@@ -17,16 +17,16 @@ from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
 from whet.engine.file import release_pages
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, UsageError, WhetError, WhetWarning
-from whet.forks import generation, new_lock
+from whet.forks import get_generation, make_lock
 from whet.network import DType, Network, TensorType
-from whet.plugin_packages import version_changes
-from whet.runtime.calls import ContextPool, call_engine, call_with, inputs_by_name
-from whet.runtime.kernels import ConfigCheck, Planned, libraries
+from whet.plugin_packages import list_version_changes
+from whet.runtime.calls import ContextPool, call_engine, call_with, name_inputs
+from whet.runtime.kernels import ConfigCheck, Planned, list_library_versions
 from whet.runtime.memory import WeightStore, read_bytes
 from whet.runtime.profiles import size_factor
-from whet.runtime.sample_parallel import arena_bytes, bind_shapes, plan_shapes
+from whet.runtime.sample_parallel import bind_shapes, count_arena_bytes, plan_shapes
 from whet.runtime.shape_trace import ShapeTrace
-from whet.runtime.shaped import ShapedPlan, opt_shapes
+from whet.runtime.shaped import ShapedPlan, get_opt_shapes
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -74,12 +74,12 @@ class Runtime:
             plan = read_engine(source)
             where = "the engine" if isinstance(source, bytes | bytearray | memoryview) else f"{Path(source).name}"
         check_plan(plan)
-        engine = Engine(plan, self._backend_for(plan, where), require_same_hardware=require_same_hardware, where=where)
+        engine = Engine(plan, self._choose_backend(plan, where), require_same_hardware=require_same_hardware, where=where)
         if record_shapes or (record_shapes := os.environ.get("WHET_RECORD_SHAPES")):
             engine.shape_trace = ShapeTrace(record_shapes)
         return engine
 
-    def _backend_for(self, plan: EnginePlan, where: str) -> Backend:
+    def _choose_backend(self, plan: EnginePlan, where: str) -> Backend:
         if self._backend is not None and not isinstance(self._backend, str):
             return self._backend
         if self._backend not in (None, plan.backend):
@@ -128,16 +128,16 @@ class Engine:
         self._where = where
         self._told: set[tuple[str, str]] = set()
         self._far: set[int] = set()  # profiles with a warning about far shapes
-        differences = machine_differences(plan, backend)
+        differences = list_machine_differences(plan, backend)
         probed = all(p.probe for p in plan.by_profile())  # packed weights cannot be compared with the source weights: the probe tests them
         self._store = WeightStore(backend, plan.packed if probed and not differences else {})
         self._configs = ConfigCheck()
         self._shaped: OrderedDict[tuple, ShapedPlan] = OrderedDict()
-        self._lock = new_lock()
+        self._lock = make_lock()
         self._open = True
         self._pool = ContextPool(self)
         self._workers: tuple[int, ThreadPoolExecutor] | None = None  # of run_async, with the process that started them
-        self._generation = generation()
+        self._generation = get_generation()
         self.shape_trace: ShapeTrace | None = None  # counts the shapes of all runs
         self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
         self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)} | self.outputs
@@ -147,7 +147,7 @@ class Engine:
             self._warn(f"{where} was tuned elsewhere ({'; '.join(differences)}): it may be slower than one tuned here")
         release_pages(plan)
         try:
-            self.shaped(0, opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are reported at load
+            self.shaped(0, get_opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are reported at load
         except EngineError:
             raise
         except WhetError as e:
@@ -212,23 +212,23 @@ class Engine:
         """Bytes in use, including arena and scratch of `context` (None: those planned for profile 0)."""
         held = (t.weight for p in self.plan.by_profile() for t in p.network.constants.values())
         arrays = {w.digest: size for w in held if w is not None and isinstance(size := w.type.nbytes, int)}
-        used = context.nbytes() if context is not None else {"arena": arena_bytes(self.plan), "scratch": 0}
+        used = context.nbytes() if context is not None else {"arena": count_arena_bytes(self.plan), "scratch": 0}
         return Memory(used["arena"], used["scratch"], self._store.nbytes(), sum(arrays.values()))
 
     def refittable_weights(self) -> dict[str, TensorType | None]:
         """Source weights that `refit` can replace, with their types (None: the engine file has no values of it)."""
-        from whet.runtime.refit import refittable_weights
+        from whet.runtime.refit import list_refittable_weights
 
-        return refittable_weights(self.plan)
+        return list_refittable_weights(self.plan)
 
     def refit(self, weights: Mapping[str, np.ndarray] | Network) -> Engine:
         """A new engine with other values of source weights: the same kernels, nothing is timed. Raises EngineError (see whet.runtime.refit).
 
         `weights` are arrays by name, or a source network of the same structure. The new engine must reproduce the outputs of that network.
         """
-        from whet.runtime.refit import refit, weights_of
+        from whet.runtime.refit import read_refittable_weights, refit
 
-        return refit(self, weights_of(self, weights), like=weights) if isinstance(weights, Network) else refit(self, weights)
+        return refit(self, read_refittable_weights(self, weights), like=weights) if isinstance(weights, Network) else refit(self, weights)
 
     # running
 
@@ -263,9 +263,9 @@ class Engine:
         """
         from asyncio import get_running_loop
 
-        return await get_running_loop().run_in_executor(self._executor(), self.run, inputs)
+        return await get_running_loop().run_in_executor(self._get_executor(), self.run, inputs)
 
-    def _executor(self) -> ThreadPoolExecutor:
+    def _get_executor(self) -> ThreadPoolExecutor:
         from concurrent.futures import ThreadPoolExecutor
 
         with self._lock:
@@ -284,18 +284,18 @@ class Engine:
         """
         from whet.measure.benchmark import benchmark
 
-        return benchmark(self, None if inputs is None else inputs_by_name(self, inputs), shapes=shapes, seconds=seconds)
+        return benchmark(self, None if inputs is None else name_inputs(self, inputs), shapes=shapes, seconds=seconds)
 
     def explain(self, layer: str | None = None) -> str:
         """The engine's decisions as text: a table of its layers with times, tactics and types; with a layer's or node's name its candidates.
 
         `whet.inspector.explain(engine.plan)` has the data. Raises UsageError for an unknown layer.
         """
-        from whet.inspector.summary import explanation
+        from whet.inspector.summary import make_explanation
 
         if not isinstance(layer, str | None):
             raise UsageError(f"layer: the name of a layer or of a node of the model, not {layer!r}")
-        return explanation(self.plan, layer)
+        return make_explanation(self.plan, layer)
 
     def save(self, path: str | os.PathLike, *, packed_weights: bool = False) -> Path:
         """Writes the engine to a file, which `whet.load` opens; returns its path. With `packed_weights` the file is larger and loads faster on
@@ -401,12 +401,12 @@ class Engine:
 
     def check_alive(self) -> None:
         """Raises ContextError after a kernel failure that invalidated the engine's memory, and in a child process that cannot use the engine."""
-        if self._generation != generation() and (reason := self.backend.unusable_after_fork):
+        if self._generation != get_generation() and (reason := self.backend.unusable_after_fork):
             raise ContextError(reason)
         if self.poisoned:
             raise ContextError(f"this engine is poisoned and cannot be used again: {self.poisoned}")
 
-    def failed(self, error: BackendError) -> None:
+    def handle_failure(self, error: BackendError) -> None:
         """Called for each failure in a context: if the device's memory is lost (`lost`), the engine cannot be used again."""
         if self.backend.lost:
             self.poisoned = self.poisoned or str(error)
@@ -428,25 +428,26 @@ class Engine:
                 raise EngineError(f"{self._where} gives other results {where} than where it was verified: {different}. {advice}")
 
 
-def machine_differences(plan: EnginePlan, backend: Backend) -> list[str]:
+def list_machine_differences(plan: EnginePlan, backend: Backend) -> list[str]:
     """Descriptions of the differences between this machine and the one of the build; empty if the machine keys are equal."""
-    there, here = dict(plan.machine.get("libraries") or {}), {k: v for p in plan.by_profile() for k, v in libraries(p.choices, backend).items()}
+    there = dict(plan.machine.get("libraries") or {})
+    here = {k: v for p in plan.by_profile() for k, v in list_library_versions(p.choices, backend).items()}
     changed = [f"{k}: {v} there, {here.get(k, 'none')} here" for k, v in sorted(there.items()) if here.get(k) != v]
-    changed += version_changes(plan.plugins)
+    changed += list_version_changes(plan.plugins)
     if plan.machine_key == backend.key():
         return changed
-    then, now = _flat({k: v for k, v in plan.machine.items() if k != "libraries"}), _flat(backend.describe())
+    then, now = _flatten({k: v for k, v in plan.machine.items() if k != "libraries"}), _flatten(backend.describe())
     differences = [f"{k}: {then.get(k, 'none')} there, {now.get(k, 'none')} here" for k in sorted(then | now) if then.get(k) != now.get(k)]
     if plan.threads != backend.threads and not any("thread" in f for f in differences):
         differences.append(f"threads: {plan.threads} there, {backend.threads} here")
     return [*differences, *changed] or [f"machine: {plan.machine_key} there, {backend.key()} here"]
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for k, v in data.items():
         if isinstance(v, Mapping):
-            flat |= _flat(v, f"{prefix}{k} ")
+            flat |= _flatten(v, f"{prefix}{k} ")
         else:
             flat[f"{prefix}{k}"] = ", ".join(map(str, v)) if isinstance(v, list | tuple | set | frozenset) else str(v)
     return flat

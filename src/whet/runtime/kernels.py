@@ -32,25 +32,25 @@ class Planned:
     fell_back: str = ""
 
 
-def signature_of(choice: Choice, layer: Layer) -> Signature:
+def make_signature(choice: Choice, layer: Layer) -> Signature:
     """The operands of a choice. Raises EngineError if they do not match the layer."""
     if len(choice.inputs) != len(layer.inputs) or len(choice.outputs) != len(layer.outputs):
         raise EngineError(
             f"layer '{layer.name}' has {len(layer.inputs)} inputs and {len(layer.outputs)} outputs, its choice "
             f"{len(choice.inputs)} and {len(choice.outputs)}: the engine is inconsistent"
         )
-    ins = tuple(None if o is None else _operand(o, layer, t) for o, t in zip(choice.inputs, layer.inputs, strict=True))
+    ins = tuple(None if o is None else _make_operand(o, layer, t) for o, t in zip(choice.inputs, layer.inputs, strict=True))
     for o, t in zip(ins, layer.inputs, strict=True):
         if o is None and t is not None and not t.is_constant:
             raise EngineError(f"layer '{layer.name}': the choice does not say how %{t.name} is stored")
-    outs = tuple(_operand(o, layer, t) for o, t in zip(choice.outputs, layer.outputs, strict=True))
+    outs = tuple(_make_operand(o, layer, t) for o, t in zip(choice.outputs, layer.outputs, strict=True))
     for i, j in choice.inplace:
         if not (0 <= i < len(ins) and 0 <= j < len(outs)) or ins[i] is None:
             raise EngineError(f"layer '{layer.name}': in-place pair {i}->{j} names no operands")
     return Signature(ins, outs, tuple(choice.inplace))
 
 
-def _operand(o: tuple[str, str], layer: Layer, t) -> Operand:
+def _make_operand(o: tuple[str, str], layer: Layer, t) -> Operand:
     fmt, dtype = o
     if t is None or fmt not in FORMATS or dtype not in DTYPES or not format_fits(fmt, t.type.rank):
         raise EngineError(f"layer '{layer.name}': {t} cannot be stored as {dtype}:{fmt}")
@@ -63,7 +63,7 @@ def plan_layer(layer: Layer, choice: Choice, backend: Backend, refusal: str | No
     `refusal` is a reason why the choice must not be planned at all (see ConfigCheck). Raises EngineError if the choice does not match the
     layer, BackendError if no tactic can compute the layer here.
     """
-    signature = signature_of(choice, layer)
+    signature = make_signature(choice, layer)
     try:
         if refusal is not None:
             raise BuildError(refusal)
@@ -82,33 +82,33 @@ class ConfigCheck:
     def __init__(self) -> None:
         self._refusals: dict[Layer, str | None] = {}
 
-    def refusal(self, plan: EnginePlan, profile: int, layer: Layer, backend: Backend) -> str | None:
+    def explain_refusal(self, plan: EnginePlan, profile: int, layer: Layer, backend: Backend) -> str | None:
         """The reason why the config of `layer` (of the plan's network, possibly symbolic) is not admitted; None if it is."""
         if layer not in self._refusals:
-            self._refusals[layer] = self._refusal(plan, profile, layer, backend)
+            self._refusals[layer] = self._explain_refusal(plan, profile, layer, backend)
             backend.activate()  # listing for one thread has set the calling thread's count
         return self._refusals[layer]
 
     @staticmethod
-    def _refusal(plan: EnginePlan, profile: int, layer: Layer, backend: Backend) -> str | None:
+    def _explain_refusal(plan: EnginePlan, profile: int, layer: Layer, backend: Backend) -> str | None:
         first: str | None = None
-        for listing in _listing_backends(backend):
-            for bound in _at_opt_shapes(plan, profile, layer):
-                reason = config_refusal(bound, plan.choices[layer.name], listing)
+        for listing in _iterate_listing_backends(backend):
+            for bound in _iterate_opt_layers(plan, profile, layer):
+                reason = explain_config_refusal(bound, plan.choices[layer.name], listing)
                 if reason is None:
                     return None
                 first = first or reason
         return first
 
 
-def _listing_backends(backend: Backend) -> Iterator[Backend]:
+def _iterate_listing_backends(backend: Backend) -> Iterator[Backend]:
     """Backends whose lists are admitted: this one, and of a device with workers the one with one thread, for which samples are tuned."""
     yield backend.with_sources_to(lambda sources: None)  # only the stored config is compiled
     if backend.capabilities.workers and backend.threads != 1:
         yield get_backend(backend.name, threads=1)
 
 
-def _at_opt_shapes(plan: EnginePlan, profile: int, layer: Layer) -> Iterator[Layer]:
+def _iterate_opt_layers(plan: EnginePlan, profile: int, layer: Layer) -> Iterator[Layer]:
     """`layer` at the opt shapes of a profile, then of the others that share its choices."""
     order = [profile, *(k for k in range(len(plan.profiles)) if k != profile)] if plan.profiles else []
     for k in order or [0]:
@@ -118,13 +118,13 @@ def _at_opt_shapes(plan: EnginePlan, profile: int, layer: Layer) -> Iterator[Lay
         yield bind_layer(layer, env) if env else layer
 
 
-def config_refusal(layer: Layer, choice: Choice, backend: Backend) -> str | None:
+def explain_config_refusal(layer: Layer, choice: Choice, backend: Backend) -> str | None:
     """The reason why a tactic does not list the config of a choice for a layer of static shapes; None if it does or is unknown here."""
     _load(backend.name)
     t = TACTICS.get(choice.tactic)
     if t is None or t.backend != backend.name:
         return None  # planning reports it
-    signature = signature_of(choice, layer)
+    signature = make_signature(choice, layer)
     try:
         reason = t.why_not(layer)
         if reason is None and signature not in t.signatures(layer, backend):
@@ -209,7 +209,7 @@ def _check_sizes(p: Planned) -> Planned:
     return p
 
 
-def libraries(choices: Mapping[str, Choice], backend: Backend) -> dict[str, str]:
+def list_library_versions(choices: Mapping[str, Choice], backend: Backend) -> dict[str, str]:
     """Versions of the selected tactics' libraries, by tactic; tactics that are not installed are omitted.
 
     The builder stores them as `plan.machine["libraries"]`; at load a difference is reported and the probe runs.

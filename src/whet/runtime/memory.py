@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends import Backend, Buffer
 from whet.backends.cpu.memory import array_at as array_at
 from whet.errors import BackendError
-from whet.forks import new_lock
+from whet.forks import make_lock
 from whet.network import DType, Weight, static_shape, stored_shape, to_stored
 from whet.tactics import Operand, Packed
 
@@ -82,7 +82,7 @@ class WeightStore:
         self.backend, self._prepacked = backend, prepacked or {}
         self.used_prepacked = False  # True once one of them is used
         self._held: WeakValueDictionary[str, Shared] = WeakValueDictionary()
-        self._lock = new_lock()
+        self._lock = make_lock()
 
     def forget_prepacked(self) -> None:
         """Packs all further weights again: the probe has tested only those that are in use now."""

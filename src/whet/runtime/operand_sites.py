@@ -19,7 +19,7 @@ class OperandSites:
     def __init__(self, shaped: ShapedPlan, like: OperandSites | None = None):
         """For the tensors of an engine; `like` is the object of another recording of the same launches."""
         self._calls: dict[str, list[tuple[Any, str, int]]] = {}  # tensor -> (launch, "input" or "output", index)
-        self._groups: dict[str, set[str]] = like._groups if like is not None else _in_place_groups(shaped)
+        self._groups: dict[str, set[str]] = like._groups if like is not None else _find_in_place_groups(shaped)
         self._bound: tuple[set[str], set[str]] | None = None  # names of the network's inputs and outputs
         self._worked: set[str] = set() if like is None else like._worked
         self._moves: dict[str, list[tuple[Any, str, int, int]]] = {}  # tensor -> (launch, "input" or "output", index, offset from the tensor)
@@ -84,7 +84,7 @@ class OperandSites:
         return [call for call, *_ in moves]
 
 
-def _in_place_groups(shaped: ShapedPlan) -> dict[str, set[str]]:
+def _find_in_place_groups(shaped: ShapedPlan) -> dict[str, set[str]]:
     """Tensor -> the set of tensors that share its bytes because layers work in place."""
     groups: dict[str, set[str]] = {}
     for step in shaped.steps:

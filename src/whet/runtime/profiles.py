@@ -19,12 +19,12 @@ def takes(profile: Profile, shapes: Shapes) -> bool:
     )
 
 
-def nearest_profile(plan: EnginePlan, shapes: Shapes) -> int | None:
+def find_nearest_profile(plan: EnginePlan, shapes: Shapes) -> int | None:
     """The profile for shapes of all inputs: its opt shapes differ by the smallest factors (ties: first). None if no profile accepts them."""
     fit = [k for k, p in enumerate(plan.profiles) if takes(p, shapes)]
     if not plan.profiles:
         return 0
-    return min(fit, key=lambda k: _distance(plan.profiles[k], shapes), default=None)
+    return min(fit, key=lambda k: _compute_distance(plan.profiles[k], shapes), default=None)
 
 
 def size_factor(profile: Profile, shapes: Shapes) -> float:
@@ -33,7 +33,7 @@ def size_factor(profile: Profile, shapes: Shapes) -> float:
     return max((max(a / b, b / a) for a, b in sizes if a and b), default=1.0)
 
 
-def _distance(profile: Profile, shapes: Shapes) -> float:
+def _compute_distance(profile: Profile, shapes: Shapes) -> float:
     """The sum over all axes of the logarithm of the factor between shape and opt shape."""
     pairs = [(d, o) for name, shape in shapes.items() if name in profile.shapes for d, o in zip(shape, profile.shapes[name][1], strict=True)]
     return sum(abs(log(d / o)) if d and o else (0.0 if d == o else inf) for d, o in pairs)

@@ -21,21 +21,21 @@ from whet.runtime.engine import Engine, Runtime
 _RTOL = 1e-3  # of outputs, for engines that were built without verification
 
 
-def refittable_weights(plan: EnginePlan) -> dict[str, TensorType | None]:
+def list_refittable_weights(plan: EnginePlan) -> dict[str, TensorType | None]:
     """Source weights that constants are computed from, with their types; None for the type of one whose values the engine file does not have."""
-    return {name: None if a is None else Weight(a).type for name, a in _sources(plan).items()}
+    return {name: None if a is None else Weight(a).type for name, a in _collect_sources(plan).items()}
 
 
-def missing_weights(plan: EnginePlan, given: Iterable[str]) -> list[str]:
+def list_missing_weights(plan: EnginePlan, given: Iterable[str]) -> list[str]:
     """Source weights that must be given too: a constant is computed from them and from a given one, and the engine file does not have them."""
-    known, new = _sources(plan), set(given)
-    needed = {name for t in _constants(plan) if new & (own := _names(t)) for name in own}
+    known, new = _collect_sources(plan), set(given)
+    needed = {name for t in _iterate_constants(plan) if new & (own := _list_names(t)) for name in own}
     return sorted(name for name in needed - new if known[name] is None)
 
 
-def weights_of(engine: Engine, network: Network) -> dict[str, np.ndarray]:
+def read_refittable_weights(engine: Engine, network: Network) -> dict[str, np.ndarray]:
     """The values of the engine's refittable weights in a source network of the same structure. Raises EngineError for a missing one."""
-    wanted = refittable_weights(engine.plan)
+    wanted = list_refittable_weights(engine.plan)
     if lacking := sorted(set(wanted) - set(network.constants)):
         raise EngineError(f"refit: the model has no weight {lacking[0]!r}, from which the engine was built. Build a new engine from it.")
     if [t.name for t in network.inputs] != list(engine.inputs) or [t.name for t in network.outputs] != list(engine.outputs):
@@ -56,17 +56,17 @@ def refit(engine: Engine, weights: Mapping[str, np.ndarray], *, like: Network | 
     shape or type, a missing weight, values that break an assumption of the build (two weights that were equal, channels that were zero), and
     values that a selected kernel cannot use (a 2:4 kernel and weights that are not 2:4).
     """
-    plan, sources = engine.plan, _sources(engine.plan)
+    plan, sources = engine.plan, _collect_sources(engine.plan)
     for name, a in weights.items():
         _check_weight(name, np.asarray(a), sources, plan)
-    if lacking := missing_weights(plan, weights):
+    if lacking := list_missing_weights(plan, weights):
         raise EngineError(f"refit: give also {', '.join(lacking)}: constants are computed from them too, and the engine has no values of them")
     values = {n: a for n, a in sources.items() if a is not None} | {n: np.asarray(a) for n, a in weights.items()}
     made = read_engine(engine_bytes(plan, packed_weights={}))
     made.source_weights = {n: values.get(n, a) for n, a in made.source_weights.items()}
     done: dict[int, Weight] = {}
-    for t in _constants(made):
-        if _names(t) & set(weights):
+    for t in _iterate_constants(made):
+        if _list_names(t) & set(weights):
             w = t.constant()
             if id(w) not in done:
                 done[id(w)] = _recompute(t, w, values)
@@ -103,21 +103,21 @@ def _reopen(engine: Engine, plan: EnginePlan, like: Network | None) -> Engine:
     return opened
 
 
-def _constants(plan: EnginePlan) -> Iterator[Tensor]:
+def _iterate_constants(plan: EnginePlan) -> Iterator[Tensor]:
     for part in plan.by_profile():
         yield from (t for t in constants_of(part.network) if t.weight is not None)
 
 
-def _names(t: Tensor) -> set[str]:
+def _list_names(t: Tensor) -> set[str]:
     return {name for name in t.constant().origin.sources() if name}
 
 
-def _sources(plan: EnginePlan) -> dict[str, np.ndarray | None]:
+def _collect_sources(plan: EnginePlan) -> dict[str, np.ndarray | None]:
     """Values of all named source weights that constants are computed from; None where the engine has no values."""
     found: dict[str, np.ndarray | None] = {}
-    for t in _constants(plan):
+    for t in _iterate_constants(plan):
         origin = t.constant().origin
-        for name in _names(t):
+        for name in _list_names(t):
             values = t.array() if origin.op == "source" else plan.source_weights.get(name)
             if found.get(name) is None:
                 found[name] = values
@@ -126,7 +126,8 @@ def _sources(plan: EnginePlan) -> dict[str, np.ndarray | None]:
 
 def _check_weight(name: str, a: np.ndarray, sources: Mapping[str, np.ndarray | None], plan: EnginePlan) -> None:
     if name not in sources:
-        equal = next((n for t in _constants(plan) for o in _parts(t.constant().origin) for n in o.assumes if n == f"equal to {name}"), None)
+        parts = (o for t in _iterate_constants(plan) for o in _iterate_parts(t.constant().origin))
+        equal = next((n for o in parts for n in o.assumes if n == f"equal to {name}"), None)
         used = "its values were used when the engine was built, or it is unused"
         reason = "it was equal to another weight, and both are one constant" if equal else used
         known = ", ".join(sorted(sources)[:8]) + ", ..." * (len(sources) > 8)
@@ -139,7 +140,7 @@ def _check_weight(name: str, a: np.ndarray, sources: Mapping[str, np.ndarray | N
 def _recompute(t: Tensor, w: Weight, values: Mapping[str, np.ndarray]) -> Weight:
     """The constant of new source weights. Raises EngineError if an assumption of the build no longer holds."""
     try:
-        for origin in _parts(w.origin):
+        for origin in _iterate_parts(w.origin):
             for assumed in origin.assumes:
                 _check_assumption(t, origin, assumed, values)
         array = evaluate_origin(w.origin, values)
@@ -150,7 +151,7 @@ def _recompute(t: Tensor, w: Weight, values: Mapping[str, np.ndarray]) -> Weight
     return Weight(array, w.origin)
 
 
-def _parts(origin: Origin) -> Iterator[Origin]:
+def _iterate_parts(origin: Origin) -> Iterator[Origin]:
     waiting, seen = [origin], {id(origin)}
     while waiting:
         o = waiting.pop()

@@ -21,7 +21,7 @@ from whet.network import Network, TensorType, evaluate, static_shape
 from whet.ops import bind_symbols
 from whet.runtime.kernels import ConfigCheck
 from whet.runtime.memory import ALIGNMENT, WeightStore, align_size
-from whet.runtime.shaped import ShapedPlan, max_shapes, opt_shapes, shape_plan
+from whet.runtime.shaped import ShapedPlan, get_max_shapes, get_opt_shapes, make_shaped_plan
 from whet.runtime.steps import BoundEngine, RepeatedLaunches, run_checked
 
 
@@ -47,20 +47,20 @@ def plan_samples(
     store: WeightStore,
     configs: ConfigCheck | None = None,
 ) -> SampleParallelPlan:
-    """Kernels of one sample for these shapes of a batch: for one thread, and for all threads of the backend. Raises as `shape_plan` does."""
+    """Kernels of one sample for these shapes of a batch: for one thread, and for all threads of the backend. Raises as `make_shaped_plan` does."""
     env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], shapes)
     of_sample, sample_shapes = plan.of_one_sample(profile), {n: (1, *s[1:]) for n, s in shapes.items()}
     batch = next(iter(shapes.values()))[0]
     if batch < 1:
         raise ShapeError(f"the batch has {batch} samples; the engine runs them one by one and needs at least one")
-    on_all_threads = on_worker = shape_plan(of_sample, backend, sample_shapes, 0, store, configs)
+    on_all_threads = on_worker = make_shaped_plan(of_sample, backend, sample_shapes, 0, store, configs)
     worker_backend = backend
     workers = min(plan.arenas[profile].concurrent_samples, backend.threads)
     if workers > 1:
         worker_backend = get_backend(backend.name, threads=1)
-        on_worker = shape_plan(of_sample, worker_backend, sample_shapes, 0, store, configs)
+        on_worker = make_shaped_plan(of_sample, worker_backend, sample_shapes, 0, store, configs)
         backend.activate()  # planning for one thread has set the calling thread's count
-    bindings = _bindings(plan.network)
+    bindings = _list_bindings(plan.network)
     types = {t.name: TensorType(t.dtype, tuple(evaluate(d, env) for d in t.shape)) for t in bindings}
     operands = {t.name: on_worker.operands[t.name] for t in bindings if t.name in on_worker.operands}
     return SampleParallelPlan(
@@ -69,28 +69,28 @@ def plan_samples(
     )  # fmt: skip
 
 
-def arena_bytes(plan: EnginePlan, profile: int = 0) -> int:
+def count_arena_bytes(plan: EnginePlan, profile: int = 0) -> int:
     """Bytes of memory that a context of a profile allocates: its arena; for a sample-parallel profile one arena per worker, and inputs and
     outputs of the largest batch."""
     arena = plan.arenas[profile]
     if not arena.concurrent_samples:
         return max(arena.total, 1)
     part, number = plan.part(profile)
-    batch = next(iter(max_shapes(part, number).values()))[0]
-    return align_size(arena.total) * arena.concurrent_samples + sum(align_size(arena.sizes[t.name]) * batch for t in _bindings(part.network))
+    batch = next(iter(get_max_shapes(part, number).values()))[0]
+    return align_size(arena.total) * arena.concurrent_samples + sum(align_size(arena.sizes[t.name]) * batch for t in _list_bindings(part.network))
 
 
 class SampleParallelEngine:
-    """A recorded batch over memory of `arena_bytes`; contexts use it like a BoundEngine. Not thread-safe."""
+    """A recorded batch over memory of `count_arena_bytes`; contexts use it like a BoundEngine. Not thread-safe."""
 
     def __init__(self, shaped: SampleParallelPlan, backend: Backend, arena: Buffer | None = None):
         self.shaped, self.backend = shaped, backend
         self.network: Network = shaped.plan.network
-        self.arena = arena if arena is not None else backend.allocate(arena_bytes(shaped.plan, shaped.profile), ALIGNMENT)
+        self.arena = arena if arena is not None else backend.allocate(count_arena_bytes(shaped.plan, shaped.profile), ALIGNMENT)
         own: ArenaPlan = shaped.on_worker.plan.arenas[0]
         self._staged: dict[str, tuple[int, int]] = {}  # input or output -> its offset, and the distance between samples in bytes
         at = align_size(own.total) * shaped.plan.arenas[shaped.profile].concurrent_samples
-        for t in _bindings(self.network):
+        for t in _list_bindings(self.network):
             distance = align_size(own.sizes.get(t.name, 0))
             self._staged[t.name] = (at, distance)
             at += distance * shaped.batch
@@ -110,8 +110,8 @@ class SampleParallelEngine:
 
     def _check_bindable(self) -> None:
         """Raises EngineError if launches cannot address inputs and outputs of single samples; the builder creates no such engine."""
-        for t in _bindings(self.network):
-            o, why = self.shaped.operands.get(t.name), self._workers[0].why_not_bindable(t.name)
+        for t in _list_bindings(self.network):
+            o, why = self.shaped.operands.get(t.name), self._workers[0].explain_unbindable(t.name)
             if o is None or o.format != "linear" or o.dtype != t.dtype:
                 why = f"it is stored as {o}"
             elif t.dtype.bits < 8:
@@ -130,7 +130,7 @@ class SampleParallelEngine:
             launch_lists[i % workers] += self._record_sample(self._workers[i % workers], first=i < workers)
         if launch_lists:
             stream.record(self.backend.parallel_launch(launch_lists))
-        team = self._all_threads() if parallel < batch else []
+        team = self._bind_all_threads_engine() if parallel < batch else []
         for i in range(parallel, batch):
             for call in self._record_sample(team[0], first=i == parallel):
                 stream.record(call)
@@ -139,14 +139,14 @@ class SampleParallelEngine:
             self.set_address(name, None)
         return stream.finish()
 
-    def _all_threads(self) -> list[BoundEngine]:
+    def _bind_all_threads_engine(self) -> list[BoundEngine]:
         """The engine that runs a sample on all threads, in the first worker's memory."""
         own = self._slice(0, self.shaped.on_worker.plan.arenas[0].total)
         return self._workers if self.shaped.workers == 1 else [BoundEngine(self.shaped.on_all_threads, self.backend, own)]
 
     def _record_sample(self, engine: BoundEngine, *, first: bool) -> list[Any]:
         """The launches of another sample in an engine's memory; layers that read inputs or write outputs get new launches."""
-        launches = engine.own_launches() if first else engine.record_again(self._staged)
+        launches = engine.collect_launches() if first else engine.record_again(self._staged)
         self._samples_launches.append(_SampleLaunches(engine, launches))
         return launches.calls
 
@@ -193,7 +193,7 @@ class SampleParallelEngine:
         """Runs the first sample layer by layer, on one worker (on all threads if there is none), and returns the seconds of each layer."""
         return self._engines[0].run_timed()
 
-    def why_not_bindable(self, name: str) -> str | None:
+    def explain_unbindable(self, name: str) -> str | None:
         """Reason why kernels cannot use a user's memory for an input or output; None if they can."""
         nbytes = self._sample_bytes(name)
         if self.shaped.batch > 1 and nbytes % ALIGNMENT:
@@ -244,14 +244,17 @@ def plan_shapes(
     store: WeightStore,
     configs: ConfigCheck | None = None,
 ) -> ShapedPlan:
-    """Kernels and weights for these input shapes, of the whole batch or of its samples, depending on the profile. Raises as `shape_plan` does."""
+    """Kernels and weights for these input shapes, of the whole batch or of its samples, depending on the profile.
+
+    Raises as `make_shaped_plan` does.
+    """
     if plan.arenas[profile].concurrent_samples:  # backends without workers are refused when the engine is read (engine/check.py)
         return plan_samples(plan, backend, shapes, profile, store, configs)
-    return shape_plan(plan, backend, shapes, profile, store, configs)
+    return make_shaped_plan(plan, backend, shapes, profile, store, configs)
 
 
 def bind_shapes(shaped: ShapedPlan, backend: Backend, arena: Buffer | None = None) -> Any:
-    """Records a shaped plan over an arena of `arena_bytes` (by default its own): a BoundEngine or a SampleParallelEngine, by the profile."""
+    """Records a shaped plan over an arena of `count_arena_bytes` (by default its own): a BoundEngine or a SampleParallelEngine, by the profile."""
     return SampleParallelEngine(shaped, backend, arena) if isinstance(shaped, SampleParallelPlan) else BoundEngine(shaped, backend, arena)
 
 
@@ -267,13 +270,13 @@ def bind(
     """The engine at `shapes` (default: the profile's opt shapes), ready to run: a BoundEngine, or a SampleParallelEngine.
 
     `store` shares packed weights with other binds of the same backend (candidate engines in a build); `arena` is memory to use,
-    at least `arena_bytes(plan, profile)`. A tactic that cannot run here is replaced: see `bound.shaped.fell_back`.
+    at least `count_arena_bytes(plan, profile)`. A tactic that cannot run here is replaced: see `bound.shaped.fell_back`.
     Raises ShapeError, EngineError, BackendError.
     """
-    wanted = dict(shapes) if shapes is not None else opt_shapes(plan, profile)
+    wanted = dict(shapes) if shapes is not None else get_opt_shapes(plan, profile)
     bound: BoundEngine = bind_shapes(plan_shapes(plan, backend, wanted, profile, store or WeightStore(backend)), backend, arena)
     return bound
 
 
-def _bindings(net: Network) -> list[Any]:
+def _list_bindings(net: Network) -> list[Any]:
     return [*net.inputs, *net.outputs]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import EngineError
-from whet.forks import new_lock
+from whet.forks import make_lock
 
 Shapes = dict[str, tuple[int, ...]]
 _LARGEST = 1 << 24  # bytes of a file
@@ -31,7 +31,7 @@ class ShapeTrace:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self._counts: dict[tuple[tuple[str, tuple[int, ...]], ...], int] = {}
-        self._lock = new_lock()
+        self._lock = make_lock()
         self._owner = os.getpid()
         saved = weakref.WeakMethod(self.save)
         atexit.register(lambda: (save := saved()) is not None and save())

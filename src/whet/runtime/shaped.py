@@ -10,7 +10,7 @@ from whet.engine.plan import EnginePlan
 from whet.errors import EngineError
 from whet.network import TensorType, evaluate, static_shape
 from whet.ops import bind_layer, bind_symbols
-from whet.runtime.kernels import ConfigCheck, Planned, plan_layer, signature_of
+from whet.runtime.kernels import ConfigCheck, Planned, make_signature, plan_layer
 from whet.runtime.memory import Shared, WeightStore
 from whet.tactics import Operand, shifted_pairs
 
@@ -41,7 +41,7 @@ class ShapedPlan:
         return sum(held.values())
 
 
-def shape_plan(
+def make_shaped_plan(
     plan: EnginePlan,
     backend: Backend,
     shapes: Mapping[str, tuple[int, ...]],
@@ -57,7 +57,7 @@ def shape_plan(
     for layer in net.layers:
         if layer.name not in plan.choices:
             raise EngineError(f"layer '{layer.name}' has no choice: the engine is incomplete")
-        refusal = configs.refusal(plan, profile, layer, backend) if configs is not None else None
+        refusal = configs.explain_refusal(plan, profile, layer, backend) if configs is not None else None
         steps.append(plan_layer(bind_layer(layer, env) if env else layer, plan.choices[layer.name], backend, refusal))
     _check_inplace(plan, profile, steps)
     types = {t.name: t.type.with_shape(evaluate(d, env) for d in t.shape) for t in net.tensors()}
@@ -73,7 +73,7 @@ def shape_plan(
         for t in s.layer.inputs:
             if t is not None and t.weight is not None:
                 t.weight.release()  # a copy in the kernel's layout is in use
-    return ShapedPlan(plan, profile, dict(shapes), env, steps, storage(plan), types, packed, constants)
+    return ShapedPlan(plan, profile, dict(shapes), env, steps, map_storage(plan), types, packed, constants)
 
 
 def _check_inplace(plan: EnginePlan, profile: int, steps: list[Planned]) -> None:
@@ -89,14 +89,14 @@ def _check_inplace(plan: EnginePlan, profile: int, steps: list[Planned]) -> None
                 )
 
 
-def storage(plan: EnginePlan) -> dict[str, Operand]:
+def map_storage(plan: EnginePlan) -> dict[str, Operand]:
     """Storage of each tensor in the arena: from its producer's choice, for inputs from their readers' choices.
 
     Raises EngineError if producer and reader, or two readers, disagree.
     """
     operands: dict[str, Operand] = {}
     for layer in plan.network.layers:
-        signature = signature_of(plan.choices[layer.name], layer)
+        signature = make_signature(plan.choices[layer.name], layer)
         for t, o in zip(layer.inputs, signature.inputs, strict=True):
             if t is None or o is None or t.is_constant:
                 continue
@@ -109,12 +109,12 @@ def storage(plan: EnginePlan) -> dict[str, Operand]:
     return operands
 
 
-def opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
+def get_opt_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
     """The opt shape of each input in a profile; its static shape without a profile entry. Raises EngineError for an unknown profile."""
     return _profile_shapes(plan, profile, 1)
 
 
-def max_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
+def get_max_shapes(plan: EnginePlan, profile: int = 0) -> dict[str, tuple[int, ...]]:
     """The largest shape of each input in a profile."""
     return _profile_shapes(plan, profile, 2)
 

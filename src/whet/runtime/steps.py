@@ -45,7 +45,7 @@ class BoundEngine(Values):
 
     def __init__(self, shaped: ShapedPlan, backend: Backend, arena: Buffer | None = None):
         super().__init__(shaped, backend, arena)
-        self._scratch, scratch = self._scratch_memory()
+        self._scratch, scratch = self._allocate_scratch()
         self._sites = OperandSites(shaped)
         self.step_calls: list[list[Any]] = []
         recorder = _Recorder(backend.stream())
@@ -111,7 +111,7 @@ class BoundEngine(Values):
         ins = [self.place(t.name) for t in layer.inputs if t is not None and not t.is_constant]
         return any(a < b + m and b < a + n for a, n in outs for b, m in ins)
 
-    def recorded(self, i: int, kernel: Kernel, packed: Sequence[int]) -> list[Any]:
+    def record_kernel(self, i: int, kernel: Kernel, packed: Sequence[int]) -> list[Any]:
         """Records another kernel with the operands of step `i` and packed weights at these addresses; returns the launches.
 
         Raises BackendError if it needs more scratch than the step has.
@@ -138,18 +138,18 @@ class BoundEngine(Values):
             calls += own
         return RepeatedLaunches(calls, sites)
 
-    def own_launches(self) -> RepeatedLaunches:
+    def collect_launches(self) -> RepeatedLaunches:
         """The launches of this engine."""
         return RepeatedLaunches([call for calls in self.step_calls for call in calls], self._sites)
 
-    def why_not_bindable(self, name: str) -> str | None:
+    def explain_unbindable(self, name: str) -> str | None:
         """Reason why an input or output must stay in the arena; None if its launches can use a user's memory."""
         return self._sites.why_not(self, name)
 
     def set_address(self, name: str, address: int | None) -> None:
         """Makes every launch that uses the tensor use other memory (the caller keeps it alive); None: the arena.
 
-        Requires `why_not_bindable` to be None.
+        Requires `why_not` to be None.
         """
         self.executable.refresh(self._sites.set_address(self, name, address))
 
@@ -161,7 +161,7 @@ class BoundEngine(Values):
             "packed": self.shaped.packed_bytes,
         }
 
-    def _scratch_memory(self) -> tuple[Buffer | None, int]:
+    def _allocate_scratch(self) -> tuple[Buffer | None, int]:
         """The arena's scratch, or a separate buffer if kernels for these shapes (or of this library version) need more than was planned."""
         need = max((s.kernel.scratch for s in self.shaped.steps), default=0)
         if need <= self.arena_plan.scratch_bytes:

@@ -15,23 +15,23 @@ from whet.frontends import network_from_file
 from whet.network import Network
 from whet.pruning.depth import branches
 from whet.pruning.order import check_order
-from whet.registry import user_function
+from whet.registry import import_user_function
 from whet.search.jobs import job as j
 from whet.search.jobs.run_jobs import Running
-from whet.search.jobs.workers import LocalWorkers, Workers, workers_for
+from whet.search.jobs.workers import LocalWorkers, Workers, make_workers
 from whet.search.outcome import advice
 from whet.search.outcome.deploy import write_deploy
 from whet.search.outcome.folder import WorkFolder
 from whet.search.outcome.progress import Silent, Watcher
 from whet.search.outcome.result import SearchResult
 from whet.search.outcome.verdicts import Judging, Trial
-from whet.search.recipe.data import load_labelled, load_unlabelled, modules_of
+from whet.search.recipe.data import allow_imports_from, load_labelled, load_unlabelled
 from whet.search.recipe.recipe import AutoRecipe, Effort, load_recipe
-from whet.search.recipe.space import Candidate, baseline_types, search_space
-from whet.search.recipe.targets import checks, choose, distance, pareto
-from whet.search.stages.finetune import training_set
+from whet.search.recipe.space import Candidate, list_baseline_types, search_space
+from whet.search.recipe.targets import check_target, choose, compute_distance, find_pareto_set
+from whet.search.stages.finetune import read_training_set
 from whet.search.study.scouting import Scouting
-from whet.search.study.study import optuna_module
+from whet.search.study.study import import_optuna
 
 
 class Loop:
@@ -44,13 +44,13 @@ class Loop:
         _must_be_floating(self.net, recipe)
         self.space = search_space(self.net, recipe, [b.name for b in branches(self.net)])  # a baseline ranks the branches
         if self.space.dimensions:
-            optuna_module()  # a missing Optuna is reported before anything is built
+            import_optuna()  # a missing Optuna is reported before anything is built
         self.batches: tuple[int, ...] = self._values("batch")
-        self.types = baseline_types(recipe, self._values("precision"))
+        self.types = list_baseline_types(recipe, self._values("precision"))
 
     def run(self, resumed: bool) -> SearchResult:
         """Runs the search to its end from the folder's current state. Raises BuildError when the original cannot be built or all trials failed."""
-        self.jobs.event("resume" if resumed else "begin")
+        self.jobs.append_event("resume" if resumed else "begin")
         facts = self.facts(resumed)
         self.jobs.watch.plan(facts)
         for text in facts["advice"]:
@@ -61,10 +61,10 @@ class Loop:
         alive = self.survivors(trials, judging)
         final = self.comparison(alive)
         originals = self.originals(final["rows"])
-        checked = [checks(self.recipe.target, r, o) for r, o in zip(final["rows"], originals, strict=True)]
+        checked = [check_target(self.recipe.target, r, o) for r, o in zip(final["rows"], originals, strict=True)]
         points = [judging.point(r, self._batch_of(r["folder"])) for r in final["rows"]]
         chosen = choose([(*p, c) for p, c in zip(points, checked, strict=True)], self.recipe.prefer)
-        self.jobs.event("done")
+        self.jobs.append_event("done")
         return SearchResult(
             self.recipe, self.folder, self.net, self.space, judging, trials, final, chosen, checked, points, self.jobs.notes, self._seconds(trials)
         )
@@ -211,8 +211,8 @@ def pick(trials: list[Trial], judging: Judging, count: int) -> list[Trial]:
     """Selects survivors: scouts nearest to the target; ties (all that meet it) are ordered by Pareto set, then by `prefer`."""
     done = [t for t in trials if t.result is not None and t.result["state"] == "done" and t.same_as is None]
     points = [judging.trial_point(t) for t in done]
-    front = set(pareto(points))
-    misses = [distance(judging.trial_checks(t)) for t in done]
+    front = set(find_pareto_set(points))
+    misses = [compute_distance(judging.trial_checks(t)) for t in done]
     if judging.recipe.prefer == "accuracy":
         points = [(loss, cost) for cost, loss in points]
     order = sorted(range(len(done)), key=lambda i: (misses[i], i not in front, points[i]))
@@ -244,8 +244,8 @@ def search(
     folder, watch = WorkFolder(recipe.out or "whet.auto"), watcher or Silent()
     with ExitStack() as stack:
         stack.enter_context(folder.usable())
-        resumed = stack.enter_context(folder.opened(recipe, fresh))
-        workers: Any = stack.enter_context(_workers(recipe, ray))
+        resumed = stack.enter_context(folder.open_locked(recipe, fresh))
+        workers: Any = stack.enter_context(_make_workers(recipe, ray))
         result = Loop(recipe, folder, workers, watch).run(resumed)
         if deploy:
             watch.phase("deploy", 1)
@@ -253,9 +253,9 @@ def search(
         return result
 
 
-def _workers(recipe: AutoRecipe, ray: str | None) -> Any:
+def _make_workers(recipe: AutoRecipe, ray: str | None) -> Any:
     if ray is None:
-        return workers_for(recipe)
+        return make_workers(recipe)
     from whet.search.jobs.ray_workers import RayWorkers
 
     return RayWorkers(recipe, ray)
@@ -263,12 +263,12 @@ def _workers(recipe: AutoRecipe, ray: str | None) -> Any:
 
 def dry_run(recipe: AutoRecipe) -> dict[str, Any]:
     """Space, baselines and budget of a search; loads the data and the metric function, builds and writes nothing."""
-    from whet.search.stages.build_engine import input_shapes
+    from whet.search.stages.build_engine import make_input_shapes
 
-    loop = Loop(recipe, WorkFolder(recipe.out or "whet.auto"), workers_for(recipe), Silent())
+    loop = Loop(recipe, WorkFolder(recipe.out or "whet.auto"), make_workers(recipe), Silent())
     facts = loop.facts((loop.folder.path / "search.json").is_file())
-    input_shapes(loop.net, recipe, loop.batches[0])
-    with modules_of(recipe.folder):
+    make_input_shapes(loop.net, recipe, loop.batches[0])
+    with allow_imports_from(recipe.folder):
         some = load_unlabelled(recipe.data.calibrate, loop.net, 4, recipe.data.preprocess)
         facts["data"] = {"calibrate": {n: list(a.shape[1:]) for n, a in some.items()}}
         for which in ("score", "judge"):
@@ -276,8 +276,8 @@ def dry_run(recipe: AutoRecipe) -> dict[str, Any]:
             if source and recipe.metric == "top1":
                 facts["data"][which] = len(load_labelled(source, loop.net, f"data.{which}", recipe.data.preprocess))
         if recipe.data.train is not None:
-            facts["data"]["train"] = len(training_set(recipe, loop.net))
+            facts["data"]["train"] = len(read_training_set(recipe, loop.net))
         facts["advice"] += advice.advise_on_samples(recipe, facts["data"].get("score", 0))
         if recipe.metric != "top1":
-            user_function(recipe.metric, "metric")
+            import_user_function(recipe.metric, "metric")
     return facts

@@ -27,16 +27,16 @@ class TwoFourGuard:
 
     def __init__(self, net: Network):
         self._known: dict[tuple[Tensor, int], bool] = {}
-        found = ((x, _stored_weight(x)) for x in net.layers)
+        found = ((x, _find_stored_weight(x)) for x in net.layers)
         self.nodes = frozenset(x.name for x, place in found if place is not None and self._is_two_four(*place) and place[0].array().any())
 
     def check(self, net: Network) -> list[BrokenLayer]:
         """The layers of `net` that come from a remembered node and have weights that are not 2:4, in execution order."""
         broken = []
         for layer in net.layers if self.nodes else ():
-            if self.nodes.isdisjoint((layer.name, *layer.sources)) or _weighted_parts(layer) > 1:
+            if self.nodes.isdisjoint((layer.name, *layer.sources)) or _count_weighted_parts(layer) > 1:
                 continue
-            place = _stored_weight(layer)
+            place = _find_stored_weight(layer)
             if place is not None and not self._is_two_four(*place):
                 broken.append(BrokenLayer(layer.name, first_violation(place[0].array(), place[1])))
         return broken
@@ -47,7 +47,7 @@ class TwoFourGuard:
         return self._known[w, axis]
 
 
-def _stored_weight(layer: Layer) -> tuple[Tensor, int] | None:
+def _find_stored_weight(layer: Layer) -> tuple[Tensor, int] | None:
     """`reduction_axis`, also for a Conv, Gemm or MatMul of dequantized weights, whose integers are returned."""
     w = layer.input(1) if layer.op in ("Conv", "Gemm", "MatMul") else None
     if w is None or w.maker is None or w.maker.op != "DequantizeLinear":
@@ -58,7 +58,7 @@ def _stored_weight(layer: Layer) -> tuple[Tensor, int] | None:
     return stored, 1 if layer.op == "Conv" or (layer.op == "Gemm" and layer.attrs.get("transB")) else stored.type.rank - 2
 
 
-def _weighted_parts(layer: Layer) -> int:
+def _count_weighted_parts(layer: Layer) -> int:
     """Convolutions and matrix products in a layer; with several, the weights of one say nothing about those of another node."""
     body = layer.regions.get("body")
     return 1 if body is None else sum(x.op in ("Conv", "ConvTranspose", "Gemm", "MatMul") for x in body.layers)

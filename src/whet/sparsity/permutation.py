@@ -21,13 +21,13 @@ _FIRST = np.array([(0, *rest) for rest in combinations(range(1, 8), 3)])
 _SECOND = np.array([[c for c in range(8) if c not in first] for first in _FIRST.tolist()])
 
 
-def kept_sum(scores: np.ndarray) -> float:
+def compute_kept_sum(scores: np.ndarray) -> float:
     """The sum of the two largest scores of each aligned group of four along the last axis; scores [rows, columns]."""
     four = scores.reshape(len(scores), -1, 4)
     return float(_top_two(four[..., 0], four[..., 1], four[..., 2], four[..., 3]).sum(dtype=np.float64))
 
 
-def best_order(scores: np.ndarray, seconds: float, tick: Callable[[], None] | None = None, seed: int = 0) -> np.ndarray:
+def find_best_order(scores: np.ndarray, seconds: float, tick: Callable[[], None] | None = None, seed: int = 0) -> np.ndarray:
     """The order of the columns, int64 [columns], for which 2:4 masks keep the most; the identity if no exchange is found in `seconds`.
 
     scores: float [rows, columns], not negative; columns in whole groups of four. The result is the same on every machine unless the time ends first.
@@ -40,7 +40,7 @@ def best_order(scores: np.ndarray, seconds: float, tick: Callable[[], None] | No
         scores = scores[np.sort(rng.permutation(rows)[:_ROWS])]
     by_column = np.ascontiguousarray(scores.T, np.float32)
     until, stripes = perf_counter() + seconds, columns // 4
-    smallest = _SMALLEST_GAIN * kept_sum(by_column.T)
+    smallest = _SMALLEST_GAIN * compute_kept_sum(by_column.T)
     gains = np.zeros((stripes, stripes))
     choices = np.zeros((stripes, stripes), np.int64)
     stale = {(a, b) for a in range(stripes) for b in range(a + 1, stripes)}
@@ -51,7 +51,7 @@ def best_order(scores: np.ndarray, seconds: float, tick: Callable[[], None] | No
                 stale = set()
                 break
             both = np.concatenate([order[4 * a : 4 * a + 4], order[4 * b : 4 * b + 4]])
-            gains[a, b], choices[a, b] = _best_partition(by_column[both])
+            gains[a, b], choices[a, b] = _find_best_partition(by_column[both])
             if tick is not None:
                 tick()
         ended, stale = not stale, set()
@@ -73,7 +73,7 @@ def best_order(scores: np.ndarray, seconds: float, tick: Callable[[], None] | No
     return order
 
 
-def _best_partition(columns: np.ndarray) -> tuple[float, int]:
+def _find_best_partition(columns: np.ndarray) -> tuple[float, int]:
     """The gain in the kept sum and the index of the best partition of eight columns [8, rows]."""
     larger = {(i, j): np.maximum(columns[i], columns[j]) for i, j in combinations(range(8), 2)}
     both = {(i, j): columns[i] + columns[j] for i, j in combinations(range(8), 2)}

@@ -18,14 +18,14 @@ def is_sparse(tactic: str, config: Iterable[tuple[str, int | str]]) -> bool:
     return "sparse" in tactic or bool(dict(config).get("sparse"))
 
 
-def picked_layers(plan: Any) -> list[str]:
+def list_sparse_layers(plan: Any) -> list[str]:
     """Names of an engine plan's layers with a sparse (2:4) tactic."""
     return [n for n, c in plan.choices.items() if is_sparse(c.tactic, c.config)]
 
 
-def why_dense(plan: Any) -> str:
+def explain_dense_layers(plan: Any) -> str:
     """The reason why eligible layers run dense, with the number of sparse tactics that were timed for them."""
-    eligible, picked = eligible_layers(plan.network)[0], picked_layers(plan)
+    eligible, picked = eligible_layers(plan.network)[0], list_sparse_layers(plan)
     seen = [c for name in eligible if name not in picked for c in plan.report.candidates.get(name, [])]
     sparse = [c for c in seen if is_sparse(c.tactic, c.config) and not c.reason.startswith("computes ")]  # those for other ops say nothing
     timed = [c for c in sparse if c.ms is not None]
@@ -87,7 +87,7 @@ def describe_two_four(net: Network) -> str | None:
     return f"{count} layers have 2:4 weights; --sparsity=enable permits the kernels that exploit them." if count else None
 
 
-def scattered_zeros(net: Network) -> float:
+def measure_scattered_zeros(net: Network) -> float:
     """Share (0..1) of unstructured zeros in the weights of convolutions and matrix products.
 
     Excludes 2:4 weights, and channels that are entirely zero.
@@ -97,7 +97,7 @@ def scattered_zeros(net: Network) -> float:
 
 def describe_zeros(net: Network) -> str | None:
     """A note for models with unstructured sparsity; None for other models."""
-    share = scattered_zeros(net)
+    share = measure_scattered_zeros(net)
     if share < WORTH_A_WORD:
         return None
     return (

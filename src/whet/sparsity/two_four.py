@@ -102,7 +102,7 @@ def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
     return w, w.type.rank - 2
 
 
-def why_not_eligible(layer: Layer) -> str | None:
+def explain_ineligible(layer: Layer) -> str | None:
     """Why the weights of a layer are not 2:4; None if they are, or if `reduction_axis` finds no weights."""
     found = reduction_axis(layer)
     if found is None:
@@ -123,7 +123,7 @@ def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
     for layer in net.layers:
         if reduction_axis(layer) is None:
             continue
-        if (reason := why_not_eligible(layer)) is None:
+        if (reason := explain_ineligible(layer)) is None:
             yes.append(layer.name)
         else:
             no[layer.name] = reason

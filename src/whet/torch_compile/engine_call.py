@@ -13,7 +13,7 @@ import torch
 
 from whet.engine.plan import EnginePlan
 from whet.errors import ShapeError
-from whet.forks import new_lock
+from whet.forks import make_lock
 from whet.runtime import Runtime
 from whet.runtime.memory import ALIGNMENT
 
@@ -35,7 +35,7 @@ class EngineCall:
         self.output_dtypes = [torch_dtype(self.engine.dtype(n).numpy) for n in self.outputs]
         self.device = torch.device("cuda", self.engine.backend.device_number) if plan.backend == "cuda" else torch.device("cpu")
         self._check = self.engine.create_context()
-        self._lock = new_lock()
+        self._lock = make_lock()
         self._signatures: OrderedDict[tuple[Any, ...], Signature] = OrderedDict()
         self.contexts = 0  # those of all signatures
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from whet.training.feeding import Feeder
-from whet.training.loss import outputs_of
+from whet.training.loss import to_outputs
 from whet.training.module import NetworkModule
 
 _BATCHES = 4  # training batches per teacher batch: inference needs no memory for gradients
@@ -40,5 +40,5 @@ class Answers:
         said = []
         with torch.no_grad(), self.autocast():
             for feeds in self.feeder.view(view, self.feeder.batch * (1 if fixed else _BATCHES)):
-                said.append(outputs_of(self.teacher(**feeds)))
-        return tuple(self.feeder.placed(torch.cat(parts)) for parts in zip(*said, strict=True))
+                said.append(to_outputs(self.teacher(**feeds)))
+        return tuple(self.feeder.place(torch.cat(parts)) for parts in zip(*said, strict=True))

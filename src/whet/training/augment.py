@@ -50,11 +50,11 @@ class Augment:
 
     def __call__(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Augments x [N, C, H, W] of any dtype; pasted rectangles come from the same batch."""
-        drawn = self.drawn(len(x), generator, x.device)
+        drawn = self.draw(len(x), generator, x.device)
         x = self.moved(x, drawn)
-        return self.pasted(x, x[drawn.other], drawn) if self.cutmix else x
+        return self.paste_rectangles(x, x[drawn.other], drawn) if self.cutmix else x
 
-    def drawn(self, n: int, generator: torch.Generator, device: torch.device) -> Draws:
+    def draw(self, n: int, generator: torch.Generator, device: torch.device) -> Draws:
         """Draws for n samples. Options that are off consume no random numbers."""
         mirrored, cut = torch.zeros(n, dtype=torch.bool, device=device), torch.zeros(2, n, dtype=torch.int64, device=device)
         other, box = torch.arange(n, device=device), torch.zeros(3, n, device=device)
@@ -83,7 +83,7 @@ class Augment:
             x = padded[samples, channels, rows, columns]
         return x
 
-    def pasted(self, x: torch.Tensor, others: torch.Tensor, drawn: Draws) -> torch.Tensor:
+    def paste_rectangles(self, x: torch.Tensor, others: torch.Tensor, drawn: Draws) -> torch.Tensor:
         """Pastes the rectangles of `others` into x [N, C, H, W]; rectangles are clipped at the border."""
         inside = []
         for middle, size in zip(drawn.box[:2], x.shape[2:], strict=True):

@@ -32,7 +32,7 @@ class Average:
             self.state[n].copy_(t)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply_average(self) -> Iterator[None]:
         """The module has the averaged state inside the block and its own after it."""
         own = {n: t.detach().clone() for n, t in self.module.state_dict().items()}
         self.module.load_state_dict(self.state)

@@ -21,7 +21,7 @@ import torch
 from whet.network import F32, Layer, Network, Origin, Weight
 from whet.training.data import Batches, TrainingData
 from whet.training.feeding import Feeder
-from whet.training.loss import outputs_of
+from whet.training.loss import to_outputs
 from whet.training.module import NetworkModule, to_array
 
 FILTER_NORM = 2.0
@@ -118,7 +118,7 @@ def _measure_moments(
     seen = 0
     with torch.no_grad():
         for feeds, _ in Feeder(net, _spread(data), batch=batch, device=device).all():
-            for i, y in enumerate(outputs_of(module(**feeds))):
+            for i, y in enumerate(to_outputs(module(**feeds))):
                 flat = y.transpose(0, 1).flatten(1).double()
                 sums[i] += torch.stack([flat.sum(1), flat.square().sum(1)])
                 counts[i] += flat.shape[1]

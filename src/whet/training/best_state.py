@@ -16,7 +16,7 @@ from whet.errors import TrainingError
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
 from whet.training.feeding import Feeder
-from whet.training.loss import Loss, outputs_of
+from whet.training.loss import Loss, to_outputs
 from whet.training.module import NetworkModule
 
 MOST, FEWEST = 2048, 48  # samples of the held-out part: more cost time, fewer say nothing
@@ -75,11 +75,11 @@ class BestState:
         self.module.eval()
         with torch.no_grad():
             for feeds, labels in self.feeder.all():
-                outputs = outputs_of(self.module(**feeds))
+                outputs = to_outputs(self.module(**feeds))
                 if self.by_sample and labels is not None:
                     yield (outputs[0].argmax(1) != labels).double().tolist()
                     continue
-                answers = None if self.teacher is None else outputs_of(self.teacher(**feeds))
+                answers = None if self.teacher is None else to_outputs(self.teacher(**feeds))
                 yield [float(self.loss_of(outputs, labels, answers))]
         self.module.train(training)
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from whet.errors import TrainingError
-from whet.files import replacing
+from whet.files import replace_atomically
 from whet.training.config import FinetuneConfig
 from whet.training.module import NetworkModule
 
@@ -46,7 +46,7 @@ def save_checkpoint(
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as part:
+        with replace_atomically(target) as part:
             save_file({n: t.clone() for n, t in tensors.items()}, part, metadata={"whet": json.dumps(header)})
     except OSError as e:
         raise TrainingError(f"the checkpoint {path} cannot be written: {e}. Choose another path, or free some space.") from e

@@ -14,7 +14,7 @@ from whet.errors import TrainingError, UsageError
 from whet.network import Network
 from whet.precision import Preprocessing
 from whet.precision.decoding import decode
-from whet.registry import user_function
+from whet.registry import import_user_function
 
 _LABELS = ("labels", "label", "y", "targets", "y_train")
 _CHECKED = 4096  # samples per block of the NaN check
@@ -113,7 +113,7 @@ def training_data(source: str, net: Network, preprocessing: Preprocessing | None
 
 def call(source: str, *args: Any) -> Any:
     """Calls the function `python:module:function`. Raises UsageError when it cannot be loaded."""
-    return user_function(source)(*args)
+    return import_user_function(source)(*args)
 
 
 def _from_function(source: str, names: tuple[str, ...], preprocessing: Preprocessing | None) -> TrainingData | Batches:

@@ -8,7 +8,7 @@ from whet.errors import TrainingError
 from whet.network import Network
 from whet.training.data import Batches, TrainingData
 from whet.training.feeding import Feeder
-from whet.training.loss import outputs_of
+from whet.training.loss import to_outputs
 from whet.training.module import NetworkModule
 
 
@@ -24,7 +24,7 @@ def accuracy(net: Network | NetworkModule, data: TrainingData | Batches, *, batc
         for feeds, labels in Feeder(module.network, data, batch=batch, device=where).all():
             if labels is None:
                 raise TrainingError("accuracy needs labels: the data have none")
-            found = outputs_of(module(**feeds))[0].argmax(1)
+            found = to_outputs(module(**feeds))[0].argmax(1)
             right += int((found == labels.to(found.device)).sum())
             total += len(labels)
     module.train(was)

@@ -43,16 +43,16 @@ class Feeder:
             for t in net.inputs:
                 if t.name not in data.inputs:
                     raise TrainingError(f"the data have no array for the input '{t.name}'; they have {', '.join(data.inputs)}")
-                self._arrays[t.name] = self.placed(self._laid_out(torch.from_numpy(np.ascontiguousarray(data.inputs[t.name])), t))
+                self._arrays[t.name] = self.place(self._to_network_layout(torch.from_numpy(np.ascontiguousarray(data.inputs[t.name])), t))
             if data.labels is not None:
                 self._labels = torch.from_numpy(np.ascontiguousarray(data.labels)).to(device)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Step]:
-        """Batches of an epoch from step `start`, in the order of that epoch."""
+        """Batches of an epoch from step `early`, in the order of that epoch."""
         if isinstance(self.data, Batches):
             for i, (inputs, labels) in enumerate(self.data):
                 if i >= start:
-                    tensors = {t.name: self._laid_out(torch.from_numpy(np.ascontiguousarray(inputs[t.name])), t) for t in self.net.inputs}
+                    tensors = {t.name: self._to_network_layout(torch.from_numpy(np.ascontiguousarray(inputs[t.name])), t) for t in self.net.inputs}
                     given = None if labels is None else torch.from_numpy(np.ascontiguousarray(labels)).to(self.device)
                     yield self._ready(tensors, number, i), given, None
             return
@@ -60,51 +60,51 @@ class Feeder:
         drawn = self._drawn(number % self.views) if self.views else None
         for i in range(start, self.steps):
             at = self.workers.share(order[i * self.batch : (i + 1) * self.batch])
-            feeds = self._ready(self._picked(at), number, i) if drawn is None else self._viewed(at, drawn)
+            feeds = self._ready(self._pick(at), number, i) if drawn is None else self._augment(at, drawn)
             yield feeds, None if self._labels is None else self._labels[at], at
 
     def view(self, number: int, batch: int) -> Iterator[dict[str, torch.Tensor]]:
         """All samples of one view, in order."""
         drawn = self._drawn(number)
         for i in range(0, len(self.data), batch):
-            yield self._viewed(torch.arange(i, min(i + batch, len(self.data)), device=self.device), drawn)
+            yield self._augment(torch.arange(i, min(i + batch, len(self.data)), device=self.device), drawn)
 
     def all(self) -> Iterator[Batch]:
         """All samples in order without augmentation (the last batch may be smaller)."""
         if isinstance(self.data, Batches):
             for inputs, labels in self.data:
-                tensors = {t.name: self._laid_out(torch.from_numpy(np.ascontiguousarray(inputs[t.name])), t) for t in self.net.inputs}
-                yield {n: self._prepared(x) for n, x in tensors.items()}, None if labels is None else torch.from_numpy(labels).to(self.device)
+                tensors = {t.name: self._to_network_layout(torch.from_numpy(np.ascontiguousarray(inputs[t.name])), t) for t in self.net.inputs}
+                yield {n: self._prepare(x) for n, x in tensors.items()}, None if labels is None else torch.from_numpy(labels).to(self.device)
             return
         for i in range(0, len(self.data), self.batch):
             at = torch.arange(i, min(i + self.batch, len(self.data)), device=self.device)
-            yield {n: self._prepared(x) for n, x in self._picked(at).items()}, None if self._labels is None else self._labels[at]
+            yield {n: self._prepare(x) for n, x in self._pick(at).items()}, None if self._labels is None else self._labels[at]
 
-    def _picked(self, at: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _pick(self, at: torch.Tensor) -> dict[str, torch.Tensor]:
         return {n: a[at.to(a.device)].to(self.device, non_blocking=True) for n, a in self._arrays.items()}
 
     def _ready(self, tensors: dict[str, torch.Tensor], epoch: int, step: int) -> dict[str, torch.Tensor]:
         if self.augment != Augment():
             self.generator.manual_seed(_seed(self.seed, epoch, step))
             tensors = {n: self.augment(x.to(self.device), self.generator) if x.ndim == 4 else x for n, x in tensors.items()}
-        return {n: self._prepared(x) for n, x in tensors.items()}
+        return {n: self._prepare(x) for n, x in tensors.items()}
 
     def _drawn(self, view: int) -> Draws:
         """The random draws of a view."""
         self.generator.manual_seed(_seed(self.seed, view))
-        return self.augment.drawn(len(self.data), self.generator, self.device)
+        return self.augment.draw(len(self.data), self.generator, self.device)
 
-    def _viewed(self, at: torch.Tensor, drawn: Draws) -> dict[str, torch.Tensor]:
+    def _augment(self, at: torch.Tensor, drawn: Draws) -> dict[str, torch.Tensor]:
         moved = self._moved(at, drawn)
         if self.augment.cutmix:
             others = self._moved(drawn.other[at], drawn)
-            moved = {n: self.augment.pasted(x, others[n], drawn.of(at)) if x.ndim == 4 else x for n, x in moved.items()}
-        return {n: self._prepared(x) for n, x in moved.items()}
+            moved = {n: self.augment.paste_rectangles(x, others[n], drawn.of(at)) if x.ndim == 4 else x for n, x in moved.items()}
+        return {n: self._prepare(x) for n, x in moved.items()}
 
     def _moved(self, at: torch.Tensor, drawn: Draws) -> dict[str, torch.Tensor]:
-        return {n: self.augment.moved(x, drawn.of(at)) if x.ndim == 4 else x for n, x in self._picked(at).items()}
+        return {n: self.augment.moved(x, drawn.of(at)) if x.ndim == 4 else x for n, x in self._pick(at).items()}
 
-    def _laid_out(self, x: torch.Tensor, t: Tensor) -> torch.Tensor:
+    def _to_network_layout(self, x: torch.Tensor, t: Tensor) -> torch.Tensor:
         """Transposes channels-last images to [N, C, H, W] where the network takes that."""
         p = self.data.preprocessing
         if p is not None and x.ndim == 3 and t.type.rank == 4:
@@ -118,14 +118,14 @@ class Feeder:
                 raise TrainingError(f"the data for '{t.name}' have shape {list(x.shape)}, the input is {t.type}; is preprocessing missing?")
         return x
 
-    def placed(self, x: torch.Tensor) -> torch.Tensor:
+    def place(self, x: torch.Tensor) -> torch.Tensor:
         """x on the device if it is small relative to the device memory, else x."""
         if self.device.type != "cuda":
             return x
         free, _ = torch.cuda.mem_get_info(self.device)
         return x.to(self.device) if x.numel() * x.element_size() < free // 3 else x.pin_memory()
 
-    def _prepared(self, x: torch.Tensor) -> torch.Tensor:
+    def _prepare(self, x: torch.Tensor) -> torch.Tensor:
         x = x.to(self.device)
         p = self.data.preprocessing
         if p is not None and x.ndim == 4:

@@ -45,7 +45,7 @@ class GraphedStep:
         self.done += 1
         if self._graph is None:
             if self.done <= _WARM:
-                return self._beside(feeds, labels, answers)
+                return self._run_warm_up(feeds, labels, answers)
             self._record(feeds, labels, answers)
         if not self._fits(feeds, labels):
             return self.step(feeds, labels, answers)
@@ -60,7 +60,7 @@ class GraphedStep:
         self._graph.replay()
         return self._loss
 
-    def _beside(self, feeds: Feeds, labels: torch.Tensor | None, answers: Answers) -> torch.Tensor:
+    def _run_warm_up(self, feeds: Feeds, labels: torch.Tensor | None, answers: Answers) -> torch.Tensor:
         """Runs one warm-up step on a side stream, as graph capture requires."""
         stream, now = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(now)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from whet.errors import BackendError, TrainingError
-from whet.files import replacing
+from whet.files import replace_atomically
 
 Row = dict[str, float]
 Log = Callable[[Sequence[Row]], None]
@@ -28,7 +28,7 @@ def _csv(path: Path) -> Log:
     def write(history: Sequence[Row]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as part, open(part, "w", newline="", encoding="utf-8") as f:
+            with replace_atomically(path) as part, open(part, "w", newline="", encoding="utf-8") as f:
                 rows = csv.DictWriter(f, [c for c in COLUMNS if any(c in row for row in history)], extrasaction="ignore")
                 rows.writeheader()
                 rows.writerows(history)

@@ -24,7 +24,7 @@ from whet.training.evaluate import accuracy
 from whet.training.feeding import Feeder
 from whet.training.graphed import GraphedStep, can_be_graphed
 from whet.training.log import open_log
-from whet.training.loss import Loss, outputs_of
+from whet.training.loss import Loss, to_outputs
 from whet.training.module import NetworkModule
 
 Progress = Callable[[int, int, str], None]
@@ -195,8 +195,8 @@ class _Run:
         with self.autocast():
             if self.teacher is not None and not answers:
                 with torch.no_grad():
-                    answers = outputs_of(self.teacher(**feeds))
-            outputs = outputs_of(self._student(**feeds))
+                    answers = to_outputs(self.teacher(**feeds))
+            outputs = to_outputs(self._student(**feeds))
             if self.config.compile and self._student is self.module:  # the first step has bound the shapes
                 self._student = torch.compile(self.module, dynamic=False)
         loss = self.loss_of(outputs, labels, answers or None)
@@ -231,7 +231,7 @@ class _Run:
     def close_epoch(self, epoch: int, judge: Callable[[], float] | None) -> None:
         """Judges the state (the average, if there is one) and appends the epoch to the history."""
         line = {"epoch": epoch + 1, "step": self.step, "loss": self.loss(), "lr": rate(self.config, self.share()), "seconds": self.elapsed()}
-        with nullcontext() if self.average is None else self.average.applied():
+        with nullcontext() if self.average is None else self.average.apply_average():
             if self.best is not None:
                 line["held_out"] = self.best.offer(epoch + 1)
             if judge is not None:

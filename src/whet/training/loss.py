@@ -8,13 +8,13 @@ import torch
 from torch.nn import functional as F
 
 from whet.errors import TrainingError
-from whet.registry import user_function
+from whet.registry import import_user_function
 from whet.training.config import FinetuneConfig
 
 
-def outputs_of(made: Any) -> tuple[torch.Tensor, ...]:
+def to_outputs(result: Any) -> tuple[torch.Tensor, ...]:
     """A module's outputs as a tuple."""
-    return tuple(made) if isinstance(made, tuple | list) else (made,)
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 class Loss:
@@ -27,7 +27,7 @@ class Loss:
 
     def __init__(self, config: FinetuneConfig, outputs: int | None = None):
         self.config, self.outputs = config, outputs
-        self.own = user_function(config.loss, "--loss") if config.loss.startswith("python:") else None
+        self.own = import_user_function(config.loss, "--loss") if config.loss.startswith("python:") else None
 
     def __call__(self, outputs: tuple[torch.Tensor, ...], labels: torch.Tensor | None, teacher: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
         share = self.config.distill

@@ -19,7 +19,7 @@ from whet.network import Layer, Network, Origin, Tensor, Weight
 from whet.ops import bind_layer, bind_symbols
 from whet.training.parameters import sort_constants, torch_names
 from whet.training.translate import translate_layer, why_not
-from whet.training.translate._base import TRAINING, tensor_of, torch_dtype
+from whet.training.translate._base import TRAINING, to_tensor, torch_dtype
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class NetworkModule(nn.Module):
         trained, measured, fixed = sort_constants(net, freeze, train)
         self._paths = torch_names([*trained, *measured])
         for t in trained:
-            _register(self, self._paths[t], nn.Parameter(tensor_of(t.array())))
+            _register(self, self._paths[t], nn.Parameter(to_tensor(t.array())))
         for t in measured:
-            _register(self, self._paths[t], tensor_of(t.array()), buffer=True)
+            _register(self, self._paths[t], to_tensor(t.array()), buffer=True)
         self._fixed = fixed
         self._fakes = fakes
         if fakes is not None:
@@ -216,7 +216,7 @@ def _cache_per_device(values: np.ndarray) -> Callable[[torch.device], torch.Tens
 
     def on(device: torch.device) -> torch.Tensor:
         if device not in made:
-            made[device] = tensor_of(values).to(device)
+            made[device] = to_tensor(values).to(device)
         return made[device]
 
     return on

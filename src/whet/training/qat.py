@@ -18,13 +18,13 @@ from torch import nn
 from whet.errors import TrainingError
 from whet.network import I8, Layer, Network
 from whet.precision import QuantizationSites, Range, Ranges, calibrate, find_quantization_sites, quantize
-from whet.precision.insert import shared_ranges, weight_axis
+from whet.precision.insert import get_weight_axis, merge_shared_ranges
 from whet.pruning.order import check_order, note
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
 from whet.training.feeding import Feeder
 from whet.training.loop import Progress
-from whet.training.loss import outputs_of
+from whet.training.loss import to_outputs
 from whet.training.module import Fakes, NetworkModule
 from whet.training.tuning import Finetuned, device_of, fold_batch_norms, train_module, without_softmax
 
@@ -151,11 +151,11 @@ def quantization_aware(
 
 def _fakes(sites: QuantizationSites, ranges: Ranges, learn: bool) -> tuple[Fakes, dict[str, FakeActivation]]:
     """The fake-quantization sites, and the module per tensor; tensors with one range share one."""
-    merged = shared_ranges(sites, ranges)
+    merged = merge_shared_ranges(sites, ranges)
     by_group = {group: FakeActivation(r, learn=learn) for group, r in merged.items()}
     hows = {t.name: by_group[sites.shared[t]] for t in sites.roots}
     values = {t.name: (None if readers is None else frozenset(r.name for r in readers), hows[t.name]) for t, readers in sites.roots.items()}
-    weights = {layer.name: FakeWeight(weight_axis(layer)) for layer in sites.layers}
+    weights = {layer.name: FakeWeight(get_weight_axis(layer)) for layer in sites.layers}
     return Fakes(values, weights), hows
 
 
@@ -176,7 +176,7 @@ def _values(net: Network, wanted: list[str], device: torch.device) -> Callable[[
 
     def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         with torch.no_grad():
-            got = outputs_of(module(**{n: torch.from_numpy(np.array(a)).to(device) for n, a in feeds.items()}))
+            got = to_outputs(module(**{n: torch.from_numpy(np.array(a)).to(device) for n, a in feeds.items()}))
         return {**{n: np.asarray(a) for n, a in feeds.items()}, **{n: x.float().cpu().numpy() for n, x in zip(names, got, strict=True)}}
 
     return run

@@ -16,7 +16,7 @@ from whet.errors import TrainingError, UsageError
 from whet.network import Network
 from whet.passes import Phase, run_passes, select
 from whet.pruning.order import check_order, note
-from whet.registry import user_function
+from whet.registry import import_user_function
 from whet.training.batch_norms import InsertedBatchNorm, folded_weights, insert_batch_norms
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
@@ -107,7 +107,7 @@ def train_module(
     fitted = Fitted([], 0, 0, None)
     if train is not None:
         module.train()
-        (user_function(train, "--train") if isinstance(train, str) else train)(module, data, config)
+        (import_user_function(train, "--train") if isinstance(train, str) else train)(module, data, config)
     else:
         if isinstance(data, TrainingData) and config.distill < 1 and config.loss in ("auto", "cross_entropy"):
             data.must_be_classes_of(module.network.outputs[0].type)

@@ -10,7 +10,7 @@ import numpy as np
 from whet.errors import EngineError, WhetError
 from whet.frontends import network_from_onnx
 from whet.network import Network
-from whet.runtime.refit import missing_weights, refit, weights_of
+from whet.runtime.refit import list_missing_weights, read_refittable_weights, refit
 from whet.trt.enums import DataType, ErrorCodeTRT, TensorLocation, from_whet
 from whet.trt.errors import NotServedError
 from whet.trt.handle import Handle
@@ -42,7 +42,7 @@ class Refitter(Handle):
 
     def get_missing_weights(self) -> list[str]:
         """Names of weights that must be given besides those that are set: both compute one constant, and the engine has no values of the former."""
-        return missing_weights(self.engine.engine.plan, self._new)
+        return list_missing_weights(self.engine.engine.plan, self._new)
 
     def get_weights_prototype(self, weights_name: str) -> Weights:
         """The element type and, without values, the number of elements; an unknown name gives an empty one."""
@@ -92,7 +92,7 @@ class Refitter(Handle):
 
     def take(self, network: Network) -> None:
         """Sets all weights of a network of the same structure. Raises EngineError for a weight that does not fit."""
-        weights = weights_of(self.engine.engine, network)
+        weights = read_refittable_weights(self.engine.engine, network)
         self._new, self._model = {**self._new, **weights}, network
 
     def refit_cuda_engine_async(self, stream_handle: int) -> bool:

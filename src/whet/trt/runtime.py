@@ -9,7 +9,7 @@ import whet.runtime
 from whet.engine import engine_bytes
 from whet.errors import WhetError
 from whet.network import Dim, TensorType
-from whet.runtime.shaped import max_shapes
+from whet.runtime.shaped import get_max_shapes
 from whet.trt.context import IExecutionContext, IRuntimeConfig
 from whet.trt.enums import (
     DataType,
@@ -258,7 +258,7 @@ class ICudaEngine(Handle):
 
     def max_nbytes(self, name: str, profile_index: int) -> int:
         """Bytes of an input or output for the largest shapes of a profile."""
-        shapes = max_shapes(self.engine.plan, profile_index)
+        shapes = get_max_shapes(self.engine.plan, profile_index)
         if name in self.engine.inputs:
             shape = shapes[name]
         else:

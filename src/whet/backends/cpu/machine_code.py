@@ -18,12 +18,12 @@ from typing import Any
 
 from whet.backends import _code_cache
 from whet.errors import BackendError
-from whet.forks import new_lock_held_during_fork
+from whet.forks import make_lock_held_during_fork
 
 _MOST_FILES = 4096  # about 100 MB
 _DIGEST = 32  # bytes of the digest before an object
 _kept: list[Any] = []  # compiled modules: their code lives as long as the process
-_in_llvm = new_lock_held_during_fork()
+_in_llvm = make_lock_held_during_fork()
 
 
 @cache

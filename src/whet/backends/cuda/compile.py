@@ -12,9 +12,9 @@ from typing import Any
 
 from whet.backends import _code_cache
 from whet.errors import BackendError
-from whet.forks import new_lock
+from whet.forks import make_lock
 
-_lock = new_lock()
+_lock = make_lock()
 _ahead: dict[str, Future[bytes]] = {}  # cache key -> compilation started by compile_ahead
 _pool: ThreadPoolExecutor | None = None
 FLAGS = ("--std=c++17", "-default-device", "--prec-div=false", "--prec-sqrt=false", "--extra-device-vectorization")

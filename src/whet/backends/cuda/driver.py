@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from whet.errors import BackendError, ContextError
-from whet.forks import new_lock
+from whet.forks import make_lock
 
 _Made = TypeVar("_Made")
 _lost = ""  # see why_lost_by_fork
@@ -122,7 +122,7 @@ def _check_process() -> None:
 
 
 _devices: dict[int, Device] = {}
-_lock = new_lock()
+_lock = make_lock()
 
 
 def device(ordinal: int = 0) -> Device:

@@ -61,7 +61,7 @@ def run_on_items(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, 
     if layer.op == "Fused":
         inner, values = dict(axes), {t: a for t, a in zip(layer.inputs, arrays, strict=True) if t is not None and a is not None}
         for x in fused_layers(layer):
-            values.update(zip(x.outputs, run_on_items(x, [_value(t, values) for t in x.inputs], inner, items, widen), strict=True))
+            values.update(zip(x.outputs, run_on_items(x, [_get_array(t, values) for t in x.inputs], inner, items, widen), strict=True))
             inner |= {t: i for t, i in follow(x, inner, items.batch).items() if t in x.outputs}
         return [values[t] for t in fused_results(layer)]
     cut, selected = _recut(layer, selected, axes | followed, items)
@@ -143,7 +143,7 @@ def find_batch_axes(net: Network, shapes: Mapping[str, tuple[int, ...]], batch: 
     return BatchAxes({t.name: i for t, i in axes.items()}, parts, frozenset(fixed))
 
 
-def _value(t: Tensor | None, values: Mapping[Tensor, np.ndarray | None]) -> np.ndarray | None:
+def _get_array(t: Tensor | None, values: Mapping[Tensor, np.ndarray | None]) -> np.ndarray | None:
     return None if t is None else values[t] if t in values else t.array()
 
 

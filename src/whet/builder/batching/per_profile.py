@@ -38,7 +38,7 @@ def build_profiles(config: BuildConfig, lock: dict[str, Any] | None, make: Make,
     plans: list[EnginePlan] = []
     for k, (profile, part) in enumerate(zip(config.profiles, locks, strict=True)):
         threads = plans[0].threads if plans and capabilities_of(config.backend).workers else config.threads
-        with log.making(f"profile {k}"):
+        with log.prefix_stages(f"profile {k}"):
             plans.append(make(dataclasses.replace(config, profiles=(profile,), threads=threads), part, log))
     return join_plans(plans)
 

@@ -31,7 +31,7 @@ from whet.measure.compare import Ranking, compare
 from whet.measure.policy import SAMPLE_MODES
 from whet.network import Network
 from whet.ops import batch_symbol, why_samples_touch
-from whet.runtime import SampleParallelEngine, arena_bytes, bind
+from whet.runtime import SampleParallelEngine, bind, count_arena_bytes
 
 Make = Callable[[BuildConfig], EnginePlan]
 Feeds = Mapping[str, np.ndarray]
@@ -95,7 +95,7 @@ def _build_mode(
     name: str, config: BuildConfig, profiles: Sequence[Profile], backend: Backend, together: EnginePlan | None, make: Make, log: ProgressLog
 ) -> _ModeEngine:  # fmt: skip
     one_thread = name == "parallel"
-    with log.making(PER_SAMPLE_MODES[name]):
+    with log.prefix_stages(PER_SAMPLE_MODES[name]):
         one = make(_make_one_sample_config(config, profiles[0], together, 1 if one_thread else backend.threads))
     backend.activate()
     return _ModeEngine(name, one, make_sample_parallel(one, profiles, backend, None if one_thread else 1))
@@ -190,7 +190,7 @@ def _run_once(run: Any) -> float:
 
 
 def _explain_memory_refusal(plan: EnginePlan, config: BuildConfig) -> str | None:
-    limit, needed = config.memory_limit.get("arena"), arena_bytes(plan)
+    limit, needed = config.memory_limit.get("arena"), count_arena_bytes(plan)
     if limit is None or needed <= limit:
         return None
     return f"the arenas of all workers take {needed / 2**20:.2f} MiB, --memPoolSize=arena allows {limit / 2**20:.2f}"

@@ -11,7 +11,7 @@ from whet.builder.precision.permissions import Permissions
 from whet.engine.report import Candidate
 from whet.errors import BackendError, NetworkError, NoTacticError
 from whet.measure.option import Option
-from whet.measure.timing_key import layer_text
+from whet.measure.timing_key import format_layer_text
 from whet.network import Layer
 from whet.tactics import Kernel, PlanRefused, Signature, Tactic
 
@@ -42,7 +42,7 @@ def list_candidates(
     `deterministic` refuses nondeterministic kernels, `strict_numerics` kernels that mix values or lose NaN (Tactic.not_strict), `workspace` kernels
     that need more scratch (bytes).
     """
-    listed = Candidates(layer, layer_text(layer))
+    listed = Candidates(layer, format_layer_text(layer))
     for t in sorted(tactics, key=lambda t: (t.fallback, t.opt_in, t.name)):
         if (reason := t.why_not(layer) or permissions.refuses_tactic(t.name)) is not None:
             listed.refused.append(Candidate(t.name, "", (), reason=reason))

@@ -14,7 +14,7 @@ from whet.builder.precision.permissions import Permissions, explain_missing_inte
 from whet.builder.progress import ProgressLog
 from whet.engine.report import Candidate
 from whet.measure.option import Option
-from whet.measure.timing_key import layer_text
+from whet.measure.timing_key import format_layer_text
 from whet.network import I8, Dim, Layer, Network
 from whet.ops import bind_layer
 from whet.tactics import Tactic, root_layer
@@ -99,7 +99,7 @@ class LayerKinds:
 
     def list_kind(self, bound: Layer) -> str:
         """The kind of a layer with static shapes, its candidates listed."""
-        kind = f"{layer_text(bound)}\n{self.permissions.key(bound)}"
+        kind = f"{format_layer_text(bound)}\n{self.permissions.key(bound)}"
         if kind not in self.kinds:
             limit = self.config.memory_limit.get("workspace")
 
@@ -118,7 +118,7 @@ class LayerKinds:
             self._on_listed(self.kinds[kind])
         return kind
 
-    def of_network(self) -> list[Candidates]:
+    def list_network_candidates(self) -> list[Candidates]:
         """The candidates of each kind of layer, once."""
         return [self.kinds[kind] for kind in dict.fromkeys(self.kind_of.values())]
 

@@ -23,12 +23,12 @@ from whet.engine.host_tail import HostTail
 from whet.engine.plan import Choice, EnginePlan, Profile
 from whet.engine.schema import encode
 from whet.errors import BackendError, BuildError, EngineError, LockError
-from whet.files import read_json_text, replacing
+from whet.files import read_json_text, replace_atomically
 from whet.measure.option import Option
-from whet.measure.timing_key import source_digest
+from whet.measure.timing_key import compute_source_digest
 from whet.network import Network, Tensor, network_text
 from whet.ops import why_samples_touch
-from whet.runtime.kernels import signature_of
+from whet.runtime.kernels import make_signature
 from whet.tactics import Operand, PlanRefused, Signature, Tactic, get_tactic
 
 FORMAT, VERSION = "whet tactic lock", 2
@@ -57,7 +57,7 @@ _FIELDS = {
 def save_lock(plan: EnginePlan, path: str | Path) -> None:
     """Writes the lock of a built engine. Raises LockError when the file cannot be written."""
     try:
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             part.write_text(json.dumps(lock_of(plan), indent=1, sort_keys=True) + "\n")
     except OSError as e:
         raise LockError(f"the lock cannot be written to {path}: {e}") from e
@@ -259,7 +259,7 @@ def _find_tactic(choice: Choice) -> Tactic:
 def _find_option(choice: Choice, layer, backend: Backend) -> Option:
     tactic = _find_tactic(choice)
     try:
-        signature = signature_of(choice, layer)
+        signature = make_signature(choice, layer)
         reason = tactic.why_not(layer) or tactic.refuses(layer, signature, backend)
         if reason is not None:
             raise LockError(_format_text([f"{choice.tactic} refuses '{layer.name}' now: {reason}"]))
@@ -301,7 +301,7 @@ def _shorten_around(v: Any, other: Any) -> str:
 
 def _tactic_to_json(name: str) -> dict[str, Any]:
     t = get_tactic(name)
-    return {"sources": source_digest(t), "library": t.library_version(), "version": t.version}
+    return {"sources": compute_source_digest(t), "library": t.library_version(), "version": t.version}
 
 
 def _choice_to_json(c: Choice) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Groups:
         root, at = self._find(name)
         return at - self._low[root]
 
-    def extent(self, root: str) -> int:
+    def get_extent(self, root: str) -> int:
         """The size of a root's group in bytes."""
         return self._high[root] - self._low[root]
 

@@ -95,7 +95,7 @@ def _make_blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[B
         root = groups.root(name)
         a, b = spans.get(root, (first[name], last[name]))
         spans[root] = (min(a, first[name]), max(b, last[name]))
-    return [Block(n, groups.extent(n), *spans[n]) for n in spans], groups, sizes
+    return [Block(n, groups.get_extent(n), *spans[n]) for n in spans], groups, sizes
 
 
 def _find_best_placement(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:

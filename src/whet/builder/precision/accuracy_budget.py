@@ -20,7 +20,7 @@ from whet.builder.verify.segments import SegmentedRuns
 from whet.engine.plan import EnginePlan
 from whet.engine.report import AccuracyRecord
 from whet.errors import ShapeError, UsageError
-from whet.measure.timing_cache import default_path
+from whet.measure.timing_cache import get_default_path
 from whet.network import Network
 from whet.precision.budget import Budget, Verdict
 from whet.precision.ranges import Ranges
@@ -73,11 +73,11 @@ class Judge:
         run = a.run(names) if names else a.exact
         return self.budget.judge(run, a.exact, a.samples, a.wants)
 
-    def harder(self, fit: Fit, skip: Collection[str], kept: Collection[str]) -> list[str]:
+    def list_most_sensitive(self, fit: Fit, skip: Collection[str], kept: Collection[str]) -> list[str]:
         """The most sensitive tenth of the layers still in low precision: dropped next if an engine misses the budget that its emulation met."""
         left = [r.layer for r in fit.rows if r.layer not in set(skip) and r.layer not in set(kept)]
         if not fit.rows:
-            fit.rows = self.analysis.alone([n for n in self.names if n not in set(skip) and n not in set(kept)])
+            fit.rows = self.analysis.rank_layers([n for n in self.names if n not in set(skip) and n not in set(kept)])
             left = [r.layer for r in fit.rows]
         return left[: max(1, len(left) // 10)]
 
@@ -101,7 +101,7 @@ class Judge:
             return fit
         free = [n for n in start if n not in set(kept)]
         self.log.stage("accuracy", len(free))
-        fit.rows = self.analysis.alone(free, tell=self.log.step)
+        fit.rows = self.analysis.rank_layers(free, tell=self.log.step)
         by = {r.layer: r for r in fit.rows}
         order = sorted(free, key=lambda n: -by[n].noise / max(saved_ms.get(n, 0.0), _NOTHING_MS))
         fails, holds = 0, len(order)
@@ -114,14 +114,14 @@ class Judge:
         gone = order[:holds]
         fit.verdict = self.low([n for n in start if n not in set(gone)])
         if fit.verdict.holds:
-            gone = self._readmitted(start, gone, by, fit)
+            gone = self._readmit_layers(start, gone, by, fit)
         for n in gone:
             saved = f", saves {saved_ms[n]:.4f} ms" if n in saved_ms else ""
             fit.dropped[n] = f"alone it leaves {by[n].alone_db:.1f} dB of output SNR{saved}"
         fit.judged = self.judged
         return fit
 
-    def _readmitted(self, start: list[str], gone: list[str], by: Mapping[str, LayerSensitivity], fit: Fit) -> list[str]:
+    def _readmit_layers(self, start: list[str], gone: list[str], by: Mapping[str, LayerSensitivity], fit: Fit) -> list[str]:
         """The dropped layers, except the least sensitive ones that can return to low precision within the budget."""
         left = list(gone)
         for n in sorted(gone, key=lambda n: by[n].noise)[:_READMITTED]:
@@ -156,7 +156,7 @@ def get_cache_file(prepared: Network, precision: str, config: BuildConfig) -> Pa
     """The cache file of this network's analysis, in the folder of the timing cache; None without a timing cache."""
     if config.timing_cache == "":
         return None
-    folder = (Path(config.timing_cache) if config.timing_cache else default_path()).parent
+    folder = (Path(config.timing_cache) if config.timing_cache else get_default_path()).parent
     return folder / f"precision-{precision}-{compute_model_digest(prepared)[:16]}.json"
 
 

@@ -15,9 +15,9 @@ from whet.builder.verify.engine_values import EngineRun
 from whet.engine.report import CalibrationStep
 from whet.network import Network
 from whet.passes import Phase, run_passes, select
-from whet.precision import Analysis, Ranges, calibrate, chosen_samples, find_quantization_sites, read_cache, write_cache
-from whet.precision.calibrate import content_digest
-from whet.precision.quantization_sites import never_negative
+from whet.precision import Analysis, Ranges, calibrate, find_quantization_sites, read_cache, select_samples, write_cache
+from whet.precision.calibrate import compute_content_digest
+from whet.precision.quantization_sites import is_never_negative
 from whet.precision.ranges import Range
 from whet.precision.scaling import apply_scalings
 from whet.precision.steps import SAMPLES as STEP_SAMPLES
@@ -96,7 +96,7 @@ def get_calibrated_ranges(
 def _compute_ranges(prepared: Network, calibration: Calibration, model: str, left_out: frozenset[str] = frozenset()) -> Ranges:
     """Ranges from all samples but those with the digests `left_out`."""
     assert calibration.samples is not None
-    samples = (f for f in calibration.samples() if not left_out or content_digest(f) not in left_out)
+    samples = (f for f in calibration.samples() if not left_out or compute_content_digest(f) not in left_out)
     return calibrate(
         prepared, samples, run=EngineRun(prepared, find_quantization_sites(prepared).names()), method=calibration.method,
         forced=dict(calibration.forced), zero_points=calibration.zero_points, model=model,
@@ -122,11 +122,11 @@ def _improve_ranges(
     if count < _LEAST_SAMPLES:
         note(f"Calibration steps ({', '.join(steps)}) are left out: {count} samples are too few for a held-out set")
         return plain, []
-    judges = chosen_samples(calibration.samples(), min(STEP_SAMPLES, count // 2))
-    unseen = frozenset(content_digest(f) for f in judges)
-    others = chosen_samples((f for f in calibration.samples() if content_digest(f) not in unseen), STEP_SAMPLES)
+    judges = select_samples(calibration.samples(), min(STEP_SAMPLES, count // 2))
+    unseen = frozenset(compute_content_digest(f) for f in judges)
+    others = select_samples((f for f in calibration.samples() if compute_content_digest(f) not in unseen), STEP_SAMPLES)
     scalings, tried = find_scalings(
-        prepared, (f for f in calibration.samples() if content_digest(f) not in unseen), others, EngineRun, steps, calibration.zero_points
+        prepared, (f for f in calibration.samples() if compute_content_digest(f) not in unseen), others, EngineRun, steps, calibration.zero_points
     )
     trial = _compute_ranges(prepared, calibration, model, unseen)
     options = [("none", trial)]
@@ -159,4 +159,4 @@ def _improve_ranges(
 def make_placeholder_ranges(prepared: Network) -> Ranges:
     """The same range for every tensor: useful only for timing."""
     sites = find_quantization_sites(prepared)
-    return Ranges({t.name: Range(0.0 if never_negative(t) else -_INVENTED, _INVENTED, "invented") for t in sites.roots})
+    return Ranges({t.name: Range(0.0 if is_never_negative(t) else -_INVENTED, _INVENTED, "invented") for t in sites.roots})

@@ -27,7 +27,7 @@ from whet.errors import BuildError, LockError
 from whet.network import Network
 from whet.precision import Ranges, find_quantization_sites, quantize
 from whet.precision.budget import Budget
-from whet.precision.float8 import kept_out, pack_rounding, unpack_rounding
+from whet.precision.float8 import list_excluded_layers, pack_rounding, unpack_rounding
 
 _NAMED = 4  # layers named in a message
 
@@ -72,7 +72,7 @@ def _search_float8(
     )
     folded = prepare(net, config)
     stays_float = make_float_demand_predicate(config)
-    left_out = {**kept_out(folded), **{x.name: "--layerPrecisions" for x in find_quantization_sites(folded).layers if stays_float(x)}}
+    left_out = {**list_excluded_layers(folded), **{x.name: "--layerPrecisions" for x in find_quantization_sites(folded).layers if stays_float(x)}}
     layers = [x for x in find_quantization_sites(folded).layers if x.name not in left_out]
     if not layers or not has_float8(config):
         why = "this backend has no FP8 kernels, only an emulation (whet debug precision --fp8)" if layers else "no layer fits FP8"
@@ -102,13 +102,13 @@ class Float8(Strategy):
     def __init__(self, baseline: PrecisionEngine, left_out: Mapping[str, str]):
         self.baseline, self.left_out = baseline, left_out
 
-    def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
+    def build_first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
         return [self.baseline, self.build(search, "fp8", frozenset())]
 
     def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
         precisions = (*(p for p in search.config.precisions if p not in ("fp8", "int8")), "fp8")
         excluded = float_layers | set(self.left_out)
-        with search.progress.making(what):
+        with search.progress.prefix_stages(what):
             plan = build(
                 insert_float8(search.prepared, search.ranges, excluded), dataclasses.replace(search.config, precisions=precisions),
                 progress=search.progress, inputs=search.inputs,
@@ -121,7 +121,7 @@ class Float8(Strategy):
         is_baseline = candidate.plan is self.baseline.plan
         return candidate if is_baseline else self.build(search, candidate.what, candidate.float_layers)
 
-    def preference(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
+    def rank_candidates(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
         """In the order of building, so that the baseline wins a tie."""
         return list(allowed)
 

@@ -18,10 +18,10 @@ from whet.builder.precision.comparison import list_identifying_names
 from whet.builder.progress import Progress
 from whet.builder.verify.engine_values import EngineRun
 from whet.network import Network
-from whet.precision import Analysis, Ranges, chosen_samples, find_quantization_sites, quantize
+from whet.precision import Analysis, Ranges, find_quantization_sites, quantize, select_samples
 from whet.precision.budget import Budget
-from whet.precision.calibrate import content_digest
-from whet.precision.float8 import adapted_weights, correct_biases, kept_out, skip_sums
+from whet.precision.calibrate import compute_content_digest
+from whet.precision.float8 import correct_biases, list_excluded_layers, round_weights_adaptively, skip_sums
 from whet.precision.sensitivity import RunOf
 
 ENOUGH_DB = 30.0  # output SNR in FP8 on calibration samples; docs/design/precision.md has the effect of lower values
@@ -33,7 +33,7 @@ _LEAST_GAIN_DB = 0.3
 
 def insert_float8(prepared: Network, ranges: Ranges, skip: Mapping[str, str] | frozenset[str] = frozenset()) -> Network:
     """Inserts e4m3 Q/DQ into a prepared network, except around the layers of kept_out and `skip`."""
-    left = {*kept_out(prepared), *skip}
+    left = {*list_excluded_layers(prepared), *skip}
     return quantize(prepared, ranges, skip=lambda x: x.name in left or bool(left & list_identifying_names(x)), kind="fp8")
 
 
@@ -51,20 +51,20 @@ def calibrate_float8_ranges(
         if not ranges.corrections:
             notes.append("FP8 without calibration data has no corrections of biases: it loses more than it must. Give --calibData.")
         return ranges
-    left = kept_out(prepared)
+    left = list_excluded_layers(prepared)
     heard = notes if info is None else info
     plain_ranges = _with_sums(prepared, correct_biases(prepared, ranges, samples(), EngineRun, left), calibration, left, heard, enough_db)
     ranges = dataclasses.replace(ranges, float_sums=plain_ranges.float_sums)
     if "round" not in calibration.steps or sum(1 for _ in samples()) < _LEAST_SAMPLES:
         return plain_ranges
     # Judged on samples that were not used to round the weights.
-    judges = chosen_samples(samples(), _JUDGES)
-    unseen = {content_digest(f) for f in judges}
+    judges = select_samples(samples(), _JUDGES)
+    unseen = {compute_content_digest(f) for f in judges}
 
     def others() -> Iterator[Mapping[str, np.ndarray]]:
-        return (f for f in samples() if content_digest(f) not in unseen)
+        return (f for f in samples() if compute_content_digest(f) not in unseen)
 
-    careful = dataclasses.replace(ranges, rounded=adapted_weights(prepared, ranges, others(), EngineRun, left))
+    careful = dataclasses.replace(ranges, rounded=round_weights_adaptively(prepared, ranges, others(), EngineRun, left))
     if not careful.rounded:
         return plain_ranges
     careful = correct_biases(prepared, careful, others(), EngineRun, left)
@@ -81,7 +81,7 @@ def _with_sums(prepared: Network, ranges: Ranges, calibration: Calibration, left
     assert calibration.samples is not None
     names = [x.name for x in find_quantization_sites(prepared, left).layers]
     sums = skip_sums(prepared, left)
-    judges = chosen_samples(calibration.samples(), _JUDGES) if names and sums else []
+    judges = select_samples(calibration.samples(), _JUDGES) if names and sums else []
     if not judges:
         return ranges
     near = Analysis(prepared, "fp8", judges, EngineRun, ranges).snr(names)
@@ -100,7 +100,7 @@ def find_sensitive_layers(
     progress: Progress | None = None, run_of: RunOf | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Layers besides `left` that have to stay in floating point for an output SNR of `enough_db`: name -> reason."""
-    samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), _JUDGES)
+    samples = [] if calibration.samples is None else select_samples(calibration.samples(), _JUDGES)
     if not samples:
         return {}
     judge = Judge(prepared, "fp8", ranges, samples, Budget("snr", enough_db), config, progress, run_of)

@@ -153,7 +153,7 @@ class Int8(Strategy):
     def __init__(self, demanded: frozenset[str] = frozenset(), tables: bool = False):
         self.demanded, self.tables = demanded, tables
 
-    def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
+    def build_first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
         """Floating point, or INT8 only in layers that demand it; then all layers in INT8, without and with tables, the faster one last."""
         candidates = []
         if self.demanded:
@@ -174,7 +174,7 @@ class Int8(Strategy):
     def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
         net = quantize_network(search.prepared, search.ranges, float_layers, make_float_demand_predicate(search.config), tables=self.tables)
         name = f"{what}{_LOOKED_UP}" if self.tables else what
-        with search.progress.making(name):
+        with search.progress.prefix_stages(name):
             plan = build(net, search.config, progress=search.progress, inputs=search.inputs)
         plan.report.quantized = make_recipe(search.ranges, float_layers, self.tables)
         return PrecisionEngine(name, plan, float_layers, tables=self.tables)
@@ -188,7 +188,7 @@ class Int8(Strategy):
             search.set_verdict(built)
         return built
 
-    def preference(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
+    def rank_candidates(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
         """The baseline first, then by the number of layers in floating point, descending."""
         return sorted(allowed, key=lambda i: (i > 0, -len(candidates[i].float_layers)))
 
@@ -208,7 +208,7 @@ class Int8(Strategy):
     def _build_floats(self, search: PrecisionSearch, incumbent_ms: float | None = None) -> PrecisionEngine:
         """The engine in floating point, within the budget where 16 bits are permitted; `incumbent_ms` as in `build`."""
         config, what = without_int8(search.config), "floating point"
-        with search.progress.making(what):
+        with search.progress.prefix_stages(what):
             if search.judge is None or not config.precisions:
                 plan = build(search.net, config, progress=search.progress, inputs=search.inputs, incumbent_ms=incumbent_ms)
                 return PrecisionEngine(what, plan)

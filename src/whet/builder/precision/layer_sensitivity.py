@@ -20,7 +20,7 @@ from whet.builder.progress import Progress, Silent
 from whet.builder.verify.segments import SegmentedRuns
 from whet.engine.plan import EnginePlan
 from whet.network import Layer, Network
-from whet.precision import Analysis, LayerSensitivity, Ranges, chosen_samples, emulated
+from whet.precision import Analysis, LayerSensitivity, Ranges, emulate_network, select_samples
 
 
 @dataclass
@@ -63,15 +63,15 @@ def analyze_sensitivity(
     if precision in ("int8", "fp8"):
         wanted = calibration if precision == "int8" or calibration.method != "auto" else dataclasses.replace(calibration, method="minmax")
         ranges = get_calibrated_ranges(net, prepared, wanted, config, notes.append)
-    chosen = [] if calibration.samples is None else chosen_samples(calibration.samples(), samples)
+    chosen = [] if calibration.samples is None else select_samples(calibration.samples(), samples)
     if not chosen:
         chosen = _draw_inputs(net, samples)
         notes.append("There is no calibration data: the layers are judged on random values, which is not representative. Give --calibData.")
     analysis = Analysis(prepared, precision, chosen, SegmentedRuns(prepared, chosen), ranges, get_cache_file(prepared, precision, config))
     log.stage(f"each layer alone in {precision}", len(analysis.layers))
-    rows = analysis.alone(tell=log.step)
+    rows = analysis.rank_layers(tell=log.step)
     log.stage("cumulative sensitivity", len(rows))
-    analysis.cumulative(rows, tell=log.step)
+    analysis.set_cumulative_snr(rows, tell=log.step)
     report = SensitivityReport(precision, rows, analysis.snr(), len(chosen), analysis.tensors(), notes=notes)
     by = {x.name: x for x in analysis.layers}
     for r in rows:
@@ -104,7 +104,7 @@ def _set_times(
         assert ranges is not None
         low = build(insert_float8(prepared, ranges), dataclasses.replace(config, precisions=("fp8",)), progress=log)
     elif report.precision == "int8":
-        low = build(emulated(prepared, "int8", ranges), dataclasses.replace(config, precisions=("int8",)), progress=log)
+        low = build(emulate_network(prepared, "int8", ranges), dataclasses.replace(config, precisions=("int8",)), progress=log)
     else:
         low = build(net, dataclasses.replace(config, precisions=(report.precision,)), progress=log)
     floats = build(net, plain, progress=log)

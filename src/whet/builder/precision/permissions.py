@@ -58,7 +58,7 @@ class Permissions:
 
     def refuses(self, layer: Layer, signature: Signature) -> str | None:
         """The reason why a signature's storage types are not permitted for a layer, or None."""
-        demanded, output = self.demanded(layer), self.demanded_output(layer)
+        demanded, output = self.demanded(layer), self.get_demanded_output_type(layer)
         pairs = [*zip(layer.inputs, signature.inputs, strict=True), *zip(layer.outputs, signature.outputs, strict=True)]
         for t, o in pairs:
             if t is None or o is None or o.dtype == t.dtype:
@@ -77,7 +77,7 @@ class Permissions:
         """True when a signature meets --layerPrecisions and --layerOutputTypes for the layer."""
         demanded = self.demanded(layer)
         computes = demanded is None or get_compute_type(layer, signature) in (None, demanded)
-        return computes and self._gives(layer, signature, self.demanded_output(layer))
+        return computes and self._gives(layer, signature, self.get_demanded_output_type(layer))
 
     @staticmethod
     def _gives(layer: Layer, signature: Signature, output: DType | None) -> bool:
@@ -93,13 +93,13 @@ class Permissions:
         """The storage type that --layerPrecisions gives a layer, by its name or a source node's; the last match wins."""
         return _find_last_demand_for(self.demands, layer)
 
-    def demanded_output(self, layer: Layer) -> DType | None:
+    def get_demanded_output_type(self, layer: Layer) -> DType | None:
         """The storage type that --layerOutputTypes gives a layer's outputs."""
         return _find_last_demand_for(self.outputs, layer)
 
     def key(self, layer: Layer) -> str:
         """The part of the permissions that distinguishes layers of equal text."""
-        return f"{self.demanded(layer)} {self.demanded_output(layer)} {self.is_demanded_by_wildcard(layer)}"
+        return f"{self.demanded(layer)} {self.get_demanded_output_type(layer)} {self.is_demanded_by_wildcard(layer)}"
 
     def is_demanded_by_wildcard(self, layer: Layer) -> bool:
         """True if a demand that holds for the layer is a pattern with wildcards."""

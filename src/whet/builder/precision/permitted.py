@@ -19,7 +19,7 @@ from whet.engine.plan import EnginePlan
 from whet.errors import UsageError
 from whet.network import Network
 from whet.precision.budget import Budget
-from whet.precision.sensitivity import chosen_samples
+from whet.precision.sensitivity import select_samples
 
 
 def list_calibrated_precisions(config: BuildConfig) -> list[str]:
@@ -64,5 +64,5 @@ def build_permitted(
 def _build_floats(net: Network, config: BuildConfig, calibration: Calibration, budget: Budget, progress: Progress | None) -> EnginePlan:
     if calibration.samples is None and budget.metric is None:
         raise UsageError(f"--accuracy={budget.kind} compares outputs on data: give --calibData")
-    samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
+    samples = [] if calibration.samples is None else select_samples(calibration.samples(), SAMPLES)
     return build_floats_within(net, prepare(net, config), config, budget, samples, progress=progress)[0]

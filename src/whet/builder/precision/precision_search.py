@@ -24,7 +24,7 @@ from whet.engine.plan import EnginePlan
 from whet.engine.report import CalibrationStep, PrecisionCandidate
 from whet.measure.compare import Ranking
 from whet.network import Layer, Network
-from whet.precision import Ranges, chosen_samples
+from whet.precision import Ranges, select_samples
 from whet.precision.budget import Budget, Verdict
 
 _FINALIST = 1.15  # times the fastest engine's time: the largest gain observed from selecting kernels in the network
@@ -60,7 +60,7 @@ class Strategy(ABC):
     demanded: frozenset[str] = frozenset()  # layers that the user demands in this precision
 
     @abstractmethod
-    def first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
+    def build_first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
         """The baseline, then the engines with every layer in the low precision; further ones are derived from the last."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class Strategy(ABC):
         """The candidate rebuilt under the search's current config."""
 
     @abstractmethod
-    def preference(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
+    def rank_candidates(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
         """Indices of the allowed candidates; in a tie the first is kept."""
 
     @abstractmethod
@@ -100,7 +100,7 @@ class PrecisionSearch:
     def set_budget(self, budget: Budget | None, calibration: Calibration) -> None:
         """Judges candidates on calibration samples from now on; without a budget none are judged."""
         if budget is not None:
-            samples = [] if calibration.samples is None else chosen_samples(calibration.samples(), SAMPLES)
+            samples = [] if calibration.samples is None else select_samples(calibration.samples(), SAMPLES)
             self.judge = Judge(self.prepared, self.strategy.name, self.ranges, samples, budget, self.config, self.progress)
 
     def run(self) -> EnginePlan:
@@ -111,7 +111,7 @@ class PrecisionSearch:
         config = self.config
         refine = self.strategy.refines_finalists and backend.capabilities.overlapping_launches and config.in_network
         self.config = dataclasses.replace(config, in_network=config.in_network and not refine)
-        candidates = self.strategy.first_candidates(self)
+        candidates = self.strategy.build_first_candidates(self)
         self._leave_out_slow_layers(candidates)
         fit = Fit() if self.judge is None else self._fit_budget(candidates)
         ranking = self._compare(candidates)
@@ -121,7 +121,7 @@ class PrecisionSearch:
             ranking = self._compare(candidates)
         return self._keep(candidates, ranking, fit)
 
-    def names_in_low_precision(self, float_layers: frozenset[str]) -> list[str]:
+    def list_low_precision_names(self, float_layers: frozenset[str]) -> list[str]:
         """The quantizable layers except `float_layers`."""
         return [x.name for x in self.layers if x.name not in float_layers]
 
@@ -130,7 +130,7 @@ class PrecisionSearch:
         assert self.judge is not None
         candidate.verdict, candidate.judged_on = self.judge.engine(candidate.plan, self.config), "engine"
         if candidate.verdict is None:
-            names = self.names_in_low_precision(candidate.float_layers)
+            names = self.list_low_precision_names(candidate.float_layers)
             candidate.verdict, candidate.judged_on = self.judge.low(names), "emulation"
 
     def _leave_out_slow_layers(self, candidates: list[PrecisionEngine]) -> None:
@@ -154,7 +154,7 @@ class PrecisionSearch:
         times = compare_layer_times(candidates[0].plan, candidates[1].plan, self.layers) if self.strategy.reports_accuracy else {}
         saved = {n: before - after for n, (before, after) in times.items()}
         last = candidates[-1]
-        fit = judge.fit(self.names_in_low_precision(last.float_layers), saved, demanded)
+        fit = judge.fit(self.list_low_precision_names(last.float_layers), saved, demanded)
         float_layers = last.float_layers | frozenset(fit.dropped)
         if fit.dropped and len(float_layers) < len(self.layers):
             candidates.append(self._build_within_budget(float_layers))
@@ -163,7 +163,7 @@ class PrecisionSearch:
         for _ in range(self.strategy.fitting_rounds):
             if candidates[-1].is_allowed:
                 break
-            more = judge.harder(fit, candidates[-1].float_layers, demanded)
+            more = judge.list_most_sensitive(fit, candidates[-1].float_layers, demanded)
             float_layers = candidates[-1].float_layers | frozenset(more)
             if not more or len(float_layers) >= len(self.layers):
                 break
@@ -210,7 +210,7 @@ class PrecisionSearch:
 
     def _keep(self, candidates: Sequence[PrecisionEngine], ranking: Ranking, fit: Fit) -> EnginePlan:
         """The fastest allowed engine, with the comparison in its report."""
-        index = ranking.select(self.strategy.preference(candidates, _within_budget(candidates)))
+        index = ranking.select(self.strategy.rank_candidates(candidates, _within_budget(candidates)))
         times_ms = [1e3 * ranking.seconds(i) for i in range(len(candidates))]
         kept = candidates[index]
         report = kept.plan.report

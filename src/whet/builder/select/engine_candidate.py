@@ -16,7 +16,7 @@ from whet.errors import BackendError, BuildError
 from whet.measure.compare import compare
 from whet.measure.option import Option
 from whet.measure.policy import ENGINES
-from whet.measure.statistics import noise_between, spread, typical
+from whet.measure.statistics import compute_noise, estimate_typical_time, spread
 from whet.measure.timing_cache import Timed
 from whet.network import Network
 from whet.runtime import BoundEngine, WeightStore, bind
@@ -56,7 +56,7 @@ class EngineCandidate:
     @property
     def ms(self) -> float:
         if self.samples:
-            return typical(self.samples, self.disturbed) * self.drift
+            return estimate_typical_time(self.samples, self.disturbed) * self.drift
         return inf if self.recalled_time is None else self.recalled_time.ms * self.drift
 
     @property
@@ -69,7 +69,7 @@ class EngineCandidate:
         """The difference in ms up to which this and another candidate count as equal: the larger spread of both; for candidates timed in the
         same rounds at most the spread of their differences, from which drift cancels."""
         if self.samples and len(self.samples) == len(other.samples):
-            return min(max(self.spread, other.spread), noise_between(self.samples, other.samples) * self.drift)
+            return min(max(self.spread, other.spread), compute_noise(self.samples, other.samples) * self.drift)
         return max(self.spread, other.spread)
 
 

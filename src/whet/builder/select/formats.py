@@ -89,7 +89,7 @@ class TensorReaders:
         """False if this is another network, or layers were added or removed (unfusing and sorting replace the list of layers)."""
         return net is self.net and net.layers is self._layers and len(net.layers) == self._count
 
-    def first_later(self, t: Tensor, layer: Layer) -> Layer | None:
+    def find_later_reader(self, t: Tensor, layer: Layer) -> Layer | None:
         """The first layer after `layer` that reads `t`, or None."""
         readers = self._readers.get(t, [])
         i = bisect_right(readers, self.position[layer])
@@ -113,7 +113,7 @@ def explain_inplace_refusal(net: Network | TensorReaders, layer: Layer, option: 
             return f"works in place on %{t.name} and %{layer.outputs[o].name}, of which one is an output of the network"
         if sum(x is t for x in layer.inputs) > 1:
             return f"works in place on %{t.name}, which it reads a second time"
-        if (later := readers.first_later(t, layer)) is not None:
+        if (later := readers.find_later_reader(t, layer)) is not None:
             return f"works in place on %{t.name}, which '{later.name}' still reads"
     return None
 

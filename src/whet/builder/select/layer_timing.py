@@ -30,15 +30,15 @@ class LayerTiming:
         level = min(max(config.optimization_level, 0), 5)
         self.cap = config.max_tactics if config.max_tactics >= 0 else _TIMED[level]
         self.cache = TimingCache("" if self.cap == 0 else config.timing_cache, log.note)
-        self.timer = None if self.cap == 0 else self._timer(Conditions.of(backend, footprint), config.avg_timing)
+        self.timer = None if self.cap == 0 else self._make_timer(Conditions.of(backend, footprint), config.avg_timing)
         self._slow = SlowImplementations()
 
-    def _timer(self, conditions: Conditions, rounds: int) -> Timer:
+    def _make_timer(self, conditions: Conditions, rounds: int) -> Timer:
         return Timer(self.backend, self.cache, conditions, rounds, self.config.error_on_cache_miss)
 
-    def reformat_timer(self) -> Timer | None:
+    def make_reformat_timer(self) -> Timer | None:
         """A timer for reformats, which takes fewer rounds."""
-        return None if self.timer is None else self._timer(self.timer.conditions, min(REFORMAT_ROUNDS, self.config.avg_timing))
+        return None if self.timer is None else self._make_timer(self.timer.conditions, min(REFORMAT_ROUNDS, self.config.avg_timing))
 
     def time_all(self, kinds: Iterable[Candidates]) -> None:
         """Times the kinds of layers that have several options. External load gets a note."""

@@ -116,7 +116,7 @@ class _Reduction:
             node = self.nodes[i]
             if node in self.left and len(self.near[node]) == degree:
                 self.left.discard(node)
-                (self._r0, self._r1, self._r2)[degree](node)
+                (self._reduce_r0, self._reduce_r1, self._reduce_r2)[degree](node)
         return self.left
 
     def run(self) -> dict[Node, int]:
@@ -133,7 +133,7 @@ class _Reduction:
                 heappush(by_degree, (-len(self.near[node]), i))
                 continue
             self.left.discard(node)
-            self._rn(node)
+            self._reduce_rn(node)
             self.reduce()
         return self.back_substitute({})
 
@@ -154,11 +154,11 @@ class _Reduction:
         if len(self.near[node]) <= 2:
             heappush(self._reducible, (len(self.near[node]), self.order[node]))
 
-    def _r0(self, node: Node) -> None:
+    def _reduce_r0(self, node: Node) -> None:
         best = int(np.argmin(self.vectors[node]))
         self.undo.append((node, lambda picked: best))
 
-    def _r1(self, node: Node) -> None:
+    def _reduce_r1(self, node: Node) -> None:
         ((other, m),) = self.near[node].items()
         costs = self.vectors[node][:, None] + m
         self.vectors[other] = self.vectors[other] + costs.min(axis=0)
@@ -166,7 +166,7 @@ class _Reduction:
         self._drop(node)
         self.undo.append((node, lambda picked: int(best[picked[other]])))
 
-    def _r2(self, node: Node) -> None:
+    def _reduce_r2(self, node: Node) -> None:
         (a, ma), (b, mb) = self.near[node].items()
         costs = self.vectors[node][:, None, None] + ma[:, :, None] + mb[:, None, :]
         joined, best = costs.min(axis=0), costs.argmin(axis=0)
@@ -178,7 +178,7 @@ class _Reduction:
         self._offer(b)
         self.undo.append((node, lambda picked: int(best[picked[a], picked[b]])))
 
-    def _rn(self, node: Node) -> None:
+    def _reduce_rn(self, node: Node) -> None:
         costs = self.vectors[node].copy()
         for other, m in self.near[node].items():
             costs = costs + (m + self.vectors[other][None, :]).min(axis=1)

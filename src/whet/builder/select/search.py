@@ -58,7 +58,7 @@ class Search:
         self.cache, self.timer = self.timing.cache, self.timing.timer
         self.unfused_times: dict[str, UnfusedTime] = {}  # by kind of fused layer
         self.history = EngineHistory(self.cache, () if self.timer is None else self.timer.environment, self.kind_of)
-        self.reformats = Reformats(tactics, backend, self.env, self.timing.reformat_timer())
+        self.reformats = Reformats(tactics, backend, self.env, self.timing.make_reformat_timer())
         self._readers = TensorReaders(net)
         self._no_views: set[str] = set()  # layers that must copy their parts
 
@@ -76,7 +76,7 @@ class Search:
 
     def time_all(self) -> None:
         """Times the kinds of layers that have several options."""
-        self.timing.time_all(self.listing.of_network())
+        self.timing.time_all(self.listing.list_network_candidates())
 
     def retime_contradictions(self, net: Network, chosen: Mapping[str, Option], engine_ms: float) -> list[str]:
         """Times layers of `net` again if their recorded time exceeds that of the whole engine; returns their names."""
@@ -91,7 +91,7 @@ class Search:
         """
         return self.incumbent_ms is not None and not self.backend.capabilities.overlapping_launches and ms > SUM_MARGIN * self.incumbent_ms
 
-    def least_ms(self) -> float:
+    def compute_least_ms(self) -> float:
         """The sum of all layers' times with their fastest kernels, without reformats between them."""
         listed = [self.kinds[self.kind_of[x.name]].options for x in self.net.layers]
         return sum(min(o.cost for o in [o for o in options if o.ms is not None] or options) for options in listed)

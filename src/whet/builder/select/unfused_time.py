@@ -21,7 +21,7 @@ from whet.errors import BackendError, NetworkError
 from whet.measure.option import Option
 from whet.measure.policy import UNFUSED
 from whet.measure.timing import Timer
-from whet.measure.timing_key import source_digest
+from whet.measure.timing_key import compute_source_digest
 from whet.network import Layer
 from whet.ops import bind_layer
 from whet.runtime.memory import align_size
@@ -63,7 +63,8 @@ class _ChainTactic(Tactic):
 
     def __init__(self, steps: Sequence[_Step], signature: Signature, kernel: Kernel):
         self._signature, self._kernel = signature, kernel
-        self._library = "; ".join(f"{s.option.tactic.name} {source_digest(s.option.tactic)} {s.option.tactic.library_version()}" for s in steps)
+        tactics = [s.option.tactic for s in steps]
+        self._library = "; ".join(f"{t.name} {compute_source_digest(t)} {t.library_version()}" for t in tactics)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         return [self._signature]

@@ -63,5 +63,5 @@ def _time_candidates(search: Search) -> None:
     search.listing.list_all(search.bans.reason)
     list_fused_parts(search)
     search.time_all()
-    if not search.cannot_win(search.least_ms()):
+    if not search.cannot_win(search.compute_least_ms()):
         time_unfused(search)

@@ -49,7 +49,7 @@ class SelectedEngine:
     def chosen(self) -> dict[str, Option]:
         return self.candidate.chosen
 
-    def choice_report(self) -> SelectionRecord:
+    def make_selection_record(self) -> SelectionRecord:
         c = self.candidate.assignment
         timed = "by an earlier build (timing cache)" if self.recalled else ""
         return SelectionRecord(c.method, self.estimate_ms, self.candidate.what, timed, len(c.core), dict(c.tried) if c.core else {})

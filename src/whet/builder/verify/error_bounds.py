@@ -11,7 +11,7 @@ import numpy as np
 from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchItems, run_network_on_items
 from whet.builder.verify.differences import compare_output, compute_output_error, find_worst_error
 from whet.builder.verify.emulation import compute_reference_outputs, computes_tf32, emulate
-from whet.builder.verify.host_overlap import Beside
+from whet.builder.verify.host_overlap import OverlappedWork
 from whet.builder.verify.rounding_ties import has_ties, run_with_nudged_scales
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.report import VerificationRecord, WorstLayer
@@ -149,20 +149,20 @@ class NetworkJudge:
     network must first pass that test in float64; then the error of the emulation's roundings is allowed in addition.
     """
 
-    def __init__(self, plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], images: BatchItems | None, beside: Beside):
+    def __init__(self, plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], images: BatchItems | None, beside: OverlappedWork):
         self.plan, self.source, self.inputs, self.images = plan, source, inputs, images
         self.narrow = any(computes_tf32(c) or any(d in _UNIT for _, d in c.outputs) for c in plan.choices.values())
         self.truth = beside.early(partial(self._outputs, source, widen=True))
         self.plain = beside.early(partial(self._outputs, source))
         if self.narrow:
             self.lowered = beside.early(partial(self._outputs, plan.network, widen=True))
-            self.emulated = beside.early(self._emulation)
+            self.emulated = beside.early(self._emulate_outputs)
 
     def _outputs(self, net: Network, *, widen: bool = False) -> list[np.ndarray]:
         with np.errstate(all="ignore"), native_accumulators():  # the bound is the error of arithmetic in the tensors' own types
             return list(_reference(net, self.inputs, self.images, widen=widen).values())
 
-    def _emulation(self) -> list[np.ndarray]:
+    def _emulate_outputs(self) -> list[np.ndarray]:
         with np.errstate(all="ignore"), native_accumulators():
             return list(emulate(self.plan, self.inputs, self.images).values())
 

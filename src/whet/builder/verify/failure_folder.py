@@ -15,7 +15,7 @@ from whet.builder.verify.error_bounds import Failure
 from whet.engine.file import write_engine
 from whet.engine.plan import EnginePlan
 from whet.errors import WhetError
-from whet.files import replacing
+from whet.files import replace_atomically
 from whet.network import network_text
 
 VARIABLE = "WHET_FAILED_VERIFICATIONS"  # environment variable: the folder; empty: nothing is saved
@@ -62,7 +62,7 @@ def save_failures(plan: EnginePlan, inputs: Mapping[str, np.ndarray], failures: 
 def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays under their names; types that NumPy's files do not have (bfloat16, float8) as float32."""
     plain = {k: a if a.dtype.kind in "biufc" else np.asarray(a, np.float32) for k, a in arrays.items()}
-    with replacing(path) as part, part.open("wb") as file:
+    with replace_atomically(path) as part, part.open("wb") as file:
         np.savez(file, allow_pickle=False, **{k.replace("/", "_"): a for k, a in plain.items()})
 
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 _MOST = 8  # threads; each holds the arrays of its layer
 
 
-class Beside:
+class OverlappedWork:
     """Runs functions on its own threads, or immediately if nothing overlaps with them. A context manager: exit waits for all.
 
     NumPy releases the GIL in long operations, so threads suffice for the reference. Its products use one thread each meanwhile: several calls of
@@ -33,7 +33,7 @@ class Beside:
         """A function that returns the result of `make`, which starts now on a thread, or at the first call if there are no threads."""
         return make if self._pool is None else self._pool.submit(make).result
 
-    def then(self, make: Callable[[], T], take: Callable[[T], None]) -> None:
+    def schedule(self, make: Callable[[], T], take: Callable[[T], None]) -> None:
         """`take(make())` later: `make` on a thread, `take` on this one, in the order in which they were given."""
         if self._pool is None:
             take(make())
@@ -51,7 +51,7 @@ class Beside:
         result, take = self._waiting.popleft()
         take(result.result())
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> OverlappedWork:
         if self._pool is not None:
             self._single.enter_context(limit_blas_threads(1))
         return self

@@ -23,7 +23,7 @@ from whet.builder.verify.batch_positions import measure_rotation_differences
 from whet.builder.verify.differences import compare_output
 from whet.builder.verify.error_bounds import Checked, Failure, NetworkJudge, compare_layer, compute_layer_bound
 from whet.builder.verify.failure_folder import save_failures
-from whet.builder.verify.host_overlap import Beside
+from whet.builder.verify.host_overlap import OverlappedWork
 from whet.builder.verify.input_kinds import LARGE, Magnitude, list_tests, make_values
 from whet.builder.verify.shape_extents import differ_in_batch, list_other_shapes, run_items_again
 from whet.engine.plan import Choice, EnginePlan
@@ -68,7 +68,7 @@ def verify_engine(
     images, axes = _select_batch_items(plan, source, given, config, log)
     found.images = None if images is None else images.at
     few = get_common_batch(given) <= MAX_ITEMS or images is not None  # otherwise the arrays of several layers could exhaust the memory
-    with np.errstate(all="ignore"), Beside(backend.capabilities.overlapping_launches and few) as beside:
+    with np.errstate(all="ignore"), OverlappedWork(backend.capabilities.overlapping_launches and few) as beside:
         whole = images if images is None else _select_network_items(images, source, given, slow_macs)
         found.network_items = None if whole is None else whole.at
         judge = NetworkJudge(plan, source, data, whole, beside)
@@ -82,7 +82,7 @@ def verify_engine(
                 if unstable := _run_again(bound, i, layer, plan.choices[layer.name], outs, read):
                     found.failures.append(unstable)
                 judged = images.all if images is not None and layer.name in axes.fixed else images
-                beside.then(partial(compare_layer, layer, plan.choices[layer.name], ins, outs, judged, axes), found.take)
+                beside.schedule(partial(compare_layer, layer, plan.choices[layer.name], ins, outs, judged, axes), found.take)
             beside.settle()
             if images is not None and not found.failures:
                 _check_positions(plan, backend, bound, data, axes, images, store, found, config, log)

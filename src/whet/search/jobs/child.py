@@ -14,7 +14,7 @@ from pathlib import Path
 
 from whet.errors import WhetError
 from whet.search.jobs import job as j
-from whet.search.jobs.device_locks import file_lock
+from whet.search.jobs.device_locks import hold_file_lock
 
 
 def main(argv: list[str]) -> int:
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     folder = Path(argv[0]).resolve()
     if "--watch" in argv:
         threading.Thread(target=_wait_for_end_of_parent, daemon=True).start()
-    with file_lock(folder / j.LOCK):  # held by an orphaned child that is still exiting
+    with hold_file_lock(folder / j.LOCK):  # held by an orphaned child that is still exiting
         job = j.Job.read(folder)
         for leftover in folder.iterdir():
             if leftover.is_file() and leftover.name not in (j.JOB, j.LOG, j.LOCK) and leftover.suffix != j.CHECKPOINT:
@@ -36,12 +36,12 @@ def main(argv: list[str]) -> int:
 
             result = run_job(job, folder)
         except WhetError as e:
-            result = j.failed_result(vars(job), f"{type(e).__name__}: {e}")
+            result = j.make_failed_result(vars(job), f"{type(e).__name__}: {e}")
         except MemoryError:
-            result = j.failed_result(vars(job), "out of memory")
+            result = j.make_failed_result(vars(job), "out of memory")
         except Exception as e:  # noqa: BLE001 - a user's metric or data function may raise anything; the trial fails with that message
             traceback.print_exc()
-            result = j.failed_result(vars(job), f"{type(e).__name__}: {e} (full log: {folder / j.LOG})")
+            result = j.make_failed_result(vars(job), f"{type(e).__name__}: {e} (full log: {folder / j.LOG})")
         j.write_result(folder, result)
         if result["state"] == "done":
             for checkpoint in folder.glob(f"*{j.CHECKPOINT}"):

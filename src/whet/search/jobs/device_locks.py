@@ -29,8 +29,8 @@ class DeviceLock:
     def __init__(self, device: str, folder: str | os.PathLike[str] | None = None, waiting: Callable[[str | None], object] = lambda _: None):
         self.waiting = waiting
         self.folder = Path(folder) if folder is not None else Path(user_cache_dir("whet")) / "locks"
-        gpu = physical_gpu(device)
-        self.name = "cpu" if gpu is None else f"{device.partition(':')[0]}-{uuid_of(gpu)}"
+        gpu = find_physical_gpu(device)
+        self.name = "cpu" if gpu is None else f"{device.partition(':')[0]}-{find_uuid(gpu)}"
         self.shares = gpu is None  # CPU load does not disturb the timing of a CUDA graph
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ class DeviceLock:
             yield
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def hold_for_work(self) -> Iterator[None]:
         """Holds the device shared: overlaps other work, never a timing. No lock for a GPU, since this work runs on the CPU."""
         if not self.shares:
             yield
@@ -55,7 +55,7 @@ class DeviceLock:
     @contextmanager
     def training(self) -> Iterator[None]:
         """Holds the device for fine-tuning: shared on a CPU, exclusively on a GPU."""
-        with self.working() if self.shares else self.timing():
+        with self.hold_for_work() if self.shares else self.timing():
             yield
 
     @contextmanager
@@ -88,7 +88,7 @@ class DeviceLock:
 
 
 @contextmanager
-def file_lock(path: str | os.PathLike[str], how: int = fcntl.LOCK_EX) -> Iterator[bool]:
+def hold_file_lock(path: str | os.PathLike[str], how: int = fcntl.LOCK_EX) -> Iterator[bool]:
     """Holds a lock file; with LOCK_NB yields False instead of waiting. Closing the file, also by process exit, releases the lock."""
     f = _open(Path(path))
     try:
@@ -106,7 +106,7 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def uuid_of(gpu: str) -> str:
+def find_uuid(gpu: str) -> str:
     """A GPU's UUID, so that a search that names it by number and one that names it by UUID share a lock; `gpu` unchanged without NVML."""
     try:
         import pynvml
@@ -120,7 +120,7 @@ def uuid_of(gpu: str) -> str:
         return gpu
 
 
-def physical_gpu(device: str) -> str | None:
+def find_physical_gpu(device: str) -> str | None:
     """The GPU's physical number or UUID, with CUDA_VISIBLE_DEVICES resolved; None for a CPU."""
     kind, _, ordinal = device.partition(":")
     if not capabilities_of(kind).numbered_devices:

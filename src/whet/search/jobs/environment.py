@@ -7,14 +7,14 @@ from time import perf_counter
 
 from whet.backends import Backend, capabilities_of, get_backend
 from whet.network import Network
-from whet.registry import user_function
+from whet.registry import import_user_function
 from whet.report.stage import STAGE, WAITING
 from whet.runtime import Engine, Runtime
-from whet.search.jobs.device_locks import DeviceLock, physical_gpu
+from whet.search.jobs.device_locks import DeviceLock, find_physical_gpu
 from whet.search.jobs.job import Job
 from whet.search.recipe import fields as f
 from whet.search.recipe.data import Labelled, load_labelled
-from whet.search.recipe.metrics import Predict, Score, knows_which, top1, user_metric
+from whet.search.recipe.metrics import Predict, Score, call_user_metric, knows_which, top1
 from whet.search.recipe.recipe import Effort, recipe_from
 from whet.search.recipe.space import Candidate
 from whet.search.stages.energy import Meter
@@ -33,7 +33,7 @@ class Worker:
         self.stages: dict[str, float] = {}
         self._stage, self._since, self._said, self._before = "", self.started, "", ""
         self._data: dict[str, Labelled] = {}
-        self.meter = Meter(physical_gpu(self.recipe.device))
+        self.meter = Meter(find_physical_gpu(self.recipe.device))
 
     def say(self, stage: str) -> None:
         """Writes the current stage to stage.txt and accumulates the duration of each kind of work."""
@@ -59,14 +59,14 @@ class Worker:
             if source not in self._data:
                 self._data[source] = load_labelled(source, net, f"data.{which}", self.recipe.data.preprocess)
             return top1(predict, self._data[source])
-        return user_metric(user_function(self.recipe.metric, "metric"), predict, self.recipe.metric, which)
+        return call_user_metric(import_user_function(self.recipe.metric, "metric"), predict, self.recipe.metric, which)
 
     @property
     def last_data(self) -> str:
         """The data set of the final comparison: "judge" where the recipe gives it, else "score"."""
         if self.recipe.metric == "top1":
             return "judge" if self.recipe.data.judge else "score"
-        return "judge" if knows_which(user_function(self.recipe.metric, "metric")) else "score"
+        return "judge" if knows_which(import_user_function(self.recipe.metric, "metric")) else "score"
 
     def backend(self) -> Backend:
         """The recipe's device."""

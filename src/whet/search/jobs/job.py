@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import UsageError
-from whet.files import read_json_text, replacing
+from whet.files import read_json_text, replace_atomically
 from whet.report.stage import STAGE
 from whet.search.jobs.result_check import is_result
 
@@ -53,7 +53,7 @@ class Job:
             return False
         ignored = _ELSEWHERE if self.role == "survivor" else _ELSEWHERE + _TRAINING
         try:
-            return _comparison_key(asdict(self), ignored) == _comparison_key({"allowed": None, "made_by": "", **stored}, ignored)
+            return _make_comparison_key(asdict(self), ignored) == _make_comparison_key({"allowed": None, "made_by": "", **stored}, ignored)
         except (TypeError, AttributeError):  # a damaged job
             return False
 
@@ -66,7 +66,7 @@ class Job:
             raise UsageError(f"{folder} contains no job ({JOB} is missing or damaged). Run the search again: it writes its jobs.") from e
 
 
-def _comparison_key(job: Mapping[str, Any], ignored: tuple[str, ...]) -> str:
+def _make_comparison_key(job: Mapping[str, Any], ignored: tuple[str, ...]) -> str:
     """The comparison key of a job. Referenced jobs count by folder name, so that a moved search compares equal."""
     recipe = {k: v for k, v in job.get("recipe", {}).items() if k not in ignored}
     reference = Path(job["reference"]).name if job.get("reference") else None
@@ -99,7 +99,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 def write_json(path: Path, data: Any) -> None:
     """Writes JSON atomically (temporary file, then rename)."""
-    with replacing(path) as part, part.open("w") as f:
+    with replace_atomically(path) as part, part.open("w") as f:
         json.dump(data, f, indent=1, allow_nan=False)
         f.flush()
         os.fsync(f.fileno())
@@ -119,6 +119,6 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def failed_result(job: Mapping[str, Any], reason: str) -> dict[str, Any]:
+def make_failed_result(job: Mapping[str, Any], reason: str) -> dict[str, Any]:
     """The result of a failed job."""
     return {"state": "failed", "role": job["role"], "name": job["name"], "candidate": job["candidate"], "reason": " ".join(reason.split())}

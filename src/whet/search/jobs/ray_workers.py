@@ -61,7 +61,7 @@ class RayWorkers:
         if not places:
             raise UsageError(f"--ray={self.address}: the cluster has no {'CPUs' if cpu else 'GPUs'}")
         self.slots = self.recipe.search.workers or places
-        shared = self._files()
+        shared = self._collect_files()
         self._shared = ray.put(shared)
         # one job per machine on CPUs (two would wait for each other's timings), one per GPU
         share = {"num_cpus": max(1, int(min(n["CPU"] for n in nodes if n.get("CPU", 0)))) if not self.recipe.search.workers else 1}
@@ -82,7 +82,7 @@ class RayWorkers:
         ref = self._run.remote(job, files, self._shared, self.timeout)
         self._running[ref] = folder
 
-    def finished(self) -> list[tuple[Path, str | None]]:
+    def collect_finished(self) -> list[tuple[Path, str | None]]:
         """Jobs that ended since the last call; their files are written into their folders, the result last."""
         ended: list[tuple[Path, str | None]] = []
         done, _ = self.ray.wait(list(self._running), num_returns=len(self._running), timeout=0) if self._running else ([], [])
@@ -107,7 +107,7 @@ class RayWorkers:
             self.ray.cancel(ref, force=True)
         self._running.clear()
 
-    def _files(self) -> dict[str, bytes]:
+    def _collect_files(self) -> dict[str, bytes]:
         """Files needed by every job, by path: `model/` with external weights, `data.score/`, ..., `modules/`."""
         model_folder = Path(self.recipe.model).resolve().parent
         files = {f"model/{p.relative_to(model_folder)}": p.read_bytes() for p in external_files(self.recipe.model)}

@@ -28,7 +28,7 @@ class Running:
     def __init__(self, recipe: AutoRecipe, folder: WorkFolder, workers: Workers, watcher: Watcher):
         self.recipe, self.folder, self.workers, self.watch = recipe, folder, workers, watcher
         self.plain = recipe.to_plain()
-        self.made_by = software_identity(recipe, workers)
+        self.made_by = describe_software(recipe, workers)
         self.notes: list[str] = []
 
     @property
@@ -47,7 +47,7 @@ class Running:
 
     def begin(self, folder: Path, text: str) -> None:
         """Starts the job stored in a folder."""
-        self.event("begin", folder)
+        self.append_event("begin", folder)
         self.watch.begun(folder, text)
         self.workers.start(folder)
 
@@ -60,7 +60,7 @@ class Running:
         for folder, job in jobs:
             result = j.read_result(folder) if job.same_as(folder) else None
             if result is not None and result["state"] == "done" and j.is_complete(folder, result):
-                self.watch.ended(folder, result, True)
+                self.watch.end_job(folder, result, True)
             else:
                 (folder / j.RESULT).unlink(missing_ok=True)
                 job.write(folder)
@@ -71,12 +71,12 @@ class Running:
                 running += 1
             for folder, problem in self.wait():
                 running -= 1
-                self.watch.ended(folder, self.result(folder, problem), False)
+                self.watch.end_job(folder, self.result(folder, problem), False)
 
     def wait(self) -> list[tuple[Path, str | None]]:
         """Waits until a job ends; returns ended jobs with the failure reason or None."""
         while True:
-            ended = self.workers.finished()
+            ended = self.workers.collect_finished()
             self.watch.tick()
             if ended:
                 return ended
@@ -86,9 +86,9 @@ class Running:
         """A job's result; a failed result is written if its process left none."""
         result = j.read_result(folder)
         if result is None:
-            result = j.failed_result(j.read_json(folder / j.JOB), problem or "no result")
+            result = j.make_failed_result(j.read_json(folder / j.JOB), problem or "no result")
             j.write_json(folder / j.RESULT, result)
-        self.event("end", folder)
+        self.append_event("end", folder)
         return result
 
     def note(self, text: str) -> None:
@@ -96,14 +96,14 @@ class Running:
         self.notes.append(text)
         self.watch.note(text)
 
-    def event(self, name: str, folder: Path | None = None) -> None:
+    def append_event(self, name: str, folder: Path | None = None) -> None:
         """Appends a line to events.jsonl, which survives kills."""
         job = None if folder is None else str(folder.relative_to(self.folder.path))
         with (self.folder.path / "events.jsonl").open("a") as f:
             f.write(json.dumps({"time": time.time(), "event": name, "job": job}) + "\n")
 
 
-def software_identity(recipe: AutoRecipe, workers: Workers) -> str:
+def describe_software(recipe: AutoRecipe, workers: Workers) -> str:
     """Identity of engines and times: whet's version, and the local processor where it runs the trials (GPUs are not opened here)."""
     here = capabilities_of(recipe.backend).workers and isinstance(workers, LocalWorkers)
     return f"whet {__version__}" + (f" on {get_backend(recipe.backend, threads=recipe.threads).describe().get('model')}" if here else "")

@@ -20,11 +20,19 @@ from whet.search.jobs.job import Job, read_json
 from whet.search.recipe.data import load_unlabelled
 from whet.search.recipe.metrics import Score, drop
 from whet.search.recipe.space import Candidate
-from whet.search.stages.build_engine import build_config, predictor, quick_engine
-from whet.search.stages.candidate_engines import ENGINE, PRUNING, build_step_engines, first_engine, measure_engines, select_engine, trained_engine
+from whet.search.stages.build_engine import build_config, build_quick_engine, make_predictor
+from whet.search.stages.candidate_engines import (
+    ENGINE,
+    PRUNING,
+    build_first_engine,
+    build_step_engines,
+    build_trained_engine,
+    measure_engines,
+    select_engine,
+)
 from whet.search.stages.finetune import fine_tune
 from whet.search.stages.measure import make_run, time_engines
-from whet.search.stages.prepare import flops_of, prepare_candidate, two_four_gains, within_budget, write_two_four
+from whet.search.stages.prepare import count_static_flops, fit_latency_budget, list_two_four_gains, prepare_candidate, write_two_four
 
 SCORES = "scores.npy"
 _CALIBRATE = 64  # samples for INT8 ranges
@@ -37,14 +45,14 @@ def run_job(job: Job, folder: Path) -> dict[str, Any]:
         from whet.search.outcome.rebuild import rebuild_job
 
         return rebuild_job(w)
-    return _compare(w) if job.role == "final" else _candidate(w)
+    return _compare(w) if job.role == "final" else _run_candidate(w)
 
 
-def _candidate(w: Worker) -> dict[str, Any]:
+def _run_candidate(w: Worker) -> dict[str, Any]:
     """Takes a baseline, scout or survivor from the model to a measured engine."""
     recipe, c, job = w.recipe, w.candidate, w.job
     kept = job.kept
-    with w.lock.working():
+    with w.lock.hold_for_work():
         w.say("reading")
         net = network_from_file(recipe.model)
         data = load_unlabelled(recipe.data.calibrate, net, w.effort.samples, recipe.data.preprocess)
@@ -52,26 +60,26 @@ def _candidate(w: Worker) -> dict[str, Any]:
         with w.lock.timing():
             w.say("distributing the latency budget")
             config = build_config(net, recipe, c, w.effort.level)
-            kept, c = within_budget(net, c, config, recipe, data, say=w.say)
-    with w.lock.working():
+            kept, c = fit_latency_budget(net, c, config, recipe, data, say=w.say)
+    with w.lock.hold_for_work():
         rate = None
         if job.role == "survivor":
 
             def rate(step: Network) -> dict[str, Any]:
-                return w.score(predictor(quick_engine(step, recipe).create_context()), step).to_plain()
+                return w.score(make_predictor(build_quick_engine(step, recipe).create_context()), step).to_plain()
 
         pruned = prepare_candidate(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed, steps=recipe.space.steps)
     if c.two_four:
         with w.lock.timing():
-            layers = two_four_gains(pruned.network, build_config(pruned.network, recipe, c, w.effort.level), w.say)
-        with w.lock.working():
+            layers = list_two_four_gains(pruned.network, build_config(pruned.network, recipe, c, w.effort.level), w.say)
+        with w.lock.hold_for_work():
             write_two_four(pruned, data, layers, say=w.say, rate=rate)
     if rate is not None:
         with w.lock.training():
             fine_tune(pruned, net, recipe, c, w.folder, say=w.say, rate=rate)
-    calibrated = first_engine(w, pruned.network, {n: a[:_CALIBRATE] for n, a in data.items()}, net)
+    calibrated = build_first_engine(w, pruned.network, {n: a[:_CALIBRATE] for n, a in data.items()}, net)
     original = _score_of(Path(job.reference)) if job.reference else calibrated.score
-    trained, qat = trained_engine(w, calibrated, pruned, net, original) if job.role == "survivor" else (None, None)
+    trained, qat = build_trained_engine(w, calibrated, pruned, net, original) if job.role == "survivor" else (None, None)
     kept_engine = trained if trained is not None and qat is not None and qat["kept"] == "trained" else calibrated
     between = build_step_engines(w, pruned) if job.role == "survivor" else {}
     figures = measure_engines(w, [e for e in (calibrated, trained) if e is not None], kept_engine, data, pruned, between)
@@ -84,9 +92,9 @@ def _candidate(w: Worker) -> dict[str, Any]:
         "state": "done", "role": job.role, "name": job.name, "candidate": job.candidate, "kept": kept, "removed": list(c.removed),
         "metric": score.to_plain(), "drop": drop(original, score, recipe.higher_is_better),
         **figures, "engine_bytes": os.path.getsize(path), "build_seconds": kept_engine.seconds,
-        "params": count_params(pruned.network), "flops": flops_of(pruned.network), "steps": pruned.steps, "qat": qat,
-        "branches": _branch_order(w, net, data) if job.role == "baseline" and c == Candidate(batch=c.batch) else [],
-        "notes": [*pruned.notes, *plan.report.notes, *plan.report.info], "precision": _precision(plan), "layers": layers_of(plan),
+        "params": count_params(pruned.network), "flops": count_static_flops(pruned.network), "steps": pruned.steps, "qat": qat,
+        "branches": _order_branches(w, net, data) if job.role == "baseline" and c == Candidate(batch=c.batch) else [],
+        "notes": [*pruned.notes, *plan.report.notes, *plan.report.info], "precision": _count_precisions(plan), "layers": list_layers(plan),
     }  # fmt: skip
     if job.role == "scout":
         path.unlink()
@@ -98,7 +106,7 @@ def _candidate(w: Worker) -> dict[str, Any]:
     return result | {"stages": w.stages, "seconds": perf_counter() - w.started}
 
 
-def _branch_order(w: Worker, net: Network, data: dict[str, np.ndarray]) -> list[str]:
+def _order_branches(w: Worker, net: Network, data: dict[str, np.ndarray]) -> list[str]:
     """Removable residual branches, sorted by the norm of the branch relative to its sum (mean over samples), ascending."""
     removable = branches(net)
     if not removable or not w.recipe.space.depth:
@@ -109,7 +117,7 @@ def _branch_order(w: Worker, net: Network, data: dict[str, np.ndarray]) -> list[
     watched.outputs = []
     for name in dict.fromkeys(t.name for pair in ends.values() for t in pair if t is not None):
         watched.mark_output(watched.tensor(name))
-    values = predictor(quick_engine(watched, w.recipe).create_context())(data)
+    values = make_predictor(build_quick_engine(watched, w.recipe).create_context())(data)
 
     def share(name: str) -> float:
         pair = (values[t.name] for t in ends[name] if t is not None)
@@ -137,10 +145,10 @@ def _compare(w: Worker) -> dict[str, Any]:
         spent = [w.meter.of(run, batch, w.energy_seconds) for run, batch in zip(runs, batches, strict=True)]
     rows: list[dict[str, Any]] = []
     first: Score | None = None
-    with w.lock.working():
+    with w.lock.hold_for_work():
         for k, (folder, context) in enumerate(zip(folders, contexts, strict=True)):
             w.say(f"scoring {k + 1}/{len(folders)}")
-            score = w.score(predictor(context), net, which)
+            score = w.score(make_predictor(context), net, which)
             first = first or score
             rows.append({
                 "folder": folder.name, "metric": score.to_plain(), "drop": drop(first, score, recipe.higher_is_better), "latency": times[k],
@@ -159,7 +167,7 @@ def _score_of(folder: Path) -> Score:
     return Score(metric["value"], metric["low"], metric["high"], metric["samples"], each)
 
 
-def _precision(plan: EnginePlan) -> dict[str, int]:
+def _count_precisions(plan: EnginePlan) -> dict[str, int]:
     """Number of layers by the storage type of their first stored operand."""
     counts: dict[str, int] = {}
     for c in plan.choices.values():
@@ -168,7 +176,7 @@ def _precision(plan: EnginePlan) -> dict[str, int]:
     return counts
 
 
-def layers_of(plan: EnginePlan) -> list[dict[str, Any]]:
+def list_layers(plan: EnginePlan) -> list[dict[str, Any]]:
     """The engine's layers for the report: name, source nodes, tactic, formats, time in ms measured by the builder."""
     times = plan.report.layer_ms
     shown = ("type", "tactic", "formats")

@@ -27,7 +27,7 @@ class Workers(Protocol):
 
     def start(self, folder: Path) -> None: ...
 
-    def finished(self) -> list[tuple[Path, str | None]]: ...
+    def collect_finished(self) -> list[tuple[Path, str | None]]: ...
 
     def stop(self) -> None: ...
 
@@ -62,7 +62,7 @@ class LocalWorkers:
         now = time.monotonic()
         self._running[folder] = _Running(process, log, now, device, now)
 
-    def finished(self) -> list[tuple[Path, str | None]]:
+    def collect_finished(self) -> list[tuple[Path, str | None]]:
         """Jobs that ended since the last call, with the failure reason or None."""
         ended: list[tuple[Path, str | None]] = []
         for folder, r in list(self._running.items()):
@@ -84,7 +84,7 @@ class LocalWorkers:
             elif late and code is None:
                 ended.append((folder, f"exceeded search.trial_timeout ({self.timeout:g} s) and was terminated"))
             else:
-                ended.append((folder, _words(r.process.returncode, folder)))
+                ended.append((folder, _explain_exit(r.process.returncode, folder)))
         return ended
 
     def stop(self) -> None:
@@ -111,7 +111,7 @@ def end_session(process: subprocess.Popen) -> None:
 
 
 
-def _words(code: int, folder: Path) -> str:
+def _explain_exit(code: int, folder: Path) -> str:
     """The reason why a process left no result."""
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
@@ -121,7 +121,7 @@ def _words(code: int, folder: Path) -> str:
     return f"the trial's process exited with code {code}: {tail[0] if tail else 'no output'}"[:400]
 
 
-def gpus(device: str) -> tuple[str, ...]:
+def list_gpus(device: str) -> tuple[str, ...]:
     """GPU numbers of a device: all for `cuda`, one for `cuda:N`, () for a CPU."""
     kind, _, ordinal = device.partition(":")
     if not capabilities_of(kind).numbered_devices:
@@ -144,8 +144,8 @@ def _count_gpus() -> int:
         return 0
 
 
-def workers_for(recipe: Any) -> LocalWorkers:
+def make_workers(recipe: Any) -> LocalWorkers:
     """Local workers of a recipe: by default one on a CPU (two would disturb each other's timings), one per GPU."""
-    devices = gpus(recipe.device)
+    devices = list_gpus(recipe.device)
     slots = recipe.search.workers or max(1, len(devices))
     return LocalWorkers(slots, recipe.search.trial_timeout, devices)

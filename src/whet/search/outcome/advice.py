@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from os.path import isfile
 from typing import Any
 
-from whet.search.jobs.device_locks import physical_gpu
+from whet.search.jobs.device_locks import find_physical_gpu
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.stages.energy import Meter
-from whet.search.stages.finetune import no_torch
+from whet.search.stages.finetune import explain_missing_torch
 
 _IMPLAUSIBLE = 20.0  # top-1 in per cent; an original below it usually has data that do not match the model
 
@@ -19,10 +19,10 @@ def advise_before_search(recipe: AutoRecipe, *, here: bool = True) -> list[str]:
     """Warnings on the recipe and this machine; `here`: trials run on it (not on a cluster)."""
     warnings = []
     if here and (recipe.target.energy is not None or recipe.target.net_energy is not None):
-        meter = Meter(physical_gpu(recipe.device))
+        meter = Meter(find_physical_gpu(recipe.device))
         if meter.read is None:
             warnings.append(f"the target asks for energy, which is {meter.about}: no engine can meet it on this machine")
-    missing = no_torch()
+    missing = explain_missing_torch()
     if here and recipe.data.train is not None and (recipe.finetune is not None or recipe.qat is not None) and missing is not None:
         warnings.append(f"data.train is given, but survivors will not be trained: {missing}")
     if recipe.data.judge is None and recipe.metric == "top1":
@@ -30,12 +30,12 @@ def advise_before_search(recipe: AutoRecipe, *, here: bool = True) -> list[str]:
     if recipe.metric != "top1" and (recipe.data.score or recipe.data.judge):
         warnings.append("data.score and data.judge are not read: the metric is a function with its own data (see its argument `which`)")
     for one, other in (("judge", "score"), ("train", "judge"), ("train", "score")):
-        if _same(getattr(recipe.data, one), getattr(recipe.data, other)):
+        if _is_same_source(getattr(recipe.data, one), getattr(recipe.data, other)):
             warnings.append(f"data.{one} equals data.{other}: scores on samples used for training or selection are optimistic")
     return warnings
 
 
-def _same(one: str | None, other: str | None) -> bool:
+def _is_same_source(one: str | None, other: str | None) -> bool:
     """True if two sources are the same: equal text, or files with equal bytes."""
     if one is None or other is None:
         return False

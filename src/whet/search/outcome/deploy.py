@@ -15,9 +15,9 @@ from whet.errors import BuildError, EngineError, WhetError
 from whet.pruning import load_recipe
 from whet.report import search_page
 from whet.search.jobs import job as j
-from whet.search.outcome.rebuild import RECIPE, recipe_of_deploy
+from whet.search.outcome.rebuild import RECIPE, make_deploy_recipe
 from whet.search.outcome.result import SearchResult
-from whet.search.outcome.summary import summary
+from whet.search.outcome.summary import summarize_search
 from whet.search.recipe.space import Candidate
 from whet.search.stages.build_engine import build_config, rebuild_plan
 from whet.search.stages.candidate_engines import CALIBRATION, ENGINE, LOCK, ONNX, PRUNING, QUANTIZED
@@ -44,12 +44,12 @@ def write_deploy(result: SearchResult) -> dict[str, Any]:
         raise BuildError(
             f"{source / ENGINE} was damaged after it was built: {e}. Delete the folder {source} and run the same command: it repeats that job."
         ) from e
-    report = summary(result)
-    report["commands"] = commands(result, source)
-    j.write_json(new / RECIPE, recipe_of_deploy(result.recipe, _candidate(source), source))
+    report = summarize_search(result)
+    report["commands"] = list_commands(result, source)
+    j.write_json(new / RECIPE, make_deploy_recipe(result.recipe, _read_candidate(source), source))
     j.write_json(new / DATA, report)
     (new / PAGE).write_text(search_page(report), encoding="utf-8")
-    (new / README).write_text(_readme(result, report, source, new), encoding="utf-8")
+    (new / README).write_text(_format_readme(result, report, source, new), encoding="utf-8")
     if folder.deploy.exists():
         os.replace(folder.deploy, old)
     os.replace(new, folder.deploy)
@@ -57,34 +57,34 @@ def write_deploy(result: SearchResult) -> dict[str, Any]:
     return report
 
 
-def _candidate(source: Path) -> Candidate:
+def _read_candidate(source: Path) -> Candidate:
     return Candidate.from_plain((j.read_result(source) or {})["candidate"])
 
 
-def commands(result: SearchResult, source: Path) -> list[str]:
+def list_commands(result: SearchResult, source: Path) -> list[str]:
     """Commands to run and inspect the engine, and to rebuild it under its lock from the deployed model and from the original."""
     flags = build_flags(result, source)
-    model = locked_model(source)
+    model = find_locked_model(source)
     return [
         f"whet exec --loadEngine={ENGINE}",
         f"whet explain {ENGINE}",
         " ".join([f"whet exec --onnx={model}", *flags, f"--lock={LOCK}", f"--saveEngine=again.engine  # the same engine, from {model}"]),
-        f"whet rebuild .  # the same engine from the original model and its data: {_made_of(source)}, then built under {LOCK}",
+        f"whet rebuild .  # the same engine from the original model and its data: {_describe_steps(source)}, then built under {LOCK}",
     ]
 
 
-def _made_of(source: Path) -> str:
+def _describe_steps(source: Path) -> str:
     """Description of the steps that `whet rebuild` repeats."""
     stored = j.read_result(source) or {}
     recipe = load_recipe(source / PRUNING) if (source / PRUNING).is_file() else None
     steps = ["cut and recovered"] if recipe is not None and (recipe.groups or recipe.removed) else []
     steps += ["2:4 written"] if stored["candidate"]["two_four"] else []
     steps += ["fine-tuned"] if any(s["step"] == FINETUNED for s in stored["steps"]) else []
-    steps += ["trained for INT8"] if locked_model(source) == QUANTIZED else []
+    steps += ["trained for INT8"] if find_locked_model(source) == QUANTIZED else []
     return ", ".join(steps) or "nothing was cut"
 
 
-def locked_model(source: Path) -> str:
+def find_locked_model(source: Path) -> str:
     """The model file the lock belongs to: the one with trained ranges, else the floating-point one (calibrated ranges are in the lock)."""
     qat = (j.read_result(source) or {}).get("qat")
     return QUANTIZED if qat and qat["kept"] == "trained" else ONNX
@@ -92,7 +92,7 @@ def locked_model(source: Path) -> str:
 
 def build_flags(result: SearchResult, source: Path) -> list[str]:
     """The flags of `whet exec` for this engine's configuration."""
-    c = _candidate(source)
+    c = _read_candidate(source)
     config = build_config(result.net, result.recipe, c, result.recipe.survivor.level)
     flags = [f"--backend={config.backend}"] if config.backend != BuildConfig().backend else []
     if config.threads:
@@ -109,7 +109,7 @@ def build_flags(result: SearchResult, source: Path) -> list[str]:
     return flags
 
 
-def _readme(result: SearchResult, report: dict[str, Any], source: Path, folder: Path) -> str:
+def _format_readme(result: SearchResult, report: dict[str, Any], source: Path, folder: Path) -> str:
     rows = report["rows"]
     original, chosen = rows[0], rows[report["chosen"]]
     descriptions = {
@@ -139,7 +139,7 @@ def _readme(result: SearchResult, report: dict[str, Any], source: Path, folder: 
 def _lock_words(result: SearchResult, source: Path) -> str:
     """States whether a build from this folder's files reproduces this folder's engine; the build is run."""
     try:
-        same = rebuilt_digest(result, source) == plan_digest(read_engine(source / ENGINE))
+        same = rebuild_and_digest(result, source) == plan_digest(read_engine(source / ENGINE))
     except WhetError as e:
         return f"The lock does not reproduce this engine from the files in this folder: {' '.join(str(e).split())[:300]}"
     if same:
@@ -147,14 +147,14 @@ def _lock_words(result: SearchResult, source: Path) -> str:
     return "The lock builds a different engine from the files in this folder."
 
 
-def rebuilt_digest(result: SearchResult, source: Path) -> str:
+def rebuild_and_digest(result: SearchResult, source: Path) -> str:
     """Builds the model in `source` under its lock and returns the engine's digest. Raises LockError, FrontendError."""
     import dataclasses
 
     from whet.frontends import network_from_onnx
 
-    model = locked_model(source)
-    config = build_config(result.net, result.recipe, _candidate(source), result.recipe.survivor.level)
+    model = find_locked_model(source)
+    config = build_config(result.net, result.recipe, _read_candidate(source), result.recipe.survivor.level)
     return plan_digest(rebuild_plan(network_from_onnx(source / model), dataclasses.replace(config, lock=str(source / LOCK))))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from whet.errors import UsageError
 from whet.search.jobs import job as j
-from whet.search.jobs.device_locks import file_lock
+from whet.search.jobs.device_locks import hold_file_lock
 from whet.search.recipe.recipe import AutoRecipe
 
 _MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTEMPTY)
@@ -66,7 +66,7 @@ class WorkFolder:
             ) from e
 
     @contextmanager
-    def opened(self, recipe: AutoRecipe, fresh: bool = False) -> Iterator[bool]:
+    def open_locked(self, recipe: AutoRecipe, fresh: bool = False) -> Iterator[bool]:
         """Locks the folder for this process; yields True if a search is resumed. Raises UsageError if it is in use or belongs to another recipe.
 
         `fresh` deletes the results of an earlier search.
@@ -75,7 +75,7 @@ class WorkFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise UsageError(f"cannot create the work folder {self.path}: {e.strerror}") from e
-        with file_lock(self.path / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as acquired:
+        with hold_file_lock(self.path / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB) as acquired:
             if not acquired:
                 raise UsageError(f"another search is running in {self.path}: wait for it, stop it, or give another folder with --out")
             if fresh:
@@ -95,7 +95,7 @@ class WorkFolder:
             j.write_json(self.path / IDENTITY, identity)
             return False
         moved = [k for k in {**identity, **stored} if stored.get(k) != identity.get(k)]
-        if moved and self._begun():
+        if moved and self._has_results():
             raise UsageError(
                 f"{self.path} contains a search of another recipe (changed: {', '.join(moved)}; files and functions are compared by content): "
                 "--fresh deletes it, --out selects another folder"
@@ -104,7 +104,7 @@ class WorkFolder:
             j.write_json(self.path / IDENTITY, identity)
         return True
 
-    def _begun(self) -> bool:
+    def _has_results(self) -> bool:
         """True if the folder has results that another recipe would invalidate."""
         results = (j.read_result(p) for p in (self.path / "baselines").glob("*"))
         return self.study.exists() or any(r is not None and r["state"] == "done" for r in results)

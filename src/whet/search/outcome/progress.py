@@ -19,7 +19,7 @@ class Watcher(Protocol):
     def begun(self, folder: Path, what: str) -> None:
         """A job starts; `folder`/stage.txt holds its current stage."""
 
-    def ended(self, folder: Path, result: Mapping[str, Any], again: bool) -> None:
+    def end_job(self, folder: Path, result: Mapping[str, Any], again: bool) -> None:
         """A job has a result; `again`: it duplicates an earlier job or was already finished."""
 
     def tick(self) -> None:
@@ -41,7 +41,7 @@ class Silent:
 
     def begun(self, folder: Path, what: str) -> None: ...
 
-    def ended(self, folder: Path, result: Mapping[str, Any], again: bool) -> None: ...
+    def end_job(self, folder: Path, result: Mapping[str, Any], again: bool) -> None: ...
 
     def tick(self) -> None: ...
 

@@ -29,9 +29,9 @@ from whet.pruning.recipe import recipe_from_json
 from whet.report.stage import stage_of
 from whet.search.jobs import job as j
 from whet.search.jobs.environment import Worker
-from whet.search.jobs.workers import workers_for
-from whet.search.recipe.data import load_unlabelled, modules_of
-from whet.search.recipe.fingerprint import SOURCES, contents
+from whet.search.jobs.workers import make_workers
+from whet.search.recipe.data import allow_imports_from, load_unlabelled
+from whet.search.recipe.fingerprint import SOURCES, digest_contents
 from whet.search.recipe.recipe import DEPLOYED, AutoRecipe, recipe_from
 from whet.search.recipe.space import Candidate
 from whet.search.stages.build_engine import build_config, rebuild_plan
@@ -53,14 +53,14 @@ class Rebuilt:
     seconds: float
 
 
-def recipe_of_deploy(recipe: AutoRecipe, candidate: Candidate, source: Path) -> dict[str, Any]:
+def make_deploy_recipe(recipe: AutoRecipe, candidate: Candidate, source: Path) -> dict[str, Any]:
     """Contents of recipe.json: the search's recipe, the chosen point, and the data that `rebuild` needs."""
     result = j.read_result(source) or {}
     by_training = (result.get("qat") or {}).get("kept") == "trained"
     return {
         "format": DEPLOYED, "version": 1, "recipe": recipe.to_plain(), "candidate": candidate.to_plain(), "pruning": j.read_json(source / PRUNING),
         "qat": result.get("qat"), "finetuned": any(s["step"] == FINETUNED for s in result.get("steps", ())),
-        "roundings": j.read_json(source / ROUNDINGS) if by_training else None, "contents": contents(recipe), "made_by": f"whet {__version__}",
+        "roundings": j.read_json(source / ROUNDINGS) if by_training else None, "contents": digest_contents(recipe), "made_by": f"whet {__version__}",
     }  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _relocate_paths(stored: Mapping[str, Any], project: str | os.PathLike[str] |
 
 def _must_be_the_same(stored: Mapping[str, Any], recipe: AutoRecipe) -> None:
     """Raises UsageError naming sources whose contents changed since the search."""
-    now = contents(recipe)
+    now = digest_contents(recipe)
     needed = ["model", "data.calibrate", "data.preprocess", *(k for k in now if k.startswith("space.importance")), "data.train"]
     if changed := [k for k in needed if stored["contents"].get(k) != now.get(k)]:
         raise UsageError(f"{', '.join(changed)}: the contents changed since the search, and other data give another engine. Restore the "
@@ -140,9 +140,9 @@ def _must_be_the_same(stored: Mapping[str, Any], recipe: AutoRecipe) -> None:
 
 def _run(recipe: AutoRecipe, work: Path, progress: Callable[[str], None] | None) -> dict[str, Any]:
     """Runs the job in a child process and returns its result."""
-    with workers_for(recipe) as workers:
+    with make_workers(recipe) as workers:
         workers.start(work)
-        while not (ended := workers.finished()):
+        while not (ended := workers.collect_finished()):
             if progress is not None:
                 progress(stage_of(work))
             time.sleep(_POLL)
@@ -174,7 +174,7 @@ def rebuild_job(w: Worker) -> dict[str, Any]:
     net, locked_net = network_from_onnx(w.folder / locked), network_from_onnx(deploy / locked)
     result: dict[str, Any] = {"state": "done", "role": w.job.role, "name": w.job.name, "model": locked, "differs": None, "digest": None}
     if compute_model_digest(net) != compute_model_digest(locked_net):
-        return result | {"differs": _difference(net, locked_net, stored)}
+        return result | {"differs": _describe_difference(net, locked_net, stored)}
     config = dataclasses.replace(build_config(net, w.recipe, w.candidate, w.effort.level), lock=str(deploy / LOCK))
     with w.lock.timing():
         w.say("building")
@@ -185,13 +185,13 @@ def rebuild_job(w: Worker) -> dict[str, Any]:
 
 def _prepare(w: Worker, stored: Mapping[str, Any]) -> tuple[Prepared, Network]:
     """The candidate's network, pruned as recorded and recovered again, and the original."""
-    with w.lock.working():
+    with w.lock.hold_for_work():
         w.say("reading")
         net = network_from_file(w.recipe.model)
         decided = recipe_from_json(stored["pruning"]) if stored["pruning"] is not None else None
         if decided is None and not w.candidate.two_four:
             return Prepared(net), net
-        with modules_of(w.recipe.folder):
+        with allow_imports_from(w.recipe.folder):
             data = load_unlabelled(w.recipe.data.calibrate, net, w.effort.samples, w.recipe.data.preprocess)
         prepared = prepare_candidate(net, w.candidate, {}, data, w.effort, say=w.say, seed=w.recipe.search.seed, decided=decided)
         if w.candidate.two_four:
@@ -199,7 +199,7 @@ def _prepare(w: Worker, stored: Mapping[str, Any]) -> tuple[Prepared, Network]:
         return prepared, net
 
 
-def _difference(rebuilt: Network, locked: Network, stored: Mapping[str, Any]) -> str:
+def _describe_difference(rebuilt: Network, locked: Network, stored: Mapping[str, Any]) -> str:
     """Describes how the rebuilt network differs from the lock's model, and the likely cause."""
     expected = {name: t.array() for name, t in locked.constants.items()}
     actual = {name: t.array() for name, t in rebuilt.constants.items()}

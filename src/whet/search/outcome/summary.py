@@ -16,21 +16,21 @@ from whet.search.jobs import job as j
 from whet.search.outcome.result import SearchResult
 from whet.search.outcome.verdicts import Trial
 from whet.search.recipe.space import Candidate
-from whet.search.recipe.targets import Check, dominates, pareto
+from whet.search.recipe.targets import Check, dominates, find_pareto_set
 
 AXES = {"memory_bytes": "memory", "engine_bytes": "size of the engine file", "mj": "energy per sample", "net_mj": "net energy per sample"}
 _EIGHT_BITS = ("i8", "u8", "f8")  # prefixes of stored types' names
 _VERSIONS = ("numpy", "onnx", "onednn-cpu-gomp", "optuna", "ray", "torch", "llvmlite")
 
 
-def summary(search: SearchResult) -> dict[str, Any]:
+def summarize_search(search: SearchResult) -> dict[str, Any]:
     """Plain data of a finished search; report/search_page.py renders them."""
     r = search.recipe
-    best = set(pareto(search.points))
-    rows = [_row(search, i) | {"front": i in best} for i in range(len(search.final["rows"]))]
-    trials = _trials(search, rows)
+    best = set(find_pareto_set(search.points))
+    rows = [_make_row(search, i) | {"front": i in best} for i in range(len(search.final["rows"]))]
+    trials = _list_trials(search, rows)
     machine = get_backend(r.backend, threads=r.threads).describe()
-    chosen = _result(search, rows[search.chosen]["folder"])
+    chosen = _get_result(search, rows[search.chosen]["folder"])
     return {
         "whet": __version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -44,38 +44,38 @@ def summary(search: SearchResult) -> dict[str, Any]:
         "scored_on": search.final["scored_on"],
         "load": search.final["load"],
         "trials": trials,
-        "limits": _limits(search),
+        "limits": _find_limits(search),
         "axes": _axes(search),
         "cost_name": f"time per {'sample' if search.judging.cost_a_sample else 'run'}, relative to the FP32 original",
-        "steps": _steps(chosen),
-        "layers": layer_pairs(_result(search, rows[0]["folder"])["layers"], chosen["layers"]) if search.chosen else [],
+        "steps": _list_steps(chosen),
+        "layers": pair_layers(_get_result(search, rows[0]["folder"])["layers"], chosen["layers"]) if search.chosen else [],
         "classes": {name: search.space.describe_class(name) for name in search.space.classes},
         "left_out": [list(x) for x in search.space.left_out],
-        "warnings": _warnings(search, trials),
+        "warnings": _list_warnings(search, trials),
         "notes": [*search.notes, *chosen["notes"]],
         "seconds": search.seconds,
         "recipe": r.to_plain(),
         "recipe_text": json.dumps(r.to_plain(), indent=1),
-        "machine_text": json.dumps({"machine": machine, "python": sys.version.split()[0], "versions": _versions()}, indent=1, default=str),
+        "machine_text": json.dumps({"machine": machine, "python": sys.version.split()[0], "versions": _list_versions()}, indent=1, default=str),
         "commands": [],
     }
 
 
-def _result(search: SearchResult, name: str) -> dict[str, Any]:
+def _get_result(search: SearchResult, name: str) -> dict[str, Any]:
     """The result of a compared engine."""
     return j.read_result(search.folder.path / ("baselines" if "-b" in name else "survivors") / name) or {}
 
 
-def _row(search: SearchResult, i: int) -> dict[str, Any]:
+def _make_row(search: SearchResult, i: int) -> dict[str, Any]:
     r = search.final["rows"][i]
-    own, checked = _result(search, r["folder"]), search.checks[i]
+    own, checked = _get_result(search, r["folder"]), search.checks[i]
     original = "-b" in r["folder"]
     c = Candidate.from_plain(own["candidate"])
     return {
-        **r, "kind": "original" if original else "survivor", "cost": search.points[i][0] / _original_cost(search),
-        "met": all(x.met for x in checked), "checks": plain_checks(checked),
+        **r, "kind": "original" if original else "survivor", "cost": search.points[i][0] / _get_original_cost(search),
+        "met": all(x.met for x in checked), "checks": list_checks(checked),
         "name": f"original, {c.precision}" + (f", batch {c.batch}" if c.batch != 1 else "") if original else f"trial {int(r['folder'])}",
-        "what": ("as it is" if original else c.words()) + _remark_on_unused_int8(own) + _int8_words(own.get("qat")), "qat": own.get("qat"),
+        "what": ("as it is" if original else c.words()) + _remark_on_unused_int8(own) + _describe_int8(own.get("qat")), "qat": own.get("qat"),
         "build_seconds": own["build_seconds"], "params": own["params"], "flops": own["flops"], "precision": own["precision"],
     }  # fmt: skip
 
@@ -88,7 +88,7 @@ def _remark_on_unused_int8(result: Mapping[str, Any]) -> str:
     return f" (computes in floating point: {asked.upper()} was not faster)"
 
 
-def _int8_words(qat: Mapping[str, Any] | None) -> str:
+def _describe_int8(qat: Mapping[str, Any] | None) -> str:
     """Scores with INT8 training and with calibration alone."""
     if not qat or qat["trained"] is None:
         return ""
@@ -98,17 +98,17 @@ def _int8_words(qat: Mapping[str, Any] | None) -> str:
     return f", calibrated: {values['calibrated']} (trained for INT8: {values['trained']}, not better)"
 
 
-def plain_checks(checked: Sequence[Check]) -> list[dict[str, Any]]:
+def list_checks(checked: Sequence[Check]) -> list[dict[str, Any]]:
     """Checks of the target as JSON data."""
     return [{"text": c.text, "met": c.met, "value": c.value, "limit": c.limit} for c in checked]
 
 
-def _trials(search: SearchResult, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _list_trials(search: SearchResult, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     kept = {r["folder"]: r for r in rows if r["kind"] == "survivor"}
     done = [t for t in search.trials if t.result is not None and t.result["state"] == "done" and t.same_as is None]
     points = {t.number: search.judging.trial_point(t) for t in done}
     order = list(points)
-    front = {order[i] for i in pareto([points[n] for n in order])}
+    front = {order[i] for i in find_pareto_set([points[n] for n in order])}
     table = []
     for t in search.trials:
         r = t.result or {"state": "failed", "reason": "its result is gone", "seconds": 0.0}
@@ -117,20 +117,20 @@ def _trials(search: SearchResult, rows: Sequence[Mapping[str, Any]]) -> list[dic
         if r["state"] == "done":
             checked = search.judging.trial_checks(t)
             row |= {k: r[k] for k in ("metric", "drop", "latency", "throughput", "memory_bytes", "engine_bytes", "energy", "build_seconds", "load")}
-            row |= {"met": all(c.met for c in checked), "checks": plain_checks(checked), "what": row["what"] + _remark_on_unused_int8(r)}
+            row |= {"met": all(c.met for c in checked), "checks": list_checks(checked), "what": row["what"] + _remark_on_unused_int8(r)}
             if t.same_as is None:
-                row |= {"cost": points[t.number][0] / _original_cost(search), "front": t.number in front}
+                row |= {"cost": points[t.number][0] / _get_original_cost(search), "front": t.number in front}
         row["kept"] = t.same_as is None and f"{t.number:04d}" in kept
         full = j.read_result(search.folder.survivor(t.number)) if t.same_as is None else None
         if full is not None and full["state"] == "failed":
             row["verdict"] = f"survivor, but failed with full effort: {full['reason']}"
         else:
-            row["verdict"] = _verdict(t, row, kept.get(f"{t.number:04d}"), points, rows[search.chosen])
+            row["verdict"] = _explain_outcome(t, row, kept.get(f"{t.number:04d}"), points, rows[search.chosen])
         table.append(row)
     return table
 
 
-def _verdict(
+def _explain_outcome(
     t: Trial, row: Mapping[str, Any], survived: Mapping[str, Any] | None, points: Mapping[int, tuple[float, float]], chosen: Any
 ) -> str:
     """The outcome of a trial with its reason."""
@@ -152,7 +152,7 @@ def _verdict(
     return "meets the target; others rank higher by `prefer`"
 
 
-def _steps(chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _list_steps(chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The steps of the chosen engine, the engine last."""
     types = ", ".join(f"{n} {p}" for p, n in sorted(chosen["precision"].items(), key=lambda x: -x[1]))
     last = {"step": f"engine (layers: {types})", "params": chosen["params"], "flops": chosen["flops"], "metric": chosen["metric"],
@@ -160,7 +160,7 @@ def _steps(chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*chosen["steps"], last]
 
 
-def layer_pairs(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def pair_layers(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Layers of two engines paired by the model nodes they compute; unmatched layers form rows with one side empty."""
 
     def nodes(x: Mapping[str, Any]) -> frozenset[str]:
@@ -183,12 +183,12 @@ def layer_pairs(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
     return pairs
 
 
-def _original_cost(search: SearchResult) -> float:
+def _get_original_cost(search: SearchResult) -> float:
     """Cost of the FP32 original at the first batch: the unit of the plot, independent of external load."""
     return search.judging.point(search.judging.original(search.judging.batches[0]), search.judging.batches[0])[0]
 
 
-def _limits(search: SearchResult) -> dict[str, float | None]:
+def _find_limits(search: SearchResult) -> dict[str, float | None]:
     """The target's limits on the plot's axes; None where it has none."""
     t, original = search.recipe.target, search.final["rows"][0]
     cost = None
@@ -209,7 +209,7 @@ def _axes(search: SearchResult) -> list[dict[str, Any]]:
     t, original = search.recipe.target, search.final["rows"][0]
     timed = t.latency is not None or t.throughput is not None
     name = f"time per {'sample' if search.judging.cost_a_sample else 'run'}"
-    axes: list[dict[str, Any]] = [{"name": name, "key": None, "limit": _limits(search)["cost"]}] if timed else []
+    axes: list[dict[str, Any]] = [{"name": name, "key": None, "limit": _find_limits(search)["cost"]}] if timed else []
     for key, amount in (("memory_bytes", t.memory), ("engine_bytes", t.engine_size), ("mj", t.energy), ("net_mj", t.net_energy)):
         base = original["energy"].get(key) if key in ("mj", "net_mj") else original[key]
         if amount is not None and base:
@@ -217,14 +217,14 @@ def _axes(search: SearchResult) -> list[dict[str, Any]]:
     return axes or [{"name": name, "key": None, "limit": None}]
 
 
-def _warnings(search: SearchResult, trials: Sequence[Mapping[str, Any]]) -> list[str]:
+def _list_warnings(search: SearchResult, trials: Sequence[Mapping[str, Any]]) -> list[str]:
     """Warnings on the validity of the measurements."""
     warnings = []
     done = [t for t in trials if t["state"] == "done" and t["same_as"] is None]
     busy = sum(t["load"]["disturbed"] for t in done)
     if busy:
         warnings.append(f"Other processes loaded the machine in {busy} of {len(done)} trials and lengthened their times; ratios are interleaved.")
-    if (beside := neighbours([search.final["load"], *(t["load"] for t in done)])) is not None:
+    if (beside := describe_external_load([search.final["load"], *(t["load"] for t in done)])) is not None:
         warnings.append(beside)
     row, allowed = search.final["rows"][search.chosen], search.recipe.target.accuracy_drop
     drop = row["drop"]
@@ -238,7 +238,7 @@ def _warnings(search: SearchResult, trials: Sequence[Mapping[str, Any]]) -> list
     return warnings
 
 
-def neighbours(loads: Sequence[Mapping[str, Any]]) -> str | None:
+def describe_external_load(loads: Sequence[Mapping[str, Any]]) -> str | None:
     """Describes other processes on the GPU during timing; None if there were none (or no GPU)."""
     beside = [load["gpu_processes"] for load in loads if load.get("gpu_processes")]
     if not beside:
@@ -251,7 +251,7 @@ def neighbours(loads: Sequence[Mapping[str, Any]]) -> str | None:
     )
 
 
-def _versions() -> dict[str, str]:
+def _list_versions() -> dict[str, str]:
     known = {}
     for name in _VERSIONS:
         try:

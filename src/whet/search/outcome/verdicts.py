@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
-from whet.search.recipe.targets import Check, checks
+from whet.search.recipe.targets import Check, check_target
 
 Row = Mapping[str, Any]
 
@@ -57,4 +57,4 @@ class Judging:
     def trial_checks(self, trial: Trial) -> list[Check]:
         """Target checks of a finished trial."""
         assert trial.result is not None
-        return checks(self.recipe.target, trial.result, self.original(trial.candidate.batch))
+        return check_target(self.recipe.target, trial.result, self.original(trial.candidate.batch))

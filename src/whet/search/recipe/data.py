@@ -17,8 +17,8 @@ from whet.errors import CalibrationError
 from whet.network import Network
 from whet.precision import Preprocessing, calibration_data
 from whet.precision.data import split
-from whet.registry import user_function
-from whet.search.recipe.image_data import arrays, list_images, spread
+from whet.registry import import_user_function
+from whet.search.recipe.image_data import list_images, pick_evenly, read_images
 
 LABELS = ("labels", "label", "y")  # names of the label array in an .npz file
 
@@ -42,12 +42,12 @@ def load_unlabelled(source: str, net: Network, samples: int, preprocess: str | N
     """
     images = list_images(source)
     if images:
-        return arrays([p for p, _ in spread(images, samples)], net, preprocess)
+        return read_images([p for p, _ in pick_evenly(images, samples)], net, preprocess)
     stacked = calibration_data(source, net, Preprocessing.parse(preprocess) if preprocess else None)
-    samples_ = list(islice(stacked, samples)) if takes_first_samples(source) else spread(list(stacked), samples)
+    samples_ = list(islice(stacked, samples)) if takes_first_samples(source) else pick_evenly(list(stacked), samples)
     if not samples_:
         raise CalibrationError(f"{source} has no samples")
-    return _finite({name: np.concatenate([s[name] for s in samples_]) for name in samples_[0]}, source)
+    return _check_finite({name: np.concatenate([s[name] for s in samples_]) for name in samples_[0]}, source)
 
 
 def takes_first_samples(source: str) -> bool:
@@ -65,27 +65,27 @@ def load_labelled(source: str, net: Network, what: str, preprocess: str | None =
     if images := list_images(source):
         if any(k is None for _, k in images):
             raise CalibrationError(f"{what}: {source} has images without labels: use one subfolder per class, or a CSV file of path,label")
-        return Labelled(arrays([p for p, _ in images], net, preprocess), np.array([k for _, k in images], np.int64))
+        return Labelled(read_images([p for p, _ in images], net, preprocess), np.array([k for _, k in images], np.int64))
     if source.startswith("python:"):
-        returned, labels = _pairs(user_function(source, what)(), net, source)
+        returned, labels = _read_pairs(import_user_function(source, what)(), net, source)
     else:
         path = Path(source)
         files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not files:
             raise CalibrationError(f"{what}: {source} has no .npz files; labelled data are .npz files with the inputs and `labels`, "
                                    "or images in one subfolder per class")  # fmt: skip
-        parts = [_file(p, net, what) for p in files]
+        parts = [_read_file(p, net, what) for p in files]
         returned = {n: np.concatenate([a[n] for a, _ in parts]) for n in parts[0][0]}
         labels = np.concatenate([y for _, y in parts])
     samples = list(split(returned, net, source))
     inputs = {n: np.concatenate([s[n] for s in samples]) for n in samples[0]} if samples else {}
     if not samples or len(labels) != len(next(iter(inputs.values()))):
         raise CalibrationError(f"{what}: {source} has {len(labels)} labels for {len(next(iter(inputs.values()), ()))} samples")
-    return Labelled(_finite(inputs, f"{what}: {source}"), labels)
+    return Labelled(_check_finite(inputs, f"{what}: {source}"), labels)
 
 
 @contextmanager
-def modules_of(folder: str) -> Iterator[None]:
+def allow_imports_from(folder: str) -> Iterator[None]:
     """Makes the Python modules of a folder (the recipe's) importable inside the block."""
     sys.path.insert(0, folder)
     try:
@@ -94,17 +94,17 @@ def modules_of(folder: str) -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _file(path: Path, net: Network, what: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def _read_file(path: Path, net: Network, what: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
     arrays = read_arrays(path, CalibrationError, f"{what}: ")
     if isinstance(arrays, np.ndarray):
         arrays = {}
     name = next((n for n in LABELS if n in arrays), None)
     if name is None:
         raise CalibrationError(f"{what}: {path} has no array `labels`; it has {', '.join(arrays) or 'none'}")
-    return _name_arrays({n: a for n, a in arrays.items() if n != name}, net, f"{what}: {path}"), _integers(arrays[name], f"{what}: {path}")
+    return _name_arrays({n: a for n, a in arrays.items() if n != name}, net, f"{what}: {path}"), _check_integers(arrays[name], f"{what}: {path}")
 
 
-def _pairs(returned: Any, net: Network, where: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def _read_pairs(returned: Any, net: Network, where: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
     if not (isinstance(returned, tuple) and len(returned) == 2):
         pairs = list(returned)
         if not pairs:
@@ -112,9 +112,9 @@ def _pairs(returned: Any, net: Network, where: str) -> tuple[dict[str, np.ndarra
         named = [_name_arrays(x if isinstance(x, Mapping) else {"": x}, net, where) for x, _ in pairs]
         rank = {t.name: t.type.rank for t in net.inputs}
         stacked = {n: np.concatenate([a[n] if a[n].ndim == rank[n] else a[n][None] for a in named]) for n in named[0]}
-        return stacked, _integers(np.array([y for _, y in pairs]).reshape(-1), where)
+        return stacked, _check_integers(np.array([y for _, y in pairs]).reshape(-1), where)
     x, y = returned
-    return _name_arrays(x if isinstance(x, Mapping) else {"": x}, net, where), _integers(np.asarray(y), where)
+    return _name_arrays(x if isinstance(x, Mapping) else {"": x}, net, where), _check_integers(np.asarray(y), where)
 
 
 def _name_arrays(arrays: Mapping[str, Any], net: Network, where: str) -> dict[str, np.ndarray]:
@@ -128,7 +128,7 @@ def _name_arrays(arrays: Mapping[str, Any], net: Network, where: str) -> dict[st
     return {n: np.asarray(arrays[n]) for n in wanted}
 
 
-def _finite(inputs: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
+def _check_finite(inputs: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
     """Returns the inputs. Raises CalibrationError for NaN or infinite values."""
     for name, a in inputs.items():
         if a.dtype.kind == "f" and not np.isfinite(a).all():
@@ -137,7 +137,7 @@ def _finite(inputs: dict[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
     return inputs
 
 
-def _integers(labels: np.ndarray, where: str) -> np.ndarray:
+def _check_integers(labels: np.ndarray, where: str) -> np.ndarray:
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise CalibrationError(f"{where}: labels are a 1-D array of integers, not {labels.dtype} of shape {list(labels.shape)}")
     return labels.astype(np.int64)

@@ -41,7 +41,7 @@ class Amount:
         return f"{self.value:g}x" if self.relative else self.value
 
 
-def key(kind: Kind, default: Any = dataclasses.MISSING, factory: Any = dataclasses.MISSING) -> Any:
+def make_field(kind: Kind, default: Any = dataclasses.MISSING, factory: Any = dataclasses.MISSING) -> Any:
     """A dataclass field read by `kind`."""
     if factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=factory, metadata={"kind": kind})
@@ -66,7 +66,7 @@ def read(cls: type[T], data: Any, where: str = "") -> T:
     return cls(**values)
 
 
-def section(cls: type[T], off: Any = dataclasses.MISSING) -> Kind:
+def make_section_reader(cls: type[T], off: Any = dataclasses.MISSING) -> Kind:
     """Reader of a mapping with the keys of `cls`; if `off` is given, `false` reads as `off` and `true` as the defaults."""
 
     def kind(value: Any, where: str) -> Any:
@@ -77,7 +77,7 @@ def section(cls: type[T], off: Any = dataclasses.MISSING) -> Kind:
     return kind
 
 
-def text(value: Any, where: str) -> str:
+def read_text(value: Any, where: str) -> str:
     """Reads a non-empty string."""
     if callable(value):
         raise UsageError(f"'{where}': a function is given as python:MODULE:FUNCTION, since trials run in child processes; put it into a module")
@@ -93,7 +93,7 @@ def flag(value: Any, where: str) -> bool:
     return value
 
 
-def one_of(*choices: str) -> Kind:
+def make_choice_reader(*choices: str) -> Kind:
     """Reader of one of `choices`; the error suggests the nearest."""
 
     def kind(value: Any, where: str) -> str:
@@ -104,7 +104,7 @@ def one_of(*choices: str) -> Kind:
     return kind
 
 
-def whole(low: int) -> Kind:
+def make_integer_reader(low: int) -> Kind:
     """Reader of an integer of at least `low`."""
 
     def kind(value: Any, where: str) -> int:
@@ -115,7 +115,7 @@ def whole(low: int) -> Kind:
     return kind
 
 
-def number(low: float, high: float = float("inf"), *, open_low: bool = False) -> Kind:
+def make_number_reader(low: float, high: float = float("inf"), *, open_low: bool = False) -> Kind:
     """Reader of a number from `low` to `high`; with `open_low` strictly above `low`."""
 
     def kind(value: Any, where: str) -> float:
@@ -128,7 +128,7 @@ def number(low: float, high: float = float("inf"), *, open_low: bool = False) ->
     return kind
 
 
-def many(kind: Kind) -> Kind:
+def make_list_reader(kind: Kind) -> Kind:
     """Reader of a list of distinct values; a single value counts as a list of one."""
 
     def kinds(value: Any, where: str) -> tuple:
@@ -141,7 +141,7 @@ def many(kind: Kind) -> Kind:
     return kinds
 
 
-def amount(units: Mapping[str, float], what: str, *, relative: bool = True) -> Kind:
+def make_amount_reader(units: Mapping[str, float], what: str, *, relative: bool = True) -> Kind:
     """Reader of a number with a unit of `units` (factor to the base unit), or of `0.5x`, a multiple of the original's value."""
 
     def kind(value: Any, where: str) -> Amount:
@@ -160,7 +160,7 @@ def amount(units: Mapping[str, float], what: str, *, relative: bool = True) -> K
     return kind
 
 
-def shapes(value: Any, where: str) -> dict[str, tuple[int, ...]]:
+def read_shapes(value: Any, where: str) -> dict[str, tuple[int, ...]]:
     """Reads shapes by input name: `1x3x224x224` or a list."""
     if not isinstance(value, Mapping) or not value:
         raise UsageError(f"'{where}' is shapes by input name, such as `input: 1x3x224x224`, not {_format_value(value)}")
@@ -173,15 +173,15 @@ def shapes(value: Any, where: str) -> dict[str, tuple[int, ...]]:
     return result
 
 
-def seconds(value: Any, where: str) -> float:
+def read_seconds(value: Any, where: str) -> float:
     """Reads a time such as `90`, `90 s`, `15 min`, `2 h` in seconds."""
-    return amount(_SECONDS, "a time such as 90 s, 15 min or 2 h", relative=False)(value, where).value
+    return make_amount_reader(_SECONDS, "a time such as 90 s, 15 min or 2 h", relative=False)(value, where).value
 
 
-latency = amount(_MS, "a time such as 3 ms, or a multiple of the original's such as 0.5x")
-throughput = amount(_RATE, "samples per second such as 200, or a multiple of the original's such as 2x")
-size = amount(_BYTES, "a size such as 5 MiB, or a multiple of the original's such as 0.5x")
-energy = amount(_MJ, "an energy such as 10 mJ, or a multiple of the original's such as 0.5x")
+latency = make_amount_reader(_MS, "a time such as 3 ms, or a multiple of the original's such as 0.5x")
+throughput = make_amount_reader(_RATE, "samples per second such as 200, or a multiple of the original's such as 2x")
+size = make_amount_reader(_BYTES, "a size such as 5 MiB, or a multiple of the original's such as 0.5x")
+energy = make_amount_reader(_MJ, "an energy such as 10 mJ, or a multiple of the original's such as 0.5x")
 
 
 def _join_names(where: str, name: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from whet.errors import CalibrationError
 from whet.network import Network
 from whet.precision import Preprocessing
-from whet.precision.data import IMAGES, image_sample
+from whet.precision.data import IMAGES, read_image
 
 _DIGITS = 9  # of a class index
 T = TypeVar("T")
@@ -26,34 +26,34 @@ def list_images(source: str) -> Listed | None:
     """
     path = Path(source)
     if path.suffix.lower() == ".csv" and path.is_file():
-        return _rows(path)
+        return _read_rows(path)
     if not path.is_dir():
         return None
-    here: Listed = [(p, None) for p in _images(path)]
+    here: Listed = [(p, None) for p in _list_images(path)]
     if here:
         return here
-    return [(p, k) for k, folder in enumerate(sorted(p for p in path.iterdir() if p.is_dir())) for p in _images(folder)] or None
+    return [(p, k) for k, folder in enumerate(sorted(p for p in path.iterdir() if p.is_dir())) for p in _list_images(folder)] or None
 
 
-def arrays(files: Sequence[Path], net: Network, preprocess: str | None) -> dict[str, np.ndarray]:
+def read_images(files: Sequence[Path], net: Network, preprocess: str | None) -> dict[str, np.ndarray]:
     """The images stacked as the network's only input. Raises CalibrationError for a file or network that is not for images."""
     settings = Preprocessing.parse(preprocess) if preprocess else Preprocessing()
-    samples = [image_sample(p, net, settings) for p in files]
+    samples = [read_image(p, net, settings) for p in files]
     return {n: np.concatenate([s[n] for s in samples]) for n in samples[0]}
 
 
-def spread(items: Sequence[T], count: int) -> list[T]:
+def pick_evenly(items: Sequence[T], count: int) -> list[T]:
     """`count` evenly spaced items: the first ones of a list sorted by class would all be of one class."""
     if len(items) <= count:
         return list(items)
     return [items[round(i)] for i in np.linspace(0, len(items) - 1, count)]
 
 
-def _images(folder: Path) -> list[Path]:
+def _list_images(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGES)
 
 
-def _rows(path: Path) -> Listed:
+def _read_rows(path: Path) -> Listed:
     """Reads lines of `path,label`, paths relative to the CSV file; a first line whose path does not exist is a header."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as f:

@@ -54,7 +54,7 @@ def top1(predict: Predict, data: Labelled) -> Score:
             f"labels go from {data.labels.min()} to {data.labels.max()}, but the model has {scores.shape[1]} classes: labels start at 0"
         )
     right = (scores.argmax(1) == data.labels).astype(np.float64) * 100
-    low, high = wilson(round(float(right.sum()) / 100), len(right))
+    low, high = compute_wilson_interval(round(float(right.sum()) / 100), len(right))
     return Score(float(right.mean()), 100 * low, 100 * high, len(right), right)
 
 
@@ -69,7 +69,7 @@ def knows_which(function: Callable[..., Any]) -> bool:
         second.name == "which" or second.default is second.empty)  # fmt: skip
 
 
-def user_metric(function: Callable[..., Any], predict: Predict, name: str, which: str = "score") -> Score:
+def call_user_metric(function: Callable[..., Any], predict: Predict, name: str, which: str = "score") -> Score:
     """Calls the user's metric function. Raises UsageError if it does not return finite numbers."""
     returned = np.asarray(function(predict, which) if knows_which(function) else function(predict))
     if returned.dtype.kind not in "fiub" or returned.ndim > 1 or not returned.size or not np.isfinite(returned).all():
@@ -92,7 +92,7 @@ def drop(original: Score, score: Score, higher_is_better: bool = True) -> dict[s
     return {"value": value, "low": value - half, "high": value + half}
 
 
-def wilson(right: int, samples: int) -> tuple[float, float]:
+def compute_wilson_interval(right: int, samples: int) -> tuple[float, float]:
     """The 95 % interval of a proportion, valid also at 0 and 100 % (Wilson 1927)."""
     p, z2 = right / samples, _Z * _Z
     middle = (p + z2 / (2 * samples)) / (1 + z2 / samples)

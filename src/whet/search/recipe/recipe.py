@@ -1,5 +1,5 @@
 """The recipe of a search: model, data, metric, device, target, space and budget, from YAML or plain data, validated key by key."""
-# ruff: noqa: RUF009 - key() is dataclasses.field with its reader
+# ruff: noqa: RUF009 - make_field() is dataclasses.field with its reader
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from whet.passes import select
 from whet.pruning.importance import KINDS
 from whet.registry import PYTHON_PREFIX, suggest_name
 from whet.search.recipe import fields as f
-from whet.search.recipe.fields import Amount, key
-from whet.search.recipe.fingerprint import SOURCES, contents
-from whet.search.stages.training_options import FINETUNE, QAT, finetuning, quantization_training
+from whet.search.recipe.fields import Amount, make_field
+from whet.search.recipe.fingerprint import SOURCES, digest_contents
+from whet.search.stages.training_options import FINETUNE, QAT, read_finetuning, read_quantization_training
 
 DEPLOYED = "whet.auto.recipe"  # the format of recipe.json in a deploy folder
 PRECISIONS = ("fp32", "bf16", "fp16", "int8", "fp8")  # in order of decreasing width
@@ -35,37 +35,37 @@ _IDENTITY = ("higher_is_better", "device", "threads", "shapes", "space", "scout"
 class Data:
     """Data sources, as for `whet exec --calibData` (DIR, FILE.npz, FILE.npy, python:MODULE:FUNCTION); labelled ones also have `labels`."""
 
-    calibrate: str = key(f.text)  # unlabelled, for recovery and INT8 ranges
-    score: str | None = key(f.text, None)  # labelled, scores each trial (not needed with a metric function)
-    judge: str | None = key(f.text, None)  # labelled, used only by the final comparison
-    train: str | None = key(f.text, None)  # labelled, for fine-tuning
-    preprocess: str | None = key(f.text, None)  # image preprocessing, as --calibPreprocess
+    calibrate: str = make_field(f.read_text)  # unlabelled, for recovery and INT8 ranges
+    score: str | None = make_field(f.read_text, None)  # labelled, scores each trial (not needed with a metric function)
+    judge: str | None = make_field(f.read_text, None)  # labelled, used only by the final comparison
+    train: str | None = make_field(f.read_text, None)  # labelled, for fine-tuning
+    preprocess: str | None = make_field(f.read_text, None)  # image preprocessing, as --calibPreprocess
 
 
 @dataclass(frozen=True)
 class Target:
     """Targets of the engine; each key is optional. Relative values (`0.5x`) refer to the FP32 original at the same batch."""
 
-    latency: Amount | None = key(f.latency, None)  # ms per run, median, at most
-    throughput: Amount | None = key(f.throughput, None)  # samples per second, at least
-    memory: Amount | None = key(f.size, None)  # bytes, at most
-    energy: Amount | None = key(f.energy, None)  # mJ per sample, at most; gross energy of the device
-    net_energy: Amount | None = key(f.energy, None)  # the same net of the device's idle power
-    engine_size: Amount | None = key(f.size, None)  # bytes, at most
-    accuracy_drop: float | None = key(f.number(0), None)  # in units of the metric (top1: points), at most
+    latency: Amount | None = make_field(f.latency, None)  # ms per run, median, at most
+    throughput: Amount | None = make_field(f.throughput, None)  # samples per second, at least
+    memory: Amount | None = make_field(f.size, None)  # bytes, at most
+    energy: Amount | None = make_field(f.energy, None)  # mJ per sample, at most; gross energy of the device
+    net_energy: Amount | None = make_field(f.energy, None)  # the same net of the device's idle power
+    engine_size: Amount | None = make_field(f.size, None)  # bytes, at most
+    accuracy_drop: float | None = make_field(f.make_number_reader(0), None)  # in units of the metric (top1: points), at most
 
 
 @dataclass(frozen=True)
 class Width:
     """Channels (or heads, features: coupled units) to remove: a share for each class of groups."""
 
-    most: float = key(f.number(0, 0.95), 0.8)  # largest share removed from a class
-    step: float = key(f.number(0.01, 0.5), 0.1)
-    classes: int = key(f.whole(1), 8)  # maximum number of classes; groups of equal size and role share one
-    multiple: int = key(f.whole(1), 8)  # kept channels are a multiple of this
+    most: float = make_field(f.make_number_reader(0, 0.95), 0.8)  # largest share removed from a class
+    step: float = make_field(f.make_number_reader(0.01, 0.5), 0.1)
+    classes: int = make_field(f.make_integer_reader(1), 8)  # maximum number of classes; groups of equal size and role share one
+    multiple: int = make_field(f.make_integer_reader(1), 8)  # kept channels are a multiple of this
 
 
-def criterion(value: Any, where: str) -> str:
+def read_criterion(value: Any, where: str) -> str:
     """Reads the importance criterion of channels: a kind of importance, or python:MODULE:FUNCTION(net, group)."""
     if isinstance(value, str) and value.startswith(PYTHON_PREFIX) and value.count(":") == 2:
         return value
@@ -78,76 +78,80 @@ def criterion(value: Any, where: str) -> str:
 class Space:
     """The search space. A list holds the values to try; a single value is fixed."""
 
-    width: Width | None = key(f.section(Width, None), factory=Width)
-    budget: bool = key(f.flag, False)  # also propose latency budgets, distributed by the knapsack over measured layer times (whet.pruning)
-    skip: tuple[str, ...] = key(f.many(f.text), ())  # names of groups, layers and branches that are not pruned
-    hidden: bool = key(f.flag, False)  # also cut the residual width, through the statistics of norms (groups(net, hidden=True))
-    steps: int = key(f.whole(1), 1)  # selections of a trial's channels, each scored on the recovered network of the one before
-    budget_trials: int = key(f.whole(0), 0)  # with `budget`: selections with reweighted importances, compared by their outputs (prune --trials)
-    depth: bool = key(f.flag, True)  # remove whole residual branches where the network allows it
-    importance: tuple[str, ...] = key(f.many(criterion), ("l1",))
-    precision: tuple[str, ...] = key(f.many(f.one_of(*PRECISIONS)), ())  # (): those the device supports
-    two_four: tuple[bool, ...] = key(f.many(f.flag), (False,))
-    fusion: tuple[str, ...] = key(f.many(f.text), ("all",))  # "all", or pass switches as --passes takes them: "-fuse_conv_add,-fuse_silu"
-    batch: tuple[int, ...] = key(f.many(f.whole(1)), (1,))
+    width: Width | None = make_field(f.make_section_reader(Width, None), factory=Width)
+    budget: bool = make_field(f.flag, False)  # also propose latency budgets, distributed by the knapsack over measured layer times (whet.pruning)
+    skip: tuple[str, ...] = make_field(f.make_list_reader(f.read_text), ())  # names of groups, layers and branches that are not pruned
+    hidden: bool = make_field(f.flag, False)  # also cut the residual width, through the statistics of norms (groups(net, hidden=True))
+    steps: int = make_field(f.make_integer_reader(1), 1)  # selections of a trial's channels, each scored on the recovered network of the one before
+    # with `budget`: selections with reweighted importances, compared by their outputs (prune --trials)
+    budget_trials: int = make_field(f.make_integer_reader(0), 0)
+    depth: bool = make_field(f.flag, True)  # remove whole residual branches where the network allows it
+    importance: tuple[str, ...] = make_field(f.make_list_reader(read_criterion), ("l1",))
+    precision: tuple[str, ...] = make_field(f.make_list_reader(f.make_choice_reader(*PRECISIONS)), ())  # (): those the device supports
+    two_four: tuple[bool, ...] = make_field(f.make_list_reader(f.flag), (False,))
+    # "all", or pass switches as --passes takes them: "-fuse_conv_add,-fuse_silu"
+    fusion: tuple[str, ...] = make_field(f.make_list_reader(f.read_text), ("all",))
+    batch: tuple[int, ...] = make_field(f.make_list_reader(f.make_integer_reader(1)), (1,))
 
 
 @dataclass(frozen=True)
 class Effort:
     """Effort of a trial: recovery samples, rows per least-squares problem, optimization level, seconds of timing."""
 
-    samples: int = key(f.whole(1), 64)
-    rows: int = key(f.whole(1), 2048)
-    level: int = key(f.whole(0), 2)
-    seconds: float = key(f.seconds, 0.5)
+    samples: int = make_field(f.make_integer_reader(1), 64)
+    rows: int = make_field(f.make_integer_reader(1), 2048)
+    level: int = make_field(f.make_integer_reader(0), 2)
+    seconds: float = make_field(f.read_seconds, 0.5)
 
 
 @dataclass(frozen=True)
 class Survivor(Effort):
     """Effort of the survivors, `count` of them."""
 
-    samples: int = key(f.whole(1), 256)
-    rows: int = key(f.whole(1), 8192)
-    level: int = key(f.whole(0), 3)
-    seconds: float = key(f.seconds, 2.0)
-    count: int = key(f.whole(1), 4)
+    samples: int = make_field(f.make_integer_reader(1), 256)
+    rows: int = make_field(f.make_integer_reader(1), 8192)
+    level: int = make_field(f.make_integer_reader(0), 3)
+    seconds: float = make_field(f.read_seconds, 2.0)
+    count: int = make_field(f.make_integer_reader(1), 4)
 
 
 @dataclass(frozen=True)
 class Budget:
     """Limits of the search and the number of workers."""
 
-    trials: int = key(f.whole(1), 40)
-    timeout: float | None = key(f.seconds, None)  # seconds in this call after which no new trial starts
-    trial_timeout: float = key(f.seconds, 1200.0)  # a longer trial is terminated and counts as failed
-    workers: int = key(f.whole(0), 0)  # 0: one on a CPU, one per GPU
-    seed: int = key(f.whole(0), 0)
-    sampler: str = key(f.one_of("gp", "tpe", "nsga2", "random"), "gp")
+    trials: int = make_field(f.make_integer_reader(1), 40)
+    timeout: float | None = make_field(f.read_seconds, None)  # seconds in this call after which no new trial starts
+    trial_timeout: float = make_field(f.read_seconds, 1200.0)  # a longer trial is terminated and counts as failed
+    workers: int = make_field(f.make_integer_reader(0), 0)  # 0: one on a CPU, one per GPU
+    seed: int = make_field(f.make_integer_reader(0), 0)
+    sampler: str = make_field(f.make_choice_reader("gp", "tpe", "nsga2", "random"), "gp")
 
 
 @dataclass(frozen=True)
 class AutoRecipe:
     """The input of `whet auto`. Paths are absolute once loaded; Python modules are searched in `folder`."""
 
-    model: str = key(f.text)
-    data: Data = key(f.section(Data))
-    target: Target = key(f.section(Target))
-    metric: str = key(f.text, "top1")  # top1, or python:MODULE:FUNCTION (see metrics.py)
-    higher_is_better: bool = key(f.flag, True)
-    device: str = key(f.text, "cpu")  # a backend, with an optional device number: cpu, cuda, cuda:1
-    threads: int = key(f.whole(0), 0)
-    shapes: dict[str, tuple[int, ...]] | None = key(f.shapes, None)  # input: 1x3x224x224, if more than the batch is dynamic
-    prefer: str = key(f.one_of("latency", "accuracy"), "latency")  # preference among engines that meet the target
-    space: Space = key(f.section(Space), factory=Space)
-    baselines: tuple[str, ...] = key(f.many(f.one_of(*PRECISIONS)), ())  # precisions of the original to compare with; (): FP32, 16 bits and INT8
-    scout: Effort = key(f.section(Effort), factory=Effort)
-    survivor: Survivor = key(f.section(Survivor), factory=Survivor)
-    finetune: dict[str, Any] | None = key(finetuning, factory=lambda: dict(FINETUNE))  # fine-tuning of survivors, needs data.train and PyTorch
-    qat: dict[str, Any] | None = key(quantization_training, factory=lambda: dict(QAT))  # INT8 training of survivors, after fine-tuning
-    search: Budget = key(f.section(Budget), factory=Budget)
-    timing_cache: str | None = key(f.text, None)  # file; None: the user's cache, shared by all builds
-    out: str | None = key(f.text, None)  # work folder; None: NAME.auto in the recipe's folder
-    folder: str = key(f.text, ".")
+    model: str = make_field(f.read_text)
+    data: Data = make_field(f.make_section_reader(Data))
+    target: Target = make_field(f.make_section_reader(Target))
+    metric: str = make_field(f.read_text, "top1")  # top1, or python:MODULE:FUNCTION (see metrics.py)
+    higher_is_better: bool = make_field(f.flag, True)
+    device: str = make_field(f.read_text, "cpu")  # a backend, with an optional device number: cpu, cuda, cuda:1
+    threads: int = make_field(f.make_integer_reader(0), 0)
+    shapes: dict[str, tuple[int, ...]] | None = make_field(f.read_shapes, None)  # input: 1x3x224x224, if more than the batch is dynamic
+    prefer: str = make_field(f.make_choice_reader("latency", "accuracy"), "latency")  # preference among engines that meet the target
+    space: Space = make_field(f.make_section_reader(Space), factory=Space)
+    # precisions of the original to compare with; (): FP32, 16 bits and INT8
+    baselines: tuple[str, ...] = make_field(f.make_list_reader(f.make_choice_reader(*PRECISIONS)), ())
+    scout: Effort = make_field(f.make_section_reader(Effort), factory=Effort)
+    survivor: Survivor = make_field(f.make_section_reader(Survivor), factory=Survivor)
+    # fine-tuning of survivors, needs data.train and PyTorch
+    finetune: dict[str, Any] | None = make_field(read_finetuning, factory=lambda: dict(FINETUNE))
+    qat: dict[str, Any] | None = make_field(read_quantization_training, factory=lambda: dict(QAT))  # INT8 training of survivors, after fine-tuning
+    search: Budget = make_field(f.make_section_reader(Budget), factory=Budget)
+    timing_cache: str | None = make_field(f.read_text, None)  # file; None: the user's cache, shared by all builds
+    out: str | None = make_field(f.read_text, None)  # work folder; None: NAME.auto in the recipe's folder
+    folder: str = make_field(f.read_text, ".")
 
     @property
     def backend(self) -> str:
@@ -167,7 +171,7 @@ class AutoRecipe:
         """Settings and content digests that must be equal to resume a search. Raises FrontendError, OSError."""
         plain = self.to_plain()
         settings = {k: plain[k] for k in _IDENTITY if k in plain} | {"data.preprocess": self.data.preprocess}
-        return settings | contents(self)
+        return settings | digest_contents(self)
 
 
 def load_recipe(path: str | os.PathLike[str]) -> AutoRecipe:
@@ -178,7 +182,7 @@ def load_recipe(path: str | os.PathLike[str]) -> AutoRecipe:
         why = e.strerror if isinstance(e, OSError) else "it is no text"
         raise UsageError(f"the recipe {path} cannot be read: {why}. Give a YAML file like examples/auto/digits.yaml; all keys: docs/auto.md.") from e
     try:
-        found = _yaml(written)
+        found = _read_yaml(written)
         if isinstance(found, dict) and found.get("format") == DEPLOYED:
             raise UsageError("this is the result of a search. `whet rebuild` of its folder rebuilds that engine; the search's recipe is the "
                              "YAML file given to `whet auto`")  # fmt: skip
@@ -227,7 +231,7 @@ def _check(r: AutoRecipe) -> None:
         raise UsageError(f"'target' is empty: give at least one of {', '.join(x.name for x in dataclasses.fields(r.target))}")
     for text in r.space.fusion:
         try:
-            select(switches=switches(text))
+            select(switches=list_switches(text))
         except UsageError as e:
             raise UsageError(f"'space.fusion': {e}") from None
     for where, types in (("space.precision", r.space.precision), ("baselines", r.baselines)):
@@ -236,7 +240,7 @@ def _check(r: AutoRecipe) -> None:
             raise UsageError(f"'{where}': no kernel of the backend '{kind}' computes in {missing[0]}")
 
 
-def switches(fusion: str) -> tuple[str, ...]:
+def list_switches(fusion: str) -> tuple[str, ...]:
     """The builder's pass switches for a value of `space.fusion`."""
     return () if fusion == "all" else tuple(p.strip() for p in fusion.split(",") if p.strip())
 
@@ -255,7 +259,7 @@ def _to_plain(v: Any) -> Any:
     return v
 
 
-def _yaml(written: str) -> Any:
+def _read_yaml(written: str) -> Any:
     try:
         import yaml
     except ImportError:

@@ -17,7 +17,7 @@ from whet.errors import BackendError, PruneError, UsageError
 from whet.network import Network
 from whet.pruning import Group, groups
 from whet.pruning.coupling import HIDDEN
-from whet.pruning.importance import step_of
+from whet.pruning.importance import get_step
 from whet.pruning.skipping import resolve_skipped
 from whet.search.recipe.recipe import PRECISIONS, STORAGE, AutoRecipe, Space
 
@@ -107,7 +107,7 @@ class SearchSpace:
         channels = {}
         for name, share in candidate.widths.items():
             for g in self.classes[name]:
-                n = kept_channels(self.sizes[g], share, self.steps[g])
+                n = count_kept_channels(self.sizes[g], share, self.steps[g])
                 if n < self.sizes[g]:
                     channels[g] = n
         return channels
@@ -139,7 +139,7 @@ class SearchSpace:
         size, _, role = name.partition(" ")
         sizes = sorted({self.sizes[g] for g in members})
         what = f"{size} {ROLES[role]}" if role in ROLES else f"channels of groups with {', '.join(map(str, sizes))} of them, in network order"
-        half = kept_channels(sizes[-1], 0.5, self.steps[max(members, key=lambda g: self.sizes[g])])
+        half = count_kept_channels(sizes[-1], 0.5, self.steps[max(members, key=lambda g: self.sizes[g])])
         listed = ", ".join(members[:3]) + (", ..." if len(members) > 3 else "")
         groups = f"in each of {len(members)} groups" if len(members) > 1 else "in one group"
         return f"{what}, {groups} ({listed}); -50 % leaves {half} of {sizes[-1]}"
@@ -156,17 +156,17 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
     """The space of a source network under a recipe. `branches`: removable residual branches, least important first."""
     s = recipe.space
     left_out: list[tuple[str, str]] = []
-    unpruned = groups_to_keep(net, s)
+    unpruned = list_groups_to_keep(net, s)
     coupled = [g for g in groups(net, hidden=s.hidden) if g.name not in unpruned] if s.width else []
     branches = [b for b in branches if b not in unpruned]
     if unpruned:
         left_out.append(("what `space.skip` names", f"{len(unpruned)} groups and branches are not pruned: {', '.join(sorted(unpruned)[:6])}"))
     sizes = {g.name: g.size for g in coupled}
-    steps = {g.name: granularity(g, s.width.multiple) for g in coupled} if s.width else {}
+    steps = {g.name: get_granularity(g, s.width.multiple) for g in coupled} if s.width else {}
     classes = group_classes(net, coupled, s.width.classes) if s.width else {}
     if s.width and not classes:
         left_out.append(("width", "the network has no prunable channels: each is coupled to an input, an output or an op that cannot be pruned"))
-    precisions, missing = _precisions(recipe)
+    precisions, missing = _list_precisions(recipe)
     left_out += missing
     if s.two_four == (False,):
         why = "not searched by default, since it needs fine-tuning; `space.two_four: [false, true]` tries it in the layers that gain time"
@@ -199,7 +199,7 @@ def search_space(net: Network, recipe: AutoRecipe, branches: Sequence[str] = ())
     return SearchSpace(tuple(dimensions), fixed, classes, sizes, steps, tuple(branches), tuple(left_out))
 
 
-def groups_to_keep(net: Network, space: Space) -> frozenset[str]:
+def list_groups_to_keep(net: Network, space: Space) -> frozenset[str]:
     """Groups and branches named by `space.skip`. Raises UsageError for an unknown name, with the nearest known one."""
     try:
         return resolve_skipped(net, space.skip, hidden=space.hidden)
@@ -234,21 +234,21 @@ def group_classes(net: Network, coupled: Sequence[Group], limit: int) -> dict[st
     return classes
 
 
-def kept_channels(size: int, share: float, multiple: int) -> int:
+def count_kept_channels(size: int, share: float, multiple: int) -> int:
     """Kept channels of `size` when `share` is removed: a multiple of `multiple`, at least one such multiple."""
     return size if share <= _FLOAT else min(size, max(multiple, round(size * (1 - share) / multiple) * multiple))
 
 
-def granularity(g: Group, multiple: int) -> int:
+def get_granularity(g: Group, multiple: int) -> int:
     """Pruning granularity in units: 1 for heads and factors of a product; a multiple for channels, smaller for few-channel groups."""
     if "@" in g.name:
         return 1
-    return max(1, min(step_of(g, multiple), g.size // 4))
+    return max(1, min(get_step(g, multiple), g.size // 4))
 
 
-def _precisions(recipe: AutoRecipe) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
+def _list_precisions(recipe: AutoRecipe) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
     """The recipe's precisions, else the device's (FP8 only on request), in order of decreasing width; and the reasons for omitted ones."""
-    missing = missing_types(recipe)
+    missing = list_missing_types(recipe)
     wanted = recipe.space.precision or tuple(p for p in PRECISIONS if p not in missing and p != "fp8")
     usable = tuple(p for p in PRECISIONS if p in wanted and p not in missing)
     supported = wanted if recipe.space.precision else PRECISIONS
@@ -258,14 +258,14 @@ def _precisions(recipe: AutoRecipe) -> tuple[tuple[str, ...], list[tuple[str, st
     return usable or ("fp32",), left_out
 
 
-def baseline_types(recipe: AutoRecipe, searched: Sequence[str]) -> tuple[str, ...]:
+def list_baseline_types(recipe: AutoRecipe, searched: Sequence[str]) -> tuple[str, ...]:
     """The original's measured precisions: FP32 first, then the requested ones, else 16 bits, INT8 and the searched ones."""
-    missing = missing_types(recipe)
+    missing = list_missing_types(recipe)
     wanted = recipe.baselines or (*(p for p in PRECISIONS if p != "fp8"), *searched)
     return tuple(p for p in PRECISIONS if p == "fp32" or (p in wanted and p not in missing))
 
 
-def missing_types(recipe: AutoRecipe) -> dict[str, str]:
+def list_missing_types(recipe: AutoRecipe) -> dict[str, str]:
     """Precisions the device does not support, with the reason.
 
     Numbered devices (GPUs) are not opened: the context would stay open while trials run, and with Ray they are on other machines. If such a

@@ -27,7 +27,7 @@ class Check:
         return self.miss == 0
 
 
-def checks(target: Target, row: Row, original: Row) -> list[Check]:
+def check_target(target: Target, row: Row, original: Row) -> list[Check]:
     """Target checks of a measured row; `original` is the FP32 row at the same batch."""
     result = []
     ratio = row["latency"]["ratio"]
@@ -72,7 +72,7 @@ def are_met(checked: Sequence[Check]) -> bool:
     return all(c.met for c in checked)
 
 
-def distance(checked: Sequence[Check]) -> float:
+def compute_distance(checked: Sequence[Check]) -> float:
     """Distance from the target: the sum of misses; unmeasured targets count as 0 for all candidates alike."""
     return sum(c.miss or 0.0 for c in checked)
 
@@ -82,7 +82,7 @@ def dominates(a: tuple[float, float], b: tuple[float, float]) -> bool:
     return a[0] <= b[0] and a[1] <= b[1] and a != b
 
 
-def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+def find_pareto_set(points: Sequence[tuple[float, float]]) -> list[int]:
     """Indices of the non-dominated points (cost, loss; lower is better), by ascending cost; the first of equal points."""
     order = sorted(range(len(points)), key=lambda i: (points[i], i))
     front: list[int] = []
@@ -97,4 +97,4 @@ def choose(candidates: Sequence[tuple[float, float, Sequence[Check]]], prefer: s
     good = [i for i, (_, _, c) in enumerate(candidates) if are_met(c)]
     if good:
         return min(good, key=lambda i: candidates[i][:2] if prefer == "latency" else (candidates[i][1], candidates[i][0]))
-    return min(range(len(candidates)), key=lambda i: (distance(candidates[i][2]), candidates[i][0]))
+    return min(range(len(candidates)), key=lambda i: (compute_distance(candidates[i][2]), candidates[i][0]))

@@ -20,13 +20,13 @@ from whet.errors import UsageError
 from whet.network import Network
 from whet.runtime import Context, Engine, Runtime
 from whet.search.recipe.metrics import Predict
-from whet.search.recipe.recipe import AutoRecipe, switches
+from whet.search.recipe.recipe import AutoRecipe, list_switches
 from whet.search.recipe.space import Candidate
 
 Feeds = Mapping[str, np.ndarray]
 
 
-def input_shapes(net: Network, recipe: AutoRecipe, batch: int) -> dict[str, tuple[int, ...]]:
+def make_input_shapes(net: Network, recipe: AutoRecipe, batch: int) -> dict[str, tuple[int, ...]]:
     """Shapes of all inputs for `batch` samples. Raises UsageError if the recipe leaves a dimension undefined."""
     shapes = recipe.shapes or {}
     unknown = [n for n in shapes if n not in {t.name for t in net.inputs}]
@@ -56,7 +56,7 @@ def build_config(net: Network, recipe: AutoRecipe, candidate: Candidate, level: 
     name = candidate.precision
     also = capabilities_of(recipe.backend).with_8_bits if name in ("int8", "fp8") else ()
     permitted = () if name == "fp32" else (*also, name)  # in the flags' order
-    shapes = input_shapes(net, recipe, candidate.batch)
+    shapes = make_input_shapes(net, recipe, candidate.batch)
     static = all(t.type.static for t in net.inputs)
     return BuildConfig(
         backend=recipe.backend,
@@ -65,14 +65,14 @@ def build_config(net: Network, recipe: AutoRecipe, candidate: Candidate, level: 
         sparsity="enable" if candidate.two_four else "disable",
         profiles=() if static else ((shapes, shapes, shapes),),
         optimization_level=level,
-        passes=switches(candidate.fusion),
+        passes=list_switches(candidate.fusion),
         timing_cache=recipe.timing_cache,
         profiling_verbosity="detailed",
         whole_engines=2 if level < 3 else 4,
     )
 
 
-def engine_plan(net: Network, config: BuildConfig, calibration: Feeds, folder: Path, progress: Any = None) -> EnginePlan:
+def build_engine_plan(net: Network, config: BuildConfig, calibration: Feeds, folder: Path, progress: Any = None) -> EnginePlan:
     """Builds a network's engine; in INT8 and FP8 with ranges from `calibration` (stacked samples), saved as calibration.json in `folder`."""
     if not {"int8", "fp8"} & set(config.precisions):
         return build(net, config, progress=progress)
@@ -91,7 +91,7 @@ def rebuild_plan(net: Network, config: BuildConfig) -> EnginePlan:
     return (build_int8 if "int8" in config.precisions else build_float8)(net, config, Calibration())  # ranges come from the lock
 
 
-def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan) -> Network | None:
+def find_quantized_source(net: Network, config: BuildConfig, plan: EnginePlan) -> Network | None:
     """The Q/DQ network of a calibrated INT8 plan; None for floating-point and FP8 plans (their lock is complete)."""
     if "int8" not in config.precisions or plan.report.quantized is None:
         return None
@@ -100,9 +100,9 @@ def quantized_source(net: Network, config: BuildConfig, plan: EnginePlan) -> Net
     return chosen if compute_model_digest(chosen) == plan.model_digest else None
 
 
-def quick_engine(net: Network, recipe: AutoRecipe, batch: int = 1) -> Engine:
+def build_quick_engine(net: Network, recipe: AutoRecipe, batch: int = 1) -> Engine:
     """A CPU engine built without timing, to score a network between steps."""
-    shapes = input_shapes(net, recipe, batch)
+    shapes = make_input_shapes(net, recipe, batch)
     dynamic = any(not t.type.static for t in net.inputs)
     config = BuildConfig(
         threads=recipe.threads, optimization_level=0, verify=False, timing_cache="", whole_engines=0,
@@ -111,7 +111,7 @@ def quick_engine(net: Network, recipe: AutoRecipe, batch: int = 1) -> Engine:
     return Runtime(backend="cpu", threads=recipe.threads).load(build(net, config))
 
 
-def predictor(context: Context) -> Predict:
+def make_predictor(context: Context) -> Predict:
     """Returns a function that runs any number of samples in a context of fixed batch; the last batch is padded with the last sample."""
     shapes = context.input_shapes()
     batch = next((s[0] for s in shapes.values() if s), 1)

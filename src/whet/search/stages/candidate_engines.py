@@ -25,11 +25,11 @@ from whet.pruning import count_params
 from whet.search.jobs.environment import Stages, Worker
 from whet.search.jobs.job import write_json
 from whet.search.recipe.metrics import Score
-from whet.search.stages.build_engine import build_config, engine_plan, predictor, quantized_source
+from whet.search.stages.build_engine import build_config, build_engine_plan, find_quantized_source, make_predictor
 from whet.search.stages.finetune import is_better
 from whet.search.stages.measure import make_run, time_engines
-from whet.search.stages.prepare import Prepared, flops_of
-from whet.search.stages.qat import loses_too_much, train_for_int8, why_not
+from whet.search.stages.prepare import Prepared, count_static_flops
+from whet.search.stages.qat import explain_skip, loses_too_much, train_for_int8
 
 ENGINE, ONNX, QUANTIZED = "model.engine", "model.onnx", "model.int8.onnx"
 LOCK, CALIBRATION, PRUNING = "lock.json", "calibration.json", "pruning.json"
@@ -59,23 +59,23 @@ class ScoredEngine:
             write_cache(folder / CALIBRATION, self.ranges)
         else:
             (folder / QUANTIZED).unlink(missing_ok=True)
-            source = quantized_source(self.network, self.config, self.plan)
+            source = find_quantized_source(self.network, self.config, self.plan)
             if source is not None:
                 save_onnx(source, folder / QUANTIZED)
         save_lock(self.plan, folder / LOCK)
 
 
-def first_engine(w: Worker, network: Network, calibration: Feeds, original: Network) -> ScoredEngine:
+def build_first_engine(w: Worker, network: Network, calibration: Feeds, original: Network) -> ScoredEngine:
     """Builds and scores the candidate's engine; in INT8 and FP8 with calibrated ranges."""
     config = build_config(network, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():
         w.rest()
         w.say("building")
-        plan, seconds = _build_and_write(w, ENGINE, lambda: engine_plan(network, config, calibration, w.folder, Stages(w)))
+        plan, seconds = _build_and_write(w, ENGINE, lambda: build_engine_plan(network, config, calibration, w.folder, Stages(w)))
     return ScoredEngine(w.folder / ENGINE, network, config, plan, seconds, _score(w, w.folder / ENGINE, original))
 
 
-def trained_engine(
+def build_trained_engine(
     w: Worker, first: ScoredEngine, prepared: Prepared, original: Network, reference: Score
 ) -> tuple[ScoredEngine | None, dict[str, Any] | None]:
     """Trains the candidate for INT8 if `first`, its calibrated engine, loses too much; returns the engine and report data with the reason.
@@ -84,7 +84,7 @@ def trained_engine(
     """
     if w.candidate.precision not in ("int8", "fp8"):
         return None, None
-    why = why_not(w.recipe, w.candidate, first.plan)
+    why = explain_skip(w.recipe, w.candidate, first.plan)
     if why is not None:
         prepared.notes.append(f"not trained for {w.candidate.precision.upper()}: {why}")
         return None, None
@@ -116,7 +116,7 @@ def trained_engine(
 
 def select_engine(w: Worker, first: ScoredEngine, trained: ScoredEngine, qat: dict[str, Any], prepared: Prepared) -> ScoredEngine:
     """Keeps the better engine as the candidate's engine; both become steps of the report."""
-    counts = {"params": count_params(first.network), "flops": flops_of(first.network)}
+    counts = {"params": count_params(first.network), "flops": count_static_flops(first.network)}
     word = "" if qat["kept"] == "trained" else " (not better, not used)"
     for name, e, seconds in (("calibrated for INT8", first, first.seconds), (f"trained for INT8{word}", trained, qat["seconds"])):
         prepared.steps.append({"step": name, **counts, "metric": e.score.to_plain(), "ms": e.times["median_ms"], "seconds": seconds})
@@ -202,6 +202,6 @@ def _build_and_write(w: Worker, name: str, make: Callable[[], EnginePlan]) -> tu
 
 
 def _score(w: Worker, path: Path, original: Network) -> Score:
-    with w.lock.working():
+    with w.lock.hold_for_work():
         w.say("scoring")
-        return w.score(predictor(w.load(path).create_context()), original)
+        return w.score(make_predictor(w.load(path).create_context()), original)

@@ -26,7 +26,7 @@ class Meter:
     """
 
     def __init__(self, gpu: str | None, powercap: Path = POWERCAP):
-        self.read, self.about = meter(gpu, powercap)
+        self.read, self.about = find_meter(gpu, powercap)
         self.idle: float | None = None  # watts
 
     def rest(self, seconds: float) -> None:
@@ -36,9 +36,9 @@ class Meter:
         """
         if self.read is None:
             return
-        last = idle_power(self.read, seconds / 2)
+        last = measure_idle_power(self.read, seconds / 2)
         for _ in range(_WINDOWS - 1):
-            self.idle = idle_power(self.read, seconds / 2)
+            self.idle = measure_idle_power(self.read, seconds / 2)
             if self.idle >= _SETTLED * last:
                 break
             last = self.idle
@@ -51,7 +51,7 @@ class Meter:
         """
         if self.read is None:
             return {"mj": None, "net_mj": None, "about": self.about}
-        measured = per_run(run, self.read, seconds)
+        measured = measure_run(run, self.read, seconds)
         about = f"{self.about}; {measured['runs']:.0f} runs in {measured['seconds']:.1f} s"
         net = None
         if self.idle is None:
@@ -64,12 +64,12 @@ class Meter:
         return {"mj": measured["mj"] / batch, "net_mj": net, "watts": measured["watts"], "idle_watts": self.idle, "about": about}
 
 
-def meter(gpu: str | None, powercap: Path = POWERCAP) -> tuple[Read | None, str]:
+def find_meter(gpu: str | None, powercap: Path = POWERCAP) -> tuple[Read | None, str]:
     """A function that reads a joule counter, with its description; or None with the reason. `gpu` as in Meter."""
-    return _rapl(powercap) if gpu is None else _nvml(gpu)
+    return _find_rapl(powercap) if gpu is None else _find_nvml(gpu)
 
 
-def idle_power(read: Read, seconds: float) -> float:
+def measure_idle_power(read: Read, seconds: float) -> float:
     """Watts over at least `seconds` in which this process sleeps, measured between counter updates."""
     first, start = _wait_for_update(read, sleep_a_little)
     sleep(seconds)
@@ -77,7 +77,7 @@ def idle_power(read: Read, seconds: float) -> float:
     return (last - first) / (end - start)
 
 
-def per_run(run: Callable[[], object], read: Read, seconds: float) -> dict[str, float]:
+def measure_run(run: Callable[[], object], read: Read, seconds: float) -> dict[str, float]:
     """Energy of one `run` over at least `seconds`, measured between counter updates, so that a coarse counter truncates no run.
 
     A quarter of that time is warm-up: clocks, power and the counter follow a load only after some tenths of a second.
@@ -116,7 +116,7 @@ def sleep_a_little() -> None:
     sleep(1e-3)
 
 
-def _rapl(folder: Path) -> tuple[Read | None, str]:
+def _find_rapl(folder: Path) -> tuple[Read | None, str]:
     packages = sorted(p for p in folder.glob("intel-rapl:*") if p.name.count(":") == 1)  # AMD's counters also carry Intel's name
     if not packages:
         return None, f"not measurable: {folder} has no RAPL counters (a virtual machine hides them)"
@@ -141,7 +141,7 @@ def _rapl(folder: Path) -> tuple[Read | None, str]:
     return read, f"RAPL, {len(counters)} processor package{'s' if len(counters) > 1 else ''}"
 
 
-def _nvml(gpu: str) -> tuple[Read | None, str]:
+def _find_nvml(gpu: str) -> tuple[Read | None, str]:
     try:
         import pynvml
     except ImportError as e:

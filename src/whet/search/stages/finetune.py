@@ -14,7 +14,7 @@ from whet.pruning import count_params
 from whet.search.recipe.data import load_labelled
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
-from whet.search.stages.prepare import Prepared, Rate, Say, flops_of, has_zeros
+from whet.search.stages.prepare import Prepared, Rate, Say, count_static_flops, has_zeros
 from whet.search.stages.training_options import as_config
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ FINETUNED = "fine-tuned with labels"  # the step's name if its result is kept
 
 def fine_tune(prepared: Prepared, original: Network, recipe: AutoRecipe, c: Candidate, folder: Path, *, say: Say, rate: Rate) -> None:
     """Trains `prepared.network` on data.train with the original as teacher, or notes the reason why not. Raises TrainingError, UsageError."""
-    why = _why_not(recipe, c)
+    why = _explain_skip(recipe, c)
     if why is not None:
         prepared.notes.append(f"not fine-tuned: {why}")
         return
@@ -35,7 +35,7 @@ def fine_tune(prepared: Prepared, original: Network, recipe: AutoRecipe, c: Cand
     result = train_network(prepared.network, original, recipe, c, folder, say=say, notes=prepared.notes)
     before, after = prepared.metric, rate(result.network)
     used = not is_better(before["value"], after["value"], recipe)
-    row = {"params": count_params(result.network), "flops": flops_of(result.network), "seconds": perf_counter() - start, "metric": after}
+    row = {"params": count_params(result.network), "flops": count_static_flops(result.network), "seconds": perf_counter() - start, "metric": after}
     prepared.steps.append({"step": FINETUNED + ("" if used else " (worse, not used)"), "used": used, **row})
     if used:
         prepared.network = result.network
@@ -50,13 +50,13 @@ def train_network(
     assert recipe.finetune is not None
     path = folder / CHECKPOINT
     say("tuning")
-    data = training_set(recipe, original)
+    data = read_training_set(recipe, original)
     config = as_config(recipe.finetune, checkpoint=str(path), masks="zeros" if c.two_four and has_zeros(net) else "")
     teacher = original if config.distill > 0 else None
-    return run_resumable(path, lambda: finetune(net, data, config, teacher=teacher, progress=steps_of(say, "tuning")), notes)
+    return run_resumable(path, lambda: finetune(net, data, config, teacher=teacher, progress=make_step_callback(say, "tuning")), notes)
 
 
-def training_set(recipe: AutoRecipe, net: Network) -> Any:
+def read_training_set(recipe: AutoRecipe, net: Network) -> Any:
     """data.train in the form of whet.training; CSV files of images are read here."""
     from whet.precision import Preprocessing
     from whet.training import TrainingData, training_data
@@ -74,7 +74,7 @@ def is_better(a: float, b: float, recipe: AutoRecipe) -> bool:
     return a > b if recipe.higher_is_better else a < b
 
 
-def steps_of(say: Say, kind: str) -> Callable[[int, int, str], None]:
+def make_step_callback(say: Say, kind: str) -> Callable[[int, int, str], None]:
     """A callback that reports training progress as the stage of the job."""
     told = [perf_counter()]
 
@@ -102,16 +102,16 @@ def run_resumable(checkpoint: Path, train: Callable[[], T], notes: list[str]) ->
         return train()
 
 
-def _why_not(recipe: AutoRecipe, c: Candidate) -> str | None:
+def _explain_skip(recipe: AutoRecipe, c: Candidate) -> str | None:
     if recipe.finetune is None:
         return "the recipe says finetune: false"
     if recipe.data.train is None:
         return "the recipe gives no data.train"
     if not (c.pruned or c.two_four):
         return "nothing was cut"
-    return no_torch()
+    return explain_missing_torch()
 
 
-def no_torch() -> str | None:
+def explain_missing_torch() -> str | None:
     """The reason why training is impossible on this machine, or None."""
     return None if find_spec("torch") is not None else "PyTorch is not installed (pip install 'whet[train]')"

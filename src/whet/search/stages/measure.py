@@ -39,7 +39,7 @@ def time_engines(runs: Sequence[Callable[[], None]], seconds: float, backend: Ba
     """
     for attempt in range(_ATTEMPTS):
         ranking = compare([time_calls(run) for run in runs], TRIALS.with_seconds(seconds * 2**attempt), watch=backend.watch)
-        rows = [_row(ranking, i) for i in range(len(runs))]
+        rows = [_make_row(ranking, i) for i in range(len(runs))]
         contradictions = [(row, implied) for row in rows if _contradicts(row["ratio"], implied := row["median_ms"] / rows[0]["median_ms"])]
         if not contradictions:
             break
@@ -48,14 +48,14 @@ def time_engines(runs: Sequence[Callable[[], None]], seconds: float, backend: Ba
         row["ratio"] = max(row["ratio"], implied)
         row["ratio_interval"] = sorted(row["contradiction"])
     disturbed = ranking.disturbed or bool(contradictions)
-    return rows, {"other_cpus": ranking.load.others, "disturbed": disturbed, "tries": ranking.attempts, **_gpu(backend)}
+    return rows, {"other_cpus": ranking.load.others, "disturbed": disturbed, "tries": ranking.attempts, **_describe_gpu(backend)}
 
 
 def _contradicts(ratio: float, implied: float) -> bool:
     return not 1 / _CONTRADICTS <= ratio / implied <= _CONTRADICTS
 
 
-def _row(ranking: Ranking, i: int) -> dict[str, Any]:
+def _make_row(ranking: Ranking, i: int) -> dict[str, Any]:
     ms = 1e3 * np.array(ranking.runs[i])
     ratios = ranking.ratios(i)
     return {
@@ -65,7 +65,7 @@ def _row(ranking: Ranking, i: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gpu(backend: Backend) -> dict[str, Any]:
+def _describe_gpu(backend: Backend) -> dict[str, Any]:
     """Other processes on the GPU, its clock, power and temperature; nothing on a CPU."""
     state = backend.state()
     if not state:

@@ -37,7 +37,7 @@ from whet.pruning.knapsack import Choice
 from whet.pruning.order import check_order, note
 from whet.pruning.stepwise import choose_stepwise
 from whet.search.recipe.recipe import AutoRecipe, Effort, Width
-from whet.search.recipe.space import Candidate, groups_to_keep
+from whet.search.recipe.space import Candidate, list_groups_to_keep
 from whet.sparsity import parse_pattern, reduction_axis
 
 Say = Callable[[str], None]
@@ -56,10 +56,10 @@ class Prepared:
     variants: dict[int, Network] = field(default_factory=dict)  # networks that take another time than those before them, by the index of their step
 
     def add_step(self, name: str, start: float, rate: Rate | None, *, changes_time: bool = False) -> None:
-        """Adds a row for a step that began at `start` (perf_counter) and gave `network`; `changes_time`: its shapes or its sparsity are new."""
+        """Adds a row for a step that began at `early` (perf_counter) and gave `network`; `changes_time`: its shapes or its sparsity are new."""
         if changes_time:
             self.variants[len(self.steps)] = self.network
-        row = {"step": name, "params": count_params(self.network), "flops": flops_of(self.network), "seconds": perf_counter() - start}
+        row = {"step": name, "params": count_params(self.network), "flops": count_static_flops(self.network), "seconds": perf_counter() - start}
         self.steps.append(row | ({"metric": rate(self.network)} if rate is not None else {}))
 
     @property
@@ -144,13 +144,13 @@ def write_two_four(result: Prepared, data: Mapping[str, np.ndarray], layers: Col
     result.add_step("2:4", start, rate, changes_time=bool(written))
 
 
-def two_four_gains(net: Network, config: BuildConfig, say: Say) -> list[str]:
+def list_two_four_gains(net: Network, config: BuildConfig, say: Say) -> list[str]:
     """The layers of `net` that are faster with 2:4 weights than any dense tactic, beyond the noise of the measurement."""
     advice = advise_sparsity(net, config, lambda done, total, what: say(f"2:4 {done}/{total}"))
     return [x.node for x in advice.layers if x.saved_ms > 0]
 
 
-def within_budget(
+def fit_latency_budget(
     net: Network, candidate: Candidate, config: BuildConfig, recipe: AutoRecipe, data: Mapping[str, np.ndarray], *, say: Say
 ) -> tuple[dict[str, int], Candidate]:
     """Channels to keep by group and the candidate with its removed branches, chosen to fit a share of the layers' time.
@@ -165,7 +165,7 @@ def within_budget(
         target=Target("latency", ratio=candidate.budget), importance=candidate.importance, multiple=width.multiple, depth=recipe.space.depth,
         seed=recipe.search.seed, build=config, table=str(table), engines=False, hidden=recipe.space.hidden,
         trials=recipe.space.budget_trials, recovery=RecoveryConfig() if recipe.space.budget_trials else None,
-        skip=tuple(sorted(groups_to_keep(net, recipe.space))),
+        skip=tuple(sorted(list_groups_to_keep(net, recipe.space))),
     )  # fmt: skip
     samples = data if candidate.importance in NEED_DATA or recipe.space.budget_trials else None
     pruned = prune(net, pruning, samples, progress=lambda done, total, what: say(f"latency budget {done}/{total}"))
@@ -173,7 +173,7 @@ def within_budget(
     return kept, dataclasses.replace(candidate, removed=tuple(pruned.recipe.removed))
 
 
-def flops_of(net: Network) -> int | None:
+def count_static_flops(net: Network) -> int | None:
     """FLOPs at batch 1; None if a symbolic dimension cannot be 1."""
     try:
         return count_flops(net)

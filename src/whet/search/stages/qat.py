@@ -24,9 +24,9 @@ from whet.precision import Ranges
 from whet.pruning.order import note
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
-from whet.search.stages.finetune import no_torch, run_resumable, steps_of, training_set
+from whet.search.stages.finetune import explain_missing_torch, make_step_callback, read_training_set, run_resumable
 from whet.search.stages.prepare import Prepared, Say, has_zeros
-from whet.search.stages.training_options import as_config, qat_settings
+from whet.search.stages.training_options import as_config, make_qat_settings
 
 CHECKPOINT = "qat.safetensors"  # a killed job resumes from it
 _SHARE = 0.5  # share of the allowed drop that calibration may lose without training
@@ -46,7 +46,7 @@ class TrainedForInt8:
     resumed_at: int
 
 
-def why_not(recipe: AutoRecipe, c: Candidate, plan: EnginePlan) -> str | None:
+def explain_skip(recipe: AutoRecipe, c: Candidate, plan: EnginePlan) -> str | None:
     """The reason why a survivor cannot be trained for INT8, or None."""
     if recipe.qat is None:
         return "the recipe says qat: never"
@@ -56,7 +56,7 @@ def why_not(recipe: AutoRecipe, c: Candidate, plan: EnginePlan) -> str | None:
         return "INT8 was not faster: the engine computes in floating point"
     if recipe.data.train is None:
         return "the recipe gives no data.train"
-    return no_torch()
+    return explain_missing_torch()
 
 
 def loses_too_much(qat: Mapping[str, Any], allowed: float | None, lost: float, drop: float, original: float) -> tuple[bool, str]:
@@ -89,12 +89,13 @@ def train_for_int8(
     ranges, skip, tables = read_recipe(roundings)
     path = folder / CHECKPOINT
     masks = "zeros" if c.two_four and has_zeros(pruned.network) else ""
-    settings = as_config(qat_settings(recipe.qat, recipe.finetune), checkpoint=str(path), masks=masks)
-    data = training_set(recipe, original)
+    settings = as_config(make_qat_settings(recipe.qat, recipe.finetune), checkpoint=str(path), masks=masks)
+    data = read_training_set(recipe, original)
 
     def train() -> Any:
         return quantization_aware(
-            pruned.network, data, settings, ranges=ranges, skip=lambda x: _left_out(x, skip), teacher=original, progress=steps_of(say, "qat")
+            pruned.network, data, settings, ranges=ranges, skip=lambda x: _is_left_out(x, skip), teacher=original,
+            progress=make_step_callback(say, "qat")
         )  # fmt: skip
 
     trained = run_resumable(path, train, pruned.notes)
@@ -104,5 +105,5 @@ def train_for_int8(
     return TrainedForInt8(trained.floating, quantized, learned, trained.training.resumed_at)
 
 
-def _left_out(layer: Layer, skip: frozenset[str]) -> bool:
+def _is_left_out(layer: Layer, skip: frozenset[str]) -> bool:
     return layer.name in skip or bool(skip & list_identifying_names(layer))

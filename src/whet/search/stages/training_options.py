@@ -22,27 +22,27 @@ _NOT_SETTINGS = ("when", "threshold")
 _SHARED = ("augment", "batch", "channels_last", "device", "graph", "label_smoothing", "loss", "precision", "seed", "temperature")
 
 
-def finetuning(value: Any, where: str) -> dict[str, Any] | None:
+def read_finetuning(value: Any, where: str) -> dict[str, Any] | None:
     """`false`, or settings of `whet.training.FinetuneConfig` over FINETUNE: 10 epochs, half of the loss from the original."""
     if isinstance(value, bool) or value is None:
         return dict(FINETUNE) if value else None
-    return _settings(value, where, FINETUNE, "false, or settings")
+    return _merge_settings(value, where, FINETUNE, "false, or settings")
 
 
-def quantization_training(value: Any, where: str) -> dict[str, Any] | None:
+def read_quantization_training(value: Any, where: str) -> dict[str, Any] | None:
     """`auto`, `always`, `never` (or false), or settings with `when` and `threshold` among them; None is never."""
     if isinstance(value, bool) or value is None:
         value = "auto" if value else "never"
     if not isinstance(value, Mapping):
         value = {"when": value}
-    f.one_of(*WHEN)(value.get("when", "auto"), f"{where}.when" if "when" in value and len(value) > 1 else where)
+    f.make_choice_reader(*WHEN)(value.get("when", "auto"), f"{where}.when" if "when" in value and len(value) > 1 else where)
     if value.get("threshold") is not None:
-        f.number(0)(value["threshold"], f"{where}.threshold")
-    settings = _settings(value, where, QAT, f"{', '.join(WHEN)}, or settings", _NOT_SETTINGS)
+        f.make_number_reader(0)(value["threshold"], f"{where}.threshold")
+    settings = _merge_settings(value, where, QAT, f"{', '.join(WHEN)}, or settings", _NOT_SETTINGS)
     return None if settings["when"] == "never" else settings
 
 
-def qat_settings(qat: Mapping[str, Any], finetune: Mapping[str, Any] | None) -> dict[str, Any]:
+def make_qat_settings(qat: Mapping[str, Any], finetune: Mapping[str, Any] | None) -> dict[str, Any]:
     """FinetuneConfig settings of `qat`; loss, batch, augmentation and device default to those of `finetune`."""
     shared = {k: v for k, v in (finetune or {}).items() if k in _SHARED}
     return {**shared, **{k: v for k, v in qat.items() if k not in _NOT_SETTINGS}}
@@ -56,7 +56,7 @@ def as_config(settings: Mapping[str, Any], **more: Any) -> Any:
     return FinetuneConfig(**given, **more)
 
 
-def _settings(value: Any, where: str, defaults: Mapping[str, Any], what: str, more: tuple[str, ...] = ()) -> dict[str, Any]:
+def _merge_settings(value: Any, where: str, defaults: Mapping[str, Any], what: str, more: tuple[str, ...] = ()) -> dict[str, Any]:
     """`value` merged over `defaults`; each key is a field of FinetuneConfig (or in `more`). Raises UsageError naming the key."""
     from whet.training.config import FinetuneConfig
 

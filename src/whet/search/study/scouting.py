@@ -57,7 +57,7 @@ class Scouting:
         lost = self._read()
         timeout = self.recipe.search.timeout
         deadline = None if timeout is None else time.monotonic() + timeout
-        waiting = [*((n, self.study.params(n)) for n in lost), *self.study.unfinished()]
+        waiting = [*((n, self.study.params(n)) for n in lost), *self.study.list_unfinished()]
         while True:
             while len(self.running) < self.jobs.slots:
                 if waiting:
@@ -122,7 +122,7 @@ class Scouting:
             self.trials[number] = trial
             if result is not None and same is None:
                 self.known.setdefault(self.space.key(trial.candidate), trial)
-                self.jobs.watch.ended(self.folder.scout(number), result, True)
+                self.jobs.watch.end_job(self.folder.scout(number), result, True)
                 others += j.read_fields(self.folder.scout(number) / j.JOB).get("made_by") != self.jobs.made_by
         if others:
             self.jobs.note(f"{others} trials were measured with another whet version or processor; originals and survivors are rebuilt")
@@ -145,4 +145,4 @@ class Scouting:
         self.trials[trial.number] = trial
         if trial.same_as is None:
             self.known.setdefault(self.space.key(trial.candidate), trial)
-            self.jobs.watch.ended(self.folder.scout(trial.number), r, found)
+            self.jobs.watch.end_job(self.folder.scout(trial.number), r, found)

@@ -31,8 +31,8 @@ class Study:
         self, path: Path, space: SearchSpace, *, higher_is_better: bool, sampler: str, seed: int, startup: int, reference: Reference | None = None
     ):  # fmt: skip
         """`reference` bounds the costs and losses of interest, for the sampler `gp`."""
-        self.optuna, self.space, self.path = optuna_module(), space, path
-        with self._stored():
+        self.optuna, self.space, self.path = import_optuna(), space, path
+        with self._translate_errors():
             storage = self.optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
             self.study: optuna.Study = self.optuna.create_study(
                 storage=storage, study_name=_NAME, load_if_exists=True, directions=["minimize", "maximize" if higher_is_better else "minimize"]
@@ -42,7 +42,7 @@ class Study:
         self.distributions = {d.name: self._distribution(d) for d in space.dimensions}
 
     @contextlib.contextmanager
-    def _stored(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Suppresses Optuna's warnings on experimental features. Raises BuildError if the study file cannot be read or written."""
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -71,22 +71,22 @@ class Study:
 
     def enqueue(self, points: Sequence[Mapping[str, Any]]) -> None:
         """Queues points to try first; points already in the study are skipped."""
-        with self._stored():
+        with self._translate_errors():
             for p in points:
                 self.study.enqueue_trial(dict(p), skip_if_exists=True)
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """Starts a trial and returns its number and parameters."""
-        with self._stored():
+        with self._translate_errors():
             trial = self.study.ask()
             return trial.number, self._drawn(trial)
 
-    def unfinished(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def list_unfinished(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Running trials without values, left by a killed process; missing parameters are drawn now."""
-        with self._stored():
+        with self._translate_errors():
             running = self.study.get_trials(deepcopy=False, states=(self.optuna.trial.TrialState.RUNNING,))
         for trials in running:
-            with self._stored():
+            with self._translate_errors():
                 trial = self.optuna.trial.Trial(self.study, trials._trial_id)
                 drawn = self._drawn(trial)
             yield trials.number, drawn
@@ -102,7 +102,7 @@ class Study:
 
     def tell(self, number: int, values: tuple[float, float] | None, attributes: Mapping[str, Any]) -> None:
         """Records a trial's (cost, metric), or None for a failure. `attributes` becomes its attributes; repeated calls have no effect."""
-        with self._stored():
+        with self._translate_errors():
             trials = self.study.get_trials(deepcopy=False)
             if trials[number].state.is_finished():
                 return
@@ -116,20 +116,20 @@ class Study:
 
     def numbers(self) -> dict[int, str]:
         """State of all started trials by number: `running`, `complete`, `fail`."""
-        with self._stored():
+        with self._translate_errors():
             return {t.number: t.state.name.lower() for t in self.study.get_trials(deepcopy=False) if t.state.name != "WAITING"}
 
     def params(self, number: int) -> dict[str, Any]:
         """The parameters of a trial."""
-        with self._stored():
+        with self._translate_errors():
             return dict(self.study.get_trials(deepcopy=False)[number].params)
 
     def attributes(self, number: int) -> dict[str, Any]:
-        with self._stored():
+        with self._translate_errors():
             return dict(self.study.get_trials(deepcopy=False)[number].user_attrs)
 
 
-def _misses(trial: Any) -> tuple[float, ...]:
+def _get_misses(trial: Any) -> tuple[float, ...]:
     """Optuna's constraints: a trial's misses; values above zero are violations."""
     return tuple(trial.user_attrs.get("misses") or (0.0,))
 
@@ -141,14 +141,14 @@ def make_sampler(optuna: Any, name: str, seed: int, startup: int, sign: int, ref
 
     made: dict[str, Make] = {
         "gp": lambda s: SurrogateSampler(s, startup, reference, sign),
-        "tpe": lambda s: optuna.samplers.TPESampler(seed=s, multivariate=True, n_startup_trials=startup, constraints_func=_misses),
-        "nsga2": lambda s: optuna.samplers.NSGAIISampler(seed=s, population_size=max(startup, 8), constraints_func=_misses),
+        "tpe": lambda s: optuna.samplers.TPESampler(seed=s, multivariate=True, n_startup_trials=startup, constraints_func=_get_misses),
+        "nsga2": lambda s: optuna.samplers.NSGAIISampler(seed=s, population_size=max(startup, 8), constraints_func=_get_misses),
         "random": lambda s: optuna.samplers.RandomSampler(seed=s),
     }
     return Repeatable(made[name], seed)
 
 
-def optuna_module() -> Any:
+def import_optuna() -> Any:
     try:
         import optuna
     except ImportError:

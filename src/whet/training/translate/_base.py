@@ -76,7 +76,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     return _TORCH[dtype.name]
 
 
-def tensor_of(array: np.ndarray) -> torch.Tensor:
+def to_tensor(array: np.ndarray) -> torch.Tensor:
     """A copy of an array as a tensor (bfloat16 too)."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
@@ -94,6 +94,6 @@ class Fixed:
         """The constant on x's device, in x's type unless `dtype` is False."""
         key = (x.device, x.dtype if dtype else None)
         if key not in self._made:
-            t = tensor_of(self.array).to(x.device)
+            t = to_tensor(self.array).to(x.device)
             self._made[key] = t.to(x.dtype) if dtype else t
         return self._made[key]

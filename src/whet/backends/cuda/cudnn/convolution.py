@@ -16,7 +16,7 @@ from whet.backends.cuda.cudnn.descriptor import Descriptor, make_descriptor
 from whet.backends.cuda.cudnn.library import CudnnError, handle
 from whet.backends.cuda.driver import current_device
 from whet.errors import BackendError
-from whet.forks import cached_property, new_lock
+from whet.forks import cached_property, make_lock
 
 X, W, Y, Z, B = 1, 2, 3, 4, 5
 _MOST_PROPOSALS = 64
@@ -161,7 +161,7 @@ class Plan:
 
 _plans: weakref.WeakValueDictionary[Any, Plan] = weakref.WeakValueDictionary()
 _graphs: dict[Any, ConvolutionGraph] = {}
-_lock = new_lock()
+_lock = make_lock()
 _MOST_GRAPHS = 64
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from whet.backends.cpu import pools, threads
 from whet.errors import BackendError
-from whet.forks import new_lock_held_during_fork
+from whet.forks import make_lock_held_during_fork
 
 #: names in `dnnl_version()->cpu_runtime`
 _RUNTIMES = {0: "none", 1: "seq", 2: "omp", 4: "tbb", 8: "threadpool", 512: "sycl"}
-_creating = new_lock_held_during_fork()  # oneDNN takes locks of its own while it creates primitives
+_creating = make_lock_held_during_fork()  # oneDNN takes locks of its own while it creates primitives
 _USABLE = ("seq", "omp", "tbb")
 _STATUS = {1: "out of memory", 2: "invalid arguments", 3: "unimplemented", 4: "last implementation reached", 5: "runtime error"}
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from whet.backends.cpu import threads
 from whet.errors import BackendError
-from whet.forks import cached_property, new_reentrant_lock
+from whet.forks import cached_property, make_reentrant_lock
 from whet.tactics.cpu.onednn._api.attributes import ARGS, MULTIPLE_SRC, SCALES, ZERO_POINTS, Attributes, Binary
 from whet.tactics.cpu.onednn._api.library import Unimplemented, dims_array, library
 from whet.tactics.cpu.onednn._api.memory import MemoryDesc, allocate_aligned, copy_borrowed, describe
@@ -144,7 +144,7 @@ class Primitive:
 
 
 _primitives: dict[str, Primitive] = {}
-_lock = new_reentrant_lock()
+_lock = make_reentrant_lock()
 
 
 class Call:
