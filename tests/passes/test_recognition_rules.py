@@ -303,7 +303,6 @@ CASES = {
         "no columns": ("'bij,bkj->bik'", "'bij,bkj->bi'"),
         "outer product": ("'bij,bkj->bik'", "'bij,bkj->bijk'"),
         "no sum": ("'bij,bkj->bik'", "'bij,bkl->bijkl'"),
-        "batch summed": ("'bij,bkj->bik'", "'bij,bkj->ik'"),
     }),
     "unbatch_transposes": (UNBATCH, {
         "another permutation": ("perm=(0, 2, 1)", "perm=(1, 2, 0)"),

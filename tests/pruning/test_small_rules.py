@@ -206,12 +206,12 @@ def test_a_window_of_load_is_at_least_as_long_as_a_look(monkeypatch):
     neighbours = busy.ExternalLoadMonitor(Machine())
     neighbours.begin()
     now[0] += 0.05
-    assert neighbours.took("k").keys == ()
+    assert neighbours.record("k").keys == ()
     neighbours.end()
     assert slept == [pytest.approx(neighbours.look_s - 0.05)]
     neighbours.begin()
     now[0] += 5
-    assert list(neighbours.took("k").keys) == ["k"]
+    assert list(neighbours.record("k").keys) == ["k"]
     assert slept[1:] == [0.0]
 
 

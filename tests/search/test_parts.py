@@ -65,14 +65,14 @@ def taken(folder: Path, how: str, device: str = "cpu", within: float = 60.0) -> 
 def test_timing_is_exclusive_and_a_killed_holder_releases_the_lock(tmp_path):
     p = holder(tmp_path, "timing")
     assert not taken(tmp_path, "timing", within=0.5)
-    assert not taken(tmp_path, "working", within=0.5)
+    assert not taken(tmp_path, "hold_for_work", within=0.5)
     assert taken(tmp_path, "timing", "cuda:1")
     p.kill()
     p.communicate()
     with DeviceLock("cpu", tmp_path).timing():
         pass
-    p = holder(tmp_path, "working")
-    assert taken(tmp_path, "working")
+    p = holder(tmp_path, "hold_for_work")
+    assert taken(tmp_path, "hold_for_work")
     assert not taken(tmp_path, "timing", within=0.5)
     p.kill()
     p.communicate()
@@ -81,11 +81,11 @@ def test_timing_is_exclusive_and_a_killed_holder_releases_the_lock(tmp_path):
 def test_fine_tuning_is_exclusive_on_a_gpu_and_shared_on_a_cpu(tmp_path):
     p = holder(tmp_path, "training", "cuda:0")
     assert not taken(tmp_path, "timing", "cuda:0", within=0.5)
-    assert taken(tmp_path, "working", "cuda:0")
+    assert taken(tmp_path, "hold_for_work", "cuda:0")
     p.kill()
     p.communicate()
     p = holder(tmp_path, "training")
-    assert taken(tmp_path, "working")
+    assert taken(tmp_path, "hold_for_work")
     assert not taken(tmp_path, "timing", within=0.5)
     p.kill()
     p.communicate()
@@ -637,14 +637,15 @@ def test_excluded_names_are_not_cut(case, tmp_path):
     from whet.frontends import network_from_onnx
     from whet.pruning import groups
     from whet.pruning.depth import branches
+    from whet.search.recipe.recipe import Space
     from whet.search.recipe.space import list_groups_to_keep
 
     net = network_from_onnx(zoo.build("resnet18"))
     group, branch = groups(net)[3], branches(net)[2]
     layer = group.layers[0]
-    assert group.name in list_groups_to_keep(net, (group.name,))
-    assert group.name in list_groups_to_keep(net, (layer,))
-    assert branch.name in list_groups_to_keep(net, (branch.layers[0],))
+    assert group.name in list_groups_to_keep(net, Space(skip=(group.name,)))
+    assert group.name in list_groups_to_keep(net, Space(skip=(layer,)))
+    assert branch.name in list_groups_to_keep(net, Space(skip=(branch.layers[0],)))
     recipe = recipe_with(case, tmp_path, space={"precision": ["fp32"], "skip": [group.name, branch.name]})
     space = search_space(net, recipe, [b.name for b in branches(net)])
     assert group.name not in {g for members in space.classes.values() for g in members}

@@ -29,9 +29,9 @@ def test_a_waiting_timing_precedes_later_work(tmp_path):
         while not somebody_waits():
             assert time.monotonic() < end, "the timing never requested the lock"
             time.sleep(0.005)
-        later = enter("working")
+        later = enter("hold_for_work")
         later.join(0.2)
         assert order == [], "work could share the lock, but a timing requested it earlier"
     for t in (timing, later):
         t.join(60)
-    assert order == ["timing", "working"]
+    assert order == ["timing", "hold_for_work"]

@@ -240,7 +240,7 @@ def test_data_come_from_files_folders_and_functions(tmp_path, monkeypatch, digit
     assert sorted(found.labels) == sorted(np.searchsorted(found.classes, y.astype(str)))
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n"
-        "def read_images():\n    return np.zeros((8, 1, 8, 8), np.float32), np.zeros(8, np.int64)\n"
+        "def arrays():\n    return np.zeros((8, 1, 8, 8), np.float32), np.zeros(8, np.int64)\n"
         "def batches():\n    return [(np.ones((4, 1, 8, 8), np.float32), np.arange(4)) for _ in range(3)]\n"
         "def endless():\n    yield 1\n"
         "def loss(outputs, labels):\n    return (outputs ** 2).mean()\n"

@@ -167,8 +167,8 @@ class Samplers(PerValueTactic):
 
     ops = tuple(_BODIES)
 
-    def narrows(self, layer: Layer) -> bool:
+    def allows_16_bits(self, layer: Layer) -> bool:
         return False
 
-    def passes(self, layer: Layer) -> Sequence[tuple[str, int]]:
+    def launches(self, layer: Layer) -> Sequence[tuple[str, int]]:
         return [(_BODIES[layer.op](layer), prod(static_shape(layer.outputs[0].shape)))]

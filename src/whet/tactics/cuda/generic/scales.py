@@ -45,13 +45,13 @@ class Scales(PerValueTactic):
 
     ops = ("QuantizeLinear", "DequantizeLinear")
 
-    def narrows(self, layer: Layer) -> bool:
+    def allows_16_bits(self, layer: Layer) -> bool:
         return False
 
-    def unsupported(self, layer: Layer) -> str | None:
+    def why_no_code(self, layer: Layer) -> str | None:
         stored = layer.outputs[0] if layer.op == "QuantizeLinear" else layer.needs(0)
         return None if stored.dtype.kind in ("int", "uint") and stored.dtype.bits <= 32 else f"converts to and from integers, not {stored.dtype}"
 
-    def passes(self, layer: Layer) -> Sequence[tuple[str, int]]:
+    def launches(self, layer: Layer) -> Sequence[tuple[str, int]]:
         body = _quantize if layer.op == "QuantizeLinear" else _dequantize
         return [(body(layer), prod(static_shape(layer.outputs[0].shape)))]

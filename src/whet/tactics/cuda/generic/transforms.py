@@ -100,15 +100,15 @@ class Transforms(PerValueTactic):
 
     ops = tuple(_BODIES)
 
-    def narrows(self, layer: Layer) -> bool:
+    def allows_16_bits(self, layer: Layer) -> bool:
         return False
 
     def parameters(self, layer: Layer) -> tuple[int, ...]:
         return _PARAMETERS.get(layer.op, ())
 
-    def unsupported(self, layer: Layer) -> str | None:
+    def why_no_code(self, layer: Layer) -> str | None:
         rows: Any = layer.needs(0).shape[-1]
         return f"takes matrices of up to {_MOST_ROWS} rows" if layer.op == "Det" and not (isinstance(rows, int) and rows <= _MOST_ROWS) else None
 
-    def passes(self, layer: Layer) -> Sequence[tuple[str, int]]:
+    def launches(self, layer: Layer) -> Sequence[tuple[str, int]]:
         return [(_BODIES[layer.op](layer), prod(static_shape(layer.outputs[0].shape)))]
