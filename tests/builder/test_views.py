@@ -13,9 +13,9 @@ from whet.builder.memory.planner import Use, plan_memory
 from whet.engine import EnginePlan, read_engine, write_engine
 from whet.engine.check import check_plan
 from whet.errors import EngineError
-from whet.network import Network, parse_type, to_stored
+from whet.network import Network, parse_network, parse_type, to_stored
 from whet.ops import run_layer, run_network
-from whet.runtime import bind
+from whet.runtime import Runtime, bind
 from whet.tactics import Args, get_tactic, load_tactics
 
 load_tactics("cpu")
@@ -159,6 +159,28 @@ def test_views_are_used_if_possible_and_copies_on_conflict():
         copied += len(concats) - concats.count("cpu/part_view")
     assert kept > 5
     assert copied > 5
+
+
+@pytest.mark.parametrize("start", [0, 4])
+def test_a_slice_that_is_contiguous_for_one_sample_is_no_view_of_a_dynamic_batch(start):
+    """GPT-2 and Swin with a dynamic batch did not build: the first rows of one sample are contiguous, those of more samples are not."""
+    net = parse_network(f"""network sliced source
+in %x: f32[N,8,16]
+const %s: i64[1] = [{start}]
+const %e: i64[1] = [{start + 4}]
+const %a: i64[1] = [1]
+%r = Relu(%x)
+%p = Slice(%r, %s, %e, %a)
+%y = Sigmoid(%p)
+out %y
+""")
+    profile = ({"x": (1, 8, 16)}, {"x": (1, 8, 16)}, {"x": (4, 8, 16)})
+    plan = build(net, dataclasses.replace(QUICK, optimization_level=0, profiles=(profile,)))
+    with Runtime().load(plan) as engine:
+        for n in (1, 2, 4):
+            x = np.random.default_rng(n).standard_normal((n, 8, 16)).astype("f4")
+            want = 1 / (1 + np.exp(-np.maximum(x, 0)[:, start : start + 4]))
+            np.testing.assert_allclose(engine.create_context().run({"x": x})["y"], want, rtol=1e-5, atol=1e-6)
 
 
 def test_an_engine_with_views_is_saved_and_loaded(tmp_path):

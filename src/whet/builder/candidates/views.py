@@ -48,7 +48,8 @@ def view_refusal(net: Network | TensorReaders, layer: Layer, option: Option, *, 
             return f"%{t.name} is an input or output of the network, which have bytes of their own"
         if output in readers.outputs and layer.op != "Concat":
             return f"%{output.name} is an output of the network, which has bytes of its own"
-        if any(view_shifts(option.kernel)) and not (fixed or (t.type.static and output.type.static)):
+        is_part = is_view(option) and (any(view_shifts(option.kernel)) or option.kernel.inputs[i] != option.kernel.outputs[j])
+        if is_part and not (fixed or (t.type.static and output.type.static)):
             return "its shapes differ from run to run, and with them the addresses of its parts"
     return None
 
