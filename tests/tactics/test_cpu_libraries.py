@@ -32,7 +32,7 @@ src = dnn.describe((1, 64, 56, 56), "f32", "nhwc")
 def busy(count):
     cpu = CpuBackend(count)
     first = dnn.convolution(src, dnn.describe((64, 64, 3, 3), "f32", "any"), None, src, (1, 1), (1, 1), ((1, 1), (1, 1)))
-    arrays = {n: dnn.aligned(m.nbytes) for n, m in first.primitive().operands.items()}
+    arrays = {n: dnn.allocate_aligned(m.nbytes) for n, m in first.primitive().operands.items()}
     call = first.primitive().call({n: a.ctypes.data for n, a in arrays.items()})
     class Recorded:
         native = call.step
