@@ -62,7 +62,7 @@ class _Writer:
         self._list([item.nodeid for item in session.items])
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.handle_failure:
+        if report.failed:
             self._write({"test": report.nodeid, "phase": "teardown", "how": "failed", "seconds": 0.0, "why": report.longreprtext[-_WHY:]})
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

@@ -140,7 +140,7 @@ class Runner:
             os.execve(sys.executable, [sys.executable, "-m", "pytest", "-x", *PYTEST, "-p", "mutated", f"@{listed}"], environment)
         chosen = [self.items[t] for t in tests]
         for item, following in zip(chosen, [*chosen[1:], None], strict=True):
-            if any(r.handle_failure for r in runtestprotocol(item, nextitem=following, log=False)):
+            if any(r.failed for r in runtestprotocol(item, nextitem=following, log=False)):
                 return False
         return True
 
