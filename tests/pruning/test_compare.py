@@ -59,7 +59,7 @@ def test_from_the_command_line(models, tmp_path):
     plain = json.loads(CliRunner().invoke(group, ["compare", *files, "--noEngines", "--json"]).output)
     assert [m["name"] for m in plain["models"]] == ["original", "cut"]
     assert plain["models"][1]["params"] == count_params(models["cut"])
-    with pytest.raises(UsageError, match="at least two models"):
+    with pytest.raises(UsageError, match="at least two engines or models"):
         CliRunner().invoke(group, ["compare", files[0]], catch_exceptions=False)
     with pytest.raises(UsageError, match="a model twice"):
         CliRunner().invoke(group, ["compare", files[0], files[0]], catch_exceptions=False)
