@@ -42,7 +42,7 @@ def test_transposes_and_parts_become_strides(layout):
     layer, arrays = layer_of(2, 3, 24, 24, 32, layout=layout, mask=(2, 1, 1, 24))
     found = match_attention(layer)
     assert (found.batch, found.heads, found.rows, found.keys, found.size) == (2, 3, 24, 24, 32)
-    assert found.transpose == (layout == "heads")
+    assert found.turned == (layout == "heads")
     q, k, v, mask = (elements(arrays[view.place], view) for view in (found.q, found.k, found.v, found.mask))
     scores = (q @ k * found.scale + mask).astype(np.float64)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -151,7 +151,7 @@ def test_attention_of_networks_becomes_one_layer_without_transposes(name, option
         made = match_attention(x)
         assert not isinstance(made, str), made
         assert Attention().why_not(x) is None
-        assert not made.transpose, "keys are read as rows of the projection's output"
+        assert not made.turned, "keys are read as rows of the projection's output"
     if name != "swin_t":
         assert sum(x.op == "Transpose" for x in low.layers) <= 1
 

@@ -79,8 +79,13 @@ def address(a):
     return 0 if a is None else a.ctypes.data
 
 
+_SIZED_BY_DATA = "the size of its result depends on its data: computed on the host after the kernels"
 #: Op types of which the host must compute some sample, or all, with the reason. The list only shrinks.
 WITHOUT_KERNEL = {
+    "Compress": _SIZED_BY_DATA,
+    "NonMaxSuppression": _SIZED_BY_DATA,
+    "NonZero": _SIZED_BY_DATA,
+    "Unique": _SIZED_BY_DATA,
     "Cast": "8-bit floats as results",
     "Fused": "composites of the CPU, taken apart for GPUs",
     "If": "control flow runs on the host",
