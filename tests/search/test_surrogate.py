@@ -49,7 +49,10 @@ def test_the_added_area_is_the_difference_of_hypervolumes():
 def test_the_model_fits_and_knows_where_it_is_unsure():
     rng = np.random.default_rng(0)
     x = rng.random((40, 3))
-    f = lambda a: 2 * a[:, 0] - a[:, 1] + np.sin(3 * a[:, 2])  # noqa: E731
+
+    def f(a):
+        return 2 * a[:, 0] - a[:, 1] + np.sin(3 * a[:, 2])
+
     mean, deviation = predict(x, f(x), x[:5])
     np.testing.assert_allclose(mean, f(x[:5]), atol=0.05)
     inside = rng.random((50, 3))

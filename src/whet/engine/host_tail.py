@@ -1,4 +1,4 @@
-"""The part of an engine that runs on the host after its kernels: layers whose shapes depend on the data, and what depends on them.
+"""The part of an engine that runs on the host after its kernels: layers with shapes that depend on the data, and all layers after them.
 
 Their sizes are known only when the kernels have run (the boxes that NonMaxSuppression selects, the indices of NonZero), and an arena needs sizes in
 advance. They run by their NumPy references, with symbols for those sizes.

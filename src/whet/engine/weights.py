@@ -173,7 +173,7 @@ def _evaluate(o: Origin, leaves: Mapping[str, np.ndarray], known: dict[int, np.n
 
 
 def _evaluate_again(origin: Origin, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The array of an expression whose size was checked before."""
+    """The array of an expression; its size must have been checked."""
     return _evaluate(origin, leaves, {}, Budget(LARGEST))
 
 

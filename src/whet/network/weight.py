@@ -101,9 +101,9 @@ class Weight:
         return self.__dict__.get("array")
 
     def release(self) -> None:
-        """Frees a large array that can be computed again, which the next access does."""
+        """Frees a large array with a `compute_again_by`; the next access computes it again."""
         if "_compute" in self.__dict__ and "array" in self.__dict__ and self.array.nbytes >= _LARGE:
-            self.type, self.digest  # noqa: B018 - kept, since they are read more often than the array
+            _ = self.type, self.digest  # computed now and kept: they are read more often than the array
             del self.__dict__["array"]
 
     if not TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Ops whose output shapes depend on the data, such as NonZero: the unknown sizes are symbols of their own.
+"""Ops with output shapes that depend on the data, such as NonZero: the unknown sizes are symbols of their own.
 
 Layers that depend on them run on the host after the engine's kernels (whet.engine.host_tail); known inputs become constants when a model is read.
 """
@@ -36,7 +36,7 @@ def _same_layer(name: str, node, g) -> Layer | None:
 
 
 def op_with_data_size(name: str, infer: Infer, reference: Reference, read: Callable | None = None, **rest):
-    """Registers an op with `data_size` in its output shapes. `read(node, g)` reads nodes whose inputs are not all known (default: as they are)."""
+    """Registers an op with `data_size` in its output shapes. `read(node, g)` reads nodes with unknown inputs (default: as they are)."""
 
     def read_node(node, g):
         arrays = [None if t is None else t.array() if t.is_constant else known_array(t) for t in node.inputs]

@@ -3,7 +3,7 @@
 Inputs are M (i64, optional), the condition (optional), `states` carried values (all remaining inputs without the attribute), then captured
 values (lowering turns them into inputs). The body takes (iteration, condition, *carried, *captured) and returns (condition, *carried,
 *scanned). An engine needs shapes in advance: carried values keep their types, and scan outputs have a size that depends on the data if the number of
-iterations is unknown. The reader unrolls a loop whose carried values change shape, if its number of iterations is known.
+iterations is unknown. The reader unrolls a loop with carried values of changing shape if its number of iterations is known.
 """
 
 import numpy as np

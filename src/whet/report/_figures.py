@@ -74,7 +74,7 @@ def horizontal_bars(
 def waterfall(
     steps: Sequence[str], totals: Sequence[float], hover: Sequence[str], *, title: str, shown: Sequence[str], more_is_better: bool
 ) -> Figure:  # fmt: skip
-    """From top to bottom: the first total as a bar, the change that each further step brought to it, and the last total. `shown`: texts below the
+    """From top to bottom: the first total as a bar, the change by each further step, and the last total. `shown`: texts below the
     names of the steps and of the result."""
     changes = [b - a for a, b in itertools.pairwise(totals)]
     up, down = ("--accent", "--warm") if more_is_better else ("--warm", "--accent")

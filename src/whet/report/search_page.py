@@ -145,7 +145,7 @@ def _waterfall(d: Data, name: str, title: str) -> Figure:
 
 
 def _step_totals(d: Data, name: str) -> tuple[list[str], list[float]]:
-    """(names, values) of the steps that have a quantity. An original without a time of its own has that of the compared engines."""
+    """(names, values) of the steps with a known quantity. An original without its own time takes that of the compared engines."""
 
     def value(s: Data) -> float | None:
         if name == "step-ms":

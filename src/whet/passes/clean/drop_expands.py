@@ -1,7 +1,7 @@
-"""Removes Expands before elementwise layers, which broadcast by themselves, or moves them after layers that need them.
+"""Removes Expands before elementwise layers (these broadcast by themselves), or moves them after layers that need them.
 
 torch writes normalizations by a length so: q / q.norm(dim=-1, keepdim=True).clamp_min(eps).expand_as(q). A mask that is expanded first is computed
-for the values it has, and expanded where it is read: most readers broadcast it.
+for its own values and expanded for each reader; most readers broadcast it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""And with a constant that is true everywhere, and Or with one that is false everywhere, return the other operand; it is expanded where it broadcast.
+"""And with a constant that is true everywhere, and Or with one that is false everywhere, return the other operand, expanded if it was broadcast.
 
 transformers joins the padding mask with a mask of the model's kind, which hides nothing in encoders.
 """

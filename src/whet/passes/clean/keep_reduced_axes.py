@@ -1,4 +1,4 @@
-"""A reduction whose removed axes a Reshape or Unsqueeze inserts again keeps them."""
+"""A reduction keeps its axes if a Reshape or Unsqueeze inserts them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A factor per head of attention's scores scales the queries instead, which have far fewer values.
+"""A factor per head of attention's scores scales the queries instead: they have far fewer values.
 
 Cosine attention (Swin V2) and cross-covariance attention (XCiT) have a learned temperature per head. Kernels of attention take one scale for all
 heads.

@@ -1,4 +1,4 @@
-"""A Tile along axes of one entry is an Expand, which readers broadcast or index. torch.repeat_interleave repeats heads so."""
+"""A Tile along axes of one entry becomes an Expand: its readers broadcast or index it. torch.repeat_interleave repeats heads so."""
 
 from __future__ import annotations
 

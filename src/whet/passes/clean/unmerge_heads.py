@@ -1,7 +1,7 @@
-"""Scores of attention whose batch and heads are one axis before a Reshape splits it are computed with both axes, and so is the result.
+"""Attention over one axis of batch and heads, split by a later Reshape, is computed with both axes.
 
 [B * H, S, D] @ [B * H, D, S] -> [B * H, S, S] -> [B, H, S, S] (Bloom, torch.baddbmm): a mask of the batch is added to four axes, and the result is
-multiplied with three again. The Reshapes move to the operands, where they meet those that merged the axes.
+multiplied with three again. The Reshapes move to the operands, next to those that merged the axes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _scores(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if x is None or maker is None or maker.op not in ("MatMul", *_ELEMENTWISE) or x.type.rank < 3 or not are_scores(g, x):
         return None
     if not only_feeds_softmax(g, y, through=(*_ELEMENTWISE, "Cast")):
-        return None  # also where the axes are merged again before the softmax
+        return None  # also if the axes are merged again before the softmax
     parts = tuple(y.shape[: y.type.rank - x.type.rank + 1])
     if len(parts) < 2 or tuple(y.shape[len(parts) :]) != tuple(x.shape[1:]) or product(parts) != x.shape[0]:
         return None
@@ -54,7 +54,7 @@ def _split(g: Graph, t: Tensor | None, x: Tensor, parts: Sequence[Dim]) -> Tenso
 
 
 def _result(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    """MatMul(Reshape(p), v), where the Reshape merges the first axes of a softmax, is Reshape(MatMul(p, Reshape(v)))."""
+    """MatMul(Reshape(p), v) becomes Reshape(MatMul(p, Reshape(v))) if the Reshape merges the first axes of a softmax."""
     merged, v = layer.inputs
     reshape = maker_of_op(g, merged, "Reshape")
     p = reshape.inputs[0] if reshape is not None else None

@@ -1,6 +1,6 @@
 """A mask or bias that is added to a reshaped view of attention's scores is added to the scores as they are.
 
-Swin adds a mask per window to a view of five axes; with several images the mask repeats along the batch: a Tile, which kernels of attention index.
+Swin adds a mask per window to a view of five axes; with several images the mask repeats along the batch: a Tile. Kernels of attention index it.
 Decomposed relative positions (SAM, MViT) add one bias per row and one per column to a view with two axes for each axis of the image: their sum is
 reshaped, not the scores.
 """
@@ -42,7 +42,7 @@ def unreshape_masks(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 
 def _axes_of(view: Sequence[Dim], shape: Sequence[Dim]) -> list[list[int]] | None:
-    """For each axis of `shape` the axes of its view that it is split into; None if the view merges axes."""
+    """The axes of the view into which each axis of `shape` is split; None if the view merges axes."""
     groups: list[list[int]] = []
     at = 0
     for size in shape:
@@ -60,7 +60,7 @@ def _axes_of(view: Sequence[Dim], shape: Sequence[Dim]) -> list[list[int]] | Non
 
 
 def _as_seen(g: Graph, mask: Tensor, view: Sequence[Dim], groups: Sequence[Sequence[int]]) -> Tensor:
-    """The mask, which broadcasts to a view, reshaped to broadcast to the scores: an axis of the scores is 1 or whole in it."""
+    """The mask of a view, reshaped to broadcast to the scores: each axis has size 1 or that of the scores."""
     rank = len(view)
     dims: list[Dim] = [*(1,) * (rank - mask.type.rank), *mask.shape]
     expanded = list(dims)

@@ -1,4 +1,4 @@
-"""Folds a batch norm into the convolution that alone reads it: factors of the input channels into the weights, shifts into the bias.
+"""Folds a batch norm into the convolution that reads it, if none else does: factors of the input channels into the weights, shifts into the bias.
 
 Networks with the norm first (InceptionNeXt, MaxViT, RepMixer) have no convolution before it. The convolution must not be padded: its zeros would be
 shifted too. Computed in float64 and rounded once.

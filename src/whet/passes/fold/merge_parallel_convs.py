@@ -1,4 +1,4 @@
-"""Convolutions of one value whose results are added or subtracted become one convolution, and a batch norm of the value joins them.
+"""Parallel convolutions of one value become one convolution if their results are added or subtracted; a batch norm of the value joins them.
 
 RepVGG, MobileOne, FastViT and RepViT are trained with parallel branches, and exported as they were trained unless their authors' tool merges them
 first. The smaller kernel is placed in the larger one; a batch norm is a kernel of one factor per channel. Computed in float64 and rounded once.
@@ -24,7 +24,7 @@ from whet.sparsity import is_two_four
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A branch's weights in float64, where the weights of the merged kernel are, and its bias."""
+    """A branch's weights in float64, at their positions in the merged kernel, and its bias."""
 
     weights: Weight
     bias: Weight | None
@@ -89,7 +89,7 @@ def _conv_kernel(main: Layer, other: Layer) -> _Kernel | Skip:
 
 
 def _identity_kernel(main: Layer, norm: Layer) -> _Kernel | Skip:
-    """A batch norm as a kernel of the size of that of `main`: at its place for the value itself, the factor of the channel."""
+    """A batch norm as a kernel as large as that of `main`: the channel's factor at the position of the output pixel, zeros elsewhere."""
     strides, dilations, pads = attributes(main)
     shape, group, r = tuple(int(d) for d in main.needs(1).shape), main.attrs["group"], len(strides)
     places = [pads[i] // dilations[i] for i in range(r)]

@@ -85,7 +85,7 @@ class Space:
     steps: int = make_field(f.make_integer_reader(1), 1)  # selections of a trial's channels, each scored on the recovered network of the one before
     # with `budget`: selections with reweighted importances, compared by their outputs (prune --trials)
     budget_trials: int = make_field(f.make_integer_reader(0), 0)
-    depth: bool = make_field(f.flag, True)  # remove whole residual branches where the network allows it
+    depth: bool = make_field(f.flag, True)  # remove whole residual branches if the network allows it
     importance: tuple[str, ...] = make_field(f.make_list_reader(read_criterion), ("l1",))
     precision: tuple[str, ...] = make_field(f.make_list_reader(f.make_choice_reader(*PRECISIONS)), ())  # (): those the device supports
     two_four: tuple[bool, ...] = make_field(f.make_list_reader(f.flag), (False,))

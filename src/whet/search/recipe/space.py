@@ -22,7 +22,7 @@ from whet.pruning.skipping import resolve_skipped
 from whet.search.recipe.recipe import PRECISIONS, STORAGE, AutoRecipe, Space
 
 _FLOAT = 1e-9
-ROLES = {  # what the name of a class says after the size of its groups
+ROLES = {  # the second part of a class name, after the size of its groups
     "inner": "channels inside a block, between two layers",
     "joined": "channels that a residual sum or a concatenation joins",
     "heads": "attention heads",

@@ -147,13 +147,19 @@ class ConcatInputConv(Tactic):
         digest, k = concat_input.weights.constant().digest, concat_input.shape.k
         packed: tuple[Packed, ...]
         if numbers is None:
-            values = lambda: pack_weights(concat_input.matrix(np.asarray(concat_input.weights.array(), np.float32)), tile.bk, dtype.numpy)  # noqa: E731
-            weights = packed_array(f"{digest}|joined {concat_input.channels} {tile.bk} {dtype}", k * steps * tile.bk * 2, values)
+
+            def pack() -> np.ndarray:
+                return pack_weights(concat_input.matrix(np.asarray(concat_input.weights.array(), np.float32)), tile.bk, dtype.numpy)
+
+            weights = packed_array(f"{digest}|joined {concat_input.channels} {tile.bk} {dtype}", k * steps * tile.bk * 2, pack)
             packed = (weights, packed_bias(concat_input.epilogue, concat_input.bias, k))
         else:
             rows = -(-k // 32) * 32
-            values = lambda: pack_weights8(concat_input.matrix(weight_bytes(concat_input.weights)), tile.bk)  # noqa: E731
-            weights = packed_array(f"{digest}|joined 8 bits {concat_input.channels} {tile.bk}", rows * steps * tile.bk, values)
+
+            def pack_bytes() -> np.ndarray:
+                return pack_weights8(concat_input.matrix(weight_bytes(concat_input.weights)), tile.bk)
+
+            weights = packed_array(f"{digest}|joined 8 bits {concat_input.channels} {tile.bk}", rows * steps * tile.bk, pack_bytes)
             packed = (weights, *pack_factors(f"{numbers[0]}|joined {concat_input.shape}", concat_input.shape, 1, False, numbers[1]))
 
         def make(args: Args) -> list:
