@@ -94,7 +94,7 @@ def openvino_runner(model: Path, threads: int, precision: str | None = None) -> 
 
 
 def openvino_default_precision() -> str:
-    """OpenVINO's own precision hint on this CPU: f32, or bf16 or f16 where the CPU has instructions for it."""
+    """OpenVINO's own precision hint on this CPU: f32, or bf16 or f16 if the CPU has instructions for it."""
     import openvino as ov
 
     return str(ov.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name())

@@ -24,7 +24,7 @@ SPEECH |= {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
 
 
 class _FirstOutput(nn.Module):
-    """A model whose inputs are in a fixed order, and whose first output is the output."""
+    """A model with inputs in a fixed order; its first output is the output."""
 
     def __init__(self, net: nn.Module, names: tuple[str, ...], fixed: Mapping[str, Any]) -> None:
         super().__init__()

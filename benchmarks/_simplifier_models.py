@@ -1,4 +1,4 @@
-"""Small models of what onnxsim and onnxslim are run for, in ONNX's text form: one per pattern of their tests, written anew."""
+"""Small models of typical uses of onnxsim and onnxslim, in ONNX's text form: our own, one per pattern of their tests."""
 
 from __future__ import annotations
 

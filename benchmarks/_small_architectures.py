@@ -89,7 +89,7 @@ class SuperResolution(nn.Module):
 
 
 class Hourglass(nn.Module):
-    """Nested down and up paths whose outputs are added (stacked hourglass), with transposed grouped convolutions."""
+    """Nested down and up paths with added outputs (stacked hourglass), with transposed grouped convolutions."""
 
     def __init__(self, c: int, depth: int):
         super().__init__()
@@ -265,7 +265,7 @@ class GroupedQuery(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Tokens and channels mixed in turns, with a convolution of patches (MLP-Mixer)."""
+    """Tokens and channels mixed alternately, with a convolution of patches (MLP-Mixer)."""
 
     def __init__(self, c: int, tokens: int):
         super().__init__()
@@ -281,7 +281,7 @@ class Mixer(nn.Module):
 
 
 class GraphConv(nn.Module):
-    """Node features mixed along a given adjacency (a graph network), with weights for neighbours and self."""
+    """Node features mixed along a given adjacency (a graph network), with weights for adjacent nodes and self."""
 
     def __init__(self, c: int):
         super().__init__()

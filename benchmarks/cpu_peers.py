@@ -8,7 +8,7 @@ number of threads, checks that the outputs agree, and times interleaved blocks o
 after a run, so each block starts with a pause and discarded runs). Half of the processes start with whet, half with the last peer.
 `ratio` is the better peer's time over whet's (above 1: whet is faster), the median over processes; `ratio_low` and `ratio_high` are its
 95 % interval (order statistics). The peers are at their best settings (_cpu_runners.py); where OpenVINO's default precision hint is BF16, that is
-shown beside and does not count here. `others_cpus` is the largest external load of a process; one above 0.2 is repeated (at most twice), and a
+shown too and does not count here. `others_cpus` is the largest external load of a process; one above 0.2 is repeated (at most twice), and a
 row above it is `disturbed`. A row replaces the row of the same case in the result file and has its own date, commit and levels of the bars.
 """
 
@@ -72,7 +72,7 @@ def feed(inputs: dict[str, list]) -> dict[str, np.ndarray]:
 
 
 def save_model(name: str, batch: int, path: Path) -> None:
-    """The zoo's network, with inputs of SIZE x SIZE where the name ends with @SIZE."""
+    """The zoo's network, with inputs of SIZE x SIZE if the name ends with @SIZE."""
     import onnx
 
     import whet.zoo
@@ -160,7 +160,7 @@ def prepare(name: str, batch: int, args: argparse.Namespace, folder: Path) -> No
 
 
 def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> dict:
-    """The row of a case whose engine is in `folder`."""
+    """The row of a case; its engine is in `folder`."""
     model, engine = folder / f"{name}-{batch}.onnx", folder / f"{name}-{batch}.engine"
     facts = json.loads((folder / f"{name}-{batch}.json").read_text())
     inputs = facts.pop("inputs")

@@ -311,7 +311,7 @@ def measured(row: str, peers: str, rounds: int, gpu: int) -> dict[str, Any] | No
 
 
 def bar(r: dict[str, Any]) -> str:
-    """The project's target for a row, and whether it is met, or undecided if it is inside the 95 % interval; "" without a target or the peer."""
+    """The project's target for a row, and its verdict: met, missed, or undecided if inside the 95 % interval; "" without a target or the peer."""
     row = f"{r['network']}:{r['batch']}"
     if row in REACH:
         low, high = r["whet_interval_ms"]

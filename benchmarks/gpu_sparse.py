@@ -342,7 +342,7 @@ def measure(case: Case, memory: Memory, stream: Stream, tiles: int, rounds: int,
 
 
 def cases_named(names: list[str]) -> list[Case]:
-    """The cases whose names contain one of `names`; all if there are none."""
+    """The cases with one of `names` in their names; all if there are none."""
     return [c for c in all_cases() if not names or any(n in c.name for n in names)]
 
 

@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def write_rows(rows: dict[str, Any]) -> None:
-    """Adds the rows of test files to the result file, whose reasons and counts are computed again."""
+    """Adds the rows of test files to the result file, and computes its reasons and counts again."""
     with alone(RESULT):
         files = json.loads(RESULT.read_text())["files"] if RESULT.exists() else {}
         files = dict(sorted((files | rows).items()))

@@ -1,5 +1,5 @@
 """Structured pruning over architectures of timm, torchvision and transformers, and over small networks of other families, with random weights:
-each is exported, pruned by ratio and by FLOPs, and the cut network is compared with the original whose removed channels are zero.
+each is exported, pruned by ratio and by FLOPs, and the cut network is compared with the original with its removed channels set to zero.
 
     python benchmarks/pruned_architectures.py [--only NAME,..] [--workers N] [--limit SECONDS] [--total SECONDS] [--out FILE.json] [--resume]
 

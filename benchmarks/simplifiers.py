@@ -1,4 +1,4 @@
-"""What onnxsim and onnxslim still find to remove after whet's import passes: nodes of models before and after each.
+"""Nodes that onnxsim and onnxslim still remove after whet's import passes: counts of models before and after each.
 
     python benchmarks/simplifiers.py [--models name,file.onnx,...] [--data FOLDER]
 

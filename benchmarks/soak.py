@@ -212,7 +212,7 @@ def run_cases(cases: list[str], seconds: float, seed: int, folder: Path) -> dict
 
 
 def merge_rows(earlier: list[dict[str, Any]], table: dict[str, dict[str, Any]], about: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a table in the order of CASES, beside earlier rows of other cases."""
+    """The rows of a table in the order of CASES, with earlier rows of other cases."""
     rows = {row["case"]: row for row in earlier}
     for case, row in table.items():
         rows[case] = {"case": case, **row, "failed": len(row["failures"]), **about}

@@ -1,4 +1,4 @@
-"""NVIDIA's Python samples for TensorRT, unchanged, with whet.trt as `tensorrt` on the CPU: which run, and what the others need.
+"""NVIDIA's Python samples for TensorRT, unchanged, with whet.trt as `tensorrt` on the CPU: which run, and the requirements of the others.
 
     python benchmarks/tensorrt_samples.py CHECKOUT [--samples name,...] [--data FOLDER]
 
@@ -88,7 +88,7 @@ SAMPLES = {
 
 
 def run_sample(name: str, checkout: Path, data: Path) -> dict[str, Any]:
-    """Runs a sample; whether it succeeded, and its last line."""
+    """Runs a sample. Returns True if it succeeded, and its last line."""
     script, prepare, wanted = SAMPLES[name]
     path = checkout / "samples" / "python" / name / script
     with tempfile.TemporaryDirectory() as folder:

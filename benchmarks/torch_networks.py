@@ -3,7 +3,7 @@
     python benchmarks/torch_networks.py [--networks resnet18,bert,...] [--level N] [--threads N] [--rounds N]
 
 Needs pip install timm transformers. Weights are random (seeded): nothing is downloaded. Batches are 1 to 4, inputs seeded; images have 64 x 64
-pixels where the network takes them (`side` in its row). A row:
+pixels if the network takes them (`side` in its row). A row:
     error         max|a - b| / max|b| of whet's FP32 outputs against torch in float64, over batches 1, 2 and 4
     torch_error   the same of torch in float32: the bar is LIMIT times it
     engine_us     median time of the engine's launches alone, batch 1

@@ -32,7 +32,7 @@ def test_a_few_integers_or_a_quarter_may_be_off_by_one():
 
 @pytest.mark.parametrize(("dtype", "kind", "saturated"), [(I8, "i1", (-128, 127)), (U8, "u1", (0, 255))])
 def test_zeros_and_saturated_integers_do_not_count_as_rounded(dtype, kind, saturated):
-    """A kernel that is wrong by one in most of its rounded results must not hide behind results that cannot be wrong."""
+    """A kernel that is wrong by one in most of its rounded results must not be hidden by results that cannot be wrong."""
     ref = np.zeros(1000, kind)
     ref[:40] = 7
     for value in (0, *saturated):

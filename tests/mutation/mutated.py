@@ -45,7 +45,7 @@ def _nested(code: CodeType) -> list[CodeType]:
 
 
 def _same_here(a: CodeType, b: CodeType) -> bool:
-    """Whether two code objects are equal, apart from line numbers and the code objects in them."""
+    """True if two code objects are equal except for line numbers and the code objects in them."""
     if any(getattr(a, k) != getattr(b, k) for k in _SHAPE) or len(a.co_consts) != len(b.co_consts):
         return False
     return all(_same_constant(x, y) for x, y in zip(a.co_consts, b.co_consts, strict=True))

@@ -13,14 +13,14 @@ DIMENSIONS = 5
 
 
 def value(params):
-    """(cost, metric): cost falls with each share, the loss of accuracy has a cliff that lies elsewhere in each dimension."""
+    """(cost, metric): cost falls with each share, the loss of accuracy has a cliff at another place in each dimension."""
     x = np.array([params[f"d{i}"] for i in range(DIMENSIONS)])
     loss = float((np.array([1, 0.1, 3, 0.3, 1]) * np.expm1(5 * x) / 20).sum())
     return float(1 - x.mean()), 90 - loss
 
 
 def searched(name, seed, trials=24, running=0):
-    """The drawn points and their values; `running` trials are asked for before their results are told."""
+    """The drawn points and their values; `running` trials are requested before their results are known."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=make_sampler(optuna, name, seed, 8, -1, Reference(1.0, -80.0, 2.0)))
     waiting, drawn = [], []

@@ -1,4 +1,4 @@
-"""Splits a network at its first layers with sizes that depend on the data: kernels compute what is before them, the host the rest."""
+"""Splits a network at its first layers with sizes that depend on the data: kernels compute the layers before them, the host the rest."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def rotary_sample(images: int, heads: int, positions: int, size: int, rotated: i
 
 
 def interleaved_sample(images: int, heads: int, positions: int, size: int, *, sliced: bool) -> Sample:
-    """Pairs of neighbouring features rotated by the angles of their positions, in rows; the pairs are taken apart by a Reshape and indices, or by
+    """Pairs of adjacent features rotated by the angles of their positions, in rows; the pairs are separated by a Reshape and indices, or by
     Slices with steps."""
     rng = np.random.default_rng(6)
     tables = [rng.uniform(-1, 1, (1, positions, 1, size // 2)).astype(np.float32) for _ in range(2)]

@@ -28,7 +28,7 @@ _TIMEOUT = 120  # seconds for shape inference; large models take one second
 class Problem:
     """A node that cannot be read, with the reason and the nearest workaround. `reached` is False if it only depends on such a node.
 
-    `index` is that of the node of the main graph which it is or which contains it; -1 where the format has no such order.
+    `index` is that of the node of the main graph which it is or which contains it; -1 if the format has no such order.
     """
 
     node: str

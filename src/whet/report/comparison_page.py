@@ -169,7 +169,7 @@ def _groups(names: Sequence[str], groups: Sequence[Data]) -> Figure:
 
 
 def _difference(g: Data) -> str:
-    """What differs between the engines in a group of layers."""
+    """Differences between the engines in a group of layers."""
     if g["same_choices"]:
         return ""
     if not g["same_fusion"]:

@@ -135,7 +135,7 @@ def _waterfalls(d: Data) -> dict[str, str]:
 
 
 def _waterfall(d: Data, name: str, title: str) -> Figure:
-    """What each step changed in one quantity."""
+    """The change of one quantity by each step."""
     steps, values = _step_totals(d, name)
     changes = ["", *(f" ({b - a:+.3g})" if b != a else " (=)" for a, b in itertools.pairwise(values))]
     shown = [number(v, 4) + change for v, change in zip(values, changes, strict=True)]

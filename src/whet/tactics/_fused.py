@@ -122,7 +122,7 @@ def epilogue_steps(layer: Layer) -> list[EpilogueStep] | None:
 
 
 def require_epilogue_steps(layer: Layer) -> list[EpilogueStep]:
-    """`epilogue_steps` of a layer whose body is a chain. Raises BuildError for another layer."""
+    """`epilogue_steps` of a layer with a chain as body. Raises BuildError for another layer."""
     steps = epilogue_steps(layer)
     if steps is None:
         raise BuildError(f"the body of {layer.name} is not a chain")

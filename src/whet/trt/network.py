@@ -49,7 +49,7 @@ class INetworkDefinition(Handle):
         self.whet = Network()
         self.flags = flags
         self.dynamic_ranges: dict[Tensor, tuple[float, float]] = {}
-        self.io_types: dict[Tensor, DataType] = {}  # of inputs and outputs whose type was set
+        self.io_types: dict[Tensor, DataType] = {}  # of inputs and outputs with a type set by the caller
         self.error_recorder: Any = None
         self._states: dict[Layer, LayerState] = {}
         self._layers_added = 0
@@ -129,7 +129,7 @@ class INetworkDefinition(Handle):
                 raise BuildError(f"layer '{state.name}': {state.error}")
 
     def network_to_build(self) -> Network:
-        """The network of a build: with conversions where the type of an input or output was set, else `whet` itself."""
+        """The network of a build: with conversions if the type of an input or output was set, else `whet` itself."""
         if not self.io_types:
             return self.whet
         net = self.whet.clone()

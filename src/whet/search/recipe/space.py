@@ -134,7 +134,7 @@ class SearchSpace:
         return [p for i, p in enumerate(points) if p not in points[:i]]  # with coarse steps two shares may coincide
 
     def describe_class(self, name: str) -> str:
-        """What a cut of a class takes away: "24 of 48 channels inside a block, in each of 9 groups (conv1.weight, ...)" for half of it."""
+        """The units that a cut of a class removes: "24 of 48 channels inside a block, in each of 9 groups (conv1.weight, ...)" for half of it."""
         members = self.classes[name]
         size, _, role = name.partition(" ")
         sizes = sorted({self.sizes[g] for g in members})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-_POOL = 512  # random points among which the next one is selected; as many again are neighbours of the best
+_POOL = 512  # random points among which the next one is selected; as many again are close to the best
 _DRAWS = 32  # samples of the model's prediction at each of them
 _SCALES = (0.3, 0.6, 1.2, 2.4)  # length scales, as multiples of the diagonal of the space
 _NOISES = (1e-4, 1e-2, 1e-1)  # variance of a measurement relative to that of the values
@@ -54,7 +54,7 @@ class SurrogateSampler(optuna.samplers.BaseSampler):
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
-        """The point with the largest expected improvement among random ones and neighbours of the best."""
+        """The point with the largest expected improvement among random ones and points close to the best."""
         if not search_space:
             return {}
         done = _trials(study, optuna.trial.TrialState.COMPLETE)
@@ -79,7 +79,7 @@ class SurrogateSampler(optuna.samplers.BaseSampler):
         return space.params(pool[int(np.argmax(gains))])
 
     def _pool(self, space: Encoding, best: np.ndarray) -> np.ndarray:
-        """Random points, and neighbours of the best in one to three dimensions."""
+        """Random points, and points that differ from the best in one to three dimensions."""
         sizes = np.array(space.sizes)
         anywhere = self.rng.integers(0, sizes, (_POOL, len(sizes)))
         near = best[self.rng.integers(0, len(best), _POOL)].copy()
