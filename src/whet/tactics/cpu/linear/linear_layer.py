@@ -1,4 +1,7 @@
-"""Gemm and MatMul with a constant matrix on the right, f32: for CPUs without oneDNN."""
+"""Gemm and MatMul with a constant matrix on the right, f32.
+
+Without AVX-512 it is often faster than oneDNN's products (197x3072 by 3072x768 on Zen 3: 1.2 times), so it is timed where oneDNN is too.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ _ROWS = Operand("linear", F32)
 @tactic
 class LinearLayer(IndirectTactic):
     ops = ("Gemm", "MatMul")
+    opt_in, instead_of = False, ""
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer) or why_not_gemm(layer):
