@@ -152,11 +152,11 @@ def test_wrong_options_are_refused(engine, arguments, tmp_path, monkeypatch):
 def test_without_plotly_the_extra_is_named(monkeypatch):
     from whet.report import _page
 
-    _page._library.cache_clear()
+    _page.read_library.cache_clear()
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(UsageError, match=r"pip install 'whet\[report\]'"):
         _page.make_page("t", Html(""), {"a": {}})
-    _page._library.cache_clear()
+    _page.read_library.cache_clear()
 
 
 @pytest.fixture(scope="module")
