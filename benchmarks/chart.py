@@ -119,7 +119,8 @@ class CrossoverChart:
             axis.set_ylim(0, 1.05 * max(v for values in panels.values() for v in values.values()))
         figure.supxlabel("input channels", fontsize=8, color=NEUTRAL)
         figure.supylabel("dense over sparse time", fontsize=8, color=NEUTRAL)
-        figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper left", ncols=len(kinds), fontsize=8, frameon=False, labelcolor=NEUTRAL)
+        lines = axes.flat[0].get_legend_handles_labels()
+        figure.legend(*lines, loc="outside upper left", ncols=len(kinds), fontsize=8, frameon=False, labelcolor=NEUTRAL)
         return figure
 
 

@@ -7,7 +7,8 @@
 Layers: a 1x1 and a 3x3 convolution (14x14 pixels, as many output as input channels) and a linear layer (128 rows per sample), with synthetic
 weights. Times are those of `whet sparsity` (builder's candidates and timer; weights out of the L2 cache on a GPU). A row is written as soon as
 its channels are timed; rows that the file has are not measured again, so a run that ends at --seconds continues where it stopped.
-chart.py draws the rows of the result files. `speedup` is the dense over the sparse time; `wins` is 1 if the difference exceeds the noise. In INT8, layers without INT8 kernels are FP16.
+`speedup` is the dense over the sparse time; `wins` is 1 if the difference exceeds the noise. In INT8, layers without INT8 kernels are FP16.
+chart.py draws the rows of the result files.
 """
 
 from __future__ import annotations

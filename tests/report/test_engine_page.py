@@ -131,7 +131,7 @@ def test_the_command_writes_the_page(engine, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("missing.engine", None, "there is no file"), ("a.json", "{}", "is neither an engine nor the JSON"), ("a.txt", "text", "nor JSON"),
+    ("missing.engine", None, "there is no file"), ("a.json", "{}", "is no source of a page"), ("a.txt", "text", "nor JSON"),
     ("b.json", '{"engines": [{}], "layers": []}', "lacks what a report needs"),
 ])  # fmt: skip
 def test_other_files_are_refused_with_advice(name, content, message, tmp_path):
