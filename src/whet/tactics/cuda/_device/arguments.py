@@ -131,9 +131,9 @@ class Arguments(Fields):
     kernel_file: ClassVar[str] = ""
     struct_name: ClassVar[str] = ""
 
-    def __init_subclass__(cls, kernel: str = "", struct: str = "Args", text: str = "", **rest: Any) -> None:
+    def __init_subclass__(cls, kernel: str = "", struct: str = "Args", text: str = "", **options: Any) -> None:
         """`text` is the kernel's text if it has no file of its own."""
-        super().__init_subclass__(**rest)
+        super().__init_subclass__(**options)
         if text:
             KERNEL_TEXTS[kernel] = text
         if kernel:
