@@ -1,4 +1,7 @@
-"""Gemm and MatMul with a constant matrix on the right, f32: for CPUs without oneDNN."""
+"""Gemm and MatMul with a constant matrix on the right, f32.
+
+Without AVX-512 it is often faster than oneDNN's products (197x3072 by 3072x768 on Zen 3: 1.2 times), so it is timed where oneDNN is too.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTacti
 class LinearLayer(IndirectTactic):
     ops = ("Gemm", "MatMul")
     operand = Operand("linear", F32)
+    opt_in, instead_of = False, ""
 
     def why_not_layer(self, layer: Layer) -> str | None:
         return why_not_gemm(layer)
