@@ -352,12 +352,15 @@ class Engine:
         )
 
     def _warn_of_fallbacks(self, shaped: ShapedPlan) -> None:
-        """Warns once about all layers with a tactic that cannot run."""
+        """Warns once about all layers with a tactic that cannot run. At other shapes than the opt ones, another configuration of the same tactic
+        is no warning: a library's implementations depend on the shape."""
         groups: dict[str, list[Planned]] = {}
+        is_tuned = shaped.shapes == get_opt_shapes(shaped.plan, shaped.profile)
         for s in shaped.steps:
-            if s.fell_back and (s.layer.name, s.fell_back) not in self._told:
+            wanted = shaped.plan.choices[s.layer.name].tactic
+            if s.fell_back and (is_tuned or s.tactic != wanted) and (s.layer.name, s.fell_back) not in self._told:
                 self._told.add((s.layer.name, s.fell_back))
-                groups.setdefault(shaped.plan.choices[s.layer.name].tactic, []).append(s)
+                groups.setdefault(wanted, []).append(s)
         for wanted, members in groups.items():
             first, now = members[0], ", ".join(dict.fromkeys(s.tactic for s in members))
             if len(members) == 1:
