@@ -425,7 +425,8 @@ def test_trials_of_a_budget_are_compared_by_their_outputs(case, tmp_path, monkey
     plain = prepare.prune
     monkeypatch.setattr(prepare, "prune", watched)
     net, data = network(case), {"x": np.load(case / "calibrate.npz")["x"]}
-    recipe = recipe_with(case, tmp_path, device="null", space={"precision": ["fp32"], "budget": True, "budget_trials": 2})  # times from a table
+    # times from a table, equal on all machines
+    recipe = recipe_with(case, tmp_path, device="null", space={"precision": ["fp32"], "budget": True, "budget_trials": 2})
     kept, _ = prepare.fit_latency_budget(net, Candidate(budget=0.7), build_config(net, recipe, Candidate(), 1), recipe, data, say=lambda what: None)
     assert kept
     (config, given), = asked
