@@ -5,8 +5,9 @@ import random
 import pytest
 from corpus import family_engines
 from mutants import EDITS, RAW, SAME_ANSWERS, assemble, mutant, sections_of
-from support.selection import with_long_variants
 from trial import answers_of, attempt, base_engines, refuse_marked_configs
+
+from support.selection import with_long_variants
 
 
 @pytest.fixture(scope="module")
