@@ -145,7 +145,7 @@ def test_avx512_code_selects_with_one_instruction():
     for variant, register in (
         (Variant(16, 4, 4, 1, 3, 5, ("Add", "Silu"), True), "zmm"), (Variant(8, 4, 2, 1, 3, 5, ("Gelu",)), "ymm"),
         (Variant(16, 4, 4, 1, 3, 5, ("Add",), True, True), "zmm"), (Variant(8, 4, 2, 1, 3, 5, ("Add",), False, True), "ymm"),
-        (QVariant(16, 4, 4, 1, 3, 5, True, True, ("Silu",), True), "zmm"), (QVariant(8, 2, 4, 3, 7, 5, False, False, ("Gelu",)), "ymm"),
+        (QVariant(16, 4, 4, 1, 3, 5, ("Silu",), True, signed=True, stores_integers=True), "zmm"), (QVariant(8, 2, 4, 3, 7, 5, ("Gelu",)), "ymm"),
     ):  # fmt: skip
         machine = target.create_target_machine(cpu="skylake-avx512" if register == "zmm" else "haswell", opt=3)
         integers = isinstance(variant, QVariant)

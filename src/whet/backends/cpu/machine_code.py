@@ -123,7 +123,6 @@ def _target() -> tuple[Any, str]:
     return machine, f"{target.triple} {cpu} {features} LLVM {version} llvmlite {llvmlite.__version__}"
 
 
-@cache
 def _folder() -> Path | None:
     """The folder of compiled objects; None if there is none that only this user can write."""
     try:
