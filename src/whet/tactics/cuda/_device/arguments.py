@@ -16,6 +16,7 @@ A field of a `Fields` dataclass is expanded in place: several structures can sha
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -146,6 +147,7 @@ class Arguments(Fields):
             described[struct] = cls
 
     @classmethod
+    @functools.cache
     def c_struct(cls) -> str:
         """The structure in C; optional members between #if and #endif."""
         lines, open_macros = [f"struct {cls.struct_name} {{"], tuple[str, ...]()
