@@ -1,4 +1,4 @@
-"""Bar charts of the README and of the results pages, drawn from the result files.
+"""Charts of the README and of the results pages, drawn from the result files.
 
     python benchmarks/chart.py           draw them (needs matplotlib: pip install '.[bench]')
     python benchmarks/chart.py --check   exit 1 if one was drawn from other results; needs no matplotlib
@@ -18,7 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-BETTER, WORSE, NEUTRAL = "#2563a8", "#b45309", "#666666"
+BETTER, WORSE, NEUTRAL = "#2563a8", "#b45309", "#808080"
+KINDS = ("#0b8a7f", "#c2691f", "#5b7fd0")  # legible on white and on black
 
 Values = dict[str, float]  # name of a bar -> its value
 
@@ -58,11 +59,75 @@ class Chart:
         """Panel title -> bar -> value."""
         return {p.title: p.values() for p in self.panels}
 
+    def draw(self, plt: Any) -> Any:
+        """The figure: one panel of horizontal bars per entry."""
+        panels = self.values()
+        heights = [len(p) + 1.6 for p in panels.values()]
+        size = (8, 0.27 * (sum(heights) + 1.5 * (len(panels) == 1)))
+        figure, axes = plt.subplots(len(panels), 1, figsize=size, height_ratios=heights, layout="constrained", sharex=True, squeeze=False)
+        for axis, (title, values) in zip(axes[:, 0], panels.items(), strict=True):
+            names = list(values)[::-1]
+            level = -float("inf") if self.reference is None else self.reference
+            bars = axis.barh(names, [values[n] for n in names], color=[BETTER if values[n] >= level else WORSE for n in names], height=0.7)
+            axis.bar_label(bars, [self.text.format(values[n]) for n in names], padding=3, fontsize=8, color=NEUTRAL)
+            if self.reference is not None:
+                axis.axvline(self.reference, color="#888888", linewidth=1, linestyle="--")
+            axis.set_title(title, fontsize=9, loc="left", color=NEUTRAL)
+            axis.tick_params(labelsize=8, colors=NEUTRAL, length=0)
+            axis.spines[:].set_visible(False)
+            axis.margins(x=0.12)
+        axes[-1, 0].set_xlabel(self.axis, fontsize=8, color=NEUTRAL)
+        return figure
+
+
+@dataclass(frozen=True)
+class CrossoverChart:
+    """An SVG file with the speed-up of 2:4 sparse layers over their channels: a panel per precision and batch, a line per kind of layer."""
+
+    path: str  # below docs/
+    file: str  # below benchmarks/results, without .json: rows of sparsity_crossover.py
+
+    def values(self) -> dict[str, Values]:
+        """Panel title -> "kind, channels" -> dense over sparse time."""
+        panels: dict[str, Values] = {}
+        for r in json.loads((RESULTS / f"{self.file}.json").read_text())["rows"]:
+            if r["speedup"]:
+                panels.setdefault(f"{r['precision'].upper()}, batch {r['batch']}", {})[f"{r['kind']}, {r['channels']}"] = r["speedup"]
+        return panels
+
+    def draw(self, plt: Any) -> Any:
+        """The figure: up to three panels in a row."""
+        panels = self.values()
+        kinds = sorted({name.split(", ")[0] for values in panels.values() for name in values}, key=lambda kind: (kind == "linear", kind))
+        columns = min(len(panels), 3)
+        rows = -(-len(panels) // columns)
+        size = (8, 2.4 * rows + 0.4)
+        figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", sharex=True, sharey=True, squeeze=False)
+        for axis, (title, values) in zip(axes.flat, panels.items(), strict=False):
+            for kind, color in zip(kinds, KINDS, strict=False):
+                points = sorted((int(name.split(", ")[1]), v) for name, v in values.items() if name.split(", ")[0] == kind)
+                axis.plot([c for c, _ in points], [v for _, v in points], marker="o", markersize=4, linewidth=1.2, color=color, label=kind)
+            axis.axhline(1, color="#888888", linewidth=1, linestyle="--")
+            axis.set_title(title, fontsize=9, loc="left", color=NEUTRAL)
+            axis.tick_params(labelsize=7, colors=NEUTRAL, length=0)
+            axis.spines[:].set_visible(False)
+            axis.grid(color="#88888840", linewidth=0.6)
+        channels = sorted({int(name.split(", ")[1]) for values in panels.values() for name in values})
+        for axis in axes.flat:  # axes are shared: limits after all lines are drawn
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(channels, [str(c) for c in channels], fontsize=7)
+            axis.set_ylim(0, 1.05 * max(v for values in panels.values() for v in values.values()))
+        figure.supxlabel("input channels", fontsize=8, color=NEUTRAL)
+        figure.supylabel("dense over sparse time", fontsize=8, color=NEUTRAL)
+        lines = axes.flat[0].get_legend_handles_labels()
+        figure.legend(*lines, loc="outside upper left", ncols=len(kinds), fontsize=8, frameon=False, labelcolor=NEUTRAL)
+        return figure
+
 
 _CPU_PEERS = "against the better of ONNX Runtime and OpenVINO"
 _LOW_PRECISION = {"model": ("resnet20_cifar10", "resnet56_cifar10", "resnet8_mlperftiny", "lenet_mnist", "vit_mnist", "squeezenet1.1")}
 _RESNET56 = ("original", "depth", "gpu128-50", "latency-45", "flops-50", "2:4", "stages-39")
-CHARTS = (
+CHARTS: tuple[Chart | CrossoverChart, ...] = (
     Chart(
         "speed.svg",
         "times as fast as the peer (batch 1; the dashed line is equal speed)",
@@ -114,6 +179,8 @@ CHARTS = (
         reference=None,
         text="{:.1f} s",
     ),
+    CrossoverChart("results/sparsity_cpu.svg", "cpu/sparsity_crossover"),
+    CrossoverChart("results/sparsity_crossover.svg", "h200/sparsity_crossover"),
 )  # fmt: skip
 
 
@@ -123,31 +190,16 @@ def _value(row: Mapping[str, Any], column: str) -> float | None:
     return None if a is None or not b else a / b
 
 
-def draw(chart: Chart) -> None:
-    """Writes a chart with one panel of horizontal bars per entry, and the values as the SVG's description."""
+def draw(chart: Chart | CrossoverChart) -> None:
+    """Writes a chart, with its values as the SVG's description."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "whet"
     import matplotlib.pyplot as plt
 
-    panels = chart.values()
-    heights = [len(p) + 1.6 for p in panels.values()]
-    size = (8, 0.27 * (sum(heights) + 1.5 * (len(panels) == 1)))
-    figure, axes = plt.subplots(len(panels), 1, figsize=size, height_ratios=heights, layout="constrained", sharex=True, squeeze=False)
-    for axis, (title, values) in zip(axes[:, 0], panels.items(), strict=True):
-        names = list(values)[::-1]
-        level = -float("inf") if chart.reference is None else chart.reference
-        bars = axis.barh(names, [values[n] for n in names], color=[BETTER if values[n] >= level else WORSE for n in names], height=0.7)
-        axis.bar_label(bars, [chart.text.format(values[n]) for n in names], padding=3, fontsize=8, color=NEUTRAL)
-        if chart.reference is not None:
-            axis.axvline(chart.reference, color="#888888", linewidth=1, linestyle="--")
-        axis.set_title(title, fontsize=9, loc="left", color=NEUTRAL)
-        axis.tick_params(labelsize=8, colors=NEUTRAL, length=0)
-        axis.spines[:].set_visible(False)
-        axis.margins(x=0.12)
-    axes[-1, 0].set_xlabel(chart.axis, fontsize=8, color=NEUTRAL)
-    figure.savefig(ROOT / "docs" / chart.path, transparent=True, metadata={"Date": None, "Description": json.dumps(panels)})
+    figure = chart.draw(plt)
+    figure.savefig(ROOT / "docs" / chart.path, transparent=True, metadata={"Date": None, "Description": json.dumps(chart.values())})
     plt.close(figure)
 
 

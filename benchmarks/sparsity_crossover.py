@@ -1,6 +1,6 @@
 """Where does 2:4 start to win? Dense against sparse tactics of single layers over channels, precisions and batches; and layer by layer of networks.
 
-    python benchmarks/sparsity_crossover.py --backend cuda [--output FILE] [--seconds 140] [--plot FILE.svg]
+    python benchmarks/sparsity_crossover.py --backend cuda [--output FILE] [--seconds 140]
     python benchmarks/sparsity_crossover.py --backend cuda --networks resnet34:128,resnet50:128 [--output FILE]
     python benchmarks/sparsity_crossover.py --merge PART... --output results/h200/sparsity_crossover.json
 
@@ -8,6 +8,7 @@ Layers: a 1x1 and a 3x3 convolution (14x14 pixels, as many output as input chann
 weights. Times are those of `whet sparsity` (builder's candidates and timer; weights out of the L2 cache on a GPU). A row is written as soon as
 its channels are timed; rows that the file has are not measured again, so a run that ends at --seconds continues where it stopped.
 `speedup` is the dense over the sparse time; `wins` is 1 if the difference exceeds the noise. In INT8, layers without INT8 kernels are FP16.
+chart.py draws the rows of the result files.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from _record import alone, provenance
 from whet.backends import get_backend
 from whet.builder import BuildConfig
 from whet.network import Network, parse_type
-from whet.pruning import SparsityAdvice, SpeedupPoint, advise_sparsity, write_speedup_plot
+from whet.pruning import SparsityAdvice, advise_sparsity
 
 RESULTS = Path(__file__).parent / "results"
 CHANNELS, BATCHES, KINDS = (64, 128, 256, 512, 1024, 2048), (1, 8, 128), ("1x1", "3x3", "linear")
@@ -185,7 +186,6 @@ def main() -> int:
     parser.add_argument("--networks", default="", help="networks of the zoo with their batch, as resnet34:128")
     parser.add_argument("--no-engines", action="store_true", help="--networks without building engines")
     parser.add_argument("--timing-cache", help="file (default: the user's; empty: none)")
-    parser.add_argument("--plot", type=Path, help="also draw the rows of the file: FILE.svg or FILE.html")
     parser.add_argument("--merge", nargs="+", type=Path, help="result files to join into --output")
     o = parser.parse_args()
     until = time.monotonic() + o.seconds
@@ -198,16 +198,8 @@ def main() -> int:
         done = True
     else:
         done = measure_networks(o, until) if o.networks else measure(o, until)
-    rows = [r for r in read(o.output)["rows"] if r["kind"] != "network"]
     if not o.networks:
-        print("\n".join(crossovers(rows)))
-    if o.plot:
-        points = [
-            SpeedupPoint(f"{r['precision']}, batch {r['batch']}", r["kind"], r["channels"], r["speedup"], r.get("layer", r["kind"]))
-            for r in rows
-            if r["speedup"]
-        ]
-        write_speedup_plot(o.plot, points, f"Speed-up of 2:4 sparse over dense tactics, {o.backend}")
+        print("\n".join(crossovers(read(o.output)["rows"])))
     return 0 if done else 3
 
 

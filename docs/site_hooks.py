@@ -40,6 +40,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     markdown = OUTSIDE.sub(r"\1 (`\2`)", markdown)
     if page.file.src_uri == "index.md":
         markdown = markdown.replace("](../CHANGELOG.md)", "](CHANGELOG.md)")
+    if page.file.src_uri == "CHANGELOG.md":  # its links start at the repository's root
+        markdown = markdown.replace("](docs/", "](")
     return markdown
 
 

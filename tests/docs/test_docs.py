@@ -53,6 +53,12 @@ def test_commands_at_a_glance_names_every_command():
     assert [name for name in group.list_commands(None) if f"whet {name}" not in text] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_line_of_prose_starts_with_a_comment(page):
+    """Such a line ends the paragraph in Markdown, and its links and emphasis are not read."""
+    assert [line for line in page.read_text().splitlines() if re.match(r" *<!-- value", line)] == []
+
+
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().split()) <= 700
 

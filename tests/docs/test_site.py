@@ -1,5 +1,6 @@
 """The site's hooks: fences with a second word are code blocks, and a page in which one is text ends the build."""
 
+import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,3 +35,11 @@ def test_a_fence_that_is_text_ends_the_build():
     error = pytest.importorskip("mkdocs.exceptions").PluginError
     with pytest.raises(error, match=r"howto/gpu.md: .*not a code block"):
         HOOKS["on_page_content"]("<p>```python torch import x</p>", PAGE, None, None)
+
+
+def test_links_of_the_changelog_lead_to_pages_of_the_site():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="CHANGELOG.md"))
+    text = HOOKS["on_page_markdown"]((ROOT / "CHANGELOG.md").read_text(), page, None, None)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []

@@ -1,6 +1,5 @@
 """Small rules of pruning against what their descriptions say, on small cases."""
 
-import re
 import time
 
 import numpy as np
@@ -10,7 +9,7 @@ from whet.backends import Load
 from whet.errors import PruneError
 from whet.network import parse_network
 from whet.ops import run_network
-from whet.pruning import SpeedupPoint, branches, busy, groups, speedup_svg
+from whet.pruning import branches, busy, groups
 from whet.pruning._data import check_data
 from whet.pruning.costs import Costs
 from whet.pruning.cut import cut
@@ -213,17 +212,3 @@ def test_a_window_of_load_is_at_least_as_long_as_a_look(monkeypatch):
     now[0] += 5
     assert list(neighbours.record("k").keys) == ["k"]
     assert slept[1:] == [0.0]
-
-
-def test_points_of_the_plot_are_where_the_axes_say():
-    points = [SpeedupPoint("p", "1x1", c, s, f"n{c}") for c, s in ((64, 2.5), (256, 1.25), (1024, 0.0001))]
-    svg = speedup_svg(points, "t")
-    circles = {n: (float(x), float(y)) for x, y, n in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"[^>]*>\n?<title>(n\d+)', svg)}
-    columns = {int(v): float(x) for x, v in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle" fill="#777">(\d+)</text>', svg)}
-    rows = {float(v): float(y) - 4 for y, v in re.findall(r'y="([\d.]+)" text-anchor="end" fill="#777">([\d.]+)x</text>', svg)}
-    assert sorted(columns) == [64, 128, 256, 512, 1024]
-    assert sorted(rows) == [0, 0.5, 1, 1.5, 2, 2.5]
-    assert {n: x for n, (x, _) in circles.items()} == {f"n{c}": columns[c] for c in (64, 256, 1024)}
-    assert circles["n64"][1] == rows[2.5] < circles["n256"][1] < circles["n1024"][1] == rows[0]
-    assert circles["n256"][1] == pytest.approx((rows[1.0] + rows[1.5]) / 2, abs=0.11)
-    assert columns[128] - columns[64] == pytest.approx(columns[1024] - columns[512], abs=0.11)

@@ -131,7 +131,7 @@ def test_the_command_writes_the_page(engine, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("missing.engine", None, "there is no file"), ("a.json", "{}", "is neither an engine nor the JSON"), ("a.txt", "text", "nor JSON"),
+    ("missing.engine", None, "there is no file"), ("a.json", "{}", "is no source of a page"), ("a.txt", "text", "nor JSON"),
     ("b.json", '{"engines": [{}], "layers": []}', "lacks what a report needs"),
 ])  # fmt: skip
 def test_other_files_are_refused_with_advice(name, content, message, tmp_path):
@@ -152,11 +152,11 @@ def test_wrong_options_are_refused(engine, arguments, tmp_path, monkeypatch):
 def test_without_plotly_the_extra_is_named(monkeypatch):
     from whet.report import _page
 
-    _page._library.cache_clear()
+    _page.read_library.cache_clear()
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(UsageError, match=r"pip install 'whet\[report\]'"):
         _page.make_page("t", Html(""), {"a": {}})
-    _page._library.cache_clear()
+    _page.read_library.cache_clear()
 
 
 @pytest.fixture(scope="module")

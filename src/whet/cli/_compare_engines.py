@@ -144,14 +144,13 @@ def _time_layers(plans: Mapping[str, Any], shapes: Any) -> list[Any]:
 
 
 def _write_page(path: Path, data: Mapping[str, Any], plans: Mapping[str, Any]) -> None:
-    from whet.files import replace_atomically
+    from whet.cli._output_files import write_page
     from whet.report import comparison_page
 
     first = next(iter(plans.values()))
     about = f"{first.backend}, {first.threads} thread(s), {first.machine.get('model') or first.machine.get('name') or ''}"
     page = comparison_page(data, title=f"{first.network.name or 'engines'}: {' / '.join(plans)}", about=about)
-    with replace_atomically(path) as part:
-        part.write_text(page, encoding="utf-8")
+    write_page(path, page)
     click.echo(f"Wrote {path}", err=True)
 
 

@@ -27,3 +27,26 @@ def check_writable(*reads: str | None, **files: str | None) -> None:
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             why = "there is no folder" if not folder.is_dir() else "no write permission in"
             raise UsageError(f"--{flag}={path} cannot be written: {why} {folder}. Create it, or name another file.")
+
+
+def check_page(*reads: str | None, **files: str | None) -> None:
+    """As `check_writable`, for pages: raises UsageError also for the extension of another format, and if plotly is not installed."""
+    check_writable(*reads, **files)
+    for flag, path in files.items():
+        if path is not None and Path(path).suffix.lower() not in ("", ".html", ".htm"):
+            raise UsageError(f"--{flag}={path}: it is written as an HTML page; name a file that ends in .html")
+    if any(path is not None for path in files.values()):
+        from whet.report._page import read_library
+
+        read_library()
+
+
+def write_page(path: str | Path, page: str) -> None:
+    """Writes a page. Raises UsageError if the file cannot be written."""
+    from whet.files import replace_atomically
+
+    try:
+        with replace_atomically(path) as part:
+            part.write_text(page, encoding="utf-8")
+    except OSError as e:
+        raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e

@@ -39,13 +39,13 @@ def command(
     from whet.cli._compare_engines import compare_builds, compare_files, compare_models
     from whet.cli._console import make_console, print_table
     from whet.cli._exec_values import parse_shapes as parse_shapes
-    from whet.cli._output_files import check_writable
+    from whet.cli._output_files import check_page
     from whet.cli._runners import is_engine
     from whet.errors import UsageError
     from whet.frontends import network_from_file
     from whet.pruning import compare
 
-    check_writable(*models, html=html)
+    check_page(*models, html=html)
     at = parse_shapes(build["shapes"], "shapes") if build["shapes"] else None
     if levels or ablate:
         if (levels and ablate) or len(models) != 1 or is_engine(models[0]):

@@ -31,7 +31,7 @@ def command() -> None:
 @click.option("--numThreads", "threads", type=click.IntRange(0), default=0, help="CPU threads (default: all).")
 @click.option("--builderOptimizationLevel", "level", type=click.IntRange(0, 5), default=2, show_default=True, help="Level of the timed engines.")
 @click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="Rows to print.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Write a plot: FILE.html or FILE.svg.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write an HTML page with a chart of the layers.")
 @click.option("--json", "as_json", is_flag=True, help="Full JSON output.")
 def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, **o: Any) -> None:
     """Rank the layers of MODEL by their sensitivity to low precision, the most sensitive first.
@@ -43,12 +43,11 @@ def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, 
     from whet.builder.precision.layer_sensitivity import analyze_sensitivity
     from whet.cli._build_progress import BuildProgress
     from whet.cli._model import read_network
+    from whet.cli._output_files import check_page, write_page
     from whet.errors import UsageError
     from whet.precision import Preprocessing, calibration_data
-    from whet.precision.plot import write_plot
 
-    if plot and Path(plot).suffix.lower() not in (".svg", ".html"):
-        raise UsageError(f"--plot={plot}: the plot is written as .svg or .html")
+    check_page(model, plot=plot)
     net, _ = read_network(model, o["shapes"])
     if is_explicit(net) and kind in ("int8", "fp8"):
         raise UsageError("the model has Q/DQ nodes; give the floating-point model, which can be analysed layer by layer")
@@ -57,10 +56,13 @@ def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, 
     calibration = Calibration(samples=samples, cache=o["cache"], method=o["method"])
     with BuildProgress(enabled=sys.stderr.isatty()) as progress:
         report = analyze_sensitivity(net, kind, calibration, _make_config(net, o), samples=o["samples"], times=o["times"], progress=progress)
+    data = {"model": model, **report.to_json()}
     if plot:
-        write_plot(plot, report.rows, f"{Path(model).name}: {kind} layer by layer", report.all_db)
+        from whet.report import sensitivity_page
+
+        write_page(plot, sensitivity_page(data, title=f"{Path(model).name}: sensitivity to {kind}"))
     if as_json:
-        click.echo(json.dumps({"model": model, **report.to_json()}, indent=1))
+        click.echo(json.dumps(data, indent=1))
     else:
         _print(report, top)
         if plot:

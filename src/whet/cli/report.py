@@ -9,33 +9,30 @@ import click
 
 from whet.cli._console import print_json
 
+_SOURCES = "an engine, a search's report.json, or the JSON of `whet compare`, `whet sparsity` or `whet debug precision`"
 
-@click.command(short_help="Write an HTML page about an engine, a comparison or a search.")
+
+@click.command(short_help="Write an HTML page about an engine, a comparison, a search or an analysis.")
 @click.argument("source", type=click.Path())
 @click.option("--html", type=click.Path(), help="File to write (default: the source's name with .html, in the current folder).")
 @click.option("--profile", type=click.IntRange(0), default=0, show_default=True, help="Engine: the optimization profile to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print the path and the size of the page as JSON.")
 def command(source: str, html: str | None, profile: int, as_json: bool) -> None:
-    """Write a page about SOURCE: an engine, the JSON of `whet compare --json`, or the report.json of `whet auto`.
+    """Write a page about SOURCE: an engine, the report.json of `whet auto`, or the JSON of `whet compare --json`, `whet sparsity --json` or
+    `whet debug precision --json`.
 
     An engine's page shows its graph with fused groups, time by layer and type, the roofline, precision and sparsity, memory over time, and
     for a selected layer all candidates with times and refusals with reasons. The page is one file without network access. Nothing is run:
     times are those that the build recorded.
     """
-    from whet.cli._output_files import check_writable
+    from whet.cli._output_files import check_page, write_page
     from whet.errors import UsageError
-    from whet.files import replace_atomically
 
     path = Path(html) if html is not None else Path(Path(source).stem + ".html")
     if not Path(source).is_file():
-        raise UsageError(f"there is no file {source}; give an engine, the JSON of `whet compare --json`, or a search's report.json")
-    check_writable(source, html=str(path))
-    page = _make_page(source, profile)
-    try:
-        with replace_atomically(path) as part:
-            part.write_text(page, encoding="utf-8")
-    except OSError as e:
-        raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
+        raise UsageError(f"there is no file {source}; give {_SOURCES}")
+    check_page(source, html=str(path))
+    write_page(path, _make_page(source, profile))
     if as_json:
         print_json({"page": str(path), "bytes": path.stat().st_size})
     else:
@@ -54,17 +51,23 @@ def _make_page(source: str, profile: int) -> str:
         if profile >= max(len(plan.profiles), 1):
             raise UsageError(f"--profile={profile}: the engine has {max(len(plan.profiles), 1)} profile(s), numbered from 0")
         return engine_page(plan, title=Path(source).stem, profile=profile)
-    from whet.report import comparison_page, search_page
+    from whet.report import comparison_page, search_page, sensitivity_page, sparsity_page
 
     data = _read_json(source)
+    known = set(data) if isinstance(data, dict) else set()
+    title = Path(source).stem
     try:
-        if isinstance(data, dict) and {"trials", "rows", "steps"} <= set(data):
+        if {"trials", "rows", "steps"} <= known:
             return search_page(data)
-        if isinstance(data, dict) and {"engines", "layers"} <= set(data):
-            return comparison_page(data, title=Path(source).stem)
+        if {"engines", "layers"} <= known:
+            return comparison_page(data, title=title)
+        if "settings" in known:
+            return sparsity_page(data, title=f"{title}: 2:4 sparsity")
+        if {"all_db", "rows"} <= known:
+            return sensitivity_page(data, title=f"{title}: sensitivity")
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as e:
         raise UsageError(f"{source} lacks what a report needs ({type(e).__name__}: {e}): it was written by another version, or edited") from e
-    raise UsageError(f"{source} is neither an engine nor the JSON of `whet compare --json` or a search's report.json")
+    raise UsageError(f"{source} is no source of a page; give {_SOURCES}")
 
 
 def _read_json(source: str) -> Any:

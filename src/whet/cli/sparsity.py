@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from whet.cli._console import Bar, make_console, print_table, style_text
-from whet.cli._output_files import check_writable
+from whet.cli._output_files import check_page, write_page
 from whet.cli._prune_flags import build_config, build_flags
 
 _SIXTEEN = ("fp16", "bf16")
@@ -21,7 +21,7 @@ _SIXTEEN = ("fp16", "bf16")
 @click.option("--json", "as_json", is_flag=True, help="JSON output, times in milliseconds.")
 @click.option("--batch", help="Batches to time, as 1,8,128: the first axis of every input that has a free one.")
 @click.option("--noEngines", "no_engines", is_flag=True, help="Predict from single layers only; build no engines.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Write a plot of the speed-up over the channels: FILE.html or FILE.svg.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write an HTML page with the speed-up over the channels.")
 @build_flags
 def command(model: str, as_json: bool, batch: str | None, no_engines: bool, plot: str | None, **build: Any) -> None:
     """Say which layers of MODEL would be faster with 2:4 sparse weights, before any fine-tuning.
@@ -32,21 +32,21 @@ def command(model: str, as_json: bool, batch: str | None, no_engines: bool, plot
     of --batch is timed with each of --fp16, --bf16 and --int8 (then layers without INT8 kernels may use the 16-bit types that are given).
     If a layer gains, the engine is also built with and without forced 2:4 weights, and its measured times are shown next to the prediction.
     """
-    from whet.pruning import advise_sparsity, points_of, write_speedup_plot
-    from whet.pruning.sparsity_plot import check_plot_path
+    from whet.pruning import advise_sparsity
 
-    if plot:
-        check_plot_path(plot)
-        check_writable(model, plot=plot)
+    check_page(model, plot=plot)
     advices = []
     for net, flags in _list_settings(model, batch, build):
         config = build_config(**flags)
         with Bar("timing") as bar:
             advices.append(advise_sparsity(net, config, bar.update, engines=not no_engines))
+    data = {"model": model, "settings": [a.to_json() for a in advices]}
     if plot:
-        write_speedup_plot(plot, points_of(advices), f"{Path(model).name}: speed-up of 2:4 sparse kernels on {advices[0].backend}")
+        from whet.report import sparsity_page
+
+        write_page(plot, sparsity_page(data, title=f"{Path(model).name}: 2:4 sparsity"))
     if as_json:
-        click.echo(json.dumps({"model": model, "settings": [a.to_json() for a in advices]}, indent=1))
+        click.echo(json.dumps(data, indent=1))
         return
     out = make_console()
     out.width = min(out.width, 100)

@@ -11,7 +11,6 @@ from whet.pruning.prune import PruneConfig, Pruned, prune
 from whet.pruning.recipe import Recipe, apply_recipe, load_recipe, recipe_of, save_recipe, save_weights
 from whet.pruning.recovery import RecoveryConfig, recover, reestimate_batch_norms
 from whet.pruning.sparsity_advice import EngineTimes, LayerAdvice, SparsityAdvice, advise_sparsity
-from whet.pruning.sparsity_plot import SpeedupPoint, points_of, speedup_svg, write_speedup_plot
 from whet.pruning.target import Target
 from whet.pruning.unstructured import matrices, zero_smallest, zeros
 
@@ -29,7 +28,6 @@ __all__ = [
     "RecoveryConfig",
     "Samples",
     "SparsityAdvice",
-    "SpeedupPoint",
     "Target",
     "advise_sparsity",
     "apply_pattern",
@@ -45,7 +43,6 @@ __all__ = [
     "importance",
     "load_recipe",
     "matrices",
-    "points_of",
     "prune",
     "recipe_of",
     "recover",
@@ -54,8 +51,6 @@ __all__ = [
     "save_recipe",
     "save_weights",
     "silence_branches",
-    "speedup_svg",
-    "write_speedup_plot",
     "zero_channels",
     "zero_smallest",
     "zeros",

@@ -1,4 +1,4 @@
-"""Reports: HTML pages of engines, comparisons and searches, and the progress of a search in a terminal.
+"""Reports: HTML pages of engines, comparisons, searches, 2:4 advice and sensitivity to low precision; the progress of a search in a terminal.
 
 Pages are self-contained files without network access. They need the extra `report` (plotly).
 """
@@ -11,11 +11,13 @@ from whet.registry import import_on_demand
 from whet.report.comparison_page import comparison_page
 from whet.report.engine_page import engine_page
 from whet.report.search_page import search_page
+from whet.report.sensitivity_page import sensitivity_page
+from whet.report.sparsity_page import sparsity_page
 
 if TYPE_CHECKING:
     from whet.report import search_live as search_live
 
-__all__ = ["comparison_page", "engine_page", "search_page"]
+__all__ = ["comparison_page", "engine_page", "search_page", "sensitivity_page", "sparsity_page"]
 
 if not TYPE_CHECKING:
 

@@ -28,7 +28,7 @@ def make_page(title: str, body: Html, figures: Mapping[str, Any], details: Mappi
         script=own.joinpath("page.js").read_text(encoding="utf-8"),
         body=body,
         data=_compress(data.encode()),
-        library=_library() if figures else "",
+        library=read_library() if figures else "",
     )
 
 
@@ -38,8 +38,8 @@ def chart(name: str, label: str, height: int) -> Html:
 
 
 @cache
-def _library() -> str:
-    """plotly.js from the package plotly, compressed."""
+def read_library() -> str:
+    """plotly.js from the package plotly, compressed. Raises UsageError if plotly is not installed."""
     try:
         source = files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError):
