@@ -256,7 +256,7 @@ def _is_small(layer: Layer) -> bool:
         return False
     if head.op not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
         return max(prod(static_shape(t.shape)) for t in tensors) <= SERIAL_ELEMENTS
-    if sum(int(t.type.nbytes) for t in layer.inputs if t is not None and t.is_constant) > SERIAL_WEIGHTS:
+    if sum(prod(static_shape(t.shape)) * t.dtype.bits // 8 for t in layer.inputs if t is not None and t.is_constant) > SERIAL_WEIGHTS:
         return False
     left, right = (static_shape(head.needs(i).shape) for i in (0, 1))
     out = static_shape(head.outputs[0].shape)
