@@ -1,15 +1,16 @@
 """Networks exported by PyTorch itself, unprepared, on one GPU: whet's FP16 engine against torch eager and torch.compile, interleaved.
 
     python benchmarks/gpu_networks.py [--rows bert_base_128:1,vit_b_16:32,...] [--exporter torchscript|dynamo] [--attention sdpa|eager]
-                                      [--opset N] [--peers eager,compile] [--ahead N] [--budget SECONDS] [--limit SECONDS A BUILD]
+                                      [--opset N] [--peers eager,compile,tensorrt] [--ahead N] [--budget SECONDS] [--limit SECONDS A BUILD]
                                       [--layers] [--without PASS,...]
 
-Each row is a process of its own: the network with random weights (seed 0) is exported to ONNX at a fixed batch (by the other exporter if the
-first fails; the row says which), built at FP16 with verification (cold caches), and timed in rounds that alternate between whet's engine, torch
-eager in FP16 (channels last for images) and torch.compile (max-autotune); all are GPU times of isolated replays of a CUDA graph. `error` is the
-greatest difference from torch in FP32 on the CPU, relative to the greatest output; `build_s` includes verification, `stages_s` are its longest
-stages. Rows are built and timed one after the other, while the networks of the next ones are made and exported by `--ahead` processes. A row that
-fails states the error and the stages that it has reached, a row that is stopped the stages; `banned` are kernels that verification refused.
+Each row is a process of its own: the network with random weights (seed 0) is exported to ONNX at a fixed batch (by the other exporter if the first
+fails; the row says which), built at FP16 with verification (cold caches), and timed in rounds that alternate between whet's engine, torch eager in
+FP16 (channels last for images), torch.compile (max-autotune) and, where it is installed, TensorRT's engine of the same ONNX file; all are GPU times
+of isolated replays of a CUDA graph. `error` is the greatest difference from torch in FP32 on the CPU, relative to the greatest output; `build_s`
+includes verification, `stages_s` are its longest stages. Rows are built and timed one after the other, while the networks of the next ones are made
+and exported by `--ahead` processes. A row that fails states the error and the stages that it has reached, a row that is stopped the stages; `banned`
+are kernels that verification refused.
 --layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
 --without times a second engine, built without these passes, interleaved with the others. Results: $OUT/gpu_networks.json.
 Needs torch, torchvision, timm and transformers.
@@ -28,6 +29,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +72,13 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     from _inductor import compiled
     from _networks import ATTENTION, EXPORTERS, NETWORKS, export
+    from _tensorrt_runner import TensorRtRunner
     from gpu_peers import by_events, graphed
 
     from whet.backends import get_backend
     from whet.builder import BuildConfig, build
     from whet.engine import write_engine
+    from whet.errors import WhetError
     from whet.frontends.onnx import network_from_onnx
     from whet.runtime import Runtime, bind
 
@@ -107,6 +111,15 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         row["device"] = gpu.describe()["model"]
         bound = bind(plan, gpu)
         bound.run()
+        peers = [p for p in args.peers.split(",") if p]
+        runs: dict[str, Callable[[], Any]] = {}
+        if "tensorrt" in peers:
+            begun = time.perf_counter()
+            try:
+                runs["tensorrt"] = TensorRtRunner(path, {n: v.cuda() for n, v in named.items()}, ("fp16",))
+            except WhetError as e:
+                row["tensorrt_failed"] = str(e)[:200]
+            row["tensorrt_build_s"] = round(time.perf_counter() - begun, 1)
         timed = {"layer_us": (plan, bound)}
         sides: dict[str, Callable[[int], float]] = {"whet": lambda count: statistics.median(bound.seconds(count)) * 1e3}
         if args.without:
@@ -123,11 +136,11 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         fast = net.half().cuda()
         if device[0].dim() == 4:
             fast, device = fast.to(memory_format=torch.channels_last), [v.to(memory_format=torch.channels_last) for v in device]
-        for peer in (p for p in args.peers.split(",") if p):
+        runs |= {peer: partial(fast if peer == "eager" else compiled(fast), *device) for peer in peers if peer != "tensorrt"}
+        for peer, run in runs.items():
             begun = time.perf_counter()
-            run = fast if peer == "eager" else compiled(fast)
             try:
-                replay = graphed(lambda run=run: run(*device))
+                replay = graphed(run)
             except Exception as e:  # noqa: BLE001 - a peer that fails leaves the row of whet; torch raises exceptions of many classes
                 row[f"{peer}_failed"] = f"{type(e).__name__}: {e}"[:200]
                 continue
@@ -216,7 +229,7 @@ def main() -> None:
     p.add_argument("--exporter", choices=EXPORTERS, default=EXPORTERS[0], help="which of torch.onnx.export's two exporters is tried first")
     p.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="the attention that transformers' models compute")
     p.add_argument("--opset", type=int, default=18)
-    p.add_argument("--peers", default="eager", help="eager, compile or both")
+    p.add_argument("--peers", default="eager", help="eager, compile, tensorrt, or several separated by commas")
     p.add_argument("--ahead", type=int, default=2, help="rows that are exported while another one is built")
     p.add_argument("--budget", type=float, default=1e9, help="seconds after which the current row is stopped and no other begins")
     p.add_argument("--limit", type=float, default=420, help="seconds after which a row is stopped: its export, then its build and timing")

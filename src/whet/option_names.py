@@ -1,6 +1,6 @@
 """One text for both interfaces: messages are written with the flags of the command line, and Python callers read the names of Python.
 
-`WhetError` and the warnings of builds apply `translate_names` to their texts, so that a message needs no second version.
+`WhetError` and the warnings of builds translate their texts in Python, so that a message needs no second version.
 """
 
 from __future__ import annotations
@@ -69,11 +69,6 @@ def reads_flags() -> bool:
 def translate_flags(text: str) -> str:
     """`text` with flags replaced by the names of parameters and fields: "--backend=cpu" becomes "backend='cpu'". Commands in backticks stay."""
     return "".join(part if _COMMAND.fullmatch(part) else _FLAG.sub(_translate_flag, part) for part in _COMMAND.split(text))
-
-
-def translate_names(text: str) -> str:
-    """`text` in the names of the present interface."""
-    return text if reads_flags() else translate_flags(text)
 
 
 def _translate_flag(match: re.Match[str]) -> str:

@@ -1,5 +1,7 @@
 """Compiled code on disk: written once, read afterwards, compiled again where the file is damaged or the folder is not the user's."""
 
+import ctypes
+import dataclasses
 import os
 
 import pytest
@@ -16,32 +18,31 @@ JIT = pytest.mark.skipif(machine_code.why_no_compiler() is not None, reason=str(
 def folder(tmp_path, monkeypatch):
     """An empty cache for compiled objects."""
     monkeypatch.setenv("WHET_CPU_CACHE", str(tmp_path / "objects"))
-    for cached in (machine_code._folder, machine_code._load):
-        cached.cache_clear()
-    yield tmp_path / "objects"
-    for cached in (machine_code._folder, machine_code._load):
-        cached.cache_clear()
+    return tmp_path / "objects"
 
 
-def function(name):
-    return f"define void @{name}(i64* %a) {{\n  store i64 7, i64* %a\n  ret void\n}}\n"
+def run(name, number=7, compiled=None, sources="version 1"):
+    """The number that a function stores. Each call is a new module to the process, with the key of its name and number in the folder; `compiled`
+    receives the numbers of those that are compiled."""
 
-
-def run(name):
-    import ctypes
+    def make(name, number):
+        if compiled is not None:
+            compiled.append(number)
+        return f"define void @{name}(i64* %a) {{\n  store i64 {number}, i64* %a\n  ret void\n}}\n"
 
     value = ctypes.c_int64(0)
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(machine_code.function_address(function(name), name))(ctypes.addressof(value))
+    address = machine_code.function_address(dataclasses.replace(jit.generated(make, name, number), sources=sources), name)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(value))
     return value.value
 
 
 @JIT
-def test_code_is_compiled_once(folder, monkeypatch):
-    assert run("seven") == 7
+def test_code_is_compiled_once(folder):
+    compiled = []
+    assert run("seven", compiled=compiled) == 7
     (file,) = folder.iterdir()
-    machine_code._load.cache_clear()
-    monkeypatch.setattr(machine_code, "_compile", lambda ir: pytest.fail("compiled again"))
-    assert run("seven") == 7
+    assert run("seven", compiled=compiled) == 7
+    assert compiled == [7]
     assert list(folder.iterdir()) == [file]
 
 
@@ -51,7 +52,6 @@ def test_damaged_files_are_compiled_again(folder, damage):
     run("again")
     (file,) = folder.iterdir()
     file.write_bytes(damage(file.read_bytes()))
-    machine_code._load.cache_clear()
     assert run("again") == 7
 
 
@@ -66,30 +66,15 @@ def test_folders_that_others_can_write_to_are_not_used(folder):
 
 
 @JIT
-def test_text_is_generated_only_for_new_objects(folder, monkeypatch):
-    import ctypes
-
-    made = []
-
-    def make(name, number):
-        made.append(name)
-        return function(name).replace("i64 7", f"i64 {number}")
-
-    def result(number):
-        machine_code._load.cache_clear()
-        value = ctypes.c_int64(0)
-        address = machine_code.function_address(jit.generated(make, "kept", number), "kept")
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(value))
-        return value.value
-
-    assert [result(1), result(1), result(2), result(1)] == [1, 1, 2, 1]
-    assert made == ["kept", "kept"]
-    monkeypatch.setattr(jit, "_sources", lambda: "another version of the kernels")
-    assert result(1) == 1
-    assert len(made) == 3
+def test_text_is_generated_only_for_new_objects(folder):
+    compiled = []
+    assert [run("kept", n, compiled) for n in (1, 1, 2, 1)] == [1, 1, 2, 1]
+    assert compiled == [1, 2]
+    assert run("kept", 1, compiled, sources="version 2") == 1
+    assert compiled == [1, 2, 1]
     for path in folder.glob("*.o"):
         path.write_bytes(b"damaged")
-    assert result(2) == 2
+    assert run("kept", 2) == 2
 
 
 def test_the_oldest_files_are_deleted(tmp_path):

@@ -18,29 +18,24 @@ from whet.network import Network, parse_type
 FOLDERS = [Path(__file__).parents[1] / "builder", Path(__file__).parents[2] / "src"]
 
 
-def run_script(text: str) -> str:
+def run_script(text: str, engine: Path | str = "") -> str:
     """Standard output of a Python script that forks; a child that hangs ends the test after two minutes."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, FOLDERS)), "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)]
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text), str(engine)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
-BEGIN = """
-import multiprocessing, os, threading
-import numpy as np
-import whet
+NET = """
 from nets import inputs, residual
 from whet.builder import BuildConfig
 
 net = residual(batch=4, channels=32, size=16)
 config = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, threads=2, samples="together", optimization_level=1)
-engine = whet.Runtime(threads=2).load(whet.builder.build(net, config))
-context = engine.create_context()
-feed = inputs(net)
-want = context.run(feed)["y"]
-fork = multiprocessing.get_context("fork")
+"""
+FORK = """
+import os, threading
 
 def in_a_child(work):
     child = os.fork()
@@ -53,9 +48,28 @@ def in_a_child(work):
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 """
+BEGIN = f"""
+import multiprocessing, sys
+import numpy as np
+import whet
+{NET}{FORK}
+engine = whet.Runtime(threads=2).load(sys.argv[1])
+context = engine.create_context()
+feed = inputs(net)
+want = context.run(feed)["y"]
+fork = multiprocessing.get_context("fork")
+"""
 
 
-def test_a_pool_of_forked_processes_runs_the_parent_s_engine_and_the_parent_goes_on():
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """The engine file that the scripts load."""
+    file = tmp_path_factory.mktemp("fork") / "e.engine"
+    run_script(f"import sys, whet\n{NET}\nwhet.write_engine(whet.builder.build(net, config), sys.argv[1])", file)
+    return file
+
+
+def test_a_pool_of_forked_processes_runs_the_parent_s_engine_and_the_parent_goes_on(engine):
     text = """
     def run(k):
         with engine.create_context() as own:
@@ -64,10 +78,10 @@ def test_a_pool_of_forked_processes_runs_the_parent_s_engine_and_the_parent_goes
     with fork.Pool(3) as pool:
         print(pool.map(run, range(12)) == [True] * 12, np.array_equal(context.run(feed)["y"], want))
     """
-    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["True", "True"]
+    assert run_script(BEGIN + textwrap.dedent(text), engine).split() == ["True", "True"]
 
 
-def test_a_child_builds_loads_and_forks_again():
+def test_a_child_builds_loads_and_forks_again(engine):
     text = """
     def grandchild():
         assert np.array_equal(context.run(feed)["y"], want)
@@ -79,10 +93,10 @@ def test_a_child_builds_loads_and_forks_again():
 
     print(in_a_child(child))
     """
-    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["0"]
+    assert run_script(BEGIN + textwrap.dedent(text), engine).split() == ["0"]
 
 
-def test_a_lock_held_by_another_thread_at_the_fork_is_free_in_the_child():
+def test_a_lock_held_by_another_thread_at_the_fork_is_free_in_the_child(engine):
     text = """
     held, done = threading.Event(), threading.Event()
 
@@ -103,10 +117,10 @@ def test_a_lock_held_by_another_thread_at_the_fork_is_free_in_the_child():
     done.set()
     thread.join()
     """
-    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["0"]
+    assert run_script(BEGIN + textwrap.dedent(text), engine).split() == ["0"]
 
 
-def test_threads_that_run_while_another_one_forks_are_not_disturbed():
+def test_threads_that_run_while_another_one_forks_are_not_disturbed(engine):
     text = """
     stop, wrong = threading.Event(), []
 
@@ -129,10 +143,10 @@ def test_threads_that_run_while_another_one_forks_are_not_disturbed():
         w.join()
     print(codes == [0] * 10, wrong == [])
     """
-    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["True", "True"]
+    assert run_script(BEGIN + textwrap.dedent(text), engine).split() == ["True", "True"]
 
 
-def test_a_fork_waits_until_other_threads_have_left_a_native_library():
+def test_a_fork_waits_until_other_threads_have_left_a_native_library(engine):
     """LLVM's and oneDNN's own locks cannot be renewed in the child: a thread inside at the fork would lock them there for ever."""
     text = """
     import time
@@ -160,12 +174,11 @@ def test_a_fork_waits_until_other_threads_have_left_a_native_library():
     with machine_code._in_llvm, _creating:
         print(in_a_child(child))
     """
-    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["0", "0"]
+    assert run_script(BEGIN + textwrap.dedent(text), engine).split() == ["0", "0"]
 
 
 def test_a_cached_property_that_another_thread_computes_at_the_fork_is_free_in_the_child():
     text = """
-    import time
     from whet.forks import cached_property
     inside, done = threading.Event(), threading.Event()
 
@@ -191,10 +204,10 @@ def test_a_cached_property_that_another_thread_computes_at_the_fork_is_free_in_t
     done.set()
     thread.join()
     """
-    assert run_script(BEGIN + textwrap.dedent(text)).split() == ["0"]
+    assert run_script(FORK + textwrap.dedent(text)).split() == ["0"]
 
 
-def test_where_the_pool_cannot_be_ended_the_child_raises_instead_of_hanging():
+def test_where_the_pool_cannot_be_ended_the_child_raises_instead_of_hanging(engine):
     text = """
     from whet.backends.cpu import threads
 
@@ -214,7 +227,7 @@ def test_where_the_pool_cannot_be_ended_the_child_raises_instead_of_hanging():
 
     print(in_a_child(child), in_a_child(loads), np.array_equal(context.run(feed)["y"], want))
     """
-    lines = run_script(BEGIN + textwrap.dedent(text)).splitlines()
+    lines = run_script(BEGIN + textwrap.dedent(text), engine).splitlines()
     assert lines[-1] == "1 1 True"
     assert all(line.startswith("ContextError fork() does not copy the threads of tbb") and "'spawn'" in line for line in lines[:2])
 
@@ -256,7 +269,7 @@ def test_an_engine_whose_device_is_lost_by_the_fork_raises(monkeypatch):
     context = engine.create_context()
     monkeypatch.setattr(type(engine.backend), "unusable_after_fork", property(lambda self: "load the engine in the child or use spawn"))
     context.run(feed)  # no child: nothing is asked
-    monkeypatch.setattr(engine, "_generation", -1)
+    monkeypatch.setattr("whet.runtime.engine.get_generation", lambda: -1)  # as in a child
     for use in (lambda: context.run(feed), engine.create_context):
         with pytest.raises(ContextError, match="load the engine in the child"):
             use()

@@ -32,12 +32,12 @@ def integers(config: BuildConfig):
     return build_int8(parse_network(NET), config, Calibration(samples=lambda: iter(SAMPLES)))
 
 
-@pytest.mark.parametrize("make", [floats, integers])
-def test_locks(tmp_path, make):
+@pytest.mark.parametrize(("make", "every"), [(floats, 5), (integers, 14), pytest.param(integers, 5, marks=pytest.mark.slow)])
+def test_locks(tmp_path, make, every):
     path, config, refused, kept = tmp_path / "l.json", BuildConfig(backend="null", timing_cache=""), [], []
     plan = make(config)
     save_lock(plan, path)
-    for what, data in damaged(json.loads(path.read_text()), every=5):
+    for what, data in damaged(json.loads(path.read_text()), every=every):
         path.write_text(json.dumps(data))
         try:
             again = make(dataclasses.replace(config, lock=str(path)))

@@ -13,7 +13,7 @@ from whet.builder.memory.planner import Use, plan_memory
 from whet.engine import EnginePlan, read_engine, write_engine
 from whet.engine.check import check_plan
 from whet.errors import EngineError
-from whet.network import Network, parse_network, parse_type, to_stored
+from whet.network import Network, evaluate, parse_network, parse_type, to_stored
 from whet.ops import run_layer, run_network
 from whet.runtime import Runtime, bind
 from whet.tactics import Args, get_tactic, load_tactics
@@ -267,3 +267,36 @@ def test_values_with_two_shapes_share_bytes_while_both_are_read():
                 read_later += any(layer.inputs[0] in later.inputs for later in layers[k + 1 :])
         check_two_runs(net, plan)
     assert read_later >= 3
+
+
+def only_at_one(kind: str) -> Network:
+    """A network with a value whose bytes stay in place if the symbol N is 1."""
+    rng, net = np.random.default_rng(0), Network("one")
+    if kind == "transpose":  # of the batch with another axis
+        x = net.add_input("x", parse_type("f32[N,8,4]"))
+        y = net.add("Transpose", net.add("Relu", x), perm=(1, 0, 2))
+    elif kind == "reshape":  # channels last are row-major if an image has one pixel
+        x = net.add_input("x", parse_type("f32[1,16,N,1]"))
+        w = net.constant(rng.standard_normal((16, 16, 1, 1)).astype("f4"), "w")
+        size = net.constant(np.array([1, 16, -1]), "size")
+        y = net.add("Reshape", net.add("Conv", net.add("Conv", x, w), w), size)
+    else:  # a reformat between the convolutions and the output
+        x = net.add_input("x", parse_type("f32[1,16,N,1]"))
+        w = net.constant(rng.standard_normal((16, 16, 1, 1)).astype("f4"), "w")
+        y = net.add("Conv", net.add("Relu", net.add("Conv", x, w)), w)
+    net.mark_output(net.add("Neg", y), "y")
+    return net
+
+
+@pytest.mark.parametrize("kind", ["transpose", "reshape", "reformat"])
+def test_a_view_at_the_opt_shape_only_is_refused(kind):
+    net = only_at_one(kind)
+    shapes = [{"x": tuple(evaluate(d, {"N": n}) for d in net.inputs[0].shape)} for n in (1, 1, 5)]
+    plan = build(net, dataclasses.replace(QUICK, optimization_level=0, profiles=(tuple(shapes),)))
+    for given in (shapes[0], shapes[2]):
+        feed = {"x": np.random.default_rng(0).standard_normal(given["x"]).astype("f4")}
+        bound = bind(plan, CPU, given)
+        assert [s.layer.name for s in bound.shaped.steps if s.tactic == "safe reference"] == []
+        bound.feed(feed)
+        bound.run()
+        np.testing.assert_allclose(bound.fetch()["y"], run_network(net, feed)["y"], rtol=1e-5, atol=1e-5)

@@ -10,18 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from support.commands import run_command
 from whet import zoo
 
 WHET = [sys.executable, "-m", "whet.cli"]
 
 
-def whet(*args: str, cwd: Path, code: int = 0) -> str:
-    """The output of a command. Without --duration, `exec` measures for a moment instead of three seconds."""
+def whet(*args: str, cwd: Path, code: int = 0, process: bool = False) -> str:
+    """The output of a command, run in this process or in its own. Without --duration, `exec` measures for a moment instead of three seconds."""
     if args[0] == "exec" and "--skipInference" not in args and not any(a.startswith(("--duration", "--iterations")) for a in args):
         args = (*args, "--duration=0.1", "--warmUp=10")
-    done = subprocess.run([*WHET, *args], cwd=cwd, capture_output=True, text=True, timeout=500, check=False, env=environment(cwd))
-    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
+    if process:
+        done = subprocess.run([*WHET, *args], cwd=cwd, capture_output=True, text=True, timeout=500, check=False, env=environment(cwd))
+        got, said = done.returncode, done.stdout + done.stderr
+    else:
+        got, said = run_command(*args, cwd=cwd, environment={"XDG_CACHE_HOME": str(cwd / "cache")})
+    assert got == code, said[-6000:]
+    return said
 
 
 def environment(cwd: Path) -> dict[str, str]:
@@ -41,7 +46,7 @@ def test_a_trtexec_command_line(tmp_path):
         "--onnx=resnet18-v1-7.onnx --fp16 --int8 --sparsity=force --saveEngine=r.engine --exportProfile=p.txt --exportLayerInfo=l.json "
         "--profilingVerbosity=detailed --builderOptimizationLevel=1 --verbose"
     )
-    said = whet("exec", *command.split(), cwd=tmp_path)
+    said = whet("exec", *command.split(), cwd=tmp_path, process=True)
     assert "&&&& PASSED" in said
     for wanted in ("--fp16 is permitted but used by 0 of", "20 eligible layers run dense: ", "cpu/sparse_linear refuses: takes 1x"):
         assert wanted in said
@@ -60,7 +65,7 @@ def test_a_trtexec_command_line(tmp_path):
 
 def test_save_load_and_export(folder):
     build = "--onnx=lenet.onnx --shapes=input:2x1x32x32 --saveEngine=a.engine --skipInference --builderOptimizationLevel=1"
-    whet("exec", *build.split(), cwd=folder)
+    whet("exec", *build.split(), cwd=folder, process=True)  # the engine is loaded by another process than its builder
     run = "--loadEngine=a.engine --duration=0.1 --exportTimes=t.json --exportOutput=o.json --dumpProfile --exportLayerInfo=n.json"
     said = whet("exec", *run.split(), cwd=folder)
     times = json.loads((folder / "t.json").read_text())
@@ -138,8 +143,8 @@ def test_lock_gives_the_same_engine_bytes(folder):
     from whet.builder import plan_digest
     from whet.engine import read_engine
 
-    for name in ("one", "two"):
-        whet(*build, "--lock=l.lock", f"--saveEngine={name}.engine", cwd=folder)
+    for name, process in (("one", False), ("two", True)):
+        whet(*build, "--lock=l.lock", f"--saveEngine={name}.engine", cwd=folder, process=process)
     assert plan_digest(read_engine(folder / "one.engine")) == plan_digest(read_engine(folder / "two.engine"))
 
 

@@ -165,12 +165,15 @@ def test_convolutions_use_hopper_instructions(config, im2col, activation, bf16, 
 
 @pytest.mark.parametrize(
     ("config", "im2col", "pair"),
-    [
-        (ConvConfig(1, 1, 64, stages=4, sk=4), False, 1),
-        (ConvConfig(1, 1, 64, stages=6, direct=1), False, 2),
-        (ConvConfig(3, 1, 128, stages=4), True, 2),
-        (ConvConfig(1, 1, 64, stages=2, blocks=4, outs=2, hold=2), False, 1),
-    ],
+    with_long_variants(
+        [
+            (ConvConfig(1, 1, 64, stages=4, sk=4), False, 1),
+            (ConvConfig(1, 1, 64, stages=6, direct=1), False, 2),
+            (ConvConfig(3, 1, 128, stages=4), True, 2),
+            (ConvConfig(1, 1, 64, stages=2, blocks=4, outs=2, hold=2), False, 1),
+        ],
+        every=2,
+    ),
 )
 def test_sums_of_two_convolutions_use_hopper_instructions(config, im2col, pair, tmp_path):
     assert config.valid()
@@ -183,12 +186,15 @@ def test_sums_of_two_convolutions_use_hopper_instructions(config, im2col, pair, 
 
 @pytest.mark.parametrize(
     ("config", "stride"),
-    [
-        (ConvConfig(1, 1, 32, stages=2, sk=2, halo=2), 1),
-        (ConvConfig(2, 1, 64, stages=2, direct=1, halo=2), 1),
-        (ConvConfig(2, 1, 32, stages=2, direct=1, halo=1, hold=3), 2),
-        (ConvConfig(1, 1, 32, bk=32, stages=2, sk=2, halo=1), 2),
-    ],
+    with_long_variants(
+        [
+            (ConvConfig(1, 1, 32, stages=2, sk=2, halo=2), 1),
+            (ConvConfig(2, 1, 64, stages=2, direct=1, halo=2), 1),
+            (ConvConfig(2, 1, 32, stages=2, direct=1, halo=1, hold=3), 2),
+            (ConvConfig(1, 1, 32, bk=32, stages=2, sk=2, halo=1), 2),
+        ],
+        every=2,
+    ),
 )
 def test_depthwise_convolutions_feed_products(config, stride, tmp_path):
     shape = ConvShape(1, 28, 28, 192, 192, 3, 3, (stride, stride), (1, 1, 1, 1))
@@ -203,12 +209,15 @@ def test_depthwise_convolutions_feed_products(config, stride, tmp_path):
 
 @pytest.mark.parametrize(
     ("shape", "k2", "tile"),
-    [
-        (ConvShape(1, 14, 14, 256, 256, 3, 3, pad=(1, 1, 1, 1)), 1024, Tile(32, 4, 4, 1, stages=11)),
-        (ConvShape(1, 28, 28, 128, 128, 3, 3, pad=(1, 1, 1, 1)), 512, Tile(32, 2, 2, 2, stages=6)),
-        (ConvShape(1, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1)), 256, Tile(64, 2, 1, 2, 32, 11)),
-        (ConvShape(1, 9, 9, 64, 128, 5, 5, pad=(2, 2, 2, 2)), 256, Tile(16, 1, 2, 2, stages=6)),
-    ],
+    with_long_variants(
+        [
+            (ConvShape(1, 14, 14, 256, 256, 3, 3, pad=(1, 1, 1, 1)), 1024, Tile(32, 4, 4, 1, stages=11)),
+            (ConvShape(1, 28, 28, 128, 128, 3, 3, pad=(1, 1, 1, 1)), 512, Tile(32, 2, 2, 2, stages=6)),
+            (ConvShape(1, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1)), 256, Tile(64, 2, 1, 2, 32, 11)),
+            (ConvShape(1, 9, 9, 64, 128, 5, 5, pad=(2, 2, 2, 2)), 256, Tile(16, 1, 2, 2, stages=6)),
+        ],
+        every=2,
+    ),
 )
 def test_convolutions_feed_products(shape, k2, tile, tmp_path):
     assert tiles.why_not_tile(tile, shape, k2) is None
@@ -223,11 +232,14 @@ def test_convolutions_feed_products(shape, k2, tile, tmp_path):
 
 @pytest.mark.parametrize(
     ("shape", "k2", "tile", "types"),
-    [
-        (ConvShape(1, 14, 14, 256, 256, 3, 3, pad=(1, 1, 1, 1)), 1024, Tile(32, 4, 4, 1, 64, 9, 1), ("u8", "u8")),
-        (ConvShape(1, 28, 28, 128, 128, 3, 3, pad=(1, 1, 1, 1)), 512, Tile(32, 2, 2, 2, 64, 6, 1), ("i8", "u8")),
-        (ConvShape(1, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1)), 256, Tile(64, 2, 1, 2, 32, 9, 1), ("u8", "i8")),
-    ],
+    with_long_variants(
+        [
+            (ConvShape(1, 14, 14, 256, 256, 3, 3, pad=(1, 1, 1, 1)), 1024, Tile(32, 4, 4, 1, 64, 9, 1), ("u8", "u8")),
+            (ConvShape(1, 28, 28, 128, 128, 3, 3, pad=(1, 1, 1, 1)), 512, Tile(32, 2, 2, 2, 64, 6, 1), ("i8", "u8")),
+            (ConvShape(1, 56, 56, 64, 64, 3, 3, pad=(1, 1, 1, 1)), 256, Tile(64, 2, 1, 2, 32, 9, 1), ("u8", "i8")),
+        ],
+        every=2,
+    ),
 )
 def test_convolutions_on_integers_feed_products(shape, k2, tile, types, tmp_path):
     assert tiles.why_not_tile(tile, shape, k2) is None

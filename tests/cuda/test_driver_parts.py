@@ -19,9 +19,9 @@ class Gpu:
 @pytest.fixture
 def here(monkeypatch):
     """Sets the current GPU of this thread."""
-    made = SimpleNamespace()
-    monkeypatch.setattr(driver, "_here", made)
-    return made
+    current = SimpleNamespace(device=None)
+    monkeypatch.setattr(driver, "current_device", lambda: current.device)
+    return current
 
 
 def test_modules_are_loaded_per_context(here):
@@ -50,19 +50,20 @@ def test_resources_of_a_lost_context_are_not_freed(here):
     assert freed == [1, 3]
 
 
-def test_a_sticky_error_is_recognized_and_marks_its_device(here):
+def test_a_sticky_error_is_recognized_and_marks_its_device(here, monkeypatch):
     class Result:
         CUDA_SUCCESS = SimpleNamespace(name="CUDA_SUCCESS")
         CUDA_ERROR_OUT_OF_MEMORY = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
 
     binding = SimpleNamespace(CUresult=Result, cuGetErrorString=lambda status: (0, b"words"))
+    monkeypatch.setattr(driver, "cu", lambda: binding)
     here.device = SimpleNamespace(lost="")
     with pytest.raises(BackendError, match="out of memory") as e:
-        driver._to_plain(binding, (Result.CUDA_ERROR_OUT_OF_MEMORY,))
+        driver.check_status((Result.CUDA_ERROR_OUT_OF_MEMORY,))
     assert not isinstance(e.value, driver.LostContext)
     assert here.device.lost == ""
     with pytest.raises(driver.LostContext, match=r"cannot be used again.*new process"):
-        driver._to_plain(binding, (SimpleNamespace(name="CUDA_ERROR_ILLEGAL_ADDRESS"),))
+        driver.check_status((SimpleNamespace(name="CUDA_ERROR_ILLEGAL_ADDRESS"),))
     assert "ILLEGAL_ADDRESS" in here.device.lost
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_large import conv, layer_of
 from test_tactics import HOPPER, compute, judge, planned, reference
 
+from support.snr import compute_snr
 from whet.builder import BuildConfig, build
 from whet.builder.precision.float8_ranges import insert_float8
 from whet.builder.precision.permissions import is_float8
@@ -22,7 +23,6 @@ from whet.ops import run_network
 from whet.ops._base import Sample
 from whet.precision import calibrate
 from whet.precision.float8 import list_excluded_layers, skip_sums
-from whet.precision.measures import compute_snr
 from whet.runtime import Runtime
 
 E4M3 = ml_dtypes.float8_e4m3fn

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
 
+from support.selection import with_long_variants
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.launch import MAX_SHARED
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
@@ -58,13 +59,15 @@ def test_two_rows_of_a_lane_are_adjacent_channels():
 
 @pytest.mark.parametrize(
     ("tile", "k", "residual", "activation"),
-    [
-        (WeightsAsATile(4, 2), 64, 0, "clip"),
-        (WeightsAsATile(4, 2), 64, 1, "clip"),
-        (WeightsAsATile(4, 2), 64, 2, "silu"),
-        (WeightsAsATile(3, 4), 56, 1, "clip"),
-        (WeightsAsATile(4, 3), 40, 0, "clip"),
-    ],
+    with_long_variants(
+        [
+            (WeightsAsATile(4, 2), 64, 1, "clip"),
+            (WeightsAsATile(4, 2), 64, 0, "clip"),
+            (WeightsAsATile(4, 2), 64, 2, "silu"),
+            (WeightsAsATile(4, 3), 40, 0, "clip"),
+            (WeightsAsATile(3, 4), 56, 1, "clip"),
+        ]
+    ),
 )
 def test_products_are_as_wide_as_the_tile(tile, k, residual, activation, tmp_path):
     shape = replace(STAGE, k=k)

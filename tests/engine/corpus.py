@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from support.standin_gpu import StandInCall, StandInGpu  # noqa: E402
 from whet.backends import BACKENDS, Backend, get_backend  # noqa: E402
 from whet.engine import ArenaPlan, Choice, EnginePlan, engine_bytes  # noqa: E402
 from whet.errors import EngineError, WhetError  # noqa: E402
-from whet.network import Network, format_bytes  # noqa: E402
+from whet.network import Layer, Network, format_bytes  # noqa: E402
 from whet.ops import OPS, sample_layer  # noqa: E402
 from whet.tactics import Signature, Tactic, tactics_of  # noqa: E402
 from whet.tactics.cuda._device.kernel import GpuKernel  # noqa: E402
@@ -49,11 +50,17 @@ def family_engines(patch: Any = None, per_family: int = 2) -> dict[str, bytes]:
     return engines
 
 
+@functools.cache
+def _sample(op: str, k: int) -> tuple[Network, Layer]:
+    """The network and layer of a sample; most samples of fused layers are read by every tactic."""
+    return sample_layer(op, OPS[op].samples[k])[:2]
+
+
 def _engine_of(tactic: Tactic, backend: Backend) -> bytes | None:
     """The engine of the first sample with a static layer that the tactic computes."""
     for op in sorted({*tactic.ops, "Fused"} & set(OPS)) if "*" not in tactic.ops else sorted(OPS):
-        for sample in OPS[op].samples:
-            net, layer, _ = sample_layer(op, sample)
+        for k in range(len(OPS[op].samples)):
+            net, layer = _sample(op, k)
             if tactic.why_not(layer) is not None:
                 continue
             try:

@@ -7,6 +7,8 @@ from corpus import family_engines
 from mutants import EDITS, RAW, SAME_ANSWERS, assemble, mutant, sections_of
 from trial import answers_of, attempt, base_engines, refuse_marked_configs
 
+from support.selection import with_long_variants
+
 
 @pytest.fixture(scope="module")
 def bases():
@@ -28,9 +30,9 @@ def test_the_good_ones_run(bases, corpus):
     assert assemble(sections_of(bases[0])) == bases[0]
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", with_long_variants(range(8), every=4))
 def test_mutants(corpus, block):
-    """4,000 files in about 25 s; more than 10,000 take benchmarks/fuzz_engine.py."""
+    """500 files each; for more than 10,000 there is benchmarks/fuzz_engine.py."""
     engines = list(corpus)
     for seed in range(500 * block, 500 * block + 500):
         kind, data, base = mutant(seed, engines)

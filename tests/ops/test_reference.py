@@ -1,5 +1,6 @@
 """Each op's reference, on each of its samples, against the independent onnx.reference (ONNX Runtime if that is wrong)."""
 
+import functools
 import math
 
 import numpy as np
@@ -70,11 +71,21 @@ def test_every_op_has_samples_or_is_refused():
     assert bare == ["Reformat"]  # the builder's own ops, tested with the tactics
 
 
+@functools.cache
+def schemas_of_ops() -> dict[str, list]:
+    """The schemas of all opsets by op; ONNX copies all of them for each question."""
+    schemas: dict[str, list] = {}
+    for s in onnx.defs.get_all_schemas_with_history():
+        if s.domain == "":
+            schemas.setdefault(s.name, []).append(s)
+    return schemas
+
+
 def opset_of(layer) -> int:
     """The opset for writing a layer: the current one, or the first that has the op with these attributes."""
     if layer.op == "Fused":
         return max(opset_of(x) for x in layer.regions["body"].layers)
-    known = [s for s in onnx.defs.get_all_schemas_with_history() if s.name == layer.op and s.domain == ""]
+    known = schemas_of_ops().get(layer.op, [])
     extra = {k for k, v in layer.attrs.items() if v != OPS[layer.op].attrs[k]}
     says_all = [s.since_version for s in known if extra <= set(s.attributes)]
     return max(OPSET, min(says_all, default=OPSET))

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_networks import feeds, random_network, same
 
+from support.selection import with_long_variants
 from whet.network import F32, Network, Tensor, TensorType, symbol, verify
 from whet.ops import run_network
 from whet.ops._origin import evaluate_origin
@@ -128,8 +129,7 @@ class Odd:
         return self.net.add("DequantizeLinear", y, step, zero)
 
 
-@SETTINGS
-@given(seeds)
+@pytest.mark.parametrize("seed", with_long_variants(range(60), every=4))
 def test_odd_networks_keep_their_results_without_odd_widths(seed):
     net = Odd(seed).net
     made, _ = filled(net)

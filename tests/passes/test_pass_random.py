@@ -120,11 +120,15 @@ def test_the_generator_gives_finite_values(seed):
         assert np.isfinite(a).all()
 
 
+#: Seeds of networks on which the rarest passes fire; if the generator changes, the test looks for others.
+RARE = (142, 214, 361, 281, 211, 380, 164, 245, 305, 36, 82, 521, 539)
+
+
 def test_every_pass_fires_on_some_random_network():
     fired, wanted = set(), set(PASSES) - QUANTIZED - {"pad_channels"} - EXPORTED  # test_pass_pad_channels.py has networks for it
     # One machine refuses a composite that the other accepts.
     machines = [None, lambda layer: None, lambda layer: "no concatenated inputs" if layer.composite == "ConcatInputConv" else None]
-    for seed in range(900):
+    for seed in (*RARE, *range(900)):
         _, log = lower(random_network(seed, 24), refuses=machines[seed % 3], switches=["all"])
         fired |= {name for name, n in log.counts().items() if n}
         if fired >= wanted:

@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from test_calibration import samples, small_network
 
+from support.snr import compute_snr
 from whet.builder.config import BuildConfig
 from whet.builder.precision.float16 import build_floats_within
 from whet.builder.precision.int8 import Calibration, build_int8, prepare
@@ -19,7 +20,7 @@ from whet.errors import CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import Analysis, Budget, calibrate, emulate_network, find_quantization_sites
-from whet.precision.measures import EXACT_DB, compute_cosine, compute_output_snr, compute_snr, to_decibels
+from whet.precision.measures import EXACT_DB, compute_cosine, compute_output_snr, to_decibels
 from whet.tactics import is_quantized, load_tactics
 
 QUICK = {"timing_cache": "", "threads": 1, "avg_timing": 1, "optimization_level": 1, "whole_engines": 1, "verify": False}

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support import datasets, realdata
+from support.snr import compute_snr
 from whet.builder import BuildConfig, build
 from whet.builder.lock.relock import make_recipe, read_recipe
 from whet.builder.lowering import lower_network
@@ -36,7 +37,6 @@ from whet.precision.float8 import (
     unpack_rounding,
 )
 from whet.precision.insert import compute_float8_weight_scales, round_to_e4m3, round_weights_to_float8
-from whet.precision.measures import compute_snr
 from whet.precision.rounding import compute_expected_error, round_rows
 from whet.tactics import is_quantized, load_tactics
 

@@ -12,6 +12,7 @@ from test_budget import spiky_network
 from test_calibration import samples, small_network
 
 from support import datasets, realdata
+from support.snr import compute_snr
 from whet.builder.config import BuildConfig
 from whet.builder.precision.calibration import Calibration, get_calibrated_ranges, prepare
 from whet.builder.verify.engine_values import EngineRun
@@ -20,7 +21,6 @@ from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import Analysis, calibrate, find_quantization_sites, quantize, read_cache, select_samples, write_cache
-from whet.precision.measures import compute_snr
 from whet.precision.scaling import apply_scalings, find_sites
 from whet.precision.steps import find_corrections, find_scalings
 from whet.tactics import load_tactics

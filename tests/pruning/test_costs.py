@@ -28,7 +28,7 @@ SMALL = {
     "resnext50_32x4d": {"image": 64, "width": 32},
     "resnet18": {"image": 64, "width": 32},
     "yolov5s": {"image": 64},
-    "densenet121": {"image": 64, "blocks": (3, 2, 2, 2)},
+    "densenet121": {"image": 64, "blocks": (2, 1, 1, 1)},
     "unet": {"image": 64, "width": 16},
     "mobilenet_v3_large": {"image": 64},
     "convnext_tiny": {"image": 64, "blocks": (1, 1, 2, 1)},
@@ -70,7 +70,8 @@ def test_channels_of_a_removed_branch_are_gone():
 
 @pytest.mark.parametrize(("name", "config"), [
     *(pytest.param(n, NULL, id=n) for n in ("resnet18", "mobilenet_v3_large", "vit_b_16", "bert_base", "yolov5s", "densenet121", "swin_t")),
-    *(pytest.param(n, INT8, id=f"{n}-int8") for n in ("resnet18", "mobilenet_v3_large", "bert_base", "yolov5s", "densenet121")),
+    *(pytest.param(n, INT8, id=f"{n}-int8") for n in ("resnet18", "bert_base", "densenet121")),
+    *(pytest.param(n, INT8, id=f"{n}-int8", marks=pytest.mark.slow) for n in ("mobilenet_v3_large", "yolov5s")),
 ])  # fmt: skip
 def test_latency_of_widths_is_that_of_the_cut_network(name, config, tmp_path):
     """On the null machine times are a function of shapes: predictions from shrunk layers must equal the times of the cut network's layers."""
@@ -186,4 +187,4 @@ def test_three_factors_of_one_axis_multiply():
         costs = price(net, found, [])
         for chosen in product(*((g.size, g.size // 2) for g in found)):
             widths = dict(zip((g.name for g in found), chosen, strict=True))
-            assert costs.total(widths) == count(cut(net, {name: np.arange(n) for name, n in widths.items()})), widths
+            assert costs.total(widths) == count(cut(net, {name: np.arange(n) for name, n in widths.items()}, found)), widths

@@ -60,7 +60,7 @@ def test_uniform_cuts_keep_one_share_and_meet_the_target():
 
 
 def test_factors_of_a_product_axis_keep_the_root_of_the_share():
-    net = network_from_onnx(zoo.build("resnext50_32x4d", image=64))
+    net = network_from_onnx(zoo.build("resnext50_32x4d", image=32, width=32))
     found = groups(net)
     costs = parameter_costs(net, found, [])
     got = uniform_choice(found, importance(found), costs, 0.5 * costs.total({}), 1)

@@ -1,10 +1,13 @@
 """Weights that a file computes from others are freed once kernels have their copies, and computed again when they are read."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
 from whet.builder import BuildConfig, build
-from whet.engine import engine_bytes, engine_digest, read_engine
+from whet.engine import engine_bytes, engine_digest, read_engine, weights
 from whet.errors import EngineError
 from whet.network import Network, Weight, parse_type
 from whet.ops import run_network
@@ -61,16 +64,21 @@ def test_engines_with_released_weights_run_and_are_saved_and_refitted(data):
 
 
 def test_intermediate_values_of_shared_expressions_are_computed_once_and_dropped(data, monkeypatch):
-    from whet.engine import weights
+    results, alive = [], []
+    run_layer = weights.run_layer
 
-    evaluated, held = [], []
-    apply, drop = weights._apply, weights._drop_after_last_use
-    monkeypatch.setattr(weights, "_apply", lambda op, *rest: evaluated.append(op) or apply(op, *rest))
-    monkeypatch.setattr(weights, "_drop_after_last_use", lambda node, values, uses: drop(node, values, uses) or held.append(len(values)))
-    plan = read_engine(data)
-    nodes = {id(o) for t in plan.network.constants.values() for o in every_origin(t.weight.origin) if o.op not in ("source",)}
-    assert 0 < len(evaluated) <= len(nodes)
-    assert held[-1] == 0
+    def compute(layer, arrays):
+        gc.collect()
+        alive.append(sum(r() is not None for r in results))
+        outputs = run_layer(layer, arrays)
+        results.extend(map(weakref.ref, outputs))
+        return outputs
+
+    monkeypatch.setattr(weights, "run_layer", compute)
+    origins = [t.weight.origin for t in read_engine(data).network.constants.values()]
+    nodes = {id(o) for origin in origins for o in every_origin(origin) if o.op not in ("source", "literal")}
+    assert 4 < len(results) <= len(nodes)
+    assert max(alive) < len(results) / 2, "values that no later operation reads are dropped"
 
 
 def every_origin(origin):

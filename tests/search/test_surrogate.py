@@ -7,7 +7,7 @@ import optuna
 import pytest
 
 from whet.search.study.study import make_sampler
-from whet.search.study.surrogate import Reference, hypervolume, improvements, predict
+from whet.search.study.surrogate import Encoding, Reference, hypervolume, improvements, predict
 
 DIMENSIONS = 5
 
@@ -58,6 +58,20 @@ def test_the_model_fits_and_knows_where_it_is_unsure():
     inside = rng.random((50, 3))
     assert np.abs(predict(x, f(x), inside)[0] - f(inside)).max() < 0.2
     assert predict(x, f(x), np.full((1, 3), 3.0))[1] > 5 * deviation.max()
+
+
+def test_coordinates_that_hardly_matter_do_not_blur_the_model():
+    rng = np.random.default_rng(0)
+    x, asked = rng.random((40, 6)), rng.random((200, 6))
+    mean, _ = predict(x, np.sin(6 * x[:, 2]), asked)
+    assert np.abs(mean - np.sin(6 * asked[:, 2])).max() < 0.1  # 1.5 with one length scale for all
+
+
+def test_choices_of_increasing_numbers_are_ordered():
+    choice = optuna.distributions.CategoricalDistribution
+    space = Encoding({"depth": choice([0, 1, 2, 8]), "fusion": choice(["all", "-fuse_silu"]), "two_four": choice([False, True])})
+    assert list(space.ordered) == [True, False, False]
+    np.testing.assert_allclose(space.encode(np.array([[1, 0, 1]])), [[1 / 3, 2**-0.5, 0, 0, 2**-0.5]])
 
 
 @pytest.mark.filterwarnings("ignore:.*constraints_func:FutureWarning", "ignore:.*multivariate:optuna.exceptions.ExperimentalWarning")

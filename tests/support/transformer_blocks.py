@@ -89,6 +89,11 @@ def soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return torch.softmax(scores, -1) @ v
 
 
+def gated_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """No network's attention: a function of the scores that no kernel has."""
+    return torch.softmax(torch.sigmoid(q @ k.transpose(-1, -2)), -1) @ v
+
+
 class RmsNorm(nn.Module):
     """RMSNorm in one of three spellings."""
 
@@ -307,6 +312,7 @@ BLOCKS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "cross": lambda: (CrossAttention(), (tokens(), torch.randn(BATCH, 40, WIDTH))),
     "where_lowest": lambda: (Core(where_lowest), (tokens(), keep())),
     "einsum": lambda: (Core(einsum), (tokens(),)),
+    "gated_scores": lambda: (Core(gated_scores), (tokens(),)),
     "soft_capped": lambda: (Core(soft_capped), (tokens(),)),
     "variance_norm": lambda: (VarianceNorm(), (tokens(),)),
     "rms_norm_division": lambda: (RmsNorm("sqrt"), (tokens(),)),

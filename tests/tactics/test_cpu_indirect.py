@@ -156,12 +156,13 @@ def names(*switches):
 
 
 def test_they_replace_onednn_and_are_there_on_request():
-    own = {"cpu/indirect_conv", "cpu/linear_layer", "cpu/indirect_pool", "cpu/layer_norm", "cpu/strided_copy"}
+    own = {"cpu/indirect_conv", "cpu/indirect_pool", "cpu/layer_norm", "cpu/strided_copy"}
     assert not own & names()
     assert own <= names("-ONEDNN")
     assert own & names("+indirect_conv") == {"cpu/indirect_conv"}
     assert own & names("-ONEDNN", "-indirect_conv") == own - {"cpu/indirect_conv"}
     assert "cpu/grouped_conv" in names(), "oneDNN has no fast kernel for groups"
+    assert "cpu/linear_layer" in names(), "oneDNN's products are slower on some CPUs"
 
 
 def test_networks_without_onednn_run_in_own_kernels(monkeypatch):

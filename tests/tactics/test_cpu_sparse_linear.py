@@ -145,7 +145,7 @@ def test_avx512_code_selects_with_one_instruction():
     for variant, register in (
         (Variant(16, 4, 4, 1, 3, 5, ("Add", "Silu"), True), "zmm"), (Variant(8, 4, 2, 1, 3, 5, ("Gelu",)), "ymm"),
         (Variant(16, 4, 4, 1, 3, 5, ("Add",), True, True), "zmm"), (Variant(8, 4, 2, 1, 3, 5, ("Add",), False, True), "ymm"),
-        (QVariant(16, 4, 4, 1, 3, 5, True, True, ("Silu",), True), "zmm"), (QVariant(8, 2, 4, 3, 7, 5, False, False, ("Gelu",)), "ymm"),
+        (QVariant(16, 4, 4, 1, 3, 5, ("Silu",), True, signed=True, stores_integers=True), "zmm"), (QVariant(8, 2, 4, 3, 7, 5, ("Gelu",)), "ymm"),
     ):  # fmt: skip
         machine = target.create_target_machine(cpu="skylake-avx512" if register == "zmm" else "haswell", opt=3)
         integers = isinstance(variant, QVariant)
@@ -229,8 +229,11 @@ def test_integers_of_random_sizes(lanes, dtype, zero, monkeypatch):
     """Signed and unsigned, with and without zero point, integer and float results."""
     monkeypatch.setattr(sparse_qlinear, "qvector_lanes", lambda: lanes)
     tactic, rng = get_tactic("cpu/sparse_qlinear"), np.random.default_rng(zero + 9)
-    for rows, inputs, channels in [(1, 4, 1), (1, 96, 70), (9, 36, 33), *rng.integers(1, 70, (4, 3)).tolist()]:
-        for store in (None, (0.03, 4, "i8"), (0.02, 120, "u8")):
+    stores = (None, (0.03, 4, "i8"), (0.02, 120, "u8"))
+    sizes = [(size, stores) for size in [(1, 4, 1), (1, 96, 70), (9, 36, 33)]]
+    sizes += [(size, stores[k % 3 : k % 3 + 1]) for k, size in enumerate(rng.integers(1, 70, (4, 3)).tolist())]
+    for (rows, inputs, channels), some in sizes:
+        for store in some:
             _, layer, arrays = sample_layer("Fused", quantized(rows, -(-inputs // 4) * 4, channels, dtype, zero, store))
             assert tactic.why_not(layer) is None
             assert check(layer, arrays, [tactic]) >= 1

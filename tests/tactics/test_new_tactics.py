@@ -15,16 +15,17 @@ ROOT = Path(__file__).parents[2]
 FILE = "src/whet/tactics/cpu/move/negate.py"
 
 
-@pytest.fixture
-def contract(tmp_path):
+@pytest.fixture(scope="module")
+def contract(tmp_path_factory):
     """Runs the contract tests of `negate` in a copy of the package with one additional file."""
-    shutil.copytree(ROOT / "src" / "whet", tmp_path / "src" / "whet", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = tmp_path_factory.mktemp("contract")
+    shutil.copytree(ROOT / "src" / "whet", folder / "src" / "whet")  # with its bytecode: a file's time of change is copied too
 
     def run(code: str) -> subprocess.CompletedProcess:
-        (tmp_path / FILE).write_text(code)
-        tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "tactics" / "test_cpu_contract.py"), "-k", "negate"]
-        env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
-        return subprocess.run([sys.executable, *tests], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+        (folder / FILE).write_text(code)
+        tests = ["-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", str(ROOT / "tests" / "tactics" / "test_cpu_contract.py"), "-k", "negate"]
+        env = {**os.environ, "PYTHONPATH": str(folder / "src")}
+        return subprocess.run([sys.executable, *tests], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
 
     return run
 

@@ -39,13 +39,14 @@ def attention_sample(
     group: int = 1,
     guard: str = "",
     repeats: int = 1,
+    cap: float = 0.0,
 ) -> Sample:
     """softmax(q @ k^T / sqrt(size) + mask) @ v. `layout`: "heads" (q, k, v as the MatMuls read them), "rows" (heads within a row, as a
     projection writes them; the body has the transposes, the result's too), "stacked" (q, k and v in one tensor of rows), "merged" (the result of
     one projection, which the body splits). `causal`: the mask is a constant that adds this value to the keys after the row (the last row sees all
     keys). `group` ("rows" only): heads of q that share a head of k and v, which the body expands. `guard`: the first row of the constant mask hides
     every key, and rows of probabilities become 0: those of NaN ("nan"), or those of which the mask hides every key ("hidden"). `repeats`: the mask
-    repeats along the batch."""
+    repeats along the batch. `cap`: the scaled scores s become cap * tanh(s / cap) before the mask."""
     stacked: list[str | np.ndarray] = [f"f32[{batch},{rows},3,{heads},{size}]", np.array(0), np.array(1), np.array(2)]
     separate: list[str | np.ndarray] = [f"f32[{batch},{n},{h},{size}]" for n, h in ((rows, heads), (keys, heads // group), (keys, heads // group))]
     plain: list[str | np.ndarray] = [f"f32[{batch},{heads},{a},{b}]" for a, b in ((rows, size), (size, keys), (keys, size))]
@@ -53,6 +54,7 @@ def attention_sample(
     inputs: list[str | np.ndarray | None] = [*{"heads": plain, "rows": separate, "stacked": stacked, "merged": projected}[layout]]
     factor = size**0.5 if scale == "Div" else size**-0.5
     inputs += [np.array(factor, np.float32)] if scale else []
+    inputs += [np.array(cap, np.float32)] if cap else []
     inputs += [f"{'const ' if constant else ''}f32[{','.join(map(str, mask))}]"] if mask else []
     if guard:
         hidden = np.zeros((rows, keys), np.float32)
@@ -90,9 +92,12 @@ def attention_sample(
         x = body.add("MatMul", q, k)
         if scale:
             x = body.add(scale, x, rest[0])
+        if cap:
+            limit = rest[1 if scale else 0]
+            x = body.add("Mul", body.add("Tanh", body.add("Div", x, limit)), limit)
         added: Tensor | None = None
         if mask or guard or causal is not None:
-            added = rest[1 if scale else 0]
+            added = rest[bool(scale) + bool(cap)]
             x = body.add("Add", x, added if repeats == 1 else body.add("Tile", added, repeats=(repeats, *[1] * (added.type.rank - 1))))
         p = body.add("Softmax", x, axis=-1)
         if guard == "nan":
@@ -129,13 +134,18 @@ ATTENTION = composite(
         attention_sample(2, 2, 20, 32, 64, layout="rows", guard="hidden"),
         attention_sample(1, 3, 17, 21, 32, layout="rows", guard="hidden", scale=""),
         attention_sample(6, 2, 16, 16, 32, layout="stacked", mask=(3, 2, 16, 16), constant=True, repeats=2),
+        attention_sample(2, 2, 20, 37, 32, layout="rows", mask=(2, 1, 1, 37), cap=0.5),
+        attention_sample(1, 2, 18, 18, 64, layout="rows", causal=-np.inf, scale="", cap=5.0),
     ],
 )
 
 
 @ATTENTION.matcher("MatMul", phase=Phase.FUSE, level=2)
 def recognize_attention(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    """Softmax attention, MatMul(Softmax(scale * MatMul(q, k) + mask), v), becomes one layer; rows without visible keys may be 0."""
+    """Softmax attention, MatMul(Softmax(scale * MatMul(q, k) + mask), v), becomes one layer; rows without visible keys may be 0.
+
+    Before the mask, cap * tanh(scores / cap) may limit the scores (Gemma 2).
+    """
     weights, guard, condition, guarded_mask = _match_guard(g, layer.inputs[0])
     softmax = maker_of_op(g, weights, "Softmax")
     if softmax is None or not layer.output.dtype.is_float:
@@ -144,16 +154,17 @@ def recognize_attention(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if softmax.attrs["axis"] not in (-1, softmax.output.type.rank - 1):
         return Skip(f"the softmax is over axis {softmax.attrs['axis']}, not the last one")
     members = [*condition, softmax, *guard]
-    for match in (_match_mask, _match_scale):
-        matched = match(g, x)
-        if matched is not None:
-            members.insert(0, matched[0])
-            x = matched[1]
+    masked = _match_mask(g, x)
+    if masked is not None:
+        members.insert(0, masked[0])
+        x = masked[1]
+    found = _find_scores(g, x)
+    if found is None:
+        return _why_not_fused(g, softmax.inputs[0])
+    scores, scales = found
+    members[:0] = scales
     if condition and not any(m.op == "Add" and guarded_mask in m.inputs for m in members):
         return Skip(f"'{condition[0].name}' looks for hidden keys in %{guarded_mask.name if guarded_mask else ''}, which is not the mask")
-    scores = _find_scores(g, x)
-    if scores is None:
-        return _why_not_fused(g, x)
     if reason := interior_escapes(g, layer, [scores, *(m for m in members if m not in condition)]):  # layers share the condition
         return Skip(reason)
     return fuse_flat(g, ATTENTION.kind, scores, *members, layer)
@@ -188,16 +199,29 @@ def _why_not_fused(g: Graph, x: Tensor | None) -> Skip | None:
         if root_op(layer, ("MatMul",)):
             if any(t is None or t.is_constant for t in layer.inputs[:2]):
                 return None
-            return Skip("between the products are also " + ", ".join(f"{x.composite or x.op} '{x.name}'" for x in passed[::-1])) if passed else None
+            epilogue = layer.regions["body"].layers[1:] if layer.op == "Fused" else []
+            between = passed[::-1] or epilogue
+            return Skip("between the products are also " + ", ".join(f"{m.composite or m.op} '{m.name}'" for m in between)) if between else None
         passed.append(layer)
         x = next((t for t in layer.inputs if t is not None and not t.is_constant and t.type == layer.outputs[0].type), layer.inputs[0])
     return None
 
 
-def _find_scores(g: Graph, x: Tensor | None) -> Layer | None:
-    """The MatMul that produces `x`, with or without the scale in its epilogue."""
-    layer = g.maker(x)
-    return layer if layer is not None and root_op(layer, ("MatMul",)) and epilogue_steps(layer) in ([], ["scale"]) else None
+def _find_scores(g: Graph, x: Tensor | None) -> tuple[Layer, list[Layer]] | None:
+    """(the MatMul of queries and keys, the layers from it to `x`): a scale, which may be in its epilogue, or a soft cap between two scales."""
+    passed: list[Layer] = []
+    while (layer := g.maker(x)) is not None:
+        if root_op(layer, ("MatMul",)) and epilogue_steps(layer) in ([], ["scale"]):
+            return layer, passed
+        scaled = _match_scale(g, x)
+        if layer.op == "Tanh" and all(p.op != "Tanh" for p in passed):
+            x = layer.inputs[0]
+        elif scaled is not None:
+            x = scaled[1]
+        else:
+            return None
+        passed.insert(0, layer)
+    return None
 
 
 def _match_mask(g: Graph, x: Tensor | None) -> tuple[Layer, Tensor] | None:
@@ -205,11 +229,7 @@ def _match_mask(g: Graph, x: Tensor | None) -> tuple[Layer, Tensor] | None:
     add = maker_of_op(g, x, "Add")
     if add is None or x is None:
         return None
-    for value in add.inputs:
-        scaled = _match_scale(g, value)
-        if value is not None and value.type == x.type and _find_scores(g, scaled[1] if scaled else value):
-            return add, value
-    return None
+    return next(((add, v) for v in add.inputs if v is not None and v.type == x.type and _find_scores(g, v) is not None), None)
 
 
 def _match_scale(g: Graph, x: Tensor | None) -> tuple[Layer, Tensor] | None:

@@ -1,4 +1,4 @@
-"""NVIDIA's TensorRT as an executor: its engines have the part of the interface of whet's Engine and Context that `compare_engines` uses.
+"""NVIDIA's TensorRT as an executor: its engines have the part of the interface of whet's Engine and Context that comparisons and searches use.
 
 Needs the package `tensorrt`, which `whet.trt.install()` also provides, on the memory of its backend.
 """
@@ -6,13 +6,16 @@ Needs the package `tensorrt`, which `whet.trt.install()` also provides, on the m
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from whet.backends import Backend, Buffer, get_backend
-from whet.errors import BuildError, ContextError, ShapeError, UsageError
+from whet.errors import BuildError, ContextError, EngineError, ShapeError, UsageError
 from whet.network import DType, dtype_of
 from whet.runtime.memory import aligned_empty
 
@@ -50,11 +53,48 @@ class TensorRtEngine:
         """A context at the opt shapes of the first profile."""
         return TensorRtContext(self)
 
+    def memory(self, context: TensorRtContext) -> TensorRtMemory:
+        """The bytes that this engine takes on the device with one context."""
+        bytes_of_file = memoryview(self.engine.serialize()).nbytes
+        return TensorRtMemory(bytes_of_file, int(getattr(self.engine, "device_memory_size_v2", 0) or self.engine.device_memory_size))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes TensorRT's plan file."""
+        Path(path).write_bytes(memoryview(self.engine.serialize()))
+
+
+@dataclass(frozen=True)
+class TensorRtMemory:
+    """Bytes of a TensorRT engine. TensorRT does not tell the bytes of the weights: the size of the plan file, which holds them, stands for it."""
+
+    plan: int
+    activations: int
+
+    @property
+    def peak(self) -> int:
+        """Plan and activations together."""
+        return self.plan + self.activations
+
+
+def find_tensorrt_version() -> str:
+    """The version of the package `tensorrt`. Raises UsageError where it is not installed."""
+    return str(_import_package().__version__)
+
+
+def load_tensorrt(path: str | os.PathLike[str]) -> TensorRtEngine:
+    """Reads a plan file of this version of TensorRT. Raises UsageError without the package, EngineError if TensorRT refuses the file."""
+    trt = _import_package()
+    logger = _make_logger(trt)
+    engine = trt.Runtime(logger).deserialize_cuda_engine(Path(path).read_bytes())
+    if engine is None:
+        raise EngineError(f"TensorRT {trt.__version__} does not read {path}: {'; '.join(logger.errors) or 'no message'}")
+    return TensorRtEngine(engine, _choose_memory_backend(trt))
+
 
 def build_tensorrt(
-    model: str, *, precisions: Sequence[str] = (), shapes: Shapes | None = None, optimization_level: int | None = None
+    model: str, *, precisions: Sequence[str] = (), shapes: Shapes | None = None, optimization_level: int | None = None, sparse: bool = False
 ) -> TensorRtEngine:
-    """Builds the engine of an ONNX file with TensorRT; `shapes` are those of dynamic inputs.
+    """Builds the engine of an ONNX file with TensorRT; `shapes` are those of dynamic inputs, `sparse` permits 2:4 kernels.
 
     Raises UsageError without the package `tensorrt` or for a precision that its version has no flag for, BuildError with TensorRT's messages.
     """
@@ -73,6 +113,8 @@ def build_tensorrt(
         if flag is None:
             raise UsageError(f"--{p}: TensorRT {trt.__version__} takes precisions from the model only (strongly typed); use a model in {p}")
         config.set_flag(flag)
+    if sparse:
+        config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
     dynamic = [t for t in (network.get_input(i) for i in range(network.num_inputs)) if -1 in tuple(t.shape)]
     if dynamic:
         profile = builder.create_optimization_profile()

@@ -30,11 +30,6 @@ def to_decibels(signal: float, noise: float) -> float:
     return float(np.clip(10 * np.log10(signal / noise), -EXACT_DB, EXACT_DB))
 
 
-def compute_snr(want: np.ndarray, got: np.ndarray) -> float:
-    """Signal-to-noise ratio of one tensor in dB."""
-    return to_decibels(*compute_powers(want, got))
-
-
 def compute_cosine(want: np.ndarray, got: np.ndarray) -> float:
     """Cosine similarity of two flattened tensors; 1 for two zero tensors."""
     a, b = np.asarray(want, np.float64).reshape(-1), np.asarray(got, np.float64).reshape(-1)

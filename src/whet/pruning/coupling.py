@@ -213,28 +213,35 @@ def _collect(
     net: Network, axes: list[Axis], base: Mapping[Axis, int], root: np.ndarray, fixed: np.ndarray
 ) -> Iterator[tuple[tuple[int, int], Group]]:
     """Groups of the cuttable units."""
-    places: dict[int, dict[int, list[int]]] = {}  # unit -> axis number -> indices along it
-    for number, (t, i) in enumerate(axes):
-        start = base[t, i]
-        for k in range(t.shape[i]):
-            if not fixed[start + k]:
-                places.setdefault(int(root[start + k]), {}).setdefault(number, []).append(k)
-    alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    for unit, where in places.items():
-        alike.setdefault(tuple((number, len(at)) for number, at in where.items()), []).append(unit)
+    sizes = [t.shape[i] for t, i in axes]
+    free = np.flatnonzero(~fixed)  # elements that may be cut, by axis
+    numbers = np.repeat(np.arange(len(axes)), sizes)[free]  # of their axes
+    along = free - np.repeat(np.array([base[a] for a in axes], np.int64), sizes)[free]  # indices along their axes
+    roots, first, unit = np.unique(root[free], return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first))[unit]  # units in the order of their first elements
+    by_unit = np.argsort(rank, kind="stable")
+    numbers, along, roots = numbers[by_unit], along[by_unit], roots[np.argsort(first)]
+    counts = np.bincount(rank, minlength=len(roots))
+    starts = np.cumsum(counts) - counts
+    alike: dict[bytes, list[int]] = {}  # axis numbers of a unit's elements -> units
+    for k, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+        alike.setdefault(numbers[start : start + count].tobytes(), []).append(k)
     order = {layer.name: k for k, layer in enumerate(net.layers)}
     touching: dict[Tensor, list[str]] = {}
     for layer in net.layers:
         for t in {t for t in (*layer.inputs, *layer.outputs) if t is not None}:
             touching.setdefault(t, []).append(layer.name)
     found = []
-    for signature, units in alike.items():
-        members = {axes[number]: np.array([places[u][number] for u in units], np.int64) for number, _ in signature}
+    for units in alike.values():
+        if len(units) < 2:
+            continue
+        own, table = numbers[starts[units[0]] :][: counts[units[0]]], along[starts[units][:, None] + np.arange(counts[units[0]])]
+        members = {axes[n]: np.ascontiguousarray(table[:, own == n]) for n in dict.fromkeys(own.tolist())}
         matrices = [(t, i) for t, i in members if t.is_constant and t.type.rank > 1]
-        if len(units) < 2 or not matrices:
+        if not matrices:
             continue
         layers = sorted({name for t, _ in members for name in touching[t]}, key=order.__getitem__)
-        found.append((order[layers[0]], units[0], matrices, members, layers))
+        found.append((order[layers[0]], int(roots[units[0]]), matrices, members, layers))
     taken: dict[str, int] = {}
     for place, unit, matrices, members, layers in sorted(found, key=lambda f: f[:2]):
         # Named after the producing weight: the one read by the earliest layer.

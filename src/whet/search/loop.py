@@ -73,7 +73,8 @@ class Loop:
         """Facts that a dry run prints and a watcher receives first."""
         r, s = self.recipe, self.space
         return {
-            "model": r.model, "device": r.device, "target": self.jobs.plain["target"], "prefer": r.prefer, "trials": r.search.trials,
+            "model": r.model, "device": ", ".join([r.device, *r.executor_identity.values()]),
+            "target": self.jobs.plain["target"], "prefer": r.prefer, "trials": r.search.trials,
             "survivors": r.survivor.count, "timeout": r.search.timeout, "workers": self.jobs.slots, "folder": str(self.folder.path),
             "resumed": resumed, "baselines": [f"{p}, batch {b}" for p, b in self.baseline_rows()], "points": s.size(),
             "space": {d.name: list(d.values) if d.values else f"{d.least:g} to {d.most:g} in steps of {d.step:g}" for d in s.dimensions},

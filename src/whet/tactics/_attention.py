@@ -38,12 +38,13 @@ class Heads:
     size: int
     scale: float
     guard: Guard = Guard.NONE
+    cap: float = 0.0  # not 0: a scaled score s becomes cap * tanh(s) before the mask
     causal: int | None = None  # the mask is a constant that hides exactly the keys after row + causal: a kernel may skip them and not read it
 
 
-def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = False) -> Heads | str:
+def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = False, capped: bool = False) -> Heads | str:
     """The structure of an Attention layer, or why the kernels do not support it. `grouped`: several heads of q may share a head of k and v;
-    `periodic`: the masks may repeat along the batch."""
+    `periodic`: the masks may repeat along the batch; `capped`: tanh may limit the scores."""
     body = layer.regions["body"]
     views: dict[Tensor, View] = {t: plain_view(i, static_shape(t.shape)) for i, t in enumerate(body.inputs)}
     waiting, products = [], [x for x in body.layers if x.op == "MatMul"]
@@ -57,7 +58,7 @@ def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = Fal
     if len(products) != 2 or waiting[0] is not products[0]:
         return "is not a chain between two matrix products"
     q, k = (None if t is None else views.get(t) for t in products[0].inputs)
-    running, scale, mask, softmax = products[0].output, 1.0, None, False
+    running, scale, cap, mask, softmax = products[0].output, 1.0, 0.0, None, False
     masked_by, condition, guard, row_max = None, None, Guard.NONE, None
     out: View | None = None
     v: View | None = None
@@ -73,7 +74,10 @@ def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = Fal
         if running not in x.inputs:
             return f"{x.op} does not read the result before it"
         if x.op in ("Mul", "Div") and number is not None and mask is None and not softmax and (x.op == "Mul" or x.inputs[0] is running):
-            scale = scale * number if x.op == "Mul" else scale / number
+            scaled = (cap or scale) * number if x.op == "Mul" else (cap or scale) / number
+            scale, cap = (scale, scaled) if cap else (scaled, cap)
+        elif x.op == "Tanh" and capped and not cap and mask is None and not softmax:
+            cap = 1.0
         elif x.op == "Add" and mask is None and not softmax and len(others) == 1 and others[0] in views:
             mask, masked_by = views[others[0]], others[0]
         elif x.op == "Softmax" and not softmax:
@@ -105,10 +109,15 @@ def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = Fal
     if not isinstance(heads, str):
         if heads.mask is not None and heads.mask.period and not periodic:
             return f"the mask repeats after {heads.mask.period} items of the batch"
-        heads = replace(heads, guard=guard)
+        heads = replace(heads, guard=guard, cap=cap)
     if isinstance(heads, str) or heads.mask is None or not layer.needs(heads.mask.place).is_constant:
         return heads
     return replace(heads, causal=_match_diagonal_mask(layer.needs(heads.mask.place), heads.mask))
+
+
+def explain_no_cap(layer: Layer) -> str | None:
+    """The reason why a kernel without a soft cap does not compute an Attention layer of any shapes, or None."""
+    return "the kernel has no tanh before the mask" if any(x.op == "Tanh" for x in layer.regions["body"].layers) else None
 
 
 def split_periods(heads: Heads) -> list[Heads]:

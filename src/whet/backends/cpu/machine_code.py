@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from whet.errors import BackendError
 from whet.forks import make_lock_held_during_fork
 
 _MOST_FILES = 4096  # about 100 MB
+_CHECK_EVERY = 32  # files that a process adds; listing a full folder takes milliseconds
 _DIGEST = 32  # bytes of the digest before an object
+_added = count()  # files
 _kept: list[Any] = []  # compiled modules: their code lives as long as the process
 _in_llvm = make_lock_held_during_fork()
 
@@ -82,7 +85,7 @@ def _load(ir: str | Generated) -> Any:
         if _with_digest(code) != stored:  # a damaged file
             path.unlink(missing_ok=True)
             code = _compile(str(ir))
-        if is_new:
+        if is_new and next(_added) % _CHECK_EVERY == 0:
             _code_cache.limit_files(folder, _MOST_FILES)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
@@ -120,7 +123,6 @@ def _target() -> tuple[Any, str]:
     return machine, f"{target.triple} {cpu} {features} LLVM {version} llvmlite {llvmlite.__version__}"
 
 
-@cache
 def _folder() -> Path | None:
     """The folder of compiled objects; None if there is none that only this user can write."""
     try:

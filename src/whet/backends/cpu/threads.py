@@ -15,6 +15,8 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -183,6 +185,17 @@ def set_threads(count: int) -> None:
     gomp().omp_set_num_threads(count)
     for pool in _joined:
         pool.set(count)
+
+
+@contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """The calling thread's parallel regions have `count` threads inside the block, and as many as before after it."""
+    before = get_threads()
+    set_threads(count)
+    try:
+        yield
+    finally:
+        set_threads(before)
 
 
 def join(pool: Pool) -> None:

@@ -21,7 +21,6 @@ class Module:
     """
 
     def __init__(self, code: bytes) -> None:
-        self._code = code
         self._device = current_device()
         self.handle = None if self._device is None else check_status(cu().cuModuleLoadData(code))
 

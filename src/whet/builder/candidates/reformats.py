@@ -8,6 +8,7 @@ from typing import Protocol
 
 from whet.backends import Backend
 from whet.builder.candidates.enumerate import list_candidates
+from whet.builder.candidates.other_shapes import OtherShapes
 from whet.builder.precision.permissions import Permissions
 from whet.builder.select.formats import TensorReaders, explain_inplace_refusal, get_required_operand, get_stored_operand, list_links
 from whet.measure.option import Ident, Option
@@ -28,8 +29,8 @@ class ReformatOptions(Protocol):
 class Reformats:
     """Options for converting tensors between operands, timed once for each shape and pair. `timer` None: estimates."""
 
-    def __init__(self, tactics: list[Tactic], backend: Backend, env: Mapping[str, Dim], timer: Timer | None):
-        self.tactics, self.backend, self.env, self.timer = tactics, backend, env, timer
+    def __init__(self, tactics: list[Tactic], backend: Backend, env: Mapping[str, Dim], timer: Timer | None, others: OtherShapes):
+        self.tactics, self.backend, self.env, self.timer, self.others = tactics, backend, env, timer, others
         self._found: dict[tuple, list[Option]] = {}
         self._bans: dict[Ident, str] = {}
 
@@ -48,6 +49,9 @@ class Reformats:
         if key not in self._found:
             self._found[key] = self._search(Tensor("x", t.type.with_shape(shape)), source, target)
         options = [o for o in self._found[key] if not (out_of_place and o.signature.inplace)]
+        if self.others.symbols:
+            layer = _make_layer(t, source, target)
+            options = [o for o in options if self.others.refusal(layer, o) is None]
         return select_fastest(options) if options else None
 
     def cost(self, t: Tensor, source: Operand, target: Operand) -> float:
@@ -56,8 +60,7 @@ class Reformats:
         return inf if found is None else found.cost
 
     def _search(self, t: Tensor, source: Operand, target: Operand) -> list[Option]:
-        layer = Layer("Reformat", "reformat", (t,), _make_attributes(source, target))
-        layer.outputs = (Tensor("y", t.type, layer),)
+        layer = _make_layer(t, source, target)
         found = list_candidates(layer, self.tactics, self.backend, _ANY)
         allowed = [o for o in found.options if o.ident not in self._bans]
         options = [o for o in allowed if not o.tactic.fallback]
@@ -67,6 +70,12 @@ class Reformats:
             self.timer.time(layer, found.text, options)
             options = [o for o in options if o.ms is not None] or options
         return options
+
+
+def _make_layer(t: Tensor, source: Operand, target: Operand) -> Layer:
+    layer = Layer("Reformat", "reformat", (t,), _make_attributes(source, target))
+    layer.outputs = (Tensor("y", t.type, layer),)
+    return layer
 
 
 def _make_attributes(source: Operand, target: Operand) -> dict[str, str]:

@@ -54,8 +54,8 @@ def view_refusal(net: Network | TensorReaders, layer: Layer, option: Option, *, 
     return None
 
 
-def resolve_clashes(net: Network, chosen: Mapping[str, Option], copying: Callable[[str, Option], Option | None]) -> dict[str, Option]:
-    """`chosen` with clashing views replaced by `copying(layer name, view)`. Raises ViewClashError if that is None.
+def resolve_clashes(net: Network, chosen: Mapping[str, Option], copying: Callable[[Layer, Option], Option | None]) -> dict[str, Option]:
+    """`chosen` with clashing views replaced by `copying(layer, view)`. Raises ViewClashError if that is None.
 
     `net` includes its reformats.
     """
@@ -72,7 +72,7 @@ def resolve_clashes(net: Network, chosen: Mapping[str, Option], copying: Callabl
         if count == len(waiting):
             break
         layer, waiting = waiting[count], waiting[count + 1 :]
-        other = copying(layer.name, chosen[layer.name])
+        other = copying(layer, chosen[layer.name])
         if other is None:
             unresolved.append(layer.name)
         else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate
 
 from whet.builder.memory.byte_groups import Groups
 from whet.builder.memory.free_ranges import FreeRanges
@@ -168,21 +167,6 @@ def _place_by_first(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
         if need:
             heappush(ends, (b.last, at, need))
     return placed, top
-
-
-def lower_bound(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequence[str]) -> int:
-    """A lower bound of the arena size in bytes: the largest sum of live blocks over all steps, plus inputs, outputs and scratch."""
-    blocks, groups, sizes = _make_blocks(uses, inputs)
-    extents = {b.name: b.nbytes for b in blocks}
-    own = {groups.root(n) for n in (*inputs, *outputs) if n in sizes}
-    shared = [b for b in blocks if b.name not in own]
-    changes = [0] * (len(uses) + 1)  # of the live bytes, from one step to the next
-    for b in shared:
-        if b.last >= 0 and b.first < len(uses):
-            changes[max(b.first, 0)] += align_size(b.nbytes)
-            changes[min(b.last + 1, len(uses))] -= align_size(b.nbytes)
-    fullest = max(accumulate(changes), default=0)
-    return fullest + align_size(max((u.scratch for u in uses), default=0)) + sum(align_size(extents[n]) for n in own)
 
 
 def _check_limits(plan: ArenaPlan, blocks: Sequence[Block], limits: Mapping[str, int]) -> None:

@@ -8,6 +8,7 @@ from whet.backends import Backend
 from whet.builder.batching.profiles import OPT, bind_profile_symbols, bound_layers
 from whet.builder.candidates.enumerate import make_no_tactic_error
 from whet.builder.candidates.layer_kinds import LayerKinds
+from whet.builder.candidates.other_shapes import OtherShapes
 from whet.builder.candidates.reformats import Reformats
 from whet.builder.candidates.views import is_view, view_refusal
 from whet.builder.config import BuildConfig
@@ -51,6 +52,7 @@ class Search:
         self.net, self.backend, self.tactics, self.permissions, self.config, self.log = net, backend, tactics, permissions, config, log
         self.env = bind_profile_symbols(net, profiles[0], OPT)
         self._fixed = len(profiles) == 1 and all(low == high for low, _, high in profiles[0].shapes.values())
+        self.other_shapes = OtherShapes(net, profiles, self.env, tactics, backend)
         self.bans = Bans()
         self.timing = LayerTiming(backend, config, self._count_bytes(), log)
         self.listing = LayerKinds(net, self.env, tactics, backend, permissions, config, log, self.timing.start_compiling)
@@ -58,7 +60,7 @@ class Search:
         self.cache, self.timer = self.timing.cache, self.timing.timer
         self.unfused_times: dict[str, UnfusedTime] = {}  # by kind of fused layer
         self.history = EngineHistory(self.cache, () if self.timer is None else self.timer.environment, self.kind_of)
-        self.reformats = Reformats(tactics, backend, self.env, self.timing.make_reformat_timer())
+        self.reformats = Reformats(tactics, backend, self.env, self.timing.make_reformat_timer(), self.other_shapes)
         self._readers = TensorReaders(net)
         self._no_views: set[str] = set()  # layers that must copy their parts
 
@@ -115,9 +117,9 @@ class Search:
 
     def why_not(self, layer: Layer, o: Option, net: Network) -> str | None:
         """The reason why this layer of `net` may not use an option of its kind, or None."""
-        banned = self.bans.reason(self.kind_of[layer.name], o)
-        if banned or not o.signature.inplace:
-            return banned
+        refused = self.bans.reason(self.kind_of[layer.name], o) or self.other_shapes.refusal(layer, o)
+        if refused or not o.signature.inplace:
+            return refused
         if not self._readers.describes(net):
             self._readers = TensorReaders(net)
         if not is_view(o):
@@ -126,11 +128,11 @@ class Search:
             return "its parts are views of other tensors already"
         return view_refusal(self._readers, layer, o, fixed=self._fixed)
 
-    def select_copy(self, layer: str, view: Option) -> Option | None:
+    def select_copy(self, layer: Layer, view: Option) -> Option | None:
         """The best option of a layer that copies in the same formats as a view, or None."""
-        kind, s = self.kind_of[layer], view.signature
+        kind, s = self.kind_of[layer.name], view.signature
         options = [o for o in self.kinds[kind].options if (o.signature.inputs, o.signature.outputs) == (s.inputs, s.outputs)]
-        options = [o for o in options if not o.signature.inplace and self.bans.reason(kind, o) is None]
+        options = [o for o in options if not (o.signature.inplace or self.bans.reason(kind, o) or self.other_shapes.refusal(layer, o))]
         return select_fastest([o for o in options if o.ms is not None] or options) if options else None
 
     def refuse_views(self, layers: Sequence[str]) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops._origin import literal
 from whet.ops._reduce import reduced_axes
-from whet.rewrite.constants import is_scalar, reshape_weight, scalar_value
+from whet.passes.recognize._norms import is_square, normalized_vector
+from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import interior_escapes, maker_of_op, match_inverse_root
 from whet.rewrite.rules import Phase, Skip, rule
@@ -56,17 +57,11 @@ def _match_variance(g: Graph, t: Tensor, x: Tensor) -> tuple[tuple[int, ...], li
     centred = square.inputs[0] if square is not None else None
     sub = maker_of_op(g, centred, "Sub")
     mean = maker_of_op(g, sub.inputs[1], "ReduceMean") if sub is not None else None
-    if mean_square is None or square is None or centred is None or sub is None or mean is None or not _is_square(square, centred):
+    if mean_square is None or square is None or centred is None or sub is None or mean is None or not is_square(square, centred):
         return None
     if sub.inputs[0] is not x or mean.inputs[0] is not x or not mean.attrs["keepdims"] or reduced_axes(mean) != reduced_axes(mean_square):
         return None
     return tuple(reduced_axes(mean)), [*layers, mean_square, square, sub, mean]
-
-
-def _is_square(square: Layer, x: Tensor) -> bool:
-    if square.op == "Mul":
-        return square.inputs == (x, x)
-    return square.op == "Pow" and square.inputs[0] is x and is_scalar(square.inputs[1], 2.0)
 
 
 def _match_scale(g: Graph, layer: Layer) -> Tensor | Skip | None:
@@ -79,15 +74,9 @@ def _match_scale(g: Graph, layer: Layer) -> Tensor | Skip | None:
         is_unscaled = scale is not None and scale.weight is not None and scale.weight.origin.op == "literal"
         if bias is not None or (layer.op == "Mul" and not is_unscaled):
             return None  # it has a scale or bias already
-        axis = norm.attrs["axis"] % value.type.rank
-        wanted = tuple(value.shape[axis:])
-        dims = (1,) * (value.type.rank - other.type.rank) + tuple(other.shape)
-        if layer.output.type != value.type or any(d != 1 for d in dims[:axis]) or dims[axis:] != wanted:
-            return Skip(f"%{other.name}: {other.type} is not a {'scale' if layer.op == 'Mul' else 'shift'} of the normalized axes {wanted}")
-        if reason := g.escapes(value, layer):
-            return Skip(reason)
-        weight = reshape_weight(other.weight, tuple(int(d) for d in wanted))
-        vector = other if weight is other.weight else g.constant(weight, other.name)
+        vector = normalized_vector(g, layer, norm, value, other, "scale" if layer.op == "Mul" else "shift")
+        if isinstance(vector, Skip):
+            return vector
         inputs = (x, vector) if layer.op == "Mul" else (x, scale, vector)
         return g.add("LayerNormalization", *inputs, **norm.attrs)
     return None

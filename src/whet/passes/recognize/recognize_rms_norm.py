@@ -10,7 +10,8 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops._origin import literal
 from whet.ops._reduce import reduced_axes
-from whet.rewrite.constants import is_scalar, reshape_weight, scalar_value
+from whet.passes.recognize._norms import is_square, normalized_vector
+from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import interior_escapes, maker_of_op, match_inverse_root
 from whet.rewrite.rules import Phase, Skip, rule
@@ -33,7 +34,7 @@ def _match_core(g: Graph, layer: Layer) -> Tensor | Skip | None:
         pairs = (add.inputs, add.inputs[::-1])
         mean, epsilon = next(((maker_of_op(g, t, "ReduceMean"), scalar_value(e)) for t, e in pairs if scalar_value(e) is not None), (None, None))
         square = g.maker(mean.inputs[0]) if mean is not None else None
-        if mean is None or epsilon is None or square is None or not _is_square(square, x):
+        if mean is None or epsilon is None or square is None or not is_square(square, x):
             continue
         axes, rank = reduced_axes(mean), x.type.rank
         if not axes or axes != tuple(range(axes[0], rank)) or not mean.attrs["keepdims"]:
@@ -47,12 +48,6 @@ def _match_core(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return None
 
 
-def _is_square(square: Layer, x: Tensor) -> bool:
-    if square.op == "Mul":
-        return square.inputs == (x, x)
-    return square.op == "Pow" and square.inputs[0] is x and is_scalar(square.inputs[1], 2.0)
-
-
 def _match_scale(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """A constant factor of a recognized normalization becomes its weight."""
     for value, other in (layer.inputs, layer.inputs[::-1]):
@@ -62,14 +57,8 @@ def _match_scale(g: Graph, layer: Layer) -> Tensor | Skip | None:
         scale = norm.inputs[1]
         if scale is None or scale.weight is None or scale.weight.origin.op != "literal":
             return None  # it has a weight already
-        axis = norm.attrs["axis"] % value.type.rank
-        wanted = tuple(value.shape[axis:])
-        dims = (1,) * (value.type.rank - other.type.rank) + tuple(other.shape)
-        if layer.output.type != value.type or any(d != 1 for d in dims[:axis]) or dims[axis:] != wanted:
-            return Skip(f"%{other.name}: {other.type} is not a scale of the normalized axes {wanted}")
-        if reason := g.escapes(value, layer):
-            return Skip(reason)
-        weight = reshape_weight(other.weight, tuple(int(d) for d in wanted))
-        vector = other if weight is other.weight else g.constant(weight, other.name)
+        vector = normalized_vector(g, layer, norm, value, other, "scale")
+        if isinstance(vector, Skip):
+            return vector
         return g.add("RMSNormalization", norm.inputs[0], vector, **norm.attrs)
     return None

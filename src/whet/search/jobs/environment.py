@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from whet.backends import Backend, capabilities_of, get_backend
 from whet.network import Network
 from whet.registry import import_user_function
 from whet.report.stage import STAGE, WAITING
-from whet.runtime import Engine, Runtime
 from whet.search.jobs.device_locks import DeviceLock, find_physical_gpu
 from whet.search.jobs.job import Job
 from whet.search.recipe import fields as f
@@ -18,6 +18,7 @@ from whet.search.recipe.metrics import Predict, Score, call_user_metric, knows_w
 from whet.search.recipe.recipe import Effort, recipe_from
 from whet.search.recipe.space import Candidate
 from whet.search.stages.energy import Meter
+from whet.search.stages.executor import load_executor
 
 
 class Worker:
@@ -72,9 +73,9 @@ class Worker:
         """The recipe's device."""
         return get_backend(self.recipe.backend, threads=self.recipe.threads)
 
-    def load(self, path: Path) -> Engine:
-        """Loads an engine file on the recipe's device."""
-        return Runtime(backend=self.recipe.backend, threads=self.recipe.threads).load(path)
+    def load(self, path: Path) -> Any:
+        """Loads the engine of an engine file on the recipe's device: whet's, or TensorRT's where that is the executor."""
+        return load_executor(path, self.recipe)
 
     @property
     def energy_seconds(self) -> float:

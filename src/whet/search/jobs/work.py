@@ -30,6 +30,7 @@ from whet.search.stages.candidate_engines import (
     measure_engines,
     select_engine,
 )
+from whet.search.stages.executor import find_executed_file, remove_engine
 from whet.search.stages.finetune import fine_tune
 from whet.search.stages.measure import make_run, time_engines
 from whet.search.stages.prepare import count_static_flops, fit_latency_budget, list_two_four_gains, prepare_candidate, write_two_four
@@ -91,13 +92,13 @@ def _run_candidate(w: Worker) -> dict[str, Any]:
     result = {
         "state": "done", "role": job.role, "name": job.name, "candidate": job.candidate, "kept": kept, "removed": list(c.removed),
         "metric": score.to_plain(), "drop": drop(original, score, recipe.higher_is_better),
-        **figures, "engine_bytes": os.path.getsize(path), "build_seconds": kept_engine.seconds,
+        **figures, "engine_bytes": os.path.getsize(find_executed_file(path)), "build_seconds": kept_engine.seconds,
         "params": count_params(pruned.network), "flops": count_static_flops(pruned.network), "steps": pruned.steps, "qat": qat,
         "branches": _order_branches(w, net, data) if job.role == "baseline" and c == Candidate(batch=c.batch) else [],
         "notes": [*pruned.notes, *plan.report.notes, *plan.report.info], "precision": _count_precisions(plan), "layers": list_layers(plan),
     }  # fmt: skip
     if job.role == "scout":
-        path.unlink()
+        remove_engine(path)
     else:
         kept_engine.save(w.folder)
     if pruned.recipe is not None:
@@ -153,7 +154,7 @@ def _compare(w: Worker) -> dict[str, Any]:
             rows.append({
                 "folder": folder.name, "metric": score.to_plain(), "drop": drop(first, score, recipe.higher_is_better), "latency": times[k],
                 "throughput": 1e3 * batches[k] / times[k]["mean_ms"], "energy": spent[k], "memory_bytes": engines[k].memory(contexts[k]).peak,
-                "engine_bytes": os.path.getsize(folder / ENGINE),
+                "engine_bytes": os.path.getsize(find_executed_file(folder / ENGINE)),
             })  # fmt: skip
     w.say("done")
     return {"state": "done", "role": "final", "name": w.job.name, "candidate": {}, "rows": rows, "load": load, "scored_on": which,

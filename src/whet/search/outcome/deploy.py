@@ -21,9 +21,11 @@ from whet.search.outcome.summary import summarize_search
 from whet.search.recipe.space import Candidate
 from whet.search.stages.build_engine import build_config, rebuild_plan
 from whet.search.stages.candidate_engines import CALIBRATION, ENGINE, LOCK, ONNX, PRUNING, QUANTIZED
+from whet.search.stages.executor import find_plan_file
 from whet.search.stages.finetune import FINETUNED
 
 PAGE, DATA, README = "report.html", "report.json", "README.md"
+PLAN = find_plan_file(Path(ENGINE)).name
 
 
 def write_deploy(result: SearchResult) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def write_deploy(result: SearchResult) -> dict[str, Any]:
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir()
-    for file in (ENGINE, ONNX, QUANTIZED, PRUNING, CALIBRATION, LOCK):
+    for file in (ENGINE, PLAN, ONNX, QUANTIZED, PRUNING, CALIBRATION, LOCK):
         if (source / file).is_file():
             shutil.copyfile(source / file, new / file)
     try:
@@ -113,7 +115,8 @@ def _format_readme(result: SearchResult, report: dict[str, Any], source: Path, f
     rows = report["rows"]
     original, chosen = rows[0], rows[report["chosen"]]
     descriptions = {
-        ENGINE: "the engine, for this machine (`whet retune` tunes it for another)",
+        ENGINE: "whet's engine, for this machine (`whet retune` tunes it for another)",
+        PLAN: "TensorRT's plan of the same network, which was timed and scored, for this GPU and this version of TensorRT",
         ONNX: "the floating-point model it was built from",
         QUANTIZED: "the same model with the engine's Q/DQ nodes",
         PRUNING: "the channels kept in each group (`whet prune MODEL --applyRecipe=pruning.json` cuts the original), and the layers with 2:4 weights",

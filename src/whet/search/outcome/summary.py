@@ -15,6 +15,7 @@ from whet.backends import get_backend
 from whet.search.jobs import job as j
 from whet.search.outcome.result import SearchResult
 from whet.search.outcome.verdicts import Trial
+from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
 from whet.search.recipe.targets import Check, dominates, find_pareto_set
 
@@ -35,7 +36,7 @@ def summarize_search(search: SearchResult) -> dict[str, Any]:
         "whet": __version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": Path(r.model).name,
-        "device": str(machine.get("model", machine.get("name", r.device))),
+        "device": ", ".join([str(machine.get("model", machine.get("name", r.device))), *r.executor_identity.values()]),
         "metric": "top-1 %" if r.metric == "top1" else r.metric.rpartition(":")[2],
         "higher_is_better": r.higher_is_better,
         "met": search.met,
@@ -52,7 +53,7 @@ def summarize_search(search: SearchResult) -> dict[str, Any]:
         "classes": {name: search.space.describe_class(name) for name in search.space.classes},
         "left_out": [list(x) for x in search.space.left_out],
         "warnings": _list_warnings(search, trials),
-        "notes": [*search.notes, *chosen["notes"]],
+        "notes": [*search.notes, *_note_executor(r), *chosen["notes"]],
         "seconds": search.seconds,
         "recipe": r.to_plain(),
         "recipe_text": json.dumps(r.to_plain(), indent=1),
@@ -186,6 +187,14 @@ def pair_layers(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
 def _get_original_cost(search: SearchResult) -> float:
     """Cost of the FP32 original at the first batch: the unit of the plot, independent of external load."""
     return search.judging.point(search.judging.original(search.judging.batches[0]), search.judging.batches[0])[0]
+
+
+def _note_executor(r: AutoRecipe) -> list[str]:
+    """What TensorRT measured and what it did not, where it is the executor."""
+    version = r.executor_identity.get("executor")
+    if version is None:
+        return []
+    return [f"Times, memory, energy, file sizes and scores are those of {version}'s engines; the layers, their times and latency budgets are whet's."]
 
 
 def _find_limits(search: SearchResult) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ from typing import Any
 from whet.backends import BACKENDS, capabilities_of
 from whet.errors import UsageError
 from whet.files import read_bounded
+from whet.measure.tensorrt_engine import find_tensorrt_version
 from whet.passes import select
 from whet.pruning.importance import KINDS
 from whet.registry import PYTHON_PREFIX, suggest_name
@@ -138,6 +139,7 @@ class AutoRecipe:
     higher_is_better: bool = make_field(f.flag, True)
     device: str = make_field(f.read_text, "cpu")  # a backend, with an optional device number: cpu, cuda, cuda:1
     threads: int = make_field(f.make_integer_reader(0), 0)
+    executor: str = make_field(f.make_choice_reader("whet", "tensorrt"), "whet")  # runs the networks that are measured and scored
     shapes: dict[str, tuple[int, ...]] | None = make_field(f.read_shapes, None)  # input: 1x3x224x224, if more than the batch is dynamic
     prefer: str = make_field(f.make_choice_reader("latency", "accuracy"), "latency")  # preference among engines that meet the target
     space: Space = make_field(f.make_section_reader(Space), factory=Space)
@@ -167,11 +169,16 @@ class AutoRecipe:
         """Plain data that `recipe_from` reads back."""
         return _to_plain(self)
 
+    @property
+    def executor_identity(self) -> dict[str, str]:
+        """TensorRT's version where it is the executor: its plans and times belong to one version. Raises UsageError where it is not installed."""
+        return {"executor": f"tensorrt {find_tensorrt_version()}"} if self.executor == "tensorrt" else {}
+
     def identity(self) -> dict[str, Any]:
         """Settings and content digests that must be equal to resume a search. Raises FrontendError, OSError."""
         plain = self.to_plain()
         settings = {k: plain[k] for k in _IDENTITY if k in plain} | {"data.preprocess": self.data.preprocess}
-        return settings | digest_contents(self)
+        return settings | self.executor_identity | digest_contents(self)
 
 
 def load_recipe(path: str | os.PathLike[str]) -> AutoRecipe:
@@ -238,6 +245,8 @@ def _check(r: AutoRecipe) -> None:
         missing = [p for p in types if STORAGE.get(p) in capabilities_of(kind).unsupported_types]
         if missing:
             raise UsageError(f"'{where}': no kernel of the backend '{kind}' computes in {missing[0]}")
+        if r.executor == "tensorrt" and "fp8" in types:
+            raise UsageError(f"'{where}': with TensorRT as executor fp8 is not searched, since whet writes no ONNX model with FP8 Q/DQ nodes")
 
 
 def list_switches(fusion: str) -> tuple[str, ...]:

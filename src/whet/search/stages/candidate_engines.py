@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +25,7 @@ from whet.search.jobs.environment import Stages, Worker
 from whet.search.jobs.job import write_json
 from whet.search.recipe.metrics import Score
 from whet.search.stages.build_engine import build_config, build_engine_plan, find_quantized_source, make_predictor
+from whet.search.stages.executor import move_engine, remove_engine, write_tensorrt_plan
 from whet.search.stages.finetune import is_better
 from whet.search.stages.measure import make_run, time_engines
 from whet.search.stages.prepare import Prepared, count_static_flops
@@ -71,7 +71,7 @@ def build_first_engine(w: Worker, network: Network, calibration: Feeds, original
     with w.lock.timing():
         w.rest()
         w.say("building")
-        plan, seconds = _build_and_write(w, ENGINE, lambda: build_engine_plan(network, config, calibration, w.folder, Stages(w)))
+        plan, seconds = _build_and_write(w, ENGINE, network, config, lambda: build_engine_plan(network, config, calibration, w.folder, Stages(w)))
     return ScoredEngine(w.folder / ENGINE, network, config, plan, seconds, _score(w, w.folder / ENGINE, original))
 
 
@@ -106,7 +106,7 @@ def build_trained_engine(
     config = build_config(quantized, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():
         w.say("building")
-        plan, seconds = _build_and_write(w, _TRAINED, lambda: build(quantized, config, progress=Stages(w)))
+        plan, seconds = _build_and_write(w, _TRAINED, quantized, config, lambda: build(quantized, config, progress=Stages(w)))
     score = _score(w, w.folder / _TRAINED, original)
     report = {"why": why, "calibrated": first.score.to_plain(), "trained": score.to_plain(), "epochs": w.recipe.qat["epochs"],
              "seconds": perf_counter() - start, "resumed_at": trained.resumed_at}  # fmt: skip
@@ -122,9 +122,9 @@ def select_engine(w: Worker, first: ScoredEngine, trained: ScoredEngine, qat: di
         prepared.steps.append({"step": name, **counts, "metric": e.score.to_plain(), "ms": e.times["median_ms"], "seconds": seconds})
     qat |= {"calibrated_ms": first.times["median_ms"], "trained_ms": trained.times["median_ms"]}
     if qat["kept"] == "calibrated":
-        trained.path.unlink()
+        remove_engine(trained.path)
         return first
-    os.replace(trained.path, first.path)
+    move_engine(trained.path, first.path)
     trained.path = first.path
     return trained
 
@@ -143,7 +143,7 @@ def build_step_engines(w: Worker, prepared: Prepared) -> dict[int, Path]:
         with w.lock.timing():
             w.say("building")
             try:
-                _build_and_write(w, f"step{i}.engine", partial(build, network, config, progress=Stages(w)))
+                _build_and_write(w, f"step{i}.engine", network, config, partial(build, network, config, progress=Stages(w)))
             except WhetError as e:
                 prepared.notes.append(f"no time of the step '{prepared.steps[i]['step']}': {e}")
                 continue
@@ -185,19 +185,22 @@ def measure_engines(
         ms[0] = rows[0]["median_ms"]
     write_step_times(prepared, ms)
     for path in steps.values():
-        path.unlink()
+        remove_engine(path)
     return {
         "latency": kept.times, "reference_ms": rows[0]["median_ms"], "throughput": 1e3 * batch / kept.times["mean_ms"],
         "memory_bytes": loaded[i].memory(contexts[i]).peak, "load": load, "energy": spent,
     }  # fmt: skip
 
 
-def _build_and_write(w: Worker, name: str, make: Callable[[], EnginePlan]) -> tuple[EnginePlan, float]:
-    """Builds a plan and writes its file; returns it with the seconds taken."""
+def _build_and_write(w: Worker, name: str, network: Network, config: BuildConfig, make: Callable[[], EnginePlan]) -> tuple[EnginePlan, float]:
+    """Builds the plan of `network` and writes its file, and TensorRT's plan where that is the executor; returns the plan and whet's seconds."""
     start = perf_counter()
     plan = make()
     seconds = perf_counter() - start
     write_engine(plan, w.folder / name)
+    if w.recipe.executor == "tensorrt":
+        w.say("building with TensorRT")
+        write_tensorrt_plan(w.folder / name, network, config, plan)
     return plan, seconds
 
 

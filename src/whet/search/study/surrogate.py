@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _POOL = 512  # random points among which the next one is selected; as many again are close to the best
 _DRAWS = 32  # samples of the model's prediction at each of them
 _SCALES = (0.3, 0.6, 1.2, 2.4)  # length scales, as multiples of the diagonal of the space
+_SWEEPS, _FACTORS = 2, (0.25, 0.5, 2.0, 4.0)  # refinement of each coordinate's length scale
 _NOISES = (1e-4, 1e-2, 1e-1)  # variance of a measurement relative to that of the values
 _TREND = 4.0  # prior variance of a slope of the linear trend
 _LEAST = 3  # finished trials from which the model is used
@@ -107,7 +108,7 @@ class Encoding:
     def __init__(self, space: Mapping[str, BaseDistribution]):
         self.names = list(space)
         self.values = [_values_of(d) for d in space.values()]
-        self.ordered = np.array([not isinstance(d, optuna.distributions.CategoricalDistribution) for d in space.values()])
+        self.ordered = np.array([_is_ordered(d) for d in space.values()])
         self.sizes = [len(v) for v in self.values]
 
     def indices(self, params: Mapping[str, Any]) -> list[int]:
@@ -131,31 +132,51 @@ class Encoding:
 
 
 def predict(x: np.ndarray, y: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation at `asked` of a Gaussian process with a linear trend, fitted to (x, y) by its marginal likelihood."""
+    """Mean and standard deviation at `asked` of a Gaussian process with a linear trend, fitted to (x, y) by its marginal likelihood.
+
+    Each coordinate has a length scale of its own, since some hardly matter: coordinate descent from a common scale (Rasmussen and Williams,
+    Gaussian Processes for Machine Learning, section 5.1).
+    """
     middle, spread = y.mean(), max(float(y.std()), 1e-12)
     scaled = (y - middle) / spread
-    diagonal = np.sqrt(x.shape[1])
-    best: tuple[float, float, np.ndarray] | None = None
-    for scale in _SCALES:
-        plain = _covariance(x, x, scale * diagonal)
-        for noise in _NOISES:
-            root = np.linalg.cholesky(plain + (noise + 1e-8) * np.eye(len(x)))
-            white = np.linalg.solve(root, scaled)
-            likelihood = -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
-            if best is None or likelihood > best[0]:
-                best = likelihood, scale * diagonal, root
-    assert best is not None
-    _, length, root = best
-    across = np.linalg.solve(root, _covariance(x, asked, length))
+    lengths, root = _fit(x, scaled)
+    across = np.linalg.solve(root, _covariance(x, asked, lengths))
     mean = across.T @ np.linalg.solve(root, scaled)
     variance = np.maximum(1 + _TREND * ((asked - 0.5) ** 2).sum(1) - (across**2).sum(0), 1e-12)
     return middle + spread * mean, spread * np.sqrt(variance)
 
 
-def _covariance(a: np.ndarray, b: np.ndarray, length: float) -> np.ndarray:
-    """Of a linear trend around the middle of the space plus a smooth function."""
-    squares = np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2 * a @ b.T, 0)
-    return _TREND * (a - 0.5) @ (b - 0.5).T + np.exp(-squares / (2 * length**2))
+def _fit(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The length scales of the coordinates and the Cholesky factor of the covariance of `x` under which `y` is likeliest."""
+    diagonal = np.sqrt(x.shape[1])
+    best: tuple[float, np.ndarray, np.ndarray] | None = None
+
+    def attempt(lengths: np.ndarray) -> None:
+        nonlocal best
+        plain = _covariance(x, x, lengths)
+        for noise in _NOISES:
+            root = np.linalg.cholesky(plain + (noise + 1e-8) * np.eye(len(x)))
+            white = np.linalg.solve(root, y)
+            likelihood = -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
+            if best is None or likelihood > best[0]:
+                best = likelihood, lengths, root
+
+    for scale in _SCALES:
+        attempt(np.full(x.shape[1], scale * diagonal))
+    assert best is not None
+    for _ in range(_SWEEPS):
+        for k in range(x.shape[1]):
+            lengths = best[1]
+            for factor in _FACTORS:
+                attempt(np.where(np.arange(len(lengths)) == k, lengths[k] * factor, lengths))
+    return best[1], best[2]
+
+
+def _covariance(a: np.ndarray, b: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Of a linear trend around the middle of the space plus a smooth function with a length scale for each coordinate."""
+    p, q = a / lengths, b / lengths
+    squares = np.maximum((p**2).sum(1)[:, None] + (q**2).sum(1)[None] - 2 * p @ q.T, 0)
+    return _TREND * (a - 0.5) @ (b - 0.5).T + np.exp(-squares / 2)
 
 
 def improvements(points: np.ndarray, values: np.ndarray, reference: tuple[float, float]) -> np.ndarray:
@@ -185,6 +206,14 @@ def _front(values: np.ndarray) -> np.ndarray:
 
 def _trials(study: optuna.Study, state: optuna.trial.TrialState) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(state,))
+
+
+def _is_ordered(d: BaseDistribution) -> bool:
+    """True for numbers: shares, and choices of increasing numbers such as the removed branches or batches."""
+    if not isinstance(d, optuna.distributions.CategoricalDistribution):
+        return True
+    numbers = [c for c in d.choices if isinstance(c, int | float) and not isinstance(c, bool)]
+    return len(numbers) == len(d.choices) and numbers == sorted(numbers)
 
 
 def _values_of(d: BaseDistribution) -> list[Any]:

@@ -11,6 +11,7 @@ from functools import cache
 
 from whet.tactics._attention import Guard
 from whet.tactics.cpu._llvm.builder import FLOAT, INT32, LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.math import Math
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 _LOG2E, _MAGIC, _LEAST = 1.44269504088896341, 12582912.0, -87.3  # adding 1.5 * 2^23 rounds; below -87.3 exp is 0
@@ -19,18 +20,20 @@ _LN2_HIGH, _LN2_LOW = -0.693359375, 2.12194440e-4  # -ln(2) in two parts
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 WORDS = ("scores", "mask", "count", "keys", "rows", "head_step", "row_step", "share", "scale")
 """The context of `softmax`: f32 rows and mask, rows of this call, length of one, rows of a head, elements from head to head and row to row of the
-mask, rows of a thread, the scale's address."""
+mask, rows of a thread, the address of the scale and of the limit behind it."""
 
 
 @cache
-def softmax_ir(masked: bool, tail: int = 0, guard: Guard = Guard.NONE) -> str:
+def softmax_ir(masked: bool, tail: int = 0, guard: Guard = Guard.NONE, capped: bool = False) -> str:
     """`softmax(context)` in three passes over a row, which is in the first-level cache.
 
-    `tail`: elements of a row after its whole vectors of 16. `guard`: the rows that are 0.
+    `tail`: elements of a row after its whole vectors of 16. `guard`: the rows that are 0. `capped`: tanh limits the scaled scores.
     """
     module = Module()
     with parallel_kernel(module, "softmax", WORDS, "count") as (f, w):
-        scale = w.scale.as_pointer(FLOAT).load().broadcast()
+        scales = w.scale.as_pointer(FLOAT)
+        scale = scales.load().broadcast()
+        cap = scales.at(1).load().broadcast() if capped else None
         scores = w.scores.as_pointer(FLOAT)
         row_of = _Row(f, w.keys, tail)
         with f.loop(w.begin, w.end) as rows:
@@ -39,7 +42,7 @@ def softmax_ir(masked: bool, tail: int = 0, guard: Guard = Guard.NONE) -> str:
             if masked:
                 head, row = rows.index // w.rows, rows.index % w.rows
                 mask = w.mask.as_pointer(FLOAT).at(head * w.head_step + row * w.row_step)
-            largest, visible = row_of.scale_and_mask(x, scale, mask)
+            largest, visible = row_of.scale_and_mask(x, scale, cap, mask)
             total = row_of.exponentiate(x, largest)
             is_zero = {Guard.NONE: None, Guard.NAN: total.is_nan(), Guard.HIDDEN: visible < 0.5}[guard]
             row_of.divide(x, total, is_zero)
@@ -60,16 +63,19 @@ class _Row:
         self._lowest = spread(float("-inf"))
         self._exp = [spread(c) for c in _EXP]
 
-    def scale_and_mask(self, x: Pointer, scale: Value, mask: Pointer | None) -> tuple[Value, Value]:
-        """In place; (the largest element, 1 if an element of the mask is not -infinity or 0) in every lane."""
-        f = self._f
+    def scale_and_mask(self, x: Pointer, scale: Value, cap: Value | None, mask: Pointer | None) -> tuple[Value, Value]:
+        """In place, limited to `cap` between; (the largest element, 1 if an element of the mask is not -infinity or 0) in every lane."""
+        f, math = self._f, Math(self._f)
+
+        def limited(score: Value) -> Value:
+            return score if cap is None else math.tanh(score) * cap
 
         def seen(before: Value, masks: Value | None) -> Value:
             return before if masks is None else f.select(masks < _LEAST_FINITE, before, self._one)
 
         with f.loop(0, self._whole, step=LANES, carried=[self._lowest, self._zero], at_least_once=self._tail is None) as loop:
             at = x.at(loop.index)
-            scaled = at.load_vector() * scale
+            scaled = limited(at.load_vector() * scale)
             masks = None if mask is None else mask.load_vector(loop.index)
             score = scaled + (self._zero if masks is None else masks)
             at.store(score)
@@ -77,7 +83,7 @@ class _Row:
         largest, visible = loop.results
         if self._tail is not None:
             at = x.at(self._whole)
-            score = at.load_masked(self._tail, self._lowest) * scale
+            score = limited(at.load_masked(self._tail, self._lowest) * scale)
             if mask is not None:
                 masks = mask.at(self._whole).load_masked(self._tail, self._lowest)
                 score, visible = score + masks, seen(visible, masks)

@@ -53,8 +53,8 @@ class AttentionKernel:
         self.scratch = self.scores + max(self.first.scratch, self.last.scratch)
         self.threads = count if group * heads.rows * heads.keys > self.serial_work else 1
         self.implementation = f"softmax of {group} heads between {products[0].name} and {products[1].name}"
-        scale = np.array([heads.scale], np.float32)
-        packed = [Packed(f"scale|{scale.tobytes().hex()}", 4, lambda: scale.view(np.uint8))]
+        scales = np.array([heads.scale, heads.cap][: 2 if heads.cap else 1], np.float32)
+        packed = [Packed(f"scale|{scales.tobytes().hex()}", scales.nbytes, lambda: scales.view(np.uint8))]
         mask = None if heads.mask is None else layer.inputs[heads.mask.place]
         if mask is not None and mask.is_constant:
             array = np.ascontiguousarray(mask.array(), np.float32)
@@ -64,7 +64,7 @@ class AttentionKernel:
     def enqueue(self, args: Args, stream: Stream) -> None:
         found, group = self.found, self.group
         inner = Args(args.inputs, (args.outputs[0], args.scratch), (), args.scratch + self.scores)
-        ir = softmax_ir(found.mask is not None, found.keys % LANES, found.guard)
+        ir = softmax_ir(found.mask is not None, found.keys % LANES, found.guard, bool(found.cap))
         run = jit.function_address(ir, "softmax")
         rows = group * found.rows
         for image in range(found.batch):
@@ -95,27 +95,27 @@ class Attention(CompiledTactic):
             return said
         if not static(layer):
             return None
-        heads = match_attention(layer, grouped=True, periodic=True)
+        heads = match_attention(layer, grouped=True, periodic=True, capped=True)
         return heads if isinstance(heads, str) else _why_not(layer, heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        heads = match_attention(layer, grouped=True, periodic=True)
+        heads = match_attention(layer, grouped=True, periodic=True, capped=True)
         assert isinstance(heads, Heads)
         read = {v.place for v in (heads.q, heads.k, heads.v, heads.mask) if v is not None}
         inputs = tuple(Operand("linear", F32) if i in read and t is not None and not t.is_constant else None for i, t in enumerate(layer.inputs))
         return [Signature(inputs, (Operand("linear", F32),))]
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        heads = match_attention(layer, grouped=True, periodic=True)
+        heads = match_attention(layer, grouped=True, periodic=True, capped=True)
         assert isinstance(heads, Heads)
         threads.set_threads(backend.threads)
         names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _products(heads, _group(heads))]
         return [(("scores", a), ("values", b)) for a in names[0] for b in names[1]]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> AttentionKernel:
-        heads = match_attention(layer, grouped=True, periodic=True)
+        heads = match_attention(layer, grouped=True, periodic=True, capped=True)
         if isinstance(heads, str) or (said := self.why_not(layer)):
             raise PlanRefused(heads if isinstance(heads, str) else said or "")
         threads.set_threads(backend.threads)

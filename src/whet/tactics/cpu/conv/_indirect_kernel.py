@@ -8,13 +8,15 @@ from math import prod
 
 import numpy as np
 
-from whet.network import Layer, Tensor
-from whet.tactics._base import Args, Packed, Signature, Stream
+from whet.backends import Backend
+from whet.network import F32, Layer, Tensor, static_shape
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream
+from whet.tactics._fused import source_index
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.epilogue import Chain
+from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu.conv._indirect_ir import ROWS, Form, context_words, indirect_ir, thread_bytes
-from whet.tactics.cpu.onednn._kernel import to_f32
+from whet.tactics.cpu.onednn._kernel import runtime_tensors, static, to_f32
 
 _SECOND_CACHE = 1 << 17  # bytes of weights, and of a block's input, that stay in L2
 _ITEMS = 4  # per thread, if there are as many
@@ -25,13 +27,6 @@ _FEW_CHANNELS = 4  # whose windows are copied
 def lanes() -> int:
     """Floats of this CPU's vectors: 512, 256 or 128 bits (NEON, SSE)."""
     return 16 if jit.has("avx512f") else 8 if jit.has("avx2") and jit.has("fma") else 4
-
-
-class IndirectTactic(CompiledTactic):
-    """A tactic of these kernels. They are there for builds without oneDNN, or on request."""
-
-    opt_in = True
-    instead_of = "ONEDNN"
 
 
 @dataclass(frozen=True)
@@ -139,6 +134,48 @@ class IndirectKernel(CompiledKernel):
             operands["added"] = ("input", self.residual)
         words = [operands[name] for name in context_words(self.form.steps)[:-2]]
         self.launch(stream, indirect_ir(self.form), "indirect", args, words, self.items)
+
+
+class IndirectTactic(CompiledTactic):
+    """A tactic of these kernels, f32. They are there for builds without oneDNN, or on request.
+
+    A tactic defines `why_not_layer`, the reason against a layer apart from types and epilogue, and `plan_kernel`.
+    """
+
+    opt_in = True
+    instead_of = "ONEDNN"
+    operand = Operand("nhwc", F32)
+
+    def why_not_layer(self, layer: Layer) -> str | None:
+        raise NotImplementedError
+
+    def plan_kernel(self, layer: Layer, signature: Signature, chain: Chain, threads: int) -> IndirectKernel:
+        raise NotImplementedError
+
+    def why_not(self, layer: Layer) -> str | None:
+        if reason := super().why_not(layer) or self.why_not_layer(layer):
+            return reason
+        if any(t.dtype != F32 for t in runtime_tensors(layer)):
+            return "computes in 32-bit floating point"
+        chain = match_chain(layer)
+        return chain if isinstance(chain, str) else None
+
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        chain = match_chain(layer)
+        if self.why_not(layer) or not static(layer) or 0 in static_shape(layer.outputs[0].shape) or isinstance(chain, str):
+            return []
+        read = (source_index(layer), chain.residual)
+        return [Signature(tuple(self.operand if i in read else None for i in range(len(layer.inputs))), (self.operand,))]
+
+    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        return self.unavailable()
+
+    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> IndirectKernel:
+        if reason := self.why_not(layer):
+            raise PlanRefused(reason)
+        chain = match_chain(layer)
+        assert isinstance(chain, Chain), "why_not refuses other layers"
+        return self.plan_kernel(layer, signature, chain, backend.threads)
 
 
 def matrix_of(w: np.ndarray, transposed: bool, is_product: bool) -> np.ndarray:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from whet.backends import Backend
-from whet.network import F32, Layer, static_shape
-from whet.tactics._base import Config, Operand, PlanRefused, Signature, tactic
+from whet.network import Layer, static_shape
+from whet.tactics._base import Signature, tactic
 from whet.tactics._fused import outer_input, root_layer, source_index, weight_and_bias
-from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
+from whet.tactics.cpu._llvm.epilogue import Chain
 from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Problem, Window
-from whet.tactics.cpu.onednn._kernel import runtime_tensors, static
-
-_NHWC = Operand("nhwc", F32)
 
 
 @tactic
@@ -18,36 +14,18 @@ class IndirectConv(IndirectTactic):
     ops = ("Conv",)
     takes_groups = False  # of several output channels
 
-    def why_not(self, layer: Layer) -> str | None:
-        if reason := super().why_not(layer):
-            return reason
+    def why_not_layer(self, layer: Layer) -> str | None:
         head = root_layer(layer)
         if any(not layer.needs(i).is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
-        if any(t.dtype != F32 for t in runtime_tensors(layer)):
-            return "computes in 32-bit floating point"
         if head.needs(0).type.rank != 4:
             return "takes images"
         if not self.takes_groups and 1 < head.attrs["group"] != head.needs(1).shape[0]:
             return "takes one group, or depthwise convolutions"
-        chain = match_chain(layer)
-        return chain if isinstance(chain, str) else None
+        return None
 
-    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        chain = match_chain(layer)
-        if self.why_not(layer) or not static(layer) or 0 in static_shape(layer.outputs[0].shape) or isinstance(chain, str):
-            return []
-        read = (source_index(layer), chain.residual)
-        return [Signature(tuple(_NHWC if i in read else None for i in range(len(layer.inputs))), (_NHWC,))]
-
-    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return self.unavailable()
-
-    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> IndirectKernel:
-        if said := self.why_not(layer):
-            raise PlanRefused(said)
-        head, chain = root_layer(layer), match_chain(layer)
-        assert isinstance(chain, Chain), "why_not refuses other layers"
+    def plan_kernel(self, layer: Layer, signature: Signature, chain: Chain, threads: int) -> IndirectKernel:
+        head = root_layer(layer)
         a = head.attrs
         samples, taken, height, width = static_shape(head.needs(0).shape)
         channels, _, *window = static_shape(head.needs(1).shape)
@@ -63,4 +41,4 @@ class IndirectConv(IndirectTactic):
         else:
             problem = Problem(samples, (height, width), (rows, columns), groups, taken // groups, channels // groups, shape)
         kind = "channelwise" if is_depthwise else "product"
-        return IndirectKernel(layer, signature, kind, problem, chain, source_index(layer), weight_and_bias(layer), False, backend.threads)
+        return IndirectKernel(layer, signature, kind, problem, chain, source_index(layer), weight_and_bias(layer), False, threads)

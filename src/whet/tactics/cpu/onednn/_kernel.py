@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
 from whet.backends import Backend, Call
-from whet.backends.cpu import threads
+from whet.backends.cpu import serial, threads
 from whet.network import FORMATS, Layer, Tensor, format_fits, static_shape
 from whet.network.types import BF16, F32, DType
 from whet.tactics._base import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
+from whet.tactics._fused import root_layer
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._nonfinite import Reference, declared_references
@@ -21,6 +23,9 @@ from whet.tactics.cpu.onednn._nonfinite import Reference, declared_references
 RTOL = {"f32": 1e-5, "bf16": 1e-2}
 #: multiply-adds above which oneDNN's scalar loops (ref) are not timed
 REFERENCE_LIMIT = 2e7
+#: multiply-adds, bytes of weights, and elements of layers without products, below which one thread is faster: starting the others takes 5 us, and
+#: more if they sleep since the layers before ran on one thread
+SERIAL_PRODUCTS, SERIAL_WEIGHTS, SERIAL_ELEMENTS = 1 << 18, 1 << 18, 1 << 14
 MAX_IMPLEMENTATIONS = 4
 
 Place = tuple[str, int]
@@ -44,9 +49,11 @@ class Bindable(Protocol):
 
 
 class OneDnnCall(Call):
-    """One recorded launch: oneDNN's call, and the inputs and outputs of the layer among its operands."""
+    """One recorded launch: oneDNN's call, and the inputs and outputs of the layer among its operands. It runs on one thread, without a parallel
+    region, if its descriptor was made for one and the engine has more."""
 
-    def __init__(self, kernel: Bindable, args: Args) -> None:
+    def __init__(self, kernel: Bindable, args: Args, team: int = 1) -> None:
+        """`team`: threads of the engine, if the primitive is made for only one of them."""
         at = {"input": args.inputs, "output": args.outputs, "packed": args.packed}
         self._offsets = kernel.offsets
         addresses = {operand: at[kind][index] + self._offsets.get(operand, 0) for operand, (kind, index) in kernel.places.items()}
@@ -57,10 +64,14 @@ class OneDnnCall(Call):
         for operand, place in kernel.places.items():
             self._operands.setdefault(place, []).append(operand)
         self.operands = self._operands.keys()
-        self.native: tuple[int, int, int, int, int] | None = self._call.step
+        self._serial = serial.SerialCall(self._call.step, team) if team > 1 else None
+        self.native: tuple[int, int, int, int, int] | None = self._call.step if self._serial is None else self._serial.native
 
     def run(self) -> None:
-        self._call()
+        if self._serial is None:
+            return self._call()
+        with threads.limited_threads(1):
+            self._call()
 
     def set_address(self, kind: str, index: int, address: int) -> None:
         for operand in self._operands.get((kind, index), ()):
@@ -72,6 +83,7 @@ class OneDnnKernel:
     `stored_bytes(layer, signature)`, for layers of many launches."""
 
     deterministic = True
+    team = 1  # see OneDnnCall
 
     def __init__(
         self,
@@ -92,7 +104,7 @@ class OneDnnKernel:
         self.rtol = RTOL[signature.outputs[0].dtype.name] if rtol is None else rtol
 
     def enqueue(self, args: Args, stream: Stream) -> None:
-        stream.record(OneDnnCall(self, args))
+        stream.record(OneDnnCall(self, args, self.team))
 
 
 class Recipe:
@@ -143,17 +155,17 @@ class OneDnnTactic(Tactic):
         """The layer as a primitive, or why oneDNN cannot compute it. May raise dnn.Unimplemented."""
 
     def _recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        """`recipe` for this machine's threads. The last result is kept, since refuses, configs and plan need the same one."""
-        threads.set_threads(backend.threads)
+        """`recipe` for the layer's threads on this machine. The last result is kept, since refuses, configs and plan need the same one."""
         last = self._last
         if last[0] is layer and last[1] == signature and last[2] == backend.threads:
             return last[3]
-        try:
-            got = self.recipe(layer, signature, backend)
-            if isinstance(got, Recipe):
-                self._usable(got)
-        except dnn.Unimplemented as error:
-            got = f"{error} with {signature}"
+        with threads.limited_threads(thread_count(layer, backend)):
+            try:
+                got = self.recipe(layer, signature, backend)
+                if isinstance(got, Recipe):
+                    self._usable(got)
+            except dnn.Unimplemented as error:
+                got = f"{error} with {signature}"
         self._last = (layer, signature, backend.threads, got)
         return got
 
@@ -173,23 +185,27 @@ class OneDnnTactic(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         got = self._recipe(layer, signature, backend)
-        return [] if isinstance(got, str) else [(("impl", name),) for name in self._usable(got)]
+        with threads.limited_threads(thread_count(layer, backend)):
+            return [] if isinstance(got, str) else [(("impl", name),) for name in self._usable(got)]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         return self._plan(lambda: self._recipe(layer, signature, backend), layer, signature, config, backend)
 
     def _plan(self, ask: Callable[[], Recipe | str], layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel:
         """The kernel of a recipe with the configured implementation (default: oneDNN's first)."""
-        threads.set_threads(backend.threads)
-        try:
-            got = ask()
-            if isinstance(got, str):
-                raise PlanRefused(got)
-            name = dict(config).get("impl")
-            descriptor = got.first if name is None else got.first.select(str(name))
-        except dnn.Unimplemented as error:
-            raise PlanRefused(str(error)) from None
-        return got.kernel(layer, signature, descriptor)
+        count = thread_count(layer, backend)
+        with threads.limited_threads(count):
+            try:
+                got = ask()
+                if isinstance(got, str):
+                    raise PlanRefused(got)
+                name = dict(config).get("impl")
+                descriptor = got.first if name is None else got.first.select(str(name))
+            except dnn.Unimplemented as error:
+                raise PlanRefused(str(error)) from None
+            kernel = got.kernel(layer, signature, descriptor)
+        kernel.team = backend.threads if count < backend.threads else 1
+        return kernel
 
     def missing_library(self) -> str | None:
         return dnn.load_error()
@@ -214,17 +230,41 @@ class TwoPrimitives(OneDnnTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         first, second = self.kinds
         base = [(("kind", first), *c) for c in super().configs(layer, signature, backend)]
-        try:
-            other = self.second_recipe(layer, signature)
-            names = [] if isinstance(other, str) else self.select_implementations(self._usable(other))
-        except dnn.Unimplemented:
-            names = []
+        with threads.limited_threads(thread_count(layer, backend)):
+            try:
+                other = self.second_recipe(layer, signature)
+                names = [] if isinstance(other, str) else self.select_implementations(self._usable(other))
+            except dnn.Unimplemented:
+                names = []
         return base + [(("kind", second), ("impl", n)) for n in names]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         if dict(config).get("kind") != self.kinds[1]:
             return super().plan(layer, signature, config, backend)
         return self._plan(lambda: self.second_recipe(layer, signature), layer, signature, config, backend)
+
+
+def thread_count(layer: Layer, backend: Backend) -> int:
+    """Threads for a layer: all, or one for a layer whose work takes less time than starting the others."""
+    return 1 if backend.threads > 1 and _is_small(layer) and serial.why_not_serial() is None else backend.threads
+
+
+def _is_small(layer: Layer) -> bool:
+    head = root_layer(layer)
+    tensors = [t for t in (*layer.inputs, *head.inputs, *layer.outputs, *head.outputs) if t is not None]
+    if not all(t.type.static for t in tensors):
+        return False
+    if head.op not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return max(prod(static_shape(t.shape)) for t in tensors) <= SERIAL_ELEMENTS
+    if sum(int(t.type.nbytes) for t in layer.inputs if t is not None and t.is_constant) > SERIAL_WEIGHTS:
+        return False
+    left, right = (static_shape(head.needs(i).shape) for i in (0, 1))
+    out = static_shape(head.outputs[0].shape)
+    if head.op in ("Gemm", "MatMul"):
+        of_each = left[-2] if head.op == "Gemm" and head.attrs.get("transA") else left[-1]
+    else:
+        of_each = prod(right[1:])
+    return prod(left if head.op == "ConvTranspose" else out) * of_each <= SERIAL_PRODUCTS
 
 
 def image_formats(rank: int) -> tuple[str, ...]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from whet.backends import Backend
-from whet.network import F32, Layer, static_shape
-from whet.tactics._base import Config, Operand, PlanRefused, Signature, tactic
+from whet.network import Layer, static_shape
+from whet.tactics._base import Signature, tactic
 from whet.tactics._fused import root_layer, source_index
-from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
+from whet.tactics.cpu._llvm.epilogue import Chain
 from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Problem, Window
-from whet.tactics.cpu.onednn._kernel import runtime_tensors, static
 
-_NHWC = Operand("nhwc", F32)
 _GLOBAL = ("GlobalAveragePool", "GlobalMaxPool")
 
 
@@ -18,33 +15,17 @@ _GLOBAL = ("GlobalAveragePool", "GlobalMaxPool")
 class IndirectPool(IndirectTactic):
     ops = ("AveragePool", "MaxPool", *_GLOBAL)
 
-    def why_not(self, layer: Layer) -> str | None:
-        if reason := super().why_not(layer):
-            return reason
+    def why_not_layer(self, layer: Layer) -> str | None:
         head = root_layer(layer)
-        if len(layer.outputs) != 1 or len(head.outputs) != 1 or head.needs(0).type.rank != 4 or any(t.dtype != F32 for t in runtime_tensors(layer)):
-            return "takes f32 images, without indices of the maxima"
+        if len(layer.outputs) != 1 or len(head.outputs) != 1 or head.needs(0).type.rank != 4:
+            return "takes images, without indices of the maxima"
         a = head.attrs
         if head.op not in _GLOBAL and (a.get("auto_pad", "NOTSET") not in ("NOTSET", "") or (a.get("ceil_mode") and a.get("count_include_pad"))):
             return "takes explicit pads, and no ceil_mode where pads are counted"
-        chain = match_chain(layer)
-        return chain if isinstance(chain, str) else None
+        return None
 
-    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        chain = match_chain(layer)
-        if self.why_not(layer) or not static(layer) or 0 in static_shape(layer.outputs[0].shape) or isinstance(chain, str):
-            return []
-        read = (source_index(layer), chain.residual)
-        return [Signature(tuple(_NHWC if i in read else None for i in range(len(layer.inputs))), (_NHWC,))]
-
-    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return self.unavailable()
-
-    def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> IndirectKernel:
-        if said := self.why_not(layer):
-            raise PlanRefused(said)
-        head, chain = root_layer(layer), match_chain(layer)
-        assert isinstance(chain, Chain), "why_not refuses other layers"
+    def plan_kernel(self, layer: Layer, signature: Signature, chain: Chain, threads: int) -> IndirectKernel:
+        head = root_layer(layer)
         samples, channels, height, width = static_shape(head.needs(0).shape)
         rows, columns = static_shape(layer.outputs[0].shape)[2:]
         a, shape = head.attrs, Window((height, width))
@@ -54,4 +35,4 @@ class IndirectPool(IndirectTactic):
             shape = Window((int(high), int(wide)), (int(down), int(across)), (int(step_y), int(step_x)), (int(top), int(left)))
         kind = "max" if "Max" in head.op else "padded_mean" if a.get("count_include_pad") else "mean"
         problem = Problem(samples, (height, width), (rows, columns), 1, 1, channels, shape)
-        return IndirectKernel(layer, signature, kind, problem, chain, source_index(layer), None, False, backend.threads)
+        return IndirectKernel(layer, signature, kind, problem, chain, source_index(layer), None, False, threads)

@@ -11,6 +11,7 @@ weights (for each group of four inputs two vectors per block); then the same for
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,12 +30,12 @@ _SELECT = {8: "llvm.x86.avx.vpermilvar.ps.256", 16: "llvm.x86.avx512.vpermilvar.
 
 
 @dataclass(frozen=True)
-class Variant:
-    """The compile-time parameters of a kernel.
+class Tiling:
+    """The compile-time parameters that all kernels have.
 
     `lanes`: 8 (AVX2) or 16 (AVX-512). `blocks`, `rows`: vectors of channels and rows of a tile. `rest_rows`: rows after the whole tiles.
     `rest_groups`: groups of four inputs after the whole chunks. `rest_channels`: channels of the last item, 0 if all are whole.
-    `steps`: the epilogue, of "Add", "Relu", "Silu" and "Gelu". `bf16`: type of inputs, weights, addend and results; else f32.
+    `steps`: the epilogue, of "Add", "Relu", "Silu" and "Gelu".
     """
 
     lanes: int
@@ -45,12 +46,18 @@ class Variant:
     rest_channels: int
     steps: tuple[str, ...] = ()
     has_avx512dq: bool = False
-    bf16: bool = False
 
     @property
     def unit(self) -> int:
         """Output channels of an item."""
         return self.lanes * self.blocks
+
+
+@dataclass(frozen=True)
+class Variant(Tiling):
+    """`bf16`: type of inputs, weights, addend and results; else f32."""
+
+    bf16: bool = False
 
 
 def context_words(steps: Sequence[str]) -> tuple[str, ...]:
@@ -78,37 +85,54 @@ def sparse_linear_ir(variant: Variant) -> str:
     return str(module)
 
 
-class _Kernel:
-    """The body of the function that works on some items."""
+class ProductKernel(ABC):
+    """The body of the function that works on some items: loops over items, tiles of rows, and chunks of inputs.
 
-    def __init__(self, f: Function, words: SimpleNamespace, variant: Variant) -> None:
-        self.f, self.w, self.v = f, words, variant
+    `x` and `packed` are the inputs and the items' packed weights, a group of inputs is `group_elements` elements of `x`; per output channel an
+    item has `channel_words` words before the positions and `chunk_words` words for a chunk; `rest_words` is the size of its last groups.
+    """
+
+    x: Pointer
+    packed: Pointer
+    group_elements: int
+    channel_words: int
+    chunk_words: int
+    rest_words: int
+
+    def __init__(self, f: Function, words: SimpleNamespace, variant: Tiling) -> None:
+        self.f, self.w = f, words
+        self.tiling = variant
+        self.activations = Activations(f, variant.has_avx512dq, variant.lanes, "Gelu" in variant.steps)
 
     @property
-    def _chunk_words(self) -> int:
-        return self.v.unit * (1 + CHUNK // GROUP * group_words(self.v.bf16))
+    @abstractmethod
+    def row_elements(self) -> Value:
+        """Elements of a row of `x`."""
+
+    @abstractmethod
+    def add_groups(self, x: Pointer, stream: Pointer, groups: int, accumulators: Sequence[Value]) -> list[Value]:
+        """The accumulators after some groups of four inputs."""
+
+    @abstractmethod
+    def store(self, start: Value, weights: Pointer, accumulators: Sequence[Value], channels: int) -> None:
+        """Applies the epilogue and stores the first `channels` channels of a tile whose first result is element `start`."""
 
     def emit(self) -> None:
-        f, w, v = self.f, self.w, self.v
-        activations = Activations(f, v.has_avx512dq, v.lanes, "Gelu" in v.steps)
-        element = INT16 if v.bf16 else FLOAT
-        x, y, packed = w.x.as_pointer(element), w.y.as_pointer(element), w.packed.as_pointer(FLOAT)
-        added = w.added.as_pointer(element) if "Add" in v.steps else None
-        rest = v.unit * (1 + group_words(v.bf16) * v.rest_groups) if v.rest_groups else 0
-        size = w.chunks * self._chunk_words + (v.unit + rest)
+        f, w, v = self.f, self.w, self.tiling
+        size = w.chunks * (v.unit * self.chunk_words) + (v.unit * self.channel_words + self.rest_words)
         last = w.items - 1
         with f.loop(w.begin, w.end) as items:
-            weights, channel = packed.at(items.index * size), items.index * v.unit
+            weights, channel = self.packed.at(items.index * size), items.index * v.unit
 
             def tile(row: Value, count: int) -> None:
-                sums = self._products(x.at(row * w.inputs), weights, count)
+                accumulators = self._products(self.x.at(row * self.row_elements), weights, count)
                 start = row * w.channels + channel
                 if not v.rest_channels:
-                    self._store(activations, y.at(start), None if added is None else added.at(start), sums, v.unit)
+                    self.store(start, weights, accumulators, v.unit)
                     return
                 for condition, channels in ((items.index < last, v.unit), (items.index >= last, v.rest_channels)):
                     with f.when(condition):
-                        self._store(activations, y.at(start), None if added is None else added.at(start), sums, channels)
+                        self.store(start, weights, accumulators, channels)
 
             with f.loop(0, w.tiles) as tiles:
                 tile(tiles.index * v.rows, v.rows)
@@ -117,22 +141,38 @@ class _Kernel:
 
     def _products(self, x: Pointer, weights: Pointer, rows: int) -> list[Value]:
         """The accumulators of `rows` rows, all blocks of a row before those of the next."""
-        f, w, v = self.f, self.w, self.v
-        biases = [weights.load(j * v.lanes, v.lanes) for j in range(v.blocks)]
-        stream = weights.at(v.unit)
-        chunk = self._chunk_words
-        with f.loop(0, w.chunks, carried=biases * rows) as chunks:
-            groups = CHUNK // GROUP
-            chunks.carry(*self._groups(x.at(chunks.index * CHUNK), stream.at(f.opaque(chunks.index) * chunk), groups, chunks.values))
-        sums = chunks.results
+        f, w, v = self.f, self.w, self.tiling
+        initial = [weights.load(j * v.lanes, v.lanes) for j in range(v.blocks)]
+        stream, groups = weights.at(v.unit * self.channel_words), CHUNK // GROUP
+        elements, words = groups * self.group_elements, v.unit * self.chunk_words
+        with f.loop(0, w.chunks, carried=initial * rows) as chunks:
+            chunks.carry(*self.add_groups(x.at(chunks.index * elements), stream.at(f.opaque(chunks.index) * words), groups, chunks.values))
+        accumulators = chunks.results
         if v.rest_groups:
-            sums = self._groups(x.at(w.chunks * CHUNK), stream.at(w.chunks * chunk), v.rest_groups, sums)
-        return sums
+            accumulators = self.add_groups(x.at(w.chunks * elements), stream.at(w.chunks * words), v.rest_groups, accumulators)
+        return accumulators
 
-    def _groups(self, x: Pointer, stream: Pointer, groups: int, sums: Sequence[Value]) -> list[Value]:
-        """The accumulators after some groups of four inputs."""
+
+class _Kernel(ProductKernel):
+    """Products in f32."""
+
+    def __init__(self, f: Function, words: SimpleNamespace, variant: Variant) -> None:
+        super().__init__(f, words, variant)
+        self.v = variant
+        element = INT16 if variant.bf16 else FLOAT
+        self.x, self.y, self.packed = words.x.as_pointer(element), words.y.as_pointer(element), words.packed.as_pointer(FLOAT)
+        self.added = words.added.as_pointer(element) if "Add" in variant.steps else None
+        kept = group_words(variant.bf16)
+        self.group_elements, self.channel_words, self.chunk_words = GROUP, 1, 1 + CHUNK // GROUP * kept
+        self.rest_words = variant.unit * (1 + kept * variant.rest_groups) if variant.rest_groups else 0
+
+    @property
+    def row_elements(self) -> Value:
+        return self.w.inputs
+
+    def add_groups(self, x: Pointer, stream: Pointer, groups: int, accumulators: Sequence[Value]) -> list[Value]:
         f, v = self.f, self.v
-        sums, rows = list(sums), len(sums) // v.blocks
+        sums, rows = list(accumulators), len(accumulators) // v.blocks
         positions = [stream.load(j * v.lanes, v.lanes).convert("bitcast", INT32) for j in range(v.blocks)]
         values = stream.at(v.unit)
         if v.bf16:
@@ -154,10 +194,10 @@ class _Kernel:
         four = _to_float(x.at(self.w.inputs * row).load(group * GROUP, GROUP))
         return self.f.shuffle(four, four, [i % GROUP for i in range(self.v.lanes)])
 
-    def _store(self, activations: Activations, y: Pointer, added: Pointer | None, sums: Sequence[Value], channels: int) -> None:
-        """Applies the epilogue and stores the first `channels` channels of a tile."""
-        v = self.v
-        for i, value in enumerate(sums):
+    def store(self, start: Value, weights: Pointer, accumulators: Sequence[Value], channels: int) -> None:
+        v, activations = self.v, self.activations
+        y, added = self.y.at(start), None if self.added is None else self.added.at(start)
+        for i, value in enumerate(accumulators):
             row, block = divmod(i, v.blocks)
             count = min(v.lanes, channels - block * v.lanes)
             if count <= 0:

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 
-from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, INT8, INT16, INT32, Function, Module, Pointer, Type, Value
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS, Parameter, to_int8
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
-from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP
+from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, ProductKernel, Tiling
 
 HEADER = 16  # words of the packed operand before the items
 PER_CHANNEL = 3  # words: accumulator, factor, bias
@@ -34,24 +33,11 @@ _MULTIPLY = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
 
 @dataclass(frozen=True)
-class QVariant:
-    """The compile-time parameters of a kernel: those of the f32 kernel (`Variant`), `signed` inputs, and integer results (`stores_integers`)."""
+class QVariant(Tiling):
+    """`signed` inputs, and integer results (`stores_integers`)."""
 
-    lanes: int
-    blocks: int
-    rows: int
-    rest_rows: int
-    rest_groups: int
-    rest_channels: int
-    signed: bool
-    stores_integers: bool
-    steps: tuple[str, ...] = ()
-    has_avx512dq: bool = False
-
-    @property
-    def unit(self) -> int:
-        """Output channels of an item."""
-        return self.lanes * self.blocks
+    signed: bool = False
+    stores_integers: bool = False
 
 
 def qitem_words(inputs: int, unit: int) -> int:
@@ -69,59 +55,29 @@ def sparse_qlinear_ir(variant: QVariant) -> str:
     return str(module)
 
 
-class _Kernel:
-    """The body of the function that works on some items."""
+class _Kernel(ProductKernel):
+    """Products of 8-bit integers. An element of `x` is a group of four inputs."""
+
+    group_elements, channel_words, chunk_words = 1, PER_CHANNEL, CHUNK_WORDS
 
     def __init__(self, f: Function, words: SimpleNamespace, variant: QVariant) -> None:
-        self.f, self.w, self.v = f, words, variant
-        self.activations = Activations(f, variant.has_avx512dq, variant.lanes, "Gelu" in variant.steps)
+        super().__init__(f, words, variant)
+        self.v = variant
         header = words.packed.as_pointer(FLOAT)
         scalars = [header.load(k) for k in range(4)] if variant.stores_integers else []
         self.result = [Parameter(s, s.broadcast(variant.lanes)) for s in scalars]
         self.position, self.zero, self.shift = (f.value(n, INT32).broadcast(variant.lanes) for n in (_POSITION, _ZERO, 0x80808080 - (1 << 32)))
+        self.x, self.y = words.x.as_pointer(INT32), words.y.as_pointer(INT8 if variant.stores_integers else FLOAT)
+        self.packed = words.packed.as_pointer(INT32).at(HEADER)
+        self.rest_words = variant.unit + variant.rest_groups * variant.unit // 2 if variant.rest_groups else 0
 
-    def emit(self) -> None:
-        f, w, v = self.f, self.w, self.v
-        x = w.x.as_pointer(INT32)
-        y = w.y.as_pointer(INT8 if v.stores_integers else FLOAT)
-        packed = w.packed.as_pointer(INT32).at(HEADER)
-        rest = v.unit + v.rest_groups * v.unit // 2 if v.rest_groups else 0
-        size = w.chunks * (v.unit * CHUNK_WORDS) + (v.unit * PER_CHANNEL + rest)
-        last = w.items - 1
-        with f.loop(w.begin, w.end) as items:
-            weights, channel = packed.at(items.index * size), items.index * v.unit
+    @property
+    def row_elements(self) -> Value:
+        return self.w.inputs // GROUP
 
-            def tile(row: Value, count: int) -> None:
-                sums = self._products(x.at(row * (w.inputs // GROUP)), weights, count)
-                start = y.at(row * w.channels + channel)
-                if not v.rest_channels:
-                    self._store(start, weights, sums, v.unit)
-                    return
-                for condition, channels in ((items.index < last, v.unit), (items.index >= last, v.rest_channels)):
-                    with f.when(condition):
-                        self._store(start, weights, sums, channels)
-
-            with f.loop(0, w.tiles) as tiles:
-                tile(tiles.index * v.rows, v.rows)
-            if v.rest_rows:
-                tile(w.tiles * v.rows, v.rest_rows)
-
-    def _products(self, x: Pointer, weights: Pointer, rows: int) -> list[Value]:
-        """The accumulators of `rows` rows, all blocks of a row before those of the next. An element of `x` is a group of four inputs."""
-        f, w, v = self.f, self.w, self.v
-        start = [weights.load(j * v.lanes, v.lanes) for j in range(v.blocks)]
-        stream, chunk, groups = weights.at(v.unit * PER_CHANNEL), v.unit * CHUNK_WORDS, CHUNK // GROUP
-        with f.loop(0, w.chunks, carried=start * rows) as chunks:
-            chunks.carry(*self._groups(x.at(chunks.index * groups), stream.at(f.opaque(chunks.index) * chunk), groups, chunks.values))
-        sums = chunks.results
-        if v.rest_groups:
-            sums = self._groups(x.at(w.chunks * groups), stream.at(w.chunks * chunk), v.rest_groups, sums)
-        return sums
-
-    def _groups(self, x: Pointer, stream: Pointer, groups: int, sums: Sequence[Value]) -> list[Value]:
-        """The accumulators after some groups of four inputs."""
+    def add_groups(self, x: Pointer, stream: Pointer, groups: int, accumulators: Sequence[Value]) -> list[Value]:
         f, v = self.f, self.v
-        sums, rows = list(sums), len(sums) // v.blocks
+        sums, rows = list(accumulators), len(accumulators) // v.blocks
         positions = [stream.load(j * v.lanes, v.lanes) for j in range(v.blocks)]
         pairs = stream.at(v.unit).as_integer().as_pointer(INT8)
         for g in range(groups):
@@ -141,19 +97,19 @@ class _Kernel:
 
     def _four(self, x: Pointer, row: int, group: int) -> Value:
         """Four inputs of a row in every lane, unsigned."""
-        four = x.at((self.w.inputs // GROUP) * row).load(group).broadcast(self.v.lanes)
+        four = x.at(self.row_elements * row).load(group).broadcast(self.v.lanes)
         return self.f.emit(four.type, f"xor {four}, {self.shift.name}", four, self.shift) if self.v.signed else four
 
     def _bytes(self, value: Value) -> Value:
         type = Type("i8", GROUP * value.lanes)
         return self.f.emit(type, f"bitcast {value} to {type}", value)
 
-    def _store(self, y: Pointer, weights: Pointer, sums: Sequence[Value], channels: int) -> None:
-        """Scales the accumulators, applies the epilogue and stores the first `channels` channels of a tile."""
-        f, v = self.f, self.v
+    def store(self, start: Value, weights: Pointer, accumulators: Sequence[Value], channels: int) -> None:
+        """Scales the accumulators before the epilogue."""
+        f, v, y = self.f, self.v, self.y.at(start)
         floats = weights.at(v.unit).as_integer().as_pointer(FLOAT)
         functions = {"Relu": self.activations.relu, "Silu": self.activations.silu, "Gelu": self.activations.gelu}
-        for i, total in enumerate(sums):
+        for i, total in enumerate(accumulators):
             row, block = divmod(i, v.blocks)
             count = min(v.lanes, channels - block * v.lanes)
             if count <= 0:

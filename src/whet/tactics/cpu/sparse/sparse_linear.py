@@ -11,17 +11,15 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.network import BF16, F32, DType, Layer, format_fits, static_shape
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, tactic
 from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
 from whet.tactics._two_four import compress, why_not_two_four
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
+from whet.tactics.cpu._llvm.kernel import CompiledKernel
 from whet.tactics.cpu.onednn._kernel import RTOL, runtime_tensors, static, to_f32
 from whet.tactics.cpu.sparse._linear_layer import Epilogue, match_epilogue, matrix_of, sizes_of, skip_zero_weights, why_not_linear
 from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, Variant, context_words, item_words, lanes_of, sparse_linear_ir
-
-_TILES = {8: ((4, 2), (2, 4)), 16: ((4, 4), (2, 8))}  # by lanes: blocks and rows of tiles whose accumulators fit the registers
-_ONE_ROW = ((4, 1), (2, 1))
+from whet.tactics.cpu.sparse._two_four_tactic import TwoFourTactic, list_tile_configs, tile_of
 
 
 class SparseLinearKernel(CompiledKernel):
@@ -69,13 +67,10 @@ class SparseLinearKernel(CompiledKernel):
 
 
 @tactic
-class SparseLinear(CompiledTactic):
+class SparseLinear(TwoFourTactic):
     """Weights are 2:4 along the inputs. NaN or infinity in an input is not multiplied by a weight of zero; a dense product gives NaN there."""
 
     ops = ("Gemm", "MatMul", "Conv")
-
-    def unavailable(self) -> str | None:
-        return jit.why_unavailable() or (None if jit.has("avx2") and jit.has("fma") else "needs AVX2 and FMA")
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer) or why_not_linear(layer):
@@ -99,22 +94,13 @@ class SparseLinear(CompiledTactic):
         stored = (Operand(name, t) for t in _storage_types(layer, backend))
         return [Signature(tuple(o if is_read else None for is_read in operands), (o,)) for o in stored]
 
-    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return self.unavailable()
-
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         rows, _, channels = sizes_of(layer)
-        lanes = vector_lanes()
-        tiles = _ONE_ROW if rows == 1 else _TILES[lanes]
-        fitting = [t for t in tiles if t[0] == 2 or t[0] * lanes <= channels]
-        return [(("blocks", blocks), ("rows", n)) for blocks, n in fitting]
+        return list_tile_configs(rows, channels, vector_lanes())
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> SparseLinearKernel:
-        sizes, lanes = {name: int(value) for name, value in config}, vector_lanes()
-        tile = sizes["blocks"], sizes["rows"]
-        if tile not in (*_ONE_ROW, *_TILES[lanes]):
-            raise PlanRefused(f"a tile of {tile[0]} vectors by {tile[1]} rows does not fit the registers")
-        return SparseLinearKernel(layer, signature, *tile, lanes, backend.threads)
+        lanes = vector_lanes()
+        return SparseLinearKernel(layer, signature, *tile_of(config, lanes), lanes, backend.threads)
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Callable]]:
         return [{root_layer(layer).op: skip_zero_weights}]

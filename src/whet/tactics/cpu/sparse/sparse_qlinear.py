@@ -9,20 +9,19 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, tactic
 from whet.tactics._fused import root_layer, weight_and_bias
 from whet.tactics._quantized import Parts, require_quantized
 from whet.tactics._two_four import compress, why_not_two_four
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic, integer_range
+from whet.tactics.cpu._llvm.kernel import CompiledKernel, integer_range
 from whet.tactics.cpu.onednn._kernel import static, to_f32
 from whet.tactics.cpu.onednn._quantized import QuantizedTactic, needed_steps
 from whet.tactics.cpu.sparse._linear_layer import Epilogue, match_epilogue, matrix_of, sizes_of, why_not_linear
 from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, lanes_of
 from whet.tactics.cpu.sparse._sparse_qlinear_ir import HEADER, WORDS, QVariant, qitem_words, sparse_qlinear_ir
+from whet.tactics.cpu.sparse._two_four_tactic import TwoFourTactic, list_tile_configs, tile_of
 
-_TILES = {8: ((4, 2), (2, 4)), 16: ((4, 4), (2, 8))}  # by lanes: blocks and rows of tiles whose accumulators fit the registers
-_ONE_ROW = ((4, 1), (2, 1))
 _MOST_INPUTS = 1 << 16  # their products of 8-bit integers cannot overflow 32 bits
 
 
@@ -45,8 +44,8 @@ class SparseQLinearKernel(CompiledKernel):
         self.rtol = 0.0 if stores is not None else 1e-5
         has_avx512dq = lanes == 16 and jit.has("avx512dq")
         self.variant = QVariant(
-            lanes, blocks, rows, rest_rows, rest_groups, self.channels % unit, source.dtype.name == "i8", stores is not None, tuple(end.steps),
-            has_avx512dq,
+            lanes, blocks, rows, rest_rows, rest_groups, self.channels % unit, tuple(end.steps), has_avx512dq,
+            signed=source.dtype.name == "i8", stores_integers=stores is not None,
         )  # fmt: skip
         weights, bias = weight_and_bias(view)
         biases = [t for t in (bias, *end.biases) if t is not None]
@@ -79,13 +78,10 @@ class SparseQLinearKernel(CompiledKernel):
 
 
 @tactic
-class SparseQLinear(QuantizedTactic, CompiledTactic):
+class SparseQLinear(QuantizedTactic, TwoFourTactic):
     """Weights are symmetric i8 and 2:4 along the inputs; inputs are u8 or i8, results 8-bit integers or f32."""
 
     ops = ("Gemm", "MatMul", "Conv")
-
-    def unavailable(self) -> str | None:
-        return jit.why_unavailable() or (None if jit.has("avx2") and jit.has("fma") else "needs AVX2 and FMA")
 
     def why_not_parts(self, parts: Parts) -> str | None:
         if reason := why_not_linear(parts.view):
@@ -120,22 +116,13 @@ class SparseQLinear(QuantizedTactic, CompiledTactic):
         inputs = tuple(Operand(name, parts.reads[x].dtype) if i == x else None for i in range(len(layer.inputs)))
         return [Signature(inputs, (Operand(name, F32 if parts.stores is None else parts.stores.dtype),))]
 
-    def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return self.unavailable()
-
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         rows, _, channels = sizes_of(require_quantized(layer).view)
-        lanes = qvector_lanes()
-        tiles = _ONE_ROW if rows == 1 else _TILES[lanes]
-        fitting = [t for t in tiles if t[0] == 2 or t[0] * lanes <= channels]
-        return [(("blocks", blocks), ("rows", n)) for blocks, n in fitting]
+        return list_tile_configs(rows, channels, qvector_lanes())
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> SparseQLinearKernel:
-        sizes, lanes = {name: int(value) for name, value in config}, qvector_lanes()
-        tile = sizes["blocks"], sizes["rows"]
-        if tile not in (*_ONE_ROW, *_TILES[lanes]):
-            raise PlanRefused(f"a tile of {tile[0]} vectors by {tile[1]} rows does not fit the registers")
-        return SparseQLinearKernel(layer, signature, require_quantized(layer), *tile, lanes, backend.threads)
+        lanes = qvector_lanes()
+        return SparseQLinearKernel(layer, signature, require_quantized(layer), *tile_of(config, lanes), lanes, backend.threads)
 
 
 def qvector_lanes() -> int:

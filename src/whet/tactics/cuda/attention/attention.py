@@ -15,7 +15,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._attention import Heads, View, match_attention
+from whet.tactics._attention import Heads, View, explain_no_cap, match_attention
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, CType, Float32, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
@@ -73,7 +73,7 @@ class Attention(Tactic):
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
+        if said := super().why_not(layer) or explain_no_cap(layer):
             return said
         if not all_static(layer):
             return None

@@ -13,7 +13,7 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import GpuWork
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._attention import Heads, View, match_attention, split_periods
+from whet.tactics._attention import Heads, View, explain_no_cap, match_attention, split_periods
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, SharedMemory, TensorMap, UInt32
 from whet.tactics.cuda._device.kernel import (
@@ -124,7 +124,7 @@ class AttentionFused(Tactic):
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
+        if said := super().why_not(layer) or explain_no_cap(layer):
             return said
         if not all_static(layer):
             return None

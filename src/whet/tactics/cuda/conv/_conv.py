@@ -56,6 +56,12 @@ class ConvShape:
         """True if the input is already the matrix: 1x1, stride 1, no padding."""
         return (self.r, self.s, *self.stride, *self.pad) == (1, 1, 1, 1, 0, 0, 0, 0)
 
+    @property
+    def window(self) -> dict[str, int]:
+        """Filter width, strides, padding and dilations, by their names in the kernels' arguments."""
+        (stride_h, stride_w), (pad_h, pad_w), (dil_h, dil_w) = self.stride, self.pad[:2], self.dilation
+        return {"taps_w": self.s, "stride_h": stride_h, "stride_w": stride_w, "pad_h": pad_h, "pad_w": pad_w, "dil_h": dil_h, "dil_w": dil_w}
+
     def steps(self, bk: int) -> int:
         """K steps of `bk` channels; each filter tap is padded to whole steps."""
         return self.r * self.s * -(-self.c // bk)

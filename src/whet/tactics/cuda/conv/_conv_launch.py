@@ -39,6 +39,7 @@ from whet.tactics.cuda.conv._conv import (
 )
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_tiles import Halo
+from whet.tactics.cuda.conv._window_map import window_map
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,9 @@ class LayerFields(Fields):
             n=shape.k,
             steps=steps[0],
             csteps=steps[1] // (shape.r * shape.s),
-            taps_w=shape.s,
             pixels=shape.p * shape.q,
             width=shape.q,
-            stride_h=shape.stride[0],
-            stride_w=shape.stride[1],
-            pad_h=shape.pad[0],
-            pad_w=shape.pad[1],
-            dil_h=shape.dilation[0],
-            dil_w=shape.dilation[1],
+            **shape.window,
             tiles=tiles[0],
             tiles_n=tiles[1],
             has_residual=0 if residual is None else post_ops.residual or 1,
@@ -202,24 +197,6 @@ def conv_kernel(config: ConvConfig, features: Features) -> Kernel:
     return Module(code).kernel("conv", MAX_SHARED if config.halo else features.shared(config))
 
 
-def window_map(shape: ConvShape, x: View, config: ConvConfig, dtype: str) -> bytes:
-    """The tensor map through which the kernel reads its input."""
-    if shape.plain:
-        return tensormap.tiled_map(x.address, dtype, (shape.c, shape.m), (x.pitch * config.size,), (config.bk, config.bm))
-    pixel = x.pitch * config.size
-    return tensormap.im2col_map(
-        x.address,
-        dtype,
-        (shape.c, shape.w, shape.h, shape.n),
-        (pixel, pixel * shape.w, pixel * shape.w * shape.h),
-        lower=(-shape.pad[1], -shape.pad[0]),
-        upper=(shape.pad[3] - (shape.s - 1) * shape.dilation[1], shape.pad[2] - (shape.r - 1) * shape.dilation[0]),
-        step=(shape.stride[1], shape.stride[0]),
-        channels=config.bk,
-        pixels=config.bm,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class ConvProblem:
     """A convolution with its addresses; parts that are None or 0 are not computed. Weights and bias are packed (pack_weights, pack_bias).
@@ -319,7 +296,7 @@ def _maps(config: ConvConfig, problem: ConvProblem, halo: Halo, steps: int) -> t
         strides = (pixel, pixel * shape.w, pixel * shape.w * shape.h)
         a = tensormap.tiled_map(p.input.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
     else:
-        a = window_map(whole, p.input, config, dtype)
+        a = window_map(whole, p.input, dtype, config.bk, config.bm)
     filters = -(-shape.k // 32) * 32 if p.types8 else shape.k
     b = tensormap.tiled_map(p.weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn))
     if config.sk > 1 or config.direct:
@@ -342,7 +319,7 @@ def _output_box(config: ConvConfig, problem: ConvProblem) -> tuple[int, int]:
 
 
 def _second_fields(config: ConvConfig, second: SecondInput, first_steps: int, dtype: str) -> SecondInputFields:
-    return SecondInputFields(window_map(second.shape, second.x, config, dtype), first_steps, *second.shape.stride)
+    return SecondInputFields(window_map(second.shape, second.x, dtype, config.bk, config.bm), first_steps, *second.shape.stride)
 
 
 def _fork_fields(config: ConvConfig, problem: ConvProblem, fork: SecondOutput) -> SecondOutputFields:

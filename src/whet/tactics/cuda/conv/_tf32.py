@@ -18,6 +18,7 @@ from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, PostOps, SecondInput, SecondOutput, View
 from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT
 from whet.tactics.cuda.conv._conv_launch import LayerFields
+from whet.tactics.cuda.conv._window_map import window_map
 
 PLAIN = PostOps()
 PROMOTE = 4  # K steps after which the accumulators of three products go into f32 registers
@@ -267,7 +268,7 @@ def launch(
     steps = first_steps + (0 if second is None else second.shape.steps(config.bk))
     whole = shape if groups is None else replace(shape, c=groups.channels)
     row = steps * config.bk
-    a = window_map(whole, x, config) if input_map is None else input_map
+    a = window_map(whole, x, "f32", config.bk, config.bm) if input_map is None else input_map
     b = tensormap.tiled_map(weights, "f32", (row, config.parts * padded_filters(shape.k)), (row * 4,), (config.bk, config.bn))
     tiles_n = -(-shape.k // config.bn)
     tiles = tiles_n * -(-shape.m // config.bm)
@@ -281,28 +282,10 @@ def launch(
         low=padded_filters(shape.k),
         group_k=0 if groups is None else groups.k,
         group_c=0 if groups is None else groups.c,
-        second=None if second is None else window_map(second.shape, second.x, config),
+        second=None if second is None else window_map(second.shape, second.x, "f32", config.bk, config.bm),
         second_output=None if fork is None else SecondOutputFields(fork.out.address, fork.at, fork.out.pitch),
     )
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
     im2col, odd = input_map is not None or not shape.plain, shape.k % 4 != 0
     instance = kernel(config, im2col, post_ops.activation[0], odd, groups is not None, second is not None, fork is not None)
     return Launch(instance, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label)
-
-
-def window_map(shape: ConvShape, x: View, config: Tf32Config) -> bytes:
-    """The tensor map through which the kernel reads its input."""
-    pixel = x.pitch * 4
-    if shape.plain:
-        return tensormap.tiled_map(x.address, "f32", (shape.c, shape.m), (pixel,), (config.bk, config.bm))
-    return tensormap.im2col_map(
-        x.address,
-        "f32",
-        (shape.c, shape.w, shape.h, shape.n),
-        (pixel, pixel * shape.w, pixel * shape.w * shape.h),
-        lower=(-shape.pad[1], -shape.pad[0]),
-        upper=(shape.pad[3] - (shape.s - 1) * shape.dilation[1], shape.pad[2] - (shape.r - 1) * shape.dilation[0]),
-        step=(shape.stride[1], shape.stride[0]),
-        channels=config.bk,
-        pixels=config.bm,
-    )

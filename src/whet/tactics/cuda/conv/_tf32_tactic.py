@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from whet.backends import Backend
-from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
@@ -31,6 +30,7 @@ from whet.tactics.cuda._device.kernel import (
 from whet.tactics.cuda.conv import _tf32
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, View
 from whet.tactics.cuda.conv._tf32 import Tf32Config
+from whet.tactics.cuda.conv._window_map import row_window_map
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 from whet.tactics.cuda.conv.group_conv import groups_of, pack_groups, tile_shape
 from whet.tactics.cuda.gemm.gemm import gemm_shape, why_not_product
@@ -230,15 +230,5 @@ def _widen(work: Work, image: int, to: int, channels_last: bool, backend: Backen
 
 def _row_windows(work: Work, address: int, tile: Tf32Config) -> bytes:
     """The windows of a filter row as a tensor of overlapping strides."""
-    line, seen = work.row * _FEW * 4, work.shape
-    return tensormap.im2col_map(
-        address,
-        "f32",
-        (seen.c, seen.w, seen.h, seen.n),
-        (work.given.stride[1] * _FEW * 4, line, line * seen.h),
-        lower=(0, -seen.pad[0]),
-        upper=(0, seen.pad[2] - (seen.r - 1) * seen.dilation[0]),
-        step=(1, seen.stride[0]),
-        channels=tile.bk,
-        pixels=tile.bm,
-    )
+    line = work.row * _FEW * 4
+    return row_window_map(work.shape, address, "f32", work.given.stride[1] * _FEW * 4, line, tile.bk, tile.bm)

@@ -85,10 +85,8 @@ class ConcatInput:
         return sum(-(-c // self.bk) for c in self.channels)
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
-        """Weights [k, c] with each input's channels padded with zeros to whole steps, [k, steps * bk, 1, 1]."""
-        values, (a, b) = values.reshape(self.shape.k, -1), self.channels
-        first, last = (np.pad(part, ((0, 0), (0, -part.shape[1] % self.bk))) for part in (values[:, :a], values[:, a : a + b]))
-        return np.concatenate([first, last], axis=1)[:, :, None, None]
+        """Weights [k, steps * bk, 1, 1]."""
+        return pad_inputs(values.reshape(self.shape.k, -1), self.channels, self.bk)
 
 
 @tactic
@@ -219,6 +217,13 @@ def _describe_epilogue(
         return compute_factors(parts, epilogue, weights, concat_input.shape, concat_input.bias).times(per, shift)
 
     return types8, out, post_ops, (f"{key_of(parts, epilogue)} {per} {shift}", numbers)
+
+
+def pad_inputs(weights: np.ndarray, channels: Sequence[int], bk: int) -> np.ndarray:
+    """Weights [k, c] of concatenated inputs with each input's channels padded with zeros to whole steps of `bk`, [k, steps * bk, 1, 1]."""
+    ends = np.cumsum(channels)
+    parts = [weights[:, end - c : end] for c, end in zip(channels, ends, strict=True)]
+    return np.concatenate([np.pad(p, ((0, 0), (0, -p.shape[1] % bk))) for p in parts], axis=1)[:, :, None, None]
 
 
 @functools.lru_cache(maxsize=8)

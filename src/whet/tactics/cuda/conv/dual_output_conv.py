@@ -28,7 +28,7 @@ from whet.tactics.cuda._device.kernel import (
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, SecondOutput, View, bias_count, pack_bias, pack_weights
 from whet.tactics.cuda.conv._conv_config import ConvConfig, list_configs_of_steps, pick_varied, step_channels
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv.concat_input_conv import match_concat_input
+from whet.tactics.cuda.conv.concat_input_conv import match_concat_input, pad_inputs
 from whet.tactics.cuda.conv.conv import as_config, conv_shape, from_config, why_not_conv
 
 MAX_CONFIGS = 24
@@ -51,10 +51,7 @@ class OutputConv:
 
     def matrix(self, bk: int) -> np.ndarray:
         """Weights [k, steps * bk, 1, 1]: each input's channels padded with zeros to whole steps."""
-        values = np.asarray(self.weights.array(), np.float32).reshape(self.shape.k, -1)
-        ends = np.cumsum(self.channels)
-        parts = [values[:, end - c : end] for c, end in zip(self.channels, ends, strict=True)]
-        return np.concatenate([np.pad(p, ((0, 0), (0, -p.shape[1] % bk))) for p in parts], axis=1)[:, :, None, None]
+        return pad_inputs(np.asarray(self.weights.array(), np.float32).reshape(self.shape.k, -1), self.channels, bk)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from whet.tactics._two_four import compress
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, TensorMap
 from whet.tactics.cuda._device.source import ACTIVATIONS
 from whet.tactics.cuda.conv._conv import NO_POST_OPS, TYPES, ConvShape, PostOps, View, pack_weights
+from whet.tactics.cuda.conv._window_map import window_map
 from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES, pair_rows, register_metadata
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._tile import SparseTile
@@ -200,7 +201,7 @@ def sparse_launch(
     steps, part = shape.steps(bk), tile.bn // tile.cluster
     rows = -(-shape.k // 16) * 16 if types.out_size == 1 else shape.k
     a = tensormap.tiled_map(packed.values, source, (steps * bk // 2, rows), (steps * STEP_BYTES // 2,), (bk // 2, tile.bm))
-    b = input_map(shape, x, source, size, part)
+    b = window_map(shape, x, source, bk, part)
     box = (64, tile.chunk_pixels(types.out_size))
     d = tensormap.tiled_map(out.address, stored, (shape.k, shape.m), (out.pitch * types.out_size,), box)
     added = residual if residual is not None else out
@@ -218,15 +219,9 @@ def sparse_launch(
         factor=packed.floats + channels * 4,
         steps=steps,
         tap_steps=steps // (shape.r * shape.s),
-        taps_w=shape.s,
         pixels=shape.p * shape.q,
         width=shape.q,
-        stride_h=shape.stride[0],
-        stride_w=shape.stride[1],
-        pad_h=shape.pad[0],
-        pad_w=shape.pad[1],
-        dil_h=shape.dilation[0],
-        dil_w=shape.dilation[1],
+        **shape.window,
         row_tiles=channels // ROWS,
         units=units_m * tiles_n,
         units_m=units_m,
@@ -243,21 +238,3 @@ def sparse_launch(
     constants = sparse_constants(tile, types, not shape.plain, post_ops)
     kernel = _loaded(tuple(sorted(constants.items())), tile.shared(size, types.out_size, residual is not None))
     return Launch(kernel, (grid, 1, 1), tile.threads, arguments.pack(), cluster=tile.cluster, label=label)
-
-
-def input_map(shape: ConvShape, x: View, dtype: str, size: int, pixels: int) -> bytes:
-    """The tensor map of the input for copies of `pixels` pixels by a K step."""
-    bk, pixel = step_elements(size), x.pitch * size
-    if shape.plain:
-        return tensormap.tiled_map(x.address, dtype, (shape.c, shape.m), (pixel,), (bk, pixels))
-    return tensormap.im2col_map(
-        x.address,
-        dtype,
-        (shape.c, shape.w, shape.h, shape.n),
-        (pixel, pixel * shape.w, pixel * shape.w * shape.h),
-        lower=(-shape.pad[1], -shape.pad[0]),
-        upper=(shape.pad[3] - (shape.s - 1) * shape.dilation[1], shape.pad[2] - (shape.r - 1) * shape.dilation[0]),
-        step=(shape.stride[1], shape.stride[0]),
-        channels=bk,
-        pixels=pixels,
-    )

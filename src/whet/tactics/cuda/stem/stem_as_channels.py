@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from whet.backends import Backend
-from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
@@ -38,6 +37,7 @@ from whet.tactics.cuda._device.kernel import (
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import list_configs
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
+from whet.tactics.cuda.conv._window_map import row_window_map
 from whet.tactics.cuda.conv.conv import as_config, conv_shape, from_config, launch_with_epilogue, packed_bias, why_not_conv
 
 MAX_CONFIGS = 12
@@ -163,17 +163,7 @@ class StemAsChannels(FirstLayer):
         def make(args: Args) -> list:
             line = wide.row * wide.channels * 2
             seen = wide.shape
-            windows = tensormap.im2col_map(
-                args.scratch,
-                dtype.name,
-                (seen.c, seen.w, seen.h, seen.n),
-                (shape.stride[1] * wide.channels * 2, line, line * seen.h),
-                lower=(0, -seen.pad[0]),
-                upper=(0, seen.pad[2] - (seen.r - 1) * seen.dilation[0]),
-                step=(1, seen.stride[0]),
-                channels=tile.bk,
-                pixels=tile.bm,
-            )
+            windows = row_window_map(seen, args.scratch, dtype.name, shape.stride[1] * wide.channels * 2, line, tile.bk, tile.bm)
             grid = (min(blocks_of(pixels, 256), 16 * backend.capabilities.multiprocessors), 1, 1)
             image = StemAsChannelsArguments(args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide=wide.row, left=shape.pad[1])
             return [
