@@ -147,7 +147,7 @@ class Engine:
             self._warn(f"{where} was tuned elsewhere ({'; '.join(differences)}): it may be slower than one tuned here")
         release_pages(plan)
         try:
-            self.shaped(0, get_opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are reported at load
+            self.get_shaped_plan(0, get_opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are reported at load
         except EngineError:
             raise
         except WhetError as e:
@@ -320,7 +320,7 @@ class Engine:
         self._check_open()
         return Context(self, profile)
 
-    def shaped(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> ShapedPlan:
+    def get_shaped_plan(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> ShapedPlan:
         """Kernels and weights for these shapes, planned once and cached."""
         self._check_open()
         key = (profile, tuple(sorted((k, tuple(v)) for k, v in shapes.items())))
@@ -424,7 +424,7 @@ class Engine:
             if not (probe := part.probe):
                 continue
             shapes = {n: tuple(v) for n, v in probe["shapes"].items()}
-            bound = bind_shapes(self.shaped(k, shapes), self.backend)
+            bound = bind_shapes(self.get_shaped_plan(k, shapes), self.backend)
             bound.feed(probe_inputs(part.network, probe["seed"], shapes))
             bound.run()
             if different := probe_differs(probe, bound.fetch()):
