@@ -92,7 +92,7 @@ def soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 def late_scale(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """As XLNet: the scale is after a bias, the mask is subtracted."""
     assert mask is not None
-    bias = torch.linspace(-1.0, 1.0, k.shape[-2])
+    bias = k[..., 0].unsqueeze(-2)
     scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5
     return torch.softmax(scores - 1e4 * (1.0 - mask.to(q.dtype)), -1) @ v
 

@@ -29,7 +29,7 @@ class ReformatOptions(Protocol):
 class Reformats:
     """Options for converting tensors between operands, timed once for each shape and pair. `timer` None: estimates."""
 
-    def __init__(self, tactics: list[Tactic], backend: Backend, env: Mapping[str, Dim], timer: Timer | None, others: OtherShapes):
+    def __init__(self, tactics: list[Tactic], backend: Backend, env: Mapping[str, Dim], timer: Timer | None, others: OtherShapes | None = None):
         self.tactics, self.backend, self.env, self.timer, self.others = tactics, backend, env, timer, others
         self._found: dict[tuple, list[Option]] = {}
         self._bans: dict[Ident, str] = {}
@@ -49,7 +49,7 @@ class Reformats:
         if key not in self._found:
             self._found[key] = self._search(Tensor("x", t.type.with_shape(shape)), source, target)
         options = [o for o in self._found[key] if not (out_of_place and o.signature.inplace)]
-        if self.others.symbols:
+        if self.others is not None and self.others.symbols:
             layer = _make_layer(t, source, target)
             options = [o for o in options if self.others.refusal(layer, o) is None]
         return select_fastest(options) if options else None
