@@ -74,3 +74,15 @@ def test_order_is_pinned():
     if UPDATE:
         path.write_text(got)
     assert got == path.read_text()
+
+
+@pytest.mark.parametrize("name", sorted(PASSES))
+def test_a_value_that_a_layer_without_inputs_produces(name):
+    """Once its shape is known, a ConstantOfShape reads nothing; with symbols in the shape it stays a layer."""
+    for case in FILES[name]:
+        for i, t in enumerate(case.network().inputs):
+            if t.dtype.bits >= 8 and t.dtype.name != "string":
+                net = case.network()
+                filled = net.add_layer("ConstantOfShape", (), {"value": 1, "dtype": t.dtype, "shape": t.shape}, at=0)
+                net.replace(net.inputs[i], filled.output)
+                case.run(name, net)

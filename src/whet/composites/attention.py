@@ -194,7 +194,7 @@ def _why_not_fused(g: Graph, x: Tensor | None) -> Skip | None:
     passed: list[Layer] = []
     for _ in range(_MOST_LAYERS):
         layer = g.maker(x)
-        if layer is None:
+        if layer is None or not layer.inputs:
             return None
         if root_op(layer, ("MatMul",)):
             if any(t is None or t.is_constant for t in layer.inputs[:2]):

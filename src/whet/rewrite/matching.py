@@ -84,7 +84,7 @@ def maker_of_op(g: Graph, t: Tensor | None, op: str) -> Layer | None:
 def match_inverse_root(g: Graph, t: Tensor | None, *, inverted: bool) -> tuple[Tensor, list[Layer]] | None:
     """(v, layers), when `t` is 1 / sqrt(v), or sqrt(v) if `inverted`; as Sqrt, Pow, Reciprocal or a division of 1. None otherwise."""
     layer = g.maker(t)
-    if layer is None:
+    if layer is None or not layer.inputs:
         return None
     value = layer.inputs[0]
     power = scalar_value(layer.inputs[1]) if layer.op == "Pow" else None
