@@ -10,7 +10,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from whet.errors import WhetError
 from whet.frontends import check_onnx, network_from_onnx, onnx_from_network
 
-SECONDS = 6.0  # of this process
+FILES = 1000
 LONGEST = 5.0  # seconds of this process for one file
 
 OTHER_OPS = sorted({s.name for s in onnx.defs.get_all_schemas() if s.domain == ""})
@@ -145,8 +145,7 @@ def test_only_whets_own_errors():
     models = list(seeds())
     blobs = [m.SerializeToString() for m in models]
     tried = read = written = 0
-    end = time.process_time() + SECONDS
-    while time.process_time() < end:
+    for _ in range(FILES):
         which = rng.randrange(len(models))
         source = scrambled(blobs[which], rng) if rng.random() < 0.5 else restructured(models[which], rng)
         start = time.process_time()
@@ -163,5 +162,4 @@ def test_only_whets_own_errors():
         took = time.process_time() - start
         assert took < LONGEST, f"file {tried} took {took:.1f} s"
     print(f"\n{tried} files, {read} read, {written} written again")
-    assert tried > 500
     assert 0 < written <= read < tried

@@ -15,13 +15,11 @@ from pathlib import Path
 import pytest
 
 from support.search_case import recipe_with
-from whet.errors import UsageError
 from whet.report.stage import STAGE, WAITING
 from whet.search import search
 from whet.search.jobs import job as j
 from whet.search.jobs.device_locks import DeviceLock, hold_file_lock
 from whet.search.jobs.workers import LocalWorkers
-from whet.search.outcome.folder import IDENTITY, WorkFolder
 
 SMALL = {"search__trials": 2, "survivor__count": 1}
 
@@ -76,27 +74,6 @@ def test_engines_of_another_version_are_rebuilt_with_a_note(project, monkeypatch
     assert again[-1] == "final"
     assert not any(job.startswith("scouts") for job in again)
     assert "2 trials were measured with another whet" in (project / "work" / "deploy" / "report.json").read_text()
-
-
-def test_a_recipe_may_change_only_before_the_first_measurement(project, case, tmp_path):
-    (project / "score.npz").write_bytes((project / "judge.npz").read_bytes())
-    with pytest.raises(UsageError, match=r"another recipe \(changed: data\.score; files and functions are compared by content\)"):
-        search(recipe_with(project, project / "work", **SMALL))
-    with WorkFolder(tmp_path / "w").open_locked(recipe_with(case, tmp_path / "w")) as resumed:
-        assert not resumed
-    with WorkFolder(tmp_path / "w").open_locked(recipe_with(case, tmp_path / "w", space__batch=[2])) as resumed:
-        assert resumed
-    assert json.loads((tmp_path / "w" / IDENTITY).read_text())["space"]["batch"] == [2]
-
-
-def test_a_damaged_identity_is_reported_and_can_be_discarded(project):
-    work, recipe = project / "work", recipe_with(project, project / "work", **SMALL)
-    os.truncate(work / IDENTITY, 10)
-    with pytest.raises(UsageError, match=r"search\.json is damaged or missing.*--fresh"), WorkFolder(work).open_locked(recipe):
-        pass
-    with WorkFolder(work).open_locked(recipe, fresh=True) as resumed:
-        assert not resumed
-    assert not (work / "study.sqlite3").exists()
 
 
 LINGERS = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import select
 import subprocess
 import sys
@@ -470,6 +469,17 @@ def metric(predict):
 """
 
 
+START_AND_WAIT = """
+import sys, time
+from pathlib import Path
+from whet.search.jobs.workers import LocalWorkers
+
+with LocalWorkers(1, 600.0) as workers:
+    workers.start(Path(sys.argv[1]))
+    time.sleep(600)
+"""
+
+
 def test_children_die_with_their_parent(case, tmp_path):
     """A killed search leaves no process that would continue timing."""
     from whet.search.jobs import job as j
@@ -480,22 +490,20 @@ def test_children_die_with_their_parent(case, tmp_path):
     (tmp_path / "sleepy.py").write_text(SLEEPY)
     folder = tmp_path / "job"
     j.Job("baseline", "b", recipe.to_plain(), Candidate().to_plain(), effort={"seconds": 0.05, "level": 0}).write(folder)
-    context = multiprocessing.get_context("spawn")
-    parent = context.Process(target=_start_and_wait, args=(folder,))
-    parent.start()
+    parent = subprocess.Popen([sys.executable, "-c", START_AND_WAIT, str(folder)])
     pid = tmp_path / "pid"
     _until(lambda: pid.is_file() and pid.read_text())
     child = int(pid.read_text())
     parent.kill()
-    parent.join()
+    parent.wait()
     _until(lambda: not _alive(child))
     assert not _alive(child)
-    with LocalWorkers(1, 3.0) as workers:  # the same job again; it is ended at its time limit
+    with LocalWorkers(1, 1.0) as workers:  # the same job again; it is ended at its time limit
         pid.unlink()
         workers.start(folder)
         found: list = []
         _until(lambda: found.extend(workers.collect_finished()) or found)
-    assert found == [(folder, "exceeded search.trial_timeout (3 s) and was terminated")]
+    assert found == [(folder, "exceeded search.trial_timeout (1 s) and was terminated")]
 
 
 def _until(true, seconds: float = 120.0) -> None:
@@ -503,14 +511,6 @@ def _until(true, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end:
         time.sleep(0.1)
-
-
-def _start_and_wait(folder: Path) -> None:
-    from whet.search.jobs.workers import LocalWorkers
-
-    with LocalWorkers(1, 600.0) as workers:
-        workers.start(folder)
-        time.sleep(600)
 
 
 def _alive(pid: int) -> bool:

@@ -20,6 +20,7 @@ from whet.errors import BuildError, UsageError
 from whet.search import dry_run, search
 from whet.search.jobs.job import read_result
 from whet.search.loop import pick
+from whet.search.outcome.folder import IDENTITY, WorkFolder
 from whet.search.outcome.progress import Silent
 
 
@@ -39,13 +40,14 @@ def count_events(out: Path) -> int:
 
 @pytest.fixture(scope="module")
 def finished(case, tmp_path_factory):
-    """A search that was killed with SIGKILL during two random jobs, at random times, and then resumed to its end."""
-    out, cache = tmp_path_factory.mktemp("out") / "work", tmp_path_factory.mktemp("cache")
+    """A search that was killed with SIGKILL during two random jobs, at random times, and then resumed to its end; in a project folder of its own."""
+    project, cache = Path(shutil.copytree(case, tmp_path_factory.mktemp("out") / "project")), tmp_path_factory.mktemp("cache")
+    out = project / "work"
     seed = int(time.time())
     moments = random.Random(seed)
     kills = []
     for events in sorted(moments.sample(range(1, 11), 2)):
-        p = subprocess.Popen(command(case, out), env=environment(cache), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        p = subprocess.Popen(command(project, out), env=environment(cache), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         while p.poll() is None and count_events(out) < events:
             time.sleep(0.01)
         time.sleep(moments.uniform(0, 0.5))
@@ -53,7 +55,7 @@ def finished(case, tmp_path_factory):
             os.kill(p.pid, signal.SIGKILL)
             kills.append(events)
         p.communicate()
-    done = subprocess.run(command(case, out, "--json"), env=environment(cache), capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command(project, out, "--json"), env=environment(cache), capture_output=True, text=True, check=False, timeout=300)
     return out, done, kills, seed
 
 
@@ -136,32 +138,56 @@ def test_everything_is_measured(finished):
     assert len(data["layers"]) >= 3
 
 
-def test_resuming_a_finished_search_repeats_nothing(finished, case):
+def test_resuming_a_finished_search_repeats_nothing(finished):
     out = finished[0]
     before = (out / "events.jsonl").read_text()
-    found = search(recipe_with(case, out), deploy=False)
+    found = search(recipe_with(out.parent, out), deploy=False)
     assert found.chosen == json.loads((out / "deploy" / "report.json").read_text())["chosen"]
     new = (out / "events.jsonl").read_text()[len(before) :]
     assert [json.loads(line)["event"] for line in new.splitlines()] == ["resume", "done"]
 
 
-def test_an_engine_damaged_after_it_was_built_is_not_deployed(finished, case, tmp_path):
+def test_an_engine_damaged_after_it_was_built_is_not_deployed(finished, tmp_path):
+    project = finished[0].parent
     out = shutil.copytree(finished[0], tmp_path / "work")
     for engine in [*out.glob("survivors/*/model.engine"), *out.glob("baselines/*/model.engine")]:
         data = bytearray(engine.read_bytes())
         data[len(data) // 2] ^= 0xFF
         engine.write_bytes(bytes(data))
     with pytest.raises(BuildError, match=r"model\.engine was damaged after it was built: .* Delete the folder .* and run the same command"):
-        search(recipe_with(case, out))
+        search(recipe_with(project, out))
 
 
-def test_another_recipe_is_refused_in_the_same_folder(finished, case):
+def test_another_recipe_is_refused_in_the_same_folder(finished):
     with pytest.raises(UsageError, match=r"search of another recipe \(changed: space;.*--fresh"):
-        search(recipe_with(case, finished[0], space__batch=[1, 4]))
+        search(recipe_with(finished[0].parent, finished[0], space__batch=[1, 4]))
 
 
-def test_survivors_are_those_nearest_to_the_target(finished, case):
-    found = search(recipe_with(case, finished[0]), deploy=False)
+def test_a_recipe_may_change_only_before_the_first_measurement(finished, case, tmp_path):
+    project = Path(shutil.copytree(finished[0].parent, tmp_path / "moved"))
+    (project / "score.npz").write_bytes((project / "judge.npz").read_bytes())
+    with pytest.raises(UsageError, match=r"another recipe \(changed: data\.score; files and functions are compared by content\)"):
+        search(recipe_with(project, project / "work"))
+    with WorkFolder(tmp_path / "w").open_locked(recipe_with(case, tmp_path / "w")) as resumed:
+        assert not resumed
+    with WorkFolder(tmp_path / "w").open_locked(recipe_with(case, tmp_path / "w", space__batch=[2])) as resumed:
+        assert resumed
+    assert json.loads((tmp_path / "w" / IDENTITY).read_text())["space"]["batch"] == [2]
+
+
+def test_a_damaged_identity_is_reported_and_can_be_discarded(finished, tmp_path):
+    work = Path(shutil.copytree(finished[0], tmp_path / "work"))
+    recipe = recipe_with(finished[0].parent, work)
+    os.truncate(work / IDENTITY, 10)
+    with pytest.raises(UsageError, match=r"search\.json is damaged or missing.*--fresh"), WorkFolder(work).open_locked(recipe):
+        pass
+    with WorkFolder(work).open_locked(recipe, fresh=True) as resumed:
+        assert not resumed
+    assert not (work / "study.sqlite3").exists()
+
+
+def test_survivors_are_those_nearest_to_the_target(finished):
+    found = search(recipe_with(finished[0].parent, finished[0]), deploy=False)
     picked = pick(found.trials, found.judging, 99)
     met = [all(c.met for c in found.judging.trial_checks(t)) for t in picked]
     assert met == sorted(met, reverse=True)

@@ -25,7 +25,7 @@ class Page:
 
     def __init__(self, to: int, source: int):
         self._to, self._from = to, source
-        self._pending, self._last, self._session = b"", 0, None
+        self._pending, self._last, self._session, self._target = b"", 0, None, None
         self.events: list[dict[str, Any]] = []
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
@@ -54,13 +54,16 @@ class Page:
 
     def open(self, path: Path, width: int, height: int) -> None:
         """Loads a file and waits for its load event."""
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        before, self._session = self._target, None
+        self._target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        if before is not None:
+            self.send("Target.closeTarget", targetId=before)
+        self._session = self.send("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.send("Page.navigate", url=path.as_uri())
-        while not any(e.get("method") == "Page.loadEventFired" for e in self.events):
+        while not any(e.get("method") == "Page.loadEventFired" and e.get("sessionId") == self._session for e in self.events):
             self.events.append(self._read())
 
     def run(self, script: str) -> Any:
