@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Generator
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,8 @@ from platformdirs import user_cache_dir
 import whet.composites  # noqa: F401  (samples of fused layers, in one order whichever test file is collected first)
 from support.datasets import root
 from support.standin_gpu import standin_gpu as standin_gpu  # a fixture for tests in several folders
+from whet.backends import Load
+from whet.backends.cpu import CpuBackend
 from whet.backends.cpu.threads import wait_settings
 
 # deadlines of examples depend on the load of the machine, not on the code
@@ -19,11 +22,13 @@ settings.load_profile("whet")
 
 
 def pytest_configure() -> None:
-    """Each process of pytest-xdist uses one GPU of CUDA_VISIBLE_DEVICES, round-robin; threads wait in whet's mode.
+    """Each process of pytest-xdist uses one GPU of CUDA_VISIBLE_DEVICES, round-robin; threads wait in whet's mode. Other processes do not count as
+    external load, under which timings are repeated and not stored: a build in a test does not depend on the tests of other workers.
 
     The first library to load libgomp sets the mode: whet's own loading here makes tests independent of earlier tests with PyTorch.
     """
     wait_settings()
+    CpuBackend.watch = lambda self: nullcontext(Load(others=0.0))
     os.environ["WHET_FAILED_VERIFICATIONS"] = ""
     os.environ["WHET_PROGRESS_SECONDS"] = "0"  # output of slow commands on a busy machine stays the same
     for variable, name in (("WHET_CPU_CACHE", "objects"), ("WHET_CUDA_CACHE", "cubins")):  # also for tests with a cache folder of their own

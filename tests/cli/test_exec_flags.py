@@ -145,6 +145,18 @@ def test_deprecated_flags_are_accepted():
     assert config.memory_limit == {"workspace": 4096 * 2**20}
 
 
+@pytest.mark.parametrize(("flag", "text"), [("y:2x3", "the model has no input 'y'; its inputs: x f32"), ("x:4x3", "the model has static shapes")])
+def test_profiles_of_a_static_model_are_its_shapes(flag, text):
+    from whet.cli._exec_config import build_config
+    from whet.cli._summary import Log
+    from whet.network import parse_network
+
+    net = parse_network("in %x: f32[2,3]\n%y = Relu(%x)\nout %y")
+    assert build_config(options("--optShapes=x:2x3"), Log(), net).profiles == ()
+    with pytest.raises(UsageError, match=text):
+        build_config(options(f"--optShapes={flag}"), Log(), net)
+
+
 def test_the_list_of_commands_holds_whole_sentences():
     from click.testing import CliRunner
 

@@ -149,7 +149,7 @@ def test_with_labels_taylor_uses_the_loss():
     ("swin_t", {"image": 64, "window": 2, "blocks": (1, 1, 2, 1), "hidden": 24, "heads": (1, 2, 4, 8)}),
     ("bert_base", {"layers": 1, "hidden": 48, "heads": 4}), ("unet", {"image": 32, "width": 8}),
     ("densenet121", {"image": 32, "blocks": (2, 2, 2, 2)}),
-    ("efficientnet_b0", {"image": 32}), ("yolov5s", {"image": 64}), ("resnext50_32x4d", {"image": 32, "width": 32}),
+    ("efficientnet_b0", {"image": 32}), ("yolov5s", {"image": 64}), ("resnext50_32x4d", {"image": 32}),
 ])  # fmt: skip
 def test_every_criterion_scores_every_group(name, options):
     net = network_from_onnx(zoo.build(name, **options))

@@ -72,10 +72,10 @@ def _format_below(r: Data) -> list[str]:
 
 
 def _layers(rows: Sequence[Data], precision: str) -> Html:
-    head = ("", "layer", "op", "alone dB", "from here dB", "own output dB", "FP32 ms", f"{precision} ms", "saves ms")
+    head = ("layer", "op", "alone dB", "from here dB", "own output dB", "FP32 ms", f"{precision} ms", "saves ms")
     cells = [
-        (k, r["layer"], r["op"], *(f"{r[c]:.1f}" if r[c] is not None else "-" for c in ("alone_db", "from_here_db", "tensor_db")),
+        (r["layer"], r["op"], *(f"{r[c]:.1f}" if r[c] is not None else "-" for c in ("alone_db", "from_here_db", "tensor_db")),
          *(number(r[c], 4) for c in ("float_ms", "low_ms", "saved_ms")))
-        for k, r in enumerate(rows, 1)
+        for r in rows
     ]  # fmt: skip
-    return table(head, cells, right=range(3, len(head)))
+    return table(head, cells, right=range(2, len(head)))

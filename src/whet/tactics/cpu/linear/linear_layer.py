@@ -1,6 +1,6 @@
 """Gemm and MatMul with a constant matrix on the right, f32.
 
-Without AVX-512 it is often faster than oneDNN's products (197x3072 by 3072x768 on Zen 3: 1.2 times), so it is timed where oneDNN is too.
+For coverage: CPUs without oneDNN. It is timed beside oneDNN too, whose products for AVX2 can be slower (docs/notes/cpu_kernels.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any, Protocol
 
@@ -59,7 +60,8 @@ class OneDnnCall(Call):
         addresses = {operand: at[kind][index] + self._offsets.get(operand, 0) for operand, (kind, index) in kernel.places.items()}
         if kernel.scratch:
             addresses["scratchpad"] = args.scratch
-        self._call = kernel.descriptor.primitive().call(addresses)
+        with threads.limited_threads(1 if team > 1 else threads.get_threads()):
+            self._call = kernel.descriptor.primitive().call(addresses)
         self._operands: dict[Place, list[str]] = {}
         for operand, place in kernel.places.items():
             self._operands.setdefault(place, []).append(operand)
@@ -156,10 +158,11 @@ class OneDnnTactic(Tactic):
 
     def _recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         """`recipe` for the layer's threads on this machine. The last result is kept, since refuses, configs and plan need the same one."""
+        threads.set_threads(backend.threads)
         last = self._last
         if last[0] is layer and last[1] == signature and last[2] == backend.threads:
             return last[3]
-        with threads.limited_threads(thread_count(layer, backend)):
+        with planned_threads(layer, backend):
             try:
                 got = self.recipe(layer, signature, backend)
                 if isinstance(got, Recipe):
@@ -185,7 +188,7 @@ class OneDnnTactic(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         got = self._recipe(layer, signature, backend)
-        with threads.limited_threads(thread_count(layer, backend)):
+        with planned_threads(layer, backend):
             return [] if isinstance(got, str) else [(("impl", name),) for name in self._usable(got)]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
@@ -193,8 +196,7 @@ class OneDnnTactic(Tactic):
 
     def _plan(self, ask: Callable[[], Recipe | str], layer: Layer, signature: Signature, config: Config, backend: Backend) -> OneDnnKernel:
         """The kernel of a recipe with the configured implementation (default: oneDNN's first)."""
-        count = thread_count(layer, backend)
-        with threads.limited_threads(count):
+        with planned_threads(layer, backend) as count:
             try:
                 got = ask()
                 if isinstance(got, str):
@@ -230,7 +232,7 @@ class TwoPrimitives(OneDnnTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         first, second = self.kinds
         base = [(("kind", first), *c) for c in super().configs(layer, signature, backend)]
-        with threads.limited_threads(thread_count(layer, backend)):
+        with planned_threads(layer, backend):
             try:
                 other = self.second_recipe(layer, signature)
                 names = [] if isinstance(other, str) else self.select_implementations(self._usable(other))
@@ -247,6 +249,17 @@ class TwoPrimitives(OneDnnTactic):
 def thread_count(layer: Layer, backend: Backend) -> int:
     """Threads for a layer: all, or one for a layer whose work takes less time than starting the others."""
     return 1 if backend.threads > 1 and _is_small(layer) and serial.why_not_serial() is None else backend.threads
+
+
+@contextmanager
+def planned_threads(layer: Layer, backend: Backend) -> Iterator[int]:
+    """Descriptors made in the block are for the layer's threads, which it yields; afterwards the calling thread has the backend's."""
+    count = thread_count(layer, backend)
+    threads.set_threads(count)
+    try:
+        yield count
+    finally:
+        threads.set_threads(backend.threads)
 
 
 def _is_small(layer: Layer) -> bool:
