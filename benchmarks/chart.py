@@ -54,30 +54,40 @@ class Chart:
     panels: tuple[Panel, ...]
     reference: float | None = 1.0
     text: str = "{:.2f}x"  # of a value, at the end of its bar
+    first_column: int | None = None  # panels of the first of two columns
 
     def values(self) -> dict[str, Values]:
         """Panel title -> bar -> value."""
         return {p.title: p.values() for p in self.panels}
 
     def draw(self, plt: Any) -> Any:
-        """The figure: one panel of horizontal bars per entry."""
-        panels = self.values()
-        heights = [len(p) + 1.6 for p in panels.values()]
-        size = (8, 0.27 * (sum(heights) + 1.5 * (len(panels) == 1)))
-        figure, axes = plt.subplots(len(panels), 1, figsize=size, height_ratios=heights, layout="constrained", sharex=True, squeeze=False)
-        for axis, (title, values) in zip(axes[:, 0], panels.items(), strict=True):
-            names = list(values)[::-1]
-            level = -float("inf") if self.reference is None else self.reference
-            bars = axis.barh(names, [values[n] for n in names], color=[BETTER if values[n] >= level else WORSE for n in names], height=0.7)
-            axis.bar_label(bars, [self.text.format(values[n]) for n in names], padding=3, fontsize=8, color=NEUTRAL)
-            if self.reference is not None:
-                axis.axvline(self.reference, color="#888888", linewidth=1, linestyle="--")
-            axis.set_title(title, fontsize=9, loc="left", color=NEUTRAL)
-            axis.tick_params(labelsize=8, colors=NEUTRAL, length=0)
-            axis.spines[:].set_visible(False)
-            axis.margins(x=0.12)
-        axes[-1, 0].set_xlabel(self.axis, fontsize=8, color=NEUTRAL)
+        """The figure: a panel of horizontal bars per entry, in columns of about equal height."""
+        panels = list(self.values().items())
+        heights = [len(values) + 1.6 for _, values in panels]
+        last = max(v for _, values in panels for v in values.values())
+        columns = [range(len(panels))] if self.first_column is None else [range(self.first_column), range(self.first_column, len(panels))]
+        tallest = max(sum(heights[k] for k in column) for column in columns)
+        figure = plt.figure(figsize=(8 + 2 * (len(columns) - 1), 0.27 * (tallest + 1.5 * (len(panels) == 1))), layout="constrained")
+        for column, part in zip(columns, [figure] if len(columns) == 1 else figure.subfigures(1, len(columns)), strict=True):
+            axes = part.subplots(len(column), 1, height_ratios=[heights[k] for k in column], sharex=True, squeeze=False)[:, 0]
+            for axis, k in zip(axes, column, strict=True):
+                self._draw_panel(axis, *panels[k])
+                if last > 0 and all(v >= 0 for v in panels[k][1].values()):
+                    axis.set_xlim(0, 1.12 * last)
+            axes[-1].set_xlabel(self.axis, fontsize=8, color=NEUTRAL)
         return figure
+
+    def _draw_panel(self, axis: Any, title: str, values: Values) -> None:
+        names = list(values)[::-1]
+        level = -float("inf") if self.reference is None else self.reference
+        bars = axis.barh(names, [values[n] for n in names], color=[BETTER if values[n] >= level else WORSE for n in names], height=0.7)
+        axis.bar_label(bars, [self.text.format(values[n]) for n in names], padding=3, fontsize=8, color=NEUTRAL)
+        if self.reference is not None:
+            axis.axvline(self.reference, color="#888888", linewidth=1, linestyle="--")
+        axis.set_title(title, fontsize=9, loc="left", color=NEUTRAL)
+        axis.tick_params(labelsize=8, colors=NEUTRAL, length=0)
+        axis.spines[:].set_visible(False)
+        axis.margins(x=0.12)
 
 
 @dataclass(frozen=True)
@@ -124,18 +134,20 @@ class CrossoverChart:
         return figure
 
 
+_PEERS = "against ONNX Runtime, OpenVINO"
 _CPU_PEERS = "against the better of ONNX Runtime and OpenVINO"
 _LOW_PRECISION = {"model": ("resnet20_cifar10", "resnet56_cifar10", "resnet8_mlperftiny", "lenet_mnist", "vit_mnist", "squeezenet1.1")}
 _RESNET56 = ("original", "depth", "gpu128-50", "latency-45", "flops-50", "2:4", "stages-39")
 CHARTS: tuple[Chart | CrossoverChart, ...] = (
     Chart(
         "speed.svg",
-        "times as fast as the peer (batch 1; the dashed line is equal speed)",
+        "times as fast as the better peer (batch 1; dashed: equal speed)",
         (
-            Panel(f"FP32 on 2 CPU cores, {_CPU_PEERS}", "cpu/peers", "{case}", "ratio", {"batch": 1}),
-            Panel(f"INT8 on 2 CPU cores, {_CPU_PEERS}", "cpu/int8", "{case}", "ratio_better_peer", {"batch": 1}),
+            Panel(f"FP32 on 2 CPU cores, {_PEERS}", "cpu/peers", "{case}", "ratio", {"batch": 1}),
+            Panel(f"INT8 on 2 CPU cores, {_PEERS}", "cpu/int8", "{case}", "ratio_better_peer", {"batch": 1}),
             Panel("FP16 on one H200, against torch.compile (max-autotune)", "h200/peers", "{network}", "compile_over_whet", {"batch": 1}),
         ),
+        first_column=1,
     ),
     Chart(
         "results/cpu.svg",

@@ -113,9 +113,9 @@ def _find_content_kind(head: bytes, open_whole: Callable[[], IO[bytes]]) -> _Kin
     return _find_text_kind(head)
 
 
-def _find_zip_kind(whole: IO[bytes]) -> _Kind:
+def _find_zip_kind(file: IO[bytes]) -> _Kind:
     try:
-        with zipfile.ZipFile(whole) as z:
+        with zipfile.ZipFile(file) as z:
             names = z.namelist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
         return "a truncated zip archive", "Download or copy it again"

@@ -44,12 +44,12 @@ def suggest_name(name: str, names: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def import_user_function(source: str, what: str = "") -> Callable[..., Any]:
-    """The function that `python:MODULE:FUNCTION` names, also from modules in the working folder. `what` (a flag, a key) prefixes errors.
+def import_user_function(source: str, subject: str = "") -> Callable[..., Any]:
+    """The function that `python:MODULE:FUNCTION` names, also from modules in the working folder. `subject` (a flag, a key) prefixes errors.
 
     Raises UsageError for another syntax, a missing module or function, or an object that is not callable.
     """
-    prefix = f"{what}: " if what else ""
+    prefix = f"{subject}: " if subject else ""
     parts = source.split(":")
     if len(parts) != 3 or parts[0] + ":" != PYTHON_PREFIX or not all(parts):
         raise UsageError(f"{prefix}{source} is not python:MODULE:FUNCTION")

@@ -109,6 +109,7 @@ def test_diff_of_locks(files):
     rows = json.loads(call("diff", files / "fused.json", files / "plain.json", "--json").output)["layers"]
     assert any(r["first"] == "-" or r["second"] == "-" for r in rows)
     assert "one is an engine" in str(call("diff", files / "fused.json", files / "plain.engine").exception)
+    assert "n.onnx is a model; give two engines or two locks" in str(call("diff", files / "n.onnx", files / "n.onnx").exception)
 
 
 def test_mistakes(files):
@@ -131,6 +132,8 @@ def test_settings_that_differ(files):
     assert set(found) == {"optimization_level", "passes", "machine.model"}, "a library that one engine does not use is no difference"
     text = call("compare", files / "fused.engine", files / "plain.engine", "--seconds=0.02").output
     assert "optimization_level: fused 1; plain 0" in text
+    a.options["no_fuse"], b.options["no_fuse"] = [["x", "y"]], (("x", "y"),)  # a loaded engine, and one that was just built
+    assert "no_fuse" not in find_differing_settings([a, b])
 
 
 def test_alignment_keeps_every_layer_once(files):

@@ -421,7 +421,7 @@ def test_kernels_use_only_instructions_of_their_gpu():
 
 def test_a_soft_cap_is_refused_at_any_shape():
     layer, _ = layer_of(1, 2, 20, 24, 32, cap=5.0)
-    assert "tanh" in Attention().why_not(layer)
+    assert "tanh" in Attention().keeps_unfused(layer, ())
     assert "no Tanh" in match_attention(layer)
     found = match_attention(layer, capped=True)
     assert (found.scale * found.cap, found.cap) == (pytest.approx(32**-0.5), 5.0)

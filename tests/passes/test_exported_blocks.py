@@ -40,6 +40,7 @@ EXPECTED = {
     "where_lowest": {"Attention": 1},
     "einsum": {"Attention": 1},
     "soft_capped": {"Attention": 1},
+    "late_scale": {"Attention": 1},
     "variance_norm": {"LayerNormalization": 1},
     "rms_norm_division": {"RMSNormalization": 1},
 }

@@ -91,7 +91,7 @@ def test_latency_of_widths_is_that_of_the_cut_network(name, config, tmp_path):
         assert blocks or name == "densenet121"
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_large", "vit_b_16", "bert_base"])
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v3_large", marks=pytest.mark.slow), "vit_b_16", "bert_base"])
 def test_latency_of_removed_branches(name):
     net = net_of(name)
     found, blocks = groups(net), branches(net)

@@ -6,6 +6,7 @@ import gc
 import pickle
 import re
 import threading
+import warnings
 import weakref
 
 import numpy as np
@@ -20,6 +21,7 @@ from whet.errors import ContextError, EngineError, ShapeError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.runtime import EngineWarning, Runtime, aligned_empty
+from whet.tactics import PlanRefused, get_tactic
 
 
 @pytest.fixture
@@ -390,6 +392,26 @@ def test_many_fallback_layers_give_one_warning():
     assert len(told) == 1
     assert re.match(r"4 layers \('c1' and 3 more\) run on cpu/.* instead of cpu/none; the first because", str(told[0].message))
     assert set(engine.describe()["fell_back"]) == {"c1", "r1", "c2", "s"}
+
+
+def test_another_config_of_the_same_tactic_is_a_warning_at_the_opt_shapes_only(monkeypatch):
+    plan = make_plan(conv_net())
+    used, refused = get_tactic(plan.choices["r1"].tactic), []
+
+    def refuse_once(layer, *args, tactic_plan=used.plan):
+        if layer.name == "r1" and not refused:
+            refused.append(layer)
+            raise PlanRefused("not in this configuration")
+        return tactic_plan(layer, *args)
+
+    engine = Runtime(PlainBackend()).load(plan)
+    monkeypatch.setattr(used, "plan", refuse_once)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EngineWarning)
+        engine.create_context().run({"x": image(3)})
+    assert refused.pop().output.shape[0] == 3
+    with pytest.warns(EngineWarning, match="layer 'r1' runs on .*: not in this configuration"):
+        Runtime(PlainBackend()).load(plan)
 
 
 def test_static_engine_of_blocked_formats():

@@ -89,6 +89,14 @@ def soft_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return torch.softmax(scores, -1) @ v
 
 
+def late_scale(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """As XLNet: the scale is after a bias, the mask is subtracted."""
+    assert mask is not None
+    bias = torch.linspace(-1.0, 1.0, k.shape[-2])
+    scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5
+    return torch.softmax(scores - 1e4 * (1.0 - mask.to(q.dtype)), -1) @ v
+
+
 def gated_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """No network's attention: a function of the scores that no kernel has."""
     return torch.softmax(torch.sigmoid(q @ k.transpose(-1, -2)), -1) @ v
@@ -313,6 +321,7 @@ BLOCKS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "where_lowest": lambda: (Core(where_lowest), (tokens(), keep())),
     "einsum": lambda: (Core(einsum), (tokens(),)),
     "gated_scores": lambda: (Core(gated_scores), (tokens(),)),
+    "late_scale": lambda: (Core(late_scale), (tokens(), keep())),
     "soft_capped": lambda: (Core(soft_capped), (tokens(),)),
     "variance_norm": lambda: (VarianceNorm(), (tokens(),)),
     "rms_norm_division": lambda: (RmsNorm("sqrt"), (tokens(),)),

@@ -19,7 +19,8 @@ from whet.tactics.cpu.onednn import _api as dnn
 
 NAME = "cpu/winograd_conv"
 FORMS = [(("m", m), ("tiles", n), ("strips", s), ("split", split)) for m in PAIRS for n, s in ((5, 1), (40, 3)) for split in (0, 1)]
-SOME_FORMS = [form for form in FORMS if (list(PAIRS).index(dict(form)["m"]) + (dict(form)["strips"] > 1) + dict(form)["split"]) % 2 == 0]  # each pair of values
+#: Half of the forms, with each pair of values of `m`, `strips` and `split`.
+SOME_FORMS = [f for f in FORMS if (list(PAIRS).index(dict(f)["m"]) + (dict(f)["strips"] > 1) + dict(f)["split"]) % 2 == 0]
 
 
 def check(layer, arrays, threads, monkeypatch, forms=FORMS, bound=3e-6):

@@ -510,7 +510,7 @@ def test_groups_are_part_of_the_key():
 
 
 def test_each_thread_count_has_its_own_primitive():
-    layer, _ = plain("Relu", ["f32[1,16,8,8]"], {})
+    layer, _ = plain("Relu", ["f32[1,16,64,64]"], {})  # large enough for several threads
     tactic, texts = get_tactic("cpu/onednn_eltwise"), set()
     for threads in (1, 2):
         machine = CpuBackend(threads)

@@ -47,14 +47,14 @@ def _iterate_ops(net: Network) -> Iterator[str]:
             yield from _iterate_ops(region)
 
 
-def make_sample_parallel(one: EnginePlan, profiles: Sequence[Profile], backend: Backend, concurrent_samples: int | None = None) -> EnginePlan:
-    """An engine for batches that runs `one`, an engine of one sample, for each sample. `concurrent_samples` run at once (default: as many as there
+def make_sample_parallel(base: EnginePlan, profiles: Sequence[Profile], backend: Backend, concurrent_samples: int | None = None) -> EnginePlan:
+    """An engine for batches that runs `base`, an engine of one sample, for each sample. `concurrent_samples` run at once (default: as many as there
     are threads and samples); with 1, all threads share each sample."""
-    count = max(min(backend.threads, profiles[0].shapes[one.network.inputs[0].name][2][0]), 1) if concurrent_samples is None else concurrent_samples
-    arenas = [dataclasses.replace(a, concurrent_samples=count) for a in one.arenas]
-    described = {**backend.describe(), "libraries": one.machine.get("libraries", {})}
+    count = max(min(backend.threads, profiles[0].shapes[base.network.inputs[0].name][2][0]), 1) if concurrent_samples is None else concurrent_samples
+    arenas = [dataclasses.replace(a, concurrent_samples=count) for a in base.arenas]
+    described = {**backend.describe(), "libraries": base.machine.get("libraries", {})}
     return dataclasses.replace(
-        one, profiles=list(profiles), arenas=arenas, machine=described, machine_key=backend.key(), threads=backend.threads, probe={},
+        base, profiles=list(profiles), arenas=arenas, machine=described, machine_key=backend.key(), threads=backend.threads, probe={},
     )  # fmt: skip
 
 

@@ -56,7 +56,8 @@ def report_candidates(search: Search, net: Network, chosen: Mapping[str, Option]
     report: dict[str, list[Candidate]] = {}
     for layer in net.layers:
         selected, *others = _sort_options(search, layer, chosen)
-        rows = [selected.candidate(), *(o.candidate(search.why_not(layer, o, net) or o.note or _explain_rejection(o, selected)) for o in others)]
+        reasons = [search.why_not_option(layer, o, net) or o.note or _explain_rejection(o, selected) for o in others]
+        rows = [selected.candidate(), *(o.candidate(reason) for o, reason in zip(others, reasons, strict=True))]
         unfused = search.unfused_times.get(search.kind_of[layer.name])
         if unfused is not None:
             rows.append(unfused.candidate())

@@ -20,8 +20,8 @@ class Progress(Protocol):
         """A stage begins ("passes", "candidates", "timing", "choice", "whole engines", "verification", ...; "int8: timing" if the build makes several
         engines). It has `total` steps, 0 if their number is unknown."""
 
-    def step(self, what: str, done: int = 1) -> None:
-        """`done` more steps are finished; `what` describes the current one."""
+    def step(self, description: str, done: int = 1) -> None:
+        """`done` more steps are finished; `description` describes the current one."""
 
     def note(self, text: str) -> None:
         """A note for the user: a permission that cannot be used, a busy machine, a banned kernel."""
@@ -36,7 +36,7 @@ class Silent:
     def stage(self, name: str, total: int) -> None:
         pass
 
-    def step(self, what: str, done: int = 1) -> None:
+    def step(self, description: str, done: int = 1) -> None:
         pass
 
     def note(self, text: str) -> None:
@@ -62,8 +62,8 @@ class PrintedProgress(Silent):
         self._steps.name = f"building, {name}"
         self._steps.update(0, total, "")
 
-    def step(self, what: str, done: int = 1) -> None:
-        self._steps.update(self._steps.done + done, self._steps.total, what)
+    def step(self, description: str, done: int = 1) -> None:
+        self._steps.update(self._steps.done + done, self._steps.total, description)
 
 
 class ProgressLog:
@@ -115,8 +115,8 @@ class ProgressLog:
         self.phase(self._phase)
         return {name: s for name, s in self._spent.items() if s}
 
-    def step(self, what: str, done: int = 1) -> None:
-        self.to.step(what, done)
+    def step(self, description: str, done: int = 1) -> None:
+        self.to.step(description, done)
 
     def note_all(self, texts: Iterable[str]) -> None:
         for text in texts:

@@ -65,11 +65,11 @@ class BuildProgress:
         if self._interrupted:
             raise KeyboardInterrupt
 
-    def step(self, what: str, done: int = 1) -> None:
+    def step(self, description: str, done: int = 1) -> None:
         self._raise_interrupt()
-        self._steps.update(self._steps.done + done, self._steps.total, what)
+        self._steps.update(self._steps.done + done, self._steps.total, description)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=done, what=what[:80])
+            self._bar.update(self._task, advance=done, what=description[:80])
 
     def note(self, text: str) -> None:
         self.notes.append(text)

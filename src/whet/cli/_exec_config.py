@@ -115,6 +115,10 @@ def _list_sources(o: Options) -> tuple[str, ...]:
 
 def _add_default_profile(o: Options, log: Log, net, profiles):
     """The profiles; for a dynamic model without profile flags, one at --shapes, or with every symbol 1, as trtexec does."""
+    unknown = {n for p in profiles for n in p[1]} - {t.name for t in net.inputs}
+    if unknown:
+        inputs = ", ".join(f"{t.name} {t.type}" for t in net.inputs)
+        raise UsageError(f"the model has no input {sorted(unknown)[0]!r}; its inputs: {inputs}")
     dynamic = [t for t in net.inputs if not t.type.static]
     if not dynamic:
         if profiles:
@@ -122,10 +126,6 @@ def _add_default_profile(o: Options, log: Log, net, profiles):
             if any(s != given.get(n, s) for p in profiles for shapes in p for n, s in shapes.items()):
                 raise UsageError("the model has static shapes; --minShapes, --optShapes and --maxShapes cannot change them")
         return []
-    unknown = {n for p in profiles for n in p[1]} - {t.name for t in net.inputs}
-    if unknown:
-        inputs = ", ".join(f"{t.name} {t.type}" for t in net.inputs)
-        raise UsageError(f"the model has no input {sorted(unknown)[0]!r}; its inputs: {inputs}")
     if profiles:
         fill = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
         return [tuple({n: s.get(n, fill[n]) for n in fill} for s in p) for p in profiles]

@@ -137,9 +137,9 @@ def parse_profiles(pairs: list[tuple[str, str]]) -> tuple[list[tuple[Shapes, Sha
     return triples, warnings
 
 
-def _fill_shapes(name: str, given: Mapping[str, Shapes], warnings: list[str]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _fill_shapes(name: str, shapes: Mapping[str, Shapes], warnings: list[str]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The min, opt and max shape of one input. A missing one is copied from another, with a warning. Raises UsageError."""
-    by_kind = {kind: s[name] for kind, s in given.items() if name in s}
+    by_kind = {kind: s[name] for kind, s in shapes.items() if name in s}
     for kind, others in (("minShapes", ("optShapes", "maxShapes")), ("maxShapes", ("optShapes", "minShapes")), ("optShapes", ("maxShapes",))):
         if kind not in by_kind:
             source = next(o for o in others if o in by_kind)

@@ -14,9 +14,9 @@ from whet.backends.cpu import info
 _LIBRARIES = ("numpy", "onnx", "ml_dtypes", "onednn-cpu-gomp", "llvmlite", "onnxruntime", "torch", "cuda-bindings", "nvidia-cuda-nvrtc")
 
 
-def print_version(context: click.Context, _option: click.Parameter, asked: bool) -> None:
+def print_version(context: click.Context, _option: click.Parameter, is_requested: bool) -> None:
     """Prints the release first, then Python, the machine and the libraries, and ends the command."""
-    if not asked or context.resilient_parsing:
+    if not is_requested or context.resilient_parsing:
         return
     click.echo(f"whet, version {whet.__version__}")
     click.echo(f"Python {platform.python_version()} on {platform.platform()}, {os.cpu_count()} CPUs ({info.model()})")

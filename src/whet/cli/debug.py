@@ -15,7 +15,7 @@ def command() -> None:
     """Find the layers at which a network loses accuracy."""
 
 
-@command.command()
+@command.command(short_help="Rank the layers of MODEL by their sensitivity.")
 @click.argument("model", type=click.Path())
 @click.option("--int8", "kind", flag_value="int8", default="int8", help="8-bit integers, calibrated (default).")
 @click.option("--fp8", "kind", flag_value="fp8", help="Float8 e4m3, scaled by the largest magnitude (emulated).")

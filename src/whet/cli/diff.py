@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -28,6 +29,9 @@ def command(first: str, second: str, as_json: bool) -> None:
     if kinds[0] != kinds[1]:
         raise UsageError(f"{first} and {second}: one is an engine, the other is not; give two engines or two locks")
     out = make_console()
+    for path in (first, second):
+        if Path(path).suffix == ".onnx":
+            raise UsageError(f"{path} is a model; give two engines or two locks. `whet compare` builds models and compares their engines.")
     if not kinds[0]:
         layers = _lock_differences(first, second)
         if as_json:

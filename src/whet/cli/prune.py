@@ -229,12 +229,12 @@ def _make_config(o: dict[str, Any]) -> Any:
     return PruneConfig(**fields, skip=skip, widths=widths, engines=engines, floor=floor, target=target, build=build_config(**o))
 
 
-def _parse_widths(given: tuple[str, ...]) -> dict[str, int]:
+def _parse_widths(texts: tuple[str, ...]) -> dict[str, int]:
     """Parses GROUP=N texts to group -> units. Raises UsageError."""
     from whet.errors import UsageError
 
     widths = {}
-    for word in given:
+    for word in texts:
         name, equals, number = word.rpartition("=")
         if not equals or not name or not number.isdecimal():
             raise UsageError(f"--width={word}: write GROUP=N, N the units to keep, as --width=layer1.0.conv1.weight=48")

@@ -87,14 +87,14 @@ def _parse_batches(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
-def _format_shapes(model: str, batch: int, given: str | None) -> str:
-    """Shapes in the syntax of --shapes: the batch for dynamic first axes of inputs, the other axes from `given`, or 1."""
+def _format_shapes(model: str, batch: int, text: str | None) -> str:
+    """Shapes in the syntax of --shapes: the batch for dynamic first axes of inputs, the other axes from `text`, or 1."""
     from whet.cli import _exec_values as values
     from whet.cli._model import read_network
     from whet.errors import UsageError
     from whet.network import evaluate, symbols
 
-    shapes = values.parse_shapes(given, "shapes") if given else {}
+    shapes = values.parse_shapes(text, "shapes") if text else {}
     inputs = read_network(model, None)[0].inputs
     free = [t for t in inputs if t.type.rank and not isinstance(t.shape[0], int)]
     if not free:

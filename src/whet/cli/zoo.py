@@ -13,7 +13,7 @@ import click
 @click.argument("name", default="list")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="File to write (default: NAME.onnx).")
 @click.option("--batch", default="N", show_default=True, help="Batch size, or the name of a dynamic one.")
-@click.option("--opset", type=int, default=17, show_default=True)
+@click.option("--opset", type=int, default=17, show_default=True, help="ONNX opset of the file.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random weights.")
 @click.option("--json", "as_json", is_flag=True, help="JSON output.")
 def command(name: str, output: str | None, batch: str, opset: int, seed: int, as_json: bool) -> None:

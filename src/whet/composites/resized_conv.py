@@ -106,7 +106,7 @@ def fuse_resized_conv(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | N
             return Skip(reason)
     if (sizes := _constant_sizes(resize)) is None:
         return Skip(f"the output size of '{resize.name}' is computed at run time")
-    fused = fuse_nested(g, RESIZED_CONV.kind, resize, concat, layer, outputs=layer.outputs, given={resize: sizes})
+    fused = fuse_nested(g, RESIZED_CONV.kind, resize, concat, layer, outputs=layer.outputs, attributes={resize: sizes})
     return dict(zip(layer.outputs, [fused] if isinstance(fused, Tensor) else fused, strict=True))
 
 

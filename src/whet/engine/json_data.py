@@ -43,26 +43,26 @@ def to_json_data(value: Any) -> Any:
     return str(value)
 
 
-def from_json(data: memoryview, what: str) -> Any:
+def from_json(data: memoryview, subject: str) -> Any:
     """Parses JSON data without duplicate keys or NaN. Raises EngineError."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(items)
         if len(made) != len(items):
-            raise EngineError(f"{what}: it has a duplicate key")
+            raise EngineError(f"{subject}: it has a duplicate key")
         return made
 
     def constant(name: str) -> float:
-        raise EngineError(f"{what}: {name} is not allowed as a number")
+        raise EngineError(f"{subject}: {name} is not allowed as a number")
 
     text = bytes(data)
     try:
         parsed = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
         again = _dump(parsed)
     except (ValueError, RecursionError, MemoryError) as e:
-        raise EngineError(f"{what} cannot be read: {str(e)[:200]}") from e
+        raise EngineError(f"{subject} cannot be read: {str(e)[:200]}") from e
     if again != text:
-        raise EngineError(f"{what} is not in canonical form: sorted keys, no spaces, numbers in their shortest form")
+        raise EngineError(f"{subject} is not in canonical form: sorted keys, no spaces, numbers in their shortest form")
     return parsed
 
 

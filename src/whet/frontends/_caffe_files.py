@@ -84,14 +84,14 @@ def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray]]:
     return weights
 
 
-def _blob(blob: Any, what: str) -> np.ndarray:
+def _blob(blob: Any, subject: str) -> np.ndarray:
     try:
         values = np.frombuffer(blob.data, "<f4") if blob.data else np.frombuffer(blob.double_data, "<f8").astype(np.float32)
     except ValueError as e:
-        raise FrontendError(f"{what} has a blob of a broken number of bytes. Copy the caffemodel again.") from e
+        raise FrontendError(f"{subject} has a blob of a broken number of bytes. Copy the caffemodel again.") from e
     shape = tuple(blob.shape.dim) if blob.HasField("shape") else (blob.num, blob.channels, blob.height, blob.width)
     if any(d < 0 for d in shape) or prod(shape) != values.size:
-        raise FrontendError(f"{what} has a blob of shape {shape} with {values.size} values. Copy the caffemodel again.")
+        raise FrontendError(f"{subject} has a blob of shape {shape} with {values.size} values. Copy the caffemodel again.")
     return values.astype(np.float32, copy=False).reshape(shape)
 
 

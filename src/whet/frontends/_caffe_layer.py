@@ -34,24 +34,24 @@ class Weights:
         self.blobs, self.path = blobs, path
         self._random = np.random.default_rng(0)
 
-    def of(self, layer: CaffeLayer, i: int, shape: tuple[int, ...] | None, what: str) -> np.ndarray:
+    def of(self, layer: CaffeLayer, i: int, shape: tuple[int, ...] | None, subject: str) -> np.ndarray:
         """Blob `i` of a layer as `shape` (None: its own). Raises FrontendError for a missing or wrong blob."""
         where = f"layer '{layer.name}' ({layer.type})"
         if self.blobs is None:
             if shape is None:
-                raise FrontendError(f"{where}: its {what} has no shape in the prototxt, so it cannot have random weights. Give the caffemodel.")
+                raise FrontendError(f"{where}: its {subject} has no shape in the prototxt, so it cannot have random weights. Give the caffemodel.")
             size = np.sqrt(2 / max(1, prod(shape[1:]))) if len(shape) > 1 else 0.1
             return (self._random.standard_normal(shape) * size).astype(np.float32)
         blobs = self.blobs.get(layer.name)
         if blobs is None:
             raise FrontendError(f"{where} has no weights in {self.path}.{suggest_name(layer.name, self.blobs)} Give the caffemodel of this prototxt.")
         if i >= len(blobs):
-            raise FrontendError(f"{where}: {self.path} has {len(blobs)} blobs for it, without its {what}. Give the caffemodel of this prototxt.")
+            raise FrontendError(f"{where}: {self.path} has {len(blobs)} blobs for it, without its {subject}. Give the caffemodel of this prototxt.")
         blob = blobs[i]
         if shape is None:
             return blob
         if blob.size != np.prod(shape) or (blob.ndim == len(shape) and blob.shape != shape and blob.ndim > 1):
-            raise FrontendError(f"{where}: its {what} has the shape {blob.shape} in {self.path}, but the prototxt needs {shape}.")
+            raise FrontendError(f"{where}: its {subject} has the shape {blob.shape} in {self.path}, but the prototxt needs {shape}.")
         return blob.reshape(shape)
 
 
@@ -76,13 +76,13 @@ class Layer:
         """Adds a whet layer of this Caffe layer's name."""
         return self.net.add(op, *inputs, name=self.name, sources=(self.name,), **attrs)
 
-    def blob(self, i: int, shape: tuple[int, ...] | None, what: str) -> np.ndarray:
+    def blob(self, i: int, shape: tuple[int, ...] | None, subject: str) -> np.ndarray:
         """Blob `i`, float32 of `shape`. Raises FrontendError if it is missing or has another size."""
-        return self.weights.of(self.source, i, shape, what)
+        return self.weights.of(self.source, i, shape, subject)
 
-    def weight(self, array: np.ndarray, what: str) -> Tensor:
+    def weight(self, array: np.ndarray, subject: str) -> Tensor:
         """A constant named after the layer."""
-        name = f"{self.name}.{what}"
+        name = f"{self.name}.{subject}"
         return self.net.constant(Weight(np.ascontiguousarray(array, np.float32), Origin("source", name)), name)
 
     def scalar(self, value: float) -> Tensor:
@@ -98,10 +98,10 @@ class Layer:
             raise self.unsupported(f"its axis {value} is outside the rank {rank}")
         return value % rank
 
-    def require_static(self, dims: Sequence[Dim], what: str) -> tuple[int, ...]:
+    def require_static(self, dims: Sequence[Dim], subject: str) -> tuple[int, ...]:
         """`dims` as integers. Raises UnsupportedError if one is dynamic."""
         if not all(isinstance(d, int) for d in dims):
-            raise self.unsupported(f"{what} must be fixed, not {tuple(map(str, dims))}; give fixed shapes")
+            raise self.unsupported(f"{subject} must be fixed, not {tuple(map(str, dims))}; give fixed shapes")
         return tuple(d for d in dims if isinstance(d, int))
 
     def reshape(self, t: Tensor, shape: Sequence[Dim]) -> Tensor:

@@ -86,8 +86,8 @@ def _span(low: int, high: int) -> str:
     return str(low) if low == high else f"{low} to {high}" if high < 2**31 - 1 else f"{low} or more"
 
 
-def _text(raw: bytes, what: str) -> str:
+def _text(raw: bytes, subject: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as e:
-        raise FrontendError(f"{what} is not text. {DAMAGED}") from e
+        raise FrontendError(f"{subject} is not text. {DAMAGED}") from e

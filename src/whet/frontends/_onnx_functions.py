@@ -90,14 +90,14 @@ def expand(call: NodeProto, f: FunctionProto, name: str, defaults: Sequence[Attr
     return body + head
 
 
-def _rename(node: NodeProto, renamed: Callable[[str], str], given, defaults) -> None:
+def _rename(node: NodeProto, renamed: Callable[[str], str], names, defaults) -> None:
     """Renames a node's values in place and resolves attribute references, including those in subgraphs."""
     node.input[:] = [renamed(n) for n in node.input]
     node.output[:] = [renamed(n) for n in node.output]
     kept: list[AttributeProto] = []
     for a in node.attribute:
         if a.ref_attr_name:
-            value = given.get(a.ref_attr_name) or defaults.get(a.ref_attr_name)
+            value = names.get(a.ref_attr_name) or defaults.get(a.ref_attr_name)
             if value is None:
                 continue  # neither given nor with a default: the op's own default applies
             actual = AttributeProto()
@@ -106,15 +106,15 @@ def _rename(node: NodeProto, renamed: Callable[[str], str], given, defaults) -> 
             kept.append(actual)
             continue
         for sub in [a.g] if a.type == AttributeProto.GRAPH else a.graphs:
-            _rename_graph(sub, renamed, given, defaults)
+            _rename_graph(sub, renamed, names, defaults)
         kept.append(a)
     copies = [AttributeProto.FromString(a.SerializeToString()) for a in kept]
     del node.attribute[:]
     node.attribute.extend(copies)
 
 
-def _rename_graph(sub: GraphProto, renamed, given, defaults) -> None:
+def _rename_graph(sub: GraphProto, renamed, names, defaults) -> None:
     for v in (*sub.input, *sub.output, *sub.initializer):
         v.name = renamed(v.name)
     for node in sub.node:
-        _rename(node, renamed, given, defaults)
+        _rename(node, renamed, names, defaults)

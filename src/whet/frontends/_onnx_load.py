@@ -43,41 +43,41 @@ def load_model(source: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onn
     return _check(_parse(data, str(path), path), str(path), path), path.resolve().parent
 
 
-def _parse(data: bytes, what: str, path: Path | None = None) -> onnx.ModelProto:
+def _parse(data: bytes, subject: str, path: Path | None = None) -> onnx.ModelProto:
     if not data:
-        raise FrontendError(f"{what} is empty. Export or copy the model again.")
+        raise FrontendError(f"{subject} is empty. Export or copy the model again.")
     if data.startswith(b"version https://git-lfs"):
-        raise FrontendError(f"{what} is a Git LFS pointer, not the model. Fetch it with `git lfs pull`.")
+        raise FrontendError(f"{subject} is a Git LFS pointer, not the model. Fetch it with `git lfs pull`.")
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except DecodeError as e:
         if kind := describe_kind(data if path is None else path):
-            raise FrontendError(f"{what} is not an ONNX model, but {kind}") from e
-        raise FrontendError(f"{what} is not an ONNX model, or it is truncated ({len(data)} bytes): {e}. Copy or export it again.") from e
+            raise FrontendError(f"{subject} is not an ONNX model, but {kind}") from e
+        raise FrontendError(f"{subject} is not an ONNX model, or it is truncated ({len(data)} bytes): {e}. Copy or export it again.") from e
     return model
 
 
-def _check(model: onnx.ModelProto, what: str, path: Path | None = None) -> onnx.ModelProto:
+def _check(model: onnx.ModelProto, subject: str, path: Path | None = None) -> onnx.ModelProto:
     if not model.HasField("graph"):
         if path is not None and (kind := describe_kind(path)):
-            raise FrontendError(f"{what} is not an ONNX model, but {kind}")
-        raise FrontendError(f"{what} holds no graph: it is not an ONNX model, or it is truncated. Copy or export it again.")
-    check_texts(model, what)
-    versions = opsets(model.opset_import, what)
+            raise FrontendError(f"{subject} is not an ONNX model, but {kind}")
+        raise FrontendError(f"{subject} holds no graph: it is not an ONNX model, or it is truncated. Copy or export it again.")
+    check_texts(model, subject)
+    versions = opsets(model.opset_import, subject)
     if "" not in versions and any(n.domain in DEFAULT_DOMAINS for n in model.graph.node):
-        raise FrontendError(f"{what} names no opset for its ONNX ops. Export it again.")
+        raise FrontendError(f"{subject} names no opset for its ONNX ops. Export it again.")
     opset, newest = versions.get("", OLDEST_OPSET), onnx.defs.onnx_opset_version()
     if opset < OLDEST_OPSET or (opset < _onnx_convert.OPSET and any(n.op_type == "Upsample" for n in model.graph.node)):
-        return _convert(model, what, opset)
+        return _convert(model, subject, opset)
     if opset > newest:
         raise FrontendError(
-            f"{what} has opset {opset}; onnx {onnx.__version__} reads up to {newest}. Upgrade it, or export with an older one."
+            f"{subject} has opset {opset}; onnx {onnx.__version__} reads up to {newest}. Upgrade it, or export with an older one."
         )
     return model
 
 
-def _convert(model: onnx.ModelProto, what: str, opset: int) -> onnx.ModelProto:
+def _convert(model: onnx.ModelProto, subject: str, opset: int) -> onnx.ModelProto:
     """The model at opset 9 by the onnx package, in a subprocess, since the converter may abort on damaged models. Raises FrontendError."""
     try:
         done = subprocess.run(
@@ -92,19 +92,19 @@ def _convert(model: onnx.ModelProto, what: str, opset: int) -> onnx.ModelProto:
         said = getattr(e, "stderr", None) or b""
         last = said.decode(errors="replace").strip().rpartition("\n")[2] or type(e).__name__
         raise FrontendError(
-            f"{what} has opset {opset}, and onnx's version converter cannot convert it to opset {_onnx_convert.OPSET} ({last[:200]}). "
+            f"{subject} has opset {opset}, and onnx's version converter cannot convert it to opset {_onnx_convert.OPSET} ({last[:200]}). "
             "Export it with opset 13 or newer."
         ) from e
 
 
-def opsets(imports, what: str) -> dict[str, int]:
+def opsets(imports, subject: str) -> dict[str, int]:
     """Domain -> version of an opset_import list, the default domain under ""."""
     versions: dict[str, int] = {}
     for entry in imports:
         domain = "" if entry.domain in DEFAULT_DOMAINS else entry.domain
         if versions.setdefault(domain, entry.version) != entry.version:
             raise FrontendError(
-                f"{what} imports two opsets of the domain {domain or 'ai.onnx'!r}: {versions[domain]} and {entry.version}. Export it again."
+                f"{subject} imports two opsets of the domain {domain or 'ai.onnx'!r}: {versions[domain]} and {entry.version}. Export it again."
             )
     return versions
 

@@ -68,19 +68,19 @@ def plain_names(infos: Iterable[onnx.ValueInfoProto]) -> set[str]:
     return {d.dim_param for i in infos if i.type.HasField("tensor_type") for d in i.type.tensor_type.shape.dim if d.dim_param}
 
 
-def value_type(info: onnx.ValueInfoProto, table: SymbolTable, what: str, user: Sequence[int | str | None] | None = None) -> TensorType:
-    """The type of a declared value. Raises FrontendError or UnsupportedError naming `what`."""
+def value_type(info: onnx.ValueInfoProto, table: SymbolTable, subject: str, user: Sequence[int | str | None] | None = None) -> TensorType:
+    """The type of a declared value. Raises FrontendError or UnsupportedError naming `subject`."""
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         named = (kind or "no type").removesuffix("_type")
-        raise UnsupportedError(f"{what} is a {named}, not a tensor; whet supports tensors only. Replace the {named} before export.")
+        raise UnsupportedError(f"{subject} is a {named}, not a tensor; whet supports tensors only. Replace the {named} before export.")
     tensor = info.type.tensor_type
-    dtype = dtype_of_onnx(tensor.elem_type, what)
+    dtype = dtype_of_onnx(tensor.elem_type, subject)
     if dtype == STRING:
-        raise UnsupportedError(f"{what} holds strings, which engines do not support. Encode text before the network.")
+        raise UnsupportedError(f"{subject} holds strings, which engines do not support. Encode text before the network.")
     if not tensor.HasField("shape"):
         if user is None:
-            raise FrontendError(f"{what} has no shape in the model, not even a rank. Give it: shapes={{{info.name!r}: ('N', 3, 224, 224)}}.")
+            raise FrontendError(f"{subject} has no shape in the model, not even a rank. Give it: shapes={{{info.name!r}: ('N', 3, 224, 224)}}.")
         return TensorType(dtype, tuple(table.fresh(f"{info.name}_{i}") for i in range(len(user))))
     dims: list[Dim] = []
     rank = len(tensor.shape.dim)
@@ -96,7 +96,7 @@ def value_type(info: onnx.ValueInfoProto, table: SymbolTable, what: str, user: S
         else:
             dims.append(table.fresh(f"{info.name}_{axis}"))
     if prod(d for d in dims if isinstance(d, int)) > MAX_ELEMENTS:
-        raise FrontendError(f"{what} has the shape [{', '.join(map(str, dims))}], which is too large. The model is damaged: export it again.")
+        raise FrontendError(f"{subject} has the shape [{', '.join(map(str, dims))}], which is too large. The model is damaged: export it again.")
     return TensorType(dtype, tuple(dims))
 
 

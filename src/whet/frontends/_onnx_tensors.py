@@ -25,38 +25,38 @@ DTYPE_OF_ONNX |= {getattr(TensorProto, name): DTYPES[dtype] for name, dtype in _
 ONNX_OF_DTYPE: dict[DType, int] = {d: code for code, d in DTYPE_OF_ONNX.items()}
 
 
-def dtype_of_onnx(code: int, what: str) -> DType:
-    """whet's element type of an ONNX type code. Raises UnsupportedError naming `what`."""
+def dtype_of_onnx(code: int, subject: str) -> DType:
+    """whet's element type of an ONNX type code. Raises UnsupportedError naming `subject`."""
     if code in DTYPE_OF_ONNX:
         return DTYPE_OF_ONNX[code]
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else f"code {code}"
     raise UnsupportedError(
-        f"{what} has the element type {name}, which whet does not support; supported: {', '.join(map(str, ONNX_OF_DTYPE))}. Cast it before export."
+        f"{subject} has the element type {name}, which whet does not support; supported: {', '.join(map(str, ONNX_OF_DTYPE))}. Cast it before export."
     )
 
 
-def array_of(t: TensorProto, folder: Path | None, what: str) -> np.ndarray:
+def array_of(t: TensorProto, folder: Path | None, subject: str) -> np.ndarray:
     """The tensor's values. Raises FrontendError (damaged, or data outside `folder`) or UnsupportedError (type)."""
-    dtype = dtype_of_onnx(t.data_type, what)
+    dtype = dtype_of_onnx(t.data_type, subject)
     if dtype is STRING:
-        raise UnsupportedError(f"{what} holds strings; whet supports numeric tensors. Do the text processing before the network.")
+        raise UnsupportedError(f"{subject} holds strings; whet supports numeric tensors. Do the text processing before the network.")
     if any(d < 0 for d in t.dims):
-        raise FrontendError(f"{what} has the shape {list(t.dims)}: a size cannot be negative. {DAMAGED}")
+        raise FrontendError(f"{subject} has the shape {list(t.dims)}: a size cannot be negative. {DAMAGED}")
     if t.HasField("segment"):
         raise UnsupportedError(
-            f"{what} is stored in segments, which is obsolete. Load and save it with an onnx package of its time."
+            f"{subject} is stored in segments, which is obsolete. Load and save it with an onnx package of its time."
         )
     shape = tuple(t.dims)
     try:
         if t.data_location == TensorProto.EXTERNAL:
-            return _decode_raw(_external_bytes(t, folder, what, _nbytes(t, dtype)), dtype, shape)
+            return _decode_raw(_external_bytes(t, folder, subject, _nbytes(t, dtype)), dtype, shape)
         if not t.HasField("raw_data"):
             return _decode_fields(t, dtype).reshape(shape)
         if len(t.raw_data) != _nbytes(t, dtype):
-            raise FrontendError(f"{what} has {len(t.raw_data)} bytes, its type {dtype}{list(shape)} needs {_nbytes(t, dtype)}. {DAMAGED}")
+            raise FrontendError(f"{subject} has {len(t.raw_data)} bytes, its type {dtype}{list(shape)} needs {_nbytes(t, dtype)}. {DAMAGED}")
         return _decode_raw(t.raw_data, dtype, shape)
     except (ValueError, TypeError, OverflowError, MemoryError) as e:
-        raise FrontendError(f"{what} cannot be read as {dtype}{list(shape)}: {e}. {DAMAGED}") from e
+        raise FrontendError(f"{subject} cannot be read as {dtype}{list(shape)}: {e}. {DAMAGED}") from e
 
 
 def _decode_raw(raw: bytes, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
@@ -94,40 +94,40 @@ def _nbytes(t: TensorProto, dtype: DType) -> int:
     return math.ceil(math.prod(t.dims) * dtype.bits / 8)
 
 
-def _external_bytes(t: TensorProto, folder: Path | None, what: str, nbytes: int) -> bytes:
+def _external_bytes(t: TensorProto, folder: Path | None, subject: str, nbytes: int) -> bytes:
     keys = {e.key: e.value for e in t.external_data}
     location = keys.get("location", "")
     if folder is None:
         raise FrontendError(
-            f"{what} has its values in the external file {location!r}, but the model came from memory. Give the model's path."
+            f"{subject} has its values in the external file {location!r}, but the model came from memory. Give the model's path."
         )
     try:
         path = data_file(folder, location)
         offset, length = int(keys.get("offset") or 0), int(keys.get("length") or nbytes)
     except (ValueError, OSError, RuntimeError) as e:
-        raise FrontendError(f"{what}: its external data entry {str(keys)[:200]} is damaged: {str(e)[:200]}. Export the model again.") from e
+        raise FrontendError(f"{subject}: its external data entry {str(keys)[:200]} is damaged: {str(e)[:200]}. Export the model again.") from e
     if path is None:
         raise FrontendError(
-            f"{what} refers to {location[:200]!r}, which is outside the model's folder {folder}; whet does not read it. If the file is yours, copy "
-            "it into that folder and save the model with its name."
+            f"{subject} refers to {location[:200]!r}, which is outside the model's folder {folder}; whet does not read it. If the file is yours, "
+            "copy it into that folder and save the model with its name."
         )
     if offset >= 2**63:
-        raise FrontendError(f"{what}: the offset of its external data has {len(str(offset))} digits. Export the model again.")
+        raise FrontendError(f"{subject}: the offset of its external data has {len(str(offset))} digits. Export the model again.")
     if length != nbytes or offset < 0:
         raise FrontendError(
-            f"{what}: {length} bytes at {offset} of {location!r} are named, its type and shape need {nbytes}. "
+            f"{subject}: {length} bytes at {offset} of {location!r} are named, its type and shape need {nbytes}. "
             f"The model and its data do not belong together."
         )
     try:
         if not path.is_file():
             why = "is not a file" if path.exists() else "does not exist"
-            raise FrontendError(f"{what} has its values in {path}, which {why}. Put the data file into the model's folder.")
+            raise FrontendError(f"{subject} has its values in {path}, which {why}. Put the data file into the model's folder.")
         if offset + length > path.stat().st_size:
             raise FrontendError(
-                f"{what} needs bytes {offset} to {offset + length} of {path}, which has {path.stat().st_size}. Copy the data file again."
+                f"{subject} needs bytes {offset} to {offset + length} of {path}, which has {path.stat().st_size}. Copy the data file again."
             )
         with path.open("rb") as f:
             f.seek(offset)
             return f.read(length)
     except OSError as e:
-        raise FrontendError(f"cannot read {str(path)[:300]}, the values of {what}: {e.strerror}. Check the file and its permissions.") from e
+        raise FrontendError(f"cannot read {str(path)[:300]}, the values of {subject}: {e.strerror}. Check the file and its permissions.") from e

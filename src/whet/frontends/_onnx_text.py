@@ -9,12 +9,12 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from whet.errors import FrontendError
 
 
-def check_texts(model: ModelProto, what: str) -> None:
+def check_texts(model: ModelProto, subject: str) -> None:
     """Raises FrontendError when a name, dim or domain of the model is not UTF-8 text."""
     for text in _model(model):
         if not isinstance(text, str):
             raise FrontendError(
-                f"{what} holds the name {text!r}, which is not UTF-8 text. The file is damaged: copy or export it again."
+                f"{subject} holds the name {text!r}, which is not UTF-8 text. The file is damaged: copy or export it again."
             )
 
 

@@ -71,7 +71,7 @@ def find_differing_settings(plans: Sequence[EnginePlan]) -> dict[str, list[Any]]
 
     A library that not all of the engines use is no difference.
     """
-    rows = [dict(p.options) | dict(_iterate_leaves("machine", p.machine)) for p in plans]
+    rows = [{n: _tuples_as_lists(v) for n, v in p.options.items()} | dict(_iterate_leaves("machine", p.machine)) for p in plans]
     values = {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
     return {
         name: found for name, found in values.items()
@@ -84,6 +84,11 @@ def format_setting(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(format_setting, value)) or "none"
     return "none" if value in (None, "") else "on" if value is True else "off" if value is False else str(value)
+
+
+def _tuples_as_lists(value: Any) -> Any:
+    """A value as it is in a loaded engine, where JSON made lists of tuples."""
+    return [_tuples_as_lists(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _iterate_leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -21,10 +21,10 @@ def _verify(net: Network, outer: set[Tensor], types: bool) -> Network:
     defined: set[Tensor] = set(outer)
     names: dict[str, str] = {}
 
-    def claim(name: str, what: str) -> None:
+    def claim(name: str, subject: str) -> None:
         if name in names:
-            raise NetworkError(f"the name %{name} is given twice in '{net.name}': to {names[name]} and to {what}")
-        names[name] = what
+            raise NetworkError(f"the name %{name} is given twice in '{net.name}': to {names[name]} and to {subject}")
+        names[name] = subject
 
     for t in net.inputs:
         claim(t.name, "an input")

@@ -57,10 +57,10 @@ def inputs_of_attributes(*names: str, first: int = 1):
     return to_onnx
 
 
-def needs_opset(layer: Layer, w, opset: int, what: str) -> None:
+def needs_opset(layer: Layer, w, opset: int, subject: str) -> None:
     """For `to_onnx`: raises UnsupportedError if the target opset is older."""
     if w.opset < opset:
-        raise UnsupportedError(f"{layer.op} '{layer.name}': {what} is not available in opset {w.opset}; write opset {opset} or newer")
+        raise UnsupportedError(f"{layer.op} '{layer.name}': {subject} is not available in opset {w.opset}; write opset {opset} or newer")
 
 
 def block_couples(x: Tensor, y: Tensor, level: int | None = None) -> list[Couple]:

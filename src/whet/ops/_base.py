@@ -160,12 +160,12 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def op(name: str, infer: Infer, reference: Reference, *, samples=(), onnx_ops: Sequence[str] | None = None, **rest: Any) -> Op:
+def op(name: str, infer: Infer, reference: Reference, *, samples=(), onnx_ops: Sequence[str] | None = None, **options: Any) -> Op:
     """Registers an op. Raises NetworkError for a duplicate name. Samples may be (inputs, attrs) pairs."""
     if name in OPS:
         raise NetworkError(f"op {name} is registered twice")
     registered = tuple(s if isinstance(s, Sample) else Sample(*s) for s in samples)
-    o = OPS[name] = Op(name, infer, reference, registered, onnx_ops=tuple(onnx_ops if onnx_ops is not None else (name,)), **rest)
+    o = OPS[name] = Op(name, infer, reference, registered, onnx_ops=tuple(onnx_ops if onnx_ops is not None else (name,)), **options)
     return o
 
 
@@ -322,12 +322,12 @@ def _evaluate_known(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[
 # Shared by infer functions and references: values that are inputs in ONNX and attributes in a lowered network.
 
 
-def known_ints(layer: Layer, i: int, what: str) -> tuple[Dim, ...]:
+def known_ints(layer: Layer, i: int, subject: str) -> tuple[Dim, ...]:
     """Values of input `i` as dims. Raises UnsupportedError if they are known only at run time."""
     values = known_values(layer.input(i))
     if values is None:
         raise UnsupportedError(
-            f"{layer.op} '{layer.name}': its {what} is computed from data at run time; it must be known from constants and shapes"
+            f"{layer.op} '{layer.name}': its {subject} is computed from data at run time; it must be known from constants and shapes"
         )
     return values
 
@@ -347,9 +347,9 @@ def given_dims(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
     return known_ints(layer, i, name)
 
 
-def to_ints(given: Any) -> list[int]:
+def to_ints(value: Any) -> list[int]:
     """For references: the values named by `given_dims`, an array (input) or tuple (attribute), as Python integers."""
-    return [int(v) for v in np.reshape(given, -1)]
+    return [int(v) for v in np.reshape(value, -1)]
 
 
 def given_ints(layer: Layer, name: str, i: int) -> tuple[int, ...] | None:

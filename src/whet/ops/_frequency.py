@@ -9,7 +9,7 @@ from whet.network import Dim, Layer
 from whet.ops._base import known_ints
 
 
-def known_scalar(layer: Layer, i: int, what: str) -> Dim | None:
+def known_scalar(layer: Layer, i: int, subject: str) -> Dim | None:
     """The value of the optional scalar input `i`.
 
     Raises NetworkError unless it is one integer, UnsupportedError if it is known only at run time.
@@ -18,8 +18,8 @@ def known_scalar(layer: Layer, i: int, what: str) -> Dim | None:
     if t is None:
         return None
     if t.dtype.kind != "int" or t.type.rank > 1 or t.type.elements != 1:
-        raise NetworkError(f"{what} is one integer, not {t.type}")
-    return known_ints(layer, i, what)[0]
+        raise NetworkError(f"{subject} is one integer, not {t.type}")
+    return known_ints(layer, i, subject)[0]
 
 
 def check_length(length: Dim) -> None:

@@ -32,9 +32,9 @@ def make_adder(node, g: Network) -> Callable[..., Any]:
     return add
 
 
-def scalar(node, g: Network, value: float, like: Tensor, what: str) -> Tensor:
+def scalar(node, g: Network, value: float, like: Tensor, subject: str) -> Tensor:
     """A constant scalar of `like`'s type."""
-    return g.constant(np.array(value, like.dtype.numpy), f"{node.name}.{what}")
+    return g.constant(np.array(value, like.dtype.numpy), f"{node.name}.{subject}")
 
 
 def integer_product(add: Callable[..., Any], a: Tensor, b: Tensor, a_scale, b_scale, a_zero, b_zero) -> Tensor:

@@ -16,10 +16,10 @@ from whet.ops._refused import read_as_others
 DOMAIN = "com.microsoft."
 
 
-def dequantize_inputs(node, g, i: int, what: str, **more: Any):
+def dequantize_inputs(node, g, i: int, subject: str, **more: Any):
     """Inputs i, i + 1, i + 2 (integers, scale, optional zero point) dequantized."""
     x, scale, zero = node.inputs[i], node.inputs[i + 1], node.input(i + 2)
-    return g.add("DequantizeLinear", x, scale, *(() if zero is None else (zero,)), name=f"{node.name}_{what}", sources=(node.name,), **more)
+    return g.add("DequantizeLinear", x, scale, *(() if zero is None else (zero,)), name=f"{node.name}_{subject}", sources=(node.name,), **more)
 
 
 def quantize_output(node, g, y, i: int, like: int = 0):

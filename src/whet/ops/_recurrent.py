@@ -150,9 +150,9 @@ def clip_inputs(layer: Layer, v: np.ndarray) -> np.ndarray:
 def register_recurrent(name: str, gates: int, states: int, step: Step, defaults: tuple[str, ...], attrs: dict[str, Any], samples):
     """Registers a recurrent op whose inputs are X, W, R, B, sequence lengths, initial states[, more]."""
 
-    def reference(layer, x, w, r, b=None, lengths=None, *rest):
-        first = [rest[i] if i < len(rest) else None for i in range(states)]
-        layer_step = step if len(rest) <= states else (lambda *args: step(*args, extra=rest[states]))
+    def reference(layer, x, w, r, b=None, lengths=None, *initial):
+        first = [initial[i] if i < len(initial) else None for i in range(states)]
+        layer_step = step if len(initial) <= states else (lambda *args: step(*args, extra=initial[states]))
         return run(layer, x, w, r, b, lengths, first, layer_step, gates, defaults)
 
     return op(

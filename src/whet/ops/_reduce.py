@@ -61,7 +61,7 @@ def reduction(
     zeros: tuple[int, ...] | None = (),
     positive: bool = False,
     logical: bool = False,
-    **rest: Any,
+    **options: Any,
 ):
     """Registers y = f(x, axes, keepdims). `zeros_add_nothing`: zeros do not change the result, so they may be pruned from a reduced axis.
     `zeros` None: the result of zeros is not zero. `positive`: samples are above 0. `logical`: accepts bool too."""
@@ -98,7 +98,7 @@ def reduction(
             (["extreme f32[12,16]", np.array([1])], {}),
             ([f"{kind}f16[3,7]", np.array([1])], {}),
         ],
-        **rest,
+        **options,
     )
 
 

@@ -39,12 +39,12 @@ def one_float_type(layer: Layer, *indices: int) -> DType:
     return first
 
 
-def axis_of(axis: Dim, rank: int, what: str = "axis") -> int:
+def axis_of(axis: Dim, rank: int, subject: str = "axis") -> int:
     """`axis` counted from the front. Raises NetworkError when it is out of range, UnsupportedError when it is symbolic."""
     if isinstance(axis, Expr):
-        raise UnsupportedError(f"{what} {axis} depends on a dynamic dimension; it must be a number")
+        raise UnsupportedError(f"{subject} {axis} depends on a dynamic dimension; it must be a number")
     if not -rank <= axis < rank:
-        raise NetworkError(f"{what} {axis} is out of range for rank {rank}")
+        raise NetworkError(f"{subject} {axis} is out of range for rank {rank}")
     return axis % rank
 
 
@@ -81,10 +81,10 @@ def may_span(d: Dim, wide: Dim) -> bool:
     return d != 1 and (d == wide or isinstance(d, Expr))
 
 
-def unify(a: Dim, b: Dim, what: str) -> Dim:
+def unify(a: Dim, b: Dim, subject: str) -> Dim:
     """The common dimension of two tensors, the static one if either is. Raises NetworkError if they differ."""
     if isinstance(a, int) and isinstance(b, int) and a != b:
-        raise NetworkError(f"{what}: {a} is not {b}")
+        raise NetworkError(f"{subject}: {a} is not {b}")
     return a if isinstance(a, int) else b
 
 

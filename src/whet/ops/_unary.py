@@ -21,7 +21,7 @@ def unary(
     samples: Sequence[Any] = (),
     floats: bool = True,
     infer: Any = None,
-    **rest: Any,
+    **options: Any,
 ):
     """Registers y = f(x), or f(x, **attributes); `samples` are attribute sets tested in addition to the defaults."""
     names = tuple(attrs or {})
@@ -38,7 +38,7 @@ def unary(
         samples=[*(([s], {}) for s in shapes), *((["extreme f32[5,7]"], a) for a in samples)],
         couples=lambda layer: same_axes(layer.inputs[0], layer.output),
         pointwise=True,
-        **rest,
+        **options,
     )
 
 

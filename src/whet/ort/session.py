@@ -179,14 +179,14 @@ class InferenceSession:
             raise UsageError(f"the model has no {what} {name!r}.{suggest_name(str(name), names)} It has {', '.join(names)}.")
         return name
 
-    def _feed(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not isinstance(given, Mapping):
-            raise UsageError(f"input_feed: a dict of arrays by input name, not {type(given).__name__}")
-        for name in given:
+    def _feed(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not isinstance(feeds, Mapping):
+            raise UsageError(f"input_feed: a dict of arrays by input name, not {type(feeds).__name__}")
+        for name in feeds:
             self.known(name, "input")
-        if missing := [n for n in self._types[0] if n not in given]:
+        if missing := [n for n in self._types[0] if n not in feeds]:
             raise ShapeError(f"input_feed: '{missing[0]}' is missing; the model takes {', '.join(f'{n}: {t}' for n, t in self._types[0].items())}")
-        return given
+        return feeds
 
     def _run(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         arrays = {n: a if hasattr(a, "__dlpack__") else np.asarray(a, self._types[0][n].dtype.numpy) for n, a in feed.items()}

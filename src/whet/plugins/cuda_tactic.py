@@ -76,8 +76,8 @@ class CudaTactic(PluginTactic):
         return GpuKernel(layer, signature, make, implementation=self.entry, scratch=scratch, rtol=self.rtol)
 
 
-def _value(given: int | Callable[[Layer, Mapping[str, int | str]], int], layer: Layer, settings: Mapping[str, int | str]) -> int:
-    return given(layer, settings) if callable(given) else given
+def _value(setting: int | Callable[[Layer, Mapping[str, int | str]], int], layer: Layer, settings: Mapping[str, int | str]) -> int:
+    return setting(layer, settings) if callable(setting) else setting
 
 
 def pack_parameters(values: Sequence[Any]) -> tuple[bytes, tuple[int, ...]]:

@@ -217,8 +217,8 @@ def _collect(
     free = np.flatnonzero(~fixed)  # elements that may be cut, by axis
     numbers = np.repeat(np.arange(len(axes)), sizes)[free]  # of their axes
     along = free - np.repeat(np.array([base[a] for a in axes], np.int64), sizes)[free]  # indices along their axes
-    roots, first, unit = np.unique(root[free], return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))[unit]  # units in the order of their first elements
+    roots, first, unit_of = np.unique(root[free], return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first))[unit_of]  # units in the order of their first elements
     by_unit = np.argsort(rank, kind="stable")
     numbers, along, roots = numbers[by_unit], along[by_unit], roots[np.argsort(first)]
     counts = np.bincount(rank, minlength=len(roots))

@@ -57,8 +57,8 @@ class SearchLive:
         self.phase_name, self.total, self.done, self.seconds = name, max(total, 1), 0, []
         self.tick()
 
-    def begun(self, folder: Path, what: str) -> None:
-        self.running[folder] = (what, time.monotonic())
+    def begun(self, folder: Path, description: str) -> None:
+        self.running[folder] = (description, time.monotonic())
         self.tick()
 
     def end_job(self, folder: Path, result: Mapping[str, Any], again: bool) -> None:

@@ -69,8 +69,8 @@ def _energy_tile(before: Data, after: Data) -> list[Html]:
     return []
 
 
-def _tile(value: str, what: str) -> Html:
-    return tag("div", tag("b", value), tag("span", what), class_="tile")
+def _tile(value: str, title: str) -> Html:
+    return tag("div", tag("b", value), tag("span", title), class_="tile")
 
 
 def _plots(d: Data) -> dict[str, Data]:

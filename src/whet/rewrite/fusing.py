@@ -64,18 +64,18 @@ def fuse_flat(g: Graph, kind: str, *members: Layer) -> Tensor:
 
 
 def fuse_nested(
-    g: Graph, kind: str, *members: Layer, outputs: Sequence[Tensor] = (), given: Mapping[Layer, Mapping[str, Any]] | None = None
+    g: Graph, kind: str, *members: Layer, outputs: Sequence[Tensor] = (), attributes: Mapping[Layer, Mapping[str, Any]] | None = None
 ) -> Any:
     """As `fuse_flat`, but members that are fused stay fused layers within the body, so that decomposition restores them.
 
-    `outputs` are the members' outputs that are read outside (default: the last one's); of several a tuple is returned. A member in `given` gets
+    `outputs` are the members' outputs that are read outside (default: the last one's); of several a tuple is returned. A member in `attributes` gets
     these additional attributes and keeps only its first input: sizes that constants determine are not known within a body.
     """
     body = Network("body", "lowered")
     inside: dict[Tensor, Tensor] = {}
     inputs: list[Tensor] = []
     for m in members:
-        added_attrs = (given or {}).get(m)
+        added_attrs = (attributes or {}).get(m)
         reads = m.inputs if added_attrs is None else m.inputs[:1]
         for t in reads:
             if t is not None and t not in inside:

@@ -95,7 +95,7 @@ class Context:
 
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the outputs for the inputs' current shapes; -1 for a size that depends on the data."""
-        env = self.engine.shaped(self.profile_index, self._shapes).env
+        env = self.engine.get_shaped_plan(self.profile_index, self._shapes).env
 
         def size(d: Dim) -> int:
             return evaluate(d, env) if symbols(d) <= env.keys() else -1
@@ -335,7 +335,7 @@ class Context:
             return bound
         if self._arena is None:
             self._arena = self._allocate_arena()
-        bound = bind_shapes(self.engine.shaped(self.profile_index, self._shapes), self.engine.backend, self._arena)
+        bound = bind_shapes(self.engine.get_shaped_plan(self.profile_index, self._shapes), self.engine.backend, self._arena)
         self._bounds[key] = bound
         while len(self._bounds) > _MAX_BOUND:
             _, old = self._bounds.popitem(last=False)
@@ -393,9 +393,9 @@ class Context:
                 if a.shape != want:
                     raise ShapeError(f"the array bound to output '{n}' has shape {list(a.shape)}, at these input shapes it is {list(want)}")
 
-    def _known(self, name: str, names: Mapping[str, Any], what: str) -> None:
+    def _known(self, name: str, names: Mapping[str, Any], subject: str) -> None:
         if name not in names:
-            raise ShapeError(f"the engine has no {what} '{name}'.{suggest_name(name, names)} It has {', '.join(names)}.")
+            raise ShapeError(f"the engine has no {subject} '{name}'.{suggest_name(name, names)} It has {', '.join(names)}.")
 
     def _takes(self) -> str:
         return ", ".join(f"{n}: {t}" for n, t in self.engine.inputs.items())

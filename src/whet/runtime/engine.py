@@ -147,7 +147,7 @@ class Engine:
             self._warn(f"{where} was tuned elsewhere ({'; '.join(differences)}): it may be slower than one tuned here")
         release_pages(plan)
         try:
-            self.shaped(0, get_opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are reported at load
+            self.get_shaped_plan(0, get_opt_shapes(plan, 0))  # plans the kernels now, so that fallbacks are reported at load
         except EngineError:
             raise
         except WhetError as e:
@@ -320,7 +320,7 @@ class Engine:
         self._check_open()
         return Context(self, profile)
 
-    def shaped(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> ShapedPlan:
+    def get_shaped_plan(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> ShapedPlan:
         """Kernels and weights for these shapes, planned once and cached."""
         self._check_open()
         key = (profile, tuple(sorted((k, tuple(v)) for k, v in shapes.items())))
@@ -352,12 +352,15 @@ class Engine:
         )
 
     def _warn_of_fallbacks(self, shaped: ShapedPlan) -> None:
-        """Warns once about all layers with a tactic that cannot run."""
+        """Warns once about all layers with a tactic that cannot run. At other shapes than the opt ones, another configuration of the same tactic
+        is no warning: a library's implementations depend on the shape."""
         groups: dict[str, list[Planned]] = {}
+        is_tuned = shaped.shapes == get_opt_shapes(shaped.plan, shaped.profile)
         for s in shaped.steps:
-            if s.fell_back and (s.layer.name, s.fell_back) not in self._told:
+            wanted = shaped.plan.choices[s.layer.name].tactic
+            if s.fell_back and (is_tuned or s.tactic != wanted) and (s.layer.name, s.fell_back) not in self._told:
                 self._told.add((s.layer.name, s.fell_back))
-                groups.setdefault(shaped.plan.choices[s.layer.name].tactic, []).append(s)
+                groups.setdefault(wanted, []).append(s)
         for wanted, members in groups.items():
             first, now = members[0], ", ".join(dict.fromkeys(s.tactic for s in members))
             if len(members) == 1:
@@ -421,7 +424,7 @@ class Engine:
             if not (probe := part.probe):
                 continue
             shapes = {n: tuple(v) for n, v in probe["shapes"].items()}
-            bound = bind_shapes(self.shaped(k, shapes), self.backend)
+            bound = bind_shapes(self.get_shaped_plan(k, shapes), self.backend)
             bound.feed(probe_inputs(part.network, probe["seed"], shapes))
             bound.run()
             if different := probe_differs(probe, bound.fetch()):

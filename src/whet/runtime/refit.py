@@ -26,9 +26,9 @@ def list_refittable_weights(plan: EnginePlan) -> dict[str, TensorType | None]:
     return {name: None if a is None else Weight(a).type for name, a in _collect_sources(plan).items()}
 
 
-def list_missing_weights(plan: EnginePlan, given: Iterable[str]) -> list[str]:
+def list_missing_weights(plan: EnginePlan, names: Iterable[str]) -> list[str]:
     """Source weights that must be given too: a constant is computed from them and from a given one, and the engine file does not have them."""
-    known, new = _collect_sources(plan), set(given)
+    known, new = _collect_sources(plan), set(names)
     needed = {name for t in _iterate_constants(plan) if new & (own := _list_names(t)) for name in own}
     return sorted(name for name in needed - new if known[name] is None)
 

@@ -124,11 +124,11 @@ def flat_offset(at: Sequence[Place], shape: Sequence[int], fmt: str) -> Place:
     return offset
 
 
-def unflatten(whole: Place, shape: Sequence[int]) -> list[Place]:
+def unflatten(index: Place, shape: Sequence[int]) -> list[Place]:
     """Indices along the axes of a block of this shape, from the flat index in it."""
     indices = []
     for k, d in enumerate(shape):
-        place = whole.cut("div", prod(shape[k + 1 :]), prod(shape[: k + 1]))
+        place = index.cut("div", prod(shape[k + 1 :]), prod(shape[: k + 1]))
         indices.append(Place() if d == 1 else place if prod(shape[:k]) == 1 else place.cut("mod", d, d))
     return indices
 

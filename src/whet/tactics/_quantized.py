@@ -99,8 +99,8 @@ def require_quantized(layer: Layer) -> Parts:
     return parts
 
 
-def _scale(layer: Layer, given: Sequence[Tensor | None]) -> Scale | str:
-    scale, zero = given[0], given[1] if len(given) > 1 else None
+def _scale(layer: Layer, operands: Sequence[Tensor | None]) -> Scale | str:
+    scale, zero = operands[0], operands[1] if len(operands) > 1 else None
     if scale is None or scale.weight is None or (zero is not None and zero.weight is None):
         return "a scale is computed at run time"
     zeros = np.zeros(1, np.int64) if zero is None else np.asarray(zero.array()).astype(np.float64).reshape(-1)

@@ -72,10 +72,10 @@ def _device_of(module: Any) -> Any:
     return found if found is not None else torch.device("cpu")
 
 
-def _ranges(tensor: Any, given: Ranges | None, dynamic_batch: bool | tuple[int, int, int], dims: Mapping[int, Any] | None) -> Ranges:
+def _ranges(tensor: Any, ranges: Ranges | None, dynamic_batch: bool | tuple[int, int, int], dims: Mapping[int, Any] | None) -> Ranges:
     """The dynamic axes of a tensor, by the first of: its Input, the torch.export dims, `dynamic_batch`."""
-    if given is not None:
-        return given
+    if ranges is not None:
+        return ranges
     if dims is not None:
         return {axis: _range(dim, int(tensor.shape[axis])) for axis, dim in dims.items()}
     if not dynamic_batch or not tensor.ndim:

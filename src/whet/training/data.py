@@ -128,20 +128,20 @@ def _from_function(source: str, names: tuple[str, ...], preprocessing: Preproces
     return Batches(made, names, preprocessing)
 
 
-def _arrays(found: Any, names: tuple[str, ...], where: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+def _arrays(sample: Any, names: tuple[str, ...], where: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
     """Inputs by name and labels from a dict or an (x, y) pair."""
-    if not isinstance(found, Mapping):
-        if not isinstance(found, tuple | list) or len(found) != 2 or len(names) != 1:
+    if not isinstance(sample, Mapping):
+        if not isinstance(sample, tuple | list) or len(sample) != 2 or len(names) != 1:
             raise TrainingError(f"{where}: give (x, labels) for one input, or a dict with {', '.join(names)} and labels")
-        return {names[0]: np.asarray(found[0])}, None if found[1] is None else np.asarray(found[1])
-    label = next((k for k in _LABELS if k in found and k not in names), None)
-    labels = None if label is None else np.asarray(found[label])
-    rest = {k: v for k, v in found.items() if k != label}
+        return {names[0]: np.asarray(sample[0])}, None if sample[1] is None else np.asarray(sample[1])
+    label = next((k for k in _LABELS if k in sample and k not in names), None)
+    labels = None if label is None else np.asarray(sample[label])
+    rest = {k: v for k, v in sample.items() if k != label}
     if len(names) == 1 and names[0] not in rest and len(rest) == 1:
         rest = {names[0]: next(iter(rest.values()))}
     missing = [n for n in names if n not in rest]
     if missing:
-        raise TrainingError(f"{where} has no array for the input '{missing[0]}'; it has {', '.join(found) or 'none'}")
+        raise TrainingError(f"{where} has no array for the input '{missing[0]}'; it has {', '.join(sample) or 'none'}")
     return {n: np.asarray(rest[n]) for n in names}, labels
 
 

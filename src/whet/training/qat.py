@@ -141,7 +141,7 @@ def quantization_aware(
     if config.distill > 0:
         answers = NetworkModule(without_softmax(teacher or net)).to(device).eval().requires_grad_(False)
     done = train_module(
-        made, module, data, replace(config, freeze=(), train=()), teacher=answers, test=test, progress=progress, what="quantization-aware"
+        made, module, data, replace(config, freeze=(), train=()), teacher=answers, test=test, progress=progress, title="quantization-aware"
     )
     final = Ranges({name: learned[name].range() for name in sites.names()}, ranges.model, ranges.samples)
     quantized = quantize(done.network, final, skip=skip)

@@ -97,7 +97,7 @@ def train_module(
     test: TrainingData | Batches | None = None,
     progress: Progress | None = None,
     train: str | Callable[..., Any] | None = None,
-    what: str = "fine-tuned",
+    title: str = "fine-tuned",
     inserted: Sequence[InsertedBatchNorm] = (),
 ) -> Finetuned:
     """Trains `module` on its device and copies its weights into `net`, with the `inserted` batch norms folded."""
@@ -116,7 +116,7 @@ def train_module(
         )  # fmt: skip
     reapply(module, masks)
     seconds = time.perf_counter() - started
-    about = {"what": what, "steps": fitted.steps, "settings": {k: v for k, v in config.settings().items() if v != getattr(FinetuneConfig(), k)}}
+    about = {"what": title, "steps": fitted.steps, "settings": {k: v for k, v in config.settings().items() if v != getattr(FinetuneConfig(), k)}}
     unchanged = fitted.kept_epoch == 0 and not masks  # without the rounding of inserted batch norms
     made = with_weights(net, {} if unchanged else folded_weights(module.weights(), inserted), about=json.dumps(about))
     judge = module if not inserted else NetworkModule(without_softmax(made)).to(next(module.parameters()).device)

@@ -33,7 +33,7 @@ class MonitoredProgress:
             self._phase, self._steps = name, 0
             self._monitor.phase_start(name, _BUILD, max(total, 1))
 
-    def step(self, what: str, done: int = 1) -> None:
+    def step(self, description: str, done: int = 1) -> None:
         """Steps are done. Raises BuildError if the monitor cancels the build."""
         if self._monitor is None or not self._phase:
             return

@@ -24,9 +24,9 @@ from whet.precision.ranges import Range
 _FOUND = ("precisions", "precision_constraints", "layer_precisions", "layer_output_types")
 
 
-def record_request(plan: EnginePlan, asked: BuildConfig) -> EnginePlan:
+def record_request(plan: EnginePlan, request: BuildConfig) -> EnginePlan:
     """Records the requested precisions in the report."""
-    plan.report.asked = _request(asked)
+    plan.report.asked = _request(request)
     return plan
 
 

@@ -105,17 +105,17 @@ class Float8(Strategy):
     def build_first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
         return [self.baseline, self.build(search, "fp8", frozenset())]
 
-    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
+    def build(self, search: PrecisionSearch, title: str, float_layers: frozenset[str]) -> PrecisionEngine:
         precisions = (*(p for p in search.config.precisions if p not in ("fp8", "int8")), "fp8")
         excluded = float_layers | set(self.left_out)
-        with search.progress.prefix_stages(what):
+        with search.progress.prefix_stages(title):
             plan = build(
                 insert_float8(search.prepared, search.ranges, excluded), dataclasses.replace(search.config, precisions=precisions),
                 progress=search.progress, inputs=search.inputs,
             )  # fmt: skip
         rounded = pack_rounding(search.prepared, search.ranges.rounded)
         plan.report.quantized = make_recipe(search.ranges, excluded, kind="fp8", rounded=rounded)
-        return PrecisionEngine(what, plan, float_layers)
+        return PrecisionEngine(title, plan, float_layers)
 
     def rebuild(self, search: PrecisionSearch, candidate: PrecisionEngine) -> PrecisionEngine:
         is_baseline = candidate.plan is self.baseline.plan
@@ -125,9 +125,9 @@ class Float8(Strategy):
         """In the order of building, so that the baseline wins a tie."""
         return list(allowed)
 
-    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
-        candidates[kept].plan.report.fp8 = Float8Record(dict(self.left_out), sorted(search.ranges.float_sums))
-        if kept == 0:
+    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], index: int, shown: str) -> None:
+        candidates[index].plan.report.fp8 = Float8Record(dict(self.left_out), sorted(search.ranges.float_sums))
+        if index == 0:
             search.info.append(f"--fp8 is permitted but not faster here: {shown}.")
             return
         search.info.append(f"FP8 pays: {shown}; {len(self.left_out)} layers stay out for accuracy or size.")

@@ -171,9 +171,9 @@ class Int8(Strategy):
             candidates.append(self._build_floats(search, quantized[-1].plan.report.latency_ms))
         return [*candidates, *quantized]
 
-    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
+    def build(self, search: PrecisionSearch, title: str, float_layers: frozenset[str]) -> PrecisionEngine:
         net = quantize_network(search.prepared, search.ranges, float_layers, make_float_demand_predicate(search.config), tables=self.tables)
-        name = f"{what}{_LOOKED_UP}" if self.tables else what
+        name = f"{title}{_LOOKED_UP}" if self.tables else title
         with search.progress.prefix_stages(name):
             plan = build(net, search.config, progress=search.progress, inputs=search.inputs)
         plan.report.quantized = make_recipe(search.ranges, float_layers, self.tables)
@@ -192,14 +192,14 @@ class Int8(Strategy):
         """The baseline first, then by the number of layers in floating point, descending."""
         return sorted(allowed, key=lambda i: (i > 0, -len(candidates[i].float_layers)))
 
-    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
-        left = len(candidates[kept].float_layers)
+    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], index: int, shown: str) -> None:
+        left = len(candidates[index].float_layers)
         if not any(c.is_allowed for c in candidates):
             text = f"No engine holds the accuracy budget: {shown}. The first one is kept; the demands for INT8 or 16 bits leave no other."
             search.notes.append(text)
-        elif candidates[kept].plan.report.quantized is None:
+        elif candidates[index].plan.report.quantized is None:
             search.notes.append(f"--int8 is permitted but does not pay here: {shown}. The engine computes in floating point.")
-        elif kept == 0:
+        elif index == 0:
             search.notes.append(f"INT8 pays nowhere but where it is demanded: {shown}.")
         else:
             floats = f"; {left} of {len(search.layers)} quantizable layers stay in floating point" if left else ""

@@ -64,7 +64,7 @@ class Strategy(ABC):
         """The baseline, then the engines with every layer in the low precision; further ones are derived from the last."""
 
     @abstractmethod
-    def build(self, search: PrecisionSearch, what: str, float_layers: frozenset[str]) -> PrecisionEngine:
+    def build(self, search: PrecisionSearch, title: str, float_layers: frozenset[str]) -> PrecisionEngine:
         """The engine with every quantizable layer except `float_layers` in the low precision."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class Strategy(ABC):
         """Indices of the allowed candidates; in a tie the first is kept."""
 
     @abstractmethod
-    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], kept: int, shown: str) -> None:
+    def describe(self, search: PrecisionSearch, candidates: Sequence[PrecisionEngine], index: int, shown: str) -> None:
         """Adds the decision to the search's notes and info; `shown` lists the candidates with their times."""
 
 

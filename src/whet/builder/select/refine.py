@@ -46,7 +46,7 @@ def _list_runners_up(search: Search, base: EngineCandidate) -> list[LayerKind]:
         kind, selected = search.kind_of[layer.name], base.chosen[layer.name]
         close = [o for o in search.kinds[kind].options if o.ms is not None and o.cost <= _CLOSE * selected.cost]
         same = [o for o in close if o.signature == selected.signature and o.ident != selected.ident]
-        same = [o for o in same if search.why_not(layer, o, base.lowered) is None]
+        same = [o for o in same if search.why_not_option(layer, o, base.lowered) is None]
         if same:
             kinds.append(LayerKind(f"layer {i}: {kind}", (layer.name,), selected, (min(same, key=lambda o: o.cost),)))
     return kinds
@@ -86,7 +86,8 @@ def _list_kinds(search: Search, base: EngineCandidate) -> list[LayerKind]:
     for (kind, _), names in groups.items():
         selected = base.chosen[names[0]]
         close = [o for o in search.kinds[kind].options if o.ms is not None and o.cost <= _CLOSE * selected.cost and o.ident != selected.ident]
-        same = [o for o in close if o.signature == selected.signature and all(search.why_not(layers[n], o, base.lowered) is None for n in names)]
+        alike = [o for o in close if o.signature == selected.signature]
+        same = [o for o in alike if all(search.why_not_option(layers[n], o, base.lowered) is None for n in names)]
         if same:
             kinds.append(LayerKind(kind, tuple(names), selected, tuple(sorted(same, key=lambda o: o.cost)[:most])))
     return kinds

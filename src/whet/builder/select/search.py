@@ -101,11 +101,11 @@ class Search:
     def list_usable(self, layer: Layer, net: Network) -> list[Option]:
         """The best option of each signature that this layer of `net` may use, in listing order. Raises NoTacticError."""
         kind = self.kind_of[layer.name]
-        options = [o for o in self.kinds[kind].options if self.why_not(layer, o, net) is None]
+        options = [o for o in self.kinds[kind].options if self.why_not_option(layer, o, net) is None]
         timed = [o for o in options if o.ms is not None]
         options = timed or options
         if not options:
-            refused = [*self.kinds[kind].refused, *(o.candidate(self.why_not(layer, o, net) or "") for o in self.kinds[kind].options)]
+            refused = [*self.kinds[kind].refused, *(o.candidate(self.why_not_option(layer, o, net) or "") for o in self.kinds[kind].options)]
             raise make_no_tactic_error(layer, refused, self.backend)
         preferred = [o for o in options if self.permissions.meets(self.layers[layer.name], o.signature)]
         if not preferred and not self.permissions.obey:
@@ -115,7 +115,7 @@ class Search:
             groups.setdefault(o.signature, []).append(o)
         return sorted((select_fastest(g) for g in groups.values()), key=lambda o: o.rank)
 
-    def why_not(self, layer: Layer, o: Option, net: Network) -> str | None:
+    def why_not_option(self, layer: Layer, o: Option, net: Network) -> str | None:
         """The reason why this layer of `net` may not use an option of its kind, or None."""
         refused = self.bans.reason(self.kind_of[layer.name], o) or self.other_shapes.refusal(layer, o)
         if refused or not o.signature.inplace:

@@ -170,10 +170,10 @@ def _list_chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tact
     return [_make_chain(best, [first, *(steps[0] for steps in listed[1:])], between, rank) for rank, first in enumerate(listed[0], start=1)]
 
 
-def _make_intermediate_operand(part: Layer, whole: Layer, stored: Mapping[str, Operand], target: Operand) -> Operand:
+def _make_intermediate_operand(part: Layer, fused: Layer, stored: Mapping[str, Operand], target: Operand) -> Operand:
     """The format of an intermediate tensor: that of the fused layer's output, or of an input of the part if the rank differs."""
     tensor = part.outputs[0].type
-    if tensor.rank == whole.outputs[0].type.rank:
+    if tensor.rank == fused.outputs[0].type.rank:
         return target
     return next((stored[t.name] for t in part.inputs if t is not None and t.name in stored and t.type.rank == tensor.rank), target)
 

@@ -169,8 +169,8 @@ def _list_other_variants(search: Search, base: _Variant, known: Mapping[str, lis
     net, cost = base.lowered, search.reformats.cost
     options = known or {layer.name: search.list_usable(layer, net) for layer in net.layers}
 
-    def variant(what: str, options: Mapping[str, list[Option]], cost: ReformatCost) -> _Variant:
-        return _Variant(what, choose(net, options, cost), net, base.unfused)
+    def variant(description: str, options: Mapping[str, list[Option]], cost: ReformatCost) -> _Variant:
+        return _Variant(description, choose(net, options, cost), net, base.unfused)
 
     float32 = {n: [o for o in group if not stores_float16(o)] or group for n, group in options.items()}
     changes = not search.backend.capabilities.overlapping_launches and any(len(float32[n]) < len(options[n]) for n in float32)

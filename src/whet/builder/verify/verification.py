@@ -264,22 +264,22 @@ def _check_shapes(
             return
 
 
-def _find_common_axes(plan: EnginePlan, given: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> BatchAxes | None:
+def _find_common_axes(plan: EnginePlan, input_shapes: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> BatchAxes | None:
     """The batch axes, if two sets of shapes differ in the batch only and no layer mixes its items; else None."""
-    sizes = [get_common_batch(s) for s in (given, shapes)]
-    one_batch = all({x[0] for x in s.values()} == {n} for s, n in zip((given, shapes), sizes, strict=True))
-    if not differ_in_batch(given, shapes) or max(sizes) < 2 or not one_batch or _reads_sizes(plan.network, given, shapes):
+    sizes = [get_common_batch(s) for s in (input_shapes, shapes)]
+    one_batch = all({x[0] for x in s.values()} == {n} for s, n in zip((input_shapes, shapes), sizes, strict=True))
+    if not differ_in_batch(input_shapes, shapes) or max(sizes) < 2 or not one_batch or _reads_sizes(plan.network, input_shapes, shapes):
         return None
     try:
-        return find_batch_axes(plan.network, given if sizes[0] > sizes[1] else shapes, max(sizes))
+        return find_batch_axes(plan.network, input_shapes if sizes[0] > sizes[1] else shapes, max(sizes))
     except NotPerImage:
         return None
 
 
-def _reads_sizes(net: Network, given: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def _reads_sizes(net: Network, input_shapes: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """True if a layer's values are sizes that differ between two sets of shapes, as those of the Shape of a batch."""
     pairs = [(t.name, t.type) for t in net.inputs]
-    environments = [bind_symbols(pairs, s) for s in (given, shapes)]
+    environments = [bind_symbols(pairs, s) for s in (input_shapes, shapes)]
     layers = (x for layer in net.layers for x in (fused_layers(layer) if layer.op == "Fused" else [layer]))
     read = [x.needs(0).shape for x in layers if x.op in ("Shape", "Size")]
     return any(len({evaluate(d, env) for env in environments}) > 1 for shape in read for d in shape)

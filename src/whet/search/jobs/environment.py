@@ -98,7 +98,7 @@ class Stages:
     def stage(self, name: str, total: int) -> None:
         self.name, self.total, self.done = name, total, 0
 
-    def step(self, what: str, done: int = 1) -> None:
+    def step(self, description: str, done: int = 1) -> None:
         self.done += done
         if perf_counter() - self.last > 0.2:
             self.last = perf_counter()

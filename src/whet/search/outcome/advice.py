@@ -35,11 +35,11 @@ def advise_before_search(recipe: AutoRecipe, *, here: bool = True) -> list[str]:
     return warnings
 
 
-def _is_same_source(one: str | None, other: str | None) -> bool:
+def _is_same_source(first: str | None, other: str | None) -> bool:
     """True if two sources are the same: equal text, or files with equal bytes."""
-    if one is None or other is None:
+    if first is None or other is None:
         return False
-    return one == other or (isfile(one) and isfile(other) and filecmp.cmp(one, other, shallow=False))
+    return first == other or (isfile(first) and isfile(other) and filecmp.cmp(first, other, shallow=False))
 
 
 def advise_on_samples(recipe: AutoRecipe, count: int) -> list[str]:

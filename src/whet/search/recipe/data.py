@@ -55,33 +55,33 @@ def takes_first_samples(source: str) -> bool:
     return not Path(source).is_file() and not list_images(source)
 
 
-def load_labelled(source: str, net: Network, what: str, preprocess: str | None = None) -> Labelled:
+def load_labelled(source: str, net: Network, subject: str, preprocess: str | None = None) -> Labelled:
     """Labelled data for `net` from FILE.npz or a folder of such files with an array `labels`, a folder with one subfolder of images per class,
     a CSV file of image paths and labels (images are prepared by `preprocess`), or python:MODULE:FUNCTION.
 
     The function returns stacked (inputs, labels), inputs being an array or a dict by input name; or an iterable of single such pairs.
-    Raises CalibrationError for data that do not match the network, UsageError for a missing source. `what` names the source in errors.
+    Raises CalibrationError for data that do not match the network, UsageError for a missing source. `subject` names the source in errors.
     """
     if images := list_images(source):
         if any(k is None for _, k in images):
-            raise CalibrationError(f"{what}: {source} has images without labels: use one subfolder per class, or a CSV file of path,label")
+            raise CalibrationError(f"{subject}: {source} has images without labels: use one subfolder per class, or a CSV file of path,label")
         return Labelled(read_images([p for p, _ in images], net, preprocess), np.array([k for _, k in images], np.int64))
     if source.startswith("python:"):
-        returned, labels = _read_pairs(import_user_function(source, what)(), net, source)
+        returned, labels = _read_pairs(import_user_function(source, subject)(), net, source)
     else:
         path = Path(source)
         files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not files:
-            raise CalibrationError(f"{what}: {source} has no .npz files; labelled data are .npz files with the inputs and `labels`, "
+            raise CalibrationError(f"{subject}: {source} has no .npz files; labelled data are .npz files with the inputs and `labels`, "
                                    "or images in one subfolder per class")  # fmt: skip
-        parts = [_read_file(p, net, what) for p in files]
+        parts = [_read_file(p, net, subject) for p in files]
         returned = {n: np.concatenate([a[n] for a, _ in parts]) for n in parts[0][0]}
         labels = np.concatenate([y for _, y in parts])
     samples = list(split(returned, net, source))
     inputs = {n: np.concatenate([s[n] for s in samples]) for n in samples[0]} if samples else {}
     if not samples or len(labels) != len(next(iter(inputs.values()))):
-        raise CalibrationError(f"{what}: {source} has {len(labels)} labels for {len(next(iter(inputs.values()), ()))} samples")
-    return Labelled(_check_finite(inputs, f"{what}: {source}"), labels)
+        raise CalibrationError(f"{subject}: {source} has {len(labels)} labels for {len(next(iter(inputs.values()), ()))} samples")
+    return Labelled(_check_finite(inputs, f"{subject}: {source}"), labels)
 
 
 @contextmanager
@@ -94,14 +94,15 @@ def allow_imports_from(folder: str) -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _read_file(path: Path, net: Network, what: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    arrays = read_arrays(path, CalibrationError, f"{what}: ")
+def _read_file(path: Path, net: Network, subject: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    arrays = read_arrays(path, CalibrationError, f"{subject}: ")
     if isinstance(arrays, np.ndarray):
         arrays = {}
     name = next((n for n in LABELS if n in arrays), None)
     if name is None:
-        raise CalibrationError(f"{what}: {path} has no array `labels`; it has {', '.join(arrays) or 'none'}")
-    return _name_arrays({n: a for n, a in arrays.items() if n != name}, net, f"{what}: {path}"), _check_integers(arrays[name], f"{what}: {path}")
+        raise CalibrationError(f"{subject}: {path} has no array `labels`; it has {', '.join(arrays) or 'none'}")
+    source = f"{subject}: {path}"
+    return _name_arrays({n: a for n, a in arrays.items() if n != name}, net, source), _check_integers(arrays[name], source)
 
 
 def _read_pairs(returned: Any, net: Network, where: str) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -141,7 +141,7 @@ def make_list_reader(kind: Kind) -> Kind:
     return kinds
 
 
-def make_amount_reader(units: Mapping[str, float], what: str, *, relative: bool = True) -> Kind:
+def make_amount_reader(units: Mapping[str, float], subject: str, *, relative: bool = True) -> Kind:
     """Reader of a number with a unit of `units` (factor to the base unit), or of `0.5x`, a multiple of the original's value."""
 
     def kind(value: Any, where: str) -> Amount:
@@ -152,7 +152,7 @@ def make_amount_reader(units: Mapping[str, float], what: str, *, relative: bool 
         elif match and unit in units:
             result = Amount(float(match[1]) * units[unit])
         else:
-            raise UsageError(f"'{where}' is {what}, not {_format_value(value)}")
+            raise UsageError(f"'{where}' is {subject}, not {_format_value(value)}")
         if result.value <= 0:
             raise UsageError(f"'{where}' is above zero, not {_format_value(value)}")
         return result

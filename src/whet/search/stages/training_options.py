@@ -56,13 +56,13 @@ def as_config(settings: Mapping[str, Any], **more: Any) -> Any:
     return FinetuneConfig(**given, **more)
 
 
-def _merge_settings(value: Any, where: str, defaults: Mapping[str, Any], what: str, more: tuple[str, ...] = ()) -> dict[str, Any]:
+def _merge_settings(value: Any, where: str, defaults: Mapping[str, Any], subject: str, more: tuple[str, ...] = ()) -> dict[str, Any]:
     """`value` merged over `defaults`; each key is a field of FinetuneConfig (or in `more`). Raises UsageError naming the key."""
     from whet.training.config import FinetuneConfig
 
     known = [*more, *(x.name for x in dataclasses.fields(FinetuneConfig) if x.name not in _OURS)]
     if not isinstance(value, Mapping):
-        raise UsageError(f"'{where}' is {what} ({', '.join(known)}), not {value!r}")
+        raise UsageError(f"'{where}' is {subject} ({', '.join(known)}), not {value!r}")
     for name in value:
         if name not in known:
             raise UsageError(f"unknown key '{where}.{name}'.{suggest_name(str(name), known)} Known keys: {', '.join(known)}.")

@@ -131,8 +131,8 @@ class Encoding:
         return np.stack(columns, axis=1)
 
 
-def predict(x: np.ndarray, y: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation at `asked` of a Gaussian process with a linear trend, fitted to (x, y) by its marginal likelihood.
+def predict(x: np.ndarray, y: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation at `points` of a Gaussian process with a linear trend, fitted to (x, y) by its marginal likelihood.
 
     Each coordinate has a length scale of its own, since some hardly matter: coordinate descent from a common scale (Rasmussen and Williams,
     Gaussian Processes for Machine Learning, section 5.1).
@@ -140,9 +140,9 @@ def predict(x: np.ndarray, y: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray
     middle, spread = y.mean(), max(float(y.std()), 1e-12)
     scaled = (y - middle) / spread
     lengths, root = _fit(x, scaled)
-    across = np.linalg.solve(root, _covariance(x, asked, lengths))
+    across = np.linalg.solve(root, _covariance(x, points, lengths))
     mean = across.T @ np.linalg.solve(root, scaled)
-    variance = np.maximum(1 + _TREND * ((asked - 0.5) ** 2).sum(1) - (across**2).sum(0), 1e-12)
+    variance = np.maximum(1 + _TREND * ((points - 0.5) ** 2).sum(1) - (across**2).sum(0), 1e-12)
     return middle + spread * mean, spread * np.sqrt(variance)
 
 

@@ -16,13 +16,13 @@ _C: dict[int, Any] = {
 
 
 class Descriptor:
-    """Owns a backend descriptor and keeps the descriptors in its attributes alive. A failed call raises CudnnError, which names `what`."""
+    """Owns a backend descriptor and keeps the descriptors in its attributes alive. A failed call raises CudnnError, which names the `subject`."""
 
-    def __init__(self, kind: int, what: str) -> None:
-        self._lib, self._what = require_library(), what
+    def __init__(self, kind: int, subject: str) -> None:
+        self._lib, self._what = require_library(), subject
         self._kept: list[Any] = []
         self.handle = ctypes.c_void_p()
-        check(self._lib.cudnnBackendCreateDescriptor(ctypes.c_int(kind), ctypes.byref(self.handle)), what)
+        check(self._lib.cudnnBackendCreateDescriptor(ctypes.c_int(kind), ctypes.byref(self.handle)), subject)
 
     def set(self, attribute: int, kind: int, *values: Any) -> Descriptor:
         """Sets an attribute to values of an attribute type; descriptors are passed as Descriptor objects."""
@@ -44,9 +44,9 @@ class Descriptor:
         check(found, f"{self._what}, attribute {attribute}")
         return list(array[: min(most, count.value)])
 
-    def get_descriptors(self, attribute: int, kind: int, what: str, most: int = 1) -> list[Descriptor]:
+    def get_descriptors(self, attribute: int, kind: int, subject: str, most: int = 1) -> list[Descriptor]:
         """Up to `most` descriptors of one kind from an attribute."""
-        descriptors = [Descriptor(kind, what) for _ in range(most)]
+        descriptors = [Descriptor(kind, subject) for _ in range(most)]
         array, count = (ctypes.c_void_p * most)(*(d.handle.value for d in descriptors)), ctypes.c_int64()
         status = self._lib.cudnnBackendGetAttribute(self.handle, attribute, n.T_DESCRIPTOR, most, ctypes.byref(count), array)
         check(status, f"{self._what}, attribute {attribute}")

@@ -63,14 +63,14 @@ def version() -> str:
     return f"cudnn {number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def check(status: int, what: str) -> None:
+def check(status: int, call: str) -> None:
     """Raises CudnnError for a status that is not success, with the library's last error message."""
     if status:
         words = ctypes.create_string_buffer(256)
         last = getattr(library(), "cudnnGetLastErrorString", None)
         if last is not None:
             last(words, ctypes.c_size_t(len(words)))
-        raise CudnnError(what, status, words.value.decode(errors="replace").strip())
+        raise CudnnError(call, status, words.value.decode(errors="replace").strip())
 
 
 class _Pool:

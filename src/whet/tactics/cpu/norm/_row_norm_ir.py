@@ -43,9 +43,9 @@ def row_norm_ir(tail: int, is_centered: bool) -> str:
             def centered(value: Value, mean: Value = mean) -> Value:
                 return value - mean if is_centered else value
 
-            def add_square(value: Value, found: Value, centered: Callable[[Value], Value] = centered) -> Value:
+            def add_square(value: Value, total: Value, centered: Callable[[Value], Value] = centered) -> Value:
                 value = centered(value)
-                return f.fma(value, value, found)
+                return f.fma(value, value, total)
 
             inverse: Value = one / f.math("sqrt", total(x, add_square, mean) * inverse_width + epsilon)
             with f.loop(0, whole, step=LANES, at_least_once=not tail) as loop:

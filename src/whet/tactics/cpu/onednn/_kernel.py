@@ -120,9 +120,9 @@ class Recipe:
         self.offsets: dict[str, int] = {}
         self.constants: dict[str, tuple[str, Callable[[], np.ndarray], dnn.MemoryDesc | None]] = {}
 
-    def constant(self, operand: str, key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None = None) -> None:
+    def constant(self, operand: str, key: str, make: Callable[[], np.ndarray], desc: dnn.MemoryDesc | None = None) -> None:
         """Marks `operand` as a constant, which is packed once, when the engine is built."""
-        self.constants[operand] = (key, make, given)
+        self.constants[operand] = (key, make, desc)
 
     def kernel(self, layer: Layer, signature: Signature, descriptor: dnn.Descriptor) -> OneDnnKernel:
         places = dict(self.places)
@@ -133,10 +133,10 @@ class Recipe:
         return OneDnnKernel(layer, signature, descriptor, places, packed, self.rtol, self.offsets)
 
 
-def _pack(key: str, make: Callable[[], np.ndarray], given: dnn.MemoryDesc | None, wanted: dnn.MemoryDesc) -> Packed:
-    if given is None:
+def _pack(key: str, make: Callable[[], np.ndarray], desc: dnn.MemoryDesc | None, wanted: dnn.MemoryDesc) -> Packed:
+    if desc is None:
         return Packed(f"{key}|{wanted.text}", wanted.nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8), storable=True)
-    return Packed(f"{key}|{given.text}|{wanted.text}", wanted.nbytes, lambda: dnn.pack(np.ascontiguousarray(make()), given, wanted), storable=True)
+    return Packed(f"{key}|{desc.text}|{wanted.text}", wanted.nbytes, lambda: dnn.pack(np.ascontiguousarray(make()), desc, wanted), storable=True)
 
 
 class OneDnnTactic(Tactic):
@@ -256,7 +256,7 @@ def _is_small(layer: Layer) -> bool:
         return False
     if head.op not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
         return max(prod(static_shape(t.shape)) for t in tensors) <= SERIAL_ELEMENTS
-    if sum(int(t.type.nbytes) for t in layer.inputs if t is not None and t.is_constant) > SERIAL_WEIGHTS:
+    if sum(prod(static_shape(t.shape)) * t.dtype.bits // 8 for t in layer.inputs if t is not None and t.is_constant) > SERIAL_WEIGHTS:
         return False
     left, right = (static_shape(head.needs(i).shape) for i in (0, 1))
     out = static_shape(head.outputs[0].shape)

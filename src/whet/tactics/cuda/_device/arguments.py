@@ -16,6 +16,7 @@ A field of a `Fields` dataclass is expanded in place: several structures can sha
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -131,9 +132,9 @@ class Arguments(Fields):
     kernel_file: ClassVar[str] = ""
     struct_name: ClassVar[str] = ""
 
-    def __init_subclass__(cls, kernel: str = "", struct: str = "Args", text: str = "", **rest: Any) -> None:
+    def __init_subclass__(cls, kernel: str = "", struct: str = "Args", text: str = "", **options: Any) -> None:
         """`text` is the kernel's text if it has no file of its own."""
-        super().__init_subclass__(**rest)
+        super().__init_subclass__(**options)
         if text:
             KERNEL_TEXTS[kernel] = text
         if kernel:
@@ -146,6 +147,7 @@ class Arguments(Fields):
             described[struct] = cls
 
     @classmethod
+    @functools.cache
     def c_struct(cls) -> str:
         """The structure in C; optional members between #if and #endif."""
         lines, open_macros = [f"struct {cls.struct_name} {{"], tuple[str, ...]()

@@ -5,7 +5,7 @@ For coverage: GPUs before Hopper, and masks and head sizes that attention_fused 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated
@@ -14,7 +14,7 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.network import Layer
-from whet.network.types import F32
+from whet.network.types import F32, DType
 from whet.tactics._attention import Heads, View, explain_no_cap, match_attention
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, CType, Float32, Int32, Pointer
@@ -73,12 +73,15 @@ class Attention(Tactic):
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer) or explain_no_cap(layer):
+        if said := super().why_not(layer):
             return said
         if not all_static(layer):
             return None
         heads = match_attention(layer)
         return heads if isinstance(heads, str) else None
+
+    def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
+        return explain_no_cap(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer):

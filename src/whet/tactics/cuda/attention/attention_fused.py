@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import GpuWork
 from whet.network import Layer
-from whet.network.types import F32
+from whet.network.types import F32, DType
 from whet.tactics._attention import Heads, View, explain_no_cap, match_attention, split_periods
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, SharedMemory, TensorMap, UInt32
@@ -124,12 +124,15 @@ class AttentionFused(Tactic):
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer) or explain_no_cap(layer):
+        if said := super().why_not(layer):
             return said
         if not all_static(layer):
             return None
         heads = match_attention(layer, grouped=True, periodic=True)
         return heads if isinstance(heads, str) else why_not_heads(heads)
+
+    def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
+        return explain_no_cap(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         heads = match_attention(layer, grouped=True, periodic=True) if all_static(layer) else ""

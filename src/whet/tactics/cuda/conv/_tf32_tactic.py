@@ -203,19 +203,19 @@ def _match_epilogue(layer: Layer) -> Epilogue | str:
     return match_epilogue(layer, epilogue_steps(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 
-def _pack_rows(head: Layer, work: Work, given: np.ndarray, tile: Tf32Config) -> np.ndarray:
+def _pack_rows(head: Layer, work: Work, filters: np.ndarray, tile: Tf32Config) -> np.ndarray:
     """Filters as rows [k][tap][channel], channels in whole K steps."""
     if head.op != "Conv":
-        given = (given if head.op == "Gemm" and head.attrs.get("transB") else given.T)[:, :, None, None]
+        filters = (filters if head.op == "Gemm" and head.attrs.get("transB") else filters.T)[:, :, None, None]
     if work.groups is not None:
-        return pack_groups(given, work.groups, tile.bn, tile.bk, np.dtype(np.float32))
+        return pack_groups(filters, work.groups, tile.bn, tile.bk, np.dtype(np.float32))
     if work.row:  # [k, c, r, s] -> taps of a row side by side, each of _FEW channels
-        side = np.zeros((given.shape[0], given.shape[3], _FEW, given.shape[2]), np.float32)
-        side[:, :, : given.shape[1]] = given.transpose(0, 3, 1, 2)
-        given = side.reshape(given.shape[0], -1, given.shape[2], 1)
-    k, c, r, s = given.shape
+        side = np.zeros((filters.shape[0], filters.shape[3], _FEW, filters.shape[2]), np.float32)
+        side[:, :, : filters.shape[1]] = filters.transpose(0, 3, 1, 2)
+        filters = side.reshape(filters.shape[0], -1, filters.shape[2], 1)
+    k, c, r, s = filters.shape
     out = np.zeros((k, r, s, -(-c // tile.bk) * tile.bk), np.float32)
-    out[..., :c] = given.transpose(0, 2, 3, 1)
+    out[..., :c] = filters.transpose(0, 2, 3, 1)
     return out
 
 

@@ -168,17 +168,17 @@ def constants(s: ConvShape, tile: Tile, source: int, target: int, activation: st
 def tile_launch(
     s: ConvShape,
     tile: Tile,
-    made: dict[str, int],
+    constants: dict[str, int],
     addresses: tuple[int, int, int, int],
     bounds: tuple[float, float],
     scales8: tuple[float, float],
     multiprocessors: int,
     label: str,
 ) -> Launch:
-    """The launch; `addresses` are input, weights, bias, output; `made` are its macros; `scales8`: steps of a real number
+    """The launch; `addresses` are input, weights, bias, output; `constants` are its macros; `scales8`: steps of a real number
     and the zero point of integer results."""
-    size = _BYTES[made["FROM"]]
-    kind = {0: "f32", 1: "f16", 2: "bf16"}.get(made["FROM"], "u8")
+    size = _BYTES[constants["FROM"]]
+    kind = {0: "f32", 1: "f16", 2: "bf16"}.get(constants["FROM"], "u8")
     x, weights, bias, out = addresses
     rows, columns = tile.input(s)
     pixel = s.c * size
@@ -189,4 +189,4 @@ def tile_launch(
     grid = groups * -(-tiles // each)
     sizes = (s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles)
     arguments = DepthwiseTileArguments(box, weights, bias, out, *sizes, bounds, *scales8)
-    return launch("depthwise_tile", arguments, made, (grid, 1, 1), tile.threads, shared=tile.shared(s, size), label=label)
+    return launch("depthwise_tile", arguments, constants, (grid, 1, 1), tile.threads, shared=tile.shared(s, size), label=label)

@@ -142,13 +142,13 @@ def words_of(s: ConvShape, tile: Tile) -> tuple[int, int]:
     return kinds, (s.s + kinds - 1 + 3) // 4
 
 
-def pack_taps(weights: np.ndarray, kinds: int, taken: int) -> np.ndarray:
+def pack_taps(weights: np.ndarray, kinds: int, taps: int) -> np.ndarray:
     """Filters [c, 1, r, s] of i8 as words [r][kinds][taken][c] of four taps, those of the second kind moved by one."""
     c, _, r, s = weights.shape
-    out = np.zeros((r, kinds, taken * 4, c), np.int8)
+    out = np.zeros((r, kinds, taps * 4, c), np.int8)
     for k in range(kinds):
         out[:, k, k : k + s] = weights[:, 0].transpose(1, 2, 0)
-    return np.ascontiguousarray(out.reshape(r, kinds, taken, 4, c).transpose(0, 1, 2, 4, 3))
+    return np.ascontiguousarray(out.reshape(r, kinds, taps, 4, c).transpose(0, 1, 2, 4, 3))
 
 
 def _factors(parts: Parts, epilogue: Epilogue, s: ConvShape, per: float, shift: float) -> np.ndarray:

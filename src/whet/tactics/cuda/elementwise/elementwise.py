@@ -44,9 +44,9 @@ class ElementwiseArguments(Arguments, kernel="elementwise.cu"):
     inner: Int32
 
 
-def pad_operands(*given: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+def pad_operands(*offsets: tuple[int, int, int]) -> list[tuple[int, int, int]]:
     """Operands (address, kind as in elementwise.cu, type as in vector.cuh), padded to the length of the structure's arrays."""
-    return [*given, *[(0, 0, 0)] * (_OPERANDS - len(given))]
+    return [*offsets, *[(0, 0, 0)] * (_OPERANDS - len(offsets))]
 
 
 @tactic

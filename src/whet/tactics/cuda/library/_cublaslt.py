@@ -48,9 +48,9 @@ def version() -> str:
     return "" if lib is None else f"cublasLt {lib.cublasLtGetVersion()}"
 
 
-def _ok(status: int, what: str) -> None:
+def _ok(status: int, call: str) -> None:
     if status:
-        raise BackendError(f"cuBLASLt: {what} failed with status {status}. --tacticSources=-CUBLASLT builds without it.")
+        raise BackendError(f"cuBLASLt: {call} failed with status {status}. --tacticSources=-CUBLASLT builds without it.")
 
 
 @per_device

@@ -46,9 +46,9 @@ def version() -> str:
     return "cusparseLt " + ".".join(str(p.value) for p in parts)
 
 
-def _ok(status: int, what: str) -> None:
+def _ok(status: int, call: str) -> None:
     if status:
-        raise BackendError(f"cuSPARSELt: {what} failed with status {status}. Leave out --tacticSources=+CUSPARSELT to build without it.")
+        raise BackendError(f"cuSPARSELt: {call} failed with status {status}. Leave out --tacticSources=+CUSPARSELT to build without it.")
 
 
 class _Opaque:

@@ -37,10 +37,10 @@ class MovesCode:
             raise Refused(f"{len(self.text)} characters of code for one element")
 
 
-def describe_moves(made: Callable[[], MovesCode]) -> MovesCode | str:
+def describe_moves(make_code: Callable[[], MovesCode]) -> MovesCode | str:
     """The code, or why there is none."""
     try:
-        return made()
+        return make_code()
     except Refused as e:
         return str(e)
 
@@ -134,13 +134,13 @@ class _Writer:
             text += self.value(node, known, many)[0]
         return text, known
 
-    def _branches(self, root: Node, made: Callable[[Node], str]) -> str:
+    def _branches(self, root: Node, make_text: Callable[[Node], str]) -> str:
         _, where, limits, parts = root
         text = ""
         for k, (limit, part) in enumerate(zip(limits, parts, strict=True)):
             head = "" if k == 0 else "else "
             test = f"if ({place_text(where)} < {limit}u) " if k + 1 < len(parts) else ""
-            text += f"{head}{test}{{ {made(part)}}} "
+            text += f"{head}{test}{{ {make_text(part)}}} "
         return text
 
     def value(self, node: Node, known: dict[Node, str], many: bool = False) -> tuple[str, str]:

@@ -23,10 +23,10 @@ BINARY = {"add": 0x1FFF0, "mul": 0x1FFF1, "max": 0x1FFF2, "min": 0x1FFF3, "div":
 FPMATH = {"strict": 0, "bf16": 1, "f16": 2, "any": 3}
 
 
-def lookup(table: dict[str, int], name: str, what: str) -> int:
+def lookup(table: dict[str, int], name: str, subject: str) -> int:
     """The code of `name`. Raises BackendError with the known names."""
     if name not in table:
-        raise BackendError(f"oneDNN has no {what} {name!r}; it has {', '.join(table)}")
+        raise BackendError(f"oneDNN has no {subject} {name!r}; it has {', '.join(table)}")
     return table[name]
 
 
