@@ -26,10 +26,18 @@ def examples(body: str) -> tuple[dict[str, str], list[str]]:
     return files, uses
 
 
+def link_or_copy(source: str, target: str) -> None:
+    """A hard link, or a copy with the same time on another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 @pytest.fixture
 def package(tmp_path):
-    """A copy of the package under `src`."""
-    shutil.copytree(ROOT / "src" / "whet", tmp_path / "src" / "whet", ignore=shutil.ignore_patterns("__pycache__"))
+    """A copy of the package under `src`, with its compiled files. The files may be links: the test only adds files."""
+    shutil.copytree(ROOT / "src" / "whet", tmp_path / "src" / "whet", copy_function=link_or_copy)
     return tmp_path
 
 

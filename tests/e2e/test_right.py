@@ -7,10 +7,13 @@ from support.realdata import evaluate, models
 from support.right import judged, onnxruntime_outputs
 from whet.runtime import Runtime
 
-# Each has a smaller variant in the list: another size, other postprocessing, or a longer network of the same blocks.
-SLOW = {"deeplabv3_mnv2_voc", "version-RFB-640", "version-RFB-320_without_postprocessing", "version-slim-320", "resnet50v2_stages1-3", "nanodet_m"}
 # Large ones are built at level 1, the others at level 2, which times more candidates.
-LARGE = SLOW | {"version-RFB-320", "mobilenetv2_backbone"}
+LARGE = {
+    "deeplabv3_mnv2_voc", "version-RFB-640", "version-RFB-320_without_postprocessing", "version-slim-320", "resnet50v2_stages1-3", "nanodet_m",
+    "version-RFB-320", "mobilenetv2_backbone",
+}  # fmt: skip
+# Each has a smaller variant in the list: another size, other postprocessing, another input, or a longer network of the same blocks.
+SLOW = LARGE - {"version-RFB-320", "mobilenetv2_backbone"} | {"resnet56_cifar10", "squeezenet1.1_reference"}
 MODELS = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.name in SLOW else []) for m in (models() if root() else [])]
 
 

@@ -17,7 +17,8 @@ from whet.errors import BuildWarning
 
 def run_command(*args: str, cwd: Path, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
     """(exit code, standard output followed by standard error) of `whet ARGS` in the folder `cwd`, with the changes to the environment."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    written = io.BytesIO(), io.BytesIO()
+    out, err = (io.TextIOWrapper(b, encoding="utf-8", write_through=True) for b in written)
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
@@ -38,4 +39,4 @@ def run_command(*args: str, cwd: Path, environment: Mapping[str, str] | None = N
             main(list(args))
         except SystemExit as e:
             code = e.code if isinstance(e.code, int) else int(e.code is not None)
-    return code, "".join(stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]  # BytesIO behind each
+    return code, "".join(b.getvalue().decode() for b in written)

@@ -5,14 +5,12 @@ ONNX Runtime's own, with a floor of 1e-5. The outputs compared are those that th
 engine file that it saved.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 
+from support.commands import run_command
 from whet.frontends import network_from_onnx
 from whet.ops import run_network
 
@@ -45,12 +43,9 @@ def whet_exec(model: Path, feeds: dict[str, np.ndarray], folder: Path, level: in
     command += ["--dumpRawBindingsToFile", "--loadInputs=" + ",".join(files)]
     if dynamic:
         command.append("--shapes=" + ",".join(f"'{n}':{'x'.join(map(str, a.shape)) or 'scalar'}" for n, a in feeds.items()))
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "whet.cli", "exec", *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "&&&& PASSED" in done.stdout
+    code, said = run_command("exec", *command, cwd=folder, environment={"XDG_CACHE_HOME": str(folder / "cache")})
+    assert code == 0, said[-6000:]
+    assert "&&&& PASSED" in said
     outputs = {}
     for path in folder.glob("*.raw"):
         name, _, shape, dtype, _ = path.name.rsplit(".", 4)
