@@ -65,7 +65,7 @@ class TensorRtEngine:
 
 @dataclass(frozen=True)
 class TensorRtMemory:
-    """Bytes of a TensorRT engine. TensorRT does not tell the bytes of the weights: the size of the plan file, which holds them, stands for it."""
+    """Bytes of a TensorRT engine. TensorRT does not report the bytes of the weights; the plan file contains them, so its size is counted."""
 
     plan: int
     activations: int
@@ -77,7 +77,7 @@ class TensorRtMemory:
 
 
 def find_tensorrt_version() -> str:
-    """The version of the package `tensorrt`. Raises UsageError where it is not installed."""
+    """The version of the package `tensorrt`. Raises UsageError if it is not installed."""
     return str(_import_package().__version__)
 
 

@@ -15,7 +15,7 @@ from whet.report._page import chart, make_page
 
 Data = Mapping[str, Any]
 _SHOWN = 60  # layers in the chart; the table has all
-_NAME = 24  # characters of a layer beside its bar
+_NAME = 24  # characters of a layer's name next to its bar
 
 
 def sensitivity_page(data: Data, *, title: str = "sensitivity") -> str:

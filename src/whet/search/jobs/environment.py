@@ -74,7 +74,7 @@ class Worker:
         return get_backend(self.recipe.backend, threads=self.recipe.threads)
 
     def load(self, path: Path) -> Any:
-        """Loads the engine of an engine file on the recipe's device: whet's, or TensorRT's where that is the executor."""
+        """Loads the engine of an engine file on the recipe's device: whet's, or TensorRT's if that is the executor."""
         return load_executor(path, self.recipe)
 
     @property

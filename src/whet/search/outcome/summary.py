@@ -190,7 +190,7 @@ def _get_original_cost(search: SearchResult) -> float:
 
 
 def _note_executor(r: AutoRecipe) -> list[str]:
-    """What TensorRT measured and what it did not, where it is the executor."""
+    """A note on the figures that are TensorRT's and those that are whet's, if TensorRT is the executor."""
     version = r.executor_identity.get("executor")
     if version is None:
         return []

@@ -171,7 +171,7 @@ class AutoRecipe:
 
     @property
     def executor_identity(self) -> dict[str, str]:
-        """TensorRT's version where it is the executor: its plans and times belong to one version. Raises UsageError where it is not installed."""
+        """TensorRT's version if it is the executor: its plans and times belong to one version. Raises UsageError if it is not installed."""
         return {"executor": f"tensorrt {find_tensorrt_version()}"} if self.executor == "tensorrt" else {}
 
     def identity(self) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def measure_engines(
 
 
 def _build_and_write(w: Worker, name: str, network: Network, config: BuildConfig, make: Callable[[], EnginePlan]) -> tuple[EnginePlan, float]:
-    """Builds the plan of `network` and writes its file, and TensorRT's plan where that is the executor; returns the plan and whet's seconds."""
+    """Builds the plan of `network` and writes its file, and TensorRT's plan if that is the executor; returns the plan and whet's seconds."""
     start = perf_counter()
     plan = make()
     seconds = perf_counter() - start

@@ -1,7 +1,7 @@
 """The executor of a search: whet's engine, or the one that NVIDIA's TensorRT builds from the same network, precision and shapes.
 
-With TensorRT each engine file has a plan file beside it: `model.engine` and `model.plan`. Plans are timed and scored; whet's engine, which is
-built too, gives the INT8 ranges (as Q/DQ nodes), the layers of the report and the lock.
+With TensorRT each engine file (`model.engine`) has a plan file of the same name (`model.plan`). Plans are timed and scored. whet's engine is still
+built: it supplies the INT8 ranges (as Q/DQ nodes), the layers of the report and the lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from whet.search.stages.build_engine import find_quantized_source
 
 
 def load_executor(path: Path, recipe: AutoRecipe) -> Any:
-    """The engine that is timed and scored for an engine file: whet's own, or TensorRT's of the plan file. Raises EngineError."""
+    """The engine to time and score for an engine file: whet's own, or TensorRT's of the plan file. Raises EngineError."""
     if recipe.executor == "tensorrt":
         return load_tensorrt(find_plan_file(path))
     return Runtime(backend=recipe.backend, threads=recipe.threads).load(path)
@@ -45,7 +45,7 @@ def find_plan_file(path: Path) -> Path:
 
 
 def find_executed_file(path: Path) -> Path:
-    """The file that is executed for an engine file: TensorRT's plan where there is one."""
+    """The executed file of an engine file: TensorRT's plan if there is one."""
     plan = find_plan_file(path)
     return plan if plan.is_file() else path
 

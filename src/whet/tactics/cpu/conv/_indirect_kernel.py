@@ -139,7 +139,7 @@ class IndirectKernel(CompiledKernel):
 class IndirectTactic(CompiledTactic):
     """A tactic of these kernels, f32. They are there for builds without oneDNN, or on request.
 
-    A tactic defines `why_not_layer`, the reason against a layer apart from types and epilogue, and `plan_kernel`.
+    A tactic defines `why_not_layer`, the reason against a layer other than its types and epilogue, and `plan_kernel`.
     """
 
     opt_in = True

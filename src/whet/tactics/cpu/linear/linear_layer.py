@@ -1,6 +1,6 @@
 """Gemm and MatMul with a constant matrix on the right, f32.
 
-For coverage: CPUs without oneDNN. It is timed beside oneDNN too, whose products for AVX2 can be slower (docs/notes/cpu_kernels.md).
+For coverage: CPUs without oneDNN. It is also timed against oneDNN: oneDNN's products for AVX2 can be slower (docs/notes/cpu_kernels.md).
 """
 
 from __future__ import annotations

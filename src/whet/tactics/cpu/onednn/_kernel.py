@@ -247,7 +247,7 @@ class TwoPrimitives(OneDnnTactic):
 
 
 def thread_count(layer: Layer, backend: Backend) -> int:
-    """Threads for a layer: all, or one for a layer whose work takes less time than starting the others."""
+    """Threads for a layer: all, or one if its work takes less time than starting the others."""
     return 1 if backend.threads > 1 and _is_small(layer) and serial.why_not_serial() is None else backend.threads
 
 

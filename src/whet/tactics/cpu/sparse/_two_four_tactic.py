@@ -1,4 +1,4 @@
-"""Base class of the tactics with 2:4 kernels for AVX2 or AVX-512, and the tiles whose accumulators fit the registers."""
+"""Base class of the tactics with 2:4 kernels for AVX2 or AVX-512, and the tiles with accumulators that fit the registers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def window_map(shape: ConvShape, x: View, dtype: str, channels: int, pixels: int
 
 
 def row_window_map(shape: ConvShape, address: int, dtype: str, window_bytes: int, row_bytes: int, channels: int, pixels: int) -> bytes:
-    """The map of a tensor whose channels are whole filter rows: its pixels overlap, since windows are `window_bytes` apart; image rows have
+    """The map of a tensor whose channels are whole filter rows: its pixels overlap, since windows start every `window_bytes`; image rows have
     `row_bytes`."""
     return tensormap.im2col_map(
         address,
