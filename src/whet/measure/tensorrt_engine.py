@@ -24,7 +24,7 @@ _FLAGS = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "fp8": "FP8"}
 
 
 class ComparedEngine(Protocol):
-    """The interface of an engine that `compare_engines` needs."""
+    """The interface of an engine that comparisons and searches need."""
 
     @property
     def inputs(self) -> Mapping[str, Any]: ...
@@ -32,6 +32,7 @@ class ComparedEngine(Protocol):
     def backend(self) -> Backend: ...
     def dtype(self, name: str) -> DType: ...
     def create_context(self) -> Any: ...
+    def memory(self, context: Any, /) -> Any: ...  # with the bytes of one context as `peak`
 
 
 class TensorRtEngine:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from whet.backends import Backend, capabilities_of, get_backend
+from whet.measure.tensorrt_engine import ComparedEngine
 from whet.network import Network
 from whet.registry import import_user_function
 from whet.report.stage import STAGE, WAITING
@@ -73,7 +73,7 @@ class Worker:
         """The recipe's device."""
         return get_backend(self.recipe.backend, threads=self.recipe.threads)
 
-    def load(self, path: Path) -> Any:
+    def load(self, path: Path) -> ComparedEngine:
         """Loads the engine of an engine file on the recipe's device: whet's, or TensorRT's if that is the executor."""
         return load_executor(path, self.recipe)
 

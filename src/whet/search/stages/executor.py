@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from whet.builder import BuildConfig
 from whet.engine.plan import EnginePlan
 from whet.frontends import save_onnx
-from whet.measure.tensorrt_engine import build_tensorrt, load_tensorrt
+from whet.measure.tensorrt_engine import ComparedEngine, build_tensorrt, load_tensorrt
 from whet.network import Network
 from whet.runtime import Runtime
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.stages.build_engine import find_quantized_source
 
 
-def load_executor(path: Path, recipe: AutoRecipe) -> Any:
+def load_executor(path: Path, recipe: AutoRecipe) -> ComparedEngine:
     """The engine to time and score for an engine file: whet's own, or TensorRT's of the plan file. Raises EngineError."""
     if recipe.executor == "tensorrt":
         return load_tensorrt(find_plan_file(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -137,20 +138,19 @@ class IndirectKernel(CompiledKernel):
 
 
 class IndirectTactic(CompiledTactic):
-    """A tactic of these kernels, f32. They are there for builds without oneDNN, or on request.
-
-    A tactic defines `why_not_layer`, the reason against a layer other than its types and epilogue, and `plan_kernel`.
-    """
+    """A tactic of these kernels, f32. They are there for builds without oneDNN, or on request."""
 
     opt_in = True
     instead_of = "ONEDNN"
     operand = Operand("nhwc", F32)
 
+    @abstractmethod
     def why_not_layer(self, layer: Layer) -> str | None:
-        raise NotImplementedError
+        """The reason against a layer other than its types and epilogue, or None."""
 
+    @abstractmethod
     def plan_kernel(self, layer: Layer, signature: Signature, chain: Chain, threads: int) -> IndirectKernel:
-        raise NotImplementedError
+        """The kernel of a layer that `why_not` accepts, with its epilogue as `chain`."""
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer) or self.why_not_layer(layer):
