@@ -10,7 +10,9 @@ from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.passes import lower
 
-MOVES = {"gather_moves", "gemm_to_matmul", "sink_transposes", "split_before_transposes", "split_transposes", "transpose_images", "transpose_to_reshape"}
+MOVES = {
+    "gather_moves", "gemm_to_matmul", "sink_transposes", "split_before_transposes", "split_transposes", "transpose_images", "transpose_to_reshape",
+}  # fmt: skip
 
 
 class Maker:
