@@ -64,6 +64,7 @@ CASES = {
 }
 
 IN_SHARED = "weights in shared memory"
+ALL_TYPES = {"gru", "rnn", "sixteen blocks", IN_SHARED}
 CASES[IN_SHARED] = (recurrent("LSTM", 3, 2, 8, 40, first=False), distribution(cluster=2, warps=3, tiles=2))
 
 
@@ -107,7 +108,7 @@ def test_kernels_match_the_reference_on_the_host(tmp_path, monkeypatch):
             monkeypatch.setattr(cluster_recurrent._Distribution, "in_registers", registers)
         _net, layer, arrays = layer_of(op, sample)
         assert TACTIC.why_not(layer) is None
-        for signature in TACTIC.signatures(layer, HOPPER):
+        for signature in TACTIC.signatures(layer, HOPPER)[:: 1 if name in ALL_TYPES else 3]:  # others in f16 only: half of the time is compiling
             refused = TACTIC.refuses(layer, signature, HOPPER)
             if signature.outputs[0].dtype.name == "f32" and "f32[" in str(sample.inputs[5]):
                 assert "the first ones are constants" in refused

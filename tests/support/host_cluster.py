@@ -218,6 +218,11 @@ class ClusterLaunch:
     cluster: int
     shared: int
 
+    @property
+    def instance(self) -> str:
+        """Equal for launches of functions of the same text."""
+        return f"{self.kernel} {sorted(self.constants.items())}"
+
     @staticmethod
     def of(
         entry: str, arguments: Arguments, constants: Mapping[str, Any], grid: tuple[int, int, int], block: int, *,
@@ -242,18 +247,18 @@ def run_on_host(launches: Sequence[ClusterLaunch], folder: Path, seed: int = 0) 
     """Runs launches one after the other; their kernels are compiled together. Raises AssertionError if one of them cannot end."""
     text, numbers = _RUNTIME, dict[str, int]()
     for x in launches:
-        key = f"{x.kernel} {x.entry} {sorted(x.constants.items())}"
-        if key in numbers:
+        if x.instance in numbers:
             continue
-        n = numbers[key] = len(numbers)
+        n = numbers[x.instance] = len(numbers)
         text += "".join(f"#define {k} {v}\n" for k, v in x.constants.items()) + f"namespace n{n} {{\n{_host_text(x)}\n}}\n"
         text += "".join(f"#undef {k}\n" for k in x.constants)
-        text += f"""
-        extern "C" const char* run{n}(const void* given, int blocks, int rows, int threads, int cluster, int shared, int seed) {{
-            auto entry = +[](const void* p) {{ n{n}::{x.entry}(*reinterpret_cast<const n{n}::Args*>(p)); }};
-            return run_grid(entry, given, blocks, rows, threads, cluster, shared, seed);
-        }}
-        """
+        for entry in {y.entry: None for y in launches if y.instance == x.instance}:
+            text += f"""
+            extern "C" const char* run{n}_{entry}(const void* given, int blocks, int rows, int threads, int cluster, int shared, int seed) {{
+                auto entry = +[](const void* p) {{ n{n}::{entry}(*reinterpret_cast<const n{n}::Args*>(p)); }};
+                return run_grid(entry, given, blocks, rows, threads, cluster, shared, seed);
+            }}
+            """
     library, source = folder / "clusters.so", folder / "clusters.cpp"
     source.write_text(text)
     compiler = host_compiler()
@@ -265,7 +270,7 @@ def run_on_host(launches: Sequence[ClusterLaunch], folder: Path, seed: int = 0) 
         aligned = ctypes.create_string_buffer(len(x.arguments) + 64)
         at = (ctypes.addressof(aligned) + 63) // 64 * 64
         ctypes.memmove(at, x.arguments, len(x.arguments))
-        run = compiled[f"run{numbers[f'{x.kernel} {x.entry} {sorted(x.constants.items())}']}"]
+        run = compiled[f"run{numbers[x.instance]}_{x.entry}"]
         run.restype = ctypes.c_char_p
         static = 1 << 16  # bytes for arrays that are not dynamic
         said = run(ctypes.c_void_p(at), x.grid[0], x.grid[1], x.threads, x.cluster, x.shared or static, seed)
