@@ -53,7 +53,7 @@ def distribution(**values):
 # (sample, distribution): several blocks, idle warps, weights in shared memory, sequences of two groups and more clusters, all models
 CASES = {
     "lstm of two blocks": (recurrent("LSTM", 4, 1, 16, 32, directions=2), distribution(cluster=2, warps=4)),
-    "idle warps, tail": (recurrent("LSTM", 3, 3, 9, 18, direction="reverse", lengths=[3, 1, 2]), distribution(cluster=2, warps=3)),
+    "idle warps, tail": (recurrent("LSTM", 24, 3, 9, 18, direction="reverse", lengths=[24, 1, 17]), distribution(cluster=2, warps=3)),
     "nine sequences": (recurrent("LSTM", 3, 9, 40, 13, lengths=[1, 3, 2, 3, 0, 3, 2, 3, 1]), distribution(cluster=4, warps=1, columns=2)),
     "peepholes": (recurrent("LSTM", 3, 5, 8, 24, peepholes=True, layout=1, direction="reverse"), distribution(cluster=2, warps=3, columns=2)),
     "gru": (recurrent("GRU", 4, 2, 8, 21, linear_before_reset=1, directions=2), distribution(cluster=2, warps=2, tiles=2)),

@@ -42,7 +42,7 @@ struct Dim { unsigned x, y; };
 
 struct Barrier { int count = 0, arrived = 0; u64 phase = 0; long tx = 0; };
 struct Meeting { int arrived = 0, all = 0; u64 generation = 0; };
-struct Warp { Meeting meeting; u32 words[32]; const u32* a[32]; u32 b[32][2]; };
+struct Warp { Meeting meeting; int asleep = 0; u32 words[32]; const u32* a[32]; u32 b[32][2]; };
 struct Block {
     vector<u8> memory;
     Meeting meeting; Meeting* cluster; Block* first;
@@ -183,13 +183,16 @@ static const char* run_grid(Entry entry, const void* given, int blocks, int rows
             }
             while (!running.empty()) {
                 progress = false;
-                // warps in a new order each time; a warp may be left waiting for a while
+                // warps in a new order each time; some sleep for as long as others take for several steps
                 vector<int> order(running.size() / 32 + 1);
                 for (size_t i = 0; i < order.size(); ++i) order[i] = (int)i;
                 shuffle(order.begin(), order.end(), random);
                 bool skipped = false;
                 for (int group_of : order) {
-                    if (random() % 4 == 0) { skipped = true; continue; }
+                    if ((size_t)group_of * 32 >= running.size()) continue;
+                    Warp& warp = *running[group_of * 32]->warp;
+                    if (warp.asleep > 0) { --warp.asleep; skipped = true; continue; }
+                    if (random() % 256 == 0) warp.asleep = random() % 600;
                     for (size_t i = group_of * 32; i < min(running.size(), (size_t)(group_of + 1) * 32); ++i) {
                         self = running[i].get();
                         if (!self->done) swapcontext(&scheduler, &self->context);
