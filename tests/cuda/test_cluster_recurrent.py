@@ -55,7 +55,7 @@ CASES = {
     "lstm of two blocks": (recurrent("LSTM", 4, 1, 16, 32, directions=2), distribution(cluster=2, warps=4)),
     "idle warps, tail": (recurrent("LSTM", 24, 3, 9, 18, direction="reverse", lengths=[24, 1, 17]), distribution(cluster=2, warps=3)),
     "nine sequences": (recurrent("LSTM", 3, 9, 40, 13, lengths=[1, 3, 2, 3, 0, 3, 2, 3, 1]), distribution(cluster=4, warps=1, columns=2)),
-    "peepholes": (recurrent("LSTM", 3, 5, 8, 24, peepholes=True, layout=1, direction="reverse"), distribution(cluster=2, warps=3, columns=2)),
+    "peepholes": (recurrent("LSTM", 3, 5, 8, 24, peepholes=True, layout=1, directions=2), distribution(cluster=2, warps=3, columns=2)),
     "gru": (recurrent("GRU", 4, 2, 8, 21, linear_before_reset=1, directions=2), distribution(cluster=2, warps=2, tiles=2)),
     "gru, reset first": (recurrent("GRU", 5, 6, 8, 21, lengths=[5, 2, 4, 1, 5, 3], direction="reverse"), distribution(cluster=2, warps=3)),
     "rnn": (recurrent("RNN", 4, 5, 7, 33, layout=1, clip=0.5), distribution(cluster=2, warps=3, tiles=2, columns=2)),
