@@ -21,7 +21,7 @@ from whet.builder.lowering import lower_network
 from whet.composites.attention import attention_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
-from whet.tactics._attention import Guard, View, match_attention, plain_view
+from whet.tactics._attention import Guard, View, _join_leading_axes, match_attention, plain_view
 from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.attention import attention_fused as fused
@@ -497,7 +497,25 @@ def test_accesses_divide_rows_and_the_steps_between_them(sizes, how, units):
     assert tuple(found.unit(name) for name in ("q", "k", "v", "the output")) == units
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_leading_axes_that_are_one_step_are_joined():
+    batch, windows, rows, heads, size = 2, 3, 16, 2, 32
+    stacked, step = plain_view(0, (batch, windows, rows, 3, heads, size)), heads * size
+    out = plain_view(0, (batch, windows, rows, heads, size))
+    for order in ((0, 1, 3, 2, 4), (0, 3, 1, 2, 4), (3, 1, 0, 2, 4)):  # Twins, NesT, and one that no exporter writes
+        views = {name: stacked.take(3, i).transpose(order) for i, name in enumerate("qkv")} | {"mask": None, "out": out.transpose(order)}
+        joined = _join_leading_axes(views)
+        assert "mask" not in joined
+        assert joined["q"].shape == (batch * windows, heads, rows, size)
+        assert joined["v"].strides == (3 * rows * step, size, 3 * step, 1)
+        assert joined["v"].offset == 2 * step
+        array = np.arange(batch * windows * rows * 3 * step)
+        whole = array.reshape(batch, windows, rows, 3, heads, size)[..., 1, :, :].transpose(0, 1, 3, 2, 4)
+        np.testing.assert_array_equal(elements(array, joined["k"]), whole.reshape(batch * windows, heads, rows, size))
+    mask = {**views, "mask": plain_view(1, (1, windows, 1, 1, rows))}
+    assert _join_leading_axes(mask) is None, "a mask per window repeats for every batch item"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_heads_of_any_size_are_planned_on_every_gpu(arch):
     gpu = CompileOnlyGpu(arch, multiprocessors=84)
     for sizes, how in ODD_SIZES:

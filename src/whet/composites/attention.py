@@ -48,8 +48,8 @@ def attention_sample(
     one projection, which the body splits). `causal`: the mask is a constant that adds this value to the keys after the row (the last row sees all
     keys). `group` ("rows" only): heads of q that share a head of k and v, which the body expands. `guard`: the first row of the constant mask hides
     every key, and rows of probabilities become 0: those of NaN ("nan"), or those of which the mask hides every key ("hidden"). `repeats`: the mask
-    repeats along the batch. `cap`: the scaled scores s become cap * tanh(s / cap) before the mask. `value_size`: elements of a row of v ("heads" and "rows"; 0: `size`). `factor`:
-    the constant of `scale`, instead of the one above."""
+    repeats along the batch. `cap`: the scaled scores s become cap * tanh(s / cap) before the mask.
+    `value_size`: elements of a row of v ("heads" and "rows"; 0: `size`). `factor`: the constant of `scale`, instead of the one above."""
     value_size = value_size or size
     stacked: list[str | np.ndarray] = [f"f32[{batch},{rows},3,{heads},{size}]", np.array(0), np.array(1), np.array(2)]
     own_sizes = (rows, heads, size), (keys, heads // group, size), (keys, heads // group, value_size)
@@ -261,6 +261,8 @@ def fuse_attention_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
         attention = g.maker(layer.inputs[0])
         if attention is None or attention.composite != ATTENTION.kind:
             return None
+        if layer.attrs["perm"][-1] != layer.output.type.rank - 1:
+            return Skip("kernels write the elements of a row next to each other")
         reason = g.escapes(attention.output, layer)
         return Skip(reason) if reason else fuse_flat(g, ATTENTION.kind, attention, layer)
     if layer.composite != ATTENTION.kind:
@@ -310,6 +312,11 @@ def _are_strides(first: Layer, members: list[Layer]) -> bool:
         for step in body.layers if body is not None else [layer]:
             if step.op == "Add" and any(t in views and views[t].strides[-1] != 1 for t in step.inputs if t is not None):
                 return False  # kernels read the keys of a mask in order
+            if step.op == "MatMul":  # kernels read rows with their elements next to each other, and keys also as columns
+                first_product = body is not None and step is next(x for x in body.layers if x.op == "MatMul")
+                allowed = ((-1,), (-1, -2) if first_product else (-1,))
+                if any(t in views and all(views[t].strides[axis] != 1 for axis in axes) for t, axes in zip(step.inputs, allowed, strict=True)):
+                    return False
             view = views.get(step.inputs[0]) if step.inputs[0] is not None else None
             if view is None or step.op not in REARRANGING:
                 continue

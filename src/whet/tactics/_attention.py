@@ -152,9 +152,11 @@ def split_periods(heads: Heads) -> list[Heads]:
 
 
 def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float) -> Heads | str:
-    shape = (1, 1, *out.shape)[-4:] if len(out.shape) <= 4 else ()
-    if not shape or len(q.shape) < 2:
-        return "more than four axes"
+    joined = _join_leading_axes({"q": q, "k": k, "v": v, "mask": mask, "out": out})
+    if joined is None or len(q.shape) < 2:
+        return f"batch and heads are {len(out.shape) - 2} axes that are not two steps in memory"
+    q, k, v, mask, out = joined["q"], joined["k"], joined["v"], joined.get("mask"), joined["out"]
+    shape = (1, 1, *out.shape)[-4:]
     (rows, size), keys = q.shape[-2:], k.shape[-1]
     heads = Heads(q, k, v, mask, out, k.strides[-1] == 1, shape[0], shape[1], rows, keys, size, v.shape[-1], scale)
     for name, (view, line) in heads.rows_of.items():
@@ -176,6 +178,42 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
     if not prod(shape) * keys or shape[0] * shape[1] > 65535:
         return "no heads, or more than 65535 of them"
     return heads
+
+
+def _join_leading_axes(views: dict[str, View | None]) -> dict[str, View] | None:
+    """The views with at most two axes before the last two. Axes of size 1 are dropped, and two axes become one where that is a single step for
+    every view; None where no two can."""
+    present = {name: view for name, view in views.items() if view is not None}
+    rank = len(present["out"].shape)
+    if rank <= 4:
+        return present
+    if any(v.period or v.group > 1 or len(v.shape) > rank for v in present.values()):
+        return None
+    padded = {name: view.insert_axes(range(rank - len(view.shape))) for name, view in present.items()}
+    kept = [i for i in range(rank) if i >= rank - 2 or present["out"].shape[i] > 1]
+    joined = {name: view.transpose(kept) for name, view in padded.items()}
+    while len(kept) > 4:
+        count = len(kept) - 2
+        pairs = ((outer, inner) for outer in range(count) for inner in range(count) if outer != inner)
+        pair = next((p for p in pairs if all(_are_one_step(v, *p) for v in joined.values())), None)
+        if pair is None:
+            return None
+        joined = {name: _join_axes(view, *pair) for name, view in joined.items()}
+        kept.pop()
+    return joined
+
+
+def _are_one_step(view: View, outer: int, inner: int) -> bool:
+    """True if two axes of a view are one axis in memory, or are both broadcast."""
+    (a, b), (step_a, step_b) = ([values[i] for i in (outer, inner)] for values in (view.shape, view.strides))
+    return (a == 1 and b == 1) or (b > 1 and a > 1 and step_a == step_b * b)
+
+
+def _join_axes(view: View, outer: int, inner: int) -> View:
+    """The view whose first axis is the axis `outer` times the axis `inner`."""
+    rest = [i for i in range(len(view.shape)) if i not in (outer, inner)]
+    moved = view.transpose(rest)
+    return replace(moved, shape=(view.shape[outer] * view.shape[inner], *moved.shape), strides=(view.strides[inner], *moved.strides))
 
 
 def _keeps_rows(reduction: Layer) -> bool:

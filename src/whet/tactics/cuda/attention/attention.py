@@ -5,7 +5,7 @@ For coverage: GPUs before Hopper, and rows that attention_fused does not take: o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated
@@ -14,7 +14,7 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.network import Layer
-from whet.network.types import F32, DType
+from whet.network.types import F32
 from whet.tactics._attention import Heads, View, match_attention
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, CType, Float32, Int32, Pointer

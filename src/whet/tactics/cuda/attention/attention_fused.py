@@ -1,9 +1,12 @@
-"""Attention of 16-bit tensors in one launch on Hopper (wgmma and TMA): masks, causal, soft caps, any number of rows and keys, heads of 8 to 256 elements."""
+"""Attention of 16-bit tensors in one launch on Hopper (wgmma and TMA).
+
+It takes masks, causal masks and soft caps, any number of rows and keys, and heads of 8 to 256 elements, a multiple of 8.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +15,7 @@ from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import GpuWork
 from whet.network import Layer
-from whet.network.types import F32, DType
+from whet.network.types import F32
 from whet.tactics._attention import Heads, View, match_attention, split_periods, why_not_aligned
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, SharedMemory, TensorMap, UInt32
@@ -386,7 +389,8 @@ def tile_unfit(heads: Heads, mask: MaskForm, tile: Tile) -> str | None:
     if shared_bytes(heads, mask, tile) > min(SHARED, (228 * 1024) // tile.blocks - 1024):
         return "shared memory"
     launch, take = register_counts(heads, mask, tile)
-    if register_need(heads, mask, tile) > (take or launch) or max(tile.bn, heads.value_size) // 2 + 28 > launch:  # ptxas allocates an instruction's operands as launched
+    accumulators = max(tile.bn, heads.value_size) // 2  # of one instruction: ptxas allocates its operands as launched
+    if register_need(heads, mask, tile) > (take or launch) or accumulators + 28 > launch:
         return "registers"
     return None
 
@@ -443,7 +447,8 @@ def kernel_constants(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> di
     """The constants of attention_fused.cu."""
     launch, take = register_counts(heads, mask, tile)
     return {
-        "D": 16 * blocks_of(heads.size, 16), "DV": heads.value_size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split, "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
+        "D": 16 * blocks_of(heads.size, 16), "DV": heads.value_size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split,
+        "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
         "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None),
         "GUARDED": int(heads.guard), "CAPPED": int(heads.cap > 0), "MASK": mask.kind, "MASK_TYPE": mask.type,
         "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take, **shared_memory(heads, mask, tile).constants(),
