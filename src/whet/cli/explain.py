@@ -111,7 +111,8 @@ def _print_engine(console: Any, d: dict[str, Any], top: int, verified: str) -> N
     rows = [[_ms(r["ms"]), _share(r), r["name"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
     if d["disturbed"]:
         console.print(style_text(("note", "yellow"), f" {d['disturbed']}"))
-    print_table(console, columns, fit(columns, rows), f"Slowest {len(rows)} layers" if d["sum_of_layers_ms"] else f"{len(rows)} layers; none was timed")
+    title = f"Slowest {len(rows)} layers" if d["sum_of_layers_ms"] else f"{len(rows)} layers; none was timed"
+    print_table(console, columns, fit(columns, rows), title)
     rows = [[_ms(r["ms"]), _share(r), str(r["layers"]), r["tactic"]] for r in d["by_tactic"]]
     print_table(console, [">ms", ">share", ">layers", "tactic"], rows, "By tactic")
     fired = ", ".join(f"{n} x{k}" for n, k in d["passes_fired"].items() if k)
