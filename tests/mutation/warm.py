@@ -175,8 +175,12 @@ class Runner:
             if not pid:
                 self._in_child(lambda mutant=mutant, tests=tests: self._attempt(mutant, tests, functions))
             self.busy[pid] = (mutant, time.monotonic(), len(tests))
-        while self.busy:
+        while self.busy and time.monotonic() - self.begun < self.options["seconds"] + self.options["timeout"]:
             self._collect(log)
+        for pid in self.busy:  # no outcome: the next call runs them again
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
     def _tests_for(self, mutant: Mutant, touched: dict[str, list[tuple[float, str]]]) -> list[str]:
         budget = self.options["budget"]
