@@ -6,11 +6,12 @@ import pytest
 from whet.errors import CalibrationError, UsageError
 from whet.network import parse_network
 from whet.ops import run_network
-from whet.precision import Budget, Preprocessing, calibration_data, read_cache
+from whet.precision import Budget, Preprocessing, calibration_data, find_quantization_sites, read_cache, write_cache
+from whet.precision.calibrate import _select_range
 from whet.precision.histogram import Histogram
 from whet.precision.measures import compute_cosine, compute_output_cosine, compute_output_snr, compute_powers, to_decibels
 from whet.precision.methods import LIMITS
-from whet.precision.ranges import Range
+from whet.precision.ranges import Range, Ranges
 from whet.precision.rounding import _BLOCK, _DAMP, as_rows, compute_expected_error, compute_moments, fits, from_rows, round_rows, sample_windows
 
 
@@ -236,6 +237,24 @@ def test_settings_of_preprocessing(text, key, value):
 def test_settings_that_preprocessing_refuses(text):
     with pytest.raises(UsageError, match="calibration preprocessing"):
         Preprocessing.parse(text)
+
+
+@pytest.mark.parametrize(("wide", "kept"), [(1.2, "minmax"), (2.0, "mse")])
+@pytest.mark.parametrize("reader", ["MatMul(%x, %w)", "Relu(%x)"])
+def test_a_clipping_range_must_halve_the_error(wide, kept, reader):
+    """The error grows with the square of the range; the product is with the identity."""
+    net = parse_network(f"network n source\nin %x: f32[64,1]\nconst %w: f32[1,1] = [1.0]\n%z = {reader}\n%y = MatMul(%z, %w)\nout %y")
+    x = np.random.default_rng(0).uniform(-1, 1, (64, 1)).astype("f4")
+    ranges = [Range(-wide, wide, "minmax"), Range(-1.0, 1.0, "mse"), Range(-0.5, 0.5, "entropy")]
+    errors = [float(np.sum((r.fake_quantize(x) - x) ** 2) / np.sum(x**2)) for r in ranges]
+    got = _select_range(find_quantization_sites(net), net.inputs[0], ranges, [{"x": x}])
+    assert (got.method, got.high, got.error) == (kept, {"minmax": wide, "mse": 1.0}[kept], pytest.approx(errors[kept == "mse"], rel=1e-4))
+
+
+def test_a_cache_of_another_model_names_both(tmp_path):
+    write_cache(tmp_path / "c.json", Ranges({}, "0123456789abcdef", 1))
+    with pytest.raises(CalibrationError, match=r"another model \(0123456789ab\.\.\., this is fedcba987654\.\.\.\)"):
+        read_cache(tmp_path / "c.json", parse_network(CHAIN), "fedcba9876543210")
 
 
 CHAIN = "network n source\nin %x: f32[1,4]\nconst %w: f32[4,4] = seed(1)\n%a = Gemm(%x, %w)\n%b = Gemm(%a, %w)\n%y = Gemm(%b, %w)\nout %y"
