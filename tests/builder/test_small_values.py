@@ -1,24 +1,32 @@
 """Rules of the builder that need no kernel: exact values of small cases, and definitions written out plainly."""
 
+import json
 import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from whet.backends import get_backend
+from whet.builder.assemble import compute_model_digest
+from whet.builder.batching.batch_items import BatchItems, get_common_batch
 from whet.builder.batching.profiles import resolve_profiles
 from whet.builder.candidates.enumerate import count_macs, estimate_ms
 from whet.builder.candidates.filter import SlowImplementations, is_float32_close, select_for_timing, stores_float16
 from whet.builder.config import BuildConfig
+from whet.builder.lock.lock import check_lock
 from whet.builder.memory.byte_groups import Groups
 from whet.builder.memory.free_ranges import FreeRanges
+from whet.builder.precision.permissions import Permissions, report_precisions
 from whet.builder.verify.emulation import round_to_tf32
 from whet.builder.verify.error_bounds import Checked, Compared, Failure, compute_layer_bound
 from whet.builder.verify.failure_folder import KEPT, VARIABLE, get_failures_folder, save_failures
 from whet.builder.verify.input_kinds import KINDS, LARGE, LEAST, Magnitude, list_input_kinds, list_tests, make_values
-from whet.errors import ShapeError, UsageError
+from whet.builder.verify.segments import SegmentedRuns
+from whet.builder.verify.shape_extents import differ_in_batch, list_other_shapes
+from whet.errors import BuildError, LockError, ShapeError, UsageError
 from whet.measure.option import Option
-from whet.network import BF16, F16, F32, I8, parse_network
+from whet.network import BF16, F16, F32, I8, I32, parse_network
 from whet.tactics import Operand, Signature
 
 TINY = np.finfo(np.float32).tiny / 64
@@ -363,3 +371,142 @@ def test_options_of_32_bits_are_close_up_to_1_3_times_the_fastest():
     assert not is_float32_close([option(ms=1.0)])
     assert not is_float32_close([option(dtype=F16, ms=1.0), option()])
     assert [stores_float16(option(dtype=d)) for d in (F32, F16, BF16, I8)] == [False, True, True, False]
+
+
+# segments
+
+
+@pytest.mark.parametrize(
+    ("skip", "cuts"),
+    [
+        ((), [("v3",), ("v7",), ("v11",)]),
+        ((3, 5), [("v3",), ("v7",), ("v11",)]),
+        ((2, 4), [("v2",), ("v6",), ("v10",), ("v14",)]),
+        ((0, 13), [("v0", "v3"), ("v0", "v7"), ("v13",)]),
+    ],
+)
+def test_a_network_is_cut_where_few_tensors_cross(skip, cuts):
+    """A chain of 16 layers is cut near every fourth; `skip` (a, b): layer b also reads the value of layer a."""
+    lines = ["in %x: f32[4]"]
+    for i in range(16):
+        before = f"%v{i - 1}" if i else "%x"
+        lines.append(f"%v{i} = Add({before}, %v{skip[0]})" if skip and i == skip[1] else f"%v{i} = Relu({before})")
+    runs = SegmentedRuns(parse_network("network n source\n" + "\n".join([*lines, "out %v15"])))
+    assert runs.cuts == cuts
+    assert [s.ends for s in runs.own] == [*cuts, ("v15",)]
+
+
+@pytest.mark.parametrize(("layers", "count"), [(7, 0), (8, 1), (9, 2)])
+def test_short_networks_are_not_cut(layers, count):
+    lines = [f"%v{i} = Relu(%{f'v{i - 1}' if i else 'x'})" for i in range(layers)]
+    net = parse_network("network n source\n" + "\n".join(["in %x: f32[4]", *lines, f"out %v{layers - 1}"]))
+    assert len(SegmentedRuns(net).cuts) == count
+
+
+# other shapes
+
+
+def test_every_other_shape_of_the_profiles_is_checked_once():
+    def profile(*sizes):
+        return SimpleNamespace(shapes={"x": tuple((n, 3) for n in sizes)})
+
+    plan = SimpleNamespace(profiles=[profile(1, 4, 8), profile(4, 4, 9)])
+    verified = {"x": (4, 3), "m": (5,)}
+    assert list_other_shapes(plan, verified) == [{"x": (n, 3), "m": (5,)} for n in (1, 8, 9)]
+    assert differ_in_batch({"x": (1, 3)}, {"x": (8, 3)})
+    assert not differ_in_batch({"x": (1, 3)}, {"x": (8, 4)})
+    assert not differ_in_batch({"x": (1, 3)}, {"x": (1, 3, 1)})
+    assert not differ_in_batch({"x": ()}, {"x": ()})
+
+
+def test_selected_items_are_the_ends_and_others():
+    assert BatchItems.of(1).at == (0,)
+    assert BatchItems.of(2).at == (0, 1)
+    assert BatchItems.of(3).at == (0, 1, 2)
+    some = BatchItems.of(100, seed=3, most=5)
+    assert (len(some.at), some.at[0], some.at[-1]) == (5, 0, 99)
+    assert list(some.at) == sorted(set(some.at))
+    assert BatchItems.of(100, most=1).at == (0, 99)
+    assert some.all.at == tuple(range(100))
+    assert get_common_batch({"a": (4, 2), "b": (4, 9, 9)}) == 4
+    assert get_common_batch({"a": (4, 2), "b": (4,)}) == 1
+    assert get_common_batch({"a": (4, 2), "b": (5, 2)}) == 1
+
+
+# permissions
+
+
+def test_use_of_permitted_precisions_is_counted():
+    relu, gelu = layers_of("in %x: f32[4]\n%a = Relu(%x)\n%y = Relu(%a)\nout %y")
+
+    def of(dtype):
+        return Signature((Operand("linear", dtype),), (Operand("linear", dtype),))
+
+    signatures = {"a": (relu, of(F16)), "b": (gelu, of(BF16)), "c": (gelu, of(F16)), "d": (gelu, of(F32))}
+    config = BuildConfig(backend="null", precisions=("fp16", "bf16", "best", "int8", "fp32"))
+    report = report_precisions(config, signatures)
+    assert {p: (u.layers, u.of) for p, u in report.items()} == {"fp16": (2, 4), "bf16": (1, 4), "best": (3, 4), "int8": (0, 4), "fp32": (0, 4)}
+    assert [p for p, u in report.items() if u.reason] == ["int8"]
+    assert "needs Q/DQ nodes in the network or calibration" in report["int8"].reason
+    none = report_precisions(BuildConfig(backend="null", precisions=("fp16",)), {"d": signatures["d"]})
+    assert none["fp16"].reason == "no tactic with f16 storage ran or won on this machine"
+    with pytest.raises(BuildError, match="cannot be used: no tactic with f16 storage"):
+        report_precisions(BuildConfig(backend="null", precisions=("fp16",), strict=True), {"d": signatures["d"]})
+
+
+def test_storage_types_need_a_flag_or_a_demand():
+    relu, index = layers_of("in %x: f32[4]\nin %i: i64[4]\n%a = Relu(%x)\n%y = Identity(%i)\nout %a\nout %y")
+
+    def of(*dtypes):
+        return Signature((Operand("linear", dtypes[0]),), (Operand("linear", dtypes[1]),))
+
+    def permissions(**options):
+        return Permissions.of(BuildConfig(backend="null", **options))
+
+    assert permissions().refuses(relu, of(F32, F32)) is None
+    assert permissions().refuses(relu, of(F16, F32)) == "f16 storage is not permitted (--fp16)"
+    assert permissions(precisions=("bf16",)).refuses(relu, of(F32, F16)) == "f16 storage is not permitted (--fp16)"
+    assert permissions(precisions=("fp16",)).refuses(relu, of(F16, F16)) is None
+    assert permissions(precisions=("best",)).refuses(relu, of(F16, BF16)) is None
+    assert "stores i64 %i as i32, which no flag permits" in permissions(precisions=("best",)).refuses(index, of(I32, I32))
+    assert "stores f32 %x as i8, which no flag permits" in permissions(precisions=("best",)).refuses(relu, of(I8, F32))
+    name = relu.name
+    obeyed = permissions(layer_precisions=((name, "fp16"),), precision_constraints="obey")
+    assert obeyed.refuses(relu, of(F16, F16)) is None  # a demand is a permission
+    assert obeyed.refuses(relu, of(F32, F32)) == f"--layerPrecisions demands f16 for '{name}'"
+    assert permissions(layer_precisions=((name, "fp16"),), precision_constraints="prefer").refuses(relu, of(F32, F32)) is None
+    assert permissions(layer_precisions=((name, "fp16"),), precision_constraints="none").refuses(relu, of(F16, F16)) is not None
+    outputs = permissions(layer_output_types=((name, "bf16"),), precision_constraints="obey")
+    assert outputs.refuses(relu, of(F32, F32)) == f"--layerOutputTypes demands bf16 of '{name}'"
+    assert outputs.refuses(relu, of(F32, BF16)) is None
+    last = permissions(layer_precisions=((name, "fp16"), ("*", "fp32")), precision_constraints="obey")
+    assert (last.demanded(relu), last.is_demanded_by_wildcard(relu)) == (F32, True)
+    assert last.without_wildcards().demanded(relu) == F16
+    assert (last.meets(relu, of(F32, F32)), last.meets(relu, of(F16, F32))) == (True, False)
+
+
+# bans
+
+
+def test_a_lock_shows_values_around_their_first_difference():
+    config = BuildConfig(backend="null", layer_precisions=tuple((f"layer{i}", "fp32") for i in range(60)))
+    net = parse_network("network n source\nin %x: f32[4]\n%y = Relu(%x)\nout %y")
+    backend = get_backend("null")
+    options = {k: v for k, v in json.loads(json.dumps(vars(config), default=list)).items()}
+    good = {"model": compute_model_digest(net), "backend": "null", "machine": backend.key(), "threads": backend.threads}
+    good |= {"options": options, "tactics": {}}
+    check_lock(good, net, config, backend)
+    for at in (0, 30, 59):
+        changed = json.loads(json.dumps(good))
+        changed["options"]["layer_precisions"][at][0] = "another"
+        with pytest.raises(LockError) as e:
+            check_lock(changed, net, config, backend)
+        (line,) = [x for x in str(e.value).splitlines() if "the option layer_precisions" in x]
+        assert '"another' in line
+        assert f'"layer{at}' in line
+        assert len(line) < 420
+    for key, other, words in (("threads", backend.threads + 1, "number of threads"), ("threads", backend.threads - 1, "number of threads"),
+                              ("machine", "a", "the machine: was a, is"), ("machine", "zzz", "the machine: was zzz, is"),
+                              ("model", "0" * 64, "the model: was 0000000000000000\\.\\.\\., is"), ("backend", "z", "the backend")):  # fmt: skip
+        with pytest.raises(LockError, match=words):
+            check_lock({**good, key: other}, net, config, backend)
