@@ -38,11 +38,11 @@ from mutation_plan import Mutant, digest, draw, from_data, function_at, to_data
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 TESTS = {
-    "pruning": ["tests/pruning"],
+    "pruning": ["tests/pruning", "tests/sparsity", "tests/report", "tests/cli/test_sparsity.py"],
     "precision": ["tests/precision", "tests/builder/test_quantized_build.py"],
-    "passes": ["tests/passes", "tests/frontends"],
-    "builder": ["tests/builder", "tests/precision"],
-    "engine": ["tests/engine", "tests/runtime"],
+    "passes": ["tests/passes", "tests/frontends", "tests/composites"],
+    "builder": ["tests/builder", "tests/precision", "tests/measure", "tests/inspector", "tests/test_api.py"],
+    "engine": ["tests/engine", "tests/runtime", "tests/inspector"],
 }
 PYTEST = ("-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow and not gpu")
 
