@@ -47,7 +47,7 @@ def recurrent(op, steps, batch, inputs, units, *, directions=1, lengths=None, fi
 
 
 def distribution(**values):
-    return tuple({"cluster": 1, "warps": 1, "tiles": 1, "columns": 1, **values}.items())
+    return tuple({"cluster": 2, "warps": 1, "tiles": 1, "columns": 1, **values}.items())
 
 
 # (sample, distribution): several blocks, idle warps, weights in shared memory, sequences of two groups and more clusters, all models
@@ -60,7 +60,7 @@ CASES = {
     "gru, reset first": (recurrent("GRU", 5, 6, 8, 21, lengths=[5, 2, 4, 1, 5, 3], direction="reverse"), distribution(cluster=2, warps=3)),
     "rnn": (recurrent("RNN", 4, 5, 7, 33, layout=1, clip=0.5), distribution(cluster=2, warps=3, tiles=2, columns=2)),
     "sixteen blocks": (recurrent("LSTM", 3, 1, 8, 64, first=False), distribution(cluster=16)),
-    "no step": (recurrent("LSTM", 2, 1, 8, 8, lengths=[0]), distribution(warps=2)),
+    "no step": (recurrent("LSTM", 2, 1, 8, 8, lengths=[0]), distribution()),
 }
 
 IN_SHARED = "weights in shared memory"
@@ -139,7 +139,17 @@ def test_weights_stay_in_registers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"cluster": 3}, {"cluster": 16}, {"warps": 2}, {"warps": 32, "cluster": 2}, {"tiles": 3}, {"columns": 8}], ids=str
+    "changes",
+    [
+        {"cluster": 1, "warps": 16, "tiles": 4},
+        {"cluster": 3},
+        {"cluster": 16},
+        {"warps": 2},
+        {"warps": 32, "cluster": 2},
+        {"tiles": 3},
+        {"columns": 8},
+    ],
+    ids=str,
 )
 def test_invalid_distributions_are_refused(changes):
     _net, layer, _ = layer_of(*recurrent("LSTM", 4, 1, 64, 256))
@@ -155,6 +165,7 @@ def test_layers_for_another_kernel_are_refused():
         return TACTIC.refuses(layer, next(s for s in TACTIC.signatures(layer, machine) if s.outputs[0].dtype.name == kind), machine)
 
     assert "Hopper" in reason(recurrent("LSTM", 4, 1, 8, 64), "f16", CompileOnlyGpu("sm_80"))
+    assert "more than four units" in reason(recurrent("LSTM", 1, 1, 8, 4), "f16")
     assert "1024 units" in reason(recurrent("LSTM", 1, 1, 8, 1024), "f16")
     assert reason(recurrent("LSTM", 1, 1, 8, 768), "f16") is None
     assert "bounded" in reason(recurrent("RNN", 1, 1, 8, 64, first=False, activations=("Relu",)), "f32")

@@ -2,6 +2,8 @@
 
 The inputs of all steps are multiplied at once on tensor cores. Then a cluster per direction and group of sequences runs the steps. A block has some
 of the hidden units and sends their next states to the shared memory of all blocks.
+
+On by --tacticSources=+cluster_recurrent only: its first run on a GPU failed with an illegal instruction, and since then it has run on the host alone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from whet.tactics.cuda._device.kernel import RTOL, TYPE, GpuKernel, blocks_of, c
 from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.recurrent._recurrent import ACTIVATIONS, GATES, RecurrentTactic, activation_names, cell_constants, has_peepholes
 
-_CLUSTERS = (1, 2, 4, 8, 16)
+_CLUSTERS = (2, 4, 8, 16)  # st.async needs a launch with clusters
 _TILES = (1, 2, 4)  # of a warp
 _COLUMNS = (1, 2, 4)  # groups of four sequences of a cluster
 _MOST_WARPS, _MOST_CONFIGS, _REGISTERS = 16, 8, 255
@@ -116,6 +118,8 @@ class _Distribution:
 class ClusterRecurrent(RecurrentTactic):
     """Weights in registers and shared memory; products on tensor cores with h as the sum of two 16-bit values."""
 
+    opt_in = True
+
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's clusters (sm_90)"
@@ -124,6 +128,8 @@ class ClusterRecurrent(RecurrentTactic):
             return "the layer is empty"
         if sizes.parts == 2 and (reason := _exceeds_f16(layer)):
             return reason
+        if sizes.tiles < _CLUSTERS[0]:
+            return "takes more than four units: a cluster has at least two blocks, each with some of them"
         if _list_distributions(sizes, backend):
             return None
         return f"no cluster of {_CLUSTERS[-1]} blocks holds the recurrent weights of {sizes.units} units"
@@ -228,7 +234,7 @@ def _estimate(sizes: _Sizes, way: _Distribution, multiprocessors: int) -> float:
     products = way.tiles * way.columns * sizes.parts * sizes.depth
     tensor = max(-(-way.warps // 4) * products * 8, products * 33 / max(4, way.tiles * way.columns))
     weights = way.warps * way.tiles * sizes.parts * (sizes.depth - way.in_registers(sizes)) * 512 / 128
-    exchange = 150 if way.cluster == 1 else 700 + 10 * way.cluster
+    exchange = 700 + 10 * way.cluster
     cells = way.tiles * way.columns * 120
     turns = -(-way.clusters(sizes) * way.cluster // multiprocessors)
     return turns * (max(tensor, weights) + exchange + cells)
