@@ -101,7 +101,7 @@ def test_items_are_the_first_the_last_and_seeded_ones():
 
 
 @pytest.mark.parametrize("widen", [False, True])
-@pytest.mark.parametrize("make, kinds", [(attention, {(1, 1, 1)}), (windows, {(0, 1, 4), (0, 1, 16)}), (sequence_first, {(0, 5, 1), (1, 1, 2)})])
+@pytest.mark.parametrize(("make", "kinds"), [(attention, {(1, 1, 1)}), (windows, {(0, 1, 4), (0, 1, 16)}), (sequence_first, {(0, 5, 1), (1, 1, 2)})])
 def test_selected_items_equal_those_of_the_whole_batch(make, kinds, widen):
     net = make()
     x, items = feed(net), BatchItems.of(BATCH)
