@@ -135,8 +135,10 @@ TILES = [
 def test_machine_code(tile, arch, tmp_path):
     if tile["MI"] == 2 and arch == "sm_80":
         return  # not offered there
-    unit, size = tile.get("UNIT", 8), tile["SIZE"]
+    tile = {"UNIT": 8, **tile}
+    unit, size = tile["UNIT"], tile["SIZE"]
     constants = {"GUARDED": 0, "CAPPED": 0, "VALUE_SIZE": size, "Q_SHARED": int(size > 128), "TYPE": 2, "BF16": 1, **tile}
+    del constants["UNIT"]
     constants |= dict.fromkeys(("Q_UNIT", "K_UNIT", "V_UNIT", "OUT_UNIT"), unit)
     text = sass(compile_cubin(kernel_text("attention.cu", constants), arch=arch, cached=False), tmp_path)
     assert "HMMA.16816.F32.BF16" in text
