@@ -258,6 +258,15 @@ def test_fused_attention_accepts_and_refuses(sizes, how, why):
     assert said is None if why is None else why in said
 
 
+@pytest.mark.parametrize(
+    ("size", "how", "why"), [(40, {}, "heads of 40"), (32, {"value_size": 64}, "heads of 32 and 64"), (64, {"cap": 2.0}, "soft cap")]
+)
+def test_heads_that_no_gpu_has_run_are_left_to_mma_sync(size, how, why):
+    layer, _, _, signature = fused_plan((1, 2, 64, 64, size), {"layout": "rows", **how})
+    assert why in fused.AttentionFused().refuses(layer, signature, HOPPER)
+    assert Attention().refuses(layer, signature, HOPPER) is None
+
+
 def test_fused_attention_needs_hopper_and_mma_sync_computes_the_rest():
     layer, _, _, signature = fused_plan((1, 2, 64, 64, 64), {"layout": "rows"})
     assert "Hopper" in fused.AttentionFused().refuses(layer, signature, CompileOnlyGpu("sm_80"))
