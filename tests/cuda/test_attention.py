@@ -20,6 +20,7 @@ from whet.builder import BuildConfig
 from whet.builder.lowering import lower_network
 from whet.composites.attention import attention_sample
 from whet.frontends.onnx import network_from_onnx
+from whet.network import parse_network
 from whet.ops import sample_layer
 from whet.tactics._attention import Guard, View, _join_leading_axes, match_attention, plain_view
 from whet.tactics._base import PlanRefused, get_tactic
@@ -134,8 +135,10 @@ TILES = [
 def test_machine_code(tile, arch, tmp_path):
     if tile["MI"] == 2 and arch == "sm_80":
         return  # not offered there
-    unit, size = tile.get("UNIT", 8), tile["SIZE"]
+    tile = {"UNIT": 8, **tile}
+    unit, size = tile["UNIT"], tile["SIZE"]
     constants = {"GUARDED": 0, "CAPPED": 0, "VALUE_SIZE": size, "Q_SHARED": int(size > 128), "TYPE": 2, "BF16": 1, **tile}
+    del constants["UNIT"]
     constants |= dict.fromkeys(("Q_UNIT", "K_UNIT", "V_UNIT", "OUT_UNIT"), unit)
     text = sass(compile_cubin(kernel_text("attention.cu", constants), arch=arch, cached=False), tmp_path)
     assert "HMMA.16816.F32.BF16" in text
@@ -162,6 +165,47 @@ def test_attention_of_networks_becomes_one_layer_without_transposes(name, option
         assert not made.turned, "keys are read as rows of the projection's output"
     if name != "swin_t":
         assert sum(x.op == "Transpose" for x in low.layers) <= 1
+
+
+PACKED = """
+network packed source
+in %x: f32[4,16,{channels}]
+const %w: f32[{channels},{projected}] = seed(1)
+const %shape: i64[5] = [4,16,3,4,{size}]
+const %axis: i64[1] = [0]
+const %rows: i64[3] = [4,16,{channels}]
+const %scale: f32[] = [0.25]
+%y = MatMul(%x, %w)
+%r = Reshape(%y, %shape)
+%t = Transpose(%r, perm=[2,0,3,1,4])
+%qs, %ks, %vs = Split(%t, axis=0, split=[1,1,1])
+%q = Squeeze(%qs, %axis)
+%k = Squeeze(%ks, %axis)
+%v = Squeeze(%vs, %axis)
+%kt = Transpose(%k, perm=[0,1,3,2])
+%s = MatMul(%q, %kt)
+%m = Mul(%s, %scale)
+%p = Softmax(%m, axis=-1)
+%o = MatMul(%p, %v)
+%ot = Transpose(%o, perm=[0,2,1,3])
+%z = Reshape(%ot, %rows)
+out %z
+"""
+
+
+@pytest.mark.parametrize("size", [36, 60, 48])
+def test_packed_projections_of_any_head_size_are_read_in_place(size):
+    net = parse_network(PACKED.format(size=size, channels=4 * size, projected=12 * size))
+    low, _ = lower_network(net, BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""))
+    assert Counter(x.composite or x.op for x in low.layers if x.op != "Reshape") == {"MatMul": 1, "Attention": 1}, "no copies beside them"
+    attention = next(x for x in low.layers if x.composite == "Attention")
+    assert (fused.AttentionFused().why_not(attention) is None) == (size % 8 == 0)
+    signature = Attention().signatures(attention, HOPPER)[0]
+    kernel = Attention().plan(attention, signature, Attention().configs(attention, signature, HOPPER)[0], HOPPER)
+    assert "attention" in kernel.implementation
+    heads = match_attention(attention)
+    assert (heads.q.place, heads.k.place, heads.v.place) == (0, 0, 0)
+    assert (heads.k.offset, heads.v.offset) == (4 * size, 8 * size)
 
 
 def fused_plan(sizes, how, kind="f16"):
@@ -212,6 +256,15 @@ def test_fused_attention_accepts_and_refuses(sizes, how, why):
     layer, _ = layer_of(*sizes, **how)
     said = fused.AttentionFused().why_not(layer)
     assert said is None if why is None else why in said
+
+
+@pytest.mark.parametrize(
+    ("size", "how", "why"), [(40, {}, "heads of 40"), (32, {"value_size": 64}, "heads of 32 and 64"), (64, {"cap": 2.0}, "soft cap")]
+)
+def test_heads_that_no_gpu_has_run_are_left_to_mma_sync(size, how, why):
+    layer, _, _, signature = fused_plan((1, 2, 64, 64, size), {"layout": "rows", **how})
+    assert why in fused.AttentionFused().refuses(layer, signature, HOPPER)
+    assert Attention().refuses(layer, signature, HOPPER) is None
 
 
 def test_fused_attention_needs_hopper_and_mma_sync_computes_the_rest():

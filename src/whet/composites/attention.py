@@ -268,7 +268,7 @@ def fuse_attention_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if layer.composite != ATTENTION.kind:
         return None
     members = [layer]
-    while more := _rearranging_producers(g, members):
+    while more := _rearranging_producers(g, members) or _joint_producers(g, members):
         members += more
     return fuse_flat(g, ATTENTION.kind, *sorted(members, key=g.position)) if len(members) > 1 else None
 
@@ -288,6 +288,27 @@ def _rearranging_producers(g: Graph, members: list[Layer]) -> list[Layer]:
                 return chain
             t = maker.inputs[0]
     return []
+
+
+def _joint_producers(g: Graph, members: list[Layer]) -> list[Layer]:
+    """Layers that move parts of one value for several operands, where strides replace all of them but not the ones next to `members` alone: parts
+    whose elements are apart before another Transpose puts them next to each other."""
+    found: list[Layer] = []
+    most: list[Layer] = []
+    inputs = [t for m in members for t in m.inputs]
+    while inputs:
+        maker = g.maker(inputs.pop(0))
+        inside = {*members, *found}
+        if maker is None or maker.op not in REARRANGING or maker in inside:
+            continue
+        if any(g.is_output(t) or not set(g.readers(t)) <= inside for t in maker.outputs):
+            continue  # its last reader leads here again
+        found.append(maker)
+        inputs.append(maker.inputs[0])
+        sources = [x for x in found if g.maker(x.inputs[0]) not in found]
+        if maker.op not in RESHAPES and all(_are_strides(x, [*members, *found]) for x in sources):
+            most = list(found)
+    return most
 
 
 def _sibling_reshapes(g: Graph, maker: Layer, members: set[Layer]) -> list[Layer] | None:

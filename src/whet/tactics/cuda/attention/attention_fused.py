@@ -153,10 +153,8 @@ class AttentionFused(Tactic):
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if not machine_has(backend, "wgmma"):
-            return "needs Hopper's tensor cores (wgmma, sm_90a)"
         heads = match_attention(layer)
-        return heads if isinstance(heads, str) else why_not_heads(heads)
+        return _why_not_here(heads, backend) or (None if isinstance(heads, str) else why_not_run(heads))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         heads = match_attention(layer)
@@ -171,7 +169,7 @@ class AttentionFused(Tactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         heads = match_attention(layer)
-        reason = self.refuses(layer, signature, backend)
+        reason = _why_not_here(heads, backend)
         if isinstance(heads, str) or reason:
             raise PlanRefused(str(reason or heads))
         parts = split_periods(heads)  # a launch each
@@ -254,6 +252,23 @@ class AttentionFused(Tactic):
 def reciprocal(divisor: int) -> int:
     """ceil(2^32 / divisor), 0 for 1: the kernel divides n by the upper half of a product (n * divisor below 2^32)."""
     return 0 if divisor == 1 else -(-(1 << 32) // divisor)
+
+
+def _why_not_here(heads: Heads | str, backend: Backend) -> str | None:
+    """Why the kernel cannot compute an attention on this GPU."""
+    if not machine_has(backend, "wgmma"):
+        return "needs Hopper's tensor cores (wgmma, sm_90a)"
+    return heads if isinstance(heads, str) else why_not_heads(heads)
+
+
+def why_not_run(heads: Heads) -> str | None:
+    """Why these heads are left to `attention`: a GPU has only run the kernel for equal sizes of 16 to 128 in steps of 16, without a soft cap.
+
+    `plan` takes the others too, for the tests on a GPU.
+    """
+    if heads.size != heads.value_size or heads.size % 16 or heads.size > 128:
+        return f"heads of {heads.size} and {heads.value_size} elements: verified on a GPU for equal sizes of 16 to 128 in steps of 16"
+    return "a soft cap: not verified on a GPU" if heads.cap else None
 
 
 def why_not_heads(heads: Heads) -> str | None:
