@@ -13,6 +13,7 @@ from whet.builder.batching.batch_items import BatchItems, get_common_batch
 from whet.builder.batching.profiles import resolve_profiles
 from whet.builder.candidates.enumerate import count_macs, estimate_ms
 from whet.builder.candidates.filter import SlowImplementations, is_float32_close, select_for_timing, stores_float16
+from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import check_lock
 from whet.builder.memory.byte_groups import Groups
@@ -333,14 +334,14 @@ def test_options_are_timed_in_turns_up_to_the_cap():
 
 
 def test_few_options_of_32_bits_are_timed_if_there_are_smaller_ones():
-    wide, half = [option(i, name="cpu/a") for i in range(6)], [option(6 + i, F16, name="cpu/a") for i in range(4)]
+    wide, half = [option(i, name="cpu/a") for i in range(9)], [option(6 + i, F16, name="cpu/a") for i in range(4)]
     chosen = select_for_timing(wide + half, 3, 8, True)  # 0.625 of the cap
     assert [o.rank for o in chosen] == [0, 1, 6, 7, 8]
     assert wide[2].note.startswith("not timed: the first 32-bit options were much slower")
     assert len(select_for_timing(wide + half, 3, 10, True)) == 10  # as many as the cap
     assert len(select_for_timing(wide + half, 4, 8, True)) == 8
     assert len(select_for_timing(wide, 3, 4, True)) == 4  # nothing smaller
-    parts = [option(i, name="cpu/a", composites=("couple",)) for i in range(6)] + [
+    parts = [option(i, name="cpu/a", composites=("couple",)) for i in range(9)] + [
         option(6 + i, F16, name="cpu/a", composites=("couple",)) for i in range(4)
     ]
     assert [o.rank for o in select_for_timing(parts, 3, 8, True)] == [6, 7, 8, 9]
@@ -504,9 +505,25 @@ def test_a_lock_shows_values_around_their_first_difference():
         (line,) = [x for x in str(e.value).splitlines() if "the option layer_precisions" in x]
         assert '"another' in line
         assert f'"layer{at}' in line
-        assert len(line) < 420
+        assert len(line.partition("was ")[2].partition(", is ")[0].removeprefix("...")) == 160
     for key, other, words in (("threads", backend.threads + 1, "number of threads"), ("threads", backend.threads - 1, "number of threads"),
                               ("machine", "a", "the machine: was a, is"), ("machine", "zzz", "the machine: was zzz, is"),
                               ("model", "0" * 64, "the model: was 0000000000000000\\.\\.\\., is"), ("backend", "z", "the backend")):  # fmt: skip
         with pytest.raises(LockError, match=words):
             check_lock({**good, key: other}, net, config, backend)
+
+
+def test_a_note_names_the_layers_that_cannot_be_sparse():
+    lines = ["in %x: f32[2,16]", "const %good: f32[16,16] = seed(1)"]
+    lines += [f"const %w{i}: f32[{16 - i},{15 - i}] = seed(1)" for i in range(9)]
+    body = ["%a = MatMul(%x, %good)", *(f"%b{i} = MatMul(%{f'b{i - 1}' if i else 'a'}, %w{i})" for i in range(9)), "out %b8"]
+    net = parse_network("network n source\n" + "\n".join([*lines, *body]))
+    sparse, (note,) = apply_sparsity(net, BuildConfig(backend="null", sparsity="force"))
+    done, left = int(note.split(" weights into ")[1].split()[0]), int(note.split("fine-tuning. ")[1].split()[0])
+    assert done + left == 10
+    assert left > 4
+    assert note.endswith(f"; and {left - 4} more")
+    assert "the largest two of every four" in note
+    assert "the first two of every four" in apply_sparsity(net, BuildConfig(backend="null", sparsity="force:positional"))[1][0]
+    assert apply_sparsity(net, BuildConfig(backend="null", sparsity="enable")) == (net, [])
+    assert apply_sparsity(sparse, BuildConfig(backend="null", sparsity="force")) == (sparse, [])
