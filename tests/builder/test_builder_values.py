@@ -19,6 +19,7 @@ from whet.builder.lock.lock import check_lock
 from whet.builder.memory.byte_groups import Groups
 from whet.builder.memory.free_ranges import FreeRanges
 from whet.builder.precision.permissions import Permissions, report_precisions
+from whet.builder.verify.differences import compute_float8_error
 from whet.builder.verify.emulation import round_to_tf32
 from whet.builder.verify.error_bounds import Checked, Compared, Failure, compute_layer_bound
 from whet.builder.verify.failure_folder import KEPT, VARIABLE, get_failures_folder, save_failures
@@ -170,6 +171,13 @@ def test_tf32_has_ten_bits_of_mantissa():
     np.testing.assert_array_equal(round_to_tf32(exact), exact)
     assert np.isnan(round_to_tf32(np.float32([np.nan]))).all()
     assert round_to_tf32(np.float32([1 + 0.4 * 2**-10, 1 + 0.6 * 2**-10])).tolist() == [1, 1 + 2**-10]
+
+
+def test_float8_values_of_both_signs_that_agree_have_no_error():
+    a = np.float32([-448, -2, -0.5, 0, 3, 448, np.nan])
+    assert compute_float8_error(a, np.float32([-900, -2, -0.5, 0, 3, 1e6, np.nan])) == (0.0, "")
+    assert compute_float8_error(np.float32([0, 0.5]), np.float32([0, 0])) == (0.5, "up to 0.5 where all is zero")
+    assert compute_float8_error(a, -a)[0] == np.inf
 
 
 # failed verifications

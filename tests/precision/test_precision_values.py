@@ -6,7 +6,7 @@ import pytest
 from whet.errors import CalibrationError, UsageError
 from whet.network import parse_network
 from whet.ops import run_network
-from whet.precision import Budget, Preprocessing, calibration_data, emulate_network, find_quantization_sites, read_cache, write_cache
+from whet.precision import Budget, Preprocessing, calibration_data, emulate_network, find_quantization_sites, read_cache, rounding, write_cache
 from whet.precision.calibrate import _select_range
 from whet.precision.compare import compare
 from whet.precision.histogram import Histogram
@@ -163,6 +163,23 @@ def test_windows_times_weights_are_the_convolution():
     np.testing.assert_allclose(h, np.cov(rows.T, ddof=0), rtol=1e-4, atol=1e-5)
 
 
+def test_the_rows_of_moments_are_shared_among_the_samples(monkeypatch):
+    layer = parse_network("network n source\nin %x: f32[9,2]\nconst %w: f32[2,3] = seed(1)\n%y = MatMul(%x, %w)\nout %y").layers[0]
+    wanted = []
+
+    def sample(layer, x, most, rng):
+        wanted.append(most)
+        return x[:most]
+
+    monkeypatch.setattr(rounding, "ROWS", 10)
+    monkeypatch.setattr(rounding, "sample_windows", sample)
+    x = np.arange(18, dtype="f4").reshape(9, 2)
+    for count, most in ((1, 10), (3, 3), (0, 10), (99, 1)):
+        wanted.clear()
+        compute_moments(layer, [x, x], count)
+        assert wanted == [most, most]
+
+
 def test_rows_of_products_are_their_inputs():
     x = np.arange(24, dtype="f4").reshape(2, 3, 4)
     product = parse_network("network n source\nin %x: f32[2,3,4]\nconst %w: f32[4,5] = seed(1)\n%y = MatMul(%x, %w)\nout %y").layers[0]
@@ -198,6 +215,7 @@ def round_one_by_one(w, scale, h):
 def test_adaptive_rounding_by_its_definition(n):
     rng = np.random.default_rng(n)
     inputs = rng.standard_normal((4 * n + 3, n)) @ (rng.standard_normal((n, n)) / n + np.diag(rng.uniform(0.2, 2, n)))
+    inputs *= 0.01  # small moments are damped as large ones
     h, w, scales = inputs.T @ inputs / len(inputs), rng.standard_normal((3, n)), np.array([0.2, 0.3, 0.4])
     got = round_rows(w, scales, h, lambda column, s: np.rint(column / s) * s)
     np.testing.assert_allclose(got, round_one_by_one(w, scales, h), atol=1e-9)
