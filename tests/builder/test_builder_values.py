@@ -342,14 +342,14 @@ def test_options_are_timed_in_turns_up_to_the_cap():
 
 
 def test_few_options_of_32_bits_are_timed_if_there_are_smaller_ones():
-    wide, half = [option(i, name="cpu/a") for i in range(9)], [option(6 + i, F16, name="cpu/a") for i in range(4)]
+    wide, half = [option(i, name="cpu/a") for i in range(6)], [option(6 + i, F16, name="cpu/a") for i in range(4)]
     chosen = select_for_timing(wide + half, 3, 8, True)  # 0.625 of the cap
     assert [o.rank for o in chosen] == [0, 1, 6, 7, 8]
     assert wide[2].note.startswith("not timed: the first 32-bit options were much slower")
     assert len(select_for_timing(wide + half, 3, 10, True)) == 10  # as many as the cap
     assert len(select_for_timing(wide + half, 4, 8, True)) == 8
     assert len(select_for_timing(wide, 3, 4, True)) == 4  # nothing smaller
-    parts = [option(i, name="cpu/a", composites=("couple",)) for i in range(9)] + [
+    parts = [option(i, name="cpu/a", composites=("couple",)) for i in range(6)] + [
         option(6 + i, F16, name="cpu/a", composites=("couple",)) for i in range(4)
     ]
     assert [o.rank for o in select_for_timing(parts, 3, 8, True)] == [6, 7, 8, 9]
