@@ -13,11 +13,13 @@ from whet.builder.batching.batch_items import BatchItems, get_common_batch
 from whet.builder.batching.profiles import resolve_profiles
 from whet.builder.candidates.enumerate import count_macs, estimate_ms
 from whet.builder.candidates.filter import SlowImplementations, is_float32_close, select_for_timing, stores_float16
+from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import check_lock
 from whet.builder.memory.byte_groups import Groups
 from whet.builder.memory.free_ranges import FreeRanges
 from whet.builder.precision.permissions import Permissions, report_precisions
+from whet.builder.verify.differences import compute_float8_error
 from whet.builder.verify.emulation import round_to_tf32
 from whet.builder.verify.error_bounds import Checked, Compared, Failure, compute_layer_bound
 from whet.builder.verify.failure_folder import KEPT, VARIABLE, get_failures_folder, save_failures
@@ -169,6 +171,13 @@ def test_tf32_has_ten_bits_of_mantissa():
     np.testing.assert_array_equal(round_to_tf32(exact), exact)
     assert np.isnan(round_to_tf32(np.float32([np.nan]))).all()
     assert round_to_tf32(np.float32([1 + 0.4 * 2**-10, 1 + 0.6 * 2**-10])).tolist() == [1, 1 + 2**-10]
+
+
+def test_float8_values_of_both_signs_that_agree_have_no_error():
+    a = np.float32([-448, -2, -0.5, 0, 3, 448, np.nan])
+    assert compute_float8_error(a, np.float32([-900, -2, -0.5, 0, 3, 1e6, np.nan])) == (0.0, "")
+    assert compute_float8_error(np.float32([0, 0.5]), np.float32([0, 0])) == (0.5, "up to 0.5 where all is zero")
+    assert compute_float8_error(a, -a)[0] == np.inf
 
 
 # failed verifications
@@ -504,9 +513,25 @@ def test_a_lock_shows_values_around_their_first_difference():
         (line,) = [x for x in str(e.value).splitlines() if "the option layer_precisions" in x]
         assert '"another' in line
         assert f'"layer{at}' in line
-        assert len(line) < 420
+        assert len(line.partition("was ")[2].partition(", is ")[0].removeprefix("...")) == 160
     for key, other, words in (("threads", backend.threads + 1, "number of threads"), ("threads", backend.threads - 1, "number of threads"),
                               ("machine", "a", "the machine: was a, is"), ("machine", "zzz", "the machine: was zzz, is"),
                               ("model", "0" * 64, "the model: was 0000000000000000\\.\\.\\., is"), ("backend", "z", "the backend")):  # fmt: skip
         with pytest.raises(LockError, match=words):
             check_lock({**good, key: other}, net, config, backend)
+
+
+def test_a_note_names_the_layers_that_cannot_be_sparse():
+    lines = ["in %x: f32[2,16]", "const %good: f32[16,16] = seed(1)"]
+    lines += [f"const %w{i}: f32[{16 - i},{15 - i}] = seed(1)" for i in range(9)]
+    body = ["%a = MatMul(%x, %good)", *(f"%b{i} = MatMul(%{f'b{i - 1}' if i else 'a'}, %w{i})" for i in range(9)), "out %b8"]
+    net = parse_network("network n source\n" + "\n".join([*lines, *body]))
+    sparse, (note,) = apply_sparsity(net, BuildConfig(backend="null", sparsity="force"))
+    done, left = int(note.split(" weights into ")[1].split()[0]), int(note.split("fine-tuning. ")[1].split()[0])
+    assert done + left == 10
+    assert left > 4
+    assert note.endswith(f"; and {left - 4} more")
+    assert "the largest two of every four" in note
+    assert "the first two of every four" in apply_sparsity(net, BuildConfig(backend="null", sparsity="force:positional"))[1][0]
+    assert apply_sparsity(net, BuildConfig(backend="null", sparsity="enable")) == (net, [])
+    assert apply_sparsity(sparse, BuildConfig(backend="null", sparsity="force")) == (sparse, [])

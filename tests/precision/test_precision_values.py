@@ -6,8 +6,9 @@ import pytest
 from whet.errors import CalibrationError, UsageError
 from whet.network import parse_network
 from whet.ops import run_network
-from whet.precision import Budget, Preprocessing, calibration_data, find_quantization_sites, read_cache, write_cache
+from whet.precision import Budget, Preprocessing, calibration_data, emulate_network, find_quantization_sites, read_cache, rounding, write_cache
 from whet.precision.calibrate import _select_range
+from whet.precision.compare import compare
 from whet.precision.histogram import Histogram
 from whet.precision.measures import compute_cosine, compute_output_cosine, compute_output_snr, compute_powers, to_decibels
 from whet.precision.methods import LIMITS
@@ -162,6 +163,23 @@ def test_windows_times_weights_are_the_convolution():
     np.testing.assert_allclose(h, np.cov(rows.T, ddof=0), rtol=1e-4, atol=1e-5)
 
 
+def test_the_rows_of_moments_are_shared_among_the_samples(monkeypatch):
+    layer = parse_network("network n source\nin %x: f32[9,2]\nconst %w: f32[2,3] = seed(1)\n%y = MatMul(%x, %w)\nout %y").layers[0]
+    wanted = []
+
+    def sample(layer, x, most, rng):
+        wanted.append(most)
+        return x[:most]
+
+    monkeypatch.setattr(rounding, "ROWS", 10)
+    monkeypatch.setattr(rounding, "sample_windows", sample)
+    x = np.arange(18, dtype="f4").reshape(9, 2)
+    for count, most in ((1, 10), (3, 3), (0, 10), (99, 1)):
+        wanted.clear()
+        compute_moments(layer, [x, x], count)
+        assert wanted == [most, most]
+
+
 def test_rows_of_products_are_their_inputs():
     x = np.arange(24, dtype="f4").reshape(2, 3, 4)
     product = parse_network("network n source\nin %x: f32[2,3,4]\nconst %w: f32[4,5] = seed(1)\n%y = MatMul(%x, %w)\nout %y").layers[0]
@@ -197,6 +215,7 @@ def round_one_by_one(w, scale, h):
 def test_adaptive_rounding_by_its_definition(n):
     rng = np.random.default_rng(n)
     inputs = rng.standard_normal((4 * n + 3, n)) @ (rng.standard_normal((n, n)) / n + np.diag(rng.uniform(0.2, 2, n)))
+    inputs *= 0.01  # small moments are damped as large ones
     h, w, scales = inputs.T @ inputs / len(inputs), rng.standard_normal((3, n)), np.array([0.2, 0.3, 0.4])
     got = round_rows(w, scales, h, lambda column, s: np.rint(column / s) * s)
     np.testing.assert_allclose(got, round_one_by_one(w, scales, h), atol=1e-9)
@@ -268,3 +287,85 @@ def test_a_text_cache_may_list_other_tensors_and_must_have_all(tmp_path):
         path.write_text(f"TRT-1\n{text}")
         with pytest.raises(CalibrationError, match=words):
             read_cache(path, net)
+
+
+# comparison of two runs
+
+
+def compared(ours, theirs, tolerance=0.1):
+    net = parse_network("network n source\nin %x: f32[2]\n%a = Relu(%x)\n%b = Relu(%a)\n%y = Relu(%b)\nout %y")
+    return compare(net, ours, theirs, tolerance)
+
+
+def test_rows_have_the_errors_of_the_worst_sample():
+    a = [{"a": np.float32(v), "b": np.float32([1, 1]), "y": np.float32([2, 4])} for v in ([1, 2], [4, 8])]
+    b = [{"a": np.float32(v), "b": np.float32([1, 1]), "y": np.float32([2, 5])} for v in ([1, 2], [4, 10])]
+    got = compared(a, b)
+    assert [(r.tensor, r.op, r.type, r.differs, r.output, r.enters) for r in got.rows] == [
+        ("a", "Relu", "float32", True, False, True),
+        ("b", "Relu", "float32", False, False, False),
+        ("y", "Relu", "float32", True, True, True),
+    ]
+    first, same, last = got.rows
+    assert (first.max_error, first.mean_error) == (pytest.approx(0.2), pytest.approx(1 / 7))
+    assert first.snr_db == pytest.approx(10 * np.log10((1 + 4 + 16 + 100) / 4))
+    assert (same.max_error, same.mean_error, same.snr_db, same.note) == (0, 0, 200, "")
+    assert last.snr_db == pytest.approx(10 * np.log10(29))
+    assert got.first is first
+    assert not got.matches
+    assert compared(a, b, 0.21).matches  # the outputs' error is 0.2
+    assert compared([{"a": x["a"]} for x in a], [{"a": x["a"]} for x in b]).missing == ["b", "y"]
+    assert not compared([{"a": x["a"]} for x in a], [{"a": x["a"]} for x in b]).matches  # without outputs all tensors count
+    assert not compared([], [{}]).matches
+
+
+def test_a_difference_enters_where_no_input_differs():
+    bad = [{k: np.float32([2, 2]) for k in "aby"}]
+    good = [{k: np.float32([1, 1]) for k in "aby"}]
+    assert [(r.tensor, r.enters) for r in compared(bad, good).rows] == [("a", True), ("b", False), ("y", False)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "error", "note"),
+    [
+        (np.int32([1, 2, 3, 4]), np.int32([1, 2, 3, 5]), 0.25, "25 % of the values differ"),
+        (np.int32([1]), np.int32([1]), 0.0, ""),
+        (np.empty(0, "i4"), np.empty(0, "i4"), 0.0, ""),
+        (np.float32([1, np.nan]), np.float32([1, 2]), np.inf, "NaN or infinities on one side"),
+        (np.float32([1, np.inf]), np.float32([1, -np.inf]), np.inf, "NaN or infinities on one side"),
+        (np.float32([1, np.nan, 3, 4]), np.float32([1, np.nan, 3, 4]), 0.0, "NaN or infinities in 25 % of both"),
+        (np.float32([np.nan]), np.float32([np.nan]), 0.0, "NaN or infinities in 100 % of both"),
+        (np.float32([0.5]), np.float32([0.0]), np.inf, ""),
+        (np.float32([1, 2]), np.float32([[1, 2]]), np.inf, "shape [2] against [1, 2]"),
+    ],
+)
+def test_values_without_a_relative_error(ours, theirs, error, note):
+    (row,) = compared([{"a": ours}], [{"a": theirs}]).rows
+    assert (row.max_error, row.mean_error, row.differs, row.note) == (error, error, error > 0.1, note)
+    assert row.snr_db == (-200 if "one side" in note else row.snr_db)
+
+
+def test_images_that_would_be_enormous_are_refused(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(np.zeros((4000, 2, 3), np.uint8)).save(tmp_path / "a.png")
+    net = parse_network(IMAGES.format("3,8,6", "3,1,1"))
+    with pytest.raises(CalibrationError, match="has 2 x 4000 pixels, and resize:30000 makes 30000 x 60000000 of them"):
+        list(calibration_data(str(tmp_path), net, Preprocessing.parse("resize:30000")))
+
+
+def test_rounded_layers_read_and_write_rounded_values():
+    text = "network n source\nin %x: f32[1,3]\nconst %w: f32[3,2] = seed(1)\nconst %c: f32[2] = seed(2)\n%a = Gemm(%x, %w, %c)\n%y = Relu(%a)\nout %y"
+    net = parse_network(text)
+    x = np.float32([[0.1, -0.7, 1.3]])
+    gemm, _ = net.layers
+    made = emulate_network(net, "fp16", only=[gemm.name])
+
+    def rounded(a):
+        return a.astype("f2").astype("f4")
+
+    w, c = gemm.inputs[1].array(), gemm.inputs[2].array()
+    want = np.maximum(rounded(rounded(x) @ rounded(w) + c), 0)
+    np.testing.assert_array_equal(run_network(made, {"x": x})["y"], want)
+    both = emulate_network(net, "bf16")
+    assert [t.name for t in both.outputs] == ["y"]
+    assert not np.any(run_network(both, {"x": x})["y"].view(np.uint32) & 0xFFFF)
