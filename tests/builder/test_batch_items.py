@@ -85,6 +85,18 @@ def sequence_first(batch=BATCH):
     return net
 
 
+def recurrent(batch=BATCH):
+    """As torch.nn.LSTM: [length, batch, width], and constants with an initial state for each item."""
+    rng = np.random.default_rng(0)
+    net = Network("recurrent")
+    y = net.add("Transpose", net.add_input("x", parse_type(f"f32[{batch},5,6]")), perm=(1, 0, 2))
+    w, r, b, h, c = (net.constant(rng.standard_normal(s).astype(np.float32)) for s in ((1, 16, 6), (1, 16, 4), (1, 32), (1, batch, 4), (1, batch, 4)))
+    y = net.add("LSTM", y, w, r, b, None, h, c, hidden_size=4)[0]
+    y = net.add("Transpose", net.add("Squeeze", y, axes=(1,)), perm=(1, 0, 2))
+    net.mark_output(net.add("Reshape", y, net.constant(np.array([batch, 20]))), "y")
+    return net
+
+
 def feed(net, seed=1):
     rng = np.random.default_rng(seed)
     return {t.name: rng.standard_normal(tuple(t.shape)).astype(np.float32) for t in net.inputs}
@@ -101,7 +113,10 @@ def test_items_are_the_first_the_last_and_seeded_ones():
 
 
 @pytest.mark.parametrize("widen", [False, True])
-@pytest.mark.parametrize("make, kinds", [(attention, {(1, 1, 1)}), (windows, {(0, 1, 4), (0, 1, 16)}), (sequence_first, {(0, 5, 1), (1, 1, 2)})])
+@pytest.mark.parametrize(
+    ("make", "kinds"),
+    [(attention, {(1, 1, 1)}), (windows, {(0, 1, 4), (0, 1, 16)}), (sequence_first, {(0, 5, 1), (1, 1, 2)}), (recurrent, {(1, 1, 1), (2, 1, 1)})],
+)
 def test_selected_items_equal_those_of_the_whole_batch(make, kinds, widen):
     net = make()
     x, items = feed(net), BatchItems.of(BATCH)

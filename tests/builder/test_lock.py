@@ -51,6 +51,7 @@ def test_the_same_lock_gives_the_same_engine_and_times_nothing(built):
     assert plan_digest(again) == plan_digest(plan)
     assert engine_digest(again) == engine_digest(plan)
     once, twice = (sections(locked(path)) for _ in range(2))
+    assert again.report.verification == plan.report.verification is not None, "a locked engine is verified, and says so"
     assert once["info"] != twice["info"], "times and dates are in the files"
     assert {**once, "info": b""} == {**twice, "info": b""} == {**sections(plan), "info": b""}, "and nothing else differs"
     assert again.probe == plan.probe

@@ -24,6 +24,12 @@ def test_a_table_that_fits_has_one_line_per_row():
     assert "/fc[/b]/Gemm" in lines[3]  # brackets of a name are not markup
 
 
+def test_a_title_is_not_wrapped_to_the_width_of_its_table():
+    out = io.StringIO()
+    print_table(Console(file=out, width=100), [">ms", "engine"], [["1.0", "a"]], "Whole engines timed; the first is kept")
+    assert out.getvalue().splitlines()[0] == "Whole engines timed; the first is kept"
+
+
 def test_long_names_are_printed_below_their_row():
     lines = printed(60)
     assert lines == [

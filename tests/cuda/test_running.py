@@ -112,6 +112,22 @@ def test_a_called_engine_returns_arrays_of_the_callers_library_on_the_gpu(dynami
     assert close(got, run_network(net, {"x": x})["y"])
 
 
+def test_cupy_arrays_by_name_in_lists_strided_and_of_another_stream(dynamic):
+    cupy, (engine, net), x = pytest.importorskip("cupy"), dynamic, feed(4)
+    want = run_network(net, {"x": x})["y"]
+    given = cupy.asarray(x)
+    strided = cupy.asarray(np.ascontiguousarray(x.transpose(0, 2, 3, 1))).transpose(0, 3, 1, 2)
+    assert not strided.flags.c_contiguous
+    with cupy.cuda.Stream(non_blocking=True):
+        late = given * 2 / 2  # computed on this stream: the engine must wait for it
+        results = [engine(x=given)["y"], engine({"x": strided})["y"], engine.run([given])[0], engine(late)]
+    for y in results:
+        assert isinstance(y, cupy.ndarray)
+        assert y.shape == want.shape
+        assert close(cupy.asnumpy(y), want)
+    assert close(engine(cupy.asnumpy(given)), want), "NumPy in, NumPy out afterwards"
+
+
 def test_what_cannot_run_asynchronously_says_why(dynamic):
     engine, _ = dynamic
     context = engine.create_context()

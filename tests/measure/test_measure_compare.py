@@ -251,6 +251,13 @@ def test_confidence_intervals_narrow_with_samples():
     assert (b - a) / (d - c) == pytest.approx(4, rel=0.3)
 
 
+def test_confidence_intervals_stay_within_the_samples():
+    """The quartiles of few samples with one interruption would give a latency below zero."""
+    low, high = confidence_interval([1.0, 1.1, 9.0, 1.2, 8.0, 1.05, 7.0])
+    assert low == 1.0
+    assert 1.2 < high <= 9.0
+
+
 def test_interrupted_samples_do_not_count_under_load():
     samples = [1.0, 1.1, 5.0, 6.0, 7.0, 1.05, 8.0]
     assert estimate_typical_time(samples, disturbed=False) == 5.0

@@ -51,7 +51,8 @@ def sample() -> dict[str, Any]:
                   {"step": "engine (12 layers i8)", "params": 200000, "flops": 80000000, "seconds": 3.0, "metric": {"value": 99.0}, "ms": 0.6}],
         "layers": [{"name": HOSTILE, "before": "cpu/a", "before_ms": 0.4, "after": "cpu/b", "after_ms": 0.1},
                    {"name": "gone", "before": "cpu/a", "before_ms": 0.2, "after": "", "after_ms": None}],
-        "left_out": [["2:4", HOSTILE]], "warnings": [HOSTILE], "notes": [HOSTILE], "seconds": 100.0, "recipe": {},
+        "left_out": [["2:4", HOSTILE], ["batch", "only 1: `space.batch: [1, 8]` searches over it"]],
+        "warnings": [HOSTILE], "notes": [HOSTILE], "seconds": 100.0, "recipe": {},
         "recipe_text": f'{{"model": "{HOSTILE}"}}',
         "machine_text": "{}", "commands": ["whet exec --loadEngine=model.engine"],
     }  # fmt: skip

@@ -53,6 +53,18 @@ def test_measured_energy_is_shown_gross_and_net():
     assert "3.50 mJ a sample, net -" in trials[0]
 
 
+def test_code_in_reasons_is_marked():
+    assert "only 1: <code>space.batch: [1, 8]</code> searches over it" in search_page(sample())
+
+
+def test_the_metric_of_the_pareto_plot_spans_a_percent_at_least():
+    """Otherwise the difference of one sample, which is chance, fills the plot."""
+    points = [{"x": x, "y": y, "kind": "scout", "name": "t", "lines": []} for x, y in ((0.3, 99.663), (0.6, 99.667))]
+    low, high = pareto_figure(points, x_name="time", y_name="top-1 %", limit_x=0.5, limit_y=None)["layout"]["yaxis"]["range"]
+    assert high - low >= 0.99
+    assert low < 99.2 < 100.1 < high
+
+
 @pytest.mark.parametrize(
     ("value", "shown"), [(None, "-"), (0, "0"), (0.5, "0.500"), (12.345, "12.3"), (615162, "615,162"), (99.66, "99.7"), (100, "100")]
 )

@@ -112,7 +112,9 @@ def print_table(out: Console, columns: Sequence[str], rows: Sequence[Sequence[An
     if below and sum(widths) + len(_GAP) * (len(widths) - 1) > out.width:
         _print_with_lines_below(out, columns, cells, title, below, widths)
         return
-    table = Table(box=None, header_style="bold", title=title or None, title_justify="left", title_style="bold cyan", pad_edge=False)
+    if title:
+        out.print(style_text((title, "bold cyan")))  # rich's own title wraps at the width of a narrow table
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for c, n in zip(columns, names, strict=True):
         table.add_column(n, justify="right" if c.startswith(">") else "left", overflow="fold")
     for r in cells:

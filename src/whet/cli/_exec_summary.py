@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.cli._summary import Log
 from whet.engine import EnginePlan, display_names
-from whet.inspector.summary import shorten_name
+from whet.inspector.summary import describe_verification, shorten_name
 from whet.measure.queries import Measured, compute_percentile
 from whet.runtime import Engine
 from whet.runtime.engine import Memory
@@ -39,7 +39,7 @@ def format_summary(plan: EnginePlan, measured: Measured | None, shapes: Mapping[
         queries = len(ms) / measured.wall
         batch = next((s[0] for s in shapes.values() if s), 1)
         lines.append(f"rate      {queries:.4g} queries/s, {queries * batch:.4g} samples/s")
-    return [*lines, f"slowest   {_format_slowest(plan)}", f"checked   {_format_verification(plan)}", f"memory    {_format_memory(plan, memory)}"]
+    return [*lines, f"slowest   {_format_slowest(plan)}", f"checked   {describe_verification(plan)}", f"memory    {_format_memory(plan, memory)}"]
 
 
 def _format_types(plan: EnginePlan) -> str:
@@ -59,16 +59,6 @@ def _format_slowest(plan: EnginePlan, shown: int = 3) -> str:
         return "unknown, the build timed nothing; --dumpProfile measures the layers"
     top = sorted((n for n in times if n in names), key=lambda n: -times[n])[:shown]
     return ", ".join(f"{shorten_name(names[n], 28)} {100 * times[n] / total:.0f} %" for n in top)
-
-
-def _format_verification(plan: EnginePlan) -> str:
-    v = plan.report.verification
-    if v is None:
-        return "no: not verified by the build"
-    if v.failures:
-        return f"{len(v.failures)} FAILURES: {v.failures[0]}"
-    error = "" if v.network_error is None or v.network_bound is None else f"; outputs differ by {v.network_error:.2g} (allowed {v.network_bound:.2g})"
-    return f"{v.layers} layers agree with the reference{error}"
 
 
 def _format_memory(plan: EnginePlan, memory: Memory) -> str:

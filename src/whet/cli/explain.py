@@ -28,7 +28,7 @@ def command(engine: str, layer: str | None, top: int, layers: bool, profile: int
     from whet.engine import read_engine
     from whet.errors import UsageError
     from whet.inspector import explain, layer_facts, layer_rows
-    from whet.inspector.summary import WIDTH
+    from whet.inspector.summary import WIDTH, describe_verification
 
     if (path := Path(engine)).suffix == ".onnx":
         target = path.with_suffix(".engine").name
@@ -49,7 +49,7 @@ def command(engine: str, layer: str | None, top: int, layers: bool, profile: int
     if layer is not None:
         _print_layer(console, data, top)
     else:
-        _print_engine(console, data, top)
+        _print_engine(console, data, top, describe_verification(plan))
         if layers:
             print_layers(console, layer_facts(plan))
 
@@ -82,16 +82,18 @@ def _share(row: dict[str, Any]) -> str:
     return "" if row["percent"] is None else f"{row['percent']:.1f}%"
 
 
-def _print_engine(console: Any, d: dict[str, Any], top: int) -> None:
+def _print_engine(console: Any, d: dict[str, Any], top: int, verified: str) -> None:
     from whet.inspector.summary import fit
 
     arena = ", ".join(f"{b / 2**20:.1f} MiB" for b in d["arena_bytes"])
     model = d["machine"].get("model", "?")
     console.print(style_text((d["network"], "bold"), f" on {d['backend']} ({model}), {d['threads']} thread(s)"))
+    whole = "not timed as a whole" if d["latency_ms"] is None else f"{_ms(d['latency_ms'])} ms as a whole"
     console.print(
-        f"{d['layers']} layers, {d['reformats']} of them reformats; {_ms(d['latency_ms'])} ms as a whole; "
+        f"{d['layers']} layers, {d['reformats']} of them reformats; {whole}; "
         f"{d['flops'] / 1e9:.2f} GFLOP, {d['bytes'] / 1e6:.1f} MB moved; arena {arena}"
     )
+    console.print(f"Checked: {verified}")
     if any(d["lanes"]):
         many = max(d["lanes"]) > 1 or d["threads"] == 1
         how, threads = (f"in parallel, {max(d['lanes'])} at once", "on one thread") if many else ("one after the other", "on all threads")
@@ -109,7 +111,8 @@ def _print_engine(console: Any, d: dict[str, Any], top: int) -> None:
     rows = [[_ms(r["ms"]), _share(r), r["name"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
     if d["disturbed"]:
         console.print(style_text(("note", "yellow"), f" {d['disturbed']}"))
-    print_table(console, columns, fit(columns, rows), f"Slowest {min(top, d['layers'])} layers")
+    title = f"Slowest {len(rows)} layers" if d["sum_of_layers_ms"] else f"{len(rows)} layers; none was timed"
+    print_table(console, columns, fit(columns, rows), title)
     rows = [[_ms(r["ms"]), _share(r), str(r["layers"]), r["tactic"]] for r in d["by_tactic"]]
     print_table(console, [">ms", ">share", ">layers", "tactic"], rows, "By tactic")
     fired = ", ".join(f"{n} x{k}" for n, k in d["passes_fired"].items() if k)

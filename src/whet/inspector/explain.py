@@ -43,6 +43,7 @@ def _describe_engine(plan: EnginePlan, facts: list[LayerFacts]) -> dict[str, Any
         "reformats": sum(f.layer.op == "Reformat" for f in facts),
         "latency_ms": plan.report.latency_ms,
         "sum_of_layers_ms": total or None,
+        "verification": None if plan.report.verification is None else encode(plan.report.verification),
         "disturbed": find_contradiction(plan.report.layer_ms, plan.report.latency_ms),
         "flops": sum(f.flops for f in facts),
         "bytes": sum(f.bytes for f in facts),

@@ -9,6 +9,7 @@ from whet.engine import EnginePlan, display_names, profile_suffix
 from whet.errors import UsageError
 from whet.inspector.facts import LayerFacts, get_tuned_shapes, layer_facts
 from whet.inspector.layers import make_layer_object
+from whet.inspector.summary import shorten
 
 VERBOSITIES = ("layer_names_only", "detailed", "none")
 
@@ -66,10 +67,10 @@ def layer_rows(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None = 
     total = sum(f.ms or 0.0 for f in facts)
     return [
         {
-            "layer": _shorten(f.name, 60),
+            "layer": shorten(f.name, 60),
             "type": get_layer_type(f.layer, f.choice),
             "tactic": f.choice.tactic,
-            "kernel": _shorten(f.choice.implementation, 40),
+            "kernel": shorten(f.choice.implementation, 40),
             "formats": _join_formats(f),
             "ms": f"{f.ms:.4f}" if f.ms is not None else "",
             "share": f"{100 * f.ms / total:.1f}%" if f.ms is not None and total else "",
@@ -87,7 +88,7 @@ def _format_runner_up(f: LayerFacts) -> str:
         return ""
     same = f.runner_up.tactic == f.choice.tactic
     label = f.runner_up.implementation if same else f.runner_up.tactic.partition("/")[2]
-    return f"{_shorten(label or f.runner_up.tactic, 30)} {f.runner_up.ms:.4f}"
+    return f"{shorten(label or f.runner_up.tactic, 30)} {f.runner_up.ms:.4f}"
 
 
 def _join_formats(f: LayerFacts) -> str:
@@ -97,7 +98,3 @@ def _join_formats(f: LayerFacts) -> str:
     ins = dict.fromkeys(show(o) for o in f.choice.inputs if o is not None)
     outs = dict.fromkeys(show(o) for o in f.choice.outputs)
     return f"{','.join(ins) or '-'} -> {','.join(outs)}"
-
-
-def _shorten(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most // 2 - 1] + "…" + text[-(most - most // 2) :]

@@ -60,6 +60,17 @@ def describe_storage_types(f: LayerFacts) -> str:
     return ins or outs if ins == outs or not ins or not outs else f"{ins}>{outs}"
 
 
+def describe_verification(plan: EnginePlan) -> str:
+    """What the build found when it compared the engine with the reference."""
+    v = plan.report.verification
+    if v is None:
+        return "no: built with --noVerify (verify=False), or for a backend that runs nothing"
+    if v.failures:
+        return f"{len(v.failures)} FAILURES: {v.failures[0]}"
+    error = "" if v.network_error is None or v.network_bound is None else f"; outputs differ by {v.network_error:.2g} (allowed {v.network_bound:.2g})"
+    return f"{v.layers} layers agree with the reference{error}"
+
+
 COLUMNS = (">ms", ">share", "layer", "types", "tactic", "kernel", "bound")
 
 

@@ -104,6 +104,8 @@ def follow(layer: Layer, axes: Axes, batch: int) -> Axes:
     if outputs - set(made) or any(t in axes and not any(u is t and is_along(t, i) for u, i, *_ in ties) for t in inputs):
         raise NotPerImage(f"{layer.op} '{layer.name}' mixes samples")
     others = [(t, i, made[y]) for t, i, y, j, _ in ties if t not in axes and made[y].axis == j]
+    pairs = [pair for c in coupled for pair in ((c.a, c.a_axis, c.b, c.b_axis), (c.b, c.b_axis, c.a, c.a_axis))]
+    others += [(u, j, axes[t]) for t, i, u, j in pairs if is_along(t, i) and u in inputs and u not in axes]  # initial states of a recurrent layer
     return made | {t: to._replace(axis=i) for t, i, to in others if t.shape[i] == to.count_entries(batch)}
 
 

@@ -9,6 +9,7 @@ from whet.report._figures import Figure, figure, lines
 from whet.report._html import h
 
 _FAR = 1.3  # times the slowest point's time
+_LEAST_SPAN = 0.01  # of the best value; without it a difference of one sample would fill the plot
 _KINDS = {  # kind -> name, colour, symbol
     "scout": ("trial (short recovery)", "--grey", "circle"),
     "original": ("original", "--warm", "square"),
@@ -66,27 +67,30 @@ def pareto_figure(points: Sequence[Point], *, x_name: str, y_name: str, limit_x:
                 },
             }
         )
-    shapes = []
+    shapes: list[dict[str, Any]] = []
+    notes: list[dict[str, Any]] = []
     if targeted:
         low, high = sorted((limit_y if limit_y is not None else (y0 if higher else y1), y1 if higher else y0))
+        right = limit_x if limit_x is not None else x1
+        corner = {"x": right, "xanchor": "right", "y": max(low, y0), "yanchor": "bottom", "showarrow": False}
+        notes = [{"text": "meets the target", "font": {"color": "--dim"}, **corner}]
         shapes = [
             {
                 "type": "rect",
                 "x0": 0,
-                "x1": limit_x if limit_x is not None else x1,
+                "x1": right,
                 "y0": low,
                 "y1": high,
-                "fillcolor": "--accent",
-                "opacity": 0.12,
+                "fillcolor": "--goal",
                 "line": {"color": "--accent", "dash": "dash"},
                 "layer": "below",
-                "label": {"text": "meets the target", "textposition": "bottom right"},
             }
         ]
     return figure(
         traces,
         showlegend=True,
         shapes=shapes,
+        annotations=notes,
         xaxis={"title": {"text": str(h(x_name))}, "range": [0, x1]},
         yaxis={"title": {"text": str(h(y_name))}, "range": [y0, y1]},
         margin={"t": 40},
@@ -115,5 +119,5 @@ def _range(values: Sequence[float], limit: float | None, higher: bool) -> tuple[
         far = limit - 3 * (best - limit)
         worst = max(worst, far) if higher else min(worst, far)
     low, high = sorted((best, worst))
-    room = (high - low) * 0.08 or abs(high) * 0.02 or 1.0
+    room = max((high - low) * 0.08, (_LEAST_SPAN * abs(best) - (high - low)) / 2) or 1.0
     return low - room, high + room

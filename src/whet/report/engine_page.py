@@ -111,7 +111,9 @@ def _head(d: EngineData, title: str) -> Html:
         (f"{number(max(e['arena_bytes'], default=0) / 2**20)} MiB", "activations (arena)"),
     ]
     v = report.verification
-    if v is not None:
+    if v is None:
+        tiles.append(("not verified", "built so, or for a backend that runs nothing"))
+    else:
         state = f"{len(v.failures)} failures" if v.failures else f"{v.layers} layers verified"
         tiles.append((state, "" if v.network_error is None else f"network error {v.network_error:.2g}, bound {v.network_bound or 0:.2g}"))
     if report.build_seconds:

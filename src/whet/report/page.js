@@ -24,7 +24,7 @@
     const layout = f.layout;
     for (const key of Object.keys(layout).filter((k) => /^[xy]axis\d*$/.test(k))) {
       layout[key] = { gridcolor: colour("--line"), zeroline: false, linecolor: colour("--line"), automargin: true, ...layout[key] };
-      if (key[0] === "x" && layout[key].title) layout[key].title.standoff = 8; // without it a title is at the edge of the frame
+      if (layout[key].title) layout[key].title.standoff = 8; // without it a title is at the edge of the frame, or over long tick labels
     }
     const base = {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour("--fg"), size: 12, family: "system-ui, DejaVu Sans, sans-serif" },

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from whet.inspector.summary import shorten
+from whet.inspector.summary import shorten, shorten_name
 from whet.report._figures import Figure, horizontal_bars, lines, waterfall
 from whet.report._html import Html, bar, h, number, table, tag
 from whet.report._page import chart, make_page
@@ -250,8 +250,8 @@ def _layers(d: Data) -> Html:
         return Html("")
     most = max([r["before_ms"] or 0.0 for r in rows] + [r["after_ms"] or 0.0 for r in rows]) or 1.0
     cells = [
-        (r["name"], bar((r["before_ms"] or 0) / most, "before"), number(r["before_ms"]), bar((r["after_ms"] or 0) / most), number(r["after_ms"]),
-         r["before"] or "-", r["after"] or "-")
+        (shorten_name(r["name"]), bar((r["before_ms"] or 0) / most, "before"), number(r["before_ms"]), bar((r["after_ms"] or 0) / most),
+         number(r["after_ms"]), r["before"] or "-", r["after"] or "-")
         for r in rows
     ]  # fmt: skip
     head = ("nodes of the model", "", "before ms", "", "after ms", "kernel before", "kernel after")
@@ -272,12 +272,17 @@ def _trials(d: Data) -> Html:
         classes.append("failed" if not ok else "chosen" if t["kept"] else "rejected" if t["same_as"] is not None or not t["met"] else None)
     cuts = [tag("li", tag("b", name), ": ", what) for name, what in d.get("classes", {}).items()]
     explained = tag("p", "What the cuts are:") + tag("ul", *cuts) if cuts else ""
-    left = [tag("li", tag("b", what), ": ", why) for what, why in d["left_out"]]
+    left = [tag("li", tag("b", what), ": ", _mark_code(why)) for what, why in d["left_out"]]
     more = tag("p", "Not searched over:") + tag("ul", *left) if left else ""
     field = tag("input", id="filter", data_table="trials", placeholder="show only trials with…", aria_label="filter the trials")
     return tag("section", tag("h2", "Tried, kept and rejected"), tag("p", field),
                tag("div", table(("trial", "what", "x original", "median ms", d["metric"], "took s", "what became of it"), rows, right=(0, 2, 3, 4, 5),
                                 classes=classes), class_="limited"), Html(explained), Html(more), id="trials")  # fmt: skip
+
+
+def _mark_code(text: str) -> Html:
+    """Text with its `backquoted` parts as code."""
+    return Html("".join(tag("code", part) if k % 2 else h(part) for k, part in enumerate(text.split("`"))))
 
 
 def _render_about(d: Data) -> Html:

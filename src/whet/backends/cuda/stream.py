@@ -6,7 +6,6 @@ from typing import Any
 
 from whet.backends.cuda.driver import check_status, cu, current_device, release
 
-
 _MAX_WRAPPED = 64
 _wrapped: dict[int, Stream] = {}  # users' streams by address: wrapping one takes a tenth of the time of a call
 

@@ -40,6 +40,7 @@ def rebuild_locked(
     else:
         checked = verify_engine(plan, source, backend, inputs, config, log)
         failure = str(checked.failures[0]) if checked.failures else None
+        plan.report.verification = checked.report()
         plan.probe = make_probe(plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
     if failure is not None:
         raise VerificationError(f"the locked engine fails verification: {failure}. Build without --lock.")

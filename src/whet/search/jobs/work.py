@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.engine import display_names
 from whet.engine.plan import EnginePlan
 from whet.frontends import network_from_file
 from whet.inspector import layer_rows
@@ -179,9 +180,9 @@ def _count_precisions(plan: EnginePlan) -> dict[str, int]:
 
 def list_layers(plan: EnginePlan) -> list[dict[str, Any]]:
     """The engine's layers for the report: name, source nodes, tactic, formats, time in ms measured by the builder."""
-    times = plan.report.layer_ms
+    times, names = plan.report.layer_ms, display_names(plan.network)
     shown = ("type", "tactic", "formats")
     return [
-        {"name": r["layer"], "sources": list(layer.sources), "ms": times.get(layer.name)} | {k: r[k] for k in shown}
+        {"name": names[layer.name], "sources": list(layer.sources), "ms": times.get(layer.name)} | {k: r[k] for k in shown}
         for layer, r in zip(plan.network.layers, layer_rows(plan), strict=True)
     ]
