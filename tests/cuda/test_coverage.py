@@ -1,5 +1,6 @@
 """Every layer of the zoo's networks has a kernel, whole or in parts, and a fast one if its channels are a multiple of eight."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
@@ -11,7 +12,10 @@ from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.lowering import lower_network
 from whet.frontends.onnx import network_from_onnx
+from whet.network import Network, parse_type
 from whet.network.types import F16, F32
+
+TENSOR_CORES = {"cuda/conv", "cuda/conv_sum", "cuda/conv_then_pointwise", "cuda/conv_transpose", "cuda/dual_output_conv", "cuda/stem"}
 
 
 def takers(layer, tactics, kind):
@@ -50,3 +54,52 @@ def test_every_layer_has_a_kernel(name, kind):
         aligned = all(t.shape[1] % 8 == 0 for t in ends)
         if aligned:
             assert not all(t.fallback for t in found), f"only slow kernels take {layer}"
+
+
+def conv_3d(net, x, k, kernel, stride=1, act=True):
+    """A convolution of a volume that keeps its sizes (divided by `stride`), perhaps with an activation."""
+    w = net.constant(np.full((k, x.shape[1], *kernel), 0.01, np.float32), "w")
+    pads = tuple(n // 2 for n in kernel)
+    y = net.add("Conv", x, w, net.constant(np.zeros(k, np.float32), "b"), pads=pads * 2, strides=(stride,) * 3)
+    return net.add("Relu", y) if act else y
+
+
+def unet_3d():
+    """A U-Net of volumes with two levels."""
+    net = Network("unet_3d")
+    x = net.add_input("x", parse_type("f32[1,1,16,16,16]"))
+    skip = conv_3d(net, conv_3d(net, x, 32, (3, 3, 3)), 32, (3, 3, 3))
+    y = conv_3d(net, net.add("MaxPool", skip, kernel_shape=(2, 2, 2), strides=(2, 2, 2)), 64, (3, 3, 3))
+    up = net.constant(np.full((64, 32, 2, 2, 2), 0.01, np.float32), "up")
+    y = net.add("Concat", net.add("ConvTranspose", y, up, strides=(2, 2, 2)), skip, axis=1)
+    net.mark_output(conv_3d(net, conv_3d(net, y, 32, (3, 3, 3)), 8, (1, 1, 1), act=False))
+    return net
+
+
+def video_network(separable):
+    """A residual network of video with one block that halves all sizes; `separable`: convolutions of the plane and then of time (R(2+1)D)."""
+    net = Network("video")
+    x = net.add_input("x", parse_type("f32[2,3,8,32,32]"))
+
+    def both(x, k, stride=1, act=True):
+        if not separable:
+            return conv_3d(net, x, k, (3, 3, 3), stride, act)
+        return conv_3d(net, conv_3d(net, x, 48, (1, 3, 3)), k, (3, 1, 1), stride, act)
+
+    x = conv_3d(net, x, 32, (3, 7, 7))
+    x = net.add("Relu", net.add("Add", both(both(x, 32), 32, act=False), x))
+    x = net.add("Relu", net.add("Add", both(both(x, 64, 2), 64, act=False), conv_3d(net, x, 64, (1, 1, 1), 2, act=False)))
+    net.mark_output(net.add("Flatten", net.add("GlobalAveragePool", x)))
+    return net
+
+
+@pytest.mark.parametrize("make", [unet_3d, lambda: video_network(False), lambda: video_network(True)], ids=["unet", "r3d", "r2plus1d"])
+def test_volumes_are_computed_on_tensor_cores(make):
+    layers = list(covered(make(), F16))
+    convolutions = [(x, found) for x, found in layers if any(op in str(x) for op in ("= Conv(", "= ConvTranspose("))]
+    assert len(convolutions) >= 5
+    for layer, found in convolutions:
+        assert layer.needs(0).type.rank == 4
+        assert {t.name for t in found} & TENSOR_CORES, f"only slow kernels take {layer}"
+    left = [x for x, found in layers if any(t.type.rank == 5 for t in x.outputs) and not {"cuda/view"} & {t.name for t in found}]
+    assert {x.op for x in left} <= {"Concat", "Pad", "Slice", "Transpose"}, left

@@ -15,6 +15,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network import static_shape
 from whet.ops import OPS, Sample, sample_layer
 from whet.ops.pad import pad_amounts
+from whet.tactics import Args
 from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.move import pad as pad
 from whet.tactics.cuda.move.pad import Pad
@@ -49,6 +50,26 @@ def test_index_arithmetic_of_padding(sample):
     np.testing.assert_array_equal(np.reshape(got, y.shape), y)
 
 
+@pytest.mark.parametrize(("last", "pads", "unit"), [(8, 0, 16), (12, 0, 8), (6, 0, 4), (5, 0, 2), (8, 1, 2)])
+def test_adjacent_elements_move_as_one(last, pads, unit, monkeypatch):
+    """The kernel's steps in NumPy, on units of several elements; single ones if the last axis is padded."""
+    monkeypatch.setattr(pad, "launch", lambda entry, arguments, *rest: arguments)
+    x, value = np.arange(6 * last, dtype=np.float16).reshape(2, 3, last), np.array(1.5, np.float16)
+    _, layer, _ = sample_layer("Pad", Sample([f"f16[2,3,{last}]", None, value], {"pads": (0, 1, 0, 0, -1, pads)}))
+    kernel = Pad().plan(layer, Pad().signatures(layer, HOPPER)[0], (), HOPPER)
+    assert kernel.implementation == f"pad x{unit}"
+    (made,) = kernel.launches(Args((0, 0, 0), (0,), (), 0))
+    units, filling = x.reshape(-1).view(f"V{unit}"), np.frombuffer((made.value.to_bytes(8, "little") * 2)[:unit], f"V{unit}")[0]
+    got = []
+    for at in product(*map(range, made.size)):
+        places = [i - before for i, before in zip(at, made.before, strict=True)]
+        inside = all(low <= i < high for i, low, high in zip(places, made.low, made.high, strict=True))
+        got.append(units[sum(i * n for i, n in zip(places, made.stride, strict=True))] if inside else filling)
+    assert len(got) == made.count
+    want = np.pad(x[:, :-1], ((0, 0), (1, 0), (0, pads)), constant_values=1.5)
+    np.testing.assert_array_equal(np.array(got, f"V{unit}").view(np.float16).reshape(want.shape), want)
+
+
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"])
 def test_index_arithmetic_of_pooling(op):
     for sample in OPS[op].samples:
@@ -79,6 +100,7 @@ def test_index_arithmetic_of_pooling(op):
     [
         ("pad.cu", {"UNIT": 2, "MODE": 0}),
         ("pad.cu", {"UNIT": 8, "MODE": 3}),
+        ("pad.cu", {"UNIT": 16, "MODE": 0}),
         ("pool_generic.cu", {"TYPE": 1, "MAX": 1, "PADDED": 0, "LAST": 1}),
         ("pool_generic.cu", {"TYPE": 0, "MAX": 0, "PADDED": 1, "LAST": 0}),
     ],

@@ -1,4 +1,5 @@
-// Pad of up to six axes. Negative padding cuts off. Constants: UNIT (bytes of an element), MODE (0 constant, 1 edge, 2 reflect, 3 wrap).
+// Pad of up to six axes. Negative padding cuts off. Constants: UNIT (bytes of an element, or of adjacent ones that move as one),
+// MODE (0 constant, 1 edge, 2 reflect, 3 wrap).
 #include "common.cuh"
 
 #include "arguments"
@@ -27,4 +28,8 @@ extern "C" __global__ void __launch_bounds__(256) pad(const __grid_constant__ Ar
     if (UNIT == 2) reinterpret_cast<u16*>(p.out)[index] = inside ? reinterpret_cast<const u16*>(p.input)[from] : (u16)p.value;
     if (UNIT == 4) reinterpret_cast<u32*>(p.out)[index] = inside ? reinterpret_cast<const u32*>(p.input)[from] : (u32)p.value;
     if (UNIT == 8) reinterpret_cast<u64*>(p.out)[index] = inside ? reinterpret_cast<const u64*>(p.input)[from] : p.value;
+    if (UNIT == 16) {
+        const u32 low = (u32)p.value, high = (u32)(p.value >> 32);
+        reinterpret_cast<uint4*>(p.out)[index] = inside ? reinterpret_cast<const uint4*>(p.input)[from] : make_uint4(low, high, low, high);
+    }
 }

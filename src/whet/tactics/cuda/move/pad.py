@@ -30,7 +30,7 @@ class PadArguments(Arguments, kernel="pad.cu"):
 
     input: ConstPointer
     out: Pointer
-    value: UInt64  # the bits of a constant
+    value: UInt64  # the bits of a constant, repeated if several elements move as one
     stride: Annotated[Sequence[int], array("long long", 6)]  # of the input, in elements
     size: Annotated[Sequence[int], array("int", 6)]  # of the output
     before: Annotated[Sequence[int], array("int", 6)]  # output place of input element 0
@@ -44,6 +44,7 @@ class Pad(Tactic):
     """At most six axes, elements of 1 to 8 bytes, amounts and value known when the engine is built."""
 
     ops = ("Pad",)
+    version = 2
 
     def why_not(self, layer: Layer) -> str | None:
         said = super().why_not(layer)
@@ -82,12 +83,16 @@ class Pad(Tactic):
         both = list(pad_amounts(layer))
         order = (0, 2, 3, 1) if stored.format == "nhwc" else tuple(range(len(x)))
         x, y, both = tuple(x[i] for i in order), tuple(y[i] for i in order), [both[i] for i in order]
+        size = stored.dtype.bits // 8
+        unit = find_unit(x, both, size)
+        if unit > size:
+            x, y = (*x[:-1], x[-1] * size // unit), (*y[:-1], y[-1] * size // unit)
         axes = axes_of(x, y, both)
         t = layer.input(2)
         number = np.zeros((), layer.outputs[0].dtype.numpy) if t is None else np.asarray(t.array()).reshape(())
         with np.errstate(over="ignore"):
-            bits = int.from_bytes(number.astype(stored.dtype.numpy).tobytes(), "little")
-        unit, count = stored.dtype.bits // 8, prod(y)
+            bits = int.from_bytes(number.astype(stored.dtype.numpy).tobytes() * (min(unit, 8) // size), "little")
+        count = prod(y)
 
         def make(args: Args) -> list:
             if not count:
@@ -98,6 +103,13 @@ class Pad(Tactic):
             return [launch("pad", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"pad x{unit}", rtol=0.0)
+
+
+def find_unit(x: tuple[int, ...], both: Sequence[tuple[int, int]], size: int) -> int:
+    """The bytes that move as one: adjacent elements of the last axis, if it is not padded."""
+    if not x or both[-1] != (0, 0):
+        return size
+    return next((unit for unit in (16, 8, 4) if unit > size and x[-1] * size % unit == 0), size)
 
 
 def axes_of(x: tuple[int, ...], y: tuple[int, ...], both: list[tuple[int, int]]) -> list[tuple[int, int, int, int, int]]:
