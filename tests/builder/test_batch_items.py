@@ -22,7 +22,7 @@ from whet.builder.verify.verification import verify_engine
 from whet.composites.quantized import quantized_sample
 from whet.engine.plan import Choice
 from whet.network import F8E4M3, Network, Weight, parse_type
-from whet.ops import run_network, sample_layer
+from whet.ops import BatchAxis, run_network, sample_layer
 from whet.ops._base import Sample
 
 BATCH = 9
@@ -53,6 +53,50 @@ def attention(batch=BATCH):
     return net
 
 
+def windows(batch=BATCH):
+    """As Swin: windows of an image as [batch * 4, 4, 8], rolled by a Gather of rows within each image, and back."""
+    rng = np.random.default_rng(0)
+    net = Network("windows")
+    y = net.add_input("x", parse_type(f"f32[{batch},4,4,8]"))
+
+    def shape(*dims):
+        return net.constant(np.array(dims))
+
+    y = net.add("Transpose", net.add("Reshape", y, shape(batch, 2, 2, 2, 2, 8)), perm=(0, 1, 3, 2, 4, 5))
+    y = net.add("LayerNormalization", net.add("Reshape", y, shape(batch * 4, 4, 8)), net.constant(np.ones(8, np.float32)), axis=-1)
+    rows = np.roll(np.arange(16), 3) + 16 * np.arange(batch)[:, None]
+    y = net.add("Gather", net.add("Reshape", y, shape(-1, 8)), net.constant(rows.ravel()), axis=0)
+    y = net.add("Reshape", y, shape(batch * 4, 4, 8))
+    y = net.add("MatMul", net.add("Softmax", net.add("MatMul", y, net.add("Transpose", y, perm=(0, 2, 1)))), y)
+    y = net.add("Add", net.add("Reshape", y, shape(batch, 4, 4, 8)), net.constant(rng.standard_normal((1, 4, 1, 1)).astype(np.float32)))
+    net.mark_output(net.add("ReduceMean", y, net.constant(np.array([1, 2])), keepdims=0), "y")
+    return net
+
+
+def sequence_first(batch=BATCH):
+    """As torch.nn.MultiheadAttention: [length, batch, width], whose first two axes are merged for a product."""
+    rng = np.random.default_rng(0)
+    net = Network("sequence first")
+    y = net.add("Transpose", net.add_input("x", parse_type(f"f32[{batch},5,8]")), perm=(1, 0, 2))
+    y = net.add("Gemm", net.add("Reshape", y, net.constant(np.array([5 * batch, 8]))), net.constant(rng.standard_normal((8, 6)).astype(np.float32)))
+    y = net.add("Softmax", net.add("Reshape", y, net.constant(np.array([5, batch, 2, 3]))), axis=-1)
+    y = net.add("Transpose", net.add("Reshape", y, net.constant(np.array([5, batch * 2, 3]))), perm=(1, 0, 2))
+    net.mark_output(net.add("Reshape", y, net.constant(np.array([batch, -1]))), "y")
+    return net
+
+
+def recurrent(batch=BATCH):
+    """As torch.nn.LSTM: [length, batch, width], and constants with an initial state for each item."""
+    rng = np.random.default_rng(0)
+    net = Network("recurrent")
+    y = net.add("Transpose", net.add_input("x", parse_type(f"f32[{batch},5,6]")), perm=(1, 0, 2))
+    w, r, b, h, c = (net.constant(rng.standard_normal(s).astype(np.float32)) for s in ((1, 16, 6), (1, 16, 4), (1, 32), (1, batch, 4), (1, batch, 4)))
+    y = net.add("LSTM", y, w, r, b, None, h, c, hidden_size=4)[0]
+    y = net.add("Transpose", net.add("Squeeze", y, axes=(1,)), perm=(1, 0, 2))
+    net.mark_output(net.add("Reshape", y, net.constant(np.array([batch, 20]))), "y")
+    return net
+
+
 def feed(net, seed=1):
     rng = np.random.default_rng(seed)
     return {t.name: rng.standard_normal(tuple(t.shape)).astype(np.float32) for t in net.inputs}
@@ -69,15 +113,29 @@ def test_items_are_the_first_the_last_and_seeded_ones():
 
 
 @pytest.mark.parametrize("widen", [False, True])
-def test_selected_items_equal_those_of_the_whole_batch(widen):
-    net = attention()
+@pytest.mark.parametrize(
+    ("make", "kinds"),
+    [(attention, {(1, 1, 1)}), (windows, {(0, 1, 4), (0, 1, 16)}), (sequence_first, {(0, 5, 1), (1, 1, 2)}), (recurrent, {(1, 1, 1), (2, 1, 1)})],
+)
+def test_selected_items_equal_those_of_the_whole_batch(make, kinds, widen):
+    net = make()
     x, items = feed(net), BatchItems.of(BATCH)
     few, whole = run_network_on_items(net, x, items, widen=widen), run_network(net, x, widen=widen)
-    assert few["y"].shape == (3, 40)
+    assert few["y"].shape == (3, whole["y"].shape[1])
     assert few["y"].dtype == whole["y"].dtype
     np.testing.assert_allclose(few["y"], whole["y"][list(items.at)], rtol=1e-12 if widen else 1e-5)
-    axes = find_batch_axes(net, {"x": (BATCH, 3, 4, 4)}, BATCH).axis
-    assert 1 in axes.values(), "the batch is the second axis of some tensors"
+    axes = find_batch_axes(net, {t.name: tuple(t.shape) for t in net.inputs}, BATCH).axis
+    assert kinds <= set(axes.values()), "axes of which the batch is a part, or which are not the first"
+
+
+def test_entries_of_items():
+    axis = BatchAxis(1, repeat=2, block=3)
+    assert axis.count_entries(4) == 24
+    assert axis.list_indices([1, 3], 4).tolist() == [3, 4, 5, 9, 10, 11, 15, 16, 17, 21, 22, 23]
+    a = np.arange(24)[None] * np.ones((2, 1), int)
+    assert axis.take(a, [1, 3], 4).tolist() == [axis.list_indices([1, 3], 4).tolist()] * 2
+    assert not axis.is_outermost
+    assert BatchAxis(0, block=7).is_outermost
 
 
 E4M3 = F8E4M3.numpy
@@ -106,10 +164,10 @@ def test_the_reference_of_a_layer_that_stores_float8_has_float8_values(name, few
     assert want.dtype == E4M3
     choice = Choice("cuda/any", (), tuple(("linear", t.dtype.name) for t in layer.inputs), (("linear", "f8e4m3"),))
     images = BatchItems.of(BATCH) if few else None
-    places = BatchAxes({t.name: 0 for t in layer.inputs if not t.is_constant}, {}, frozenset()) if few else NO_BATCH_AXES
-    ins = [images.take(a, 0) if few and t.name in places.axis else a for t, a in zip(layer.inputs, arrays, strict=True)]
+    places = BatchAxes({t.name: BatchAxis(0) for t in layer.inputs if not t.is_constant}, {}, frozenset()) if few else NO_BATCH_AXES
+    ins = [images.take(a, BatchAxis(0)) if few and t.name in places.axis else a for t, a in zip(layer.inputs, arrays, strict=True)]
     (got,) = compute_reference_outputs(layer, choice, ins, images, places)
-    want = images.take(want, 0) if few else want
+    want = images.take(want, BatchAxis(0)) if few else want
     assert np.array_equal(got.astype(np.float64), np.asarray(got).astype(E4M3).astype(np.float64)), "not representable in e4m3"
     error, why = compute_float8_error(want, got)
     assert error <= 1e-6, why
@@ -124,7 +182,7 @@ def mixing(kind):
     elif kind == "transposed":
         y = net.add("MatMul", net.add("Transpose", x, perm=(1, 0)), net.constant(np.ones((BATCH, BATCH), np.float32)))
     elif kind == "regrouped":
-        y = net.add("Reshape", x, net.constant(np.array([BATCH * 2, 2])))
+        y = net.add("Reshape", x, net.constant(np.array([4, BATCH])))
     else:
         y = net.add("Softmax", x, axis=0)
     net.mark_output(y, "y")

@@ -21,7 +21,7 @@ from whet.builder.lowering import lower_network
 from whet.composites.attention import attention_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import sample_layer
-from whet.tactics._attention import Guard, View, match_attention, plain_view
+from whet.tactics._attention import Guard, View, _join_leading_axes, match_attention, plain_view
 from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.attention import attention_fused as fused
@@ -62,9 +62,9 @@ def test_views():
 @pytest.mark.parametrize(
     ("sizes", "how", "why"),
     [
-        ((1, 2, 16, 16, 72), {}, "heads of 72"),
-        ((1, 2, 16, 16, 256), {}, "heads of 256"),
-        ((1, 2, 16, 17, 64), {}, "rows of k"),
+        ((1, 2, 16, 16, 257), {}, "heads of 257 and 257"),
+        ((1, 2, 16, 16, 64), {"value_size": 264}, "heads of 64 and 264"),
+        ((1, 2, 16, 16, 64), {"scale": "Mul", "factor": -0.5}, "a scale"),
     ],
 )
 def test_refusals_say_why(sizes, how, why):
@@ -110,18 +110,22 @@ def test_a_tile_that_an_older_gpu_cannot_hold_is_refused_there():
 
 
 TILES = [
-    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
-    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 2, "STAGES": 2, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
-    {"D": 64, "KC": 32, "WR": 1, "WK": 4, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": 1, "SAME": 1},
-    {"D": 64, "KC": 32, "WR": 4, "WK": 1, "MI": 2, "STAGES": 1, "TRANSPOSED": 0, "MASK": 0, "SAME": 0},
-    {"D": 64, "KC": 64, "WR": 1, "WK": 8, "MI": 1, "STAGES": 1, "TRANSPOSED": 1, "MASK": 0, "SAME": 0},
-    {"D": 128, "KC": 32, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": 0, "SAME": 0},
-    {"D": 96, "KC": 64, "WR": 2, "WK": 2, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": 0, "SAME": 1},
-    {"D": 80, "KC": 64, "WR": 4, "WK": 2, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
-    {"D": 96, "KC": 32, "WR": 2, "WK": 2, "MI": 2, "STAGES": 2, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
-    {"D": 32, "KC": 64, "WR": 8, "WK": 1, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": 0, "SAME": 1},
-    {"D": 64, "KC": 32, "WR": 1, "WK": 4, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": 1, "SAME": 1, "GUARDED": 1},
-    {"D": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": 0, "SAME": 0, "GUARDED": 1},
+    {"SIZE": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
+    {"SIZE": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 2, "STAGES": 2, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
+    {"SIZE": 64, "KC": 32, "WR": 1, "WK": 4, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": 1, "SAME": 1},
+    {"SIZE": 64, "KC": 32, "WR": 4, "WK": 1, "MI": 2, "STAGES": 1, "TRANSPOSED": 0, "MASK": 0, "SAME": 0},
+    {"SIZE": 64, "KC": 64, "WR": 1, "WK": 8, "MI": 1, "STAGES": 1, "TRANSPOSED": 1, "MASK": 0, "SAME": 0},
+    {"SIZE": 128, "KC": 32, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": 0, "SAME": 0},
+    {"SIZE": 96, "KC": 64, "WR": 2, "WK": 2, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": 0, "SAME": 1},
+    {"SIZE": 80, "KC": 64, "WR": 4, "WK": 2, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
+    {"SIZE": 96, "KC": 32, "WR": 2, "WK": 2, "MI": 2, "STAGES": 2, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
+    {"SIZE": 32, "KC": 64, "WR": 8, "WK": 1, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": 0, "SAME": 1},
+    {"SIZE": 64, "KC": 32, "WR": 1, "WK": 4, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": 1, "SAME": 1, "GUARDED": 1},
+    {"SIZE": 64, "KC": 64, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": 0, "SAME": 0, "GUARDED": 1},
+    {"SIZE": 36, "UNIT": 4, "KC": 64, "WR": 4, "WK": 1, "MI": 2, "STAGES": 2, "TRANSPOSED": 0, "MASK": -1, "SAME": 0},
+    {"SIZE": 21, "UNIT": 1, "KC": 32, "WR": 2, "WK": 2, "MI": 1, "STAGES": 2, "TRANSPOSED": 1, "MASK": 0, "SAME": 0, "CAPPED": 1},
+    {"SIZE": 256, "KC": 32, "WR": 4, "WK": 1, "MI": 1, "STAGES": 2, "TRANSPOSED": 0, "MASK": 0, "SAME": 0, "CAPPED": 1},
+    {"SIZE": 16, "VALUE_SIZE": 200, "KC": 32, "WR": 2, "WK": 2, "MI": 1, "STAGES": 1, "TRANSPOSED": 0, "MASK": 0, "SAME": 1},
 ]
 
 
@@ -130,9 +134,13 @@ TILES = [
 def test_machine_code(tile, arch, tmp_path):
     if tile["MI"] == 2 and arch == "sm_80":
         return  # not offered there
-    text = sass(compile_cubin(kernel_text("attention.cu", {"GUARDED": 0, **tile, "TYPE": 2, "BF16": 1}), arch=arch, cached=False), tmp_path)
+    unit, size = tile.get("UNIT", 8), tile["SIZE"]
+    constants = {"GUARDED": 0, "CAPPED": 0, "VALUE_SIZE": size, "Q_SHARED": int(size > 128), "TYPE": 2, "BF16": 1, **tile}
+    constants |= dict.fromkeys(("Q_UNIT", "K_UNIT", "V_UNIT", "OUT_UNIT"), unit)
+    text = sass(compile_cubin(kernel_text("attention.cu", constants), arch=arch, cached=False), tmp_path)
     assert "HMMA.16816.F32.BF16" in text
-    assert "LDGSTS.E.BYPASS.128" in text, "keys and values are loaded by asynchronous copies"
+    copies = {8: "LDGSTS.E.BYPASS.128", 4: "LDGSTS.E.64", 1: "STS.U16"}[unit]
+    assert copies in text, "keys and values are loaded by asynchronous copies, single elements through registers"
     assert "LDSM" in text
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 
@@ -159,7 +167,7 @@ def test_attention_of_networks_becomes_one_layer_without_transposes(name, option
 def fused_plan(sizes, how, kind="f16"):
     """(layer, arrays, heads, signature) of the first signature in this type."""
     layer, arrays = layer_of(*sizes, **how)
-    heads = match_attention(layer, grouped=True)
+    heads = match_attention(layer)
     signature = next(s for s in fused.AttentionFused().signatures(layer, HOPPER) if s.outputs[0].dtype.name == kind)
     return layer, arrays, heads, signature
 
@@ -178,8 +186,7 @@ def test_constants_that_hide_later_keys_are_causal():
 
 def test_heads_that_share_keys():
     layer, arrays = layer_of(2, 6, 20, 24, 32, layout="rows", group=3, scale="Mul")
-    assert "share one head" in match_attention(layer)
-    found = match_attention(layer, grouped=True)
+    found = match_attention(layer)
     assert (found.k.group, found.k.heads, found.v.heads, found.q.heads) == (3, 2, 2, 6)
     k = arrays[1].reshape(-1)
     for batch, head in ((0, 0), (0, 2), (1, 3), (1, 5)):
@@ -192,7 +199,11 @@ def test_heads_that_share_keys():
     ("sizes", "how", "why"),
     [
         ((1, 2, 300, 304, 64), {"layout": "heads"}, "columns"),
-        ((1, 2, 300, 304, 72), {"layout": "rows"}, "heads of 72"),
+        ((1, 2, 300, 304, 36), {"layout": "rows"}, "heads of 36"),
+        ((1, 2, 300, 304, 264), {"layout": "rows"}, "heads of 264"),
+        ((1, 2, 300, 304, 72), {"layout": "rows"}, None),
+        ((1, 2, 300, 304, 256), {"layout": "rows", "cap": 50.0}, None),
+        ((1, 2, 300, 304, 32), {"layout": "rows", "value_size": 128}, None),
         ((1, 2, 300, 301, 64), {"layout": "rows"}, None),
         ((1, 6, 300, 301, 80), {"layout": "rows", "mask": (1, 1, 300, 301), "group": 2}, None),
     ],
@@ -257,6 +268,8 @@ FUSED_TILES = [
     (96, fused.Tile(128, 2, overlap=1, pingpong=1), fused.MaskForm(), None),
     (128, fused.Tile(128, 2, overlap=1, pingpong=1), fused.MaskForm(), 0),
     (128, fused.Tile(64, 1, cluster=2), fused.MaskForm(fused.KEYS, 2, 256), None),
+    (72, fused.Tile(128, 2, overlap=1), fused.MaskForm(), 0),
+    (256, fused.Tile(64, 1), fused.MaskForm(), None),
 ]
 
 
@@ -269,7 +282,7 @@ def test_machine_code_of_fused_attention(size, tile, mask, causal, guard, tmp_pa
     constants = fused.kernel_constants(heads, mask, tile, True)
     text = sass(compile_cubin(kernel_text("attention_fused.cu", constants), cached=False), tmp_path)
     products, copies = re.findall(r"HGMMA\S+", text), 2 if tile.overlap else 1
-    assert len(products) == copies * (size // 16 + tile.bn // 16), "both products, unrolled"
+    assert len(products) == copies * (-(-size // 16) + tile.bn // 16), "both products, unrolled"
     assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 2 * copies, "the compiler adds no waits of its own"
     assert "UTMALDG.4D" in text
     assert ("UBLKCP" in text) == (mask.kind == fused.KEYS), "a row of keys is loaded by one bulk copy"
@@ -343,6 +356,48 @@ def test_every_tile_matches_the_reference(gpu, sizes, how):
         ran[t.name] += 1
     assert ran["cuda/attention"] >= 4
     assert (ran["cuda/attention_fused"] >= 2) == (how.get("layout", "heads") != "heads")
+
+
+ODD_SIZES = [  # rows of any number of elements, values of another number, soft caps
+    ((4, 4, 256, 256, 36), {"layout": "stacked"}),
+    ((4, 4, 256, 256, 60), {"layout": "stacked"}),
+    ((2, 3, 50, 70, 20), {"layout": "rows", "mask": (2, 1, 1, 70)}),
+    ((1, 3, 33, 45, 21), {"layout": "rows"}),
+    ((1, 3, 33, 45, 10), {"mask": (1, 3, 33, 45)}),
+    ((2, 4, 100, 77, 40), {"layout": "rows"}),
+    ((1, 4, 100, 100, 72), {"layout": "stacked", "mask": (1, 4, 100, 100), "constant": True}),
+    ((1, 4, 64, 64, 8), {"layout": "rows"}),
+    ((1, 4, 196, 196, 16), {"layout": "rows", "value_size": 32, "mask": (1, 4, 196, 196), "constant": True}),
+    ((1, 8, 49, 49, 32), {"layout": "rows", "value_size": 128}),
+    ((1, 2, 49, 49, 20), {"layout": "rows", "value_size": 54}),
+    ((1, 2, 49, 65, 64), {"value_size": 200}),
+    ((1, 8, 130, 130, 256), {"layout": "rows", "causal": -np.inf, "group": 2, "cap": 5.0}),
+    ((1, 4, 60, 90, 256), {"mask": (1, 1, 60, 90)}),
+    ((1, 6, 70, 300, 250), {"layout": "rows", "group": 3}),
+    ((2, 4, 200, 300, 64), {"layout": "rows", "mask": (2, 1, 1, 300), "cap": 2.0}),
+    ((2, 4, 40, 90, 128), {"layout": "rows", "causal": float(np.finfo(np.float32).min), "group": 2, "cap": 1.0}),
+    ((2, 4, 40, 90, 36), {"layout": "rows", "mask": (2, 4, 40, 90), "cap": -1.0}),
+    ((6, 2, 16, 16, 36), {"layout": "stacked", "mask": (3, 2, 16, 16), "constant": True, "repeats": 2}),
+    ((2, 2, 20, 32, 36), {"layout": "rows", "guard": "nan"}),
+    ((2, 2, 20, 32, 36), {"layout": "rows", "guard": "hidden"}),
+    ((2, 8, 1, 77, 40), {"layout": "rows"}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("sizes", "how"), ODD_SIZES, ids=str)
+def test_heads_of_any_size_match_the_reference(gpu, sizes, how):
+    layer, arrays = layer_of(*sizes, **how)
+    ran: Counter[str] = Counter()
+    for t, signature, config, kernel in kernels_of(layer, gpu, most=8):
+        with np.errstate(all="ignore"):
+            got, fed = compute(gpu, layer, arrays, signature, kernel)
+            want = reference(layer, fed)[0]
+        judge(got[0], want, kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
+        ran[t.name] += 1
+    assert ran["cuda/attention"] >= 2
+    whole = sizes[-1] % 8 == 0 == how.get("value_size", 0) % 8 and how.get("layout", "heads") != "heads" and "repeats" not in how
+    assert (ran["cuda/attention_fused"] >= 2) == whole
 
 
 FUSED_SIZES = [
@@ -419,9 +474,61 @@ def test_kernels_use_only_instructions_of_their_gpu():
         assert tactic.refuses(layer, signature, old) is None, "mma.sync and cp.async exist from sm_80 on"
 
 
-def test_a_soft_cap_is_refused_at_any_shape():
-    layer, _ = layer_of(1, 2, 20, 24, 32, cap=5.0)
-    assert "tanh" in Attention().keeps_unfused(layer, ())
-    assert "no Tanh" in match_attention(layer)
-    found = match_attention(layer, capped=True)
+def test_a_soft_cap_is_read_with_its_sign():
+    layer, _ = layer_of(1, 2, 20, 24, 32, cap=-5.0)
+    found = match_attention(layer)
     assert (found.scale * found.cap, found.cap) == (pytest.approx(32**-0.5), 5.0)
+    assert Attention().why_not(layer) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how", "units"),
+    [
+        ((1, 2, 8, 8, 64), {"layout": "rows"}, (8, 8, 8, 8)),
+        ((1, 2, 8, 8, 36), {"layout": "stacked"}, (4, 4, 4, 4)),
+        ((1, 2, 8, 8, 21), {"layout": "rows"}, (1, 1, 1, 1)),
+        ((1, 2, 8, 10, 64), {}, (8, 2, 8, 8)),
+        ((1, 2, 8, 8, 16), {"layout": "rows", "value_size": 20}, (8, 8, 4, 4)),
+    ],
+    ids=str,
+)
+def test_accesses_divide_rows_and_the_steps_between_them(sizes, how, units):
+    found = match_attention(layer_of(*sizes, **how)[0])
+    assert tuple(found.unit(name) for name in ("q", "k", "v", "the output")) == units
+
+
+def test_leading_axes_that_are_one_step_are_joined():
+    batch, windows, rows, heads, size = 2, 3, 16, 2, 32
+    stacked, step = plain_view(0, (batch, windows, rows, 3, heads, size)), heads * size
+    out = plain_view(0, (batch, windows, rows, heads, size))
+    for order in ((0, 1, 3, 2, 4), (0, 3, 1, 2, 4), (3, 1, 0, 2, 4)):  # Twins, NesT, and one that no exporter writes
+        views = {name: stacked.take(3, i).transpose(order) for i, name in enumerate("qkv")} | {"mask": None, "out": out.transpose(order)}
+        joined = _join_leading_axes(views)
+        assert "mask" not in joined
+        assert joined["q"].shape == (batch * windows, heads, rows, size)
+        assert joined["v"].strides == (3 * rows * step, size, 3 * step, 1)
+        assert joined["v"].offset == 2 * step
+        array = np.arange(batch * windows * rows * 3 * step)
+        whole = array.reshape(batch, windows, rows, 3, heads, size)[..., 1, :, :].transpose(0, 1, 3, 2, 4)
+        np.testing.assert_array_equal(elements(array, joined["k"]), whole.reshape(batch * windows, heads, rows, size))
+    mask = {**views, "mask": plain_view(1, (1, windows, 1, 1, rows))}
+    assert _join_leading_axes(mask) is None, "a mask per window repeats for every batch item"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_heads_of_any_size_are_planned_on_every_gpu(arch):
+    gpu = CompileOnlyGpu(arch, multiprocessors=84)
+    for sizes, how in ODD_SIZES:
+        layer, _ = layer_of(*sizes, **how)
+        taken = [t for t in (fused.AttentionFused(), Attention()) if t.why_not(layer) is None and _accepts(t, layer, gpu)]
+        assert taken, (sizes, how)
+        for t in taken:
+            signature = t.signatures(layer, gpu)[0]
+            configs = t.configs(layer, signature, gpu)
+            assert configs, (sizes, how)
+            assert all(t.plan(layer, signature, c, gpu) for c in configs)
+
+
+def _accepts(t, layer, gpu):
+    signatures = t.signatures(layer, gpu)
+    return bool(signatures) and t.refuses(layer, signatures[0], gpu) is None

@@ -132,6 +132,7 @@ ELSEWHERE = {
     "test_few_channel_tf32.py": {"few_channel_tf32.cu"},
     "test_pad_pool.py": {"pad.cu", "pool_generic.cu"},
     "test_sparse_kernels.py": {"sparse.cu"}, "test_sparse_mma.py": {"sparse_mma.cu"}, "test_generic.py": {"per_value.cu", "recurrent.cu"},
+    "test_cluster_recurrent.py": {"cluster_recurrent.cu"},
     "test_pool_chain.py": {"pool_chain.cu"}, "test_resize.py": {"resize.cu"}, "test_tf32.py": {"conv_tf32.cu"},
     "test_conv_transpose.py": {"conv_transpose.cu", "affine.cu"},
 }  # fmt: skip

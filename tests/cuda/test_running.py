@@ -296,17 +296,32 @@ def test_out_of_memory_errors_give_the_sizes_of_the_plan(dynamic):
         context.run({"x": feed(4)})
 
 
-def test_a_layer_without_a_kernel_runs_on_the_host_if_allowed():
+@pytest.fixture
+def reversal():
+    """An op of a user's own that has no kernel for the GPU."""
+    from whet import register
+    from whet.ops import OPS
+    from whet.plugin_packages import PACKAGES
+    from whet.tactics import TACTICS
+
+    register("Reverse", lambda layer: layer.inputs[0].type, lambda layer, x: x[..., ::-1], domain="com.acme", package_name="acme", version="1")
+    yield "com.acme.Reverse"
+    for registry in (OPS, TACTICS, PACKAGES):
+        for name in [n for n in registry if "acme" in n]:
+            del registry[name]
+
+
+def test_a_layer_without_a_kernel_runs_on_the_host_if_allowed(reversal):
     from whet.errors import NoTacticError
 
     net = Network("net")
     x = net.add_input("x", parse_type("f32[5,8,3,3]"))
-    y = net.add("Det", net.add("Relu", x))
+    y = net.add(reversal, net.add("Relu", x))
     net.mark_output(net.add("Softmax", y, axis=1), "y")
-    with pytest.raises(NoTacticError, match="Det"):
+    with pytest.raises(NoTacticError, match="Reverse"):
         build(net, CONFIG)
     plan = build(net, BuildConfig(**{**vars(CONFIG), "tactic_sources": ("+host_reference",)}))
-    assert [n for n, c in plan.choices.items() if c.tactic == "cuda/host_reference"] == [next(x.name for x in net.layers if x.op == "Det")]
+    assert [n for n, c in plan.choices.items() if c.tactic == "cuda/host_reference"] == [next(x.name for x in net.layers if x.op == reversal)]
     context = Runtime("cuda").load(plan).create_context()
     for seed in (1, 2):
         a = np.random.default_rng(seed).standard_normal((5, 8, 3, 3)).astype(np.float32)

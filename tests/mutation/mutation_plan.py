@@ -72,7 +72,10 @@ def draw(root: Path, package: str, sample: int, seed: int) -> list[Mutant]:
             found += [(module, name, i, row) for i, row in enumerate(_positions(tree, operator))]
     mutants: list[Mutant] = []
     for module, name, occurrence, row in random.Random(seed).sample(found, len(found)):
-        changed = mutate_code(sources[module], operators[name], occurrence)
+        try:
+            changed = mutate_code(sources[module], operators[name], occurrence)
+        except AttributeError:  # Cosmic Ray 8.7: ExceptionReplacer knows no dotted names
+            continue
         if changed is not None and changed != sources[module] and _parameters(changed) == _parameters(sources[module]):
             mutants.append(_mutant(package, module, row, name, sources[module], changed))
         if len(mutants) >= sample:

@@ -20,7 +20,7 @@ import time
 import traceback
 from itertools import zip_longest
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -33,12 +33,24 @@ MEMORY = 16 << 30  # bytes of address space of a child
 
 
 class Recorder:
-    """Records the package's functions that Python calls, as FILE:QUALIFIED NAME."""
+    """Records the package's functions that Python calls, as FILE:QUALIFIED NAME.
+
+    From Python 3.12 on only the first call of a function in each test calls back (sys.monitoring), so tests take about as long as without.
+    """
 
     def __init__(self) -> None:
         self.entered: set[Any] = set()
-        threading.settrace(self._call)
-        sys.settrace(self._call)
+        if sys.version_info >= (3, 12):
+            sys.monitoring.use_tool_id(sys.monitoring.PROFILER_ID, "whet mutants")
+            sys.monitoring.register_callback(sys.monitoring.PROFILER_ID, sys.monitoring.events.PY_START, self._start)
+            sys.monitoring.set_events(sys.monitoring.PROFILER_ID, sys.monitoring.events.PY_START)
+        else:
+            threading.settrace(self._call)
+            sys.settrace(self._call)
+
+    def _start(self, code: CodeType, offset: int) -> object:
+        self.entered.add(code)
+        return sys.monitoring.DISABLE if sys.version_info >= (3, 12) else None
 
     def _call(self, frame: FrameType, event: str, argument: object) -> None:
         self.entered.add(frame.f_code)
@@ -46,6 +58,8 @@ class Recorder:
     def names(self) -> list[str]:
         """The functions entered since the last call."""
         entered, self.entered = self.entered, set()  # calls in the next line are recorded too
+        if sys.version_info >= (3, 12):
+            sys.monitoring.restart_events()
         codes = [c for c in entered if "src/whet/" in c.co_filename]
         return sorted({f"src/whet/{c.co_filename.rpartition('src/whet/')[2]}:{c.co_qualname}" for c in codes})
 
@@ -161,8 +175,12 @@ class Runner:
             if not pid:
                 self._in_child(lambda mutant=mutant, tests=tests: self._attempt(mutant, tests, functions))
             self.busy[pid] = (mutant, time.monotonic(), len(tests))
-        while self.busy:
+        while self.busy and time.monotonic() - self.begun < self.options["seconds"] + self.options["timeout"]:
             self._collect(log)
+        for pid in self.busy:  # no outcome: the next call runs them again
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
     def _tests_for(self, mutant: Mutant, touched: dict[str, list[tuple[float, str]]]) -> list[str]:
         budget = self.options["budget"]

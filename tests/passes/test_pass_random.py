@@ -24,8 +24,8 @@ EXPORTED = {
     "drop_true_masks", "gather_to_reshape", "tile_to_expand", "scale_queries", "unbatch_transposes",
     "unmerge_heads", "unreshape_masks", "keep_reduced_axes", "merge_parallel_convs",
     # of test_random_moves.py, and for kernels of channels last
-    "gather_moves", "gemm_to_matmul", "sink_transposes", "split_transposes", "transpose_images", "transpose_to_reshape", "conv_1d_to_2d",
-    "lift_activations",
+    "gather_moves", "gemm_to_matmul", "sink_transposes", "split_before_transposes", "split_transposes", "transpose_images", "transpose_to_reshape",
+    "conv_1d_to_2d", "lift_activations",
 }  # fmt: skip
 
 

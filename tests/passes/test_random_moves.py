@@ -10,7 +10,9 @@ from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.passes import lower
 
-MOVES = {"gather_moves", "gemm_to_matmul", "sink_transposes", "split_transposes", "transpose_images", "transpose_to_reshape"}
+MOVES = {
+    "gather_moves", "gemm_to_matmul", "sink_transposes", "split_before_transposes", "split_transposes", "transpose_images", "transpose_to_reshape",
+}  # fmt: skip
 
 
 class Maker:
@@ -68,6 +70,15 @@ class Maker:
         flat = self.net.add("Reshape", x, shape=(*x.shape[:2], x.shape[2] * x.shape[3]))
         return self.net.add("Transpose", flat, perm=(0, 2, 1))
 
+    def parts(self, x):
+        """The first axes exchanged, the last axis split, and the parts in front: queries, keys and values of torch's attention."""
+        if x.type.rank < 3 or x.type.rank > 5 or x.shape[-1] % 2:
+            return x
+        rest = tuple(range(2, x.type.rank))
+        turned = self.net.add("Transpose", x, perm=(1, 0, *rest))
+        split = self.net.add("Reshape", turned, shape=(*turned.shape[:-1], 2, x.shape[-1] // 2))
+        return self.net.add("Transpose", split, perm=(x.type.rank - 1, *range(x.type.rank - 1), x.type.rank))
+
     def roll(self, x):
         axis = self.rng.randint(x.type.rank)
         if x.shape[axis] < 2:
@@ -80,8 +91,8 @@ class Maker:
         shape = [(2, 6, 4, 8), (1, 4, 4, 8), (3, 1, 8), (2, 3, 5, 16)][self.rng.randint(4)]
         x = self.net.add_input("x", parse_type(f"f32[{','.join(map(str, shape))}]"))
         for _ in range(steps):
-            step = [self.transpose, self.reshape, self.linear, self.gemm, self.factor, self.residual, self.roll, self.flatten][self.rng.randint(8)]
-            x = step(x)
+            kinds = [self.transpose, self.reshape, self.linear, self.gemm, self.factor, self.residual, self.roll, self.flatten, self.parts]
+            x = kinds[self.rng.randint(len(kinds))](x)
             if self.rng.rand() < 0.15:
                 self.net.mark_output(self.net.add("Relu", x))  # a value that is read elsewhere too
         self.net.mark_output(self.net.add("Relu", x))

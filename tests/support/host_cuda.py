@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -84,7 +85,8 @@ class HostLaunch:
 def _own_text(kernel: str) -> str:
     """The kernel's text after its shared headers, which the host replaces."""
     text = kernel_paths()[kernel].read_text().split('#include "vector.cuh"')[1]
-    return text.replace('#include "arguments"', c_structs(kernel)).replace('#include "numbers.cuh"', kernel_paths()["numbers.cuh"].read_text())
+    text = text.replace('#include "arguments"', c_structs(kernel))
+    return re.sub(r'#include "(\w+\.cuh)"', lambda found: kernel_paths()[found.group(1)].read_text(), text)
 
 
 def run_on_host(launches: Sequence[HostLaunch], folder: Path) -> None:

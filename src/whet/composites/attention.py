@@ -40,19 +40,24 @@ def attention_sample(
     guard: str = "",
     repeats: int = 1,
     cap: float = 0.0,
+    value_size: int = 0,
+    factor: float = 0.0,
 ) -> Sample:
     """softmax(q @ k^T / sqrt(size) + mask) @ v. `layout`: "heads" (q, k, v as the MatMuls read them), "rows" (heads within a row, as a
     projection writes them; the body has the transposes, the result's too), "stacked" (q, k and v in one tensor of rows), "merged" (the result of
     one projection, which the body splits). `causal`: the mask is a constant that adds this value to the keys after the row (the last row sees all
     keys). `group` ("rows" only): heads of q that share a head of k and v, which the body expands. `guard`: the first row of the constant mask hides
     every key, and rows of probabilities become 0: those of NaN ("nan"), or those of which the mask hides every key ("hidden"). `repeats`: the mask
-    repeats along the batch. `cap`: the scaled scores s become cap * tanh(s / cap) before the mask."""
+    repeats along the batch. `cap`: the scaled scores s become cap * tanh(s / cap) before the mask.
+    `value_size`: elements of a row of v ("heads" and "rows"; 0: `size`). `factor`: the constant of `scale`, instead of the one above."""
+    value_size = value_size or size
     stacked: list[str | np.ndarray] = [f"f32[{batch},{rows},3,{heads},{size}]", np.array(0), np.array(1), np.array(2)]
-    separate: list[str | np.ndarray] = [f"f32[{batch},{n},{h},{size}]" for n, h in ((rows, heads), (keys, heads // group), (keys, heads // group))]
-    plain: list[str | np.ndarray] = [f"f32[{batch},{heads},{a},{b}]" for a, b in ((rows, size), (size, keys), (keys, size))]
+    own_sizes = (rows, heads, size), (keys, heads // group, size), (keys, heads // group, value_size)
+    separate: list[str | np.ndarray] = [f"f32[{batch},{n},{h},{elements}]" for n, h, elements in own_sizes]
+    plain: list[str | np.ndarray] = [f"f32[{batch},{heads},{a},{b}]" for a, b in ((rows, size), (size, keys), (keys, value_size))]
     projected: list[str | np.ndarray] = [f"f32[{batch},{rows},{3 * heads * size}]", np.array([batch, rows, heads, size])]
     inputs: list[str | np.ndarray | None] = [*{"heads": plain, "rows": separate, "stacked": stacked, "merged": projected}[layout]]
-    factor = size**0.5 if scale == "Div" else size**-0.5
+    factor = factor or (size**0.5 if scale == "Div" else size**-0.5)
     inputs += [np.array(factor, np.float32)] if scale else []
     inputs += [np.array(cap, np.float32)] if cap else []
     inputs += [f"{'const ' if constant else ''}f32[{','.join(map(str, mask))}]"] if mask else []
@@ -136,6 +141,11 @@ ATTENTION = composite(
         attention_sample(6, 2, 16, 16, 32, layout="stacked", mask=(3, 2, 16, 16), constant=True, repeats=2),
         attention_sample(2, 2, 20, 37, 32, layout="rows", mask=(2, 1, 1, 37), cap=0.5),
         attention_sample(1, 2, 18, 18, 64, layout="rows", causal=-np.inf, scale="", cap=5.0),
+        attention_sample(2, 2, 32, 32, 36, layout="stacked", scale="Mul"),
+        attention_sample(1, 3, 20, 30, 21, layout="rows", mask=(1, 3, 20, 30)),
+        attention_sample(1, 2, 20, 30, 40, layout="rows"),
+        attention_sample(1, 2, 20, 30, 16, layout="rows", value_size=32),
+        attention_sample(1, 2, 18, 18, 256, layout="rows", causal=-np.inf, cap=2.0),
     ],
 )
 
@@ -251,6 +261,8 @@ def fuse_attention_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
         attention = g.maker(layer.inputs[0])
         if attention is None or attention.composite != ATTENTION.kind:
             return None
+        if layer.attrs["perm"][-1] != layer.output.type.rank - 1:
+            return Skip("kernels write the elements of a row next to each other")
         reason = g.escapes(attention.output, layer)
         return Skip(reason) if reason else fuse_flat(g, ATTENTION.kind, attention, layer)
     if layer.composite != ATTENTION.kind:
@@ -300,6 +312,11 @@ def _are_strides(first: Layer, members: list[Layer]) -> bool:
         for step in body.layers if body is not None else [layer]:
             if step.op == "Add" and any(t in views and views[t].strides[-1] != 1 for t in step.inputs if t is not None):
                 return False  # kernels read the keys of a mask in order
+            if step.op == "MatMul":  # kernels read rows with their elements next to each other, and keys also as columns
+                first_product = body is not None and step is next(x for x in body.layers if x.op == "MatMul")
+                allowed = ((-1,), (-1, -2) if first_product else (-1,))
+                if any(t in views and all(views[t].strides[axis] != 1 for axis in axes) for t, axes in zip(step.inputs, allowed, strict=True)):
+                    return False
             view = views.get(step.inputs[0]) if step.inputs[0] is not None else None
             if view is None or step.op not in REARRANGING:
                 continue

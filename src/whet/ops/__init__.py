@@ -18,7 +18,7 @@ from whet.ops._base import (
     op,
 )
 from whet.ops._folding import FoldBudget
-from whet.ops._images import Axes, NotPerImage, follow, fused_layers, fused_results
+from whet.ops._images import Axes, BatchAxis, NotPerImage, follow, fused_layers, fused_results
 from whet.ops._interpret import bind_layer, bind_symbols, run_layer, run_network, run_regions, widen_attributes
 from whet.ops._origin import evaluate_origin
 from whet.ops._samples import sample_arrays, sample_layer
@@ -32,6 +32,7 @@ __all__ = [
     "OPTIONAL",
     "REQUIRED",
     "Axes",
+    "BatchAxis",
     "Couple",
     "FoldBudget",
     "NoValue",

@@ -114,8 +114,9 @@ def recut(layer: Layer, kept) -> dict[str | int, Any]:
     return {"hidden_size": len(kept[r, 2])} if (r, 2) in kept and layer.attrs.get("hidden_size") is not None else {}
 
 
-def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaults: tuple[str, ...]) -> list[np.ndarray]:
-    """Y and the final states. `step(layer, gates from x, r, recurrent bias, states, functions)` returns the next states, h first."""
+def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaults: tuple[str, ...], extra=None) -> list[np.ndarray]:
+    """Y and the final states. `step(layer, gates from x, r, recurrent bias, states, functions)` returns the next states, h first; if `extra` is given
+    (an LSTM's peepholes), it also gets those of the direction."""
     if layer.attrs["layout"]:
         x = x.transpose(1, 0, 2)
         first = [None if s is None else s.transpose(1, 0, 2) for s in first]
@@ -128,8 +129,9 @@ def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaul
         from_x = np.matmul(x, w[d].T) + wb
         states = [np.zeros((n, h), x.dtype) if s is None else s[d] for s in first]
         y = np.zeros((t, n, h), x.dtype)
+        more = {} if extra is None else {"extra": extra[d]}
         for i in reversed(range(t)) if backwards else range(t):
-            new = step(layer, from_x[i], r[d], rb, states, functions)
+            new = step(layer, from_x[i], r[d], rb, states, functions, **more)
             on = (i < lengths)[:, None]  # past its end a sequence keeps its state and outputs zeros
             states = [np.where(on, a, old) for a, old in zip(new, states, strict=True)]
             y[i] = np.where(on, new[0], 0)
@@ -152,8 +154,7 @@ def register_recurrent(name: str, gates: int, states: int, step: Step, defaults:
 
     def reference(layer, x, w, r, b=None, lengths=None, *initial):
         first = [initial[i] if i < len(initial) else None for i in range(states)]
-        layer_step = step if len(initial) <= states else (lambda *args: step(*args, extra=initial[states]))
-        return run(layer, x, w, r, b, lengths, first, layer_step, gates, defaults)
+        return run(layer, x, w, r, b, lengths, first, step, gates, defaults, *initial[states:])
 
     return op(
         name,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from whet.errors import NetworkError
 from whet.network import Dim, Expr, Layer, Network, Tensor, symbols
 from whet.ops._base import get_op, infer_layer
-from whet.ops._images import Axes, NotPerImage, follow, fused_layers, fused_results
+from whet.ops._images import Axes, BatchAxis, NotPerImage, follow, fused_layers, fused_results
 from whet.ops._interpret import bind_layer, bind_symbols
 
 _MANY = 10_007  # batch size used in the proof: a prime unlikely to equal another size
@@ -43,14 +43,14 @@ def why_samples_touch(net: Network, shapes: Mapping[str, tuple[int, ...]]) -> st
         return "its inputs and outputs do not all have one dynamic batch as first axis"
     env = bind_symbols([(t.name, t.type) for t in net.inputs], {t.name: (_MANY, *shapes[t.name][1:]) for t in net.inputs})
     known = _Known(name, env)
-    known.axes = {t: 0 for t in net.inputs}
+    known.axes = {t: BatchAxis(0) for t in net.inputs}
     try:
         for layer in net.layers:
             known.take(layer)
     except NotPerImage as e:
         return str(e)
     for t in net.outputs:
-        if known.axes.get(t) != 0:
+        if known.axes.get(t) != BatchAxis(0):
             return f"output %{t.name} does not have one entry per sample"
     return None
 
@@ -96,7 +96,7 @@ class _Known:
         inputs = follow(bound, {b: self.axes[t] for b, t in twins.items() if t in self.axes}, _MANY)
         for b, axis in inputs.items():
             t = twins[b]
-            if t is None or t in layer.inputs or not self._has_one_entry_per_sample(t, axis):
+            if t is None or t in layer.inputs or not axis.is_batch or not self._has_one_entry_per_sample(t, axis.axis):
                 raise NotPerImage(f"{layer.op} '{layer.name}' does not have one entry per sample")
             self.axes[t] = axis
         if self._fixed_parts(bound, twins) or not _fits(bound):
@@ -112,7 +112,7 @@ class _Known:
         couples = get_op(bound.op).couples
         assert couples is not None  # checked by follow()
         ties = [tie for c in couples(bound) for tie in ((c.a, c.a_axis, c.b, c.b_axis), (c.b, c.b_axis, c.a, c.a_axis))]
-        axes = {y: self.axes.get(t) for y in bound.outputs if (t := twins[y]) is not None}
+        axes = {y: self.axes[t].axis for y in bound.outputs if (t := twins[y]) is not None and t in self.axes}
         return any(t in inputs and t.shape[i] != 1 and y in axes and axes[y] == j for t, i, y, j in ties)
 
     def _without_samples(self, layer: Layer) -> None:
@@ -125,7 +125,7 @@ class _Known:
             repeated = _ALIKE.get(layer.op, -1)
             alike = repeated is None or (repeated >= 0 and layer.inputs[repeated] not in self.counts)
             if alike and len(along) == 1 and self._has_one_entry_per_sample(t, along[0]):
-                self.axes[t] = along[0]
+                self.axes[t] = BatchAxis(along[0])
             else:
                 self.counts.add(t)
 

@@ -26,6 +26,17 @@ def couples(layer):
     return map_axes(x, layer.output, places) + map_axes(at, layer.output, {i: i + axis for i in range(r)})
 
 
+def recut(layer, kept):
+    """The index of the entries that are kept of x's indexed axis: their new places."""
+    x, at = layer.inputs
+    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    if (x, axis) not in kept:
+        return {}
+    places = np.full(x.shape[axis], -1)
+    places[kept[x, axis]] = np.arange(len(kept[x, axis]))
+    return {1: places[at.array()[kept[layer.output, axis]]].astype(at.dtype.numpy)}
+
+
 op(
     "Gather",
     infer,
@@ -33,6 +44,7 @@ op(
     attrs={"axis": 0},
     couples=couples,
     zeros=(),
+    recut=recut,
     shape_value=lambda layer: fold_dims(layer, 1),
     samples=[
         (["f32[7,4]", np.array([[0, 6], [-1, 3]])], {}),

@@ -9,7 +9,7 @@ def step(layer, from_x, r, rb, states, functions, extra=None):
     h, c = states
     f, g, k = functions
     i, o, forget, new = np.split(from_x + h @ r.T + rb, 4, axis=1)
-    peepholes = (None,) * 3 if extra is None else np.split(extra[0], 3)
+    peepholes = (None,) * 3 if extra is None else np.split(extra, 3)
 
     def gate(x, peephole, cell):
         """Without a peephole an infinite cell must not become NaN, as 0 times infinity is."""

@@ -49,9 +49,9 @@ class Values:
         """A copy of a tensor's current contents, as a logical array of its storage type (valid during the tensor's lifetime)."""
         return self._read(name, 0, None)
 
-    def samples(self, name: str, at: Sequence[int]) -> np.ndarray:
-        """As `value`, for the indices `at` of the first axis only; that axis is outermost in every format, so nothing else is read."""
-        return np.concatenate([self._read(name, i, 1) for i in at])
+    def samples(self, name: str, at: Sequence[int], block: int = 1) -> np.ndarray:
+        """As `value`, for the blocks `at` of the first axis only; that axis is outermost in every format, so nothing else is read."""
+        return np.concatenate([self._read(name, i * block, block) for i in at])
 
     def place(self, name: str) -> tuple[int, int]:
         """Offset in the arena and bytes of a tensor."""

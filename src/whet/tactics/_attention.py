@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -35,16 +35,28 @@ class Heads:
     heads: int
     rows: int
     keys: int
-    size: int
+    size: int  # elements of a row of q and of k
+    value_size: int  # elements of a row of v and of the output
     scale: float
     guard: Guard = Guard.NONE
-    cap: float = 0.0  # not 0: a scaled score s becomes cap * tanh(s) before the mask
+    cap: float = 0.0  # above 0: a scaled score s becomes cap * tanh(s) before the mask
     causal: int | None = None  # the mask is a constant that hides exactly the keys after row + causal: a kernel may skip them and not read it
 
 
-def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = False, capped: bool = False) -> Heads | str:
-    """The structure of an Attention layer, or why the kernels do not support it. `grouped`: several heads of q may share a head of k and v;
-    `periodic`: the masks may repeat along the batch; `capped`: tanh may limit the scores."""
+    @property
+    def rows_of(self) -> dict[str, tuple[View, int]]:
+        """The operands and the output, each with the axis along which its elements are neighbours in memory."""
+        return {"q": (self.q, -1), "k": (self.k, -1 if self.turned else -2), "v": (self.v, -1), "the output": (self.out, -1)}
+
+    def unit(self, name: str) -> int:
+        """The most 16-bit elements, 8 to 1, that an instruction moves of a row of an operand: they divide the row and the way to every other."""
+        view, line = self.rows_of[name]
+        steps = [s for i, (d, s) in enumerate(zip(view.shape, view.strides, strict=True)) if d > 1 and i - len(view.shape) != line]
+        return gcd(8, view.shape[line], view.offset, *steps)
+
+
+def match_attention(layer: Layer) -> Heads | str:
+    """The structure of an Attention layer, or why no kernel supports it."""
     body = layer.regions["body"]
     views: dict[Tensor, View] = {t: plain_view(i, static_shape(t.shape)) for i, t in enumerate(body.inputs)}
     waiting, products = [], [x for x in body.layers if x.op == "MatMul"]
@@ -76,7 +88,7 @@ def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = Fal
         if x.op in ("Mul", "Div") and number is not None and mask is None and not softmax and (x.op == "Mul" or x.inputs[0] is running):
             scaled = (cap or scale) * number if x.op == "Mul" else (cap or scale) / number
             scale, cap = (scale, scaled) if cap else (scaled, cap)
-        elif x.op == "Tanh" and capped and not cap and mask is None and not softmax:
+        elif x.op == "Tanh" and not cap and mask is None and not softmax:
             cap = 1.0
         elif x.op == "Add" and mask is None and not softmax and len(others) == 1 and others[0] in views:
             mask, masked_by = views[others[0]], others[0]
@@ -105,19 +117,20 @@ def match_attention(layer: Layer, *, grouped: bool = False, periodic: bool = Fal
         running = x.output
     if q is None or k is None or v is None or out is None or condition is not None or body.outputs != [running]:
         return "is not a chain between two matrix products"
-    heads = _heads(q, k, v, mask, out, scale, grouped)
+    heads = _heads(q, k, v, mask, out, scale)
     if not isinstance(heads, str):
-        if heads.mask is not None and heads.mask.period and not periodic:
-            return f"the mask repeats after {heads.mask.period} items of the batch"
-        heads = replace(heads, guard=guard, cap=cap)
+        heads = replace(heads, guard=guard, cap=abs(cap), scale=-scale if cap < 0 else scale)
     if isinstance(heads, str) or heads.mask is None or not layer.needs(heads.mask.place).is_constant:
         return heads
     return replace(heads, causal=_match_diagonal_mask(layer.needs(heads.mask.place), heads.mask))
 
 
-def explain_no_cap(layer: Layer) -> str | None:
-    """The reason why a kernel without a soft cap does not compute an Attention layer of any shapes, or None."""
-    return "the kernel has no tanh before the mask" if any(x.op == "Tanh" for x in layer.regions["body"].layers) else None
+def why_not_aligned(heads: Heads) -> str | None:
+    """Why a kernel that moves 16 bytes at a time cannot address the rows of these heads."""
+    for name, (view, line) in heads.rows_of.items():
+        if any(s % 8 for i, s in enumerate(view.strides) if i - len(view.strides) != line) or view.offset % 8:
+            return f"rows of {name} are not aligned to 16 bytes"
+    return None
 
 
 def split_periods(heads: Heads) -> list[Heads]:
@@ -138,24 +151,23 @@ def split_periods(heads: Heads) -> list[Heads]:
     ]  # fmt: skip
 
 
-def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float, grouped: bool) -> Heads | str:
-    shape = (1, 1, *out.shape)[-4:] if len(out.shape) <= 4 else ()
-    if not shape or len(q.shape) < 2:
-        return "more than four axes"
+def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float) -> Heads | str:
+    joined = _join_leading_axes({"q": q, "k": k, "v": v, "mask": mask, "out": out})
+    if joined is None or len(q.shape) < 2:
+        return f"batch and heads are {len(out.shape) - 2} axes that are not two steps in memory"
+    q, k, v, mask, out = joined["q"], joined["k"], joined["v"], joined.get("mask"), joined["out"]
+    shape = (1, 1, *out.shape)[-4:]
     (rows, size), keys = q.shape[-2:], k.shape[-1]
-    if size % 16 or not 16 <= size <= 128 or v.shape[-1] != size:
-        return f"heads of {size} and {v.shape[-1]} elements: the kernel takes equal ones, 16 to 128 in steps of 16"
-    turned = k.strides[-1] == 1
-    heads = Heads(q, k, v, mask, out, turned, shape[0], shape[1], rows, keys, size, scale)
-    for name, view, line in (("q", q, -1), ("k", k, -1 if turned else -2), ("v", v, -1), ("the output", out, -1)):
+    heads = Heads(q, k, v, mask, out, k.strides[-1] == 1, shape[0], shape[1], rows, keys, size, v.shape[-1], scale)
+    for name, (view, line) in heads.rows_of.items():
         if view.period:
             return f"{name} repeats along the batch"
-        if view.group > 1 and not (grouped and name in "kv"):
+        if view.group > 1 and name not in "kv":
             return f"several heads share one head of {name}"
         if not view.fits(heads.batch, heads.heads):
             return f"{name} is broadcast along some of its axes only"
-        if view.strides[line] != 1 or any(s % 8 for i, s in enumerate(view.strides) if i - len(view.strides) != line) or view.offset % 8:
-            return f"rows of {name} are not aligned to 16 bytes"
+        if view.strides[line] != 1:
+            return f"elements of a row of {name} are not next to each other"
     if mask is not None:
         wide = (1, 1, 1, 1, *mask.shape)[-4:]
         steps = (0, 0, 0, 0, *mask.strides)[-4:]
@@ -166,6 +178,42 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
     if not prod(shape) * keys or shape[0] * shape[1] > 65535:
         return "no heads, or more than 65535 of them"
     return heads
+
+
+def _join_leading_axes(views: dict[str, View | None]) -> dict[str, View] | None:
+    """The views with at most two axes before the last two. Axes of size 1 are dropped, and two axes become one where that is a single step for
+    every view; None where no two can."""
+    present = {name: view for name, view in views.items() if view is not None}
+    rank = len(present["out"].shape)
+    if rank <= 4:
+        return present
+    if any(v.period or v.group > 1 or len(v.shape) > rank for v in present.values()):
+        return None
+    padded = {name: view.insert_axes(range(rank - len(view.shape))) for name, view in present.items()}
+    kept = [i for i in range(rank) if i >= rank - 2 or present["out"].shape[i] > 1]
+    joined = {name: view.transpose(kept) for name, view in padded.items()}
+    while len(kept) > 4:
+        count = len(kept) - 2
+        pairs = ((outer, inner) for outer in range(count) for inner in range(count) if outer != inner)
+        pair = next((p for p in pairs if all(_are_one_step(v, *p) for v in joined.values())), None)
+        if pair is None:
+            return None
+        joined = {name: _join_axes(view, *pair) for name, view in joined.items()}
+        kept.pop()
+    return joined
+
+
+def _are_one_step(view: View, outer: int, inner: int) -> bool:
+    """True if two axes of a view are one axis in memory, or are both broadcast."""
+    (a, b), (step_a, step_b) = ([values[i] for i in (outer, inner)] for values in (view.shape, view.strides))
+    return (a == 1 and b == 1) or (b > 1 and a > 1 and step_a == step_b * b)
+
+
+def _join_axes(view: View, outer: int, inner: int) -> View:
+    """The view whose first axis is the axis `outer` times the axis `inner`."""
+    rest = [i for i in range(len(view.shape)) if i not in (outer, inner)]
+    moved = view.transpose(rest)
+    return replace(moved, shape=(view.shape[outer] * view.shape[inner], *moved.shape), strides=(view.strides[inner], *moved.strides))
 
 
 def _keeps_rows(reduction: Layer) -> bool:

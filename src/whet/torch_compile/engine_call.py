@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -102,13 +103,14 @@ class Signature:
         self.call, self.shapes, self.why_unfit = call, shapes, why_unfit
         self.used, self.retired = 0, False
         self._on_gpu = call.device.type == "cuda"
+        self._current_stream = current_stream_of(call.device) if self._on_gpu else int
         self._idle: dict[int, list[_Slot]] = {0: []}  # by CUDA stream: runs on one stream are ordered, so that they may share a context
 
     def run(self, tensors: Sequence[Any]) -> list[Any]:
         """New tensors with the outputs, which require no gradients. On a GPU the work is enqueued on torch's current stream."""
         self.used = next(_clock)
         if self._on_gpu:
-            stream = torch.cuda.current_stream(self.call.device).cuda_stream
+            stream = self._current_stream()
             idle = self._idle.get(stream)
             if idle is None:
                 idle = self._idle.setdefault(stream, [])
@@ -237,6 +239,14 @@ class _GpuSlot(_Slot):
         torch.cuda.current_stream(self.device).synchronize()
         self.context.execute()
         return [buffer.clone() for buffer in self.targets]
+
+
+def current_stream_of(device: Any) -> Callable[[], int]:
+    """A function that gives the address of torch's current stream on a GPU; the one of Triton's launcher, if torch has it: it takes 0.2 us, not 6."""
+    raw, number = getattr(torch._C, "_cuda_getCurrentRawStream", None), device.index
+    if raw is None:
+        return lambda: torch.cuda.current_stream(device).cuda_stream
+    return partial(raw, number)
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ def _package() -> Any:
 
 def is_enabled() -> bool:
     """True if ranges are on. Raises BackendError if they are on and the package is missing."""
-    return os.environ.get("WHET_NVTX", "") not in ("", "0") and _package() is not None
+    return "WHET_NVTX" in os.environ and os.environ["WHET_NVTX"] not in ("", "0") and _package() is not None
 
 
 @contextmanager

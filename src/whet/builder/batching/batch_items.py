@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.network import Layer, Network, Tensor
-from whet.ops import Axes, NotPerImage, bind_layer, bind_symbols, follow, fused_layers, fused_results, get_op, run_layer, widen_attributes
+from whet.ops import Axes, BatchAxis, NotPerImage, bind_layer, bind_symbols, follow, fused_layers, fused_results, get_op, run_layer, widen_attributes
 
 MAX_ITEMS = 3  # verified of a larger batch: the first, the last and one drawn by the seed
 
@@ -34,9 +34,9 @@ class BatchItems:
         """The whole batch."""
         return BatchItems(self.batch, tuple(range(self.batch)))
 
-    def take(self, a: np.ndarray, axis: int) -> np.ndarray:
+    def take(self, a: np.ndarray, axis: BatchAxis) -> np.ndarray:
         """The selected items of an array of the whole batch."""
-        return np.ascontiguousarray(np.take(a, self.at, axis))
+        return axis.take(a, self.at, self.batch)
 
 
 def get_common_batch(shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -67,7 +67,8 @@ def run_on_items(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, 
     cut, selected = _recut(layer, selected, axes | followed, items)
     outs = run_layer(widen_attributes(cut) if widen else cut, selected)
     for t, a in zip(layer.outputs, outs, strict=True):
-        if list(a.shape) != [len(items.at) if i == followed.get(t) else d for i, d in enumerate(t.shape)]:
+        to = followed.get(t)
+        if list(a.shape) != [to.count_entries(len(items.at)) if to is not None and i == to.axis else d for i, d in enumerate(t.shape)]:
             raise NotPerImage(f"{layer.op} '{layer.name}' gives {list(a.shape)} for {len(items.at)} batch items")
     return outs
 
@@ -96,8 +97,8 @@ def run_network_on_items(
     def convert(a: np.ndarray) -> np.ndarray:
         return a.astype(np.float64) if widen and (a.dtype.kind == "f" or a.dtype.name == "bfloat16") else a
 
-    axes: Axes = {t: 0 for t in net.inputs}
-    values: dict[Tensor, np.ndarray] = {t: convert(items.take(np.asarray(inputs[t.name]), 0)) for t in net.inputs}
+    axes: Axes = {t: BatchAxis(0) for t in net.inputs}
+    values: dict[Tensor, np.ndarray] = {t: convert(items.take(np.asarray(inputs[t.name]), BatchAxis(0))) for t in net.inputs}
     for layer in net.layers:
         bound = bind_layer(layer, env)
         twins = _match_tensors(bound, layer)
@@ -116,8 +117,8 @@ def run_network_on_items(
 class BatchAxes:
     """`axis`: the batch axis of each tensor by name. `parts`: by layer, the batch axis of other inputs that hold a part for each item."""
 
-    axis: dict[str, int]
-    parts: dict[str, dict[str, int]]
+    axis: dict[str, BatchAxis]
+    parts: dict[str, dict[str, BatchAxis]]
     fixed: frozenset[str]  # layers in which such a part is constant: an item's result depends on its index
 
 
@@ -127,8 +128,8 @@ NO_BATCH_AXES = BatchAxes({}, {}, frozenset())
 def find_batch_axes(net: Network, shapes: Mapping[str, tuple[int, ...]], batch: int) -> BatchAxes:
     """The batch axes of a network at these input shapes. Raises NotPerImage if a layer mixes items."""
     env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes)
-    axes: Axes = {t: 0 for t in net.inputs}
-    parts: dict[str, dict[str, int]] = {}
+    axes: Axes = {t: BatchAxis(0) for t in net.inputs}
+    parts: dict[str, dict[str, BatchAxis]] = {}
     fixed = set()
     for layer in net.layers:
         bound = bind_layer(layer, env)
@@ -150,7 +151,8 @@ def _get_array(t: Tensor | None, values: Mapping[Tensor, np.ndarray | None]) -> 
 def _recut(layer: Layer, arrays: list[np.ndarray | None], axes: Axes, items: BatchItems) -> tuple[Layer, list[np.ndarray | None]]:
     """The layer and its inputs for fewer items, with shape operands adapted by its op (Reshape's target, Resize's sizes)."""
     recut = get_op(layer.op).recut
-    kept = {(t, axes[t]): np.asarray(items.at) for t in (*layer.inputs, *layer.outputs) if t is not None and t in axes}
+    tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None and t in axes]
+    kept = {(t, axes[t].axis): axes[t].list_indices(items.at, items.batch) for t in tensors}
     changes = recut(layer, kept) if recut is not None and kept else {}
     if not changes:
         return layer, arrays

@@ -14,6 +14,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.builder.batching.batch_items import BatchAxes
 from whet.network import F8E4M3, Tensor
+from whet.ops import BatchAxis
 from whet.runtime import BoundEngine
 from whet.runtime.memory import read_bytes, write_bytes
 
@@ -45,15 +46,15 @@ def _split_rotation(bound: BoundEngine, name: str, shift: int, batch: int) -> li
     return [(at + cut, at, nbytes - cut), (at, at + nbytes - cut, cut)]
 
 
-def _copy_rotated(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, shift: int, batch: int) -> None:
+def _copy_rotated(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: BatchAxis | None, shift: int, batch: int) -> None:
     """Copies a tensor to the other arena, rotated along its batch axis."""
-    if axis in (None, 0):
+    if axis is None or axis.is_outermost:
         at, nbytes = bound.place(t.name)
         pieces = [(at, at, nbytes)] if axis is None else _split_rotation(bound, t.name, shift, batch)
         for start, to, n in pieces:
             _copy(bound, other, start, to, n)
         return
-    other.write_stored(t.name, np.roll(bound.value(t.name), -shift, axis))
+    other.write_stored(t.name, axis.take(bound.value(t.name), np.roll(np.arange(batch), -shift), batch))
 
 
 def _copy(bound: BoundEngine, other: BoundEngine, start: int, to: int, nbytes: int) -> None:
@@ -64,23 +65,24 @@ def _copy(bound: BoundEngine, other: BoundEngine, start: int, to: int, nbytes: i
         write_bytes(backend, other.arena, to, read_bytes(backend, bound.arena, start, nbytes))
 
 
-def _compute_difference(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, shift: int, batch: int) -> float:
+def _compute_difference(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: BatchAxis | None, shift: int, batch: int) -> float:
     backend: Backend = bound.backend
     name = bound.shaped.operands[t.name].dtype.name
-    if axis == 0 and bound.arena.array is None and name in ("f32", "f16", "bf16", "i8", "u8"):
+    outermost = axis is not None and axis.is_outermost
+    if outermost and bound.arena.array is None and name in ("f32", "f16", "bf16", "i8", "u8"):
         parts = [
             backend.difference(other.arena, to, bound.arena, start, n, name) for start, to, n in _split_rotation(bound, t.name, shift, batch) if n
         ]
         largest = max(p.largest for p in parts)
         worst = max(p.worst for p in parts)
         return float("inf") if any(p.odd for p in parts) else worst / largest if largest else worst
-    if axis == 0 and bound.arena.array is None and name == F8E4M3.name:  # usually bit-identical, which is checked without a copy to the host
+    if outermost and bound.arena.array is None and name == F8E4M3.name:  # usually bit-identical, which is checked without a copy to the host
         spans = _split_rotation(bound, t.name, shift, batch)
         alike = (backend.difference(other.arena, to, bound.arena, start, n, "u8") for start, to, n in spans if n)
         if not any(p.worst for p in alike):
             return 0.0
     want, got = bound.value(t.name), other.value(t.name)
-    want = want if axis is None else np.roll(want, -shift, axis)
+    want = want if axis is None else axis.take(want, np.roll(np.arange(batch), -shift), batch)
     if np.array_equal(want.view(np.uint8), got.view(np.uint8)):
         return 0.0
     if want.dtype.kind in "iub":

@@ -13,6 +13,7 @@ import numpy as np
 from whet.builder.batching.batch_items import BatchAxes
 from whet.engine.plan import EnginePlan
 from whet.network import Layer, Tensor
+from whet.ops import BatchAxis
 from whet.runtime import BoundEngine
 from whet.runtime.memory import read_bytes, write_bytes
 
@@ -57,24 +58,24 @@ def run_items_again(
             other.run_step(i)
             for t in layer.outputs:
                 got, want = other.value(t.name), bound.value(t.name)
-                want = want if axis.get(t.name) is None else np.take(want, items, axis[t.name])
+                want = axis[t.name].take(want, items, batch) if t.name in axis else want
                 pairs.append((got, want if got.shape == want.shape else got))  # a shape that depends on the batch in another way: not compared
         yield i, layer, pairs
 
 
-def _copy_items(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: int | None, batch: int, items: np.ndarray) -> bool:
+def _copy_items(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: BatchAxis | None, batch: int, items: np.ndarray) -> bool:
     """Copies the items of a tensor; returns False if its shape depends on the batch in another way."""
     (at, nbytes), (to, wanted) = bound.place(t.name), other.place(t.name)
     if axis is None:
         if nbytes != wanted:
             return False
         _copy(bound, other, at, to, nbytes)
-    elif axis == 0:
+    elif axis.is_outermost:
         each = nbytes // batch
         for first in range(0, len(items), batch):
             _copy(bound, other, at, to + first * each, min(batch, len(items) - first) * each)
     else:
-        other.write_stored(t.name, np.take(bound.value(t.name), items, axis))
+        other.write_stored(t.name, axis.take(bound.value(t.name), items, batch))
     return True
 
 

@@ -160,7 +160,7 @@ def _make_reader(bound: BoundEngine, axes: BatchAxes, images: BatchItems) -> Cal
         axis = axes.axis.get(name)
         if axis is None or layer.name in axes.fixed:
             return bound.value(name)
-        return bound.samples(name, images.at) if axis == 0 else images.take(bound.value(name), axis)
+        return bound.samples(name, images.at, axis.block) if axis.is_outermost else images.take(bound.value(name), axis)
 
     return read
 
@@ -343,7 +343,7 @@ def _repeat(bound: BoundEngine, failure: Failure) -> Failure:
         if t is not None and a is not None and not t.is_constant:
             axis = None if items is None else evidence.axes.axis.get(t.name)
             if items is not None and axis is not None and a.shape != static_shape(t.shape):  # the other items get the values of the first
-                a = np.take(a, [items.at.index(n) if n in items.at else 0 for n in range(items.batch)], axis)
+                a = axis.take(a, [items.at.index(n) if n in items.at else 0 for n in range(items.batch)], len(items.at))
             bound.write_stored(t.name, a)
     bound.run_step(i)
     read = (lambda layer, name: bound.value(name)) if items is None else _make_reader(bound, evidence.axes, items)

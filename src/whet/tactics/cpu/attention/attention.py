@@ -13,7 +13,7 @@ from whet.backends import Backend
 from whet.backends.cpu import threads
 from whet.network import F32, Layer
 from whet.ops._strided import View
-from whet.tactics._attention import Heads, match_attention
+from whet.tactics._attention import Heads, match_attention, why_not_aligned
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
@@ -95,27 +95,27 @@ class Attention(CompiledTactic):
             return said
         if not static(layer):
             return None
-        heads = match_attention(layer, grouped=True, periodic=True, capped=True)
+        heads = match_attention(layer)
         return heads if isinstance(heads, str) else _why_not(layer, heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        heads = match_attention(layer, grouped=True, periodic=True, capped=True)
+        heads = match_attention(layer)
         assert isinstance(heads, Heads)
         read = {v.place for v in (heads.q, heads.k, heads.v, heads.mask) if v is not None}
         inputs = tuple(Operand("linear", F32) if i in read and t is not None and not t.is_constant else None for i, t in enumerate(layer.inputs))
         return [Signature(inputs, (Operand("linear", F32),))]
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        heads = match_attention(layer, grouped=True, periodic=True, capped=True)
+        heads = match_attention(layer)
         assert isinstance(heads, Heads)
         threads.set_threads(backend.threads)
         names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _products(heads, _group(heads))]
         return [(("scores", a), ("values", b)) for a in names[0] for b in names[1]]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> AttentionKernel:
-        heads = match_attention(layer, grouped=True, periodic=True, capped=True)
+        heads = match_attention(layer)
         if isinstance(heads, str) or (said := self.why_not(layer)):
             raise PlanRefused(heads if isinstance(heads, str) else said or "")
         threads.set_threads(backend.threads)
@@ -137,6 +137,10 @@ class Attention(CompiledTactic):
 def _why_not(layer: Layer, heads: Heads) -> str | None:
     if any(layer.needs(v.place).dtype != F32 for v in (heads.q, heads.k, heads.v)) or layer.outputs[0].dtype != F32:
         return "computes in f32"
+    if heads.size % 16 or not 16 <= heads.size <= 128 or heads.value_size != heads.size:
+        return f"heads of {heads.size} and {heads.value_size} elements: it takes equal ones, 16 to 128 in steps of 16"
+    if reason := why_not_aligned(heads):
+        return reason
     if any(layer.needs(v.place).is_constant for v in (heads.q, heads.k, heads.v)):
         return "an operand of its products is constant"
     mask = heads.mask

@@ -26,6 +26,7 @@ DEV float min_nan(float a, float b) { float r; asm("min.NaN.f32 %0, %1, %2;" : "
 // Two special functions and three plain instructions: the exact forms of both functions also handle values below 2^-126, which are negligible next to 1.
 DEV float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 DEV float reciprocal(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+DEV float tanh_fast(float x) { return fmaf(reciprocal(1.f + exp2_fast(x * 2.8853900817779268f)), -2.f, 1.f); }   // off by about 2^-23
 DEV float sigmoid(float x) { return reciprocal(1.f + exp2_fast(x * -1.4426950408889634f)); }
 struct Act { float a, b; };  // clip: lower, upper; leaky and elu: slope; hardsigmoid: slope, offset
 template <int KIND> DEV float activate(float x, Act p) {

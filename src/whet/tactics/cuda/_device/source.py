@@ -129,6 +129,6 @@ def kernel_text(name: str, constants: Mapping[str, int]) -> str:
         products = wgmma_tf32_text(columns) if tf32 else "".join(wgmma_text(n, bf16, in8, tall) for n in sorted(widths))
         text = text.replace('#include "wgmma"', products)
     if '#include "wgmma_transposed"' in text:
-        text = text.replace('#include "wgmma_transposed"', wgmma_transposed_text(constants["D"], bool(constants.get("BF16", 0))))
+        text = text.replace('#include "wgmma_transposed"', wgmma_transposed_text(constants["DV"], bool(constants.get("BF16", 0))))
     text = re.sub(r'#include "(\w+\.cuh)"', lambda found: _file(found.group(1)), text)
     return "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text

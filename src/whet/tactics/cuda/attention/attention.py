@@ -1,11 +1,11 @@
 """Attention of 16-bit tensors in one launch, on tensor cores (mma.sync): products, softmax, and the transposes around them, which become strides.
 
-For coverage: GPUs before Hopper, and masks and head sizes that attention_fused does not take.
+For coverage: GPUs before Hopper, and rows that attention_fused does not take: of any number of elements up to 256, at any even address.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated
@@ -14,8 +14,8 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.network import Layer
-from whet.network.types import F32, DType
-from whet.tactics._attention import Heads, View, explain_no_cap, match_attention
+from whet.network.types import F32
+from whet.tactics._attention import Heads, View, match_attention
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, CType, Float32, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
@@ -38,6 +38,7 @@ from whet.tactics.cuda.attention.attention_fused import why_not_heads
 SHAPES = ((1, 4), (1, 8), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))  # warps along rows, warps along keys
 MOST = 14  # tiles that are tried
 SHARED = 200 * 1024  # bytes of a block at most; less on GPUs with less
+LARGEST = 256  # elements of a row
 
 
 Place = Annotated[tuple[int, int, int], CType("Place", "3q", 8)]  # elements from batch to batch, head to head, row to row
@@ -58,15 +59,19 @@ class AttentionArguments(Arguments, kernel="attention.cu"):
     out_at: Place
     mask_at: Place
     mask_key: Int32
+    mask_period: Int32  # batch items after which the mask repeats
+    k_group: Int32  # heads of q per head of k
+    v_group: Int32
     heads: Int32
     rows: Int32
     keys: Int32
     scale: Float32
+    cap: Float32  # CAPPED: a score becomes cap * tanh(scale * score)
 
 
 @tactic
 class Attention(Tactic):
-    """Layers of recognize_attention and fuse_attention_transposes: 32 to 128 elements per head, an added mask of any shape that broadcasts."""
+    """Layers of recognize_attention and fuse_attention_transposes: 1 to 256 elements per head, an added mask of any shape that broadcasts."""
 
     ops = ("*",)
     composites = ("Attention",)
@@ -78,16 +83,13 @@ class Attention(Tactic):
         if not all_static(layer):
             return None
         heads = match_attention(layer)
-        return heads if isinstance(heads, str) else None
-
-    def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
-        return explain_no_cap(layer)
+        return heads if isinstance(heads, str) else why_not_sizes(heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer):
             return []
         heads = match_attention(layer)
-        if isinstance(heads, str):
+        if isinstance(heads, str) or why_not_sizes(heads):
             return []
         read = {v.place for v in (heads.q, heads.k, heads.v)}
         mask = heads.mask.place if heads.mask is not None and not layer.needs(heads.mask.place).is_constant else None
@@ -102,9 +104,10 @@ class Attention(Tactic):
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         heads = match_attention(layer)
-        if isinstance(heads, str):
-            return heads
-        is_slower = machine_has(backend, "wgmma") and why_not_heads(heads) is None
+        if isinstance(heads, str) or (reason := why_not_sizes(heads)):
+            return heads if isinstance(heads, str) else reason
+        measured = heads.size == heads.value_size <= 128 and heads.size % 16 == 0 and not heads.cap
+        is_slower = measured and machine_has(backend, "wgmma") and why_not_heads(heads) is None
         return "attention_fused was faster in every case measured on Hopper" if is_slower else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
@@ -117,8 +120,8 @@ class Attention(Tactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         heads = match_attention(layer)
-        if isinstance(heads, str):
-            raise PlanRefused(heads)
+        if isinstance(heads, str) or (reason := why_not_sizes(heads)):
+            raise PlanRefused(heads if isinstance(heads, str) else str(reason))
         said = {k: int(v) for k, v in config}
         known = set(said) == {"wr", "wk", "mi", "kc", "stages"} and (said["wr"], said["wk"]) in SHAPES
         if not known or said["kc"] not in (16, 32, 64) or said["stages"] not in (1, 2) or said["mi"] not in (1, 2):
@@ -142,24 +145,28 @@ class Attention(Tactic):
                 size = signature.inputs[heads.mask.place]
                 mask = args.packed[0] if constant else args.inputs[heads.mask.place]
                 mask += heads.mask.offset * (4 if size is None or size.dtype == F32 else 2)
-                steps, key = steps_of(heads.mask, heads, -2), heads.mask.strides[-1]
-            k = steps_of(heads.k, heads, -2 if heads.turned else -1)
+                steps, key = steps_of(heads.mask, -2), heads.mask.strides[-1]
+            k = steps_of(heads.k, -2 if heads.turned else -1)
             arguments = AttentionArguments(
                 q=at[0],
                 k=at[1],
                 v=at[2],
                 out=args.outputs[0] + heads.out.offset * 2,
                 mask=mask,
-                q_at=steps_of(heads.q, heads, -2),
+                q_at=steps_of(heads.q, -2),
                 k_at=k,
-                v_at=steps_of(heads.v, heads, -2),
-                out_at=steps_of(heads.out, heads, -2),
+                v_at=steps_of(heads.v, -2),
+                out_at=steps_of(heads.out, -2),
                 mask_at=steps,
                 mask_key=key,
+                mask_period=heads.mask.period or heads.batch if heads.mask is not None else heads.batch,
+                k_group=heads.k.group,
+                v_group=heads.v.group,
                 heads=heads.heads,
                 rows=heads.rows,
                 keys=heads.keys,
                 scale=heads.scale,
+                cap=heads.cap,
             )
             return [launch("attention", arguments, constants, grid, 32 * said["wr"] * said["wk"], shared=shared, label=layer.name)]
 
@@ -167,11 +174,18 @@ class Attention(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 
-def steps_of(view: View, heads: Heads, axis: int) -> tuple[int, int, int]:
-    """Elements from batch to batch, head to head, row to row."""
-    lead = view.leading(heads.batch, heads.heads)
-    assert lead is not None
-    return (*lead, view.strides[axis])
+def why_not_sizes(heads: Heads) -> str | None:
+    """Why the kernel does not take heads of these sizes."""
+    if max(heads.size, heads.value_size) > LARGEST:
+        return f"heads of {heads.size} and {heads.value_size} elements: the kernel takes up to {LARGEST}"
+    if heads.scale <= 0 and heads.mask is None and not heads.cap:
+        return "a scale that is not above 0"
+    return None
+
+
+def steps_of(view: View, axis: int) -> tuple[int, int, int]:
+    """Elements from batch to batch, head to head of the input, row to row."""
+    return (*view.steps(), view.strides[axis])
 
 
 def list_tiles(heads: Heads, multiprocessors: int, hopper: bool = True, shared: int = SHARED) -> list[Config]:
@@ -193,23 +207,36 @@ def list_tiles(heads: Heads, multiprocessors: int, hopper: bool = True, shared: 
     return [c for _, c in sorted(candidates)][:MOST]
 
 
+def _keeps_q_in_registers(heads: Heads) -> bool:
+    """True if the rows of q of a warp stay in registers; else they are read from shared memory for every step."""
+    return heads.size <= 128 and _padded(heads.size) // 4 + _padded(heads.value_size) // 2 <= 100
+
+
 def _fits_registers(heads: Heads, wr: int, mi: int, kc: int) -> bool:
     """True if accumulators, scores and q of a warp stay in registers, according to the compiler's report."""
     masked, each_row = heads.mask is not None, heads.mask is not None and heads.mask.strides[-2] != 0
     if wr == 8 and each_row:
         return False
+    size, value_size = _padded(heads.size), _padded(heads.value_size)
     if mi == 1:
-        return heads.size // 2 + kc // 2 + heads.size // 4 + 100 <= 250
-    return heads.size <= 96 and kc <= (32 if heads.size > 64 or masked else 64) and not (heads.size > 64 and masked)
+        return value_size // 2 + kc // 2 + (size // 4 if _keeps_q_in_registers(heads) else 0) + 100 <= 250
+    largest = max(size, value_size)
+    return largest <= 96 and kc <= (32 if largest > 64 or masked or heads.cap else 64) and not (largest > 64 and (masked or heads.cap))
+
+
+def _padded(size: int) -> int:
+    """Elements of a row in the products."""
+    return 16 * blocks_of(size, 16)
 
 
 def shared_bytes(heads: Heads, config: Config) -> int:
     """Bytes of dynamic shared memory; mirrors attention.cu."""
     said = {k: int(v) for k, v in config}
-    chunk = said["kc"] * said["wk"]
-    keys = heads.size * (chunk + 8) if heads.turned else chunk * (heads.size + 8)
-    parts = said["wr"] * said["wk"] * said["mi"] * 16 * (heads.size + 4 + 2) * 4 if said["wk"] > 1 else 0
-    return max(said["stages"] * (keys + chunk * (heads.size + 8)) * 2, parts)
+    chunk, size, value_size = said["kc"] * said["wk"], _padded(heads.size), _padded(heads.value_size)
+    keys = size * (chunk + 8) if heads.turned else chunk * (size + 8)
+    rows = 0 if _keeps_q_in_registers(heads) else 16 * said["wr"] * said["mi"] * (size + 8)
+    parts = said["wr"] * said["wk"] * said["mi"] * 16 * (value_size + 4 + 2) * 4 if said["wk"] > 1 else 0
+    return max((said["stages"] * (keys + chunk * (value_size + 8)) + rows) * 2, parts)
 
 
 def _constants(heads: Heads, config: Config, layer: Layer, signature: Signature) -> dict[str, int]:
@@ -221,5 +248,7 @@ def _constants(heads: Heads, config: Config, layer: Layer, signature: Signature)
         mask = 0 if stored is None else TYPE[stored.dtype.name]
         same_rows = int(heads.mask.strides[-2] == 0)
     names = {name.upper(): said[name] for name in ("kc", "wr", "wk", "mi", "stages")}
-    names |= {"TYPE": TYPE[kind.name], "BF16": int(kind.name == "bf16"), "D": heads.size}
+    names |= {"TYPE": TYPE[kind.name], "BF16": int(kind.name == "bf16"), "SIZE": heads.size, "VALUE_SIZE": heads.value_size}
+    names |= {f"{x.upper()}_UNIT": heads.unit(x) for x in "qkv"} | {"OUT_UNIT": heads.unit("the output")}
+    names |= {"Q_SHARED": int(not _keeps_q_in_registers(heads)), "CAPPED": int(heads.cap > 0)}
     return {**names, "TRANSPOSED": int(heads.turned), "MASK": mask, "SAME": same_rows, "GUARDED": int(heads.guard)}

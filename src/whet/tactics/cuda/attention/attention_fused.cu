@@ -4,10 +4,10 @@
 // A warpgroup processes `row_turns` row tiles of a unit one after the other; with more than one, the keys of a unit stay in the ring (STAGES >= key steps).
 // SPLIT warpgroups of a block and CLUSTER blocks of a cluster share the keys of the same rows (flash decoding); their partial results are combined in
 // a fixed order, so that results do not depend on timing.
-// q, k, v: slabs of 64 elements per row (128 bytes, 128-byte swizzle; 32 elements for heads of at most 32); TMA fills the elements past D and the rows past the end with zeros.
-// Constants: D (16 to 128, a multiple of 16), BN (keys per step), WGS, SPLIT, CLUSTER, STAGES (of the k and v ring), QB (buffers of a row tile's q),
+// q, k, v: slabs of 64 elements per row (128 bytes, 128-byte swizzle; 32 elements for rows of at most 32); TMA fills the elements past a row's end and the rows past the end with zeros.
+// Constants: D (elements of a row of q and k, rounded up to a multiple of 16), DV (of v and out, a multiple of 8), both at most 256, BN (keys per step), WGS, SPLIT, CLUSTER, STAGES (of the k and v ring), QB (buffers of a row tile's q),
 // OVERLAP (1: the values of a step are multiplied while the softmax of the next one is computed), PINGPONG (two warpgroups issue products alternately),
-// CAUSAL, GUARDED (rows that are 0: 1 rows of NaN, 2 rows of which every key is hidden by -infinity, whose sum is 0), MASK (0 none, 1 one row of keys through shared memory, 2 rows from global memory, 3 constant tiles in accumulator order), MASK_TYPE (0 f32,
+// CAUSAL, GUARDED (rows that are 0: 1 rows of NaN, 2 rows of which every key is hidden by -infinity, whose sum is 0), CAPPED (scores become tanh(cap_scale * score) before the scale), MASK (0 none, 1 one row of keys through shared memory, 2 rows from global memory, 3 constant tiles in accumulator order), MASK_TYPE (0 f32,
 // 1 f16, 2 bf16), MASK_PAIRS (2: two keys per load), BF16, REGISTERS (of a thread at launch), TAKE (registers of a multiplying thread after setmaxnreg; 0: as launched).
 #include "common.cuh"
 #include "wgmma"
@@ -16,19 +16,20 @@
 #include "arguments"
 
 constexpr int GROUPS = WGS / SPLIT, PARTS = SPLIT * CLUSTER;        // row tiles of a block at a time; shares of the keys
-constexpr int ROW = D <= 32 ? 64 : 128;                             // bytes of a row of a slab, and its swizzle
-constexpr int SLABS = (D + 63) / 64, Q_SLAB = 64 * ROW, Q_TILE = SLABS * Q_SLAB, SLAB = BN * ROW, OPERAND = SLABS * SLAB;
-constexpr int PITCH = D + 8, OWN_ROWS = GROUPS * 64 / CLUSTER;      // of partial results, in f32
-static_assert(SHARED_K - SHARED_Q == GROUPS * QB * Q_TILE && SHARED_V - SHARED_K == STAGES * OPERAND && SHARED_Q_FULL - SHARED_V == STAGES * OPERAND &&
+constexpr int ROW = D <= 32 ? 64 : 128, V_ROW = DV <= 32 ? 64 : 128;   // bytes of a row of a slab, and its swizzle
+constexpr int SLABS = (D + 63) / 64, Q_SLAB = 64 * ROW, Q_TILE = SLABS * Q_SLAB, K_SLAB = BN * ROW, KEYS = SLABS * K_SLAB;
+constexpr int V_SLABS = (DV + 63) / 64, V_SLAB = BN * V_ROW, VALUES = V_SLABS * V_SLAB;
+constexpr int PITCH = DV + 8, OWN_ROWS = GROUPS * 64 / CLUSTER;      // of partial results, in f32
+static_assert(SHARED_K - SHARED_Q == GROUPS * QB * Q_TILE && SHARED_V - SHARED_K == STAGES * KEYS && SHARED_Q_FULL - SHARED_V == STAGES * VALUES &&
               SHARED_ENDS - SHARED_PARTIALS == (PARTS > 1 ? PARTS * OWN_ROWS * PITCH * 4 : 0), "shared memory");
 constexpr int MASK_WORDS = MASK == 2 || MASK == 3 ? (MASK_TYPE == 0 ? BN / 2 : BN / 4) : 1;
-static_assert(D % 16 == 0 && D <= 128 && BN % 16 == 0 && WGS % SPLIT == 0 && (!PINGPONG || (WGS == 2 && PARTS == 1)), "tile");
+static_assert(D % 16 == 0 && D <= 256 && DV % 8 == 0 && DV <= 256 && BN % 16 == 0 && WGS % SPLIT == 0 && (!PINGPONG || (WGS == 2 && PARTS == 1)), "tile");
 #define INFINITY_F __uint_as_float(0x7f800000)
 constexpr float HIDES = -3e4f;   // a mask value from here down: next to any ordinary score, exp2 of the difference is 0
 
-// An operand with N along the rows and K across the rows; the next 64 columns of N are SLAB bytes further.
+// An operand with N along the rows and K across the rows; the next 64 columns of N are V_SLAB bytes further.
 DEV u64 values_operand(u32 address) {
-    return (u64)((address & 0x3ffff) >> 4) | ((u64)(SLAB >> 4) << 16) | ((u64)(ROW * 8 >> 4) << 32) | ((ROW == 128 ? 1ull : 2ull) << 62);
+    return (u64)((address & 0x3ffff) >> 4) | ((u64)(V_SLAB >> 4) << 16) | ((u64)(V_ROW * 8 >> 4) << 32) | ((V_ROW == 128 ? 1ull : 2ull) << 62);
 }
 template <int N> DEV void pin(float (&v)[N]) {   // keeps reads of asynchronous results after the wait
 #pragma unroll
@@ -146,12 +147,12 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                                       p.mask_bytes, q_full + 8 * buffer);
                     }
                 };
-                const auto load_keys = [&](u32 to, const TensorMap* map, u32 full, u32 empty, int index, int step, int head, int batch) {
+                const auto load_keys = [&](u32 to, u32 slab, int slabs, const TensorMap* map, u32 full, u32 empty, int index, int step, int head, int batch) {
                     const int slot = index % STAGES;
                     if (index >= STAGES) barrier_wait(empty + 8 * slot, (index / STAGES - 1) & 1);
-                    barrier_expect(full + 8 * slot, OPERAND);
+                    barrier_expect(full + 8 * slot, slabs * slab);
 #pragma unroll
-                    for (int s = 0; s < SLABS; ++s) load_box4(to + slot * OPERAND + s * SLAB, map, full + 8 * slot, s * 64, step * BN, head, batch);
+                    for (int s = 0; s < slabs; ++s) load_box4(to + slot * slabs * slab + s * slab, map, full + 8 * slot, s * 64, step * BN, head, batch);
                 };
                 load_q(0);
 #pragma unroll 1
@@ -160,8 +161,8 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     for (int s = 0; s < SPLIT; ++s) {
                         const int step = i + rank * SPLIT + s, index = ring + i / PARTS * SPLIT + s;
                         if (step >= unit.steps) break;
-                        load_keys(k_at, &p.k, k_full, k_empty, index, step, unit.k_head, unit.batch * p.k_batch);
-                        load_keys(v_at, &p.v, v_full, v_empty, index, step, unit.v_head, unit.batch * p.v_batch);
+                        load_keys(k_at, K_SLAB, SLABS, &p.k, k_full, k_empty, index, step, unit.k_head, unit.batch * p.k_batch);
+                        load_keys(v_at, V_SLAB, V_SLABS, &p.v, v_full, v_empty, index, step, unit.v_head, unit.batch * p.v_batch);
                     }
 #pragma unroll 1
                 for (int turn = 1; turn < p.row_turns; ++turn) load_q(turn);
@@ -175,7 +176,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
     if (TAKE) take_registers<TAKE ? TAKE : 24>();
     const int wg = warp / 4, group = wg / SPLIT, part = wg % SPLIT, share = rank * SPLIT + part;
     const float factor = p.scale;
-    float s[BN / 2], out[D / 2] = {}, top[2], sum[2], by[2];
+    float s[BN / 2], out[DV / 2] = {}, top[2], sum[2], by[2];
     bool rescales = false;
     u32 weights[BN / 16][4], mask_words[MASK_WORDS];
     int ring = 0, q_count = 0;
@@ -207,20 +208,20 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
             const auto release = [&](u32 empty, int i) { if (lane == 0) barrier_arrive(empty + 8 * ((ring + i * SPLIT + part) % STAGES)); };
             const auto scores = [&](int i) {
                 const int index = ring + i * SPLIT + part, slot = index % STAGES;
-                const u32 k = k_at + slot * OPERAND;
+                const u32 k = k_at + slot * KEYS;
                 barrier_wait(k_full + 8 * slot, index / STAGES & 1);
                 mma_begin();
 #pragma unroll
-                for (int c = 0; c < D / 16; ++c) wgmma(s, operand<ROW>(q + c / 4 * Q_SLAB + c % 4 * 32), operand<ROW>(k + c / 4 * SLAB + c % 4 * 32), c > 0);
+                for (int c = 0; c < D / 16; ++c) wgmma(s, operand<ROW>(q + c / 4 * Q_SLAB + c % 4 * 32), operand<ROW>(k + c / 4 * K_SLAB + c % 4 * 32), c > 0);
                 mma_commit();
             };
             const auto values = [&](int i) {
                 const int index = ring + i * SPLIT + part, slot = index % STAGES;
-                const u32 v = v_at + slot * OPERAND;
+                const u32 v = v_at + slot * VALUES;
                 barrier_wait(v_full + 8 * slot, index / STAGES & 1);
                 mma_begin();
 #pragma unroll
-                for (int c = 0; c < BN / 16; ++c) wgmma_transposed(out, weights[c], values_operand(v + c * 16 * ROW), c > 0 || i > 0);
+                for (int c = 0; c < BN / 16; ++c) wgmma_transposed(out, weights[c], values_operand(v + c * 16 * V_ROW), c > 0 || i > 0);
                 mma_commit();
             };
             const auto load_mask = [&](int i) {
@@ -261,6 +262,9 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
             };
             const auto softmax = [&](int i) {  // scores become exp2 relative to the running maximum; `by` rescales the accumulators
                 rescales = false;
+                if (CAPPED)
+#pragma unroll
+                    for (int e = 0; e < BN / 2; ++e) s[e] = tanh_fast(s[e] * p.cap_scale);
                 const int key0 = (i * PARTS + share) * BN + lane % 4 * 2;
                 const auto hide = [&](float& score, float m) {
                     if (MASK_TYPE == 1) score = fmaf(m, p.mask_scale, score);
@@ -325,7 +329,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
             const auto rescale = [&] {
                 if (__any_sync(~0u, rescales))
 #pragma unroll
-                    for (int e = 0; e < D / 2; ++e) out[e] *= by[e / 2 % 2];
+                    for (int e = 0; e < DV / 2; ++e) out[e] *= by[e / 2 % 2];
             };
 #pragma unroll
             for (int half = 0; half < 2; ++half) { top[half] = -INFINITY_F; sum[half] = 0.f; by[half] = 1.f; }
@@ -400,19 +404,19 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     const float over = 1.f / sum[half];
                     u16* const to = reinterpret_cast<u16*>(p.out) + unit.batch * p.out_batch + unit.head * p.out_head + line * p.out_row;
 #pragma unroll
-                    for (int c = 0; c < D / 8; c += 4) {
+                    for (int c = 0; c < DV / 8; c += 4) {
                         u32 y[4];
 #pragma unroll
                         for (int e = 0; e < 4; ++e) {
-                            const int at = (c + e < D / 8 ? c + e : 0) * 4 + half * 2;
+                            const int at = (c + e < DV / 8 ? c + e : 0) * 4 + half * 2;
                             y[e] = pack(guarded(out[at] * over, sum[half]), guarded(out[at + 1] * over, sum[half]));
                         }
-                        if (c + 4 <= D / 8) {
+                        if (c + 4 <= DV / 8) {
                             transpose_quad(y, lane);  // each lane of a quad gets eight elements
                             if (line < p.rows) store_eight(to + (c + lane % 4) * 8, y[0], y[1], y[2], y[3]);
                         } else if (line < p.rows)
 #pragma unroll
-                            for (int e = 0; e < 4; ++e) if (c + e < D / 8) *reinterpret_cast<u32*>(to + (c + e) * 8 + lane % 4 * 2) = y[e];
+                            for (int e = 0; e < 4; ++e) if (c + e < DV / 8) *reinterpret_cast<u32*>(to + (c + e) * 8 + lane % 4 * 2) = y[e];
                     }
                 }
             } else {   // one unit per block, one row turn
@@ -422,12 +426,12 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                     u32 to = partials + (share * OWN_ROWS + mine) * PITCH * 4 + lane % 4 * 8, end = ends + (share * OWN_ROWS + mine) * 8;
                     if (CLUSTER > 1) { to = remote_address(to, line / OWN_ROWS); end = remote_address(end, line / OWN_ROWS); }
 #pragma unroll
-                    for (int c = 0; c < D / 8; ++c) store_partial(to + c * 32, out[c * 4 + half * 2], out[c * 4 + half * 2 + 1]);
+                    for (int c = 0; c < DV / 8; ++c) store_partial(to + c * 32, out[c * 4 + half * 2], out[c * 4 + half * 2 + 1]);
                     if (lane % 4 == 0) store_partial(end, top[half] * factor, sum[half]);
                 }
                 if (CLUSTER > 1) { __syncwarp(); cluster_arrive_release(); cluster_wait(); } else named_barrier(3, WGS * 128);
-                for (int i = threadIdx.x; i < OWN_ROWS * (D / 8); i += WGS * 128) {   // eight elements of a row
-                    const int mine = i / (D / 8), column = i % (D / 8) * 8, line = unit.row_block * GROUPS * 64 + rank * OWN_ROWS + mine;
+                for (int i = threadIdx.x; i < OWN_ROWS * (DV / 8); i += WGS * 128) {   // eight elements of a row
+                    const int mine = i / (DV / 8), column = i % (DV / 8) * 8, line = unit.row_block * GROUPS * 64 + rank * OWN_ROWS + mine;
                     if (line >= p.rows) continue;
                     float high = -INFINITY_F, total = 0.f, y[8] = {};
                     float2 end[PARTS];

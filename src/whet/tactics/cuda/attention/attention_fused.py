@@ -1,9 +1,12 @@
-"""Attention of 16-bit tensors in one launch on Hopper (wgmma and TMA): masks, causal, any number of rows and keys, heads of 16 to 128 elements."""
+"""Attention of 16-bit tensors in one launch on Hopper (wgmma and TMA).
+
+It takes masks, causal masks and soft caps, any number of rows and keys, and heads of 8 to 256 elements, a multiple of 8.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +15,8 @@ from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import GpuWork
 from whet.network import Layer
-from whet.network.types import F32, DType
-from whet.tactics._attention import Heads, View, explain_no_cap, match_attention, split_periods
+from whet.network.types import F32
+from whet.tactics._attention import Heads, View, match_attention, split_periods, why_not_aligned
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, SharedMemory, TensorMap, UInt32
 from whet.tactics.cuda._device.kernel import (
@@ -33,6 +36,7 @@ from whet.tactics.cuda._device.source import kernel_text
 
 SHARED = 227 * 1024  # bytes of shared memory per block, and per multiprocessor less 1 KiB for each resident block
 NO_MASK, KEYS, ROWS, TILES = range(4)  # MASK of attention_fused.cu
+LARGEST = 256  # elements of a row
 MOST_MASK_BYTES = 8192  # a row of keys that is copied to shared memory
 
 
@@ -110,8 +114,9 @@ class AttentionFusedArguments(Arguments, kernel="attention_fused.cu"):
     v_batch: Int32
     diagonal: Int32  # CAUSAL: row i sees keys 0 .. i + diagonal
     mask_bytes: Int32  # MASK 1: bytes of a row of keys, a multiple of 16
-    scale: Float32  # of scores, above 0, times log2(e)
+    scale: Float32  # of scores, or of their tanh, above 0, times log2(e)
     mask_scale: Float32  # of the mask: 1 / (scale without log2(e))
+    cap_scale: Float32  # CAPPED: of scores before tanh
 
 
 @tactic
@@ -128,15 +133,12 @@ class AttentionFused(Tactic):
             return said
         if not all_static(layer):
             return None
-        heads = match_attention(layer, grouped=True, periodic=True)
+        heads = match_attention(layer)
         return heads if isinstance(heads, str) else why_not_heads(heads)
 
-    def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
-        return explain_no_cap(layer)
-
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        heads = match_attention(layer, grouped=True, periodic=True) if all_static(layer) else ""
-        if isinstance(heads, str):
+        heads = match_attention(layer) if all_static(layer) else ""
+        if isinstance(heads, str) or why_not_heads(heads):
             return []
         read = {v.place for v in (heads.q, heads.k, heads.v)}
         mask = heads.mask.place if heads.mask is not None and not layer.needs(heads.mask.place).is_constant else None
@@ -153,11 +155,11 @@ class AttentionFused(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (wgmma, sm_90a)"
-        heads = match_attention(layer, grouped=True, periodic=True)
+        heads = match_attention(layer)
         return heads if isinstance(heads, str) else why_not_heads(heads)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        heads = match_attention(layer, grouped=True, periodic=True)
+        heads = match_attention(layer)
         if isinstance(heads, str):
             return []
         heads = split_periods(heads)[0]
@@ -168,7 +170,7 @@ class AttentionFused(Tactic):
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        heads = match_attention(layer, grouped=True, periodic=True)
+        heads = match_attention(layer)
         reason = self.refuses(layer, signature, backend)
         if isinstance(heads, str) or reason:
             raise PlanRefused(str(reason or heads))
@@ -188,11 +190,11 @@ class AttentionFused(Tactic):
         packed = [_pack_mask(layer, heads, mask, tile)] if mask.kind == TILES else []
 
         def tensor_map(view: View, args: Args, lines: int, box: int) -> bytes:
-            batches, count = view.batches, view.heads
-            batch, head, row = (2 * step for step in (*view.steps(), view.strides[-2]))
+            batches, count, size = view.batches, view.heads, view.shape[-1]
+            batch, head, row = (2 * step for step in (*view.steps(), view.strides[-2] if lines > 1 else blocks_of(size, 8) * 8))
             steps = (row, head or row * lines, batch or row * lines)
-            address, dims = args.inputs[view.place] + 2 * view.offset, (heads.size, lines, count, batches)
-            return tensormap.tiled_map(address, kind, dims, steps, (_row_bytes(heads) // 2, box, 1, 1))
+            address, dims = args.inputs[view.place] + 2 * view.offset, (size, lines, count, batches)
+            return tensormap.tiled_map(address, kind, dims, steps, (_row_bytes(size) // 2, box, 1, 1))
 
         def launch_part(part: Heads, args: Args) -> GpuWork:
             address = 0
@@ -233,8 +235,9 @@ class AttentionFused(Tactic):
                 v_batch=int(heads.v.batches > 1),
                 diagonal=heads.causal or 0,
                 mask_bytes=mask.bytes,
-                scale=heads.scale * math.log2(math.e),
-                mask_scale=1 / heads.scale,
+                scale=(heads.cap or heads.scale) * math.log2(math.e),
+                mask_scale=1 / (heads.cap or heads.scale),
+                cap_scale=heads.scale,
             )
             threads = 128 * tile.wgs + (128 if constants["TAKE"] else 32)
             return launch("attention_fused", arguments, constants, (grid, 1, 1), threads, shared=shared, cluster=tile.cluster, label=layer.name)
@@ -257,7 +260,11 @@ def why_not_heads(heads: Heads) -> str | None:
     """Why the kernel does not take these heads."""
     if heads.turned:
         return "keys are columns in memory: TMA reads them as rows"
-    if heads.scale <= 0:
+    if max(heads.size, heads.value_size) > LARGEST or heads.size % 8 or heads.value_size % 8:
+        return f"heads of {heads.size} and {heads.value_size} elements: TMA loads multiples of 8, the kernel up to {LARGEST}"
+    if reason := why_not_aligned(heads):
+        return reason
+    if heads.scale <= 0 and not heads.cap:
         return "a scale that is not above 0"
     if any(n > 1 and step == 0 for n, step in zip((heads.batch, heads.heads), heads.q.steps(), strict=True)):
         return "q is broadcast along batch or heads"
@@ -292,6 +299,8 @@ def list_tiles(heads: Heads, mask: MaskForm, multiprocessors: int) -> list[Tile]
         listed = _few_keys(heads)
     else:
         listed = _many_rows_and_keys(heads)
+    if max(heads.size, heads.value_size) > 128:
+        listed += _large_heads(heads)
     return list(dict.fromkeys(t for t in listed if tile_unfit(heads, mask, t) is None))
 
 
@@ -338,6 +347,15 @@ def _many_rows_and_keys(heads: Heads) -> list[Tile]:
     return [*tiles, *(Tile(64, wgs, stages=3, overlap=1) for wgs in (3, 2))]
 
 
+def _large_heads(heads: Heads) -> list[Tile]:
+    """Heads of more than 128 elements: shared memory holds few rows of q and few keys."""
+    tiles = []
+    for bn in dict.fromkeys(_equal_steps(heads.keys, most) for most in (64, 32, 16)):
+        stages = min(2, blocks_of(heads.keys, bn))
+        tiles += [Tile(bn, 2, stages=stages), Tile(bn, 1, stages=stages, overlap=stages - 1), Tile(bn, 1, stages=1)]
+    return tiles
+
+
 def _equal_steps(keys: int, most: int, parts: int = 1) -> int:
     """Keys per step, at most `most`, so that `parts` shares have the same number of steps and the last step has few keys too many."""
     steps = parts * blocks_of(keys, most * parts)
@@ -371,7 +389,8 @@ def tile_unfit(heads: Heads, mask: MaskForm, tile: Tile) -> str | None:
     if shared_bytes(heads, mask, tile) > min(SHARED, (228 * 1024) // tile.blocks - 1024):
         return "shared memory"
     launch, take = register_counts(heads, mask, tile)
-    if register_need(heads, mask, tile) > (take or launch) or tile.bn // 2 + 28 > launch:  # ptxas allocates an instruction's operands as launched
+    accumulators = max(tile.bn, heads.value_size) // 2  # of one instruction: ptxas allocates its operands as launched
+    if register_need(heads, mask, tile) > (take or launch) or accumulators + 28 > launch:
         return "registers"
     return None
 
@@ -380,7 +399,7 @@ def register_need(heads: Heads, mask: MaskForm, tile: Tile) -> int:
     """Registers of a multiplying thread: accumulators, scores, weights, mask values, addresses and counters."""
     words = (0, tile.bn // 32, *[tile.bn // (4 if mask.type else 2)] * 2)[mask.kind]
     weights = tile.bn // 4 if tile.overlap else 0
-    return heads.size // 2 + tile.bn // 2 + weights + words + 28
+    return heads.value_size // 2 + tile.bn // 2 + weights + words + 28
 
 
 def register_counts(heads: Heads, mask: MaskForm, tile: Tile) -> tuple[int, int]:
@@ -405,20 +424,19 @@ def shared_bytes(heads: Heads, mask: MaskForm, tile: Tile) -> int:
 
 def shared_memory(heads: Heads, mask: MaskForm, tile: Tile) -> SharedMemory:
     """Tiles of q, k and v, barriers of 8 bytes, partial results of the shares of the keys with their maxima and sums, rows of the mask."""
-    row, buffers = blocks_of(heads.size, 64) * _row_bytes(heads), tile.groups * _q_buffers(tile)
+    row, value_row = (blocks_of(size, 64) * _row_bytes(size) for size in (heads.size, heads.value_size))
+    buffers = tile.groups * _q_buffers(tile)
     own_rows = tile.parts * tile.groups * 64 // tile.cluster if tile.parts > 1 else 0
-    shared = SharedMemory().region("q", buffers * 64 * row)
-    for operand in ("k", "v"):
-        shared.region(operand, tile.stages * tile.bn * row)
+    shared = SharedMemory().region("q", buffers * 64 * row).region("k", tile.stages * tile.bn * row).region("v", tile.stages * tile.bn * value_row)
     for operand, count in (("q", buffers), ("k", tile.stages), ("v", tile.stages)):
         shared.region(f"{operand}_full", count * 8).region(f"{operand}_empty", count * 8)
-    shared.region("partials", own_rows * (heads.size + 8) * 4, alignment=16).region("ends", own_rows * 8)
+    shared.region("partials", own_rows * (heads.value_size + 8) * 4, alignment=16).region("ends", own_rows * 8)
     return shared.region("mask", buffers * mask.bytes)
 
 
-def _row_bytes(heads: Heads) -> int:
-    """Bytes of a row of q, k or v in shared memory."""
-    return 64 if heads.size <= 32 else 128
+def _row_bytes(size: int) -> int:
+    """Bytes of a row of `size` elements in a slab of shared memory."""
+    return 64 if size <= 32 else 128
 
 
 def _q_buffers(tile: Tile) -> int:
@@ -429,9 +447,10 @@ def kernel_constants(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> di
     """The constants of attention_fused.cu."""
     launch, take = register_counts(heads, mask, tile)
     return {
-        "D": heads.size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split, "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
+        "D": 16 * blocks_of(heads.size, 16), "DV": heads.value_size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split,
+        "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
         "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None),
-        "GUARDED": int(heads.guard), "MASK": mask.kind, "MASK_TYPE": mask.type,
+        "GUARDED": int(heads.guard), "CAPPED": int(heads.cap > 0), "MASK": mask.kind, "MASK_TYPE": mask.type,
         "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take, **shared_memory(heads, mask, tile).constants(),
     }  # fmt: skip
 

@@ -1,16 +1,12 @@
 // Recurrent layers: `project` multiplies the inputs of all steps by W, then `recur` runs the steps, a block per direction and sequence.
 // Weights are transposed, [direction][entry][row], so that adjacent threads read adjacent rows. Constants: DIRECTIONS, STEPS, SEQUENCES, INPUTS,
 // UNITS, GATES: sizes; TYPE (of values) and WEIGHTS (0 f32, 1 f16, 2 bf16); MODEL: 0 RNN, 1 GRU, 2 LSTM; BATCH_FIRST; BACKWARDS: the first direction is
-// the reverse one; LINEAR_BEFORE_RESET; INPUT_FORGET; ACT0, ACT1, ACT2: activations over x and d; CLIP; PEEPHOLES; BLOCK.
+// the reverse one; LINEAR_BEFORE_RESET; BLOCK; those of cell.cuh.
 #include "common.cuh"
 #include "vector.cuh"
+#include "cell.cuh"
 
 #include "arguments"
-
-DEV float clipped(float x) { return CLIP > 0.f ? min_nan(max_nan(x, -CLIP), CLIP) : x; }
-DEV float act0(float x, int d) { return ACT0; }
-DEV float act1(float x, int d) { return ACT1; }
-DEV float act2(float x, int d) { return ACT2; }
 
 extern "C" __global__ void __launch_bounds__(256) project(const __grid_constant__ Args p) {
     let_next_start();
@@ -74,14 +70,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK) recur(const __grid_constant_
                 const float own = LINEAR_BEFORE_RESET ? reset[u] * gate[(GATES - 1) * UNITS + u] : gate[(GATES - 1) * UNITS + u];
                 next = (1.f - z) * act1(clipped(x[(GATES - 1) * UNITS + u] + own), d) + z * h[u];
             } else {  // i, o, f, c
-                const float* hole = p.peepholes + d * 3 * UNITS + u;
-                const float old = c[u];
-                const float in = act0(clipped(x[u] + gate[u] + (PEEPHOLES ? hole[0] * old : 0.f)), d);
-                const float f = act0(clipped(x[GATES / 2 * UNITS + u] + gate[GATES / 2 * UNITS + u] + (PEEPHOLES ? hole[2 * UNITS] * old : 0.f)), d);
-                const float now = (INPUT_FORGET ? 1.f - in : f) * old + in * act1(clipped(x[(GATES - 1) * UNITS + u] + gate[(GATES - 1) * UNITS + u]), d);
-                const float out = act0(clipped(x[GATES / 4 * UNITS + u] + gate[GATES / 4 * UNITS + u] + (PEEPHOLES ? hole[UNITS] * now : 0.f)), d);
-                c[u] = now;
-                next = out * act2(now, d);
+                const float* from = p.peepholes + d * 3 * UNITS + u;
+                const Peepholes hole = PEEPHOLES ? Peepholes{from[0], from[UNITS], from[2 * UNITS]} : Peepholes{0.f, 0.f, 0.f};
+                auto input = [&](int g) { return x[g * GATES / 4 * UNITS + u] + gate[g * GATES / 4 * UNITS + u]; };
+                next = lstm_cell(input(0), input(1), input(2), input(3), c[u], hole, d);
             }
             store1<TYPE>(p.y, y + u, next);
             h[u] = next;

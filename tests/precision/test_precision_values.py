@@ -1,0 +1,270 @@
+"""Ranges, error measures, budgets and adaptive rounding: exact values of small cases, and definitions written out plainly."""
+
+import numpy as np
+import pytest
+
+from whet.errors import CalibrationError, UsageError
+from whet.network import parse_network
+from whet.ops import run_network
+from whet.precision import Budget, Preprocessing, calibration_data, find_quantization_sites, read_cache, write_cache
+from whet.precision.calibrate import _select_range
+from whet.precision.histogram import Histogram
+from whet.precision.measures import compute_cosine, compute_output_cosine, compute_output_snr, compute_powers, to_decibels
+from whet.precision.methods import LIMITS
+from whet.precision.ranges import Range, Ranges
+from whet.precision.rounding import _BLOCK, _DAMP, as_rows, compute_expected_error, compute_moments, fits, from_rows, round_rows, sample_windows
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "limit", "zero_points", "want"),
+    [
+        (0.5, 2.0, 9.0, True, (0.0, 2.0)),  # non-negative: from 0
+        (0.0, 2.0, 1.5, True, (0.0, 1.5)),
+        (-1.0, 3.0, 9.0, True, (-3.0, 3.0)),  # up to three times as large: symmetric
+        (-1.0, 3.1, 9.0, True, (-1.0, 3.1)),
+        (-3.0, 1.0, 9.0, True, (-3.0, 3.0)),
+        (-3.1, 1.0, 9.0, True, (-3.1, 1.0)),
+        (-1.0, 3.1, 9.0, False, (-3.1, 3.1)),
+        (-2.0, -1.0, 9.0, True, (-2.0, 2.0)),  # no positive value: symmetric
+        (-2.0, 0.0, 9.0, True, (-2.0, 2.0)),
+        (-0.1, 5.0, 2.0, True, (-0.1, 2.0)),  # clipped first
+        (-10.0, 1.0, 2.0, True, (-2.0, 2.0)),
+    ],
+)
+def test_the_form_of_a_range(low, high, limit, zero_points, want):
+    r = Range.within(low, high, limit, "m", zero_points=zero_points)
+    assert (r.low, r.high, r.method) == (*want, "m")
+    assert Range.within(low, high, limit) == Range.within(low, high, limit, zero_points=True)
+
+
+@pytest.mark.parametrize(
+    ("r", "name", "scale", "zero", "usable"),
+    [
+        (Range(-254.0, 254.0), "i8", 2.0, 0, True),
+        (Range(0.0, 510.0), "u8", 2.0, 0, True),
+        (Range(-110.0, 400.0), "u8", 2.0, 55, True),
+        (Range(0.0, 0.0), "i8", 0.0, 0, False),
+        (Range(1.0, 2.0), "u8", 1 / 255, 0, False),
+        (Range(-np.inf, 1.0), "u8", np.inf, 0, False),
+        (Range(0.0, np.inf), "u8", np.inf, 0, False),
+    ],
+)
+def test_scale_and_zero_point_of_a_range(r, name, scale, zero, usable):
+    assert (r.dtype.name, float(r.scale), r.usable) == (name, pytest.approx(scale), usable)
+    if usable:
+        assert r.zero == zero
+        steps = np.float32([-1e6, -3.0, -2.9, 0.0, 2.9, 3.1, 1e6])
+        low, high = (-128, 127) if name == "i8" else (-zero, 255 - zero)
+        np.testing.assert_array_equal(r.fake_quantize(steps), np.clip(np.float32([-1e6, -2, -1, 0, 1, 2, 1e6]), low, high) * 2)
+
+
+def test_merged_ranges_have_zero_points_only_if_one_had():
+    asymmetric, wide = Range(-1.0, 4.0, "mse"), Range(0.0, 10.0, "minmax")
+    assert asymmetric.merge(wide) == Range(-1.0, 10.0, "mse, minmax")
+    assert Range(0.0, 4.0, "a").merge(Range(-1.0, 1.0, "a")) == Range(-4.0, 4.0, "a")
+
+
+def test_error_measures():
+    nan, inf = np.nan, np.inf
+    assert compute_powers([1, 2, nan], [1, 4, nan]) == (5.0, 4.0)
+    assert compute_powers([1, 2, nan], [1, nan, 3]) == (5.0, inf)
+    assert [to_decibels(*p) for p in ((100, 1), (1, 10), (1, 0), (0, 1), (0, 0), (1, inf), (1e-30, 1e30), (1e30, 1e-30))] == [
+        20, -10, 200, -200, 200, -200, -200, 200,
+    ]  # fmt: skip
+    assert compute_cosine([3, 4], [[4, 3]]) == pytest.approx(24 / 25)
+    cases = (([0, 0], [0, 0]), ([0, 0], [0, 1]), ([nan, 1], [nan, 1]), ([inf, 1], [inf, 1]), ([inf, 1], [-inf, 1]), ([1, 2], [nan, 2]))
+    assert [compute_cosine(*c) for c in cases] == [1, 0, 1, 1, -1, -1]
+    a, unit, other = (np.array(v, "f4") for v in ([2, 0], [0, 1], [1, 0]))
+    i = np.array([1, 2])
+    wants = [{"a": a, "b": unit, "i": i}, {"a": a, "b": unit, "i": i}]
+    gots = [{"a": a, "b": unit, "i": i + 1}, {"a": a - 0.4, "b": other, "i": i}]
+    # powers are summed over the samples: output a has signal 8 and noise 0.32, b has signal 2 and noise 2
+    assert compute_output_snr(wants, gots) == pytest.approx(0)
+    assert compute_output_snr([{"a": w["a"]} for w in wants], [{"a": g["a"]} for g in gots]) == pytest.approx(10 * np.log10(8 / 0.32), abs=1e-4)
+    assert compute_output_cosine(wants, gots) == pytest.approx(0.5)  # of b: the mean of 1 and 0
+    assert compute_output_cosine([{"i": i}], [{"i": i + 1}]) == 1
+
+
+def test_a_metric_may_fall_by_the_limit_and_no_more():
+    calls = []
+
+    def metric(run):
+        calls.append(run)
+        return run({})["top1"]
+
+    budget = Budget("metric", 0.5, metric, "mine")
+    got = budget.judge(lambda f: {"top1": 89.5}, lambda f: {"top1": 90.0}, [])
+    assert (got.value, got.reference, got.holds, got.text) == (89.5, 90.0, True, "89.5 against FP32's 90")
+    assert not budget.judge(lambda f: {"top1": 89.49}, pytest.fail, []).holds  # the reference is measured once
+    assert budget.judge(lambda f: {"top1": 95.0}, pytest.fail, []).holds
+    assert len(calls) == 4
+    assert Budget("metric", 0.0, metric).judge(lambda f: {"top1": 1.0}, lambda f: {"top1": 1.0}, []).holds
+    assert Budget("metric", 0.5, metric).text == "the metric may fall by 0.5"
+
+
+def test_a_budget_of_the_outputs():
+    samples = [{"x": np.float32([3, 4])}]
+    snr = Budget("snr", 20.0)
+    got = snr.judge(lambda f: {"y": f["x"] * np.float32(0.9)}, lambda f: {"y": f["x"]}, samples)
+    assert (got.value, got.reference, got.text) == (pytest.approx(20, abs=1e-4), None, "20.0 dB")
+    assert snr.judge(lambda f: {"y": f["x"]}, pytest.fail, samples, [{"y": samples[0]["x"]}]).value == 200  # given outputs are used
+    assert not snr.judge(lambda f: {"y": f["x"] * 0}, lambda f: {"y": f["x"]}, samples).holds
+    cosine = Budget("cosine", 0.96)
+    got = cosine.judge(lambda f: {"y": f["x"][::-1]}, lambda f: {"y": f["x"]}, samples)
+    assert (got.value, got.holds, got.text) == (pytest.approx(0.96), got.value >= 0.96, "cosine 0.96000")
+    assert Budget("snr", 3).text == "output SNR at least 3 dB"
+    assert cosine.text == "output cosine at least 0.96"
+    with pytest.raises(CalibrationError, match="needs calibration samples"):
+        snr.judge(dict, dict, [])
+    assert [Budget("cosine", v).limit for v in (-1, 1)] == [-1, 1]
+    for kind, limit, metric in (
+        ("cosine", 1.1, None),
+        ("snr", np.inf, None),
+        ("metric", 1.0, None),
+        ("snr", 1.0, abs),
+        ("metric", -1, abs),
+        ("l2", 1, None),
+    ):
+        with pytest.raises(UsageError, match="an accuracy budget"):
+            Budget(kind, limit, metric)
+
+
+def test_the_percentile_leaves_out_one_in_ten_thousand():
+    for outliers, limit in ((1, 1.0), (2, 100.0)):
+        h = Histogram()
+        h.add(np.concatenate([np.ones(10_000 - outliers), np.full(outliers, -100.0)]))
+        assert LIMITS["percentile"](h) == pytest.approx(limit, rel=0.01)
+        assert LIMITS["minmax"](h) == 100
+
+
+CONV = """network n source
+in %x: f32[2,3,7,6]
+const %w: f32[4,3,3,2] = seed(1)
+%y = Conv(%x, %w, strides=(2, 1), dilations=(1, 2), pads=(1, 0, 2, 1))
+out %y
+"""
+
+
+def test_windows_times_weights_are_the_convolution():
+    net = parse_network(CONV)
+    (layer,) = net.layers
+    x = np.random.default_rng(0).standard_normal((2, 3, 7, 6)).astype("f4")
+    w, y = layer.inputs[1].array(), run_network(net, {"x": x})["y"]
+    want = y.transpose(0, 2, 3, 1).reshape(-1, 4)
+    rows = sample_windows(layer, x, 10**6, np.random.default_rng(1))
+    np.testing.assert_allclose(rows @ as_rows(layer, w).T, want, rtol=1e-5, atol=1e-5)
+    some = sample_windows(layer, x, 9, np.random.default_rng(1))
+    at = [int(np.flatnonzero((rows == r).all(axis=1))[0]) for r in some]
+    assert len(set(at)) == 9
+    assert at == sorted(at)
+    np.testing.assert_array_equal(from_rows(layer, as_rows(layer, w), w.shape), w)
+    h = compute_moments(layer, [x[:1], x[1:]], 2)
+    np.testing.assert_allclose(h, np.cov(rows.T, ddof=0), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_products_are_their_inputs():
+    x = np.arange(24, dtype="f4").reshape(2, 3, 4)
+    product = parse_network("network n source\nin %x: f32[2,3,4]\nconst %w: f32[4,5] = seed(1)\n%y = MatMul(%x, %w)\nout %y").layers[0]
+    turned = parse_network("network n source\nin %x: f32[3,4]\nconst %w: f32[5,4] = seed(1)\n%y = Gemm(%x, %w, transB=1)\nout %y").layers[0]
+    np.testing.assert_array_equal(sample_windows(product, x, 99, np.random.default_rng(0)), x.reshape(6, 4))
+    for layer, shape in ((product, (4, 5)), (turned, (5, 4))):
+        w = layer.inputs[1].array()
+        assert as_rows(layer, w).shape == (5, 4)
+        assert from_rows(layer, as_rows(layer, w), shape).shape == shape
+        np.testing.assert_array_equal(from_rows(layer, as_rows(layer, w), shape), w)
+        assert fits(layer)
+    assert fits(parse_network(CONV).layers[0])
+    grouped = "network n source\nin %x: f32[1,4,5,5]\nconst %w: f32[4,2,3,3] = seed(1)\n%y = Conv(%x, %w, group=2)\nout %y"
+    assert not fits(parse_network(grouped).layers[0])
+
+
+def round_one_by_one(w, scale, h):
+    """GPTQ by its definition: round the column with the largest diagonal, then move the other columns to where the error is least."""
+    n = len(h)
+    h = h + _DAMP * np.diag(h).mean() * np.eye(n)
+    w, out = w.copy(), np.empty_like(w)
+    left = list(np.argsort(-np.diag(h), kind="stable"))
+    while left:
+        j, *rest = left
+        out[:, j] = np.rint(w[:, j] / scale) * scale
+        inverse = np.linalg.inv(h[np.ix_(left, left)])
+        w[:, rest] -= np.outer((w[:, j] - out[:, j]) / inverse[0, 0], inverse[0, 1:])
+        left = rest
+    return out
+
+
+@pytest.mark.parametrize("n", [1, 5, _BLOCK + 7])
+def test_adaptive_rounding_by_its_definition(n):
+    rng = np.random.default_rng(n)
+    inputs = rng.standard_normal((4 * n + 3, n)) @ (rng.standard_normal((n, n)) / n + np.diag(rng.uniform(0.2, 2, n)))
+    h, w, scales = inputs.T @ inputs / len(inputs), rng.standard_normal((3, n)), np.array([0.2, 0.3, 0.4])
+    got = round_rows(w, scales, h, lambda column, s: np.rint(column / s) * s)
+    np.testing.assert_allclose(got, round_one_by_one(w, scales, h), atol=1e-9)
+    nearest = np.rint(w / scales[:, None]) * scales[:, None]
+    assert compute_expected_error(w, nearest, h) == pytest.approx(np.mean(np.sum((inputs @ (nearest - w).T) ** 2, axis=1)))
+    if n > 1:
+        assert compute_expected_error(w, got, h) < compute_expected_error(w, nearest, h)
+
+
+IMAGES = "network n source\nin %x: f32[1,{0}]\nconst %w: f32[2,{1}] = seed(1)\n%y = Conv(%x, %w)\nout %y"
+
+
+def test_images_are_resized_and_cropped_at_the_centre(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 14, 3), dtype=np.uint8)
+    image.fromarray(pixels).save(tmp_path / "a.png")
+    net = parse_network(IMAGES.format("3,8,6", "3,1,1"))
+    (got,) = calibration_data(str(tmp_path), net, Preprocessing.parse("resize:14"))  # the shorter side already has 14 pixels
+    np.testing.assert_array_equal(got["x"], pixels[6:14, 4:10].transpose(2, 0, 1)[None])
+    (got,) = calibration_data(str(tmp_path), net, Preprocessing.parse("resize:7,mean:1/2/3,std:2"))
+    want = np.asarray(image.fromarray(pixels).resize((7, 10), image.Resampling.BILINEAR), "f4")[1:9, 0:6]
+    np.testing.assert_array_equal(got["x"][0], ((want - np.float32([1, 2, 3])) / 2).transpose(2, 0, 1))
+    with pytest.raises(CalibrationError, match="mean: has 2 values, the images have 3 channels"):
+        list(calibration_data(str(tmp_path), net, Preprocessing.parse("mean:1/2")))
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [("resize:0", "resize", 0), ("scale:3/4", "scale", 0.75), ("mean:[1, 2]", "mean", (1.0, 2.0)), ("layout:nhwc", "layout", "nhwc")],
+)
+def test_settings_of_preprocessing(text, key, value):
+    assert getattr(Preprocessing.parse(text.replace(", ", "/")), key) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["resize:-1", "resize:10000000", "order:rbg", "layout:chw", "scale:1/0", "scale:nan", "std:1/0/1", "mean:x", "size:3", "scale"]
+)
+def test_settings_that_preprocessing_refuses(text):
+    with pytest.raises(UsageError, match="calibration preprocessing"):
+        Preprocessing.parse(text)
+
+
+@pytest.mark.parametrize(("wide", "kept"), [(1.2, "minmax"), (2.0, "mse")])
+@pytest.mark.parametrize("reader", ["MatMul(%x, %w)", "Relu(%x)"])
+def test_a_clipping_range_must_halve_the_error(wide, kept, reader):
+    """The error grows with the square of the range; the product is with the identity."""
+    net = parse_network(f"network n source\nin %x: f32[64,1]\nconst %w: f32[1,1] = [1.0]\n%z = {reader}\n%y = MatMul(%z, %w)\nout %y")
+    x = np.random.default_rng(0).uniform(-1, 1, (64, 1)).astype("f4")
+    ranges = [Range(-wide, wide, "minmax"), Range(-1.0, 1.0, "mse"), Range(-0.5, 0.5, "entropy")]
+    errors = [float(np.sum((r.fake_quantize(x) - x) ** 2) / np.sum(x**2)) for r in ranges]
+    got = _select_range(find_quantization_sites(net), net.inputs[0], ranges, [{"x": x}])
+    assert (got.method, got.high, got.error) == (kept, {"minmax": wide, "mse": 1.0}[kept], pytest.approx(errors[kept == "mse"], rel=1e-4))
+
+
+def test_a_cache_of_another_model_names_both(tmp_path):
+    write_cache(tmp_path / "c.json", Ranges({}, "0123456789abcdef", 1))
+    with pytest.raises(CalibrationError, match=r"another model \(0123456789ab\.\.\., this is fedcba987654\.\.\.\)"):
+        read_cache(tmp_path / "c.json", parse_network(CHAIN), "fedcba9876543210")
+
+
+CHAIN = "network n source\nin %x: f32[1,4]\nconst %w: f32[4,4] = seed(1)\n%a = Gemm(%x, %w)\n%b = Gemm(%a, %w)\n%y = Gemm(%b, %w)\nout %y"
+
+
+def test_a_text_cache_may_list_other_tensors_and_must_have_all(tmp_path):
+    net, path = parse_network(CHAIN), tmp_path / "c.cache"
+    path.write_text("TRT-1\nother: 3f800000\nx: 3f800000\n\na: 3f800000\nb: 40000000\n")
+    assert {n: r.high for n, r in read_cache(path, net).tensors.items() if n in "xab"} == {"x": 127, "a": 127, "b": 254}
+    for text, words in (("x: 3f800000\na: 3f800000\n", "no range for %b: it"), ("x: 3f800000\n", "no range for %a and 1 more: it")):
+        path.write_text(f"TRT-1\n{text}")
+        with pytest.raises(CalibrationError, match=words):
+            read_cache(path, net)
