@@ -87,7 +87,8 @@ def make_shim(folder: Path) -> dict[str, str]:
     command.write_text(COMMAND.format(python=sys.executable))
     command.chmod(0o755)
     paths = {"PYTHONPATH": [str(folder), str(SOURCE)], "PATH": [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]}
-    return {**os.environ, **{k: os.pathsep.join(v) for k, v in paths.items()}, "XDG_CACHE_HOME": str(folder / "cache")}
+    return {**os.environ, **{k: os.pathsep.join(v) for k, v in paths.items()}, "XDG_CACHE_HOME": str(folder / "cache"),
+            "POLYGRAPHY_INTERNAL_CORRECTNESS_CHECKS": "1"}  # as in Polygraphy's Makefile
 
 
 def run_tests(checkout: Path, path: str, folder: Path, environment: dict[str, str], limit: float) -> dict[str, Any]:

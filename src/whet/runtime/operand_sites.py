@@ -22,7 +22,8 @@ class OperandSites:
         self._groups: dict[str, set[str]] = like._groups if like is not None else _find_in_place_groups(shaped)
         self._bound: tuple[set[str], set[str]] | None = None  # names of the network's inputs and outputs
         self._worked: set[str] = set() if like is None else like._worked
-        self._moves: dict[str, list[tuple[Any, str, int, int]]] = {}  # tensor -> (launch, "input" or "output", index, offset from the tensor)
+        # tensor -> its address in the arena, (launch, "input" or "output", index, offset from the tensor), and the launches
+        self._moves: dict[str, tuple[int, list[tuple[Any, str, int, int]], list[Any]]] = {}
 
     def note(self, step: Planned, calls: list[Any]) -> None:
         """Adds the recorded launches of a layer and labels them with its source nodes."""
@@ -71,17 +72,17 @@ class OperandSites:
 
     def set_address(self, values: Values, name: str, address: int | None) -> list[Any]:
         """Makes every launch that uses the tensor use the memory at `address`; None: the arena again. Returns these launches."""
-        base = values.address(name)
-        moves = self._moves.get(name)
-        if moves is None:
-            group = self._groups.get(name, {name})
+        found = self._moves.get(name)
+        if found is None:
+            base, group = values.address(name), self._groups.get(name, {name})
             moves = [(*site, values.address(n) - base) for n in group for site in self._calls.get(n, ())]
-            self._moves[name] = moves
+            found = self._moves[name] = (base, moves, [call for call, *_ in moves])
+        base, moves, calls = found
         if address is None:
             address = base
         for call, kind, index, shift in moves:
             call.set_address(kind, index, address + shift)
-        return [call for call, *_ in moves]
+        return calls
 
 
 def _find_in_place_groups(shaped: ShapedPlan) -> dict[str, set[str]]:
