@@ -109,7 +109,7 @@ def test_kernels_match_the_reference_on_the_host(tmp_path, monkeypatch):
         _net, layer, arrays = layer_of(op, sample)
         assert TACTIC.why_not(layer) is None
         for signature in TACTIC.signatures(layer, HOPPER)[:: 1 if name in ALL_TYPES else 3]:  # others in f16 only: half of the time is compiling
-            refused = TACTIC.refuses(layer, signature, HOPPER)
+            refused = TACTIC.why_unfit(layer, signature, HOPPER)
             if signature.outputs[0].dtype.name == "f32" and "f32[" in str(sample.inputs[5]):
                 assert "the first ones are constants" in refused
                 continue
@@ -162,7 +162,7 @@ def test_invalid_distributions_are_refused(changes):
 def test_layers_for_another_kernel_are_refused():
     def reason(sample, kind, machine=HOPPER):
         _net, layer, _ = layer_of(*sample)
-        return TACTIC.refuses(layer, next(s for s in TACTIC.signatures(layer, machine) if s.outputs[0].dtype.name == kind), machine)
+        return TACTIC.why_unfit(layer, next(s for s in TACTIC.signatures(layer, machine) if s.outputs[0].dtype.name == kind), machine)
 
     assert "Hopper" in reason(recurrent("LSTM", 4, 1, 8, 64), "f16", CompileOnlyGpu("sm_80"))
     assert "more than four units" in reason(recurrent("LSTM", 1, 1, 8, 4), "f16")
@@ -175,6 +175,16 @@ def test_layers_for_another_kernel_are_refused():
     assert "70000" in reason((op, sample), "f32")
 
 
+def test_only_layers_that_a_gpu_has_run_are_offered():
+    def reason(op, kind, units):
+        _net, layer, _ = layer_of(*recurrent(op, 4, 1, 8, units, first=False))
+        return TACTIC.refuses(layer, next(s for s in TACTIC.signatures(layer, HOPPER) if s.outputs[0].dtype.name == kind), HOPPER)
+
+    assert reason("LSTM", "f16", 256) is None
+    for case in (("GRU", "f16", 256), ("LSTM", "f32", 256), ("LSTM", "f16", 64)):
+        assert "verified on a GPU for LSTMs" in reason(*case)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "units"), [("LSTM", 128), ("LSTM", 256), ("LSTM", 512), ("GRU", 200), ("GRU", 256), ("RNN", 200)])
 def test_larger_layers_match_the_reference(gpu, op, units):
@@ -182,7 +192,7 @@ def test_larger_layers_match_the_reference(gpu, op, units):
         attrs = {"linear_before_reset": 1} if op == "GRU" and batch == 1 else {}
         _net, layer, arrays = layer_of(*recurrent(op, 17, batch, 80, units, directions=2, lengths=lengths, first=batch > 1, **attrs))
         for signature in TACTIC.signatures(layer, gpu):
-            if TACTIC.refuses(layer, signature, gpu) is not None:
+            if TACTIC.why_unfit(layer, signature, gpu) is not None:
                 continue
             for config in first_configs(TACTIC, layer, signature, gpu, 4):
                 kernel = TACTIC.plan(layer, signature, config, gpu)

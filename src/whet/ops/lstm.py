@@ -44,5 +44,6 @@ register_recurrent(
         ),
         (["f32[2,7,5]", "const f32[1,80,5]", "const f32[1,80,20]", "const f32[1,160]", None, "f32[2,1,20]"], {"layout": 1, "direction": "reverse"}),
         (["extreme f32[2,2,16]", "const f32[1,8,16]", "const f32[1,8,2]"], {"hidden_size": 2}),
+        (["f32[3,1,8]", "const f32[1,512,8]", np.random.RandomState(0).uniform(-0.1, 0.1, (1, 512, 128)).astype(np.float32)], {"hidden_size": 128}),
     ],
 )

@@ -105,9 +105,9 @@ def run_network_on_items(
         here: Axes = {b: axes[t] for b, t in twins.items() if t in axes}
         arrays = [None if t is None else read(layer, t, values[t]) if t in values else convert(read(layer, t, t.array())) for t in layer.inputs]
         outs = run_on_items(bound, arrays, here, items, widen)
-        for b, i in follow(bound, here, items.batch).items():
+        for b, axis in follow(bound, here, items.batch).items():
             if twins[b] in layer.outputs:
-                axes[twins[b]] = i
+                axes[twins[b]] = axis
         for i, (t, a) in enumerate(zip(layer.outputs, outs, strict=True)):
             values[t] = write(layer, i, a)
     return {t.name: values[t] if t in values else t.array() for t in net.outputs}

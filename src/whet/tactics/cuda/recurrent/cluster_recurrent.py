@@ -3,7 +3,7 @@
 The inputs of all steps are multiplied at once on tensor cores. Then a cluster per direction and group of sequences runs the steps. A block has some
 of the hidden units and sends their next states to the shared memory of all blocks.
 
-On by --tacticSources=+cluster_recurrent only: its first run on a GPU failed with an illegal instruction, and since then it has run on the host alone.
+Measured: benchmarks/results/h100/networks.json (CRNN). A GPU has run LSTMs in FP16 only; why_not_run leaves the others to `recurrent`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from whet.tactics.cuda.recurrent._recurrent import ACTIVATIONS, GATES, Recurrent
 _CLUSTERS = (2, 4, 8, 16)  # st.async needs a launch with clusters
 _TILES = (1, 2, 4)  # of a warp
 _COLUMNS = (1, 2, 4)  # groups of four sequences of a cluster
+_FEWEST_UNITS = 128  # of a layer that a GPU has run
 _MOST_WARPS, _MOST_CONFIGS, _REGISTERS = 16, 8, 255
 _BARRIERS = 128  # bytes of shared memory
 _BOUNDED = frozenset({"sigmoid", "tanh", "hardsigmoid", "softsign"})
@@ -114,13 +115,23 @@ class _Distribution:
         return known and (self.cluster - 1) * own < sizes.tiles <= self.cluster * own and self.shared(sizes) <= limit
 
 
+def why_not_run(layer: Layer, signature: Signature) -> str | None:
+    """Why a layer is left to `recurrent`: its kernel has not run on a GPU."""
+    units, kind = static_shape(layer.needs(2).shape)[2], signature.outputs[0].dtype.name
+    if layer.op != "LSTM" or kind != "f16" or units < _FEWEST_UNITS:
+        return f"{layer.op} of {units} units in {kind}: verified on a GPU for LSTMs of at least {_FEWEST_UNITS} units in f16"
+    return None
+
+
 @tactic
 class ClusterRecurrent(RecurrentTactic):
     """Weights in registers and shared memory; products on tensor cores with h as the sum of two 16-bit values."""
 
-    opt_in = True
-
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        return why_not_run(layer, signature) or self.why_unfit(layer, signature, backend)
+
+    def why_unfit(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
+        """Why the kernel does not take the layer; None: `plan` takes it, also where `refuses` does not offer it."""
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's clusters (sm_90)"
         sizes = _sizes(layer, signature)
