@@ -303,11 +303,11 @@ class _Scanner:
         if not self.accept(s):
             raise self.fail(repr(s))
 
-    def match(self, pattern: str, what: str) -> str:
+    def match(self, pattern: str, expected: str) -> str:
         self.skip()
         m = re.compile(pattern).match(self.text, self.at)
         if not m:
-            raise self.fail(what)
+            raise self.fail(expected)
         self.at = m.end()
         return m[0]
 

@@ -172,11 +172,11 @@ class InferenceSession:
         """Runs on bound inputs; the outputs are in the binding."""
         iobinding.keep(self._run(self._feed(iobinding.feed())))
 
-    def known(self, name: str, what: str) -> str:
-        """`name` if it is an input or output (`what`) of the model. Raises UsageError with the nearest name."""
-        names = self._types[0 if what == "input" else 1]
+    def known(self, name: str, kind: str) -> str:
+        """`name` if it is an input or output (`kind`) of the model. Raises UsageError with the nearest name."""
+        names = self._types[0 if kind == "input" else 1]
         if name not in names:
-            raise UsageError(f"the model has no {what} {name!r}.{suggest_name(str(name), names)} It has {', '.join(names)}.")
+            raise UsageError(f"the model has no {kind} {name!r}.{suggest_name(str(name), names)} It has {', '.join(names)}.")
         return name
 
     def _feed(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:

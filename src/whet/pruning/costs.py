@@ -50,10 +50,10 @@ class Costs:
             self._known[key] = self._price(name, widths)
         return self._known[key]
 
-    def expect(self, asked: Iterable[tuple[str, Widths]]) -> None:
+    def expect(self, queries: Iterable[tuple[str, Widths]]) -> None:
         """Announces upcoming queries."""
         if self._expect is not None:
-            self._expect((name, widths) for name, widths in asked if self._key(name, widths) not in self._known)
+            self._expect((name, widths) for name, widths in queries if self._key(name, widths) not in self._known)
 
     def _key(self, name: str, widths: Widths) -> tuple:
         return (name, *(widths.get(g, -1) for g in self.groups_of[name]))

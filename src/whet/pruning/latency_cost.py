@@ -92,8 +92,8 @@ def latency_costs(
     def price(name: str, widths: Widths) -> float:
         return meter.ms(sized(name, widths))
 
-    def expect(asked: Iterable[tuple[str, Widths]]) -> None:
-        meter.announce(sized(name, widths) for name, widths in asked)
+    def expect(queries: Iterable[tuple[str, Widths]]) -> None:
+        meter.announce(sized(name, widths) for name, widths in queries)
 
     groups_of = {name: tuple(dict.fromkeys(p.group for ps in parts[name].values() for p in ps)) for name in base}
     return Costs("ms", price, groups_of, gone, added, measured=True, expect=expect)

@@ -45,8 +45,8 @@ def sensitivity_page(data: Data, *, title: str = "sensitivity") -> str:
     return make_page(f"whet: {title}", Html("\n".join(body)), {"sensitivity": _bars(shown)})
 
 
-def _tile(value: str, what: str) -> Html:
-    return tag("div", tag("b", value), tag("span", what), class_="tile")
+def _tile(value: str, label: str) -> Html:
+    return tag("div", tag("b", value), tag("span", label), class_="tile")
 
 
 def _bars(rows: Sequence[Data]) -> Figure:

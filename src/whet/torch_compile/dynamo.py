@@ -127,8 +127,8 @@ class _NoEngine(WhetError):
 class _Holding:
     """A callable that keeps objects alive."""
 
-    def __init__(self, run: Callable[..., Any], held: Sequence[Any]):
-        self._run, self._held = run, held
+    def __init__(self, run: Callable[..., Any], objects: Sequence[Any]):
+        self._run, self._objects = run, objects
 
     def __call__(self, *args: Any) -> Any:
         return self._run(*args)

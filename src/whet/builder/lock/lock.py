@@ -136,9 +136,9 @@ def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, ba
     """Raises LockError, naming every difference, when the build does not match the lock."""
     moved = []
 
-    def compare(what: str, was: Any, now: Any) -> None:
+    def compare(subject: str, was: Any, now: Any) -> None:
         if was != now:
-            moved.append(f"{what}: was {_shorten_around(was, now)}, is {_shorten_around(now, was)}")
+            moved.append(f"{subject}: was {_shorten_around(was, now)}, is {_shorten_around(now, was)}")
 
     compare("the model", lock["model"], compute_model_digest(source))
     compare("the backend", lock["backend"], backend.name)

@@ -127,7 +127,7 @@ def find_failing_layer(bound: BoundEngine) -> str | None:
     return None
 
 
-def replace_kernels(base: EngineCandidate, what: str, others: Mapping[str, Option], make: Make) -> EngineCandidate:
+def replace_kernels(base: EngineCandidate, title: str, others: Mapping[str, Option], make: Make) -> EngineCandidate:
     """`base` with other options of the same signatures for some layers."""
     chosen = {**base.chosen, **others}
-    return EngineCandidate(what, base.assignment, base.lowered, base.unfused, base.net, chosen, make(base.net, chosen))
+    return EngineCandidate(title, base.assignment, base.lowered, base.unfused, base.net, chosen, make(base.net, chosen))

@@ -26,8 +26,8 @@ class Repeatable(optuna.samplers.BaseSampler):
     def __init__(self, make: Make, seed: int):
         self.make, self.seed = make, seed
 
-    def _of(self, trial: FrozenTrial, what: str = "") -> BaseSampler:
-        digest = hashlib.sha256(f"{self.seed}/{trial.number}/{what}".encode()).digest()
+    def _of(self, trial: FrozenTrial, parameter: str = "") -> BaseSampler:
+        digest = hashlib.sha256(f"{self.seed}/{trial.number}/{parameter}".encode()).digest()
         return self.make(int.from_bytes(digest[:4], "little"))
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:

@@ -89,16 +89,16 @@ class SurrogateSampler(optuna.samplers.BaseSampler):
         moved = np.where(space.ordered, np.clip(near + steps, 0, sizes - 1), self.rng.integers(0, sizes, near.shape))
         return np.unique(np.concatenate([anywhere, np.where(changes, moved, near)]), axis=0)
 
-    def _draws(self, x: np.ndarray, values: np.ndarray, asked: np.ndarray, reference: Reference) -> np.ndarray:
-        """Samples of (cost, loss) [draws, asked, 2]. Losses are modelled on a logarithmic scale above the least one, since they have a cliff."""
+    def _draws(self, x: np.ndarray, values: np.ndarray, points: np.ndarray, reference: Reference) -> np.ndarray:
+        """Samples of (cost, loss) [draws, points, 2]. Losses are modelled on a logarithmic scale above the least one, since they have a cliff."""
         least = values[:, 1].min()
         made = []
         for y, back in (
             (values[:, 0], lambda v: v),
             (np.log1p((values[:, 1] - least) / reference.scale), lambda v: least + reference.scale * np.expm1(np.clip(v, -1, 20))),
         ):
-            mean, deviation = predict(x, y, asked)
-            made.append(back(mean + deviation * self.rng.standard_normal((_DRAWS, len(asked)))))
+            mean, deviation = predict(x, y, points)
+            made.append(back(mean + deviation * self.rng.standard_normal((_DRAWS, len(points)))))
         return np.stack(made, axis=2)
 
 

@@ -22,10 +22,10 @@ _OFF = "--tacticSources=-CUDNN builds without it."
 class CudnnError(BackendError):
     """A call into the library failed; `status` is its code (3000 to 3999: not supported)."""
 
-    def __init__(self, what: str, status: int, detail: str = "") -> None:
+    def __init__(self, call: str, status: int, detail: str = "") -> None:
         self.status = status
         words = STATUS.get(status) or STATUS.get(status // 1000 * 1000, "failed")
-        super().__init__(f"cuDNN: {what}: {words} (status {status}{', ' + detail if detail else ''}). {_OFF}")
+        super().__init__(f"cuDNN: {call}: {words} (status {status}{', ' + detail if detail else ''}). {_OFF}")
 
 
 @cache

@@ -40,8 +40,8 @@ def wgmma_text(columns: int, bf16: bool, in8: int = 0, weights_as_a: bool = Fals
     accumulators = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
 
-    def function(name: str, parameter: str, given: int, a: str, inputs: str, flags: str) -> str:
-        at = count + given
+    def function(name: str, parameter: str, registers_of_a: int, a: str, inputs: str, flags: str) -> str:
+        at = count + registers_of_a
         return (
             f"DEV void {name}(float (&d)[{count}], {parameter}, u64 b, int add) {{\n"
             f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
@@ -70,8 +70,8 @@ def wgmma_tf32_text(columns: int) -> str:
     accumulators = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
 
-    def function(name: str, parameter: str, given: int, a: str, inputs: str) -> str:
-        at = count + given
+    def function(name: str, parameter: str, registers_of_a: int, a: str, inputs: str) -> str:
+        at = count + registers_of_a
         return (
             f"DEV void {name}(float (&d)[{count}], {parameter}, u64 b, int add) {{\n"
             f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
@@ -91,8 +91,8 @@ def _wgmma8(columns: int, in8: int, types: str) -> str:
     operands = ", ".join(f'"+{number}"(d[{i}])' for i in range(count))
     flags = ", 1, 1" if in8 == 5 else ""
 
-    def function(name: str, parameter: str, given: int, a: str, inputs: str) -> str:
-        at = count + given
+    def function(name: str, parameter: str, registers_of_a: int, a: str, inputs: str) -> str:
+        at = count + registers_of_a
         return (
             f"DEV void {name}({'float' if in8 == 5 else 'int'} (&d)[{count}], {parameter}, u64 b, int add) {{\n"
             f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
