@@ -1,9 +1,8 @@
-"""Parts of the search, each by itself: locks, labelled data, advice, the search space, and the study's storage."""
+"""Parts of a search, each by itself: originals, advice, the choice of a trial, and the storage of a study."""
 
 from __future__ import annotations
 
 import dataclasses
-import select
 import subprocess
 import sys
 import time
@@ -13,110 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from support.search_case import perceptron, recipe_with
+from support.search_case import perceptron, read_network, recipe_with
 from whet.backends.null import NullBackend
-from whet.errors import CalibrationError, UsageError
-from whet.search.jobs.device_locks import DeviceLock, find_physical_gpu
+from whet.errors import UsageError
 from whet.search.outcome.summary import describe_external_load
-from whet.search.recipe.data import Labelled, load_labelled
-from whet.search.recipe.metrics import top1
 from whet.search.recipe.recipe import Space, recipe_from
-from whet.search.recipe.space import Candidate, count_kept_channels, list_baseline_types, search_space
+from whet.search.recipe.space import Candidate, list_baseline_types, search_space
 from whet.search.study.study import Study
-
-
-def network(case):
-    from whet.frontends import network_from_onnx
-
-    return network_from_onnx(case / "model.onnx")
-
-
-HOLD = r"""
-import os, sys, time
-from whet.search.jobs.device_locks import DeviceLock
-lock = DeviceLock(sys.argv[2], sys.argv[1])
-os.write(1, b"asking\n")
-with getattr(lock, sys.argv[3])():
-    os.write(1, b"held\n")
-    time.sleep(600)
-"""
-
-
-def holder(folder: Path, how: str, device: str = "cpu") -> subprocess.Popen:
-    p = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), device, how], stdout=subprocess.PIPE, text=True)
-    assert p.stdout.readline() == "asking\n"
-    assert p.stdout.readline() == "held\n"
-    return p
-
-
-def taken(folder: Path, how: str, device: str = "cpu", within: float = 60.0) -> bool:
-    """True if another process gets the lock in `within` seconds of requesting it."""
-    p = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), device, how], stdout=subprocess.PIPE, bufsize=0)
-    try:
-        assert p.stdout.read(len("asking\n")) == b"asking\n"
-        ready, _, _ = select.select([p.stdout], [], [], within)
-        return bool(ready)
-    finally:
-        p.kill()
-        p.communicate()
-
-
-def test_timing_is_exclusive_and_a_killed_holder_releases_the_lock(tmp_path):
-    p = holder(tmp_path, "timing")
-    assert not taken(tmp_path, "timing", within=0.5)
-    assert not taken(tmp_path, "hold_for_work", within=0.5)
-    assert taken(tmp_path, "timing", "cuda:1")
-    p.kill()
-    p.communicate()
-    with DeviceLock("cpu", tmp_path).timing():
-        pass
-    p = holder(tmp_path, "hold_for_work")
-    assert taken(tmp_path, "hold_for_work")
-    assert not taken(tmp_path, "timing", within=0.5)
-    p.kill()
-    p.communicate()
-
-
-def test_fine_tuning_is_exclusive_on_a_gpu_and_shared_on_a_cpu(tmp_path):
-    p = holder(tmp_path, "training", "cuda:0")
-    assert not taken(tmp_path, "timing", "cuda:0", within=0.5)
-    assert taken(tmp_path, "hold_for_work", "cuda:0")
-    p.kill()
-    p.communicate()
-    p = holder(tmp_path, "training")
-    assert taken(tmp_path, "hold_for_work")
-    assert not taken(tmp_path, "timing", within=0.5)
-    p.kill()
-    p.communicate()
-
-
-def test_a_gpu_has_one_name_independent_of_the_environment(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert find_physical_gpu("cpu") is None
-    assert find_physical_gpu("cuda:2") == "2"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-abc")
-    assert [find_physical_gpu(d) for d in ("cuda", "cuda:1")] == ["3", "GPU-abc"]
-
-
-def test_a_gpu_has_one_lock_for_its_index_and_its_uuid(monkeypatch, tmp_path):
-    class NVMLError(Exception):
-        pass
-
-    def handle(name):
-        if name not in (2, "GPU-abc"):
-            raise NVMLError
-        return "handle"
-
-    nvml = SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None, nvmlDeviceGetHandleByIndex=handle, nvmlDeviceGetHandleByUUID=handle,
-                           nvmlDeviceGetUUID=lambda h: "GPU-abc")  # fmt: skip
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    names = set()
-    for visible in ("2", "GPU-abc"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        names.add(DeviceLock("cuda", tmp_path).name)
-    assert names == {"cuda-GPU-abc"}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-    assert DeviceLock("cuda", tmp_path).name == "cuda-5"
 
 
 def test_other_processes_on_the_gpu_are_reported_with_every_timing():
@@ -137,65 +39,6 @@ def test_other_processes_on_the_gpu_are_reported_with_every_timing():
     assert describe_external_load([{"gpu_processes": []}, {"other_cpus": 0.1}]) is None
 
 
-def test_labelled_data(tmp_path):
-    net, d = perceptron()
-    np.savez(tmp_path / "a.npz", x=d["x"][:5], y=d["y"][:5])
-    np.savez(tmp_path / "b.npz", anything=d["x"][5:9], labels=d["y"][5:9])
-    both = load_labelled(str(tmp_path), net, "data.score")
-    assert len(both) == 9
-    np.testing.assert_array_equal(both.inputs["x"], d["x"][:9])
-    np.savez(tmp_path / "c.npz", x=d["x"][:5])
-    with pytest.raises(CalibrationError, match=r"data\.score: .*c\.npz has no array `labels`; it has x"):
-        load_labelled(str(tmp_path / "c.npz"), net, "data.score")
-    np.savez(tmp_path / "d.npz", x=d["x"][:5], labels=d["y"][:4])
-    with pytest.raises(CalibrationError, match="has 4 labels for 5 samples"):
-        load_labelled(str(tmp_path / "d.npz"), net, "data.score")
-    np.savez(tmp_path / "e.npz", x=d["x"][:5], labels=np.ones(5, np.float32))
-    with pytest.raises(CalibrationError, match="labels are a 1-D array of integers"):
-        load_labelled(str(tmp_path / "e.npz"), net, "data.score")
-
-
-@pytest.mark.parametrize(
-    ("size", "share", "multiple", "kept"), [(64, 0, 8, 64), (64, 0.5, 8, 32), (64, 0.3, 8, 48), (64, 0.95, 8, 8), (12, 0.5, 1, 6)]
-)
-def test_kept_channels(size, share, multiple, kept):
-    assert count_kept_channels(size, share, multiple) == kept
-
-
-def test_the_space_reports_omissions_and_recognizes_equal_points(case, tmp_path):
-    import whet
-
-    net = whet.network_from_onnx(case / "model.onnx")
-    space = search_space(net, recipe_with(case, tmp_path, space={"precision": ["fp32"], "width": {"step": 0.01}}))
-    left = dict(space.left_out)
-    assert "not searched by default" in left["2:4"]
-    a, b = (space.candidate({"96 inner": share, "64 inner": 0.0}) for share in (0.5, 0.51))
-    assert a != b
-    assert space.kept(a) == {"w0": 48}
-    assert space.key(a) == space.key(b)
-    assert space.key(a) != space.key(space.candidate({"96 inner": 0.5, "64 inner": 0.5}))
-    assert Candidate.from_plain(a.to_plain()) == a
-    for point in space.seeds():
-        assert point.keys() == {d.name for d in space.dimensions}
-
-
-@pytest.mark.parametrize("name", ["bert_base", "vit_b_16"])
-def test_heads_are_a_separate_dimension_with_steps_of_one(name, case, tmp_path):
-    """Of separate projections (BERT) and of a fused projection (ViT)."""
-    from whet import zoo
-    from whet.frontends import network_from_onnx
-
-    small = {"bert_base": {"sequence": 8}, "vit_b_16": {"image": 64}}[name]
-    net = network_from_onnx(zoo.build(name, layers=2, hidden=192, heads=6, **small))
-    space = search_space(net, recipe_with(case, tmp_path, space={"width": {"multiple": 8}, "precision": ["fp32"]}))
-    members = space.classes["6 heads"]
-    assert len(members) == 2, "one per layer"
-    assert {space.steps[m] for m in members} == {1}
-    cut = space.candidate({n: 0.3 if n == "6 heads" else 0.0 for n in space.classes})
-    assert set(space.kept(cut).values()) == {4}  # 6 x 0.7, to the nearest whole head
-    assert any(space.steps[m] == 8 for n, ms in space.classes.items() if "heads" not in n for m in ms)
-
-
 def test_the_original_is_measured_in_every_type_of_the_device(case, tmp_path):
     on_gpu = recipe_with(case, tmp_path, device="cuda", baselines=["fp32", "fp16", "int8"], space__precision=["int8"])
     assert list_baseline_types(on_gpu, ("int8",)) == ("fp32", "fp16", "int8")
@@ -204,7 +47,7 @@ def test_the_original_is_measured_in_every_type_of_the_device(case, tmp_path):
     assert every[0] == "fp32"
     assert every[-1] == "int8"
     assert "fp16" not in every, "no CPU kernel computes in it"
-    assert "no kernel of the backend" in dict(search_space(network(case), dataclasses.replace(here, space=Space())).left_out)["fp16"]
+    assert "no kernel of the backend" in dict(search_space(read_network(case), dataclasses.replace(here, space=Space())).left_out)["fp16"]
 
 
 def test_the_search_process_holds_no_gpu(case, tmp_path, monkeypatch):
@@ -243,7 +86,7 @@ def test_a_quantized_original_is_refused_before_the_first_build(case, tmp_path):
     from whet.pruning.order import note
     from whet.search import dry_run
 
-    net = network(case)
+    net = read_network(case)
     note(net, "calibrate")
     model = save_onnx(net, tmp_path / "q.onnx")
     with pytest.raises(UsageError, match=r"is already quantized.*space\.width: false"):
@@ -289,21 +132,6 @@ def test_on_a_gpu_int8_engines_use_16_bit_floats_for_the_rest(case, tmp_path):
     assert permitted == [(), ("fp16",), ("fp16", "int8")]
     on_a_cpu = recipe_with(case, tmp_path, space__precision=["int8"])
     assert build_config(net, on_a_cpu, Candidate(precision="int8"), 2).precisions == ("int8",)
-
-
-def test_a_budget_is_a_separate_branch_of_the_space(case, tmp_path):
-    import whet
-
-    net = whet.network_from_onnx(case / "model.onnx")
-    space = search_space(net, recipe_with(case, tmp_path, space={"precision": ["fp32"], "budget": True}))
-    by_class, by_budget = (space.candidate({"96 inner": 0.5, "64 inner": 0.5, "width by": way, "budget": 0.4}) for way in ("class", "budget"))
-    assert by_class.budget is None
-    assert by_budget.budget == 0.4
-    assert by_budget.widths == {}
-    assert by_budget.pruned
-    assert space.key(by_budget) == space.key(space.candidate({"96 inner": 0.1, "64 inner": 0.2, "width by": "budget", "budget": 0.4}))
-    assert {p["width by"] for p in space.seeds()} == {"class", "budget"}
-    assert "latency budget 40 %" in by_budget.words()
 
 
 def test_the_knapsack_distributes_a_budget(case, tmp_path, monkeypatch):
@@ -352,55 +180,13 @@ def study_of(case: Path, out: Path, seed: int = 0) -> Study:
     return Study(out / "study.sqlite3", space, higher_is_better=True, sampler="tpe", seed=seed, startup=4)
 
 
-@pytest.mark.parametrize("limit", [8, 1])
-def test_every_class_is_described(case, tmp_path, limit):
-    """By size and role; with fewer classes than roles by position."""
-    space = search_space(network(case), recipe_with(case, tmp_path, space={"width": {"classes": limit}}))
-    texts = [space.describe_class(name) for name in space.classes]
-    assert texts == [
-        ["96 channels inside a block, between two layers, in one group (w0); -50 % leaves 48 of 96",
-         "64 channels inside a block, between two layers, in one group (w1); -50 % leaves 32 of 64"],
-        ["channels of groups with 64, 96 of them, in network order, in each of 2 groups (w0, w1); -50 % leaves 48 of 96"],
-    ][limit == 1]  # fmt: skip
-
-
-def test_the_residual_width_is_a_dimension_on_request(case, tmp_path):
-    """`space.hidden` adds the class of the stream through norms, and a trial cuts and recovers it."""
-    from whet.network import parse_network
-    from whet.pruning import count_params
-    from whet.search.recipe.recipe import Effort
-    from whet.search.stages.prepare import prepare_candidate
-
-    net = parse_network("""network n source
-in %x: f32[N,6]
-const %w1: f32[6,16] = seed(1)
-const %g: f32[16] = seed(2)
-const %w2: f32[16,3] = seed(3)
-%h: f32[N,16] = MatMul(%x, %w1)
-%n: f32[N,16] = LayerNormalization(%h, %g)
-%y: f32[N,3] = MatMul(%n, %w2)
-out %y
-""")
-    without, space = (search_space(net, recipe_with(case, tmp_path, space={"precision": ["fp32"], "hidden": h})) for h in (False, True))
-    assert without.classes == {}
-    assert space.classes == {"16 residual": ("w1@hidden",)}
-    c = space.candidate({"16 residual": 0.5})
-    data = {"x": np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)}
-    made = prepare_candidate(net, c, space.kept(c), data, Effort(), say=lambda what: None)
-    assert count_params(made.network) == 0.5 * count_params(net)
-    assert len(made.recipe.groups["w1@hidden"].kept) == 8
-    with pytest.raises(UsageError, match=r"'space.skip': .*w1@hidden"):
-        search_space(net, recipe_with(case, tmp_path, space={"skip": ["w1@hidden"], "hidden": False}))
-    assert search_space(net, recipe_with(case, tmp_path, space={"skip": ["w1@hidden"], "hidden": True})).classes == {}
-
-
 def test_a_trial_chooses_channels_in_several_steps(case):
     """Later steps score the recovered network; the sizes are those of one step."""
     from whet.pruning import apply_recipe
     from whet.search.recipe.recipe import Effort
     from whet.search.stages.prepare import prepare_candidate
 
-    net, data = network(case), {"x": np.load(case / "calibrate.npz")["x"]}
+    net, data = read_network(case), {"x": np.load(case / "calibrate.npz")["x"]}
     c, kept = Candidate({"96 inner": 0.7, "64 inner": 0.7}, importance="reconstruction"), {"w0": 24, "w1": 16}
     once, thrice = (prepare_candidate(net, c, kept, data, Effort(), say=lambda what: None, steps=n) for n in (1, 3))
     assert [{n: len(e.kept) for n, e in p.recipe.groups.items()} for p in (once, thrice)] == [kept, kept]
@@ -424,12 +210,12 @@ def test_trials_of_a_budget_are_compared_by_their_outputs(case, tmp_path, monkey
 
     plain = prepare.prune
     monkeypatch.setattr(prepare, "prune", watched)
-    net, data = network(case), {"x": np.load(case / "calibrate.npz")["x"]}
+    net, data = read_network(case), {"x": np.load(case / "calibrate.npz")["x"]}
     # times from a table, equal on all machines
     recipe = recipe_with(case, tmp_path, device="null", space={"precision": ["fp32"], "budget": True, "budget_trials": 2})
     kept, _ = prepare.fit_latency_budget(net, Candidate(budget=0.7), build_config(net, recipe, Candidate(), 1), recipe, data, say=lambda what: None)
     assert kept
-    (config, given), = asked
+    ((config, given),) = asked
     assert config.trials == 2
     assert config.recovery is not None
     assert given is data
@@ -561,100 +347,13 @@ def test_unmeasurable_targets_are_reported_before_the_first_build(case, tmp_path
     assert not advice.advise_on_original(recipe, {"metric": {"value": 93.0}})
 
 
-def test_nan_and_labels_outside_the_classes_are_refused(case, tmp_path):
-    from whet.search.recipe.data import load_unlabelled
-
-    x = np.zeros((5, 64), np.float32)
-    x[3, 7] = np.nan
-    np.savez(tmp_path / "x.npz", x=x)
-    np.savez(tmp_path / "xy.npz", x=x, labels=np.zeros(5, int))
-    with pytest.raises(CalibrationError, match=r"x\.npz: sample 3 of 'x' has NaN or infinite values"):
-        load_unlabelled(str(tmp_path / "x.npz"), network(case), 9)
-    with pytest.raises(CalibrationError, match=r"data\.score: .*sample 3 of 'x' has NaN or infinite values"):
-        load_labelled(str(tmp_path / "xy.npz"), network(case), "data.score")
-    data = Labelled({"x": np.zeros((3, 64), np.float32)}, np.array([1, 2, 10]))
-    with pytest.raises(CalibrationError, match="labels go from 1 to 10, but the model has 10 classes: labels start at 0"):
-        top1(lambda feeds: {"y": np.zeros((3, 10), np.float32)}, data)
-
-
 def test_an_unreadable_study_is_reported_in_one_line(case, tmp_path):
     from whet.errors import BuildError
 
     (tmp_path / "study.sqlite3").write_bytes(b"this is no database, and was long enough to look like one" * 40)
-    space = search_space(network(case), recipe_with(case, tmp_path))
+    space = search_space(read_network(case), recipe_with(case, tmp_path))
     with pytest.raises(BuildError, match=r"study\.sqlite3 cannot be read or written: .*not a database"):
         Study(tmp_path / "study.sqlite3", space, higher_is_better=True, sampler="random", seed=0, startup=4)
-
-
-def test_a_metric_function_may_have_data_for_the_last_comparison():
-    from whet.search.recipe.metrics import call_user_metric, knows_which
-
-    def plain(predict, batch=32):
-        return float(batch)
-
-    def told(predict, which):
-        return {"score": 1.0, "judge": 2.0}[which]
-
-    def with_a_default(predict, which="score"):
-        return which == "judge"
-
-    assert [knows_which(f) for f in (plain, told, with_a_default, max)] == [False, True, True, False]
-    assert [call_user_metric(f, lambda feeds: {}, "m", "judge").value for f in (plain, told, with_a_default)] == [32.0, 2.0, 1.0]
-
-
-def test_the_last_comparison_names_its_data(case, tmp_path, monkeypatch):
-    """A metric function without separate data for the last comparison is not evaluated on unseen data, even if the recipe names some."""
-    from whet.search.jobs.environment import Worker
-    from whet.search.jobs.job import Job
-
-    (tmp_path / "mine_judged.py").write_text("def one(predict):\n    return 1.0\n\n\ndef two(predict, which):\n    return 1.0\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def last(**changes) -> str:
-        return Worker(Job("final", "n", recipe_with(case, tmp_path, **changes).to_plain(), Candidate().to_plain()), tmp_path).last_data
-
-    assert last() == "judge"
-    assert last(data={"calibrate": "calibrate.npz", "score": "score.npz"}) == "score"
-    assert last(metric="python:mine_judged:one") == "score"
-    assert last(metric="python:mine_judged:two") == "judge"
-
-
-def test_data_used_twice_are_reported(case, tmp_path):
-    from whet.search.outcome import advice
-
-    (tmp_path / "copy.npz").write_bytes((case / "score.npz").read_bytes())
-    same = recipe_with(case, tmp_path, data__judge=str(tmp_path / "copy.npz"), data__train="score.npz", finetune=False, qat="never")
-    said = advice.advise_before_search(same)
-    pairs = [("judge", "score"), ("train", "judge"), ("train", "score")]
-    assert [s.partition(":")[0] for s in said] == [f"data.{a} equals data.{b}" for a, b in pairs]
-    said = advice.advise_before_search(recipe_with(case, tmp_path, metric="python:a:b"))
-    assert len(said) == 1
-    assert said[0].startswith("data.score and data.judge are not read")
-
-
-def test_excluded_names_are_not_cut(case, tmp_path):
-    """Groups by their names or a layer's, branches by theirs or a layer inside; unknown names are refused with the nearest one."""
-    from whet import zoo
-    from whet.frontends import network_from_onnx
-    from whet.pruning import groups
-    from whet.pruning.depth import branches
-    from whet.search.recipe.recipe import Space
-    from whet.search.recipe.space import list_groups_to_keep
-
-    net = network_from_onnx(zoo.build("resnet18"))
-    group, branch = groups(net)[3], branches(net)[2]
-    layer = group.layers[0]
-    assert group.name in list_groups_to_keep(net, Space(skip=(group.name,)))
-    assert group.name in list_groups_to_keep(net, Space(skip=(layer,)))
-    assert branch.name in list_groups_to_keep(net, Space(skip=(branch.layers[0],)))
-    recipe = recipe_with(case, tmp_path, space={"precision": ["fp32"], "skip": [group.name, branch.name]})
-    space = search_space(net, recipe, [b.name for b in branches(net)])
-    assert group.name not in {g for members in space.classes.values() for g in members}
-    assert branch.name not in space.branches
-    assert len(space.branches) == len(branches(net)) - 1
-    assert any("are not pruned" in why for _, why in space.left_out)
-    with pytest.raises(UsageError, match=r"'space\.skip': no prunable group, branch or layer is called .*Did you mean"):
-        search_space(net, recipe_with(case, tmp_path, space={"skip": layer + "x"}))
 
 
 def test_int8_without_gain_is_reported():

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whet.frontends import save_onnx
+from whet.frontends import network_from_onnx, save_onnx
 from whet.network import Network, parse_type
 
 RECIPE = {
@@ -25,6 +25,11 @@ RECIPE = {
     "threads": 1,
     "baselines": ["fp32"],
 }
+
+
+def read_network(case: Path) -> Network:
+    """The network of a case's model."""
+    return network_from_onnx(case / "model.onnx")
 
 
 @cache
