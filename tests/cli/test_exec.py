@@ -199,7 +199,7 @@ def test_the_default_output_is_a_summary_above_trtexecs_and_quiet_is_the_summary
     assert not any("GPU" in x for x in verbose), "nothing runs on a GPU"
     assert any(" - Latency: " in x for x in verbose)
     assert any("=== Profile" in x for x in lines("--quiet", "--dumpProfile")), "what a flag asks for is printed"
-    assert "1 queries" not in quiet[1]
+    assert "; 1 queries" not in quiet[1]
     assert "agree with the reference" in quiet[4]
 
 

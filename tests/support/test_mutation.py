@@ -163,7 +163,11 @@ def test_a_run_of_mutants(plan, run, monkeypatch, tmp_path):
     module = "src/whet_small/a.py"
     (root / module).write_text(source)
     (root / "src/whet_small/__init__.py").write_text("")
-    (root / "tests/pruning").mkdir()
+    for path in run.TESTS["pruning"]:
+        folder = root / path if not path.endswith(".py") else (root / path).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.endswith(".py"):
+            (root / path).write_text("")
     (root / "tests/pruning/test_a.py").write_text(SMALL_TESTS.format(package="whet_small"))
     (root / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    slow\n")
     changes = (("x + x", "x * x"), ("i += 1", "i -= 1"), ("LIMIT = 3", "LIMIT = 4"), ("return 1", "return 2"), ("i < n", "i != n"))
