@@ -291,8 +291,8 @@ def _rearranging_producers(g: Graph, members: list[Layer]) -> list[Layer]:
 
 
 def _joint_producers(g: Graph, members: list[Layer]) -> list[Layer]:
-    """Layers that move parts of one value for several operands, where strides replace all of them but not the ones next to `members` alone: parts
-    whose elements are apart before another Transpose puts them next to each other."""
+    """Layers that move parts of one value for several operands, if strides replace them together. Alone, the layers next to `members` may not be
+    replaceable: a Transpose further up puts the elements of a row next to each other."""
     found: list[Layer] = []
     most: list[Layer] = []
     inputs = [t for m in members for t in m.inputs]

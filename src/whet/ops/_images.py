@@ -18,7 +18,7 @@ from whet.ops._base import get_op
 
 
 class BatchAxis(NamedTuple):
-    """Where a tensor's samples are along one axis: sample s has the indices `(r * batch + s) * block + i`, for r < repeat and i < block.
+    """The places of a tensor's samples along one axis: sample s has the indices `(r * batch + s) * block + i`, for r < repeat and i < block.
 
     repeat = block = 1: the axis is the batch. block > 1: it was merged with axes behind it, as the windows of an image in a shape
     [batch * windows, ...]. repeat > 1: with axes before it, as the rows of a sequence in [length * batch, width].

@@ -181,8 +181,8 @@ def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float
 
 
 def _join_leading_axes(views: dict[str, View | None]) -> dict[str, View] | None:
-    """The views with at most two axes before the last two. Axes of size 1 are dropped, and two axes become one where that is a single step for
-    every view; None where no two can."""
+    """The views with at most two axes before the last two. Axes of size 1 are dropped; two axes become one if every view walks them in equal steps.
+    None if too many axes are left."""
     present = {name: view for name, view in views.items() if view is not None}
     rank = len(present["out"].shape)
     if rank <= 4:

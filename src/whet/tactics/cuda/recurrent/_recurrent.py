@@ -73,12 +73,12 @@ def cell_constants(layer: Layer, table: Expressions = ACTIVATIONS) -> dict[str, 
 
 
 def has_peepholes(layer: Layer) -> bool:
-    """True for an LSTM whose gates also read the cell."""
+    """True for an LSTM with peepholes: its gates also read the cell."""
     return layer.op == "LSTM" and layer.input(7) is not None
 
 
 def _expressions(layer: Layer, table: Expressions) -> list[str]:
-    """Three expressions over x, and over the direction d where they differ."""
+    """Three expressions over x, and over the direction d if the directions differ."""
     each = len(DEFAULTS[layer.op])
     alphas, betas = (iter(layer.attrs.get(k) or ()) for k in ("activation_alpha", "activation_beta"))
     texts = []

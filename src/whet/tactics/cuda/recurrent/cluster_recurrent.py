@@ -38,7 +38,7 @@ _FEW_POSITIONS = 64  # up to here blocks of the first product divide the inputs,
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRecurrentArguments(Arguments, kernel="cluster_recurrent.cu"):
-    """Arguments of cluster_recurrent.cu; 0 for what is absent."""
+    """Arguments of cluster_recurrent.cu; 0 for an absent input."""
 
     x: ConstPointer
     w: ConstPointer  # f32: [direction][input][row]; 16 bits: [direction][row][input], inputs filled up to a multiple of 32. Rows are [unit][slot]
@@ -92,7 +92,7 @@ class _Distribution:
     columns: int
 
     def in_registers(self, sizes: _Sizes) -> int:
-        """Steps of 16 units whose weights are in registers."""
+        """Steps of 16 units with weights in registers."""
         available = min(_REGISTERS, 65536 // (self.warps * 32) // 8 * 8)
         products = self.tiles * self.columns
         used = 64 + products * (4 * max(1, 4 // products) + 9)
@@ -131,7 +131,7 @@ class ClusterRecurrent(RecurrentTactic):
         return why_not_run(layer, signature) or self.why_unfit(layer, signature, backend)
 
     def why_unfit(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        """Why the kernel does not take the layer; None: `plan` takes it, also where `refuses` does not offer it."""
+        """Why the kernel does not take the layer; None: `plan` takes it, even if `refuses` does not offer it."""
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's clusters (sm_90)"
         sizes = _sizes(layer, signature)
@@ -186,7 +186,7 @@ class ClusterRecurrent(RecurrentTactic):
                 ),
             ]
 
-        # the state stays f32 over all steps, whose rounding accumulates; results are rounded once
+        # the state stays f32 over all steps, since rounding would accumulate; results are rounded once
         rtol = max(RTOL[kind.name], 4 * RTOL["f32"])
         name = f"steps of a cluster of {way.cluster} w{way.warps} t{way.tiles} n{way.columns * 4}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, scratch=places * rows * 4, rtol=rtol)
@@ -252,7 +252,7 @@ def _estimate(sizes: _Sizes, way: _Distribution, multiprocessors: int) -> float:
 
 
 def _by_slot(layer: Layer, sizes: _Sizes, array: np.ndarray) -> np.ndarray:
-    """[direction, gate * units, ...] as [direction, tile, unit of 4, slot of 4, ...], zeros where there is none."""
+    """[direction, gate * units, ...] as [direction, tile, unit of 4, slot of 4, ...], with zeros for slots without a gate."""
     rest = array.shape[2:]
     gates = array.reshape(sizes.directions, GATES[layer.op], sizes.units, *rest)
     full = np.zeros((sizes.directions, sizes.tiles * 4, 4, *rest), np.float32)
