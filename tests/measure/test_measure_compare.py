@@ -256,6 +256,10 @@ def test_confidence_intervals_stay_within_the_samples():
     low, high = confidence_interval([1.0, 1.1, 9.0, 1.2, 8.0, 1.05, 7.0])
     assert low == 1.0
     assert 1.2 < high <= 9.0
+    low, high = confidence_interval([1.0, 20.0, 2.0, 18.0])
+    assert low == 0.0
+    assert high > 20.0, "four samples do not bound the median with 95 %"
+    assert confidence_interval([-1.0, 9.0, 5.0])[0] < -1.0, "differences may be negative"
 
 
 def test_interrupted_samples_do_not_count_under_load():

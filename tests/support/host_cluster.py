@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.host_cuda import host_compiler
+from support.host_cuda import align_arguments, compile_for_host
 from whet.tactics.cuda._device.arguments import Arguments, c_structs
 from whet.tactics.cuda._device.source import kernel_paths
 
@@ -262,17 +261,9 @@ def run_on_host(launches: Sequence[ClusterLaunch], folder: Path, seed: int = 0) 
                 return run_grid(entry, given, blocks, rows, threads, cluster, shared, seed);
             }}
             """
-    library, source = folder / "clusters.so", folder / "clusters.cpp"
-    source.write_text(text)
-    compiler = host_compiler()
-    assert compiler is not None
-    done = subprocess.run([compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:3000]
-    compiled = ctypes.CDLL(str(library))
+    compiled = compile_for_host(text, folder / "clusters.cpp", "-O1")
     for x in launches:
-        aligned = ctypes.create_string_buffer(len(x.arguments) + 64)
-        at = (ctypes.addressof(aligned) + 63) // 64 * 64
-        ctypes.memmove(at, x.arguments, len(x.arguments))
+        _memory, at = align_arguments(x.arguments)
         run = compiled[f"run{numbers[x.instance]}_{x.entry}"]
         run.restype = ctypes.c_char_p
         static = 1 << 16  # bytes for arrays that are not dynamic

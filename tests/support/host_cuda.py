@@ -89,6 +89,24 @@ def _own_text(kernel: str) -> str:
     return re.sub(r'#include "(\w+\.cuh)"', lambda found: kernel_paths()[found.group(1)].read_text(), text)
 
 
+def compile_for_host(text: str, source: Path, level: str) -> ctypes.CDLL:
+    """A library of C++ text, compiled next to the file `source`, which is written."""
+    library, compiler = source.with_suffix(".so"), host_compiler()
+    source.write_text(text)
+    assert compiler is not None
+    done = subprocess.run([compiler, "-std=c++17", level, "-w", "-shared", "-fPIC", "-o", str(library), str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    return ctypes.CDLL(str(library))
+
+
+def align_arguments(arguments: bytes) -> tuple[ctypes.Array, int]:
+    """Memory that must stay alive, and the address of a copy of the arguments in it, a multiple of 64."""
+    memory = ctypes.create_string_buffer(len(arguments) + 64)
+    at = (ctypes.addressof(memory) + 63) // 64 * 64
+    ctypes.memmove(at, arguments, len(arguments))
+    return memory, at
+
+
 def run_on_host(launches: Sequence[HostLaunch], folder: Path) -> None:
     """Runs launches one after the other, thread by thread; their kernels are compiled together."""
     numbers: dict[tuple[Any, ...], int] = {}
@@ -106,17 +124,9 @@ def run_on_host(launches: Sequence[HostLaunch], folder: Path) -> None:
         }}
         """
     text = text.replace('extern "C" __global__', "static")
-    library, source = folder / "kernels.so", folder / "kernels.cpp"
-    source.write_text(text)
-    compiler = host_compiler()
-    assert compiler is not None
-    done = subprocess.run([compiler, "-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-o", str(library), str(source)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:3000]
-    compiled = ctypes.CDLL(str(library))
+    compiled = compile_for_host(text, folder / "kernels.cpp", "-O0")
     for x in launches:
-        aligned = ctypes.create_string_buffer(len(x.arguments) + 64)
-        at = (ctypes.addressof(aligned) + 63) // 64 * 64
-        ctypes.memmove(at, x.arguments, len(x.arguments))
+        _memory, at = align_arguments(x.arguments)
         compiled[f"run{numbers[x.text_key]}"](ctypes.c_void_p(at), x.blocks, x.threads)
 
 

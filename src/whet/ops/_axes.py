@@ -12,6 +12,8 @@ from whet.network import Dim, Layer, Network, Tensor, evaluate, symbols
 from whet.ops._base import Couple, get_op, given_ints
 from whet.ops._types import axis_of
 
+RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")  # the same elements in the same order, with other axes
+
 
 def axes_given(layer: Layer, rank: int, i: int = 1) -> tuple[int, ...] | None:
     """The axes (attribute `axes`, else input `i`) as sorted non-negative indices; None if not given."""

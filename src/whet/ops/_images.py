@@ -14,14 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from whet.network import Layer, Tensor
+from whet.ops._axes import RESHAPES
 from whet.ops._base import get_op
 
 
 class BatchAxis(NamedTuple):
-    """The places of a tensor's samples along one axis: sample s has the indices `(r * batch + s) * block + i`, for r < repeat and i < block.
+    """The indices of a tensor's samples along one axis: sample s has the indices `(r * batch + s) * block + i`, for r < repeat and i < block.
 
-    repeat = block = 1: the axis is the batch. block > 1: it was merged with axes behind it, as the windows of an image in a shape
-    [batch * windows, ...]. repeat > 1: with axes before it, as the rows of a sequence in [length * batch, width].
+    repeat = block = 1: the axis is the batch. block > 1: it was merged with later axes, as the windows of an image in a shape
+    [batch * windows, ...]. repeat > 1: with earlier axes, as the rows of a sequence in [length * batch, width].
     """
 
     axis: int
@@ -55,8 +56,6 @@ class BatchAxis(NamedTuple):
 Axes = dict[Tensor, BatchAxis]
 """Batch axis by tensor, for tensors that have one."""
 
-VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-
 
 class NotPerImage(Exception):
     """A layer mixes samples, or its op does not declare them independent."""
@@ -77,7 +76,7 @@ def follow(layer: Layer, axes: Axes, batch: int) -> Axes:
             inner |= follow(x, inner, batch)
         ends = zip(layer.outputs, fused_results(layer), strict=True)
         return {t: i for t, i in inner.items() if t in inputs and t not in axes} | {t: inner[b] for t, b in ends if b in inner}
-    if layer.op in VIEWS:
+    if layer.op in RESHAPES:
         return {layer.output: _reshape_axis(layer, axes[layer.needs(0)], batch)}
     if layer.op == "Gather" and (within := _gather_axis(layer, axes, batch)) is not None:
         return {layer.output: within}
@@ -110,7 +109,7 @@ def follow(layer: Layer, axes: Axes, batch: int) -> Axes:
 
 
 def _reshape_axis(layer: Layer, axis: BatchAxis, batch: int) -> BatchAxis:
-    """The batch axis of a view with other axes: the samples keep their places in the order of all elements."""
+    """The batch axis after a reshape, which keeps the order of the elements."""
     before, after = layer.needs(0).shape, layer.output.shape
     if before[axis.axis] != axis.count_entries(batch):
         raise NotPerImage(f"{layer.op} '{layer.name}' regroups samples")
@@ -123,7 +122,7 @@ def _reshape_axis(layer: Layer, axis: BatchAxis, batch: int) -> BatchAxis:
 
 
 def _gather_axis(layer: Layer, axes: Axes, batch: int) -> BatchAxis | None:
-    """The batch axis of a Gather along the batch's own axis that takes the same places of each sample, in the samples' order; else None."""
+    """The batch axis of a Gather along the axis of the batch, if it takes the same entries of each sample, in the samples' order; else None."""
     x, at = layer.needs(0), layer.needs(1)
     axis = axes.get(x)
     if axis is None or layer.attrs["axis"] % x.type.rank != axis.axis or not at.is_constant or at.type.rank != 1:
@@ -133,8 +132,8 @@ def _gather_axis(layer: Layer, axes: Axes, batch: int) -> BatchAxis | None:
         return None
     to = BatchAxis(axis.axis, axis.repeat, index.size // per_run)
     run, place = np.divmod(index.reshape(axis.repeat, batch, to.block), axis.block)
-    own = run == np.arange(per_run).reshape(axis.repeat, batch, 1)
-    return to if own.all() and (place == place[:, :1]).all() else None
+    of_sample = run == np.arange(per_run).reshape(axis.repeat, batch, 1)
+    return to if of_sample.all() and (place == place[:, :1]).all() else None
 
 
 def fused_layers(layer: Layer) -> list[Layer]:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor
+from whet.ops._axes import RESHAPES as RESHAPES
 from whet.ops.slice import slice_ranges
 from whet.ops.split import part_sizes
 
-RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 REARRANGING = ("Expand", "Gather", *RESHAPES, "Slice", "Split", "Tile", "Transpose")
 
 

@@ -27,7 +27,7 @@ def couples(layer):
 
 
 def recut(layer, kept):
-    """The index of the entries that are kept of x's indexed axis: their new places."""
+    """The index, changed to the new positions of the entries that are kept of x's indexed axis."""
     x, at = layer.inputs
     axis = axis_of(layer.attrs["axis"], x.type.rank)
     if (x, axis) not in kept:

@@ -50,9 +50,11 @@ class Stream:
         check_status(cu().cuStreamWaitEvent(self.handle, event.handle, 0))
 
     def close(self) -> None:
-        """Releases the stream."""
+        """Releases the stream; a user's stream stays open."""
+        if not self._own:
+            return
         handle, self.handle = self.handle, None
-        if handle is not None and self._own:
+        if handle is not None:
             release(self._device, cu().cuStreamDestroy, handle)
 
 
