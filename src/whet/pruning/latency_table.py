@@ -100,8 +100,8 @@ class LatencyTable:
 
 
 def _is_quieter(row: Row, ours: Row | None) -> bool:
-    """True if we lack the row, or ours was timed under external load and the other table's was not."""
-    return ours is None or bool(ours.others and not row.others)
+    """True if we lack the row, or ours was timed under external load and the other table's, which is another measurement, was not."""
+    return ours is None or bool(ours.others and not row.others and row != replace(ours, others=0.0))
 
 
 def _read(path: Path) -> dict[str, Row]:
