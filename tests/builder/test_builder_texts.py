@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 
 from whet.builder.explain import _explain_rejection
-from whet.builder.precision import comparison
+from whet.builder.lock import rebuild
+from whet.builder.precision import comparison, permitted
 from whet.builder.precision.accuracy_budget import PlanRun
+from whet.builder.precision.calibration import Calibration
 from whet.builder.precision.comparison import _sum_adjacent_ms, find_slow_layers, list_identifying_names
 from whet.builder.precision.float16 import find_small_type
 from whet.builder.precision.precision_search import PrecisionSearch
+from whet.builder.select import unfused_time, whole_engine
 from whet.builder.select.layer_timing import LayerTiming
 from whet.builder.verify.differences import find_worst_error
 from whet.builder.verify.error_bounds import FACTOR, FLOOR, Checked, Compared, Failure, NetworkJudge
-from whet.errors import ShapeError
+from whet.errors import ShapeError, VerificationError
 from whet.network import parse_network
 
 
@@ -249,3 +252,129 @@ def test_only_smaller_types_are_emulated(stored, narrow):
     assert judge.truth()[0].tolist() == judge.plain()[0].tolist() == [0, 0, 1, 2]
     assert judge.truth()[0].dtype == np.float64
     assert judge.plain()[0].dtype == np.float32
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """The builds that `build_permitted` would do, by name."""
+    done = []
+
+    def fake(name):
+        def run(*args, **options):
+            done.append(name)
+            return SimpleNamespace(report=SimpleNamespace(notes=[]))
+
+        return run
+
+    for name in ("build", "build_int8", "build_float8", "_build_floats"):
+        monkeypatch.setattr(permitted, name, fake(name))
+    for name, value in (("is_explicit", False), ("is_float8_lock", False), ("has_float8", True)):
+        monkeypatch.setattr(permitted, name, lambda *args, value=value: value)
+    monkeypatch.setattr(permitted, "capabilities_of", lambda backend: SimpleNamespace(executes=True))
+    return done
+
+
+def configured(*precisions, **more):
+    one = {"layer_precisions": (), "layer_output_types": (), "precision_constraints": "none", "lock": None, "backend": "cpu"}
+    return SimpleNamespace(precisions=precisions, **{**one, **more})
+
+
+BUDGET = SimpleNamespace(kind="snr", metric=None)
+
+
+@pytest.mark.parametrize(
+    ("precisions", "samples", "budget", "expected"),
+    [
+        (("fp16",), None, None, ["build"]),
+        (("fp16",), list, BUDGET, ["_build_floats"]),
+        (("int8",), list, None, ["build_int8"]),
+        (("int8",), list, BUDGET, ["build_int8"]),
+        (("fp8",), list, None, ["build_float8"]),
+        (("fp8",), list, BUDGET, ["build_float8"]),
+        (("int8", "fp8"), list, None, ["build_int8", "build_float8"]),
+        (("int8", "fp8"), list, BUDGET, ["build_int8", "build_float8"]),
+        (("best",), None, None, ["build"]),
+        (("best",), None, BUDGET, ["_build_floats"]),
+        (("best",), list, None, ["build_int8", "build_float8"]),
+        (("best", "int8"), None, None, ["build_int8"]),
+    ],
+)
+def test_the_builds_of_permitted_precisions(builds, precisions, samples, budget, expected):
+    plan = permitted.build_permitted(None, configured(*precisions), Calibration(samples=samples), budget=budget)
+    assert builds == expected
+    assert any("--best leaves INT8 out" in n for n in plan.report.notes) == (precisions == ("best",) and samples is None)
+
+
+def test_builds_of_locks_explicit_networks_and_devices_without_float8(builds, monkeypatch):
+    def names(*args, **more):
+        builds.clear()
+        permitted.build_permitted(None, configured(*args, **more), Calibration(samples=list), budget=BUDGET)
+        return list(builds)
+
+    assert names("int8", "fp8", lock="file") == ["build_int8"]
+    monkeypatch.setattr(permitted, "capabilities_of", lambda backend: SimpleNamespace(executes=False))
+    assert names("int8", "fp8") == ["build_int8"]
+    monkeypatch.setattr(permitted, "capabilities_of", lambda backend: SimpleNamespace(executes=True))
+    monkeypatch.setattr(permitted, "has_float8", lambda config: False)
+    assert names("int8", "fp8") == ["build_int8"]
+    monkeypatch.setattr(permitted, "is_float8_lock", lambda config: True)
+    assert names("int8") == ["build_float8"]
+    monkeypatch.setattr(permitted, "is_explicit", lambda net: True)
+    assert names("int8") == ["build"]
+
+
+def test_precisions_that_need_ranges():
+    find = permitted.list_calibrated_precisions
+    assert find(configured("best", "fp16", "fp8", "int8")) == ["int8", "fp8", "best"]
+    assert find(configured("fp16", layer_precisions=(("*", "int8"),))) == []
+    assert find(configured("fp16", layer_precisions=(("*", "int8"),), precision_constraints="obey")) == ["int8"]
+    assert find(configured("fp16", layer_output_types=(("*", "int8"),), precision_constraints="prefer")) == ["int8"]
+    assert find(configured("fp16", layer_precisions=(("*", "fp16"),), precision_constraints="obey")) == []
+    assert find(configured("fp8", layer_precisions=(("*", "int8"),), precision_constraints="obey")) == ["fp8"]
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1 layer unfused"), (2, "2 layers unfused")])
+def test_the_variant_with_unfused_layers_is_described(monkeypatch, count, text):
+    net = SimpleNamespace(layers=[])
+    monkeypatch.setattr(whole_engine, "unfuse_slower", lambda search: (net, ["reason"] * count))
+    monkeypatch.setattr(whole_engine, "choose", lambda net, options, cost: "assignment")
+    variant = whole_engine._find_unfused_variant(SimpleNamespace(reformats=SimpleNamespace(cost=None)))
+    assert variant.what == f"least sum of times, {text}"
+    monkeypatch.setattr(whole_engine, "unfuse_slower", lambda search: None)
+    assert whole_engine._find_unfused_variant(SimpleNamespace()) is None
+
+
+@pytest.mark.parametrize(("parts", "outputs", "quantized", "start"), [
+    (1, 1, False, "not unfused: only layers of 2 to"), (2, 1, False, "not unfused: its part"), 
+    (unfused_time._LONGEST, 1, False, "not unfused: its part"),
+    (unfused_time._LONGEST + 1, 1, False, "not unfused: only layers of 2 to"), (2, 2, False, "not unfused: only layers of 2 to"),
+    (2, 1, True, "not unfused: tensors between its parts would be floating point"),
+])  # fmt: skip
+def test_layers_that_are_not_timed_in_parts(monkeypatch, parts, outputs, quantized, start):
+    monkeypatch.setattr(unfused_time, "is_quantized", lambda layer: quantized)
+    monkeypatch.setattr(unfused_time, "_list_chains", lambda *args: "its part Conv has none")
+    layer = SimpleNamespace(regions={"body": SimpleNamespace(layers=range(parts))}, outputs=range(outputs))
+    assert unfused_time.list_chains(layer, None, set(), [], None, None).reason.startswith(start)
+    monkeypatch.setattr(unfused_time, "_list_chains", lambda *args: ["chain"])
+    chains = unfused_time.list_chains(layer, None, set(), [], None, None)
+    assert (chains == ["chain"]) == start.endswith("part")
+
+
+def test_the_first_failure_of_a_locked_engine_is_reported(monkeypatch):
+    plan = SimpleNamespace(report=SimpleNamespace(), arenas=[SimpleNamespace(concurrent_samples=0)])
+    monkeypatch.setattr(rebuild, "build_locked_plan", lambda *args: plan)
+    monkeypatch.setattr(rebuild, "make_probe", lambda *args, **more: "probe")
+    checked = Checked()
+    monkeypatch.setattr(rebuild, "verify_engine", lambda *args: checked)
+    backend = SimpleNamespace(capabilities=SimpleNamespace(executes=True))
+    config = SimpleNamespace(verify=True, seed=0)
+    arguments = ({"unfused": ["a"]}, None, None, [], backend, config, None, None)
+    assert rebuild.rebuild_locked(*arguments) is plan
+    assert (plan.probe, plan.report.unfused[0].reason if hasattr(plan.report.unfused[0], "reason") else "locked") == ("probe", "locked")
+    checked.failures += [Failure("a", "t", 1.0, 0.5, text) for text in ("the first", "the second")]
+    with pytest.raises(VerificationError, match=r"fails verification: the first\. Build without"):
+        rebuild.rebuild_locked(*arguments)
+    config.verify = False
+    assert rebuild.rebuild_locked(*arguments) is plan
+    backend.capabilities.executes, config.verify = False, True
+    assert rebuild.rebuild_locked(*arguments) is plan
