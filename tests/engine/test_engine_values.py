@@ -105,6 +105,8 @@ def test_packed_weights_are_read():
     found = stored(("a", 0, 3), ("b", 64, 2))
     assert {k: v.tobytes() for k, v in found.items()} == {"a": b"abc", "b": b"de"}
     assert found["a"].dtype == np.uint8
+    empty = stored(("a", 0, 3), ("b", 64, 0), ("c", 64, 2))
+    assert [v.tobytes() for v in empty.values()] == [b"abc", b"", b"de"]
 
 
 @pytest.mark.parametrize(
@@ -131,3 +133,38 @@ def test_centres_of_bins():
     assert high[one] == pytest.approx(1 + 2**-7 - 2**-23, abs=0)
     assert centre[one] == (1.0 + high[one]) / 2
     assert (centre[0] * 2, len(centre)) == (high[0], 1 << 15)
+
+
+def probed(shapes, outputs):
+    net = SimpleNamespace(inputs=[SimpleNamespace(name="x", shape=(2, 3))], outputs=[SimpleNamespace(name="y"), SimpleNamespace(name="z")])
+    profile = SimpleNamespace(shapes={"x": [(1, 3), (2, 3), (4, 3)]})
+    return SimpleNamespace(network=net, profiles=[profile], probe={"shapes": shapes, "outputs": dict.fromkeys(outputs)})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "outputs", "text"),
+    [
+        ({"x": [2, 3]}, "yz", None),
+        ({"x": [2, 3]}, "y", "other inputs or outputs"),
+        ({"x": [2, 3]}, "yzw", "other inputs or outputs"),
+        ({"x": [2, 3]}, "yw", "other inputs or outputs"),
+        ({"x": [2, 3], "v": [1]}, "yz", "other inputs or outputs"),
+        ({"x": [1, 3]}, "yz", "the probe's shape of 'x' is not the opt shape"),
+        ({"x": [4, 3]}, "yz", "the probe's shape of 'x' is not the opt shape"),
+        ({}, "yz", "the probe's shape of 'x' is not the opt shape"),
+    ],
+)
+def test_probes_have_the_networks_inputs_and_outputs(shapes, outputs, text):
+    if text is None:
+        file._check_probe(probed(shapes, outputs))
+    else:
+        with pytest.raises(EngineError, match=text):
+            file._check_probe(probed(shapes, outputs))
+
+
+def test_a_probe_without_profiles_has_the_static_shape():
+    plan = probed({"x": [2, 3]}, "yz")
+    plan.profiles = []
+    file._check_probe(plan)
+    plan.probe = None
+    file._check_probe(plan)
