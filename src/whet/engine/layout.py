@@ -25,7 +25,8 @@ from typing import Protocol, TypeVar
 from whet.errors import EngineError
 from whet.file_kinds import name_kind
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 MAGIC = b"whet-eng"
 VERSION = 3
