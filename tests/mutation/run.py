@@ -38,10 +38,10 @@ from mutation_plan import Mutant, digest, draw, from_data, function_at, to_data
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 TESTS = {
-    "pruning": ["tests/pruning", "tests/sparsity", "tests/report", "tests/cli/test_sparsity.py"],
-    "precision": ["tests/precision", "tests/builder/test_quantized_build.py"],
-    "passes": ["tests/passes", "tests/frontends", "tests/composites"],
-    "builder": ["tests/builder", "tests/precision", "tests/measure", "tests/inspector", "tests/test_api.py"],
+    "pruning": ["tests/pruning", "tests/sparsity", "tests/report", "tests/cli"],
+    "precision": ["tests/precision", "tests/builder", "tests/cli"],
+    "passes": ["tests/passes", "tests/frontends", "tests/composites", "tests/precision"],
+    "builder": ["tests/builder", "tests/precision", "tests/measure", "tests/inspector", "tests/cli", "tests/test_api.py"],
     "engine": ["tests/engine", "tests/runtime", "tests/inspector"],
 }
 PYTEST = ("-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow and not gpu")

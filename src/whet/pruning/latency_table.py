@@ -51,6 +51,7 @@ class LatencyTable:
         self.save_interval_s = save_interval_s
         self.path = Path(path) if path is not None else None
         self.rows: dict[str, Row] = _read(self.path) if self.path is not None and self.path.exists() else {}
+        self._stored = dict(self.rows)  # as last read from the file or written to it
         self.added = 0
         self._unsaved = 0
         self._saved = time.monotonic()
@@ -89,14 +90,15 @@ class LatencyTable:
         if self.path is None or (not self._unsaved and self.path.exists()):
             return
         if self.path.exists():
-            self.rows |= {k: r for k, r in _read(self.path).items() if _is_quieter(r, self.rows.get(k))}
+            changed = {k: r for k, r in _read(self.path).items() if r != self._stored.get(k)}  # by other processes
+            self.rows |= {k: r for k, r in changed.items() if _is_quieter(r, self.rows.get(k))}
         data = {"format": FORMAT, "version": VERSION, "rows": {k: asdict(r) for k, r in sorted(self.rows.items())}}
         try:
             with replace_atomically(self.path) as part:
                 part.write_text(json.dumps(data, indent=1) + "\n")
         except OSError as e:
             raise CacheError(f"cannot write the latency table {self.path}: {e.strerror}. Check that the folder exists and can be written.") from e
-        self._unsaved, self._saved = 0, time.monotonic()
+        self._stored, self._unsaved, self._saved = dict(self.rows), 0, time.monotonic()
 
 
 def _is_quieter(row: Row, ours: Row | None) -> bool:
