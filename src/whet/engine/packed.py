@@ -47,7 +47,7 @@ def read(index: Reader, data: memoryview, digest: bytes) -> dict[str, np.ndarray
         arrays[key.value] = np.frombuffer(data[offset.value : end], np.uint8) if size.value else np.empty(0, np.uint8)
     if end != len(data):
         raise EngineError(f"the packed weights have {len(data)} bytes, their index says {end}")
-    computed = map_in_threads(lambda a: hashlib.sha256(a).hexdigest(), list(arrays.values()))
+    computed = map_in_threads(lambda a: hashlib.sha256(raw_bytes(a)).hexdigest(), list(arrays.values()))
     for name, want_text, got in zip(arrays, digests, computed, strict=True):
         if got != want_text:
             raise EngineError(f"the packed weight '{name[:60]}' is damaged: its digest does not match")
