@@ -60,7 +60,7 @@ def test_compiled_layout_equals_packed_bytes(name):
         checks.append(f'static_assert(sizeof({cls.struct_name}) == {size}, "size");')
         defined, undefined = [f"#define {m} 1" for m in macros], [f"#undef {m}" for m in macros]
         text += [*defined, f"namespace n{i} {{", cls.c_struct(), *checks, "}", *undefined]
-    compile_cubin("\n".join([*text, 'extern "C" __global__ void probe() {}']), name="probe.cu", cached=False)
+    compile_cubin("\n".join([*text, 'extern "C" __global__ void probe() {}']), name="probe.cu")
 
 
 def test_every_kernel_includes_its_described_arguments():

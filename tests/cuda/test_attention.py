@@ -140,7 +140,7 @@ def test_machine_code(tile, arch, tmp_path):
     constants = {"GUARDED": 0, "CAPPED": 0, "VALUE_SIZE": size, "Q_SHARED": int(size > 128), "TYPE": 2, "BF16": 1, **tile}
     del constants["UNIT"]
     constants |= dict.fromkeys(("Q_UNIT", "K_UNIT", "V_UNIT", "OUT_UNIT"), unit)
-    text = sass(compile_cubin(kernel_text("attention.cu", constants), arch=arch, cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("attention.cu", constants), arch=arch), tmp_path)
     assert "HMMA.16816.F32.BF16" in text
     copies = {8: "LDGSTS.E.BYPASS.128", 4: "LDGSTS.E.64", 1: "STS.U16"}[unit]
     assert copies in text, "keys and values are loaded by asynchronous copies, single elements through registers"
@@ -331,7 +331,7 @@ def test_machine_code_of_fused_attention(size, tile, mask, causal, guard, tmp_pa
     heads = replace(heads, causal=causal, guard=guard)
     assert fused.tile_unfit(heads, mask, tile) is None
     constants = fused.kernel_constants(heads, mask, tile, True)
-    text = sass(compile_cubin(kernel_text("attention_fused.cu", constants), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("attention_fused.cu", constants)), tmp_path)
     products, copies = re.findall(r"HGMMA\S+", text), 2 if tile.overlap else 1
     assert len(products) == copies * (-(-size // 16) + tile.bn // 16), "both products, unrolled"
     assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 2 * copies, "the compiler adds no waits of its own"

@@ -102,7 +102,7 @@ def test_refusals():
 def test_machine_code(s, tile, residual, tmp_path):
     assert tile.why_not(s) is None
     silu = PostOps(("silu", 0.0, 0.0), residual)
-    text = sass(compile_cubin(kernel_text("few_channel_tf32.cu", tile.constants(s, silu)), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("few_channel_tf32.cu", tile.constants(s, silu))), tmp_path)
     products = re.findall(rf"HGMMA\.64x{tile.bn}x8\.F32\.TF32", text)
     assert len(products) == s.r * s.s * s.c // 8, "every product once, unrolled"
     assert "UTMALDG.4D" in text, "pieces are loaded by bulk copies"

@@ -1,12 +1,15 @@
 """Kernels for coverage: every sample against the op's reference on the host's compiler, and the list of what no CUDA kernel computes."""
 
+from functools import cache
+from itertools import groupby
+
 import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, SAMPLES, TACTICS, judge, reach, reference, sample_layer
 
-from support.host_cuda import HostLaunch, host_compiler, run_on_host, stored
+from support.host_cuda import HostLaunch, compile_launches, host_compiler, stored
 from whet.backends.cuda.compile import compile_cubin
 from whet.network import static_shape
 from whet.tactics import Args
@@ -28,12 +31,17 @@ def offers(layer):
 OPS_HERE = sorted({op for op, i in SAMPLES if any(offers(sample_layer(op, i)[0]))})
 
 
-@pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("op", OPS_HERE)
-def test_kernels_match_the_reference_on_the_host(op, tmp_path, monkeypatch):
+def list_cases(op):
+    """The launches of an op's samples, and the operands that they use."""
     launches, checks = [], []
-    for module in (_per_value, recurrent):
-        monkeypatch.setattr(module, "launch", lambda *launch: launches.append(HostLaunch.of(*launch)))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (_per_value, recurrent):
+            patch.setattr(module, "launch", lambda *launch: launches.append(HostLaunch.of(*launch)))
+        checks.extend(launch_samples(op))
+    return launches, checks
+
+
+def launch_samples(op):
     for i in (i for name, i in SAMPLES if name == op):
         layer, arrays = sample_layer(op, i)
         for t, s in offers(layer):
@@ -43,8 +51,30 @@ def test_kernels_match_the_reference_on_the_host(op, tmp_path, monkeypatch):
                 outs = [np.full(static_shape(x.shape), 77, np.float32).astype(o.dtype.numpy) for x, o in zip(layer.outputs, s.outputs, strict=True)]
             packed, scratch = [p.make() for p in kernel.packed], np.zeros(kernel.scratch, np.uint8)
             kernel.launches(Args(tuple(map(address, ins)), tuple(map(address, outs)), tuple(map(address, packed)), address(scratch)))
-            checks.append((layer, arrays, ins, outs, s, kernel, t, packed, scratch))
-    run_on_host(launches, tmp_path)
+            yield layer, arrays, ins, outs, s, kernel, t, packed, scratch
+
+
+TOGETHER = 16  # ops whose kernels are compiled in one call: most of a small call's time is the standard headers
+
+
+@pytest.fixture(scope="module")
+def cases_of(tmp_path_factory):
+    """op -> its launches, its operands and a function that runs launches."""
+
+    @cache
+    def group(start):
+        cases = {op: list_cases(op) for op in OPS_HERE[start : start + TOGETHER]}
+        run = compile_launches([x for launches, _ in cases.values() for x in launches], tmp_path_factory.mktemp("host"))
+        return {op: (*case, run) for op, case in cases.items()}
+
+    return lambda op: group(OPS_HERE.index(op) // TOGETHER * TOGETHER)[op]
+
+
+@pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("op", OPS_HERE)
+def test_kernels_match_the_reference_on_the_host(op, cases_of):
+    launches, checks, run = cases_of(op)
+    run(launches)
     for layer, arrays, ins, outs, s, kernel, t, *_ in checks:
         with np.errstate(all="ignore"):
             narrow = s.outputs[0].dtype.numpy if t.name == "cuda/recurrent" else None  # its weights are packed in the type of the values
@@ -61,18 +91,20 @@ def test_kernels_match_the_reference_on_the_host(op, tmp_path, monkeypatch):
                     judge(got, want, max(kernel.rtol, 1e-6), o.dtype, f"{t.name} {s}", reach(layer, fed))
 
 
+@pytest.mark.parametrize("signatures", [slice(1), pytest.param(slice(1, None), marks=pytest.mark.slow)], ids=["first_type", "other_types"])
 @pytest.mark.parametrize("op", OPS_HERE)
-def test_kernels_compile_for_the_gpu(op, monkeypatch):
-    """per_value.cu and recurrent.cu through NVRTC for sm_90a: each op's first sample, in every type of its signatures."""
+def test_kernels_compile_for_the_gpu(op, signatures, monkeypatch):
+    """per_value.cu and recurrent.cu through NVRTC for sm_90a: each op's first sample, in every type of the signatures of each tactic."""
     sources = set()
     for module in (_per_value, recurrent):
         monkeypatch.setattr(module, "launch", lambda entry, arguments, constants, *rest: sources.add(kernel_text(arguments.kernel_file, constants)))
     layer, _ = sample_layer(op, next(i for name, i in SAMPLES if name == op and any(offers(sample_layer(name, i)[0]))))
-    for t, s in offers(layer):
+    pairs = sorted(offers(layer), key=lambda pair: pair[0].name)
+    for t, s in (pair for _, of_tactic in groupby(pairs, key=lambda pair: pair[0]) for pair in list(of_tactic)[signatures]):
         kernel = t.plan(layer, s, (), HOPPER)
         kernel.launches(Args((0,) * len(layer.inputs), (0,) * len(layer.outputs), (0,) * len(kernel.packed), 0))
     for text in sources:
-        assert compile_cubin(text, cached=False).startswith(b"\x7fELF")
+        assert compile_cubin(text).startswith(b"\x7fELF")
 
 
 def address(a):

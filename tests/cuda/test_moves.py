@@ -138,7 +138,7 @@ def test_grouped_rows_load_first_and_store_16_bytes(tmp_path):
     assert [dict(c)["together"] for c in configs] == [4, 4, 8, 8]
     for config in configs:
         constants = _constants(_match_moves(layer, signature, config), signature, config)
-        text = sass(compile_cubin(kernel_text("moves.cu", constants), cached=False), tmp_path)
+        text = sass(compile_cubin(kernel_text("moves.cu", constants)), tmp_path)
         many = dict(config)["together"] * 3  # elements of a thread, from each of three levels
         assert text.count("LDG.E.U16") == 3 * many
         level = text[: text.index("MUFU.EX2")]

@@ -77,8 +77,8 @@ def test_some_samples_are_accepted():
 )
 def test_machine_code(tile, joined, fork, tmp_path):
     assert tile.valid()
-    text = sass(compile_cubin(kernel_source(tile, False, "silu", False, False, joined, fork), cached=False), tmp_path)
-    plain = sass(compile_cubin(kernel_source(tile, False, "silu", False), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_source(tile, False, "silu", False, False, joined, fork)), tmp_path)
+    plain = sass(compile_cubin(kernel_source(tile, False, "silu", False)), tmp_path)
     assert (text.count("UTMALDG") > plain.count("UTMALDG")) == joined, "a second input has its own copy"
     assert "STG.E.128" in text
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"

@@ -85,7 +85,7 @@ def test_kernels_compile(instances, arch):
     assert expected | {"permute.cu"} <= set(count)
 
     def code(one):
-        return compiler.compile_cubin(kernel_text(one[0], dict(one[1])), name=one[0], arch=arch, cached=False)
+        return compiler.compile_cubin(kernel_text(one[0], dict(one[1])), name=one[0], arch=arch)
 
     with ThreadPoolExecutor(2) as pool:
         assert all(c.startswith(b"\x7fELF") for c in pool.map(code, wanted))
@@ -97,7 +97,7 @@ def test_a_maximum_of_bytes_compiles_without_hoppers_packed_instruction():
     except BackendError as error:
         pytest.skip(str(error))
     constants = {"TYPE": 4, "TO": 4, "MAX": 1, "R": 3, "S": 3}
-    assert compiler.compile_cubin(kernel_text("pool.cu", constants), name="pool.cu", arch="sm_80", cached=False).startswith(b"\x7fELF")
+    assert compiler.compile_cubin(kernel_text("pool.cu", constants), name="pool.cu", arch="sm_80").startswith(b"\x7fELF")
 
 
 def test_hopper_tactics_refuse_with_a_reason():

@@ -70,7 +70,7 @@ def test_large_images_and_odd_channels_are_refused():
 @pytest.mark.parametrize("kind", [3, 4])
 def test_machine_code_of_integers(kind, tmp_path):
     constants = {"TYPE": kind, "H": 20, "W": 20, "R": 5, "POOLS": 3, "SIDE": 1, "THREADS": 416}
-    text = sass(compile_cubin(kernel_text("pool_chain.cu", constants), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("pool_chain.cu", constants)), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "LDG.E.128" in text
     assert "STG.E.128" in text
@@ -78,7 +78,7 @@ def test_machine_code_of_integers(kind, tmp_path):
 
 def test_machine_code_of_f32(tmp_path):
     constants = {"TYPE": 0, "H": 20, "W": 20, "R": 5, "POOLS": 3, "SIDE": 2, "THREADS": 800}
-    text = sass(compile_cubin(kernel_text("pool_chain.cu", constants), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("pool_chain.cu", constants)), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "STG.E.128" in text
     assert re.search(r"FMNMX\.NAN", text), "NaN is kept"
@@ -87,7 +87,7 @@ def test_machine_code_of_f32(tmp_path):
 @pytest.mark.parametrize(("arch", "side"), [("sm_90a", 1), ("sm_90a", 2), ("sm_86", 1)])
 def test_machine_code(arch, side, tmp_path):
     constants = {"TYPE": 1, "H": 20, "W": 20, "R": 5, "POOLS": 3, "SIDE": side, "THREADS": 416 if side == 1 else 800}
-    text = sass(compile_cubin(kernel_text("pool_chain.cu", constants), arch=arch, cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("pool_chain.cu", constants), arch=arch), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "LDG.E.128" in text
     assert "STG.E.128" in text

@@ -54,10 +54,10 @@ def test_refusals_say_why():
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_machine_code(kind, tmp_path):
-    text = sass(compile_cubin(kernel_text("resize.cu", {"TYPE": kind, "VEC": 8}), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("resize.cu", {"TYPE": kind, "VEC": 8})), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert re.search(r"LDG\.E\.128", text), "16-byte accesses"
-    compile_cubin(kernel_text("resize.cu", {"TYPE": kind, "VEC": 1}), arch="sm_80", cached=False)
+    compile_cubin(kernel_text("resize.cu", {"TYPE": kind, "VEC": 1}), arch="sm_80")
 
 
 SIZES = [

@@ -54,7 +54,7 @@ TEXTS = [
 @pytest.mark.parametrize(("tile", "types", "im2col", "post_ops"), TEXTS, ids=str)
 def test_sparse_kernels_use_hopper_instructions(tile, types, im2col, post_ops, tmp_path):
     assert tile.why_invalid(types.in_size, types.out_size, post_ops.residual > 0) is None
-    text = sass(compile_cubin(sparse_text(sparse_constants(tile, types, im2col, post_ops)), cached=False), tmp_path)
+    text = sass(compile_cubin(sparse_text(sparse_constants(tile, types, im2col, post_ops))), tmp_path)
     product = {"f16": "HGMMA.SP", "bf16": "HGMMA.SP", "f8e4m3": "QGMMA.SP"}.get(types.source, "IGMMA.SP")
     found = [line for line in text.splitlines() if "GMMA." in line]
     assert len(found) == 4 * tile.mi, "two instructions per 64 rows, in two copies of the loop's body"
@@ -72,7 +72,7 @@ def test_sparse_kernels_use_hopper_instructions(tile, types, im2col, post_ops, t
 @pytest.mark.parametrize(("tile", "types", "im2col", "post_ops"), TEXTS[:1] + TEXTS[4:6], ids=str)
 def test_metadata_of_a_step_outlives_its_products(tile, types, im2col, post_ops, tmp_path):
     """A product reads its metadata register at execution, after later instructions were issued: the next step must use other registers."""
-    text = sass(compile_cubin(sparse_text(sparse_constants(tile, types, im2col, post_ops)), cached=False), tmp_path)
+    text = sass(compile_cubin(sparse_text(sparse_constants(tile, types, im2col, post_ops))), tmp_path)
     products = [line.split(";")[0] for line in text.splitlines() if "GMMA.SP" in line]
     registers = [re.findall(r" (R\d+)\b", line)[-1] for line in products]
     assert len(registers) == 4 * tile.mi

@@ -41,7 +41,7 @@ CASES = {
 def test_it_compiles_to_sparse_tensor_core_instructions(arch, i, splits, dtype, post_ops, tmp_path):
     tile = replace(TILES[i], splits=splits)
     assert tile.shared <= DEVICES[arch][1]
-    text = sass(compile_cubin(kernel_text("sparse_mma.cu", mma_constants(tile, dtype, post_ops)), arch=arch, cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("sparse_mma.cu", mma_constants(tile, dtype, post_ops)), arch=arch), tmp_path)
     products = [line for line in text.splitlines() if "HMMA.SP" in line]
     assert len(products) >= 2 * tile.mi * tile.ni, "two instructions per tile of 16 channels and 8 pixels in a K step"
     assert all((".BF16" in line) == (dtype == "bf16") for line in products)

@@ -82,7 +82,7 @@ def test_refusals():
 def test_machine_code(tile, image, tmp_path):
     s = ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))
     assert tile.why_not(s, image) is None
-    text = sass(compile_cubin(kernel_text("stem_overlap.cu", tile.constants(s, PostOps(("silu", 0.0, 0.0)), image, F16)), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("stem_overlap.cu", tile.constants(s, PostOps(("silu", 0.0, 0.0)), image, F16))), tmp_path)
     assert text.count("HGMMA") == 9 * tile.th // tile.wgs, "18 positions, two per step, for every row of a warpgroup"
     assert not re.search(r"\b(LDSM|SHFL\.BFLY)\b", text), "operands are read in place, results are stored without reordering"
     assert text.count("STG.E.128") == 2 * tile.th // tile.wgs

@@ -86,7 +86,7 @@ def test_windows_times_fragments_equal_the_convolution(i):
     ],
 )
 def test_weights_stay_in_registers(constants, tmp_path):
-    text = sass(compile_cubin(kernel_text("stem_rows.cu", constants), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("stem_rows.cu", constants)), tmp_path)
     assert text.count("HGMMA") == 3 * constants["R"] * constants["HALVES"], "three rows of results, every product once"
     assert text.count("WARPGROUP.DEPBAR") == 3, "products of a row follow each other without waiting"
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"

@@ -141,7 +141,7 @@ def test_refusals():
 )
 def test_machine_code(tile, s, tmp_path):
     assert tile.why_not(s) is None
-    text = sass(compile_cubin(kernel_text("stem_tf32.cu", tile.constants(s, SILU)), cached=False), tmp_path)
+    text = sass(compile_cubin(kernel_text("stem_tf32.cu", tile.constants(s, SILU))), tmp_path)
     products = re.findall(rf"HGMMA\.64x{padded_channels(s)}x8\.F32\.TF32", text)
     assert len(products) == -(-s.r * s.s // 2) * tile.th // tile.wgs, "two taps a step, for every row"
     assert "UTMALDG.4D" in text, "the image is loaded by bulk copies"

@@ -6,7 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,8 @@ def align_arguments(arguments: bytes) -> tuple[ctypes.Array, int]:
     return memory, at
 
 
-def run_on_host(launches: Sequence[HostLaunch], folder: Path) -> None:
-    """Runs launches one after the other, thread by thread; their kernels are compiled together."""
+def compile_launches(launches: Sequence[HostLaunch], folder: Path) -> Callable[[Sequence[HostLaunch]], None]:
+    """Compiles the kernels of launches together. The result runs some of them one after the other, thread by thread."""
     numbers: dict[tuple[Any, ...], int] = {}
     text = _HOST
     for x in launches:
@@ -125,9 +125,13 @@ def run_on_host(launches: Sequence[HostLaunch], folder: Path) -> None:
         """
     text = text.replace('extern "C" __global__', "static")
     compiled = compile_for_host(text, folder / "kernels.cpp", "-O0")
-    for x in launches:
-        _memory, at = align_arguments(x.arguments)
-        compiled[f"run{numbers[x.text_key]}"](ctypes.c_void_p(at), x.blocks, x.threads)
+
+    def run(part: Sequence[HostLaunch]) -> None:
+        for x in part:
+            _memory, at = align_arguments(x.arguments)
+            compiled[f"run{numbers[x.text_key]}"](ctypes.c_void_p(at), x.blocks, x.threads)
+
+    return run
 
 
 def stored(array: np.ndarray, dtype: DType) -> np.ndarray:
