@@ -54,6 +54,13 @@ class Stages:
         pass
 
 
+def in_channels_last(t: Any) -> Any:
+    """A tensor of images with channels last in memory; one of another rank (YOLO's grids of anchors have five axes) as it is."""
+    import torch
+
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+
+
 def layer_times(plan: Any, bound: Any) -> list[tuple[str, str, float, str, str]]:
     """Kind, name, us, kernel and result shape of each layer, with launches."""
     rounds = [bound.run_timed() for _ in range(5)]
@@ -135,7 +142,9 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
     with torch.no_grad():
         fast = net.half().cuda()
         if device[0].dim() == 4:
-            fast, device = fast.to(memory_format=torch.channels_last), [v.to(memory_format=torch.channels_last) for v in device]
+            device = [in_channels_last(v) for v in device]
+            for t in (*fast.parameters(), *fast.buffers()):
+                t.data = in_channels_last(t.data)
         runs |= {peer: partial(fast if peer == "eager" else compiled(fast), *device) for peer in peers if peer != "tensorrt"}
         for peer, run in runs.items():
             begun = time.perf_counter()

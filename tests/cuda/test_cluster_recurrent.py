@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from test_tactics import HOPPER, TACTICS, compute, judge, reference
+from test_tactics import HOPPER, KEPT_IN_F32, TACTICS, compute, judge, reference
 
 from support.compiling import first_configs
 from support.host_cluster import ClusterLaunch, run_on_host
@@ -90,7 +90,7 @@ def check(layer, arrays, signature, kernel, ins, outs, *_):
     narrow = signature.outputs[0].dtype.numpy
     with np.errstate(all="ignore"):
         fed = [a if a is None else x.astype(a.dtype) if x is not None else a.astype(narrow).astype(a.dtype) for a, x in zip(arrays, ins, strict=True)]
-        for i in {3, 7} & set(range(len(arrays))):  # biases and peepholes stay f32
+        for i in set(KEPT_IN_F32[layer.op]) & set(range(len(arrays))):
             fed[i] = arrays[i]
         wanted = reference(layer, fed)
     for got, want, o in zip(outs, wanted, signature.outputs, strict=True):
@@ -176,21 +176,24 @@ def test_layers_for_another_kernel_are_refused():
 
 
 def test_only_layers_that_a_gpu_has_run_are_offered():
-    def reason(op, kind, units):
-        _net, layer, _ = layer_of(*recurrent(op, 4, 1, 8, units, first=False))
+    def reason(op, kind, units, batch=1, **attrs):
+        _net, layer, _ = layer_of(*recurrent(op, 4, batch, 8, units, first=False, **attrs))
         return TACTIC.refuses(layer, next(s for s in TACTIC.signatures(layer, HOPPER) if s.outputs[0].dtype.name == kind), HOPPER)
 
-    assert reason("LSTM", "f16", 256) is None
-    for case in (("GRU", "f16", 256), ("LSTM", "f32", 256), ("LSTM", "f16", 64)):
-        assert "verified on a GPU for LSTMs" in reason(*case)
+    for op in ("LSTM", "GRU", "RNN"):
+        assert reason(op, "f16", 256, 6) is reason(op, "bf16", 256, 6) is None
+        assert "from 128 units on" in reason(op, "f16", 64)
+        assert reason(op, "f32", 256, linear_before_reset=1) is None if op == "GRU" else reason(op, "f32", 256) is None
+    assert "6 sequences" in reason("LSTM", "f32", 256, 6)
+    assert "linear_before_reset" in reason("GRU", "f32", 256)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "units"), [("LSTM", 128), ("LSTM", 256), ("LSTM", 512), ("GRU", 200), ("GRU", 256), ("RNN", 200)])
 def test_larger_layers_match_the_reference(gpu, op, units):
-    for batch, lengths in ((1, None), (6, [17, 1, 9, 12, 3, 17])):
+    for batch, lengths, first in ((1, None, False), (6, [17, 1, 9, 12, 3, 17], True), (6, None, False)):  # the last one in f32 too
         attrs = {"linear_before_reset": 1} if op == "GRU" and batch == 1 else {}
-        _net, layer, arrays = layer_of(*recurrent(op, 17, batch, 80, units, directions=2, lengths=lengths, first=batch > 1, **attrs))
+        _net, layer, arrays = layer_of(*recurrent(op, 17, batch, 80, units, directions=2, lengths=lengths, first=first, **attrs))
         for signature in TACTIC.signatures(layer, gpu):
             if TACTIC.why_unfit(layer, signature, gpu) is not None:
                 continue

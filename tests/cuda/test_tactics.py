@@ -71,13 +71,18 @@ def reference(layer, arrays):
         return run_regions(layer, arrays) if layer.regions else run_layer(layer, arrays)
 
 
+#: constants with several axes that kernels do not round to 16 bits: biases and peepholes of each direction
+KEPT_IN_F32 = {"LSTM": (3, 7), "GRU": (3,), "RNN": (3,)}
+
+
 def compute(gpu, layer, arrays, signature, kernel):
     """Outputs as logical arrays, and the inputs rounded to their storage types."""
     buffers, fed = [], []
+    exact = {id(layer.input(i)) for i in KEPT_IN_F32.get(layer.op, ())}
     narrow = next((o.dtype for o in (*signature.inputs, *signature.outputs) if o is not None and o.dtype.bits == 16), None)
     for t, o, a in zip(layer.inputs, signature.inputs, arrays, strict=True):
         if t is None or o is None:
-            wide = a is not None and t.dtype.is_float and np.squeeze(a).ndim > 1 and narrow is not None
+            wide = a is not None and t.dtype.is_float and np.squeeze(a).ndim > 1 and narrow is not None and id(t) not in exact
             fed.append(a.astype(narrow.numpy).astype(a.dtype) if wide else a)
             buffers.append(None)
             continue

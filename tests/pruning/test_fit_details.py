@@ -64,7 +64,9 @@ def test_the_bias_that_a_fit_may_set(text, found):
     assert (None if b is None else b.name) == found
 
 
-@pytest.mark.parametrize(("shape", "found"), [("f32[3] = [1.0, 2.0, 3.0]", "b"), ("f32[1,3] = [1.0, 2.0, 3.0]", None), ("f32[1] = [1.0]", None)])
+@pytest.mark.parametrize(
+    ("shape", "found"), [("f32[3] = [1.0, 2.0, 3.0]", "b"), ("f32[1,3] = [1.0, 2.0, 3.0]", None), ("f32[1] = [1.0]", None), ("f32[] = [1.0]", None)]
+)
 def test_the_bias_of_a_gemm_has_a_value_per_output(shape, found):
     text = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\nconst %b: " + shape + "\n%y = Gemm(%x, %w, %b)\nout %y"
     b = _bias(*layer_of(text, "Gemm"))

@@ -15,13 +15,18 @@ The digest of a section covers its bytes, except for `deep` sections, whose read
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from whet.errors import EngineError
 from whet.file_kinds import name_kind
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 MAGIC = b"whet-eng"
 VERSION = 3
@@ -145,6 +150,15 @@ def table_digests(data: memoryview) -> dict[str, tuple[int, bytes]]:
         raw, _, size, digest, _ = _ENTRY.unpack(data[_HEAD.size + k * _ENTRY.size : _HEAD.size + (k + 1) * _ENTRY.size])
         digests[raw.rstrip(b"\0").decode()] = (size, digest)
     return digests
+
+
+def map_in_threads(function: Callable[[T], R], values: Sequence[T]) -> list[R]:
+    """Results for all values, in their order, computed by up to four threads: hashing releases the GIL."""
+    count = min(4, os.cpu_count() or 1, len(values))
+    if count < 2:
+        return [function(v) for v in values]
+    with ThreadPoolExecutor(count, thread_name_prefix="whet-digests") as pool:
+        return list(pool.map(function, values))
 
 
 def _all_zero(gap: memoryview, where: str) -> None:

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from whet.engine.json_data import LARGEST, Reader
-from whet.engine.layout import pad_to_alignment
+from whet.engine.layout import map_in_threads, pad_to_alignment
 from whet.errors import EngineError, NetworkError
 from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Weight, parse_type, static_shape
 from whet.network.text import parse_value, value_text
+from whet.network.weight import compute_digest
 from whet.ops import infer_layer, run_layer
 
 #: operations with the same result on every machine
@@ -204,6 +205,7 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
     values: dict[int, np.ndarray] = {}
     made: dict[str, Weight] = {}
     found = []
+    computed: list[tuple[Reader, Weight, str]] = []  # with the digests that they should have
     sources = {o.name: arrays[digest] for o, _, digest, _ in origins if digest in arrays}
     uses = _count_uses(index["constants"], origins)
     for row in index["constants"].rows():
@@ -224,14 +226,18 @@ def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[st
         key = f"{digest.text(64)} {node}"
         if key not in made:
             w = Weight(array, origin)
-            if w.type != type_ or (w.digest if stored.value is None else stored.value) != digest.value:
+            if w.type != type_ or (stored.value is not None and stored.value != digest.value):
                 raise row.fail("a constant that has its type and digest")
-            if stored.value is not None:
-                object.__setattr__(w, "digest", digest.value)  # already checked with the array
-            elif leaves := _list_sources(origin, sources):
-                w.compute_again_by(partial(_evaluate_again, origin, leaves))
+            if stored.value is None:
+                computed.append((row, w, digest.value))
+                if leaves := _list_sources(origin, sources):
+                    w.compute_again_by(partial(_evaluate_again, origin, leaves))
+            object.__setattr__(w, "digest", digest.value)  # checked with the array, or below
             made[key] = w
         found.append(made[key])
+    for (row, _, want), got in zip(computed, map_in_threads(lambda c: compute_digest(c[1].type, c[1].array), computed), strict=True):
+        if got != want:
+            raise row.fail("a constant that has its type and digest")
     return found, sources
 
 
@@ -249,8 +255,8 @@ def _type(r: Reader) -> TensorType:
 
 
 def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {}
-    at = 0
+    read: list[tuple[str, str, TensorType, np.ndarray]] = []
+    at = end = 0
     for row in rows.rows():
         name, type_text, offset, size, digest = row.rows(5)
         name.text(10000)
@@ -262,15 +268,19 @@ def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
         flat = np.frombuffer(raw, np.uint8).view(type_.dtype.numpy) if nbytes else np.empty(0, type_.dtype.numpy)
         array = flat.reshape(static_shape(type_.shape))
         array.flags.writeable = False
-        if digest.text(64) in arrays or Weight(array).digest != digest.value:
-            raise EngineError(f"the weight '{name.value[:80]}' is damaged: its digest does not match, or it is a duplicate")
-        end = pad_to_alignment(at + nbytes)
-        if any(data[at + nbytes : min(end, len(data))]):
+        end = at + nbytes
+        at = pad_to_alignment(end)
+        if any(data[end : min(at, len(data))]):
             raise EngineError(f"the engine is damaged: bytes after the weight '{name.value[:80]}' are not zero")
-        arrays[digest.value] = array
-        at = end
-    if len(data) != (offset.value + nbytes if arrays else 0):
+        read.append((name.value, digest.text(64), type_, array))
+    if len(data) != end:
         raise EngineError(f"the weights have {len(data)} bytes, their index says otherwise")
+    arrays: dict[str, np.ndarray] = {}
+    computed = map_in_threads(lambda r: compute_digest(r[2], r[3]), read)
+    for (name_text, want, _, array), got in zip(read, computed, strict=True):
+        if want in arrays or got != want:
+            raise EngineError(f"the weight '{name_text[:80]}' is damaged: its digest does not match, or it is a duplicate")
+        arrays[want] = array
     return arrays
 
 

@@ -119,7 +119,13 @@ class Weight:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of type and bytes: equal weights have equal digests."""
-        h = hashlib.sha256(str(self.type).encode())
-        if self.array.size:
-            h.update(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data)
-        return h.hexdigest()
+        return compute_digest(self.type, self.array)
+
+
+def compute_digest(type_: TensorType, array: np.ndarray) -> str:
+    """The digest of a weight. Threads can compute several at the same time: hashing releases the GIL, while the lock of a `cached_property` of
+    Python 3.11 is shared by all weights."""
+    h = hashlib.sha256(str(type_).encode())
+    if array.size:
+        h.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return h.hexdigest()

@@ -46,7 +46,6 @@ def branches(net: Network) -> list[Branch]:
             inside = _layers_between(net, shortcut, branch, place)
             if inside and _is_closed(inside, branch, layer, users, outputs):
                 found.append(Branch(layer.name, i, tuple(x.name for x in inside)))
-                break
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from whet.backends import Backend, get_backend
 from whet.engine.plan import Choice, EnginePlan
@@ -12,7 +11,7 @@ from whet.errors import BackendError, BuildError, EngineError, WhetError
 from whet.network import DTYPES, FORMATS, Layer, format_fits, static_shape
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime.safe import SafeKernel
-from whet.tactics import TACTICS, Config, Kernel, Operand, Signature, Tactic, get_tactic, load_tactics, operand_bytes, tactics_of
+from whet.tactics import TACTICS, Config, Kernel, Operand, Signature, Tactic, get_tactic, load_tactic, operand_bytes, tactics_of
 
 _MAX_CONFIGS = 4  # configs of a tactic that a fallback tries
 _UNEXPECTED = (
@@ -120,7 +119,7 @@ def _iterate_opt_layers(plan: EnginePlan, profile: int, layer: Layer) -> Iterato
 
 def explain_config_refusal(layer: Layer, choice: Choice, backend: Backend) -> str | None:
     """The reason why a tactic does not list the config of a choice for a layer of static shapes; None if it does or is unknown here."""
-    _load(backend.name)
+    _load(choice.tactic, backend)
     t = TACTICS.get(choice.tactic)
     if t is None or t.backend != backend.name:
         return None  # planning reports it
@@ -147,11 +146,14 @@ def _add_value_types(config: Config) -> tuple[tuple[str, type, int | str], ...]:
     return tuple((name, type(value), value) for name, value in config)
 
 
-_load = cache(load_tactics)  # searches the folder once, not once per layer
+def _load(name: str, backend: Backend) -> None:
+    """Imports a tactic if it is one of this backend."""
+    if name.partition("/")[0] == backend.name:
+        load_tactic(name)
 
 
 def _plan(choice: Choice, layer: Layer, signature: Signature, backend: Backend) -> Kernel:
-    _load(backend.name)
+    _load(choice.tactic, backend)
     t = get_tactic(choice.tactic)
     if t.backend != backend.name:
         raise BackendError(f"{choice.tactic} is for the backend {t.backend}, this is {backend.name}")
@@ -214,7 +216,8 @@ def list_library_versions(choices: Mapping[str, Choice], backend: Backend) -> di
 
     The builder stores them as `plan.machine["libraries"]`; at load a difference is reported and the probe runs.
     """
-    _load(backend.name)
     names = {c.tactic for c in choices.values()}
+    for name in names:
+        _load(name, backend)
     versions = {n: TACTICS[n].library_version() for n in sorted(names) if n in TACTICS}
     return {n: v for n, v in versions.items() if v}

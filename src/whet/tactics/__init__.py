@@ -6,6 +6,7 @@ A backend that is added as one folder brings its tactics along: `backends/<backe
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import walk_packages
 
 from whet.backends import backend_class
 from whet.plugin_packages import load_installed
@@ -58,6 +59,7 @@ __all__ = [
     "epilogue_steps",
     "get_tactic",
     "is_quantized",
+    "load_tactic",
     "load_tactics",
     "operand_bytes",
     "operand_indices",
@@ -78,6 +80,28 @@ def load_tactics(backend: str) -> None:
     backend_class(backend)
     _import_tactics(backend)
     load_installed()
+
+
+def load_tactic(name: str) -> None:
+    """Imports the module of one tactic, so that an engine is opened without importing all tactics of its backend. Imports all of them if no file
+    has this name, as for a plugin's tactic. Raises BackendError for an unknown backend."""
+    backend, _, stem = name.partition("/")
+    if name not in TACTICS and (module := _list_modules(backend).get(stem)) is not None:
+        import_module(module)
+    if name not in TACTICS:
+        load_tactics(backend)
+
+
+@cache
+def _list_modules(backend: str) -> dict[str, str]:
+    """Modules of a backend's tactics by file name; only packages are imported."""
+    backend_class(backend)
+    modules: dict[str, str] = {}
+    for parent, name in ((__name__, backend), (f"whet.backends.{backend}", "tactics")):
+        if (spec := find_spec(f".{name}", parent)) is not None:
+            found = walk_packages(spec.submodule_search_locations, f"{spec.name}.")
+            modules |= {m.name.rpartition(".")[2]: m.name for m in found if not m.ispkg and "._" not in m.name}
+    return modules
 
 
 @cache

@@ -5,8 +5,9 @@ A volume [N, C, D, H, W] is kept in one of two forms, and `Reshape` and `Transpo
     planes  [N * D, C, H, W]  an image for each position along the depth
     lines   [N, C, D, H * W]  an image whose rows are the positions along the depth
 
-A convolution along the depth alone reads lines. Another one reads planes: its positions along the depth are slices that are concatenated as
-channels. Pools are one along the plane and one along the depth. Pointwise layers and Concats between them keep the form that they read.
+A convolution along the depth alone reads lines. Another one reads planes: its positions along the depth are slices, or shifted copies with zeros
+at the ends (Pads that also crop), that are concatenated as channels. Pools are one along the plane and one along the depth. Pointwise layers and
+Concats between them keep the form that they read.
 """
 
 from __future__ import annotations
@@ -197,9 +198,13 @@ def _slice_taps(v: _Volumes, layer: Layer, kd: int, stride: int, dilation: int, 
     x = layer.needs(0)
     n, c, d, h, w = x.shape
     rows, depth = v.rows_of(x, (n, d, h, w, c)), layer.output.shape[2]
+    assert isinstance(depth, int)
+    assert isinstance(d, int)
+    amounts = [(before - i * dilation, i * dilation - before + depth - d) for i in range(kd)]  # negative ones crop
+    if stride == 1 and (before or after) and all(d + min(a, 0) + min(b, 0) > 0 for a, b in amounts):
+        return [v.move("Pad", rows, mode="constant", pads=(0, a, 0, 0, 0, 0, b, 0, 0, 0)) if a or b else rows for a, b in amounts]
     if before or after:
         rows = v.move("Pad", rows, mode="constant", pads=(0, before, 0, 0, 0, 0, after, 0, 0, 0))
-    assert isinstance(depth, int)
     bounds = [(i * dilation, i * dilation + (depth - 1) * stride + 1) for i in range(kd)]
     return [v.move("Slice", rows, starts=(a,), ends=(b,), axes=(1,), steps=(stride,)) for a, b in bounds]
 

@@ -33,7 +33,7 @@ from whet.tactics.cuda._device.kernel import (
     shared_limit,
 )
 from whet.tactics.cuda._device.source import kernel_text
-from whet.tactics.cuda.attention.attention_fused import why_not_heads, why_not_run
+from whet.tactics.cuda.attention.attention_fused import why_not_heads
 
 SHAPES = ((1, 4), (1, 8), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))  # warps along rows, warps along keys
 MOST = 14  # tiles that are tried
@@ -106,7 +106,7 @@ class Attention(Tactic):
         heads = match_attention(layer)
         if isinstance(heads, str) or (reason := why_not_sizes(heads)):
             return heads if isinstance(heads, str) else reason
-        is_slower = machine_has(backend, "wgmma") and why_not_heads(heads) is None and why_not_run(heads) is None
+        is_slower = machine_has(backend, "wgmma") and why_not_heads(heads) is None
         return "attention_fused was faster in every case measured on Hopper" if is_slower else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:

@@ -153,8 +153,7 @@ class AttentionFused(Tactic):
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        heads = match_attention(layer)
-        return _why_not_here(heads, backend) or (None if isinstance(heads, str) else why_not_run(heads))
+        return _why_not_here(match_attention(layer), backend)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         heads = match_attention(layer)
@@ -259,16 +258,6 @@ def _why_not_here(heads: Heads | str, backend: Backend) -> str | None:
     if not machine_has(backend, "wgmma"):
         return "needs Hopper's tensor cores (wgmma, sm_90a)"
     return heads if isinstance(heads, str) else why_not_heads(heads)
-
-
-def why_not_run(heads: Heads) -> str | None:
-    """Why these heads are left to `attention`: a GPU has only run the kernel for equal sizes of 16 to 128 in steps of 16, without a soft cap.
-
-    `plan` takes the others too, for the tests on a GPU.
-    """
-    if heads.size != heads.value_size or heads.size % 16 or heads.size > 128:
-        return f"heads of {heads.size} and {heads.value_size} elements: verified on a GPU for equal sizes of 16 to 128 in steps of 16"
-    return "a soft cap: not verified on a GPU" if heads.cap else None
 
 
 def why_not_heads(heads: Heads) -> str | None:

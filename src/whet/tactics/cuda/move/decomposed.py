@@ -156,10 +156,12 @@ def _round_matrix(t: Tensor | None, dtype: DType) -> Tensor | None:
 
 def _kernel(part: Layer, dtype: DType, backend: Backend) -> tuple[GpuKernel, Signature]:
     """The first kernel for a part, with 4-D tensors channels last and others row-major. Raises PlanRefused."""
+    from whet.tactics import load_tactics
 
     def forms(t: Tensor) -> Sequence[Operand]:
         return [Operand(f, t.dtype if t.dtype in _INTEGERS else dtype) for f in (("nhwc", "linear") if t.type.rank == 4 else ("linear",))]
 
+    load_tactics("cuda")  # the engine's own tactics may be the only ones so far
     for t in sorted((t for t in TACTICS.values() if t.backend == "cuda" and t.name != "cuda/decomposed"), key=lambda t: (t.fallback, t.name)):
         # Library tactics are excluded, so that the layer runs without libraries, and with --pure.
         if type(t).__module__.startswith(_LIBRARIES) or t.why_not(part) is not None:

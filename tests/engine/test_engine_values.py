@@ -1,0 +1,170 @@
+"""Parts of engine files on small cases: names, digests, tables of bytes, canonical JSON, required sections."""
+
+import hashlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from whet.engine import file, packed
+from whet.engine.json_data import Reader, from_json
+from whet.engine.layout import Section
+from whet.engine.names import _root, display_names, profile_suffix
+from whet.errors import EngineError
+from whet.precision.histogram import _compute_bin_centres
+
+
+def layer(name, *sources, op="Conv", **more):
+    return SimpleNamespace(name=name, op=op, sources=sources, inputs=[], attrs={}, regions={}, composite=None, **more)
+
+
+def test_display_names_are_unique():
+    net = SimpleNamespace(layers=[layer("a", "s"), layer("b", "s"), layer("c", "s"), layer("d"), layer("e", "s (2)"), layer("f", "s", "t", "s")])
+    assert list(display_names(net).values()) == ["s", "s (2)", "s (3)", "d", "s (2) (2)", "s + t"]
+    assert [profile_suffix(n) for n in range(3)] == ["", " [profile 1]", " [profile 2]"]
+
+
+@pytest.mark.parametrize(("count", "name"), [(12, " + ".join(f"n{i}" for i in range(12))), (13, "n0 + n1 + n2 + n3 + n4 + ... 7 more + n12")])
+def test_long_display_names_are_shortened(count, name):
+    assert display_names(SimpleNamespace(layers=[layer("a", *(f"n{i}" for i in range(count)))])) == {"a": name}
+
+
+def test_reformats_are_named_after_their_input_and_target():
+    x = layer("r", op="Reformat")
+    x.inputs, x.attrs = [SimpleNamespace(name="x")], {"dtype": "f16", "format": "nhwc"}
+    assert display_names(SimpleNamespace(layers=[x])) == {"r": "Reformat x to f16:nhwc"}
+
+
+@pytest.mark.parametrize(
+    ("ops", "composite", "root"),
+    [
+        (["Abs", "Conv", "Softmax", "Softmax"], "Softmax", 2),
+        (["Abs", "Conv", "MatMul"], "Softmax", 1),
+        (["Abs", "Relu"], "Softmax", None),
+        (["Abs", "Gemm"], None, 1),
+        (["Add", "ConvTranspose"], None, 1),
+    ],
+)
+def test_the_root_of_a_fused_layer(ops, composite, root):
+    leaves = [layer(op, op=op) for op in ops]
+    inner = layer("inner", op="Fused")
+    inner.regions["body"] = SimpleNamespace(layers=leaves[1:])
+    fused = layer("fused", op="Fused")
+    fused.composite, fused.regions["body"] = composite, SimpleNamespace(layers=[leaves[0], inner])
+    assert _root(fused) is (None if root is None else leaves[root])
+    assert _root(leaves[0]) is None
+
+
+def test_the_digest_of_a_section_is_that_of_its_bytes_with_padding():
+    section = Section("s", [b"a" * 3, b"b" * 64, b"c"])
+    assert section.size == 64 + 64 + 1
+    assert section.content_digest() == hashlib.sha256(b"aaa" + bytes(61) + b"b" * 64 + b"c").digest()
+    assert Section("s", [b"a"], b"given").content_digest() == b"given"
+    assert (Section("s", []).size, Section("s", []).content_digest()) == (0, hashlib.sha256().digest())
+
+
+@pytest.mark.parametrize("text", [b"[1.0e0]", b'{"a": 1}', b"[1 ]", b'{"b":1,"a":2}', b"[1.50]", b'["\\u0041"]'])
+def test_json_of_another_form_is_refused(text):
+    with pytest.raises(EngineError, match="not in canonical form"):
+        from_json(text, "part")
+
+
+def test_canonical_json_is_read():
+    assert from_json(b'{"a":[1.5,"A",null],"b":2}', "part") == {"a": [1.5, "A", None], "b": 2}
+    for text in (b'{"a":1,"a":1}', b"[NaN]", b"[", b""):
+        with pytest.raises(EngineError, match="part"):
+            from_json(text, "part")
+
+
+@pytest.mark.parametrize(("more", "refused"), [((), False), (("packed", "packed_index"), False), (("packed",), True), (("packed_index",), True)])
+def test_sections_that_belong_together(more, refused):
+    parts = dict.fromkeys((*file.REQUIRED, *more), memoryview(b""))
+    if not refused:
+        file._require(parts)
+    else:
+        with pytest.raises(EngineError, match="no section 'packed'"):
+            file._require(parts)
+
+
+@pytest.mark.parametrize("name", file.REQUIRED)
+def test_a_missing_section_is_named(name):
+    with pytest.raises(EngineError, match=f"no section '{name}'"):
+        file._require(dict.fromkeys((n for n in file.REQUIRED if n != name), memoryview(b"")))
+
+
+def stored(*rows):
+    """Reads packed weights of these rows (key, offset, size) out of 3 bytes, padding and 2 bytes."""
+    from whet.engine.json_data import to_json
+
+    data = b"abc" + bytes(61) + b"de"
+    index = [[k, at, n, hashlib.sha256(data[at : at + n]).hexdigest()] for k, at, n in rows]
+    return packed.read(Reader(index, "index"), memoryview(data), hashlib.sha256(to_json(index)).digest())
+
+
+def test_packed_weights_are_read():
+    found = stored(("a", 0, 3), ("b", 64, 2))
+    assert {k: v.tobytes() for k, v in found.items()} == {"a": b"abc", "b": b"de"}
+    assert found["a"].dtype == np.uint8
+    empty = stored(("a", 0, 3), ("b", 64, 0), ("c", 64, 2))
+    assert [v.tobytes() for v in empty.values()] == [b"abc", b"", b"de"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("a", 0, 3), ("b", 64, 3)],
+        [("a", 0, 3), ("b", 63, 2)],
+        [("a", 1, 2), ("b", 64, 2)],
+        [("a", 0, 3), ("a", 64, 2)],
+        [("a", 0, 3)],
+        [("a", 0, 2), ("b", 64, 2)],
+        [("a", 0, 3), ("b", 64, 1)],
+        [],
+    ],
+)
+def test_tables_of_packed_weights_that_do_not_fit_are_refused(rows):
+    with pytest.raises(EngineError):
+        stored(*rows)
+
+
+def test_centres_of_bins():
+    centre, high = _compute_bin_centres()
+    one = 0x3F80  # upper bits of 1.0
+    assert high[one] == pytest.approx(1 + 2**-7 - 2**-23, abs=0)
+    assert centre[one] == (1.0 + high[one]) / 2
+    assert (centre[0] * 2, len(centre)) == (high[0], 1 << 15)
+
+
+def probed(shapes, outputs):
+    net = SimpleNamespace(inputs=[SimpleNamespace(name="x", shape=(2, 3))], outputs=[SimpleNamespace(name="y"), SimpleNamespace(name="z")])
+    profile = SimpleNamespace(shapes={"x": [(1, 3), (2, 3), (4, 3)]})
+    return SimpleNamespace(network=net, profiles=[profile], probe={"shapes": shapes, "outputs": dict.fromkeys(outputs)})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "outputs", "text"),
+    [
+        ({"x": [2, 3]}, "yz", None),
+        ({"x": [2, 3]}, "y", "other inputs or outputs"),
+        ({"x": [2, 3]}, "yzw", "other inputs or outputs"),
+        ({"x": [2, 3]}, "yw", "other inputs or outputs"),
+        ({"x": [2, 3], "v": [1]}, "yz", "other inputs or outputs"),
+        ({"x": [1, 3]}, "yz", "the probe's shape of 'x' is not the opt shape"),
+        ({"x": [4, 3]}, "yz", "the probe's shape of 'x' is not the opt shape"),
+        ({}, "yz", "the probe's shape of 'x' is not the opt shape"),
+    ],
+)
+def test_probes_have_the_networks_inputs_and_outputs(shapes, outputs, text):
+    if text is None:
+        file._check_probe(probed(shapes, outputs))
+    else:
+        with pytest.raises(EngineError, match=text):
+            file._check_probe(probed(shapes, outputs))
+
+
+def test_a_probe_without_profiles_has_the_static_shape():
+    plan = probed({"x": [2, 3]}, "yz")
+    plan.profiles = []
+    file._check_probe(plan)
+    plan.probe = None
+    file._check_probe(plan)
