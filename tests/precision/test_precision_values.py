@@ -1,19 +1,36 @@
 """Ranges, error measures, budgets and adaptive rounding: exact values of small cases, and definitions written out plainly."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from whet.errors import CalibrationError, UsageError
-from whet.network import parse_network
+from whet.network import Weight, parse_network
 from whet.ops import run_network
-from whet.precision import Budget, Preprocessing, calibration_data, emulate_network, find_quantization_sites, read_cache, rounding, write_cache
+from whet.precision import Budget, Preprocessing, calibration_data, emulate_network, find_quantization_sites, read_cache, rounding, steps, write_cache
 from whet.precision.calibrate import _select_range
 from whet.precision.compare import compare
-from whet.precision.histogram import Histogram
+from whet.precision.data import name_samples
+from whet.precision.float8 import compute_mean_inputs, correct_biases, pack_rounding, unpack_rounding
+from whet.precision.histogram import Histogram, _compute_bin_centres
+from whet.precision.insert import fake_quantize_weights, round_weights_to_float8
 from whet.precision.measures import compute_cosine, compute_output_cosine, compute_output_snr, compute_powers, to_decibels
 from whet.precision.methods import LIMITS
 from whet.precision.ranges import Range, Ranges
-from whet.precision.rounding import _BLOCK, _DAMP, as_rows, compute_expected_error, compute_moments, fits, from_rows, round_rows, sample_windows
+from whet.precision.rounding import (
+    _BLOCK,
+    _DAMP,
+    adapt_weights,
+    as_rows,
+    compute_expected_error,
+    compute_moments,
+    fits,
+    from_rows,
+    round_rows,
+    sample_windows,
+)
+from whet.precision.scaling import find_sites, propose_scales
 
 
 @pytest.mark.parametrize(
@@ -369,3 +386,181 @@ def test_rounded_layers_read_and_write_rounded_values():
     both = emulate_network(net, "bf16")
     assert [t.name for t in both.outputs] == ["y"]
     assert not np.any(run_network(both, {"x": x})["y"].view(np.uint32) & 0xFFFF)
+
+
+# batches, images, corrections, sites: one case per condition
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_an_array_is_split_into_samples_of_the_batch_size(batch):
+    net = parse_network(f"network n source\nin %x: f32[{batch},2]\nin %s: f32[]\n%a = Relu(%x)\n%y = Add(%a, %s)\nout %y")
+    x = np.arange(12 * batch).reshape(6 * batch, 2).astype("f4")
+    one = parse_network(f"network n source\nin %x: f32[{batch},2]\n%y = Relu(%x)\nout %y")
+    got = [f["x"] for f in name_samples([x], one, "data")]
+    assert len(got) == 6
+    np.testing.assert_array_equal(got, x.reshape(6, batch, 2))
+    (single,) = name_samples([{"x": x[:batch], "s": np.float32(3)}], net, "data")
+    np.testing.assert_array_equal(single["x"], x[:batch])
+    assert single["s"] == 3
+    with pytest.raises(CalibrationError, match=r"different numbers of samples \(1, 6\)"):
+        list(name_samples([{"x": x, "s": np.float32(3)}], net, "data"))
+
+
+@pytest.mark.parametrize(("layout", "size"), [("nchw", (8, 6)), ("nhwc", (8, 6)), ("nchw", (1, 6)), ("nchw", (8, 1)), ("nhwc", (1, 6))])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_channels_of_an_image_are_those_of_its_layout(tmp_path, layout, size, channels):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    made = image.fromarray(pixels)
+    made.save(tmp_path / "a.png")
+    shape = (channels, *size) if layout == "nchw" else (*size, channels)
+    net = parse_network(f"network n source\nin %x: f32[1,{','.join(map(str, shape))}]\n%y = Relu(%x)\nout %y")
+    (got,) = calibration_data(str(tmp_path), net, Preprocessing.parse(f"layout:{layout}"))
+    want = np.asarray(made.convert("L"))[..., None] if channels == 1 else pixels
+    np.testing.assert_array_equal(got["x"][0], want.transpose(2, 0, 1) if layout == "nchw" else want)
+
+
+def test_the_centre_of_a_bin_is_the_mean_of_its_ends():
+    centres, high = _compute_bin_centres()
+    for low in (0.25, 1.0, 3.0):
+        k = int(np.float32(low).view(np.uint32)) >> 16
+        following = float((np.uint32((k + 1) << 16)).view(np.float32))
+        assert high[k] == np.nextafter(np.float32(following), np.float32(0))
+        assert centres[k] == (low + high[k]) / 2
+
+
+@pytest.mark.parametrize(
+    ("attrs", "fits_int8"),
+    [("", True), ("transB=1", True), ("transA=1", False), ("alpha=0.5", False), ("alpha=2.0", False), ("beta=0.5", False), ("beta=2.0", False)],
+)
+def test_a_gemm_with_another_factor_or_a_transposed_input_has_no_quantized_form(attrs, fits_int8):
+    more = f", {attrs}" if attrs else ""
+    text = f"network n source\nin %x: f32[4,4]\nconst %w: f32[4,4] = seed(1)\nconst %b: f32[4] = seed(2)\n%y = Gemm(%x, %w, %b{more})\nout %y"
+    assert len(find_quantization_sites(parse_network(text)).layers) == fits_int8
+
+
+@pytest.mark.parametrize(
+    ("gated", "taken"),
+    [
+        ("%s = Sigmoid(%a)\n%m = Mul(%a, %s)", True),
+        ("%s = Sigmoid(%a)\n%m = Mul(%s, %a)", True),
+        ("%s = Sigmoid(%r)\n%m = Mul(%a, %s)", False),  # gated by another value
+        ("%s = Sigmoid(%r)\n%m = Mul(%r, %s)", False),  # no quantized layer computes it
+        ("%s = Tanh(%a)\n%m = Mul(%a, %s)", False),
+        ("%m = Relu(%a)", True),
+        ("%m = Relu(%r)", False),
+    ],
+)
+def test_a_silu_of_a_quantized_layer_takes_the_sum(gated, taken):
+    """The other operand, which a product reads too, is then stored as integers for the sum."""
+    net = parse_network(f"""network n source
+        in %x: f32[4,4]
+        in %z: f32[4,4]
+        in %r: f32[4,4]
+        const %w: f32[4,4] = seed(1)
+        const %v: f32[4,4] = seed(2)
+        %a = MatMul(%x, %w)
+        {gated}
+        %o = MatMul(%z, %v)
+        %y = Add(%m, %z)
+        out %o
+        out %y
+        """)
+    uses = find_quantization_sites(net).uses[net.tensor("z")]
+    assert sorted(r.op for r in uses) == (["Add", "MatMul"] if taken else ["MatMul"])
+
+
+def test_rounding_that_does_not_pay_on_the_other_half_is_dropped():
+    (layer,) = parse_network("network n source\nin %x: f32[9,6]\nconst %w: f32[6,4] = seed(1)\n%y = MatMul(%x, %w)\nout %y").layers
+    w, scales = layer.inputs[1].array(), np.full(4, 0.5)
+
+    def grid(column, s):
+        return np.rint(column / s) * s
+
+    nearest = (np.rint(w / 0.5) * 0.5).astype("f4")
+    alike = np.ones((6, 6)) + 0.01 * np.eye(6)  # inputs that vary together: their errors can cancel
+    got = adapt_weights(layer, w, nearest, scales, (alike, alike), grid)
+    np.testing.assert_array_equal(got, round_rows(w.T.astype("f8"), scales, alike, grid).T)
+    assert adapt_weights(layer, w, nearest, scales, (alike, np.eye(6)), grid) is None
+    assert adapt_weights(layer, w, nearest, scales, (np.eye(6), np.eye(6)), grid) is None  # rounding to nearest is the best already
+    got = adapt_weights(layer, w, nearest, scales, (alike, 2 * alike), grid)
+    np.testing.assert_array_equal(got, round_rows(w.T.astype("f8"), scales, 1.5 * alike, grid).T)
+
+
+def test_the_smallest_float8_weights_survive_packing():
+    """-2^-9, the negative number next to zero, has the index -1."""
+    values = [448.0, -448.0, 2**-9, -(2**-9), -(2**-8), 0.0]
+    net = parse_network(f"network n source\nin %x: f32[1,6]\nconst %w: f32[6,1] = {values}\n%y = MatMul(%x, %w)\nout %y")
+    w = net.constants["w"].array()
+    name = net.layers[0].name
+    (got,) = unpack_rounding(net, pack_rounding(net, {name: w})).values()
+    np.testing.assert_allclose(got, w, rtol=1e-6)
+    changed = np.float32([[448], [-416], [-(2**-9)], [2**-9], [-(2**-9)], [0]])
+    (got,) = unpack_rounding(net, pack_rounding(net, {name: changed})).values()
+    np.testing.assert_allclose(got, changed, rtol=1e-6)
+
+
+def test_mean_inputs_of_products_are_over_all_rows():
+    x = np.arange(24, dtype="f4").reshape(2, 3, 4) ** 2
+    (layer,) = parse_network("network n source\nin %x: f32[2,3,4]\nconst %w: f32[4,5] = seed(1)\n%y = MatMul(%x, %w)\nout %y").layers
+    np.testing.assert_allclose(compute_mean_inputs(layer, x), x.mean((0, 1), dtype="f8"))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_float8_correction_is_the_mean_shift_over_all_samples(count):
+    net = parse_network("network n source\nin %x: f32[5,4]\nconst %w: f32[4,3] = seed(1)\nconst %b: f32[3] = seed(2)\n%y = Gemm(%x, %w, %b)\nout %y")
+    (layer,) = net.layers
+    rng = np.random.default_rng(count)
+    samples = [{"x": (1.02 + 0.04 * rng.random((5, 4))).astype("f4")} for _ in range(count)]  # all are rounded down to 1
+    ranges = Ranges({"x": Range(-224.0, 224.0)}, "", 1)  # the scale 1
+    got = correct_biases(net, ranges, samples, lambda net, names: lambda feeds: feeds).corrections[layer.name]
+    x = np.concatenate([f["x"] for f in samples]).astype("f8")
+    w = layer.inputs[1].array()
+    np.testing.assert_allclose(got, np.ones(4) @ round_weights_to_float8(layer, w).astype("f8") - x.mean(0) @ w.astype("f8"), rtol=1e-5)
+
+
+SITE = """network n source
+in %x: f32[2,3,5,5]
+const %w: f32[4,3,1,1] = seed(1)
+const %v: f32[6,4,3,3] = seed(2)
+%a = Conv(%x, %w) from "a"
+%r = Relu(%a)
+%y = Conv(%r, %v) from "y"
+out %y
+"""
+
+
+def test_only_the_enabled_steps_propose_scales():
+    (site,) = find_sites(parse_network(SITE))[0].values()
+    largest = np.array([1.0, 2.0, 4.0, 8.0])
+    smooth = ["smooth 0.5", "smooth 0.75"]
+    assert [list(propose_scales(site, largest, s)) for s in (("smooth",), ("bias",), ("equalize",), ("smooth", "equalize"))] == [
+        smooth, [], ["equalize"], ["equalize", *smooth],
+    ]  # fmt: skip
+    for producer in (None, parse_network("network n source\nin %x: f32[4]\n%y = Relu(%x)\nout %y").layers[0]):
+        assert list(propose_scales(replace(site, producer=producer), largest, ("equalize", "smooth"))) == smooth
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_error_of_a_scaling_by_its_definition(scaled):
+    """The mean over the reader's output channels, whose powers differ, of noise by signal (and a hundredth of the mean signal)."""
+    net = parse_network(SITE)
+    (site,) = find_sites(net)[0].values()
+    v = net.constants["v"].array() * np.float32([1, 4, 16, 64, 256, 1024]).reshape(6, 1, 1, 1)
+    net.constants["v"].weight = Weight(v, net.constants["v"].weight.origin)
+    x = np.random.default_rng(0).uniform(0, 1, (2, 4, 5, 5)).astype("f4") * np.float32([1, 2, 3, 4]).reshape(4, 1, 1)
+    s = np.float32([0.25, 0.5, 1, 2]) if scaled else None
+    by = np.ones((4, 1, 1), "f4") if s is None else s.reshape(4, 1, 1)
+    r = Range.within(0.0, float((x / by).max()), np.inf)
+    low = fake_quantize_weights(site.readers[0], v * by)
+    want, got = (run_network(parse_network(READER), {"r": a, "v": w})["y"].astype("f8") for a, w in ((x, v), (r.fake_quantize(x / by), low)))
+    signal = (want**2).sum((0, 2, 3))
+    error = np.mean(((got - want) ** 2).sum((0, 2, 3)) / (signal + 0.01 * signal.mean()))
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(steps, "_JUDGED_BY", ("minmax",))
+        assert steps._compute_error(site, [x[:1], x[1:]], 1, s, True) == pytest.approx(error, rel=1e-4)
+    assert steps._compute_error(site, [x * 0], 1, s, True) == 0
+    assert steps.SAMPLES % 2 == 0  # one half gives a correction, the other validates it
+
+
+READER = "network n source\nin %r: f32[2,4,5,5]\nin %v: f32[6,4,3,3]\n%y = Conv(%r, %v)\nout %y"

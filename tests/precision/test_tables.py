@@ -10,10 +10,11 @@ from whet.builder.precision import precision_search
 from whet.builder.precision.int8 import Calibration, build_int8, prepare, quantize_network
 from whet.measure.compare import Ranking
 from whet.measure.policy import PRECISIONS
-from whet.network import Network, parse_type
+from whet.network import Network, parse_network, parse_type
 from whet.ops import run_network
 from whet.precision import quantize
-from whet.precision.tables import _FUNCTIONS, find_code, insert_tables
+from whet.precision.ranges import Range, Ranges
+from whet.precision.tables import _FUNCTIONS, Code, _get_highest_value, _insert, find_code, insert_tables
 from whet.runtime import Runtime
 from whet.tactics import is_quantized
 from whet.tactics.cpu._llvm import jit
@@ -51,8 +52,6 @@ def data(n=8):
     return [{"x": rng.standard_normal((1, 8, 12, 12)).astype(np.float32)} for _ in range(n)]
 
 
-
-
 @pytest.mark.parametrize("kind", sorted(_FUNCTIONS))
 @pytest.mark.parametrize("highest", [0.3, 1.0, 4.0, 20.0])
 def test_a_code_loses_little_precision(kind, highest):
@@ -83,10 +82,9 @@ def test_tables_are_inserted_after_quantized_layers():
 
 
 def calibrated(made):
-    from whet.precision.ranges import Range, Ranges
-
     tensors = {}
     for feeds in data(4):
+
         def watch(t, a):
             low, high = float(a.min()), float(a.max())
             old = tensors.get(t.name)
@@ -142,3 +140,88 @@ def test_both_forms_are_timed_and_the_lock_keeps_the_selected_one(faster, tmp_pa
     save_lock(plan, tmp_path / "lock.json")
     again = build_int8(network(), dataclasses.replace(config, lock=str(tmp_path / "lock.json")), Calibration())
     assert plan_digest(again) == plan_digest(plan)
+
+
+PRODUCT = """network n source
+in %x: f32[2,4]
+const %w: f32[4,4] = seed(1)
+const %b: f32[4] = seed(2)
+const %v: f32[4,4] = seed(3)
+%m = MatMul(%x, %w)
+{0}
+%y = MatMul(%g, %v)
+out %y
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "tables"),
+    [
+        ("%g = Swish(%m)", 1),
+        ("%g = Swish(%m, alpha=1.702)", 0),
+        ("%g = Swish(%m, alpha=0.0)", 0),
+        ("%g = Gelu(%m)", 1),
+        ("%g = Mish(%m)", 1),
+        ("%g = Relu(%m)", 0),
+        ("%a = Add(%m, %b)\n%g = Swish(%a)", 1),  # a bias
+        ("%a = Add(%b, %m)\n%g = Swish(%a)", 1),
+        ("%a = Add(%m, %x)\n%g = Swish(%a)", 0),  # a sum of two computed values
+        ("%r = Relu(%m)\n%a = Add(%r, %b)\n%g = Swish(%a)", 0),
+        ("%s = Sigmoid(%m)\n%g = Mul(%m, %s)", 1),
+        ("%s = Sigmoid(%m)\n%g = Mul(%s, %m)", 1),
+        ("%s = Sigmoid(%x)\n%g = Mul(%m, %s)", 0),
+    ],
+)
+def test_activations_of_one_quantized_product_become_tables(text, tables):
+    """Also where only the quantization gives the range of the result."""
+    made = parse_network(PRODUCT.format(text))
+    ranges = Ranges({t.name: Range(-4.0, 4.0) for t in made.tensors() if t.name in "xmag"}, "", 1)
+    assert insert_tables(quantize(made, ranges), ranges) == tables
+    assert insert_tables(quantize(made, ranges), Ranges({}, "", 1)) == tables
+
+
+@pytest.mark.parametrize(
+    ("inputs", "highest"),
+    [
+        ("%s", 63.5),
+        ("%one", 63.5),  # one value in an array
+        ("%s, %z8", 68.5),
+        ("%s, %zu", 122.5),
+        ("%s4", np.inf),  # a scale per channel
+        ("%x1", np.inf),  # a computed scale
+        ("%s, %z16", np.inf),
+    ],
+)
+def test_the_highest_value_of_a_quantization(inputs, highest):
+    net = parse_network(f"""network n source
+        in %x: f32[2,4]
+        in %x1: f32[]
+        const %s: f32[] = [0.5]
+        const %one: f32[1] = [0.5]
+        const %s4: f32[4] = [0.5, 0.5, 0.5, 0.5]
+        const %z8: i8[] = [-10]
+        const %zu: u8[] = [10]
+        const %z16: i16[] = [10]
+        %y = QuantizeLinear(%x, {inputs}{", axis=1" if "4" in inputs else ""}{"" if "," in inputs else ", output_dtype=i8"})
+        out %y
+        """)
+    assert _get_highest_value(net.layers[0]) == highest
+
+
+def test_the_code_of_an_activation_is_inserted_with_a_squeeze_only_where_it_has_one():
+    for squeeze, ops in ((1.0, []), (0.5, [0.5, 2.0])):
+        net = parse_network("network n source\nin %x: f32[4]\n%a = Relu(%x)\n%y = Swish(%a)\nout %y")
+        a, swish = net.layers[0].output, net.layers[1]
+        _insert(net, a, [swish], Code(squeeze, np.float32(0.25), 3))
+        net.sort()
+        assert [x.attrs["alpha"] for x in net.layers if x.op == "LeakyRelu"] == ops
+        want = ["QuantizeLinear", "DequantizeLinear"] if not ops else ["LeakyRelu", "QuantizeLinear", "DequantizeLinear", "LeakyRelu"]
+        assert [x.op for x in net.layers] == ["Relu", *want, "Swish"]
+        assert swish.inputs[0].maker is net.layers[-2]
+
+
+@pytest.mark.parametrize(("kind", "highest", "squeeze", "zero"), [("Silu", 1.0, 0.75, 96), ("Mish", 4.0, 0.5, 73), ("Gelu", 1.0, 0.75, 79)])
+def test_codes_of_known_activations(kind, highest, squeeze, zero):
+    """For inputs up to 3.5 standard deviations: wider values would leave more integers below zero, narrower ones fewer."""
+    code = find_code(kind, highest)
+    assert (code.squeeze, code.zero) == (squeeze, zero)
