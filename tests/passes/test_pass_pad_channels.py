@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from random_networks import feeds, random_network, same
 
 from support.selection import with_long_variants
-from whet.network import F32, Network, Tensor, TensorType, symbol, verify
+from whet.network import F32, Network, Tensor, TensorType, parse_network, symbol, verify
 from whet.ops import run_network
 from whet.ops._origin import evaluate_origin
 from whet.passes import lower
 from whet.passes.fill import pad_channels
+from whet.passes.final.pad_moved_channels import _channel_axis
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 seeds = st.integers(0, 10**6)
@@ -156,3 +157,15 @@ def test_padded_weights_follow_the_weights_of_the_model():
             if t.name.endswith("_filled"):
                 np.testing.assert_array_equal(evaluate_origin(t.weight.origin, sources), t.array())
     assert fired > 100
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ("6", 0), ("6,2,3,3", 0), ("1,6,1,1", 1),
+        ("6,1", None), ("6,1,1", None), ("1,6", None), ("1,6,1,2", None), ("2,6,1,1", None), ("1,5,1,1", None), ("4", None),
+    ],
+)  # fmt: skip
+def test_the_axis_of_a_constant_that_holds_output_channels(shape, axis):
+    net = parse_network(f"network n source\nin %x: f32[2]\nconst %c: f32[{shape}] = seed(1)\n%y = Relu(%x)\nout %y")
+    assert _channel_axis(net.constants["c"], 6) == axis

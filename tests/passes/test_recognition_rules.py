@@ -3,6 +3,8 @@
 A case is a pass, a network in text form, and (old, new) substitutions, each of which breaks one condition.
 """
 
+import re
+
 import pytest
 from random_networks import feeds, same
 
@@ -345,3 +347,16 @@ def test_a_broken_condition_keeps_the_layers(name, condition):
     net = parsed(text.replace(old, new))
     assert firings(net, name) == 0
     assert_same_values(net)
+
+
+def list_commuted():
+    """(pass, line of its network) for each sum and product of two values."""
+    for name, (text, _) in CASES.items():
+        yield from ((name, line) for line in text.splitlines() if re.search(r"= (Add|Mul)\(%\w+, %\w+\)$", line))
+
+
+@pytest.mark.parametrize(("name", "line"), list(list_commuted()))
+def test_operands_of_sums_and_products_may_come_in_either_order(name, line):
+    text = CASES[name][0]
+    net = parsed(text.replace(line, re.sub(r"\((%\w+), (%\w+)\)", r"(\2, \1)", line)))
+    assert firings(net, name) == 1

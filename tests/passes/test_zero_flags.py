@@ -5,7 +5,7 @@ import pytest
 
 from whet.network import parse_network
 from whet.ops import run_network
-from whet.passes._channels import find_zero_channels
+from whet.passes._channels import Units, find_zero_channels, is_per_channel
 
 HEAD = """
 network n source
@@ -94,3 +94,54 @@ def test_products_of_channels_that_are_always_zero(text, bias, zero):
     t = net.constants["w"]
     t.weight = type(t.weight)(np.ascontiguousarray(w.T if turned else w), t.weight.origin)
     assert set(np.flatnonzero(find_zero_channels(net)[net.outputs[0]])) == zero
+
+
+@pytest.mark.parametrize(
+    ("constant", "x", "per_channel"),
+    [
+        ("4,1,1", "2,4,5,5", True), ("1,4,1,1", "2,4,5,5", True), ("4", "2,4", True), ("1,4", "2,4", True),
+        ("", "2,4,5,5", False), ("1", "2,4,5,5", False), ("5", "2,4,5,5", False), ("1,1,5", "2,4,5,5", False), ("1,1,1,1", "2,4,5,5", False),
+        ("4,1,1", "2,1,5,5", None),  # more values than channels, of which there is one
+        ("1,1,4,1,1", "2,4,5,5", None), ("1,2,4", "2,4", None),
+    ],
+)  # fmt: skip
+def test_constants_with_one_value_per_channel(constant, x, per_channel):
+    net = parse_network(f"network n source\nin %x: f32[{x}]\nconst %c: f32[{constant}] = seed(1)\n%y = Relu(%x)\nout %y")
+    assert is_per_channel(net.constants["c"], net.inputs[0]) is per_channel
+
+
+@pytest.mark.parametrize(
+    ("text", "locked"),
+    [
+        ("%j = Concat(%a, %b, axis=1)", set()),
+        ("%j = Concat(%a, %b, axis=-3)", set()),
+        ("%j = Concat(%a, %b, axis=0)", {"a", "b"}),
+        ("%j = Concat(%a, %b, axis=2)", {"a", "b"}),  # both have the same channels
+        ("%j = Concat(%a, %b, axis=-1)", {"a", "b"}),
+        ("%j = Add(%a, %b)", set()),
+        ("%r = Relu(%a)\n%j = Concat(%r, %b, axis=3)", {"a", "r", "b"}),
+    ],
+)
+def test_a_concatenation_along_the_channels_alone_leaves_them_free(text, locked):
+    channels = 6 if "axis=1" in text or "axis=-3" in text else 3
+    net = parse_network(f"""network n source
+        in %x: f32[2,4,5,5]
+        const %u: f32[2,{channels},1,1] = seed(3)
+        const %v: f32[3,4,1,1] = seed(1)
+        const %w: f32[3,4,1,1] = seed(2)
+        %a = Conv(%x, %v)
+        %b = Conv(%x, %w)
+        {text}
+        %y = Conv(%j, %u)
+        out %y
+        """)
+    units = Units()
+    units.couple(net)
+    roots = {units.root(i) for i in units.locked}
+
+    def is_locked(t):
+        return any(units.root(i) in roots for i in units.unit_ids(t))
+
+    assert is_locked(net.inputs[0])
+    assert {t.name for t in net.tensors() if t.name in ("a", "b", "r") and t.name not in locked and is_locked(t)} == set()
+    assert {name for name in locked if not is_locked(net.tensor(name))} == set()

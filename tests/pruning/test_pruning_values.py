@@ -1,17 +1,25 @@
 """Figures and remarks about pruned networks: exact values of small cases."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from whet.errors import UnsupportedError
+from whet.errors import PruneError, UnsupportedError
 from whet.network import parse_network
+from whet.pruning import _layer_inputs, apply_pattern, latency_cost
 from whet.pruning._vjp import backward
 from whet.pruning.compare import Comparison, Facts
+from whet.pruning.importance import _of_gates
 from whet.pruning.knapsack import Choice, find_edges
 from whet.pruning.prune import Pruned
+from whet.pruning.reconstruction import _gain_of_sum
+from whet.pruning.rounding import _steps_per_comparison
+from whet.pruning.sensitivity import _run_batch, _sum_units
 from whet.pruning.sizes import Overlaps, Part
-from whet.pruning.sparsity_advice import EngineTimes
+from whet.pruning.sparsity_advice import EngineTimes, _Rates
 from whet.pruning.target import Target
+from whet.sparsity import parse_pattern
 
 
 def test_rows_of_a_comparison():
@@ -74,3 +82,122 @@ def test_products_with_a_vector_have_no_gradient(a, b):
     y = arrays[0] @ arrays[1]
     with pytest.raises(UnsupportedError, match="with a vector has no gradient rule"):
         backward(layer, arrays, [y], [np.ones_like(y)])
+
+
+# rules of scores, fits and steps: one case per condition
+
+
+def test_first_and_second_order_scores_are_those_of_their_kind():
+    seen = SimpleNamespace(energy={"g": np.array([4.0, 9.0])}, first=lambda name: f"first of {name}", second=lambda name: f"second of {name}")
+    assert _of_gates(seen, "activation", "g").tolist() == [2, 3]
+    assert [_of_gates(seen, kind, "g") for kind in ("taylor1", "taylor", "taylor2")] == ["first of g", "second of g", "second of g"]
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("samples", [1, 2, 3, 6])
+def test_sums_of_units_are_per_sample(samples, axis):
+    """Rows belong to samples in order, several for each where the first axis is a multiple of their number."""
+    a = np.random.default_rng(0).standard_normal((6, 4, 4))
+    units = np.array([[0, 2], [1, 3]])
+    per = a.reshape(samples, 6 // samples, 4, 4).sum((1, 4 - axis))
+    np.testing.assert_allclose(_sum_units(a, axis, units, samples), np.stack([per[:, u].sum(1) for u in units], axis=1))
+    np.testing.assert_allclose(_sum_units(a, -1, units, samples), a.reshape(samples, -1).sum(1)[:, None])
+
+
+def test_sums_of_units_that_samples_share_are_split_evenly():
+    a = np.random.default_rng(0).standard_normal((6, 4))
+    for axis, samples in ((0, 3), (1, 4), (1, 5)):
+        units = np.array([[0], [2], [3]])
+        want = np.array([np.take(a, u, axis=axis).sum() for u in units]) / samples
+        np.testing.assert_allclose(_sum_units(a, axis, units, samples), np.tile(want, (samples, 1)))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_the_energy_of_a_gate_is_its_mean_square(axis):
+    net = parse_network('network n source\nin %x: f32[3,4]\n%y = Relu(%x) from "r"\nout %y')
+    x = np.random.default_rng(0).standard_normal((3, 4)).astype("f4")
+    units = np.array([[0], [2]])
+    edges = {(net.layers[0].name, 0): [("g", axis, units)]}
+    _, energy = _run_batch(net, edges, {"x": x}, None, np.random.default_rng(0), False)
+    want = {0: (x**2).sum(1)[[0, 2]] / 3, 1: (x**2).sum(0)[[0, 2]] / 3, -1: np.mean(x**2)[None]}[axis]
+    np.testing.assert_allclose(energy["g"], want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "gain", "scale"),
+    [
+        ("%y = Relu(%a)", 1.0, "a"),
+        ("%s = Add(%a, %x)\n%y = Relu(%s)", 1.0, "s"),  # a residual
+        ("%b = Add(%a, %c)\n%y = Relu(%b)", 1.0, "b"),  # a bias, and no sum behind it
+        ("%b = Add(%c, %a)\n%s = Add(%x, %b)\n%y = Relu(%s)", 1.0, "s"),
+        ("%b = BatchNormalization(%a, %g, %c, %c, %v)\n%d = Add(%b, %c)\n%s = Add(%d, %x)\n%y = Relu(%s)", 1.5, "s"),
+        ("%b = Mul(%a, %c)\n%y = Relu(%b)", 1.0, "a"),
+        ("%s = Add(%a, %x)\n%z = Sub(%a, %s)\n%y = Relu(%z)", 1.0, "a"),  # two readers
+    ],
+)
+def test_an_error_is_relative_to_the_sum_that_it_enters(text, gain, scale):
+    net = parse_network(f"""network n source
+        in %x: f32[2,2]
+        const %w: f32[2,2] = seed(1)
+        const %c: f32[2] = seed(2)
+        const %g: f32[2] = [3.0, -3.0]
+        const %v: f32[2] = [4.0, 4.0]
+        %a = Gemm(%x, %w)
+        {text}
+        out %y
+        """)
+    gains, size = _gain_of_sum(net.layers[0], net.users(), {t: t.name for t in net.tensors()})
+    assert size == scale
+    np.testing.assert_allclose(np.broadcast_to(gains, 2), gain, rtol=1e-4)
+
+
+def test_a_pattern_that_fits_nowhere_says_why():
+    pattern = parse_pattern("2:4", None)
+    text = 'network n source\nin %x: f32[2,3]\nconst %w: f32[3,3] = seed(1)\n%y = MatMul(%x, %w) from "odd"\nout %y'
+    with pytest.raises(PruneError, match=r"the pattern 2:4 fits no layer of 'n': y: .*") as e:
+        apply_pattern(parse_network(text), pattern)
+    assert "no constant weights" not in str(e.value)
+    with pytest.raises(PruneError, match="the pattern 2:4 fits no layer of 'n': it has no constant weights"):
+        apply_pattern(parse_network("network n source\nin %x: f32[2,3]\n%y = Relu(%x)\nout %y"), pattern)
+
+
+def test_several_steps_are_taken_per_comparison_where_layers_depend_on_each_width():
+    counts = [_steps_per_comparison(SimpleNamespace(wide=wide, sizes=[2] * n)) for wide in (False, True) for n in (1, 11, 12, 36)]
+    assert counts == [1, 1, 1, 1, 1, 1, 2, 4]
+
+
+def test_the_rows_of_a_gram_matrix_are_shared_among_the_batches(monkeypatch):
+    net = parse_network("network n source\nin %x: f32[N,2]\nconst %w: f32[2,3] = seed(1)\n%y = MatMul(%x, %w)\nout %y")
+    wanted = []
+
+    def rows(layer, x, rng, most):
+        wanted.append(most)
+        return x[None].astype("f8")
+
+    monkeypatch.setattr(_layer_inputs, "_ROWS", 512)
+    monkeypatch.setattr(_layer_inputs, "_rows", rows)
+    for count, each in ((16, [512]), (64, [128] * 4), (16 * 16, [64] * 16)):
+        wanted.clear()
+        x = np.random.default_rng(0).standard_normal((count, 2)).astype("f4")
+        (found,) = _layer_inputs.gather_inputs(net, {net.layers[0].name: net.layers[0]}, {"x": x}, 0).values()
+        assert wanted == each
+        assert found.rows == count
+        np.testing.assert_allclose(found.gram[0], x.T.astype("f8") @ x, rtol=1e-6)
+
+
+def test_a_layer_that_was_lowered_with_other_inputs_keeps_its_time(monkeypatch):
+    def layer(text, rows):
+        return parse_network(f"network n source\nin %x: f32[{rows},4]\nin %b: f32[{rows},4]\n%y = {text}\nout %y").layers[0]
+
+    base = {"same": layer("Add(%x, %b)", 8), "fewer": layer("Add(%x, %b)", 8), "more": layer("Relu(%x)", 8)}
+    small = {"same": layer("Add(%x, %b)", 6), "fewer": layer("Relu(%x)", 6), "more": layer("Add(%x, %b)", 6), "new": layer("Relu(%x)", 6)}
+    monkeypatch.setattr(latency_cost, "static_layers", lambda net, config: small)
+    assert latency_cost._axis_shrinkage(None, base, None) == {"same": {("in", 0, 0): 2, ("in", 1, 0): 2, ("out", 0, 0): 2}}
+
+
+def test_rates_without_a_declared_peak_or_a_timed_layer_are_zero():
+    backend = SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=()))
+    rates = _Rates.of(backend, [])
+    assert (rates.bytes_per_ms, rates.macs_per_ms, rates.declared, rates.sparse_arithmetic) == (0, 0, {}, False)
+    fast = SimpleNamespace(peaks=lambda: {"bytes": 5e3}, capabilities=SimpleNamespace(features=("wgmma",)))
+    assert (_Rates.of(fast, []).bytes_per_ms, _Rates.of(fast, []).sparse_arithmetic) == (5, True)
