@@ -1,12 +1,16 @@
 """Limits of the comparison of outputs with their reference: rounding ties of integers, float8 steps, and the errors of floats, at and beyond them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from whet.builder.verify.differences import compare_output, compute_output_error, compute_relative_error
+from whet.builder.precision import comparison
+from whet.builder.verify.differences import compare_output, compute_float8_error, compute_output_error, compute_relative_error
 from whet.builder.verify.rounding_ties import NUDGE, has_ties, run_with_nudged_scales
 from whet.network import DTYPES, F8E4M3, parse_network
 from whet.ops import run_network
+from whet.pruning import truth
 
 I8, U8, I32 = DTYPES["i8"], DTYPES["u8"], DTYPES["i32"]
 
@@ -111,3 +115,44 @@ def test_nudged_networks_differ_by_a_millionth(axis):
     exact = run_network(net, {"x": at_ties})["y"]
     assert all(not np.array_equal(o, exact) for o in outs)
     assert not has_ties(parse_network("network n source\nin %x: f32[2]\n%y = Relu(%x)\nout %y"))
+
+
+@pytest.mark.parametrize(("largest", "unsaturated"), [(448.0, 4 * 448.0), (447.0, 447.0), (416.0, 416.0), (1000.0, 4 * 448.0)])
+def test_a_saturated_float8_value_may_have_been_larger(largest, unsaturated):
+    """One value is wrong by half, one step of e4m3 is an eighth."""
+    ref = np.array([largest] * 99 + [1.0])
+    got = np.clip(ref, -448, 448) + np.array([0.0] * 99 + [0.5])
+    assert compute_float8_error(got, ref) == (pytest.approx(0.375 / unsaturated), "")
+
+
+def test_nudges_go_up_and_down_by_the_same_amount():
+    net = parse_network("""network n source
+        in %x: f32[4]
+        const %s: f32[] = [0.5]
+        const %z: i8[] = [0]
+        %y = QuantizeLinear(%x, %s, %z)
+        out %y
+        """)
+    made = []
+
+    def run(nudged):
+        made.append(nudged)
+        return {}
+
+    assert list(run_with_nudged_scales(net, {}, run)) == [[]] * 4
+    scales = [float(m.layers[-1].needs(1).array()) for m in made]
+    assert scales == [pytest.approx(0.5 * (1 + NUDGE), rel=1e-9), pytest.approx(0.5 * (1 - NUDGE), rel=1e-9), 0.5, 0.5]
+    added = [[float(layer.needs(1).array()) for layer in m.layers if layer.op == "Add"] for m in made]
+    assert added == [[], [], [256 * NUDGE * 0.5], [-256 * NUDGE * 0.5]]
+
+
+@pytest.mark.parametrize("run", [comparison._run_once, truth._seconds])
+def test_a_comparison_times_one_run_at_a_time(run):
+    asked = []
+
+    def seconds(repeats):
+        asked.append(repeats)
+        return [0.25] * repeats
+
+    assert run(SimpleNamespace(seconds=seconds)) == 0.25
+    assert asked == [1]

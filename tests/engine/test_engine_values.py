@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from whet.engine import file, packed
+from whet.engine import codec, file, packed, weights
 from whet.engine.json_data import Reader, from_json
 from whet.engine.layout import Section
 from whet.engine.names import _root, display_names, profile_suffix
 from whet.errors import EngineError
+from whet.network import Origin, parse_network
+from whet.ops._origin import express, literal
 from whet.precision.histogram import _compute_bin_centres
 
 
@@ -168,3 +170,48 @@ def test_a_probe_without_profiles_has_the_static_shape():
     file._check_probe(plan)
     plan.probe = None
     file._check_probe(plan)
+
+
+def test_sources_are_the_weights_that_constants_use_unchanged():
+    net = parse_network("""network n source
+        in %x: f32[2]
+        const %a: f32[2] = [1.0, 2.0]
+        const %b: f32[2] = [3.0, 4.0]
+        %y = Add(%x, %a)
+        %z = Add(%y, %b)
+        out %z
+        """)
+    b = net.constants["b"]
+    b.weight = express("Neg", b.weight)
+    assert {name: a.tolist() for name, a in weights.plain_sources(net).items()} == {"a": [1, 2]}
+
+
+def test_an_operation_on_weights_has_only_the_results_of_its_type():
+    x = np.float32([1, -2, 3])
+    args, attrs = [x], {}
+    np.testing.assert_array_equal(weights._apply("Neg", args, attrs, 0, weights.Budget(1 << 10)), -x)
+    for output in (1, 2, -1):
+        with pytest.raises(EngineError):
+            weights._apply("Neg", args, attrs, output, weights.Budget(1 << 10))
+
+
+@pytest.mark.parametrize(
+    ("pair", "fits"), [((0, 0), True), ((10**6, 10**6), True), ((10**6 + 1, 0), False), ((0, 10**6 + 1), False), ((-1, 0), False)]
+)
+def test_the_largest_indices_of_operands_computed_in_place(pair, fits):
+    data = {
+        "tactic": "t", "config": [], "inputs": [], "outputs": [], "inplace": [list(pair)], "implementation": "i", "rtol": 0.5, "deterministic": True,
+    }  # fmt: skip
+    if fits:
+        assert codec._choice(Reader(data, "choice")).inplace == (pair,)
+    else:
+        with pytest.raises(EngineError, match="inplace"):
+            codec._choice(Reader(data, "choice"))
+
+
+@pytest.mark.parametrize(("op", "is_exact"), [("Neg", True), ("Exp", False), ("com.microsoft.Gelu", False), ("plugin.Scale", False)])
+def test_sources_of_an_expression_are_listed_for_exact_operations_only(op, is_exact):
+    a = np.float32([1, 2])
+    origin = Origin.of_operation("Mul", (Origin.of_operation(op, (Origin("source", "a"),), (), 0, name="t"), literal(a).origin), (), 0, name="u")
+    assert list(weights._list_sources(origin, {"a": a, "b": a})) == (["a"] if is_exact else [])
+    assert weights._list_sources(origin, {"b": a}) == {}
