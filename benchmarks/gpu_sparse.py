@@ -454,15 +454,16 @@ def _machine() -> dict[str, Any]:
 
 
 def merge(parts: list[str], result: Path) -> None:
-    """Merges rows of several runs into a result file, later ones replacing earlier ones."""
-    rows: dict[str, Any] = {}
-    head: dict[str, Any] = {}
+    """Adds runs to a result file, a list of records; a later row of a case replaces earlier ones."""
+    records: list[dict[str, Any]] = []
     for part in [str(result)] * result.exists() + parts:
         told = json.loads(Path(part).read_text())
-        rows |= {r["case"]: r for r in told.pop("rows")}
-        head = told
+        records += told if isinstance(told, list) else [told]
+    last = {r["case"]: i for i, record in enumerate(records) for r in record["rows"]}
     order = {c.name: i for i, c in enumerate(all_cases())}
-    result.write_text(json.dumps({**head, "rows": sorted(rows.values(), key=lambda r: order.get(r["case"], 99))}, indent=1) + "\n")
+    for i, record in enumerate(records):
+        record["rows"] = sorted((r for r in record["rows"] if last[r["case"]] == i), key=lambda r: order.get(r["case"], 99))
+    result.write_text(json.dumps([r for r in records if r["rows"]], indent=1) + "\n")
 
 
 def main() -> None:

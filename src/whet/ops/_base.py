@@ -124,7 +124,7 @@ class Op:
     acceptable (`groups(net, hidden=True)`).
     `means(layer) -> [Couple]` declares axes over which the op takes a mean of values that are zero where a channel is removed: pruning multiplies
     the mean of the cut network by the share of the axis that is left, which gives the mean over the original axis.
-    `recut(layer, kept) -> {attribute: value, input position: int array or None}` returns the changes after pruning:
+    `recut(layer, kept_indices) -> {attribute: value, input position: int array or None}` returns the changes after pruning:
     `kept[tensor, axis]` holds the sorted kept indices of each pruned axis of this layer's inputs and outputs. An attribute value
     None removes the attribute. Ops without it need no change.
     `onnx` reads a node of the ONNX op(s) `onnx_ops` (see frontends/onnx.py); None: inputs and attributes are copied.

@@ -108,10 +108,10 @@ def couples(layer: Layer, gates: int, states: int) -> list[Couple]:
     return result if layer.input(4) is None else [*result, Couple(x, sample, layer.needs(4), 0)]
 
 
-def recut(layer: Layer, kept) -> dict[str | int, Any]:
+def recut(layer: Layer, kept_indices) -> dict[str | int, Any]:
     """Updates the attribute hidden_size, if given."""
     r = layer.inputs[2]
-    return {"hidden_size": len(kept[r, 2])} if (r, 2) in kept and layer.attrs.get("hidden_size") is not None else {}
+    return {"hidden_size": len(kept_indices[r, 2])} if (r, 2) in kept_indices and layer.attrs.get("hidden_size") is not None else {}
 
 
 def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaults: tuple[str, ...], extra=None) -> list[np.ndarray]:

@@ -33,9 +33,9 @@ def read(node, g):
     return node.add(g, "ConstantOfShape", node.inputs[0], value=value.reshape(-1)[0].item(), dtype=dtype_of(value))
 
 
-def recut(layer, kept):
+def recut(layer, kept_indices):
     shape = list(given_dims(layer, "shape", 0))
-    for (_, axis), at in kept.items():
+    for (_, axis), at in kept_indices.items():
         shape[axis] = len(at)
     return replace_given(layer, "shape", 0, shape)
 

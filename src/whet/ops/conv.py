@@ -102,12 +102,12 @@ def couple_in_groups(layer: Layer, level: int) -> list[Couple]:
     return tied if b is None else [*tied, Couple(b, 0, y, 1, **within)]
 
 
-def recut(layer: Layer, kept):
+def recut(layer: Layer, kept_indices):
     """Updates the number of groups."""
     x, w, group = layer.inputs[0], layer.needs(1), layer.attrs["group"]
-    if group == 1 or (x, 1) not in kept:
+    if group == 1 or (x, 1) not in kept_indices:
         return {}
-    return {"group": len(kept[x, 1]) // (len(kept[w, 1]) if (w, 1) in kept else w.shape[1])}
+    return {"group": len(kept_indices[x, 1]) // (len(kept_indices[w, 1]) if (w, 1) in kept_indices else w.shape[1])}
 
 
 def read(node, g):

@@ -92,11 +92,11 @@ def couple_in_groups(layer: Layer, level: int) -> list[Couple]:
     return tied if b is None else [*tied, Couple(b, 0, y, 1, **within, count=outs)]
 
 
-def recut(layer: Layer, kept):
+def recut(layer: Layer, kept_indices):
     w, y, group = layer.needs(1), layer.output, layer.attrs["group"]
-    if group == 1 or (y, 1) not in kept:
+    if group == 1 or (y, 1) not in kept_indices:
         return {}
-    return {"group": len(kept[y, 1]) // (len(kept[w, 1]) if (w, 1) in kept else w.shape[1])}
+    return {"group": len(kept_indices[y, 1]) // (len(kept_indices[w, 1]) if (w, 1) in kept_indices else w.shape[1])}
 
 
 def read(node, g):

@@ -28,10 +28,10 @@ def couples(layer):
     return [Couple(x, i - lead, y, i) for i in range(y.type.rank) if i not in own] + [Couple(y, i, y, i) for i in own]
 
 
-def recut(layer, kept):
+def recut(layer, kept_indices):
     y, shape = layer.output, list(given_dims(layer, "shape", 1))
     lead, changed = y.type.rank - len(shape), False
-    for (t, axis), at in kept.items():
+    for (t, axis), at in kept_indices.items():
         if t is y and axis >= lead and shape[axis - lead] != 1:
             shape[axis - lead], changed = len(at), True
     return replace_given(layer, "shape", 1, shape) if changed else {}

@@ -26,15 +26,15 @@ def couples(layer):
     return map_axes(x, layer.output, places) + map_axes(at, layer.output, {i: i + axis for i in range(r)})
 
 
-def recut(layer, kept):
+def recut(layer, kept_indices):
     """The index, changed to the new positions of the entries that are kept of x's indexed axis."""
     x, at = layer.inputs
     axis = axis_of(layer.attrs["axis"], x.type.rank)
-    if (x, axis) not in kept:
+    if (x, axis) not in kept_indices:
         return {}
     places = np.full(x.shape[axis], -1)
-    places[kept[x, axis]] = np.arange(len(kept[x, axis]))
-    return {1: places[at.array()[kept[layer.output, axis]]].astype(at.dtype.numpy)}
+    places[kept_indices[x, axis]] = np.arange(len(kept_indices[x, axis]))
+    return {1: places[at.array()[kept_indices[layer.output, axis]]].astype(at.dtype.numpy)}
 
 
 op(

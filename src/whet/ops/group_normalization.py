@@ -33,9 +33,9 @@ def couples(layer):
     ]
 
 
-def recut(layer, kept):
+def recut(layer, kept_indices):
     x = layer.inputs[0]
-    return {"num_groups": layer.attrs["num_groups"] * len(kept[x, 1]) // x.shape[1]} if (x, 1) in kept else {}
+    return {"num_groups": layer.attrs["num_groups"] * len(kept_indices[x, 1]) // x.shape[1]} if (x, 1) in kept_indices else {}
 
 
 def read(node, g):

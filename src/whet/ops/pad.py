@@ -67,13 +67,13 @@ def couples(layer):
     return result
 
 
-def recut(layer, kept):
+def recut(layer, kept_indices):
     """Updates the pads."""
     x, y, both = layer.inputs[0], layer.output, pad_amounts(layer)
     changed = False
     for i, (a, b) in enumerate(both):
-        if (y, i) in kept and (a, b) != (0, 0):
-            at = kept[y, i]
+        if (y, i) in kept_indices and (a, b) != (0, 0):
+            at = kept_indices[y, i]
             both[i] = (int(np.sum(at < a)), int(np.sum(at >= y.shape[i] - b)))
             changed = changed or both[i] != (a, b)
     if not changed:

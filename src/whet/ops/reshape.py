@@ -41,11 +41,11 @@ def reference(layer, x, shape=None):
     return x.reshape([int(d) for d in target])
 
 
-def recut(layer, kept):
+def recut(layer, kept_indices):
     """Updates numeric sizes of the target; -1 and 0 need no change."""
     y, target = layer.output, list(given_dims(layer, "shape", 1))
     computed = layer.input(1) is not None and not layer.input(1).is_constant
-    cut = {axis: len(at) for (t, axis), at in kept.items() if t is y}
+    cut = {axis: len(at) for (t, axis), at in kept_indices.items() if t is y}
     if not cut or (not computed and all(target[a] in (-1, 0) for a in cut)):
         return {}
     if computed:

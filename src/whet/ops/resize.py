@@ -154,13 +154,13 @@ def couples(layer):
     return [Couple(x, i, y, i) for i, (d, scale) in enumerate(resize_targets(layer)) if d == x.shape[i] and scale == 1]
 
 
-def recut(layer, kept):
+def recut(layer, kept_indices):
     sizes = None if _scales(layer) is not None else list(given_dims(layer, "sizes", 3))
     if sizes is None:
         return {}
     axes = [axis_of(i, layer.inputs[0].type.rank) for i in layer.attrs.get("axes") or range(layer.inputs[0].type.rank)]
     changed = False
-    for (t, axis), at in kept.items():
+    for (t, axis), at in kept_indices.items():
         if t is layer.output and axis in axes:
             sizes[axes.index(axis)], changed = len(at), True
     return replace_given(layer, "sizes", 3, sizes) if changed else {}

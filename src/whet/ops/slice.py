@@ -93,7 +93,7 @@ def couples(layer):
     return result
 
 
-def recut(layer, kept):
+def recut(layer, kept_indices):
     """Updates the bounds to kept units."""
     x = layer.inputs[0]
     starts, ends, axes = (given_dims(layer, k, i) for i, k in ((1, "starts"), (2, "ends"), (3, "axes")))
@@ -102,10 +102,10 @@ def recut(layer, kept):
     for i, axis in enumerate(axes):
         axis = axis_of(axis, x.type.rank)
         start, length, _ = sliced[axis]
-        if (x, axis) in kept and isinstance(start, int) and isinstance(length, int) and length != x.shape[axis]:
-            at = kept[x, axis]
+        if (x, axis) in kept_indices and isinstance(start, int) and isinstance(length, int) and length != x.shape[axis]:
+            at = kept_indices[x, axis]
             starts[i], ends[i], changed = int(np.sum(at < start)), int(np.sum(at < start + length)), True
-        elif (x, axis) in kept and isinstance(ends[i], int) and 0 < ends[i] < FAR:
+        elif (x, axis) in kept_indices and isinstance(ends[i], int) and 0 < ends[i] < FAR:
             ends[i], changed = FAR, True
     return {**replace_given(layer, "starts", 1, starts), **replace_given(layer, "ends", 2, ends)} if changed else {}
 

@@ -59,11 +59,11 @@ def couples(layer):
     return result
 
 
-def recut(layer, kept):
+def recut(layer, kept_indices):
     axis = axis_of(layer.attrs["axis"], layer.inputs[0].type.rank)
-    if (layer.inputs[0], axis) not in kept:
+    if (layer.inputs[0], axis) not in kept_indices:
         return {}
-    parts = [len(kept[y, axis]) if (y, axis) in kept else y.shape[axis] for y in layer.outputs]
+    parts = [len(kept_indices[y, axis]) if (y, axis) in kept_indices else y.shape[axis] for y in layer.outputs]
     if layer.input(1) is None and layer.attrs.get("split") is None:
         return {1: np.array(parts, np.int64), "num_outputs": None}
     return replace_given(layer, "split", 1, parts)

@@ -38,7 +38,7 @@ def couples(layer):
     return map_axes(x, layer.output, {a: b for b, a in enumerate(rest)})
 
 
-def recut(layer, kept):
+def recut(layer, kept_indices):
     """Sets the axes explicitly, since an axis pruned to size 1 would be removed too."""
     return {1: np.array(removed_axes(layer), np.int64)} if axes_given(layer, layer.inputs[0].type.rank) is None else {}
 

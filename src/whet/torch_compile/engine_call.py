@@ -34,7 +34,7 @@ class EngineCall:
         self.inputs, self.outputs = list(self.engine.inputs), list(self.engine.outputs)
         self._dtypes = [torch_dtype(self.engine.dtype(n).numpy) for n in self.inputs]
         self.output_dtypes = [torch_dtype(self.engine.dtype(n).numpy) for n in self.outputs]
-        self.device = torch.device("cuda", self.engine.backend.device_number) if plan.backend == "cuda" else torch.device("cpu")
+        self.device = torch.device("cpu") if self.engine.backend.capabilities.host_memory else torch.device("cuda", self.engine.backend.device_number)
         self._check = self.engine.create_context()
         self._lock = make_lock()
         self._signatures: OrderedDict[tuple[Any, ...], Signature] = OrderedDict()
