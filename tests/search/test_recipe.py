@@ -83,6 +83,8 @@ def test_folders_functions_and_external_weights_are_part_of_the_identity(case, t
     ({"search__timeout": "soon"}, r"'search\.timeout' is a time such as 90 s, 15 min or 2 h, not 'soon'"),
     ({"device": "gpu"}, r"'device' is one of cpu, cuda or cuda:N, null, not 'gpu'"),
     ({"model": "nothing.onnx"}, r"'model': no such file: .*nothing\.onnx"),
+    ({"data__score": "score\0.npz"}, r"'data\.score' has a null character"),
+    ({"model": "\0"}, r"'model' has a null character"),
     ({"data__score": "nothing.npz"}, r"'data\.score': no such file or folder: .*nothing\.npz"),
     ({"data": {"calibrate": "calibrate.npz"}}, r"'data\.score' is missing: top1 needs labelled data"),
     ({"data": {}}, r"the key 'data\.calibrate' is missing"),

@@ -67,10 +67,10 @@ def make_progress_bar() -> Progress:
 class Bar:
     """A progress bar on standard error, advanced by `update(done, total, note)`; lines every ten seconds unless standard error is a terminal."""
 
-    def __init__(self, what: str, enabled: bool | None = None):
-        self.what = what
+    def __init__(self, title: str, enabled: bool | None = None):
+        self.title = title
         self.enabled = sys.stderr.isatty() if enabled is None else enabled
-        self._steps = Steps(what)
+        self._steps = Steps(title)
         self._lines = ProgressLines(self._steps)
         self._bar: Any = None
         self._task: Any = None
@@ -79,7 +79,7 @@ class Bar:
         if self.enabled:
             self._bar = make_progress_bar()
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=None, what="")
+            self._task = self._bar.add_task(self.title, total=None, what="")
         else:
             self._lines.__enter__()
         return self

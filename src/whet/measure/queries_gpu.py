@@ -121,19 +121,19 @@ def measure_gpu(
     zero = time.perf_counter()
     traces: list[Trace] = []
 
-    def run_round(kept: list[Trace] | None) -> None:
+    def run_round(recorded: list[Trace] | None) -> None:
         nonlocal count
         for slots, cuda_streams in pipelines:
             slot = slots[count % depth]
             if slot.busy:
                 trace = slot.finish(base, zero, transfers)
-                if kept is not None:
-                    kept.append(trace)
+                if recorded is not None:
+                    recorded.append(trace)
             slot.start(cuda_streams, transfers, other)
             if not overlap:
                 trace = slot.finish(base, zero, transfers)
-                if kept is not None:
-                    kept.append(trace)
+                if recorded is not None:
+                    recorded.append(trace)
         count += 1
 
     def drain() -> list[Trace]:

@@ -35,7 +35,7 @@ def _same_layer(name: str, node, g) -> Layer | None:
     return None
 
 
-def op_with_data_size(name: str, infer: Infer, reference: Reference, read: Callable | None = None, **rest):
+def op_with_data_size(name: str, infer: Infer, reference: Reference, read: Callable | None = None, **op_options):
     """Registers an op with `data_size` in its output shapes. `read(node, g)` reads nodes with unknown inputs (default: as they are)."""
 
     def read_node(node, g):
@@ -49,5 +49,5 @@ def op_with_data_size(name: str, infer: Infer, reference: Reference, read: Calla
         results = reference(layer, *arrays)
         return [g.constant(a, f"{node.name}.{i}") for i, a in enumerate(results if isinstance(results, Sequence) else [np.asarray(results)])]
 
-    registered = op(name, infer, reference, onnx=read_node, data_sized=lambda layer: True, **rest)
+    registered = op(name, infer, reference, onnx=read_node, data_sized=lambda layer: True, **op_options)
     return registered

@@ -70,10 +70,10 @@ def _carried(layer) -> int:
     return len(layer.inputs) - 2 if layer.attrs.get("states") is None else layer.attrs["states"]
 
 
-def reference(layer, m, condition, *rest, run):
+def reference(layer, m, condition, *states_and_inputs, run):
     body = layer.regions["body"]
     carried = _carried(layer)
-    states, read = list(rest[:carried]), rest[carried:]
+    states, read = list(states_and_inputs[:carried]), states_and_inputs[carried:]
     scanned = [[] for _ in body.outputs[1 + carried :]]
     goes_on, turn = condition is None or bool(condition.item()), 0
     turn_shape, flag_shape = ([d if isinstance(d, int) else 1 for d in t.shape] for t in body.inputs[:2])

@@ -27,10 +27,10 @@ def _attend(node, g, q, k, v, masks):
     return node.add(g, "Reshape", add("Transpose", y, perm=(0, 2, 1, 3)), shape=(0, 0, -1))
 
 
-def _mask_to_addend(node, g, add, kept):
-    """0 where `kept` is 1, mask_filter_value where it is 0."""
-    value = scalar(node, g, node.attrs.get("mask_filter_value", -10000.0), kept, "filter")
-    return add("Mul", add("Sub", scalar(node, g, 1.0, kept, "kept"), kept), value)
+def _mask_to_addend(node, g, add, visible):
+    """0 where `visible` is 1, mask_filter_value where it is 0."""
+    value = scalar(node, g, node.attrs.get("mask_filter_value", -10000.0), visible, "filter")
+    return add("Mul", add("Sub", scalar(node, g, 1.0, visible, "kept"), visible), value)
 
 
 def _mask(node, g, mask, q, keys):

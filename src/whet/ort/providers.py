@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from whet.backends import get_backend
+from whet.backends import capabilities_of, get_backend
 from whet.errors import BackendError, UsageError, WhetWarning
 
 _BACKENDS = {
@@ -21,9 +21,9 @@ _PRECISIONS = {"trt_fp16_enable": "fp16", "trt_bf16_enable": "bf16"}  # options 
 Provider = str | tuple[str, dict[str, Any]]
 
 
-def _has_gpu() -> bool:
+def _can_open(backend: str) -> bool:
     try:
-        get_backend("cuda")
+        get_backend(backend)
     except BackendError:
         return False
     return True
@@ -31,13 +31,13 @@ def _has_gpu() -> bool:
 
 def get_available_providers() -> list[str]:
     """The providers that this machine has a backend for, in the order of preference."""
-    gpu = ["TensorrtExecutionProvider", "CUDAExecutionProvider"] if _has_gpu() else []
+    gpu = ["TensorrtExecutionProvider", "CUDAExecutionProvider"] if _can_open("cuda") else []
     return [*gpu, "CPUExecutionProvider"]
 
 
 def get_device() -> str:
     """ "GPU" or "CPU"."""
-    return "GPU" if _has_gpu() else "CPU"
+    return "GPU" if _can_open("cuda") else "CPU"
 
 
 def set_default_logger_severity(severity: int) -> None:
@@ -59,7 +59,7 @@ def select_provider(providers: Sequence[Provider] | None, options: Sequence[dict
         backend = _BACKENDS.get(name)
         if backend is None:
             warnings.warn(f"whet has no provider {name}; it has {', '.join(_BACKENDS)}", WhetWarning, stacklevel=3)
-        elif backend == "cuda" and not _has_gpu():
+        elif not capabilities_of(backend).host_memory and not _can_open(backend):
             warnings.warn(f"{name} cannot be used: there is no GPU that whet can use", WhetWarning, stacklevel=3)
         else:
             return name, backend, {p: True for key, p in _PRECISIONS.items() if str(given.get(key, "0")).lower() in ("1", "true")}

@@ -151,23 +151,23 @@ class CoupledAxes:
             self._lock_node(a, why)
             self._lock_node(b, why)
 
-    def _add_parts(self, whole: Node, parts: list[tuple[int, Node, int]], why: str) -> None:
+    def _add_parts(self, joined_axis: Node, parts: list[tuple[int, Node, int]], why: str) -> None:
         """Records the parts of an axis; entries that no part covers (a Pad's padding) become parts of their own."""
         covered: list[tuple[Node, int]] = []
-        at, end = 0, axis_size(whole)
-        for start, part, block in [*sorted(parts, key=lambda p: p[0]), (end, whole, 0)]:
+        at, end = 0, axis_size(joined_axis)
+        for start, part, block in [*sorted(parts, key=lambda p: p[0]), (end, joined_axis, 0)]:
             if start > at:
                 gap = (Tensor("gap", TensorType(F32, (start - at,))), 0)
                 self.gaps.add(gap)
                 covered.append((gap, 1))
             if start < at:  # they overlap
-                for n in (whole, *(p for _, p, _ in parts)):
+                for n in (joined_axis, *(p for _, p, _ in parts)):
                     self._lock_node(n, why)
                 return
             if block:
                 covered.append((part, block))
             at = start + axis_size(part) * block
-        self._relations.append((whole, tuple(covered)))
+        self._relations.append((joined_axis, tuple(covered)))
 
     def _add_sum(self, layer: Layer, couples: list[Couple], why: str) -> None:
         """Records the axes that the layer sums over: they may be padded with constant weights, and are locked otherwise."""

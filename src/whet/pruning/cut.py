@@ -20,14 +20,14 @@ ADDED = ".mean"  # ends the names of means whose correction has taken their name
 Kept = Mapping[str, Sequence[int] | np.ndarray]  # group name -> kept channels
 
 
-def cut(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
-    """Returns `net` with only the `kept` channels of each named group, and without the `removed` branches (depth.py).
+def cut(net: Network, kept_channels: Kept, channel_groups: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
+    """Returns `net` with only the `kept_channels` of each named group, and without the `removed` branches (depth.py).
 
     Layers, tensors and weights keep their names; the origin of a cut weight is a Gather of the source weight, so the cut can be
     applied to other values. `channel_groups` are the groups of `net`, if already known. Raises PruneError for an unknown group, invalid or no kept
     channels, and for a layer whose cut form does not have the expected type.
     """
-    indexes = find_kept_indices(net, kept, channel_groups)
+    indexes = find_kept_indices(net, kept_channels, channel_groups)
     if net.stage != "source":
         raise PruneError("only a source network can be cut: cut before lowering, then build again")
     made = Network(net.name, net.stage)
@@ -45,10 +45,10 @@ def cut(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None,
     return remove_branches(made, removed) if removed else verify(made)
 
 
-def zero_channels(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
+def zero_channels(net: Network, kept_channels: Kept, channel_groups: Sequence[Group] | None = None, *, removed: Sequence[str] = ()) -> Network:
     """Returns `net` at full size with the weights of removed channels set to zero and `removed` branches multiplied by zero: equivalent to
     `cut`."""
-    indexes = find_kept_indices(net, kept, channel_groups)
+    indexes = find_kept_indices(net, kept_channels, channel_groups)
     made = silence_branches(net, removed) if removed else net.clone()
     for t in net.constants.values():
         if not t.dtype.is_float or not any((t, i) in indexes for i in range(t.type.rank)):
@@ -62,11 +62,11 @@ def zero_channels(net: Network, kept: Kept, channel_groups: Sequence[Group] | No
     return made
 
 
-def find_kept_indices(net: Network, kept: Kept, channel_groups: Sequence[Group] | None = None) -> dict[Axis, np.ndarray]:
+def find_kept_indices(net: Network, kept_channels: Kept, channel_groups: Sequence[Group] | None = None) -> dict[Axis, np.ndarray]:
     """Sorted kept indices of every affected axis. Raises PruneError."""
-    known = list(channel_groups) if channel_groups is not None else groups_for(net, kept)
+    known = list(channel_groups) if channel_groups is not None else groups_for(net, kept_channels)
     gone: dict[Axis, list[np.ndarray]] = {}
-    for name, channels in kept.items():
+    for name, channels in kept_channels.items():
         g = find_group(known, name)
         at = np.asarray(channels)
         if at.ndim != 1 or not len(at) or (at.dtype.kind not in "iu"):
@@ -138,12 +138,12 @@ def _cut_layer(
         twin[t] = cut_twin
 
 
-def _kept_share(layer: Layer, kept: Mapping[Axis, np.ndarray]) -> float:
+def _kept_share(layer: Layer, kept_indices: Mapping[Axis, np.ndarray]) -> float:
     """The share of the values that remain of a mean (Op.means): the mean of the remaining ones times it is the original mean."""
     means = get_op(layer.op).means
     if means is None:
         return 1.0
-    return math.prod(len(kept[c.a, c.a_axis]) / int(c.a.shape[c.a_axis]) for c in means(layer) if (c.a, c.a_axis) in kept)
+    return math.prod(len(kept_indices[c.a, c.a_axis]) / int(c.a.shape[c.a_axis]) for c in means(layer) if (c.a, c.a_axis) in kept_indices)
 
 
 def _restore_size(t: Tensor, layer: Layer, net: Network, twin: dict[Tensor, Tensor]) -> Tensor:

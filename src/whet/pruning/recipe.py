@@ -65,7 +65,7 @@ class Recipe:
 
 def recipe_of(
     net: Network,
-    kept: Kept,
+    kept_channels: Kept,
     *,
     about: Mapping[str, Any] | None = None,
     channel_groups: Sequence[Group] | None = None,
@@ -73,9 +73,9 @@ def recipe_of(
     masks: Mapping[str, np.ndarray] | None = None,
 ) -> Recipe:
     """The recipe of a selection for `net`. Raises PruneError for an unknown group."""
-    known = list(channel_groups) if channel_groups is not None else groups_for(net, kept)
+    known = list(channel_groups) if channel_groups is not None else groups_for(net, kept_channels)
     entries = {}
-    for name, at in kept.items():
+    for name, at in kept_channels.items():
         g = find_group(known, name)
         entries[name] = Entry(g.size, g.layers, tuple(int(k) for k in at))
     return Recipe(entries, dict(about or {}), tuple(removed), dict(masks or {}))

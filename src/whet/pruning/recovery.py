@@ -41,14 +41,14 @@ class RecoveryConfig:
 def recover(
     pruned: Network,
     original: Network,
-    kept: Kept,
+    kept_channels: Kept,
     data: Mapping[str, np.ndarray],
     config: RecoveryConfig | None = None,
     progress: Progress | None = None,
     *,
     insist: bool = False,
 ) -> Network:
-    """A copy of `pruned` (= cut(original, kept)) fitted to `original` on `data` (inputs by name; labels are not needed).
+    """A copy of `pruned` (= cut(original, kept_channels)) fitted to `original` on `data` (inputs by name; labels are not needed).
 
     Raises PruneError if `pruned` was not cut from `original` or the order of steps is wrong (unless `insist`), ShapeError if the data do not
     match the inputs.
@@ -59,7 +59,7 @@ def recover(
     names = {layer.name for layer in original.layers}
     if any(layer.name not in names and original_name(layer.name) not in names for layer in recovered.layers):
         raise PruneError("the cut network has layers that the original lacks: recover it against the network that it was cut from")
-    indexes = {(t.name, i): at for (t, i), at in find_kept_indices(original, kept).items()}
+    indexes = {(t.name, i): at for (t, i), at in find_kept_indices(original, kept_channels).items()}
     small, big = Sweep(recovered, data), Sweep(original, data)
     rng = np.random.default_rng(config.seed)
     readers = recovered.users()

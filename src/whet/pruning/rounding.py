@@ -44,13 +44,14 @@ def descend(tables: Tables, x: Values, price: float) -> Values:
     return x
 
 
-def step_down(tables: Tables, x: Values, target: float, held: int = -1) -> Values | None:
-    """Greedy steps with the least loss per cost saved until the cost is at most `target`; None if no step saves. Variable `held` is fixed."""
+def step_down(tables: Tables, x: Values, target: float, fixed_variable: int = -1) -> Values | None:
+    """Greedy steps with the least loss per cost saved until the cost is at most `target`; None if no step saves.
+    The variable with the index `fixed_variable` keeps its value (-1: none)."""
     x, cost = list(x), tables.cost(x)
     while cost > target:
         found = []
         for v in range(len(x)):
-            if v == held:
+            if v == fixed_variable:
                 continue
             loss, costs = tables.column(v, x, not tables.costs.measured)
             saved = costs[x[v]] - costs
@@ -92,9 +93,9 @@ def _steps_per_comparison(tables: Tables) -> int:
     return 1 + len(tables.sizes) // 12 if tables.wide else 1
 
 
-def round_to_budget(tables: Tables, x: Values, target: float, held: int = -1) -> Values | None:
+def round_to_budget(tables: Tables, x: Values, target: float, fixed_variable: int = -1) -> Values | None:
     """Steps down if over the budget, then fills it. None if the target cannot be met."""
-    fits = step_down(tables, x, target, held)
+    fits = step_down(tables, x, target, fixed_variable)
     return None if fits is None else fill_budget(tables, fits, target)
 
 

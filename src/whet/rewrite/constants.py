@@ -61,16 +61,16 @@ def fingerprint(t: Tensor) -> object:
     return (str(t.type), flat[:: max(1, flat.size // 32)].tobytes())
 
 
-def assume_equal(kept: Tensor, removed: Tensor) -> None:
-    """Records in the origin of `kept` the assumption that `removed`, which it replaces, is equal to it."""
-    w, other = kept.constant(), removed.constant()
+def assume_equal(replacement: Tensor, removed: Tensor) -> None:
+    """Records in the origin of `replacement` the assumption that `removed`, which it replaces, is equal to it."""
+    w, other = replacement.constant(), removed.constant()
     if w.origin == other.origin or other.origin.op == "literal":
         return
     note = f"equal to {other.origin}"
     if note not in w.origin.assumes:
         annotated = replace(w, origin=replace(w.origin, assumes=(*w.origin.assumes, note)))
         annotated.__dict__["digest"] = w.digest  # a cached property: the values are the same
-        kept.weight = annotated
+        replacement.weight = annotated
 
 
 def gather_padded(w: Weight, axis: int, layout: np.ndarray, value: float = 0) -> Weight:

@@ -38,16 +38,17 @@ class BestState:
     """Keeps the state of a module with the smallest held-out error."""
 
     def __init__(
-        self, module: NetworkModule, held: TrainingData, config: FinetuneConfig, loss_of: Loss, teacher: NetworkModule | None, channels_last: bool
+        self, module: NetworkModule, held_out: TrainingData, config: FinetuneConfig, loss_of: Loss, teacher: NetworkModule | None, channels_last: bool
     ):
         self.module, self.teacher, self.loss_of = module, teacher, loss_of
         device = next(p.device for p in module.parameters())
-        classes = config.distill < 1 and config.loss in ("auto", "cross_entropy") and held.labels is not None and held.labels.dtype.kind in "iu"
-        self.by_sample = classes and held.labels is not None and held.labels.ndim == 1 and module.network.outputs[0].type.rank == 2
-        batch = config.batch if self.by_sample else min(config.batch, max(len(held) // _PARTS, 1))
+        labels = held_out.labels
+        classes = config.distill < 1 and config.loss in ("auto", "cross_entropy") and labels is not None and labels.dtype.kind in "iu"
+        self.by_sample = classes and labels is not None and labels.ndim == 1 and module.network.outputs[0].type.rank == 2
+        batch = config.batch if self.by_sample else min(config.batch, max(len(held_out) // _PARTS, 1))
         fixed = any(isinstance(t.shape[0], int) for t in module.network.inputs if t.type.rank)
         batch = config.batch if fixed else batch
-        self.feeder = Feeder(module.network, held, batch=batch, device=device, channels_last=channels_last)
+        self.feeder = Feeder(module.network, held_out, batch=batch, device=device, channels_last=channels_last)
         self.errors: list[float] = []  # of the state with the smallest mean, per sample or per batch
         self.state: State = {}
         self.epoch = -1  # epochs trained until the kept state; 0: none, -1: not judged yet

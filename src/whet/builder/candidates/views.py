@@ -82,11 +82,11 @@ def resolve_clashes(net: Network, chosen: Mapping[str, Option], copying: Callabl
     return resolved
 
 
-def _count_compatible(net: Network, chosen: Mapping[str, Option], kept: set[str], views: Sequence[Layer]) -> int:
+def _count_compatible(net: Network, chosen: Mapping[str, Option], accepted_views: set[str], views: Sequence[Layer]) -> int:
     """How many of the first `views` can be added to the views that are kept: bisection, since each check reads the whole network."""
 
     def fits(count: int) -> bool:
-        return not has_clashes(net, chosen, kept | {x.name for x in views[:count]})
+        return not has_clashes(net, chosen, accepted_views | {x.name for x in views[:count]})
 
     if fits(len(views)):
         return len(views)

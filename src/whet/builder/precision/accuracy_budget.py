@@ -73,11 +73,11 @@ class Judge:
         run = a.run(names) if names else a.exact
         return self.budget.judge(run, a.exact, a.samples, a.wants)
 
-    def list_most_sensitive(self, fit: Fit, skip: Collection[str], kept: Collection[str]) -> list[str]:
+    def list_most_sensitive(self, fit: Fit, skip: Collection[str], required_low: Collection[str]) -> list[str]:
         """The most sensitive tenth of the layers still in low precision: dropped next if an engine misses the budget that its emulation met."""
-        left = [r.layer for r in fit.rows if r.layer not in set(skip) and r.layer not in set(kept)]
+        left = [r.layer for r in fit.rows if r.layer not in set(skip) and r.layer not in set(required_low)]
         if not fit.rows:
-            fit.rows = self.analysis.rank_layers([n for n in self.names if n not in set(skip) and n not in set(kept)])
+            fit.rows = self.analysis.rank_layers([n for n in self.names if n not in set(skip) and n not in set(required_low)])
             left = [r.layer for r in fit.rows]
         return left[: max(1, len(left) // 10)]
 
@@ -91,15 +91,15 @@ class Judge:
                 raise UsageError(f"--accuracy: {self.budget.name} runs shapes that the engine's profile does not take: {e}") from e
             return None
 
-    def fit(self, low: Collection[str], saved_ms: Mapping[str, float], kept: Collection[str] = ()) -> Fit:
-        """The layers of `low` that must return to floating point. `kept` layers never return: the user demands them in low precision."""
+    def fit(self, low: Collection[str], saved_ms: Mapping[str, float], required_low: Collection[str] = ()) -> Fit:
+        """The layers of `low` that must return to floating point. Those in `required_low` never do: the user demands them in low precision."""
         fit = Fit()
         start = [n for n in self.names if n in set(low)]
         fit.verdict = self.low(start)
         if fit.verdict.holds:
             fit.judged = self.judged
             return fit
-        free = [n for n in start if n not in set(kept)]
+        free = [n for n in start if n not in set(required_low)]
         self.log.stage("accuracy", len(free))
         fit.rows = self.analysis.rank_layers(free, tell=self.log.step)
         by = {r.layer: r for r in fit.rows}

@@ -120,7 +120,7 @@ def _why_kept(units: Units, t: Tensor, zero: dict[Tensor, np.ndarray], patterned
     return f"fewer would not be a multiple of {_MULTIPLE}"
 
 
-def _cut(g: Graph, kept: dict[Tensor, np.ndarray]) -> None:
+def _cut(g: Graph, kept_channels: dict[Tensor, np.ndarray]) -> None:
     """Removes the other channels from weights, attributes and types."""
     cut_constants: dict[tuple[Tensor, int, bytes], Tensor] = {}
 
@@ -134,11 +134,11 @@ def _cut(g: Graph, kept: dict[Tensor, np.ndarray]) -> None:
         return cut_constants[key]
 
     for layer in g.layers:
-        new = _cut_inputs(layer, kept, cut)
+        new = _cut_inputs(layer, kept_channels, cut)
         if new != list(layer.inputs):
             layer.inputs = tuple(new)
-        if is_cut_depthwise(layer, kept):
-            layer.attrs["group"] = len(kept[layer.output])
+        if is_cut_depthwise(layer, kept_channels):
+            layer.attrs["group"] = len(kept_channels[layer.output])
     for layer in g.layers:
         types, _ = infer_layer(layer)
         for t, type_ in zip(layer.outputs, types, strict=True):
@@ -149,18 +149,18 @@ def _cut(g: Graph, kept: dict[Tensor, np.ndarray]) -> None:
             del g.net.constants[name]
 
 
-def is_cut_depthwise(layer: Layer, kept: dict[Tensor, np.ndarray]) -> bool:
+def is_cut_depthwise(layer: Layer, kept_channels: dict[Tensor, np.ndarray]) -> bool:
     """True if the layer is a depthwise convolution whose weights were just cut."""
     w = layer.inputs[1] if layer.op == "Conv" else None
-    return layer.op == "Conv" and w is not None and w.shape[1] == 1 and layer.attrs["group"] > 1 and layer.output in kept
+    return layer.op == "Conv" and w is not None and w.shape[1] == 1 and layer.attrs["group"] > 1 and layer.output in kept_channels
 
 
-def _cut_inputs(layer: Layer, kept: dict[Tensor, np.ndarray], cut: Cut) -> list[Tensor | None]:
+def _cut_inputs(layer: Layer, kept_channels: dict[Tensor, np.ndarray], cut: Cut) -> list[Tensor | None]:
     """The layer's inputs, with constants cut along the channels of its activations."""
     if not layer.inputs or not layer.outputs:
         return list(layer.inputs)
     x, y = layer.inputs[0], layer.outputs[0]
-    ins, outs = kept.get(x) if x is not None else None, kept.get(y)
+    ins, outs = kept_channels.get(x) if x is not None else None, kept_channels.get(y)
     rest = list(layer.inputs[1:])
     match layer.op:
         case "Conv":

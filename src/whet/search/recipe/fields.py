@@ -83,6 +83,8 @@ def read_text(value: Any, where: str) -> str:
         raise UsageError(f"'{where}': a function is given as python:MODULE:FUNCTION, since trials run in child processes; put it into a module")
     if not isinstance(value, str) or not value:
         raise UsageError(f"'{where}' is a string, not {_format_value(value)}")
+    if "\0" in value:
+        raise UsageError(f"'{where}' has a null character, which no path or name can have")
     return value
 
 

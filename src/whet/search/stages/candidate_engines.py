@@ -161,7 +161,7 @@ def write_step_times(prepared: Prepared, ms: Mapping[int, float]) -> None:
 
 
 def measure_engines(
-    w: Worker, engines: Sequence[ScoredEngine], kept: ScoredEngine, data: Feeds, prepared: Prepared, steps: Mapping[int, Path]
+    w: Worker, engines: Sequence[ScoredEngine], selected: ScoredEngine, data: Feeds, prepared: Prepared, steps: Mapping[int, Path]
 ) -> dict[str, Any]:
     """Times all engines against the original, those of `prepared`'s steps too; measures memory and energy of the kept one."""
     with w.lock.timing():
@@ -176,18 +176,18 @@ def measure_engines(
         rows, load = time_engines(runs, w.effort.seconds, w.backend())
         for e, row in zip(engines, rows[first : first + len(engines)], strict=True):
             e.times = row
-        i, batch = engines.index(kept), w.candidate.batch
+        i, batch = engines.index(selected), w.candidate.batch
         spent = w.meter.of(runs[first + i], batch, w.energy_seconds)
     ms = {j: row["median_ms"] for j, row in zip(steps, rows[first + len(engines) :], strict=True)}
     if w.candidate.precision == "fp32" and prepared.variants:
-        ms[max(prepared.variants)] = kept.times["median_ms"]
+        ms[max(prepared.variants)] = selected.times["median_ms"]
     if w.job.reference:
         ms[0] = rows[0]["median_ms"]
     write_step_times(prepared, ms)
     for path in steps.values():
         remove_engine(path)
     return {
-        "latency": kept.times, "reference_ms": rows[0]["median_ms"], "throughput": 1e3 * batch / kept.times["mean_ms"],
+        "latency": selected.times, "reference_ms": rows[0]["median_ms"], "throughput": 1e3 * batch / selected.times["mean_ms"],
         "memory_bytes": loaded[i].memory(contexts[i]).peak, "load": load, "energy": spent,
     }  # fmt: skip
 

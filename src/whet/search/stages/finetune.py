@@ -78,7 +78,7 @@ def make_step_callback(say: Say, kind: str) -> Callable[[int, int, str], None]:
     """A callback that reports training progress as the stage of the job."""
     told = [perf_counter()]
 
-    def tell(done: int, total: int, what: str) -> None:
+    def tell(done: int, total: int, description: str) -> None:
         if perf_counter() - told[0] > 0.5:
             told[0] = perf_counter()
             say(f"{kind} {done}/{total}")

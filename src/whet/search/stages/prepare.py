@@ -69,10 +69,10 @@ class Prepared:
 
 
 def prepare_candidate(
-    net: Network, candidate: Candidate, kept: Mapping[str, int], data: Mapping[str, np.ndarray], effort: Effort,
+    net: Network, candidate: Candidate, channel_counts: Mapping[str, int], data: Mapping[str, np.ndarray], effort: Effort,
     *, say: Say, rate: Rate | None = None, seed: int = 0, steps: int = 1, decided: Recipe | None = None,
 ) -> Prepared:  # fmt: skip
-    """Prunes `net` to the `kept` most important channels of each group and recovers it on `data` (inputs by name, no labels).
+    """Prunes each group of `net` to its `channel_counts` most important channels and recovers it on `data` (inputs by name, no labels).
 
     With several `steps` the channels are chosen in that many cuts, each by scores of the network that was recovered after the one before.
     `decided` gives the channels instead of importance scores. `rate` scores the network after each step, for the report.
@@ -87,12 +87,12 @@ def prepare_candidate(
     if candidate.pruned:
         start = perf_counter()
         say("pruning")
-        coupled = groups_for(net, kept if decided is None else decided.groups)
+        coupled = groups_for(net, channel_counts if decided is None else decided.groups)
         check_order(net, "prune")
         if decided is not None:
             at = decided.kept()
         else:
-            at = _choose_channels(net, candidate, coupled, kept, data, RecoveryConfig(rows=effort.rows, seed=seed), steps)
+            at = _choose_channels(net, candidate, coupled, channel_counts, data, RecoveryConfig(rows=effort.rows, seed=seed), steps)
         result.network = cut(net, at, coupled, removed=candidate.removed)
         more = {"steps": steps} if steps > 1 else {}
         note(result.network, "prune", by="whet auto", importance=candidate.importance, **more)
@@ -103,7 +103,7 @@ def prepare_candidate(
         step(", ".join(done_steps) or "nothing to prune", start, changes_time=bool(done_steps))
         start = perf_counter()
 
-        def tell(done: int, total: int, what: str) -> None:
+        def tell(done: int, total: int, description: str) -> None:
             say(f"recovering {done}/{total}")
 
         result.network = recover(result.network, net, at, data, RecoveryConfig(rows=effort.rows, seed=seed), tell)
@@ -113,17 +113,17 @@ def prepare_candidate(
 
 
 def _choose_channels(
-    net: Network, candidate: Candidate, coupled: Sequence[Group], kept: Mapping[str, int], data: Mapping[str, np.ndarray],
+    net: Network, candidate: Candidate, coupled: Sequence[Group], channel_counts: Mapping[str, int], data: Mapping[str, np.ndarray],
     recovery: RecoveryConfig, steps: int,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """The `kept` most important channels of each group of `net` (all of which are `coupled`), chosen in `steps` cuts."""
+    """The most important channels of each group of `net`, as many as `channel_counts` says (`coupled`: all groups), chosen in `steps` cuts."""
     sizes = {g.name: g.size for g in coupled}
 
     def select(present: Network, here: Sequence[Group], progress: float) -> Choice:
-        chosen = [g for g in here if g.name in kept]
+        chosen = [g for g in here if g.name in channel_counts]
         samples = Samples(data) if candidate.importance in NEED_DATA else None
         scores = importance(chosen, candidate.importance, recovery.seed, net=present, samples=samples)
-        wanted = {name: round(sizes[name] - (sizes[name] - n) * progress) for name, n in kept.items()}
+        wanted = {name: round(sizes[name] - (sizes[name] - n) * progress) for name, n in channel_counts.items()}
         at = {g.name: np.sort(np.argsort(-scores[g.name], kind="stable")[: wanted[g.name]]) for g in chosen}
         return Choice(at, candidate.removed if present is net else (), 0.0, 0.0, 0.0)
 

@@ -74,7 +74,7 @@ class Scouting:
                 self._tell(trial)
                 for twin in [t for t in self.trials.values() if t.same_as == trial.number and t.result is None]:
                     twin.result = trial.result
-                    self._tell(twin, found=True)
+                    self._tell(twin, is_reused=True)
         if self.drawn_again >= _SAME_IN_A_ROW:
             self.jobs.note(f"{_SAME_IN_A_ROW} duplicate points were drawn in a row: the space of {self.space.size()} points is exhausted")
         return [self.trials[n] for n in sorted(self.trials)]
@@ -93,7 +93,7 @@ class Scouting:
             trial.same_as, trial.result = self.known[key].number, self.known[key].result
             self.drawn_again += 1
         if trial.result is not None:
-            self._tell(trial, found=True)
+            self._tell(trial, is_reused=True)
             return
         twin = next((t for t in self.running.values() if self.space.key(t.candidate) == key), None)
         if twin is not None:  # reported when that trial has a result
@@ -128,7 +128,7 @@ class Scouting:
             self.jobs.note(f"{others} trials were measured with another whet version or processor; originals and survivors are rebuilt")
         return lost
 
-    def _tell(self, trial: Trial, found: bool = False) -> None:
+    def _tell(self, trial: Trial, is_reused: bool = False) -> None:
         r = trial.result
         assert r is not None
         about: dict[str, Any] = {"candidate": trial.candidate.to_plain(), "state": r["state"]}
@@ -145,4 +145,4 @@ class Scouting:
         self.trials[trial.number] = trial
         if trial.same_as is None:
             self.known.setdefault(self.space.key(trial.candidate), trial)
-            self.jobs.watch.end_job(self.folder.scout(trial.number), r, found)
+            self.jobs.watch.end_job(self.folder.scout(trial.number), r, is_reused)

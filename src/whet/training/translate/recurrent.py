@@ -74,8 +74,9 @@ def _computed(layer: Layer, step: Step, usual: bool) -> Compute:
     fits = usual and layer.attrs.get("clip") is None and layer.input(4) is None and layer.input(5 + states) is None
     fits = fits and (names == standard or relu) and layer.attrs["direction"] != "reverse"
 
-    def compute(x, w, r, b=None, lengths=None, *rest):
-        first, peepholes = [*rest, *(None,) * 3][:states], rest[states] if len(rest) > states else None
+    def compute(x, w, r, b=None, lengths=None, *states_and_peepholes):
+        padded = [*states_and_peepholes, *[None] * 3]
+        first, peepholes = padded[:states], padded[states]
         if layer.attrs["layout"]:
             x, first = x.transpose(0, 1), [None if s is None else s.transpose(0, 1) for s in first]
         h0 = [x.new_zeros(len(backwards), x.shape[1], r.shape[2]) if s is None else s for s in first]

@@ -62,19 +62,19 @@ class Reduction:
         return f.emit(FLOAT, f"extractelement {a}, i32 0", a)
 
 
-def words_of(kept: int, reduced: int) -> tuple[str, ...]:
+def words_of(kept_axes: int, reduced_axes: int) -> tuple[str, ...]:
     """The context: addresses of input, result and the factor of a mean; items, the innermost axis's length and its chunks; sizes and strides of the
     other kept axes and of the other reduced axes; a thread's share."""
-    axes = [*(f"kept{k}" for k in range(kept)), *(f"reduced{k}" for k in range(reduced))]
+    axes = [*(f"kept{k}" for k in range(kept_axes)), *(f"reduced{k}" for k in range(reduced_axes))]
     return ("x", "y", "items", "width", "chunks", *(f"{a}_{w}" for a in axes for w in ("size", "stride")), "share", "factor")
 
 
 @cache
-def reduce_ir(op: str, kept: int, reduced: int, inner_reduced: bool, tail: int) -> str:
-    """`reduce(context)`. `kept`, `reduced`: number of axes besides the innermost one. `inner_reduced`: whether the innermost axis is reduced. `tail`:
-    elements of the innermost axis after its whole vectors (after whole chunks of VECTORS vectors if it is kept)."""
+def reduce_ir(op: str, kept_axes: int, reduced_axes: int, inner_reduced: bool, tail: int) -> str:
+    """`reduce(context)`. `kept_axes`, `reduced_axes`: number of axes besides the innermost one. `inner_reduced`: the innermost axis is reduced.
+    `tail`: elements of the innermost axis after its whole vectors (after whole chunks of VECTORS vectors if it is kept)."""
     module = Module()
-    with parallel_kernel(module, "reduce", words_of(kept, reduced), "items") as (f, w):
+    with parallel_kernel(module, "reduce", words_of(kept_axes, reduced_axes), "items") as (f, w):
         words = vars(w)
         kind = Reduction(f, op, w.factor.as_pointer(FLOAT))
         source, target = w.x.as_pointer(FLOAT), w.y.as_pointer(FLOAT)
@@ -82,12 +82,12 @@ def reduce_ir(op: str, kept: int, reduced: int, inner_reduced: bool, tail: int) 
             position: Value = items.index if inner_reduced else items.index // w.chunks
             row = position
             offset: Value | int = 0
-            for k in reversed(range(kept)):
+            for k in reversed(range(kept_axes)):
                 index = position % words[f"kept{k}_size"] if k else position
                 position = position // words[f"kept{k}_size"] if k else position
                 offset = index * words[f"kept{k}_stride"] + offset
             at = source.at(offset)
-            axes = [(words[f"reduced{k}_size"], words[f"reduced{k}_stride"]) for k in range(reduced)]
+            axes = [(words[f"reduced{k}_size"], words[f"reduced{k}_stride"]) for k in range(reduced_axes)]
             if inner_reduced:
                 target.store(kind.result(reduce_rows(f, kind, at, axes, w.width, tail)), items.index)
             else:

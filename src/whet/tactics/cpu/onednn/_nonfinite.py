@@ -55,9 +55,9 @@ def _min(reference: Reference, layer: Layer, *xs: np.ndarray) -> np.ndarray:
     return reduce(np.fmin, xs)
 
 
-def _largest(reference: Reference, layer: Layer, x: np.ndarray, *rest: np.ndarray | None) -> np.ndarray:
+def _largest(reference: Reference, layer: Layer, x: np.ndarray, *other_inputs: np.ndarray | None) -> np.ndarray:
     """The maximum without NaNs; for NaN and -inf only, the lowest finite number, which is the initial value."""
-    return reference(layer, x if x.dtype.kind in "iu" else np.fmax(x, x.dtype.type(-_LARGEST)), *rest)
+    return reference(layer, x if x.dtype.kind in "iu" else np.fmax(x, x.dtype.type(-_LARGEST)), *other_inputs)
 
 
 def _softmax(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
@@ -76,14 +76,14 @@ def _gelu(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
     return y
 
 
-def _resize(reference: Reference, layer: Layer, x: np.ndarray, *rest: np.ndarray | None) -> np.ndarray:
+def _resize(reference: Reference, layer: Layer, x: np.ndarray, *other_inputs: np.ndarray | None) -> np.ndarray:
     """At positions that coincide with an input, the kernels add this input times 1 and times 0, not the adjacent input, so infinity gives NaN."""
-    y = np.asarray(reference(layer, x, *rest))
+    y = np.asarray(reference(layer, x, *other_inputs))
     if layer.attrs["mode"] != "linear":
         return y
     odd = ~np.isfinite(x)
-    weight = reference(layer, odd.astype(x.dtype), *rest)  # how much of each output comes from NaN and infinities
-    y = np.where(weight < 1e-6, reference(layer, np.where(odd, x.dtype.type(0), x), *rest), y)
+    weight = reference(layer, odd.astype(x.dtype), *other_inputs)  # how much of each output comes from NaN and infinities
+    y = np.where(weight < 1e-6, reference(layer, np.where(odd, x.dtype.type(0), x), *other_inputs), y)
     return np.asarray(np.where(np.isinf(y), x.dtype.type(np.nan), y))
 
 

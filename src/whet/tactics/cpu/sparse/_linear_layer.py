@@ -84,10 +84,12 @@ def sizes_of(layer: Layer) -> tuple[int, int, int]:
     return prod(out) // out[axis], prod(shape) // out[axis], out[axis]
 
 
-def skip_zero_weights(reference: Callable[..., np.ndarray], layer: Layer, x: np.ndarray, weights: np.ndarray, *rest: np.ndarray | None) -> np.ndarray:
+def skip_zero_weights(
+    reference: Callable[..., np.ndarray], layer: Layer, x: np.ndarray, weights: np.ndarray, *other_inputs: np.ndarray | None
+) -> np.ndarray:
     """The product without the terms of zero weights: NaN and infinity in an input do not reach the outputs whose weights for it are zero."""
     odd = ~np.isfinite(x)
-    y = np.array(reference(layer, np.where(odd, x.dtype.type(0), x), weights, *rest))
+    y = np.array(reference(layer, np.where(odd, x.dtype.type(0), x), weights, *other_inputs))
 
     def reached(inputs: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         return reference(layer, inputs.astype(x.dtype), chosen.astype(weights.dtype)) > 0.5

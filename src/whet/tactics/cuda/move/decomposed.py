@@ -13,7 +13,7 @@ from whet.backends.cuda.launch import GpuWork
 from whet.errors import BackendError, NetworkError
 from whet.network import Layer, Tensor, Weight, static_shape
 from whet.network.types import F32, I8, U8, DType
-from whet.tactics._base import TACTICS, Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, RTOL, GpuKernel, all_static, float_types, launch, same
 from whet.tactics.cuda.move.reformat import ReformatArguments, reformat_launch
@@ -156,13 +156,12 @@ def _round_matrix(t: Tensor | None, dtype: DType) -> Tensor | None:
 
 def _kernel(part: Layer, dtype: DType, backend: Backend) -> tuple[GpuKernel, Signature]:
     """The first kernel for a part, with 4-D tensors channels last and others row-major. Raises PlanRefused."""
-    from whet.tactics import load_tactics
+    from whet.tactics import tactics_of  # it loads the backend's tactics; an engine loads only those that it names
 
     def forms(t: Tensor) -> Sequence[Operand]:
         return [Operand(f, t.dtype if t.dtype in _INTEGERS else dtype) for f in (("nhwc", "linear") if t.type.rank == 4 else ("linear",))]
 
-    load_tactics("cuda")  # the engine's own tactics may be the only ones so far
-    for t in sorted((t for t in TACTICS.values() if t.backend == "cuda" and t.name != "cuda/decomposed"), key=lambda t: (t.fallback, t.name)):
+    for t in sorted((t for t in tactics_of(backend.name) if not isinstance(t, Decomposed)), key=lambda t: (t.fallback, t.name)):
         # Library tactics are excluded, so that the layer runs without libraries, and with --pure.
         if type(t).__module__.startswith(_LIBRARIES) or t.why_not(part) is not None:
             continue

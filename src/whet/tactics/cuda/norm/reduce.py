@@ -87,15 +87,15 @@ class Reduce(UnfusedTactic):
         return GpuKernel(layer, signature, make, implementation=f"reduce x{threads}" + (" by eights" if wide else ""))
 
 
-def _vectorize_walks(kept: Walk, over: Walk) -> tuple[Walk, Walk, int]:
+def _vectorize_walks(kept_walk: Walk, reduced_walk: Walk) -> tuple[Walk, Walk, int]:
     """The walks in steps of eight adjacent elements, if these are whole 16-byte vectors: of one result (1) or of eight results (2)."""
-    for wide, walk, other in ((1, over, kept), (2, kept, over)):
+    for wide, walk, other in ((1, reduced_walk, kept_walk), (2, kept_walk, reduced_walk)):
         (*sizes, last), (*steps, step) = walk
         apart = [s for n, s in zip((*sizes, *other[0]), (*steps, *other[1]), strict=True) if n > 1]
         if step == 1 and last % 8 == 0 and not any(s % 8 for s in apart):
             eights: Walk = ((*sizes, last // 8), (*steps, 8))
-            return (kept, eights, 1) if wide == 1 else (eights, over, 2)
-    return kept, over, 0
+            return (kept_walk, eights, 1) if wide == 1 else (eights, reduced_walk, 2)
+    return kept_walk, reduced_walk, 0
 
 
 def _list_walks(layer: Layer) -> tuple[Walk, Walk] | str:
