@@ -6,9 +6,10 @@ from random_networks import feeds, same
 
 from support.python_calls import count_calls
 from whet.errors import BuildError, NetworkError, UsageError
-from whet.network import F32, Network, TensorType, parse_network, verify
+from whet.network import F16, F32, Network, TensorType, parse_network, verify
 from whet.ops import OPS, run_network
 from whet.passes import PASSES, Fired, Graph, Pass, Phase, Skip, lower, order_passes, run_passes, select
+from whet.passes._widen import widen_floats
 from whet.passes.clean.fold_shapes import SIZES
 from whet.rewrite.fusing import ACTIVATIONS
 from whet.rewrite.rules import register
@@ -362,3 +363,32 @@ def test_the_work_of_lowering_grows_with_the_number_of_layers():
 
     calls(4)  # caches are filled
     assert calls(100) < 2.2 * calls(50)
+
+
+def test_a_region_gets_the_widened_types_of_what_enters_it():
+    net = parse_network("""network n source
+        in %x: f16[2]
+        const %n: i64[] = [3]
+        const %go: bool[] = [True]
+        const %c: f16[2] = [0.5, 0.25]
+        %y = Loop(%n, %go, %x) {
+          region body
+            in %i: i64[]
+            in %k: bool[]
+            in %s: f16[2]
+            %t = Mul(%s, %c)
+            %l = Identity(%k)
+            out %l
+            out %t
+        }
+        out %y
+        """)
+    wide, count = widen_floats(net, {F16})
+    assert count == 2  # the Loop and the product in it
+    (loop,) = (x for x in wide.layers if x.op == "Loop")
+    assert [t.dtype.name for t in loop.regions["body"].inputs] == ["i64", "bool", "f32"]
+    assert [x.op for x in loop.regions["body"].layers] == ["Mul", "Identity"]  # nothing is converted in the region
+    assert (wide.inputs[0].dtype, wide.outputs[0].dtype) == (F16, F16)
+    verify(wide)
+    x = np.float16([1, 3])
+    np.testing.assert_array_equal(run_network(wide, {"x": x})["y"], x * np.float16([0.125, 0.015625]))

@@ -1,5 +1,6 @@
 """Figures and remarks about pruned networks: exact values of small cases."""
 
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -201,3 +202,25 @@ def test_rates_without_a_declared_peak_or_a_timed_layer_are_zero():
     assert (rates.bytes_per_ms, rates.macs_per_ms, rates.declared, rates.sparse_arithmetic) == (0, 0, {}, False)
     fast = SimpleNamespace(peaks=lambda: {"bytes": 5e3}, capabilities=SimpleNamespace(features=("wgmma",)))
     assert (_Rates.of(fast, []).bytes_per_ms, _Rates.of(fast, []).sparse_arithmetic) == (5, True)
+
+
+def test_a_target_is_tightened_by_how_far_the_engine_missed_it(monkeypatch):
+    """The engines take 0.9 and 0.6 of the time where a half is wanted: half of 0.5 / 0.9, then that times 0.5 / 0.6."""
+    times, asked = iter([(10.0, 9.0), (10.0, 6.0), (10.0, 4.0)]), []
+
+    def within(costs, share):
+        asked.append(share)
+        return Choice({}, (), 1.0, share, 0.0, 0.0)
+
+    prune = import_module("whet.pruning.prune")  # the package has a function of this name
+    monkeypatch.setattr(prune, "get_opt_batch", lambda net, config: 1)
+    monkeypatch.setattr(prune, "cut", lambda *args, **kwargs: "small")
+    monkeypatch.setattr(prune, "measured_sum", lambda net, meter: 1.0)
+    monkeypatch.setattr(prune, "measure_latencies", lambda nets, build, progress=None: next(times))
+    backend, table = SimpleNamespace(capabilities=SimpleNamespace(executes=True)), SimpleNamespace(save=lambda: None)
+    meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
+    config, costs = SimpleNamespace(engines=True, build=None), SimpleNamespace()
+    target = Target("latency", ratio=0.5)
+    choice, report, larger = prune._select_by_engine_time(None, config, target, [], lambda: costs, meter, within, lambda costs, share: share, None)
+    assert asked == pytest.approx([0.5, 0.5 * 0.5 / 0.9, 0.5 * 0.5 / 0.9 * 0.5 / 0.6])
+    assert (choice.after, report.predicted, larger) == (asked[-1], (1.0, asked[-1]), asked[-1])
