@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from whet.builder.config import BuildConfig
 from whet.engine.plan import Profile
-from whet.errors import ShapeError, UsageError
+from whet.errors import NetworkError, ShapeError, UsageError
 from whet.network import Dim, Layer, Network, static_shape, substitute
-from whet.ops import bind_layer, bind_symbols
+from whet.ops import bind_layer, bind_symbols, infer_layer
 from whet.registry import suggest_name
 
 MIN, OPT, MAX = 0, 1, 2
+_PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
 def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], list[str]]:
@@ -45,9 +46,20 @@ def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], 
             full[name] = (low, opt, high)
         profile = Profile(full)
         for which in (MIN, OPT, MAX):
-            bind_profile_symbols(net, profile, which)  # raises if a shape does not fit
+            _check_products(net, bind_profile_symbols(net, profile, which), {n: s[which] for n, s in profile.shapes.items()})
         profiles.append(profile)
     return profiles, notes
+
+
+def _check_products(net: Network, env: Mapping[str, Dim], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ShapeError if a matrix product does not accept the sizes that its symbols take, as behind a Flatten of an image of another size."""
+    for layer in net.layers:
+        if layer.op in _PRODUCTS and not all(t is None or t.type.static for t in layer.inputs):
+            try:
+                infer_layer(bind_layer(layer, env))
+            except NetworkError as e:
+                given = ", ".join(f"'{n}' {list(s)}" for n, s in shapes.items())
+                raise ShapeError(f"the network cannot take {given}: {e}. Give the input shapes that the model was made for.") from e
 
 
 def bind_profile_symbols(net: Network, profile: Profile, which: int) -> dict[str, int]:
