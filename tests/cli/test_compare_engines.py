@@ -85,7 +85,7 @@ def test_levels_and_ablation_of_a_model(files):
     names = [e["name"] for e in json.loads(done.output)["engines"]]
     assert names[0] == "all passes"
     assert any(n.startswith("-fuse") for n in names)
-    done = call("compare", "--levels", deep, "--seconds=0.02", "--json", "--timingCacheFile", files / "t.cache")
+    done = call("compare", "--levels", deep, "--backend=null", "--seconds=0.02", "--json")  # times from a table: the same layers on any machine
     engines = {e["name"]: e for e in json.loads(done.output)["engines"]}
     assert list(engines) == ["level 3", "level 0", "level 1", "level 2", "level 4", "level 5", "passes=none"]
     assert engines["passes=none"]["layers"] > engines["level 3"]["layers"]
