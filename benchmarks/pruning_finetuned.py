@@ -12,7 +12,7 @@ resumes: rows in the file are kept, and no row starts after --limit seconds. --c
 
 --merge joins files of several processes and compares whet with each other method per budget and test set. d[s, i] is the difference of correctness
 (1, 0 or -1) of seed s and image i. The error of its mean has a part of the images, var_i(mean_s d) / images, and a part of the seeds, var_s(mean_i d)
-/ seeds; the 95 % interval is that of Student's t with the degrees of freedom of Welch and Satterthwaite. Needs torch and torch-pruning.
+/ seeds; the 95 % interval is that of Student's t with the degrees of freedom of Welch and Satterthwaite. Needs torch, torch-pruning and scipy.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import torch
 from _record import provenance
 from pruning_defaults import IMAGES, normalized
 from pruning_tools import by_torch_pruning, module, multiplications
+from scipy.stats import t as student_t
 from torch import nn
 from two_four_accuracy import decode_jpegs
 
@@ -104,15 +105,6 @@ def to_bits(text: str, count: int) -> np.ndarray:
     return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=count).astype(np.float64)
 
 
-def student_quantile(freedom: float, share: float = 0.975) -> float:
-    """The quantile of Student's t distribution, by integration of its density on a grid in the angle atan(t / sqrt(freedom))."""
-    angle = np.linspace(0, np.pi / 2, 200001)[:-1]
-    density = np.cos(angle) ** (freedom - 1)
-    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    at = np.searchsorted(below / below[-1], 2 * share - 1)
-    return float(np.sqrt(freedom) * np.tan(angle[at]))
-
-
 def interval(differences: np.ndarray) -> tuple[float, float, float]:
     """Mean of [seeds, images] with its 95 % interval over both (see the module's text), in points."""
     seeds, images = differences.shape
@@ -123,7 +115,7 @@ def interval(differences: np.ndarray) -> tuple[float, float, float]:
     if not error:
         return 100 * mean, 100 * mean, 100 * mean
     freedom = error**2 / (of_images**2 / (images - 1) + (of_seeds**2 / (seeds - 1) if seeds > 1 else 0.0))
-    half = student_quantile(freedom) * error**0.5
+    half = float(student_t.ppf(0.975, freedom)) * error**0.5
     return 100 * mean, 100 * (mean - half), 100 * (mean + half)
 
 

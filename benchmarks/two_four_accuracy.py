@@ -7,7 +7,7 @@ FOLDER has cifar10/resnet20_cifar10.onnx, resnet56_cifar10.onnx and cifar10_loss
 and with 256 unlabelled training images by the methods of `whet prune --pattern=2:4 --calibData` (METHODS; other patterns in FP32 only).
 
 Fine-tuning (whet.training) has fixed masks and distils the dense network on the 4,000 lossless training images and on --jpeg JPEG ones, without
-labels; its hyperparameters are those of TRAINING, the same for all networks. `--choose` compares what it starts from (METHODS, each network) and the
+labels; its hyperparameters are those of TRAINING, the same for all networks. `--choose` compares its starts (METHODS, each network) and the
 candidates for TRAINING (CANDIDATES, ResNet-20 only, --epochs of training each) by the Kullback-Leibler divergence of the dense network's answers from
 the sparse one's on training images that neither the masks nor the candidates were made with. The result is in `choice` of the file.
 
@@ -59,7 +59,7 @@ TRAINING: dict[str, Any] = {
     "optimizer": "adamw", "lr": 5e-4, "clip": 1.0, "batch": 128, "weight_decay": 1e-4,
     "distill": 1.0, "augment": "crop:4,flip,cutmix:50", "masks": "2:4", "batch_norms": "keep",
 }  # fmt: skip
-#: What fine-tuning starts from: the method with the smallest divergence of `--choose`.
+#: The start of fine-tuning: the method with the smallest divergence of `--choose`.
 START = {"resnet20_cifar10": "permutation, data, least squares", "resnet56_cifar10": "permutation, data, least squares"}
 #: Changes of TRAINING that `--choose` compares on TUNED_ON; `lossless`: without JPEG images.
 CANDIDATES: dict[str, dict[str, Any]] = {

@@ -288,18 +288,22 @@ def test_profiles_get_every_input_and_missing_shapes():
     assert len(resolve_profiles(TWO, BuildConfig(profiles=(shapes, same)))[0]) == 2
 
 
-def test_sizes_that_a_product_does_not_accept_are_refused():
-    net = parse_network(
-        "network n lowered\nin %x: f32[1,2,4,W]\nconst %w: f32[64,3] = seed(1)\n"
-        "%f: f32[1,8*W] = Flatten(%x, axis=1)\n%y: f32[1,3] = Gemm(%f, %w)\nout %y"
-    )
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ("const %w: f32[64,3] = seed(1)\n%y: f32[1,3] = Gemm(%f, %w)\nout %y", r"Gemm .*mismatched inner dimensions: {} is not 64"),
+        ("const %w: f32[1,64] = seed(1)\n%y: f32[1,64] = Add(%f, %w)\nout %y", r"Add .*{}"),
+    ],
+)
+def test_shapes_in_which_operands_do_not_fit_are_refused(last, reason):
+    net = parse_network("network n lowered\nin %x: f32[1,2,4,W]\n%f: f32[1,8*W] = Flatten(%x, axis=1)\n" + last)
 
     def resolve(*widths):
         return resolve_profiles(net, BuildConfig(profiles=(tuple({"x": (1, 2, 4, w)} for w in widths),)))
 
     assert resolve(8, 8, 8)[0][0].shapes["x"][1] == (1, 2, 4, 8)
     for widths, wrong in (((6, 8, 8), 6), ((8, 8, 9), 9)):
-        with pytest.raises(ShapeError, match=rf"cannot take 'x' \[1, 2, 4, {wrong}\]: Gemm .*mismatched inner dimensions: {8 * wrong} is not 64"):
+        with pytest.raises(ShapeError, match=rf"cannot take 'x' \[1, 2, 4, {wrong}\]: " + reason.format(8 * wrong)):
             resolve(*widths)
 
 

@@ -129,7 +129,7 @@ def test_the_energy_of_a_gate_is_its_mean_square(axis):
     [
         ("%y = Relu(%a)", 1.0, "a"),
         ("%s = Add(%a, %x)\n%y = Relu(%s)", 1.0, "s"),  # a residual
-        ("%b = Add(%a, %c)\n%y = Relu(%b)", 1.0, "b"),  # a bias, and no sum behind it
+        ("%b = Add(%a, %c)\n%y = Relu(%b)", 1.0, "b"),  # a bias, and no residual
         ("%b = Add(%c, %a)\n%s = Add(%x, %b)\n%y = Relu(%s)", 1.0, "s"),
         ("%b = BatchNormalization(%a, %g, %c, %c, %v)\n%d = Add(%b, %c)\n%s = Add(%d, %x)\n%y = Relu(%s)", 1.5, "s"),
         ("%b = Mul(%a, %c)\n%y = Relu(%b)", 1.0, "a"),

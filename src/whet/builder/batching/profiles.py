@@ -12,7 +12,7 @@ from whet.ops import bind_layer, bind_symbols, infer_layer
 from whet.registry import suggest_name
 
 MIN, OPT, MAX = 0, 1, 2
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
+_CHECKED = frozenset({"Gemm", "MatMul", "Add", "Sub", "Mul", "Div"})  # whose operands have to fit each other
 
 
 def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], list[str]]:
@@ -46,15 +46,16 @@ def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], 
             full[name] = (low, opt, high)
         profile = Profile(full)
         for which in (MIN, OPT, MAX):
-            _check_products(net, bind_profile_symbols(net, profile, which), {n: s[which] for n, s in profile.shapes.items()})
+            _check_operands(net, bind_profile_symbols(net, profile, which), {n: s[which] for n, s in profile.shapes.items()})
         profiles.append(profile)
     return profiles, notes
 
 
-def _check_products(net: Network, env: Mapping[str, Dim], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ShapeError if a matrix product does not accept the sizes that its symbols take, as behind a Flatten of an image of another size."""
+def _check_operands(net: Network, env: Mapping[str, Dim], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ShapeError if the operands of a product or sum do not fit each other in these shapes: a classifier or position embeddings made for
+    another image size."""
     for layer in net.layers:
-        if layer.op in _PRODUCTS and not all(t is None or t.type.static for t in layer.inputs):
+        if layer.op in _CHECKED and not all(t is None or t.type.static for t in layer.inputs):
             try:
                 infer_layer(bind_layer(layer, env))
             except NetworkError as e:
