@@ -5,8 +5,8 @@
 Of all mutants of a package, `--sample` are drawn with `--seed`. One process collects the tests and imports the package (warm.py); the source files
 are never changed. A first child records which functions each test enters; a mutant then runs, in a child of its own, only the tests that enter its
 function: those named after the module first, then quick ones first, up to `--budget` seconds of them. A mutant that takes too long counts as killed,
-one that no test enters as survived. Mutants listed in equivalent.txt (the behaviour cannot differ) do not count. The percentage is of a sample, so
-its 95 % interval (Wilson) is given.
+one that no test enters as survived. Mutants listed in equivalent.txt (the behaviour cannot differ) do not count, and some are not drawn
+(mutation_plan.py). The percentage is of a sample, so its 95 % interval (Wilson) is given.
 
 With `--unrecorded` nothing is recorded first: tests are selected by names and imports (order_tests), which takes less time for few mutants and kills
 fewer of them.
