@@ -76,7 +76,7 @@ def _change_values(values: list[str]) -> Iterator[tuple[str, str]]:
     """The first, then the last value changed."""
     for k in sorted({0, len(values) - 1}):
         v = values[k].strip()
-        other = {"true": "false", "false": "true"}.get(v) or _another(v)
+        other = {"True": "False", "False": "True"}.get(v) or _another(v)
         if other is not None:
             yield f"[{k}]={other}", ",".join([*values[:k], other, *values[k + 1 :]])
 
