@@ -87,7 +87,8 @@ def make_shim(folder: Path) -> dict[str, str]:
     command = folder / "polygraphy"
     command.write_text(COMMAND.format(python=sys.executable))
     command.chmod(0o755)
-    paths = {"PYTHONPATH": [str(folder), str(SOURCE)], "PATH": [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]}
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    paths = {"PYTHONPATH": [str(folder), str(SOURCE), *given], "PATH": [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]}
     return {**os.environ, **{k: os.pathsep.join(v) for k, v in paths.items()}, "XDG_CACHE_HOME": str(folder / "cache"),
             "POLYGRAPHY_INTERNAL_CORRECTNESS_CHECKS": "1"}  # as in Polygraphy's Makefile
 
@@ -106,7 +107,7 @@ def run_tests(checkout: Path, path: str, environment: dict[str, str], limit: flo
         folder = Path(name)
         outcomes = folder / "outcomes.jsonl"
         outcomes.write_text("")
-        env = environment | {"PYTHONPATH": f"{environment['PYTHONPATH']}{os.pathsep}{checkout}", "OUTCOMES": str(outcomes)}
+        env = environment | {"PYTHONPATH": f"{checkout}{os.pathsep}{environment['PYTHONPATH']}", "OUTCOMES": str(outcomes)}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "record_outcomes", path]
         with open(folder / "log", "w") as log, contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(command, cwd=checkout, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=limit, check=False)
