@@ -54,8 +54,14 @@ class Im2colArguments(Arguments, kernel="im2col.cu"):
 class PatchEmbedding(Conv):
     """Windows above 7 x 7 with a channel count that is not a multiple of eight, which no other tensor-core kernel takes.
 
-    The image has channels last; `list_plane_signatures` are for images of planes, f32 or 16-bit.
+    The image has channels last, or is row-major in f32 or 16 bits.
     """
+
+    version = 2
+
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        others = super().signatures(layer, backend)
+        return [*list_plane_signatures(layer), *others] if others else []
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):

@@ -38,6 +38,7 @@ class Concat(Tactic):
     """Any element type of whole bytes."""
 
     ops = ("Concat",)
+    version = 2
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or layer.op == "Fused" or not all_static(layer):
@@ -48,6 +49,10 @@ class Concat(Tactic):
         if own.bits < 8:
             return []
         return [Signature((Operand(f, k),) * len(layer.inputs), (Operand(f, k),)) for k in kinds for f in forms]
+
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
+        nbytes = prod(static_shape(layer.outputs[0].shape)) * signature.outputs[0].dtype.bits // 8
+        return [(("joint", 1),), ()] if nbytes < 2**31 else [()]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         out = signature.outputs[0]
