@@ -131,9 +131,7 @@ def test_weights_stay_in_registers(tmp_path):
     sizes = cluster_recurrent._sizes(layer, signature)
     way = cluster_recurrent._Distribution(cluster=8, warps=8, tiles=1, columns=1)
     assert way.in_registers(sizes) == sizes.depth
-    text = sass(
-        compile_cubin(kernel_text("cluster_recurrent.cu", cluster_recurrent._constants(layer, signature, sizes, way))), tmp_path
-    )
+    text = sass(compile_cubin(kernel_text("cluster_recurrent.cu", cluster_recurrent._constants(layer, signature, sizes, way))), tmp_path)
     assert text.count("HMMA.16816") >= sizes.depth, "products run on the tensor cores"
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 
