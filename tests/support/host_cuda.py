@@ -54,6 +54,15 @@ template <int KIND> void store1(u8* base, long long i, float v) {
         reinterpret_cast<u16*>(base)[i] = v != v ? 0x7fc0 : (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
 }
+struct Vec8 { float v[8]; };
+template <int KIND> Vec8 load8(const u8* base, long long i) {
+    Vec8 r;
+    for (int e = 0; e < 8; ++e) r.v[e] = load1<KIND>(base, i + e);
+    return r;
+}
+template <int KIND> void store8(u8* base, long long i, const Vec8& r) {
+    for (int e = 0; e < 8; ++e) store1<KIND>(base, i + e, r.v[e]);
+}
 """
 
 
@@ -88,7 +97,7 @@ class HostLaunch:
 
 def _own_text(kernel: str) -> str:
     """The kernel's text after its shared headers, which the host replaces."""
-    text = kernel_paths()[kernel].read_text().split('#include "vector.cuh"')[1]
+    text = kernel_paths()[kernel].read_text().split('#include "common.cuh"')[1].replace('#include "vector.cuh"', "")
     text = text.replace('#include "arguments"', c_structs(kernel))
     return re.sub(r'#include "(\w+\.cuh)"', lambda found: kernel_paths()[found.group(1)].read_text(), text)
 
