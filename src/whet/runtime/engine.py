@@ -68,12 +68,12 @@ class Runtime:
             raise EngineError("this is a loaded engine already: call engine(x) or engine.create_context()")
         if isinstance(source, EnginePlan):
             plan, where = source, "the engine"
+            check_plan(plan)
         else:
             from whet.engine import read_engine
 
-            plan = read_engine(source)
+            plan = read_engine(source, defer_weights=True)
             where = "the engine" if isinstance(source, bytes | bytearray | memoryview) else f"{Path(source).name}"
-        check_plan(plan)
         engine = Engine(plan, self._choose_backend(plan, where), require_same_hardware=require_same_hardware, where=where)
         if record_shapes or (record_shapes := os.environ.get("WHET_RECORD_SHAPES")):
             engine.shape_trace = ShapeTrace(record_shapes)
