@@ -140,6 +140,7 @@ class Engine:
         self._generation = get_generation()
         self.shape_trace: ShapeTrace | None = None  # counts the shapes of all runs
         self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
+        self._inputs = {t.name: t.type for t in plan.network.inputs}
         self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)} | self.outputs
         if differences and require_same_hardware:
             raise EngineError(f"{where} was tuned on other hardware: {'; '.join(differences)}. Build it again here.")
@@ -170,9 +171,14 @@ class Engine:
     # properties
 
     @property
+    def input_types(self) -> Mapping[str, TensorType]:
+        """`inputs` without the copy, for code that runs in each call; it must not be changed."""
+        return self._inputs
+
+    @property
     def inputs(self) -> dict[str, TensorType]:
         """Types of the inputs by name, in order; dims may be symbols."""
-        return {t.name: t.type for t in self.plan.network.inputs}
+        return dict(self._inputs)
 
     @property
     def outputs(self) -> dict[str, TensorType]:
