@@ -24,8 +24,6 @@ _MOST_BYTES = 256 << 20  # of windows laid out
 
 @dataclass(frozen=True)
 class Im2colArguments(Arguments, kernel="im2col.cu"):
-    """Arguments of im2col.cu."""
-
     input: ConstPointer
     out: Pointer
     count: Int64  # units of the result

@@ -23,8 +23,6 @@ _MANY = 1 << 20  # units: from here on a thread moves several
 
 @dataclass(frozen=True)
 class ConcatArguments(Arguments, kernel="concat.cu"):
-    """Arguments of concat.cu."""
-
     out: Pointer
     input: Annotated[Sequence[int], array("const u8*", 32)]
     start: Annotated[Sequence[int], array("int", 33)]  # units of a row in front of each part; _FAR after the last
