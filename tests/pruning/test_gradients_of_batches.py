@@ -5,6 +5,7 @@ import pytest
 
 from whet.network import parse_network
 from whet.pruning import groups
+from whet.pruning.reconstruction import reconstruction_scores
 from whet.pruning.sensitivity import gates, mean_absolute_gradients
 
 TEXT = """network n source
@@ -64,3 +65,10 @@ def test_gates_are_of_every_sample():
         assert len(z) == len(X)
         assert parts.z[name] == pytest.approx(z, rel=1e-4, abs=1e-6)
         assert parts.energy[name].shape == whole.energy[name].shape
+
+
+def test_progress_counts_every_layer_up_to_the_last():
+    net = parse_network(TEXT)
+    seen = []
+    reconstruction_scores(net, groups(net), [], {"x": X}, progress=lambda done, total, text: seen.append((done, total)))
+    assert seen == [(n + 1, len(net.layers)) for n in range(len(net.layers))]
