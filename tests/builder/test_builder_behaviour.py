@@ -13,6 +13,7 @@ from whet.builder.batching.batch_items import BatchItems, run_network_on_items
 from whet.builder.batching.per_sample import may_run_per_sample
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.precision.permissions import Permissions
+from whet.builder.verify.differences import compute_float8_error
 from whet.errors import BackendError, MemoryLimitError, NetworkError
 from whet.network import Network, parse_type
 from whet.ops import run_network
@@ -120,3 +121,17 @@ def test_an_arena_over_its_limit_names_its_three_largest_tensors():
     assert len(said) == 3
     assert [float(s) for s in said] == sorted(map(float, said), reverse=True)
     assert said[0] == "2.00"
+
+
+@pytest.mark.parametrize(("got", "want"), [(-384, -500), (-448, -500), (-416, -448), (-100, -120), (-448, -447)])
+def test_the_error_of_float8_values_has_no_sign(got, want):
+    pairs = [(np.array([a, 1.0]), np.array([b, 1.0])) for a, b in ((got, want), (-got, -want))]
+    first, second = (compute_float8_error(a, b) for a, b in pairs)
+    assert first == second
+
+
+def test_the_error_of_a_saturated_float8_value():
+    """500 is read as 448 that may have been larger: 64 off, less one step of 32, relative to four times 448."""
+    error, why = compute_float8_error(np.array([-384.0, *[448.0] * 99]), np.array([-500.0, *[448.0] * 99]))
+    assert error == pytest.approx(32 / (4 * 448))
+    assert why == ""
