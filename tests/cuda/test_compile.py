@@ -347,6 +347,17 @@ def test_a_config_that_exceeds_the_resources_is_invalid():
     assert all(c.valid() for c in list_configs(6272, 512, 512, 9, 132))
 
 
+@pytest.mark.parametrize(("m", "k", "c"), [(1600, 3072, 768), (512, 3072, 768), (1500, 1536, 384), (384, 4096, 1024)])
+def test_products_between_few_and_many_rows_have_large_tiles_too(m, k, c):
+    """Regression: below 3000 rows only tiles for latency were listed, although CLIP's 1600 rows are several tiles for each multiprocessor."""
+    found = list_configs(m, k, c, 1, 132)
+    assert {(x.wgs, x.bn) for x in found if not x.direct and x.sk == 1} & {(2, 128), (1, 128), (3, 128), (2, 192)}
+    assert any(x.direct for x in found)
+    few = list_configs(m // 8, k, c, 1, 132)
+    assert all(x.direct or x.sk > 1 or x.once or x.halo or x.bm * x.bn <= 64 * 128 for x in few)
+
+
+
 def test_a_kernel_that_does_not_compile_shows_the_log():
     with pytest.raises(BackendError, match=r"(?s)does not compile for sm_90a.*nonsense"):
         compile_cubin("nonsense", name="broken.cu", cached=False)

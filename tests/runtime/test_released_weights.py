@@ -100,3 +100,41 @@ def test_a_damaged_source_is_still_found(data):
     broken[at] ^= 1
     with pytest.raises(EngineError, match="damaged"):
         read_engine(bytes(broken))
+    with pytest.raises(EngineError, match="damaged"):
+        Runtime().load(bytes(broken))
+
+
+def test_a_start_computes_only_the_constants_that_it_reads(data, monkeypatch):
+    """Kernels with packed weights in the file need no constants: none is computed, and no source weight is compared with its digest."""
+    packed = engine_bytes(read_engine(data), packed_weights=Runtime().load(data).packed_weights())
+    computed, compute = [], weights._apply
+    monkeypatch.setattr(weights, "_apply", lambda *args: computed.append(args[0]) or compute(*args))
+    engine = Runtime().load(packed)
+    assert not computed
+    assert folded(engine.plan).held is None
+    read_engine(packed)
+    assert len(computed) > 4, "read_engine without defer_weights computes all"
+    again = Runtime().load(data)
+    x = {"x": np.random.default_rng(2).standard_normal((1, 64, 6, 6)).astype(np.float32)}
+    np.testing.assert_array_equal(engine.run(x)["y"], again.run(x)["y"])
+    np.testing.assert_array_equal(folded(engine.plan).array, folded(read_engine(data)).array)
+    assert engine_digest(engine.plan) == engine_digest(read_engine(packed))
+
+
+def test_deferred_constants_are_compared_with_their_digests_when_they_are_read(data):
+    broken = bytearray(data)
+    at = data.index(network().constants["w"].array().tobytes())
+    broken[at] ^= 1
+    plan = read_engine(bytes(broken), defer_weights=True)
+    with pytest.raises(EngineError, match="damaged"):
+        _ = folded(plan).array
+    with pytest.raises(EngineError, match="damaged"):
+        _ = plan.source_weights["w"]
+
+
+def test_a_deferred_constant_that_is_not_what_the_file_states_is_refused(data, monkeypatch):
+    plan = read_engine(data, defer_weights=True)
+    compute = weights._apply
+    monkeypatch.setattr(weights, "_apply", lambda *args: compute(*args) + np.ones((), compute(*args).dtype))
+    with pytest.raises(EngineError, match="a constant that has its type and digest"):
+        _ = folded(plan).array

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 import numpy as np
@@ -130,6 +131,10 @@ class Call(ABC):
         """Replaces the address of operand `index` of `kind` ("input" or "output"): users' own buffers. Raises BackendError if it has none."""
         raise BackendError(f"{type(self).__name__} has no operand whose address can change")
 
+    def make_address_setter(self, kind: str, index: int) -> Callable[[int], None]:
+        """`set_address` for one operand as a function."""
+        return partial(self.set_address, kind, index)
+
 
 class Recorder(Protocol):
     """A stream that launches are recorded on: `calls` has them in order."""
@@ -151,6 +156,8 @@ class Executable(Protocol):
 
     def run_timed(self) -> list[float]:
         """Runs launch by launch and returns the seconds of each (for the profiler; slower in total)."""
+
+    needs_refresh = True  # False if `refresh` does nothing
 
     def refresh(self, calls: Sequence[Call]) -> None:
         """Called after addresses of operands of these recorded launches have changed."""

@@ -28,7 +28,7 @@ from whet.engine.layout import Section, read_sections, table_digests, write_sect
 from whet.engine.plan import EnginePlan
 from whet.engine.report import report_from_data, report_to_data
 from whet.engine.text import read_text
-from whet.engine.weights import collect, constants_of, plain_sources, read_weights
+from whet.engine.weights import collect, constants_of, join_sources, read_weights
 from whet.errors import EngineError, NetworkError, WhetError
 from whet.network import network_text
 from whet.network.text import VERSION as TEXT_VERSION
@@ -101,14 +101,15 @@ def engine_versions(source: Source) -> dict[str, Any]:
         return {"format": VERSION, "text": header.get("text_version"), "whet": info.get("whet"), "digest": digest}
 
 
-def read_engine(source: Source) -> EnginePlan:
-    """The plan in a file (memory-mapped: weights are read on first use) or in bytes.
+def read_engine(source: Source, *, defer_weights: bool = False) -> EnginePlan:
+    """The plan in a file (memory-mapped) or in bytes.
 
-    Raises EngineError, and nothing else, for a file that is truncated, damaged, hostile or of another version.
+    Raises EngineError, and nothing else, for a file that is truncated, damaged, hostile or of another version. With `defer_weights` each weight is
+    computed and compared with its digest when it is first read, and that raises the EngineError: weights that nothing reads take no time.
     """
     opened = _Opened(source)
     try:
-        return _read(opened.data)
+        return _read(opened.data, defer_weights)
     except EngineError as e:
         raise EngineError(f"{opened.name}: {e}") from e
     except (WhetError, ValueError, TypeError, KeyError, IndexError, OverflowError, SyntaxError, MemoryError, RecursionError) as e:
@@ -121,16 +122,8 @@ def read_engine(source: Source) -> EnginePlan:
 def release_pages(plan: EnginePlan) -> None:
     """Returns the memory of a mapped engine file and freed memory of the heap to the system, once its weights are computed and again once they are
     packed; weights that are needed again are read from the file. Otherwise the peak is larger by both: 200 MB for ResNet-50."""
-    mapped = set()
-    for part in plan.by_profile():
-        for t in part.network.constants.values():
-            base: Any = None if t.weight is None else t.weight.held
-            while isinstance(base, np.ndarray):
-                base = base.base
-            if isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap):
-                mapped.add(base.obj)
-    for memory in mapped:
-        memory.madvise(mmap.MADV_DONTNEED)
+    if plan.data is not None and isinstance(plan.data.obj, mmap.mmap):
+        plan.data.obj.madvise(mmap.MADV_DONTNEED)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(ctypes.c_size_t(0))
@@ -171,7 +164,7 @@ def _require(parts: Mapping[str, memoryview]) -> None:
         raise EngineError(f"the engine has no section '{missing[0] if missing else 'packed'}': it is incomplete")
 
 
-def _read(data: memoryview) -> EnginePlan:
+def _read(data: memoryview, defer_weights: bool) -> EnginePlan:
     parts = read_sections(data, SECTIONS, _DEEP)
     _require(parts)
     digests = table_digests(data)
@@ -184,7 +177,7 @@ def _read(data: memoryview) -> EnginePlan:
     if header["text_version"].integer() != TEXT_VERSION:
         raise EngineError(f"its network text has version {header['text_version'].value}, this whet reads {TEXT_VERSION}: build it again")
     require(plugins)
-    weights, sources = read_weights(Reader(from_json(parts["index"], "index"), "index"), parts["weights"])
+    weights, sources = read_weights(Reader(from_json(parts["index"], "index"), "index"), parts["weights"], defer=defer_weights)
     info = Reader(from_json(parts["info"], "info"), "info").object("report", "whet", *(["further"] if "further" in parts else []))
     others = Reader(from_json(parts["further"], "further"), "further") if "further" in parts else None
     tail = Reader(from_json(parts["tail"], "tail"), "tail").object("network", "constants", "outputs") if "tail" in parts else None
@@ -203,11 +196,12 @@ def _read(data: memoryview) -> EnginePlan:
         machine_key=header["machine_key"].text(),
         threads=header["threads"].integer(0, 1 << 16),
         model_digest=header["model_digest"].text(200),
-        source_weights=plain_sources(net) | sources,
+        source_weights=join_sources(net, sources),
         options=header["options"].free(),
         probe=codec.probe_from_data(header["probe"]),
         report=report_from_data(info["report"]),
         plugins=plugins,
+        data=data,
     )
     if others is not None:
         plan.others = profile_plans.from_data(others, plan, weights[own:of_tail], info["further"].rows())
@@ -218,7 +212,7 @@ def _read(data: memoryview) -> EnginePlan:
         _check_probe(part)
     if "packed" in parts:
         plan.packed = packed.read(
-            Reader(from_json(parts["packed_index"], "packed_index"), "packed_index"), parts["packed"], digests["packed"][1]
+            Reader(from_json(parts["packed_index"], "packed_index"), "packed_index"), parts["packed"], digests["packed"][1], defer=defer_weights
         )
     return plan
 

@@ -17,10 +17,12 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+import numpy as np
 
 from whet.errors import EngineError
 from whet.file_kinds import name_kind
@@ -150,6 +152,28 @@ def table_digests(data: memoryview) -> dict[str, tuple[int, bytes]]:
         raw, _, size, digest, _ = _ENTRY.unpack(data[_HEAD.size + k * _ENTRY.size : _HEAD.size + (k + 1) * _ENTRY.size])
         digests[raw.rstrip(b"\0").decode()] = (size, digest)
     return digests
+
+
+class LazyArrays(Mapping[str, np.ndarray]):
+    """Arrays by name; the first access of each computes it, and raises EngineError if the file is damaged."""
+
+    def __init__(self, compute: Mapping[str, Callable[[], np.ndarray]]):
+        self._compute = dict(compute)
+        self._computed: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._computed:
+            self._computed[name] = self._compute[name]()
+        return self._computed[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._compute
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._compute)
+
+    def __len__(self) -> int:
+        return len(self._compute)
 
 
 def map_in_threads(function: Callable[[T], R], values: Sequence[T]) -> list[R]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
 from whet.engine.json_data import Reader, to_json
-from whet.engine.layout import Section, map_in_threads, pad_to_alignment
+from whet.engine.layout import LazyArrays, Section, map_in_threads, pad_to_alignment
 from whet.errors import EngineError
 
 
@@ -28,27 +29,29 @@ def sections(weights: Mapping[str, np.ndarray]) -> Iterator[Section]:
     yield Section("packed", [raw_bytes(a) for _, a in sorted(weights.items())], hashlib.sha256(index).digest())
 
 
-def read(index: Reader, data: memoryview, digest: bytes) -> dict[str, np.ndarray]:
-    """Arrays of bytes by key. Raises EngineError."""
+def read(index: Reader, data: memoryview, digest: bytes, *, defer: bool = False) -> Mapping[str, np.ndarray]:
+    """Arrays of bytes by key. Their digests are compared now, or with `defer` by the first access. Raises EngineError."""
     if hashlib.sha256(to_json(index.value)).digest() != digest:
         raise EngineError("section 'packed' is damaged: its digest does not match")
-    arrays: dict[str, np.ndarray] = {}
-    digests: list[str] = []
+    arrays: dict[str, Callable[[], np.ndarray]] = {}
     at = end = 0
     for row in index.rows():
         key, offset, size, want = row.rows(4)
         if offset.integer() != at or at + size.integer() > len(data) or key.text(2000) in arrays:
             raise row.fail(f"a key and bytes at {at}, within the {len(data)} of the section")
         end = at + size.value
-        digests.append(want.text(64))
+        arrays[key.value] = partial(_check, data[at:end], key.value, want.text(64))
         at = pad_to_alignment(end)
         if any(data[end : min(at, len(data))]):
             raise EngineError("the engine is damaged: bytes after a packed weight are not zero")
-        arrays[key.value] = np.frombuffer(data[offset.value : end], np.uint8) if size.value else np.empty(0, np.uint8)
     if end != len(data):
         raise EngineError(f"the packed weights have {len(data)} bytes, their index says {end}")
-    computed = map_in_threads(lambda a: hashlib.sha256(raw_bytes(a)).hexdigest(), list(arrays.values()))
-    for name, want_text, got in zip(arrays, digests, computed, strict=True):
-        if got != want_text:
-            raise EngineError(f"the packed weight '{name[:60]}' is damaged: its digest does not match")
-    return arrays
+    if defer:
+        return LazyArrays(arrays)
+    return dict(zip(arrays, map_in_threads(lambda check: check(), list(arrays.values())), strict=True))
+
+
+def _check(raw: memoryview, key: str, digest: str) -> np.ndarray:
+    if hashlib.sha256(raw).hexdigest() != digest:
+        raise EngineError(f"the packed weight '{key[:60]}' is damaged: its digest does not match")
+    return np.frombuffer(raw, np.uint8) if len(raw) else np.empty(0, np.uint8)

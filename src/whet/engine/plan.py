@@ -6,6 +6,7 @@ from the installed tactics at load time and compared with the stored values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -88,14 +89,15 @@ class EnginePlan:
     machine_key: str
     threads: int
     model_digest: str = ""
-    source_weights: dict[str, Any] = field(default_factory=dict)  # name -> np.ndarray
+    source_weights: Mapping[str, Any] = field(default_factory=dict)  # name -> np.ndarray
     options: dict[str, Any] = field(default_factory=dict)
     probe: dict[str, Any] = field(default_factory=dict)
     report: BuildReport = field(default_factory=BuildReport)
-    packed: dict[str, Any] = field(default_factory=dict)  # Packed.key -> bytes (uint8), from the engine file
+    packed: Mapping[str, Any] = field(default_factory=dict)  # Packed.key -> bytes (uint8), from the engine file
     others: list[EnginePlan] = field(default_factory=list)
     plugins: dict[str, str] = field(default_factory=dict)
     tail: HostTail | None = None
+    data: memoryview | None = field(default=None, compare=False)  # the engine file that the weights are views of
 
     def part(self, profile: int) -> tuple[EnginePlan, int]:
         """The plan whose network and choices run a profile, and the profile's number in that plan."""

@@ -7,7 +7,7 @@ origin. Reading evaluates expressions within a budget of bytes and compares dige
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from whet.engine.json_data import LARGEST, Reader
-from whet.engine.layout import map_in_threads, pad_to_alignment
+from whet.engine.layout import LazyArrays, map_in_threads, pad_to_alignment
 from whet.errors import EngineError, NetworkError
-from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Weight, parse_type, static_shape
+from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Weight, dtype_of, parse_type, static_shape
 from whet.network.text import parse_value, value_text
 from whet.network.weight import compute_digest
 from whet.ops import infer_layer, run_layer
@@ -30,6 +30,7 @@ EXACT = frozenset(
 )
 MAX_NODES = 64  # operations in the expression of one constant
 _MAX_ARGS = 1024  # of one operation
+_SMALL = 1 << 16  # bytes of a value that is kept for other constants
 _SPARE = 1 << 24  # bytes of the budget in addition to 16 times the size of the file
 _WHAT_BREAKS = (
     NetworkError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError, AssertionError,
@@ -47,11 +48,15 @@ def constants_of(net: Network) -> Iterator[Tensor]:
 
 def plain_sources(net: Network) -> dict[str, np.ndarray]:
     """Source weights that constants use unchanged, by name."""
-    arrays: dict[str, np.ndarray] = {}
+    return {name: w.array for name, w in _list_plain_sources(net).items()}
+
+
+def _list_plain_sources(net: Network) -> dict[str, Weight]:
+    weights: dict[str, Weight] = {}
     for t in constants_of(net):
         if t.weight is not None and t.weight.origin.op == "source":
-            arrays.setdefault(t.weight.origin.name, t.weight.array)
-    return arrays
+            weights.setdefault(t.weight.origin.name, t.weight)
+    return weights
 
 
 # writing
@@ -193,52 +198,130 @@ class Budget:
             raise EngineError("the engine's weights would take far more memory than the file has: it is damaged or hostile")
 
 
-def read_weights(index: Reader, data: memoryview) -> tuple[list[Weight], dict[str, np.ndarray]]:
+Node = tuple[Origin, list[int | None], str, int]  # origin, numbers of the arguments, digest of a source's array, number of operations
+
+
+def read_weights(index: Reader, data: memoryview, *, defer: bool = False) -> tuple[list[Weight], Mapping[str, np.ndarray]]:
     """The constants in order, with origins, and by name the source weights in expressions.
 
-    The digest of every array and constant is checked. Arrays are views of `data` (the mapped file). Raises EngineError.
+    The digest of every array and constant is checked: now, or with `defer` by its first access, so that arrays that nothing reads take no time.
+    Arrays are views of `data` (the mapped file). Raises EngineError.
     """
     index.object("weights", "nodes", "constants")
-    arrays = _read_arrays(index["weights"], data)
-    origins = _read_nodes(index["nodes"])
+    arrays, types = _read_arrays(index["weights"], data)
+    nodes = _read_nodes(index["nodes"])
     budget = Budget(16 * len(data) + _SPARE)
-    values: dict[int, np.ndarray] = {}
-    made: dict[str, Weight] = {}
-    found = []
-    computed: list[tuple[Reader, Weight, str]] = []  # with the digests that they should have
-    sources = {o.name: arrays[digest] for o, _, digest, _ in origins if digest in arrays}
-    uses = _count_uses(index["constants"], origins)
-    for row in index["constants"].rows():
+    rows = list(_read_constants(index["constants"], nodes, types))
+    if defer:
+        return _defer_constants(rows, nodes, arrays, budget)
+    map_in_threads(arrays.__getitem__, list(arrays))
+    return _compute_constants(rows, nodes, arrays, budget)
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A row of the index: the digest and type that the constant must have, the node of its expression, and whether its array is stored."""
+
+    row: Reader
+    digest: str
+    type: TensorType
+    node: int | None
+    stored: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.digest} {self.node}"
+
+    def fail(self) -> EngineError:
+        return self.row.fail("a constant that has its type and digest")
+
+
+def _read_constants(rows: Reader, nodes: Sequence[Node], types: Mapping[str, TensorType]) -> Iterator[_Constant]:
+    for row in rows.rows():
         digest, type_text, number, stored = row.rows(4)
-        type_ = _type(type_text)
-        origin, node = Origin("source"), None
+        type_, node = _type(type_text), None
         if number.value is not None:
-            node = number.integer(0, max(len(origins) - 1, 0))
-            if not origins:
+            node = number.integer(0, max(len(nodes) - 1, 0))
+            if not nodes:
                 raise number.fail("null, as there are no expressions")
-            origin = origins[node][0]
-        if stored.value is not None:
-            array = _store_array(stored, arrays)
+        c = _Constant(row, digest.text(64), type_, node, stored.value is not None)
+        if c.stored:
+            if stored.text(64) not in types:
+                raise stored.fail("the digest of an array in the file")
+            if stored.value != c.digest or types[c.digest] != type_:
+                raise c.fail()
         elif node is None:
             raise row.fail("an expression or a stored array")
-        else:
-            array = _value(node, origins, arrays, values, uses, budget)
-        key = f"{digest.text(64)} {node}"
-        if key not in made:
-            w = Weight(array, origin)
-            if w.type != type_ or (stored.value is not None and stored.value != digest.value):
-                raise row.fail("a constant that has its type and digest")
-            if stored.value is None:
-                computed.append((row, w, digest.value))
-                if leaves := _list_sources(origin, sources):
-                    w.compute_again_by(partial(_evaluate_again, origin, leaves))
-            object.__setattr__(w, "digest", digest.value)  # checked with the array, or below
-            made[key] = w
-        found.append(made[key])
-    for (row, _, want), got in zip(computed, map_in_threads(lambda c: compute_digest(c[1].type, c[1].array), computed), strict=True):
-        if got != want:
-            raise row.fail("a constant that has its type and digest")
-    return found, sources
+        yield c
+
+
+def _compute_constants(
+    rows: Sequence[_Constant], nodes: Sequence[Node], arrays: LazyArrays, budget: Budget
+) -> tuple[list[Weight], dict[str, np.ndarray]]:
+    values: dict[int, np.ndarray] = {}
+    weights: dict[str, Weight] = {}
+    computed: list[tuple[_Constant, Weight]] = []
+    sources = {o.name: arrays[digest] for o, _, digest, _ in nodes if digest in arrays}
+    uses = _count_uses([c.node for c in rows if c.node is not None and not c.stored], nodes)
+    for c in rows:
+        array = arrays[c.digest] if c.stored or c.node is None else _value(c.node, nodes, arrays, values, uses, budget)
+        if c.key not in weights:
+            w = Weight(array, Origin("source") if c.node is None else nodes[c.node][0])
+            if w.type != c.type:
+                raise c.fail()
+            if not c.stored:
+                computed.append((c, w))
+                if leaves := _list_sources(w.origin, sources):
+                    w.compute_again_by(partial(_evaluate_again, w.origin, leaves))
+            object.__setattr__(w, "digest", c.digest)  # checked with the array, or below
+            weights[c.key] = w
+    for (c, _), got in zip(computed, map_in_threads(lambda pair: compute_digest(pair[1].type, pair[1].array), computed), strict=True):
+        if got != c.digest:
+            raise c.fail()
+    return [weights[c.key] for c in rows], sources
+
+
+def _defer_constants(rows: Sequence[_Constant], nodes: Sequence[Node], arrays: LazyArrays, budget: Budget) -> tuple[list[Weight], LazyArrays]:
+    weights: dict[str, Weight] = {}
+    evaluate = _Evaluation(nodes, arrays, budget)
+    for c in rows:
+        origin = Origin("source") if c.node is None else nodes[c.node][0]
+        compute = partial(arrays.__getitem__, c.digest) if c.stored else partial(evaluate.compute, c)
+        if weights.setdefault(c.key, Weight.deferred(c.type, c.digest, origin, compute)).type != c.type:
+            raise c.fail()
+    sources = LazyArrays({o.name: partial(arrays.__getitem__, digest) for o, _, digest, _ in nodes if digest in arrays})
+    return [weights[c.key] for c in rows], sources
+
+
+def join_sources(net: Network, sources: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """Source weights that constants of `net` use unchanged, and those of expressions, as `read_weights` gives them."""
+    if not isinstance(sources, LazyArrays):
+        return plain_sources(net) | dict(sources)
+    plain = {name: partial(getattr, w, "array") for name, w in _list_plain_sources(net).items()}
+    return LazyArrays(plain | {name: partial(sources.__getitem__, name) for name in sources})
+
+
+class _Evaluation:
+    """Evaluates constants one by one, in any thread, within the budget of a file."""
+
+    def __init__(self, nodes: Sequence[Node], arrays: LazyArrays, budget: Budget):
+        self._nodes, self._arrays, self._budget = nodes, arrays, budget
+        self._small: dict[int, np.ndarray] = {}  # values of nodes that several constants share, such as the scale of a batch norm
+        self._checked: set[int] = set()
+
+    def compute(self, constant: _Constant) -> np.ndarray:
+        """The array of a constant; its type and digest are compared the first time."""
+        assert constant.node is not None
+        is_checked = constant.node in self._checked
+        uses = _count_uses([constant.node], self._nodes)
+        budget = Budget(LARGEST) if is_checked else self._budget
+        array = _value(constant.node, self._nodes, self._arrays, dict(self._small), uses, budget, self._small)
+        if not is_checked:
+            type_ = TensorType(dtype_of(array), tuple(array.shape))
+            if type_ != constant.type or compute_digest(type_, array) != constant.digest:
+                raise constant.fail()
+            self._checked.add(constant.node)
+        return array
 
 
 def _type(r: Reader) -> TensorType:
@@ -254,8 +337,10 @@ def _type(r: Reader) -> TensorType:
     return type_
 
 
-def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
-    read: list[tuple[str, str, TensorType, np.ndarray]] = []
+def _read_arrays(rows: Reader, data: memoryview) -> tuple[LazyArrays, dict[str, TensorType]]:
+    """Arrays and their types by digest; the digest of each is compared by its first access."""
+    compute: dict[str, Callable[[], np.ndarray]] = {}
+    types: dict[str, TensorType] = {}
     at = end = 0
     for row in rows.rows():
         name, type_text, offset, size, digest = row.rows(5)
@@ -264,29 +349,35 @@ def _read_arrays(rows: Reader, data: memoryview) -> dict[str, np.ndarray]:
         nbytes = prod(static_shape(type_.shape)) * type_.dtype.numpy.itemsize
         if size.integer() != nbytes or offset.integer() != at or at + nbytes > len(data):
             raise row.fail(f"an array of {nbytes} bytes at {at}, within the {len(data)} of the weights")
-        raw = data[at : at + nbytes]
-        flat = np.frombuffer(raw, np.uint8).view(type_.dtype.numpy) if nbytes else np.empty(0, type_.dtype.numpy)
-        array = flat.reshape(static_shape(type_.shape))
-        array.flags.writeable = False
         end = at + nbytes
+        if digest.text(64) in types:
+            raise _damaged_weight(name.value)
+        types[digest.value] = type_
+        compute[digest.value] = partial(_check_array, data[at:end], type_, name.value, digest.value)
         at = pad_to_alignment(end)
         if any(data[end : min(at, len(data))]):
             raise EngineError(f"the engine is damaged: bytes after the weight '{name.value[:80]}' are not zero")
-        read.append((name.value, digest.text(64), type_, array))
     if len(data) != end:
         raise EngineError(f"the weights have {len(data)} bytes, their index says otherwise")
-    arrays: dict[str, np.ndarray] = {}
-    computed = map_in_threads(lambda r: compute_digest(r[2], r[3]), read)
-    for (name_text, want, _, array), got in zip(read, computed, strict=True):
-        if want in arrays or got != want:
-            raise EngineError(f"the weight '{name_text[:80]}' is damaged: its digest does not match, or it is a duplicate")
-        arrays[want] = array
-    return arrays
+    return LazyArrays(compute), types
 
 
-def _read_nodes(rows: Reader) -> list[tuple[Origin, list[int | None], str, int]]:
-    """Per node: origin, numbers of the arguments, digest of a source's array, and number of operations."""
-    nodes: list[tuple[Origin, list[int | None], str, int]] = []
+def _check_array(raw: memoryview, type_: TensorType, name: str, digest: str) -> np.ndarray:
+    """The array of these bytes. Raises EngineError if its digest is another one."""
+    flat = np.frombuffer(raw, np.uint8).view(type_.dtype.numpy) if len(raw) else np.empty(0, type_.dtype.numpy)
+    array = flat.reshape(static_shape(type_.shape))
+    array.flags.writeable = False
+    if compute_digest(type_, array) != digest:
+        raise _damaged_weight(name)
+    return array
+
+
+def _damaged_weight(name: str) -> EngineError:
+    return EngineError(f"the weight '{name[:80]}' is damaged: its digest does not match, or it is a duplicate")
+
+
+def _read_nodes(rows: Reader) -> list[Node]:
+    nodes: list[Node] = []
     for k, row in enumerate(rows.rows()):
         op, name, args, attrs, output, rest = row.rows(6)
         if len(args.rows()) > _MAX_ARGS:
@@ -313,28 +404,29 @@ def _assumptions(r: Reader) -> tuple[str, ...]:
     return tuple(a.text(10000) for a in r.rows())
 
 
-def _store_array(r: Reader, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    if r.text(64) not in arrays:
-        raise r.fail("the digest of an array in the file")
-    return arrays[r.value]
-
-
-def _count_uses(constants: Reader, origins) -> dict[int, int]:
-    """How often the value of each node is read, by constants and by the nodes that constants need."""
+def _count_uses(constants: Iterable[int], nodes: Sequence[Node]) -> dict[int, int]:
+    """How often the value of each node is read, by constants (their nodes are given) and by the nodes that constants need."""
     uses: dict[int, int] = {}
-    todo = [number.value for _, _, number, stored in (row.rows(4) for row in constants.rows()) if stored.value is None]
+    todo = list(constants)
     while todo:
         n = todo.pop()
-        if isinstance(n, int) and 0 <= n < len(origins):
-            uses[n] = uses.get(n, 0) + 1
-            if uses[n] == 1:
-                todo += [a for a in origins[n][1] if a is not None]
+        uses[n] = uses.get(n, 0) + 1
+        if uses[n] == 1:
+            todo += [a for a in nodes[n][1] if a is not None]
     return uses
 
 
-def _value(node: int, origins, arrays, values: dict[int, np.ndarray], uses: dict[int, int], budget: Budget) -> np.ndarray:
+def _value(
+    node: int,
+    origins: Sequence[Node],
+    arrays: Mapping[str, np.ndarray],
+    values: dict[int, np.ndarray],
+    uses: dict[int, int],
+    budget: Budget,
+    small: dict[int, np.ndarray] | None = None,
+) -> np.ndarray:
     """The array of an expression; each node is evaluated once. A value is dropped after its last use (`uses`), as intermediate values of all weights
-    together are several times the model."""
+    together are several times the model. New small values are added to `small`."""
     if origins[node][3] > MAX_NODES:
         raise EngineError(f"a constant takes more than {MAX_NODES} operations: the engine is damaged or hostile")
     order, todo, seen = [], [node], {node}
@@ -361,6 +453,8 @@ def _value(node: int, origins, arrays, values: dict[int, np.ndarray], uses: dict
             values[n] = _apply(origin.op, given, dict(origin.attrs), origin.output, budget)
         except _WHAT_BREAKS as e:
             raise EngineError(f"a constant cannot be computed: {origin.op[:40]}: {str(e)[:200]}") from e
+        if small is not None and values[n].nbytes <= _SMALL:
+            small[n] = values[n]
         for a in args:
             if a is not None:
                 _drop_after_last_use(a, values, uses)

@@ -17,6 +17,7 @@ import ast
 import re
 from collections import ChainMap, deque
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network.dims import Expr, parse_dim
 from whet.network.network import Layer, Network, Tensor
-from whet.network.types import DTYPES, DType, TensorType, parse_type
+from whet.network.types import DTYPES, DType, TensorType, parse_type, static_shape
 from whet.network.weight import Weight
 
 VERSION = 2
@@ -73,8 +74,8 @@ def _body(net: Network, types: bool) -> Iterator[str]:
 
 
 def _constant(t: Tensor) -> str:
-    a = t.array()
-    if a.size <= _SMALL and t.dtype.name in ("f32", "f64", "i64", "i32", "bool") and not _has_other_nan(a):
+    is_small = t.dtype.name in ("f32", "f64", "i64", "i32", "bool") and prod(static_shape(t.constant().type.shape)) <= _SMALL
+    if is_small and not _has_other_nan(a := t.array()):  # only the array of a small one is read: others may not be computed yet
         return "[" + ", ".join(value_text(v) for v in a.reshape(-1).tolist()) + "]"
     return f"sha256:{t.weight.digest}" if t.weight else ""
 

@@ -91,13 +91,20 @@ class Weight:
     def type(self) -> TensorType:
         return TensorType(dtype_of(self.array), tuple(self.array.shape))
 
+    @classmethod
+    def deferred(cls, type_: TensorType, digest: str, origin: Origin, compute: Callable[[], np.ndarray]) -> Weight:
+        """A weight of known type and digest; `compute` gives its array at the first access, and at the first one after each `release`."""
+        weight = object.__new__(cls)
+        weight.__dict__.update(type=type_, digest=digest, origin=origin, _compute=compute)
+        return weight
+
     def compute_again_by(self, compute: Callable[[], np.ndarray]) -> None:
         """Permits `release`: `compute` gives the same array."""
         self.__dict__["_compute"] = compute
 
     @property
     def held(self) -> np.ndarray | None:
-        """The array, or None if it was released."""
+        """The array, or None if it was released or was not read yet."""
         return self.__dict__.get("array")
 
     def release(self) -> None:

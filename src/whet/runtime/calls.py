@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from whet.runtime.engine import Engine
 
 _MAX_IDLE = 16  # contexts kept for later calls; each has its own arena
+
+_NUMPY = {np.ndarray}
 
 # torch's types that NumPy lacks: name -> (torch's type of the same size, NumPy's type from ml_dtypes)
 _EXTENSION_TYPES: dict[str, tuple[str, Any]] = {
@@ -39,18 +40,16 @@ class ContextPool:
         self._lock = make_lock()
         self._open = True
 
-    @contextmanager
-    def context(self) -> Iterator[Context]:
-        """Lends a context to the calling thread. Raises ContextError for a closed engine, BackendError without memory for a new context."""
+    def lend(self) -> Context:
+        """A context for the calling thread, which calls `take_back` with it after a successful call, and closes it after a failed one. Raises
+        ContextError for a closed engine, BackendError without memory for a new context."""
         with self._lock:
-            context = self._idle.pop() if self._idle else None
-        if context is None:
-            context = self._engine.create_context()
-        try:
-            yield context
-        except BaseException:
-            context.close()
-            raise
+            if self._idle:
+                return self._idle.pop()
+        return self._engine.create_context()
+
+    def take_back(self, context: Context) -> None:
+        """Keeps a context for later calls, or closes it."""
         with self._lock:
             keep = self._open and len(self._idle) < _MAX_IDLE
             if keep:
@@ -69,20 +68,28 @@ class ContextPool:
 def call_engine(engine: Engine, pool: ContextPool, inputs: Any) -> Any:
     """Implements `Engine.run`."""
     named = name_inputs(engine, inputs)
-    device = next((a for a in named.values() if on_gpu(a)), None)
+    is_numpy = set(map(type, named.values())) <= _NUMPY  # the common case, without conversions
+    device = None if is_numpy else next((a for a in named.values() if on_gpu(a)), None)
     if device is not None and engine.plan.tail is not None:
         raise ShapeError("inputs: the sizes of this engine's outputs depend on the data, so that it gives arrays in host memory; give such arrays")
-    with pool.context() as context:
-        if device is None:
+    context = pool.lend()
+    try:
+        if is_numpy:
+            outputs = context.run(named)
+        elif device is None:
             kind = next(iter(named.values()), None)
-            arrays = {n: _to_host_array(a, engine.inputs[n]) for n, a in named.items()}
+            arrays = {n: _to_host_array(a, engine.input_types[n]) for n, a in named.items()}
             outputs = {n: _convert_like(a, kind) for n, a in context.run(arrays).items()}
         else:
             outputs = _run_on_device(context, named, device)
-    if isinstance(inputs, Mapping):
+    except BaseException:
+        context.close()
+        raise
+    pool.take_back(context)
+    if type(inputs) is dict or isinstance(inputs, Mapping):
         return outputs
     values = list(outputs.values())
-    return values if isinstance(inputs, list | tuple) and (len(engine.inputs) > 1 or _is_list_of_arrays(inputs)) else _unwrap_single(values)
+    return values if isinstance(inputs, list | tuple) and (len(engine.input_types) > 1 or _is_list_of_arrays(inputs)) else _unwrap_single(values)
 
 
 def call_with(engine: Engine, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
@@ -107,24 +114,31 @@ def _is_list_of_arrays(inputs: Any) -> bool:
 
 def name_inputs(engine: Engine, inputs: Any) -> dict[str, Any]:
     """The inputs of a call by name: from a mapping, a list in the engine's order, or the array of the only input. Raises ShapeError."""
-    names = list(engine.inputs)
-    takes = ", ".join(f"{n}: {t}" for n, t in engine.inputs.items())
+    names = engine.input_types
+    if type(inputs) is dict and inputs.keys() == names.keys():
+        return inputs
+    if type(inputs) is np.ndarray and len(names) == 1:
+        return dict.fromkeys(names, inputs)
     if isinstance(inputs, Mapping):
         for name in inputs:
-            if name not in engine.inputs:
-                raise ShapeError(f"inputs: the engine has no input {name!r}.{suggest_name(str(name), names)} It takes {takes}.")
+            if name not in names:
+                raise ShapeError(f"inputs: the engine has no input {name!r}.{suggest_name(str(name), list(names))} It takes {_describe(names)}.")
         given = dict(inputs)
     elif _is_list_of_arrays(inputs) or (isinstance(inputs, list | tuple) and len(names) != 1):
         if len(inputs) != len(names):
-            raise ShapeError(f"inputs: the list holds {len(inputs)} arrays, the engine takes {len(names)}: {takes}")
+            raise ShapeError(f"inputs: the list holds {len(inputs)} arrays, the engine takes {len(names)}: {_describe(names)}")
         given = dict(zip(names, inputs, strict=True))
     elif len(names) == 1:
-        given = {names[0]: inputs}
+        given = dict.fromkeys(names, inputs)
     else:
-        raise ShapeError(f"inputs: one {type(inputs).__name__} for {len(names)} inputs; give a list or a dict of {takes}")
+        raise ShapeError(f"inputs: one {type(inputs).__name__} for {len(names)} inputs; give a list or a dict of {_describe(names)}")
     if missing := [n for n in names if n not in given]:
-        raise ShapeError(f"inputs: '{missing[0]}' is missing; the engine takes {takes}")
+        raise ShapeError(f"inputs: '{missing[0]}' is missing; the engine takes {_describe(names)}")
     return given
+
+
+def _describe(types: Mapping[str, TensorType]) -> str:
+    return ", ".join(f"{n}: {t}" for n, t in types.items())
 
 
 def _find_library(value: Any) -> tuple[str, Any]:
@@ -176,7 +190,7 @@ def _run_on_device(context: Context, named: Mapping[str, Any], like: Any) -> dic
         module.cuda.current_stream(like.device).synchronize()  # the run is ordered by the default stream only
     elif name == "cupy":
         module.cuda.get_current_stream().synchronize()
-    inputs = context.engine.inputs
+    inputs = context.engine.input_types
     given = {n: to_device_array(n, _to_row_major(a)) if on_gpu(a) else np.asarray(_to_host_array(a, inputs[n])) for n, a in named.items()}
     for n, a in given.items():  # all shapes before the first bind, which checks them together
         context.set_input_shape(n, a.shape)

@@ -21,8 +21,10 @@ from whet.runtime.memory import ALIGNMENT, aligned_empty
 from whet.runtime.profiles import find_nearest_profile, takes
 from whet.runtime.sample_parallel import bind_shapes, count_arena_bytes
 from whet.runtime.shaped import get_opt_shapes
-from whet.runtime.steps import BoundEngine
+from whet.runtime.steps import BoundEngine, run_checked
+from whet.runtime.values import View
 
+UNKNOWN = -1  # the address of a tensor that another object moves
 _MAX_BOUND = 4  # sets of shapes for which a context caches recorded launches
 
 
@@ -43,6 +45,10 @@ class Context:
         self._bounds: OrderedDict[tuple, BoundEngine] = OrderedDict()
         self._addresses: dict[int, dict[str, int]] = {}  # id(bound) -> tensor -> user's address
         self._users: dict[str, UserArray] = {}
+        self._current: BoundEngine | None = None  # the one of the current shapes; None after they changed
+        #: after a run: the views of inputs and outputs, and the launches, for the next one of the same shapes; None after any other change
+        self._views: tuple[list[View], list[View], Any] | None = None
+        self._guard = _Exclusive(self)
         self._ready: tuple[BoundEngine, list, list] | None = None  # the work of execute(), invalidated by bind() and run()
         self._closed = False
 
@@ -85,7 +91,8 @@ class Context:
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Sets the shape of an input. Raises ShapeError if the profile does not accept it."""
         self._check_shape(name, tuple(int(d) for d in shape))
-        self._shapes[name] = tuple(int(d) for d in shape)
+        self._shapes[name], self._current = tuple(int(d) for d in shape), None
+        self._views = None
 
     def input_shapes(self, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, tuple[int, ...]]:
         """Sets the given shapes and returns those of all inputs."""
@@ -120,7 +127,18 @@ class Context:
 
         Raises ShapeError for unsuitable inputs, ContextError if another thread is using this context.
         """
-        with self._exclusive():
+        with self._guard:
+            views = self._views
+            if views is not None and type(inputs) is dict and len(inputs) == len(views[0]):
+                for name, view, shape, dtype in views[0]:
+                    a = inputs.get(name)
+                    if type(a) is not np.ndarray or a.shape != shape or a.dtype != dtype:
+                        break
+                    view[...] = a
+                else:
+                    run_checked(views[2])
+                    self._record_shapes()
+                    return {name: view.copy() for name, view, _, _ in views[1]}
             arrays = self._arrays(inputs)
             for name, a in arrays.items():
                 if self._shapes[name] != a.shape:
@@ -130,6 +148,8 @@ class Context:
             bound.feed(arrays)
             bound.run()
             self._record_shapes()
+            if self.engine.plan.tail is None and isinstance(bound, BoundEngine) and (views_now := bound.list_views()) is not None:
+                self._views = *views_now, bound.executable
             return self._outputs(bound, arrays)
 
     def bind(self, name: str, array: Any) -> str:
@@ -291,7 +311,7 @@ class Context:
         if self._closed:
             return
         with self._exclusive():
-            self._closed, self._ready = True, None
+            self._closed, self._ready, self._current, self._views = True, None, None, None
             self._bounds.clear()
             self._addresses.clear()
             self._users.clear()
@@ -325,10 +345,15 @@ class Context:
             raise ContextError(f"{call}: the sizes of this engine's outputs depend on the data. Use run(), or execute() and fetch().")
 
     def _exclusive(self) -> _Exclusive:
-        return _Exclusive(self)
+        return self._guard
 
     def _bound(self) -> BoundEngine:
-        key = tuple(self._shapes[n] for n in self.engine.inputs)
+        if self._current is None:
+            self._current = self._find_bound()
+        return self._current
+
+    def _find_bound(self) -> BoundEngine:
+        key = tuple(self._shapes[n] for n in self.engine.input_types)
         bound = self._bounds.get(key)
         if bound is not None:
             self._bounds.move_to_end(key)
@@ -357,6 +382,7 @@ class Context:
         missing = [n for n in self.engine.inputs if n not in self._users]
         if missing:
             raise ContextError(f"input '{missing[0]}' has no array: context.bind('{missing[0]}', array) before execute(), or use run()")
+        self._current = self._views = None
         self._shapes = {n: self._users[n].shape for n in self.engine.inputs}  # replaces shapes set by run() or set_input_shape()
         bound = self._bound()
         self._check_users(bound)
@@ -369,22 +395,23 @@ class Context:
         """Sets launch addresses so that exactly the tensors in `wanted` are at users' addresses."""
         self._ready = None
         now = self._addresses.setdefault(id(bound), {})
+        if not now and not wanted:
+            return
         for name in [*now, *wanted]:
             if now.get(name) != wanted.get(name):
                 bound.set_address(name, wanted.get(name))
         self._addresses[id(bound)] = dict(wanted)
 
     def _arrays(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        if not isinstance(inputs, Mapping):
-            raise ShapeError(f"inputs are given by name, {{name: array}}, not as {type(inputs).__name__}; the engine takes {self._takes()}")
-        for name in inputs:
-            self._known(name, self.engine.inputs, "input")
-        arrays = {}
-        for name, type_ in self.engine.inputs.items():
-            if name not in inputs:
-                raise ShapeError(f"input '{name}' is missing; the engine takes {self._takes()}")
-            arrays[name] = as_array(name, inputs[name], type_.dtype)
-        return arrays
+        types = self.engine.input_types
+        if not (type(inputs) is dict and inputs.keys() == types.keys()):
+            if not isinstance(inputs, Mapping):
+                raise ShapeError(f"inputs are given by name, {{name: array}}, not as {type(inputs).__name__}; the engine takes {self._takes()}")
+            for name in inputs:
+                self._known(name, types, "input")
+            if missing := [n for n in types if n not in inputs]:
+                raise ShapeError(f"input '{missing[0]}' is missing; the engine takes {self._takes()}")
+        return {name: as_array(name, inputs[name], type_.dtype) for name, type_ in types.items()}
 
     def _check_users(self, bound: BoundEngine, only: str | None = None) -> None:
         for n, a in self._users.items():
@@ -481,27 +508,36 @@ class AddressedRun:
         copied_out: list[tuple[str, UserArray]],
         shapes: dict[str, tuple[int, ...]],
     ):
-        self.direct, self._addresses = list(addresses), addresses  # the context's own record
+        self.direct = list(addresses)
         self._engine, self._bound, self._copied_in, self._copied_out = engine, bound, copied_in, copied_out
+        self._executable, self._copied = bound.executable, bool(copied_in or copied_out)
         self._now, self._shapes = list(addresses.values()), shapes
+        self._set = [bound.make_address_setter(name) for name in self.direct]
+        addresses.update(dict.fromkeys(addresses, UNKNOWN))  # the context's own record: it sets them again before its next run
 
     def run(self, addresses: list[int]) -> None:
         """Runs with these addresses for `direct`; returns when the outputs are written."""
-        engine, bound = self._engine, self._bound
+        engine = self._engine
         engine.check_alive()
         if addresses != self._now:
             self._move(addresses)
         if engine.shape_trace is not None:
             engine.shape_trace.record(self._shapes)
         try:
-            for n, a in self._copied_in:
-                copy_in(bound, n, a)
-            bound.run()
-            for n, a in self._copied_out:
-                copy_out(bound, n, a)
+            if self._copied:
+                self._run_with_copies()
+            else:
+                run_checked(self._executable)
         except BackendError as e:
             engine.handle_failure(e)
             raise
+
+    def _run_with_copies(self) -> None:
+        for n, a in self._copied_in:
+            copy_in(self._bound, n, a)
+        run_checked(self._executable)
+        for n, a in self._copied_out:
+            copy_out(self._bound, n, a)
 
     def start(self, addresses: list[int], stream: Any) -> None:
         """Starts a run with these addresses for `direct` on a user's stream and returns at once. Nothing may need a copy."""
@@ -518,11 +554,10 @@ class AddressedRun:
             raise
 
     def _move(self, addresses: list[int]) -> None:
-        for name, new, old in zip(self.direct, addresses, self._now, strict=True):
-            if new != old:
-                self._bound.set_address(name, new)
-                self._addresses[name] = new
-        self._now = addresses
+        before, self._now = self._now, addresses
+        for i, new in enumerate(addresses):
+            if new != before[i]:
+                self._set[i](new)
 
 
 class Pending:

@@ -68,12 +68,12 @@ class Runtime:
             raise EngineError("this is a loaded engine already: call engine(x) or engine.create_context()")
         if isinstance(source, EnginePlan):
             plan, where = source, "the engine"
+            check_plan(plan)
         else:
             from whet.engine import read_engine
 
-            plan = read_engine(source)
+            plan = read_engine(source, defer_weights=True)
             where = "the engine" if isinstance(source, bytes | bytearray | memoryview) else f"{Path(source).name}"
-        check_plan(plan)
         engine = Engine(plan, self._choose_backend(plan, where), require_same_hardware=require_same_hardware, where=where)
         if record_shapes or (record_shapes := os.environ.get("WHET_RECORD_SHAPES")):
             engine.shape_trace = ShapeTrace(record_shapes)
@@ -140,6 +140,7 @@ class Engine:
         self._generation = get_generation()
         self.shape_trace: ShapeTrace | None = None  # counts the shapes of all runs
         self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
+        self._inputs = {t.name: t.type for t in plan.network.inputs}
         self._types: dict[str, TensorType] = {t.name: t.type for t in (*plan.network.inputs, *plan.network.outputs)} | self.outputs
         if differences and require_same_hardware:
             raise EngineError(f"{where} was tuned on other hardware: {'; '.join(differences)}. Build it again here.")
@@ -170,9 +171,14 @@ class Engine:
     # properties
 
     @property
+    def input_types(self) -> Mapping[str, TensorType]:
+        """`inputs` without the copy, for code that runs in each call; it must not be changed."""
+        return self._inputs
+
+    @property
     def inputs(self) -> dict[str, TensorType]:
         """Types of the inputs by name, in order; dims may be symbols."""
-        return {t.name: t.type for t in self.plan.network.inputs}
+        return dict(self._inputs)
 
     @property
     def outputs(self) -> dict[str, TensorType]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from whet.runtime.kernels import Planned
@@ -72,17 +72,33 @@ class OperandSites:
 
     def set_address(self, values: Values, name: str, address: int | None) -> list[Any]:
         """Makes every launch that uses the tensor use the memory at `address`; None: the arena again. Returns these launches."""
-        found = self._moves.get(name)
-        if found is None:
-            base, group = values.address(name), self._groups.get(name, {name})
-            moves = [(*site, values.address(n) - base) for n in group for site in self._calls.get(n, ())]
-            found = self._moves[name] = (base, moves, [call for call, *_ in moves])
-        base, moves, calls = found
+        base, moves, calls = self._find_moves(values, name)
         if address is None:
             address = base
         for call, kind, index, shift in moves:
             call.set_address(kind, index, address + shift)
         return calls
+
+    def make_address_setter(self, values: Values, name: str) -> Callable[[int], None]:
+        """A function of the address that does what `set_address` does."""
+        _, moves, _ = self._find_moves(values, name)
+        setters = [(call.make_address_setter(kind, index), shift) for call, kind, index, shift in moves]
+        if len(setters) == 1 and setters[0][1] == 0:
+            return setters[0][0]
+
+        def set_all(address: int) -> None:
+            for set_one, shift in setters:
+                set_one(address + shift)
+
+        return set_all
+
+    def _find_moves(self, values: Values, name: str) -> tuple[int, list[tuple[Any, str, int, int]], list[Any]]:
+        found = self._moves.get(name)
+        if found is None:
+            base, group = values.address(name), self._groups.get(name, {name})
+            moves = [(*site, values.address(n) - base) for n in group for site in self._calls.get(n, ())]
+            found = self._moves[name] = (base, moves, [call for call, *_ in moves])
+        return found
 
 
 def _find_in_place_groups(shaped: ShapedPlan) -> dict[str, set[str]]:

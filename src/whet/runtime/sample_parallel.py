@@ -8,8 +8,9 @@ address them directly, without copies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -206,6 +207,10 @@ class SampleParallelEngine:
         base, stride = (self.arena.address + at, distance) if address is None else (address, self._sample_bytes(name))
         for i, sample in enumerate(self._samples_launches):
             sample.launches.sites.set_address(sample.engine, name, base + i * stride)
+
+    def make_address_setter(self, name: str) -> Callable[[int], None]:
+        """`set_address` for one input or output as a function."""
+        return partial(self.set_address, name)
 
     def nbytes(self) -> dict[str, int]:
         """Bytes in use: arenas, additional scratch, and the packed weights (shared with others)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from whet.errors import EngineError, ShapeError
 from whet.network import Network, Tensor, format_bytes, from_stored, static_shape, stored_shape, to_stored
 from whet.runtime.memory import ALIGNMENT, read_bytes, write_bytes
 from whet.runtime.shaped import ShapedPlan
+
+View = tuple[str, np.ndarray, tuple[int, ...], np.dtype]  # name, array, its shape and type
 
 
 class Values:
@@ -26,13 +29,15 @@ class Values:
         self.arena_plan: ArenaPlan = shaped.plan.arenas[shaped.profile]
         self.arena = arena if arena is not None else allocate_arena(self.arena_plan, backend)
         self._base = {name: self._check(name) for name in shaped.operands}
+        self._views: dict[str, np.ndarray | None] = {}  # see _view
 
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Copies inputs into the arena, in the stored format. Raises ShapeError for a missing or unsuitable one."""
         for t in self.network.inputs:
             if t.name not in arrays:
                 raise ShapeError(f"input '{t.name}' is missing; the engine takes {', '.join(i.name for i in self.network.inputs)}")
-            self.write(t.name, np.asarray(arrays[t.name]))
+            a = arrays[t.name]
+            self.write(t.name, a if type(a) is np.ndarray else np.asarray(a))
 
     def fetch(self) -> dict[str, np.ndarray]:
         """Copies of the outputs, in the network's own types."""
@@ -43,7 +48,10 @@ class Values:
         return self._copy_output(next(t for t in self.network.outputs if t.name == name))
 
     def _copy_output(self, t: Tensor) -> np.ndarray:
-        return t.array().copy() if t.is_constant else self.value(t.name).astype(t.dtype.numpy, copy=False)
+        if t.is_constant:
+            return t.array().copy()
+        view = self._view(t.name)
+        return view.copy() if view is not None else self.value(t.name).astype(t.dtype.numpy, copy=False)
 
     def value(self, name: str) -> np.ndarray:
         """A copy of a tensor's current contents, as a logical array of its storage type (valid during the tensor's lifetime)."""
@@ -69,6 +77,10 @@ class Values:
 
     def write(self, name: str, array: np.ndarray) -> None:
         """Writes a logical array to a tensor. Raises ShapeError for another shape or type."""
+        view = self._view(name)
+        if view is not None and array.shape == view.shape and array.dtype == view.dtype:
+            view[...] = array
+            return
         type_, o = self.shaped.types[name], self.shaped.operands[name]
         if array.shape != static_shape(type_.shape):
             raise ShapeError(f"'{name}' has shape {list(array.shape)}, this context is set to {type_}")
@@ -78,6 +90,31 @@ class Values:
             write_bytes(self.backend, self.arena, self._base[name], array)
         else:
             write_bytes(self.backend, self.arena, self._base[name], to_stored(array.astype(o.dtype.numpy, copy=False), o.format))
+
+    def _view(self, name: str) -> np.ndarray | None:
+        """The tensor's memory as an array, if it is row-major host memory of the tensor's own type. Created once: calls of small networks take
+        microseconds."""
+        if name not in self._views:
+            t, o = self.shaped.types[name], self.shaped.operands.get(name)
+            is_plain = o is not None and o.format == "linear" and o.dtype == t.dtype and self._nbytes(name) == t.dtype.numpy.itemsize * prod(
+                static_shape(t.shape)
+            )
+            if is_plain and self.arena.array is not None:
+                at, nbytes = self.place(name)
+                raw = self.arena.array.reshape(-1).view(np.uint8)[at : at + nbytes]
+                self._views[name] = raw.view(t.dtype.numpy).reshape(static_shape(t.shape))
+            else:
+                self._views[name] = None
+        return self._views[name]
+
+    def list_views(self) -> tuple[list[View], list[View]] | None:
+        """The memory of the inputs and that of the outputs as arrays; None if one of them is stored in another form."""
+        ins, outs = (
+            [(t.name, None if t.is_constant else self._view(t.name)) for t in tensors] for tensors in (self.network.inputs, self.network.outputs)
+        )
+        if any(view is None for _, view in (*ins, *outs)):
+            return None
+        return tuple([(name, v, v.shape, v.dtype) for name, v in group if v is not None] for group in (ins, outs))  # type: ignore[return-value]  # two
 
     def write_stored(self, name: str, array: np.ndarray) -> None:
         """Writes a logical array of a tensor's storage type to the tensor, without conversion."""

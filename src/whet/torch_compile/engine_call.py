@@ -38,13 +38,18 @@ class EngineCall:
         self._check = self.engine.create_context()
         self._lock = make_lock()
         self._signatures: OrderedDict[tuple[Any, ...], Signature] = OrderedDict()
+        self._latest: tuple[Any, Signature] = (None, Signature(self, (), "no tensors were given"))  # most calls have the one of the previous call
         self.contexts = 0  # those of all signatures
 
     def signature(self, tensors: Sequence[Any]) -> Signature:
         """The shapes, types and device of these tensors. Raises AttributeError if one is no tensor."""
         key = tuple([(t.shape, t.dtype, t.device, t.layout) for t in tensors])
-        found = self._signatures.get(key)
-        return found if found is not None else self._add(key, tensors)
+        latest = self._latest
+        if key == latest[0] and not latest[1].retired:  # faster than the hash of a key
+            return latest[1]
+        found = self._signatures.get(key) or self._add(key, tensors)
+        self._latest, found.used = (key, found), next(_clock)
+        return found
 
     def _add(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> Signature:
         with self._lock:
@@ -99,23 +104,20 @@ _clock = count()
 class Signature:
     """Tensors of certain shapes and types: contexts that are ready to run on them, or the reason why the engine cannot."""
 
-    def __init__(self, call: EngineCall, shapes: list[Any], why_unfit: str):
+    def __init__(self, call: EngineCall, shapes: Sequence[Any], why_unfit: str):
         self.call, self.shapes, self.why_unfit = call, shapes, why_unfit
         self.used, self.retired = 0, False
         self._on_gpu = call.device.type == "cuda"
         self._current_stream = current_stream_of(call.device) if self._on_gpu else int
-        self._idle: dict[int, list[_Slot]] = {0: []}  # by CUDA stream: runs on one stream are ordered, so that they may share a context
+        self._idle_on_cpu: list[_Slot] = []
+        self._idle: dict[int, list[_Slot]] = {0: self._idle_on_cpu}  # by CUDA stream: runs on one stream are ordered, so they may share a context
 
     def run(self, tensors: Sequence[Any]) -> list[Any]:
         """New tensors with the outputs, which require no gradients. On a GPU the work is enqueued on torch's current stream."""
-        self.used = next(_clock)
+        stream, idle = 0, self._idle_on_cpu
         if self._on_gpu:
             stream = self._current_stream()
-            idle = self._idle.get(stream)
-            if idle is None:
-                idle = self._idle.setdefault(stream, [])
-        else:
-            stream, idle = 0, self._idle[0]
+            idle = self._idle.get(stream) or self._idle.setdefault(stream, [])
         try:
             slot = idle.pop()  # atomic, as append is
         except IndexError:
@@ -176,6 +178,7 @@ class _CpuSlot(_Slot):
         n = len(self.sources)
         self._inputs = list(zip(self.sources, addresses[:n], self.sources_direct, strict=True))
         self._outputs = list(zip(self.targets, addresses[n:], self.targets_direct, strict=True))
+        self._all_direct = all((*self.sources_direct, *self.targets_direct))
 
     def _buffer(self, name: str, shape: tuple[int, ...]) -> Any:
         array = self.context.input_array(name) if name in self.context.engine.inputs else self.context.output_array(name)
@@ -183,6 +186,27 @@ class _CpuSlot(_Slot):
         return tensor_over(array)
 
     def run(self, tensors: Sequence[Any], stream: int) -> list[Any]:
+        if not self._all_direct:
+            return self._run_on_buffers(tensors)
+        addresses = []
+        for t in tensors:
+            given = t.data_ptr()
+            if given % ALIGNMENT or not t.is_contiguous() or t.is_neg():
+                return self._run_on_buffers(tensors)
+            addresses.append(given)
+        results = []
+        for buffer in self.targets:
+            result = torch.empty_like(buffer)  # a third faster than empty_strided
+            given = result.data_ptr()
+            if given % ALIGNMENT:
+                return self._run_on_buffers(tensors)
+            addresses.append(given)
+            results.append(result)
+        self.addressed.run(addresses)
+        return results
+
+    def _run_on_buffers(self, tensors: Sequence[Any]) -> list[Any]:
+        """The same, with copies of those tensors that kernels cannot use."""
         addresses, results, copied = [], [], []
         for t, (buffer, address, direct) in zip(tensors, self._inputs, strict=True):
             if direct and not (given := t.data_ptr()) % ALIGNMENT and t.is_contiguous() and not t.is_neg():

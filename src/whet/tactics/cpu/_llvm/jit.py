@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,20 @@ class ParallelCall(Call):
         for word, operand in self._operands.items():  # an operand may have several words: an image that is added to its own convolution
             if operand == (kind, index):
                 self._context[word] = address + self._shifts.get(word, 0)
+
+    def make_address_setter(self, kind: str, index: int) -> Callable[[int], None]:
+        """`set_address` for one operand as a function."""
+        words = [word for word, operand in self._operands.items() if operand == (kind, index)]
+        if len(words) == 1 and not self._shifts.get(words[0]):
+            return _make_writer(memoryview(self._context), words[0])
+        return partial(self.set_address, kind, index)
+
+
+def _make_writer(words: memoryview, index: int) -> Callable[[int], None]:
+    def write(value: int) -> None:
+        words[index] = value  # through a memoryview: faster than through an array
+
+    return write
 
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)
