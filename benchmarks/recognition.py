@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -245,9 +246,10 @@ def main() -> None:
 
 
 def serve(args: argparse.Namespace) -> None:
-    """A worker: a row for each line of standard input. Other output, such as the exporters', goes to standard error."""
+    """A worker: a row for each line of standard input. Other output, such as the exporters', goes to standard error, that of native code too."""
     warnings.simplefilter("ignore")
-    rows, sys.stdout = sys.stdout, sys.stderr
+    rows, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+    os.dup2(2, 1)
     for line in sys.stdin:
         print(json.dumps(measure_row(*line.strip().split(":"), args)), file=rows, flush=True)
 

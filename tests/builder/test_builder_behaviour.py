@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from whet.builder.batching.batch_items import BatchItems, run_network_on_items
 from whet.builder.batching.per_sample import may_run_per_sample
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.precision.permissions import Permissions
-from whet.errors import BackendError, NetworkError
+from whet.errors import BackendError, MemoryLimitError, NetworkError
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.tactics import PlanRefused, get_tactic
@@ -103,3 +104,19 @@ def test_the_text_of_a_lock_can_be_compared_line_by_line(tmp_path):
     assert text == json.dumps(json.loads(text), indent=1, sort_keys=True) + "\n"
     save_lock(build(dense(4), NULL), tmp_path / "b.lock")
     assert (tmp_path / "b.lock").read_bytes() == (tmp_path / "a.lock").read_bytes()
+
+
+def test_an_arena_over_its_limit_names_its_three_largest_tensors():
+    net = Network("sizes")
+    x = net.add_input("x", parse_type("f32[1024,64]"))
+    rng = np.random.default_rng(0)
+    for i, width in enumerate((128, 512, 256, 32)):
+        w = rng.standard_normal((x.shape[1], width)).astype(np.float32)
+        x = net.add("Relu", net.add("MatMul", x, net.constant(w, f"w{i}"), name=f"m{i}"), name=f"r{i}")
+    net.mark_output(x, "y")
+    with pytest.raises(MemoryLimitError) as e:
+        build(net, dataclasses.replace(NULL, memory_limit={"arena": 1000}))
+    said = re.findall(r"%\S+ (\d+\.\d+) MiB", str(e.value))
+    assert len(said) == 3
+    assert [float(s) for s in said] == sorted(map(float, said), reverse=True)
+    assert said[0] == "2.00"

@@ -17,7 +17,7 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import GpuWork
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._attention import Heads, View, match_attention, split_periods, why_not_aligned
+from whet.tactics._attention import Heads, View, match_attention, why_not_aligned, without_period
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, SharedMemory, TensorMap, UInt32
 from whet.tactics.cuda._device.kernel import (
@@ -99,6 +99,7 @@ class AttentionFusedArguments(Arguments, kernel="attention_fused.cu"):
     mask_head: Int64
     mask_row: Int64
     mask_key: Int64
+    mask_period: Int32  # batch items after which the mask repeats
     heads: Int32
     units: Int32
     row_blocks: Int32
@@ -158,8 +159,7 @@ class AttentionTactic(Tactic):
 
 @tactic
 class AttentionFused(AttentionTactic):
-    """The layers that recognize_attention and fuse_attention_transposes make. q, k and v come by TMA, so their heads are rows in memory. A mask that
-    repeats along the batch (shifted windows) takes a launch per repetition."""
+    """The layers that recognize_attention and fuse_attention_transposes make. q, k and v come by TMA, so their heads are rows in memory."""
 
     def why_not_sizes(self, heads: Heads) -> str | None:
         return why_not_heads(heads)
@@ -171,7 +171,7 @@ class AttentionFused(AttentionTactic):
         heads = match_attention(layer)
         if isinstance(heads, str):
             return []
-        heads = split_periods(heads)[0]
+        heads = without_period(heads)
         mask = mask_form(heads, layer, signature)
         tiles = list_tiles(heads, mask, backend.capabilities.multiprocessors)
         bf16 = signature.outputs[0].dtype.name == "bf16"
@@ -183,8 +183,8 @@ class AttentionFused(AttentionTactic):
         reason = _why_not_here(heads, backend)
         if isinstance(heads, str) or reason:
             raise PlanRefused(str(reason or heads))
-        parts = split_periods(heads)  # a launch each
-        heads = parts[0]
+        period = heads.mask.period if heads.mask is not None else 0
+        heads = without_period(heads)
         mask, tile = mask_form(heads, layer, signature), tile_of(config)
         if said := tile_unfit(heads, mask, tile):
             raise PlanRefused(f"{config}: {said}")
@@ -205,7 +205,7 @@ class AttentionFused(AttentionTactic):
             address, dims = args.inputs[view.place] + 2 * view.offset, (size, lines, count, batches)
             return tensormap.tiled_map(address, kind, dims, steps, (_row_bytes(size) // 2, box, 1, 1))
 
-        def launch_part(part: Heads, args: Args) -> GpuWork:
+        def make(args: Args) -> list[GpuWork]:
             address = 0
             mask_steps: tuple[int, ...] = (0, 0, 0, 0)
             if mask.kind == TILES:
@@ -216,10 +216,10 @@ class AttentionFused(AttentionTactic):
                 mask_steps = heads.mask.strides
             out_batch, out_head = heads.out.steps()
             arguments = AttentionFusedArguments(
-                q=tensor_map(part.q, args, heads.rows, 64),
-                k=tensor_map(part.k.swap_last_axes(), args, heads.keys, tile.bn),
-                v=tensor_map(part.v, args, heads.keys, tile.bn),
-                out=args.outputs[0] + 2 * part.out.offset,
+                q=tensor_map(heads.q, args, heads.rows, 64),
+                k=tensor_map(heads.k.swap_last_axes(), args, heads.keys, tile.bn),
+                v=tensor_map(heads.v, args, heads.keys, tile.bn),
+                out=args.outputs[0] + 2 * heads.out.offset,
                 mask=address,
                 out_batch=out_batch,
                 out_head=out_head,
@@ -228,6 +228,7 @@ class AttentionFused(AttentionTactic):
                 mask_head=mask_steps[1],
                 mask_row=mask_steps[2],
                 mask_key=mask_steps[3],
+                mask_period=period or heads.batch,
                 heads=heads.heads,
                 units=units,
                 row_blocks=row_blocks,
@@ -249,14 +250,11 @@ class AttentionFused(AttentionTactic):
                 cap_scale=heads.scale,
             )
             threads = 128 * tile.wgs + (128 if constants["TAKE"] else 32)
-            return launch("attention_fused", arguments, constants, (grid, 1, 1), threads, shared=shared, cluster=tile.cluster, label=layer.name)
-
-        def make(args: Args) -> list:
-            return [launch_part(part, args) for part in parts]
+            work = launch("attention_fused", arguments, constants, (grid, 1, 1), threads, shared=shared, cluster=tile.cluster, label=layer.name)
+            return [work]
 
         words = [f"attention wgmma {64 * tile.groups * tile.turns}x{tile.bn}"]
         words += [f"keys over {tile.parts} parts"] * (tile.parts > 1) + ["ping-pong"] * tile.pingpong + ["causal"] * causal
-        words += [f"{len(parts)} launches"] * (len(parts) > 1)
         return GpuKernel(layer, signature, make, implementation=", ".join(words), packed=packed)
 
 
