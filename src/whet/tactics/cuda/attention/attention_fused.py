@@ -6,6 +6,7 @@ It takes masks, causal masks and soft caps, any number of rows and keys, and hea
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -120,13 +121,16 @@ class AttentionFusedArguments(Arguments, kernel="attention_fused.cu"):
     cap_scale: Float32  # CAPPED: of scores before tanh
 
 
-@tactic
-class AttentionFused(Tactic):
-    """The layers that recognize_attention and fuse_attention_transposes make. q, k and v come by TMA, so their heads are rows in memory."""
+class AttentionTactic(Tactic):
+    """Attention of 16-bit tensors, with a mask in their type or in f32."""
 
     ops = ("*",)
     composites = ("Attention",)
     what = "attention"
+
+    @abstractmethod
+    def why_not_sizes(self, heads: Heads) -> str | None:
+        """Reason why the kernel does not take these heads, or None."""
 
     def why_not(self, layer: Layer) -> str | None:
         if said := super().why_not(layer):
@@ -134,11 +138,11 @@ class AttentionFused(Tactic):
         if not all_static(layer):
             return None
         heads = match_attention(layer)
-        return heads if isinstance(heads, str) else why_not_heads(heads)
+        return heads if isinstance(heads, str) else self.why_not_sizes(heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         heads = match_attention(layer) if all_static(layer) else ""
-        if isinstance(heads, str) or why_not_heads(heads):
+        if isinstance(heads, str) or self.why_not_sizes(heads):
             return []
         read = {v.place for v in (heads.q, heads.k, heads.v)}
         mask = heads.mask.place if heads.mask is not None and not layer.needs(heads.mask.place).is_constant else None
@@ -151,6 +155,14 @@ class AttentionFused(Tactic):
             for kind in (t, F32) if layer.needs(mask).dtype == F32 else (t,):
                 signatures.append(same(layer, {**stored, mask: Operand("linear", kind)}, Operand("linear", t)))
         return signatures
+
+
+@tactic
+class AttentionFused(AttentionTactic):
+    """The layers that recognize_attention and fuse_attention_transposes make. q, k and v come by TMA, so their heads are rows in memory."""
+
+    def why_not_sizes(self, heads: Heads) -> str | None:
+        return why_not_heads(heads)
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return _why_not_here(match_attention(layer), backend)
