@@ -14,7 +14,6 @@ from whet.network import Network, Tensor, format_bytes, from_stored, static_shap
 from whet.runtime.memory import ALIGNMENT, read_bytes, write_bytes
 from whet.runtime.shaped import ShapedPlan
 
-
 View = tuple[str, np.ndarray, tuple[int, ...], np.dtype]  # name, array, its shape and type
 
 
