@@ -59,7 +59,8 @@ def test_a_verified_file_is_not_probed_again(file, probes, monkeypatch):
     second = Runtime().load(file)
     assert probes == [first]
     np.testing.assert_array_equal(first.run(X)["y"], second.run(X)["y"])
-    assert Runtime().load(file.read_bytes()) and probes == [first], "the same bytes, not the same path"
+    third = Runtime().load(file.read_bytes())
+    assert probes == [first], f"{third}: the same bytes, not the same path"
 
 
 def test_another_file_another_version_and_another_machine_are_probed(file, probes, plan, monkeypatch):
@@ -88,7 +89,7 @@ def test_damaged_packed_weights_are_found_with_a_record(file, probes):
     data = bytearray(file.read_bytes())
     packed = max(plan.packed.values(), key=lambda a: a.nbytes).tobytes()
     data[data.index(packed) + 5] ^= 1
-    with pytest.raises(EngineError, match="the packed weight .* is damaged"):
+    with pytest.raises(EngineError, match=r"the packed weight .* is damaged"):
         Runtime().load(bytes(data))
 
 

@@ -15,7 +15,6 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +287,8 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # takes 10 ms, which opening an engine does not need
+
     try:
         return version("whet")
     except PackageNotFoundError:  # run from a checkout without installation
