@@ -1,10 +1,11 @@
-"""Provenance of every result file: date, commit, command, versions; and the confidence interval of a median."""
+"""Provenance of every result file: date, commit, command, machine, versions; and the confidence interval of a median."""
 
 from __future__ import annotations
 
 import datetime
 import fcntl
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+#: keys under which results name the machine
+MACHINES = ("machine", "device", "cpu")
+
 
 def provenance(packages: Iterable[str]) -> dict[str, Any]:
-    """Date (UTC), commit (with `+changes` if the package or a benchmark differs from it), command and versions, as keys of a result file."""
+    """Date (UTC), commit (with `+changes` if the package or a benchmark differs from it), command, CPU and
+    versions, as keys of a result file.
+    """
     here = Path(__file__).parent
     changed = _git(here, "status", "--porcelain", "--untracked-files=no", "../src", ":(glob)*.py")
     if changed:
@@ -25,8 +31,37 @@ def provenance(packages: Iterable[str]) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git(here, "rev-parse", "--short=12", "HEAD") + ("+changes" if changed else ""),
         "command": command(f"benchmarks/{Path(sys.argv[0]).name}"),
+        "machine": describe_machine(),
         "versions": {n: _version(n) for n in packages} | {"python": sys.version.split()[0]},
     }
+
+
+def describe_machine() -> str:
+    """The CPU's model and how many CPUs this process may use."""
+    from whet.backends.cpu.info import model
+
+    return f"{model()}, {len(os.sched_getaffinity(0))} CPUs"
+
+
+def runs_of(data: Any) -> Iterator[dict[str, Any]]:
+    """Every record of a result file that names, or should name, a commit: rows measured by themselves, and runs for their other rows."""
+    for run in data if isinstance(data, list) else [data]:
+        rows = run.get("rows", [])
+        rows = [row for row in (rows.values() if isinstance(rows, dict) else rows) if isinstance(row, dict)]
+        own = [row for row in rows if "commit" in row]
+        yield from ({**{k: v for k, v in run.items() if k != "rows"}, **row} for row in own)
+        if not own or len(own) < len(rows):
+            yield run
+
+
+def find_gaps(run: dict[str, Any]) -> list[str]:
+    """What is missing to repeat a run of a result file and to judge it; empty if its origin is complete."""
+    said = [f"no {key} was stored" for key in ("commit", "date", "command") if not run.get(key)]
+    if not any(run.get(key) for key in MACHINES):
+        said.append("no machine was stored")
+    if str(run.get("commit", "")).endswith("+changes"):
+        said.append("uncommitted changes were measured")
+    return said
 
 
 def _version(package: str) -> str:

@@ -4,7 +4,8 @@
 benchmarks/results/<device>/claims.json (a repeated measurement replaces its row). `--write` alone writes docs/claims.md from the result
 files. Times are medians of interleaved engine runs; accuracies are of real CIFAR-10 networks on 1,000 pixel-exact test images
 (whet's own calibration data are 256 training images without labels) and need the shared data folder; claims with missing requirements
-are reported. Verdicts follow from the numbers by the rule in each docstring.
+are reported. Verdicts follow from the numbers by the rule in each docstring. Of times, both ends of the 95 % interval of the ratio must be on one
+side of the bar, otherwise the verdict is "undecided"; rows of before the intervals were stored say "medians only".
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from _record import provenance
+from _record import median_interval, provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -80,6 +81,7 @@ class Bench:
         self.config = BuildConfig(backend=backend, precisions=half, verify=False, timing_cache=cache)
         self.machine = get_backend(backend)
         self.others = 0.0
+        self.samples: list[list[float]] = []  # of the last comparison, per network and round
 
     def plans(self, nets: list[Network], batch: int = 1) -> list:
         plans = []
@@ -97,7 +99,13 @@ class Bench:
         rules = BENCHMARKS.with_seconds(2.0 if self.quick else 6.0)
         ranking = compare([partial(run_once, b) for b in bounds], rules, watch=getattr(self.machine, "watch", None))  # GPU times come from GPU events
         self.others = max(self.others, getattr(ranking.load, "others", None) or 0.0)
+        self.samples = ranking.samples
         return [1e3 * median(samples) for samples in ranking.samples]
+
+    def interval(self, above: int, below: int) -> list[float] | None:
+        """The 95 % interval of the ratio of two networks' times in the last comparison, from its rounds; None for fewer than six rounds."""
+        ratios = [a / b for a, b in zip(self.samples[above], self.samples[below], strict=False)]  # a network that was dropped has fewer rounds
+        return list(median_interval(ratios)[1:]) if len(ratios) >= 6 else None
 
 
 def run_once(bound) -> float:
@@ -173,7 +181,7 @@ def zeros(b: Bench) -> Row:
     """Confirmed as ineffective if the change is under 10 %."""
     name, net = large(b)
     dense, sparse = b.ms([net, zero_smallest(net, 0.5)])
-    rows = [{"weights": "dense", "ms": dense}, {"weights": "half zeros", "ms": sparse}]
+    rows = [{"weights": "dense", "ms": dense}, {"weights": "half zeros", "ms": sparse, "interval": b.interval(1, 0)}]
     return Row("zeros", f"Setting 50 % of {name}'s weights to zero makes it faster", f"{dense:.3g} -> {sparse:.3g} ms ({percent(dense, sparse)})",
                _zeros(rows), rows)  # fmt: skip
 
@@ -185,7 +193,8 @@ def macs_are_not_time(b: Bench) -> Row:
     for name, net in (large(b), ("mobilenet_v2", network_from_onnx(zoo.build("mobilenet_v2")))):
         small = prune(net, PruneConfig(target=Target("flops", ratio=0.5), depth=False)).cut
         before, after = b.ms([net, small])
-        rows.append({"network": name, "FLOPs x": count_flops(net) / count_flops(small), "time x": before / after, "ms": before, "ms after": after})
+        rows.append({"network": name, "FLOPs x": count_flops(net) / count_flops(small), "time x": before / after, "ms": before, "ms after": after,
+                     "interval": b.interval(0, 1)})  # fmt: skip
     number = "; ".join(f"{r['network']}: FLOPs {r['FLOPs x']:.2f}x fewer, time {r['time x']:.2f}x less" for r in rows)
     return Row("macs_are_not_time", "Half the multiply-adds take half the time", number, _macs_are_not_time(rows), rows)
 
@@ -249,8 +258,9 @@ def odd_channels(b: Bench) -> Row:
             x = relu(g, conv(g, x, f"c{i}", width, width, 3, padding=1), f"r{i}")
         g.output(x, "y", (1, width, 56, 56))
         rows.append({"channels": width, "net": network_from_onnx(g.model("row"))})
-    for row, ms in zip(rows, b.ms([r.pop("net") for r in rows]), strict=True):
-        row["ms"] = ms
+    times, aligned = b.ms([r.pop("net") for r in rows]), [r["channels"] for r in rows].index(64)
+    for i, (row, ms) in enumerate(zip(rows, times, strict=True)):
+        row["ms"], row["interval"] = ms, b.interval(i, aligned)
         row["us a channel pair"] = 1e3 * ms / row["channels"] ** 2
     number = "; ".join(f"{r['channels']}: {r['ms']:.3f} ms" for r in rows)
     said = "Odd channel counts are slower than the next aligned one (four 3x3 convolutions, 56x56)"
@@ -271,7 +281,7 @@ def one_by_one(b: Bench) -> Row:
             g.output(x, "y", (1, width, side, side))
             nets.append(network_from_onnx(g.model("row")))
         small, large = b.ms(nets)
-        rows.append({"channels": width, "side": side, "1x1 ms": small, "3x3 ms": large, "x": large / small})
+        rows.append({"channels": width, "side": side, "1x1 ms": small, "3x3 ms": large, "x": large / small, "interval": b.interval(1, 0)})
     number = "; ".join(f"{r['channels']} channels at {r['side']}²: {r['1x1 ms']:.3f} -> {r['3x3 ms']:.3f} ms ({r['x']:.1f}x)" for r in rows)
     return Row("one_by_one", "A 1x1 convolution can become a 3x3 at little cost (9x the FLOPs)", number, _one_by_one(rows), rows)
 
@@ -328,6 +338,7 @@ def predicted(b: Bench) -> Row:
             before, after = b.ms([net, made.cut])
             was, foreseen = made.report.predicted or (1.0, 1.0)
             rows.append({"network": name, "asked": share, "predicted": foreseen / was, "measured": after / before, "ms": before, "ms after": after,
+                         "interval": b.interval(1, 0),
                          "FLOPs": count_flops(made.cut) / count_flops(net), "branches removed": len(made.recipe.removed)})  # fmt: skip
     path.unlink(missing_ok=True)
     number = "; ".join(f"{r['network']}, asked {r['asked']}x: predicted {r['predicted']:.2f}x, measured {r['measured']:.2f}x" for r in rows)
@@ -362,7 +373,8 @@ def latency_or_flops(b: Bench) -> Row:
                 break
             reached *= f / t
     rows = [{"objective": "FLOPs", "ms": f, "importance lost": by_flops.lost, "FLOPs": count_flops(nets[1]) / count_flops(net)},
-            {"objective": "latency", "ms": t, "importance lost": by_ms.lost, "FLOPs": count_flops(nets[2]) / count_flops(net)}]  # fmt: skip
+            {"objective": "latency", "ms": t, "interval": b.interval(2, 1),
+             "importance lost": by_ms.lost, "FLOPs": count_flops(nets[2]) / count_flops(net)}]  # fmt: skip
     number = f"of {whole:.3g} ms: by FLOPs {f:.3g} ms losing {by_flops.lost:.0f}, by latency {t:.3g} ms losing {by_ms.lost:.0f} (L1, per layer)"
     return Row("latency_or_flops", "Choosing by measured latency beats choosing by FLOPs (MobileNetV2)", number, _latency_or_flops(rows), rows)
 
@@ -374,16 +386,32 @@ OPEN = (
 )  # fmt: skip
 
 
+def _range(row: dict[str, Any], ratio: float) -> tuple[float, float]:
+    """The interval of a row's ratio; of an older row, which has none, the ratio itself."""
+    low, high = row.get("interval") or (ratio, ratio)
+    return low, high
+
+
+def _judge(rows: list[dict[str, Any]], met: bool, missed: bool, said: str) -> str:
+    """yes if even the worse ends of all intervals are on the good side of the bar, no if the better ends are not, otherwise undecided."""
+    plain = "" if all("interval" in r for r in rows) else "; medians only"
+    return f"{'yes' if met else 'no' if missed else 'undecided'}: {said}{plain}"
+
+
 def _zeros(rows: list[dict[str, Any]]) -> str:
     gain = 1 - rows[1]["ms"] / rows[0]["ms"]
-    return f"{'yes' if gain >= 0.1 else 'no'}: {100 * gain:.1f} % less time (bar 10 %)"
+    low, high = _range(rows[1], 1 - gain)
+    said = f"{100 * abs(gain):.1f} % {'less' if gain >= 0 else 'more'} time (bar 10 % less)"
+    return _judge(rows[1:], 1 - high >= 0.1, 1 - low < 0.1, said)
 
 
 def _macs_are_not_time(rows: list[dict[str, Any]]) -> str:
     if max(r["FLOPs x"] for r in rows) < 1.01:
         return "no case: nothing was cut"
     worst = min(r["time x"] / r["FLOPs x"] for r in rows)
-    return f"{'yes' if worst >= 0.9 else 'no'}: the time falls by {100 * worst:.0f} % of the factor of the FLOPs in the worst network (bar 90 %)"
+    low, high = (min(_range(r, r["time x"])[end] / r["FLOPs x"] for r in rows) for end in (0, 1))
+    said = f"the time falls by {100 * worst:.0f} % of the factor of the FLOPs in the worst network (bar 90 %)"
+    return _judge(rows, low >= 0.9, high < 0.9, said)
 
 
 def _knee(rows: list[dict[str, Any]]) -> str:
@@ -395,13 +423,16 @@ def _knee(rows: list[dict[str, Any]]) -> str:
 
 def _odd_channels(rows: list[dict[str, Any]]) -> str:
     of = {r["channels"]: r["ms"] for r in rows}
+    odd = [r for r in rows if r["channels"] in (61, 63)]
     worst = max(of[61], of[63]) / of[64]
-    return f"{'yes' if worst > 1.05 else 'no'}: 61 or 63 channels take up to {worst:.2f} times as long as 64 (bar 1.05)"
+    low, high = (max(_range(r, r["ms"] / of[64])[end] for r in odd) for end in (0, 1))
+    return _judge(odd, low > 1.05, high <= 1.05, f"61 or 63 channels take up to {worst:.3f} times as long as 64 (bar 1.05)")
 
 
 def _one_by_one(rows: list[dict[str, Any]]) -> str:
     low, high = min(r["x"] for r in rows), max(r["x"] for r in rows)
-    return f"{'yes' if high < 2 else 'no'}: {low:.1f} to {high:.1f} times the time (bar 2)"
+    least, most = (max(_range(r, r["x"])[end] for r in rows) for end in (0, 1))
+    return _judge(rows, most < 2, least >= 2, f"{low:.1f} to {high:.1f} times the time (bar 2)")
 
 
 def _order(rows: list[dict[str, Any]]) -> str:
@@ -418,7 +449,10 @@ def _predicted(rows: list[dict[str, Any]]) -> str:
     if all(r["FLOPs"] > 0.99 and not r["branches removed"] for r in rows):
         return "no case: nothing was cut"
     worst = max(abs(r["measured"] - r["predicted"]) for r in rows)
-    return f"{'yes' if worst <= 0.1 else 'no'}: off by up to {100 * worst:.0f} % of the original's time (bar 10 %)"
+    ends = [[abs(x - r["predicted"]) for x in _range(r, r["measured"])] for r in rows]
+    inside = [(lambda low, high: low <= r["predicted"] <= high)(*_range(r, r["measured"])) for r in rows]
+    least = max(0.0 if within else min(e) for within, e in zip(inside, ends, strict=True))
+    return _judge(rows, max(map(max, ends)) <= 0.1, least > 0.1, f"off by up to {100 * worst:.0f} % of the original's time (bar 10 %)")
 
 
 def _latency_or_flops(rows: list[dict[str, Any]]) -> str:
@@ -426,8 +460,9 @@ def _latency_or_flops(rows: list[dict[str, Any]]) -> str:
     if not flops["importance lost"] or not latency["importance lost"]:
         return "no case: one of the two cuts nothing"
     time, lost = latency["ms"] / flops["ms"], latency["importance lost"] / flops["importance lost"]
-    met = lost < 0.97 and time <= 1.03
-    return f"{'yes' if met else 'no'}: {100 * (1 - lost):.1f} % less importance lost at {time:.2f} times the time (bars 3 % and 1.03)"
+    low, high = _range(latency, time)
+    said = f"{100 * (1 - lost):.1f} % less importance lost at {time:.2f} times the time (bars 3 % and 1.03)"
+    return _judge([latency], lost < 0.97 and high <= 1.03, lost >= 0.97 or low > 1.03, said)
 
 
 #: The verdict of a claim from its rows; fusion_and_memory's needs the sets of nodes, so that it is stored with them.
@@ -462,7 +497,9 @@ def write(doc: Path = DOC) -> None:
         "Written by `python benchmarks/claims.py --write` from the rows that `python benchmarks/claims.py` measured. A verdict is of these",
         "networks on this machine at batch 1 unless it says otherwise; random weights where only time is asked, published ones for accuracy.",
         "A command with `--quick` measured fewer points. Rows that choose what to cut under a budget (half the multiply-adds, predicted, latency",
-        "or FLOPs) and are of before November 22, 2026 were chosen by an earlier knapsack (docs/design/pruning.md).", "",
+        "or FLOPs) and are of before November 22, 2026 were chosen by an earlier knapsack (docs/design/pruning.md). \"Medians only\": the row is of",
+        "before the 95 % intervals were stored; with them a verdict needs the whole interval on one side of the bar. \"+changes\": uncommitted",
+        "changes were measured.", "",
     ]  # fmt: skip
     for device in ("cpu", "h200"):
         path = RESULTS / device / "claims.json"

@@ -90,6 +90,8 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
     from whet.runtime import Runtime, bind
 
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # the row that builds meanwhile compiles its kernels on all CPUs
     ATTENTION["implementation"] = args.attention
     name, batch = args.one.split(":")
     net, named = NETWORKS[name](int(batch))
@@ -103,6 +105,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         row["export_s"] = round(time.perf_counter() - begun, 1)
         print("EXPORTED", flush=True)
         sys.stdin.readline()
+        torch.set_num_threads(threads)
         begun = time.perf_counter()
         plan = build(network_from_onnx(path), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""), progress=Stages())
         row["build_s"] = round(time.perf_counter() - begun, 1)

@@ -1,14 +1,14 @@
 """Polygraphy's own tests with whet.trt as `tensorrt`, on the CPU: how many pass, and why the others do not.
 
-    python benchmarks/polygraphy_tests.py CHECKOUT [--paths tests/backend/trt,...] [--limit SECONDS]
+    python benchmarks/polygraphy_tests.py CHECKOUT [--paths tests/backend/trt,...] [--limit SECONDS] [--workers N]
 
 CHECKOUT is the folder tools/Polygraphy of a checkout of github.com/NVIDIA/TensorRT; nothing is fetched. Needs whet[test,export],
 pip install onnx-graphsurgeon onnxmltools "pytest<9" pytest-console-scripts pytest-rerunfailures pytest-virtualenv.
 
-Each of --paths (files or folders, several separated by spaces) runs in a process of its own, in which `import tensorrt` gives whet.trt and Polygraphy
-allocates host memory in place of CUDA's. `failures` are a test file's failed tests: id, end of the error, and reason, one of REASONS. Tests that need
-hardware or software that this machine lacks (`elsewhere`) are listed, and not counted. Writes results/cpu/polygraphy_tests.json, and keeps the test
-files that do not run.
+Each test file of --paths (files or folders) runs in a process of its own, --workers at a time, in which `import tensorrt` gives whet.trt and
+Polygraphy allocates host memory in place of CUDA's. `failures` are a test file's failed tests: id, end of the error, and reason, one of REASONS.
+Tests that need hardware or software that this machine lacks (`elsewhere`) are listed, and not counted. Writes results/cpu/polygraphy_tests.json, and
+keeps the rows of test files that do not run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -86,28 +87,44 @@ def make_shim(folder: Path) -> dict[str, str]:
     command = folder / "polygraphy"
     command.write_text(COMMAND.format(python=sys.executable))
     command.chmod(0o755)
-    paths = {"PYTHONPATH": [str(folder), str(SOURCE)], "PATH": [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]}
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    paths = {"PYTHONPATH": [str(folder), str(SOURCE), *given], "PATH": [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]}
     return {**os.environ, **{k: os.pathsep.join(v) for k, v in paths.items()}, "XDG_CACHE_HOME": str(folder / "cache"),
             "POLYGRAPHY_INTERNAL_CORRECTNESS_CHECKS": "1"}  # as in Polygraphy's Makefile
 
 
-def run_tests(checkout: Path, path: str, folder: Path, environment: dict[str, str], limit: float) -> dict[str, Any]:
-    """Runs a test file or a folder of them in one process; the counts and failures by file. Tests that ran before a time-out are kept."""
-    outcomes = folder / "outcomes.jsonl"
-    outcomes.write_text("")
-    env = environment | {"PYTHONPATH": f"{environment['PYTHONPATH']}{os.pathsep}{checkout}", "OUTCOMES": str(outcomes)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "record_outcomes", *path.split()]
-    with open(folder / "log", "w") as log, contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, cwd=checkout, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=limit, check=False)
+def list_test_files(checkout: Path, paths: str) -> list[str]:
+    """The test files of files and folders that are separated by commas, relative to the checkout, largest first: those take longest."""
+    found: set[Path] = set()
+    for path in filter(None, paths.split(",")):
+        found |= set((checkout / path).rglob("test_*.py")) if (checkout / path).is_dir() else {checkout / path}
+    return [str(p.relative_to(checkout)) for p in sorted(found, key=lambda p: (-p.stat().st_size, p))]
+
+
+def run_tests(checkout: Path, path: str, environment: dict[str, str], limit: float) -> dict[str, Any]:
+    """Runs a test file in a process of its own; the counts and failures by file. Tests that ran before a time-out are kept."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        outcomes = folder / "outcomes.jsonl"
+        outcomes.write_text("")
+        env = environment | {"PYTHONPATH": f"{checkout}{os.pathsep}{environment['PYTHONPATH']}", "OUTCOMES": str(outcomes)}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "record_outcomes", path]
+        with open(folder / "log", "w") as log, contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, cwd=checkout, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=limit, check=False)
+        return count_outcomes(path, outcomes.read_text(), (folder / "log").read_text())
+
+
+def count_outcomes(path: str, outcomes: str, log: str) -> dict[str, Any]:
+    """The row of each test file of a run: from its outcomes, a JSON object a line, or from the end of its log if there is none."""
     files: dict[str, Any] = {}
-    for line in outcomes.read_text().splitlines():
+    for line in outcomes.splitlines():
         found = json.loads(line)
         row = files.setdefault(f"tests/{found['test'].partition('::')[0].removeprefix('tests/')}", {"passed": 0, "skipped": 0, "failures": []})
         if found["outcome"] == "failed":
             row["failures"].append(failure(found["test"], found["text"]))
         else:
             row[found["outcome"]] += 1
-    return files or {path: {"passed": 0, "skipped": 0, "failures": [failure(path, (folder / "log").read_text()[-600:])]}}
+    return files or {path: {"passed": 0, "skipped": 0, "failures": [failure(path, log[-600:])]}}
 
 
 def failure(name: str, text: str) -> dict[str, str]:
@@ -145,22 +162,22 @@ def summarize(files: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs the files one after the other."""
+    """Runs the files, and adds each one's row when it ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--paths", default=PATHS)
-    parser.add_argument("--limit", type=float, default=3600.0)
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds of a test file")
+    parser.add_argument("--workers", type=int, default=1, help="test files that run side by side")
     o = parser.parse_args()
     checkout = o.checkout.resolve()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        environment = make_shim(folder)
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(o.workers) as pool:
+        environment = make_shim(Path(name))
         write_rows({})
-        for path in filter(None, o.paths.split(",")):
-            rows = run_tests(checkout, path, folder, environment, o.limit)
-            for file, row in rows.items():
+        runs = [pool.submit(run_tests, checkout, path, environment, o.limit) for path in list_test_files(checkout, o.paths)]
+        for run in as_completed(runs):
+            for file, row in run.result().items():
                 print(json.dumps({"file": file, **row, "failures": len(row["failures"])}), flush=True)
-            write_rows(rows)
+            write_rows(run.result())
 
 
 def write_rows(rows: dict[str, Any]) -> None:

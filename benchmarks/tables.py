@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _record import neutral
+from _record import find_gaps, neutral, runs_of
 from references import UnknownValue, update
 
 ROOT = Path(__file__).parent.parent
@@ -79,16 +79,25 @@ def table(name: str, columns: str | None = None) -> str:
 
 
 def _origin(run: dict[str, Any]) -> list[str]:
-    """The provenance of a run, and its note."""
+    """The provenance of a run, what is missing of it, and its note."""
     machine = run.get("machine", "")
     device = run.get("device") or (machine if isinstance(machine, str) else machine.get("model", ""))
     said = [run["note"]] if "note" in run else []
-    if "date" not in run:
+    records = list(runs_of(run))
+    gaps = list(dict.fromkeys(g for r in records for g in find_gaps(r)))
+    if gaps:
+        some = "" if all(set(gaps) == set(find_gaps(r)) for r in records) else " of some rows"
+        said.insert(0, f"Incomplete origin{some}: {', '.join(gaps)}. The result is kept until it is measured again.")
+    commits = dict.fromkeys(str(r["commit"]) for r in records if "commit" in r)
+    dates = sorted({r["date"][:16] for r in records if "date" in r})
+    if not dates:
         return said
     versions = ", ".join(f"{k} {v}" for k, v in run.get("versions", {}).items())
-    where = ", ".join(x for x in (run["date"][:16], device, f"commit {run.get('commit', '')}") if x)
+    when = dates[0] if len(dates) == 1 else f"{dates[0][:10]} to {dates[-1][:10]}" if dates[0][:10] != dates[-1][:10] else dates[0][:10]
+    where = ", ".join(x for x in (when, device, f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}") if x)
     command = " ".join(map(neutral, run.get("command", "").split()))  # older files contain folders of the machine
-    return [f"{where}; {versions}. `{command}`", *said]
+    first = "; ".join(x for x in (where, versions) if x) + "."
+    return [f"{first} `{command}`" if command else first, *said]
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from whet.builder.verify.emulation import compute_reference_outputs
 from whet.builder.verify.verification import verify_engine
 from whet.composites.quantized import quantized_sample
 from whet.engine.plan import Choice
-from whet.network import F8E4M3, Network, Weight, parse_type
+from whet.network import F8E4M3, F32, I64, Network, Weight, parse_type
 from whet.ops import BatchAxis, run_network, sample_layer
 from whet.ops._base import Sample
 
@@ -97,6 +97,29 @@ def recurrent(batch=BATCH):
     return net
 
 
+def padding_mask(batch=BATCH):
+    """As PyTorch exports the mask of BERT and RoBERTa: entries of the flat mask, at indices that are computed from its sizes, or by GatherND at
+    constant ones; and positions counted per sequence and looked up by GatherElements."""
+    net = Network("padding mask")
+    x = net.add_input("x", parse_type(f"f32[{batch},6]"))
+
+    def constant(values, dtype=np.int64):
+        return net.constant(np.array(values, dtype))
+
+    size = net.add("Gather", net.add("Shape", x), constant([1]), axis=0)
+    at = net.add("Add", constant(np.arange(6)[None, None]), net.add("Mul", constant(np.arange(batch)[:, None, None]), size))
+    flat = net.add("Gather", net.add("Flatten", x, axis=2), at, axis=0)
+    mask = net.add("Reshape", flat, net.add("Shape", at))
+    places = np.stack(np.broadcast_arrays(np.arange(batch)[:, None, None], np.arange(6)[::-1]), -1)
+    reversed_mask = net.add("GatherND", x, constant(places))
+    counts = net.add("Cast", net.add("Greater", x, constant(0, np.float32)), to=I64)
+    table = net.add("Expand", constant(np.arange(8)[None] ** 2), constant([batch, 8]))
+    positions = net.add("Cast", net.add("GatherElements", table, net.add("CumSum", counts, constant(1, np.int32)), axis=1), to=F32)
+    y = net.add("Add", net.add("Sub", mask, reversed_mask), net.add("Unsqueeze", positions, axes=(1,)))
+    net.mark_output(net.add("Reshape", y, net.constant(np.array([batch, 6]))), "y")
+    return net
+
+
 def feed(net, seed=1):
     rng = np.random.default_rng(seed)
     return {t.name: rng.standard_normal(tuple(t.shape)).astype(np.float32) for t in net.inputs}
@@ -115,7 +138,13 @@ def test_items_are_the_first_the_last_and_seeded_ones():
 @pytest.mark.parametrize("widen", [False, True])
 @pytest.mark.parametrize(
     ("make", "kinds"),
-    [(attention, {(1, 1, 1)}), (windows, {(0, 1, 4), (0, 1, 16)}), (sequence_first, {(0, 5, 1), (1, 1, 2)}), (recurrent, {(1, 1, 1), (2, 1, 1)})],
+    [
+        (attention, {(1, 1, 1)}),
+        (windows, {(0, 1, 4), (0, 1, 16)}),
+        (sequence_first, {(0, 5, 1), (1, 1, 2)}),
+        (recurrent, {(1, 1, 1), (2, 1, 1)}),
+        (padding_mask, {(0, 1, 6), (0, 1, 1)}),
+    ],
 )
 def test_selected_items_equal_those_of_the_whole_batch(make, kinds, widen):
     net = make()
@@ -183,13 +212,21 @@ def mixing(kind):
         y = net.add("MatMul", net.add("Transpose", x, perm=(1, 0)), net.constant(np.ones((BATCH, BATCH), np.float32)))
     elif kind == "regrouped":
         y = net.add("Reshape", x, net.constant(np.array([4, BATCH])))
+    elif kind == "entries of other items":
+        places = np.stack(np.broadcast_arrays(np.arange(BATCH)[::-1, None], np.arange(4)), -1)
+        y = net.add("GatherND", x, net.constant(places))
+    elif kind == "flat entries of other items":
+        y = net.add("Gather", net.add("Reshape", x, net.constant(np.array([-1]))), net.constant(np.arange(4 * BATCH)[::-1].reshape(BATCH, 4).copy()))
     else:
         y = net.add("Softmax", x, axis=0)
     net.mark_output(y, "y")
     return net
 
 
-@pytest.mark.parametrize("kind", ["mean over the batch", "transposed", "regrouped", "softmax over the batch"])
+@pytest.mark.parametrize(
+    "kind",
+    ["mean over the batch", "transposed", "regrouped", "entries of other items", "flat entries of other items", "softmax over the batch"],
+)
 def test_networks_that_mix_items_are_verified_as_a_whole(kind):
     net = mixing(kind)
     with pytest.raises(NotPerImage):

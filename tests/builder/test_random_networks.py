@@ -24,7 +24,7 @@ def config_for(net, level):
     return BuildConfig(optimization_level=level, timing_cache="", avg_timing=1, whole_engines=2, profiles=profiles)
 
 
-@pytest.mark.parametrize(("seed", "level"), [*((seed, 0) for seed in range(12)), *with_long_variants([(seed, 3) for seed in range(12)])])
+@pytest.mark.parametrize(("seed", "level"), [*with_long_variants([(seed, level) for level in (0, 3) for seed in range(12)])])
 def test_engines_of_random_networks_match_the_reference(seed, level):
     net = random_network(seed)
     plan = build(net, config_for(net, level))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from nets import inputs
 
+from support.selection import with_long_variants
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.memory.byte_groups import Groups
@@ -142,7 +143,7 @@ def check_two_runs(net: Network, plan: EnginePlan) -> None:
 
 
 @pytest.mark.parametrize("level", [0, 2])
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", with_long_variants(range(14), every=2))
 def test_random_networks_of_views_keep_their_results(seed, level):
     net = dense(seed)
     plan = build(net, dataclasses.replace(QUICK, optimization_level=level))

@@ -98,7 +98,7 @@ def check(layer, arrays, signature, kernel, ins, outs, *_):
 
 
 @pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler")
-def test_kernels_match_the_reference_on_the_host(tmp_path, monkeypatch):
+def test_kernels_match_the_reference_on_the_host(monkeypatch):
     launches, cases = [], []
     registers = cluster_recurrent._Distribution.in_registers
     for name, ((op, sample), config) in CASES.items():
@@ -117,7 +117,7 @@ def test_kernels_match_the_reference_on_the_host(tmp_path, monkeypatch):
             ran, case = host_case(monkeypatch, layer, arrays, signature, config)
             launches += ran
             cases.append((_net, case))
-    run_on_host(launches, tmp_path)
+    run_on_host(launches)
     for _, case in cases:
         check(*case)
 
@@ -131,9 +131,7 @@ def test_weights_stay_in_registers(tmp_path):
     sizes = cluster_recurrent._sizes(layer, signature)
     way = cluster_recurrent._Distribution(cluster=8, warps=8, tiles=1, columns=1)
     assert way.in_registers(sizes) == sizes.depth
-    text = sass(
-        compile_cubin(kernel_text("cluster_recurrent.cu", cluster_recurrent._constants(layer, signature, sizes, way))), tmp_path
-    )
+    text = sass(compile_cubin(kernel_text("cluster_recurrent.cu", cluster_recurrent._constants(layer, signature, sizes, way))), tmp_path)
     assert text.count("HMMA.16816") >= sizes.depth, "products run on the tensor cores"
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 

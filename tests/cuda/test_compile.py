@@ -1,16 +1,20 @@
 """Kernels compile for Hopper without a GPU, and their machine code has the intended instructions: tensor cores, bulk copies, no spills."""
 
+import hashlib
 import re
 import shutil
 import subprocess
 import sysconfig
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from support.host_cuda import hash_of
 from support.selection import with_long_variants
+from whet.backends._code_cache import cached_code
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.errors import BackendError
@@ -144,13 +148,18 @@ def disassembler():
 
 
 def sass(code, tmp_path):
-    """The instructions of machine code. nvdisasm takes 0.4 s of CPU time without data-flow analysis; cuobjdump, which calls it, takes 0.54 s."""
+    """The instructions of machine code, which are kept beside it: nvdisasm takes 0.4 s of CPU time, and cuobjdump, which calls it, 0.54 s."""
     tool = disassembler()
     if tool is None:
         pytest.skip("nvdisasm not found: install nvidia-cuda-nvdisasm")
     path = tmp_path / "kernel.cubin"
     path.write_bytes(code)
-    return subprocess.run([tool, "-c", "-ndf", str(path)], capture_output=True, text=True, check=True).stdout
+
+    def disassemble() -> bytes:
+        return zlib.compress(subprocess.run([tool, "-c", "-ndf", str(path)], capture_output=True, check=True).stdout)
+
+    key = hash_of(hashlib.sha256(code).hexdigest(), tool=tool)
+    return zlib.decompress(cached_code(compiler.cache_folder() / f"{key}.sass", disassemble)).decode()
 
 
 @pytest.mark.parametrize(("config", "im2col", "activation", "bf16", "f32"), with_long_variants(CONVS), ids=lambda v: str(v))
@@ -336,6 +345,17 @@ def test_a_config_that_exceeds_the_resources_is_invalid():
     assert not replace(good, stages=6).valid(), "shared memory"
     assert not replace(good, bn=256).valid(), "registers"
     assert all(c.valid() for c in list_configs(6272, 512, 512, 9, 132))
+
+
+@pytest.mark.parametrize(("m", "k", "c"), [(1600, 3072, 768), (512, 3072, 768), (1500, 1536, 384), (384, 4096, 1024)])
+def test_products_between_few_and_many_rows_have_large_tiles_too(m, k, c):
+    """Regression: below 3000 rows only tiles for latency were listed, although CLIP's 1600 rows are several tiles for each multiprocessor."""
+    found = list_configs(m, k, c, 1, 132)
+    assert {(x.wgs, x.bn) for x in found if not x.direct and x.sk == 1} & {(2, 128), (1, 128), (3, 128), (2, 192)}
+    assert any(x.direct for x in found)
+    few = list_configs(m // 8, k, c, 1, 132)
+    assert all(x.direct or x.sk > 1 or x.once or x.halo or x.bm * x.bn <= 64 * 128 for x in few)
+
 
 
 def test_a_kernel_that_does_not_compile_shows_the_log():

@@ -58,13 +58,13 @@ TOGETHER = 16  # ops whose kernels are compiled in one call: most of a small cal
 
 
 @pytest.fixture(scope="module")
-def cases_of(tmp_path_factory):
+def cases_of():
     """op -> its launches, its operands and a function that runs launches."""
 
     @cache
     def group(start):
         cases = {op: list_cases(op) for op in OPS_HERE[start : start + TOGETHER]}
-        run = compile_launches([x for launches, _ in cases.values() for x in launches], tmp_path_factory.mktemp("host"))
+        run = compile_launches([x for launches, _ in cases.values() for x in launches])
         return {op: (*case, run) for op, case in cases.items()}
 
     return lambda op: group(OPS_HERE.index(op) // TOGETHER * TOGETHER)[op]

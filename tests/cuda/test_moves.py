@@ -2,8 +2,6 @@
 
 import ctypes
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
 from test_tactics import compute, judge, reference
 
+from support.host_cuda import compile_for_host, host_compiler
 from support.selection import with_long_variants
 from whet import zoo
 from whet.backends.cuda.compile import compile_cubin
@@ -38,15 +37,13 @@ from _half import half
 
 HOPPER = CompileOnlyGpu()
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "Moves"]
-COMPILER = shutil.which("g++")
+COMPILER = host_compiler()
 HOST = """
-#include <cmath>
-#include <cstring>
 typedef unsigned int u32;
 struct Act { float a, b; };
 struct Args { const float* in[4]; const float* constants; };
-static float __int_as_float(u32 v) { float f; std::memcpy(&f, &v, 4); return f; }
-template <int KIND> float activate(float x, Act) { return KIND == 4 ? 1.f / (1.f + std::exp(-x)) : x > 0.f ? x : 0.f; }
+static float __int_as_float(u32 v) { float f; __builtin_memcpy(&f, &v, 4); return f; }
+template <int KIND> float activate(float x, Act) { return KIND == 4 ? 1.f / (1.f + __builtin_expf(-x)) : x > 0.f ? x : 0.f; }
 #define DEV inline
 #define MANY EACH
 ROWS
@@ -67,17 +64,16 @@ extern "C" void run(const float** in, const float* constants, float* out, u32 co
 """
 
 
-def on_host(made, arrays, count, folder, together=1):
+def on_host(made, arrays, count, together=1):
     """Computes all elements by the generated code."""
     rows = re.search(r"struct Row \{.*?(?=#define)", kernel_paths()["moves.cu"].read_text(), re.DOTALL)[0]
     code = HOST.replace("STEPS", made.text).replace("WIDE", str(made.row or 1)).replace("ROWS", rows)
-    (folder / "m.cpp").write_text(f"#define EACH {together}\n{code}")
-    subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", str(folder / "m.so"), str(folder / "m.cpp")], check=True)
+    library = compile_for_host(f"#define EACH {together}\n{code}", "-O1")
     pointer = ctypes.POINTER(ctypes.c_float)
     held = [np.ascontiguousarray(a, np.float32).reshape(-1) for a in arrays]
     given = (pointer * 4)(*(a.ctypes.data_as(pointer) for a in held))
     numbers, out = made.numbers, np.zeros(count, np.float32)
-    ctypes.CDLL(str(folder / "m.so")).run(given, numbers.ctypes.data_as(pointer), out.ctypes.data_as(pointer), count)
+    library.run(given, numbers.ctypes.data_as(pointer), out.ctypes.data_as(pointer), count)
     return out
 
 
@@ -85,20 +81,20 @@ def on_host(made, arrays, count, folder, together=1):
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("form", ["nhwc", "linear"])
 @pytest.mark.parametrize("i", SAMPLES)
-def test_the_code_matches_the_reference(i, form, rows, tmp_path):
+def test_the_code_matches_the_reference(i, form, rows):
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     (want,) = run_regions(layer, arrays)
     places = [k for k, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
     out = form if want.ndim == 4 else "linear"
     made = MovesCode(layer, dict.fromkeys(places, form), out, rows)
-    got = on_host(made, [to_stored(arrays[k], form) for k in places], want.size, tmp_path)
+    got = on_host(made, [to_stored(arrays[k], form) for k in places], want.size)
     np.testing.assert_allclose(got, np.asarray(to_stored(want, out)).reshape(-1), rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no g++ to run the generated code with")
 @pytest.mark.parametrize("together", [2, 4, 8])
 @pytest.mark.parametrize("i", SAMPLES)
-def test_grouped_rows_match_the_reference_or_are_refused(i, together, tmp_path):
+def test_grouped_rows_match_the_reference_or_are_refused(i, together):
     sample = OPS["Fused"].samples[i]
     _, layer, arrays = sample_layer("Fused", sample)
     (want,) = run_regions(layer, arrays)
@@ -109,7 +105,7 @@ def test_grouped_rows_match_the_reference_or_are_refused(i, together, tmp_path):
         ends = [want.size // want.shape[-1]] if want.ndim == 4 else np.cumsum([a.shape[2] * a.shape[3] for k, a in enumerate(arrays) if k in places])
         assert want.ndim == 4 or any(int(e) * layer.inputs[1].shape[1] % together for e in ends)
         return
-    got = on_host(made, [to_stored(arrays[k], "nhwc") for k in places], want.size, tmp_path, together)
+    got = on_host(made, [to_stored(arrays[k], "nhwc") for k in places], want.size, together)
     np.testing.assert_allclose(got, want.reshape(-1), rtol=2e-6, atol=1e-6)
 
 

@@ -1,5 +1,6 @@
 """The contract of CUDA tactics: on any machine their listings and packing, on a GPU every sample against the op's reference."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -21,10 +22,15 @@ SMALLEST = {"f16": 2.0**-14}  # below, the type has fewer digits
 MOST = 6  # configurations of a signature that are run
 
 
+@functools.cache
+def made_once(op, i):
+    return layer_of(op, OPS[op].samples[i])
+
+
 def sample_layer(op, i):
-    """The layer of a sample and its arrays; the layer keeps its network alive through its tensors."""
-    _, layer, arrays = layer_of(op, OPS[op].samples[i])
-    return layer, arrays
+    """The layer of a sample, which tests share, and its arrays."""
+    _, layer, arrays = made_once(op, i)
+    return layer, [a if a is None else a.copy() for a in arrays]
 
 
 def planned(layer, machine, most=MOST):
@@ -36,10 +42,15 @@ def planned(layer, machine, most=MOST):
             yield t, signature, config, t.plan(layer, signature, config, machine)
 
 
+@functools.cache
+def planned_on_hopper(op, i):
+    return list(planned(sample_layer(op, i)[0], HOPPER))
+
+
 @pytest.mark.parametrize(("op", "i"), SAMPLES)
 def test_plans_give_exact_sizes(op, i):
     layer, _ = sample_layer(op, i)
-    for _, signature, _, kernel in planned(layer, HOPPER):
+    for _, signature, _, kernel in planned_on_hopper(op, i):
         assert len(kernel.inputs) == len(layer.inputs)
         for t, o, n in zip(layer.outputs, signature.outputs, kernel.outputs, strict=True):
             assert n == np.prod(stored_shape(o.format, static_shape(t.shape)), dtype=int) * o.dtype.numpy.itemsize
@@ -50,7 +61,7 @@ def test_plans_give_exact_sizes(op, i):
 
 
 def test_every_tactic_takes_some_sample():
-    taken = {t.name for op, i in SAMPLES for t, *_ in planned(sample_layer(op, i)[0], HOPPER)}
+    taken = {t.name for op, i in SAMPLES for t, *_ in planned_on_hopper(op, i)}
     # reformats have no samples; some tactics are for older GPUs
     assert {t.name for t in TACTICS} - taken <= {"cuda/reformat", "cuda/cublaslt_older", "cuda/sparse_mma_conv", "cuda/sparse_mma_gemm"}
 

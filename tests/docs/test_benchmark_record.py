@@ -31,7 +31,9 @@ def test_too_few_samples_give_no_interval():
 
 def test_provenance_has_the_required_fields():
     found = RECORD["provenance"](["numpy"])
-    assert set(found) == {"date", "commit", "command", "versions"}
+    assert set(found) == {"date", "commit", "command", "machine", "versions"}
+    assert found["machine"].endswith(" CPUs")
+    assert RECORD["find_gaps"](found) in ([], ["uncommitted changes were measured"])
     assert found["versions"]["numpy"] == np.__version__
     assert RECORD["provenance"](["no-such-package"])["versions"]["no-such-package"] == "not installed"
 

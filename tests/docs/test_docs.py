@@ -97,6 +97,26 @@ def test_a_bar_is_met_only_by_the_lower_end_of_the_interval(monkeypatch, low, hi
     assert f"| 1: {verdict} |" in tables.ratios({"rows": [row]})
 
 
+def test_a_table_names_the_commits_of_its_rows_and_what_is_missing(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import tables
+
+    (tmp_path / "benchmarks/results/cpu").mkdir(parents=True)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+
+    def text(**run):
+        (tmp_path / "benchmarks/results/cpu/r.json").write_text(json.dumps(run))
+        return tables.table("cpu/r").split("\n\n", 1)[1]
+
+    whole = {"date": "2026-11-21T10:20:30", "commit": "aa", "command": "python a.py", "machine": "m", "versions": {"numpy": "2.1"}}
+    assert text(**whole, rows=[{"ms": 1}]) == "2026-11-21T10:20, m, commit aa; numpy 2.1. `python a.py`\n"
+    rows = [{"ms": 1, "commit": "bb+changes", "date": "2026-11-20T01:02:03"}, {"ms": 2}]
+    missing = "Incomplete origin of some rows: uncommitted changes were measured. The result is kept until it is measured again.\n"
+    said = "2026-11-20 to 2026-11-21, m, commits bb+changes, aa; numpy 2.1. `python a.py`"
+    assert text(**whole, rows=rows) == f"{said}\n\n{missing}"
+    assert text(rows=[{"ms": 1}]).startswith("Incomplete origin: no commit was stored, no date was stored, no command was stored, no machine")
+
+
 def test_numbers_of_the_prose_refer_to_the_results():
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "prose.py")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,8 +12,8 @@ LARGE = {
     "deeplabv3_mnv2_voc", "version-RFB-640", "version-RFB-320_without_postprocessing", "version-slim-320", "resnet50v2_stages1-3", "nanodet_m",
     "version-RFB-320", "mobilenetv2_backbone",
 }  # fmt: skip
-# Each has a smaller variant in the list: another size, other postprocessing, another input, or a longer network of the same blocks.
-SLOW = LARGE - {"version-RFB-320", "mobilenetv2_backbone"} | {"resnet56_cifar10", "squeezenet1.1_reference"}
+# Each has a smaller variant in the list (another input, or a longer network of the same blocks), or is read and run by other tests in make test.
+SLOW = LARGE - {"mobilenetv2_backbone"} | {"resnet20_cifar10", "resnet56_cifar10", "squeezenet1.1", "squeezenet1.1_reference"}
 MODELS = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.name in SLOW else []) for m in (models() if root() else [])]
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from support.right import judged
 
-ZOO = ["lenet5", "squeezenet1_1", "mobilenet_v2"]
-BIG = ["resnet18", "resnet50", "yolov5s", "vit_b_16", "efficientnet_b0", "densenet121", "resnext50_32x4d", "mobilenet_v3_large"]
+ZOO = ["lenet5", "squeezenet1_1"]
+BIG = ["mobilenet_v2", "resnet18", "resnet50", "yolov5s", "vit_b_16", "efficientnet_b0", "densenet121", "resnext50_32x4d", "mobilenet_v3_large"]
 
 
 @pytest.mark.parametrize("name", [*ZOO, *(pytest.param(n, marks=pytest.mark.slow) for n in BIG)])

@@ -30,7 +30,7 @@ def test_the_good_ones_run(bases, corpus):
     assert assemble(sections_of(bases[0])) == bases[0]
 
 
-@pytest.mark.parametrize("block", with_long_variants(range(8), every=4))
+@pytest.mark.parametrize("block", with_long_variants(range(8), every=8))
 def test_mutants(corpus, block):
     """500 files each; for more than 10,000 there is benchmarks/fuzz_engine.py."""
     engines = list(corpus)

@@ -5,6 +5,7 @@ import onnxruntime
 import pytest
 
 from support import datasets, realdata
+from support.selection import with_slow_names
 from whet import zoo
 from whet.frontends import check_onnx, network_from_onnx, onnx_from_network
 from whet.network import verify
@@ -44,7 +45,7 @@ def close(got, want, bound):
         assert np.abs(g.astype(np.float64) - w).max() <= bound * max(np.abs(w).max(), 1e-6), name
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("name", with_slow_names(sorted(SMALL), {"densenet121", "efficientnet_b0", "resnet34", "resnet101"}))
 def test_zoo(name):
     model = zoo.build(name, **SMALL[name])
     net = verify(network_from_onnx(model))
@@ -64,7 +65,7 @@ REAL = ["resnet20_cifar10", "resnet56_cifar10", "resnet8_mlperftiny", "lenet_mni
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", with_slow_names(REAL, {"deeplabv3_mnv2_voc", "resnet50v2_stages1-3", "resnet56_cifar10", "version-RFB-640"}))
 def test_real(name):
     if datasets.root() is None:
         pytest.skip("the shared data folder is not here")

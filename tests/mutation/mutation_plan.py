@@ -1,18 +1,25 @@
 """Draws mutants with Cosmic Ray's operators and writes them as data, so that a machine without Cosmic Ray can run them.
 
 Operators that mostly cannot change behaviour are left out, see SKIPPED and SKIPPED_PAIRS: `X | None` in annotations, `==` of small integers to `is`.
+So are mutants of one meaning with the original, see Meaning.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import hashlib
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+#: what a name of a package covers in src/whet, if not the folder of that name
+PARTS = {
+    "builder": ("builder/lock", "builder/memory", "builder/verify", "measure/timing_key.py", "measure/timing_cache.py"),
+    "whole_builder": ("builder",),  # with the search and the precisions
+}
 SKIPPED = ("core/ReplaceBinaryOperator_BitOr_", "core/RemoveDecorator", "core/ZeroIterationForLoop")
 SKIPPED_PAIRS = ("Eq_Is", "NotEq_IsNot", "Is_Eq", "IsNot_NotEq")
 
@@ -64,7 +71,7 @@ def draw(root: Path, package: str, sample: int, seed: int) -> list[Mutant]:
     operators = {n: get_operator(n)() for n in names if not get_operator(n).arguments()}
     found: list[tuple[str, str, int, int]] = []
     sources = {}
-    for path in sorted((root / "src" / "whet" / package).rglob("*.py")):
+    for path in _list_files(root / "src" / "whet", package):
         module = str(path.relative_to(root))
         sources[module] = path.read_text()
         tree = get_ast(sources[module])
@@ -76,11 +83,48 @@ def draw(root: Path, package: str, sample: int, seed: int) -> list[Mutant]:
             changed = mutate_code(sources[module], operators[name], occurrence)
         except AttributeError:  # Cosmic Ray 8.7: ExceptionReplacer knows no dotted names
             continue
-        if changed is not None and changed != sources[module] and _parameters(changed) == _parameters(sources[module]):
+        if changed is not None and meaning_of(changed) != meaning_of(sources[module]) and _parameters(changed) == _parameters(sources[module]):
             mutants.append(_mutant(package, module, row, name, sources[module], changed))
         if len(mutants) >= sample:
             break
     return sorted(mutants, key=lambda m: (m.module, m.line, m.name))
+
+
+def _list_files(source: Path, package: str) -> list[Path]:
+    parts = [source / p for p in PARTS.get(package, (package,))]
+    return sorted(f for p in parts for f in (p.rglob("*.py") if p.is_dir() else [p]))
+
+
+class Meaning(ast.NodeTransformer):
+    """Gives code that cannot behave differently one form.
+
+    NumPy's reshape takes any negative size for the one that it computes. `strict=` of zip asserts that the code itself passes equal lengths.
+    """
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+        if name == "reshape":
+            node.args = [ast.Constant(-1) if _is_negative(a) else a for a in node.args]
+        if name == "zip":
+            node.keywords = [k for k in node.keywords if k.arg != "strict"]
+        return node
+
+
+def _is_negative(node: ast.expr) -> bool:
+    """True for -N and ~N with N written as a number: -0 is none."""
+    if not (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int)):
+        return False
+    return isinstance(node.op, ast.Invert) or (isinstance(node.op, ast.USub) and node.operand.value > 0)
+
+
+@functools.lru_cache(maxsize=512)
+def meaning_of(source: str) -> str:
+    """The same text for sources of one Meaning; of a text that is no Python, the text."""
+    try:
+        return ast.dump(Meaning().visit(ast.parse(source)))
+    except SyntaxError:
+        return source
 
 
 def _parameters(source: str) -> list[tuple[int, int, int]] | None:

@@ -2,11 +2,12 @@
 
 `make mutants` or `python tests/mutation/run.py [--packages pruning,engine] [--sample 40] [--seed 1] [--workers N] [--resume FOLDER] [--out FILE]`
 
+A package is a folder of src/whet; `builder` is its lock, memory and verification and the timing cache with its keys (PARTS in mutation_plan.py).
 Of all mutants of a package, `--sample` are drawn with `--seed`. One process collects the tests and imports the package (warm.py); the source files
 are never changed. A first child records which functions each test enters; a mutant then runs, in a child of its own, only the tests that enter its
 function: those named after the module first, then quick ones first, up to `--budget` seconds of them. A mutant that takes too long counts as killed,
-one that no test enters as survived. Mutants listed in equivalent.txt (the behaviour cannot differ) do not count. The percentage is of a sample, so
-its 95 % interval (Wilson) is given.
+one that no test enters as survived. Mutants listed in equivalent.txt (the behaviour cannot differ) do not count, and some are not drawn
+(mutation_plan.py). The percentage is of a sample, so its 95 % interval (Wilson) is given.
 
 With `--unrecorded` nothing is recorded first: tests are selected by names and imports (order_tests), which takes less time for few mutants and kills
 fewer of them.
@@ -42,6 +43,7 @@ TESTS = {
     "precision": ["tests/precision", "tests/builder", "tests/cli"],
     "passes": ["tests/passes", "tests/frontends", "tests/composites", "tests/precision"],
     "builder": ["tests/builder", "tests/precision", "tests/measure", "tests/inspector", "tests/cli", "tests/test_api.py"],
+    "whole_builder": ["tests/builder", "tests/precision", "tests/measure", "tests/inspector", "tests/cli", "tests/test_api.py"],
     "engine": ["tests/engine", "tests/runtime", "tests/inspector"],
 }
 PYTEST = ("-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow and not gpu")
@@ -149,7 +151,7 @@ def equivalent_mutants() -> set[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--packages", default=",".join(TESTS), help="which packages, separated by commas")
+    parser.add_argument("--packages", default="pruning,precision,passes,builder,engine", help="which packages, separated by commas")
     parser.add_argument("--sample", type=int, default=40, help="mutants per package (default 40)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)

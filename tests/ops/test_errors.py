@@ -95,3 +95,33 @@ def test_a_fused_body_uses_its_own_tensors_only(where):
     body.mark_output(x if where == "output" else y)
     with pytest.raises(NetworkError, match=r"its body uses %x of the network around it"):
         net.add("Fused", x, regions={"body": body}, composite="Relu")
+
+
+@pytest.mark.parametrize(("name", "i"), CASES)
+def test_a_layer_with_fewer_inputs_is_refused_by_name_or_runs(name, i):
+    _, layer, arrays = sample_layer(name, OPS[name].samples[i])
+    for count in range(len(layer.inputs)):
+        net = Network("short")
+        inputs = [
+            None if t is None else net.constant(a, "c") if t.is_constant else net.add_input(f"x{k}", t.type)
+            for k, (t, a) in enumerate(zip(layer.inputs[:count], arrays[:count], strict=True))
+        ]
+        refused = ""
+        try:
+            made = net.add_layer(name, inputs, dict(OPS[name].samples[i].attrs), name="victim")
+        except NetworkError as e:
+            refused = str(e)
+        if refused:
+            assert "'victim'" in refused
+            continue
+        got = run_layer(made, arrays[:count])
+        assert [a.dtype for a in got] == [t.dtype.numpy for t in made.outputs]
+
+
+def test_missing_inputs_are_named():
+    net = Network("n")
+    x, scale = net.add_input("x", TensorType(F32, (2, 3))), net.constant(np.ones(3, np.float32), "s")
+    with pytest.raises(NetworkError, match=r"BatchNormalization 'norm' needs its first 5 inputs; it has %x, %s, %s, %s$"):
+        net.add("BatchNormalization", x, scale, scale, scale, name="norm")
+    with pytest.raises(NetworkError, match=r"BatchNormalization 'norm' needs its first 5 inputs; it has %x, %s, none, %s, %s$"):
+        net.add("BatchNormalization", x, scale, None, scale, scale, name="norm")

@@ -47,8 +47,8 @@ EXPECTED = {
 WITH_GELU = ("bert", "bert_eager", "gpt2", "gpt2_masked_fill", "vit", "vit_scaled_query", "convnext")
 #: Blocks that the slow dynamo exporter writes as another block, or as TorchScript does.
 DYNAMO = {"dynamo18": ("bert", "vit", "llama", "swin_batch", "variance_norm", "t5"), "dynamo23": ("gpt2", "bert", "vit", "llama", "cross", "t5")}
-CASES = [(name, "torchscript") for name in EXPECTED] + [(name, exporter) for exporter, names in DYNAMO.items() for name in names[::2]]
-LONG = [pytest.param(name, exporter, marks=pytest.mark.slow) for exporter, names in DYNAMO.items() for name in names[1::2]]
+CASES = [(name, "torchscript") for name in EXPECTED] + [(name, exporter) for exporter, names in DYNAMO.items() for name in names[::3]]
+LONG = [pytest.param(n, exporter, marks=pytest.mark.slow) for exporter, names in DYNAMO.items() for i, n in enumerate(names) if i % 3]
 
 
 def exported(name, exporter, path):

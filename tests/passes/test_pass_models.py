@@ -18,6 +18,7 @@ from whet.zoo.making import build
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from support import datasets
 from support.python_calls import count_calls
+from support.selection import with_slow_names
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lowered_models.txt"
 UPDATE = os.environ.get("WHET_UPDATE_GOLDEN") == "1"
@@ -66,7 +67,7 @@ def _summary(title: str, low) -> str:
     return f"{title}: " + ", ".join(f"{n} {op}" for op, n in sorted(found.items()))
 
 
-@pytest.mark.parametrize("title", ZOO)
+@pytest.mark.parametrize("title", with_slow_names(ZOO, {"mobilenet_v3_large opset 13", "resnext50_32x4d", "yolov5s"}))
 def test_zoo(title):
     name, how = ZOO[title]
     net = network_from_onnx(build(name, **how))

@@ -94,9 +94,10 @@ def test_origins_recompute_the_weights(seed):
         np.testing.assert_array_equal(evaluate_origin(t.weight.origin, sources), t.array(), strict=True)
 
 
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 6), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", sorted(PASSES))
-def test_each_pass_by_itself(name):
-    for seed in range(6):
+def test_each_pass_by_itself(name, seeds):
+    for seed in seeds:
         net = random_network(seed)
         after, _ = lower(net, switches=["none", "+" + name], check=True)
         assert_same_answer(net, after)

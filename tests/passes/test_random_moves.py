@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from random_networks import feeds, same
 
+from support.selection import with_long_variants
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.passes import lower
@@ -99,7 +100,7 @@ class Maker:
         return self.net
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", with_long_variants(range(150)))
 def test_random_moves_keep_their_results(seed):
     net = Maker(seed).make()
     arrays = feeds(net, seed=seed)

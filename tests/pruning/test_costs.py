@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from support.attention import GROUPED_QUERIES
+from support.selection import with_slow_names
 from whet import zoo
 from whet.builder.config import BuildConfig
 from whet.errors import CacheError, NetworkError
@@ -47,7 +48,7 @@ def some_choice(net, seed=0):
     return found, blocks, {g.name: int(rng.integers(1, g.size + 1)) for g in found}, [b.name for b in blocks][::3]
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("name", with_slow_names(sorted(SMALL), {"swin_t", "yolov5s"}))
 def test_counts_are_those_of_the_cut_network(name):
     net = net_of(name)
     found, blocks, widths, removed = some_choice(net)
@@ -69,9 +70,10 @@ def test_channels_of_a_removed_branch_are_gone():
 
 
 @pytest.mark.parametrize(("name", "config"), [
-    *(pytest.param(n, NULL, id=n) for n in ("resnet18", "mobilenet_v3_large", "vit_b_16", "bert_base", "yolov5s", "densenet121", "swin_t")),
-    *(pytest.param(n, INT8, id=f"{n}-int8") for n in ("resnet18", "bert_base", "densenet121")),
-    *(pytest.param(n, INT8, id=f"{n}-int8", marks=pytest.mark.slow) for n in ("mobilenet_v3_large", "yolov5s")),
+    *(pytest.param(n, NULL, id=n) for n in ("resnet18", "mobilenet_v3_large", "vit_b_16", "bert_base", "densenet121")),
+    *(pytest.param(n, NULL, id=n, marks=pytest.mark.slow) for n in ("yolov5s", "swin_t")),
+    *(pytest.param(n, INT8, id=f"{n}-int8") for n in ("resnet18", "bert_base")),
+    *(pytest.param(n, INT8, id=f"{n}-int8", marks=pytest.mark.slow) for n in ("densenet121", "mobilenet_v3_large", "yolov5s")),
 ])  # fmt: skip
 def test_latency_of_widths_is_that_of_the_cut_network(name, config, tmp_path):
     """On the null machine times are a function of shapes: predictions from shrunk layers must equal the times of the cut network's layers."""

@@ -8,6 +8,7 @@ import pytest
 
 from support import datasets
 from support.attention import GROUPED_QUERIES
+from support.selection import with_slow_names
 from whet import zoo
 from whet.errors import PruneError
 from whet.frontends import network_from_onnx, onnx_from_network
@@ -66,26 +67,10 @@ def exact(net, kept, found, bound=2e-5, removed=()):
     return small
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "resnet18",
-        "resnet50",
-        "mobilenet_v2",
-        "mobilenet_v3_large",
-        "convnext_tiny",
-        "swin_t",
-        "unet",
-        "squeezenet1_1",
-        "lenet5",
-        "resnext50_32x4d",
-        "yolov5s",
-        "vit_b_16",
-        "bert_base",
-        "efficientnet_b0",
-        "densenet121",
-    ],
-)
+@pytest.mark.parametrize("name", with_slow_names([
+    "resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large", "convnext_tiny", "swin_t", "unet", "squeezenet1_1", "lenet5", "resnext50_32x4d",
+    "yolov5s", "vit_b_16", "bert_base", "efficientnet_b0", "densenet121",
+], {"efficientnet_b0", "resnet50", "yolov5s"}))  # fmt: skip
 def test_zoo(name):
     net = network(name)
     found = groups(net)
@@ -98,10 +83,10 @@ def test_zoo(name):
     assert dropped <= {"Shape", "Gather", "Unsqueeze", "Concat", "Mul", "Div"}, "only computations of shapes that are constant now may disappear"
 
 
-@pytest.mark.parametrize("name", [
+@pytest.mark.parametrize("name", with_slow_names([
     "resnet18", "resnet50", "resnext50_32x4d", "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "swin_t", "vit_b_16",
     "bert_base", "yolov5s",
-])  # fmt: skip
+], {"efficientnet_b0", "resnet50", "yolov5s"}))  # fmt: skip
 def test_width_heads_and_depth_at_once(name):
     """Removes every second branch, and of the rest some units of every group: channels, heads, head widths."""
     net = network(name)

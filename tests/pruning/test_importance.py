@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 
+from support.selection import with_slow_names
 from whet import zoo
 from whet.errors import PruneError, UnsupportedError, UsageError
 from whet.frontends import network_from_onnx
@@ -144,13 +145,13 @@ def test_with_labels_taylor_uses_the_loss():
         gates(net, [g], [], {"x": x}, labels[:2])
 
 
-@pytest.mark.parametrize(("name", "options"), [
+@pytest.mark.parametrize(("name", "options"), with_slow_names([
     ("mobilenet_v3_large", {"image": 32}), ("convnext_tiny", {"image": 32, "blocks": (1, 1, 1, 1)}),
     ("swin_t", {"image": 64, "window": 2, "blocks": (1, 1, 2, 1), "hidden": 24, "heads": (1, 2, 4, 8)}),
     ("bert_base", {"layers": 1, "hidden": 48, "heads": 4}), ("unet", {"image": 32, "width": 8}),
     ("densenet121", {"image": 32, "blocks": (2, 2, 2, 2)}),
     ("efficientnet_b0", {"image": 32}), ("yolov5s", {"image": 64}), ("resnext50_32x4d", {"image": 32}),
-])  # fmt: skip
+], {"efficientnet_b0", "resnext50_32x4d"}))  # fmt: skip
 def test_every_criterion_scores_every_group(name, options):
     net = network_from_onnx(zoo.build(name, **options))
     found, blocks = groups(net), branches(net)

@@ -83,7 +83,7 @@ def test_a_module_is_imported_with_names_batch_norms_and_dynamic_batch(whole):
 
 
 @pytest.mark.parametrize(("pruner", "importance", "ratio"), [
-    ("MagnitudePruner", "MagnitudeImportance", "pruning_ratio"),
+    pytest.param("MagnitudePruner", "MagnitudeImportance", "pruning_ratio", marks=pytest.mark.slow),
     ("GroupNormPruner", "GroupMagnitudeImportance", "pruning_ratio"),
     ("MagnitudePruner", "MagnitudeImportance", "ch_sparsity"),  # the parameter name of the old API, deprecated since 1.3
 ])

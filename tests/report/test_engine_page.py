@@ -226,7 +226,7 @@ def test_the_keyboard_reaches_points_rows_filter_and_theme(shown):
     assert browser.run("Array.from(document.querySelectorAll('#layers tbody tr')).filter(r => r.style.display !== 'none').length") == 1
 
 
-@pytest.mark.parametrize("width", [390, 768, 1920])
+@pytest.mark.parametrize("width", [390, *(pytest.param(w, marks=pytest.mark.slow) for w in (768, 1920))])
 def test_the_page_fits_the_window(shown, width, tmp_path):
     browser, file = shown
     browser.open_report(file, width, 844)

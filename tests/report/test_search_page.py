@@ -218,7 +218,7 @@ def test_cuts_are_explained_in_words():
     assert "What the cuts are" not in "".join(parsed(search_page(sample())).words)
 
 
-@pytest.mark.parametrize("width", [390, 768, 1920])
+@pytest.mark.parametrize("width", [390, *(pytest.param(w, marks=pytest.mark.slow) for w in (768, 1920))])
 def test_it_is_readable_from_390_to_1920_pixels(chromium, tmp_path, width):
     """Nothing is wider than the window except tables, which scroll."""
     (tmp_path / "p.html").write_text(search_page(_with_axes(("time per run", None, 0.5), ("memory", "memory_bytes", 0.6))), encoding="utf-8")

@@ -74,6 +74,7 @@ def test_choices_of_increasing_numbers_are_ordered():
     np.testing.assert_allclose(space.encode(np.array([[1, 0, 1]])), [[1 / 3, 2**-0.5, 0, 0, 2**-0.5]])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*constraints_func:FutureWarning", "ignore:.*multivariate:optuna.exceptions.ExperimentalWarning")
 def test_it_reaches_more_than_random_points_and_tpe():
     """Five searches of 24 trials each: the model's worst is above the others' mean."""

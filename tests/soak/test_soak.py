@@ -16,7 +16,7 @@ def test_a_case_passes_for_a_few_seconds(case, tmp_path):
     assert row["rounds"] > 0
 
 
-@pytest.mark.parametrize(("case", "rounds"), [("growth_runs", 2000), ("growth_builds", 30)])
+@pytest.mark.parametrize(("case", "rounds"), [("growth_runs", 2000), pytest.param("growth_builds", 30, marks=pytest.mark.slow)])
 def test_memory_does_not_grow_over_some_rounds(case, rounds, tmp_path):
     row = getattr(soak.Soak(tmp_path, 0), case)(60.0, rounds)
     assert row["failures"] == []

@@ -10,7 +10,6 @@ import ctypes
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from support.host_cuda import align_arguments, compile_for_host
@@ -245,7 +244,7 @@ def _host_text(launch: ClusterLaunch) -> str:
     return "DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_as<BF16 ? 2 : 1>(d, a, b0, b1); }\n" + text
 
 
-def run_on_host(launches: Sequence[ClusterLaunch], folder: Path, seed: int = 0) -> None:
+def run_on_host(launches: Sequence[ClusterLaunch], seed: int = 0) -> None:
     """Runs launches one after the other; their kernels are compiled together. Raises AssertionError if one of them cannot end."""
     text, numbers = _RUNTIME, dict[str, int]()
     for x in launches:
@@ -261,7 +260,7 @@ def run_on_host(launches: Sequence[ClusterLaunch], folder: Path, seed: int = 0) 
                 return run_grid(entry, given, blocks, rows, threads, cluster, shared, seed);
             }}
             """
-    compiled = compile_for_host(text, folder / "clusters.cpp", "-O1")
+    compiled = compile_for_host(text, "-O1")
     for x in launches:
         _memory, at = align_arguments(x.arguments)
         run = compiled[f"run{numbers[x.instance]}_{x.entry}"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from whet.backends._code_cache import cached_code
+from whet.backends.cuda.compile import cache_folder
 from whet.network import DType
 from whet.tactics.cuda._device.arguments import Arguments, c_structs
 from whet.tactics.cuda._device.source import kernel_paths
@@ -50,6 +54,15 @@ template <int KIND> void store1(u8* base, long long i, float v) {
         reinterpret_cast<u16*>(base)[i] = v != v ? 0x7fc0 : (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
 }
+struct Vec8 { float v[8]; };
+template <int KIND> Vec8 load8(const u8* base, long long i) {
+    Vec8 r;
+    for (int e = 0; e < 8; ++e) r.v[e] = load1<KIND>(base, i + e);
+    return r;
+}
+template <int KIND> void store8(u8* base, long long i, const Vec8& r) {
+    for (int e = 0; e < 8; ++e) store1<KIND>(base, i + e, r.v[e]);
+}
 """
 
 
@@ -84,19 +97,34 @@ class HostLaunch:
 
 def _own_text(kernel: str) -> str:
     """The kernel's text after its shared headers, which the host replaces."""
-    text = kernel_paths()[kernel].read_text().split('#include "vector.cuh"')[1]
+    text = kernel_paths()[kernel].read_text().split('#include "common.cuh"')[1].replace('#include "vector.cuh"', "")
     text = text.replace('#include "arguments"', c_structs(kernel))
     return re.sub(r'#include "(\w+\.cuh)"', lambda found: kernel_paths()[found.group(1)].read_text(), text)
 
 
-def compile_for_host(text: str, source: Path, level: str) -> ctypes.CDLL:
-    """A library of C++ text, compiled next to the file `source`, which is written."""
-    library, compiler = source.with_suffix(".so"), host_compiler()
-    source.write_text(text)
+def compile_for_host(text: str, level: str) -> ctypes.CDLL:
+    """A library of C++ text. Compiled once: it is kept in the folder of compiled kernels, under the hash of its text and of the compiler."""
+    compiler = host_compiler()
     assert compiler is not None
-    done = subprocess.run([compiler, "-std=c++17", level, "-w", "-shared", "-fPIC", "-o", str(library), str(source)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:3000]
-    return ctypes.CDLL(str(library))
+    options = ["-std=c++17", level, "-w", "-shared", "-fPIC"]
+
+    def compile_library() -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            source, library = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
+            source.write_text(text)
+            done = subprocess.run([compiler, *options, "-o", str(library), str(source)], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[:3000]
+            return library.read_bytes()
+
+    path = cache_folder() / f"{hash_of(text, *options, tool=compiler)}.so"
+    cached_code(path, compile_library)
+    return ctypes.CDLL(str(path))
+
+
+def hash_of(*texts: str, tool: str) -> str:
+    """The hash of what a tool makes of texts: of the texts and of the tool's file."""
+    info = Path(tool).resolve().stat()
+    return hashlib.sha256("\0".join((*texts, tool, str(info.st_size), str(info.st_mtime_ns))).encode()).hexdigest()
 
 
 def align_arguments(arguments: bytes) -> tuple[ctypes.Array, int]:
@@ -107,7 +135,7 @@ def align_arguments(arguments: bytes) -> tuple[ctypes.Array, int]:
     return memory, at
 
 
-def compile_launches(launches: Sequence[HostLaunch], folder: Path) -> Callable[[Sequence[HostLaunch]], None]:
+def compile_launches(launches: Sequence[HostLaunch]) -> Callable[[Sequence[HostLaunch]], None]:
     """Compiles the kernels of launches together. The result runs some of them one after the other, thread by thread."""
     numbers: dict[tuple[Any, ...], int] = {}
     text = _HOST
@@ -124,7 +152,7 @@ def compile_launches(launches: Sequence[HostLaunch], folder: Path) -> Callable[[
         }}
         """
     text = text.replace('extern "C" __global__', "static")
-    compiled = compile_for_host(text, folder / "kernels.cpp", "-O0")
+    compiled = compile_for_host(text, "-O0")
 
     def run(part: Sequence[HostLaunch]) -> None:
         for x in part:

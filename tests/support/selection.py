@@ -1,6 +1,6 @@
 """A part of long lists of similar cases runs in `make test`; `make test-long` runs the others."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import pytest
@@ -19,3 +19,9 @@ def with_long_variants(cases: Sequence[Any], kind: Callable[[Any], Hashable] | N
         out.append(pytest.param(*arguments, marks=[pytest.mark.slow] if key in seen else []))
         seen.add(key)
     return out
+
+
+def with_slow_names(cases: Sequence[Any], slow: Collection[str]) -> list[Any]:
+    """The cases as parameters; those whose name, the first argument, is in `slow` are marked so. A smaller network of the same layers is unmarked."""
+    arguments = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*a, marks=[pytest.mark.slow] if a[0] in slow else []) for a in arguments]

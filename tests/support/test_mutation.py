@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 SOURCE = """import math
@@ -52,6 +53,29 @@ def test_a_mutant_changes_one_place_and_survives_json(plan):
     assert made.name != mutant(plan, SOURCE.replace("x * x", "x - x")).name
     with pytest.raises(ValueError, match="draw them again"):
         made.apply(SOURCE + "\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "alike"),
+    [
+        ("a.reshape(2, -1)", "a.reshape(2, ~1)", True),
+        ("a.reshape(2, -1)", "a.reshape(2, - 2)", True),
+        ("a.reshape(2, -1)", "a.reshape(2, -0)", False),
+        ("a.reshape(2, -1)", "a.reshape(2, +1)", False),
+        ("a.reshape(2, -1)", "a.reshape(3, -1)", False),
+        ("a.sum(-1)", "a.sum(-2)", False),
+        ("zip(a, b, strict=True)", "zip(a, b, strict=False)", True),
+        ("sorted(a, reverse=True)", "sorted(a, reverse=False)", False),
+        ("a  # text", "a", True),
+        ("f(*, a)", "f(/, a)", False),
+    ],
+)
+def test_mutants_of_one_meaning_are_not_drawn(plan, text, changed, alike):
+    assert (plan.meaning_of(text) == plan.meaning_of(changed)) == alike
+
+
+def test_numpy_takes_every_negative_size_for_the_one_to_be_computed():
+    assert {np.zeros(6).reshape(2, n).shape for n in (-1, -2, -3)} == {(2, 3)}
 
 
 def test_the_function_of_a_line_has_the_name_of_its_code_object(plan):

@@ -61,7 +61,7 @@ def test_transforms_give_the_convolution(m):
     ((1, 16, 12, 12), 32, (1, 1, 1, 1)), ((2, 19, 9, 17), 21, (1, 1, 1, 1)), ((3, 8, 5, 7), 70, (0, 2, 1, 0)), ((1, 3, 20, 6), 24, (1, 1, 1, 1)),
     ((1, 33, 3, 3), 5, (0, 0, 0, 0)), ((2, 1, 4, 31), 1, (2, 2, 2, 2)), ((1, 40, 1, 1), 17, (1, 1, 1, 1)), ((1, 17, 8, 8), 64, (0, 0, 0, 0)),
 ])  # fmt: skip
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_images_of_all_sizes(shape, channels, pads, threads, monkeypatch):
     """Tiles that extend past every border, partly filled vectors of input and output channels, tiles of several samples in one block."""
     check(*convolution(shape, channels, pads), threads, monkeypatch, FORMS if threads > 1 else SOME_FORMS)
@@ -80,7 +80,7 @@ def test_random_geometries(monkeypatch):
 
 @JIT
 @pytest.mark.parametrize("steps", FOLLOWING)
-@pytest.mark.parametrize("channels", [24, 21])
+@pytest.mark.parametrize("channels", [pytest.param(24, marks=pytest.mark.slow), 21])
 def test_epilogues(steps, channels, monkeypatch):
     """SiLU, ReLU, a residual (possibly the input image, and in place), both or nothing, with and without a tail of channels."""
     layer, arrays = convolution((2, channels, 9, 10), channels, steps=steps)

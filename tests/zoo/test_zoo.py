@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from support.selection import with_long_variants, with_slow_names
 from whet import zoo
 from whet.errors import UsageError
 from whet.frontends import network_from_onnx
@@ -30,9 +31,9 @@ GMACS = {"convnext_tiny": 4.46, "swin_t": 4.49, "densenet121": 2.83, "efficientn
          "mobilenet_v3_large": 0.22, "resnet18": 1.81,
          "resnet34": 3.66, "resnet50": 4.09, "resnet101": 7.80, "resnext50_32x4d": 4.23, "squeezenet1_1": 0.35, "vgg16": 15.47, "vit_b_16": 17.56,
          "yolov5s": 8.2}
-LARGE = {"bert_base", "resnet101", "unet", "vgg16", "vit_b_16", "yolov5s"}
+LARGE = {"bert_base", "convnext_tiny", "resnet34", "resnet101", "resnext50_32x4d", "swin_t", "unet", "vgg16", "vit_b_16", "yolov5s"}
 NARROW = {"hidden": 96, "heads": 4}  # a BERT for tests of the graph only
-ALL = [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in sorted(PUBLISHED)]
+ALL = with_slow_names(sorted(PUBLISHED), LARGE)
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -107,7 +108,7 @@ SMALL = {  # the same layers at a size that the NumPy reference runs quickly
     "vgg16": {"image": 64, "width": 16, "hidden": 128}, "resnet101": {"image": 64, "width": 16}}
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@pytest.mark.parametrize("name", with_slow_names(sorted(PUBLISHED), {"resnet34", "resnet50"}))
 def test_whet_equals_onnx_runtime(name):
     model = zoo.build(name, **SMALL.get(name, {"image": 64}))
     image = SMALL.get(name, {"image": 64}).get("image")
@@ -148,7 +149,7 @@ def test_a_fixed_batch_gives_the_same_results_without_shape_arithmetic(name):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)  # ONNX Runtime fuses more if shapes are known
 
 
-@pytest.mark.parametrize("opset", [13, 14, 17, 18, 21, 22])
+@pytest.mark.parametrize("opset", with_long_variants([13, 14, 17, 22, 18, 21]))
 @pytest.mark.parametrize(("name", "options"), [("resnet18", {"image": 64, "width": 16}), ("mobilenet_v3_large", {"image": 64}),
                                                ("yolov5s", {"image": 64}), ("bert_base", {"layers": 1, **NARROW}),
                                                ("vit_b_16", {"layers": 1, "image": 32})])

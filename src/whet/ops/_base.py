@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -179,6 +181,13 @@ def get_op(name: str) -> Op:
     return OPS[name]
 
 
+@cache
+def _count_required_inputs(reference: Reference) -> int:
+    """How many arrays a reference takes in any case: its parameters after the layer that have no default."""
+    _, *arrays = inspect.signature(reference).parameters.values()
+    return sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in arrays)
+
+
 def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | None]]:
     """Output types and known values (flat, as dims) of a layer; fills in default attributes.
 
@@ -187,6 +196,9 @@ def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | 
     o = get_op(layer.op)
     where = f"{layer.op} '{layer.name}'"
     _check_attributes(o, layer, where)
+    least = 0 if layer.regions else _count_required_inputs(o.reference)  # a Loop may have no trip count
+    if len(layer.inputs) < least or any(t is None for t in layer.inputs[:least]):
+        raise NetworkError(f"{where} needs its first {least} inputs; it has {', '.join('none' if t is None else f'%{t.name}' for t in layer.inputs)}")
     try:
         inferred = o.infer(layer)
         types = [inferred] if isinstance(inferred, TensorType) else list(inferred)

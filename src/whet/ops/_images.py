@@ -80,6 +80,8 @@ def follow(layer: Layer, axes: Axes, batch: int) -> Axes:
         return {layer.output: _reshape_axis(layer, axes[layer.needs(0)], batch)}
     if layer.op == "Gather" and (within := _gather_axis(layer, axes, batch)) is not None:
         return {layer.output: within}
+    if layer.op == "GatherND" and _indexes_own_sample(layer, axes, batch):
+        return {layer.output: BatchAxis(0)}
     couples = get_op(layer.op).couples
     if couples is None or layer.regions:
         raise NotPerImage(f"{layer.op} does not declare which axes are independent")
@@ -125,15 +127,24 @@ def _gather_axis(layer: Layer, axes: Axes, batch: int) -> BatchAxis | None:
     """The batch axis of a Gather along the axis of the batch, if it takes the same entries of each sample, in the samples' order; else None."""
     x, at = layer.needs(0), layer.needs(1)
     axis = axes.get(x)
-    if axis is None or layer.attrs["axis"] % x.type.rank != axis.axis or not at.is_constant or at.type.rank != 1:
+    if axis is None or layer.attrs["axis"] % x.type.rank != axis.axis or not at.is_constant or not at.type.rank:
         return None
     index, per_run = at.array() % max(axis.count_entries(batch), 1), axis.repeat * batch
-    if not index.size or index.size % per_run:
+    if not index.size or len(index) % per_run:
         return None
-    to = BatchAxis(axis.axis, axis.repeat, index.size // per_run)
-    run, place = np.divmod(index.reshape(axis.repeat, batch, to.block), axis.block)
+    to = BatchAxis(axis.axis, axis.repeat, len(index) // per_run)
+    run, place = np.divmod(index.reshape(axis.repeat, batch, -1), axis.block)
     of_sample = run == np.arange(per_run).reshape(axis.repeat, batch, 1)
     return to if of_sample.all() and (place == place[:, :1]).all() else None
+
+
+def _indexes_own_sample(layer: Layer, axes: Axes, batch: int) -> bool:
+    """True if the results of a GatherND for a sample, at its index along the first axis, come from this sample."""
+    x, at = layer.needs(0), layer.needs(1)
+    if axes.get(x) != BatchAxis(0) or not at.is_constant or layer.attrs["batch_dims"] or at.type.rank < 2 or at.shape[0] != batch:
+        return False
+    first = at.array()[..., 0]
+    return bool((first == np.arange(batch).reshape(-1, *[1] * (first.ndim - 1))).all())
 
 
 def fused_layers(layer: Layer) -> list[Layer]:

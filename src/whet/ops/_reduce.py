@@ -16,8 +16,7 @@ from whet.ops._types import numeric_input
 def reduced_axes(layer: Layer) -> tuple[int, ...]:
     """The reduced axes as non-negative indices."""
     rank = layer.needs(0).type.rank
-    axes = axes_given(layer, rank)
-    if axes:
+    if axes := axes_given(layer, rank):
         return axes
     return () if layer.attrs["noop_with_empty_axes"] else tuple(range(rank))
 

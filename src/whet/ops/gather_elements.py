@@ -3,6 +3,7 @@
 import numpy as np
 
 from whet.errors import NetworkError
+from whet.ops._axes import map_axes
 from whet.ops._base import op
 from whet.ops._types import axis_of
 
@@ -22,11 +23,20 @@ def reference(layer, x, at):
     return np.take_along_axis(x, at, axis)
 
 
+def couples(layer):
+    x, at = layer.inputs
+    axis, r = axis_of(layer.attrs["axis"], x.type.rank), x.type.rank
+    of_x = {i: i for i in range(r) if i != axis and x.shape[i] == at.shape[i]}
+    return map_axes(x, layer.output, of_x) + map_axes(at, layer.output, {i: i for i in range(r)})
+
+
 op(
     "GatherElements",
     infer,
     reference,
     attrs={"axis": 0},
+    couples=couples,
+    zeros=(),
     samples=[
         (["f32[3,4]", np.array([[0, 2, -1, 1], [1, 1, 0, 2]])], {}),
         (["extreme f32[2,13]", np.array([[12, 0, -3], [4, 4, 4]])], {"axis": 1}),

@@ -23,11 +23,23 @@ def reference(layer, x, at):
     return x[(*batch, *(at[..., i] for i in range(k)))]
 
 
+def recut(layer, kept_indices):
+    """The index, changed to the new positions of the entries that are kept of x's first axis."""
+    x, at = layer.inputs
+    if (x, 0) not in kept_indices or not at.is_constant or layer.attrs["batch_dims"]:
+        return {}
+    index = at.array()[kept_indices[layer.output, 0]]
+    places = np.full(x.shape[0], -1, at.dtype.numpy)
+    places[kept_indices[x, 0]] = np.arange(len(kept_indices[x, 0]))
+    return {1: np.concatenate([places[index[..., :1]], index[..., 1:]], axis=-1)}
+
+
 op(
     "GatherND",
     infer,
     reference,
     attrs={"batch_dims": 0},
+    recut=recut,
     samples=[
         (["f32[3,4]", np.array([[0, 2], [2, -1]])], {}),
         (["f32[3,4,5]", np.array([[[1], [2]]])], {}),

@@ -29,19 +29,24 @@ def _depth(g: Graph, t: Tensor | None, steps: int) -> bool:
     return layer.op in ("Reshape", "Unsqueeze", "Squeeze") and _depth(g, layer.inputs[0], steps - 1)
 
 
-def only_feeds_softmax(g: Graph, t: Tensor, through: Collection[str] = ("Add", "Reshape", "Unsqueeze", "Squeeze", "Where", "Cast")) -> bool:
-    """True if the only reader of `t`, through layers of these operations, is a Softmax."""
+def find_only_softmax(g: Graph, t: Tensor, through: Collection[str] = ("Add", "Reshape", "Unsqueeze", "Squeeze", "Where", "Cast")) -> Layer | None:
+    """The Softmax that is the only reader of `t`, through layers of these operations; None if there are other readers."""
     for _ in range(_MOST_STEPS):
         readers = g.readers(t)
         if g.is_output(t) or len(readers) != 1:
-            return False
+            return None
         (reader,) = readers
         if reader.op == "Softmax":
-            return reader.inputs[0] is t
+            return reader if reader.inputs[0] is t else None
         if reader.op not in through:
-            return False
+            return None
         t = reader.output
-    return False
+    return None
+
+
+def only_feeds_softmax(g: Graph, t: Tensor) -> bool:
+    """True if the only reader of `t`, through layers that keep or move its values, is a Softmax."""
+    return find_only_softmax(g, t) is not None
 
 
 def split_scores(g: Graph, add: Layer) -> tuple[Tensor, Tensor] | None:

@@ -11,6 +11,7 @@ name of the replaced layer. New layers inherit the source nodes of the removed l
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,13 +108,19 @@ def _summary(f: Any) -> str:
 
 def order_passes() -> list[Pass]:
     """All passes in the order in which they run. Raises BuildError when `after` names an unknown pass or makes a cycle."""
+    return list(_order(tuple(PASSES.values())))
+
+
+@functools.lru_cache(maxsize=4)  # each lowering asks for the order, of passes that rarely change
+def _order(passes: tuple[Pass, ...]) -> list[Pass]:
     done: list[Pass] = []
+    known = {p.name for p in passes}
     for phase in Phase:
-        waiting = sorted((p for p in PASSES.values() if p.phase is phase), key=lambda p: p.name)
+        waiting = sorted((p for p in passes if p.phase is phase), key=lambda p: p.name)
         names = {p.name for p in waiting}
         for p in waiting:
             for a in p.after:
-                if a not in PASSES:
+                if a not in known:
                     raise BuildError(f"pass {p.name} is declared after {a}, which does not exist")
         while waiting:
             ready = [p for p in waiting if not any(a in names for a in p.after)]

@@ -5,14 +5,28 @@ If no layer mixes the items of a batch (ops/_images.py), a network can be verifi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from whet.network import Layer, Network, Tensor
-from whet.ops import Axes, BatchAxis, NotPerImage, bind_layer, bind_symbols, follow, fused_layers, fused_results, get_op, run_layer, widen_attributes
+from whet.network import Dim, Layer, Network, Tensor, Weight
+from whet.ops import (
+    OPS,
+    Axes,
+    BatchAxis,
+    NotPerImage,
+    bind_layer,
+    bind_symbols,
+    follow,
+    fused_layers,
+    fused_results,
+    get_op,
+    run_layer,
+    widen_attributes,
+)
 
+_INDEXED = ("Gather", "GatherND")
 MAX_ITEMS = 3  # verified of a larger batch: the first, the last and one drawn by the seed
 
 
@@ -73,6 +87,26 @@ def run_on_items(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, 
     return outs
 
 
+def _bind_layers(net: Network, env: Mapping[str, Dim]) -> Iterator[tuple[Layer, Layer, dict[Tensor, Tensor]]]:
+    """Each layer, the layer with its symbols replaced, and the tensors of the latter -> those of the former.
+
+    Indices of Gathers that are computed from sizes alone are constants of the bound layer: the entries that each item takes must be known.
+    """
+    known: dict[Tensor, np.ndarray] = {}
+    for layer in net.layers:
+        bound = bind_layer(layer, env)
+        at = bound.input(1)
+        if layer.op == "Shape" and all(isinstance(d, int) for d in bound.needs(0).shape):
+            known[layer.output] = np.array(bound.needs(0).shape[bound.attrs.get("start", 0) : bound.attrs.get("end")], np.int64)
+        elif layer.op in _INDEXED and at is not None and layer.inputs[1] in known:
+            at.weight = Weight(known[layer.needs(1)])
+        elif any(t in known for t in layer.inputs) and all(t is None or t.is_constant or t in known for t in layer.inputs):
+            if layer.op in OPS and OPS[layer.op].pure and not layer.regions:
+                arrays = [None if t is None else known[t] if t in known else t.array() for t in layer.inputs]
+                known.update(zip(layer.outputs, run_layer(bound, arrays), strict=True))
+        yield layer, bound, _match_tensors(bound, layer)
+
+
 def _match_tensors(bound: Layer, layer: Layer) -> dict[Tensor, Tensor]:
     """The tensors of a bound layer -> those of the layer it was bound from."""
     pairs = zip((*bound.inputs, *bound.outputs), (*layer.inputs, *layer.outputs), strict=True)
@@ -99,9 +133,7 @@ def run_network_on_items(
 
     axes: Axes = {t: BatchAxis(0) for t in net.inputs}
     values: dict[Tensor, np.ndarray] = {t: convert(items.take(np.asarray(inputs[t.name]), BatchAxis(0))) for t in net.inputs}
-    for layer in net.layers:
-        bound = bind_layer(layer, env)
-        twins = _match_tensors(bound, layer)
+    for layer, bound, twins in _bind_layers(net, env):
         here: Axes = {b: axes[t] for b, t in twins.items() if t in axes}
         arrays = [None if t is None else read(layer, t, values[t]) if t in values else convert(read(layer, t, t.array())) for t in layer.inputs]
         outs = run_on_items(bound, arrays, here, items, widen)
@@ -131,9 +163,7 @@ def find_batch_axes(net: Network, shapes: Mapping[str, tuple[int, ...]], batch: 
     axes: Axes = {t: BatchAxis(0) for t in net.inputs}
     parts: dict[str, dict[str, BatchAxis]] = {}
     fixed = set()
-    for layer in net.layers:
-        bound = bind_layer(layer, env)
-        twins = _match_tensors(bound, layer)
+    for layer, bound, twins in _bind_layers(net, env):
         found = follow(bound, {b: axes[t] for b, t in twins.items() if t in axes}, batch)
         axes |= {twins[b]: i for b, i in found.items() if twins[b] in layer.outputs}
         parts[layer.name] = {b.name: i for b, i in found.items() if b in bound.inputs}

@@ -12,7 +12,7 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops import run_layer
 from whet.ops._origin import literal
-from whet.passes._scores import are_scores, only_feeds_softmax
+from whet.passes._scores import are_scores, find_only_softmax
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
@@ -29,12 +29,14 @@ def masked_fill_to_add(g: Graph, layer: Layer) -> Tensor | Skip | None:
     value = scalar_value(fill)
     if condition is None or scores is None or fill is None or value is None or not scores.dtype.is_float:
         return None
-    if not are_scores(g, scores) or not only_feeds_softmax(g, layer.output):
+    softmax = find_only_softmax(g, layer.output) if are_scores(g, scores) else None
+    if softmax is None:
         return None
     if scores.type != layer.output.type:
         return Skip(f"the mask %{condition.name}: {condition.type} broadcasts the scores %{scores.name}: {scores.type}")
     absorbs = value == -np.inf or (value <= _ABSORBS and scores.dtype.name in ("f32", "bf16", "f64"))
-    if not absorbs and not (value <= _HIDES and _shows_a_key_in_each_row(condition, shown)):
+    shows = _has_keys_last(softmax, scores) and _shows_a_key_in_each_row(condition, shown)
+    if not absorbs and not (value <= _HIDES and shows):
         return Skip(f"scores are set to {value:g}: rows of which every key is hidden would change")
     zero = g.constant(literal(np.array(0.0), scores.dtype), "zero")
     low = g.constant(literal(np.array(value), scores.dtype), "low")
@@ -43,6 +45,12 @@ def masked_fill_to_add(g: Graph, layer: Layer) -> Tensor | Skip | None:
         (array,) = run_layer(mask.maker, [t.array() for t in mask.maker.inputs])
         mask = g.constant(literal(np.ascontiguousarray(array), scores.dtype), "mask")
     return g.add("Add", scores, mask)
+
+
+def _has_keys_last(softmax: Layer, scores: Tensor) -> bool:
+    """True if the softmax is over the last axis of the scores: over their keys."""
+    x = softmax.needs(0)
+    return softmax.attrs["axis"] % x.type.rank == x.type.rank - 1 and x.shape[-1] == scores.shape[-1]
 
 
 def _shows_a_key_in_each_row(condition: Tensor, shown: bool) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from whet.network import Dim, Layer, Tensor
 from whet.network.dims import product
-from whet.passes._scores import are_scores, only_feeds_softmax
+from whet.passes._scores import are_scores, find_only_softmax
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
@@ -29,7 +29,7 @@ def _scores(g: Graph, layer: Layer) -> Tensor | Skip | None:
     maker = g.maker(x)
     if x is None or maker is None or maker.op not in ("MatMul", *_ELEMENTWISE) or x.type.rank < 3 or not are_scores(g, x):
         return None
-    if not only_feeds_softmax(g, y, through=(*_ELEMENTWISE, "Cast")):
+    if find_only_softmax(g, y, through=(*_ELEMENTWISE, "Cast")) is None:
         return None  # also if the axes are merged again before the softmax
     parts = tuple(y.shape[: y.type.rank - x.type.rank + 1])
     if len(parts) < 2 or tuple(y.shape[len(parts) :]) != tuple(x.shape[1:]) or product(parts) != x.shape[0]:

@@ -122,16 +122,14 @@ def match_post_ops(steps: Sequence[EpilogueStep], layer: Layer, signature: Signa
             chain.post_ops.append(power)
             continue
         if post.op == "PRelu" and not post.swapped:
-            why = _append_prelu(chain, post, layer, out, shaper)
-            if why:
+            if why := _append_prelu(chain, post, layer, out, shaper):
                 return why
             continue
         if post.op not in _BINARY or (post.swapped and post.op not in _COMMUTES):
             return f"oneDNN has no post-op for {post.op} with the accumulator as second operand" if post.swapped else (
                 f"oneDNN has no post-op for {post.op} with two operands"
             )  # fmt: skip
-        why = _append_binary(chain, post, layer.inputs[post.other], signature, out, shaper)
-        if why:
+        if why := _append_binary(chain, post, layer.inputs[post.other], signature, out, shaper):
             return why
     return chain
 

@@ -78,7 +78,6 @@ ConstIntPointer = Annotated[int, pointer("const int")]
 ConstU16Pointer = Annotated[int, pointer("const u16")]
 Uint4Pointer = Annotated[int, pointer("uint4")]
 ConstUint4Pointer = Annotated[int, pointer("const uint4")]
-U64Pointer = Annotated[int, pointer("u64")]
 TensorMap = Annotated[bytes, CType("TensorMap", "128s", 64)]
 ActivationParameters = Annotated[tuple[float, float], CType("Act", "2f", 4)]
 

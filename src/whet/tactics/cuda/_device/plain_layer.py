@@ -12,8 +12,7 @@ class UnfusedTactic(Tactic):
     constants = ""
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         if layer.op == "Fused":
             return "takes single layers, not fused ones"

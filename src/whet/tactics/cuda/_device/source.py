@@ -1,4 +1,4 @@
-"""Kernel text: a file of `` with its constants in front, includes put in place, tensor-core instructions spelled out."""
+"""Kernel text: a .cu file with its constants in front, includes put in place, tensor-core instructions spelled out."""
 
 from __future__ import annotations
 
@@ -34,27 +34,12 @@ def wgmma_text(columns: int, bf16: bool, in8: int = 0, weights_as_a: bool = Fals
 
     `in8`: operands of 8 bits (EIGHT_BITS; `weights_as_a`: A are the weights).
     """
-    if in8:
-        return _wgmma8(columns, in8, (WEIGHTS_AS_A if weights_as_a else EIGHT_BITS)[in8])
-    count, kind = columns // 2, "bf16" if bf16 else "f16"
-    accumulators = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-
-    def function(name: str, parameter: str, registers_of_a: int, a: str, inputs: str, flags: str) -> str:
-        at = count + registers_of_a
-        return (
-            f"DEV void {name}(float (&d)[{count}], {parameter}, u64 b, int add) {{\n"
-            f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
-            f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "\n'
-            f'                 "{{{accumulators}}}, {a}, %{at}, p, {flags}; }}"\n'
-            f'                 : {operands} : {inputs}, "l"(b), "r"(add));\n}}\n'
-        )
-
-    four = ", ".join(f"%{count + i}" for i in range(4))
-    registers = ", ".join(f'"r"(a[{i}])' for i in range(4))
-    return function("wgmma", "u64 a", 1, f"%{count}", '"l"(a)', "1, 1, 0, 0") + function(
-        "wgmma_registers", "const u32 (&a)[4]", 4, f"{{{four}}}", registers, "1, 1, 0"
-    )
+    if not in8:
+        kind = "bf16" if bf16 else "f16"
+        return _write_wgmma(columns, f"k16.f32.{kind}.{kind}", ", 1, 1, 0, 0", ", 1, 1, 0")
+    types = (WEIGHTS_AS_A if weights_as_a else EIGHT_BITS)[in8]
+    scales = ", 1, 1" if in8 == 5 else ""  # signs of floating-point operands
+    return _write_wgmma(columns, f"k32.{types}", scales, scales, "float" if in8 == 5 else "int")
 
 
 def wgmma_transposed_text(columns: int, bf16: bool) -> str:
@@ -66,44 +51,30 @@ def wgmma_transposed_text(columns: int, bf16: bool) -> str:
 
 def wgmma_tf32_text(columns: int) -> str:
     """Device functions for acc[64 x columns] (+)= A x B over 8 elements of TF32: `wgmma` with A in shared memory, `wgmma_registers`."""
+    return _write_wgmma(columns, "k8.f32.tf32.tf32", ", 1, 1", ", 1, 1")
+
+
+def _write_wgmma(columns: int, types: str, memory_flags: str, register_flags: str, accumulator: str = "float") -> str:
+    """`types`: depth and types of the instruction. The flags follow the predicate, with A in shared memory and in registers."""
     count = columns // 2
     accumulators = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    operands = ", ".join(f'"+{"f" if accumulator == "float" else "r"}"(d[{i}])' for i in range(count))
 
-    def function(name: str, parameter: str, registers_of_a: int, a: str, inputs: str) -> str:
+    def function(name: str, parameter: str, registers_of_a: int, a: str, inputs: str, flags: str) -> str:
         at = count + registers_of_a
         return (
-            f"DEV void {name}(float (&d)[{count}], {parameter}, u64 b, int add) {{\n"
+            f"DEV void {name}({accumulator} (&d)[{count}], {parameter}, u64 b, int add) {{\n"
             f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
-            f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k8.f32.tf32.tf32 "\n'
-            f'                 "{{{accumulators}}}, {a}, %{at}, p, 1, 1; }}"\n'
-            f'                 : {operands} : {inputs}, "l"(b), "r"(add));\n}}\n'
-        )
-
-    four = ", ".join(f"%{count + i}" for i in range(4))
-    registers = ", ".join(f'"r"(a[{i}])' for i in range(4))
-    return function("wgmma", "u64 a", 1, f"%{count}", '"l"(a)') + function("wgmma_registers", "const u32 (&a)[4]", 4, f"{{{four}}}", registers)
-
-
-def _wgmma8(columns: int, in8: int, types: str) -> str:
-    count, number = columns // 2, "f" if in8 == 5 else "r"
-    accumulators = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+{number}"(d[{i}])' for i in range(count))
-    flags = ", 1, 1" if in8 == 5 else ""
-
-    def function(name: str, parameter: str, registers_of_a: int, a: str, inputs: str) -> str:
-        at = count + registers_of_a
-        return (
-            f"DEV void {name}({'float' if in8 == 5 else 'int'} (&d)[{count}], {parameter}, u64 b, int add) {{\n"
-            f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
-            f'                 "wgmma.mma_async.sync.aligned.m64n{columns}k32.{types} "\n'
+            f'                 "wgmma.mma_async.sync.aligned.m64n{columns}{types} "\n'
             f'                 "{{{accumulators}}}, {a}, %{at}, p{flags}; }}"\n'
             f'                 : {operands} : {inputs}, "l"(b), "r"(add));\n}}\n'
         )
 
     four = ", ".join(f"%{count + i}" for i in range(4))
     registers = ", ".join(f'"r"(a[{i}])' for i in range(4))
-    return function("wgmma", "u64 a", 1, f"%{count}", '"l"(a)') + function("wgmma_registers", "const u32 (&a)[4]", 4, f"{{{four}}}", registers)
+    return function("wgmma", "u64 a", 1, f"%{count}", '"l"(a)', memory_flags) + function(
+        "wgmma_registers", "const u32 (&a)[4]", 4, f"{{{four}}}", registers, register_flags
+    )
 
 
 @functools.cache

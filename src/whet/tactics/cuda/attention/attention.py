@@ -46,8 +46,6 @@ Place = Annotated[tuple[int, int, int], CType("Place", "3q", 8)]  # elements fro
 
 @dataclass(frozen=True)
 class AttentionArguments(Arguments, kernel="attention.cu"):
-    """Arguments of attention.cu."""
-
     q: ConstPointer
     k: ConstPointer
     v: ConstPointer

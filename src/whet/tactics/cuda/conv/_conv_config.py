@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
 SHARED_LIMIT = 227 * 1024  # bytes a block may have on Hopper
 REGISTERS = 65536
+_MIDDLE_TILES = 0.5  # tiles of 128 x 128 per multiprocessor from which large tiles are candidates for fewer than 3000 pixels
+_MIDDLE = 8  # of them
 
 
 @dataclass(frozen=True, order=True)
@@ -243,11 +246,26 @@ def list_configs(m: int, k: int, c: int, taps: int, multiprocessors: int, size: 
     return list_configs_of_steps(m, k, taps * -(-c // bk), bk, multiprocessors, size)
 
 
+def _pick_promising(configs: list[ConvConfig], m: int, k: int, steps: int, multiprocessors: int) -> list[ConvConfig]:
+    """The _MIDDLE most promising configurations, two of a tile at most: those with the most stages."""
+    counts: Counter[tuple] = Counter()
+    picked = []
+    for c in sorted(configs, key=lambda c: (estimate_us(c, m, k, steps, multiprocessors), -c.stages, c)):
+        tile = (c.wgs, c.mi, c.bn, c.outs, c.hold)
+        counts[tile] += 1
+        if counts[tile] <= 2:
+            picked.append(c)
+    return picked[:_MIDDLE]
+
+
 def list_configs_of_steps(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """Candidates for m pixels, k output channels and `steps` K steps of `bk` channels (of `size` bytes), the most promising first."""
     configs: set[ConvConfig] = set()
     if m <= 30000:
         configs.update(list_small_batch_configs(m, k, steps, bk, multiprocessors, size))
+    large = list_large_batch_configs(m, k, steps, bk, multiprocessors, size)
     if m >= 3000:
-        configs.update(list_large_batch_configs(m, k, steps, bk, multiprocessors, size))
+        configs.update(large)
+    elif -(-m // 128) * -(-k // 128) >= _MIDDLE_TILES * multiprocessors:
+        configs.update(_pick_promising(large, m, k, steps, multiprocessors))
     return sorted(configs, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))

@@ -20,7 +20,6 @@ from whet.tactics.cuda._device.arguments import (
     Int32,
     Pointer,
     TensorMap,
-    U64Pointer,
     When,
 )
 from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
@@ -134,8 +133,6 @@ class NormFields(Fields):
 
 @dataclass(frozen=True)
 class ConvArguments(Arguments, kernel="conv.cu"):
-    """Arguments of conv.cu."""
-
     a: TensorMap  # input
     b: TensorMap  # weights
     d: TensorMap  # output
@@ -156,7 +153,6 @@ class ConvArguments(Arguments, kernel="conv.cu"):
     depthwise: Annotated[DepthwiseFields | None, When("DW")] = None
     fork: Annotated[SecondOutputFields | None, When("DUAL_OUTPUT")] = None
     norm: Annotated[NormFields | None, When("NORM")] = None
-    trace: Annotated[U64Pointer | None, When("TRACE")] = None  # 16 times of each block
 
 
 @dataclass(frozen=True)

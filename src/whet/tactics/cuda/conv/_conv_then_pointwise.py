@@ -47,8 +47,6 @@ class IntegerScales(Fields):
 
 @dataclass(frozen=True)
 class ConvThenPointwiseArguments(Arguments, kernel="conv_then_pointwise.cu"):
-    """Arguments of conv_then_pointwise.cu."""
-
     a: TensorMap  # input, weights of both
     b: TensorMap
     b2: TensorMap

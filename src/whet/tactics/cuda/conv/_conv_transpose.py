@@ -18,8 +18,6 @@ from whet.tactics.cuda.conv.conv import list_conv_signatures, why_not_conv
 
 @dataclass(frozen=True)
 class ConvTransposeArguments(Arguments, kernel="conv_transpose.cu"):
-    """Arguments of conv_transpose.cu."""
-
     input: ConstPointer  # gather: columns; direct: the input
     weights: ConstFloatPointer  # direct: [tap][channel of a group][k]
     bias: ConstFloatPointer  # [k]
@@ -82,8 +80,7 @@ class TransposedTactic(Tactic):
     kinds: tuple[DType, ...] = ()
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         head = root_layer(layer)
         return why_not_conv(layer, head)

@@ -50,8 +50,6 @@ class FrontFields(Fields):
 
 @dataclass(frozen=True)
 class FewChannelArguments(Arguments, kernel="few_channel.cu"):
-    """Arguments of few_channel.cu."""
-
     input: TensorMap  # boxes of 64 x COLUMNS / PACK x ROWS x 1, and of 64 x BN of [k][CHUNKS * 64]
     weights: TensorMap
     bias: ConstFloatPointer

@@ -35,8 +35,6 @@ class SecondOutputFields(Fields):
 
 @dataclass(frozen=True)
 class Tf32ConvArguments(Arguments, kernel="conv_tf32.cu"):
-    """Arguments of conv_tf32.cu."""
-
     a: TensorMap  # input, weights (with TERMS 3 the small parts begin at row `low`)
     b: TensorMap
     bias: ConstFloatPointer  # [tiles_n * BN]

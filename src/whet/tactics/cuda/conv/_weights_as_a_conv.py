@@ -21,8 +21,6 @@ _FEWEST = 32  # tiles: with less work most multiprocessors have none
 
 @dataclass(frozen=True)
 class WeightsAsAConvArguments(Arguments, kernel="weights_as_a.cu"):
-    """Arguments of weights_as_a.cu."""
-
     weights: TensorMap  # [64][TAPS * 64] in boxes of 64 x 64; [n][h][w][64]
     input: TensorMap
     added: TensorMap  # with STAGE: residual and result as [n][height * width][64] in boxes of a tile

@@ -78,11 +78,6 @@ typedef float Accumulator;
 #endif
 
 #include "arguments"
-#if TRACE
-#define MARK(i) { u64 now; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now) :: "memory"); p.trace[blockIdx.x * 16 + i] = now; }
-#else
-#define MARK(i) {}
-#endif
 
 #include "conv_parts.cuh"
 
@@ -109,7 +104,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     const int k0 = SK > 1 ? p.steps * rank / SK : 0, k1 = SK > 1 ? p.steps * (rank + 1) / SK : p.steps;
 
     if (threadIdx.x == WORKERS) {
-        MARK(0)
         map_prefetch(&p.a);
         map_prefetch(&p.b);
 #if SECOND_INPUT
@@ -268,7 +262,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             uint2 kept_between[MI][2][BN / 32];
 #endif
 #include "conv_multiply.cuh"
-            if (threadIdx.x == 0) MARK(4)
             if (STAGED && OUTS > 1 && warp % 4 == 0 && one) {
                 if (p.has_residual && tile + (OUTS - 1) * stride < p.tiles) {
                     const int other = OUTS == 3 ? (own_out ? own_out - 1 : 2) : own_out ^ 1;
@@ -287,5 +280,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         if (STAGED && OUTS > 1 && warp % 4 == 0 && one) store_wait_read();  // shared memory must outlive its readers
     }
     if (SK > 1 && warp >= WGS * 4) { __syncwarp(); cluster_wait(); }
-    if (threadIdx.x == 0) MARK(7)
 }

@@ -74,7 +74,6 @@ if (DIRECT && (OUT_F32 || ODD)) {  // no residual
     }
 } else {
     cluster_wait();  // all blocks of the cluster run: their shared memory may be written
-    if (threadIdx.x == 0) MARK(5)
 #pragma unroll
     for (int i = 0; i < MI; ++i)
 #pragma unroll
@@ -105,7 +104,6 @@ if (DIRECT && (OUT_F32 || ODD)) {  // no residual
 #endif
     named_barrier(8, WORKERS);
     barrier_wait(parts, 0);
-    if (threadIdx.x == 0) MARK(6)
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
         const int item = threadIdx.x + i * WORKERS, line = item / (BN / 8), column = item % (BN / 8) * 8;

@@ -37,8 +37,6 @@ from whet.tactics.cuda.gemm.gemm import gemm_shape, why_not_product
 
 @dataclass(frozen=True)
 class ConvGenericArguments(Arguments, kernel="conv_generic.cu"):
-    """Arguments of conv_generic.cu."""
-
     input: ConstPointer
     weights: ConstFloatPointer
     bias: ConstFloatPointer

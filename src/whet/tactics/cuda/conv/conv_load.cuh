@@ -18,9 +18,7 @@ if (HOLD && one) {
     for (int i = 0; i < HOLD; ++i)
         load_box2(ring_b + i * B_BYTES, &p.b, held, (HALO ? i % taps * p.csteps + i / taps : i) * BK, at_tile.n0);
 }
-if (one) MARK(1)
 wait_for_previous();
-if (one) MARK(2)
 int slot = 0, turn = 0, a_slot = 0, a_turn = 0;
 for (int tile = first; tile < p.tiles; tile += stride) {
     if (tile != first) at_tile = Corner(p, tile);

@@ -11,7 +11,6 @@ if (HOLD && turn == 0) barrier_wait(held, 0);
 #pragma unroll
 for (int i = 0; i < ONCE; ++i) {
     if (!HALO || i == 0) barrier_wait(full + 8 * i, 0);
-    if (threadIdx.x == 0 && i == 0) MARK(3)
     if (HALO && (i == 0 || tap == 0)) barrier_wait(a_full + 8 * a_slot, 0);
     const u64 a = operand<ROW>(ring_a + (HALO ? a_slot : i) * a_bytes + (group * MI * 64 + shift) * ROW), b = operand<ROW>(ring_b + i * B_BYTES);
     mma_begin();
@@ -40,7 +39,6 @@ for (int accumulators = 0; accumulators <= BETWEEN; ++accumulators) {
 #endif
     for (int k = begin; k < end; ++k) {
         if (!(HALO && HOLD)) barrier_wait(full + 8 * slot, phase);
-        if (threadIdx.x == 0 && k == k0) MARK(3)
         if (HALO && (k == k0 || tap == 0)) barrier_wait(a_full + 8 * a_slot, a_phase);
 #if DW
         depthwise_rows(p, ring_a + a_slot * a_bytes, dw_weights + a_slot * DW_BYTES, made + (k & 1) * A_BYTES, group * MI * 64, t);

@@ -28,14 +28,7 @@ from whet.tactics.cuda._device.kernel import (
     same,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, View, pack_bias, pack_weights, refuses
-from whet.tactics.cuda.conv._conv_config import (
-    ConvConfig,
-    estimate_us,
-    list_large_batch_configs,
-    list_small_batch_configs,
-    pick_varied,
-    step_channels,
-)
+from whet.tactics.cuda.conv._conv_config import list_configs_of_steps, pick_varied, step_channels
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
 from whet.tactics.cuda.conv.conv import as_config, bias_count, conv_shape, from_config, why_not_packable
 
@@ -84,12 +77,7 @@ class ConvSum(Tactic):
         a, b = parts
         bk = step_channels(max(a.shape.c, b.shape.c), 2)
         m, k, steps, processors = a.shape.m, a.shape.k, a.shape.steps(bk) + b.shape.steps(bk), backend.capabilities.multiprocessors
-        configs: set[ConvConfig] = set()
-        if m <= 30000:
-            configs.update(list_small_batch_configs(m, k, steps, bk, processors))
-        if m >= 3000:
-            configs.update(list_large_batch_configs(m, k, steps, bk, processors))
-        order = pick_varied(sorted(configs, key=lambda c: (estimate_us(c, m, k, steps, processors), c)), MAX_CONFIGS)
+        order = pick_varied(list_configs_of_steps(m, k, steps, bk, processors), MAX_CONFIGS)
         bf16, kind = signature.outputs[0].dtype.name == "bf16", SecondInput.kind(b.shape)
         compile_ahead(backend, [conv_source(c, Features(not a.shape.plain, _post_ops(parts).activation[0], bf16, pair=kind)) for c in order])
         return [as_config(c) for c in order]

@@ -28,8 +28,6 @@ _MOST = 12  # configurations
 
 @dataclass(frozen=True)
 class FewChannelTf32Arguments(Arguments, kernel="few_channel_tf32.cu"):
-    """Arguments of few_channel_tf32.cu."""
-
     input: TensorMap  # [n][h][w / STRIDE_W][STRIDE_W * C], boxes of 32 x COLUMNS x ROWS x 1; [k][STEPS * 32], boxes of 32 x BN
     weights: TensorMap
     bias: ConstFloatPointer  # whole tiles of BN

@@ -36,8 +36,7 @@ class GroupConv(Tactic):
     ops = ("Conv",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
+        if said := super().why_not(layer):
             return said
         head = root_layer(layer)
         if head.attrs["group"] == 1:

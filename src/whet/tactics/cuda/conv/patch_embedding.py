@@ -9,14 +9,14 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.network import Layer
-from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import GpuKernel, blocks_of, compile_ahead, launch, machine_has, match_epilogue, packed_array
-from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
+from whet.tactics.cuda._device.kernel import RTOL, GpuKernel, blocks_of, compile_ahead, launch, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda.conv._conv import TYPES, ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import list_configs, pick_varied
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
-from whet.tactics.cuda.conv.conv import Conv, as_config, conv_shape, from_config, launch_with_epilogue, packed_bias
+from whet.tactics.cuda.conv.conv import Conv, as_config, conv_shape, from_config, launch_with_epilogue, list_conv_signatures, packed_bias
 
 MAX_CONFIGS = 12
 _MOST_BYTES = 256 << 20  # of windows laid out
@@ -24,12 +24,10 @@ _MOST_BYTES = 256 << 20  # of windows laid out
 
 @dataclass(frozen=True)
 class Im2colArguments(Arguments, kernel="im2col.cu"):
-    """Arguments of im2col.cu."""
-
-    input: ConstPointer  # channels last
+    input: ConstPointer
     out: Pointer
     count: Int64  # units of the result
-    h: Int32  # c in units; taps = rows * columns of the filter
+    h: Int32  # c in units, of planes in elements; taps = rows * columns of the filter
     w: Int32
     c: Int32
     p: Int32
@@ -52,7 +50,16 @@ class Im2colArguments(Arguments, kernel="im2col.cu"):
 
 @tactic
 class PatchEmbedding(Conv):
-    """Windows above 7 x 7 with a channel count that is not a multiple of eight, which no other tensor-core kernel takes."""
+    """Windows above 7 x 7 with a channel count that is not a multiple of eight, which no other tensor-core kernel takes.
+
+    The image has channels last, or is row-major in f32 or 16 bits.
+    """
+
+    version = 2
+
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        others = super().signatures(layer, backend)
+        return [*list_plane_signatures(layer), *others] if others else []
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -82,31 +89,49 @@ class PatchEmbedding(Conv):
             raise PlanRefused(epilogue)
         shape, dtype = product_of(s), signature.outputs[0].dtype
         x = source_index(layer)
+        source = signature.needs(x)
+        planes = source.format == "linear"
         weights, own = weight_and_bias(layer)
 
         def rows() -> np.ndarray:
-            flat = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(s.k, -1)
+            flat = np.asarray(weights.array(), np.float32).transpose(0, *((1, 2, 3) if planes else (2, 3, 1))).reshape(s.k, -1)
             return pack_weights(np.pad(flat, ((0, 0), (0, shape.c - flat.shape[1])))[:, :, None, None], tile.bk, dtype.numpy)
 
+        key = f"{weights.constant().digest}|patches{' of planes' * planes} {tile.bk} {dtype}"
         packed = (
-            packed_array(f"{weights.constant().digest}|patches {tile.bk} {dtype}", shape.k * shape.steps(tile.bk) * tile.bk * 2, rows),
+            packed_array(key, shape.k * shape.steps(tile.bk) * tile.bk * 2, rows),
             packed_bias(epilogue, own, shape.k),
         )
-        unit = next(u for u in (16, 8, 4, 2) if s.c * 2 % u == 0)
-        width = shape.c * 2 // unit
+        moved = 8 if planes and _has_aligned_runs(s) else 1 if planes else next(n for n in (8, 4, 2, 1) if s.c % n == 0)  # elements
+        constants = {"FROM": TYPES[source.dtype.name], "TO": TYPES[dtype.name], "RUN": moved} if planes else {"UNIT": moved * 2}
+        entry, width, channels = ("patches", shape.c // moved, s.c) if planes else ("im2col", shape.c // moved, s.c // moved)
         count = shape.m * width
 
         def make(args: Args) -> list:
             at = -(-args.scratch // 128) * 128
-            source: int = args.inputs[x]
             product = launch_with_epilogue(tile, shape, View(at, shape.c), args, epilogue, dtype, backend, layer.name)
-            arguments = Im2colArguments.of(s, source, at, count=count, channels=s.c * 2 // unit, width=width)
-            return [launch("im2col", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256), product]
+            arguments = Im2colArguments.of(s, args.inputs[x], at, count=count, channels=channels, width=width)
+            return [launch(entry, arguments, constants, (blocks_of(count, 256), 1, 1), 256), product]
 
-        scratch = shape.m * shape.c * 2 + 128
-        return GpuKernel(layer, signature, make, implementation=f"windows, wgmma {tile}", packed=packed, scratch=scratch)
+        scratch, rtol = shape.m * shape.c * 2 + 128, RTOL[dtype.name]
+        return GpuKernel(layer, signature, make, implementation=f"{entry}, wgmma {tile}", packed=packed, scratch=scratch, rtol=rtol)
+
+
+def list_plane_signatures(layer: Layer) -> list[Signature]:
+    """Channels last for the result, as the other signatures; the image is row-major."""
+    x = source_index(layer)
+    return [
+        Signature((*s.inputs[:x], Operand("linear", dtype), *s.inputs[x + 1 :]), s.outputs)
+        for s in list_conv_signatures(layer, "nhwc")
+        for dtype in dict.fromkeys((layer.needs(x).dtype, s.outputs[0].dtype))
+    ]
 
 
 def product_of(s: ConvShape) -> ConvShape:
     """Windows as rows, padded to a multiple of 16 bytes."""
     return ConvShape(1, 1, s.m, -(-s.r * s.s * s.c // 8) * 8, s.k)
+
+
+def _has_aligned_runs(s: ConvShape) -> bool:
+    """True if eight adjacent columns of a window, from a multiple of eight on, are at a multiple of eight of the image, inside it or outside."""
+    return s.dilation[1] == 1 and all(n % 8 == 0 for n in (s.s, s.w, s.stride[1], s.pad[1]))

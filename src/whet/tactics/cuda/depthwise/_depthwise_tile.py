@@ -16,8 +16,6 @@ _BYTES = {0: 4, 1: 2, 2: 2, 3: 1, 4: 1}  # of the types of vector.cuh
 
 @dataclass(frozen=True)
 class DepthwiseTileArguments(Arguments, kernel="depthwise_tile.cu"):
-    """Arguments of depthwise_tile.cu."""
-
     input: TensorMap
     weights: ConstFloatPointer
     bias: ConstFloatPointer

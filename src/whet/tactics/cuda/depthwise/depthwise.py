@@ -35,8 +35,6 @@ from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
 
 @dataclass(frozen=True)
 class DepthwiseArguments(Arguments, kernel="depthwise.cu"):
-    """Arguments of depthwise.cu."""
-
     input: ConstPointer
     weights: ConstFloatPointer
     bias: ConstFloatPointer
@@ -68,8 +66,7 @@ class Depthwise(Tactic):
 
     def why_not(self, layer: Layer) -> str | None:
         head = root_layer(layer)
-        said = super().why_not(layer) or why_not_conv(layer, head)
-        if said:
+        if said := super().why_not(layer) or why_not_conv(layer, head):
             return said
         w = head.needs(1)
         return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "takes depthwise convolutions"

@@ -47,8 +47,6 @@ _REGISTERS = 224
 
 @dataclass(frozen=True)
 class DepthwiseDotArguments(Arguments, kernel="depthwise_dot.cu"):
-    """Arguments of depthwise_dot.cu."""
-
     input: TensorMap
     weights: ConstIntPointer  # [R][KINDS][TAKEN][c]: words of four taps
     factors: ConstFloatPointer  # [2][pitch]: biases, and the real value of a step of each channel's sum

@@ -35,8 +35,6 @@ _RANK = 5
 
 @dataclass(frozen=True)
 class BroadcastArguments(Arguments, kernel="broadcast.cu"):
-    """Arguments of broadcast.cu."""
-
     a: ConstPointer
     b: ConstPointer
     c: ConstPointer
@@ -55,8 +53,7 @@ class Broadcast(UnfusedTactic):
     ops = tuple(_TEXT)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
+        if said := super().why_not(layer):
             return said
         operands, out = layer.required_inputs(), layer.outputs[0].dtype
         wanted = _OPERANDS.get(layer.op, 2)

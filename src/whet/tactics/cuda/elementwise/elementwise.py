@@ -35,8 +35,6 @@ _OPERANDS = 4
 
 @dataclass(frozen=True)
 class ElementwiseArguments(Arguments, kernel="elementwise.cu"):
-    """Arguments of elementwise.cu."""
-
     out: Pointer
     input: Annotated[Sequence[tuple[int, int, int]], CType("Operand", "Qii", 8, _OPERANDS)]  # address, kind, type; see `operands`
     count: Int64

@@ -29,8 +29,6 @@ from whet.tactics.cuda._device.kernel import (
 
 @dataclass(frozen=True)
 class BatchedMatmulArguments(Arguments, kernel="batched_matmul.cu"):
-    """Arguments of batched_matmul.cu."""
-
     a: ConstPointer
     b: ConstPointer
     out: Pointer
@@ -50,8 +48,7 @@ class BatchedMatmul(Tactic):
     ops = ("MatMul",)
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         head = root_layer(layer)
         a, b = head.needs(0), head.needs(1)

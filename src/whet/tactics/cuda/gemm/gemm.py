@@ -39,8 +39,7 @@ class Gemm(Tactic):
     ops = ("Gemm", "MatMul")
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         return why_not_gemm(layer)
 

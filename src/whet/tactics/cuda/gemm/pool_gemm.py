@@ -23,8 +23,6 @@ _MOST_IMAGES, _MOST_PIXELS = 8, 256
 
 @dataclass(frozen=True)
 class PoolGemmArguments(Arguments, kernel="pool_gemm.cu"):
-    """Arguments of pool_gemm.cu."""
-
     input: ConstPointer
     out: Pointer
     weights: ConstUint4Pointer  # [tile of 64 outputs][rank][I][256 threads] eight channels each

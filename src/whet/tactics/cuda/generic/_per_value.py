@@ -30,8 +30,6 @@ _INPUTS, _OUTPUTS = 8, 3
 
 @dataclass(frozen=True)
 class PerValueArguments(Arguments, kernel="per_value.cu"):
-    """Arguments of per_value.cu."""
-
     input: Annotated[Sequence[int], array("const u8*", _INPUTS)]
     output: Annotated[Sequence[int], array("u8*", _OUTPUTS)]
     count: Int64  # threads
@@ -59,8 +57,7 @@ class PerValueTactic(UnfusedTactic):
         return None
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
+        if said := super().why_not(layer):
             return said
         if len(layer.inputs) > _INPUTS or len(layer.outputs) > _OUTPUTS:
             return f"takes up to {_INPUTS} inputs and {_OUTPUTS} outputs"

@@ -66,8 +66,7 @@ class LibraryConvolution(Tactic):
         return library.version()
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
+        if said := super().why_not(layer):
             return said
         head = root_layer(layer)
         return why_not_conv(layer, head)

@@ -1,16 +1,34 @@
-"""Concatenation by strided copies, one launch per input: along channels of channels-last tensors, or any axis of row-major ones."""
+"""Concatenation along channels of channels-last tensors, or any axis of row-major ones: in one launch, or by strided copies, one launch per input."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
 from whet.backends import Backend
+from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape, stored_shape
 from whet.network.types import BF16, F16
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
+from whet.tactics.cuda._device.arguments import Arguments, Int32, Pointer, UInt32, array
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
 from whet.tactics.cuda.move.reformat import RowsArguments
+
+_PARTS = (2, 4, 8, 32)  # of a launch; the kernel is compiled for each
+_FAR = 2**31 - 1
+_MANY = 1 << 20  # units: from here on a thread moves several
+
+
+@dataclass(frozen=True)
+class ConcatArguments(Arguments, kernel="concat.cu"):
+    out: Pointer
+    input: Annotated[Sequence[int], array("const u8*", 32)]
+    start: Annotated[Sequence[int], array("int", 33)]  # units of a row in front of each part; _FAR after the last
+    count: UInt32  # units of all parts
+    width: UInt32  # units of a row of all parts
+    pitch: Int32  # units of a row of the result
 
 
 @tactic
@@ -18,6 +36,7 @@ class Concat(Tactic):
     """Any element type of whole bytes."""
 
     ops = ("Concat",)
+    version = 2
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or layer.op == "Fused" or not all_static(layer):
@@ -28,6 +47,10 @@ class Concat(Tactic):
         if own.bits < 8:
             return []
         return [Signature((Operand(f, k),) * len(layer.inputs), (Operand(f, k),)) for k in kinds for f in forms]
+
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
+        nbytes = prod(static_shape(layer.outputs[0].shape)) * signature.outputs[0].dtype.bits // 8
+        return [(("joint", 1),), ()] if nbytes < 2**31 else [()]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         out = signature.outputs[0]
@@ -42,19 +65,40 @@ class Concat(Tactic):
         whole = static_shape(stored_shape(out.format, layer.outputs[0].shape))
         rows, pitch = prod(whole[:place]), width(layer.outputs[0])
         widths = [width(t) for t in layer.inputs]
-        unit = next(u for u in (16, 4, 2, 1) if pitch % u == 0 and all(w % u == 0 for w in widths))
-        constants = {"FROM": 0, "TO": 0, "UNIT": unit}
+        unit = next(u for u in (16, 8, 4, 2, 1) if pitch % u == 0 and all(w % u == 0 for w in widths))
+        make_launches = _join if dict(config).get("joint") else _copy_parts
 
         def make(args: Args) -> list:
-            launches, at = [], 0
-            for address, wide in zip(args.inputs, widths, strict=True):
-                if rows and wide:
-                    grid = (blocks_of(rows * wide // unit, 256), 1, 1)
-                    arguments = RowsArguments(
-                        address, args.outputs[0] + at, rows=rows, width=wide // unit, in_pitch=wide // unit, out_pitch=pitch // unit
-                    )
-                    launches.append(launch("rows", arguments, constants, grid, 256))
-                at += wide
-            return launches
+            return make_launches(args.inputs, args.outputs[0], widths, rows, pitch, unit)
 
-        return GpuKernel(layer, signature, make, implementation="copies", rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"joint x{unit}" if config else "copies", rtol=0.0)
+
+
+def _copy_parts(addresses: Sequence[int], out: int, widths: list[int], rows: int, pitch: int, unit: int) -> list[Launch]:
+    """A launch for each part; sizes in bytes."""
+    launches, at = [], 0
+    unit = 4 if unit == 8 else unit
+    for address, wide in zip(addresses, widths, strict=True):
+        if rows and wide:
+            arguments = RowsArguments(address, out + at, rows=rows, width=wide // unit, in_pitch=wide // unit, out_pitch=pitch // unit)
+            launches.append(launch("rows", arguments, {"FROM": 0, "TO": 0, "UNIT": unit}, (blocks_of(rows * wide // unit, 256), 1, 1), 256))
+        at += wide
+    return launches
+
+
+def _join(addresses: Sequence[int], out: int, widths: list[int], rows: int, pitch: int, unit: int) -> list[Launch]:
+    """A launch for each 32 parts; sizes in bytes."""
+    most, launches, at = _PARTS[-1], [], 0
+    parts = [(a, w // unit) for a, w in zip(addresses, widths, strict=True) if w]
+    for first in range(0, len(parts) if rows else 0, most):
+        group = parts[first : first + most]
+        start = [sum(w for _, w in group[:k]) for k in range(len(group))]
+        width = sum(w for _, w in group)
+        free = most - len(group)
+        sources, starts = (*(a for a, _ in group), *(0,) * free), (*start, *(_FAR,) * (free + 1))
+        arguments = ConcatArguments(out + at * unit, sources, starts, count=rows * width, width=width, pitch=pitch // unit)
+        each = 4 if rows * width >= _MANY else 1
+        constants = {"UNIT": unit, "PARTS": next(n for n in _PARTS if n >= len(group)), "EACH": each}
+        launches.append(launch("concat", arguments, constants, (blocks_of(rows * width, 256 * each), 1, 1), 256))
+        at += width
+    return launches

@@ -17,8 +17,6 @@ from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, l
 
 @dataclass(frozen=True)
 class GatherArguments(Arguments, kernel="gather.cu"):
-    """Arguments of gather.cu."""
-
     input: ConstPointer
     at: ConstPointer
     out: Pointer
@@ -35,8 +33,7 @@ class Gather(Tactic):
     ops = ("Gather",)
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         x, at = layer.required_inputs()
         if layer.op == "Fused" or x.dtype.bits % 8 or x.dtype.bits > 64:

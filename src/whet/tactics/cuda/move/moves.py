@@ -39,8 +39,6 @@ _SOURCES = 4
 
 @dataclass(frozen=True)
 class MovesArguments(Arguments, kernel="moves.cu"):
-    """Arguments of moves.cu."""
-
     out: Pointer
     input: Annotated[Sequence[int], array("const u8*", 4)]
     constants: ConstFloatPointer

@@ -26,8 +26,6 @@ _MODES = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
 
 @dataclass(frozen=True)
 class PadArguments(Arguments, kernel="pad.cu"):
-    """Arguments of pad.cu."""
-
     input: ConstPointer
     out: Pointer
     value: UInt64  # the bits of a constant, repeated if several elements move as one
@@ -47,8 +45,7 @@ class Pad(Tactic):
     version = 2
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
+        if said := super().why_not(layer):
             return said
         x = layer.needs(0)
         if layer.op == "Fused" or x.type.rank > _RANK or x.dtype.bits % 8 or x.dtype.bits > 64:

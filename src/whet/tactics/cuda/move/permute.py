@@ -22,8 +22,6 @@ Move = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class PermuteArguments(Arguments, kernel="permute.cu"):
-    """Arguments of permute.cu."""
-
     input: ConstPointer
     out: Pointer
     start: Int64  # elements
@@ -40,8 +38,7 @@ class Permute(Tactic):
     ops = ("Transpose", "Split", "Resize")
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
+        if said := super().why_not(layer):
             return said
         if layer.op == "Fused" or layer.needs(0).type.rank > _RANK:
             return f"takes single layers of at most {_RANK} axes"

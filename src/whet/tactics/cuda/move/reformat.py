@@ -17,8 +17,6 @@ _FORMATS = ("linear", "nhwc")
 
 @dataclass(frozen=True)
 class ReformatArguments(Arguments, kernel="reformat.cu"):
-    """Arguments of reformat.cu."""
-
     input: ConstPointer
     out: Pointer
     count: Int64  # elements
@@ -30,8 +28,6 @@ class ReformatArguments(Arguments, kernel="reformat.cu"):
 
 @dataclass(frozen=True)
 class RowsArguments(Arguments, kernel="reformat.cu", struct="Rows"):
-    """Arguments of reformat.cu."""
-
     input: ConstPointer
     out: Pointer
     rows: Int64
@@ -47,8 +43,7 @@ class Reformat(Tactic):
     ops = ("Reformat",)
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         a = layer.attrs
         if a["source_format"] not in _FORMATS or a["format"] not in _FORMATS:

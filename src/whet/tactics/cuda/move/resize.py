@@ -23,8 +23,6 @@ _MOST_TAPS = 64  # along an axis
 
 @dataclass(frozen=True)
 class ResizeArguments(Arguments, kernel="resize.cu"):
-    """Arguments of resize.cu."""
-
     input: ConstPointer
     out: Pointer
     at_a: ConstIntPointer

@@ -22,8 +22,7 @@ class Slice(Tactic):
     ops = ("Slice", "Expand", "Gather")
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         x = layer.needs(0)
         if layer.op == "Fused" or x.dtype.bits % 8 or x.dtype.bits > 64:

@@ -26,8 +26,7 @@ class View(Tactic):
     ops = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Transpose")
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         if len(layer.outputs) != 1:
             return "computes no mask"

@@ -31,8 +31,6 @@ from whet.tactics.cuda.conv._conv import NONE, Activation
 
 @dataclass(frozen=True)
 class AffineArguments(Arguments, kernel="affine.cu"):
-    """Arguments of affine.cu."""
-
     input: ConstPointer
     out: Pointer
     scale: ConstFloatPointer
@@ -50,8 +48,7 @@ class BatchNorm(Tactic):
     ops = ("BatchNormalization",)
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         where = [outer_input(layer, t) for t in root_layer(layer).inputs[1:5]]
         if any(i is None or not layer.needs(i).is_constant for i in where):

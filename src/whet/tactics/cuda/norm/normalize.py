@@ -22,8 +22,6 @@ _KEPT = 4  # groups of eight values that a thread keeps
 
 @dataclass(frozen=True)
 class NormalizeArguments(Arguments, kernel="normalize.cu"):
-    """Arguments of normalize.cu."""
-
     input: ConstPointer
     out: Pointer
     scale: ConstFloatPointer  # one value for every `per` elements of a row; 0: none
@@ -37,8 +35,6 @@ class NormalizeArguments(Arguments, kernel="normalize.cu"):
 
 @dataclass(frozen=True)
 class LinesArguments(Arguments, kernel="normalize.cu", struct="Lines"):
-    """Arguments of normalize.cu."""
-
     input: ConstPointer
     out: Pointer
     count: Int64

@@ -29,8 +29,6 @@ Walk = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ReduceArguments(Arguments, kernel="reduce.cu"):
-    """Arguments of reduce.cu."""
-
     input: ConstPointer
     out: Pointer
     results: Int64

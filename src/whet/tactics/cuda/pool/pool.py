@@ -40,8 +40,6 @@ class PoolSizes(Fields):
 
 @dataclass(frozen=True)
 class PoolArguments(Arguments, kernel="pool.cu"):
-    """Arguments of pool.cu."""
-
     input: ConstPointer
     out: Pointer
     sizes: PoolSizes
@@ -57,8 +55,7 @@ class Pool(UnfusedTactic):
     ops = ("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean")
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         if len(layer.outputs) != 1 or layer.needs(0).type.rank != 4:
             return "takes two spatial axes and returns no indices"

@@ -17,8 +17,6 @@ _MOST_THREADS = 1024
 
 @dataclass(frozen=True)
 class PoolChainArguments(Arguments, kernel="pool_chain.cu"):
-    """Arguments of pool_chain.cu."""
-
     input: ConstUint4Pointer
     out: Uint4Pointer
     groups: Int32  # of 16 bytes of channels

@@ -23,8 +23,6 @@ _GLOBAL = ("GlobalAveragePool", "GlobalMaxPool")
 
 @dataclass(frozen=True)
 class PoolGenericArguments(Arguments, kernel="pool_generic.cu"):
-    """Arguments of pool_generic.cu."""
-
     input: ConstPointer
     out: Pointer
     count: Int64
@@ -46,8 +44,7 @@ class PoolGeneric(Tactic):
     fallback = True
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         if layer.op == "Fused" or len(layer.outputs) != 1:
             return "takes single layers and returns no indices"

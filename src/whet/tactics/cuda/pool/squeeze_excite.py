@@ -39,8 +39,6 @@ _MOST_CONFIGS = 16
 
 @dataclass(frozen=True)
 class SqueezeExciteArguments(Arguments, kernel="squeeze_excite.cu"):
-    """Arguments of squeeze_excite.cu."""
-
     input: ConstPointer
     out: Pointer
     w1: ConstU16Pointer  # [CC][S][GC] both

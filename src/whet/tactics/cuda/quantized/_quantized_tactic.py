@@ -19,8 +19,7 @@ class QuantizedTactic(Tactic):
     float8 = False  # also takes layers with float8 operands
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         parts = parts_of(layer)
         if isinstance(parts, str):

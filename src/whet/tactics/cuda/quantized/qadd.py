@@ -21,8 +21,6 @@ from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
 @dataclass(frozen=True)
 class QAddArguments(Arguments, kernel="qadd.cu"):
-    """Arguments of qadd.cu."""
-
     a: ConstPointer
     b: ConstPointer
     out: Pointer

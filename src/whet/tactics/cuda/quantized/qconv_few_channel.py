@@ -42,8 +42,6 @@ _MOST_TAPS = 16
 
 @dataclass(frozen=True)
 class QConvFewChannelArguments(Arguments, kernel="qconv_few_channel.cu"):
-    """Arguments of qconv_few_channel.cu."""
-
     image: TensorMap  # boxes of C bytes x COLUMNS x ROWS; with a stride of 2 pairs of columns are one of twice the bytes
     weights: WeightFields
     residual: ConstPointer

@@ -18,8 +18,6 @@ from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
 @dataclass(frozen=True)
 class QMulArguments(Arguments, kernel="qmul.cu"):
-    """Arguments of qmul.cu."""
-
     x: ConstPointer
     gate: ConstPointer
     out: Pointer

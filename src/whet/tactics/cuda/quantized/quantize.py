@@ -23,8 +23,7 @@ class Quantize(Tactic):
     ops = ("QuantizeLinear", "DequantizeLinear")
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         x, y = layer.inputs[0], layer.outputs[0]
         if layer.op == "Fused" or x is None or x.is_constant:

@@ -35,8 +35,7 @@ class RecurrentTactic(UnfusedTactic):
     ops = tuple(GATES)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
+        if said := super().why_not(layer):
             return said
         if any(t is not None and not t.is_constant for i in (1, 2, 3, 7) if (t := layer.input(i)) is not None):
             return "takes constant weights"

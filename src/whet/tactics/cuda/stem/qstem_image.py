@@ -25,8 +25,7 @@ class QStemImage(Tactic):
     composites = (_COMPOSITE,)
 
     def why_not(self, layer: Layer) -> str | None:
-        reason = super().why_not(layer)
-        if reason:
+        if reason := super().why_not(layer):
             return reason
         image = match_image(layer, _COMPOSITE)
         return image if isinstance(image, str) else None

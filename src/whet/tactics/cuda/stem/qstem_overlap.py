@@ -29,8 +29,6 @@ _COMPOSITES = ("ConvPool", "QuantizeThenConv")
 
 @dataclass(frozen=True)
 class QStemOverlapArguments(Arguments, kernel="qstem_overlap.cu"):
-    """Arguments of qstem_overlap.cu."""
-
     weights: WeightFields
     image: ConstFloatPointer
     out: Pointer
@@ -60,8 +58,7 @@ class QStemOverlap(Tactic):
     composites = _COMPOSITES
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
+        if said := super().why_not(layer):
             return said
         image = _match_parts(layer)
         return image if isinstance(image, str) else None

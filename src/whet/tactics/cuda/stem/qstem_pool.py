@@ -26,8 +26,7 @@ class QStemPool(Tactic):
     composites = ("ConvPool",)
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        if said:
+        if said := super().why_not(layer):
             return said
         image = match_image(layer, "ConvPool")
         return image if isinstance(image, str) else None

@@ -70,8 +70,6 @@ class StemSizes(Fields):
 
 @dataclass(frozen=True)
 class StemArguments(Arguments, kernel="stem.cu"):
-    """Arguments of stem.cu."""
-
     weights: TensorMap  # [k][CHUNKS * 64], boxes of 64 x BN
     bias: ConstFloatPointer
     input: ConstPointer

@@ -45,8 +45,6 @@ MAX_CONFIGS = 12
 
 @dataclass(frozen=True)
 class StemAsChannelsArguments(Arguments, kernel="stem_as_channels.cu"):
-    """Arguments of stem_as_channels.cu."""
-
     input: ConstPointer
     out: Pointer
     n: Int32  # wide: pixels of a padded row
@@ -86,8 +84,7 @@ class FirstLayer(Tactic):
 
     def why_not(self, layer: Layer) -> str | None:
         head = root_layer(layer)
-        reason = super().why_not(layer) or why_not_conv(layer, head)
-        if reason:
+        if reason := super().why_not(layer) or why_not_conv(layer, head):
             return reason
         if head.attrs["group"] != 1:
             return "takes convolutions of one group"

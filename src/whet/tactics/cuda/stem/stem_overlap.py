@@ -30,8 +30,6 @@ _MOST = 12  # result rows of a block, warpgroups
 
 @dataclass(frozen=True)
 class StemOverlapArguments(Arguments, kernel="stem_overlap.cu"):
-    """Arguments of stem_overlap.cu."""
-
     weights: TensorMap  # [k][CHUNKS * 64], boxes of 64 x BN
     input: ConstPointer  # [n][C][h][w], w a multiple of 4
     out: Pointer  # [n][p][q][k]

@@ -29,8 +29,6 @@ MAX_CONFIGS = 20
 
 @dataclass(frozen=True)
 class StemRowsArguments(Arguments, kernel="stem_rows.cu"):
-    """Arguments of stem_rows.cu."""
-
     weights: ConstUint4Pointer  # [STEPS][4 warps][32 lanes] fragments
     input: ConstPointer  # [n][C][h][w]
     out: Pointer  # [n][p][q][k]

@@ -43,8 +43,6 @@ _MOST = 12  # configurations
 
 @dataclass(frozen=True)
 class StemTf32Arguments(Arguments, kernel="stem_tf32.cu"):
-    """Arguments of stem_tf32.cu."""
-
     weights: TensorMap  # [BN][CHUNKS * 32], boxes of 32 x BN
     input: TensorMap  # [n][C][h][w], boxes of COLUMNS x ROWS x C x 1
     out: FloatPointer  # [n][p][q][k]
