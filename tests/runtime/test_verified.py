@@ -111,6 +111,13 @@ def test_an_engine_that_fails_its_probe_or_falls_back_is_not_recorded(file, prob
     assert len(probes) == 4
 
 
+def test_a_plan_that_may_have_been_changed_is_probed(file, probes):
+    """A plan in memory can differ from the file that it was read from."""
+    Runtime().load(file)
+    Runtime().load(read_engine(file))
+    assert len(probes) == 2
+
+
 def test_records_can_be_turned_off(file, probes, monkeypatch):
     monkeypatch.setenv(verified.VARIABLE, "0")
     Runtime().load(file)

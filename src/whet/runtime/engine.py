@@ -27,7 +27,7 @@ from whet.runtime.profiles import size_factor
 from whet.runtime.sample_parallel import count_arena_bytes, plan_shapes
 from whet.runtime.shape_trace import ShapeTrace
 from whet.runtime.shaped import ShapedPlan, get_opt_shapes
-from whet.runtime.verified import find_record, is_recorded, write_record
+from whet.runtime.verified import find_record, is_recorded, read_digest, write_record
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -68,14 +68,15 @@ class Runtime:
         if isinstance(source, Engine):
             raise EngineError("this is a loaded engine already: call engine(x) or engine.create_context()")
         if isinstance(source, EnginePlan):
-            plan, where = source, "the engine"
+            plan, where, digest = source, "the engine", ""
             check_plan(plan)
         else:
             from whet.engine import read_engine
 
             plan = read_engine(source, defer=True)
+            digest = read_digest(plan)
             where = "the engine" if isinstance(source, bytes | bytearray | memoryview) else f"{Path(source).name}"
-        engine = Engine(plan, self._choose_backend(plan, where), require_same_hardware=require_same_hardware, where=where)
+        engine = Engine(plan, self._choose_backend(plan, where), require_same_hardware=require_same_hardware, where=where, file_digest=digest)
         if record_shapes or (record_shapes := os.environ.get("WHET_RECORD_SHAPES")):
             engine.shape_trace = ShapeTrace(record_shapes)
         return engine
@@ -123,7 +124,8 @@ class Engine:
     bound buffers, streams and layer times. `inputs`, `outputs` and `profiles` describe it, `plan` has the data, `warnings` those of loading.
     """
 
-    def __init__(self, plan: EnginePlan, backend: Backend, *, require_same_hardware: bool = False, where: str = "the engine"):
+    def __init__(self, plan: EnginePlan, backend: Backend, *, require_same_hardware: bool = False, where: str = "the engine", file_digest: str = ""):
+        """`file_digest` is that of the engine file, if the plan is as the file has it."""
         self.plan, self.backend = plan, backend
         self.warnings: list[str] = []
         self._where = where
@@ -133,7 +135,7 @@ class Engine:
         differences = list_machine_differences(plan, backend, libraries)
         probed = all(p.probe for p in plan.by_profile())  # packed weights cannot be compared with the source weights: the probe tests them
         self._store = WeightStore(backend, plan.packed if probed and not differences else {})
-        record = find_record(plan, backend, libraries) if probed and (plan.packed or differences) else None
+        record = find_record(plan, file_digest, backend, libraries) if probed and (plan.packed or differences) else None
         is_verified = is_recorded(record)
         self._configs = None if is_verified else ConfigCheck()  # a record is written only if all stored configs were admitted
         self._shaped: OrderedDict[tuple, ShapedPlan] = OrderedDict()

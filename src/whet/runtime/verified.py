@@ -27,17 +27,17 @@ VARIABLE = "WHET_VERIFIED"
 _MOST_FILES = 4096
 
 
-def find_record(plan: EnginePlan, backend: Backend, libraries: Mapping[str, str]) -> Path | None:
-    """The file that exists if the engine file of a plan was verified here; None if there can be no record: the plan is not from a file, it uses
-    plugins (whose sources are not known), records are turned off, or another user can write to their folder. `libraries` are the versions of the
-    tactics' libraries."""
-    if plan.data is None or plan.plugins or os.environ.get(VARIABLE) == "0":
+def find_record(plan: EnginePlan, digest: str, backend: Backend, libraries: Mapping[str, str]) -> Path | None:
+    """The file that exists if the engine file with this digest was verified here; None if there can be no record: the plan is not from a file (no
+    digest), it uses plugins (whose sources are not known), records are turned off, or another user can write to their folder. `libraries` are
+    the versions of the tactics' libraries."""
+    if not digest or plan.plugins or os.environ.get(VARIABLE) == "0":
         return None
     try:
         folder = cache_folder(VARIABLE, "verified")
     except (OSError, BackendError):
         return None
-    parts = [read_digest(plan.data), backend.key(), str(backend.threads), str(sorted(libraries.items())), sys.version, np.__version__, _stamp()]
+    parts = [digest, backend.key(), str(backend.threads), str(sorted(libraries.items())), sys.version, np.__version__, _stamp()]
     return folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -58,9 +58,9 @@ def is_recorded(record: Path | None) -> bool:
         return False
 
 
-def read_digest(data: memoryview) -> str:
-    """The digest in the head of an engine file: of its table, which has the digests of all sections."""
-    return bytes(data[32:64]).hex()
+def read_digest(plan: EnginePlan) -> str:
+    """The digest in the head of a plan's engine file: of its table, which has the digests of all sections."""
+    return "" if plan.data is None else bytes(plan.data[32:64]).hex()
 
 
 @cache
