@@ -115,8 +115,7 @@ class Signature:
         self._on_gpu = call.device.type == "cuda"
         self._current_stream = current_stream_of(call.device) if self._on_gpu else int
         self._idle_on_cpu: list[_Slot] = []
-        # by CUDA stream: runs on one stream are ordered, so that they may share a context
-        self._idle: dict[int, list[_Slot]] = {0: self._idle_on_cpu}
+        self._idle: dict[int, list[_Slot]] = {0: self._idle_on_cpu}  # by CUDA stream: runs on one stream are ordered, so they may share a context
 
     def run(self, tensors: Sequence[Any]) -> list[Any]:
         """New tensors with the outputs, which require no gradients. On a GPU the work is enqueued on torch's current stream."""
