@@ -157,7 +157,7 @@ class Executable(Protocol):
     def run_timed(self) -> list[float]:
         """Runs launch by launch and returns the seconds of each (for the profiler; slower in total)."""
 
-    needs_refresh = True  # False if `refresh` does nothing
+    needs_refresh: bool = True  # False if `refresh` does nothing
 
     def refresh(self, calls: Sequence[Call]) -> None:
         """Called after addresses of operands of these recorded launches have changed."""

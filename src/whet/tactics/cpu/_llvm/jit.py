@@ -98,7 +98,7 @@ class ParallelCall(Call):
         """`set_address` for one operand as a function."""
         words = [word for word, operand in self._operands.items() if operand == (kind, index)]
         if len(words) == 1 and not self._shifts.get(words[0]):
-            return _make_writer(memoryview(self._context), words[0])
+            return _make_writer(self._context.data, words[0])
         return partial(self.set_address, kind, index)
 
 
