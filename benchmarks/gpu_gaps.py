@@ -190,18 +190,18 @@ def floor_us(layer: Layer, size: int, rate: float) -> float:
     return float(max((np.prod(x) + np.prod(w) + np.prod(y)) * size / 4.25e6, operations / rate / 1e6))
 
 
-def rows_of(machine: Any, what: str, seconds: float) -> Iterator[dict[str, Any]]:
+def rows_of(machine: Any, spec: str, seconds: float) -> Iterator[dict[str, Any]]:
     """One row per layer of a set: the fastest of whet's tactics with its configuration, the best of each other tactic, torch, the floor."""
-    until, half = time.time() + seconds, what != "tf32"
-    for name, layer in {"groups": groups, "tf32": tf32, "attention": attention}[what]().items():
+    until, half = time.time() + seconds, spec != "tf32"
+    for name, layer in {"groups": groups, "tf32": tf32, "attention": attention}[spec]().items():
         if time.time() > until:
-            print(what, "is out of time before", name)
+            print(spec, "is out of time before", name)
             return
         best = own(machine, layer, (F16,) if half else (F32,), until)
         first, *others = sorted(best, key=lambda k: best[k][0])
         us, torch = best[first][0], peer(layer, half)
         yield {
-            "set": what, "layer": name, "whet_us": round(us, 2), "torch_us": round(torch, 2), "torch_over_whet": round(torch / us, 2),
+            "set": spec, "layer": name, "whet_us": round(us, 2), "torch_us": round(torch, 2), "torch_over_whet": round(torch / us, 2),
             "floor_us": round(floor_us(layer, 2 if half else 4, 738 if half else 369), 2), "tactic": first, "kernel": best[first][1],
             "others_us": {k: round(best[k][0], 2) for k in others},
         }  # fmt: skip

@@ -115,15 +115,15 @@ def run_for(command: list[str], environment: dict[str, str], limit: float | None
         signal.signal(signal.SIGTERM, before)
 
 
-def tell(found: Outcomes) -> None:
+def tell(outcomes: Outcomes) -> None:
     """Prints failures, skips, long and unfinished tests."""
-    for test in found.which("failed"):
-        print(f"\nFAILED {test}\n{found.why[test]}")
-    for reason, count in Counter(found.why[t] for t in found.which("skipped")).items():
+    for test in outcomes.which("failed"):
+        print(f"\nFAILED {test}\n{outcomes.why[test]}")
+    for reason, count in Counter(outcomes.why[t] for t in outcomes.which("skipped")).items():
         print(f"skipped, {count}: {reason}")
-    for seconds, test in found.longest(20):
+    for seconds, test in outcomes.longest(20):
         print(f"{seconds:7.1f} s  {test}")
-    for test in found.open:
+    for test in outcomes.open:
         print(f"not ended: {test}")
     sys.stdout.flush()
 

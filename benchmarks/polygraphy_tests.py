@@ -29,6 +29,7 @@ from typing import Any
 from _record import alone, provenance
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
+sys.path.insert(0, str(SOURCE))
 RESULT = Path(__file__).parent / "results" / "cpu" / "polygraphy_tests.json"
 PATHS = "tests/backend/trt,tests/backend/common,tests/comparator,tests/common,tests/tools"
 SHIM = """import sys

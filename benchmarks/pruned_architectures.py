@@ -164,8 +164,8 @@ def examine(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name}
     start = time.perf_counter()
 
-    def stage(what: str) -> None:
-        row["stage"], row["seconds"] = what, round(time.perf_counter() - start, 1)
+    def stage(text: str) -> None:
+        row["stage"], row["seconds"] = text, round(time.perf_counter() - start, 1)
         print(json.dumps(row), flush=True)
 
     stage("export")

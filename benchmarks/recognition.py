@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -122,11 +123,11 @@ def left_over(net: Any) -> dict[str, int]:
     return {k: n for k, n in sorted(kinds.items()) if k not in WORK}
 
 
-def deviation(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> float:
+def deviation(outputs: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
     """The largest difference relative to the largest value; infinite if a value is NaN or infinite."""
     worst = 0.0
-    for name, ref in wanted.items():
-        a, b = np.asarray(found[name], np.float64), np.asarray(ref, np.float64)
+    for name, ref in expected.items():
+        a, b = np.asarray(outputs[name], np.float64), np.asarray(ref, np.float64)
         error = np.abs(a - b).max() / max(np.abs(b).max(), 1e-30) if a.shape == b.shape else np.inf
         worst = max(worst, float(error) if np.isfinite(error) else np.inf)
     return float(f"{worst:.2g}")
@@ -245,9 +246,10 @@ def main() -> None:
 
 
 def serve(args: argparse.Namespace) -> None:
-    """A worker: a row for each line of standard input. Other output, such as the exporters', goes to standard error."""
+    """A worker: a row for each line of standard input. Other output, such as the exporters', goes to standard error, that of native code too."""
     warnings.simplefilter("ignore")
-    rows, sys.stdout = sys.stdout, sys.stderr
+    rows, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+    os.dup2(2, 1)
     for line in sys.stdin:
         print(json.dumps(measure_row(*line.strip().split(":"), args)), file=rows, flush=True)
 

@@ -255,9 +255,9 @@ def choose(
     def errors(teacher: Network, net: Network) -> dict[str, float]:
         return {"lossless": divergence(teacher, net, held), "jpeg": divergence(teacher, net, held_jpeg)}
 
-    def keep(part: str, name: str, found: dict[str, float]) -> None:
-        choice[part][name] = found
-        print(name, found, flush=True)
+    def keep(part: str, name: str, metrics: dict[str, float]) -> None:
+        choice[part][name] = metrics
+        print(name, metrics, flush=True)
         write(output, {**provenance(["numpy", "torch"]), **{k: v for k, v in read(output).items() if k in ("rows", "machine")}, "choice": choice})
 
     def best(model: str) -> str:

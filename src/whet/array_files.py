@@ -17,7 +17,7 @@ import numpy as np
 from whet.errors import WhetError
 
 _EXPANSION = 100  # an archive may hold this many times its own size ...
-_ALWAYS = 2**30  # ... or this many bytes
+ALWAYS_EXPANDED = 2**30  # ... or this many bytes
 _LONGEST_HEADER = 2**16  # bytes
 _NUMBERS = "biufc"  # kinds of dtypes
 _DAMAGE = (
@@ -64,7 +64,7 @@ def _read_archive(f: IO[bytes], size: int) -> dict[str, np.ndarray]:
     with ZipFile(f) as archive:
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
         expanded = sum(m.file_size for m in members)
-        if expanded > max(_ALWAYS, _EXPANSION * size):
+        if expanded > max(ALWAYS_EXPANDED, _EXPANSION * size):
             raise _Unsuitable(
                 f"its {size:,} bytes expand to {expanded:,}, over {_EXPANSION} times as many, as no data do. If they do, save them uncompressed"
             )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from whet.builder.batching.batch_items import BatchItems, run_network_on_items
 from whet.builder.batching.per_sample import may_run_per_sample
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.precision.permissions import Permissions
-from whet.errors import BackendError, NetworkError
+from whet.builder.verify.differences import compute_float8_error
+from whet.errors import BackendError, MemoryLimitError, NetworkError
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.tactics import PlanRefused, get_tactic
@@ -103,3 +105,33 @@ def test_the_text_of_a_lock_can_be_compared_line_by_line(tmp_path):
     assert text == json.dumps(json.loads(text), indent=1, sort_keys=True) + "\n"
     save_lock(build(dense(4), NULL), tmp_path / "b.lock")
     assert (tmp_path / "b.lock").read_bytes() == (tmp_path / "a.lock").read_bytes()
+
+
+def test_an_arena_over_its_limit_names_its_three_largest_tensors():
+    net = Network("sizes")
+    x = net.add_input("x", parse_type("f32[1024,64]"))
+    rng = np.random.default_rng(0)
+    for i, width in enumerate((128, 512, 256, 32)):
+        w = rng.standard_normal((x.shape[1], width)).astype(np.float32)
+        x = net.add("Relu", net.add("MatMul", x, net.constant(w, f"w{i}"), name=f"m{i}"), name=f"r{i}")
+    net.mark_output(x, "y")
+    with pytest.raises(MemoryLimitError) as e:
+        build(net, dataclasses.replace(NULL, memory_limit={"arena": 1000}))
+    said = re.findall(r"%\S+ (\d+\.\d+) MiB", str(e.value))
+    assert len(said) == 3
+    assert [float(s) for s in said] == sorted(map(float, said), reverse=True)
+    assert said[0] == "2.00"
+
+
+@pytest.mark.parametrize(("got", "want"), [(-384, -500), (-448, -500), (-416, -448), (-100, -120), (-448, -447)])
+def test_the_error_of_float8_values_has_no_sign(got, want):
+    pairs = [(np.array([a, 1.0]), np.array([b, 1.0])) for a, b in ((got, want), (-got, -want))]
+    first, second = (compute_float8_error(a, b) for a, b in pairs)
+    assert first == second
+
+
+def test_the_error_of_a_saturated_float8_value():
+    """500 is read as 448 that may have been larger: 64 off, less one step of 32, relative to four times 448."""
+    error, why = compute_float8_error(np.array([-384.0, *[448.0] * 99]), np.array([-500.0, *[448.0] * 99]))
+    assert error == pytest.approx(32 / (4 * 448))
+    assert why == ""

@@ -239,6 +239,9 @@ def test_smaller_types_may_be_off_by_four_times_their_emulation():
     wrong = judged(make_judge(plain=1.0, narrow=True, lowered=1.03, emulated=1.03), 1.03)
     assert wrong.failures
     assert wrong.network_bound == FLOOR, "the lowered network itself computes something else"
+    far = judged(make_judge(plain=1.0, narrow=True, lowered=1.03, emulated=1.3), 1.03)
+    assert far.failures, "the emulation of another function excuses nothing"
+    assert far.network_bound == FLOOR
 
 
 @pytest.mark.parametrize(("stored", "narrow"), [("f32", False), ("f16", True), ("bf16", True), ("i8", False)])

@@ -40,8 +40,8 @@ def wide(n: int) -> list[Use]:
 
 @pytest.mark.parametrize("uses", [chain, lambda n: chain(n, True), wide], ids=["chain", "in place", "wide"])
 def test_memory_planning(uses, monkeypatch):
-    monkeypatch.setattr("whet.builder.memory.planner._OVERLAPS", 0)  # small enough that the wide network exceeds the limit
-    monkeypatch.setattr("whet.builder.memory.planner._OVERLAPS_PER_BLOCK", 8)
+    monkeypatch.setattr("whet.builder.memory.planner.OVERLAPS", 0)  # small enough that the wide network exceeds the limit
+    monkeypatch.setattr("whet.builder.memory.planner.OVERLAPS_PER_BLOCK", 8)
 
     def work(n):
         listed = uses(n)

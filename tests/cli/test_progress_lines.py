@@ -62,6 +62,7 @@ def lines_of(folder, *arguments: str) -> set[str]:
         (["exec", "--onnx=@m.onnx", "--builderOptimizationLevel=0", "--iterations=1", "--duration=0", "--noBuilderCache"], "whet exec, candidates"),
         (["exec", "--loadEngine=@m.engine", "--iterations=1", "--duration=0", "--warmUp=0"], "whet exec"),
         (["prune", "@m.onnx", "-o", "@p.onnx", *TAYLOR], "whet prune, pruning.*importance"),
+        (["prune", "@m.onnx", "-o", "@q.onnx", "--latency=0.9x", "--backend=null", "--noEngines"], "whet prune, .*(timing|pruning)"),
         (["retune", "@m.engine", "-o", "@r.engine", "--timingCacheFile=@cache"], "whet retune, "),
         (["latency-table", "@m.onnx", "--most=2"], "whet latency-table, timing"),
         (["compare", "@m.onnx", "@n.onnx", "--seconds=0.05"], "whet compare, building"),

@@ -20,9 +20,9 @@ from whet.builder import BuildConfig
 from whet.builder.lowering import lower_network
 from whet.composites.attention import attention_sample
 from whet.frontends.onnx import network_from_onnx
-from whet.network import parse_network
+from whet.network import Network, parse_network, parse_type
 from whet.ops import sample_layer
-from whet.tactics._attention import Guard, View, _join_leading_axes, match_attention, plain_view
+from whet.tactics._attention import Guard, View, _join_leading_axes, match_attention, plain_view, without_period
 from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.attention import attention_fused as fused
@@ -460,6 +460,9 @@ FUSED_SIZES = [
     ((1, 200, 197, 197, 64), {"layout": "stacked"}),
     ((2, 80, 130, 300, 48), {"layout": "rows", "mask": (300,)}),
     ((1, 180, 65, 600, 112), {"layout": "rows", "mask": (1, 1, 65, 600), "constant": True}),
+    ((96, 3, 49, 49, 32), {"layout": "stacked", "mask": (24, 3, 49, 49), "constant": True, "repeats": 4}),
+    ((6, 80, 70, 128, 64), {"layout": "rows", "mask": (3, 1, 1, 128), "repeats": 2}),
+    ((15, 40, 65, 90, 64), {"layout": "rows", "mask": (5, 1, 65, 90), "repeats": 3}),
 ]
 
 
@@ -583,3 +586,19 @@ def test_heads_of_any_size_are_planned_on_every_gpu(arch):
 def _accepts(t, layer, gpu):
     signatures = t.signatures(layer, gpu)
     return bool(signatures) and t.refuses(layer, signatures[0], gpu) is None
+
+
+def test_a_constant_mask_that_repeats_along_the_batch_stays_small():
+    """Shifted windows of several images: the kernel indexes the mask of one image."""
+    rng = np.random.default_rng(0)
+    net = Network("windows")
+    q, k, v = (net.add("Relu", net.add_input(n, parse_type("f32[600,2,49,32]"))) for n in "qkv")
+    mask = net.constant(rng.choice([0.0, -100.0], (200, 2, 49, 49)).astype(np.float32))
+    scores = net.add("Mul", net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2))), net.constant(np.array(0.2, np.float32)))
+    scores = net.add("Add", scores, net.add("Tile", mask, repeats=(3, 1, 1, 1)))
+    net.mark_output(net.add("MatMul", net.add("Softmax", scores, axis=-1), v))
+    lowered, _ = lower_network(net, BuildConfig(backend="cuda"))
+    assert "Tile" not in [x.op for x in lowered.layers]
+    (attention,) = [x for x in lowered.layers if x.composite == "Attention"]
+    heads = match_attention(attention)
+    assert (heads.batch, heads.mask.period, without_period(heads).mask.shape) == (600, 200, (200, 2, 49, 49))

@@ -8,6 +8,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.compiling import first_configs
 from support.standin_gpu import StandInGpu
 from whet.builder import BuildConfig, build
+from whet.builder.candidates import enumerate as enumerate_module
 from whet.builder.candidates.compile_ahead import list_configs_with_texts
 from whet.measure import in_network
 from whet.measure.policy import ENGINES
@@ -89,6 +90,32 @@ def test_few_32_bit_options_are_timed_unless_they_are_close(gpu, config, monkeyp
         assert sum("f16" not in r.signature for r in timed) > 4
         assert len(timed) == 16
     assert not any(r.reason.startswith("not timed") for r in timed)
+
+
+def test_options_that_are_timed_because_others_are_close_are_compiled_in_the_background(gpu, config, monkeypatch):
+    """Regression: their sources had been dropped, so that one after the other was compiled when it was timed."""
+    enqueue = GpuKernel.enqueue
+
+    def wide(self, args, stream):
+        enqueue(self, args, stream)
+        if "tf32" in self.implementation:
+            stream.calls[-1].cost *= 1e-3
+
+    monkeypatch.setattr(GpuKernel, "enqueue", wide)
+    sources: dict[tuple, str] = {}
+    listed = enumerate_module.list_configs_with_texts
+
+    def noting(tactic, layer, signature, backend):
+        found = listed(tactic, layer, signature, backend)
+        sources.update({(tactic.name, str(signature), tuple(c)): texts[0] for c, texts in found if len(texts) == 1})
+        return found
+
+    monkeypatch.setattr(enumerate_module, "list_configs_with_texts", noting)
+    plan = build(parse_network(NET.replace("32,28,28]", "32,56,56]")), replace(config, max_tactics=16))
+    timed = {(r.tactic, r.signature, tuple(r.config)) for rows in plan.report.candidates.values() for r in rows if r.ms is not None}
+    known = timed & set(sources)
+    assert len([k for k in known if "tf32" in k[0]]) > 4
+    assert {sources[k] for k in known} <= set(gpu)
 
 
 def test_choice_from_the_timing_cache_replays_nothing(gpu, config, monkeypatch):

@@ -34,7 +34,7 @@ def cases():
 
 
 @pytest.mark.skipif(host_compiler() is None, reason="needs a C++ compiler")
-def test_the_kernel_moves_every_part_to_its_position(tmp_path, monkeypatch):
+def test_the_kernel_moves_every_part_to_its_position(monkeypatch):
     monkeypatch.setattr(concat, "launch", HostLaunch.of)
     runs = []
     for name, layer, arrays, signature in cases():
@@ -46,7 +46,7 @@ def test_the_kernel_moves_every_part_to_its_position(tmp_path, monkeypatch):
         made = kernel.launches(Args(tuple(p.ctypes.data for p in parts), (got.ctypes.data,), (), 0))
         assert len(made) == -(-sum(p.size > 0 for p in parts) // 32)
         runs.append((name, made, parts, got, want, out.format))
-    run = compile_launches([x for r in runs for x in r[1]], tmp_path)
+    run = compile_launches([x for r in runs for x in r[1]])
     for name, made, _, got, want, form in runs:
         run(made)
         np.testing.assert_array_equal(from_stored(got, form, want.shape), want, err_msg=f"{name} {form}")

@@ -94,9 +94,9 @@ LAYERS = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("given", LAYERS, ids=str)
-def test_real_sizes_match_the_reference(gpu, given):
-    _, layer, arrays = sample_layer(given[0], Sample(*given[1:]))
+@pytest.mark.parametrize("case", LAYERS, ids=str)
+def test_real_sizes_match_the_reference(gpu, case):
+    _, layer, arrays = sample_layer(case[0], Sample(*case[1:]))
     ran = set()
     for t, signature, config, kernel in planned(layer, gpu, most=12):
         if t.name.startswith(("cuda/conv_transpose", "cuda/batch_norm")):

@@ -109,12 +109,12 @@ def conv(n, groups, c, k, side, stride=1, dilation=1):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "given",
+    "case",
     [(2, 32, 128, 4, 20), (1, 4, 64, 16, 13, 1, 2), (1, 32, 256, 8, 28, 2), (1, 4, 96, 24, 14), (1, 2, 128, 64, 15), (1, 8, 48, 2, 9)],
     ids=str,
 )
-def test_real_sizes_match_the_reference(gpu, given):
-    layer, arrays = conv(*given)
+def test_real_sizes_match_the_reference(gpu, case):
+    layer, arrays = conv(*case)
     ran = 0
     for t, signature, config, kernel in planned(layer, gpu, most=30):
         if t.name == "cuda/group_conv":

@@ -64,15 +64,15 @@ extern "C" void run(const float** in, const float* constants, float* out, u32 co
 """
 
 
-def on_host(made, arrays, count, together=1):
+def on_host(moves, arrays, count, together=1):
     """Computes all elements by the generated code."""
     rows = re.search(r"struct Row \{.*?(?=#define)", kernel_paths()["moves.cu"].read_text(), re.DOTALL)[0]
-    code = HOST.replace("STEPS", made.text).replace("WIDE", str(made.row or 1)).replace("ROWS", rows)
+    code = HOST.replace("STEPS", moves.text).replace("WIDE", str(moves.row or 1)).replace("ROWS", rows)
     library = compile_for_host(f"#define EACH {together}\n{code}", "-O1")
     pointer = ctypes.POINTER(ctypes.c_float)
     held = [np.ascontiguousarray(a, np.float32).reshape(-1) for a in arrays]
     given = (pointer * 4)(*(a.ctypes.data_as(pointer) for a in held))
-    numbers, out = made.numbers, np.zeros(count, np.float32)
+    numbers, out = moves.numbers, np.zeros(count, np.float32)
     library.run(given, numbers.ctypes.data_as(pointer), out.ctypes.data_as(pointer), count)
     return out
 

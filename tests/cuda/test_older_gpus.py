@@ -89,8 +89,9 @@ def test_kernels_compile(instances, arch):
     expected = {"elementwise.cu", "pool.cu", "reduce.cu", "normalize.cu", "depthwise.cu", "conv_generic.cu", "batched_matmul.cu", "reformat.cu"}
     assert expected | {"permute.cu"} <= set(count)
 
-    def code(one):
-        return compiler.compile_cubin(kernel_text(one[0], dict(one[1])), name=one[0], arch=arch, flags=(*compiler.FLAGS, "--Ofast-compile=mid"))
+    def code(instance):
+        name, constants = instance
+        return compiler.compile_cubin(kernel_text(name, dict(constants)), name=name, arch=arch, flags=(*compiler.FLAGS, "--Ofast-compile=mid"))
 
     with ThreadPoolExecutor(2) as pool:
         assert all(c.startswith(b"\x7fELF") for c in pool.map(code, wanted))

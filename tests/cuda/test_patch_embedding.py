@@ -37,7 +37,7 @@ def windows(x, layer):
 
 
 @pytest.mark.skipif(host_compiler() is None, reason="needs a C++ compiler")
-def test_the_kernel_lays_out_the_windows_of_planes(tmp_path, monkeypatch):
+def test_the_kernel_lays_out_the_windows_of_planes(monkeypatch):
     monkeypatch.setattr(patch_embedding, "launch", HostLaunch.of)
     monkeypatch.setattr(patch_embedding, "launch_with_epilogue", lambda *_: None)
     cases = []
@@ -53,7 +53,7 @@ def test_the_kernel_lays_out_the_windows_of_planes(tmp_path, monkeypatch):
             made = kernel.launches(Args((x.ctypes.data,), (0,), (0, 0), memory.ctypes.data + start))[0]
             assert made.constants["RUN"] == RUNS[name]
             cases.append((made, x, memory, memory[start // 2 :], want, target))
-    run = compile_launches([c[0] for c in cases], tmp_path)
+    run = compile_launches([c[0] for c in cases])
     for made, _, _, got, want, target in cases:
         run([made])
         width = -(-want.shape[1] // 8) * 8

@@ -68,9 +68,9 @@ SIZES = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("given", SIZES, ids=str)
-def test_real_sizes_match_the_reference(gpu, given):
-    _, layer, arrays = sample_layer("Resize", Sample(*given))
+@pytest.mark.parametrize("case", SIZES, ids=str)
+def test_real_sizes_match_the_reference(gpu, case):
+    _, layer, arrays = sample_layer("Resize", Sample(*case))
     ran = 0
     for t, signature, _, kernel in planned(layer, gpu):
         if t.name == "cuda/resize":

@@ -14,19 +14,19 @@ DTYPES = [np.float16, ml_dtypes.bfloat16, np.int8, ml_dtypes.float8_e4m3fn, np.f
 _rng = np.random.default_rng(24)
 
 
-def sparse_matrix(rows, columns, dtype, kept=2):
+def sparse_matrix(rows, columns, dtype, nonzeros=2):
     """A matrix with at most `kept` non-zeros in each group of four, at random positions; about a tenth of those are zero as well."""
     values = _rng.integers(-100, 101, (rows, columns // 4, 4))
     order = _rng.permuted(np.tile(np.arange(4), (rows, columns // 4, 1)), axis=-1)
-    values[(order >= kept) | (_rng.random(values.shape) < 0.1)] = 0
+    values[(order >= nonzeros) | (_rng.random(values.shape) < 0.1)] = 0
     return values.reshape(rows, columns).astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
-@pytest.mark.parametrize("kept", [0, 1, 2])
+@pytest.mark.parametrize("nonzeros", [0, 1, 2])
 @pytest.mark.parametrize("shape", [(1, 4), (3, 8), (64, 128), (130, 512)])
-def test_round_trip(dtype, kept, shape):
-    matrix = sparse_matrix(*shape, dtype, kept)
+def test_round_trip(dtype, nonzeros, shape):
+    matrix = sparse_matrix(*shape, dtype, nonzeros)
     compressed = compress(matrix)
     assert compressed.values.dtype == matrix.dtype
     assert compressed.values.shape == (shape[0], shape[1] // 2)

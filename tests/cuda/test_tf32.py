@@ -202,9 +202,9 @@ LAYERS = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("given", LAYERS, ids=str)
-def test_real_sizes_match_the_reference(gpu, given):
-    layer, arrays = layer_of(*given)
+@pytest.mark.parametrize("case", LAYERS, ids=str)
+def test_real_sizes_match_the_reference(gpu, case):
+    layer, arrays = layer_of(*case)
     want = reference(layer, [None if a is None else a.astype(np.float64) for a in arrays])[0]
     ran = set()
     for t, signature, config, kernel in planned(layer, gpu, most=20):

@@ -15,7 +15,7 @@ SECTIONS = {title: body for title, body in re.findall(r"^## (.+?)$\n(.*?)(?=^## 
 
 
 def examples(body: str) -> tuple[dict[str, str], list[str]]:
-    """Files of a section by path (blocks whose first line is `# src/...` or `# tests/...`), and the Python blocks that use them."""
+    """Files of a section by path (blocks that start with `# src/...` or `# tests/...`), and the Python blocks that use them."""
     files, uses = {}, []
     for code in re.findall(r"^```python\n(.*?)^```", body, re.MULTILINE | re.DOTALL):
         first, _, rest = code.partition("\n")

@@ -71,7 +71,7 @@ NOT_RESULTS = {"chart.py", "check_results.py", "gpu_paired.py"}
 
 @pytest.mark.parametrize("changed", ["src/a.py", "benchmarks/b.py", "docs/c.md", None])
 def test_a_result_of_changed_sources_or_benchmarks_says_so(changed, tmp_path):
-    """A result measured with an edited script is not what its commit and command give."""
+    """A result measured with an edited script cannot be repeated from its commit and command."""
     for name in ("src/a.py", "benchmarks/b.py", "docs/c.md", "benchmarks/_record.py", "benchmarks/results/r.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((BENCHMARKS / "_record.py").read_text() if name.endswith("_record.py") else "1\n")

@@ -40,11 +40,11 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 HERE = [p for p in PAGES if str(p.relative_to(ROOT)) not in PAGES_ELSEWHERE and any(b[0] in RUN for b in blocks(p))]
 
 
-def run_blocks(found: list[tuple[str, str, str]], folder: Path) -> None:
+def run_blocks(code_blocks: list[tuple[str, str, str]], folder: Path) -> None:
     """Runs the blocks in order in one folder and one Python process: a block may use names of those before it. Shell blocks stop at the first
     command that fails. A small network replaces ResNet-18."""
     lines = ["import subprocess"]
-    for k, (language, needs, code) in enumerate(found):
+    for k, (language, needs, code) in enumerate(code_blocks):
         if language not in RUN or needs in ("gpu", "elsewhere") or not all(map(importlib.util.find_spec, NEEDS.get(needs, []))):
             continue
         if language == "sh":

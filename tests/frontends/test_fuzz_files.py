@@ -1,4 +1,4 @@
-"""Mutated models and data files, a seeded part of what benchmarks/fuzz_files.py tries: whet's errors or a file that is read; nothing else."""
+"""Mutated models and data files, a seeded part of the mutants of benchmarks/fuzz_files.py: whet's errors or a file that is read; nothing else."""
 
 import json
 import random

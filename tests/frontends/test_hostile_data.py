@@ -99,7 +99,7 @@ ARRAYS = {
 
 @pytest.fixture(autouse=True)
 def small_files_are_bombs(monkeypatch):
-    monkeypatch.setattr("whet.array_files._ALWAYS", 2**20)
+    monkeypatch.setattr("whet.array_files.ALWAYS_EXPANDED", 2**20)
 
 
 @pytest.mark.parametrize("name", ARRAYS)

@@ -1,7 +1,7 @@
 """The ONNX standard's backend tests (nodes, simple models, models of PyTorch): each passes, or is listed with its reason in
 onnx_backend_refusals.txt.
 
-Cases whose sizes, axes and counts are inputs run with these as weights, as models have them: an engine needs shapes in advance.
+Cases with sizes, axes and counts as inputs run with these as weights, as models have them: an engine needs shapes in advance.
 `python tests/frontends/test_onnx_backend_suite.py` rewrites the list.
 """
 
@@ -36,7 +36,7 @@ FILES = Path(onnx.__file__).parent / "backend" / "test" / "data"
 
 @dataclass
 class Case:
-    """A test whose model and data are files."""
+    """A test with its model and data in files."""
 
     name: str
     model: ModelProto

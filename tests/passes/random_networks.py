@@ -150,7 +150,7 @@ class _Maker:
         return self.net.add("Conv", y, self.weight(4, 6, 3, 3, scale=54**-0.5), pads=(1, 1, 1, 1))
 
     def shortcut(self, x: Tensor) -> Tensor | None:
-        """The end of a block whose shortcut is a projection."""
+        """The end of a block with a projection as its shortcut."""
         if not self.image(x):
             return None
         c, out = int(x.shape[1]), int(self.rng.choice([4, 6]))
@@ -285,7 +285,7 @@ class _Maker:
         return self.net.add("Transpose", y, perm=tuple(back))
 
     def chain(self, x: Tensor) -> Tensor:
-        """A reshape whose target is computed from Shape, as exporters of dynamic batches write it."""
+        """A reshape to a target that is computed from Shape, as exporters of dynamic batches write it."""
         batch = self.net.add("Unsqueeze", self.net.add("Gather", self.net.add("Shape", x), self.net.constant(np.array(0), "at")), self.ints(0))
         total = int(np.prod([int(d) for d in x.shape[1:]]))
         if x.type.rank == 2:

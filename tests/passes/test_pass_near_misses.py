@@ -68,4 +68,5 @@ def test_near_misses(name):
     if UPDATE:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
+    assert path.exists(), f"nothing is recorded for {name} yet: see the head of this file"
     assert text == path.read_text()

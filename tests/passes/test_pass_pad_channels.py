@@ -23,7 +23,7 @@ seeds = st.integers(0, 10**6)
 @pytest.fixture(autouse=True)
 def _any_work(monkeypatch):
     """Pads layers with few products too, since those of the tests have few."""
-    monkeypatch.setattr(pad_channels, "_MIN_WORK", 0)
+    monkeypatch.setattr(pad_channels, "MIN_WORK", 0)
 
 
 def filled(net, *switches):

@@ -8,6 +8,7 @@ from whet.passes._move_quantize import is_padding_exact
 from whet.precision import find_quantization_sites
 from whet.precision.histogram import Histogram
 from whet.precision.methods import LIMITS
+from whet.precision.scaling import find_sites, propose_scales
 
 
 @pytest.mark.parametrize(
@@ -98,3 +99,22 @@ def test_the_least_squared_error_by_definition():
     limits = [h.largest * (1 - 0.99 * k / 100) for k in range(100)]
     errors = [float(np.sum(counts * np.where(middles > t, (middles - t) ** 2, (t / 127) ** 2 / 12))) for t in limits]
     assert LIMITS["mse"](h) == pytest.approx(limits[int(np.argmin(errors))], rel=0.02)
+
+
+def test_scales_that_equalize_are_by_definition():
+    """The geometric mean of what a channel's filter writes and what its readers read, normalized; channels that one of both leaves at zero stay."""
+    net = Network("n")
+    x = net.add_input("x", parse_type("f32[1,3]"))
+    own, read = np.array([4.0, 0.0, 1.0, 9.0]), np.array([1.0, 2.0, 0.0, 4.0])
+    first = np.zeros((3, 4), np.float32)
+    first[0], first[1] = own, -own / 2
+    second = np.zeros((4, 2), np.float32)
+    second[:, 0], second[:, 1] = read, -read / 3
+    h = net.add("Relu", net.add("MatMul", x, net.constant(first, "w1")), name="h")
+    net.mark_output(net.add("MatMul", h, net.constant(second, "w2")), "y")
+    site = find_sites(net)[0][h.name]
+    made = propose_scales(site, np.array([1.0, 1.0, 0.0, 2.0]), ("equalize", "smooth"))
+    s = np.array([2.0, 1.0, 1.0, 1.5])
+    assert made["equalize"] == pytest.approx(s / np.exp(np.log(s).mean()), rel=1e-6)
+    s = np.array([1.0 / 1.0, 1.0 / 2**0.5, 1.0, 2.0**0.5 / 4.0**0.5])
+    assert made["smooth 0.5"] == pytest.approx(s / np.exp(np.log(s).mean()), rel=1e-6)

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -11,7 +12,7 @@ from whet.cli import group
 from whet.errors import UsageError
 from whet.frontends import network_from_onnx, save_onnx
 from whet.ops._cost import network_operations
-from whet.pruning import PruneConfig, compare, count_flops, count_params, prune, zero_smallest
+from whet.pruning import PruneConfig, compare, count_flops, count_params, groups, prune, zero_channels, zero_smallest
 from whet.runtime.steps import BoundEngine
 from whet.sparsity import force_two_four
 
@@ -35,6 +36,19 @@ def test_counts_need_no_engine(models):
     assert "median ms" not in rows
     assert rows["parameters"][2].endswith("(+0 %)")
     assert [s for s in made.said if s.startswith("zeroed: 60% of the weights are zeros in no pattern")]
+
+
+def test_wholly_zero_channels_are_counted_as_such(models):
+    """Output and input channels of the filters; they are no zeros in no pattern, since a build removes them."""
+    net = models["original"]
+    (first, second, *_) = groups(net)
+    kept = {first.name: list(range(first.size - 3)), second.name: list(range(0, second.size, 2))}
+    gone = sum(np.delete(at, kept[g.name], axis=0).size for g in (first, second) for t, _, at in g.weights() if t.type.rank > 1)
+    made = compare({"a": net, "b": zero_channels(net, kept)})
+    assert gone >= 3 + second.size // 2
+    assert [f.zero_channels for f in made.facts] == [0, gone]
+    assert next(r for r in made.rows() if r[0] == "zero channels")[1:] == ("0", str(gone))
+    assert made.facts[1].zeros == made.facts[0].zeros == 0
 
 
 def test_engines_are_measured_and_the_zeros_gain_nothing(models, tmp_path, monkeypatch):

@@ -99,7 +99,11 @@ def test_latency_of_removed_branches(name):
     found, blocks = groups(net), branches(net)
     base = static_layers(net, NULL)
     with Meter(NULL, LatencyTable(), base) as meter:
-        costs = latency_costs(net, found, blocks, meter, base)
+        seen = []
+        costs = latency_costs(net, found, blocks, meter, base, lambda done, total, text: seen.append((done, total)))
+        assert {total for _, total in seen} == {len(found) + len(blocks)}
+        assert seen[-1][0] == len(found) + len(blocks)
+        assert [d for d, _ in seen] == sorted({d for d, _ in seen})
         for gone in ([blocks[0].name], [b.name for b in blocks[::2]]):
             truth = measured_sum(cut(net, {}, found, removed=gone), meter)
             assert costs.total({}, gone) == pytest.approx(truth, rel=0.03)

@@ -98,7 +98,7 @@ def test_width_heads_and_depth_at_once(name):
 
 
 def only(net, ending):
-    """The groups whose name has this suffix."""
+    """The groups with this suffix in their names."""
     return [g for g in groups(net) if g.name.endswith(ending)]
 
 

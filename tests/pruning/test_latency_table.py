@@ -1,4 +1,4 @@
-"""The latency table's files: what is kept, merged and refused."""
+"""The latency table's files: kept, merged and refused rows."""
 
 import json
 from dataclasses import asdict, replace

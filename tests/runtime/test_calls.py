@@ -43,7 +43,7 @@ def test_a_host_array_beside_a_tensor(engine):
 
 
 class CudaTensor:
-    """What calls use of a torch.Tensor in GPU memory."""
+    """The attributes of a torch.Tensor in GPU memory that calls use."""
 
     def __init__(self, array):
         self.array, self.device = array, "cuda:0"
@@ -74,7 +74,7 @@ def test_outputs_are_of_the_library_of_the_first_tensor(engine, monkeypatch):
 
 
 class CupyArray:
-    """What calls use of a cupy.ndarray: memory on a GPU by DLPack, of which row-major arrays alone can be exported."""
+    """The attributes of a cupy.ndarray that calls use: memory on a GPU by DLPack, of which row-major arrays alone can be exported."""
 
     def __init__(self, array, row_major=True):
         self.array, self.row_major = array, row_major

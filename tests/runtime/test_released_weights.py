@@ -15,7 +15,7 @@ from whet.runtime import Runtime
 
 
 def network():
-    """A convolution whose batch norm is folded into 147 KB of weights."""
+    """A convolution with a batch norm that is folded into 147 KB of weights."""
     rng, net = np.random.default_rng(0), Network("folded")
 
     def weight(shape, name):

@@ -1,4 +1,4 @@
-"""A work folder whose files are damaged or were changed: damaged results count as missing, so that jobs are repeated; other damage is named."""
+"""A work folder with damaged or changed files: damaged results count as missing, so that jobs are repeated; other damage is named."""
 
 import copy
 import errno

@@ -85,7 +85,7 @@ time.sleep(600)
 
 
 def lingering(folder: Path) -> list[int]:
-    """Processes whose command line names the folder."""
+    """Processes with the folder in their command line."""
     found = []
     for p in Path("/proc").glob("[0-9]*/cmdline"):
         try:

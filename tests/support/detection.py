@@ -23,17 +23,17 @@ def suppress(boxes: np.ndarray, scores: np.ndarray, threshold: float) -> list[in
     return kept
 
 
-def average_precision(found: list[np.ndarray], truth: list[np.ndarray], iou: float = 0.5) -> float:
+def average_precision(detections: list[np.ndarray], truth: list[np.ndarray], iou: float = 0.5) -> float:
     """Mean over the classes present of the area under the precision-recall curve (101 recall points, as in COCO).
 
     found: per image [n,6] class, score, x1, y1, x2, y2; truth: per image [m,5] class, x1, y1, x2, y2.
     """
-    values = [_class_precision(found, truth, c, iou) for c in np.unique(np.concatenate([t[:, 0] for t in truth]))]
+    values = [_class_precision(detections, truth, c, iou) for c in np.unique(np.concatenate([t[:, 0] for t in truth]))]
     return float(np.mean(values))
 
 
-def _class_precision(found: list[np.ndarray], truth: list[np.ndarray], label: float, iou: float) -> float:
-    mine = [f[f[:, 0] == label] for f in found]
+def _class_precision(detections: list[np.ndarray], truth: list[np.ndarray], label: float, iou: float) -> float:
+    mine = [f[f[:, 0] == label] for f in detections]
     wanted = [t[t[:, 0] == label, 1:] for t in truth]
     taken = [np.zeros(len(w), bool) for w in wanted]
     hits = []

@@ -54,6 +54,11 @@ template <int KIND> void store1(u8* base, long long i, float v) {
         reinterpret_cast<u16*>(base)[i] = v != v ? 0x7fc0 : (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
 }
+struct Act { float a, b; };
+template <int KIND> float activate(float x, Act p) {
+    static_assert(KIND == 0, "the host has clips only");
+    return min_nan(max_nan(x, p.a), p.b);
+}
 struct Vec8 { float v[8]; };
 template <int KIND> Vec8 load8(const u8* base, long long i) {
     Vec8 r;

@@ -1,4 +1,4 @@
-"""Scripts written for TensorRT and cuda-python, run by `python -m whet.trt`: what NVIDIA's samples do, on the CPU."""
+"""Scripts written for TensorRT and cuda-python, run by `python -m whet.trt`: the steps of NVIDIA's samples, on the CPU."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The TensorRT-shaped API: builds, runs, and what it refuses."""
+"""The TensorRT-shaped API: builds, runs and refusals."""
 
 import importlib
 import runpy

@@ -323,7 +323,7 @@ def _sibling_reshapes(g: Graph, maker: Layer, members: set[Layer]) -> list[Layer
 def _are_strides(first: Layer, members: list[Layer]) -> bool:
     """True if `first` and the layers after it among `members`, fused bodies included, can be replaced by strides of the input of `first`."""
     x = first.inputs[0]
-    if x is None or x.is_constant:
+    if x is None or (x.is_constant and first.op != "Tile"):  # other layers on constants are folded, if their results are small
         return False
     views: dict[Tensor, View] = {x: plain_view(0, x.shape)}
     for layer in _sort_members(first, members):

@@ -69,7 +69,7 @@ class SessionOptions:
         raise UsageError(f"path: {path} holds operators for ONNX Runtime; whet takes ops in Python (docs/adding.md)")
 
     def build_options(self) -> dict[str, Any]:
-        """The parameters of `whet.build` that these options stand for."""
+        """The parameters of `whet.build` that correspond to these options."""
         level = int(self.graph_optimization_level)
         options: dict[str, Any] = {"threads": int(self.intra_op_num_threads), "deterministic": bool(self.use_deterministic_compute)}
         if level == GraphOptimizationLevel.ORT_DISABLE_ALL:

@@ -23,8 +23,7 @@ def percentile(h: Histogram) -> float:
     """The magnitude below which 99.99 % of the values are."""
     _, tops, counts = h.magnitudes()
     kept = np.cumsum(counts)
-    at = int(np.searchsorted(kept, int(np.ceil(kept[-1] * (_PERCENTILE / 100)))))
-    return float(tops[min(at, len(tops) - 1)])
+    return float(tops[np.searchsorted(kept, int(np.ceil(kept[-1] * (_PERCENTILE / 100))))])
 
 
 def mse(h: Histogram) -> float:

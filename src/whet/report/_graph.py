@@ -1,4 +1,4 @@
-"""The graph of an engine as a figure: a row per operation, lanes of live tensors, fused layers as shaded groups, times as bars behind names."""
+"""The graph of an engine as a figure: a row per operation, lanes of live tensors, fused layers as shaded groups, times as bars under the names."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _edges(edges: list[tuple[int, int, int]], places: list[int], ends: list[int]
 
 
 def _bars(d: EngineData, places: list[int], ends: list[int]) -> dict[str, Any]:
-    """Times as bars behind the names, the longest as wide as the column."""
+    """Times as bars under the names; the longest one fills the column."""
     most = max((x.facts.ms or 0.0 for x in d.layers), default=0.0) or 1.0
     return {
         "type": "bar",

@@ -22,7 +22,7 @@ class BrokenLayer:
 class TwoFourGuard:
     """Remembers the nodes of `net` with 2:4 weights; `check(net)` finds their layers with other weights in a changed copy of it.
 
-    Weights are also found behind a DequantizeLinear. A weight is examined once, so checking after every pass is cheap.
+    Weights are also found through a DequantizeLinear. A weight is examined once, so checking after every pass is cheap.
     """
 
     def __init__(self, net: Network):

@@ -133,22 +133,11 @@ def why_not_aligned(heads: Heads) -> str | None:
     return None
 
 
-def split_periods(heads: Heads) -> list[Heads]:
-    """The attentions of the periods of a mask that repeats along the batch, for kernels that index a mask by batch item; else the attention."""
-    period = 0 if heads.mask is None else heads.mask.period
-    if heads.mask is None or not period:
-        return [heads]
-    mask = replace(heads.mask, shape=(period, *heads.mask.shape[1:]), period=0)
-
-    def part(view: View, start: int) -> View:
-        return view.cut(0, start, period) if len(view.shape) == 4 and view.shape[0] > 1 else view
-
-    return [
-        replace(
-            heads, batch=period, mask=mask, q=part(heads.q, start), k=part(heads.k, start), v=part(heads.v, start), out=part(heads.out, start)
-        )
-        for start in range(0, heads.batch, period)
-    ]  # fmt: skip
+def without_period(heads: Heads) -> Heads:
+    """The same with the mask of one period, for kernels that index a mask by the batch item modulo the period."""
+    if heads.mask is None or not heads.mask.period:
+        return heads
+    return replace(heads, mask=replace(heads.mask, shape=(heads.mask.period, *heads.mask.shape[1:]), period=0))
 
 
 def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float) -> Heads | str:

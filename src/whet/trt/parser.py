@@ -68,14 +68,34 @@ class ParserError:
         return self.text
 
 
-class OnnxParser(Handle):
+class HasErrors(Handle):
+    """An object that lists the errors of its calls."""
+
+    def __init__(self) -> None:
+        self._errors: list[ParserError] = []
+
+    @property
+    def num_errors(self) -> int:
+        """The number of errors since `clear_errors`."""
+        return len(self._errors)
+
+    def get_error(self, index: int) -> ParserError:
+        """An error."""
+        return self._errors[index]
+
+    def clear_errors(self) -> None:
+        """Forgets the errors."""
+        self._errors.clear()
+
+
+class OnnxParser(HasErrors):
     """Reads ONNX models into `network`. The parse functions return False on failure and keep the errors of all nodes that cannot be read."""
 
     def __init__(self, network: INetworkDefinition, logger: ILogger):
+        super().__init__()
         self.network = network
         self.logger = logger
         self.flags = 1 << OnnxParserFlag.NATIVE_INSTANCENORM
-        self._errors: list[ParserError] = []
         self._subgraphs: list[tuple[list[int], bool]] = []
 
     def parse(self, model: bytes, path: str | None = None) -> bool:
@@ -151,19 +171,6 @@ class OnnxParser(Handle):
         return self._subgraphs[index][1]
 
     # errors and flags
-
-    @property
-    def num_errors(self) -> int:
-        """The number of errors since `clear_errors`."""
-        return len(self._errors)
-
-    def get_error(self, index: int) -> ParserError:
-        """An error."""
-        return self._errors[index]
-
-    def clear_errors(self) -> None:
-        """Forgets the errors."""
-        self._errors.clear()
 
     def set_flag(self, flag: OnnxParserFlag) -> None:
         """Sets a flag."""

@@ -16,7 +16,7 @@ from whet.trt.errors import NotServedError
 from whet.trt.handle import Handle
 from whet.trt.interfaces import report_error
 from whet.trt.logger import ILogger
-from whet.trt.parser import ParserError
+from whet.trt.parser import HasErrors, ParserError
 from whet.trt.runtime import ICudaEngine
 from whet.trt.weights import Weights, array_of
 
@@ -103,12 +103,12 @@ class Refitter(Handle):
         report_error(self.logger, self.error_recorder, e, ErrorCodeTRT.INVALID_ARGUMENT)
 
 
-class OnnxParserRefitter(Handle):
+class OnnxParserRefitter(HasErrors):
     """Sets all weights of a Refitter from an ONNX model of the same structure; `refit_cuda_engine` then compares the outputs with that model's."""
 
     def __init__(self, refitter: Refitter, logger: ILogger):
+        super().__init__()
         self.refitter, self.logger = refitter, logger
-        self._errors: list[ParserError] = []
 
     def refit_from_bytes(self, model: bytes, path: str | None = None) -> bool:
         """Sets the weights of a serialized model; False if one does not fit or the model has another structure."""
@@ -126,16 +126,3 @@ class OnnxParserRefitter(Handle):
             self.logger.log(ILogger.ERROR, str(e))
             return False
         return True
-
-    @property
-    def num_errors(self) -> int:
-        """The number of errors since `clear_errors`."""
-        return len(self._errors)
-
-    def get_error(self, index: int) -> ParserError:
-        """An error."""
-        return self._errors[index]
-
-    def clear_errors(self) -> None:
-        """Forgets the errors."""
-        self._errors.clear()

@@ -11,6 +11,7 @@ from typing import Any
 
 from whet.backends import Backend
 from whet.measure.option import Option
+from whet.network import Layer
 from whet.tactics import Config, Signature, Tactic
 
 _CLOSE = 1.1  # times the fastest: if all times are known, only options up to here may be selected in the network
@@ -34,3 +35,17 @@ def start_compiling(options: Sequence[Option], backend: Backend) -> None:
     times = [o.ms for o in options if o.ms is not None]
     least = min(times) if len(times) == len(options) and times else None
     backend.compile_ahead([text for o in options if least is None or o.cost <= _CLOSE * least for text in o.texts])
+
+
+def start_compiling_again(layer: Layer, options: Sequence[Option], backend: Backend) -> None:
+    """Compiles options of a layer in the background whose sources were dropped, because they were not to be timed at first."""
+    if not backend.capabilities.compiles_ahead:
+        return
+    groups: dict[tuple[str, Signature], list[Option]] = {}
+    for o in options:
+        groups.setdefault((o.tactic.name, o.signature), []).append(o)
+    for same_kind in groups.values():
+        wanted = {o.config for o in same_kind}
+        for config, texts in list_configs_with_texts(same_kind[0].tactic, layer, same_kind[0].signature, backend):
+            if config in wanted or len(texts) > 1:
+                backend.compile_ahead(texts)

@@ -16,7 +16,7 @@ from whet.engine.plan import ArenaPlan
 from whet.errors import MemoryLimitError
 from whet.runtime.memory import align_size
 
-_OVERLAPS, _OVERLAPS_PER_BLOCK = 1_000_000, 100  # pairs of overlapping blocks that the slower placements may handle
+OVERLAPS, OVERLAPS_PER_BLOCK = 1_000_000, 100  # pairs of overlapping blocks that the slower placements may handle
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _find_best_placement(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
         lambda b: (-b.nbytes * (b.last - b.first + 1), b.first),
         lambda b: (b.first - b.last, -b.nbytes),
     )
-    overlaps = list_overlaps(blocks, _OVERLAPS + _OVERLAPS_PER_BLOCK * len(blocks))
+    overlaps = list_overlaps(blocks, OVERLAPS + OVERLAPS_PER_BLOCK * len(blocks))
     plans = [] if overlaps is None else [_place(sorted(blocks, key=lambda b: (order(b), b.name)), overlaps) for order in orders]
     plans.insert(2, _place_by_first(blocks))
     return min(plans, key=lambda p: p[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from whet.backends import Backend
-from whet.builder.candidates.compile_ahead import start_compiling
+from whet.builder.candidates.compile_ahead import start_compiling, start_compiling_again
 from whet.builder.candidates.enumerate import Candidates
 from whet.builder.candidates.filter import SlowImplementations, is_float32_close, select_for_timing
 from whet.builder.config import BuildConfig
@@ -59,6 +59,7 @@ class LayerTiming:
         self.timer.time(candidates.layer, candidates.text, options, keep=True)
         if is_float32_close(options):
             options = self.select_options(candidates, all_float32=True)
+            start_compiling_again(candidates.layer, [o for o in options if o.ms is None], self.backend)
             self.timer.time(candidates.layer, candidates.text, options, keep=True)
         with self.log.within("timing with cold weights"):
             self.timer.time_cold(candidates.layer, candidates.text, options)

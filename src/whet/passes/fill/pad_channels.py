@@ -18,7 +18,7 @@ from whet.rewrite.constants import gather_padded
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Fired, Phase, Skip, network_pass
 
-_MIN_WORK = 1 << 16  # multiplications of a layer: with fewer, the launch dominates whichever kernel computes it
+MIN_WORK = 1 << 16  # multiplications of a layer: with fewer, the launch dominates whichever kernel computes it
 _MAX_GROWTH = 2  # more padding costs more than a slow kernel
 
 
@@ -38,7 +38,7 @@ def _choose_sizes(g: Graph, axes: CoupledAxes) -> tuple[dict[Node, int], list[Fi
     multiples = _multiples(g, axes)
     sizes: dict[Node, int] = {}
     reasons: dict[Node, str] = {}
-    candidates = [(axes.root(n), read) for d in axes.dense if d.work >= _MIN_WORK for n, read in ((d.read, True), (d.made, False)) if n is not None]
+    candidates = [(axes.root(n), read) for d in axes.dense if d.work >= MIN_WORK for n, read in ((d.read, True), (d.made, False)) if n is not None]
     changed = True
     while changed:  # padding for one reader may move another reader's channels off their multiple
         changed = False

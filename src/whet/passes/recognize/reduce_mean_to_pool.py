@@ -1,4 +1,4 @@
-"""ReduceMean over all spatial axes of an image becomes GlobalAveragePool (and a Squeeze where the axes are dropped)."""
+"""ReduceMean over all spatial axes of an image becomes GlobalAveragePool (and a Squeeze if the axes are dropped)."""
 
 from __future__ import annotations
 

@@ -42,6 +42,17 @@ _register(
 )  # fmt: skip
 
 
+def _pass_attribute(f: Callable[..., torch.Tensor], attribute: str, parameter: str) -> Callable[[Layer], Compute]:
+    return lambda layer: functools.partial(f, **{parameter: layer.attrs[attribute]})
+
+
+for _name, *_how in (
+    ("LeakyRelu", F.leaky_relu, "alpha", "negative_slope"), ("Elu", F.elu, "alpha", "alpha"), ("Celu", F.celu, "alpha", "alpha"),
+    ("Gelu", F.gelu, "approximate", "approximate"), ("Softmax", torch.softmax, "axis", "dim"), ("LogSoftmax", torch.log_softmax, "axis", "dim"),
+):  # fmt: skip
+    torch_op(_name)(_pass_attribute(*_how))
+
+
 @torch_op("Div")
 def _div(layer: Layer) -> Compute:
     if layer.output.dtype.is_float:
@@ -76,21 +87,6 @@ def _clip(layer: Layer) -> Compute:
     return lambda x, *_: torch.clamp(x, low, high) if low is not None or high is not None else x
 
 
-@torch_op("LeakyRelu")
-def _leaky_relu(layer: Layer) -> Compute:
-    return functools.partial(F.leaky_relu, negative_slope=layer.attrs["alpha"])
-
-
-@torch_op("Elu")
-def _elu(layer: Layer) -> Compute:
-    return functools.partial(F.elu, alpha=layer.attrs["alpha"])
-
-
-@torch_op("Celu")
-def _celu(layer: Layer) -> Compute:
-    return functools.partial(F.celu, alpha=layer.attrs["alpha"])
-
-
 @torch_op("Selu")
 def _selu(layer: Layer) -> Compute:
     a, g = layer.attrs["alpha"], layer.attrs["gamma"]
@@ -101,11 +97,6 @@ def _selu(layer: Layer) -> Compute:
 def _hard_sigmoid(layer: Layer) -> Compute:
     a, b = layer.attrs["alpha"], layer.attrs["beta"]
     return lambda x: torch.clamp(a * x + b, 0, 1)
-
-
-@torch_op("Gelu")
-def _gelu(layer: Layer) -> Compute:
-    return functools.partial(F.gelu, approximate=layer.attrs["approximate"])
 
 
 @torch_op("Swish")
@@ -134,31 +125,15 @@ def _is_inf(layer: Layer) -> Compute:
     )
 
 
-@torch_op("Cast")
+@torch_op("Cast", "CastLike")
 def _cast(layer: Layer) -> Compute:
-    made = torch_dtype(layer.output.dtype)
-    return lambda x: x.to(made)
-
-
-@torch_op("CastLike")
-def _cast_like(layer: Layer) -> Compute:
-    made = torch_dtype(layer.output.dtype)
-    return lambda x, _: x.to(made)
+    dtype = torch_dtype(layer.output.dtype)
+    return lambda x, *_: x.to(dtype)
 
 
 @torch_op("Dropout")
 def _dropout(layer: Layer) -> Compute:
     return lambda x: x  # the drop rate of training is not stored in an inference graph
-
-
-@torch_op("Softmax")
-def _softmax(layer: Layer) -> Compute:
-    return functools.partial(torch.softmax, dim=layer.attrs["axis"])
-
-
-@torch_op("LogSoftmax")
-def _log_softmax(layer: Layer) -> Compute:
-    return functools.partial(torch.log_softmax, dim=layer.attrs["axis"])
 
 
 @torch_op("BitShift")

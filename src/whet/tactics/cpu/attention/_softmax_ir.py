@@ -109,7 +109,7 @@ class _Row:
         return self._reduce(Value.__add__, total)
 
     def divide(self, x: Pointer, total: Value, is_zero: Value | None) -> None:
-        """The row by its sum, in place; 0 where `is_zero`."""
+        """The row divided by its sum, in place; 0 if `is_zero`."""
         inverse = self._one / total
 
         def divided(value: Value) -> Value:

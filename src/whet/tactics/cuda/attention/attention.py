@@ -16,24 +16,20 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._attention import Heads, View, match_attention
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, CType, Float32, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
-    FLOAT16_TYPES,
     TYPE,
     GpuKernel,
-    all_static,
     blocks_of,
     compile_ahead,
-    float_types,
     launch,
     machine_has,
     packed_array,
-    same,
     shared_limit,
 )
 from whet.tactics.cuda._device.source import kernel_text
-from whet.tactics.cuda.attention.attention_fused import why_not_heads
+from whet.tactics.cuda.attention.attention_fused import AttentionTactic, why_not_heads
 
 SHAPES = ((1, 4), (1, 8), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))  # warps along rows, warps along keys
 MOST = 14  # tiles that are tried
@@ -68,37 +64,11 @@ class AttentionArguments(Arguments, kernel="attention.cu"):
 
 
 @tactic
-class Attention(Tactic):
+class Attention(AttentionTactic):
     """Layers of recognize_attention and fuse_attention_transposes: 1 to 256 elements per head, an added mask of any shape that broadcasts."""
 
-    ops = ("*",)
-    composites = ("Attention",)
-    what = "attention"
-
-    def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
-        if not all_static(layer):
-            return None
-        heads = match_attention(layer)
-        return heads if isinstance(heads, str) else why_not_sizes(heads)
-
-    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if not all_static(layer):
-            return []
-        heads = match_attention(layer)
-        if isinstance(heads, str) or why_not_sizes(heads):
-            return []
-        read = {v.place for v in (heads.q, heads.k, heads.v)}
-        mask = heads.mask.place if heads.mask is not None and not layer.needs(heads.mask.place).is_constant else None
-        signatures = []
-        for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], FLOAT16_TYPES):
-            stored = {i: Operand("linear", t) for i in read}
-            kinds = (t, F32) if mask is not None and layer.needs(mask).dtype == F32 else (t,)
-            for kind in kinds if mask is not None else (None,):
-                operands = stored if kind is None or mask is None else {**stored, mask: Operand("linear", kind)}
-                signatures.append(same(layer, operands, Operand("linear", t)))
-        return signatures
+    def why_not_sizes(self, heads: Heads) -> str | None:
+        return why_not_sizes(heads)
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         heads = match_attention(layer)

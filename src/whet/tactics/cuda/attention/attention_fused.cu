@@ -68,7 +68,7 @@ DEV float quad_sum(float x) {
     return x;
 }
 
-struct Unit { int batch, head, k_head, v_head, row_block, steps; };   // steps: of keys, that some row of the unit needs
+struct Unit { int batch, mask_item, head, k_head, v_head, row_block, steps; };   // steps: of keys, that some row of the unit needs
 
 DEV int steps_of(const Args& p, int last_row) {
     const int all = (p.keys + BN - 1) / BN;
@@ -87,6 +87,7 @@ DEV Unit unit_of(const Args& p, int u) {
         unit.row_block = u - pair * p.row_blocks;
     }
     unit.batch = quotient(pair, p.by_heads);
+    unit.mask_item = MASK ? (int)((u32)unit.batch % (u32)p.mask_period) : 0;
     unit.head = pair - unit.batch * p.heads;
     unit.k_head = quotient(unit.head, p.by_k_group);
     unit.v_head = quotient(unit.head, p.by_v_group);
@@ -143,7 +144,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
 #pragma unroll
                         for (int s = 0; s < SLABS; ++s) load_box4(q_at + buffer * Q_TILE + s * Q_SLAB, &p.q, q_full + 8 * buffer, s * 64, row0, unit.head, unit.batch);
                         if (MASK == 1)
-                            copy_bulk(mask_at + buffer * p.mask_bytes, p.mask + (unit.batch * p.mask_batch + unit.head * p.mask_head) * (MASK_TYPE ? 2 : 4),
+                            copy_bulk(mask_at + buffer * p.mask_bytes, p.mask + (unit.mask_item * p.mask_batch + unit.head * p.mask_head) * (MASK_TYPE ? 2 : 4),
                                       p.mask_bytes, q_full + 8 * buffer);
                     }
                 };
@@ -227,7 +228,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
             const auto load_mask = [&](int i) {
                 const int step = i * PARTS + share;
                 if (MASK == 3) {
-                    const long long at = (unit.batch * p.mask_batch + unit.head * p.mask_head + min(tile, (p.rows - 1) / 64) * p.mask_row + step) * (64 * BN);
+                    const long long at = (unit.mask_item * p.mask_batch + unit.head * p.mask_head + min(tile, (p.rows - 1) / 64) * p.mask_row + step) * (64 * BN);
                     const uint4* from = reinterpret_cast<const uint4*>(p.mask + (at + warp % 4 * 16 * BN) * (MASK_TYPE ? 2 : 4)) + lane;
 #pragma unroll
                     for (int c = 0; c < MASK_WORDS / 4; ++c) {
@@ -238,7 +239,7 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                 if (MASK == 2) {
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
-                        const u8* line = p.mask + (unit.batch * p.mask_batch + unit.head * p.mask_head + min(row + half * 8, p.rows - 1) * p.mask_row) * (MASK_TYPE ? 2 : 4);
+                        const u8* line = p.mask + (unit.mask_item * p.mask_batch + unit.head * p.mask_head + min(row + half * 8, p.rows - 1) * p.mask_row) * (MASK_TYPE ? 2 : 4);
 #pragma unroll
                         for (int c = 0; c < BN / 8; ++c) {
                             const int key = step * BN + c * 8 + lane % 4 * 2;

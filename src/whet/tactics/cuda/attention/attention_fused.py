@@ -6,6 +6,7 @@ It takes masks, causal masks and soft caps, any number of rows and keys, and hea
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import GpuWork
 from whet.network import Layer
 from whet.network.types import F32
-from whet.tactics._attention import Heads, View, match_attention, split_periods, why_not_aligned
+from whet.tactics._attention import Heads, View, match_attention, why_not_aligned, without_period
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer, SharedMemory, TensorMap, UInt32
 from whet.tactics.cuda._device.kernel import (
@@ -98,6 +99,7 @@ class AttentionFusedArguments(Arguments, kernel="attention_fused.cu"):
     mask_head: Int64
     mask_row: Int64
     mask_key: Int64
+    mask_period: Int32  # batch items after which the mask repeats
     heads: Int32
     units: Int32
     row_blocks: Int32
@@ -119,14 +121,16 @@ class AttentionFusedArguments(Arguments, kernel="attention_fused.cu"):
     cap_scale: Float32  # CAPPED: of scores before tanh
 
 
-@tactic
-class AttentionFused(Tactic):
-    """The layers that recognize_attention and fuse_attention_transposes make. q, k and v come by TMA, so their heads are rows in memory. A mask that
-    repeats along the batch (shifted windows) takes a launch per repetition."""
+class AttentionTactic(Tactic):
+    """Attention of 16-bit tensors, with a mask in their type or in f32."""
 
     ops = ("*",)
     composites = ("Attention",)
     what = "attention"
+
+    @abstractmethod
+    def why_not_sizes(self, heads: Heads) -> str | None:
+        """Reason why the kernel does not take these heads, or None."""
 
     def why_not(self, layer: Layer) -> str | None:
         if said := super().why_not(layer):
@@ -134,11 +138,11 @@ class AttentionFused(Tactic):
         if not all_static(layer):
             return None
         heads = match_attention(layer)
-        return heads if isinstance(heads, str) else why_not_heads(heads)
+        return heads if isinstance(heads, str) else self.why_not_sizes(heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         heads = match_attention(layer) if all_static(layer) else ""
-        if isinstance(heads, str) or why_not_heads(heads):
+        if isinstance(heads, str) or self.why_not_sizes(heads):
             return []
         read = {v.place for v in (heads.q, heads.k, heads.v)}
         mask = heads.mask.place if heads.mask is not None and not layer.needs(heads.mask.place).is_constant else None
@@ -152,6 +156,14 @@ class AttentionFused(Tactic):
                 signatures.append(same(layer, {**stored, mask: Operand("linear", kind)}, Operand("linear", t)))
         return signatures
 
+
+@tactic
+class AttentionFused(AttentionTactic):
+    """The layers that recognize_attention and fuse_attention_transposes make. q, k and v come by TMA, so their heads are rows in memory."""
+
+    def why_not_sizes(self, heads: Heads) -> str | None:
+        return why_not_heads(heads)
+
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return _why_not_here(match_attention(layer), backend)
 
@@ -159,7 +171,7 @@ class AttentionFused(Tactic):
         heads = match_attention(layer)
         if isinstance(heads, str):
             return []
-        heads = split_periods(heads)[0]
+        heads = without_period(heads)
         mask = mask_form(heads, layer, signature)
         tiles = list_tiles(heads, mask, backend.capabilities.multiprocessors)
         bf16 = signature.outputs[0].dtype.name == "bf16"
@@ -171,8 +183,8 @@ class AttentionFused(Tactic):
         reason = _why_not_here(heads, backend)
         if isinstance(heads, str) or reason:
             raise PlanRefused(str(reason or heads))
-        parts = split_periods(heads)  # a launch each
-        heads = parts[0]
+        period = heads.mask.period if heads.mask is not None else 0
+        heads = without_period(heads)
         mask, tile = mask_form(heads, layer, signature), tile_of(config)
         if said := tile_unfit(heads, mask, tile):
             raise PlanRefused(f"{config}: {said}")
@@ -193,7 +205,7 @@ class AttentionFused(Tactic):
             address, dims = args.inputs[view.place] + 2 * view.offset, (size, lines, count, batches)
             return tensormap.tiled_map(address, kind, dims, steps, (_row_bytes(size) // 2, box, 1, 1))
 
-        def launch_part(part: Heads, args: Args) -> GpuWork:
+        def make(args: Args) -> list[GpuWork]:
             address = 0
             mask_steps: tuple[int, ...] = (0, 0, 0, 0)
             if mask.kind == TILES:
@@ -204,10 +216,10 @@ class AttentionFused(Tactic):
                 mask_steps = heads.mask.strides
             out_batch, out_head = heads.out.steps()
             arguments = AttentionFusedArguments(
-                q=tensor_map(part.q, args, heads.rows, 64),
-                k=tensor_map(part.k.swap_last_axes(), args, heads.keys, tile.bn),
-                v=tensor_map(part.v, args, heads.keys, tile.bn),
-                out=args.outputs[0] + 2 * part.out.offset,
+                q=tensor_map(heads.q, args, heads.rows, 64),
+                k=tensor_map(heads.k.swap_last_axes(), args, heads.keys, tile.bn),
+                v=tensor_map(heads.v, args, heads.keys, tile.bn),
+                out=args.outputs[0] + 2 * heads.out.offset,
                 mask=address,
                 out_batch=out_batch,
                 out_head=out_head,
@@ -216,6 +228,7 @@ class AttentionFused(Tactic):
                 mask_head=mask_steps[1],
                 mask_row=mask_steps[2],
                 mask_key=mask_steps[3],
+                mask_period=period or heads.batch,
                 heads=heads.heads,
                 units=units,
                 row_blocks=row_blocks,
@@ -237,14 +250,11 @@ class AttentionFused(Tactic):
                 cap_scale=heads.scale,
             )
             threads = 128 * tile.wgs + (128 if constants["TAKE"] else 32)
-            return launch("attention_fused", arguments, constants, (grid, 1, 1), threads, shared=shared, cluster=tile.cluster, label=layer.name)
-
-        def make(args: Args) -> list:
-            return [launch_part(part, args) for part in parts]
+            work = launch("attention_fused", arguments, constants, (grid, 1, 1), threads, shared=shared, cluster=tile.cluster, label=layer.name)
+            return [work]
 
         words = [f"attention wgmma {64 * tile.groups * tile.turns}x{tile.bn}"]
         words += [f"keys over {tile.parts} parts"] * (tile.parts > 1) + ["ping-pong"] * tile.pingpong + ["causal"] * causal
-        words += [f"{len(parts)} launches"] * (len(parts) > 1)
         return GpuKernel(layer, signature, make, implementation=", ".join(words), packed=packed)
 
 

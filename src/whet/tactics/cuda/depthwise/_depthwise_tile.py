@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 from whet.backends.cuda import tensormap
 from whet.backends.cuda.launch import Launch
-from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, Float32, Int32, Pointer, TensorMap
+from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, Fields, Float32, Int32, Pointer, TensorMap
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, launch
 from whet.tactics.cuda.conv._conv import ConvShape
 
@@ -15,10 +15,9 @@ _BYTES = {0: 4, 1: 2, 2: 2, 3: 1, 4: 1}  # of the types of vector.cuh
 
 
 @dataclass(frozen=True)
-class DepthwiseTileArguments(Arguments, kernel="depthwise_tile.cu"):
-    input: TensorMap
-    weights: ConstFloatPointer
-    bias: ConstFloatPointer
+class TileFields(Fields):
+    """The result and the tiles of a launch, for depthwise_tile.cu and depthwise_dot.cu."""
+
     out: Pointer
     c: Int32
     p: Int32
@@ -32,6 +31,14 @@ class DepthwiseTileArguments(Arguments, kernel="depthwise_tile.cu"):
     act: ActivationParameters
     per_step: Float32  # of integer results
     zero: Float32
+
+
+@dataclass(frozen=True)
+class DepthwiseTileArguments(Arguments, kernel="depthwise_tile.cu"):
+    input: TensorMap
+    weights: ConstFloatPointer
+    bias: ConstFloatPointer
+    tile: TileFields
 
 
 @dataclass(frozen=True, order=True)
@@ -178,13 +185,23 @@ def tile_launch(
     size = _BYTES[constants["FROM"]]
     kind = {0: "f32", 1: "f16", 2: "bf16"}.get(constants["FROM"], "u8")
     x, weights, bias, out = addresses
-    rows, columns = tile.input(s)
-    pixel = s.c * size
-    box = tensormap.tiled_map(x, kind, (s.c, s.w, s.h, s.n), (pixel, pixel * s.w, pixel * s.w * s.h), (tile.cg, columns, rows, 1), plain=True)
+    fields, grid = place_tiles(s, tile, out, bounds, scales8, multiprocessors)
+    arguments = DepthwiseTileArguments(input_map(x, kind, s, tile, size), weights, bias, fields)
+    return launch("depthwise_tile", arguments, constants, grid, tile.threads, shared=tile.shared(s, size), label=label)
+
+
+def input_map(x: int, kind: str, s: ConvShape, tile: Tile, size: int) -> bytes:
+    """The tensor map of the input of a tile; `size`: bytes of an element."""
+    pixel, (rows, columns) = s.c * size, tile.input(s)
+    return tensormap.tiled_map(x, kind, (s.c, s.w, s.h, s.n), (pixel, pixel * s.w, pixel * s.w * s.h), (tile.cg, columns, rows, 1), plain=True)
+
+
+def place_tiles(
+    s: ConvShape, tile: Tile, out: int, bounds: tuple[float, float], scales8: tuple[float, float], multiprocessors: int
+) -> tuple[TileFields, tuple[int, int, int]]:
+    """The fields of a launch, and its grid: the tiles of each channel group are distributed evenly to the blocks that run at once."""
     groups, tiles_h, tiles_w = s.c // tile.cg, -(-s.p // (tile.rg * tile.th)), -(-s.q // tile.tw)
     tiles = s.n * tiles_h * tiles_w
     each = -(-tiles // max(1, min(tiles, multiprocessors * tile.blocks // groups)))
-    grid = groups * -(-tiles // each)
-    sizes = (s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles)
-    arguments = DepthwiseTileArguments(box, weights, bias, out, *sizes, bounds, *scales8)
-    return launch("depthwise_tile", arguments, constants, (grid, 1, 1), tile.threads, shared=tile.shared(s, size), label=label)
+    fields = TileFields(out, s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles, bounds, *scales8)
+    return fields, (groups * -(-tiles // each), 1, 1)

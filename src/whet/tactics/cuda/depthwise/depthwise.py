@@ -26,7 +26,7 @@ from whet.tactics.cuda._device.kernel import (
     packed_array,
 )
 from whet.tactics.cuda._device.source import kernel_text
-from whet.tactics.cuda.conv._conv import ConvShape
+from whet.tactics.cuda.conv._conv import NONE, ConvShape
 from whet.tactics.cuda.conv.conv import conv_shape, list_conv_signatures, packed_bias, why_not_conv
 from whet.tactics.cuda.depthwise._depthwise_tile import Tile, list_tiles, tile_launch
 from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
@@ -98,6 +98,7 @@ class Depthwise(Tactic):
             large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
             if not large and (tall == 1 or threads >= 256 * backend.capabilities.multiprocessors):
                 configs.append((("wide", wide), ("tall", tall)))
+                compile_ahead(backend, [kernel_text("depthwise.cu", _constants(layer, signature, wide, tall))])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -108,16 +109,7 @@ class Depthwise(Tactic):
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
         kind, low, high = epilogue.post_ops.activation
-        constants = {
-            "FROM": TYPE[signature.outputs[0].dtype.name],
-            "TO": TYPE[signature.outputs[0].dtype.name],
-            "R": s.r,
-            "S": s.s,
-            "STRIDE": s.stride[1],
-            "WIDE": wide,
-            "TALL": tall,
-            "ACT": ACTIVATIONS[kind],
-        }
+        constants = _constants(layer, signature, wide, tall)
         packed = (
             packed_array(
                 f"{weights.constant().digest}|depthwise rsc f32",
@@ -144,6 +136,13 @@ class Depthwise(Tactic):
             return [launch("depthwise", DepthwiseArguments(*addresses, *sizes, act=(low, high)), constants, grid, 128)]
 
         return GpuKernel(layer, signature, make, implementation=f"depthwise {tall}x{wide}", packed=packed)
+
+
+def _constants(layer: Layer, signature: Signature, wide: int, tall: int) -> dict[str, int]:
+    """Macros of depthwise.cu."""
+    s, dtype, epilogue = conv_shape(layer), TYPE[signature.outputs[0].dtype.name], match_epilogue(layer, epilogue_steps(layer))
+    kind = NONE[0] if isinstance(epilogue, str) else epilogue.post_ops.activation[0]
+    return {"FROM": dtype, "TO": dtype, "R": s.r, "S": s.s, "STRIDE": s.stride[1], "WIDE": wide, "TALL": tall, "ACT": ACTIVATIONS[kind]}
 
 
 def _tiles_fit(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> bool:

@@ -7,24 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.backends import Backend
-from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.arguments import (
-    ActivationParameters,
     Arguments,
     ConstFloatPointer,
     ConstIntPointer,
-    Float32,
     Int32,
-    Pointer,
     TensorMap,
 )
 from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, compile_ahead, launch, machine_has, packed_array
 from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
-from whet.tactics.cuda.depthwise._depthwise_tile import Tile, list_tiles
+from whet.tactics.cuda.depthwise._depthwise_tile import Tile, TileFields, input_map, list_tiles, place_tiles
 from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
 from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
 from whet.tactics.cuda.depthwise.depthwise import tile_config, tile_from
@@ -50,19 +46,7 @@ class DepthwiseDotArguments(Arguments, kernel="depthwise_dot.cu"):
     input: TensorMap
     weights: ConstIntPointer  # [R][KINDS][TAKEN][c]: words of four taps
     factors: ConstFloatPointer  # [2][pitch]: biases, and the real value of a step of each channel's sum
-    out: Pointer
-    c: Int32
-    p: Int32
-    q: Int32
-    pad_h: Int32
-    pad_w: Int32
-    groups: Int32  # tiles of one channel group
-    tiles_h: Int32
-    tiles_w: Int32
-    tiles: Int32
-    act: ActivationParameters
-    per_step: Float32  # of integer results
-    zero: Float32
+    tile: TileFields
     pitch: Int32
 
 
@@ -117,19 +101,12 @@ class QDepthwiseDot(QDepthwise):
             packed_array(f"{key} {kinds} {taken}", s.r * kinds * taken * s.c * 4, lambda: pack_taps(weight_bytes(w), kinds, taken)),
             packed_array(f"{key} {per} {shift}", 2 * pitch * 4, lambda: _factors(parts, epilogue, s, per, shift)),
         )
-        rows, columns = tile.input(s)
-        groups, tiles_h, tiles_w = s.c // tile.cg, -(-s.p // (tile.rg * tile.th)), -(-s.q // tile.tw)
-        tiles = s.n * tiles_h * tiles_w
-        each = -(-tiles // max(1, min(tiles, backend.capabilities.multiprocessors * tile.blocks // groups)))
 
         def make(args: Args) -> list:
-            image, lines = args.inputs[x], (s.c, s.c * s.w, s.c * s.w * s.h)
-            box = tensormap.tiled_map(image, "u8", (s.c, s.w, s.h, s.n), lines, (tile.cg, columns, rows, 1), plain=True)
-            sizes = (s.c, s.p, s.q, s.pad[0], s.pad[1], groups, tiles_h, tiles_w, tiles)
-            ends = (post_ops.activation[1:], out.per_step, out.zero, pitch)
-            arguments = DepthwiseDotArguments(box, args.packed[0], args.packed[1], args.outputs[0], *sizes, *ends)
-            grid, shared = (groups * -(-tiles // each), 1, 1), tile.shared(s, 1)
-            return [launch("depthwise_dot", arguments, constants, grid, tile.threads, shared=shared, label=layer.name)]
+            multiprocessors = backend.capabilities.multiprocessors
+            fields, grid = place_tiles(s, tile, args.outputs[0], post_ops.activation[1:], (out.per_step, out.zero), multiprocessors)
+            arguments = DepthwiseDotArguments(input_map(args.inputs[x], "u8", s, tile, 1), args.packed[0], args.packed[1], fields, pitch)
+            return [launch("depthwise_dot", arguments, constants, grid, tile.threads, shared=tile.shared(s, 1), label=layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"depthwise dot {tile}", packed=packed, rtol=0.0)
 

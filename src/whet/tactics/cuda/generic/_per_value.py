@@ -1,4 +1,4 @@
-"""Base of tactics whose kernels are generated for one layer: statements for a thread per value of the result, with shapes compiled in.
+"""Base of tactics with kernels that are generated for one layer: statements for a thread per value of the result, with shapes compiled in.
 
 The statements are C++ over the index `i`: `in0(j)` is element j of the first input in the layer's arithmetic, `at0(j)` the same as a 64-bit
 integer, `put0(j, v)` stores an element of the first output, `index0(j, n)` stores an integer, `got0(j)` reads an output back. Indices that come

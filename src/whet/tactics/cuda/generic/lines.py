@@ -1,4 +1,4 @@
-"""Ops along one axis whose threads walk over a line of it, or over the other values of a value's line."""
+"""Ops along one axis: a thread walks over a line of it, or over the other values of a value's line."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ _PASSES: dict[str, Callable[[Layer], Passes]] = {
     "ReduceProd": _product,
 }  # fmt: skip
 _PARAMETERS = {"CumSum": (1,), "CumProd": (1,), "TopK": (1,), "ReduceProd": (1,)}
-#: ops that compare, and a product, whose partial results would leave the range of 16 bits
+#: comparing ops, and a product: its partial results would leave the range of 16 bits
 _KEEP_TYPES = frozenset({"ArgMax", "ArgMin", "Hardmax", "TopK", "ReduceProd"})
 
 

@@ -1,4 +1,4 @@
-"""Ops whose values are each one value of an input, or a constant, at a computed index."""
+"""Ops that give each value from one value of an input at a computed index, or from a constant."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class LibraryConvolution(Tactic):
 
 
 def work_of(layer: Layer, stored: Operand, epilogue: Epilogue, form: str) -> Convolution | None:
-    """The layer as the library's graph: with its epilogue ("fused"; None if it has no such step) or without ("apart")."""
+    """The layer as the library's graph: with its epilogue ("fused"; None if it has no such step) or without it ("apart")."""
     head = root_layer(layer)
     a, transposed = head.attrs, head.op == "ConvTranspose"
     x, w, y = (_four(t) for t in (head.needs(0), head.needs(1), layer.outputs[0]))

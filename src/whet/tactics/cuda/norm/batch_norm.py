@@ -11,7 +11,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import epilogue_steps, outer_input, root_layer, source_index
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
@@ -53,7 +53,7 @@ class BatchNorm(Tactic):
         where = [outer_input(layer, t) for t in root_layer(layer).inputs[1:5]]
         if any(i is None or not layer.needs(i).is_constant for i in where):
             return "its statistics are computed at run time"
-        activation = _match_activation(layer)
+        activation = match_activation(layer)
         return activation if isinstance(activation, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -71,23 +71,12 @@ class BatchNorm(Tactic):
         return "more than 2**31 elements" if prod(static_shape(layer.outputs[0].shape)) >= 2**31 else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        activation = _match_activation(layer)
+        activation = match_activation(layer)
         if isinstance(activation, str):
             raise PlanRefused(activation)
-        (act, low, high), head = activation, root_layer(layer)
+        (act, low, high), x = activation, source_index(layer)
         shape, stored = static_shape(layer.outputs[0].shape), signature.outputs[0]
-        x, *rest = (i for t in head.inputs[:5] if (i := outer_input(layer, t)) is not None)
-        scale, bias, mean, variance = (layer.needs(i) for i in rest)
-        epsilon = float(head.attrs["epsilon"])
-
-        def numbers(which: int) -> np.ndarray:
-            s, b, m, v = (np.asarray(t.array(), np.float64) for t in (scale, bias, mean, variance))
-            factor = s / np.sqrt(v + epsilon)
-            return (factor, b - m * factor)[which].astype(np.float32)
-
-        channels, count = shape[1], prod(shape)
-        key = "+".join(t.constant().digest for t in (scale, bias, mean, variance)) + f"|affine {epsilon}"
-        packed = tuple(packed_array(f"{key} {i}", channels * 4, partial(numbers, i)) for i in (0, 1))
+        channels, count, packed = shape[1], prod(shape), pack_factors(layer)
         last, plane = stored.format == "nhwc", prod(shape[2:])
         vec = 8 if last or plane % 8 == 0 else 1
         constants = {"TYPE": TYPE[stored.dtype.name], "ACT": ACTIVATIONS[act], "LAST": int(last), "VEC": vec}
@@ -100,7 +89,23 @@ class BatchNorm(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"affine x{vec}", packed=packed)
 
 
-def _match_activation(layer: Layer) -> Activation | str:
+def pack_factors(layer: Layer) -> tuple[Packed, Packed]:
+    """The factors and shifts of the channels of a batch normalization with its epilogue, f32."""
+    head = root_layer(layer)
+    places = (outer_input(layer, t) for t in head.inputs[1:5])
+    statistics = [layer.needs(i) for i in places if i is not None]
+    epsilon = float(head.attrs["epsilon"])
+
+    def numbers(which: int) -> np.ndarray:
+        s, b, m, v = (np.asarray(t.array(), np.float64) for t in statistics)
+        factor = s / np.sqrt(v + epsilon)
+        return (factor, b - m * factor)[which].astype(np.float32)
+
+    key, nbytes = "+".join(t.constant().digest for t in statistics) + f"|affine {epsilon}", statistics[0].constant().array.size * 4
+    return packed_array(f"{key} 0", nbytes, partial(numbers, 0)), packed_array(f"{key} 1", nbytes, partial(numbers, 1))
+
+
+def match_activation(layer: Layer) -> Activation | str:
     """The activation after it (a clip without bounds if none), or the reason why the kernel cannot compute the epilogue."""
     steps = epilogue_steps(layer)
     if steps is None:
