@@ -235,7 +235,8 @@ def tail(text, *outputs):
 
 
 @pytest.mark.parametrize(
-    ("outputs", "accepted"), [(("y", "z"), True), (("z", "y"), True), (("z",), True), ((), False), (("z", "z"), False), (("y", "w"), False), (("x",), False)]
+    ("outputs", "accepted"),
+    [(("y", "z"), True), (("z", "y"), True), (("z",), True), ((), False), (("z", "z"), False), (("y", "w"), False), (("x",), False)],
 )
 def test_the_outputs_of_layers_on_the_host(outputs, accepted):
     network = parse_network("network n lowered\nin %x: f32[2]\n%y = Relu(%x)\nout %y\n")
@@ -243,7 +244,8 @@ def test_the_outputs_of_layers_on_the_host(outputs, accepted):
     if accepted:
         host_tail.check_tail(rest, network)
         assert list(rest.types(network)) == list(outputs)
-        assert {n: a.tolist() for n, a in rest.run(network, {"x": np.float32([1, -2])}, {"y": np.float32([1, 0])}).items()} == {n: [1, 0] for n in outputs}
+        values = rest.run(network, {"x": np.float32([1, -2])}, {"y": np.float32([1, 0])})
+        assert {n: a.tolist() for n, a in values.items()} == {n: [1, 0] for n in outputs}
     else:
         with pytest.raises(EngineError, match="inconsistent"):
             host_tail.check_tail(rest, network)

@@ -44,8 +44,10 @@ def test_a_maximum_of_values_that_are_not_negative_takes_over_zeros(op, moves, f
 
 @pytest.mark.parametrize(
     ("kind", "fires"),
-    [("Relu(%x)", 1), ("Sigmoid(%x)", 1), ("Abs(%x)", 1), ("Softplus(%x)", 1), ("Softmax(%x, axis=1)", 1), ("HardSigmoid(%x)", 1), ("Clip(%x, %zero)", 1),
-     ("Clip(%x, %less)", 0), ("Tanh(%x)", 0), ("Elu(%x)", 0), ("Selu(%x)", 0), ("Gelu(%x)", 0), ("Floor(%x)", 0), ("Neg(%x)", 0), ("Softsign(%x)", 0)],
+    [("Relu(%x)", 1), ("Sigmoid(%x)", 1), ("Abs(%x)", 1), ("Softplus(%x)", 1), ("Softmax(%x, axis=1)", 1), ("HardSigmoid(%x)", 1), 
+     ("Clip(%x, %zero)", 1),
+     ("Clip(%x, %less)", 0), ("Tanh(%x)", 0), ("Elu(%x)", 0), ("Selu(%x)", 0), ("Gelu(%x)", 0), ("Floor(%x)", 0), 
+     ("Neg(%x)", 0), ("Softsign(%x)", 0)],
 )  # fmt: skip
 def test_values_that_are_never_negative(kind, fires):
     text = f"in %x: f32[1,2,6,6]\nconst %zero: f32[] = [0.0]\nconst %less: f32[] = [-0.5]\n%r = {kind}\n"
@@ -66,8 +68,10 @@ out %y
 
 @pytest.mark.parametrize(
     ("shape", "axis", "found"),
-    [((3, 1, 1), 1, [0.0, 1.0, 2.0]), ((1, 3, 1, 1), 1, [0.0, 1.0, 2.0]), ((), 1, [0.0, 0.0, 0.0]), ((1,), 1, [0.0, 0.0, 0.0]), ((3, 1), 1, None), ((4,), 3, [0.0, 1.0, 2.0, 3.0]),
-     ((3,), 3, None), ((2, 3, 1, 1), 1, None), ((3, 0, 1), 1, None), ((0, 3, 1, 1), 1, None), ((3, 4, 1), 1, None), ((1, 1, 3, 1, 1), 1, None), ((0,), 3, None)],
+    [((3, 1, 1), 1, [0.0, 1.0, 2.0]), ((1, 3, 1, 1), 1, [0.0, 1.0, 2.0]), ((), 1, [0.0, 0.0, 0.0]), ((1,), 1, [0.0, 0.0, 0.0]), 
+     ((3, 1), 1, None), ((4,), 3, [0.0, 1.0, 2.0, 3.0]),
+     ((3,), 3, None), ((2, 3, 1, 1), 1, None), ((3, 0, 1), 1, None), ((0, 3, 1, 1), 1, None), 
+     ((3, 4, 1), 1, None), ((1, 1, 3, 1, 1), 1, None), ((0,), 3, None)],
 )  # fmt: skip
 def test_constants_with_a_value_per_channel(shape, axis, found):
     net = Network("n")

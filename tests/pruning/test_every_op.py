@@ -119,7 +119,8 @@ def agree(want, got):
 
 def test_operations_are_treated_as_recorded(found):
     if UPDATE:
-        lines = (f"{json.dumps(k)}: {json.dumps(json.loads(json.dumps(v), parse_float=lambda x: float(f'{float(x):.5g}')))}" for k, v in found.items())
+        short = json.loads(json.dumps(found), parse_float=lambda x: float(f"{float(x):.5g}"))
+        lines = (f"{json.dumps(title)}: {json.dumps(facts)}" for title, facts in short.items())
         GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     recorded = json.loads(GOLDEN.read_text())
     assert list(recorded) == list(found)

@@ -253,7 +253,8 @@ def test_floors_are_the_time_of_bytes_and_of_products_at_the_peak_rates():
     """32 values read and 16 written of 4 bytes, 8 weights, and 64 products."""
     net = parse_network("network n source\nin %x: f32[8,4]\nconst %w: f32[4,2] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
     kernel = SimpleNamespace(packed=[], inputs=[128], outputs=[64])
-    option = SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(SimpleNamespace(dtype=SimpleNamespace(name="f32")), None)), cost=2.0, ms=1)
+    signature = SimpleNamespace(inputs=(SimpleNamespace(dtype=SimpleNamespace(name="f32")), None))
+    option = SimpleNamespace(kernel=kernel, signature=signature, cost=2.0, ms=1)
     none = _Rates.of(SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=())), [])
     assert none.floors_ms(net.layers[0], option) == (0.0, 0.0)
     declared = SimpleNamespace(peaks=lambda: {"bytes": 112e3, "f32": 32e3}, capabilities=SimpleNamespace(features=()))

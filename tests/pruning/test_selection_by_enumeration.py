@@ -344,8 +344,8 @@ def test_the_search_finds_the_optimum_or_states_a_bound_below_it(text, seed, mea
     for share in (0.85, 0.55, 0.3):
         target = float(round(share * table[0, 0]))
         tables, cost, loss = selection(text, seed, measured)
-        said = []
-        found = Search(tables, target, lambda done, of, what: said.append((done, of, what))).run()
+        said: list[tuple[int, int, str]] = []
+        found = Search(tables, target, lambda *step, said=said: said.append(step)).run()
         within = table[table[:, 0] <= target]
         if not len(within):
             assert (found.x, found.bound, found.least) == (None, 0.0, table[:, 0].min())
