@@ -376,3 +376,53 @@ def test_equal_scores_keep_the_first_units_and_single_units_stay():
     scores["w"] = np.array([1.0, 3.0, 1.0, 2.0])
     assert choose_within(found, [], scores, costs, 2.0, multiple=1).kept["w"].tolist() == [1, 3]
     assert choose_within(found, [], scores, costs, 3.0, multiple=1).kept["w"].tolist() == [0, 1, 3]
+
+
+def parallel(count, costs_of, total=None, seed=0):
+    """Tables of parallel convolutions that are whole or have one channel, with a cost each, or one `total` of the channels of all of them."""
+    lines = ["network n source", "in %x: f32[N,2,2,2]"]
+    for i in range(count):
+        lines += [f"const %w{i}: f32[3,2,1,1] = seed({i + 1})", f"%a{i} = Conv(%x, %w{i})"]
+    lines += ["%c = Concat(" + ", ".join(f"%a{i}" for i in range(count)) + ", axis=1)", f"const %v: f32[2,{3 * count},1,1] = seed(99)",
+              "%y = Conv(%c, %v)", "out %y", ""]  # fmt: skip
+    found = groups(parse_network("\n".join(lines)))
+    assert [g.name for g in found] == [f"w{i}" for i in range(count)]
+    scores = {g.name: np.array([100.0, s, 0.0]) for g, s in zip(found, np.random.default_rng(seed).permutation(3 * count)[:count] + 1.0, strict=True)}
+    if total is None:
+        costs = Costs(
+            "units", lambda item, w: float(costs_of[int(item)] if w.get(f"w{item}", 3) == 3 else 0), {str(i): (f"w{i}",) for i in range(count)}, {}
+        )
+    else:
+        costs = Costs("units", lambda item, w: float(sum(c for i, c in enumerate(costs_of) if w.get(f"w{i}", 3) == 3)), {"all": tuple(scores)}, {})
+    return Tables(found, [], scores, costs, {g.name: (1, 3) for g in found}), np.array([scores[g.name][1] for g in found])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_search_solves_knapsacks_that_steps_and_exchanges_do_not(seed):
+    """Costs that are almost the losses: rates tell little (strongly correlated: D. Pisinger, Computers & Operations Research 32, 2005)."""
+    losses = parallel(10, [1] * 10, seed=seed)[1]
+    costs = losses + 10
+    tables, _ = parallel(10, costs, seed=seed)
+    gone = np.array(list(product((0, 1), repeat=10)))
+    for share in (0.7, 0.45):
+        target = float(round(share * costs.sum()))
+        best = (gone @ losses)[costs.sum() - gone @ costs <= target].min()
+        found = Search(tables, target).run()
+        assert tables.cost(found.x) <= target
+        assert (tables.loss(found.x), found.bound) == (pytest.approx(best), pytest.approx(best, rel=2e-6))
+
+
+@pytest.mark.parametrize("share", [0.95, 0.7, 0.5, 0.2, 0.05])
+@pytest.mark.parametrize("count", [13, 24])
+def test_two_or_three_steps_are_taken_per_comparison_of_many_widths(count, share):
+    costs = np.random.default_rng(count).permutation(3 * count)[:count] + 5.0
+    tables, losses = parallel(count, costs, total=True)
+    assert tables.wide
+    target, x, cost = share * costs.sum(), [0] * count, costs.sum()
+    while cost > target:
+        rates = sorted((losses[v] / min(costs[v], cost - target), v) for v in range(count) if not x[v])
+        for _, v in rates[: 1 + count // 12]:
+            x[v], cost = 1, cost - costs[v]
+            if cost <= target:
+                break
+    assert step_down(tables, [0] * count, target) == x
