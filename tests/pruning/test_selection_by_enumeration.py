@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from whet.errors import PruneError
 from whet.network import parse_network
 from whet.pruning import branches, groups
 from whet.pruning.costs import Costs
@@ -373,13 +374,15 @@ def test_equal_scores_keep_the_first_units_and_single_units_stay():
         choice = choose_within(found, [], scores, costs, target, multiple=1)
         assert {name: at.tolist() for name, at in choice.kept.items()} == ({} if kept is None else {"w": kept})
         assert (choice.before, choice.after, choice.lost) == (4, 4 - (0 if kept is None else 4 - len(kept)), choice.before - choice.after)
+    with pytest.raises(PruneError, match=r"the target of 0.5 channels is unreachable \(0.12 of the present cost\).* 1 of 4 remain\."):
+        choose_within(found, [], scores, costs, 0.5, multiple=1)
     scores["w"] = np.array([1.0, 3.0, 1.0, 2.0])
     assert choose_within(found, [], scores, costs, 2.0, multiple=1).kept["w"].tolist() == [1, 3]
     assert choose_within(found, [], scores, costs, 3.0, multiple=1).kept["w"].tolist() == [0, 1, 3]
 
 
 def parallel(count, costs_of, total=None, seed=0):
-    """Tables of parallel convolutions that are whole or have one channel, with a cost each, or one `total` of the channels of all of them."""
+    """Tables of parallel convolutions that are whole or have one channel, with a cost each (1 if narrow), or one `total` of all."""
     lines = ["network n source", "in %x: f32[N,2,2,2]"]
     for i in range(count):
         lines += [f"const %w{i}: f32[3,2,1,1] = seed({i + 1})", f"%a{i} = Conv(%x, %w{i})"]
@@ -390,7 +393,7 @@ def parallel(count, costs_of, total=None, seed=0):
     scores = {g.name: np.array([100.0, s, 0.0]) for g, s in zip(found, np.random.default_rng(seed).permutation(3 * count)[:count] + 1.0, strict=True)}
     if total is None:
         costs = Costs(
-            "units", lambda item, w: float(costs_of[int(item)] if w.get(f"w{item}", 3) == 3 else 0), {str(i): (f"w{i}",) for i in range(count)}, {}
+            "units", lambda item, w: float(costs_of[int(item)] if w.get(f"w{item}", 3) == 3 else 1), {str(i): (f"w{i}",) for i in range(count)}, {}
         )
     else:
         costs = Costs("units", lambda item, w: float(sum(c for i, c in enumerate(costs_of) if w.get(f"w{i}", 3) == 3)), {"all": tuple(scores)}, {})
@@ -406,7 +409,7 @@ def test_the_search_solves_knapsacks_that_steps_and_exchanges_do_not(seed):
     gone = np.array(list(product((0, 1), repeat=10)))
     for share in (0.7, 0.45):
         target = float(round(share * costs.sum()))
-        best = (gone @ losses)[costs.sum() - gone @ costs <= target].min()
+        best = (gone @ losses)[costs.sum() - gone @ (costs - 1) <= target].min()
         found = Search(tables, target).run()
         assert tables.cost(found.x) <= target
         assert (tables.loss(found.x), found.bound) == (pytest.approx(best), pytest.approx(best, rel=2e-6))
