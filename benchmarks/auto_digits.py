@@ -95,7 +95,7 @@ def main() -> int:
         "earlier_calls_seconds": args.earlier, "earlier_calls_killed": args.killed, "killed_at_seconds": kills, "seed_of_kills": seed,
         "jobs_begun": sum(e["event"] == "begin" and e["job"] is not None for e in events),
         "jobs_ended": len(ended), "jobs_ended_twice": len(ended) - len(set(ended)), "load_average": load,
-        "trials": len([t for t in data["trials"] if t["same_as"] is None]), "trials_failed": len([t for t in data["trials"] if t["state"] != "done"]),
+        "trials": len([t for t in data["trials"] if t["same_as"] is None]), "trials_failed": sum(t["state"] == "failed" for t in data["trials"]),
         "scored_on": data["scored_on"], "others_load": data["load"], "chosen": data["rows"][data["chosen"]]["name"],
         "rows": [{k: r[k] for k in SHOWN} | flat(r) for r in data["rows"]],
     }  # fmt: skip

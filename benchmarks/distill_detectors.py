@@ -7,7 +7,8 @@ The evaluation photos (the odd ones of COCO and of the face photos) are not amon
 recovery. Each step shows both networks the same views: crops of random position and size, mirrored or not, brighter or darker. The loss
 covers the whole detector's outputs: its scores at all positions (the quality focal loss of Li et al. 2020, which weighs positions of
 disagreement), its boxes at positions with detections; and, with a decaying weight, the kept channels of each convolution (hints, Romero et
-al. 2015).
+al. 2015), until half of the time. The fastest of several number formats and memory layouts is timed first, then the learning rate with the
+smallest loss after a short run is chosen. With `--resume` a network trained by an earlier call starts in place of the recovered one.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _smaller import rounded
 
-IMAGENET = 300  # photos of one object each, for variety
+IMAGENET = 1000  # photos of one object each, for variety
 SIDE = 512  # photos are stored as squares of this side, resized like the detectors' own preprocessing
-LR, DECAY, CLIP, WARMUP = 1e-3, 1e-4, 10.0, 0.05
-HINTS = 3.0  # initial weight of the convolutions' mean relative squared error; it decays to 0
+RATES = (1e-3, 2e-3, 4e-3)  # learning rates that are tried
+DECAY, CLIP, WARMUP = 1e-4, 10.0, 0.05
+TRIED, TIMED, SKIPPED = 0.04, 20, 5  # share of the time for a learning rate; steps of a format that are timed, after those that are not
+FORMATS = (("bf16", True), ("bf16", False), ("tf32", False))  # number format; channels last
+HINTS = 3.0  # initial weight of the convolutions' mean relative squared error; it decays to 0 at half of the time
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Taught:
     std: tuple[float, ...]
     bgr: bool
     loss: Callable
+    few: float  # share of views of the photos with many objects, of which there are few: with too many of them the network learns those by heart
 
 
 def seen_differently(p, q):
@@ -75,8 +81,8 @@ def face_loss(mine: dict, whole: dict):
 
 
 TAUGHT = {
-    "nanodet_m": Taught("nanodet_m.onnx", (416, 416), (103.53, 116.28, 123.675), (57.375, 57.12, 58.395), True, nanodet_loss),
-    "version-RFB-320": Taught("version-RFB-320.onnx", (240, 320), (127.0,) * 3, (128.0,) * 3, False, face_loss),
+    "nanodet_m": Taught("nanodet_m.onnx", (416, 416), (103.53, 116.28, 123.675), (57.375, 57.12, 58.395), True, nanodet_loss, 0.25),
+    "version-RFB-320": Taught("version-RFB-320.onnx", (240, 320), (127.0,) * 3, (128.0,) * 3, False, face_loss, 0.4),
 }
 
 
@@ -161,32 +167,41 @@ class Views:
 
         self.pixels = torch.from_numpy(pixels).to(device)
         self.how, self.device, self.imagenet = how, device, imagenet
+        self.channels_last = False
         self.generator = torch.Generator(device).manual_seed(seed)
         self.mean, self.std = (torch.tensor(v, device=device).reshape(1, 3, 1, 1) for v in (how.mean, how.std))
 
     def batch(self, n: int):
-        """float32 [n, 3, height, width]: three quarters single views, the others mosaics of four views."""
+        """float32 [n, 3, height, width]: single views, mosaics of four views and of sixteen; some blended with another one of the batch.
+
+        Both networks see the same views, so blended ones are as good as others: they make few photos last longer (Beyer et al. 2022).
+        """
         import torch
 
         height, width = self.how.size
-        fours = n // 4
-        x = self.views(n - fours, (height, width))
-        q = self.views(4 * fours, (height // 2, width // 2)).unflatten(0, (fours, 4))
-        rows = [torch.cat((q[:, i], q[:, i + 1]), 3) for i in (0, 2)]
-        x = torch.cat((x, torch.cat(rows, 2)))
+        fours, sixteens = 3 * n // 8, n // 4
+        parts = [self.views(n - fours - sixteens, (height, width))]
+        for count, side in ((fours, 2), (sixteens, 4)):
+            v = self.views(side * side * count, (height // side, width // side)).unflatten(0, (count, side, side))
+            parts.append(v.permute(0, 3, 1, 4, 2, 5).reshape(count, 3, height, width))
+        x = torch.cat(parts)
+        blend = torch.where(self._rand(n) < 0.35, 0.5 * self._rand(n), torch.zeros(n, device=self.device))[:, None, None, None]
+        x = (1 - blend) * x + blend * x[torch.randperm(n, generator=self.generator, device=self.device)]
+        x = x * (0.85 + 0.3 * self._rand(3 * n).reshape(n, 3, 1, 1))
         middle = x.mean((1, 2, 3), keepdim=True)
         contrast, light = 0.7 + 0.6 * self._rand(n), 0.75 + 0.5 * self._rand(n)
         x = (((x - middle) * contrast[:, None, None, None] + middle) * light[:, None, None, None]).clamp(0, 255).round()
         x = x.flip(1) if self.how.bgr else x
-        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        x = (x - self.mean) / self.std
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x.contiguous()
 
     def views(self, n: int, size: tuple[int, int]):
-        """float32 [n, 3, *size], 0 to 255: photos with many objects, which are fewer, are sampled more often."""
+        """float32 [n, 3, *size], 0 to 255."""
         import torch
         from torch.nn import functional as F
 
         few = len(self.pixels) - self.imagenet
-        at = torch.where(self._rand(n) < 0.3, (self._rand(n) * self.imagenet).long(), self.imagenet + (self._rand(n) * few).long())
+        at = torch.where(self._rand(n) >= self.how.few, (self._rand(n) * self.imagenet).long(), self.imagenet + (self._rand(n) * few).long())
         scale = torch.exp(self._rand(n) * (math.log(1.15) - math.log(0.45)) + math.log(0.45))  # share of the photo in a view
         scale = torch.where(self._rand(n) < 0.2, torch.ones_like(scale), scale)
         stretch = torch.exp((self._rand(n) - 0.5) * 0.4)
@@ -231,49 +246,128 @@ class Hints:
         return self.weight * total / len(self.at)
 
 
-def distil(whole, cut, how: Taught, views: Views, hints: Hints, args: argparse.Namespace) -> dict:
-    """Trains the module `cut` until the time limit; returns a record of the training."""
+@dataclass
+class Training:
+    """A cut network in training: `step` runs one training step and returns the loss."""
+
+    module: Any
+    step: Callable
+    rate: Callable[[float], None]
+
+
+def start_training(whole, cut, how: Taught, hints: Hints, args: argparse.Namespace, precision: str, *, with_hints: bool, optimizer=None):
+    """A training step as a CUDA graph if there is a GPU; with the state of `optimizer` if that is given. Returns it with its optimizer."""
     import torch
 
     from whet.training.graphed import GraphedStep
 
-    seconds, batch, device = args.seconds, args.batch, args.device
     names = [t.name for t in cut.network.outputs]
     ends = len(names) - len(hints.names)
-    rate = torch.tensor(0.0, device=device)
-    graphed = device == "cuda" and args.graph
+    graphed = args.device == "cuda" and args.graph
+    rate = torch.tensor(0.0, device=args.device) if graphed else 0.0
     more = {"fused": True, "capturable": True} if graphed else {}
-    optimizer = torch.optim.AdamW(cut.parameters(), lr=rate if graphed else args.lr, weight_decay=DECAY, **more)
+    if optimizer is None:
+        optimizer = torch.optim.AdamW(cut.parameters(), lr=rate, weight_decay=DECAY, **more)
 
     def step(feeds, labels, answers=()):
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(args.device, torch.bfloat16, enabled=precision == "bf16"):
             with torch.no_grad():
                 theirs = whole(feeds["x"])
             mine = cut(feeds["x"])
         have, want = (dict(zip(names[:ends], found, strict=False)) for found in (mine, theirs))
-        loss = how.loss(have, want) + hints.loss(mine[ends:], theirs[ends:])
+        loss = how.loss(have, want)
+        if with_hints:
+            loss = loss + hints.loss(mine[ends:], theirs[ends:])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(cut.parameters(), CLIP)
         optimizer.step()
         return loss.detach()
 
-    run = GraphedStep(step) if graphed else step
-    cut.train()
-    began, done, total, history = time.time(), 0, 0.0, []
-    while (share := (time.time() - began) / seconds) < 1:
-        now = args.lr * min(share / WARMUP, (1 + math.cos(math.pi * share)) / 2)
-        hints.weight.fill_(HINTS * (1 - share))
-        if graphed:
-            rate.fill_(now)
+    def set_rate(value: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"].fill_(value) if graphed else group.update(lr=value)
+
+    return Training(cut, GraphedStep(step) if graphed else step, set_rate), optimizer
+
+
+def fastest_format(whole, make_cut: Callable, how: Taught, views: Views, make_hints: Callable, args: argparse.Namespace):
+    """The number format and memory layout with the shortest steps, and the seconds of each."""
+    import torch
+
+    times = {}
+    if args.format is not None:
+        views.channels_last = args.format == "bf16"
+        return args.format, {}
+    for precision, last in FORMATS if args.device == "cuda" else (("tf32", False),):
+        views.channels_last = last
+        training, _ = start_training(whole, make_cut(), how, make_hints(), args, precision, with_hints=True)
+        for n in range(SKIPPED + TIMED if args.device == "cuda" else 1):
+            if n == SKIPPED:
+                torch.cuda.synchronize()
+                began = time.time()
+            training.step({"x": views.batch(args.batch)}, None)
+        if args.device == "cuda":
+            torch.cuda.synchronize()
+            times[precision, last] = (time.time() - began) / TIMED
         else:
-            optimizer.param_groups[0]["lr"] = now
-        total += run({"x": views.batch(batch)}, None)
+            times[precision, last] = 0.0
+    best = min(times, key=lambda k: times[k])
+    views.channels_last = best[1]
+    return best[0], {f"{p}{', channels last' if last else ''}": round(t, 4) for (p, last), t in times.items()}
+
+
+def train(whole, cut, how: Taught, views: Views, hints: Hints, args: argparse.Namespace, precision: str, lr: float, seconds: float, whole_run=True):
+    """Trains until the time limit; returns the number of steps and the losses by 50 steps. A short run stays at the learning rate."""
+    began, done, total, history = time.time(), 0, 0.0, []
+    cut.train()
+    training, optimizer = start_training(whole, cut, how, hints, args, precision, with_hints=True)
+    hinted = True
+    while (share := (time.time() - began) / seconds) < 1 or not done:
+        if hinted and whole_run and share > 0.5:
+            training, _ = start_training(whole, cut, how, hints, args, precision, with_hints=False, optimizer=optimizer)
+            hinted = False
+        training.rate(lr * min(share / WARMUP, (1 + math.cos(math.pi * min(share, 1.0))) / 2 if whole_run else 1.0))
+        hints.weight.fill_(HINTS * max(1 - 2 * share, 0.0) if whole_run else HINTS)
+        total = total + training.step({"x": views.batch(args.batch)}, None)
         done += 1
         if done % 50 == 0:
             history.append(round(float(total) / 50, 4))
             total = 0.0
-    return {"steps": done, "batch": batch, "seconds": round(seconds, 1), "loss": history[:: max(1, len(history) // 12)]}
+    return done, history
+
+
+def distil(net, path: Path, how: Taught, views: Views, recipe, start: Path, args: argparse.Namespace, seconds: float):
+    """The trained module of the network in `start`, and a record of the training."""
+    import torch
+
+    from whet.training.module import NetworkModule
+
+    began = time.time()
+
+    def pair():
+        teacher, cut = any_batch(path), any_batch(start)
+        hints = Hints(net, teacher, cut, recipe.kept(), args.device)
+        whole = NetworkModule(teacher).to(args.device).eval().requires_grad_(False)
+        return whole, NetworkModule(cut).to(args.device), hints
+
+    whole, cut, hints = pair()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    precision, times = fastest_format(whole, lambda: cut, how, views, lambda: hints, args)
+    print(f"seconds per step: {times}", flush=True)
+    tried: dict[float, float] = {}
+    for lr in args.lr if len(args.lr) > 1 else ():
+        whole, cut, hints = pair()
+        _, history = train(whole, cut, how, views, hints, args, precision, lr, TRIED * seconds, whole_run=False)
+        tried[lr] = history[-1] if history else math.inf
+        print(f"learning rate {lr:g}: losses {history}", flush=True)
+    lr = min(tried, key=lambda r: tried[r] if math.isfinite(tried[r]) else math.inf) if tried else args.lr[0]
+    whole, cut, hints = pair()
+    left = max(seconds - (time.time() - began), 1.0)
+    steps, history = train(whole, cut, how, views, hints, args, precision, lr, left)
+    told = {"steps": steps, "batch": args.batch, "seconds": round(left, 1), "lr": lr, "format": precision, "seconds_per_step": times,
+            "tried": {f"{r:g}": v for r, v in tried.items() if math.isfinite(v)}, "loss": history[:: max(1, len(history) // 12)]}  # fmt: skip
+    return cut, told
 
 
 def main() -> int:
@@ -285,10 +379,12 @@ def main() -> int:
     p.add_argument("--cuts", type=Path, help="folder that pruned_detectors.py --stages make --work wrote")
     p.add_argument("--detectors", nargs="+", choices=list(TAUGHT), default=list(TAUGHT))
     p.add_argument("--ratios", default="0.1,0.2,0.3")
-    p.add_argument("--way", choices=("chosen", "even"), default="chosen", help="which cuts, as in pruned_detectors.py")
-    p.add_argument("--seconds", type=float, default=60.0, help="for each network")
+    p.add_argument("--way", choices=("default", "chosen", "even"), default="default", help="which cuts, as in pruned_detectors.py")
+    p.add_argument("--seconds", type=float, nargs="+", default=[60.0], help="for each network of a detector: one number, or one for each detector")
     p.add_argument("--batch", type=int, default=32)
-    p.add_argument("--lr", type=float, default=LR, help=f"the highest learning rate (default: {LR})")
+    p.add_argument("--lr", type=float, nargs="+", default=RATES, help=f"the highest learning rate; the best of several (default: {RATES})")
+    p.add_argument("--format", choices=("bf16", "tf32"), help="number format, bf16 with channels last (default: the fastest is timed)")
+    p.add_argument("--resume", type=Path, help="folder of networks that an earlier call trained, to train on")
     p.add_argument("--device", default="cuda")
     p.add_argument("--no-graph", dest="graph", action="store_false", help="do not record a step as a CUDA graph")
     p.add_argument("--out", type=Path, default=Path(".detectors"))
@@ -298,22 +394,23 @@ def main() -> int:
         return 0
     from whet.frontends import network_from_onnx, save_onnx
     from whet.pruning import load_recipe
-    from whet.training.module import NetworkModule, from_module
+    from whet.training.module import from_module
 
     args.out.mkdir(parents=True, exist_ok=True)
     pixels, imagenet = photos(args.photos)
+    print(f"{len(pixels)} photos", flush=True)
+    seconds = dict(zip(args.detectors, args.seconds * (len(args.detectors) if len(args.seconds) == 1 else 1), strict=True))
     for name in args.detectors:
         how, told = TAUGHT[name], {}
-        net = network_from_onnx(args.models / how.file)
+        path = args.models / how.file
+        net = network_from_onnx(path)
         views = Views(pixels, imagenet, how, args.device)
         for ratio in (float(r) for r in args.ratios.split(",")):
             stem = f"{name}-{ratio:g}-{args.way}"
             start, recipe = args.cuts / f"{stem}.recovered.onnx", load_recipe(args.cuts / f"{stem}.recipe.json")
-            teacher, cut = any_batch(args.models / how.file), any_batch(start)
-            hints = Hints(net, teacher, cut, recipe.kept(), args.device)
-            whole = NetworkModule(teacher).to(args.device).eval().requires_grad_(False)
-            module = NetworkModule(cut).to(args.device)
-            told[stem] = {"photos": len(pixels)} | distil(whole, module, how, views, hints, args)
+            start = args.resume / f"{stem}.onnx" if args.resume and (args.resume / f"{stem}.onnx").exists() else start
+            module, record = distil(net, path, how, views, recipe, start, args, seconds[name])
+            told[stem] = {"photos": len(pixels), **({"resumed": True} if args.resume else {}), **record}
             taught = from_module(network_from_onnx(start), module, about=json.dumps({"what": "distilled", **told[stem]}))
             save_onnx(rounded(taught), args.out / f"{stem}.onnx")
             print(stem, told[stem], flush=True)

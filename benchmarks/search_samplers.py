@@ -3,6 +3,7 @@
     python benchmarks/search_samplers.py record --data FOLDER --model resnet8 --trials 40 --table FILE.json [--limit SECONDS]
     python benchmarks/search_samplers.py compare --data FOLDER --tables FILE.json .. --out benchmarks/results/cpu/search_samplers.json
         [--trials 40] [--seeds 10]      (rows of other models in the file are kept)
+    python benchmarks/search_samplers.py early --data FOLDER --models resnet8 vit_mnist --out benchmarks/results/cpu/search_early_stop.json
 
 Real trials take seconds each, and a comparison needs thousands. So the samplers search a table measured on the real network and images: the loss of
 a point is the sum of the reconstruction errors of what it removes (whet's `reconstruction` scores on 64 unlabelled images), its cost the exact
@@ -13,12 +14,16 @@ FLOPs. The space is that of `whet auto` in FP32: shares to cut by class of group
 (`TPESampler()`, and with `multivariate=True`), and those of whet with the points that its search tries first. `hypervolume` is the area below the
 original's FLOPs and the loss of an equal cut by half, as a share of that rectangle; `interval` is the half width of the 95 % interval of its mean
 over the seeds.
+
+`early` compares the search with and without `search.early_stop` at equal time, in the same table: the time of --trials whole trials. A stopped trial
+takes the share of a whole one that passes before the engine is built, `share`: the median over the scouts of a real search of the same model (FP32).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +39,7 @@ from whet.pruning import count_flops, groups, importance
 from whet.pruning.costs import flop_costs
 from whet.pruning.depth import branches
 from whet.pruning.importance import Samples
+from whet.search import search
 from whet.search.recipe.recipe import Effort, recipe_from
 from whet.search.recipe.space import SearchSpace, search_space
 from whet.search.stages.prepare import prepare_candidate
@@ -42,6 +48,8 @@ from whet.search.study.surrogate import Reference, hypervolume
 
 FILES = {"resnet8": "cifar10/resnet8_mlperftiny.onnx", "resnet20": "cifar10/resnet20_cifar10.onnx", "vit_mnist": "mnist/vit_mnist.onnx"}
 IMAGES, TESTED = 64, 500
+BEFORE_ENGINE = ("reading", "pruning", "recovering", "scoring")  # stages of a scout until its accuracy is known
+WHOLE = 4  # whole trials before the first that may be stopped: the default number of survivors
 SAMPLERS = ("random", "Optuna TPE", "Optuna TPE, multivariate", "whet tpe", "whet gp")
 Evaluate = Callable[[dict[str, Any]], tuple[float, float]]
 
@@ -138,8 +146,13 @@ def dimensions_of(space: SearchSpace) -> dict[str, list[Any]]:
             for d in space.dimensions}  # fmt: skip
 
 
-def run(sampler: str, seed: int, trials: int, space: SearchSpace, evaluate: Evaluate, bounds: tuple[float, float]) -> list[float]:
-    """The hypervolume after each trial of one search, as a share of the rectangle below `bounds`."""
+def run(
+    sampler: str, seed: int, trials: int, space: SearchSpace, evaluate: Evaluate, bounds: tuple[float, float], stopped: float | None = None
+) -> list[float]:
+    """The hypervolume after each trial of one search, as a share of the rectangle below `bounds`.
+
+    With `stopped`, trials whose loss is outside take this share of the time, so that more fit in the time of `trials` whole ones.
+    """
     startup, dimensions = max(4, min(10, trials // 3)), dimensions_of(space)
     plain = {
         "random": lambda: optuna.samplers.RandomSampler(seed=seed),
@@ -153,7 +166,8 @@ def run(sampler: str, seed: int, trials: int, space: SearchSpace, evaluate: Eval
     for point in space.seeds()[: max(1, trials // 2)] if sampler not in plain else ():
         study.enqueue_trial({**{k: v[0] for k, v in dimensions.items()}, **point})
     reached, values = [], []
-    for _ in range(trials):
+    time_left, whole = float(trials), 0
+    while time_left > 1e-9:
         trial = study.ask()
         params = {}
         for name, choices in dimensions.items():
@@ -165,8 +179,56 @@ def run(sampler: str, seed: int, trials: int, space: SearchSpace, evaluate: Eval
         trial.set_user_attr("misses", [max(0.0, loss / permitted - 1)])
         study.tell(trial, [cost, -loss])
         values.append((cost, loss))
+        ends_early = stopped is not None and loss > bounds[1] and whole >= WHOLE
+        time_left -= stopped if ends_early and stopped is not None else 1.0
+        whole += not ends_early
         reached.append(hypervolume(np.array(values), bounds) / (bounds[0] * bounds[1]))
     return reached
+
+
+def share_before_engine(data: Path, model: str, trials: int = 6) -> tuple[float, list[float]]:
+    """The share of a scout's time until its accuracy is known, and the whole seconds of each scout, in a real search."""
+    net, images, labels, pool = load(data, model)
+    with tempfile.TemporaryDirectory() as folder:
+        name = net.inputs[0].name
+        np.savez(Path(folder) / "score.npz", **{name: images, "labels": labels})
+        np.savez(Path(folder) / "some.npz", **{name: pool[:IMAGES]})
+        plain = {"model": str(data / FILES[model]), "data": {"calibrate": "some.npz", "score": "score.npz"}, "target": {"accuracy_drop": 1},
+                 "space": {"precision": "fp32"}, "baselines": "fp32", "survivor": {"count": 1},
+                 "search": {"trials": trials, "early_stop": False, "workers": 1}}  # fmt: skip
+        done = search(recipe_from(plain, folder, "share"), deploy=False)
+        results = [t.result for t in done.trials if t.result and t.result["state"] == "done" and t.same_as is None]
+    seconds = [sum(r["stages"].values()) for r in results]
+    early = [sum(r["stages"].get(k, 0.0) for k in BEFORE_ENGINE) / s for r, s in zip(results, seconds, strict=True)]
+    return float(np.median(early)), [round(s, 2) for s in seconds]
+
+
+def early(args: argparse.Namespace) -> None:
+    """Compares the search with and without early stopping at equal time."""
+    from scipy import stats
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    rows = []
+    for model in args.models:
+        evaluate, space = tabulated(args.data, model)
+        half = evaluate({name: 0 if name == "depth" else 0.5 for name in dimensions_of(space)})
+        share, seconds = share_before_engine(args.data, model)
+        ends, counts = [], []
+        for stop in (None, share):
+            reached = [run("whet gp", seed, args.trials, space, evaluate, (1.0, half[1]), stop) for seed in range(args.seeds)]
+            ends.append(np.array([r[-1] for r in reached]))
+            counts.append(float(np.mean([len(r) for r in reached])))
+        gain = ends[1] - ends[0]
+        width = stats.t.ppf(0.975, len(gain) - 1) * gain.std(ddof=1) / np.sqrt(len(gain))
+        rows.append({
+            "model": model, "sampler": "whet gp", "time": f"{args.trials} whole trials", "seeds": args.seeds, "share": round(share, 3),
+            "seconds": seconds, "without": round(float(ends[0].mean()), 4), "with": round(float(ends[1].mean()), 4),
+            "gain": round(float(gain.mean()), 4), "gain_low": round(float(gain.mean() - width), 4), "gain_high": round(float(gain.mean() + width), 4),
+            "trials_with": round(counts[1], 1), "each_without": ends[0].round(4).tolist(), "each_with": ends[1].round(4).tolist(),
+        })  # fmt: skip
+        print(rows[-1], flush=True)
+        if args.out:
+            args.out.write_text(json.dumps({**provenance(("whet", "numpy", "optuna")), "rows": rows}, indent=1) + "\n")
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -199,9 +261,10 @@ def compare(args: argparse.Namespace) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("stage", choices=["record", "compare"])
+    parser.add_argument("stage", choices=["record", "compare", "early"])
     parser.add_argument("--data", type=Path, required=True, help="folder with cifar10/ and mnist/")
     parser.add_argument("--model", choices=list(FILES))
+    parser.add_argument("--models", choices=list(FILES), nargs="+", default=["resnet8", "vit_mnist"])
     parser.add_argument("--table", type=Path, help="file of recorded trials")
     parser.add_argument("--tables", type=Path, nargs="+", default=[])
     parser.add_argument("--trials", type=int, default=40)
@@ -210,7 +273,7 @@ def main() -> None:
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    record(args) if args.stage == "record" else compare(args)
+    {"record": record, "compare": compare, "early": early}[args.stage](args)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ def pytest_configure() -> None:
     wait_settings()
     CpuBackend.watch = lambda self: nullcontext(Load(others=0.0))
     os.environ["WHET_FAILED_VERIFICATIONS"] = ""
+    os.environ["WHET_VERIFIED"] = "0"  # every load runs its checks; the tests of records give a folder
     os.environ["WHET_PROGRESS_SECONDS"] = "0"  # output of slow commands on a busy machine stays the same
     for variable, name in (("WHET_CPU_CACHE", "objects"), ("WHET_CUDA_CACHE", "cubins")):  # also for tests with a cache folder of their own
         os.environ.setdefault(variable, os.path.join(user_cache_dir("whet"), name))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from whet.errors import EngineError, UsageError
 from whet.forks import make_reentrant_lock
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "whet.plugins"
 
@@ -53,6 +56,8 @@ def load_installed() -> None:
         if _loaded:
             return
         _loaded = True  # before the imports: plugins look up ops themselves
+        from importlib.metadata import entry_points  # takes 10 ms; most engines need no plugin
+
         for point in sorted(entry_points(group=GROUP), key=lambda p: (p.name, p.value)):
             _load(point)
 

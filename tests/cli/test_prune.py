@@ -14,7 +14,9 @@ from safetensors.numpy import load_file
 import whet
 from whet.cli.prune import command
 from whet.errors import UsageError
-from whet.pruning import branches, groups
+from whet.frontends import network_from_onnx, save_onnx
+from whet.network import Network, parse_type
+from whet.pruning import branches, count_params, groups
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
@@ -34,6 +36,35 @@ def test_a_user_importance_is_loaded_from_the_working_folder(tmp_path, monkeypat
     assert "by python:my_scores:last" in done.output
     kept = json.loads(Path("r.json").read_text())["groups"][0]
     assert kept["kept"] == list(range(kept["size"] - len(kept["kept"]), kept["size"]))
+
+
+def grouped_network():
+    """Two convolutions around one of eight groups with eight channels each, a layer whose groups and channels inside are both cut."""
+    net, rng = Network("grouped"), np.random.default_rng(0)
+    y = net.add_input("x", parse_type("f32[N,3,8,8]"))
+    for n, (cin, cout, k, group) in enumerate([(3, 64, 3, 1), (64, 64, 3, 8), (64, 64, 1, 1), (64, 64, 3, 8), (64, 64, 1, 1)]):
+        w = net.constant(rng.standard_normal((cout, cin // group, k, k)).astype(np.float32), f"w{n}")
+        y = net.add("Relu", net.add("Conv", y, w, group=group, pads=(k // 2,) * 4))
+    w = net.constant(rng.standard_normal((64, 5)).astype(np.float32), "out")
+    net.mark_output(net.add("MatMul", net.add("Flatten", net.add("GlobalAveragePool", y)), w), "y")
+    return net
+
+
+def test_a_ratio_is_one_of_channels_and_params_is_one_of_parameters(tmp_path):
+    model, small = str(tmp_path / "m.onnx"), str(tmp_path / "s.onnx")
+    save_onnx(grouped_network(), model)
+    before = count_params(network_from_onnx(model))
+
+    def run_prune(flag: str) -> tuple[str, float]:
+        done = CliRunner().invoke(command, [model, "-o", small, flag, "--multiple=1"], catch_exceptions=False)
+        return done.output, count_params(network_from_onnx(small)) / before
+
+    said, left = run_prune("--ratio=0.5")
+    assert left < 0.4, "both axes of most layers are cut"
+    assert f"--ratio=0.5 is the share of channels to remove; {left:.2f} of the parameters are left. For a share of these: --params=0.5x" in said
+    said, left = run_prune("--params=0.5x")
+    assert 0.45 < left <= 0.5
+    assert "--ratio" not in said
 
 
 def test_groups_are_listed():

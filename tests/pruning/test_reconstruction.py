@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from whet.errors import PruneError, UnsupportedError
 from whet.network import Weight, parse_network
-from whet.pruning import PruneConfig, Samples, Target, branches, cut, groups, importance, prune, recover
+from whet.ops import run_network
+from whet.pruning import PruneConfig, Samples, Target, _vjp, branches, cut, groups, importance, prune, recover
+from whet.pruning.prune import COMPARED
 from whet.pruning.recovery import RecoveryConfig
 
 NET = """network n source
@@ -64,6 +67,80 @@ def test_the_default_is_measured_on_data_and_removes_branches_only_then(case):
     assert (with_data["importance"], with_data["depth"]) == ("reconstruction", True)
     assert (without["importance"], without["depth"]) == ("l1", False)
     assert prune(net, PruneConfig(target=target, multiple=1, depth=True)).recipe.about["depth"] is True
+
+
+def test_compared_importances_keep_the_one_whose_selection_changes_the_outputs_least(case):
+    net, x, _ = case
+    how = PruneConfig(target=Target("params", ratio=0.7), multiple=1, importance="compared")
+    made = prune(net, how, x)
+    errors = made.report.floor.by_importance
+    assert set(errors) == set(COMPARED)
+    assert made.recipe.about["importance"] == min(errors, key=errors.get)
+    assert made.report.floor.chosen == min(errors.values())
+    assert any("of the selections by reconstruction" in line for line in made.report.lines())
+
+
+@pytest.mark.parametrize("missing", [{"target": None}, {"floor": False}, {"recovery": None}, {"data": None}])
+def test_a_comparison_of_importances_needs_all_that_it_compares_by(case, missing):
+    net, x, _ = case
+    options = {"target": Target("params", ratio=0.7), "multiple": 1, "importance": "compared", "data": x, **missing}
+    data = options.pop("data")
+    with pytest.raises(PruneError, match="needs a target"):
+        prune(net, PruneConfig(**options), data)
+
+
+def test_a_comparison_leaves_out_importances_that_need_a_gradient_which_an_op_lacks(case, monkeypatch):
+    net, x, _ = case
+    monkeypatch.setattr(_vjp, "_pointwise", lambda layer, inputs, g: (_ for _ in ()).throw(UnsupportedError("no gradient")))
+    made = prune(net, PruneConfig(target=Target("params", ratio=0.7), multiple=1, importance="compared"), x)
+    assert made.report.floor.by_importance == {}
+    assert made.recipe.about["importance"] == "reconstruction"
+    with pytest.raises(PruneError, match="choose the importance"):
+        importance(groups(net), "weighted_reconstruction", net=net, samples=Samples(x))
+
+
+TWO_HEADS = """network n source
+in %x: f32[N,8]
+const %w: f32[8,16] = seed(2)
+const %v: f32[16,4] = seed(3)
+const %p: f32[8,16] = seed(5)
+const %q: f32[16,4] = seed(6)
+const %k: f32[] = [0.01]
+%a: f32[N,16] = MatMul(%x, %w)
+%r: f32[N,16] = Relu(%a)
+%b: f32[N,4] = MatMul(%r, %v)
+%c: f32[N,16] = MatMul(%x, %p)
+%d: f32[N,16] = Relu(%c)
+%e: f32[N,4] = MatMul(%d, %q)
+%f: f32[N,4] = Mul(%e, %k)
+%y: f32[N,4] = Add(%b, %f)
+out %y
+"""
+
+
+def test_weighted_errors_are_those_of_the_outputs():
+    """Two hidden layers of one size, of which one reaches the output a hundred times weaker: alike by their own errors, not by the outputs'."""
+    net = parse_network(TWO_HEADS)
+    x = {"x": np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)}
+    plain, weighted = (importance(groups(net), kind, net=net, samples=Samples(x)) for kind in ("reconstruction", "weighted_reconstruction"))
+    assert plain["p"].sum() == pytest.approx(plain["w"].sum(), rel=0.9)
+    assert weighted["p"].sum() == pytest.approx(1e-4 * weighted["w"].sum(), rel=0.9)
+    small = cut(net, {"w": np.sort(np.argsort(weighted["w"])[8:])}, groups(net))
+    fitted = recover(small, net, {"w": np.sort(np.argsort(weighted["w"])[8:])}, x, RecoveryConfig(ridge=1e-3))
+    whole, got = (run_network(n, x)["y"] for n in (net, fitted))
+    error = np.sum((got - whole) ** 2) / np.sum(whole**2)
+    assert np.sort(weighted["w"])[:8].sum() == pytest.approx(error, rel=0.3)
+
+
+def test_the_sensitivity_of_a_branch_counts_the_values_that_it_adds():
+    net = parse_network(NET)
+    x = {"x": np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)}
+    (block,) = branches(net)
+    score = importance(groups(net), "weighted_reconstruction", net=net, samples=Samples(x), blocks=[block])[block.name][0]
+    seen = {}
+    whole = run_network(net, x, watch=lambda t, a: seen.__setitem__(t.name, a))["z"]
+    each = np.mean(seen["b"] ** 2, 0) @ np.sum(net.constants["out"].array() ** 2, 1)  # without products of different channels
+    assert score == pytest.approx(each / np.mean(np.sum(whole**2, 1)), rel=0.5)
 
 
 def test_a_layer_that_ends_in_a_sum_also_corrects_the_shortcut():

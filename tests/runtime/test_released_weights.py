@@ -113,7 +113,7 @@ def test_a_start_computes_only_the_constants_that_it_reads(data, monkeypatch):
     assert not computed
     assert folded(engine.plan).held is None
     read_engine(packed)
-    assert len(computed) > 4, "read_engine without defer_weights computes all"
+    assert len(computed) > 4, "read_engine without defer computes all"
     again = Runtime().load(data)
     x = {"x": np.random.default_rng(2).standard_normal((1, 64, 6, 6)).astype(np.float32)}
     np.testing.assert_array_equal(engine.run(x)["y"], again.run(x)["y"])
@@ -125,7 +125,7 @@ def test_deferred_constants_are_compared_with_their_digests_when_they_are_read(d
     broken = bytearray(data)
     at = data.index(network().constants["w"].array().tobytes())
     broken[at] ^= 1
-    plan = read_engine(bytes(broken), defer_weights=True)
+    plan = read_engine(bytes(broken), defer=True)
     with pytest.raises(EngineError, match="damaged"):
         _ = folded(plan).array
     with pytest.raises(EngineError, match="damaged"):
@@ -133,7 +133,7 @@ def test_deferred_constants_are_compared_with_their_digests_when_they_are_read(d
 
 
 def test_a_deferred_constant_that_is_not_what_the_file_states_is_refused(data, monkeypatch):
-    plan = read_engine(data, defer_weights=True)
+    plan = read_engine(data, defer=True)
     compute = weights._apply
     monkeypatch.setattr(weights, "_apply", lambda *args: compute(*args) + np.ones((), compute(*args).dtype))
     with pytest.raises(EngineError, match="a constant that has its type and digest"):

@@ -20,6 +20,9 @@ MISSED = 3  # exit code: an engine was deployed, but it misses the target
 @click.option("--trials", type=click.IntRange(1), help="Total number of trials (default: the recipe's search.trials).")
 @click.option("--timeout", help="Start no new trial after this time (90 s, 15 min, 2 h); the surviving candidates are still finished.")
 @click.option("--workers", type=click.IntRange(1), help="Concurrent trials (default: one on a CPU, one per GPU).")
+@click.option("--early-stop/--no-early-stop", default=None,
+              help="Build no engine for a trial that loses more than five times the permitted accuracy after recovery (default: the recipe's "
+                   "search.early_stop, which is on).")
 @click.option("--resume/--fresh", default=True, show_default=True, help="Continue the search in the work folder, or discard it.")
 @click.option("--ray", help="Run trials on Ray: `auto` (a running cluster, else this machine) or an address.")
 @click.option("--dry-run", is_flag=True, help="Print the search space; read model and data, build nothing.")
@@ -30,6 +33,7 @@ def command(
     trials: int | None,
     timeout: str | None,
     workers: int | None,
+    early_stop: bool | None,
     resume: bool,
     ray: str | None,
     dry_run: bool,
@@ -47,7 +51,8 @@ def command(
         from pathlib import Path
 
         r = dataclasses.replace(r, out=str(Path(out).resolve()))
-    changed: dict[str, Any] = {"trials": trials, "workers": workers, "timeout": _parse_seconds(timeout) if timeout else None}
+    changed: dict[str, Any] = {"trials": trials, "workers": workers, "timeout": _parse_seconds(timeout) if timeout else None,
+                               "early_stop": early_stop}  # fmt: skip
     r = dataclasses.replace(r, search=dataclasses.replace(r.search, **{k: v for k, v in changed.items() if v is not None}))
     if dry_run:
         from whet.search import dry_run as describe_search

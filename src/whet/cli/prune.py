@@ -24,11 +24,13 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 @click.command()
 @click.argument("model", type=click.Path())
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="ONNX file to write (default: MODEL.pruned.onnx).")
-@click.option("--ratio", type=click.FloatRange(0, 1, max_open=True), default=0.4, show_default=True, help="Share of all channels to remove.")
+@click.option("--ratio", type=click.FloatRange(0, 1, max_open=True), default=0.4, show_default=True,
+              help="Share of all channels to remove. A layer whose inputs and outputs are both cut keeps the square of the rest: 0.5 leaves about a "
+                   "quarter of the parameters. For a share of the parameters or FLOPs: --params, --flops.")
 @click.option("--latency", help="Prune to at most this latency: 0.5x of the original, or 3.2ms.")
 @click.option("--throughput", help="Prune to at least this many inferences per second: 2x, or a number.")
 @click.option("--flops", help="Prune to at most this many FLOPs: 0.5x, or a number.")
-@click.option("--params", help="Prune to at most this many parameters: 0.5x, or a number.")
+@click.option("--params", help="Prune to at most this many parameters: 0.5x (half of them), or a number.")
 @click.option("--channels", help="Prune to this share of the channels: 0.6x. Like --ratio, but selected like the other targets.")
 @click.option("--pattern", help="Set weights to zero in a pattern instead of removing channels: 2:4, N:M, block:4x1 (with --ratio), template:FILE.")
 @click.option("--permute", type=click.FloatRange(0), default=0.0, metavar="SECONDS",
@@ -39,7 +41,8 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
               help="Also cut the residual width of transformers, ConvNeXt and MLP-Mixer through their norms. Means and variances are then of the "
                    "kept channels, so the outputs change even where all removed weights are zero: recover with --calibData, and fine-tune.")
 @click.option("--importance", default="auto", show_default=True,
-              help="auto (with a target and --calibData reconstruction, else l1), reconstruction, "
+              help="auto (with a target and --calibData reconstruction, else l1), compared (with both: the best of reconstruction, "
+                   "weighted_reconstruction and taylor2 by the outputs on held-out samples), reconstruction, weighted_reconstruction, "
                    "l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION. "
                    "With --pattern: auto (activation with --calibData, else l1), l1, activation, second_order, taylor1.")
 @click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Rank over all groups, or per group.")
@@ -146,6 +149,10 @@ def command(
             say(f"removed {len(done.recipe.removed)} residual branches: {', '.join(done.recipe.removed)}")
         for line in done.report.lines():
             say(line)
+        if config.target is None and not config.widths:
+            kept = done.report.params[1] / max(done.report.params[0], 1)
+            asked = f"--ratio={config.ratio:g} is the share of channels to remove"
+            say(f"{asked}; {kept:.2f} of the parameters are left. For a share of these: --params=0.5x")
         if config.target and config.target.ratio and done.report.engine_ms:
             before, after = done.report.engine_ms
             if after > _NEAR * config.target.ratio * before:

@@ -15,7 +15,6 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from whet.engine.check import check_plan
 from whet.engine.json_data import Reader, from_json, to_json
 from whet.engine.layout import Section, read_sections, table_digests, write_sections
 from whet.engine.plan import EnginePlan
-from whet.engine.report import report_from_data, report_to_data
+from whet.engine.report import defer_report, report_from_data, report_to_data
 from whet.engine.text import read_text
 from whet.engine.weights import collect, constants_of, join_sources, read_weights
 from whet.errors import EngineError, NetworkError, WhetError
@@ -101,15 +100,15 @@ def engine_versions(source: Source) -> dict[str, Any]:
         return {"format": VERSION, "text": header.get("text_version"), "whet": info.get("whet"), "digest": digest}
 
 
-def read_engine(source: Source, *, defer_weights: bool = False) -> EnginePlan:
+def read_engine(source: Source, *, defer: bool = False) -> EnginePlan:
     """The plan in a file (memory-mapped) or in bytes.
 
-    Raises EngineError, and nothing else, for a file that is truncated, damaged, hostile or of another version. With `defer_weights` each weight is
-    computed and compared with its digest when it is first read, and that raises the EngineError: weights that nothing reads take no time.
+    Raises EngineError, and nothing else, for a file that is truncated, damaged, hostile or of another version. With `defer` each weight, and the
+    build's report, is read and checked by its first access, which raises the EngineError: those that nothing reads take no time.
     """
     opened = _Opened(source)
     try:
-        return _read(opened.data, defer_weights)
+        return _read(opened.data, defer)
     except EngineError as e:
         raise EngineError(f"{opened.name}: {e}") from e
     except (WhetError, ValueError, TypeError, KeyError, IndexError, OverflowError, SyntaxError, MemoryError, RecursionError) as e:
@@ -122,11 +121,16 @@ def read_engine(source: Source, *, defer_weights: bool = False) -> EnginePlan:
 def release_pages(plan: EnginePlan) -> None:
     """Returns the memory of a mapped engine file and freed memory of the heap to the system, once its weights are computed and again once they are
     packed; weights that are needed again are read from the file. Otherwise the peak is larger by both: 200 MB for ResNet-50."""
-    if plan.data is not None and isinstance(plan.data.obj, mmap.mmap):
-        plan.data.obj.madvise(mmap.MADV_DONTNEED)
+    release_mapping(plan)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+def release_mapping(plan: EnginePlan) -> None:
+    """The same, only for the mapped file: pages that are read again come from the page cache."""
+    if plan.data is not None and isinstance(plan.data.obj, mmap.mmap):
+        plan.data.obj.madvise(mmap.MADV_DONTNEED)
 
 
 class _Opened:
@@ -164,7 +168,7 @@ def _require(parts: Mapping[str, memoryview]) -> None:
         raise EngineError(f"the engine has no section '{missing[0] if missing else 'packed'}': it is incomplete")
 
 
-def _read(data: memoryview, defer_weights: bool) -> EnginePlan:
+def _read(data: memoryview, defer: bool) -> EnginePlan:
     parts = read_sections(data, SECTIONS, _DEEP)
     _require(parts)
     digests = table_digests(data)
@@ -177,8 +181,11 @@ def _read(data: memoryview, defer_weights: bool) -> EnginePlan:
     if header["text_version"].integer() != TEXT_VERSION:
         raise EngineError(f"its network text has version {header['text_version'].value}, this whet reads {TEXT_VERSION}: build it again")
     require(plugins)
-    weights, sources = read_weights(Reader(from_json(parts["index"], "index"), "index"), parts["weights"], defer=defer_weights)
-    info = Reader(from_json(parts["info"], "info"), "info").object("report", "whet", *(["further"] if "further" in parts else []))
+    weights, sources = read_weights(Reader(from_json(parts["index"], "index"), "index"), parts["weights"], defer=defer)
+
+    def read_info() -> Reader:
+        return Reader(from_json(parts["info"], "info"), "info").object("report", "whet", *(["further"] if "further" in parts else []))
+
     others = Reader(from_json(parts["further"], "further"), "further") if "further" in parts else None
     tail = Reader(from_json(parts["tail"], "tail"), "tail").object("network", "constants", "outputs") if "tail" in parts else None
     of_tail = len(weights) - (tail["constants"].integer(0, len(weights)) if tail else 0)
@@ -199,12 +206,12 @@ def _read(data: memoryview, defer_weights: bool) -> EnginePlan:
         source_weights=join_sources(net, sources),
         options=header["options"].free(),
         probe=codec.probe_from_data(header["probe"]),
-        report=report_from_data(info["report"]),
+        report=defer_report(lambda: report_from_data(read_info()["report"])) if defer else report_from_data(read_info()["report"]),
         plugins=plugins,
         data=data,
     )
     if others is not None:
-        plan.others = profile_plans.from_data(others, plan, weights[own:of_tail], info["further"].rows())
+        plan.others = profile_plans.from_data(others, plan, weights[own:of_tail], read_info()["further"].rows())
     if tail is not None:
         plan.tail = host_tail.from_data(tail, weights[of_tail:])
     check_plan(plan)
@@ -212,7 +219,7 @@ def _read(data: memoryview, defer_weights: bool) -> EnginePlan:
         _check_probe(part)
     if "packed" in parts:
         plan.packed = packed.read(
-            Reader(from_json(parts["packed_index"], "packed_index"), "packed_index"), parts["packed"], digests["packed"][1], defer=defer_weights
+            Reader(from_json(parts["packed_index"], "packed_index"), "packed_index"), parts["packed"], digests["packed"][1], defer=defer
         )
     return plan
 
@@ -280,6 +287,8 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # takes 10 ms, which opening an engine does not need
+
     try:
         return version("whet")
     except PackageNotFoundError:  # run from a checkout without installation

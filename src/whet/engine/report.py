@@ -7,6 +7,7 @@ their default values. `whet.engine.schema` defines the JSON form.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -312,3 +313,37 @@ def report_from_data(r: Reader) -> BuildReport:
 def recipe_from_data(data: Any, name: str) -> QuantizationRecipe:
     """A recipe from the JSON data of a file (a lock or other), whose `name` is used in errors. Raises EngineError."""
     return decode(QuantizationRecipe, Reader(data, name))
+
+
+class _Unread(BuildReport):
+    """A report that is read by the first access of an attribute, and is an ordinary one from then on. Opening an engine needs none of it."""
+
+    def __init__(self, read: Callable[[], BuildReport]) -> None:
+        object.__setattr__(self, "__dict__", {"_read": read})
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__" or (name.startswith("__") and name != "__dict__"):
+            return object.__getattribute__(self, name)
+        fields = vars(object.__getattribute__(self, "__dict__")["_read"]())
+        object.__setattr__(self, "__dict__", dict(fields))
+        object.__setattr__(self, "__class__", BuildReport)
+        return getattr(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _ = self.__dict__  # reads the report
+        setattr(self, name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _ = self.__dict__
+        return self.__reduce_ex__(protocol)
+
+    def __eq__(self, other: object) -> bool:
+        _ = self.__dict__
+        return self == other
+
+    __hash__ = None  # type: ignore[assignment]  # as of BuildReport
+
+
+def defer_report(read: Callable[[], BuildReport]) -> BuildReport:
+    """The report that `read` gives; it is called by the first access, which raises its EngineError."""
+    return _Unread(read)

@@ -378,6 +378,7 @@ def _damaged_weight(name: str) -> EngineError:
 
 def _read_nodes(rows: Reader) -> list[Node]:
     nodes: list[Node] = []
+    values: dict[str, Any] = {}  # of attributes by text: most are the same for all layers
     for k, row in enumerate(rows.rows()):
         op, name, args, attrs, output, rest = row.rows(6)
         if len(args.rows()) > _MAX_ARGS:
@@ -390,7 +391,9 @@ def _read_nodes(rows: Reader) -> list[Node]:
         pairs = []
         for key, text in (p.rows(2) for p in attrs.rows()):
             try:
-                pairs.append((key.text(200), parse_value(text.text(1 << 20))))
+                if text.text(1 << 20) not in values:
+                    values[text.value] = parse_value(text.value)
+                pairs.append((key.text(200), values[text.value]))
             except _WHAT_BREAKS as e:
                 raise text.fail("an attribute's value") from e
         parents = [None if n is None else nodes[n][0] for n in numbers]

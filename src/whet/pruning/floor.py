@@ -9,7 +9,7 @@ Random factors per group make selections differ where the sum of local losses is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from whet.pruning.sizes import factor_counts
 
 FEWEST = 16  # samples below which nothing is compared
 _HELD = 4  # one of so many samples is held out
+_ROWS = 8192  # positions that a layer of a compared network is fitted on at most
 _SHARES = 64  # shares that are tried
 
 
@@ -35,6 +36,7 @@ class Floor:
     uniform: float | None
     first: float | None = None  # of the selection without reweighting, if there were others
     trials: int = 0  # number of reweighted selections
+    by_importance: Mapping[str, float] = field(default_factory=dict)  # errors of the selections by several importances; empty: there was one
 
     @property
     def fails(self) -> bool:
@@ -85,12 +87,18 @@ def held_out_errors(
     if parts is None:
         return None
     fitted, judged = parts
+    config = replace(config, rows=min(config.rows, _ROWS))
     wanted = compute_outputs(net, judged)
     errors = []
     for c in choices:
         made = recover(cut(net, c.kept, channel_groups, removed=c.removed), net, c.kept, fitted, config, progress)
         errors.append(compute_rms_error(wanted, compute_outputs(made, judged)))
     return errors
+
+
+def can_hold_out(net: Network, data: Mapping[str, np.ndarray], seed: int) -> bool:
+    """True if `held_out_errors` has enough samples."""
+    return _split_samples(net, data, seed) is not None
 
 
 def _split_samples(net: Network, data: Mapping[str, np.ndarray], seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:

@@ -7,6 +7,7 @@
     taylor1      first-order change of the loss or outputs on data (Molchanov et al. 2017)
     taylor2      the same to second order (Molchanov et al. 2019)
     reconstruction  increase of the reader's output error after least-squares refitting, on data (reconstruction.py); comparable across groups
+    weighted_reconstruction  the same, weighted by the sensitivity of the outputs (or of the loss, with labels) to each of the reader's channels
     random       the baseline
     python:MODULE:FUNCTION   a user function (from Python the function itself): f(net, group) returns one score per unit
 """
@@ -28,11 +29,11 @@ from whet.pruning.sensitivity import Gates, Progress, gates
 from whet.pruning.sizes import factor_counts
 from whet.registry import PYTHON_PREFIX, import_user_function, suggest_name
 
-KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "reconstruction", "random")
-COMPARABLE = ("taylor1", "taylor2", "reconstruction")  # scores in one unit for all groups and branches: not normalized
+KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "reconstruction", "weighted_reconstruction", "random")
+COMPARABLE = ("taylor1", "taylor2", "reconstruction", "weighted_reconstruction")  # scores in one unit for all groups and branches: not normalized
 _PART = 1 << 20  # weights that are added at a time
 Own = Callable[[Network | None, Group], np.ndarray]
-NEED_DATA = ("activation", "taylor1", "taylor2", "reconstruction")
+NEED_DATA = ("activation", "taylor1", "taylor2", "reconstruction", "weighted_reconstruction")
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,10 @@ def importance(
     if isinstance(kind, str) and kind in NEED_DATA:
         if net is None or samples is None:
             raise PruneError(f"the importance {kind} needs data: give the network and samples (labels are optional)")
-        if kind == "reconstruction":
-            return reconstruction_scores(net, channel_groups, blocks, samples.data, seed=seed, progress=progress)
+        if kind in ("reconstruction", "weighted_reconstruction"):
+            return reconstruction_scores(
+                net, channel_groups, blocks, samples.data, labels=samples.labels, weighted=kind != "reconstruction", seed=seed, progress=progress
+            )
         seen = gates(net, channel_groups, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
         scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in channel_groups), *(b.name for b in blocks)]}
     else:

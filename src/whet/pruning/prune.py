@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
 from whet.pruning.depth import Branch, branches, removable, select_innermost
-from whet.pruning.floor import Floor, held_out_errors, reweight_scores, uniform_choice
+from whet.pruning.floor import Floor, can_hold_out, held_out_errors, reweight_scores, uniform_choice
 from whet.pruning.importance import COMPARABLE, NEED_DATA, Own, Samples, choose, importance, name_of
 from whet.pruning.knapsack import Choice, choose_within, scale_by_weight_count
 from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
@@ -30,6 +30,7 @@ from whet.pruning.stepwise import choose_stepwise
 from whet.pruning.target import TIMED, Target
 from whet.pruning.truth import measure_latencies
 
+COMPARED = ("reconstruction", "weighted_reconstruction", "taylor2")  # importances whose selections `compared` compares
 _MULTIPLE = 8  # channels: kernels compute multiples of it without remainder
 _TRIES, _CLOSE = 3, 1.02  # selections until the engine meets a latency target; tolerance of the target
 _AGAIN = 2  # repeated selections after timings were measured again
@@ -46,7 +47,9 @@ class PruneConfig:
 
     ratio: float = 0.4  # share of all channels to cut, without a target
     target: Target | None = None  # limit on latency, throughput, FLOPs, parameters or channels
-    importance: str | Own = "auto"  # with a target and data reconstruction, else l1; or importance.KINDS, python:MODULE:FUNCTION, a function
+    #: with a target and data reconstruction, else l1; "compared": the best of COMPARED by the outputs on held-out samples (needs a target and
+    #: data); or importance.KINDS, python:MODULE:FUNCTION, a function
+    importance: str | Own = "auto"
     hidden: bool = False  # also cut axes over which norms take statistics (groups(net, hidden=True)): needs recovery or fine-tuning
     scope: str = "global"  # global: least important units over all groups; group: the same share of every group
     #: kept channels of a group are a multiple of this. None: 8; with a target in FLOPs, parameters or channels eighths of narrow groups
@@ -101,6 +104,8 @@ class Report:
             if self.floor.uniform is not None:
                 errors += f", with uniform cuts at the same cost {100 * self.floor.uniform:.2g} %"
             more.append(f"change of the outputs on held-out samples: {errors}{kept}")
+            if self.floor.by_importance:
+                more.append("of the selections by " + ", ".join(f"{k} {100 * e:.2g} %" for k, e in self.floor.by_importance.items()))
             if self.floor.first is not None:
                 more.append(f"best of {self.floor.trials + 1} selections; the one by importance alone changes them by {100 * self.floor.first:.2g} %")
         if self.doubtful[0]:
@@ -170,6 +175,7 @@ def prune(
     if not isinstance(net, Network):
         raise PruneError(f"prune() takes a Network, not {type(net).__name__}: whet.network_from_onnx reads one from a file")
     check_order(net, "prune", config.insist)
+    compared = config.importance == "compared"
     config = _resolve(config, data is not None)
     found, blocks = candidates(net, config)
     samples = Samples(data, labels) if data is not None else None
@@ -184,9 +190,11 @@ def prune(
         kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple or _MULTIPLE, widths=config.widths)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
     else:
-        choice, report, others = _select_for_target(net, config, found, blocks, scores, config.target, samples, progress)
-        if data is not None and config.recovery is not None and (others.trials or others.uniform is not None):
-            choice, report = _select_by_outputs(net, config, found, choice, report, others, data, progress)
+        more = _score_alternatives(net, config, found, blocks, samples, progress) if compared and samples is not None else {}
+        choice, report, others = _select_for_target(net, config, found, blocks, scores, more, config.target, samples, progress)
+        if data is not None and config.recovery is not None and (others.trials or others.alternatives or others.uniform is not None):
+            choice, report, by = _select_by_outputs(net, config, found, choice, report, others, data, progress)
+            config = replace(config, importance=by)
     small = cut(net, choice.kept, found, removed=choice.removed)
     note(small, "prune", **_summarize_config(config))
     made = small
@@ -219,6 +227,13 @@ def _resolve(config: PruneConfig, has_data: bool) -> PruneConfig:
     """`config` with the importance and the depth that its defaults mean."""
     if config.importance == "auto":
         config = replace(config, importance="reconstruction" if has_data and config.target is not None else "l1")
+    elif config.importance == "compared":
+        if not (has_data and config.target is not None and config.recovery is not None and config.floor):
+            raise PruneError(
+                "the importance 'compared' compares selections of one cost by the outputs after recovery: it needs a target (such as flops=0.6x), "
+                "data, recovery and the comparison with uniform cuts"
+            )
+        config = replace(config, importance=COMPARED[0])
     return replace(config, depth=_with_branches(config)) if config.target is not None else config
 
 
@@ -247,12 +262,29 @@ def _flops(net: Network, small: Network) -> tuple[int, int] | None:
         return None
 
 
+def _score_alternatives(
+    net: Network, config: PruneConfig, channel_groups: Sequence[Group], blocks: Sequence[Branch], samples: Samples, progress: Progress | None
+) -> dict[str, dict[str, np.ndarray]]:
+    """The scores of the other importances of COMPARED, if there are samples to hold out; without those that need gradients that an op lacks."""
+    scored: dict[str, dict[str, np.ndarray]] = {}
+    assert config.recovery is not None
+    if not can_hold_out(net, samples.data, config.recovery.seed):
+        return scored
+    for kind in COMPARED:
+        if kind != config.importance:
+            with suppress(PruneError):
+                scored[kind] = importance(channel_groups, kind, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
+    return scored
+
+
 @dataclass(frozen=True)
 class _Others:
-    """Selections to compare with: uniform cuts (None: there are none that narrow) and those with reweighted importances."""
+    """Selections to compare with: uniform cuts (None: there are none that narrow), those with reweighted importances, and those by other
+    importances."""
 
     uniform: Choice | None
     trials: tuple[Choice, ...] = ()
+    alternatives: Mapping[str, Choice] = field(default_factory=dict)
 
 
 def _select_for_target(
@@ -261,11 +293,12 @@ def _select_for_target(
     channel_groups: Sequence[Group],
     blocks: Sequence[Branch],
     scores: Mapping[str, np.ndarray],
+    alternatives: Mapping[str, Mapping[str, np.ndarray]],
     target: Target,
     samples: Samples | None,
     progress: Progress | None,
 ) -> tuple[Choice, Report, _Others]:
-    """The selection for a target, its report, and other selections of the same cost."""
+    """The selection for a target by `scores`, its report, and other selections of the same cost, also by the scores of other importances."""
     if config.importance in COMPARABLE:
         blocks = removable(net, blocks, scores)
     weights = scale_by_weight_count(channel_groups, blocks, scores) if config.importance not in COMPARABLE else scores
@@ -273,36 +306,39 @@ def _select_for_target(
     # a narrower width that kernels pad to the next multiple takes as long as that: it is not worth timing
     multiple = config.multiple or (_MULTIPLE if target.kind in TIMED else None)
 
-    def within(costs: Costs, share: float, trial: int = 0) -> Choice:
-        scaled = reweight_scores(weights, config.seed, trial)
+    def within(costs: Costs, share: float, trial: int = 0, by: Mapping[str, np.ndarray] = weights) -> Choice:
+        scaled = reweight_scores(by, config.seed, trial)
         return choose_within(channel_groups, blocks, scaled, costs, share * costs.total({}), multiple=multiple, progress=progress)
 
     def others(costs: Costs, share: float) -> _Others:
         uniform = uniform_choice(channel_groups, weights, costs, share * costs.total({}), multiple) if config.floor else None
-        return _Others(uniform, tuple(within(costs, share, n) for n in range(1, config.trials + 1)))
+        trials = tuple(within(costs, share, n) for n in range(1, config.trials + 1))
+        return _Others(uniform, trials, {kind: within(costs, share, by=by) for kind, by in alternatives.items()})
 
     if target.kind not in TIMED:
         counted = {"flops": flop_costs, "params": parameter_costs}.get(target.kind, lambda n, f, b: channel_costs(f, b))
         costs = counted(net, channel_groups, blocks)
         share = target.of(costs.total({}))
         if config.steps > 1:
-            assert samples is not None
-            assert config.recovery is not None
-
             before = costs.total({})
 
-            def select(present: Network, groups: Sequence[Group], progress_of_cut: float) -> Choice:
-                budget = before * share**progress_of_cut  # each step keeps the same share of the remaining cost
-                names = {b.name for b in blocks}
-                inside = blocks if present is net else [b for b in select_innermost(branches(present)) if b.name in names]
-                own = scores if present is net else importance(groups, config.importance, config.seed, net=present, samples=samples, blocks=inside)
-                own = scale_by_weight_count(groups, inside, own) if config.importance not in COMPARABLE else own
-                return choose_within(groups, inside, own, counted(present, groups, inside), budget, multiple=multiple, progress=progress)
+            def stepwise(kind: str | Own, first: Mapping[str, np.ndarray]) -> Choice:
+                def select(present: Network, groups: Sequence[Group], progress_of_cut: float) -> Choice:
+                    budget = before * share**progress_of_cut  # each step keeps the same share of the remaining cost
+                    names = {b.name for b in blocks}
+                    inside = blocks if present is net else [b for b in select_innermost(branches(present)) if b.name in names]
+                    own = first if present is net else importance(groups, kind, config.seed, net=present, samples=samples, blocks=inside)
+                    own = scale_by_weight_count(groups, inside, own) if kind not in COMPARABLE else own
+                    return choose_within(groups, inside, own, counted(present, groups, inside), budget, multiple=multiple, progress=progress)
 
-            kept, removed = choose_stepwise(net, channel_groups, select, config.steps, samples.data, config.recovery, progress)
-            after = costs.total({name: len(at) for name, at in kept.items()}, removed)
-            choice = Choice(kept, removed, before, after, 0.0)
-            return choice, Report(costs.unit, (before, after)), others(costs, share)
+                assert samples is not None
+                assert config.recovery is not None
+                kept, removed = choose_stepwise(net, channel_groups, select, config.steps, samples.data, config.recovery, progress)
+                return Choice(kept, removed, before, costs.total({name: len(at) for name, at in kept.items()}, removed), 0.0)
+
+            choice = stepwise(config.importance, scores)
+            compared = replace(others(costs, share), alternatives={kind: stepwise(kind, by) for kind, by in alternatives.items()})
+            return choice, Report(costs.unit, (before, choice.after)), compared
         choice = within(costs, share)
         return choice, Report(costs.unit, (choice.before, choice.after), gap=choice.gap), others(costs, share)
     with ExitStack() as stack:
@@ -375,20 +411,24 @@ def _select_by_engine_time(
 def _select_by_outputs(
     net: Network, config: PruneConfig, channel_groups: Sequence[Group], choice: Choice, report: Report, others: _Others,
     data: Mapping[str, np.ndarray], progress: Progress | None,
-) -> tuple[Choice, Report]:  # fmt: skip
-    """The best of all selections by the outputs on held-out samples. With a latency target another selection replaces `choice` only if its engine
-    is as fast."""
+) -> tuple[Choice, Report, str | Own]:  # fmt: skip
+    """The best of all selections by the outputs on held-out samples, and its importance. With a latency target another selection replaces `choice`
+    only if its engine is as fast."""
     assert config.recovery is not None
-    ranked = [choice, *others.trials]
+    ranked = [choice, *others.trials, *others.alternatives.values()]
+    kinds = [config.importance] * (1 + len(others.trials)) + list(others.alternatives)
     uniform = [] if others.uniform is None else [others.uniform]
     errors = held_out_errors(net, channel_groups, [*ranked, *uniform], data, config.recovery, progress)
     if errors is None:
-        return choice, report
+        return choice, report, config.importance
     best = int(np.argmin(errors[: len(ranked)]))
-    floor = Floor(errors[best], errors[-1] if uniform else None, errors[0] if others.trials else None, len(others.trials))
+    by = {name_of(kinds[0]): errors[0], **dict(zip(others.alternatives, errors[1 + len(others.trials) :], strict=False))}
+    floor = Floor(
+        errors[best], errors[-1] if uniform else None, errors[0] if others.trials else None, len(others.trials), by if len(by) > 1 else {}
+    )
     for c in [*(uniform if floor.fails else []), ranked[best]]:
         if c is choice:
-            return choice, replace(report, floor=None if floor.fails else floor)
+            return choice, replace(report, floor=None if floor.fails else floor), config.importance
         times = report.engine_ms
         if times is not None:
             before, after = measure_latencies([net, cut(net, c.kept, channel_groups, removed=c.removed)], config.build, progress=progress)
@@ -396,8 +436,9 @@ def _select_by_outputs(
                 continue
             times = (before, after)
         lost = replace(report, predicted=(c.before, c.after), summed=None, engine_ms=times, gap=None)
-        return c, replace(lost, floor=floor if c is others.uniform or not floor.fails else None)
-    return choice, report
+        kind = config.importance if c is others.uniform else kinds[best]
+        return c, replace(lost, floor=floor if c is others.uniform or not floor.fails else None), kind
+    return choice, report, config.importance
 
 
 def get_opt_batch(net: Network, config: BuildConfig) -> int:

@@ -3,7 +3,9 @@
 Each layer that contracts a unit's channels (Conv, Gemm, MatMul with constant weights) gives a quadratic: with H = x'x the Gram matrix of its
 inputs, removing the rows S of its weights W and refitting the others costs W_S' ((H^-1)_SS)^-1 W_S (B. Hassibi and D. Stork, NIPS 1992).
 Units are removed greedily. Errors are relative to the variance of the layer's output, or of the residual stream that the output is added to:
-one unit for widths and branches of all layers.
+one unit for widths and branches of all layers. Weighted by the sensitivity of the outputs to each channel (the diagonal of the Gauss-Newton
+matrix), they are estimates of the relative change of the outputs: a layer that they hardly depend on, such as a head for rare objects, may lose
+more than a layer that all of them pass through.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from whet.pruning._least_squares import conv_matrix, conv_rows
 from whet.pruning._sweep import Sweep
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
-from whet.pruning.sensitivity import Progress
+from whet.pruning.sensitivity import Progress, output_sensitivities
 
 _ROWS, _PER_UNKNOWN = 8192, 4  # positions of a Gram matrix: at least the first, and this many for each unknown
 _DAMPING = 1e-3  # relative to the mean diagonal of a Gram matrix, as the ridge of the recovery
 _STEPS = 64  # removal steps of a group: larger groups lose several units per step
+_LEAST = 1e-6  # of the mean sensitivity of a layer's channels: ties between channels without influence are broken by their errors
 _WIDEST = 4608  # unknowns of a layer above which only the energy of its inputs is used
 
 
@@ -61,15 +64,19 @@ def reconstruction_scores(
     blocks: Sequence[Branch],
     data: Mapping[str, np.ndarray],
     *,
+    labels: np.ndarray | None = None,
+    weighted: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, np.ndarray]:
     """The marginal errors of the units of each group, float64 [size], and the relative error [1] without each branch.
 
     The sum of a group's n smallest scores is its error without these n units (marginal errors are made monotone by pooling). Readers without
-    a constant matrix count the energy of a unit's values relative to their input. Raises PruneError for data without samples or with NaN.
+    a constant matrix count the energy of a unit's values relative to their input. `weighted`: by the sensitivity of the outputs, or with `labels`
+    of the cross-entropy. Raises PruneError for data without samples or with NaN, and with `weighted` for a network without gradients.
     """
-    readers, energies = _measure(net, channel_groups, blocks, data, seed, progress)
+    scale = _Sensitivities(output_sensitivities(net, data, labels, seed=seed)) if weighted else _Variances(net, data)
+    readers, energies = _measure(net, channel_groups, blocks, data, scale, seed, progress)
     scores = {}
     for g in channel_groups:
         scores[g.name] = _marginal(g.size, readers.get(g.name, []), energies.get(g.name, np.zeros(g.size)))
@@ -108,9 +115,67 @@ def _fit_nondecreasing(rises: Sequence[tuple[float, int]]) -> list[float]:
     return [v for v, _, n in pools for _ in range(int(n))]
 
 
+class _Variances:
+    """Errors relative to the variance of a tensor over samples and positions."""
+
+    def __init__(self, net: Network, data: Mapping[str, np.ndarray]):
+        sweep, self.of = Sweep(net, data), {}
+        while sweep.done < len(net.layers):
+            for t in sweep.step().outputs:
+                if t.dtype.is_float and t in sweep.values and t.type.rank:
+                    self.of[t] = max(float(np.var(sweep.value(t), dtype=np.float64)), 1e-30)
+
+    def gains(self, layer: Layer, users, count: int) -> np.ndarray | float:
+        """The factor of each of the `count` output channels that makes the mean of their squared errors relative to a variance (_gain_of_sum)."""
+        gains, variance = _gain_of_sum(layer, users, self.of)
+        return gains / np.sqrt(variance * count)
+
+    def energy(self, x: np.ndarray, sum_: Tensor) -> float:
+        """The error of a sum without `x`."""
+        return float(np.mean(np.square(x, dtype=np.float64))) / self.of[sum_]
+
+    def units(self, x: np.ndarray, t: Tensor, axis: int) -> np.ndarray:
+        """The error without each index of `axis`, for a reader without a constant matrix."""
+        per = np.square(np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1), dtype=np.float64).sum(1)
+        return per / max(float(per.sum()), 1e-30)
+
+
+class _Sensitivities:
+    """Errors in units of the outputs' squared relative change."""
+
+    def __init__(self, of: Mapping[Tensor, np.ndarray]):
+        self.of = of
+
+    def _per_index(self, t: Tensor, axis: int, count: int) -> np.ndarray:
+        """The sensitivity to each index of an axis, summed over the other axes of one sample."""
+        s = self.of.get(t)
+        if s is None or axis == 0 or s.shape[axis - 1] != count:
+            total = float(s.sum(dtype=np.float64)) if s is not None else 0.0
+            return np.full(count, total / count)
+        return s.sum(tuple(i for i in range(s.ndim) if i != axis - 1), dtype=np.float64)
+
+    def gains(self, layer: Layer, users, count: int) -> np.ndarray | float:
+        """The factor of each of the `count` output channels that turns their squared errors into the change of the outputs."""
+        s = self._per_index(layer.output, 1 if layer.op == "Conv" else layer.output.type.rank - 1, count)
+        return np.sqrt(np.maximum(s, max(_LEAST * float(s.mean()), 1e-30)))
+
+    def energy(self, x: np.ndarray, sum_: Tensor) -> float:
+        """The error of a sum without `x`, whose samples are along axis 0."""
+        s = self.of.get(sum_)
+        if s is None or s.shape != x.shape[1:]:
+            return float(np.mean(np.square(x, dtype=np.float64))) * (float(s.sum(dtype=np.float64)) if s is not None else 0.0)
+        return float(np.sum(np.einsum("n...,n...->...", x, x, dtype=np.float64) * s)) / len(x)
+
+    def units(self, x: np.ndarray, t: Tensor, axis: int) -> np.ndarray:
+        """The error without each index of `axis`, for a reader without a constant matrix."""
+        per = np.square(np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1), dtype=np.float64).mean(1)
+        return per * self._per_index(t, axis, x.shape[axis])
+
+
 def _measure(
-    net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch], data: Mapping[str, np.ndarray], seed: int, progress: Progress | None
-) -> tuple[dict[str, list[_Reader]], dict[str, np.ndarray]]:
+    net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch], data: Mapping[str, np.ndarray], scale: _Variances | _Sensitivities,
+    seed: int, progress: Progress | None,
+) -> tuple[dict[str, list[_Reader]], dict[str, np.ndarray]]:  # fmt: skip
     """Quadratics of the readers by group, and relative energies of other readers by group and of branches."""
     at: dict[Tensor, list[tuple[Group, int, np.ndarray]]] = {}
     for g in channel_groups:
@@ -119,7 +184,7 @@ def _measure(
     ends: dict[str, list[Branch]] = {}
     for b in blocks:
         ends.setdefault(b.name, []).append(b)
-    users, scale = net.users(), _variances(net, data)
+    users = net.users()
     sweep, rng = Sweep(net, data), np.random.default_rng(seed)
     quadratics: dict[str, list[_Reader]] = {}
     energies: dict[str, np.ndarray] = {}
@@ -141,27 +206,13 @@ def _measure(
                         rows = (indices[:, :, None] * k + np.arange(k)).reshape(g.size, -1)
                     quadratics.setdefault(g.name, []).append(_Reader(w.copy(), h.copy(), rows))
                 else:
-                    x = sweep.value(read)
-                    per = np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
-                    squares = np.square(per, dtype=np.float64).sum(1)
-                    energies[g.name] = energies.get(g.name, 0) + squares[indices].sum(1) / max(float(squares.sum()), 1e-30)
+                    energies[g.name] = energies.get(g.name, 0) + scale.units(sweep.value(read), read, axis)[indices].sum(1)
         for b in ends.get(layer.name, ()):
-            x = sweep.value(layer.needs(b.place))
-            energies[b.name] = np.array([float(np.mean(np.square(x, dtype=np.float64))) / scale[layer.output]])
+            energies[b.name] = np.array([scale.energy(sweep.value(layer.needs(b.place)), layer.output)])
         sweep.step()
         if progress is not None:
             progress(n + 1, len(net.layers), f"errors of {layer.name}")
     return quadratics, energies
-
-
-def _variances(net: Network, data: Mapping[str, np.ndarray]) -> dict[Tensor, float]:
-    """The variance of every floating-point tensor over samples and positions, summed per channel and divided by their number."""
-    sweep, seen = Sweep(net, data), {}
-    while sweep.done < len(net.layers):
-        for t in sweep.step().outputs:
-            if t.dtype.is_float and t in sweep.values and t.type.rank:
-                seen[t] = max(float(np.var(sweep.value(t), dtype=np.float64)), 1e-30)
-    return seen
 
 
 def _contracts(layer: Layer, axis: int) -> bool:
@@ -176,7 +227,7 @@ def _contracts(layer: Layer, axis: int) -> bool:
     return plain and w.type.rank == 2 and axis == last and layer.needs(0).shape[last] <= _WIDEST
 
 
-def _quadratic(layer: Layer, x: np.ndarray, users, scale: Mapping[Tensor, float], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _quadratic(layer: Layer, x: np.ndarray, users, scale: _Variances | _Sensitivities, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Weights [k, outputs] in relative units, and the inverse of the damped Gram matrix of the centred inputs, divided by the rows."""
     w = layer.needs(1).array()
     if layer.op == "Conv":
@@ -191,9 +242,7 @@ def _quadratic(layer: Layer, x: np.ndarray, users, scale: Mapping[Tensor, float]
     rows = rows - rows.mean(0)
     gram = rows.T @ rows / len(rows)
     gram[np.diag_indices(len(gram))] += max(_DAMPING * float(np.trace(gram)) / len(gram), 1e-12)
-    gains, size = _gain_of_sum(layer, users, scale)
-    matrix = matrix * gains / np.sqrt(size * matrix.shape[1])
-    return matrix, np.linalg.inv(gram)
+    return matrix * scale.gains(layer, users, matrix.shape[1]), np.linalg.inv(gram)
 
 
 def _output_size(layer: Layer, x: np.ndarray) -> Sequence[int]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from whet.errors import PruneError
 from whet.network import Layer, Network, Origin, Tensor, Weight
-from whet.pruning._least_squares import Problem, conv_matrix, conv_outputs, conv_rows, conv_weights, solve
+from whet.pruning._least_squares import Problem, conv_matrix, conv_outputs, conv_rows, conv_weights, row_type, solve
 from whet.pruning._sweep import Sweep
 from whet.pruning.cut import Kept, find_kept_indices, original_name
 from whet.pruning.order import check_order
@@ -163,24 +163,24 @@ def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, r
     x, wt = sweep.value(layer.needs(0)), layer.needs(1)
     w, group = wt.array(), layer.attrs.get("group", 1)
     bias, norm = _bias(layer, readers), _norm_after(layer, readers)
-    intercept = bias is not None or norm is not None
+    intercept, kind = bias is not None or norm is not None, row_type(config.ridge)
     if layer.op == "Conv":
         positions = want.shape[0] * int(np.prod(want.shape[2:]))
         at = _sample_positions(positions, _row_limit(config.rows, int(np.prod(w.shape[1:]))), rng)
-        rows, targets, matrix = conv_rows(layer, x, w, at), conv_outputs(want, group, at), conv_matrix(w, group)
+        rows, targets, matrix = conv_rows(layer, x, w, at, kind), conv_outputs(want, group, at, kind), conv_matrix(w, group)
     else:
         flat, given = x.reshape(-1, x.shape[-1]), want.reshape(-1, want.shape[-1])
         at = _sample_positions(len(flat), _row_limit(config.rows, x.shape[-1]), rng)
-        rows, targets = flat[at][None].astype(np.float64), given[at][None].astype(np.float64)
+        rows, targets = flat[at][None].astype(kind), given[at][None].astype(kind)
         matrix = (w.T if layer.attrs.get("transB") else w)[None].astype(np.float64)
     if layer.op != "MatMul" and bias is not None:
-        targets = targets - bias.array().reshape(targets.shape[0], 1, -1)
-    before = float(np.sum((targets - rows @ matrix) ** 2))
-    size = float(np.sum(targets**2))
+        targets = targets - bias.array().reshape(targets.shape[0], 1, -1).astype(kind)
+    before = _sum_squares(targets - rows @ matrix.astype(kind))
+    size = _sum_squares(targets)
     if before <= 1e-12 * max(size, 1e-30):
         return "already exact"
     fitted, shift = solve(Problem(rows, targets), matrix, ridge=config.ridge, intercept=intercept)
-    after = float(np.sum((targets - rows @ fitted - shift[:, None]) ** 2))
+    after = _sum_squares(targets - rows @ fitted.astype(kind) - shift[:, None].astype(kind))
     if layer.op == "Conv":
         _set(wt, conv_weights(fitted, w))
     else:
@@ -190,6 +190,10 @@ def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, r
     elif norm is not None:
         _set(norm, norm.array() - shift.reshape(-1))
     return f"relative output error {np.sqrt(before / size):.3f} -> {np.sqrt(after / size):.3f}"
+
+
+def _sum_squares(a: np.ndarray) -> float:
+    return float(np.sum(np.square(a), dtype=np.float64))
 
 
 def _row_limit(rows: int, unknowns: int) -> int:

@@ -127,6 +127,33 @@ def _weight_gradients(layer: Layer, inputs: list, cotangent: np.ndarray, samples
     return total.T if layer.attrs.get("transB") else total
 
 
+def output_sensitivities(
+    net: Network, data: Mapping[str, np.ndarray], labels: np.ndarray | None = None, *, samples: int = 32, batch: int = 8, seed: int = 0
+) -> dict[Tensor, np.ndarray]:
+    """By computed tensor with samples along axis 0: the mean over samples of its squared cotangent, float32 in the shape of one sample.
+
+    Times the mean square of a small independent error of the element, it is the squared relative change of the outputs (without labels). At
+    most `samples` samples are used. Raises as `gates`.
+    """
+    check_data(data, labels)
+    count = len(next(iter(data.values())))
+    fixed = [t.shape[0] for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)]
+    size = int(fixed[0]) if fixed else min(batch, count)
+    starts = np.linspace(0, count - size, min(max(samples // size, 1), count // size)).astype(int)
+    total: dict[Tensor, np.ndarray] = {}
+    rng = np.random.default_rng(seed)
+    for start in starts:
+        run = _forward(net, {k: v[start : start + size] for k, v in data.items()})
+
+        def visit(layer: Layer, inputs: list, cotangents: list[np.ndarray]) -> None:
+            for t, c in zip(layer.outputs, cotangents, strict=True):
+                if t.dtype.is_float and c.ndim:
+                    total[t] = total.get(t, 0) + np.einsum("n...,n...->...", c, c)
+
+        run.backward(_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
+    return {t: np.asarray(v, np.float32) / (size * len(starts)) for t, v in total.items()}
+
+
 _Edge = tuple[str, int, np.ndarray]  # group or branch; axis, -1 for a whole branch; indices [units, elements per unit]
 
 

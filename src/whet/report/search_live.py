@@ -123,7 +123,7 @@ class SearchLive:
             t.add_column(column, justify="left" if column in ("job", "what") else "right", no_wrap=column != "what", overflow="ellipsis")
         for name, r, _ in self.trials[-_SHOWN:]:
             if r["state"] != "done":
-                t.add_row(name, Text(f"failed: {r['reason']}"[:80]), "-", "-", "-", "-", style="dim")  # a reason may name a layer: no markup
+                t.add_row(name, Text(f"{r['state']}: {r['reason']}"[:80]), "-", "-", "-", "-", style="dim")  # a reason may name a layer: no markup
             else:
                 ms = r["latency"]
                 t.add_row(name, _words(r), number(ms["ratio"]), number(ms["median_ms"]), number(r["metric"]["value"], 4), number(r["drop"]["value"]))
@@ -146,7 +146,7 @@ class SearchLive:
     def _line(self, folder: Path, result: Mapping[str, Any]) -> None:
         if self.live:
             return
-        what = f"failed: {result['reason']}" if result["state"] != "done" else f"{_numbers(result)}  {_words(result)}"
+        what = f"{result['state']}: {result['reason']}" if result["state"] != "done" else f"{_numbers(result)}  {_words(result)}"
         left = self.eta()
         self._say(f"{result['role']} {folder.name} ({self.done}/{self.total}" + (f", {_time(left)} left" if left else "") + f"): {what}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -291,10 +291,12 @@ class Context:
         names, suffix = display_names(net), profile_suffix(self.profile_index)
         return [LayerTimes(names[layer.name] + suffix, layer.name, tuple(1e3 * r[i] for r in rounds)) for i, layer in enumerate(net.layers)]
 
-    def launches(self) -> BoundEngine:
-        """The recorded launches and memory for the current shapes, for measurements that order copies and launches themselves. They use the
-        arena, not the bound arrays: pass inputs to `feed` of the result."""
+    def launches(self, shapes: Mapping[str, Sequence[int]] | None = None) -> BoundEngine:
+        """The recorded launches and memory for the current shapes, or for `shapes` of all inputs, for measurements that order copies and launches
+        themselves. They use the arena, not the bound arrays: pass inputs to `feed` of the result."""
         with self._exclusive():
+            for name, shape in (shapes or {}).items():
+                self.set_input_shape(name, tuple(shape))
             bound = self._bound()
             self._set_addresses(bound, {})
             return bound

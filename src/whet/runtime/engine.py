@@ -24,9 +24,10 @@ from whet.runtime.calls import ContextPool, call_engine, call_with, name_inputs
 from whet.runtime.kernels import ConfigCheck, Planned, list_library_versions
 from whet.runtime.memory import WeightStore, read_bytes
 from whet.runtime.profiles import size_factor
-from whet.runtime.sample_parallel import bind_shapes, count_arena_bytes, plan_shapes
+from whet.runtime.sample_parallel import count_arena_bytes, plan_shapes
 from whet.runtime.shape_trace import ShapeTrace
 from whet.runtime.shaped import ShapedPlan, get_opt_shapes
+from whet.runtime.verified import find_record, is_recorded, read_digest, write_record
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -67,14 +68,15 @@ class Runtime:
         if isinstance(source, Engine):
             raise EngineError("this is a loaded engine already: call engine(x) or engine.create_context()")
         if isinstance(source, EnginePlan):
-            plan, where = source, "the engine"
+            plan, where, digest = source, "the engine", ""
             check_plan(plan)
         else:
             from whet.engine import read_engine
 
-            plan = read_engine(source, defer_weights=True)
+            plan = read_engine(source, defer=True)
+            digest = read_digest(plan)
             where = "the engine" if isinstance(source, bytes | bytearray | memoryview) else f"{Path(source).name}"
-        engine = Engine(plan, self._choose_backend(plan, where), require_same_hardware=require_same_hardware, where=where)
+        engine = Engine(plan, self._choose_backend(plan, where), require_same_hardware=require_same_hardware, where=where, file_digest=digest)
         if record_shapes or (record_shapes := os.environ.get("WHET_RECORD_SHAPES")):
             engine.shape_trace = ShapeTrace(record_shapes)
         return engine
@@ -122,16 +124,20 @@ class Engine:
     bound buffers, streams and layer times. `inputs`, `outputs` and `profiles` describe it, `plan` has the data, `warnings` those of loading.
     """
 
-    def __init__(self, plan: EnginePlan, backend: Backend, *, require_same_hardware: bool = False, where: str = "the engine"):
+    def __init__(self, plan: EnginePlan, backend: Backend, *, require_same_hardware: bool = False, where: str = "the engine", file_digest: str = ""):
+        """`file_digest` is that of the engine file, if the plan is as the file has it."""
         self.plan, self.backend = plan, backend
         self.warnings: list[str] = []
         self._where = where
         self._told: set[tuple[str, str]] = set()
         self._far: set[int] = set()  # profiles with a warning about far shapes
-        differences = list_machine_differences(plan, backend)
+        libraries = {k: v for p in plan.by_profile() for k, v in list_library_versions(p.choices, backend).items()}
+        differences = list_machine_differences(plan, backend, libraries)
         probed = all(p.probe for p in plan.by_profile())  # packed weights cannot be compared with the source weights: the probe tests them
         self._store = WeightStore(backend, plan.packed if probed and not differences else {})
-        self._configs = ConfigCheck()
+        record = find_record(plan, file_digest, backend, libraries) if probed and (plan.packed or differences) else None
+        is_verified = is_recorded(record)
+        self._configs = None if is_verified else ConfigCheck()  # a record is written only if all stored configs were admitted
         self._shaped: OrderedDict[tuple, ShapedPlan] = OrderedDict()
         self._lock = make_lock()
         self._open = True
@@ -153,11 +159,16 @@ class Engine:
             raise
         except WhetError as e:
             raise EngineError(f"{where} cannot run here: {e}") from e
-        if differences and plan.probe:
+        if not is_verified and probed and (differences or self._store.used_prepacked):
+            if differences:
+                self._run_probe("here", "Do not use it on this machine; build it again here.")
+            else:
+                advice = "Its packed weights may be damaged: build it again, or write it without packed weights, which are then packed at load."
+                self._run_probe("with its packed weights", advice)
+            if record is not None and not any(shaped.fell_back for shaped in self._shaped.values()):
+                write_record(record)
+        elif differences and plan.probe and not is_verified:
             self._run_probe("here", "Do not use it on this machine; build it again here.")
-        elif self._store.used_prepacked:
-            advice = "Its packed weights may be damaged: build it again, or write it without packed weights, which are then packed at load."
-            self._run_probe("with its packed weights", advice)
         self._store.forget_prepacked()
         release_pages(plan)
 
@@ -429,18 +440,22 @@ class Engine:
         for k, part in enumerate(self.plan.by_profile()):
             if not (probe := part.probe):
                 continue
-            shapes = {n: tuple(v) for n, v in probe["shapes"].items()}
-            bound = bind_shapes(self.get_shaped_plan(k, shapes), self.backend)
-            bound.feed(probe_inputs(part.network, probe["seed"], shapes))
+            context = self.create_context(k or None)
+            bound = context.launches(probe["shapes"])
+            bound.feed(probe_inputs(part.network, probe["seed"], {n: tuple(v) for n, v in probe["shapes"].items()}))
             bound.run()
             if different := probe_differs(probe, bound.fetch()):
                 raise EngineError(f"{self._where} gives other results {where} than where it was verified: {different}. {advice}")
+            if k == 0:
+                self._pool.take_back(context)  # with its recorded launches, for the first call
 
-
-def list_machine_differences(plan: EnginePlan, backend: Backend) -> list[str]:
-    """Descriptions of the differences between this machine and the one of the build; empty if the machine keys are equal."""
+def list_machine_differences(plan: EnginePlan, backend: Backend, libraries: Mapping[str, str] | None = None) -> list[str]:
+    """Descriptions of the differences between this machine and the one of the build; empty if the machine keys are equal. `libraries` are the
+    versions of the tactics' libraries here, if they are known already."""
     there = dict(plan.machine.get("libraries") or {})
-    here = {k: v for p in plan.by_profile() for k, v in list_library_versions(p.choices, backend).items()}
+    here = libraries
+    if here is None:
+        here = {k: v for p in plan.by_profile() for k, v in list_library_versions(p.choices, backend).items()}
     changed = [f"{k}: {v} there, {here.get(k, 'none')} here" for k, v in sorted(there.items()) if here.get(k) != v]
     changed += list_version_changes(plan.plugins)
     if plan.machine_key == backend.key():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
@@ -17,6 +19,7 @@ from whet.forks import make_lock
 from whet.network import DType, Weight, static_shape, stored_shape, to_stored
 from whet.tactics import Operand, Packed
 
+_STEPS_AHEAD = 8
 ALIGNMENT = 64  # bytes; a cache line, and the alignment of vector loads and stores
 
 
@@ -88,6 +91,10 @@ class WeightStore:
         """Packs all further weights again: the probe has tested only those that are in use now."""
         self._prepacked = {}
 
+    def read_prepacked(self, weight: Packed) -> bool:
+        """True if a packed weight need not be packed: it is held, or it is in the engine file, which is then read."""
+        return f"packed {weight.key}" in self._held or (weight.storable and self._prepacked.get(weight.key) is not None)
+
     def packed(self, weight: Packed) -> Shared:
         """The buffer of a packed weight, shared by all users of its key."""
 
@@ -125,3 +132,27 @@ class WeightStore:
                 write_bytes(self.backend, shared.buffer, 0, create())
                 self._held[key] = shared
             return shared
+
+
+class ReadAhead:
+    """Runs the tasks of numbered steps in two threads, a few steps before each is waited for: reading and hashing release the GIL."""
+
+    def __init__(self, tasks: Sequence[Callable[[], None]]):
+        """Without tasks, no step is waited for."""
+        self._tasks, self._waiting = tasks, deque[Future[None]]()
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="whet-weights")
+        self._submitted = 0
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def wait_for(self, step: int) -> None:
+        """Returns when the task of a step is done; steps are given in order. Raises what the task raises."""
+        while self._submitted < min(step + _STEPS_AHEAD, len(self._tasks)):
+            self._waiting.append(self._pool.submit(self._tasks[self._submitted]))
+            self._submitted += 1
+        if self._waiting:
+            self._waiting.popleft().result()
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from whet.backends import Backend
+from whet.engine.file import release_mapping
 from whet.engine.plan import EnginePlan
 from whet.errors import EngineError
 from whet.network import TensorType, evaluate, static_shape
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime.kernels import ConfigCheck, Planned, make_signature, plan_layer
-from whet.runtime.memory import Shared, WeightStore
+from whet.runtime.memory import ReadAhead, Shared, WeightStore
 from whet.tactics import Operand, shifted_pairs
+
+_RELEASE_EACH = 1 << 25  # bytes of packed weights after which the pages of the engine file are released
 
 
 @dataclass
@@ -63,17 +67,36 @@ def make_shaped_plan(
     types = {t.name: t.type.with_shape(evaluate(d, env) for d in t.shape) for t in net.tensors()}
     packed: list[list[Shared]] = []
     constants: list[dict[int, Shared]] = []
-    for s in steps:
-        packed.append([store.packed(p) for p in s.kernel.packed])
-        held = {}
-        for i, (t, o) in enumerate(zip(s.layer.inputs, s.signature.inputs, strict=True)):
-            if t is not None and t.weight is not None and o is not None:
-                held[i] = store.constant(t.weight, o)
-        constants.append(held)
-        for t in s.layer.inputs:
-            if t is not None and t.weight is not None:
-                t.weight.release()  # a copy in the kernel's layout is in use
+    unreleased = 0
+    with ReadAhead([partial(_read_weights, s, store) for s in steps] if plan.data is not None else []) as ahead:
+        for number, s in enumerate(steps):
+            ahead.wait_for(number)
+            packed.append([store.packed(p) for p in s.kernel.packed])
+            held = {}
+            for i, (t, o) in enumerate(zip(s.layer.inputs, s.signature.inputs, strict=True)):
+                if t is not None and t.weight is not None and o is not None:
+                    held[i] = store.constant(t.weight, o)
+            constants.append(held)
+            for t in s.layer.inputs:
+                if t is not None and t.weight is not None:
+                    t.weight.release()  # a copy in the kernel's layout is in use
+            unreleased += sum(p.nbytes for p in s.kernel.packed)
+            if unreleased >= _RELEASE_EACH:
+                release_mapping(plan)
+                unreleased = 0
     return ShapedPlan(plan, profile, dict(shapes), env, steps, map_storage(plan), types, packed, constants)
+
+
+def _read_weights(step: Planned, store: WeightStore) -> None:
+    """Reads what `store` needs for a step from the engine file: packed weights, else the constants from which they are packed."""
+    if all([store.read_prepacked(p) for p in step.kernel.packed]) and not any(step.signature.inputs[i] for i in _constant_inputs(step)):
+        return
+    for i in _constant_inputs(step):
+        _ = step.layer.needs(i).array()
+
+
+def _constant_inputs(step: Planned) -> list[int]:
+    return [i for i, t in enumerate(step.layer.inputs) if t is not None and t.is_constant]
 
 
 def _check_inplace(plan: EnginePlan, profile: int, steps: list[Planned]) -> None:

@@ -227,10 +227,6 @@ class _Signature:
         return tensors, ""
 
 
-def _global_hooks() -> bool:
-    return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)
-
-
 class CompiledModule(torch.nn.Module):
     """A module that runs an engine; arguments that do not fit the engine run in the original module.
 
@@ -260,7 +256,8 @@ class CompiledModule(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `forward`. The common case, tensors only and no hooks, comes first: torch's dispatch of hooks takes longer than the rest of a call."""
-        if self._count == len(args) and not (kwargs or self._forward_hooks or self._forward_pre_hooks or _global_hooks()):
+        hooks = self._forward_hooks or self._forward_pre_hooks or modules._global_forward_hooks or modules._global_forward_pre_hooks
+        if self._count == len(args) and not kwargs and not hooks:
             try:
                 signature = self._call.signature(args)
             except AttributeError:  # an argument is no tensor

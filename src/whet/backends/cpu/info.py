@@ -7,6 +7,7 @@ archspec (0.1 s) knows neither the model's name and stepping nor the caches.
 from __future__ import annotations
 
 import platform
+import re
 from functools import cache
 from pathlib import Path
 
@@ -85,11 +86,21 @@ def total_memory() -> int:
 
 def available_memory() -> int:
     """Bytes that can be allocated without swapping, limited by the control group."""
-    import psutil
+    limit, free = _cgroup_available(), _read_available()
+    if free is None:
+        import psutil
 
-    limit = _cgroup_available()
-    free = int(psutil.virtual_memory().available)
+        free = int(psutil.virtual_memory().available)
     return free if limit is None else min(free, limit)
+
+
+def _read_available(path: Path = Path("/proc/meminfo")) -> int | None:
+    """Linux's estimate of the memory that can be allocated without swapping; None on other systems. Importing psutil for it takes 15 ms."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        return None
+    return None if found is None else 1024 * int(found[1])
 
 
 def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -27,7 +27,8 @@ class Job:
     same batch (None for that baseline itself).
 
     `kept` is the number of channels by group; `allowed` is the target's accuracy drop, which decides on INT8 training of a survivor; a `final`
-    job compares the engines in `folders`. `made_by` is the version of whet and the processor where known: results of another are discarded.
+    job compares the engines in `folders`. A scout that loses more than `stop_above` ends before its engine is built.
+    `made_by` is the version of whet and the processor where known: results of another are discarded.
     """
 
     role: str
@@ -39,6 +40,7 @@ class Job:
     reference: str | None = None
     folders: list[str] = field(default_factory=list)
     allowed: float | None = None
+    stop_above: float | None = None
     made_by: str = ""
 
     def write(self, folder: Path) -> None:
@@ -53,7 +55,8 @@ class Job:
             return False
         ignored = _ELSEWHERE if self.role == "survivor" else _ELSEWHERE + _TRAINING
         try:
-            return _make_comparison_key(asdict(self), ignored) == _make_comparison_key({"allowed": None, "made_by": "", **stored}, ignored)
+            whole = {"allowed": None, "stop_above": None, "made_by": "", **stored}
+            return _make_comparison_key(asdict(self), ignored) == _make_comparison_key(whole, ignored)
         except (TypeError, AttributeError):  # a damaged job
             return False
 

@@ -21,11 +21,15 @@ _ROW = re.compile(r"[0-9]{1,9}|[a-z0-9]{1,9}-b[0-9]{1,9}")  # names of job folde
 
 
 def is_result(result: Any) -> bool:
-    """True for the result of a job as its process writes it: failed, measured, of the final comparison, or of a rebuild."""
+    """True for the result of a job as its process writes it: failed, stopped before its engine was built, measured, of the final comparison,
+    or of a rebuild."""
     if not isinstance(result, Mapping) or not all(isinstance(result.get(k), str) for k in ("state", "role", "name")):
         return False
     if result["state"] == "failed":
         return isinstance(result.get("reason"), str) and isinstance(result.get("candidate"), Mapping)
+    if result["state"] == "stopped":
+        return _is_finite(result.get("flops_ratio")) and _has_numbers(result, {k: _FIGURES[k] for k in ("metric", "drop")}) and isinstance(
+            result.get("reason"), str) and isinstance(result.get("candidate"), Mapping)  # fmt: skip
     if result["state"] != "done":
         return False
     if "differs" in result:
@@ -42,12 +46,19 @@ def _is_row(row: Any) -> bool:
 
 def _has_figures(row: Mapping[str, Any]) -> bool:
     """True if a row has the finite numbers that engines are compared by."""
-    for section, names in _FIGURES.items():
+    return _has_numbers(row, _FIGURES)
+
+
+def _has_numbers(row: Mapping[str, Any], figures: Mapping[str, tuple[str, ...]]) -> bool:
+    for section, names in figures.items():
         values = row.get(section) if section else row
         if not isinstance(values, Mapping):
             return False
         for name in names:
-            v = values.get(name)
-            if isinstance(v, bool) or not isinstance(v, int | float) or not math.isfinite(v):
+            if not _is_finite(values.get(name)):
                 return False
     return True
+
+
+def _is_finite(v: Any) -> bool:
+    return not isinstance(v, bool) and isinstance(v, int | float) and math.isfinite(v)

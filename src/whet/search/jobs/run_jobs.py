@@ -35,15 +35,18 @@ class Running:
     def slots(self) -> int:
         return self.workers.slots
 
-    def job(self, role: str, trial: Trial, space: SearchSpace, effort: Effort) -> j.Job:
-        """The job of a trial; a survivor with a latency budget keeps the channels chosen for its scout."""
+    def job(self, role: str, trial: Trial, space: SearchSpace, effort: Effort, stop_above: float | None = None) -> j.Job:
+        """The job of a trial, which may end before its engine is built (`stop_above`).
+
+        A survivor with a latency budget keeps the channels chosen for its scout.
+        """
         c, kept = trial.candidate, space.kept(trial.candidate)
         if role == "survivor" and c.budget is not None and trial.result is not None:
             c, kept = dataclasses.replace(c, removed=tuple(trial.result["removed"])), trial.result["kept"]
         reference = str(self.folder.baseline("fp32", c.batch))
         allowed = self.recipe.target.accuracy_drop if role == "survivor" and c.precision == "int8" and self.recipe.qat is not None else None
         return j.Job(role, f"trial {trial.number}", self.plain, c.to_plain(), kept, dataclasses.asdict(effort), reference, allowed=allowed,
-                     made_by=self.made_by)  # fmt: skip
+                     stop_above=stop_above, made_by=self.made_by)  # fmt: skip
 
     def begin(self, folder: Path, text: str) -> None:
         """Starts the job stored in a folder."""

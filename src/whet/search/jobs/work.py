@@ -34,7 +34,7 @@ from whet.search.stages.candidate_engines import (
 from whet.search.stages.executor import find_executed_file, remove_engine
 from whet.search.stages.finetune import fine_tune
 from whet.search.stages.measure import make_run, time_engines
-from whet.search.stages.prepare import count_static_flops, fit_latency_budget, list_two_four_gains, prepare_candidate, write_two_four
+from whet.search.stages.prepare import Prepared, count_static_flops, fit_latency_budget, list_two_four_gains, prepare_candidate, write_two_four
 
 SCORES = "scores.npy"
 _CALIBRATE = 64  # samples for INT8 ranges
@@ -71,6 +71,8 @@ def _run_candidate(w: Worker) -> dict[str, Any]:
                 return w.score(make_predictor(build_quick_engine(step, recipe).create_context()), step).to_plain()
 
         pruned = prepare_candidate(net, c, kept, data, w.effort, say=w.say, rate=rate, seed=recipe.search.seed, steps=recipe.space.steps)
+    if job.stop_above is not None and c.pruned and (stopped := _stop_early(w, pruned, net)) is not None:
+        return stopped
     if c.two_four:
         with w.lock.timing():
             layers = list_two_four_gains(pruned.network, build_config(pruned.network, recipe, c, w.effort.level), w.say)
@@ -106,6 +108,34 @@ def _run_candidate(w: Worker) -> dict[str, Any]:
         save_recipe(pruned.recipe, w.folder / PRUNING)
     w.say("done")
     return result | {"stages": w.stages, "seconds": perf_counter() - w.started}
+
+
+def _stop_early(w: Worker, pruned: Prepared, net: Network) -> dict[str, Any] | None:
+    """The result of a scout that loses more than `stop_above` even at the lower end of the loss's interval; None if it goes on.
+
+    Recovering and scoring take a tenth of a trial, building and timing the rest. Points of such a loss are of no interest, and the sampler needs
+    their cost roughly: the share of the FLOPs.
+    """
+    job, recipe = w.job, w.recipe
+    assert job.stop_above is not None
+    with w.lock.hold_for_work():
+        w.say("scoring")
+        score = w.score(make_predictor(build_quick_engine(pruned.network, recipe).create_context()), pruned.network)
+    before, after = count_static_flops(net), count_static_flops(pruned.network)
+    if not job.reference or not before or after is None:
+        return None
+    lost = drop(_score_of(Path(job.reference)), score, recipe.higher_is_better)
+    value = lost["value"]
+    assert value is not None
+    least = value if lost["low"] is None else lost["low"]
+    if least <= job.stop_above:
+        return None
+    w.say("done")
+    reason = f"loses {value:.3g} before its engine is built, {job.stop_above:.3g} at most are of interest (search.early_stop)"
+    return {
+        "state": "stopped", "role": job.role, "name": job.name, "candidate": job.candidate, "metric": score.to_plain(), "drop": lost,
+        "flops_ratio": after / before, "reason": reason, "stages": w.stages, "seconds": perf_counter() - w.started,
+    }  # fmt: skip
 
 
 def _order_branches(w: Worker, net: Network, data: dict[str, np.ndarray]) -> list[str]:

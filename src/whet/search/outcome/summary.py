@@ -138,7 +138,7 @@ def _explain_outcome(
     if t.same_as is not None:
         return f"same engine as trial {t.same_as}: not built again"
     if row["state"] != "done":
-        return f"failed: {(t.result or {}).get('reason', 'no result')}"
+        return f"{row['state']}: {(t.result or {}).get('reason', 'no result')}"
     misses = "; ".join(c["text"] for c in row["checks"] if not c["met"])
     if survived is not None:
         if survived is chosen:

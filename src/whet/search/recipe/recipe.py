@@ -125,6 +125,8 @@ class Budget:
     trial_timeout: float = make_field(f.read_seconds, 1200.0)  # a longer trial is terminated and counts as failed
     workers: int = make_field(f.make_integer_reader(0), 0)  # 0: one on a CPU, one per GPU
     seed: int = make_field(f.make_integer_reader(0), 0)
+    # scouts that lose several times the permitted accuracy after recovery get no engine: their cost is estimated by their FLOPs
+    early_stop: bool = make_field(f.flag, True)
     sampler: str = make_field(f.make_choice_reader("gp", "tpe", "nsga2", "random"), "gp")
 
 

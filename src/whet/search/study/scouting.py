@@ -42,9 +42,10 @@ class Scouting:
         self.recipe, self.folder, self.space, self.judging, self.jobs = recipe, folder, space, judging, jobs
         budget = recipe.search
         startup = max(4, min(10, budget.trials // 3))  # random trials before the sampler uses its model
+        self.reference = _reference(recipe, judging)
         self.study = Study(
             folder.study, space, higher_is_better=recipe.higher_is_better, sampler=budget.sampler, seed=budget.seed, startup=startup,
-            reference=_reference(recipe, judging),
+            reference=self.reference,
         )  # fmt: skip
         self.study.enqueue(space.seeds()[: max(1, budget.trials // 2)])
         self.trials: dict[int, Trial] = {}
@@ -102,9 +103,16 @@ class Scouting:
             self.drawn_again += 1
             return
         self.drawn_again = 0
-        self.jobs.job("scout", trial, self.space, self.recipe.scout).write(folder)
+        self.jobs.job("scout", trial, self.space, self.recipe.scout, self._stop_above()).write(folder)
         self.running[folder] = trial
         self.jobs.begin(folder, trial.candidate.words())
+
+    def _stop_above(self) -> float | None:
+        """The loss above which a trial gets no engine: that of the sampler's reference, once there are as many engines as survivors are wanted."""
+        measured = sum(t.same_as is None and t.result is not None and t.result["state"] == "done" for t in self.trials.values())
+        if self.reference is None or not self.recipe.search.early_stop or measured < self.recipe.survivor.count:
+            return None
+        return _LOSSES * self.reference.scale
 
     def _read(self) -> list[int]:
         """Reads the finished trials' results from their folders; returns the trials to repeat, whose result is damaged or missing."""
@@ -139,6 +147,12 @@ class Scouting:
             values = (self.judging.trial_point(trial)[0], r["metric"]["value"])
             about["misses"] = [c.miss for c in self.judging.trial_checks(trial) if c.miss is not None]
             about["latency_ms"], about["disturbed"] = r["latency"]["median_ms"], r["load"]["disturbed"]
+        elif r["state"] == "stopped":
+            batch, precision = trial.candidate.batch, trial.candidate.precision
+            same = self.judging.baselines.get(f"{precision}-b{batch}") or self.judging.original(batch)
+            values = (self.judging.point(same, batch)[0] * r["flops_ratio"], r["metric"]["value"])
+            assert self.reference is not None
+            about["misses"], about["reason"] = [r["drop"]["value"] / self.reference.scale - 1], r["reason"]
         else:
             about["reason"] = r["reason"]
         self.study.tell(trial.number, values, about)

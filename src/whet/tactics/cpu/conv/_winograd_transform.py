@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from numpy.polynomial import polynomial
 
 from whet.tactics.cpu._llvm.builder import Function, Value
 
@@ -30,6 +29,8 @@ def side(m: int) -> int:
 @cache
 def matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(A, B, G) in float64: the results of a row are A ((G w) * (B x)), with A [m, n], B [n, n], G [n, 3] and n = m + 2."""
+    from numpy.polynomial import polynomial  # not needed if compiled objects and packed weights are kept
+
     n, pairs = side(m), PAIRS[m]
     points = [0.0, *(sign * p for p in pairs for sign in (1, -1))]
     a, b, g = np.zeros((m, n)), np.zeros((n, n)), np.zeros((n, TAPS))

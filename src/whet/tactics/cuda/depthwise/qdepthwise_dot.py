@@ -105,7 +105,7 @@ class QDepthwiseDot(QDepthwise):
         def make(args: Args) -> list:
             multiprocessors = backend.capabilities.multiprocessors
             fields, grid = place_tiles(s, tile, args.outputs[0], post_ops.activation[1:], (out.per_step, out.zero), multiprocessors)
-            arguments = DepthwiseDotArguments(input_map(args.inputs[x], "u8", s, tile, 1), *args.packed, fields, pitch)
+            arguments = DepthwiseDotArguments(input_map(args.inputs[x], "u8", s, tile, 1), args.packed[0], args.packed[1], fields, pitch)
             return [launch("depthwise_dot", arguments, constants, grid, tile.threads, shared=tile.shared(s, 1), label=layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"depthwise dot {tile}", packed=packed, rtol=0.0)
