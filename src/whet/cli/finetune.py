@@ -146,7 +146,8 @@ def command(
     save_onnx(trained, target)
     if as_json:
         facts = {"steps": done.steps, "seconds": done.seconds, "resumed_at": done.resumed_at, "masks": done.held, "accuracy": done.accuracy,
-                 "kept_epoch": done.kept_epoch, "inserted_batch_norms": done.inserted, "params": [count_params(net), count_params(trained)]}  # fmt: skip
+                 "kept_epoch": done.kept_epoch, "inserted_batch_norms": done.inserted,
+                 "params": [count_params(net), count_params(trained)]}  # fmt: skip
         print_json({"model": target, "history": done.history, **facts, "trained_by": user_loop, "recipe": recipe})
         return
     accuracy = f"; accuracy {done.accuracy:.2%} on {len(test)} samples" if done.accuracy is not None and test is not None else ""

@@ -93,7 +93,9 @@ class BestState:
         return {"epoch": self.epoch, "errors": self.errors}
 
     def read(self, data: Mapping[str, Any], state: State, *, may_be_empty: bool = False) -> None:
-        """The inverse of to_json and `state`; `may_be_empty`: also directly after forget(). Raises ValueError, TypeError or LookupError for damaged values."""
+        """The inverse of to_json and `state`; `may_be_empty`: also directly after forget().
+
+        Raises ValueError, TypeError or LookupError for damaged values."""
         errors = [float(e) for e in data["errors"]]
         epoch = int(data["epoch"])
         empty = may_be_empty and epoch < 0 and not state

@@ -64,7 +64,8 @@ class FinetuneConfig:
     train: tuple[str, ...] = ()  # name patterns of additional constants to train
 
     def __post_init__(self) -> None:
-        for name, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("masks", MASKS), ("batch_norms", BATCH_NORMS), ("prune_schedule", SCHEDULES)):
+        choices = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "masks": MASKS, "batch_norms": BATCH_NORMS, "prune_schedule": SCHEDULES}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} is one of {', '.join(k or '(none)' for k in known)}, not {getattr(self, name)!r}")
         if self.loss not in LOSSES and not self.loss.startswith("python:"):

@@ -131,7 +131,8 @@ def train_module(
     seconds = time.perf_counter() - started
     about = {"what": title, "steps": fitted.steps, "settings": {k: v for k, v in config.settings().items() if v != getattr(FinetuneConfig(), k)}}
     unchanged = fitted.kept_epoch == 0 and not masks and gradual is None  # without the rounding of inserted batch norms
-    made = with_weights(net if gradual is None else gradual.cut_network(), {} if unchanged else folded_weights(module.weights(), inserted), about=json.dumps(about))
+    present = net if gradual is None else gradual.cut_network()
+    made = with_weights(present, {} if unchanged else folded_weights(module.weights(), inserted), about=json.dumps(about))
     judge = module if not inserted else NetworkModule(without_softmax(made)).to(next(module.parameters()).device)
     judged = None if test is None else accuracy(judge, test, batch=config.batch)
     return Finetuned(made, fitted.history, fitted.steps, seconds, fitted.resumed_at, judged, masks, fitted.kept_epoch, len(inserted),
