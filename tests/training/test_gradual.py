@@ -188,6 +188,7 @@ def test_a_time_limit_leaves_no_cut_undone(data):
         ({"prune_steps": 0}, "1 or more"),
         ({"prune_begin": 0.6}, "prune_begin"),
         ({"prune_end": 1.0}, "prune_end"),
+        ({"prune_importance": "taylor"}, "taylor1, taylor2"),
         ({"prune_schedule": "cosine"}, "cubic, linear"),
     ],
 )

@@ -100,8 +100,11 @@ class FinetuneConfig:
         """The target of `prune_to`, None without one. Raises UsageError."""
         if not self.prune_to:
             return None
+        from whet.pruning.importance import KINDS
         from whet.pruning.target import Target
 
+        if self.prune_importance not in ("auto", *KINDS) and not self.prune_importance.startswith("python:"):
+            raise UsageError(f"prune_importance is auto, {', '.join(KINDS)} or python:MODULE:FUNCTION, not {self.prune_importance!r}")
         kind, _, amount = self.prune_to.partition("=")
         if kind not in ("flops", "params", "channels"):
             raise UsageError(f"prune_to is flops=, params= or channels= with an amount, as flops=0.6x, not {self.prune_to!r}. For a latency, "
