@@ -78,7 +78,7 @@ def test_the_better_selection_wins_on_held_out_samples(batch):
     assert bad > 1.2 * good
     assert Floor(bad, good).fails
     assert not Floor(good, bad).fails
-    assert held_out_errors(net, found, [uniform, ruined], samples(4), RecoveryConfig()) is None
+    assert held_out_errors(net, found, [uniform, ruined], samples(8), RecoveryConfig()) is None
 
 
 def test_prune_keeps_uniform_cuts_when_they_are_better(monkeypatch):

@@ -7,7 +7,7 @@ from whet.errors import PruneError, UnsupportedError
 from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.pruning import PruneConfig, Samples, Target, _vjp, branches, cut, groups, importance, prune, recover
-from whet.pruning.prune import AUTOMATIC
+from whet.pruning.prune import COMPARED
 from whet.pruning.recovery import RecoveryConfig
 
 NET = """network n source
@@ -64,28 +64,35 @@ def test_the_default_is_measured_on_data_and_removes_branches_only_then(case):
     target = Target("params", ratio=0.7)
     with_data = prune(net, PruneConfig(target=target, multiple=1), x).recipe.about
     without = prune(net, PruneConfig(target=target, multiple=1)).recipe.about
-    assert with_data["importance"] in AUTOMATIC
-    assert with_data["depth"] is True
+    assert (with_data["importance"], with_data["depth"]) == ("reconstruction", True)
     assert (without["importance"], without["depth"]) == ("l1", False)
     assert prune(net, PruneConfig(target=target, multiple=1, depth=True)).recipe.about["depth"] is True
 
 
-def test_the_default_keeps_the_importance_whose_selection_changes_the_outputs_least(case):
+def test_compared_importances_keep_the_one_whose_selection_changes_the_outputs_least(case):
     net, x, _ = case
-    made = prune(net, PruneConfig(target=Target("params", ratio=0.7), multiple=1), x)
+    how = PruneConfig(target=Target("params", ratio=0.7), multiple=1, importance="compared")
+    made = prune(net, how, x)
     errors = made.report.floor.by_importance
-    assert set(errors) == set(AUTOMATIC)
+    assert set(errors) == set(COMPARED)
     assert made.recipe.about["importance"] == min(errors, key=errors.get)
     assert made.report.floor.chosen == min(errors.values())
     assert any("of the selections by reconstruction" in line for line in made.report.lines())
-    alone = prune(net, PruneConfig(target=Target("params", ratio=0.7), multiple=1, floor=False), x)
-    assert alone.recipe.about["importance"] == "reconstruction", "without the comparison there is nothing to choose by"
 
 
-def test_the_default_leaves_out_importances_that_need_a_gradient_which_an_op_lacks(case, monkeypatch):
+@pytest.mark.parametrize("missing", [{"target": None}, {"floor": False}, {"recovery": None}, {"data": None}])
+def test_a_comparison_of_importances_needs_all_that_it_compares_by(case, missing):
+    net, x, _ = case
+    options = {"target": Target("params", ratio=0.7), "multiple": 1, "importance": "compared", "data": x, **missing}
+    data = options.pop("data")
+    with pytest.raises(PruneError, match="needs a target"):
+        prune(net, PruneConfig(**options), data)
+
+
+def test_a_comparison_leaves_out_importances_that_need_a_gradient_which_an_op_lacks(case, monkeypatch):
     net, x, _ = case
     monkeypatch.setattr(_vjp, "_pointwise", lambda layer, inputs, g: (_ for _ in ()).throw(UnsupportedError("no gradient")))
-    made = prune(net, PruneConfig(target=Target("params", ratio=0.7), multiple=1), x)
+    made = prune(net, PruneConfig(target=Target("params", ratio=0.7), multiple=1, importance="compared"), x)
     assert made.report.floor.by_importance == {}
     assert made.recipe.about["importance"] == "reconstruction"
     with pytest.raises(PruneError, match="choose the importance"):

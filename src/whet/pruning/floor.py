@@ -22,7 +22,7 @@ from whet.pruning.knapsack import Choice, list_widths
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
 from whet.pruning.sizes import factor_counts
 
-FEWEST = 8  # samples below which nothing is compared
+FEWEST = 16  # samples below which nothing is compared
 _HELD = 4  # one of so many samples is held out
 _ROWS = 8192  # positions that a layer of a compared network is fitted on at most
 _SHARES = 64  # shares that are tried

@@ -30,7 +30,7 @@ from whet.pruning.stepwise import choose_stepwise
 from whet.pruning.target import TIMED, Target
 from whet.pruning.truth import measure_latencies
 
-AUTOMATIC = ("reconstruction", "weighted_reconstruction", "taylor2")  # importances that `auto` compares with a target and data
+COMPARED = ("reconstruction", "weighted_reconstruction", "taylor2")  # importances whose selections `compared` compares
 _MULTIPLE = 8  # channels: kernels compute multiples of it without remainder
 _TRIES, _CLOSE = 3, 1.02  # selections until the engine meets a latency target; tolerance of the target
 _AGAIN = 2  # repeated selections after timings were measured again
@@ -47,8 +47,8 @@ class PruneConfig:
 
     ratio: float = 0.4  # share of all channels to cut, without a target
     target: Target | None = None  # limit on latency, throughput, FLOPs, parameters or channels
-    #: with a target and data the best of AUTOMATIC by the outputs on held-out samples, else l1; or importance.KINDS, python:MODULE:FUNCTION,
-    #: a function
+    #: with a target and data reconstruction, else l1; "compared": the best of COMPARED by the outputs on held-out samples (needs a target and
+    #: data); or importance.KINDS, python:MODULE:FUNCTION, a function
     importance: str | Own = "auto"
     hidden: bool = False  # also cut axes over which norms take statistics (groups(net, hidden=True)): needs recovery or fine-tuning
     scope: str = "global"  # global: least important units over all groups; group: the same share of every group
@@ -175,7 +175,7 @@ def prune(
     if not isinstance(net, Network):
         raise PruneError(f"prune() takes a Network, not {type(net).__name__}: whet.network_from_onnx reads one from a file")
     check_order(net, "prune", config.insist)
-    automatic = config.importance == "auto"
+    compared = config.importance == "compared"
     config = _resolve(config, data is not None)
     found, blocks = candidates(net, config)
     samples = Samples(data, labels) if data is not None else None
@@ -190,7 +190,7 @@ def prune(
         kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple or _MULTIPLE, widths=config.widths)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
     else:
-        more = _score_alternatives(net, config, found, blocks, samples, progress) if automatic and samples is not None else {}
+        more = _score_alternatives(net, config, found, blocks, samples, progress) if compared and samples is not None else {}
         choice, report, others = _select_for_target(net, config, found, blocks, scores, more, config.target, samples, progress)
         if data is not None and config.recovery is not None and (others.trials or others.alternatives or others.uniform is not None):
             choice, report, by = _select_by_outputs(net, config, found, choice, report, others, data, progress)
@@ -227,6 +227,13 @@ def _resolve(config: PruneConfig, has_data: bool) -> PruneConfig:
     """`config` with the importance and the depth that its defaults mean."""
     if config.importance == "auto":
         config = replace(config, importance="reconstruction" if has_data and config.target is not None else "l1")
+    elif config.importance == "compared":
+        if not (has_data and config.target is not None and config.recovery is not None and config.floor):
+            raise PruneError(
+                "the importance 'compared' compares selections of one cost by the outputs after recovery: it needs a target (such as flops=0.6x), "
+                "data, recovery and the comparison with uniform cuts"
+            )
+        config = replace(config, importance=COMPARED[0])
     return replace(config, depth=_with_branches(config)) if config.target is not None else config
 
 
@@ -258,11 +265,12 @@ def _flops(net: Network, small: Network) -> tuple[int, int] | None:
 def _score_alternatives(
     net: Network, config: PruneConfig, channel_groups: Sequence[Group], blocks: Sequence[Branch], samples: Samples, progress: Progress | None
 ) -> dict[str, dict[str, np.ndarray]]:
-    """The scores of the other importances of AUTOMATIC, if their selections will be compared; without those that need gradients that an op lacks."""
+    """The scores of the other importances of COMPARED, if there are samples to hold out; without those that need gradients that an op lacks."""
     scored: dict[str, dict[str, np.ndarray]] = {}
-    if not config.floor or config.recovery is None or not can_hold_out(net, samples.data, config.recovery.seed):
+    assert config.recovery is not None
+    if not can_hold_out(net, samples.data, config.recovery.seed):
         return scored
-    for kind in AUTOMATIC:
+    for kind in COMPARED:
         if kind != config.importance:
             with suppress(PruneError):
                 scored[kind] = importance(channel_groups, kind, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
