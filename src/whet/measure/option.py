@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from whet.engine.plan import Choice
 from whet.engine.report import Candidate
-from whet.tactics import Config, Kernel, Signature, Tactic
+from whet.tactics import Config, Kernel, Signature, Tactic, view_shifts
 
 #: (tactic, signature, config): identifies an option in bans and locks
 Ident = tuple[str, str, Config]
@@ -37,6 +37,11 @@ class Option:
     @property
     def ident(self) -> Ident:
         return (self.tactic.name, str(self.signature), self.config)
+
+    @property
+    def is_view(self) -> bool:
+        """True if the option launches nothing: its operands are parts of a larger tensor, or the same bytes."""
+        return bool(view_shifts(self.kernel))
 
     @property
     def cost(self) -> float:

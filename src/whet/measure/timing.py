@@ -27,7 +27,7 @@ from whet.network import Layer
 
 COLD = "cold"  # no cache holds anything but the previous layer's outputs; in other states the last-level cache holds more
 _COLD_WEIGHTS = "weights out of the L2 cache, method 1"
-_METHOD = 4  # version of the timing method; raised when times are no longer comparable with recorded ones
+_METHOD = 5  # version of the timing method; raised when times are no longer comparable with recorded ones
 _FAILURES = (BackendError, ValueError, IndexError, TypeError)  # of a kernel that cannot run here
 
 
@@ -104,6 +104,7 @@ class Timer:
 
     def is_cached(self, options: Sequence[Option], text: str) -> bool:
         """True if the cache has the times of all options; then sets them. Counts neither hits nor misses."""
+        options = _set_view_times(options)
         times = [self.cache.peek(self.key(o, text)) for o in options]
         known = [t for t in times if t is not None]
         if len(known) < len(times):
@@ -116,9 +117,10 @@ class Timer:
         """Times options that the cache lacks; sets `ms` and `spread_ms`. An option that fails gets a note and no time.
 
         When one of a layer's options is missing, all are timed again together, since only times of the same moment are compared. `remeasure` times
-        all of them regardless of the cache. `keep` keeps operands and weights in memory for `time_cold`. Raises BuildError under
-        `error_on_miss`.
+        all of them regardless of the cache. `keep` keeps operands and weights in memory for `time_cold`. Views take no time and are not timed.
+        Raises BuildError under `error_on_miss`.
         """
+        options = _set_view_times(options)
         missing = list(options) if remeasure else self.read_cache(options, text)
         if not missing:
             return
@@ -236,6 +238,18 @@ class Timer:
         if self._flush is None:
             self._flush = np.ones(self.conditions.flush_bytes, np.uint8)
         self.backend.warm(self._flush)
+
+
+def _set_view_times(options: Sequence[Option]) -> list[Option]:
+    """Sets the times of views to zero; returns the other options.
+
+    A view launches nothing, so a measured time would be that of the host between two launches. It may be longer than a reformat, and a view that
+    leads a comparison would drop the kernels and scale their times by the host's noise.
+    """
+    for o in options:
+        if o.is_view:
+            o.ms, o.spread_ms = 0.0, 0.0
+    return [o for o in options if not o.is_view]
 
 
 def _make_missing_time_error(layer: Layer, o: Option) -> BuildError:

@@ -29,11 +29,6 @@ class ViewClashError(BuildError):
         self.layers = tuple(layers)
 
 
-def is_view(o: Option) -> bool:
-    """True if an option launches nothing: its operands are parts of a larger tensor, or the same bytes."""
-    return bool(view_shifts(o.kernel))
-
-
 def view_refusal(net: Network | TensorReaders, layer: Layer, option: Option, *, fixed: bool) -> str | None:
     """The reason why a layer of a network cannot be a view at all, or None. Clashes between views are checked by `resolve_clashes`.
 
@@ -48,7 +43,7 @@ def view_refusal(net: Network | TensorReaders, layer: Layer, option: Option, *, 
             return f"%{t.name} is an input or output of the network, which have bytes of their own"
         if output in readers.outputs and layer.op != "Concat":
             return f"%{output.name} is an output of the network, which has bytes of its own"
-        is_part = is_view(option) and (any(view_shifts(option.kernel)) or option.kernel.inputs[i] != option.kernel.outputs[j])
+        is_part = option.is_view and (any(view_shifts(option.kernel)) or option.kernel.inputs[i] != option.kernel.outputs[j])
         if is_part and not (fixed or (t.type.static and output.type.static)):
             return "its shapes differ from run to run, and with them the addresses of its parts"
     return None
@@ -59,7 +54,7 @@ def resolve_clashes(net: Network, chosen: Mapping[str, Option], copying: Callabl
 
     `net` includes its reformats.
     """
-    views = [layer for layer in net.layers if is_view(chosen[layer.name])]
+    views = [layer for layer in net.layers if chosen[layer.name].is_view]
     if not views:
         return dict(chosen)
     resolved = dict(chosen)
@@ -117,7 +112,7 @@ def has_clashes(net: Network, chosen: Mapping[str, Option], views: set[str]) -> 
             size[t.name] = nbytes
             groups.add(t.name, nbytes)
             roots.add(t.name, 0)
-        shares = bool(o.signature.inplace) and (not is_view(o) or layer.name in views)
+        shares = bool(o.signature.inplace) and (not o.is_view or layer.name in views)
         if not (shares and layer.op in _BYTES_STAY):
             written.update(t.name for t in layer.outputs)
         if not shares:

@@ -10,7 +10,7 @@ from whet.builder.candidates.enumerate import make_no_tactic_error
 from whet.builder.candidates.layer_kinds import LayerKinds
 from whet.builder.candidates.other_shapes import OtherShapes
 from whet.builder.candidates.reformats import Reformats
-from whet.builder.candidates.views import is_view, view_refusal
+from whet.builder.candidates.views import view_refusal
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions
 from whet.builder.progress import ProgressLog
@@ -122,7 +122,7 @@ class Search:
             return refused
         if not self._readers.describes(net):
             self._readers = TensorReaders(net)
-        if not is_view(o):
+        if not o.is_view:
             return explain_inplace_refusal(self._readers, layer, o)
         if layer.name in self._no_views:
             return "its parts are views of other tensors already"
