@@ -234,15 +234,19 @@ def test_a_run_layer_by_layer_gives_the_values_of_the_network(batch, count):
 
 
 @pytest.mark.parametrize(
-    ("batch", "count", "held"), [("N", FEWEST - 1, None), ("N", FEWEST, 2), ("N", 11, 2), ("N", 12, 3), ("2", 8, 2), ("2", 9, 2), 
-     ("3", 9, None), ("4", 16, 4), ("1", 8, 2)]
+    ("batch", "count", "enough"),
+    [
+        ("N", FEWEST - 1, False), ("N", FEWEST, True), ("1", FEWEST - 1, False), ("1", FEWEST, True), ("2", FEWEST, True), ("2", FEWEST + 1, True),
+        (f"{FEWEST}", 3 * FEWEST, False), (f"{FEWEST}", 4 * FEWEST - 1, False), (f"{FEWEST}", 4 * FEWEST, True),
+    ],
 )  # fmt: skip
-def test_a_quarter_of_the_batches_is_held_out(batch, count, held):
+def test_a_quarter_of_the_batches_is_held_out(batch, count, enough):
+    """From FEWEST samples and four batches on."""
     net = parse_network(f"network n source\nin %x: f32[{batch},3]\nconst %w: f32[3,2] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
     x = np.random.default_rng(0).standard_normal((count, 3)).astype(np.float32)
-    assert can_hold_out(net, {"x": x}, 0) == (held is not None)
+    assert can_hold_out(net, {"x": x}, 0) == enough
     errors = held_out_errors(net, [], [Choice({}, (), 1.0, 1.0, 0.0)], {"x": x}, RecoveryConfig(least_squares=False))
-    assert errors == (None if held is None else [0.0])
+    assert errors == ([0.0] if enough else None)
 
 
 def test_errors_are_relative_to_the_spread_of_each_output():
