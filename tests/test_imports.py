@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "builder": "network ops passes composites precision sparsity backends tactics engine runtime measure",
     "inspector": "network ops composites sparsity engine tactics",
     "pruning": "network ops sparsity measure builder backends engine runtime",  # latencies are measured by the builder's timer and on built engines
-    "training": "network ops passes precision sparsity pruning",  # pruning is imported for the order of steps
+    "training": "network ops passes precision sparsity pruning",  # pruning: the order of steps and gradual pruning
     "plugins": "network ops backends tactics builder runtime",
     "search": "network ops passes precision sparsity backends engine runtime measure builder inspector pruning frontends training report",
     "report": "inspector engine",

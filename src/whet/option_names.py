@@ -25,7 +25,8 @@ NAMES: dict[str, _Name] = {
     **_table(
         "value", accuracy="budget", backend="backend", batch="batch", builderOptimizationLevel="optimization_level", distill="distill",
         importance="importance", latencyTable="table", lock="lock", loss="loss", lr="lr", masks="masks", multiple="multiple", numThreads="threads",
-        precisionConstraints="precision_constraints", profilingVerbosity="profiling_verbosity", samples="samples", sparsity="sparsity",
+        precisionConstraints="precision_constraints", profilingVerbosity="profiling_verbosity", pruneTo="prune_to", samples="samples",
+        sparsity="sparsity",
         teacher="teacher", timingCacheFile="timing_cache", train="train", clip="clip", device="device", avgTiming="avg_timing",
         shapes="profiles",
         layerPrecisions="layer_precisions", layerOutputTypes="layer_output_types", memPoolSize="memory_limit",

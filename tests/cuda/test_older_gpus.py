@@ -53,6 +53,13 @@ def offered(t, machine):
     return found, reasons
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _free_samples():
+    yield
+    samples_of.cache_clear()
+    offered.cache_clear()
+
+
 @pytest.fixture(scope="module")
 def instances():
     """[(file, constants, bytes of shared memory)] of the launches of the tactics on an A100."""

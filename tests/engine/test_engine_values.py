@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from whet.engine import codec, file, packed, weights
+from whet.engine import codec, file, host_tail, packed, weights
 from whet.engine.json_data import Reader, from_json
 from whet.engine.layout import Section
 from whet.engine.names import _root, display_names, profile_suffix
 from whet.errors import EngineError
-from whet.network import Origin, parse_network
+from whet.network import Network, Origin, Weight, parse_network
 from whet.ops._origin import express, literal
 from whet.precision.histogram import _compute_bin_centres
 
@@ -215,3 +215,49 @@ def test_sources_of_an_expression_are_listed_for_exact_operations_only(op, is_ex
     origin = Origin.of_operation("Mul", (Origin.of_operation(op, (Origin("source", "a"),), (), 0, name="t"), literal(a).origin), (), 0, name="u")
     assert list(weights._list_sources(origin, {"a": a, "b": a})) == (["a"] if is_exact else [])
     assert weights._list_sources(origin, {"b": a}) == {}
+
+
+@pytest.mark.parametrize(("steps", "stored"), [(1, False), (16, False), (17, True), (33, True)])
+def test_an_expression_that_takes_much_more_memory_than_the_file_is_stored_by_value(steps, stored):
+    """Each step takes 1 MiB: a reader grants 16 MiB and 16 times the file of 1 MiB, a writer uses half of it."""
+    source = w = Weight(np.ones(1 << 18, np.float32), Origin("source", "s"))
+    for _ in range(steps):
+        w = express("Neg", w)
+    net = Network("n")
+    net.mark_output(net.add("Abs", net.constant(w, "c")), "y")
+    ((digest, _, number, own),) = weights.collect([net], {"s": source.array}).constants
+    assert number is not None
+    assert own == (digest if stored else None)
+
+
+def tail(text, *outputs):
+    return host_tail.HostTail(parse_network("network tail lowered\n" + text), outputs)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "accepted"),
+    [(("y", "z"), True), (("z", "y"), True), (("z",), True), ((), False), (("z", "z"), False), (("y", "w"), False), (("x",), False)],
+)
+def test_the_outputs_of_layers_on_the_host(outputs, accepted):
+    network = parse_network("network n lowered\nin %x: f32[2]\n%y = Relu(%x)\nout %y\n")
+    rest = tail("in %y: f32[2]\n%z = Abs(%y)\nout %z\n", *outputs)
+    if accepted:
+        host_tail.check_tail(rest, network)
+        assert list(rest.types(network)) == list(outputs)
+        values = rest.run(network, {"x": np.float32([1, -2])}, {"y": np.float32([1, 0])})
+        assert {n: a.tolist() for n, a in values.items()} == {n: [1, 0] for n in outputs}
+    else:
+        with pytest.raises(EngineError, match="inconsistent"):
+            host_tail.check_tail(rest, network)
+
+
+@pytest.mark.parametrize("text", ["", "network", "network n", "\n", "n lowered"])
+def test_a_text_of_layers_on_the_host_that_is_cut_off(text):
+    with pytest.raises(EngineError):
+        host_tail.from_data(Reader({"network": text, "constants": 0, "outputs": ["y"]}, "tail"), [])
+
+
+def test_layers_on_the_host_are_read_as_written():
+    rest = tail("in %y: f32[2]\n%z = Abs(%y)\nout %z\n", "z")
+    again = host_tail.from_data(Reader(host_tail.to_data(rest), "tail"), [])
+    assert (again.digest, again.network.name, again.outputs) == (rest.digest, "tail", ("z",))

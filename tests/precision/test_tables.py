@@ -220,7 +220,11 @@ def test_the_code_of_an_activation_is_inserted_with_a_squeeze_only_where_it_has_
         assert swish.inputs[0].maker is net.layers[-2]
 
 
-@pytest.mark.parametrize(("kind", "highest", "squeeze", "zero"), [("Silu", 1.0, 0.75, 96), ("Mish", 4.0, 0.5, 73), ("Gelu", 1.0, 0.75, 79)])
+@pytest.mark.parametrize(
+    ("kind", "highest", "squeeze", "zero"),
+    [("Silu", 1.0, 0.75, 96), ("Mish", 4.0, 0.5, 73), ("Gelu", 1.0, 0.75, 79),
+     ("Silu", 9.0, 0.375, 47), ("Silu", 20.0, 0.375, 26), ("Gelu", 20.0, 0.375, 14), ("Mish", 60.0, 0.375, 12)],
+)  # fmt: skip
 def test_codes_of_known_activations(kind, highest, squeeze, zero):
     """For inputs up to 3.5 standard deviations: wider values would leave more integers below zero, narrower ones fewer."""
     code = find_code(kind, highest)

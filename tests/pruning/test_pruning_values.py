@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from whet.errors import PruneError, UnsupportedError
+from whet.errors import NetworkError, PruneError, UnsupportedError
 from whet.network import parse_network
 from whet.pruning import _layer_inputs, apply_pattern, latency_cost
 from whet.pruning._vjp import backward
@@ -14,9 +14,10 @@ from whet.pruning.compare import Comparison, Facts
 from whet.pruning.importance import _of_gates
 from whet.pruning.knapsack import Choice, find_edges
 from whet.pruning.prune import Pruned
-from whet.pruning.reconstruction import _gain_of_sum
+from whet.pruning.reconstruction import _gain_of_sum, _positions
 from whet.pruning.rounding import _steps_per_comparison
 from whet.pruning.sensitivity import _run_batch, _sum_units
+from whet.pruning.shrink import shrink_layer
 from whet.pruning.sizes import Overlaps, Part
 from whet.pruning.sparsity_advice import EngineTimes, _Rates
 from whet.pruning.target import Target
@@ -132,6 +133,7 @@ def test_the_energy_of_a_gate_is_its_mean_square(axis):
         ("%b = Add(%a, %c)\n%y = Relu(%b)", 1.0, "b"),  # a bias, and no residual
         ("%b = Add(%c, %a)\n%s = Add(%x, %b)\n%y = Relu(%s)", 1.0, "s"),
         ("%b = BatchNormalization(%a, %g, %c, %c, %v)\n%d = Add(%b, %c)\n%s = Add(%d, %x)\n%y = Relu(%s)", 1.5, "s"),
+        ("in %s: f32[2]\n%b = BatchNormalization(%a, %g, %c, %c, %s)\n%y = Relu(%b)", 1.0, "a"),  # a computed variance
         ("%b = Mul(%a, %c)\n%y = Relu(%b)", 1.0, "a"),
         ("%s = Add(%a, %x)\n%z = Sub(%a, %s)\n%y = Relu(%z)", 1.0, "a"),  # two readers
     ],
@@ -224,3 +226,67 @@ def test_a_target_is_tightened_by_how_far_the_engine_missed_it(monkeypatch):
     choice, report, larger = prune._select_by_engine_time(None, config, target, [], lambda: costs, meter, within, lambda costs, share: share, None)
     assert asked == pytest.approx([0.5, 0.5 * 0.5 / 0.9, 0.5 * 0.5 / 0.9 * 0.5 / 0.6])
     assert (choice.after, report.predicted, larger) == (asked[-1], (1.0, asked[-1]), asked[-1])
+
+
+@pytest.mark.parametrize(("after", "tries"), [(4.0, 1), (5.0, 1), (5.1, 1), (5.2, 3)])
+def test_the_search_ends_when_the_engine_meets_the_target(monkeypatch, after, tries):
+    """Half of 10 ms, with a tolerance of 2 %; at most three selections."""
+    asked = []
+
+    def within(costs, share):
+        asked.append(share)
+        return Choice({}, (), 1.0, share, 0.0, 0.0)
+
+    prune = import_module("whet.pruning.prune")
+    monkeypatch.setattr(prune, "get_opt_batch", lambda net, config: 1)
+    monkeypatch.setattr(prune, "cut", lambda *args, **kwargs: "small")
+    monkeypatch.setattr(prune, "measured_sum", lambda net, meter: 1.0)
+    monkeypatch.setattr(prune, "measure_latencies", lambda nets, build, progress=None: (10.0, after))
+    backend, table = SimpleNamespace(capabilities=SimpleNamespace(executes=True)), SimpleNamespace(save=lambda: None)
+    meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
+    config, target = SimpleNamespace(engines=True, build=None), Target("latency", ratio=0.5)
+    prune._select_by_engine_time(None, config, target, [], SimpleNamespace, meter, within, lambda costs, share: share, None)
+    assert asked == pytest.approx([0.5 * (5 / after) ** n for n in range(tries)])
+
+
+def test_floors_are_the_time_of_bytes_and_of_products_at_the_peak_rates():
+    """32 values read and 16 written of 4 bytes, 8 weights, and 64 products."""
+    net = parse_network("network n source\nin %x: f32[8,4]\nconst %w: f32[4,2] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
+    kernel = SimpleNamespace(packed=[], inputs=[128], outputs=[64])
+    signature = SimpleNamespace(inputs=(SimpleNamespace(dtype=SimpleNamespace(name="f32")), None))
+    option = SimpleNamespace(kernel=kernel, signature=signature, cost=2.0, ms=1)
+    none = _Rates.of(SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=())), [])
+    assert none.floors_ms(net.layers[0], option) == (0.0, 0.0)
+    declared = SimpleNamespace(peaks=lambda: {"bytes": 112e3, "f32": 32e3}, capabilities=SimpleNamespace(features=()))
+    assert _Rates.of(declared, []).floors_ms(net.layers[0], option) == (2.0, 4.0)
+    timed = _Rates.of(SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=())), [SimpleNamespace(layer=net.layers[0], dense=option)])
+    assert (timed.bytes_per_ms, timed.macs_per_ms) == (112, 32)
+    assert timed.floors_ms(net.layers[0], option) == (2.0, 2.0)
+
+
+def test_all_positions_are_taken_up_to_four_per_unknown():
+    rng = np.random.default_rng(0)
+    assert len(_positions(9000, 3000, rng)) == len(_positions(12000, 3000, rng)) - 3000 == 9000
+    assert len(_positions(12001, 3000, rng)) == 12000
+    assert len(_positions(9000, 2000, rng)) == 8192
+    some = _positions(9000, 5, rng)
+    assert len(some) == 8192
+    assert (np.diff(some) > 0).all()
+
+
+@pytest.mark.parametrize(("text", "result"), [("shape=(4,3,4)", (4, 2, 4)), ("shape=(-1,3,4)", (4, 2, 4))])
+def test_a_layer_whose_size_is_an_attribute_is_resized(text, result):
+    net = parse_network(f"network n source\nin %x: f32[4,12]\n%y = Reshape(%x, {text})\nout %y\n")
+    small = shrink_layer(net.layers[0], {("in", 0, 1): 8, ("out", 0, 1): 2})
+    assert (small.inputs[0].shape, small.outputs[0].shape) == ((4, 8), result)
+    with pytest.raises(NetworkError):
+        shrink_layer(net.layers[0], {("in", 0, 1): 9, ("out", 0, 1): 2})
+
+
+def test_layers_that_would_take_too_long_are_not_refitted():
+    """8 groups of 64 channels with 896 kept weights each: 2.5e11 operations; a layer beside it takes few."""
+    text = "network n source\nin %x: f32[1,8192,1,1]\nconst %w: f32[512,1024,1,1] = seed(1)\nconst %v: f32[2,512,1,1] = seed(2)\n"
+    net = parse_network(text + "%a = Conv(%x, %w, group=8)\n%y = Conv(%a, %v)\nout %y\n")
+    x = np.random.default_rng(0).standard_normal((8, 8192, 1, 1)).astype(np.float32)
+    done = apply_pattern(net, parse_pattern("7:8", 0), {"x": x})
+    assert (list(done.removed), done.refitted) == (["a", "y"], ("y",))

@@ -57,6 +57,13 @@ def test_code_in_reasons_is_marked():
     assert "only 1: <code>space.batch: [1, 8]</code> searches over it" in search_page(sample())
 
 
+@pytest.mark.parametrize("higher", [True, False])
+def test_the_line_of_the_pareto_set_passes_by_points_that_only_noise_keeps(higher):
+    points = [{**p, "front": True, "y": p["y"] if higher else 100 - p["y"]} for p in _points((0.5, 99.0), (0.6, 98.9), (1.0, 99.5))]
+    drawn = pareto_figure(points, x_name="x", y_name="y", limit_x=None, limit_y=None, higher=higher)["data"][0]
+    assert drawn["x"] == [0.5, 1.0]
+
+
 def test_the_metric_of_the_pareto_plot_spans_a_percent_at_least():
     """Otherwise the difference of one sample, which is chance, fills the plot."""
     points = [{"x": x, "y": y, "kind": "scout", "name": "t", "lines": []} for x, y in ((0.3, 99.663), (0.6, 99.667))]

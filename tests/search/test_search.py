@@ -119,7 +119,6 @@ def test_everything_is_measured(finished):
     for r in data["rows"]:
         better = [p for p in front if p[0] <= r["cost"] and p[1] <= -r["metric"]["value"]]
         assert better, "each engine is on the Pareto set, or one of the set is as good in both"
-        assert not r["front"] or better == [(r["cost"], -r["metric"]["value"])]
     assert len(others) == 2
     assert data["axes"] == [{"name": "size of the engine file", "key": "engine_bytes", "limit": 0.6}]
     assert set(data["classes"]) == {"96 inner", "64 inner"}

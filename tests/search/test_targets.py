@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whet.search.outcome.verdicts import Judging
 from whet.search.recipe.fields import Amount
 from whet.search.recipe.metrics import Score, call_user_metric, compute_wilson_interval, drop, top1
 from whet.search.recipe.recipe import Target
-from whet.search.recipe.targets import are_met, check_target, choose, compute_distance, dominates, find_pareto_set
+from whet.search.recipe.targets import Measured, are_met, check_target, choose, compute_distance, dominates, find_measured_pareto_set, find_pareto_set
 
 
 def row(ms=1.0, ratio=0.5, drop=0.0, mj=None, memory=100.0, size=100.0):
@@ -60,6 +63,46 @@ def test_the_pareto_set_has_the_nondominated_points(points):
     front = {points[i] for i in find_pareto_set(points)}
     assert front == {p for p in points if not any(dominates(q, p) for q in points)}
     assert len(front) == len(find_pareto_set(points))
+
+
+def measured(cost, loss, cost_error=0.0, loss_error=0.0):
+    return Measured((cost, loss), (cost - cost_error, cost + cost_error), (loss - loss_error, loss + loss_error))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "dominated"),
+    [
+        ((1.0, 1.0), (2.0, 2.0), True),  # exact values
+        ((1.0, 1.0, 0.1, 0.1), (2.0, 1.05, 0.1, 0.1), True),  # clearly faster, about as good
+        ((1.0, 1.0, 0.1, 0.1), (1.05, 2.0, 0.1, 0.1), True),  # clearly better, about as fast
+        ((1.0, 1.0, 0.1, 0.1), (1.05, 1.05, 0.1, 0.1), False),  # both intervals overlap: noise
+        ((1.0, 1.05, 0.1, 0.1), (2.0, 1.0, 0.1, 0.1), False),  # slower, but more accurate by its value
+    ],
+)
+def test_noise_dominates_no_point(a, b, dominated):
+    first, second = measured(*a), measured(*b)
+    assert first.clearly_dominates(second) is dominated
+    assert not second.clearly_dominates(first)
+    assert find_measured_pareto_set([second, first]) == ([1] if dominated else [1, 0])
+
+
+def test_the_pareto_set_of_exact_points_is_the_usual_one():
+    points = [(3.0, 1.0), (1.0, 3.0), (2.0, 2.0), (2.0, 2.0), (2.5, 2.5), (1.0, 4.0)]
+    assert find_measured_pareto_set([measured(*p) for p in points]) == find_pareto_set(points)
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_row_gives_its_intervals(higher):
+    judging = Judging(SimpleNamespace(target=Target(), higher_is_better=higher), {"fp32-b1": ORIGINAL}, (1,))
+    timed = {**row(ratio=0.5), "metric": {"value": 90.0, "low": 88.0, "high": 91.0}}
+    timed["latency"]["ratio_interval"] = [0.45, 0.6]
+    found = judging.measured(timed, 1)
+    assert found.point == judging.point(timed, 1)
+    assert found.cost == pytest.approx((0.9, 1.2))  # of 2 ms
+    assert found.loss == ((-91.0, -88.0) if higher else (88.0, 91.0))
+    old = judging.measured(row(ratio=0.5), 1)  # results of earlier versions have no interval
+    assert old.cost == (old.point[0],) * 2
+    assert old.loss == (old.point[1],) * 2
 
 
 def test_the_selection():

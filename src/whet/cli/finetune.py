@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from whet.cli._console import Bar, print_json
 from whet.cli._output_files import check_writable
-from whet.training.config import BATCH_NORMS, LOSSES, MASKS, OPTIMIZERS, PRECISIONS, FinetuneConfig
+from whet.training.config import BATCH_NORMS, LOSSES, MASKS, OPTIMIZERS, PRECISIONS, SCHEDULES, FinetuneConfig
+
+if TYPE_CHECKING:
+    from whet.pruning import Recipe
 
 _FIELDS = {f.name: f.default for f in FinetuneConfig.__dataclass_fields__.values()}
 
@@ -28,7 +32,7 @@ def _make_option(flag: str, field: str, text: str, **how: Any) -> Any:
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="ONNX file to write (default: MODEL.tuned.onnx).")
 @click.option("--teacher", type=click.Path(dir_okay=False), help="The original model, for --distill.")
 @click.option("--train", "user_loop", help="Your own training function, python:MODULE:FUNCTION(module, data, config), instead of whet's loop.")
-@click.option("--recipe", type=click.Path(dir_okay=False), help="Pruning recipe to write the masks to (created if missing).")
+@click.option("--recipe", type=click.Path(dir_okay=False), help="Pruning recipe to write masks or the cuts of --pruneTo to.")
 @click.option("--insist", is_flag=True, help="Train even if this breaks the order of steps (prune, fine-tune, calibrate).")
 @click.option("--qat", is_flag=True, help="Quantization-aware training: round as INT8 engines do, write Q/DQ. The last step, after fine-tuning.")
 @_make_option("epochs", "epochs", "Passes over the data.", type=float)
@@ -53,6 +57,12 @@ def _make_option(flag: str, field: str, text: str, **how: Any) -> Any:
 @_make_option("features", "features", "Weight of the distance to the teacher's features in the loss.", type=float)
 @_make_option("views", "views", "Augmented views per sample, used in rotation, with one teacher output each. 0: always new views.", type=int)
 @_make_option("masks", "masks", "Zeros to keep: 2:4, or the present ones.", type=click.Choice(MASKS))
+@_make_option("pruneTo", "prune_to", "Cut channels in steps during the training: flops=0.6x, params=0.5x or channels=0.7x remain.")
+@_make_option("pruneSteps", "prune_steps", "Cuts until --pruneTo is reached.", type=int)
+@_make_option("pruneSchedule", "prune_schedule", "Cost removed after each cut: cubic (large cuts first) or linear.", type=click.Choice(SCHEDULES))
+@_make_option("pruneBegin", "prune_begin", "Share of the training before the first cut.", type=float)
+@_make_option("pruneEnd", "prune_end", "Share of the training before the last cut.", type=float)
+@_make_option("pruneImportance", "prune_importance", "Importance as for whet prune; auto: taylor2, else reconstruction.")
 @_make_option("augment", "augment", "crop:N, flip, cutmix:PERCENT (with --distill=1), separated by commas.")
 @_make_option("device", "device", "auto, cpu, cuda, cuda:N.")
 @_make_option("seed", "seed", "Seed of sample order and augmentation.", type=int)
@@ -89,13 +99,14 @@ def command(
     from whet.errors import UsageError
     from whet.frontends import network_from_file, save_onnx
     from whet.precision import Preprocessing
+    from whet.pruning import count_params
     from whet.training import finetune, quantization_aware, training_data
     from whet.training.distributed import workers
 
     if qat and user_loop:
         raise UsageError("--train is for floating point; with --qat whet's own loop trains")
-    if recipe and not settings["masks"]:
-        raise UsageError("--recipe stores the masks of --masks: give --masks=2:4 or --masks=zeros")
+    if recipe and not settings["masks"] and not settings["prune_to"]:
+        raise UsageError("--recipe stores the masks of --masks or the cuts of --pruneTo: give --masks=2:4, --masks=zeros or --pruneTo")
     say = partial(click.echo, err=as_json)
     target = output or str(Path(model).with_suffix(".tuned.onnx"))
     check_writable(model, teacher, data_source, test_source, output=target, recipe=recipe, checkpoint=settings["checkpoint"] or None)
@@ -128,12 +139,15 @@ def command(
         say(f"epoch {done.kept_epoch} has the smallest held-out error and is written")
     if done.held:
         say(f"zeros of {done.held} weights were kept ({config.masks})")
+    if done.cuts is not None:
+        say(f"cut in {config.prune_steps} steps to {config.prune_to}: {count_params(trained) / count_params(net):.1%} of the parameters remain")
     if recipe:
-        say(f"recipe: {_with_masks(recipe, done.masks)}, {len(done.masks)} masks")
+        say(f"recipe: {_write_recipe(recipe, done.masks, done.cuts)}")
     save_onnx(trained, target)
     if as_json:
         facts = {"steps": done.steps, "seconds": done.seconds, "resumed_at": done.resumed_at, "masks": done.held, "accuracy": done.accuracy,
-                 "kept_epoch": done.kept_epoch, "inserted_batch_norms": done.inserted}  # fmt: skip
+                 "kept_epoch": done.kept_epoch, "inserted_batch_norms": done.inserted,
+                 "params": [count_params(net), count_params(trained)]}  # fmt: skip
         print_json({"model": target, "history": done.history, **facts, "trained_by": user_loop, "recipe": recipe})
         return
     accuracy = f"; accuracy {done.accuracy:.2%} on {len(test)} samples" if done.accuracy is not None and test is not None else ""
@@ -141,11 +155,13 @@ def command(
     say(f"{target}: {by} in {done.seconds:.1f} s{accuracy}")
 
 
-def _with_masks(path: str, masks: Any) -> Path:
-    """Adds the masks to the recipe in `path` (created if missing) and writes it."""
+def _write_recipe(path: str, masks: Mapping[str, Any], cuts: Recipe | None) -> Path:
+    """Writes the recipe of the cuts, or adds the masks to the recipe in `path` (created if missing)."""
     from dataclasses import replace
 
     from whet.pruning import Recipe, load_recipe, save_recipe
 
+    if cuts is not None:
+        return save_recipe(cuts, path)
     known = load_recipe(path) if Path(path).exists() else Recipe({})
     return save_recipe(replace(known, masks=masks), path)

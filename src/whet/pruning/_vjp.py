@@ -159,7 +159,8 @@ def _layer_norm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> n
     axes = tuple(range(layer.attrs["axis"] % x.ndim, x.ndim))
     d = x - x.mean(axes, keepdims=True)
     inverse = 1 / np.sqrt((d * d).mean(axes, keepdims=True) + layer.attrs["epsilon"])
-    h, u = d * inverse, g if inputs[1] is None else g * inputs[1]
+    scale = inputs[1] if len(inputs) > 1 else None
+    h, u = d * inverse, g if scale is None else g * scale
     return ((u - u.mean(axes, keepdims=True) - h * (u * h).mean(axes, keepdims=True)) * inverse).astype(g.dtype)
 
 

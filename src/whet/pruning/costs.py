@@ -104,6 +104,12 @@ def flop_costs(net: Network, channel_groups: Sequence[Group], blocks: Sequence[B
     return Costs("FLOPs", price, {n: touching(_tensors(x)) for n, x in layers.items()}, gone, unneeded=unneeded)
 
 
+#: cost models of the targets that are counted: f(net, groups, branches)
+COUNTED: Mapping[str, Callable[[Network, Sequence[Group], Sequence[Branch]], Costs]] = {
+    "flops": flop_costs, "params": parameter_costs, "channels": lambda net, channel_groups, blocks: channel_costs(channel_groups, blocks),
+}  # fmt: skip
+
+
 def removed_with(net: Network, blocks: Sequence[Branch], items: Callable[[Network], set[str]]) -> tuple[dict[str, frozenset[str]], frozenset[str]]:
     """The items that leave with each branch, and those that no output needs: these would depend on every branch."""
     needed = items(remove_branches(net, ()))

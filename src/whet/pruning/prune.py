@@ -11,7 +11,7 @@ import numpy as np
 from whet.builder.config import BuildConfig
 from whet.errors import PruneError
 from whet.network import Network
-from whet.pruning.costs import Costs, channel_costs, flop_costs, parameter_costs
+from whet.pruning.costs import COUNTED, Costs
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
@@ -316,7 +316,7 @@ def _select_for_target(
         return _Others(uniform, trials, {kind: within(costs, share, by=by) for kind, by in alternatives.items()})
 
     if target.kind not in TIMED:
-        counted = {"flops": flop_costs, "params": parameter_costs}.get(target.kind, lambda n, f, b: channel_costs(f, b))
+        counted = COUNTED[target.kind]
         costs = counted(net, channel_groups, blocks)
         share = target.of(costs.total({}))
         if config.steps > 1:

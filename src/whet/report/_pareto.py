@@ -31,7 +31,7 @@ def pareto_figure(points: Sequence[Point], *, x_name: str, y_name: str, limit_x:
         limit_x = None
     x1 = max(farthest, limit_x or 0.0) * 1.05
     y0, y1 = _range([p["y"] for p in points], limit_y, higher)
-    front = sorted((p for p in points if p.get("front") and y0 <= p["y"] <= y1), key=lambda p: p["x"])
+    front = _find_staircase([p for p in points if p.get("front") and y0 <= p["y"] <= y1], higher)
     traces: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -95,6 +95,15 @@ def pareto_figure(points: Sequence[Point], *, x_name: str, y_name: str, limit_x:
         yaxis={"title": {"text": str(h(y_name))}, "range": [y0, y1]},
         margin={"t": 40},
     )
+
+
+def _find_staircase(points: Sequence[Point], higher: bool) -> list[Point]:
+    """The points that are better than all to their left, by x: noise also keeps others in the Pareto set, which would make the line a zigzag."""
+    found: list[Point] = []
+    for p in sorted(points, key=lambda p: (p["x"], -p["y"] if higher else p["y"])):
+        if not found or (p["y"] > found[-1]["y"] if higher else p["y"] < found[-1]["y"]):
+            found.append(p)
+    return found
 
 
 def _find_hidden_points(points: Sequence[Point], width: float, height: float) -> dict[int, list[str]]:

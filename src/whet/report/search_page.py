@@ -199,7 +199,8 @@ def _render_comparison(d: Data) -> Html:
             number(r["flops"] / 1e6) if r["flops"] else "-",
         ))  # fmt: skip
         classes.append("chosen" if i == d["chosen"] else None)
-    about = "All timed interleaved in one process; none here is both faster and better than one of the Pareto set. "
+    about = "All timed interleaved in one process; none here is both faster and better than one of the Pareto set, "
+    about += "with times or metrics whose intervals do not overlap. "
     about += "Intervals are 95 %; what was lost is compared sample by sample. "
     about += f"Energy{' of the original' if metered else ''}: {d['rows'][0]['energy']['about']}."
     load = d["load"]

@@ -67,6 +67,10 @@ class BestState:
             self.errors = errors.tolist()
         return mean
 
+    def forget(self) -> None:
+        """Drops the kept state, which no longer fits the module."""
+        self.errors, self.state, self.epoch = [], {}, -1
+
     def restore(self) -> None:
         """Copies the kept state into the module."""
         self.module.load_state_dict(self.state)
@@ -88,12 +92,16 @@ class BestState:
         """The part of a checkpoint that is no tensor."""
         return {"epoch": self.epoch, "errors": self.errors}
 
-    def read(self, data: Mapping[str, Any], state: State) -> None:
-        """The inverse of to_json and `state`. Raises ValueError, TypeError or LookupError for damaged values."""
+    def read(self, data: Mapping[str, Any], state: State, *, may_be_empty: bool = False) -> None:
+        """The inverse of to_json and `state`; `may_be_empty`: also directly after forget().
+
+        Raises ValueError, TypeError or LookupError for damaged values."""
         errors = [float(e) for e in data["errors"]]
-        if not np.isfinite(errors).all() or state.keys() != self.module.state_dict().keys():
+        epoch = int(data["epoch"])
+        empty = may_be_empty and epoch < 0 and not state
+        if not np.isfinite(errors).all() or (not empty and state.keys() != self.module.state_dict().keys()):
             raise ValueError("the held-out errors or the best state are damaged")
-        self.epoch, self.errors = int(data["epoch"]), errors
+        self.epoch, self.errors = epoch, errors
         device = next(self.module.parameters()).device
         self.state = {n: t.to(device) for n, t in state.items()}
 

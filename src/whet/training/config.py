@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from whet.errors import UsageError
+from whet.errors import PruneError, UsageError
+
+if TYPE_CHECKING:
+    from whet.pruning.target import Target
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("sgd", "adamw")
 MASKS = ("", "2:4", "zeros")
 BATCH_NORMS = ("insert", "keep")
 LOSSES = ("auto", "cross_entropy", "mse")
+SCHEDULES = ("cubic", "linear")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,12 @@ class FinetuneConfig:
     channels_last: bool | None = None  # None: on CUDA for 4-dimensional inputs
     graph: bool | None = None  # one CUDA graph per step; None: on CUDA where possible (not in fp16, not with a user-defined loss)
     compile: bool = False  # torch.compile fuses elementwise layers: up to a minute of compilation, then shorter steps
+    prune_to: str = ""  # gradual pruning: flops=0.6x, params=0.5x or channels=0.7x of the given network remain; "": none
+    prune_steps: int = 8  # cuts until `prune_to` is reached
+    prune_schedule: str = "cubic"  # cubic (large cuts first) | linear: share that is removed after each cut
+    prune_begin: float = 0.0  # share of the training before the first cut
+    prune_end: float = 0.5  # share of the training before the last cut; the rest trains the final network
+    prune_importance: str = "auto"  # as for `whet prune`; auto: taylor2, or reconstruction where an op has no gradient
     seed: int = 0
     checkpoint: str = ""  # file (.safetensors) that an interrupted training resumes from
     checkpoint_seconds: float = 60.0  # seconds between checkpoints; 0: after every step
@@ -54,7 +64,8 @@ class FinetuneConfig:
     train: tuple[str, ...] = ()  # name patterns of additional constants to train
 
     def __post_init__(self) -> None:
-        for name, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("masks", MASKS), ("batch_norms", BATCH_NORMS)):
+        choices = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "masks": MASKS, "batch_norms": BATCH_NORMS, "prune_schedule": SCHEDULES}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} is one of {', '.join(k or '(none)' for k in known)}, not {getattr(self, name)!r}")
         if self.loss not in LOSSES and not self.loss.startswith("python:"):
@@ -77,6 +88,31 @@ class FinetuneConfig:
             raise UsageError(f"views is 0 or more, not {self.views}")
         if not self.epochs > 0:
             raise UsageError(f"epochs is above 0, not {self.epochs}")
+        if self.prune_steps < 1:
+            raise UsageError(f"prune_steps is 1 or more, not {self.prune_steps}")
+        if not 0 <= self.prune_begin <= self.prune_end < 1:
+            raise UsageError(f"0 <= prune_begin <= prune_end < 1, not {self.prune_begin} and {self.prune_end}")
+        if self.prune_to and self.masks:
+            raise UsageError("prune_to cuts channels, which moves the zeros of masks: prune first, then train with masks")
+        self.prune_target()
+
+    def prune_target(self) -> Target | None:
+        """The target of `prune_to`, None without one. Raises UsageError."""
+        if not self.prune_to:
+            return None
+        from whet.pruning.importance import KINDS
+        from whet.pruning.target import Target
+
+        if self.prune_importance not in ("auto", *KINDS) and not self.prune_importance.startswith("python:"):
+            raise UsageError(f"prune_importance is auto, {', '.join(KINDS)} or python:MODULE:FUNCTION, not {self.prune_importance!r}")
+        kind, _, amount = self.prune_to.partition("=")
+        if kind not in ("flops", "params", "channels"):
+            raise UsageError(f"prune_to is flops=, params= or channels= with an amount, as flops=0.6x, not {self.prune_to!r}. For a latency, "
+                             "use `whet prune --latency` and then fine-tune.")  # fmt: skip
+        try:
+            return Target.parse(kind, amount)
+        except PruneError as e:
+            raise UsageError(f"prune_to={self.prune_to}: {e}") from None
 
     def settings(self) -> dict[str, Any]:
         """The options that determine the result (not checkpoint paths or time limits)."""

@@ -12,16 +12,17 @@ from typing import Any
 
 import torch
 
-from whet.errors import TrainingError
+from whet.errors import PruneError, TrainingError
 from whet.training.answers import Answers
 from whet.training.average import Average
 from whet.training.best_state import BestState, must_hold_out, split
-from whet.training.checkpoint import load_checkpoint, must_match, save_checkpoint
+from whet.training.checkpoint import load_checkpoint, must_match, read_state, save_checkpoint
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
 from whet.training.distributed import Workers, copy_state_to_all, join, wrap_module
 from whet.training.evaluate import accuracy
 from whet.training.feeding import Feeder
+from whet.training.gradual import GradualPruning, optimizer_state_by_name
 from whet.training.graphed import GraphedStep, can_be_graphed
 from whet.training.log import open_log
 from whet.training.loss import Loss, to_outputs
@@ -77,12 +78,16 @@ def fit(
     progress: Progress | None = None,
     digest: str = "",
     outputs: int | None = None,
+    gradual: GradualPruning | None = None,
 ) -> Fitted:
-    """Trains the module in place; outputs after the first `outputs` are features. Raises TrainingError."""
+    """Trains the module in place, with the cuts of `gradual`; outputs after the first `outputs` are features. Raises TrainingError."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     processes = join(config, device)
     if processes.count > 1:
         config = replace(config, graph=False, compile=False)
+    now = {"model": digest, "data": data.describe(), "settings": config.settings()}
+    if gradual is not None and config.checkpoint and os.path.exists(config.checkpoint):
+        _repeat_cuts(config.checkpoint, now, gradual, module)
     optimizer = optimizer_of(module, config, can_be_graphed(config, device))
     last = config.channels_last if config.channels_last is not None else device.type == "cuda"
     if last:
@@ -91,13 +96,12 @@ def fit(
             teacher.to(memory_format=torch.channels_last)
     log = open_log(config.log) if processes.first else None
     must_hold_out(data, config)
-    now = {"model": digest, "data": data.describe(), "settings": config.settings()}
     data, held = split(data, config)
     feeder = Feeder(module.network, data, batch=config.batch, device=device, augment=config.augment, seed=config.seed, channels_last=last,
                     views=config.views, workers=processes)  # fmt: skip
     loss_of = Loss(config, outputs)
     best = None if held is None else BestState(module, held, config, loss_of, teacher, last)
-    run = _Run(module, config, optimizer, feeder, teacher, device, loss_of, best, processes)
+    run = _Run(module, config, optimizer, feeder, teacher, device, loss_of, best, processes, gradual, last)
     kept = None if teacher is None or not config.views else Answers(teacher, feeder, run.autocast)
     if config.checkpoint and os.path.exists(config.checkpoint):
         try:
@@ -119,6 +123,7 @@ def fit(
     while not run.over():
         epoch, start = divmod(run.step, feeder.steps)
         for feeds, labels, samples in feeder.epoch(epoch, start):
+            run.cut_if_due()
             run.train_step(feeds, labels, () if kept is None or samples is None else kept.at(epoch, samples))
             if progress is not None and processes.first and (run.step % _LOOK == 0 or run.over()):
                 progress(run.step, run.total, f"epoch {epoch + 1}, loss {run.loss():.3f}")
@@ -131,17 +136,30 @@ def fit(
         if log is not None:
             log(run.history)
         save()
+    run.cut_rest()
     run.finish()
     return Fitted(run.history, run.step, resumed, None if best is None else best.epoch)
+
+
+def _repeat_cuts(path: str, now: dict[str, Any], gradual: GradualPruning, module: NetworkModule) -> None:
+    """Cuts the module as the one of the checkpoint `path` is cut. Raises TrainingError."""
+    state = read_state(path)
+    try:
+        must_match(path, state, now)
+        gradual.restore(state["gradual"], module)
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, PruneError) as e:
+        why = f"{type(e).__name__}: {str(e)[:200]}"
+        raise TrainingError(f"the checkpoint {path} is damaged ({why}). Delete it to start over.") from e
 
 
 class _Run:
     """The mutable state of a training run, and its part in a checkpoint."""
 
     def __init__(self, module: NetworkModule, config: FinetuneConfig, optimizer: torch.optim.Optimizer, feeder: Feeder,
-                 teacher: NetworkModule | None, device: torch.device, loss_of: Loss, best: BestState | None, processes: Workers):  # fmt: skip
+                 teacher: NetworkModule | None, device: torch.device, loss_of: Loss, best: BestState | None, processes: Workers,
+                 gradual: GradualPruning | None = None, channels_last: bool = False):  # fmt: skip
         self.module, self.config, self.optimizer, self.feeder, self.teacher, self.device = module, config, optimizer, feeder, teacher, device
-        self.loss_of, self.best, self.processes = loss_of, best, processes
+        self.loss_of, self.best, self.processes, self.gradual, self.channels_last = loss_of, best, processes, gradual, channels_last
         self.average = Average(module, config.ema) if config.ema else None
         self.accumulated = 0  # batches whose gradients wait for a step of the optimizer
         self.total = max(round(config.epochs * feeder.steps), 1)
@@ -152,8 +170,12 @@ class _Run:
         self._sum, self._count = torch.zeros((), device=device), 0
         self._moves = True  # the present batch ends with a step of the optimizer
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self._student: Callable[..., Any] = wrap_module(module, device, processes)
-        self._moved = GraphedStep(self._move) if can_be_graphed(config, device) else self._move
+        self._prepare_steps()
+
+    def _prepare_steps(self) -> None:
+        """Prepares steps of the present module: its compiled form and recorded graph are made anew."""
+        self._student: Callable[..., Any] = wrap_module(self.module, self.device, self.processes)
+        self._moved = GraphedStep(self._move) if can_be_graphed(self.config, self.device) else self._move
 
     def elapsed(self) -> float:
         """Seconds of training, including those before a resumption."""
@@ -167,6 +189,37 @@ class _Run:
     def over(self) -> bool:
         """True after the last step."""
         return self.step >= self.total or (self.config.seconds > 0 and self.elapsed() >= self.config.seconds)
+
+    def cut_if_due(self) -> None:
+        """Makes the cuts that are due before the next step, unless gradients wait for a step of the optimizer."""
+        while self.gradual is not None and not self.accumulated and self.gradual.is_due(self.share()):
+            self._cut()
+
+    def cut_rest(self) -> None:
+        """Makes the cuts that a time limit or waiting gradients have left."""
+        cuts = self.gradual is not None and not self.gradual.ended
+        while self.gradual is not None and not self.gradual.ended:
+            self._cut()
+        if cuts and self.best is not None:
+            self.best.forget()
+            self.best.offer(len(self.history))
+
+    def _cut(self) -> None:
+        """Makes one cut. The optimizer's state and the average keep what belongs to remaining weights; the best state starts anew."""
+        assert self.gradual is not None
+        old = optimizer_state_by_name(self.module, self.optimizer)
+        change = self.gradual.cut_next(self.module)
+        if change is None:
+            return
+        if self.channels_last:
+            self.module.to(memory_format=torch.channels_last)
+        self.optimizer = optimizer_of(self.module, self.config, can_be_graphed(self.config, self.device))
+        change.carry_optimizer(old, self.optimizer, self.module)
+        if self.average is not None:
+            self.average.state = change.cut_state(self.average.state)
+        if self.best is not None:
+            self.best.forget()
+        self._prepare_steps()
 
     def train_step(self, feeds: dict[str, torch.Tensor], labels: torch.Tensor | None, answers: tuple[torch.Tensor, ...] = ()) -> None:
         """One optimizer step. `answers` are cached teacher outputs; without them the teacher runs."""
@@ -256,6 +309,7 @@ class _Run:
         return {
             "step": self.step, "seconds": self.elapsed(), "history": self.history, "scaler": self.scaler.state_dict(),
             "loss": [float(self._sum), self._count], "best": None if self.best is None else self.best.to_json(),
+            **({} if self.gradual is None else {"gradual": self.gradual.to_json()}),
         }  # fmt: skip
 
     def restore(self, state: dict[str, Any], copies: dict[str, dict[str, torch.Tensor]]) -> None:
@@ -267,7 +321,7 @@ class _Run:
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         if self.best is not None:
-            self.best.read(state["best"], copies["best"])
+            self.best.read(state["best"], copies["best"], may_be_empty=self.gradual is not None and self.step < self.total)
         if self.average is not None:
             self.average.read(copies["average"])
         self._sum, self._count = torch.tensor(state["loss"][0], device=self.device), int(state["loss"][1])

@@ -52,6 +52,7 @@ class NetworkModule(nn.Module):
 
     def __init__(self, net: Network, *, freeze: Iterable[str] = (), train: Iterable[str] = (), fakes: Fakes | None = None):
         super().__init__()
+        freeze, train = tuple(freeze), tuple(train)
         if net.stage != "source":
             raise NetworkError("only a source network can be trained: train before lowering, then build again")
         refused = [r for r in map(why_not, net.layers) if r is not None]
@@ -59,6 +60,7 @@ class NetworkModule(nn.Module):
             more = f"\n  and {len(refused) - 5} more" if len(refused) > 5 else ""
             raise UnsupportedError("the network cannot be trained:\n  " + "\n  ".join(refused[:5]) + more)
         self.network = net
+        self._patterns = (freeze, train)
         trained, measured, fixed = sort_constants(net, freeze, train)
         self._paths = torch_names([*trained, *measured])
         for t in trained:
@@ -81,6 +83,15 @@ class NetworkModule(nn.Module):
     def weights(self) -> dict[str, torch.Tensor]:
         """Parameters and statistics by weight name."""
         return {t.name: _find(self, path) for t, path in self._paths.items()}
+
+    def replace_network(self, net: Network) -> None:
+        """The module becomes that of another network, with its weights; device and mode stay. Parameters are new objects."""
+        if self._fakes is not None:
+            raise NetworkError("the network of a module with fake quantization cannot be replaced: make a new module")
+        device, training = next((p.device for p in self.parameters()), torch.device("cpu")), self.training
+        freeze, train = self._patterns
+        self.__dict__.update(NetworkModule(net, freeze=freeze, train=train).__dict__)
+        self.to(device).train(training)
 
     # computing
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from whet.errors import TrainingError
+from whet.errors import TrainingError, UsageError
 from whet.network import I8, Layer, Network
 from whet.precision import QuantizationSites, Range, Ranges, calibrate, find_quantization_sites, quantize
 from whet.precision.insert import get_weight_axis, merge_shared_ranges
@@ -125,6 +125,8 @@ def quantization_aware(
     Raises CalibrationError, TrainingError, UsageError, PruneError (the order of steps).
     """
     check_order(net, "calibrate", insist)
+    if config is not None and config.prune_to:
+        raise UsageError("prune_to is for fine-tuning in floating point: prune and fine-tune first, then train for INT8 without it")
     config = config or FinetuneConfig(epochs=2, optimizer="adamw", lr=1e-4, weight_decay=0.0, warmup=0.0)
     skip = skip if callable(skip) else tuple(skip)
     device = device_of(config.device)

@@ -16,6 +16,7 @@ from whet.errors import TrainingError, UsageError
 from whet.network import Network
 from whet.passes import Phase, run_passes, select
 from whet.pruning.order import check_order, note
+from whet.pruning.recipe import Recipe, recipe_of
 from whet.registry import import_user_function
 from whet.training.batch_norms import InsertedBatchNorm, folded_weights, insert_batch_norms
 from whet.training.config import FinetuneConfig
@@ -23,6 +24,7 @@ from whet.training.data import Batches, TrainingData
 from whet.training.distributed import workers
 from whet.training.evaluate import accuracy
 from whet.training.features import mark_features
+from whet.training.gradual import GradualPruning
 from whet.training.loop import Fitted, Progress, fit
 from whet.training.masks import hold, masks_of, reapply
 from whet.training.module import NetworkModule, with_weights
@@ -41,6 +43,7 @@ class Finetuned:
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)  # fixed zeros: bool by weight name, False for a zero
     kept_epoch: int | None = None  # epochs of the returned state; 0: none was better than the network before; None: nothing was held out
     inserted: int = 0  # batch norms that were inserted for the training
+    cuts: Recipe | None = None  # channels that gradual pruning has kept
 
     @property
     def held(self) -> int:
@@ -69,6 +72,10 @@ def finetune(
     """
     config = config or FinetuneConfig()
     check_order(net, "finetune", insist)
+    if config.prune_to:
+        check_order(net, "prune", insist)
+        if train is not None or workers().count > 1:
+            raise UsageError("prune_to works in one process and with whet's own loop: leave out --train and torchrun, or prune before the training")
     device = device_of(config.device)
     student, answers = without_softmax(net), None
     inserted: list[InsertedBatchNorm] = []
@@ -82,7 +89,12 @@ def finetune(
             mark_features(student, taught)
         answers = NetworkModule(taught).to(device).eval().requires_grad_(False)
     module = NetworkModule(student, freeze=config.freeze, train=config.train).to(device)
-    done = train_module(net, module, data, config, teacher=answers, test=test, progress=progress, train=train, inserted=inserted)
+    gradual = GradualPruning(net, student, inserted, data, config, device) if config.prune_to else None
+    done = train_module(
+        net, module, data, config, teacher=answers, test=test, progress=progress, train=train, inserted=inserted, gradual=gradual
+    )  # fmt: skip
+    if gradual is not None:
+        note(done.network, "prune", target=config.prune_to, steps=config.prune_steps, schedule=config.prune_schedule)
     note(done.network, "finetune", steps=done.steps)
     return done
 
@@ -99,8 +111,9 @@ def train_module(
     train: str | Callable[..., Any] | None = None,
     title: str = "fine-tuned",
     inserted: Sequence[InsertedBatchNorm] = (),
+    gradual: GradualPruning | None = None,
 ) -> Finetuned:
-    """Trains `module` on its device and copies its weights into `net`, with the `inserted` batch norms folded."""
+    """Trains `module` on its device and copies its weights into `net`, with the `inserted` batch norms folded and the cuts of `gradual`."""
     masks = masks_of(module.network, config.masks) if config.masks else {}
     hold(module, masks)
     started = time.perf_counter()
@@ -112,16 +125,18 @@ def train_module(
         if isinstance(data, TrainingData) and config.distill < 1 and config.loss in ("auto", "cross_entropy"):
             data.must_be_classes_of(module.network.outputs[0].type)
         fitted = fit(
-            module, data, config, teacher=teacher, test=test, progress=progress, digest=digest(net), outputs=len(net.outputs)
+            module, data, config, teacher=teacher, test=test, progress=progress, digest=digest(net), outputs=len(net.outputs), gradual=gradual
         )  # fmt: skip
     reapply(module, masks)
     seconds = time.perf_counter() - started
     about = {"what": title, "steps": fitted.steps, "settings": {k: v for k, v in config.settings().items() if v != getattr(FinetuneConfig(), k)}}
-    unchanged = fitted.kept_epoch == 0 and not masks  # without the rounding of inserted batch norms
-    made = with_weights(net, {} if unchanged else folded_weights(module.weights(), inserted), about=json.dumps(about))
+    unchanged = fitted.kept_epoch == 0 and not masks and gradual is None  # without the rounding of inserted batch norms
+    present = net if gradual is None else gradual.cut_network()
+    made = with_weights(present, {} if unchanged else folded_weights(module.weights(), inserted), about=json.dumps(about))
     judge = module if not inserted else NetworkModule(without_softmax(made)).to(next(module.parameters()).device)
     judged = None if test is None else accuracy(judge, test, batch=config.batch)
-    return Finetuned(made, fitted.history, fitted.steps, seconds, fitted.resumed_at, judged, masks, fitted.kept_epoch, len(inserted))
+    return Finetuned(made, fitted.history, fitted.steps, seconds, fitted.resumed_at, judged, masks, fitted.kept_epoch, len(inserted),
+                     None if gradual is None else recipe_of(net, gradual.kept, channel_groups=gradual.groups))  # fmt: skip
 
 
 def fold_batch_norms(net: Network) -> Network:

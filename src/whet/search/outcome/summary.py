@@ -17,7 +17,7 @@ from whet.search.outcome.result import SearchResult
 from whet.search.outcome.verdicts import Trial
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
-from whet.search.recipe.targets import Check, dominates, find_pareto_set
+from whet.search.recipe.targets import Check, Measured, find_measured_pareto_set
 
 AXES = {"memory_bytes": "memory", "engine_bytes": "size of the engine file", "mj": "energy per sample", "net_mj": "net energy per sample"}
 _EIGHT_BITS = ("i8", "u8", "f8")  # prefixes of stored types' names
@@ -27,7 +27,7 @@ _VERSIONS = ("numpy", "onnx", "onednn-cpu-gomp", "optuna", "ray", "torch", "llvm
 def summarize_search(search: SearchResult) -> dict[str, Any]:
     """Plain data of a finished search; report/search_page.py renders them."""
     r = search.recipe
-    best = set(find_pareto_set(search.points))
+    best = set(find_measured_pareto_set([_measure_row(search, row) for row in search.final["rows"]]))
     rows = [_make_row(search, i) | {"front": i in best} for i in range(len(search.final["rows"]))]
     trials = _list_trials(search, rows)
     machine = get_backend(r.backend, threads=r.threads).describe()
@@ -65,6 +65,11 @@ def summarize_search(search: SearchResult) -> dict[str, Any]:
 def _get_result(search: SearchResult, name: str) -> dict[str, Any]:
     """The result of a compared engine."""
     return j.read_result(search.folder.path / ("baselines" if "-b" in name else "survivors") / name) or {}
+
+
+def _measure_row(search: SearchResult, row: Mapping[str, Any]) -> Measured:
+    """The point and the intervals of a compared engine."""
+    return search.judging.measured(row, Candidate.from_plain(_get_result(search, row["folder"])["candidate"]).batch)
 
 
 def _make_row(search: SearchResult, i: int) -> dict[str, Any]:
@@ -107,9 +112,9 @@ def list_checks(checked: Sequence[Check]) -> list[dict[str, Any]]:
 def _list_trials(search: SearchResult, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     kept = {r["folder"]: r for r in rows if r["kind"] == "survivor"}
     done = [t for t in search.trials if t.result is not None and t.result["state"] == "done" and t.same_as is None]
-    points = {t.number: search.judging.trial_point(t) for t in done}
+    points = {t.number: search.judging.measured(t.result or {}, t.candidate.batch) for t in done}
     order = list(points)
-    front = {order[i] for i in find_pareto_set([points[n] for n in order])}
+    front = {order[i] for i in find_measured_pareto_set([points[n] for n in order])}
     table = []
     for t in search.trials:
         r = t.result or {"state": "failed", "reason": "its result is gone", "seconds": 0.0}
@@ -120,7 +125,7 @@ def _list_trials(search: SearchResult, rows: Sequence[Mapping[str, Any]]) -> lis
             row |= {k: r[k] for k in ("metric", "drop", "latency", "throughput", "memory_bytes", "engine_bytes", "energy", "build_seconds", "load")}
             row |= {"met": all(c.met for c in checked), "checks": list_checks(checked), "what": row["what"] + _remark_on_unused_int8(r)}
             if t.same_as is None:
-                row |= {"cost": points[t.number][0] / _get_original_cost(search), "front": t.number in front}
+                row |= {"cost": points[t.number].point[0] / _get_original_cost(search), "front": t.number in front}
         row["kept"] = t.same_as is None and f"{t.number:04d}" in kept
         full = j.read_result(search.folder.survivor(t.number)) if t.same_as is None else None
         if full is not None and full["state"] == "failed":
@@ -132,7 +137,7 @@ def _list_trials(search: SearchResult, rows: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _explain_outcome(
-    t: Trial, row: Mapping[str, Any], survived: Mapping[str, Any] | None, points: Mapping[int, tuple[float, float]], chosen: Any
+    t: Trial, row: Mapping[str, Any], survived: Mapping[str, Any] | None, points: Mapping[int, Measured], chosen: Any
 ) -> str:
     """The outcome of a trial with its reason."""
     if t.same_as is not None:
@@ -147,7 +152,7 @@ def _explain_outcome(
         return f"survivor; with full recovery it misses {after}" if after else "survivor; meets the target, another was preferred"
     if misses:
         return f"rejected: {misses}"
-    better = next((n for n, p in points.items() if dominates(p, points[t.number])), None)
+    better = next((n for n, p in points.items() if p.clearly_dominates(points[t.number])), None)
     if better is not None:
         return f"meets the target; trial {better} is better in both"
     return "meets the target; others rank higher by `prefer`"

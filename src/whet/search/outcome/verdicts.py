@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
-from whet.search.recipe.targets import Check, check_target
+from whet.search.recipe.targets import Check, Measured, check_target
 
 Row = Mapping[str, Any]
 
@@ -48,6 +48,15 @@ class Judging:
         ms = row["latency"]["ratio"] * self.original(batch)["latency"]["median_ms"]
         value = row["metric"]["value"]
         return (ms / batch if self.cost_a_sample else ms), (-value if self.recipe.higher_is_better else value)
+
+    def measured(self, row: Row, batch: int) -> Measured:
+        """`point` with its intervals; a value without an interval counts as exact."""
+        cost, loss = self.point(row, batch)
+        ratio, metric = row["latency"]["ratio"], row["metric"]
+        low, high = row["latency"].get("ratio_interval") or (ratio, ratio)
+        bounds = [metric["value"] if metric.get(k) is None else metric[k] for k in ("low", "high")]
+        losses = sorted(-b if self.recipe.higher_is_better else b for b in bounds)
+        return Measured((cost, loss), (cost * low / ratio, cost * high / ratio), (losses[0], losses[1]))
 
     def trial_point(self, trial: Trial) -> tuple[float, float]:
         """`point` of a finished trial."""

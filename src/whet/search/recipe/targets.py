@@ -92,6 +92,26 @@ def find_pareto_set(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A point (cost, loss; lower is better) with the 95 % intervals of both values."""
+
+    point: tuple[float, float]
+    cost: tuple[float, float]
+    loss: tuple[float, float]
+
+    def clearly_dominates(self, other: Measured) -> bool:
+        """True if this point dominates the other, and the intervals of the cost or those of the loss do not overlap."""
+        return dominates(self.point, other.point) and (self.cost[1] < other.cost[0] or self.loss[1] < other.loss[0])
+
+
+def find_measured_pareto_set(points: Sequence[Measured]) -> list[int]:
+    """As find_pareto_set, but a point that only noise separates from a better one belongs to the set."""
+    order = sorted(range(len(points)), key=lambda i: (points[i].point, i))
+    first = [i for n, i in enumerate(order) if not n or points[i].point != points[order[n - 1]].point]
+    return [i for i in first if not any(points[k].clearly_dominates(points[i]) for k in first)]
+
+
 def choose(candidates: Sequence[tuple[float, float, Sequence[Check]]], prefer: str) -> int:
     """Index of the chosen (cost, loss, checks): the fastest (or most accurate) that meets the target; else the nearest to it."""
     good = [i for i, (_, _, c) in enumerate(candidates) if are_met(c)]

@@ -34,8 +34,11 @@ def fine_tune(prepared: Prepared, original: Network, recipe: AutoRecipe, c: Cand
     start = perf_counter()
     result = train_network(prepared.network, original, recipe, c, folder, say=say, notes=prepared.notes)
     before, after = prepared.metric, rate(result.network)
-    used = not is_better(before["value"], after["value"], recipe)
+    smaller = count_params(result.network) < count_params(prepared.network)  # gradual pruning: another trade-off, which the search compares
+    used = smaller or not is_better(before["value"], after["value"], recipe)
     row = {"params": count_params(result.network), "flops": count_static_flops(result.network), "seconds": perf_counter() - start, "metric": after}
+    if used and smaller:
+        prepared.variants[len(prepared.steps)] = result.network
     prepared.steps.append({"step": FINETUNED + ("" if used else " (worse, not used)"), "used": used, **row})
     if used:
         prepared.network = result.network
@@ -51,7 +54,12 @@ def train_network(
     path = folder / CHECKPOINT
     say("tuning")
     data = read_training_set(recipe, original)
-    config = as_config(recipe.finetune, checkpoint=str(path), masks="zeros" if c.two_four and has_zeros(net) else "")
+    masks = "zeros" if c.two_four and has_zeros(net) else ""
+    settings = recipe.finetune
+    if masks and settings.get("prune_to"):
+        settings = {**settings, "prune_to": ""}
+        notes.append("not pruned during the training: cuts would break the 2:4 pattern")
+    config = as_config(settings, checkpoint=str(path), masks=masks)
     teacher = original if config.distill > 0 else None
     return run_resumable(path, lambda: finetune(net, data, config, teacher=teacher, progress=make_step_callback(say, "tuning")), notes)
 
@@ -107,7 +115,7 @@ def _explain_skip(recipe: AutoRecipe, c: Candidate) -> str | None:
         return "the recipe says finetune: false"
     if recipe.data.train is None:
         return "the recipe gives no data.train"
-    if not (c.pruned or c.two_four):
+    if not (c.pruned or c.two_four or recipe.finetune.get("prune_to")):
         return "nothing was cut"
     return explain_missing_torch()
 
