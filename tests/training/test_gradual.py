@@ -233,6 +233,11 @@ def test_the_search_keeps_a_smaller_network_although_it_scores_worse(data, monke
     recipe = SimpleNamespace(finetune={"prune_to": "flops=0.5x"}, data=SimpleNamespace(train="x.npz"), higher_is_better=True)
     prepared = stage.Prepared(net)
     candidate = SimpleNamespace(pruned=False, two_four=False)
-    stage.fine_tune(prepared, net, recipe, candidate, None, say=print, rate=lambda n: {"value": 0.9 if n is net else 0.8})
+
+    def rate(n):
+        return {"value": 0.9 if n is net else 0.8}
+
+    prepared.add_step("original", 0.0, rate)
+    stage.fine_tune(prepared, net, recipe, candidate, None, say=print, rate=rate)
     assert prepared.network is smaller
     assert prepared.steps[-1]["used"]

@@ -56,7 +56,7 @@ class Prepared:
     variants: dict[int, Network] = field(default_factory=dict)  # networks that take another time than those before them, by the index of their step
 
     def add_step(self, name: str, start: float, rate: Rate | None, *, changes_time: bool = False) -> None:
-        """Adds a row for a step that began at `early` (perf_counter) and gave `network`; `changes_time`: its shapes or its sparsity are new."""
+        """Adds a row for a step that began at `start` (perf_counter) and gave `network`; `changes_time`: its shapes or its sparsity are new."""
         if changes_time:
             self.variants[len(self.steps)] = self.network
         row = {"step": name, "params": count_params(self.network), "flops": count_static_flops(self.network), "seconds": perf_counter() - start}
