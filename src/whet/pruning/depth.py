@@ -50,7 +50,7 @@ def branches(net: Network) -> list[Branch]:
 
 
 def _layers_between(net: Network, start: Tensor, end: Tensor, place: dict[Tensor, int]) -> list[Layer]:
-    """Layers on paths from `early` to `end` in execution order; empty when `end` does not depend on `early`."""
+    """Layers on paths from `start` to `end` in execution order; empty when `end` does not depend on `start`."""
     first, last = place.get(start, -1), place[end]
     reached: set[Tensor] = {start}
     forward = []

@@ -48,7 +48,7 @@ class Feeder:
                 self._labels = torch.from_numpy(np.ascontiguousarray(data.labels)).to(device)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Step]:
-        """Batches of an epoch from step `early`, in the order of that epoch."""
+        """Batches of an epoch from step `start`, in the order of that epoch."""
         if isinstance(self.data, Batches):
             for i, (inputs, labels) in enumerate(self.data):
                 if i >= start:

@@ -86,7 +86,7 @@ class Event:
         check_status(cu().cuEventSynchronize(self.handle))
 
     def since(self, start: Event) -> float:
-        """Milliseconds of GPU time from `early` to this event; both must have happened."""
+        """Milliseconds of GPU time from `start` to this event; both must have happened."""
         return float(check_status(cu().cuEventElapsedTime(start.handle, self.handle)))
 
     def close(self) -> None:
