@@ -139,6 +139,7 @@ ELSEWHERE = {
     "test_cluster_recurrent.py": {"cluster_recurrent.cu"},
     "test_pool_chain.py": {"pool_chain.cu"}, "test_resize.py": {"resize.cu"}, "test_tf32.py": {"conv_tf32.cu"},
     "test_conv_transpose.py": {"conv_transpose.cu", "affine.cu"},
+    "test_concat.py": {"concat.cu"}, "test_concat_norm.py": {"concat_norm.cu"},
 }  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""Batch normalization of concatenated images, with the following activation, in one launch: each part is read where it is."""
+"""Batch normalization of concatenated images, with the following activation, in one launch: each part is read where it is.
+
+Measured: benchmarks/results/h200/networks.json (DenseNet-121).
+"""
 
 from __future__ import annotations
 
