@@ -83,7 +83,9 @@ demo: $(VENV)/.demo
 	@$(BIN)/python examples/digits/demo.py
 
 test: $(VENV)/.test
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"  # NumPy threads of two workers would fight for two cores
+# Two runs, since the workers' memory grows with the tests of a run. NumPy threads of two workers would fight for two cores.
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" --ignore=tests/cuda
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/cuda
 
 test-long: $(VENV)/.test
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
