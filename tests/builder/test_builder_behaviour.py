@@ -1,4 +1,4 @@
-"""What a build decides and reports: sample modes, refused kernels, kept calibration steps, verified profiles, the text of a lock."""
+"""Decisions and reports of a build: sample modes, refused kernels, kept calibration steps, verified profiles, the text of a lock."""
 
 import dataclasses
 import json

@@ -149,7 +149,7 @@ def disassembler():
 
 
 def sass(code, tmp_path):
-    """The instructions of machine code, which are kept beside it: nvdisasm takes 0.4 s of CPU time, and cuobjdump, which calls it, 0.54 s."""
+    """The instructions of machine code, cached in a file beside it: nvdisasm takes 0.4 s of CPU time, and cuobjdump, which calls it, 0.54 s."""
     tool = disassembler()
     if tool is None:
         pytest.skip("nvdisasm not found: install nvidia-cuda-nvdisasm")

@@ -1,4 +1,4 @@
-"""Builds on a simulated GPU whose host starts launches slowly: layers that launch nothing stay in 16 bits between layers of 16 bits."""
+"""Builds on a simulated GPU with a host that starts launches slowly: views between layers of 16 bits stay in 16 bits."""
 
 import pytest
 

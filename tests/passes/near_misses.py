@@ -17,7 +17,7 @@ SIBLINGS = {
 
 
 def list_edits(text: str) -> Iterator[tuple[str, str]]:
-    """(what differs, the text) of each network that differs in one place from `text`."""
+    """Texts of networks that differ from `text` in one place, each after a description of the difference."""
     lines = [re.sub(r"^(%\S+): \S+ = ", r"\1 = ", x) for x in text.splitlines() if not x.startswith("#")]  # types follow from the layers
     outputs = {x.split()[1] for x in lines if x.startswith("out ")}
     for i, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""Passes at the limits of what they search and accept: one step within fires, one step beyond leaves the network as it is."""
+"""Limits of passes: a network just within a limit is rewritten, a network just beyond it is unchanged."""
 
 import numpy as np
 import pytest

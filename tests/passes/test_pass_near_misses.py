@@ -1,10 +1,9 @@
 """Passes on networks that differ in one place from a golden case: values are preserved, and how often the pass fires stays as recorded.
 
-A condition of a pass that is lost makes it fire where it must not, one that is too strict makes it miss a place. After an intended change:
+If a pass loses a condition it fires in the wrong places; with a condition too many it misses the right ones. After an intended change:
 `WHET_UPDATE_GOLDEN=1 pytest tests/passes/test_pass_near_misses.py`, and review the diff of the counts.
 """
 
-import os
 import zlib
 
 import pytest
@@ -12,12 +11,12 @@ from near_misses import list_edits
 from pass_golden import FOLDER, ROUNDS, read
 from random_networks import feeds, same
 
+from support.recorded import compare_with_record
 from whet.errors import NetworkError, WhetError
 from whet.network import parse_network
 from whet.ops import run_network
 from whet.passes import PASSES
 
-UPDATE = os.environ.get("WHET_UPDATE_GOLDEN") == "1"
 GOLDEN = FOLDER.parent / "near_misses"
 SHARE = 4  # one in so many edits is run
 #: These compute x / c as x * (1 / c) and the like in some near misses: the last bit may differ.
@@ -25,7 +24,7 @@ ROUND_TOO = {"recognize_swish"}
 
 
 def networks(name, case):
-    """(what differs, the network) of the selected edits that give a valid network."""
+    """The valid networks among the selected edits, each with a description of its edit."""
     for what, text in list_edits(case.before):
         if zlib.crc32(f"{name} {case.title} {what}".encode()) % SHARE == 0:
             try:
@@ -63,10 +62,4 @@ def test_near_misses(name):
                 except AssertionError as e:
                     raise AssertionError(f"{case.title}: {what}: {e}") from e
         lines += [f"## {case.title}", *(f"fires {n}: {'; '.join(sorted(whats))}" for n, whats in sorted(fired.items()))]
-    text = "\n".join(lines) + "\n"
-    path = GOLDEN / f"{name}.txt"
-    if UPDATE:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert path.exists(), f"nothing is recorded for {name} yet: see the head of this file"
-    assert text == path.read_text()
+    compare_with_record(GOLDEN / f"{name}.txt", lines)

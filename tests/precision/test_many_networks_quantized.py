@@ -1,11 +1,10 @@
 """Quantization of networks with convolutions and products, and of networks that differ from them in one place.
 
-Recorded: what is quantized, with which readers and shared ranges, through which tensors scale can be moved or why not, what FP8 leaves out, and
-the quantized network. Moving scale preserves values. After an intended change:
+Records: quantized layers with their readers and shared ranges, tensors through which scale can be moved (or the reason against it), layers that FP8
+leaves out, and the quantized network. Moving scale preserves values. After an intended change:
 `WHET_UPDATE_GOLDEN=1 pytest tests/precision/test_many_networks_quantized.py`, and review the diff.
 """
 
-import os
 import sys
 import zlib
 from pathlib import Path
@@ -18,6 +17,7 @@ from near_misses import list_edits
 from pass_golden import FOLDER
 from random_networks import feeds, same
 
+from support.recorded import compare_with_record, rounded
 from whet.errors import NetworkError, WhetError
 from whet.network import parse_network
 from whet.ops import run_network
@@ -27,7 +27,6 @@ from whet.precision.ranges import Range, Ranges
 from whet.precision.scaling import apply_scalings, find_sites, propose_scales
 from whet.precision.tables import insert_tables
 
-UPDATE = os.environ.get("WHET_UPDATE_GOLDEN") == "1"
 GOLDEN = FOLDER.parent / "quantized"
 HEAD = "network case source\n"
 NETWORKS = {
@@ -123,10 +122,6 @@ def networks(name):
                 continue
 
 
-def rounded(number):
-    return f"{float(number) if abs(number) > 1e-9 else 0.0:.3g}"
-
-
 def describe(net):
     """Lines about the quantization of a network."""
     sites = find_quantization_sites(net)
@@ -174,10 +169,4 @@ def _describe_scales(net, found):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_is_quantized(name):
     lines = [line for title, net in networks(name) for line in (title, *describe(net))]
-    text = "\n".join(lines) + "\n"
-    path = GOLDEN / f"{name}.txt"
-    if UPDATE:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert path.exists(), f"nothing is recorded for {name} yet: see the head of this file"
-    assert text == path.read_text()
+    compare_with_record(GOLDEN / f"{name}.txt", lines)

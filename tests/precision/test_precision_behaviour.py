@@ -102,7 +102,7 @@ def test_the_least_squared_error_by_definition():
 
 
 def test_scales_that_equalize_are_by_definition():
-    """The geometric mean of what a channel's filter writes and what its readers read, normalized; channels that one of both leaves at zero stay."""
+    """A scale is the normalized geometric mean of the largest weights of a channel's filter and of its readers; it is 1 if either is zero."""
     net = Network("n")
     x = net.add_input("x", parse_type("f32[1,3]"))
     own, read = np.array([4.0, 0.0, 1.0, 9.0]), np.array([1.0, 2.0, 0.0, 4.0])

@@ -1,4 +1,4 @@
-"""What pruning does with every operation between two convolutions: groups, branches, scores, the cut, the fit and the pattern.
+"""Pruning of networks with each operation between two convolutions: groups, branches, scores, the cut, the fit and the pattern.
 
 Rules that name an operation (an Add ends a branch, a BatchNormalization is reestimated) meet all others here too, and must treat them as recorded.
 After an intended change: `WHET_UPDATE_GOLDEN=1 pytest tests/pruning/test_every_op.py`, and review the diff.

@@ -1,10 +1,9 @@
 """Groups, scores, branches and cuts of the networks of all golden cases of passes, and of networks that differ from them in one place.
 
-What is recorded is checked by the other tests of this folder on few networks; here it must stay as it was on many. After an intended change:
+The other tests of this folder check a few networks by definition; these results must stay the same for many networks. After an intended change:
 `WHET_UPDATE_GOLDEN=1 pytest tests/pruning/test_many_networks.py`, and review the diff.
 """
 
-import os
 import sys
 import zlib
 from pathlib import Path
@@ -17,13 +16,13 @@ from near_misses import list_edits
 from pass_golden import FOLDER, read
 from random_networks import feeds
 
+from support.recorded import compare_with_record, rounded
 from whet.errors import NetworkError, PruneError, WhetError
 from whet.network import parse_network, verify
 from whet.ops import run_network
 from whet.passes import PASSES
 from whet.pruning import branches, count_flops, cut, groups, importance
 
-UPDATE = os.environ.get("WHET_UPDATE_GOLDEN") == "1"
 GOLDEN = FOLDER.parent / "groups"
 SHARE = 25  # one in so many edits is taken
 NAMES = sorted(n for n in PASSES if "quantize" not in n)
@@ -40,13 +39,8 @@ def networks(name):
                 continue
 
 
-def rounded(number):
-    """Three digits of a number computed in float64, so that every machine gives the same."""
-    return f"{float(number) if abs(number) > 1e-9 else 0.0:.3g}"
-
-
 def describe(net):
-    """Lines about what can be cut of a network."""
+    """Lines about the groups and branches of a network, their scores, and its outputs after half of each group is cut."""
     found = groups(net)
     blocks = branches(net)
     scores = importance(found, "l1", net=net, blocks=blocks)
@@ -81,10 +75,4 @@ def describe(net):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_can_be_cut(name):
     lines = [line for title, net in networks(name) for line in (title, *describe(net))]
-    text = "\n".join(lines) + "\n"
-    path = GOLDEN / f"{name}.txt"
-    if UPDATE:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert path.exists(), f"nothing is recorded for {name} yet: see the head of this file"
-    assert text == path.read_text()
+    compare_with_record(GOLDEN / f"{name}.txt", lines)

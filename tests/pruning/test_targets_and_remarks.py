@@ -1,4 +1,4 @@
-"""What pruning refuses, keeps and remarks: targets that are not positive, multiples of channels, predictions that are off, progress of timing."""
+"""Refusals and remarks of pruning: targets that are not positive, multiples of channels, predictions that are off, progress of timing."""
 
 import numpy as np
 import pytest

@@ -61,7 +61,7 @@ def test_other_scouts_get_one(scout, stop_above, kept):
 
 
 def make_scouting(case, tmp_path, done=2, **search):
-    """Scouting with `done` measured trials, and the values that its study is told."""
+    """A Scouting with `done` measured trials, and a list to which the results for its study are appended."""
     told = []
     recipe = recipe_with(case, tmp_path, search={"trials": 5, **search})
     original = {"latency": {"ratio": 1.0, "median_ms": 8.0}}

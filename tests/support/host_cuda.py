@@ -127,7 +127,7 @@ def compile_for_host(text: str, level: str) -> ctypes.CDLL:
 
 
 def hash_of(*texts: str, tool: str) -> str:
-    """The hash of what a tool makes of texts: of the texts and of the tool's file."""
+    """A hash of the inputs of a compilation: the texts and the file of the tool."""
     info = Path(tool).resolve().stat()
     return hashlib.sha256("\0".join((*texts, tool, str(info.st_size), str(info.st_mtime_ns))).encode()).hexdigest()
 

@@ -22,6 +22,6 @@ def with_long_variants(cases: Sequence[Any], kind: Callable[[Any], Hashable] | N
 
 
 def with_slow_names(cases: Sequence[Any], slow: Collection[str]) -> list[Any]:
-    """The cases as parameters; those whose name, the first argument, is in `slow` are marked so. A smaller network of the same layers is unmarked."""
+    """The cases as parameters; a case is marked slow if its name, the first argument, is in `slow`. A smaller network of the same layers is not."""
     arguments = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*a, marks=[pytest.mark.slow] if a[0] in slow else []) for a in arguments]

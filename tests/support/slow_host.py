@@ -1,4 +1,4 @@
-"""The clock of a simulated GPU whose host starts launches slowly: what events around them would measure."""
+"""The clock of a simulated GPU whose host starts launches slowly: times as CUDA events around the launches would give them."""
 
 from collections.abc import Sequence
 from itertools import pairwise

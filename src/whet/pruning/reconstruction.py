@@ -160,7 +160,7 @@ class _Sensitivities:
         return np.sqrt(np.maximum(s, max(_LEAST * float(s.mean()), 1e-30)))
 
     def energy(self, x: np.ndarray, sum_: Tensor) -> float:
-        """The error of a sum without `x`, whose samples are along axis 0."""
+        """The error of a sum from which `x`, with samples along axis 0, is removed."""
         s = self.of.get(sum_)
         if s is None or s.shape != x.shape[1:]:
             return float(np.mean(np.square(x, dtype=np.float64))) * (float(s.sum(dtype=np.float64)) if s is not None else 0.0)

@@ -147,7 +147,7 @@ class ReadAhead:
         return self
 
     def wait_for(self, step: int) -> None:
-        """Returns when the task of a step is done; steps are given in order. Raises what the task raises."""
+        """Returns when the task of a step is done; steps are given in order. An exception of the task is raised here."""
         while self._submitted < min(step + _STEPS_AHEAD, len(self._tasks)):
             self._waiting.append(self._pool.submit(self._tasks[self._submitted]))
             self._submitted += 1

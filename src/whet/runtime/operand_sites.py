@@ -80,7 +80,7 @@ class OperandSites:
         return calls
 
     def make_address_setter(self, values: Values, name: str) -> Callable[[int], None]:
-        """A function of the address that does what `set_address` does."""
+        """`set_address` of one tensor as a function of the address."""
         _, moves, _ = self._find_moves(values, name)
         setters = [(call.make_address_setter(kind, index), shift) for call, kind, index, shift in moves]
         if len(setters) == 1 and setters[0][1] == 0:

@@ -88,7 +88,7 @@ def make_shaped_plan(
 
 
 def _read_weights(step: Planned, store: WeightStore) -> None:
-    """Reads what `store` needs for a step from the engine file: packed weights, else the constants from which they are packed."""
+    """Reads the weights of a step from the engine file: packed ones, else the constants to pack."""
     if all([store.read_prepacked(p) for p in step.kernel.packed]) and not any(step.signature.inputs[i] for i in _constant_inputs(step)):
         return
     for i in _constant_inputs(step):

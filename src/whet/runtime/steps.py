@@ -155,7 +155,7 @@ class BoundEngine(Values):
         self.executable.refresh(self._sites.set_address(self, name, address))
 
     def make_address_setter(self, name: str) -> Callable[[int], None]:
-        """`set_address` for one tensor as a function, for callers whose time per call counts."""
+        """`set_address` for one tensor as a function, for frequent calls."""
         if not self.executable.needs_refresh:
             return self._sites.make_address_setter(self, name)
         return partial(self.set_address, name)

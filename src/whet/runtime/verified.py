@@ -1,8 +1,9 @@
 """Records of engine files whose probe passed on this machine, so that the next load of the same file does not run it again.
 
 A record is an empty file in the user's cache folder. Its name is a digest of everything that the probe depends on: the digest of the engine file
-(which covers the digests of all its sections), the device and its libraries, the versions of Python and NumPy, and whet's own source files. Any
-difference is another name, so that the probe runs again. The environment variable WHET_VERIFIED gives another folder, or is 0: no records.
+(which covers the digests of all its sections), the device and its libraries, the versions of Python and NumPy, and whet's own sources with those of
+its kernels. Any difference is another name, so that the probe runs again. The environment variable WHET_VERIFIED gives another folder, or is 0: no
+records.
 """
 
 from __future__ import annotations
@@ -75,6 +76,6 @@ def _list_files(folder: Path | str) -> Iterator[tuple[str, int, int]]:
         if entry.is_dir(follow_symlinks=False):
             if entry.name != "__pycache__":
                 yield from _list_files(entry.path)
-        elif entry.name.endswith(".py"):
+        elif not entry.name.endswith((".pyc", ".pyo")):
             info = entry.stat()
             yield entry.path, info.st_size, info.st_mtime_ns

@@ -1,7 +1,7 @@
 """Gradual pruning: channels are cut in several steps during the training, with training between them.
 
 After cut k of n, the share s * (1 - (1 - k / n)^3) of the cost is removed (cubic; Zhu and Gupta, "To prune, or not to prune", arXiv:1710.01878), or
-s * k / n (linear), where s is the share that the target removes. Every cut is selected by the importance in the present trained network.
+s * k / n (linear); s is the share of the target. Every cut is selected by the importance in the network as trained so far.
 """
 
 from __future__ import annotations

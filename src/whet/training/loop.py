@@ -173,7 +173,7 @@ class _Run:
         self._prepare_steps()
 
     def _prepare_steps(self) -> None:
-        """Prepares steps of the present module: its compiled form and recorded graph are made anew."""
+        """Compiles the current module for training steps, and records their CUDA graph again at the next step."""
         self._student: Callable[..., Any] = wrap_module(self.module, self.device, self.processes)
         self._moved = GraphedStep(self._move) if can_be_graphed(self.config, self.device) else self._move
 
@@ -205,7 +205,7 @@ class _Run:
             self.best.offer(len(self.history))
 
     def _cut(self) -> None:
-        """Makes one cut. The optimizer's state and the average keep what belongs to remaining weights; the best state starts anew."""
+        """Makes one cut. The optimizer's state and the moving average keep the entries of the remaining weights; the best state is reset."""
         assert self.gradual is not None
         old = optimizer_state_by_name(self.module, self.optimizer)
         change = self.gradual.cut_next(self.module)

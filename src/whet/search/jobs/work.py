@@ -113,8 +113,8 @@ def _run_candidate(w: Worker) -> dict[str, Any]:
 def _stop_early(w: Worker, pruned: Prepared, net: Network) -> dict[str, Any] | None:
     """The result of a scout that loses more than `stop_above` even at the lower end of the loss's interval; None if it goes on.
 
-    Recovering and scoring take a tenth of a trial, building and timing the rest. Points of such a loss are of no interest, and the sampler needs
-    their cost roughly: the share of the FLOPs.
+    Pruning, recovering and scoring take a sixth to a third of a trial (docs/results/pruning.md), building and timing the rest. Such a point cannot be
+    chosen; its cost, for the sampler, is estimated by the share of the FLOPs.
     """
     job, recipe = w.job, w.recipe
     assert job.stop_above is not None

@@ -1,4 +1,4 @@
-"""Batch normalization of concatenated images, with the following activation, in one launch: each part is read where it is.
+"""Batch normalization of concatenated images with the following activation in one launch, without a copy of the parts.
 
 Measured: benchmarks/results/h200/networks.json (DenseNet-121).
 """
@@ -95,7 +95,7 @@ def _parts(layer: Layer) -> list[int]:
 
 
 def _channels(layer: Layer) -> list[int]:
-    """The channels of each part; 0 where unknown."""
+    """The channels of each part; 0 for an unknown number."""
     sizes = (layer.needs(i).shape[1] for i in _parts(layer))
     return [n if isinstance(n, int) else 0 for n in sizes]
 
