@@ -83,9 +83,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/python examples/digits/demo.py
 
 test: $(VENV)/.test
-# Two runs, since the workers' memory grows with the tests of a run. NumPy threads of two workers would fight for two cores.
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" --ignore=tests/cuda
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/cuda
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"  # NumPy threads of two workers would fight for two cores
 
 test-long: $(VENV)/.test
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
