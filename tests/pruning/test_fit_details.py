@@ -10,7 +10,7 @@ from whet.network import parse_network
 from whet.ops import run_network
 from whet.pruning import branches, groups
 from whet.pruning.cut import find_kept_indices
-from whet.pruning.importance import _l1, _l2, _normalize, _sum_distances, _sum_slices
+from whet.pruning.importance import _normalize, compute_norms, sum_distances, sum_magnitudes, sum_slices
 from whet.pruning.recovery import (
     RecoveryConfig,
     _added_bias,
@@ -172,25 +172,25 @@ def test_the_defaults_of_recovery():
 def test_the_distance_of_a_unit_is_the_sum_to_all_others():
     w = np.array([[0.0, 0.0, 3.0], [4.0, 0.0, 0.0]], np.float32)
     at = np.arange(2)[:, None]
-    assert _sum_distances(w, 0, at) == pytest.approx([5.0, 5.0])
+    assert sum_distances(w, 0, at) == pytest.approx([5.0, 5.0])
     three = np.array([[0, 0], [3, 4], [0, 8], [6, 8]], np.float32)
     at = np.array([[0, 1], [2, 3]])  # units of two rows: (0, 0, 3, 4) and (0, 8, 6, 8)
-    assert _sum_distances(three, 0, at) == pytest.approx([np.sqrt(64 + 9 + 16)] * 2)
+    assert sum_distances(three, 0, at) == pytest.approx([np.sqrt(64 + 9 + 16)] * 2)
     rows = np.array([[0.0], [1.0], [3.0]], np.float32)
-    assert _sum_distances(rows, 0, np.arange(3)[:, None]) == pytest.approx([4.0, 3.0, 5.0])
-    assert _sum_distances(rows.T, 1, np.arange(3)[:, None]) == pytest.approx([4.0, 3.0, 5.0])
+    assert sum_distances(rows, 0, np.arange(3)[:, None]) == pytest.approx([4.0, 3.0, 5.0])
+    assert sum_distances(rows.T, 1, np.arange(3)[:, None]) == pytest.approx([4.0, 3.0, 5.0])
 
 
 def test_norms_of_units(monkeypatch):
     w = np.array([[1.0, -2.0, 2.0], [-3.0, 0.0, 4.0], [0.5, 0.0, 0.0]], np.float32)
     at = np.array([[0], [1], [2]])
     for part in (1 << 24, 1, 2):
-        monkeypatch.setattr(sys.modules[_l1.__module__], "_PART", part)
-        assert _l1(w, 0, at).tolist() == [5.0, 7.0, 0.5]
-        assert _l2(w, 0, at).tolist() == [3.0, 5.0, 0.5]
-        assert _l1(w, 1, at).tolist() == [4.5, 2.0, 6.0]
-        assert _l2(w, 1, np.array([[0, 1]])) == pytest.approx([np.sqrt(1 + 9 + 0.25 + 4)])
-        assert _sum_slices(np.abs, np.zeros((0, 3), np.float32), 1).tolist() == [0, 0, 0]
+        monkeypatch.setattr(sys.modules[sum_magnitudes.__module__], "SUMMED_WEIGHTS", part)
+        assert sum_magnitudes(w, 0, at).tolist() == [5.0, 7.0, 0.5]
+        assert compute_norms(w, 0, at).tolist() == [3.0, 5.0, 0.5]
+        assert sum_magnitudes(w, 1, at).tolist() == [4.5, 2.0, 6.0]
+        assert compute_norms(w, 1, np.array([[0, 1]])) == pytest.approx([np.sqrt(1 + 9 + 0.25 + 4)])
+        assert sum_slices(np.abs, np.zeros((0, 3), np.float32), 1).tolist() == [0, 0, 0]
     assert _normalize(np.array([1.0, 3.0])).tolist() == [0.5, 1.5]
     assert _normalize(np.zeros(3)).tolist() == [1.0, 1.0, 1.0]
 

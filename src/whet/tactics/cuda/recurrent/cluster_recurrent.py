@@ -27,7 +27,8 @@ _CLUSTERS = (2, 4, 8, 16)  # st.async needs a launch with clusters
 _TILES = (1, 2, 4)  # of a warp
 _COLUMNS = (1, 2, 4)  # groups of four sequences of a cluster
 _FEWEST_UNITS = 128  # of a layer that a GPU has run
-_MOST_WARPS, _MOST_CONFIGS, _REGISTERS = 16, 8, 255
+_MOST_WARPS, _MOST_CONFIGS = 16, 8
+MOST_REGISTERS = 255  # of a thread; weights that do not fit are in shared memory
 _BARRIERS = 128  # bytes of shared memory
 _BOUNDED = frozenset({"sigmoid", "tanh", "hardsigmoid", "softsign"})
 _LARGEST_WEIGHT = 2.0**15  # f32 weights are split into values of f16
@@ -93,7 +94,7 @@ class _Distribution:
 
     def in_registers(self, sizes: _Sizes) -> int:
         """Steps of 16 units with weights in registers."""
-        available = min(_REGISTERS, 65536 // (self.warps * 32) // 8 * 8)
+        available = min(MOST_REGISTERS, 65536 // (self.warps * 32) // 8 * 8)
         products = self.tiles * self.columns
         used = 64 + products * (4 * max(1, 4 // products) + 9)
         return max(0, min(sizes.depth, (available - used) // (4 * self.tiles * sizes.parts)))
