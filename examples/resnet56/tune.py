@@ -162,7 +162,7 @@ def one(args: argparse.Namespace) -> None:
     module = made.to_torch().to("cuda" if args.device == "cuda" else "cpu")
     line = {
         "name": name, "epochs": round(done.steps * config.batch / len(train), 2), "steps": done.steps, "seconds": round(done.seconds, 1),
-        "exact_test": accuracy(module, exact), "jpeg_test": accuracy(module, jpeg), "history": done.history, "held": done.held,
+        "exact_test": accuracy(module, exact), "jpeg_test": accuracy(module, jpeg), "history": done.history, "held": done.masked_weights,
         "settings": {k: v for k, v in config.settings().items() if v}, "images": len(train), "jpeg_test_images": len(jpeg),
     }  # fmt: skip
     written = out / f"{file_of(name)}.part"

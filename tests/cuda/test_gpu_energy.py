@@ -32,7 +32,7 @@ def test_net_energy_is_proportional_to_the_load(gpu):
     net.mark_output(value)
     plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1, optimization_level=1, verify=False))
     context = Runtime("cuda").load(plan).create_context()
-    meter.rest(1.5)
+    meter.measure_idle(1.5)
     assert meter.idle is not None
     assert 5 < meter.idle < 500
     run = make_run(context, {"x": np.random.default_rng(1).standard_normal((256, 4096)).astype(np.float16)})

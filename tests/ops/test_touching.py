@@ -88,7 +88,7 @@ def test_ops_accepted_by_the_proof_are_independent_per_sample(name, k, constants
     assert differ(net, feeds) is None
 
 
-def built(make, *types: str) -> Network:
+def make_network(make, *types: str) -> Network:
     """A network around `make(net, *inputs)`, which returns its output."""
     net = Network("hostile")
     made = make(net, *(net.add_input(f"x{i}", parse_type(t)) for i, t in enumerate(types)))
@@ -146,12 +146,12 @@ MIXED = {
 
 @pytest.mark.parametrize("kind", MIXED)
 def test_ops_that_mix_samples_are_refused(kind):
-    net = built(MIXED[kind], "f32[N,4]")
+    net = make_network(MIXED[kind], "f32[N,4]")
     assert why_samples_touch(net, {"x0": (8, 4)})
 
 
 def test_the_layer_is_named():
-    net = built(lambda net, x: net.add("Softmax", x, axis=0, name="over the batch"), "f32[N,4]")
+    net = make_network(lambda net, x: net.add("Softmax", x, axis=0, name="over the batch"), "f32[N,4]")
     assert "'over the batch'" in why_samples_touch(net, {"x0": (2, 4)})
 
 
@@ -166,7 +166,7 @@ def test_a_branch_that_depends_on_the_batch_is_refused():
 
         return net.add("If", net.constant(np.array(True)), regions={"then_branch": branch("a", 1.0), "else_branch": branch("b", 2.0)})
 
-    net = built(lambda net, x: net.add("Add", x, make(net, x)), "f32[N,4]")
+    net = make_network(lambda net, x: net.add("Add", x, make(net, x)), "f32[N,4]")
     assert "may use the batch arbitrarily" in why_samples_touch(net, {"x0": (2, 4)})
 
 
@@ -175,7 +175,7 @@ def test_a_branch_that_depends_on_the_batch_is_refused():
     [(("f32[8,4]",), "one dynamic batch"), (("f32[N,N]",), "one dynamic batch"), (("f32[N,4]", "f32[M,4]"), "one dynamic batch")],
 )
 def test_only_a_single_dynamic_batch_is_accepted(types, why):
-    net = built(lambda net, *x: net.add("Relu", x[0]), *types)
+    net = make_network(lambda net, *x: net.add("Relu", x[0]), *types)
     assert why in why_samples_touch(net, {f"x{i}": (8, 4) for i in range(len(types))})
 
 
@@ -202,6 +202,6 @@ def flattened(net: Network, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("make", [token, flattened])
 def test_batch_expressions_of_exporters_are_proven(make):
-    net = built(make, "f32[N,3,4]")
+    net = make_network(make, "f32[N,3,4]")
     assert why_samples_touch(net, {"x0": (8, 3, 4)}) is None
     assert differ(net, {"x0": np.random.default_rng(0).standard_normal((BATCH, 3, 4)).astype(np.float32)}) is None

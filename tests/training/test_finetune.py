@@ -191,7 +191,7 @@ def test_a_checkpoint_with_changed_values_is_refused(digits, tmp_path):
 def test_two_four_masks_are_kept(optimizer, learned, digits):
     got = finetune(learned.network, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.01}, optimizer=optimizer, masks="2:4"), test=digits[1])
     yes, no = eligible_layers(got.network)
-    assert len(yes) == got.held == 2
+    assert len(yes) == got.masked_weights == 2
     assert set(no) == {learned.network.layers[0].name}  # one input channel
     assert is_two_four(got.network.tensor("conv2.weight").array(), 1)
     assert not np.array_equal(got.network.tensor("conv2.weight").array(), learned.network.tensor("conv2.weight").array())

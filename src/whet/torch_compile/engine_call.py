@@ -97,7 +97,7 @@ class EngineCall:
                     self.contexts -= other.drop_idle()
         return slot
 
-    def dropped(self) -> None:
+    def discard_context(self) -> None:
         """Counts a context that is not kept."""
         with self._lock:
             self.contexts -= 1
@@ -130,10 +130,10 @@ class Signature:
         try:
             results = slot.run(tensors, stream)
         except BaseException:
-            self.call.dropped()
+            self.call.discard_context()
             raise
         if self.call.contexts > _MAX_IDLE or self.retired:
-            self.call.dropped()
+            self.call.discard_context()
         else:
             idle.append(slot)
         return results

@@ -69,7 +69,7 @@ def build_first_engine(w: Worker, network: Network, calibration: Feeds, original
     """Builds and scores the candidate's engine; in INT8 and FP8 with calibrated ranges."""
     config = build_config(network, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():
-        w.rest()
+        w.measure_idle()
         w.say("building")
         plan, seconds = _build_and_write(w, ENGINE, network, config, lambda: build_engine_plan(network, config, calibration, w.folder, Stages(w)))
     return ScoredEngine(w.folder / ENGINE, network, config, plan, seconds, _score(w, w.folder / ENGINE, original))

@@ -29,7 +29,7 @@ class Meter:
         self.read, self.about = find_meter(gpu, powercap)
         self.idle: float | None = None  # watts
 
-    def rest(self, seconds: float) -> None:
+    def measure_idle(self, seconds: float) -> None:
         """Measures the device's idle power; to be called before the load, with its context open.
 
         A GPU that was just busy cools down first: windows are repeated until the power has settled.

@@ -120,7 +120,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
             is_last = column.equals(last_column)
             x = x_row.at((column * form.strides[1] - w.pad_left) * form.step)
             image = _Image(f, form, x, group_weights, plane, line, blocks, w.channels, first_row, end_row)
-            first, inside = partial(image.accumulate, form.first, bias), partial(image.accumulate, _everywhere(form), bias)
+            first, inside = partial(image.accumulate, form.first, bias), partial(image.accumulate, _list_all_taps(form), bias)
             if form.last is None:
                 sums = first()
             else:
@@ -130,7 +130,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
             tiles.repeat_unless(is_last, f.minimum(column + form.pixels, last_column))
 
 
-def _everywhere(form: Form) -> Taps:
+def _list_all_taps(form: Form) -> Taps:
     return ((0, form.pixels),) * form.window[1]
 
 
