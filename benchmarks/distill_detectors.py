@@ -58,26 +58,26 @@ def seen_differently(p, q):
     return ((p - q).abs().pow(1.0) * cross).sum() / q.sum().clamp_min(1.0)
 
 
-def nanodet_loss(mine: dict, whole: dict):
+def nanodet_loss(mine: dict, teacher: dict):
     """Three levels of scores [n, cells, 80] and distances [n, cells, 4 x 8 bins]."""
     from torch.nn import functional as F
 
     total = 0.0
     for scores, distances in (("792", "795"), ("814", "817"), ("836", "839")):
-        weight = whole[scores].float().amax(2)
-        a, b = (F.log_softmax(o[distances].float().unflatten(2, (4, 8)), 3) for o in (mine, whole))
+        weight = teacher[scores].float().amax(2)
+        a, b = (F.log_softmax(o[distances].float().unflatten(2, (4, 8)), 3) for o in (mine, teacher))
         apart = F.kl_div(a, b, reduction="none", log_target=True).sum((2, 3))
-        total = total + seen_differently(mine[scores], whole[scores]) + (weight * apart).sum() / weight.sum().clamp_min(1.0)
+        total = total + seen_differently(mine[scores], teacher[scores]) + (weight * apart).sum() / weight.sum().clamp_min(1.0)
     return total
 
 
-def face_loss(mine: dict, whole: dict):
+def face_loss(mine: dict, teacher: dict):
     """Scores [n, places, 2] and corners [n, places, 4]."""
-    weight = whole["scores"][..., 1].float()
-    a, b = mine["boxes"].float(), whole["boxes"].float()
+    weight = teacher["scores"][..., 1].float()
+    a, b = mine["boxes"].float(), teacher["boxes"].float()
     size = (b[..., 2:] - b[..., :2]).clamp_min(1e-2).repeat(1, 1, 2)
     apart = ((a - b).abs() / size).clamp_max(10.0).sum(2)
-    return seen_differently(mine["scores"][..., 1], whole["scores"][..., 1]) + (weight * apart).sum() / weight.sum().clamp_min(1.0)
+    return seen_differently(mine["scores"][..., 1], teacher["scores"][..., 1]) + (weight * apart).sum() / weight.sum().clamp_min(1.0)
 
 
 TAUGHT = {
@@ -223,16 +223,16 @@ class Views:
 class Hints:
     """Adds the outputs of the inner convolutions as outputs of both networks, restricted to the channels of the cut network."""
 
-    def __init__(self, original, whole, cut, kept: dict, device: str):
+    def __init__(self, original, teacher, cut, channels: dict, device: str):
         import torch
 
         from whet.pruning.cut import find_kept_indices
 
-        at = {t.name: torch.from_numpy(i).to(device) for (t, axis), i in find_kept_indices(original, kept).items() if axis == 1}
+        at = {t.name: torch.from_numpy(i).to(device) for (t, axis), i in find_kept_indices(original, channels).items() if axis == 1}
         outputs = {t.name for t in cut.outputs}
         self.names = [y.name for layer in cut.layers if layer.op == "Conv" for y in layer.outputs if y.name not in outputs]
         self.at = [at.get(n) for n in self.names]
-        for net in (whole, cut):
+        for net in (teacher, cut):
             for name in self.names:
                 net.mark_output(net.tensor(name))
         self.weight = torch.tensor(HINTS, device=device)
@@ -255,7 +255,7 @@ class Training:
     rate: Callable[[float], None]
 
 
-def start_training(whole, cut, how: Taught, hints: Hints, args: argparse.Namespace, precision: str, *, with_hints: bool, optimizer=None):
+def start_training(teacher, cut, how: Taught, hints: Hints, args: argparse.Namespace, precision: str, *, with_hints: bool, optimizer=None):
     """A training step as a CUDA graph if there is a GPU; with the state of `optimizer` if that is given. Returns it with its optimizer."""
     import torch
 
@@ -272,7 +272,7 @@ def start_training(whole, cut, how: Taught, hints: Hints, args: argparse.Namespa
     def step(feeds, labels, answers=()):
         with torch.autocast(args.device, torch.bfloat16, enabled=precision == "bf16"):
             with torch.no_grad():
-                theirs = whole(feeds["x"])
+                theirs = teacher(feeds["x"])
             mine = cut(feeds["x"])
         have, want = (dict(zip(names[:ends], found, strict=False)) for found in (mine, theirs))
         loss = how.loss(have, want)
@@ -291,7 +291,7 @@ def start_training(whole, cut, how: Taught, hints: Hints, args: argparse.Namespa
     return Training(cut, GraphedStep(step) if graphed else step, set_rate), optimizer
 
 
-def fastest_format(whole, make_cut: Callable, how: Taught, views: Views, make_hints: Callable, args: argparse.Namespace):
+def fastest_format(teacher, make_cut: Callable, how: Taught, views: Views, make_hints: Callable, args: argparse.Namespace):
     """The number format and memory layout with the shortest steps, and the seconds of each."""
     import torch
 
@@ -301,7 +301,7 @@ def fastest_format(whole, make_cut: Callable, how: Taught, views: Views, make_hi
         return args.format, {}
     for precision, last in FORMATS if args.device == "cuda" else (("tf32", False),):
         views.channels_last = last
-        training, _ = start_training(whole, make_cut(), how, make_hints(), args, precision, with_hints=True)
+        training, _ = start_training(teacher, make_cut(), how, make_hints(), args, precision, with_hints=True)
         for n in range(SKIPPED + TIMED if args.device == "cuda" else 1):
             if n == SKIPPED:
                 torch.cuda.synchronize()
@@ -317,15 +317,15 @@ def fastest_format(whole, make_cut: Callable, how: Taught, views: Views, make_hi
     return best[0], {f"{p}{', channels last' if last else ''}": round(t, 4) for (p, last), t in times.items()}
 
 
-def train(whole, cut, how: Taught, views: Views, hints: Hints, args: argparse.Namespace, precision: str, lr: float, seconds: float, whole_run=True):
+def train(teacher, cut, how: Taught, views: Views, hints: Hints, args: argparse.Namespace, precision: str, lr: float, seconds: float, whole_run=True):
     """Trains until the time limit; returns the number of steps and the losses by 50 steps. A short run stays at the learning rate."""
     began, done, total, history = time.time(), 0, 0.0, []
     cut.train()
-    training, optimizer = start_training(whole, cut, how, hints, args, precision, with_hints=True)
+    training, optimizer = start_training(teacher, cut, how, hints, args, precision, with_hints=True)
     hinted = True
     while (share := (time.time() - began) / seconds) < 1 or not done:
         if hinted and whole_run and share > 0.5:
-            training, _ = start_training(whole, cut, how, hints, args, precision, with_hints=False, optimizer=optimizer)
+            training, _ = start_training(teacher, cut, how, hints, args, precision, with_hints=False, optimizer=optimizer)
             hinted = False
         training.rate(lr * min(share / WARMUP, (1 + math.cos(math.pi * min(share, 1.0))) / 2 if whole_run else 1.0))
         hints.weight.fill_(HINTS * max(1 - 2 * share, 0.0) if whole_run else HINTS)

@@ -33,8 +33,8 @@ class Native(Call):
 
 
 class Python(Call):
-    def __init__(self, log, what):
-        self.log, self.what = log, what
+    def __init__(self, log, event):
+        self.log, self.what = log, event
 
     def run(self):
         self.log.append(self.what)

@@ -102,10 +102,10 @@ def test_names_that_identify_a_layer():
         (["i8", "f16"], "fp16"),
     ],
 )
-def test_the_small_type_of_most_outputs(types, found):
+def test_the_small_type_of_most_outputs(types, expected):
     one = {str(i): SimpleNamespace(outputs=(("linear", t),)) for i, t in enumerate(types)}
-    assert find_small_type(SimpleNamespace(choices=one)) == found
-    assert find_small_type(SimpleNamespace(choices={"all": SimpleNamespace(outputs=tuple(("linear", t) for t in types))})) == found
+    assert find_small_type(SimpleNamespace(choices=one)) == expected
+    assert find_small_type(SimpleNamespace(choices={"all": SimpleNamespace(outputs=tuple(("linear", t) for t in types))})) == expected
 
 
 @pytest.mark.parametrize(("dropped", "end"), [(1, "('0': w)."), (3, "('0': w; '1': w; '2': w)."), (5, "('0': w; '1': w; '2': w; and 2 more).")])

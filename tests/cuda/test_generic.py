@@ -97,7 +97,7 @@ def test_kernels_compile_for_the_gpu(op, signatures, monkeypatch):
     """per_value.cu and recurrent.cu through NVRTC for sm_90a: each op's first sample, in every type of the signatures of each tactic."""
     sources = set()
     for module in (_per_value, recurrent):
-        monkeypatch.setattr(module, "launch", lambda entry, arguments, constants, *rest: sources.add(kernel_text(arguments.kernel_file, constants)))
+        monkeypatch.setattr(module, "launch", lambda entry, arguments, constants, *_: sources.add(kernel_text(arguments.kernel_file, constants)))
     layer, _ = sample_layer(op, next(i for name, i in SAMPLES if name == op and any(offers(sample_layer(name, i)[0]))))
     pairs = sorted(offers(layer), key=lambda pair: pair[0].name)
     for t, s in (pair for _, of_tactic in groupby(pairs, key=lambda pair: pair[0]) for pair in list(of_tactic)[signatures]):

@@ -59,18 +59,18 @@ CONV = "in %x: f32[1,2,4,4]\nconst %w: f32[3,2,1,1] = [1.0, 2.0, 3.0, 4.0, 5.0, 
         (CONV + "in %b: f32[3]\n%y = Conv(%x, %w, %b)\nout %y", None),
     ],
 )
-def test_the_bias_that_a_fit_may_set(text, found):
+def test_the_bias_that_a_fit_may_set(text, expected):
     b = _bias(*layer_of(text, "Conv"))
-    assert (None if b is None else b.name) == found
+    assert (None if b is None else b.name) == expected
 
 
 @pytest.mark.parametrize(
     ("shape", "found"), [("f32[3] = [1.0, 2.0, 3.0]", "b"), ("f32[1,3] = [1.0, 2.0, 3.0]", None), ("f32[1] = [1.0]", None), ("f32[] = [1.0]", None)]
 )
-def test_the_bias_of_a_gemm_has_a_value_per_output(shape, found):
+def test_the_bias_of_a_gemm_has_a_value_per_output(shape, expected):
     text = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\nconst %b: " + shape + "\n%y = Gemm(%x, %w, %b)\nout %y"
     b = _bias(*layer_of(text, "Gemm"))
-    assert (None if b is None else b.name) == found
+    assert (None if b is None else b.name) == expected
 
 
 MATMUL = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n%m = MatMul(%x, %w)\n"
@@ -92,10 +92,10 @@ MATMUL = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n
         ("out %m", False),
     ],
 )
-def test_the_bias_that_is_added_to_a_product(text, found):
+def test_the_bias_that_is_added_to_a_product(text, expected):
     layer, readers = layer_of(MATMUL + text, "MatMul")
     added = _added_bias(layer, readers)
-    assert (added is not None) == found
+    assert (added is not None) == expected
     assert _bias(layer, readers) is (added[1] if added else None)
     if added:
         assert (added[0].op, added[1].name) == ("Add", "b")
@@ -115,9 +115,9 @@ NORM = (
         ("%a = Conv(%x, %w)\n%y = Relu(%a)\nout %y", None),
     ],
 )
-def test_the_mean_that_absorbs_an_intercept(text, found):
+def test_the_mean_that_absorbs_an_intercept(text, expected):
     mean = _norm_after(*layer_of(CONV + NORM + text, "Conv"))
-    assert (None if mean is None else mean.name) == found
+    assert (None if mean is None else mean.name) == expected
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_statistics_of_batch_norms_are_those_of_the_data():
     net = parse_network("network n source\n" + text + "%y = BatchNormalization(%x, %s, %o, %m, %v)\nout %y")
     x = np.array([[[[1, 3]], [[0, 0]]], [[[5, 7]], [[2, 4]]]], np.float32)
     said = []
-    new = reestimate_batch_norms(net, {"x": x}, lambda done, of, what: said.append((done, of, what)))
+    new = reestimate_batch_norms(net, {"x": x}, lambda done, of, stage: said.append((done, of, stage)))
     assert new.constants["m"].array().tolist() == [4.0, 1.5]
     assert new.constants["v"].array().tolist() == [5.0, 2.75]
     assert net.constants["m"].array().tolist() == [5.0, 5.0]
@@ -266,10 +266,10 @@ RESIDUAL = """
         ("%a = Conv(%s, %w)\n%y = Add(%s, %a)\n%b = Relu(%y)\n%z = Add(%b, %s)\nout %z", [(1, ["a"]), (0, ["a", "y", "b"])]),
     ],
 )
-def test_branches_that_can_be_removed(text, found):
+def test_branches_that_can_be_removed(text, expected):
     net = parse_network("network n source" + RESIDUAL + text)
     name_of = {layer.name: layer.output.name for layer in net.layers}
-    assert [(b.place, [name_of[x] for x in b.layers]) for b in branches(net)] == found
+    assert [(b.place, [name_of[x] for x in b.layers]) for b in branches(net)] == expected
 
 
 def test_a_fit_makes_the_outputs_of_a_cut_network_those_of_the_original():

@@ -128,10 +128,10 @@ def test_a_latency_target_on_the_null_machine():
 
 
 @pytest.mark.parametrize(("predicted", "told"), [((1.0, 0.55), False), ((2.0, 0.8), True), ((1.0, 0.75), True)])
-def test_a_wrong_prediction_is_reported_with_its_sums(predicted, told):
+def test_a_wrong_prediction_is_reported_with_its_sums(predicted, is_reported):
     lines = Report("ms", predicted, engine_ms=(1.0, 0.6)).lines()
-    assert any("The prediction is off by" in line for line in lines) == told
-    if told:
+    assert any("The prediction is off by" in line for line in lines) == is_reported
+    if is_reported:
         assert f"add up to {predicted[0]:.3f} and {predicted[1]:.3f} ms, the engines take 1.000 and 0.600" in lines[-1]
 
 

@@ -114,11 +114,11 @@ class Nvml:
 
 
 @pytest.mark.parametrize(("gpu", "asked"), [("3", 3), ("GPU-abc", "GPU-abc")])
-def test_a_gpus_energy_is_the_difference_of_its_counter(gpu, asked, monkeypatch):
+def test_a_gpus_energy_is_the_difference_of_its_counter(gpu, expected, monkeypatch):
     fake = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     read, about = energy.find_meter(gpu)
-    assert fake.asked == [asked]
+    assert fake.asked == [expected]
     assert "NVML" in about
     first = read()
     assert read() - first == pytest.approx(1.5)  # joules

@@ -91,10 +91,10 @@ def test_epilogues(steps, channels, monkeypatch):
 
 @JIT
 @pytest.mark.parametrize("m", PAIRS)
-@pytest.mark.parametrize(("taken", "size"), [(64, 16), (512, 8)])
-def test_the_error_is_far_below_the_stated_bound(m, taken, size):
+@pytest.mark.parametrize(("channels", "size"), [(64, 16), (512, 8)])
+def test_the_error_is_far_below_the_stated_bound(m, channels, size):
     """A quarter of the bound for random values, and half of it where a constant image nearly cancels."""
-    layer, arrays = convolution((1, taken, size, size), 32, steps=())
+    layer, arrays = convolution((1, channels, size, size), 32, steps=())
     tactic = get_tactic(NAME)
     signature, config = tactic.signatures(layer, CPU)[0], (("m", m), ("tiles", 12), ("strips", 1), ("split", 0))
     for kind, share in (("random", 0.25), ("constant", 0.5)):

@@ -129,7 +129,7 @@ def test_random_convolutions(seed):
 
 
 @pytest.mark.parametrize(
-    ("store", "clip", "kept"),
+    ("store", "clip", "expected"),
     [
         ((0.05, 0, "u8"), None, []),  # a Relu before u8 with zero point 0 is redundant
         ((0.05, 3, "u8"), None, ["Relu"]),
@@ -140,7 +140,7 @@ def test_random_convolutions(seed):
         ((2 / 127, 0, "i8"), (-2.02, 2), []),
     ],
 )
-def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, kept):
+def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, expected):
     w = np.random.default_rng(0).integers(-127, 128, (32, 16, 3, 3)).astype(np.int8)
 
     def build(body, values):
@@ -151,6 +151,6 @@ def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, kept):
     sample = quantized_sample("Conv", [("full u8[1,16,8,8]", 0.02, 0, 1), (w, np.float32(1 / 2000), None, 0), *map(np.asarray, bounds)], build, store)
     _, layer, arrays = sample_layer("Fused", sample)
     parts = match_quantized(layer)
-    assert [p.op for p in drop_implied_bounds(parts)] == kept
+    assert [p.op for p in drop_implied_bounds(parts)] == expected
     if dnn.has_isa("avx512_core_vnni"):
         assert check(layer, arrays) > 0

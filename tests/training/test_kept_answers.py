@@ -66,7 +66,7 @@ def test_a_killed_training_resumes_with_the_same_views(tmp_path):
     class Killed(Exception):
         """During the third epoch."""
 
-    def killing(done, total, what):
+    def killing(done, total, stage):
         if done == 20:
             raise Killed
 
