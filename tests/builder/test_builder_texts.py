@@ -92,7 +92,7 @@ def test_names_that_identify_a_layer():
 
 
 @pytest.mark.parametrize(
-    ("types", "found"),
+    ("types", "expected"),
     [
         (["f32"], None),
         ([], None),

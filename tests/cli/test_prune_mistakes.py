@@ -34,7 +34,7 @@ def home(tmp_path_factory):
 TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
 
 
-@pytest.mark.parametrize(("flags", "said"), [
+@pytest.mark.parametrize(("flags", "message"), [
     (["--calibData=bad.npz"], "sample 5 of 'input' has NaN or infinite values"),
     (["--calibData=none.npz"], "none.npz has no samples"),
     ([*TAYLOR, "--labels=floats.npy"], "labels must be a vector of class indices, one per sample, not float64"),
@@ -125,7 +125,7 @@ def test_a_missing_library_is_reported_before_the_work(home, monkeypatch):
     assert not (home / "x.json").exists()
 
 
-@pytest.mark.parametrize(("call", "said"), [
+@pytest.mark.parametrize(("call", "message"), [
     (lambda net: prune("m.onnx"), "not str: whet.network_from_onnx reads one from a file"),
     (lambda net: prune(net, None, np.zeros((4, 1, 32, 32), np.float32)), "data must be arrays by input name"),
     (lambda net: prune(net, PruneConfig(skip="conv9")), "no prunable group, branch or layer is called 'conv9'"),

@@ -36,9 +36,9 @@ def test_net_energy_is_proportional_to_the_load(gpu):
     assert meter.idle is not None
     assert 5 < meter.idle < 500
     run = make_run(context, {"x": np.random.default_rng(1).standard_normal((256, 4096)).astype(np.float16)})
-    cold = meter.of(run, 1, 1.0)
-    found = meter.of(run, 1, 1.5)
-    twice = meter.of(lambda: (run(), run()), 1, 1.5)
+    cold = meter.measure_energy(run, 1, 1.0)
+    found = meter.measure_energy(run, 1, 1.5)
+    twice = meter.measure_energy(lambda: (run(), run()), 1, 1.5)
     others = gpu.state().get("other_processes")
     for name, e in (("cold", cold), ("once", found), ("twice", twice)):
         print(name, {k: round(v, 2) for k, v in e.items() if k != "about"}, f"others {others}")

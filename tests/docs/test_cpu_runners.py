@@ -22,7 +22,7 @@ def runners(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("interval", "others", "expected"),
+    ("interval", "peers", "expected"),
     [
         ((1.1, 1.0, 1.2), 0.1, "met"),
         ((1.1, 0.99, 1.2), 0.1, "undecided"),

@@ -110,7 +110,7 @@ def test_refused_when_read(case):
 
 
 @pytest.mark.parametrize(
-    "made",
+    "model_proto",
     [
         quantized(0.0, "DequantizeLinear"),  # all weights of a channel are zero
         loop("m", m=np.int64(100)),

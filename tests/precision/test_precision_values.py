@@ -275,7 +275,7 @@ def test_settings_that_preprocessing_refuses(text):
         Preprocessing.parse(text)
 
 
-@pytest.mark.parametrize(("wide", "kept"), [(1.2, "minmax"), (2.0, "mse")])
+@pytest.mark.parametrize(("wide", "method"), [(1.2, "minmax"), (2.0, "mse")])
 @pytest.mark.parametrize("reader", ["MatMul(%x, %w)", "Relu(%x)"])
 def test_a_clipping_range_must_halve_the_error(wide, method, reader):
     """The error grows with the square of the range; the product is with the identity."""
@@ -440,7 +440,7 @@ def test_a_gemm_with_another_factor_or_a_transposed_input_has_no_quantized_form(
 
 
 @pytest.mark.parametrize(
-    ("gated", "taken"),
+    ("gated", "is_float"),
     [
         ("%s = Sigmoid(%a)\n%m = Mul(%a, %s)", True),
         ("%s = Sigmoid(%a)\n%m = Mul(%s, %a)", True),

@@ -387,7 +387,7 @@ def test_keeping_all_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("kept", "text"),
+    ("channels", "text"),
     [
         ({"w": []}, "non-empty list"),
         ({"w": [8]}, "channels 0 to 7"),

@@ -51,7 +51,7 @@ CONV = "in %x: f32[1,2,4,4]\nconst %w: f32[3,2,1,1] = [1.0, 2.0, 3.0, 4.0, 5.0, 
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (CONV + "const %b: f32[3] = [1.0, 2.0, 3.0]\n%y = Conv(%x, %w, %b)\nout %y", "b"),
         (CONV + "%y = Conv(%x, %w)\nout %y", None),
@@ -65,7 +65,8 @@ def test_the_bias_that_a_fit_may_set(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("shape", "found"), [("f32[3] = [1.0, 2.0, 3.0]", "b"), ("f32[1,3] = [1.0, 2.0, 3.0]", None), ("f32[1] = [1.0]", None), ("f32[] = [1.0]", None)]
+    ("shape", "expected"),
+    [("f32[3] = [1.0, 2.0, 3.0]", "b"), ("f32[1,3] = [1.0, 2.0, 3.0]", None), ("f32[1] = [1.0]", None), ("f32[] = [1.0]", None)]
 )
 def test_the_bias_of_a_gemm_has_a_value_per_output(shape, expected):
     text = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\nconst %b: " + shape + "\n%y = Gemm(%x, %w, %b)\nout %y"
@@ -77,7 +78,7 @@ MATMUL = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("const %b: f32[3] = [1.0, 2.0, 3.0]\n%y = Add(%m, %b)\nout %y", True),
         ("const %b: f32[3] = [1.0, 2.0, 3.0]\n%y = Add(%b, %m)\nout %y", True),
@@ -107,7 +108,7 @@ NORM = (
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("%a = Conv(%x, %w)\n%y = BatchNormalization(%a, %s, %o, %m, %v)\nout %y", "m"),
         ("%a = Conv(%x, %w)\n%y = BatchNormalization(%a, %s, %o, %m, %v)\n%z = Relu(%a)\nout %y\nout %z", None),
@@ -251,7 +252,7 @@ RESIDUAL = """
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("%a = Conv(%s, %w)\n%y = Add(%s, %a)\nout %y", [(1, ["a"])]),
         ("%a = Conv(%s, %w)\n%y = Add(%a, %s)\nout %y", [(0, ["a"])]),

@@ -127,7 +127,7 @@ def test_a_latency_target_on_the_null_machine():
     assert "by the layers' times as measured" in made.report.lines()[1]
 
 
-@pytest.mark.parametrize(("predicted", "told"), [((1.0, 0.55), False), ((2.0, 0.8), True), ((1.0, 0.75), True)])
+@pytest.mark.parametrize(("predicted", "is_reported"), [((1.0, 0.55), False), ((2.0, 0.8), True), ((1.0, 0.75), True)])
 def test_a_wrong_prediction_is_reported_with_its_sums(predicted, is_reported):
     lines = Report("ms", predicted, engine_ms=(1.0, 0.6)).lines()
     assert any("The prediction is off by" in line for line in lines) == is_reported

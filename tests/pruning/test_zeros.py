@@ -37,7 +37,7 @@ def test_channels_that_become_zero_may_be_cut_from_a_sum(text):
 
 
 @pytest.mark.parametrize(
-    "made", ["%e = Sigmoid(%a)", "%e = Exp(%a)", "%e = Add(%a, %one)", "%e = Pow(%a, %nought)", "%e = Clip(%a, %one)", "%e = Div(%one, %a)"]
+    "text", ["%e = Sigmoid(%a)", "%e = Exp(%a)", "%e = Add(%a, %one)", "%e = Pow(%a, %nought)", "%e = Clip(%a, %one)", "%e = Div(%one, %a)"]
 )
 def test_channels_that_do_not_become_zero_stay(text):
     assert names(linear(text, SUM)) == []

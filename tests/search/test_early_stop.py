@@ -53,7 +53,7 @@ def test_a_scout_beyond_the_loss_of_interest_gets_no_engine(scout):
     assert "before its engine is built, 5 at most are of interest (search.early_stop)" in result["reason"]
 
 
-@pytest.mark.parametrize(("stop_above", "kept"), [(100.0, 8), (None, 8), (-100.0, 0)])
+@pytest.mark.parametrize(("stop_above", "width"), [(100.0, 8), (None, 8), (-100.0, 0)])
 def test_other_scouts_get_one(scout, stop_above, width):
     """A smaller loss than the limit, no limit, nothing pruned."""
     with pytest.raises(EngineBuiltError):

@@ -177,7 +177,7 @@ def measure_engines(
         for e, row in zip(engines, rows[first : first + len(engines)], strict=True):
             e.times = row
         i, batch = engines.index(selected), w.candidate.batch
-        spent = w.meter.of(runs[first + i], batch, w.energy_seconds)
+        spent = w.meter.measure_energy(runs[first + i], batch, w.energy_seconds)
     ms = {j: row["median_ms"] for j, row in zip(steps, rows[first + len(engines) :], strict=True)}
     if w.candidate.precision == "fp32" and prepared.variants:
         ms[max(prepared.variants)] = selected.times["median_ms"]

@@ -29,7 +29,7 @@ _SIZES = (
 )  # fmt: skip
 
 
-def context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
+def list_context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the context's words, in order.
 
     Addresses (last: the addend of "Add"); sizes of the image and of the result; input channels, blocks of the result, groups of output blocks of this
@@ -81,7 +81,7 @@ def direct_ir(form: Form) -> str:
     previous one.
     """
     module = Module()
-    with parallel_kernel(module, "direct", context_words(form.steps), "items") as (f, words):
+    with parallel_kernel(module, "direct", list_context_words(form.steps), "items") as (f, words):
         _emit_rows(f, words, form)
     return str(module)
 

@@ -41,7 +41,7 @@ class Variant:
     has_initial: bool = False
 
 
-def context_words(two_outputs: bool, has_initial: bool) -> tuple[str, ...]:
+def list_context_words(two_outputs: bool, has_initial: bool) -> tuple[str, ...]:
     """Names of the context's words, in order: addresses, then sizes."""
     return (*_ADDRESSES, *(_SECOND if two_outputs else ()), *(_INITIAL if has_initial else ()), *_SIZES)
 
@@ -54,7 +54,7 @@ def pointwise_ir(variant: Variant) -> str:
     `pixels` pixels: its last tile overlaps the previous one.
     """
     module = Module()
-    with parallel_kernel(module, "pointwise", context_words(variant.two_outputs, variant.has_initial), "items") as (f, words):
+    with parallel_kernel(module, "pointwise", list_context_words(variant.two_outputs, variant.has_initial), "items") as (f, words):
         _Kernel(f, words, variant).emit()
     return str(module)
 

@@ -38,7 +38,7 @@ vector; strips and panels of output channels; result vectors without a mask; str
 offset of the biases; channel blocks of an item of `inputs`, and items per tile."""
 
 
-def context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
+def list_context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the context's words, in order."""
     return (*_ADDRESSES, *(["added"] if "Add" in steps else []), *_SIZES)
 
@@ -71,12 +71,12 @@ def winograd_ir(form: Form) -> str:
     """`winograd(context)`, or `inputs(context)` and `products(context)` in the split form."""
     module = Module()
     functions = _Functions(module, form)
-    words = context_words(form.steps)
+    words = list_context_words(form.steps)
     if not form.is_split:
         with parallel_kernel(module, "winograd", words, "items") as (f, w):
             kernel = _Kernel(f, w, form, functions)
             with f.loop(w.begin, w.end) as blocks:
-                v, begin, end = kernel.memory, *kernel.tiles_of(blocks.index)
+                v, begin, end = kernel.memory, *kernel.get_tile_range(blocks.index)
                 kernel.transform_inputs(v, begin, end, begin, f.value(0), w.channel_blocks)
                 with f.loop(0, w.panels) as panels:
                     kernel.compute_panel(v, kernel.memory.at(w.block_floats), panels.index, begin, end)
@@ -87,13 +87,13 @@ def winograd_ir(form: Form) -> str:
             tile, group = items.index // w.groups, items.index % w.groups
             block = ((tile + 1) * w.blocks - 1) // w.tiles
             first = group * w.group
-            begin = kernel.tiles_of(block)[0]
-            kernel.transform_inputs(kernel.shared(block), tile, tile + 1, begin, first, f.minimum(first + w.group, w.channel_blocks))
+            begin = kernel.get_tile_range(block)[0]
+            kernel.transform_inputs(kernel.locate_shared_inputs(block), tile, tile + 1, begin, first, f.minimum(first + w.group, w.channel_blocks))
     with parallel_kernel(module, "products", words, "items") as (f, w):
         kernel = _Kernel(f, w, form, functions)
         with f.loop(w.begin, w.end) as items:
             panel, block = items.index // w.blocks, items.index % w.blocks
-            kernel.compute_panel(kernel.shared(block), kernel.memory, panel, *kernel.tiles_of(block))
+            kernel.compute_panel(kernel.locate_shared_inputs(block), kernel.memory, panel, *kernel.get_tile_range(block))
     return str(module)
 
 
@@ -231,17 +231,17 @@ class _Kernel:
         self.buffer = own.at(form.buffer_floats // 2)
         self.memory = own.at(form.buffer_floats)
 
-    def tiles_of(self, block: Value) -> tuple[Value, Value]:
+    def get_tile_range(self, block: Value) -> tuple[Value, Value]:
         """The range of tiles of a block."""
         w = self.w
         return block * w.tiles // w.blocks, (block + 1) * w.tiles // w.blocks
 
-    def shared(self, block: Value) -> Pointer:
+    def locate_shared_inputs(self, block: Value) -> Pointer:
         """V of a block in the split form: after the memory of all threads, whose size is that of the blocks before."""
         w = self.w
         return self.scratch.at(thread_count(w.context) * w.thread_floats).at(block * w.block_floats)
 
-    def over_tiles(self, begin: Value, end: Value, emit: Callable[[Value, Value, Value, Value], None]) -> None:
+    def emit_for_tiles(self, begin: Value, end: Value, emit: Callable[[Value, Value, Value, Value], None]) -> None:
         """Emits code for the tiles [begin, end): emit(tile, sample, row, column), the row and column of the tile's first result."""
         f, w, m = self.f, self.w, self.form.m
         sample, of_image = begin // w.tiles_of_image, begin % w.tiles_of_image
@@ -274,7 +274,7 @@ class _Kernel:
             with f.when(direct_end < channels_end):
                 self._transform_copies(image, top, left, target, step, direct_end, channels_end)
 
-        self.over_tiles(begin, end, transform)
+        self.emit_for_tiles(begin, end, transform)
 
     def _transform_copies(self, image: Pointer, top: Value, left: Value, target: Pointer, step: Value, begin: Value, end: Value) -> None:
         """The same for channels [begin, end) of a window that extends past the image, or that does not fill a vector."""
@@ -357,4 +357,4 @@ class _Kernel:
                     with f.when(k.equals(w.whole_vectors)):
                         f.call(self.functions.tail, *operands)
 
-        self.over_tiles(begin, end, transform)
+        self.emit_for_tiles(begin, end, transform)

@@ -19,7 +19,7 @@ from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signa
 from whet.tactics._fused import root_layer, source_index, weight_and_bias
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, steps_of
-from whet.tactics.cpu.conv._winograd_ir import Form, context_words, winograd_ir
+from whet.tactics.cpu.conv._winograd_ir import Form, list_context_words, winograd_ir
 from whet.tactics.cpu.conv._winograd_transform import TAPS, count_tile_inputs, transformed_weights
 from whet.tactics.cpu.onednn._kernel import static, to_f32
 
@@ -129,7 +129,7 @@ class WinogradKernel:
         ir = jit.generated(winograd_ir, self._form)
         for name, items in self._launches:
             words = [*context, *self._sizes, items, -(-items // self.threads)]
-            assert len(words) == len(context_words(self._form.steps))
+            assert len(words) == len(list_context_words(self._form.steps))
             stream.record(jit.ParallelCall(jit.function_address(ir, name), words, operands, self.threads, self.implementation))
 
 

@@ -60,7 +60,7 @@ class Variant(Tiling):
     bf16: bool = False
 
 
-def context_words(steps: Sequence[str]) -> tuple[str, ...]:
+def list_context_words(steps: Sequence[str]) -> tuple[str, ...]:
     """Names of the context's words: rows in and out and the addend, sizes of a row in and out, whole tiles of rows, whole chunks, items."""
     return ("x", "y", *(["added"] if "Add" in steps else []), "inputs", "channels", "tiles", "chunks", "items", *LAST_WORDS)
 
@@ -80,7 +80,7 @@ def item_words(inputs: int, unit: int, bf16: bool = False) -> int:
 def sparse_linear_ir(variant: Variant) -> str:
     """`sparse_linear(context)`."""
     module = Module()
-    with parallel_kernel(module, "sparse_linear", context_words(variant.steps), "items") as (f, words):
+    with parallel_kernel(module, "sparse_linear", list_context_words(variant.steps), "items") as (f, words):
         _Kernel(f, words, variant).emit()
     return str(module)
 
