@@ -15,13 +15,28 @@ from whet import BuildConfig
 from whet.errors import WhetError
 from whet.network import Network, parse_network, parse_type
 from whet.ops import run_network
-from whet.pruning import PruneConfig, Samples, Target, groups, importance, prune, recover
-from whet.pruning.depth import branches
+from whet.pruning import (
+    PruneConfig,
+    Samples,
+    Target,
+    apply_pattern,
+    branches,
+    compare,
+    groups,
+    importance,
+    prune,
+    recover,
+    zero_channels,
+    zero_smallest,
+)
+from whet.pruning.patterned import unusable_reason
 from whet.pruning.recovery import RecoveryConfig, reestimate_batch_norms
+from whet.pruning.sensitivity import gates, mean_absolute_gradients, output_sensitivities
+from whet.sparsity import parse_pattern, reduction_axis
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prunings"
 NULL = BuildConfig(backend="null", timing_cache="")
-ROUNDED = ("  outputs", "  change of the outputs", "  of the selections", "  best of")  # lines of results that machines round differently
+ROUNDED = ("  ~", "  outputs", "  change of the outputs", "  of the selections", "  best of")  # lines of results that machines round differently
 NUMBER = re.compile(r"\d+\.?\d*")
 TAIL = re.compile(r": (relative output error .*|already exact)")
 
@@ -139,9 +154,23 @@ def agree(recorded, line):
     return all(abs(float(a) - float(b)) <= 1.1 * 10 ** -len(a.partition(".")[2]) for a, b in zip(*map(NUMBER.findall, (recorded, line)), strict=True))
 
 
+def compare_lines(path, lines):
+    if UPDATE:
+        compare_with_record(path, lines)
+    recorded = path.read_text().splitlines()
+    assert len(lines) == len(recorded)
+    assert [(a, b) for a, b in zip(recorded, lines, strict=True) if not agree(a, b)] == []
+
+
+def digits(a):
+    """Three digits of the sum of absolute values and of the sum of the values times their positions."""
+    flat = np.asarray(a, np.float64).reshape(-1)
+    return f"{rounded(np.abs(flat).sum())} {rounded(np.abs(flat) @ np.arange(1, flat.size + 1))}"
+
+
 def describe_output(net, count=4):
     y = run_network(net, data(net, count))
-    return ", ".join(rounded(np.abs(a.astype(np.float64)).sum()) for a in y.values())
+    return ", ".join(digits(a) for a in y.values())
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -166,11 +195,7 @@ def test_prunings_stay_as_recorded(name):
             lines.append(f"  sum of layer times {made.report.summed:.5f}")
         lines.append(f"  outputs {describe_output(made.cut)}; recovered {describe_output(made.network)}")
         lines += log.lines()
-    if UPDATE:
-        compare_with_record(GOLDEN / f"{name}.txt", lines)
-    recorded = (GOLDEN / f"{name}.txt").read_text().splitlines()
-    assert len(lines) == len(recorded)
-    assert [(a, b) for a, b in zip(recorded, lines, strict=True) if not agree(a, b)] == []
+    compare_lines(GOLDEN / f"{name}.txt", lines)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -191,3 +216,77 @@ def test_progress_of_parts_counts_up_to_its_total(name):
         run(log)
         ((a, b, total, _),) = log.ranges
         assert (a, b, total) == (1, len(net.layers), len(net.layers))
+
+
+MIXED = """network mixed source
+in %x: f32[N,8,5,5]
+const %w0: f32[16,4,3,3] = seed(1)
+const %s: f32[16] = seed(8)
+const %w1: f32[12,16,1,1] = seed(2)
+const %w2: f32[12,16] = seed(3)
+const %w3: f32[16,8] = seed(4)
+const %w4: f32[6,8] = seed(5)
+const %c: f32[6] = seed(6)
+%a = Conv(%x, %w0, %s, group=2, strides=[2,2], pads=[1,1,1,1])
+%b = Tanh(%a)
+%d = Conv(%b, %w1)
+%e = ReduceMean(%d, axes=[2,3], keepdims=0)
+%f = MatMul(%e, %w2)
+%g = Sigmoid(%f)
+%h = MatMul(%g, %w3)
+%i = Gemm(%h, %w4, %c, alpha=0.5, transB=1)
+%j = Softmax(%i, axis=1)
+out %j
+"""
+PARTS = {"plain": NETWORKS["plain"], "mixed": lambda: parse_network(MIXED), "fixed": NETWORKS["fixed"]}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_scores_and_gradients_stay_as_recorded(name):
+    net = PARTS[name]()
+    found, blocks = groups(net), branches(net)
+    layers = {x.name: x for x in net.layers if reduction_axis(x) is not None}
+    x, classes = data(net, 12), net.outputs[0].shape[1]
+    lines = []
+    for title, labels in (("without labels", None), ("with labels", np.arange(12) % classes)):
+        for batch in (1, 5, 12):
+            lines.append(f"{title}, batch {batch}")
+            seen = gates(net, found, blocks, x, labels, batch=batch, seed=3)
+            lines += [f"  ~ {g.name}: {digits(seen.first(g.name))}, {digits(seen.second(g.name))}, {digits(seen.energy[g.name])}" for g in found]
+            lines += [f"  ~ {b.name}: {digits(seen.first(b.name))}, {digits(seen.second(b.name))}" for b in blocks]
+            lines += [f"  ~ gradient of {k}: {digits(v)}" for k, v in mean_absolute_gradients(net, layers, x, labels, batch=batch, seed=3).items()]
+            of = output_sensitivities(net, x, labels, samples=7, batch=batch, seed=3)
+            lines += [f"  ~ %{t.name}: {digits(v)}" for t, v in of.items()]
+        for kind in ("reconstruction", "weighted_reconstruction"):
+            scores = importance(found, kind, 2, net=net, samples=Samples(x, labels), blocks=blocks)
+            lines += [f"  ~ {kind} {k}: {digits(v)}" for k, v in scores.items()]
+    compare_lines(GOLDEN / f"scores_{name}.txt", lines)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_patterns_stay_as_recorded(name):
+    net, lines = PARTS[name](), []
+    made = {"original": net}
+    for pattern, kind, count in (
+        ("2:4", "l1", 0), ("2:4", "activation", 12), ("2:4", "second_order", 12), ("1:4", "taylor1", 12), ("block:4x1", "auto", 0),
+        ("block:2x2", "activation", 8), ("4:8", "l1", 8),
+    ):  # fmt: skip
+        lines.append(f"{pattern} by {kind} of {count} samples")
+        log = Log()
+        try:
+            ratio, samples = 0.5 if "block" in pattern else 0, data(net, count) if count else None
+            done = apply_pattern(net, parse_pattern(pattern, ratio), samples, importance=kind, progress=log)
+        except WhetError as e:
+            lines.append(f"  {e}")
+            continue
+        made[f"{pattern} {kind}"] = done.network
+        lines += [f"  {k}: {int(m.sum())} of {m.size} kept, positions {int(np.flatnonzero(m).sum())}" for k, m in done.masks.items()]
+        lines += [f"  ~ {k} lost {100 * v:.1f} %" for k, v in done.removed.items()] + [f"  {k}: {why}" for k, why in done.left.items()]
+        lines += [f"  refitted {done.refitted}, 2:4 {done.two_four}; {unusable_reason(parse_pattern('2:4', 0), done)}"]
+        lines += [f"  ~ outputs {describe_output(done.network)}", *log.lines()]
+    sparse = zero_smallest(net, 0.6)
+    made["scattered"] = sparse
+    made["zero"] = zero_channels(net, {g.name: range(g.size // 2) for g in groups(net)})
+    told = compare(made)
+    lines += ["  ".join(row) for row in told.rows()] + list(told.said)
+    compare_lines(GOLDEN / f"patterns_{name}.txt", lines)
