@@ -8,10 +8,10 @@ Each row is a process of its own: the network with random weights (seed 0) is ex
 fails; the row says which), built at FP16 with verification (cold caches), and timed in rounds that alternate between whet's engine, torch eager in
 FP16 (channels last for images), torch.compile (max-autotune) and, where it is installed, TensorRT's engine of the same ONNX file; all are GPU times
 of isolated replays of a CUDA graph. `error` is the greatest difference from torch in FP32 on the CPU, relative to the greatest output; `build_s`
-includes verification, `stages_s` are its longest stages. Rows are built and timed one after the other, while the networks of the next ones are made
-and exported by `--ahead` processes. A row that fails states the error and the stages that it has reached, a row that is stopped the stages; `banned`
-are kernels that verification refused. torch.compile's kernels are compiled while the row waits, too; all timings of the processes, Inductor's
-and the builder's, take turns on the GPU. `compile_prepare_s` and `eager_prepare_s` include this waiting.
+includes verification, `stages_s` are its longest stages. Rows are built and timed one after the other, as they become ready, while the networks of
+the next ones are made and exported by `--ahead` processes. A row that fails states the error and the stages that it has reached, a row that is
+stopped the stages; `banned` are kernels that verification refused. torch.compile's kernels are compiled while the row waits, too; all timings of
+the processes, Inductor's and the builder's, take turns on the GPU. `compile_prepare_s` and `eager_prepare_s` include this waiting.
 --layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
 --without times a second engine, built without these passes, interleaved with the others. Results: $OUT/gpu_networks.json.
 Needs torch, torchvision, timm and transformers.
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -261,6 +262,13 @@ class Worker:
         return {**self.timed, "failed": failed, "stages": self.stages, "errors": self.errors.read().strip()[-300:]}
 
 
+def take_ready(workers: list[Worker], end: float) -> Worker:
+    """Removes and returns the first worker that has printed something, so that a slow export holds nobody up; at `end` (of time.perf_counter)
+    the first one."""
+    ready, _, _ = select.select([w.process.stdout for w in workers], [], [], max(0.0, end - time.perf_counter()))
+    return workers.pop(next((i for i, w in enumerate(workers) if w.process.stdout in ready), 0))
+
+
 def run_one(args: argparse.Namespace) -> None:
     """Prints the row of one network, or its error in brief."""
     try:
@@ -300,7 +308,7 @@ def main() -> None:
             break
         while waiting and len(workers) <= args.ahead:
             workers.append(Worker(waiting.pop(0), args, begun + args.budget))
-        worker = workers.pop(0)
+        worker = take_ready(workers, begun + args.budget)
         name, batch = worker.asked.split(":")
         rows.append({"network": name, "batch": int(batch), **worker.row()})
         print(json.dumps({k: v for k, v in rows[-1].items() if k not in ("layer_us", "without_layer_us")}), flush=True)
