@@ -4,6 +4,7 @@ The other tests of these networks compare values only, which an unused chance or
 `WHET_UPDATE_GOLDEN=1 pytest tests/passes/test_recorded_networks.py`, and review the diff.
 """
 
+import numpy as np
 import pytest
 from pass_golden import FOLDER
 from random_networks import describe, random_network
@@ -11,10 +12,25 @@ from test_random_moves import Maker as Moves
 from test_random_volumes import Maker as Volumes
 
 from support.recorded import compare_with_record
+from whet.network import Weight
 from whet.passes import lower
+
+
+def with_zeros(seed):
+    """A random network with constants that are zero at some of their first indices, or everywhere."""
+    net, rng = random_network(seed, 20), np.random.RandomState(seed)
+    for t in net.constants.values():
+        if t.dtype.is_float and t.type.rank and rng.rand() < 0.7:
+            a = t.array().copy()
+            a[rng.rand(len(a)) < rng.choice([0.3, 0.6, 1.0], p=[0.5, 0.4, 0.1])] = 0
+            t.weight = Weight(a)
+    return net
+
 
 GENERATORS = {
     "mixed": (lambda seed: random_network(seed, 20), 60, {}),
+    "aligned": (lambda seed: random_network(seed + 100, 20), 60, {"channel_alignment": 16}),
+    "zeros": (with_zeros, 60, {}),
     "moves": (lambda seed: Moves(seed).make(), 90, {}),
     "volumes": (lambda seed: Volumes(seed).make(6), 60, {"channel_alignment": 16}),
 }
