@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
 from test_concat_input_conv import HOPPER, steps_of
-from test_dual_output_conv import built
+from test_dual_output_conv import build_plan
 from test_stem import check
 from test_tf32 import undealt
 
@@ -86,7 +86,7 @@ def test_machine_code(tile, joined, fork, tmp_path):
 
 
 def test_a_network_in_tf32_reads_its_input_once(standin_gpu):
-    plan = built(precisions=())
+    plan = build_plan(precisions=())
     layers = [x for x in plan.network.layers if x.op != "Reformat"]
     assert [x.composite for x in layers] == ["DualOutputConv", "DualOutputConv"]
     assert all(plan.choices[x.name].tactic == "cuda/multi_tensor_conv_tf32" for x in layers)
@@ -100,9 +100,9 @@ def test_images_and_weights_count_as_rounded(i):
 
 
 def test_a_network_of_them_can_be_emulated(standin_gpu):
-    plan = built(precisions=())
+    plan = build_plan(precisions=())
     x = np.random.default_rng(0).standard_normal((2, 64, 20, 20)).astype(np.float32)
-    emulated, exact = emulate(plan, {"x": x}), emulate(built(precisions=(), tactic_sources=("-conv_tf32", "-multi_tensor_conv_tf32")), {"x": x})
+    emulated, exact = emulate(plan, {"x": x}), emulate(build_plan(precisions=(), tactic_sources=("-conv_tf32", "-multi_tensor_conv_tf32")), {"x": x})
     for name, want in exact.items():
         error = np.linalg.norm(emulated[name] - want) / np.linalg.norm(want)
         assert 1e-4 < error < 1e-3, "two layers' rounding to TF32"
