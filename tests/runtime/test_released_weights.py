@@ -63,7 +63,7 @@ def test_engines_with_released_weights_run_and_are_saved_and_refitted(data):
     assert not np.allclose(twice.run(x)["y"], want)
 
 
-def test_intermediate_values_of_shared_expressions_are_computed_once_and_dropped(data, monkeypatch):
+def test_intermediate_values_of_shared_expressions_are_computed_once_and_dropped(data, monkeypatch, frozen_heap):
     results, alive = [], []
     run_layer = weights.run_layer
 
