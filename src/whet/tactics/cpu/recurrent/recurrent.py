@@ -95,8 +95,8 @@ class Recurrent(CompiledTactic):
     ops = tuple(GATES)
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
             return "takes single layers, not fused ones"
         if any(t is not None and t.dtype != F32 for t in layer.inputs if t is not layer.input(4)):
@@ -130,8 +130,8 @@ class Recurrent(CompiledTactic):
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> RecurrentKernel:
-        if said := self.why_not(layer) or self.refuses(layer, signature, backend):
-            raise PlanRefused(said)
+        if reason := self.why_not(layer) or self.refuses(layer, signature, backend):
+            raise PlanRefused(reason)
         return RecurrentKernel(layer, signature, backend.threads)
 
 

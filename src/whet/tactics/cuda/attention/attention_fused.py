@@ -133,8 +133,8 @@ class AttentionTactic(Tactic):
         """Reason why the kernel does not take these heads, or None."""
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if not all_static(layer):
             return None
         heads = match_attention(layer)
@@ -186,8 +186,8 @@ class AttentionFused(AttentionTactic):
         period = heads.mask.period if heads.mask is not None else 0
         heads = without_period(heads)
         mask, tile = mask_form(heads, layer, signature), tile_of(config)
-        if said := tile_unfit(heads, mask, tile):
-            raise PlanRefused(f"{config}: {said}")
+        if refusal := tile_unfit(heads, mask, tile):
+            raise PlanRefused(f"{config}: {refusal}")
         kind, causal = signature.outputs[0].dtype.name, heads.causal is not None
         constants, shared = kernel_constants(heads, mask, tile, kind == "bf16"), shared_bytes(heads, mask, tile)
         row_blocks = blocks_of(heads.rows, 64 * tile.groups * tile.turns)

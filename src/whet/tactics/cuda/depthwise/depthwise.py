@@ -66,8 +66,8 @@ class Depthwise(Tactic):
 
     def why_not(self, layer: Layer) -> str | None:
         head = root_layer(layer)
-        if said := super().why_not(layer) or why_not_conv(layer, head):
-            return said
+        if reason := super().why_not(layer) or why_not_conv(layer, head):
+            return reason
         w = head.needs(1)
         return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "takes depthwise convolutions"
 

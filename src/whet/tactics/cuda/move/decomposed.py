@@ -108,10 +108,10 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
         # their weights are those of the kernel that does the whole
         outer = {inner: _round_matrix(t, dtype) for inner, t in outer.items()}
         dtype = F32
-    lies: dict[Tensor, tuple[_Place, Operand]] = {}
+    stored_at: dict[Tensor, tuple[_Place, Operand]] = {}
     for i, (t, o) in enumerate(zip(layer.inputs, signature.inputs, strict=True)):
         if t is not None and o is not None:
-            lies[t] = ("input", i), o
+            stored_at[t] = ("input", i), o
     steps: list[_Step] = []
     used = packed = 0
 
@@ -123,7 +123,7 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
 
     def convert_operand(t: Tensor, wanted: Operand) -> _Place:
         """The location of a value in a format; converts the value if it has another format."""
-        place, has = lies[t]
+        place, has = stored_at[t]
         if has == wanted:
             return place
         to = reserve_scratch(t, wanted)
@@ -139,7 +139,7 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
         place: _Place = ("output", 0) if direct else reserve_scratch(made, own.outputs[0])
         steps.append(_Step(kernel, reads, place, packed))
         packed += len(kernel.packed)
-        lies[made] = place, own.outputs[0]
+        stored_at[made] = place, own.outputs[0]
         if last and not direct:
             forms = (own.outputs[0], signature.outputs[0])
             steps.append(_Step(None, (place,), ("output", 0), shape=static_shape(made.shape), forms=forms))

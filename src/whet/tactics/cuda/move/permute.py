@@ -38,8 +38,8 @@ class Permute(Tactic):
     ops = ("Transpose", "Split", "Resize")
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused" or layer.needs(0).type.rank > _RANK:
             return f"takes single layers of at most {_RANK} axes"
         if layer.needs(0).dtype.bits % 8 or layer.needs(0).dtype.bits > 64:

@@ -58,8 +58,8 @@ class QStemOverlap(Tactic):
     composites = _COMPOSITES
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         image = _match_parts(layer)
         return image if isinstance(image, str) else None
 
