@@ -217,7 +217,7 @@ def work_of(layer: Layer, stored: Operand, epilogue: Epilogue, form: str) -> Con
     """The layer as the library's graph: with its epilogue ("fused"; None if it has no such step) or without it ("apart")."""
     head = root_layer(layer)
     a, transposed = head.attrs, head.op == "ConvTranspose"
-    x, w, y = (_four(t) for t in (head.needs(0), head.needs(1), layer.outputs[0]))
+    x, w, y = (_get_image_sizes(t) for t in (head.needs(0), head.needs(1), layer.outputs[0]))
     stride, dilation = tuple(a.get("strides") or (1, 1)), tuple(a.get("dilations") or (1, 1))
     pad = tuple(a.get("pads") or (0, 0, 0, 0))
     kind, low, high = activation = epilogue.post_ops.activation
@@ -235,7 +235,7 @@ def work_of(layer: Layer, stored: Operand, epilogue: Epilogue, form: str) -> Con
     )
 
 
-def _four(t: Tensor) -> tuple[int, int, int, int]:
+def _get_image_sizes(t: Tensor) -> tuple[int, int, int, int]:
     n, c, h, w = static_shape(t.shape)
     return n, c, h, w
 
