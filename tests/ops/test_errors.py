@@ -128,12 +128,15 @@ def test_a_layer_with_more_inputs_than_its_op_takes_is_refused_by_name_or_runs(n
     net = Network("long")
     inputs = [None if t is None else net.constant(a, "c") if t.is_constant else net.add_input(f"x{k}", t.type)
               for k, (t, a) in enumerate(zip(layer.inputs, arrays, strict=True))]  # fmt: skip
+    refused = ""
     try:
         made = net.add_layer(name, [*inputs, *inputs[-1:] * 9], dict(sample.attrs), name="victim")
     except NetworkError as e:
-        assert "'victim'" in str(e)
-        return
-    run_layer(made, [*arrays, *arrays[-1:] * 9])
+        refused = str(e)
+    if refused:
+        assert "'victim'" in refused
+    else:
+        run_layer(made, [*arrays, *arrays[-1:] * 9])
 
 
 def test_surplus_inputs_are_named():
