@@ -1,8 +1,7 @@
 """Fifty wrong kernels, of ten kinds in five operations: verification finds every one of them, and none in the correct kernels.
 
 The planted tactics compute by the reference and change its result. The network begins with a Relu, so the actual inputs of the operation are
-never negative. CUDA kernels are not planted: the simulated GPU of the tests computes nothing, and a GPU is not always present; the code that
-verifies is the same for both backends.
+never negative. tests/cuda/test_planted_cuda_kernels.py does the same with CUDA kernels.
 
 Probability for intermittent kernels: a kernel that is wrong in a share p of its runs escapes only if none of its runs is wrong. With r runs in
 verification that is (1 - p)^r; the runs are counted here, at least 11 in these networks (comparison, repetition, one per kind of inputs, two at
@@ -16,41 +15,16 @@ import dataclasses
 
 import numpy as np
 import pytest
+from planted_networks import MAX, MIN, OPERATIONS, OPT, network
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.progress import ProgressLog
 from whet.builder.verify import verification
 from whet.builder.verify.verification import verify_engine
-from whet.network import Network, parse_type
 from whet.ops import run_layer
 from whet.tactics import TACTICS, load_tactics, tactic
 from whet.tactics.cpu.reference.numpy_reference import NumpyCall, NumpyKernel, NumpyReference
-
-OPERATIONS = ("conv3x3", "conv1x1", "depthwise", "gemm", "transposed")
-MIN, OPT, MAX = 1, 4, 8
-
-
-def network(operation: str, integers: bool = False) -> Network:
-    """Relu, then the operation with a bias, for batches of 1 to 8; with `integers` the result is quantized."""
-    rng, net = np.random.default_rng(3), Network(operation)
-
-    def weight(*shape):
-        return net.constant(rng.standard_normal(shape).astype("f4"))
-
-    x = net.add("Relu", net.add_input("x", parse_type("f32[N,8]" if operation == "gemm" else "f32[N,8,6,6]")))
-    y = {
-        "conv3x3": lambda: net.add("Conv", x, weight(8, 8, 3, 3), weight(8), pads=(1, 1, 1, 1)),
-        "conv1x1": lambda: net.add("Conv", x, weight(8, 8, 1, 1), weight(8), strides=(2, 2)),
-        "depthwise": lambda: net.add("Conv", x, weight(8, 1, 3, 3), weight(8), group=8),
-        "gemm": lambda: net.add("Gemm", x, weight(8, 12), weight(12)),
-        "transposed": lambda: net.add("ConvTranspose", x, weight(8, 8, 2, 2), weight(8), strides=(2, 2)),
-    }[operation]()
-    if integers:
-        s, z = net.constant(np.float32(0.07)), net.constant(np.int8(0))
-        y = net.add("DequantizeLinear", net.add("QuantizeLinear", y, s, z), s, z)
-    net.mark_output(y, "y")
-    return net
 
 
 class Planted:
