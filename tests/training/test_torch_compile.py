@@ -131,7 +131,7 @@ def test_kernels_use_the_tensors_memory_and_copy_only_what_they_cannot(residual)
 def test_calls_after_a_remembered_one_take_other_tensors(residual, monkeypatch, guarded):
     module, fast = residual
     if not guarded:  # another version of torch
-        monkeypatch.setattr("whet.torch_compile.engine_call._guards", None)
+        monkeypatch.setattr("whet.torch_compile.engine_call.torch_guards", None)
     values = torch.randn(2, 3, 8, 8)
     negative = torch.complex(values, -values).conj().imag  # torch negates it when it is read
     others = {
