@@ -18,6 +18,7 @@ from torch import nn
 import whet
 from whet.errors import BackendError, FrontendError, UsageError, WhetError
 from whet.torch_compile import CompileOptions, Input
+from whet.torch_compile.engine_call import match_none
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"optimization_level": 0, "timing_cache": "", "threads": 1}
@@ -116,6 +117,33 @@ def test_kernels_use_the_tensors_memory_and_copy_only_what_they_cannot(residual)
         close(fast(x), module(values))
         assert torch.equal(slot.sources[0], values) == copied
     assert slot.addressed.direct == list(fast.engine.inputs) + list(fast.engine.outputs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("guarded", [True, False])
+def test_calls_after_a_remembered_one_take_other_tensors(residual, monkeypatch, guarded):
+    module, fast = residual
+    if not guarded:  # another version of torch
+        monkeypatch.setattr("whet.torch_compile.engine_call.torch_guards", None)
+    values = torch.randn(2, 3, 8, 8)
+    negative = torch.complex(values, -values).conj().imag  # torch negates it when it is read
+    others = {
+        "batch": torch.randn(3, 3, 8, 8), "columns": values.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2), "negative": negative,
+        "parameter": nn.Parameter(values), "gradients": values.clone().requires_grad_(), "of the last": values,
+    }  # fmt: skip
+    assert negative.is_neg()
+    for name, other in others.items():
+        fast._call.latest.matches = match_none  # those of another test
+        close(fast(values), module(values))
+        assert fast._call.latest.matches(values) == guarded
+        assert fast._call.latest.matches(other) == (guarded and name == "of the last"), name
+        close(fast(other), module(other))
+        close(fast(values), module(values))
+    before = fast.fallbacks
+    close(fast(values.double().float()), module(values))
+    with pytest.raises(RuntimeError):  # the text is torch's own
+        fast(values.double())  # runs in torch, which refuses it too
+    assert fast.fallbacks == before + 1
 
 
 @torch.no_grad()

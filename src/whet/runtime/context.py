@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from whet import forks
 from whet.backends import Completion
 from whet.engine import LayerTimes, display_names, profile_suffix
 from whet.errors import BackendError, ContextError, NetworkError, ShapeError
@@ -21,7 +22,7 @@ from whet.runtime.memory import ALIGNMENT, aligned_empty
 from whet.runtime.profiles import find_nearest_profile, takes
 from whet.runtime.sample_parallel import bind_shapes, count_arena_bytes
 from whet.runtime.shaped import get_opt_shapes
-from whet.runtime.steps import BoundEngine, run_checked
+from whet.runtime.steps import KERNEL_ERRORS, BoundEngine, as_backend_error, run_checked
 from whet.runtime.values import View
 
 UNKNOWN = -1  # the address of a tensor that another object moves
@@ -513,7 +514,7 @@ class AddressedRun:
     ):
         self.direct = list(addresses)
         self._engine, self._bound, self._copied_in, self._copied_out = engine, bound, copied_in, copied_out
-        self._executable, self._copied = bound.executable, bool(copied_in or copied_out)
+        self._run = self._run_with_copies if copied_in or copied_out else bound.executable.run
         self._now, self._shapes = list(addresses.values()), shapes
         self._set = [bound.make_address_setter(name) for name in self.direct]
         addresses.update(dict.fromkeys(addresses, UNKNOWN))  # the context's own record: it sets them again before its next run
@@ -521,24 +522,26 @@ class AddressedRun:
     def run(self, addresses: list[int]) -> None:
         """Runs with these addresses for `direct`; returns when the outputs are written."""
         engine = self._engine
-        engine.check_alive()
+        if engine.poisoned or engine.generation != forks.generation:  # not only `check_alive`: calls count here
+            engine.check_alive()
         if addresses != self._now:
             self._move(addresses)
         if engine.shape_trace is not None:
             engine.shape_trace.record(self._shapes)
-        try:
-            if self._copied:
-                self._run_with_copies()
-            else:
-                run_checked(self._executable)
+        try:  # `run_checked` would be one call more
+            self._run()
         except BackendError as e:
             engine.handle_failure(e)
             raise
+        except KERNEL_ERRORS as e:
+            error = as_backend_error(e)
+            engine.handle_failure(error)
+            raise error from e
 
     def _run_with_copies(self) -> None:
         for n, a in self._copied_in:
             copy_in(self._bound, n, a)
-        run_checked(self._executable)
+        self._bound.run()
         for n, a in self._copied_out:
             copy_out(self._bound, n, a)
 
