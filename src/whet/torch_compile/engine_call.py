@@ -167,7 +167,7 @@ class Signature:
                 try:
                     slot.addressed.run(addresses)
                 except BaseException:
-                    self.call.dropped()
+                    self.call.discard_context()
                     raise
                 self._idle_on_cpu.append(slot)
                 return results
