@@ -50,7 +50,7 @@ class Stages:
     def stage(self, name: str, total: int) -> None:
         print(f"STAGE {name} ({total}) from {time.perf_counter() - self.begun:.1f} s", flush=True)
 
-    def step(self, what: str, done: int = 1) -> None:
+    def step(self, stage: str, done: int = 1) -> None:
         pass
 
     def note(self, text: str) -> None:
@@ -215,12 +215,12 @@ class Worker:
     """The process of one row: exports, and waits until it may build and time. It is stopped `limit` seconds after the start of either, and at
     `end` (of time.perf_counter)."""
 
-    def __init__(self, asked: str, args: argparse.Namespace, end: float) -> None:
-        self.asked, self.limit, self.end = asked, args.limit, end
+    def __init__(self, networks: str, args: argparse.Namespace, end: float) -> None:
+        self.asked, self.limit, self.end = networks, args.limit, end
         options = [f"--{n}={getattr(args, n)}" for n in ("exporter", "attention", "opset", "peers", "without")] + ["--layers"] * args.layers
         self.errors = tempfile.TemporaryFile("w+")
         pipe = subprocess.PIPE
-        command = [sys.executable, __file__, "--one", asked, *options]
+        command = [sys.executable, __file__, "--one", networks, *options]
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
         self.stages: list[str] = []
         self.timed: dict[str, Any] = {}

@@ -570,10 +570,10 @@ def test_the_first_layer_is_the_worst_so_far_even_without_an_error():
 def test_items_fill_the_tensor_and_nothing_after_it(monkeypatch, batch, other):
     """A tensor of 8 bytes an item at the larger batch: its items are those of the smaller one in turn."""
     copies = []
-    monkeypatch.setattr(shape_extents, "_copy", lambda bound, to, at, where, nbytes: copies.append((at, where, nbytes)))
+    monkeypatch.setattr(shape_extents, "copy_bytes", lambda bound, to, at, where, nbytes: copies.append((at, where, nbytes)))
     bound, larger = (SimpleNamespace(place=lambda name, n=n, at=at: (at, 8 * n)) for n, at in ((batch, 1000), (other, 5000)))
     axis = SimpleNamespace(is_outermost=True)
-    assert shape_extents._copy_items(bound, larger, SimpleNamespace(name="t"), axis, batch, np.arange(other) % batch)
+    assert shape_extents.copy_items(bound, larger, SimpleNamespace(name="t"), axis, batch, np.arange(other) % batch)
     assert [(at, where) for at, where, _ in copies] == [(1000, 5000 + 8 * first) for first in range(0, other, batch)]
     assert sum(n for _, _, n in copies) == 8 * other
     assert max(where + n for _, where, n in copies) == 5000 + 8 * other

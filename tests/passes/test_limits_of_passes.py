@@ -73,18 +73,18 @@ out %y
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis", "found"),
+    ("shape", "axis", "expected"),
     [((3, 1, 1), 1, [0.0, 1.0, 2.0]), ((1, 3, 1, 1), 1, [0.0, 1.0, 2.0]), ((), 1, [0.0, 0.0, 0.0]), ((1,), 1, [0.0, 0.0, 0.0]), 
      ((3, 1), 1, None), ((4,), 3, [0.0, 1.0, 2.0, 3.0]),
      ((3,), 3, None), ((2, 3, 1, 1), 1, None), ((3, 0, 1), 1, None), ((0, 3, 1, 1), 1, None), 
      ((3, 4, 1), 1, None), ((1, 1, 3, 1, 1), 1, None), ((0,), 3, None)],
 )  # fmt: skip
-def test_constants_with_a_value_per_channel(shape, axis, found):
+def test_constants_with_a_value_per_channel(shape, axis, expected):
     net = Network("n")
     x = parse_network("network n source\nin %x: f32[2,3,4,4]\nout %x\n").inputs[0]
     t = net.constant(Weight(np.arange(np.prod(shape), dtype=np.float32).reshape(shape)), "c")
     vector = to_channel_vector(t, x, axis)
-    assert (None if vector is None else vector.array.tolist()) == found
+    assert (None if vector is None else vector.array.tolist()) == expected
 
 
 def fire_texts(text, name):

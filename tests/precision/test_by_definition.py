@@ -71,13 +71,13 @@ PRODUCT = "in %x: f32[{0}]\nconst %w: f32[{1}] = seed(1)\n%y = {2}\nout %y"
 
 
 @pytest.mark.parametrize(
-    ("size", "kernel", "dilation", "crop", "first", "kept"),
+    ("size", "kernel", "dilation", "crop", "first", "size_kept"),
     [(41, 3, 1, 20, 10, 20), (40, 3, 1, 20, 10, 20), (9, 3, 1, 20, 0, 9), (60, 9, 2, 20, 13, 34), (61, 3, 1, 7, 27, 7), (61, 5, 1, 7, 25, 10)],
 )
-def test_a_convolution_is_judged_at_the_centre(size, kernel, dilation, crop, first, kept):
+def test_a_convolution_is_judged_at_the_centre(size, kernel, dilation, crop, first, size_kept):
     x = np.arange(2.0 * size * size).reshape(1, 2, size, size)
     got = crop_middle(x, layer_of(CONV.format(size, kernel, dilation)), crop)
-    np.testing.assert_array_equal(got, x[:, :, first : first + kept, first : first + kept])
+    np.testing.assert_array_equal(got, x[:, :, first : first + size_kept, first : first + size_kept])
 
 
 def test_a_product_is_judged_on_its_first_rows():

@@ -9,7 +9,8 @@ import pytest
 from whet import BuildConfig
 from whet.errors import NetworkError, PruneError, UnsupportedError
 from whet.network import parse_network
-from whet.pruning import _layer_inputs, apply_pattern, compare, groups, latency_cost, permute
+from whet.pruning import apply_pattern, compare, groups, latency_cost, permute
+from whet.pruning._layer_inputs import gather_inputs
 from whet.pruning._vjp import backward
 from whet.pruning.compare import Comparison, Facts
 from whet.pruning.importance import _of_gates
@@ -170,23 +171,18 @@ def test_several_steps_are_taken_per_comparison_where_layers_depend_on_each_widt
     assert counts == [1, 1, 1, 1, 1, 1, 2, 4]
 
 
-def test_the_rows_of_a_gram_matrix_are_shared_among_the_batches(monkeypatch):
-    net = parse_network("network n source\nin %x: f32[N,2]\nconst %w: f32[2,3] = seed(1)\n%y = MatMul(%x, %w)\nout %y")
-    wanted = []
-
-    def rows(layer, x, rng, most):
-        wanted.append(most)
-        return x[None].astype("f8")
-
-    monkeypatch.setattr(_layer_inputs, "_ROWS", 512)
-    monkeypatch.setattr(_layer_inputs, "_rows", rows)
-    for count, each in ((16, [512]), (64, [128] * 4), (16 * 16, [64] * 16)):
-        wanted.clear()
-        x = np.random.default_rng(0).standard_normal((count, 2)).astype("f4")
-        (found,) = _layer_inputs.gather_inputs(net, {net.layers[0].name: net.layers[0]}, {"x": x}, 0).values()
-        assert wanted == each
-        assert found.rows == count
-        np.testing.assert_allclose(found.gram[0], x.T.astype("f8") @ x, rtol=1e-6)
+def test_the_rows_of_a_gram_matrix_are_shared_among_the_batches():
+    """16 samples of 40 rows are a batch; of its 640 rows a batch gives its share of 512, and at least 64."""
+    net = parse_network("network n source\nin %x: f32[N,40,2]\nconst %w: f32[2,3] = seed(1)\n%y = MatMul(%x, %w)\nout %y")
+    layers = {net.layers[0].name: net.layers[0]}
+    for batches, rows in ((1, 512), (4, 4 * 128), (16, 16 * 64)):
+        x = np.random.default_rng(0).standard_normal((16 * batches, 40, 2)).astype("f4")
+        (inputs,) = gather_inputs(net, layers, {"x": x}, 0, most_rows=512).values()
+        assert inputs.rows == rows
+        (inputs,) = gather_inputs(net, layers, {"x": x}, 0, most_rows=640 * batches).values()
+        assert inputs.rows == 640 * batches
+        flat = x.reshape(-1, 2).astype("f8")
+        np.testing.assert_allclose(inputs.gram[0], flat.T @ flat, rtol=1e-6)
 
 
 def test_a_layer_that_was_lowered_with_other_inputs_keeps_its_time(monkeypatch):

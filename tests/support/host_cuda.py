@@ -104,7 +104,7 @@ def _own_text(kernel: str) -> str:
     """The kernel's text after its shared headers, which the host replaces."""
     text = kernel_paths()[kernel].read_text().split('#include "common.cuh"')[1].replace('#include "vector.cuh"', "")
     text = text.replace('#include "arguments"', c_structs(kernel))
-    return re.sub(r'#include "(\w+\.cuh)"', lambda found: kernel_paths()[found.group(1)].read_text(), text)
+    return re.sub(r'#include "(\w+\.cuh)"', lambda include: kernel_paths()[include.group(1)].read_text(), text)
 
 
 def compile_for_host(text: str, level: str) -> ctypes.CDLL:
