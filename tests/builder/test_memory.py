@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.builder.memory.planner import Use, _find_best_placement, plan_memory
+from whet.builder.memory.planner import Block, Use, _find_best_placement, plan_memory
 from whet.errors import MemoryLimitError
 from whet.runtime.memory import ALIGNMENT
 
