@@ -112,12 +112,12 @@ class Context:
 
     def input_array(self, name: str) -> np.ndarray:
         """A zeroed array for an input of its current shape, aligned so that `bind` needs no copies."""
-        self._known(name, self.engine.inputs, "input")
+        self._require_known(name, self.engine.inputs, "input")
         return self._make_aligned(self._shapes[name], name)
 
     def output_array(self, name: str) -> np.ndarray:
         """A zeroed array for an output for the current shapes, aligned so that `bind` needs no copies."""
-        self._known(name, self.engine.outputs, "output")
+        self._require_known(name, self.engine.outputs, "output")
         self._needs_fixed_sizes("output_array()")
         return self._make_aligned(self.output_shapes()[name], name)
 
@@ -163,7 +163,7 @@ class Context:
         """
         with self._exclusive():
             types = self.engine.inputs | self.engine.outputs
-            self._known(name, types, "input or output")
+            self._require_known(name, types, "input or output")
             a = as_user_array(name, array, types[name].dtype, self.engine.backend)
             if name in self.engine.inputs:
                 self.set_input_shape(name, a.shape)
@@ -244,7 +244,7 @@ class Context:
         The next run overwrites it. Raises ContextError if the engine does not store the output row-major in its own type.
         """
         with self._exclusive():
-            self._known(name, self.engine.outputs, "output")
+            self._require_known(name, self.engine.outputs, "output")
             self._needs_fixed_sizes("output_tensor()")
             bound = self._bound()
             o, t = bound.shaped.operands.get(name), bound.shaped.types[name]
@@ -255,7 +255,7 @@ class Context:
     def device_array(self, name: str) -> DeviceArray:
         """New GPU memory to bind to an input or output of its current shape. Raises ContextError on other backends."""
         types = self.engine.inputs | self.engine.outputs
-        self._known(name, types, "input or output")
+        self._require_known(name, types, "input or output")
         shape = self._shapes[name] if name in self.engine.inputs else self.output_shapes()[name]
         dtype = types[name].dtype
         backend = self.engine.backend
@@ -409,11 +409,12 @@ class Context:
         types = self.engine.input_types
         if not (type(inputs) is dict and inputs.keys() == types.keys()):
             if not isinstance(inputs, Mapping):
-                raise ShapeError(f"inputs are given by name, {{name: array}}, not as {type(inputs).__name__}; the engine takes {self._takes()}")
+                kind = type(inputs).__name__
+                raise ShapeError(f"inputs are given by name, {{name: array}}, not as {kind}; the engine takes {self._describe_inputs()}")
             for name in inputs:
-                self._known(name, types, "input")
+                self._require_known(name, types, "input")
             if missing := [n for n in types if n not in inputs]:
-                raise ShapeError(f"input '{missing[0]}' is missing; the engine takes {self._takes()}")
+                raise ShapeError(f"input '{missing[0]}' is missing; the engine takes {self._describe_inputs()}")
         return {name: as_array(name, inputs[name], type_.dtype) for name, type_ in types.items()}
 
     def _check_users(self, bound: BoundEngine, only: str | None = None) -> None:
@@ -423,11 +424,11 @@ class Context:
                 if a.shape != want:
                     raise ShapeError(f"the array bound to output '{n}' has shape {list(a.shape)}, at these input shapes it is {list(want)}")
 
-    def _known(self, name: str, names: Mapping[str, Any], subject: str) -> None:
+    def _require_known(self, name: str, names: Mapping[str, Any], subject: str) -> None:
         if name not in names:
             raise ShapeError(f"the engine has no {subject} '{name}'.{suggest_name(name, names)} It has {', '.join(names)}.")
 
-    def _takes(self) -> str:
+    def _describe_inputs(self) -> str:
         return ", ".join(f"{n}: {t}" for n, t in self.engine.inputs.items())
 
     def _make_aligned(self, shape: tuple[int, ...], name: str) -> np.ndarray:
@@ -436,7 +437,7 @@ class Context:
         return a
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        self._known(name, self.engine.inputs, "input")
+        self._require_known(name, self.engine.inputs, "input")
         type_ = self.engine.inputs[name]
         if len(shape) != type_.rank:
             raise ShapeError(f"input '{name}' has {len(shape)} dimensions {list(shape)}, the engine takes {type_.rank}: {name}: {type_}")

@@ -26,7 +26,7 @@ _GPU_ALIGNMENT = 16  # bytes; required by vector accesses and bulk copies of GPU
 
 _describe = attrgetter("shape", "dtype", "device", "layout")  # faster than the same in Python
 _address = torch.Tensor.data_ptr
-_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # of torch's own compiler; private, so that it may be missing
+torch_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # of torch's own compiler; private, so that it may be missing
 
 
 class EngineCall:
@@ -104,7 +104,7 @@ class EngineCall:
                     self.contexts -= other.drop_idle()
         return slot
 
-    def dropped(self) -> None:
+    def discard_context(self) -> None:
         """Counts a context that is not kept."""
         with self._lock:
             self.contexts -= 1
@@ -139,10 +139,10 @@ class Signature:
         try:
             results = slot.run(tensors, stream)
         except BaseException:
-            self.call.dropped()
+            self.call.discard_context()
             raise
         if self.call.contexts > _MAX_IDLE or self.retired:
-            self.call.dropped()
+            self.call.discard_context()
         else:
             idle.append(slot)
         return results
@@ -167,7 +167,7 @@ class Signature:
                 try:
                     slot.addressed.run(addresses)
                 except BaseException:
-                    self.call.dropped()
+                    self.call.discard_context()
                     raise
                 self._idle_on_cpu.append(slot)
                 return results
@@ -305,10 +305,10 @@ def match_none(*tensors: Any) -> bool:
 def make_guard(tensors: Sequence[Any]) -> Callable[..., bool]:
     """A function that is True only for tensors of the same types, devices, shapes and strides as these; one that is never True if one of these is not
     dense. It is torch's own check of arguments, in a fifth of the time of the same in Python. It takes as many tensors as these."""
-    if _guards is None or not all(map(_is_dense, tensors)):
+    if torch_guards is None or not all(map(_is_dense, tensors)):
         return match_none
     try:
-        check = _guards.TensorGuards(
+        check = torch_guards.TensorGuards(
             *tensors, dynamic_dims_sizes=[list(t.shape) for t in tensors], dynamic_dims_strides=[list(t.stride()) for t in tensors]
         ).check
         return check if check(*tensors) is True else match_none
@@ -321,7 +321,7 @@ def _empty(shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Any:
 
 
 #: half the time of torch.empty_strided
-_empty_on_cpu: Callable[[Sequence[int], Sequence[int], Any], Any] = getattr(_guards, "_empty_strided_cpu", _empty)
+_empty_on_cpu: Callable[[Sequence[int], Sequence[int], Any], Any] = getattr(torch_guards, "_empty_strided_cpu", _empty)
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
