@@ -23,7 +23,8 @@ def registry(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     for file, name in (("and_", "And"), ("mat_mul", "MatMul"), ("others", "Odd")):
-        (folder / f"{file}.py").write_text(f"from types import SimpleNamespace\nfrom few_ops import ops\nops.register(SimpleNamespace(name='{name}'))\n")
+        imports = "from types import SimpleNamespace\nfrom few_ops import ops\n"
+        (folder / f"{file}.py").write_text(f"{imports}ops.register(SimpleNamespace(name='{name}'))\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for module in [m for m in sys.modules if m.split(".")[0] == "few_ops"]:
         monkeypatch.delitem(sys.modules, module)
@@ -39,7 +40,8 @@ def loaded():
 
 
 def test_a_lookup_imports_one_file(registry):
-    assert registry["MatMul"].name == "MatMul" and "MatMul" in registry
+    assert registry["MatMul"].name == "MatMul"
+    assert "MatMul" in registry
     assert loaded() == {"mat_mul"}
     assert registry.get("And").name == "And"
     assert loaded() == {"mat_mul", "and_"}
