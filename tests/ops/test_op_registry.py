@@ -51,7 +51,8 @@ def test_a_lookup_imports_one_file(registry):
 def test_a_use_of_all_names_imports_all_files(registry, use):
     USES[use](registry)
     assert loaded() == {"and_", "mat_mul", "others"}
-    assert list(registry) == ["And", "MatMul", "Odd"] and len(registry) == 3
+    assert list(registry) == ["And", "MatMul", "Odd"]
+    assert len(registry) == 3
 
 
 def test_an_op_is_registered_once(registry):
