@@ -23,7 +23,8 @@ def registry(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     for file, name in (("and_", "And"), ("mat_mul", "MatMul"), ("others", "Odd")):
-        (folder / f"{file}.py").write_text(f"from types import SimpleNamespace\nfrom few_ops import ops\nops.register(SimpleNamespace(name='{name}'))\n")
+        text = f"from types import SimpleNamespace\nfrom few_ops import ops\nops.register(SimpleNamespace(name='{name}'))\n"
+        (folder / f"{file}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     for module in [m for m in sys.modules if m.split(".")[0] == "few_ops"]:
         monkeypatch.delitem(sys.modules, module)
@@ -39,7 +40,8 @@ def loaded():
 
 
 def test_a_lookup_imports_one_file(registry):
-    assert registry["MatMul"].name == "MatMul" and "MatMul" in registry
+    assert registry["MatMul"].name == "MatMul"
+    assert "MatMul" in registry
     assert loaded() == {"mat_mul"}
     assert registry.get("And").name == "And"
     assert loaded() == {"mat_mul", "and_"}
@@ -49,7 +51,8 @@ def test_a_lookup_imports_one_file(registry):
 def test_a_use_of_all_names_imports_all_files(registry, use):
     USES[use](registry)
     assert loaded() == {"and_", "mat_mul", "others"}
-    assert list(registry) == ["And", "MatMul", "Odd"] and len(registry) == 3
+    assert list(registry) == ["And", "MatMul", "Odd"]
+    assert len(registry) == 3
 
 
 def test_an_op_is_registered_once(registry):
