@@ -23,8 +23,8 @@ def registry(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     for file, name in (("and_", "And"), ("mat_mul", "MatMul"), ("others", "Odd")):
-        imports = "from types import SimpleNamespace\nfrom few_ops import ops\n"
-        (folder / f"{file}.py").write_text(f"{imports}ops.register(SimpleNamespace(name='{name}'))\n")
+        text = f"from types import SimpleNamespace\nfrom few_ops import ops\nops.register(SimpleNamespace(name='{name}'))\n"
+        (folder / f"{file}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     for module in [m for m in sys.modules if m.split(".")[0] == "few_ops"]:
         monkeypatch.delitem(sys.modules, module)

@@ -199,7 +199,7 @@ class OpRegistry(dict[str, Op]):
         raise KeyError(name)
 
     def __contains__(self, name: object) -> bool:
-        return self.get(name) is not None  # type: ignore[call-overload]  # a key of any type is allowed here
+        return self.get(name) is not None  # type: ignore[arg-type]  # a key of any type is allowed here
 
     def get(self, name: str, default: Any = None) -> Any:
         """The op, or `default`."""
