@@ -5,7 +5,8 @@ each is exported, pruned by ratio and by FLOPs, and the cut network is compared 
 
 Each architecture runs in a process of its own, which may be killed after --limit seconds. A row has the share of parameters (ratio 0.5) and of
 FLOPs (target 0.6) that is kept, the largest difference relative to the largest output (ONNX Runtime), and the error text of a failure.
-`--resume` keeps the rows of FILE.json that succeeded at any commit; every row names its own, and its machine. Needs timm, torchvision, transformers and onnxscript.
+`--resume` keeps the rows of FILE.json that succeeded at any commit; every row names its own, and its machine. Needs timm,
+torchvision, transformers and onnxscript.
 """
 
 from __future__ import annotations
