@@ -77,6 +77,12 @@ DEV void let_next_start() {}
 DEV void wait_for_previous() {}
 #endif
 
+// ---- registers of each thread of a warpgroup: MORE waits until others have given theirs back ----
+template <int COUNT, bool MORE> DEV void set_registers() {
+    if (MORE) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+    else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
 // ---- one lane of a warp, in a form that the compiler knows ----
 DEV bool elect() {
     u32 yes;

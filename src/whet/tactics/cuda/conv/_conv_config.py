@@ -8,6 +8,7 @@ from itertools import product
 
 SHARED_LIMIT = 227 * 1024  # bytes a block may have on Hopper
 REGISTERS = 65536
+_REALLOCATED = 160  # registers of each of 384 threads that multiply; those of the loading warpgroup keep 32
 _MIDDLE_TILES = 0.5  # tiles of 128 x 128 per multiprocessor from which large tiles are candidates for fewer than 3000 pixels
 _MIDDLE = 8  # of them
 
@@ -41,9 +42,18 @@ class ConvConfig:
         return self.bk * self.size
 
     @property
+    def reallocate(self) -> int:
+        """Registers of a thread that multiplies, if the loading warp is one of a warpgroup that gives its own to the others; else 0.
+
+        Four warps of one of the register files leave 128 for each thread, too few for the accumulators of three warpgroups and 192 channels.
+        """
+        staged = self.size == 2 and self.sk == 1 and not self.direct
+        return _REALLOCATED if staged and self.wgs == 3 and self.registers > 128 else 0
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.wgs * 128 + 32
+        return self.wgs * 128 + (128 if self.reallocate else 32)
 
     @property
     def shared(self) -> int:
@@ -79,6 +89,8 @@ class ConvConfig:
     @property
     def register_limit(self) -> int:
         """Registers a thread may have: warps are allocated to four register files of 512 per lane, in units of eight."""
+        if self.reallocate:
+            return self.reallocate if self.blocks == 1 and not self.halo else 0
         warps = -(-self.threads // 32 * self.blocks // 4)
         return min(255, 512 // warps // 8 * 8)
 
@@ -93,6 +105,8 @@ class ConvConfig:
         """The macros that make the instance."""
         names = {key.upper(): value for key, value in asdict(self).items() if key != "size"}
         names["CHAINS"] = self.chains
+        if self.reallocate:
+            names["REALLOCATE"] = self.reallocate
         return {**names, "IM2COL": int(im2col), "ACT": act, "BF16": int(bf16), "OUT_F32": int(out_f32), "ODD": int(odd), "IN8": 0, "TO": 1, "FOLD": 0}
 
     def __str__(self) -> str:

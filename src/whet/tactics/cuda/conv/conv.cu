@@ -18,6 +18,8 @@
 // With NORM (1 layer norm, 2 root mean square) a row of the input is normalized over all its channels, the K of a plain product: the weights contain the scales, and
 // the warps that multiply also read the rows for their mean and deviation, from which the epilogue computes (sum - mean * column_sums[k]) / deviation.
 // OUTS (1 to 3) output tiles are buffered: with more than one, the residual of the next OUTS - 1 tiles is loaded and the last tile stored during the current epilogue.
+// REALLOCATE (registers): with three warpgroups that multiply, the loading warp is one of a warpgroup, which gives its registers to them (setmaxnreg): each of their
+// threads has so many instead of 128.
 // conv_parts.cuh has its functions; of the kernel itself conv_load.cuh has the warp that loads, conv_multiply.cuh the products of a tile,
 // conv_epilogue_16bit.cuh and conv_epilogue_8bit.cuh have the epilogues.
 // CHAINS: a product must wait for the one before on the same accumulators, so small tiles keep several sets of them (ConvConfig.chains).
@@ -48,6 +50,10 @@
 #define NORM 0
 #endif
 
+#ifndef REALLOCATE
+#define REALLOCATE 0
+#endif
+
 constexpr int BM = 64 * MI * WGS, ROW = BK * (IN8 ? 1 : 2);
 constexpr int SIZE = IN8 ? Element<TO>::BYTES : OUT_F32 ? 4 : 2;           // bytes of a result
 constexpr int A_BYTES = BM * ROW, B_BYTES = (BN * ROW + 1023) / 1024 * 1024;
@@ -60,11 +66,12 @@ constexpr int EXTRA_BYTES = SK > 1 ? SK * SLICE * PITCH * 4 : DIRECT ? 0 : OUTS 
 constexpr bool STAGED = SK == 1 && !DIRECT;
 constexpr int FACTOR_BYTES = IN8 ? WGS * BN * 16 : WGS * BN * (NORM ? 8 : 4);  // biases (IN8: also factors, both double-buffered; NORM: column sums)
 constexpr int RELEASES = NORM ? WGS * 4 : WGS;                             // arrivals that give a slot back: NORM: each warp reads its rows
-constexpr int WORKERS = WGS * 128, THREADS = WORKERS + 32;
+constexpr int WORKERS = WGS * 128, THREADS = WORKERS + (REALLOCATE ? 128 : 32);
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
 static_assert(!DUAL_OUTPUT || (PW == DUAL_OUTPUT && DUAL_OUTPUT <= 64 && !IN8 && !OUT_F32 && !ODD && !HALO), "two results");
 static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
 static_assert(!ONCE || (ONCE <= STAGES && !STAGED && !HOLD && !DW), "steps with slots of their own");
+static_assert(!REALLOCATE || (SK == 1 && BLOCKS == 1 && WORKERS * REALLOCATE + 128 * 32 <= 65536), "registers of a multiprocessor");
 static_assert(!NORM || !(IN8 || HALO || IM2COL || DW || DUAL_OUTPUT), "rows are normalized in plain products of 16-bit floats");
 constexpr u32 PART_BYTES = (BM * BN * 4 + (NORM ? BM * 8 : 0)) / SK * (SK - 1);  // of the accumulators that others send; a block's own stay in it
 #if BETWEEN
@@ -121,9 +128,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     if (SK > 1) cluster_arrive();
     let_next_start();
 
-    if (warp == WGS * 4) {  // ---- input and weights: the whole warp walks, one lane asks (so that addresses stay uniform)
+    if (warp >= WGS * 4) {  // ---- input and weights: the whole warp walks, one lane asks (so that addresses stay uniform)
+#if REALLOCATE
+        set_registers<32, false>();
+        if (warp > WGS * 4) return;
+#endif
 #include "conv_load.cuh"
     } else {  // ---- multiply, finish, store
+#if REALLOCATE
+        set_registers<REALLOCATE, true>();
+#endif
         const int group = warp / 4, t = threadIdx.x % 128;
         int slot = 0, phase = 0, turn = 0, a_slot = 0, a_phase = 0;
         constexpr int ITEMS = SK > 1 ? (SLICE * (BN / 8) + WORKERS - 1) / WORKERS : 1;
