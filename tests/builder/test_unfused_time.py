@@ -122,9 +122,13 @@ def test_only_clearly_faster_chains_win():
 
 
 def test_the_report_has_both_times():
-    plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-WINOGRAD",)))
-    rows = [r for rows in plan.report.candidates.values() for r in rows if r.tactic == "unfused"]
-    assert rows  # not of all three: layers whose fastest kernels cannot be fused are not compared
+    rows = []
+    for _ in range(5):  # layers whose fastest kernels cannot be fused are not compared: on a loaded machine that may be all three
+        plan = build(residual(), dataclasses.replace(QUICK, tactic_sources=("-WINOGRAD",)))
+        rows += [r for rows in plan.report.candidates.values() for r in rows if r.tactic == "unfused"]
+        if rows:
+            break
+    assert rows
     assert all(r.ms is not None and r.reason.startswith("fused ") for r in rows)
     assert all("cpu/onednn_conv" in r.implementation or "cpu/direct_conv" in r.implementation for r in rows)
     none = build(residual(), dataclasses.replace(QUICK, optimization_level=2))

@@ -23,7 +23,7 @@ def worker(case, tmp_path):
     return SimpleNamespace(
         recipe=recipe, candidate=Candidate(precision="int8"), effort=SimpleNamespace(level=0, seconds=0.02), folder=tmp_path, energy_seconds=0.1,
         lock=SimpleNamespace(timing=nullcontext), say=lambda text: None, load=runtime.load, backend=lambda: get_backend("cpu", threads=1),
-        job=SimpleNamespace(reference=""), meter=SimpleNamespace(of=lambda run, batch, seconds: {"mj": None}),
+        job=SimpleNamespace(reference=""), meter=SimpleNamespace(measure_energy=lambda run, batch, seconds: {"mj": None}),
     )  # fmt: skip
 
 
