@@ -82,6 +82,7 @@ from whet.trt.errors import NotServedError
 from whet.trt.host_memory import connect_cuda_python, connect_polygraphy
 from whet.trt.inspector import EngineInspector
 from whet.trt.interfaces import (
+    IDebugListener,
     IErrorRecorder,
     IProfiler,
     IProgressMonitor,
@@ -176,7 +177,8 @@ __all__ = [
     "DataType", "DeviceType", "DimensionOperation", "Dims", "Dims2", "Dims3", "Dims4", "DimsExprs", "DimsHW", "DynamicPluginTensorDesc",
     "ElementWiseOperation", "EngineCapability", "EngineInspector", "EngineStat", "ErrorCode", "ErrorCodeTRT", "ExecutionContextAllocationStrategy",
     "FillOperation", "GatherMode", "HardwareCompatibilityLevel", "IActivationLayer", "IAssertionLayer", "IAttention", "IBuilderConfig", "ICastLayer",
-    "IConcatenationLayer", "IConstantLayer", "IConvolutionLayer", "ICudaEngine", "ICumulativeLayer", "IDeconvolutionLayer", "IDequantizeLayer",
+    "IConcatenationLayer", "IConstantLayer", "IConvolutionLayer", "ICudaEngine", "ICumulativeLayer", "IDebugListener", "IDeconvolutionLayer",
+    "IDequantizeLayer",
     "IDimensionExpr", "IEinsumLayer", "IElementWiseLayer", "IErrorRecorder", "IExecutionContext", "IExprBuilder", "IFillLayer", "IGatherLayer",
     "IGridSampleLayer", "IHostMemory", "IIdentityLayer", "IIfConditional", "IInt8Calibrator", "IInt8EntropyCalibrator", "IInt8EntropyCalibrator2",
     "IInt8LegacyCalibrator", "IInt8MinMaxCalibrator", "ILRNLayer", "ILayer", "ILogger", "ILoop", "IMatrixMultiplyLayer", "INetworkDefinition",

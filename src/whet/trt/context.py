@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whet.engine import display_names, profile_suffix
-from whet.errors import WhetError
+from whet.errors import ContextError, WhetError
 from whet.runtime.dlpack import DeviceArray
 from whet.runtime.memory import array_at
 from whet.trt.device import read_array, write_array
-from whet.trt.enums import ErrorCodeTRT, ExecutionContextAllocationStrategy, ProfilingVerbosity
+from whet.trt.enums import ErrorCodeTRT, ExecutionContextAllocationStrategy, ProfilingVerbosity, TensorLocation, from_whet
 from whet.trt.handle import Handle
-from whet.trt.interfaces import IProfiler, report_error
+from whet.trt.interfaces import IDebugListener, IProfiler, report_error
+from whet.trt.network import DEBUG_PREFIX
 
 if TYPE_CHECKING:
     from whet.runtime import Context
+    from whet.runtime.steps import BoundEngine
     from whet.trt.runtime import ICudaEngine
 
 _ALIGNMENT = 256  # bytes; what TensorRT asks output allocators for
@@ -85,6 +87,8 @@ class IExecutionContext(Handle):
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # on a GPU: what is bound, by name
         self._copied: dict[str, bool] = {}  # True where kernels cannot use the caller's memory
         self._pending: Any = None
+        self._listener: IDebugListener | None = None
+        self._debugged: set[str] = set()  # debug tensors whose state is on
 
     @property
     def _context(self) -> Context:
@@ -143,7 +147,7 @@ class IExecutionContext(Handle):
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         """Sets the address of an input or output; False for an unknown name or address 0."""
-        if name not in (*self.engine.engine.inputs, *self.engine.engine.outputs) or not memory:
+        if name not in (*self.engine.engine.inputs, *self.engine.outputs) or not memory:
             return False
         self._addresses[name] = int(memory)
         return True
@@ -154,7 +158,7 @@ class IExecutionContext(Handle):
 
     def set_output_allocator(self, name: str, output_allocator: IOutputAllocator | None) -> bool:
         """Gives an output an allocator, which replaces its address; None removes it. False for an unknown name."""
-        if name not in self.engine.engine.outputs:
+        if name not in self.engine.outputs:
             return False
         if output_allocator is None:
             self._allocators.pop(name, None)
@@ -189,6 +193,33 @@ class IExecutionContext(Handle):
         """The event of `set_input_consumed_event`."""
         return self._consumed_event
 
+    # debug tensors
+
+    def set_debug_listener(self, listener: IDebugListener | None) -> bool:
+        """Sets who receives the debug tensors whose state is on, after each run; None for nobody."""
+        self._listener = listener
+        return True
+
+    def get_debug_listener(self) -> IDebugListener | None:
+        """The listener of `set_debug_listener`."""
+        return self._listener
+
+    def set_tensor_debug_state(self, name: str, flag: bool) -> bool:
+        """Switches a debug tensor on or off (initially off); False for a name that is none."""
+        if name not in self.engine.debug_tensors:
+            return False
+        (self._debugged.add if flag else self._debugged.discard)(name)
+        return True
+
+    def get_debug_state(self, name: str) -> bool:
+        """True for a debug tensor that is on."""
+        return name in self._debugged
+
+    def set_all_tensors_debug_state(self, flag: bool) -> bool:
+        """Switches all debug tensors on or off."""
+        self._debugged = set(self.engine.debug_tensors) if flag else set()
+        return True
+
     # running
 
     def execute_v2(self, bindings: Sequence[int]) -> bool:
@@ -203,11 +234,11 @@ class IExecutionContext(Handle):
         return done
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        """Runs on a CUDA stream; on the CPU, or with a profiler, the outputs are written when it returns.
+        """Runs on a CUDA stream; on the CPU, with a profiler or with a listener to debug tensors, the outputs are written when it returns.
 
-        False if an input or output has no address, or if a kernel fails; the error goes to the logger.
+        False if an input or output has no address, if a kernel fails, or if the listener says so; the error goes to the logger.
         """
-        inputs, outputs = self.engine.engine.inputs, self.engine.engine.outputs
+        inputs, outputs = self.engine.engine.inputs, self.engine.outputs
         missing = [n for n in (*inputs, *outputs) if n not in self._addresses and n not in self._allocators]
         if missing:
             self._report(f"'{missing[0]}' has no address: set_tensor_address", ErrorCodeTRT.INVALID_STATE)
@@ -215,6 +246,8 @@ class IExecutionContext(Handle):
         try:
             if self.profiler is not None:
                 self._run_profiled(stream_handle)
+            elif self._listener is not None and self._debugged and not self.engine.engine.backend.capabilities.host_memory:
+                self._run_on_copies(stream_handle)
             elif self.engine.engine.backend.capabilities.host_memory:
                 shapes = self._context.input_shapes()
                 arrays = {n: array_at(self._addresses[n], shapes[n], t.dtype.numpy) for n, t in inputs.items()}
@@ -235,8 +268,8 @@ class IExecutionContext(Handle):
         self._times = []
         return True
 
-    def _run_profiled(self, stream_handle: int) -> None:
-        """Runs layer by layer on copies of the inputs, and reports the times."""
+    def _run_on_copies(self, stream_handle: int) -> tuple[BoundEngine, list[float]]:
+        """Runs layer by layer on copies of the inputs, and writes the outputs; the launches, and the seconds of each layer."""
         self._synchronize(stream_handle)
         plan, shapes = self.engine.engine.plan, self._context.input_shapes()
         bound = self._context.launches()
@@ -244,6 +277,11 @@ class IExecutionContext(Handle):
         bound.feed({n: read_array(self._addresses[n], shapes[n], t.dtype.numpy, plan.backend) for n, t in inputs.items()})
         seconds = bound.run_timed()
         self._write(bound.fetch(), stream_handle)
+        return bound, seconds
+
+    def _run_profiled(self, stream_handle: int) -> None:
+        """Runs layer by layer, and reports the times."""
+        bound, seconds = self._run_on_copies(stream_handle)
         net = bound.shaped.plan.network
         names, suffix = display_names(net), profile_suffix(self._context.profile_index)
         self._times = [(names[x.name] + suffix, 1e3 * s) for x, s in zip(net.layers, seconds, strict=True)]
@@ -251,9 +289,16 @@ class IExecutionContext(Handle):
             self.report_to_profiler()
 
     def _write(self, results: dict[str, np.ndarray], stream_handle: int) -> None:
-        """Copies outputs to the caller's memory."""
+        """Copies outputs to the caller's memory, and shows debug tensors to the listener."""
         for name, array in results.items():
-            write_array(self._output_address(name, array.shape, array.nbytes, stream_handle), array, self.engine.engine.backend)
+            if not name.startswith(DEBUG_PREFIX):
+                write_array(self._output_address(name, array.shape, array.nbytes, stream_handle), array, self.engine.engine.backend)
+        for name, t in self.engine.debug_tensors.items():
+            if self._listener is not None and name in self._debugged:
+                array = np.ascontiguousarray(results[DEBUG_PREFIX + name])
+                about = (array.ctypes.data, TensorLocation.HOST, from_whet(t.dtype), array.shape, name, stream_handle)
+                if not self._listener.process_debug_tensor(*about):
+                    raise ContextError(f"the debug listener returned False for '{name}'")
 
     def _output_address(self, name: str, shape: tuple[int, ...], nbytes: int, stream_handle: int) -> int:
         """The address of an output: that of its allocator, which learns the shape, or the one that was set."""
@@ -266,7 +311,7 @@ class IExecutionContext(Handle):
     def _enqueue(self, stream_handle: int) -> None:
         """Starts a run on a GPU; synchronous if the engine stores an input or output in another format than the caller."""
         engine, shapes = self.engine.engine, self._context.input_shapes() | self._context.output_shapes()
-        for name, t in (engine.inputs | engine.outputs).items():
+        for name, t in (engine.inputs | self.engine.outputs).items():
             shape, nbytes = tuple(shapes[name]), prod(shapes[name]) * t.dtype.bits // 8
             address = self._addresses[name] if name in engine.inputs else self._output_address(name, shape, nbytes, stream_handle)
             if self._bound.get(name) != (address, shape):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whet.trt.enums import ErrorCodeTRT, SeekPosition
+from whet.trt.enums import DataType, ErrorCodeTRT, SeekPosition, TensorLocation
 from whet.trt.logger import ILogger
 
 
@@ -25,6 +25,17 @@ class Profiler(IProfiler):
     def report_layer_time(self, layer_name: str, ms: float) -> None:
         """Prints the time of a layer."""
         print(f"{layer_name}: {ms:g}ms")
+
+
+class IDebugListener:
+    """Base class of listeners to inner tensors that the network marks with `mark_debug`: subclasses define `process_debug_tensor`."""
+
+    def __init__(self) -> None:
+        pass
+
+    def process_debug_tensor(self, addr: int, location: TensorLocation, type: DataType, shape: tuple[int, ...], name: str, stream: int) -> bool:
+        """Receives a tensor after a run: row-major values in host memory at `addr`, which are valid during the call. False fails the run."""
+        raise NotImplementedError("a subclass of IDebugListener defines process_debug_tensor(addr, location, type, shape, name, stream)")
 
 
 class IProgressMonitor:

@@ -40,6 +40,9 @@ from whet.trt.plugins import IPluginV3Layer
 K = TypeVar("K", bound=ILayer)
 
 
+DEBUG_PREFIX = "debug::"  # of the outputs of an engine that are debug tensors
+
+
 class INetworkDefinition(Handle):
     """Layers between inputs and outputs, filled by OnnxParser or by the add functions. Iterates over its layers."""
 
@@ -49,6 +52,7 @@ class INetworkDefinition(Handle):
         self.whet = Network()
         self.flags = flags
         self.dynamic_ranges: dict[Tensor, tuple[float, float]] = {}
+        self.debug_tensors: dict[Tensor, None] = {}  # those of `mark_debug`, in that order
         self.io_types: dict[Tensor, DataType] = {}  # of inputs and outputs with a type set by the caller
         self.error_recorder: Any = None
         self._states: dict[Layer, LayerState] = {}
@@ -119,6 +123,20 @@ class INetworkDefinition(Handle):
         """Makes an output an inner tensor."""
         self.whet.outputs = [t for t in self.whet.outputs if t is not tensor.tensor]
 
+    def mark_debug(self, tensor: ITensor) -> bool:
+        """Makes a tensor one that a context's debug listener can receive; no fusion hides it."""
+        self.debug_tensors[tensor.tensor] = None
+        return True
+
+    def unmark_debug(self, tensor: ITensor) -> bool:
+        """Undoes `mark_debug`."""
+        self.debug_tensors.pop(tensor.tensor, None)
+        return True
+
+    def is_debug_tensor(self, tensor: ITensor) -> bool:
+        """True after `mark_debug`."""
+        return tensor.tensor in self.debug_tensors
+
     def remove_tensor(self, tensor: ITensor) -> None:
         """Does nothing: layers without consumers are removed by the build."""
 
@@ -129,17 +147,23 @@ class INetworkDefinition(Handle):
                 raise BuildError(f"layer '{state.name}': {state.error}")
 
     def network_to_build(self) -> Network:
-        """The network of a build: with conversions if the type of an input or output was set, else `whet` itself."""
-        if not self.io_types:
+        """The network of a build: `whet` itself, or a copy with conversions where the type of an input or output was set, and with an output for
+        each debug tensor, whose name has a prefix."""
+        if not self.io_types and not self.debug_tensors:
             return self.whet
         net = self.whet.clone()
+        by_name = {t.name: t for t in (*net.inputs, *(t for layer in net.layers for t in layer.outputs))}
+        for t in self.debug_tensors:
+            shown = net.add("Identity", by_name[t.name], name=net.fresh(f"{t.name}_debug"))
+            shown.name = net.fresh(DEBUG_PREFIX + t.name)
+            net.mark_output(shown)
         for i, t in enumerate(self.whet.inputs):
             if t in self.io_types:
                 inner = net.inputs[i]
                 net.inputs[i] = given = Tensor(t.name, TensorType(to_whet(self.io_types[t]), t.shape))
                 inner.name = net.fresh(f"{t.name}_inner")
                 net.replace(inner, net.add_layer("Cast", (given,), {"to": t.dtype}, name=net.fresh(f"{t.name}_cast"), at=0).output)
-        for i, t in enumerate(self.whet.outputs):
+        for i, t in enumerate(self.whet.outputs):  # before those of debug tensors
             if t in self.io_types and t not in self.whet.inputs:
                 inner = net.outputs[i]
                 net.outputs[i] = converted = net.add("Cast", inner, to=to_whet(self.io_types[t]), name=net.fresh(f"{t.name}_cast"))

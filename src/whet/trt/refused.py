@@ -5,7 +5,7 @@ from __future__ import annotations
 _V2 = "TensorRT removes IPluginV2; IPluginV3 is served"
 _PLUGIN = "IPluginV3 with IPluginCreatorV3One is served, and whet.register takes ops with kernels (docs/plugins.md)"
 _ALLOCATOR = "the backend allocates memory itself"
-_DEBUG = "inner tensors are not reported; mark them as outputs"
+_DEBUG = "a fusion depends on the tensors that are read: name them with mark_debug"
 _ALGORITHM = "TensorRT 11 removed it; `whet build --lock` repeats a selection"
 _DATA_DEPENDENT = "its output shape depends on data, which engines of whet do not have"
 _RUN_TIME_SCALES = "scales that are computed at run time have no kernels"
@@ -19,7 +19,6 @@ REFUSED: dict[str, str] = {
     "IPluginV2": _V2, "IPluginV2Ext": _V2, "IPluginV2DynamicExt": _V2, "IPluginCreator": _V2,
     "IPluginCreatorV3Quick": _PLUGIN, "plugin": _PLUGIN,
     "IGpuAllocator": _ALLOCATOR, "IGpuAsyncAllocator": _ALLOCATOR,
-    "IDebugListener": _DEBUG,
     "IAlgorithm": _ALGORITHM, "IAlgorithmContext": _ALGORITHM, "IAlgorithmIOInfo": _ALGORITHM, "IAlgorithmSelector": _ALGORITHM,
     "IAlgorithmVariant": _ALGORITHM,
     "IAttentionInputLayer": "add_attention returns the attention", "IAttentionOutputLayer": "add_attention returns the attention",
@@ -45,7 +44,6 @@ REFUSED: dict[str, str] = {
     "INetworkDefinition.add_dist_collective": _ONE_DEVICE,
     "INetworkDefinition.add_attention_v2": "add_attention is served",
     "INetworkDefinition.add_normalization_v2": "add_normalization is served",
-    "INetworkDefinition.mark_debug": _DEBUG, "INetworkDefinition.unmark_debug": _DEBUG, "INetworkDefinition.is_debug_tensor": _DEBUG,
     "INetworkDefinition.mark_unfused_tensors_as_debug_tensors": _DEBUG,
     "INetworkDefinition.mark_weights_refittable": "every weight that constants are computed from can be refitted",
     "INetworkDefinition.set_weights_name": "weights have the names of their constants",
@@ -55,9 +53,7 @@ REFUSED: dict[str, str] = {
     "OnnxParser.get_used_vc_plugin_libraries": "engine files contain no code",
     "Runtime.load_runtime": _DATA_ONLY,
     "Runtime.gpu_allocator": _ALLOCATOR,
-    "IExecutionContext.set_debug_listener": _DEBUG, "IExecutionContext.get_debug_listener": _DEBUG,
-    "IExecutionContext.set_tensor_debug_state": _DEBUG, "IExecutionContext.get_debug_state": _DEBUG,
-    "IExecutionContext.set_all_tensors_debug_state": _DEBUG, "IExecutionContext.unfused_tensors_debug_state": _DEBUG,
+    "IExecutionContext.unfused_tensors_debug_state": _DEBUG,
     "IExecutionContext.set_communicator": _ONE_DEVICE,
     "ITimingCache.query": "its entries cannot be edited; `whet build --lock` repeats a selection",
     "ITimingCache.update": "its entries cannot be edited; `whet build --lock` repeats a selection",

@@ -32,6 +32,7 @@ from whet.trt.handle import Handle
 from whet.trt.inspector import EngineInspector
 from whet.trt.interfaces import IStreamReader, IStreamReaderV2, read_all, report_error
 from whet.trt.logger import ILogger, Logger
+from whet.trt.network import DEBUG_PREFIX
 from whet.trt.plugins import IPluginRegistry, get_plugin_registry
 
 
@@ -132,7 +133,9 @@ class ICudaEngine(Handle):
         self.engine = engine
         self.logger = logger or Logger()
         self.error_recorder: Any = None
-        self._types: dict[str, TensorType] = engine.inputs | engine.outputs
+        self.outputs = {n: t for n, t in engine.outputs.items() if not n.startswith(DEBUG_PREFIX)}
+        self.debug_tensors = {n.removeprefix(DEBUG_PREFIX): t for n, t in engine.outputs.items() if n.startswith(DEBUG_PREFIX)}
+        self._types: dict[str, TensorType] = engine.inputs | self.outputs
         self._names = list(self._types)
         self._fixed = _fixed_sizes(engine)
 
@@ -197,7 +200,7 @@ class ICudaEngine(Handle):
 
     def get_tensor_mode(self, name: str) -> TensorIOMode:
         """INPUT, OUTPUT, or NONE for another name."""
-        return TensorIOMode.INPUT if name in self.engine.inputs else TensorIOMode.OUTPUT if name in self.engine.outputs else TensorIOMode.NONE
+        return TensorIOMode.INPUT if name in self.engine.inputs else TensorIOMode.OUTPUT if name in self.outputs else TensorIOMode.NONE
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         """The shape; -1 for dynamic sizes. Sizes with one value in all profiles are static, as in TensorRT."""
@@ -238,8 +241,8 @@ class ICudaEngine(Handle):
         return False
 
     def is_debug_tensor(self, name: str) -> bool:
-        """False: inner tensors are not reported."""
-        return False
+        """True for a tensor of `INetworkDefinition.mark_debug`."""
+        return name in self.debug_tensors
 
     def get_aliased_input_tensor(self, name: str) -> str:
         """ "": outputs have memory of their own."""
