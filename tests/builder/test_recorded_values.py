@@ -135,6 +135,8 @@ def test_texts_of_layers():
     """The text of a layer in timing keys: other texts would forget all measured times, equal texts of different layers mix them up."""
     lines = []
     for name, o in sorted(OPS.items()):
+        if not o.infer.__module__.startswith("whet."):  # another test's
+            continue
         texts = []
         for sample in o.samples:
             try:

@@ -25,7 +25,7 @@ EXPORTED = {
     "unmerge_heads", "unreshape_masks", "keep_reduced_axes", "merge_parallel_convs",
     # of test_random_moves.py, and for kernels of channels last
     "gather_moves", "gemm_to_matmul", "sink_transposes", "split_before_transposes", "split_transposes", "transpose_images", "transpose_to_reshape",
-    "conv_1d_to_2d", "conv_3d_to_2d", "lift_activations", "scale_swish",
+    "conv_1d_to_2d", "conv_3d_to_2d", "fuse_shuffle", "lift_activations", "scale_swish",
     # conv_3d_to_2d: test_random_volumes.py; attention of convolutional networks: golden files
     "heads_of_images", "untranspose_softmax",
 }  # fmt: skip

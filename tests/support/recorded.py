@@ -14,7 +14,7 @@ def compare_with_record(path: Path, lines: Iterable[str]) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert path.exists(), f"nothing is recorded in {path.name} yet: run this test with WHET_UPDATE_GOLDEN=1"
-    assert text == path.read_text()
+    assert text.splitlines() == path.read_text().splitlines()
 
 
 def rounded(number: float) -> str:

@@ -78,9 +78,9 @@ DEV void wait_for_previous() {}
 #endif
 
 // ---- registers of each thread of a warpgroup: MORE waits until others have given theirs back ----
-template <int COUNT, bool MORE> DEV void set_registers() {
-    if (MORE) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-    else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+template <int REGISTER_COUNT, bool MORE> DEV void set_registers() {
+    if (MORE) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTER_COUNT));
+    else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTER_COUNT));
 }
 
 // ---- one lane of a warp, in a form that the compiler knows ----
