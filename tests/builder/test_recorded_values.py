@@ -135,15 +135,14 @@ def test_texts_of_layers():
     """The text of a layer in timing keys: other texts would forget all measured times, equal texts of different layers mix them up."""
     lines = []
     for name, o in sorted(OPS.items()):
-        if not o.infer.__module__.startswith("whet."):  # another test's
-            continue
         texts = []
         for sample in o.samples:
             try:
                 texts.append(format_layer_text(sample_layer(name, sample)[1]))
             except WhetError:
                 continue
-        lines.append(f"{name}: {len(texts)} texts, {len(set(texts))} different, {zlib.crc32(chr(10).join(texts).encode()):08x}")
+        if texts:  # plugins of other tests have no samples
+            lines.append(f"{name}: {len(texts)} texts, {len(set(texts))} different, {zlib.crc32(chr(10).join(texts).encode()):08x}")
     for seed in range(30):
         low, _ = lower(random_network(seed, 20), switches=["all"])
         texts = [format_layer_text(x) for x in low.layers]

@@ -1,5 +1,6 @@
 """Texts that are recorded under tests/golden: what many networks give must stay as it was. WHET_UPDATE_GOLDEN=1 writes them."""
 
+import difflib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,8 @@ def compare_with_record(path: Path, lines: Iterable[str]) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert path.exists(), f"nothing is recorded in {path.name} yet: run this test with WHET_UPDATE_GOLDEN=1"
-    assert text.splitlines() == path.read_text().splitlines()
+    recorded = path.read_text()
+    assert text == recorded, "\n".join(difflib.unified_diff(recorded.splitlines(), text.splitlines(), "recorded", "now", n=0, lineterm=""))
 
 
 def rounded(number: float) -> str:
