@@ -54,7 +54,8 @@ def judge_example(test: Callable, example: Any, run: Callable[..., SimpleNamespa
     except Skipped as e:
         row |= {"passed": None, "reason": str(e)}
     except (AssertionError, OSError) as e:
-        lines = [line for line in str(e).splitlines() if line.strip()]
+        first = e.__context__ or e  # the files that a README names are missing after a command that failed
+        lines = [line for line in str(first).splitlines() if line.strip()]
         failed = explain({"test": str(example), "error": " | ".join(lines[-4:])[-400:]})
         row |= {"passed": False, "kind": failed["kind"], "reason": failed["reason"], "error": failed["error"]}
         example._remove_artifacts(must_exist=False)
