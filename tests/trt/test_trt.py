@@ -173,6 +173,8 @@ def test_the_parser_says_which_nodes_it_reads():
     assert [parser.get_error(i).node() for i in range(parser.num_errors)] == [1, 4]
     assert parser.supports_model_v2(parsed("g (float[2] x) => (float[2] y) { y = Relu(x) }"))
     assert (parser.num_subgraphs, parser.get_subgraph_nodes(0), parser.is_subgraph_supported(0)) == (1, [0], True)
+    assert not parser.supports_model_v2(parsed("g (float[2] x) => (float[2] y) { a = Unknown(x)  y = Other(a) }"))
+    assert parser.num_subgraphs == 0, "nothing is left to divide"
     assert [parser.supports_operator(op) for op in ("Conv", "MeanVarianceNormalization", "Unknown")] == [True, True, False]
 
 

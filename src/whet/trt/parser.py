@@ -134,7 +134,8 @@ class OnnxParser(HasErrors):
     # capability
 
     def supports_model(self, model: bytes, path: str | None = None) -> tuple[bool, list[tuple[list[int], bool]]]:
-        """(True if the model can be read, [(indices of consecutive nodes, True if these can be read)]).
+        """(True if the model can be read, [(indices of consecutive nodes, True if these can be read)]). The list is empty if no node can be read, as in
+        TensorRT: partitioning, which divides the subgraphs that cannot be read, ends there.
 
         The errors of nodes that cannot be read are kept, as those of `parse`.
         """
@@ -150,7 +151,7 @@ class OnnxParser(HasErrors):
             return False
         refused = {p.index for p in report.problems if p.reached}
         numbers = groupby(range(report.nodes), key=lambda i: i not in refused)
-        self._subgraphs = [(list(indices), supported) for supported, indices in numbers]
+        self._subgraphs = [(list(indices), supported) for supported, indices in numbers] if len(refused) < report.nodes else []
         return len(self._errors) == known
 
     def supports_operator(self, op_name: str) -> bool:
