@@ -73,6 +73,7 @@ REASONS = (
     ("not served", r"WEIGHT_STREAMING|weight.streaming", "weight streaming"),
     ("not served", r"mark_debug|mark-debug|debug.tensors", "debug tensors; inner tensors can be marked as outputs"),
     ("not served", r"empty_tensor_expand|nonzero|NonZero|add_non_zero|data.dependent|depends on data", "shapes that depend on data"),
+    ("differs", r"inspecting_tensorrt_(static_)?onnx_support", "the same nodes are found; why they are unsupported is said in whet's own words"),
     ("differs", r"08_adding_precision", "FP16 is a permission: the CPU computes in FP32, so a command that should fail for its errors succeeds"),
     ("differs", r"TestTrt::test_allocation_strategies", "sums in another order: outputs differ by more than 1e-5 from ONNX Runtime's"),
     ("not served", r"LayerType\.", "classes of layers that are not served"),

@@ -134,8 +134,8 @@ class OnnxParser(HasErrors):
     # capability
 
     def supports_model(self, model: bytes, path: str | None = None) -> tuple[bool, list[tuple[list[int], bool]]]:
-        """(True if the model can be read, [(indices of consecutive nodes, True if these can be read)]). The list is empty if no node can be read, as in
-        TensorRT: partitioning, which divides the subgraphs that cannot be read, ends there.
+        """(True if the model can be read, [(indices of consecutive nodes, True if these can be read)]). The list is empty if no node can be read:
+        a partitioning that divides the subgraphs which cannot be read ends there.
 
         The errors of nodes that cannot be read are kept, as those of `parse`.
         """
