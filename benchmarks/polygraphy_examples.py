@@ -33,7 +33,7 @@ LISTS = (
 
 
 def make_runner(environment: dict[str, str]) -> Callable[..., SimpleNamespace]:
-    """What Polygraphy's test calls for each command of a README."""
+    """The function that Polygraphy's test calls for each command of a README."""
 
     def run(command: list[str], cwd: str) -> SimpleNamespace:
         if "pip" in command:

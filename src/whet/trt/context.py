@@ -196,7 +196,7 @@ class IExecutionContext(Handle):
     # debug tensors
 
     def set_debug_listener(self, listener: IDebugListener | None) -> bool:
-        """Sets who receives the debug tensors whose state is on, after each run; None for nobody."""
+        """Sets the listener that receives the active debug tensors after each run; None removes it."""
         self._listener = listener
         return True
 
