@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import whet.trt as trt
+from whet.backends import get_backend
+from whet.backends.cuda import driver
 
 RNG = np.random.default_rng(0)
 WEIGHTS = [RNG.normal(size=(8, c, 3, 3)).astype(np.float32) for c in (3, 8)]
@@ -151,3 +153,27 @@ def test_an_unmarked_tensor_is_none():
     engine = trt.Runtime(trt.Logger()).deserialize_cuda_engine(serialize_engine(mark=("sum",)))
     assert [engine.is_debug_tensor(n) for n in ("conv", "sum")] == [False, True]
     assert not engine.create_execution_context().set_tensor_debug_state("conv", True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(driver.why_unavailable() is not None, reason="no GPU")
+def test_debug_tensors_on_a_gpu():
+    """Also runs without a listener, in which nobody gives the debug tensors an address."""
+    backend = get_backend("cuda")
+    trt.use_backend("cuda")
+    try:
+        engine = trt.Runtime(trt.Logger()).deserialize_cuda_engine(serialize_engine())
+    finally:
+        trt.use_backend("cpu")
+    context, listener = engine.create_execution_context(), Recorder()
+    values, output = expected()
+    buffers = {n: backend.allocate(4 * size, 256) for n, size in (("x", X.size), ("y", output.size))}
+    backend.write_address(buffers["x"].address, X)
+    for active, received in ((False, 0), (True, 2), (False, 2)):
+        context.set_debug_listener(listener)
+        context.set_all_tensors_debug_state(active)
+        assert context.execute_v2([buffers["x"].address, buffers["y"].address])
+        y = backend.read_address(buffers["y"].address, buffers["y"].nbytes).view(np.float32)[: output.size].reshape(output.shape)
+        np.testing.assert_allclose(y, output, rtol=1e-2, atol=1e-2)
+        assert len(listener.about) == received
+    np.testing.assert_allclose(listener.values["sum"], values["sum"], rtol=1e-2, atol=1e-2)

@@ -88,7 +88,7 @@ class IExecutionContext(Handle):
         self._copied: dict[str, bool] = {}  # True where kernels cannot use the caller's memory
         self._pending: Any = None
         self._listener: IDebugListener | None = None
-        self._debugged: set[str] = set()  # debug tensors whose state is on
+        self._debugged: set[str] = set()  # names of active debug tensors
 
     @property
     def _context(self) -> Context:

@@ -28,13 +28,13 @@ class Profiler(IProfiler):
 
 
 class IDebugListener:
-    """Base class of listeners to inner tensors that the network marks with `mark_debug`: subclasses define `process_debug_tensor`."""
+    """Base class of listeners to debug tensors (`INetworkDefinition.mark_debug`): subclasses define `process_debug_tensor`."""
 
     def __init__(self) -> None:
         pass
 
     def process_debug_tensor(self, addr: int, location: TensorLocation, type: DataType, shape: tuple[int, ...], name: str, stream: int) -> bool:
-        """Receives a tensor after a run: row-major values in host memory at `addr`, which are valid during the call. False fails the run."""
+        """Receives a tensor after a run: row-major values in host memory at `addr`, valid during the call. False fails the run."""
         raise NotImplementedError("a subclass of IDebugListener defines process_debug_tensor(addr, location, type, shape, name, stream)")
 
 

@@ -124,7 +124,7 @@ class INetworkDefinition(Handle):
         self.whet.outputs = [t for t in self.whet.outputs if t is not tensor.tensor]
 
     def mark_debug(self, tensor: ITensor) -> bool:
-        """Makes a tensor one that a context's debug listener can receive; no fusion hides it."""
+        """Marks a tensor for debug listeners of contexts; no fusion hides it."""
         self.debug_tensors[tensor.tensor] = None
         return True
 
@@ -147,8 +147,8 @@ class INetworkDefinition(Handle):
                 raise BuildError(f"layer '{state.name}': {state.error}")
 
     def network_to_build(self) -> Network:
-        """The network of a build: `whet` itself, or a copy with conversions where the type of an input or output was set, and with an output for
-        each debug tensor, whose name has a prefix."""
+        """The network of a build: `whet` itself, or a copy. The copy has conversions for inputs and outputs with a type of their own, and an output
+        for each debug tensor, with DEBUG_PREFIX in its name."""
         if not self.io_types and not self.debug_tensors:
             return self.whet
         net = self.whet.clone()
