@@ -6,7 +6,9 @@ from collections.abc import Generator
 from contextlib import nullcontext
 
 import pytest
+from _pytest.runner import runtestprotocol  # what plugins that report tests themselves use; pytest has no public name for it
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from platformdirs import user_cache_dir
 
 import whet.composites  # noqa: F401  (samples of fused layers, in one order whichever test file is collected first)
@@ -19,6 +21,8 @@ from whet.backends.cpu.threads import wait_settings
 # deadlines of examples depend on the load of the machine, not on the code
 settings.register_profile("whet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("whet")
+# Hypothesis would parse all files of whet for numbers and texts to try: seconds in each process, and examples that change with unrelated code.
+providers.is_local_module_file = lambda path: False
 
 
 def pytest_configure() -> None:
@@ -48,6 +52,17 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A process of pytest-xdist sends one message about a test that passed, its result, in place of five: their receiver is one process for all."""
+    if not hasattr(item.config, "workerinput") or item.config.getoption("durations") is not None:
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.fixture
