@@ -45,11 +45,11 @@ def test_integers_include_both_limits(low, high):
 
 @pytest.mark.parametrize("value", [-(1 << 62), -1, 0, 1 << 62])
 def test_values_of_tuning_configs_have_63_bits(value):
-    assert codec._decode_config(Reader([["tile", value]], "config")) == (("tile", value),)
+    assert codec.decode_config(Reader([["tile", value]], "config")) == (("tile", value),)
     beyond = value + (1 if value >= 0 else -1) * (1 << 62)
     if abs(beyond) > 1 << 62:
         with pytest.raises(EngineError, match="an integer from"):
-            codec._decode_config(Reader([["tile", beyond]], "config"))
+            codec.decode_config(Reader([["tile", beyond]], "config"))
 
 
 def test_texts_may_have_their_longest_length():
@@ -212,24 +212,24 @@ def test_a_constant_names_an_expression_that_exists():
     rows = Reader([["d", "f32[2]", 1, None]], "constants")
     for nodes in (["n"], []):
         with pytest.raises(EngineError, match="constants"):
-            list(weights._read_constants(rows, nodes, {}))
+            list(weights.read_constants(rows, nodes, {}))
     with pytest.raises(EngineError, match="an integer from 0 to 0, it is '1'"):
-        list(weights._read_constants(rows, ["n"], {}))
-    (constant,) = weights._read_constants(rows, ["n", "m"], {})
+        list(weights.read_constants(rows, ["n"], {}))
+    (constant,) = weights.read_constants(rows, ["n", "m"], {})
     assert constant.node == 1
 
 
 @pytest.mark.parametrize(("size", "have"), [(16, 8), (16, 15), (16, 0)])
 def test_an_array_ends_within_the_weights(size, have):
     with pytest.raises(EngineError, match=f"an array of {size} bytes at 0, within the {have} of the weights"):
-        weights._read_arrays(Reader([["w", "f32[4]", 0, size, "d"]], "index"), memoryview(bytes(have)))
-    _, types = weights._read_arrays(Reader([["w", "f32[4]", 0, 16, "d"]], "index"), memoryview(bytes(16)))
+        weights.read_arrays(Reader([["w", "f32[4]", 0, size, "d"]], "index"), memoryview(bytes(have)))
+    _, types = weights.read_arrays(Reader([["w", "f32[4]", 0, 16, "d"]], "index"), memoryview(bytes(16)))
     assert [str(t) for t in types.values()] == ["f32[4]"]
 
 
 def test_a_source_may_have_a_name_of_ten_thousand_letters():
     def read(length):
-        return weights._read_nodes(Reader([["source", "n" * length, [], "d", 0, []]], "nodes"))
+        return weights.read_nodes(Reader([["source", "n" * length, [], "d", 0, []]], "nodes"))
 
     assert read(10_000)[0][0].name == "n" * 10_000
     with pytest.raises(EngineError, match="text of at most 10000 characters"):

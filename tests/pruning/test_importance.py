@@ -87,11 +87,11 @@ def test_first_order_taylor_is_exact_for_a_linear_loss():
     """Without labels the loss is linear in the inputs of the last layer: z is the change by removing a unit."""
     net, x = chain(), np.random.default_rng(5).standard_normal((5, 4)).astype(np.float32)
     (g,) = groups(net)
-    from whet.pruning.sensitivity import _compute_seeds, compute_gates
+    from whet.pruning.sensitivity import compute_gates, compute_seeds
 
     seen = compute_gates(net, [g], [], {"x": x}, seed=3, batch=5)
     y = run_network(net, {"x": x})
-    (c,) = _compute_seeds(net, y, None, np.random.default_rng(3)).values()
+    (c,) = compute_seeds(net, y, None, np.random.default_rng(3)).values()
     for unit in range(g.size):
         without = run_network(zero_channels(net, {g.name: [k for k in range(g.size) if k != unit]}), {"x": x})["y"]
         np.testing.assert_allclose(seen.z[g.name][:, unit], ((y["y"] - without) * c).sum(1), rtol=1e-3, atol=1e-5)

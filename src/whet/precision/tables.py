@@ -69,12 +69,12 @@ def insert_tables(net: Network, ranges: Ranges) -> int:
         if found is None:
             continue
         kind, x, quantizers = found
-        highest, own = max(_get_highest_value(q) for q in quantizers), ranges.tensors.get(layer.output.name)
+        highest, own = max(get_highest_value(q) for q in quantizers), ranges.tensors.get(layer.output.name)
         if own is not None:
             highest = min(highest, own.high)  # the integers may cover a larger range when a Concat shares it
         if not np.isfinite(highest) or highest <= 0:
             continue
-        _insert(net, x, [r for r, _ in users[x]], find_code(kind, float(np.float32(highest))))
+        insert(net, x, [r for r, _ in users[x]], find_code(kind, float(np.float32(highest))))
         count += 1
     if count:
         net.sort()
@@ -149,7 +149,7 @@ def _is_dequantized(t: Tensor | None) -> bool:
     return only_moves(maker) and all(_is_dequantized(x) for x in (maker.inputs if maker.op == "Concat" else maker.inputs[:1]))
 
 
-def _get_highest_value(q: Layer) -> float:
+def get_highest_value(q: Layer) -> float:
     """The largest value that a Q layer represents without saturating."""
     scale, zero = q.inputs[1], q.input(2)
     if scale is None or scale.weight is None or scale.array().size != 1 or q.output.dtype.name not in ("i8", "u8"):
@@ -158,7 +158,7 @@ def _get_highest_value(q: Layer) -> float:
     return float(scale.array().reshape(-1)[0]) * ((127 if q.output.dtype.name == "i8" else 255) - at)
 
 
-def _insert(net: Network, x: Tensor, readers: list[Layer], code: Code) -> None:
+def insert(net: Network, x: Tensor, readers: list[Layer], code: Code) -> None:
     """Inserts x -> compress -> Q -> DQ -> expand for all readers of x."""
     scale = net.constant(make_literal(np.asarray(code.scale)), f"{x.name}.scale")
     zero = net.constant(make_literal(np.asarray(code.zero, np.uint8)), f"{x.name}.zero")

@@ -314,7 +314,7 @@ class _Rates:
         best = [(x.layer, x.dense) for x in timed if x.dense is not None and x.dense.ms]
         peaks = backend.peaks()
         return _Rates(
-            peaks["bytes"] / 1e3 if peaks else max((_count_traffic_bytes(layer, o) / o.cost for layer, o in best), default=0.0),
+            peaks["bytes"] / 1e3 if peaks else max((count_traffic_bytes(layer, o) / o.cost for layer, o in best), default=0.0),
             max((count_macs(layer) / o.cost for layer, o in best), default=0.0),
             peaks,
             "wgmma" in backend.capabilities.features,
@@ -325,10 +325,10 @@ class _Rates:
         stored = next((s.dtype.name for s in o.signature.inputs if s is not None), "f32")
         kind = {"u8": "i8"}.get(stored, "f8" if stored.startswith("f8") else stored)
         peak = self.declared.get(kind, 0.0) / 2e3 or self.macs_per_ms
-        return _count_traffic_bytes(layer, o) / self.bytes_per_ms if self.bytes_per_ms else 0.0, count_macs(layer) / peak if peak else 0.0
+        return count_traffic_bytes(layer, o) / self.bytes_per_ms if self.bytes_per_ms else 0.0, count_macs(layer) / peak if peak else 0.0
 
 
-def _count_traffic_bytes(layer: Layer, o: Option) -> int:
+def count_traffic_bytes(layer: Layer, o: Option) -> int:
     """Bytes that a kernel reads and writes, weights included: as packed, else as they are in the network."""
     constants = [t for t, s in zip(layer.inputs, o.signature.inputs, strict=True) if t is not None and t.is_constant and s is None]
     weights = sum(p.nbytes for p in o.kernel.packed) or sum(evaluate(t.type.nbytes, {}) for t in constants)
