@@ -92,7 +92,7 @@ def test_calls_from_many_threads(engine):
     for t in threads:
         t.join()
     assert wrong == []
-    assert 1 <= len(engine._pool._idle) <= 6
+    assert 1 <= len(engine._pool.idle) <= 6
 
 
 def test_a_failed_call_leaves_the_engine_usable(engine):

@@ -113,14 +113,14 @@ def test_the_small_type_of_most_outputs(types, expected):
 def test_sentences_about_an_accuracy_budget(dropped, end, holds):
     search = SimpleNamespace(layers=range(9), strategy=SimpleNamespace(title="INT8"), info=[], notes=[])
     fit = SimpleNamespace(verdict=SimpleNamespace(text="held"), dropped={str(i): "w" for i in range(dropped)}, holds=holds)
-    PrecisionSearch._report_budget(search, SimpleNamespace(text="1 %"), fit)
+    PrecisionSearch.report_budget(search, SimpleNamespace(text="1 %"), fit)
     assert (search.info if holds else search.notes) == [f"Accuracy: 1 %; held with {dropped} of 9 layers kept out of INT8 {end}"]
     assert not (search.notes if holds else search.info)
 
 
 def test_a_budget_that_costs_no_layer():
     search = SimpleNamespace(layers=range(9), strategy=SimpleNamespace(title="FP8"), info=[], notes=[])
-    PrecisionSearch._report_budget(search, SimpleNamespace(text="1 %"), SimpleNamespace(verdict=None, dropped={}, holds=False))
+    PrecisionSearch.report_budget(search, SimpleNamespace(text="1 %"), SimpleNamespace(verdict=None, dropped={}, holds=False))
     assert search.notes == ["Accuracy: 1 %; not judged: no layer has to leave FP8 for it."]
 
 

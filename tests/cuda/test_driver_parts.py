@@ -136,4 +136,4 @@ def test_callers_that_alternate_between_buffers_capture_one_graph_for_each(monke
         run(output)
     run(10)  # its graph was the oldest one and is closed
     assert len(CountedGraph.captured) == 2 + executor.MAX_GRAPHS + 1
-    assert len(engine._graphs) == executor.MAX_GRAPHS
+    assert len(engine.graphs) == executor.MAX_GRAPHS

@@ -12,7 +12,7 @@ from whet.engine import codec, display_names, engine_bytes, read_engine, schema,
 from whet.engine.check import check_plan
 from whet.engine.file import SECTIONS
 from whet.engine.json_data import LARGEST, Reader
-from whet.engine.layout import _ENTRY, _HEAD, MAX_SECTIONS, VERSION, Section, read_sections, read_table_digests, write_sections
+from whet.engine.layout import ENTRY, HEAD, MAX_SECTIONS, VERSION, Section, read_sections, read_table_digests, write_sections
 from whet.engine.packed import make_packed_sections as packed_sections
 from whet.engine.probe import probe_differs
 from whet.engine.weights import Budget
@@ -135,7 +135,7 @@ def test_texts_of_the_header_may_have_their_longest_length(key):
 
 
 def test_records_may_have_texts_as_long_as_the_largest_section_with_records():
-    assert schema._LONGEST_TEXT == max(SECTIONS[n] for n in SECTIONS if n not in ("weights", "packed"))
+    assert schema.LONGEST_TEXT == max(SECTIONS[n] for n in SECTIONS if n not in ("weights", "packed"))
 
 
 @pytest.mark.parametrize("row", [0, 2])
@@ -143,9 +143,9 @@ def test_records_may_have_texts_as_long_as_the_largest_section_with_records():
 def test_reserved_bytes_of_the_section_table_must_be_zero(row, part):
     """A reader that ignored them would let two files with other bytes have one digest, and a later format could not use them."""
     data = bytearray(written(*(Section(n, [b"x"]) for n in KNOWN)))
-    at = _HEAD.size + row * _ENTRY.size + (_ENTRY.size - 1 if part == "reserved" else 20)
+    at = HEAD.size + row * ENTRY.size + (ENTRY.size - 1 if part == "reserved" else 20)
     data[at] = 1
-    table = data[_HEAD.size : _HEAD.size + len(KNOWN) * _ENTRY.size]
+    table = data[HEAD.size : HEAD.size + len(KNOWN) * ENTRY.size]
     data[32:64] = hashlib.sha256(bytes(data[:32]) + bytes(table)).digest()
     with pytest.raises(EngineError, match="unknown or duplicated"):
         read_sections(memoryview(bytes(data)), KNOWN, frozenset())
@@ -177,7 +177,7 @@ def test_scratch_may_end_before_the_arena_and_not_behind_it():
 
 def header(count, table, size=None, rest=b""):
     """A file with this section table, a valid digest, and `rest` after it."""
-    start = _HEAD.pack(b"whet-eng", VERSION, count, _HEAD.size + len(table) + len(rest) if size is None else size, b"", b"")[:32]
+    start = HEAD.pack(b"whet-eng", VERSION, count, HEAD.size + len(table) + len(rest) if size is None else size, b"", b"")[:32]
     return memoryview(start + hashlib.sha256(start + table).digest() + table + rest)
 
 
@@ -188,14 +188,14 @@ def header(count, table, size=None, rest=b""):
 ])  # fmt: skip
 def test_numbers_of_sections(count, entries, said):
     with pytest.raises(EngineError, match=said):
-        read_sections(header(count, bytes(_ENTRY.size * entries)), KNOWN, frozenset())
+        read_sections(header(count, bytes(ENTRY.size * entries)), KNOWN, frozenset())
 
 
 def test_a_section_ends_within_the_file_and_the_last_one_at_its_end():
     content, at = b"x" * 64, 192
     for size, said in ((64, None), (65, "should begin at 192 and end within 256"), (256, "should begin at 192 and end within 256")):
-        table = _ENTRY.pack(b"a", at, size, hashlib.sha256(content).digest(), b"")
-        data = header(1, table, rest=bytes(at - _HEAD.size - _ENTRY.size) + content)
+        table = ENTRY.pack(b"a", at, size, hashlib.sha256(content).digest(), b"")
+        data = header(1, table, rest=bytes(at - HEAD.size - ENTRY.size) + content)
         assert len(data) == 256
         if said is None:
             assert bytes(read_sections(data, KNOWN, frozenset())["a"]) == content
@@ -203,9 +203,9 @@ def test_a_section_ends_within_the_file_and_the_last_one_at_its_end():
             with pytest.raises(EngineError, match=said):
                 read_sections(data, KNOWN, frozenset())
     for more in (1, 64, 100, 1000):
-        table = _ENTRY.pack(b"a", at, 64, hashlib.sha256(content).digest(), b"")
+        table = ENTRY.pack(b"a", at, 64, hashlib.sha256(content).digest(), b"")
         with pytest.raises(EngineError, match=f"the engine has {more} bytes after its last section"):
-            read_sections(header(1, table, rest=bytes(at - _HEAD.size - _ENTRY.size) + content + bytes(more)), KNOWN, frozenset())
+            read_sections(header(1, table, rest=bytes(at - HEAD.size - ENTRY.size) + content + bytes(more)), KNOWN, frozenset())
 
 
 def test_a_constant_names_an_expression_that_exists():

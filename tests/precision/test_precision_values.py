@@ -19,8 +19,8 @@ from whet.precision.measures import compute_cosine, compute_output_cosine, compu
 from whet.precision.methods import LIMITS
 from whet.precision.ranges import Range, Ranges
 from whet.precision.rounding import (
-    _BLOCK,
-    _DAMP,
+    BLOCK_COLUMNS,
+    DAMPING,
     adapt_weights,
     as_rows,
     compute_expected_error,
@@ -216,7 +216,7 @@ def test_rows_of_products_are_their_inputs():
 def round_one_by_one(w, scale, h):
     """GPTQ by its definition: round the column with the largest diagonal, then move the other columns to where the error is least."""
     n = len(h)
-    h = h + _DAMP * np.diag(h).mean() * np.eye(n)
+    h = h + DAMPING * np.diag(h).mean() * np.eye(n)
     w, out = w.copy(), np.empty_like(w)
     left = list(np.argsort(-np.diag(h), kind="stable"))
     while left:
@@ -228,7 +228,7 @@ def round_one_by_one(w, scale, h):
     return out
 
 
-@pytest.mark.parametrize("n", [1, 5, _BLOCK + 7])
+@pytest.mark.parametrize("n", [1, 5, BLOCK_COLUMNS + 7])
 def test_adaptive_rounding_by_its_definition(n):
     rng = np.random.default_rng(n)
     inputs = rng.standard_normal((4 * n + 3, n)) @ (rng.standard_normal((n, n)) / n + np.diag(rng.uniform(0.2, 2, n)))

@@ -14,7 +14,7 @@ from whet.network import Network, parse_network, parse_type
 from whet.ops import run_network
 from whet.precision import quantize
 from whet.precision.ranges import Range, Ranges
-from whet.precision.tables import _FUNCTIONS, Code, find_code, get_highest_value, insert, insert_tables
+from whet.precision.tables import FUNCTIONS, Code, find_code, get_highest_value, insert, insert_tables
 from whet.runtime import Runtime
 from whet.tactics import is_quantized
 from whet.tactics.cpu._llvm import jit
@@ -52,11 +52,11 @@ def data(n=8):
     return [{"x": rng.standard_normal((1, 8, 12, 12)).astype(np.float32)} for _ in range(n)]
 
 
-@pytest.mark.parametrize("kind", sorted(_FUNCTIONS))
+@pytest.mark.parametrize("kind", sorted(FUNCTIONS))
 @pytest.mark.parametrize("highest", [0.3, 1.0, 4.0, 20.0])
 def test_a_code_loses_little_precision(kind, highest):
     """Rounding before the activation costs less than 5 dB on normal values; a second rounding of equal size costs 3 dB."""
-    f, found = _FUNCTIONS[kind], find_code(kind, highest)
+    f, found = FUNCTIONS[kind], find_code(kind, highest)
     x = np.random.default_rng(0).standard_normal(20000) * highest / 3.5
     y = f(x)
     step = (y.max() - y.min()) / 255

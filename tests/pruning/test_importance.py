@@ -13,12 +13,12 @@ from whet.frontends import network_from_onnx
 from whet.network import Weight, parse_network
 from whet.ops import OPS, run_layer, run_network, sample_layer
 from whet.pruning import PruneConfig, Samples, branches, groups, importance, prune, silence_branches, zero_channels
-from whet.pruning._vjp import _MOVES, _RULES, backpropagate, needs_cotangent
+from whet.pruning._vjp import MOVES, RULES, backpropagate, needs_cotangent
 from whet.pruning.importance import KINDS
 
 RNG = np.random.default_rng(0)
 POINTWISE = {"Relu", "Mul", "Div", "Clip", "PRelu", "HardSwish", "Pow"}  # a sample of them: all share one code path
-CASES = [(n, i) for n, o in sorted(OPS.items()) if n in {*_RULES, *_MOVES, *POINTWISE} for i in range(len(o.samples))]
+CASES = [(n, i) for n, o in sorted(OPS.items()) if n in {*RULES, *MOVES, *POINTWISE} for i in range(len(o.samples))]
 
 
 @pytest.mark.parametrize(("name", "i"), CASES)

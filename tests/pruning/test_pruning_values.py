@@ -21,7 +21,7 @@ from whet.pruning.rounding import count_steps_per_comparison
 from whet.pruning.sensitivity import run_batch, sum_units
 from whet.pruning.shrink import shrink_layer
 from whet.pruning.sizes import Overlaps, Part
-from whet.pruning.sparsity_advice import EngineTimes, _Rates, count_traffic_bytes
+from whet.pruning.sparsity_advice import EngineTimes, PeakRates, count_traffic_bytes
 from whet.pruning.target import Target
 from whet.sparsity import force_two_four, parse_pattern
 
@@ -197,10 +197,10 @@ def test_a_layer_that_was_lowered_with_other_inputs_keeps_its_time(monkeypatch):
 
 def test_rates_without_a_declared_peak_or_a_timed_layer_are_zero():
     backend = SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=()))
-    rates = _Rates.of(backend, [])
+    rates = PeakRates.of(backend, [])
     assert (rates.bytes_per_ms, rates.macs_per_ms, rates.declared, rates.sparse_arithmetic) == (0, 0, {}, False)
     fast = SimpleNamespace(peaks=lambda: {"bytes": 5e3}, capabilities=SimpleNamespace(features=("wgmma",)))
-    assert (_Rates.of(fast, []).bytes_per_ms, _Rates.of(fast, []).sparse_arithmetic) == (5, True)
+    assert (PeakRates.of(fast, []).bytes_per_ms, PeakRates.of(fast, []).sparse_arithmetic) == (5, True)
 
 
 def test_a_target_is_tightened_by_how_far_the_engine_missed_it(monkeypatch):
@@ -220,7 +220,7 @@ def test_a_target_is_tightened_by_how_far_the_engine_missed_it(monkeypatch):
     meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
     config, costs = SimpleNamespace(engines=True, build=None), SimpleNamespace()
     target = Target("latency", ratio=0.5)
-    choice, report, larger = prune._select_by_engine_time(None, config, target, [], lambda: costs, meter, within, lambda costs, share: share, None)
+    choice, report, larger = prune.select_by_engine_time(None, config, target, [], lambda: costs, meter, within, lambda costs, share: share, None)
     assert asked == pytest.approx([0.5, 0.5 * 0.5 / 0.9, 0.5 * 0.5 / 0.9 * 0.5 / 0.6])
     assert (choice.after, report.predicted, larger) == (asked[-1], (1.0, asked[-1]), asked[-1])
 
@@ -242,7 +242,7 @@ def test_the_search_ends_when_the_engine_meets_the_target(monkeypatch, after, tr
     backend, table = SimpleNamespace(capabilities=SimpleNamespace(executes=True)), SimpleNamespace(save=lambda: None)
     meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
     config, target = SimpleNamespace(engines=True, build=None), Target("latency", ratio=0.5)
-    prune._select_by_engine_time(None, config, target, [], SimpleNamespace, meter, within, lambda costs, share: share, None)
+    prune.select_by_engine_time(None, config, target, [], SimpleNamespace, meter, within, lambda costs, share: share, None)
     assert asked == pytest.approx([0.5 * (5 / after) ** n for n in range(tries)])
 
 
@@ -252,11 +252,11 @@ def test_floors_are_the_time_of_bytes_and_of_products_at_the_peak_rates():
     kernel = SimpleNamespace(packed=[], inputs=[128], outputs=[64])
     signature = SimpleNamespace(inputs=(SimpleNamespace(dtype=SimpleNamespace(name="f32")), None))
     option = SimpleNamespace(kernel=kernel, signature=signature, cost=2.0, ms=1)
-    none = _Rates.of(SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=())), [])
+    none = PeakRates.of(SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=())), [])
     assert none.floors_ms(net.layers[0], option) == (0.0, 0.0)
     declared = SimpleNamespace(peaks=lambda: {"bytes": 112e3, "f32": 32e3}, capabilities=SimpleNamespace(features=()))
-    assert _Rates.of(declared, []).floors_ms(net.layers[0], option) == (2.0, 4.0)
-    timed = _Rates.of(SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=())), [SimpleNamespace(layer=net.layers[0], dense=option)])
+    assert PeakRates.of(declared, []).floors_ms(net.layers[0], option) == (2.0, 4.0)
+    timed = PeakRates.of(SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=())), [SimpleNamespace(layer=net.layers[0], dense=option)])
     assert (timed.bytes_per_ms, timed.macs_per_ms) == (112, 32)
     assert timed.floors_ms(net.layers[0], option) == (2.0, 2.0)
 

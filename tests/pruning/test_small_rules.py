@@ -15,7 +15,7 @@ from whet.pruning.costs import Costs
 from whet.pruning.cut import cut
 from whet.pruning.floor import reweight_scores
 from whet.pruning.permute import reorder
-from whet.pruning.reconstruction import _WIDEST, compute_reconstruction_scores, is_contracted
+from whet.pruning.reconstruction import MOST_UNKNOWNS, compute_reconstruction_scores, is_contracted
 from whet.pruning.recovery import RecoveryConfig, recover
 from whet.pruning.unstructured import compute_zero_fraction, zero_smallest
 
@@ -87,10 +87,10 @@ CONTRACTIONS = [
     ("Conv(%x, %w)", "1,8,4,4", "3,8,3,3", 2, False),
     ("Conv(%x, %w, group=2)", "1,8,4,4", "4,4,3,3", 1, False),
     ("Conv(%x, %w)", "1,1000,4,4", "3,1000,3,3", 1, False),  # its Gram matrix would be too large
-    ("Conv(%x, %w)", f"1,{_WIDEST},1,1", f"1,{_WIDEST},1,1", 1, True),  # the largest one
-    ("Conv(%x, %w)", f"1,{_WIDEST + 1},1,1", f"1,{_WIDEST + 1},1,1", 1, False),
-    ("Gemm(%x, %w)", f"1,{_WIDEST}", f"{_WIDEST},1", 1, True),
-    ("Gemm(%x, %w)", f"1,{_WIDEST + 1}", f"{_WIDEST + 1},1", 1, False),
+    ("Conv(%x, %w)", f"1,{MOST_UNKNOWNS},1,1", f"1,{MOST_UNKNOWNS},1,1", 1, True),  # the largest one
+    ("Conv(%x, %w)", f"1,{MOST_UNKNOWNS + 1},1,1", f"1,{MOST_UNKNOWNS + 1},1,1", 1, False),
+    ("Gemm(%x, %w)", f"1,{MOST_UNKNOWNS}", f"{MOST_UNKNOWNS},1", 1, True),
+    ("Gemm(%x, %w)", f"1,{MOST_UNKNOWNS + 1}", f"{MOST_UNKNOWNS + 1},1", 1, False),
     ("Gemm(%x, %w)", "5,8", "8,3", 1, True),
     ("Gemm(%x, %w)", "5,8", "8,3", 0, False),
     ("Gemm(%x, %w, transA=1)", "8,5", "8,3", 1, False),

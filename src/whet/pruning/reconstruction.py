@@ -26,7 +26,7 @@ _ROWS, _PER_UNKNOWN = 8192, 4  # positions of a Gram matrix: at least the first,
 _DAMPING = 1e-3  # relative to the mean diagonal of a Gram matrix, as the ridge of the recovery
 _STEPS = 64  # removal steps of a group: larger groups lose several units per step
 _LEAST = 1e-6  # of the mean sensitivity of a layer's channels: ties between channels without influence are broken by their errors
-_WIDEST = 4608  # unknowns of a layer above which only the energy of its inputs is used
+MOST_UNKNOWNS = 4608  # unknowns of a layer above which only the energy of its inputs is used
 
 
 @dataclass
@@ -221,10 +221,10 @@ def is_contracted(layer: Layer, axis: int) -> bool:
     if w is None or not w.is_constant:
         return False
     if layer.op == "Conv":
-        return axis == 1 and layer.attrs["group"] == 1 and int(np.prod(w.shape[1:])) <= _WIDEST
+        return axis == 1 and layer.attrs["group"] == 1 and int(np.prod(w.shape[1:])) <= MOST_UNKNOWNS
     last = layer.needs(0).type.rank - 1
     plain = layer.op == "MatMul" or (layer.op == "Gemm" and not layer.attrs["transA"])
-    return plain and w.type.rank == 2 and axis == last and layer.needs(0).shape[last] <= _WIDEST
+    return plain and w.type.rank == 2 and axis == last and layer.needs(0).shape[last] <= MOST_UNKNOWNS
 
 
 def _compute_quadratic(

@@ -51,7 +51,7 @@ class SegmentedRuns:
         self.own = make_segments(net, self.cuts, self.outputs) or []
         self._engines: dict[_Segment, EngineRun] = {}
         self._samples = list(samples)  # kept alive, so that no other object gets the same id
-        self._known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # per sample: the tensors that cross each cut
+        self.known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # per sample: the tensors that cross each cut
         self._bytes = 0
 
     def __call__(self, net: Network, names: list[str]) -> EngineRun | _SegmentedRun:
@@ -71,12 +71,12 @@ class SegmentedRuns:
 
     def read_known(self, feeds: Values, most: int) -> tuple[int, dict[str, np.ndarray]]:
         """(number of leading segments of the base network, at most `most`, cached for a sample; the values at the last cut)."""
-        before = self._known.get(id(feeds), [])[:most]
+        before = self.known.get(id(feeds), [])[:most]
         return len(before), dict(before[-1]) if before else dict(feeds)
 
     def keep(self, feeds: Values, cut: int, values: Mapping[str, np.ndarray]) -> None:
         """Caches the tensors that cross a cut for a sample, if those of earlier cuts are cached and there is room."""
-        size, before = sum(a.nbytes for a in values.values()), self._known.get(id(feeds))
+        size, before = sum(a.nbytes for a in values.values()), self.known.get(id(feeds))
         if before is not None and len(before) == cut and self._bytes + size <= self.cache_bytes:
             self._bytes += size
             before.append(dict(values))

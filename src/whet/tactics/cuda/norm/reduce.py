@@ -19,7 +19,7 @@ from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int64, 
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, count_blocks, launch, list_float_types, make_stored_signature
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
-_OPS = {
+OPS = {
     "ReduceSum": 0, "ReduceMean": 1, "ReduceMax": 2, "ReduceMin": 3, "ReduceProd": 4, "ReduceSumSquare": 5, "ReduceL2": 6, "ReduceL1": 7,
     "ReduceLogSum": 8, "ReduceLogSumExp": 9,
 }  # fmt: skip
@@ -43,7 +43,7 @@ class ReduceArguments(Arguments, kernel="reduce.cu"):
 class Reduce(UnfusedTactic):
     """Neighbouring axes count as one; at most four runs of kept and of reduced ones."""
 
-    ops = tuple(_OPS)
+    ops = tuple(OPS)
     constants = "the axes are"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -67,7 +67,7 @@ class Reduce(UnfusedTactic):
         kept, over, wide = vectorize_walks(*walks)
         results, count = prod(kept[0]), prod(over[0])
         threads = 1 if count <= 8 or (over[1][-1] != 1 and results >= 4096) else 32 if count <= 2048 or results >= 2048 else 256
-        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "OP": _OPS[layer.op], "T": threads, "WIDE": wide}
+        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "OP": OPS[layer.op], "T": threads, "WIDE": wide}
 
         def make(args: Args) -> list:
             arguments = ReduceArguments(

@@ -94,7 +94,7 @@ class _Sizes:
 
 
 @dataclass(frozen=True)
-class _Distribution:
+class Distribution:
     """Distribution of a direction to a cluster: blocks, warps of a block, tiles of a warp, groups of four sequences."""
 
     cluster: int
@@ -161,7 +161,7 @@ class ClusterRecurrent(RecurrentTactic):
         return [tuple(asdict(x).items()) for x in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        sizes, distribution = get_sizes(layer, signature), _Distribution(**{k: int(v) for k, v in config})
+        sizes, distribution = get_sizes(layer, signature), Distribution(**{k: int(v) for k, v in config})
         if not distribution.fits(sizes, get_shared_limit(backend)):
             raise PlanRefused(f"{distribution} does not hold {sizes.units} units")
         kind, holes = signature.outputs[0].dtype, has_peepholes(layer)
@@ -225,7 +225,7 @@ def _select_product_split(sizes: _Sizes) -> tuple[int, int, int]:
     return (1, 4, 4) if sizes.steps * sizes.sequences <= _FEW_POSITIONS else (4, 1, 8)
 
 
-def make_macros(layer: Layer, signature: Signature, sizes: _Sizes, distribution: _Distribution) -> dict[str, Any]:
+def make_macros(layer: Layer, signature: Signature, sizes: _Sizes, distribution: Distribution) -> dict[str, Any]:
     """The macros of an instance."""
     kind = signature.outputs[0].dtype.name
     row_warps, k_warps, positions = _select_product_split(sizes)
@@ -238,20 +238,20 @@ def make_macros(layer: Layer, signature: Signature, sizes: _Sizes, distribution:
     }  # fmt: skip
 
 
-def _list_distributions(sizes: _Sizes, backend: Backend) -> list[_Distribution]:
+def _list_distributions(sizes: _Sizes, backend: Backend) -> list[Distribution]:
     """Distributions that fit, the most promising first."""
-    found: dict[_Distribution, float] = {}
+    found: dict[Distribution, float] = {}
     for cluster in _CLUSTERS:
         own = -(-sizes.tiles // cluster)
         for tiles in _TILES:
             for columns in _COLUMNS:
-                distribution = _Distribution(cluster, -(-own // tiles), tiles, columns)
+                distribution = Distribution(cluster, -(-own // tiles), tiles, columns)
                 if distribution.fits(sizes, get_shared_limit(backend)) and (columns == 1 or 2 * columns < sizes.sequences):
                     found[distribution] = _estimate(sizes, distribution, backend.capabilities.multiprocessors)
     return sorted(found, key=lambda w: (found[w], w.cluster, w.warps))[:_MOST_CONFIGS]
 
 
-def _estimate(sizes: _Sizes, distribution: _Distribution, multiprocessors: int) -> float:
+def _estimate(sizes: _Sizes, distribution: Distribution, multiprocessors: int) -> float:
     """Rough cycles of a step, which only order candidates: products of a scheduler or their latency, weights from shared memory, exchange."""
     products = distribution.tiles * distribution.columns * sizes.parts * sizes.depth
     tensor = max(-(-distribution.warps // 4) * products * 8, products * 33 / max(4, distribution.tiles * distribution.columns))
