@@ -88,6 +88,7 @@ def _sort_options(search: Search, layer: Layer, chosen: Mapping[str, Option]) ->
 
 
 def explain_rejection(o: Option, selected: Option) -> str:
+    """Why a timed option lost to the selected one."""
     if o.ms is None or selected.ms is None:
         return "listed after the chosen one, and nothing was timed"
     cold = "" if not o.cold_ms or not selected.cold_ms else f", {(o.cold_ms / selected.cold_ms - 1) * 100:+.0f} % with cold weights"

@@ -99,6 +99,7 @@ def make_inputs(engine: Any, shapes: dict[str, tuple[int, ...]], spec: str) -> d
 
 
 def read_input_file(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An input's array from an .npy, .npz or raw file. UsageError for a file of another size or shape."""
     if path.suffix in (".npz", ".npy"):
         found = read_arrays(path, UsageError, "--loadInputs: ")
         if isinstance(found, dict) and not found:

@@ -303,6 +303,7 @@ def _apply_sparsity(log: Log, net, config):
 
 
 def log_sparse_layers(log: Log, plan) -> None:
+    """Logs the layers that could be sparse, those that are, and why the rest are dense."""
     from whet.inspector import sparsity_lines, sparsity_rows
     from whet.sparsity import list_eligible_layers
     from whet.sparsity.report import explain_dense_layers, list_sparse_layers
@@ -345,6 +346,7 @@ def _print_layers(o: Options, log: Log, engine) -> None:
 
 
 def write_text_file(path: Path, text: str, log: Log) -> None:
+    """Writes a file that a flag asked for. UsageError if it cannot be written."""
     try:
         with replace_atomically(path) as part:
             part.write_text(text)

@@ -131,6 +131,7 @@ def _make_random(t: Any, shapes: dict[str, tuple[int, ...]], rng: np.random.Gene
 
 
 def save_compared_values(path: str, values: tuple[dict, dict]) -> None:
+    """Writes the compared values of both sides as .npz. UsageError if that fails."""
     from whet.errors import UsageError
     from whet.files import replace_atomically
 

@@ -23,6 +23,7 @@ def decode_choices(data: Reader) -> dict[str, Choice]:
 
 
 def decode_choice(r: Reader) -> Choice:
+    """A layer's choice from its record. EngineError for a damaged one."""
     r.object("tactic", "config", "inputs", "outputs", "inplace", "implementation", "rtol", "deterministic")
     return Choice(
         tactic=r["tactic"].text(200),
@@ -37,6 +38,7 @@ def decode_choice(r: Reader) -> Choice:
 
 
 def decode_config(r: Reader) -> tuple[tuple[str, int | str], ...]:
+    """A tactic's configuration from its record."""
     made: list[tuple[str, int | str]] = []
     for name, value in (pair.rows(2) for pair in r.rows()):
         made.append((name.text(200), value.text(1000) if isinstance(value.value, str) else value.integer(-(1 << 62), 1 << 62)))

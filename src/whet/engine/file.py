@@ -164,6 +164,7 @@ def _open(source: Source) -> _Opened:
 
 
 def require_sections(parts: Mapping[str, memoryview]) -> None:
+    """Raises EngineError for a missing section."""
     missing = [n for n in REQUIRED if n not in parts]
     if missing or ("packed" in parts) != ("packed_index" in parts):
         raise EngineError(f"the engine has no section '{missing[0] if missing else 'packed'}': it is incomplete")
@@ -226,6 +227,7 @@ def _read(data: memoryview, defer: bool) -> EnginePlan:
 
 
 def check_probe(plan: EnginePlan) -> None:
+    """Raises EngineError if the probe does not fit the network and its profile."""
     if not plan.probe:
         return
     inputs = {t.name: t for t in plan.network.inputs}

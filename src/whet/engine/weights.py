@@ -237,6 +237,7 @@ class _Constant:
 
 
 def read_constants(rows: Reader, nodes: Sequence[Node], types: Mapping[str, TensorType]) -> Iterator[_Constant]:
+    """The constants, each with its stored array, its expression or both."""
     for row in rows.rows():
         digest, type_text, number, stored = row.rows(4)
         type_, node = _decode_type(type_text), None
@@ -377,6 +378,7 @@ def _make_damage_error(name: str) -> EngineError:
 
 
 def read_nodes(rows: Reader) -> list[Node]:
+    """The nodes of the expressions; arguments are earlier nodes."""
     nodes: list[Node] = []
     values: dict[str, Any] = {}  # of attributes by text: most are the same for all layers
     for k, row in enumerate(rows.rows()):

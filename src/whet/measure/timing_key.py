@@ -115,6 +115,7 @@ def compute_source_digest(tactic: Tactic) -> str:
 
 @cache
 def compute_digest(modules: tuple[str, ...]) -> str:
+    """The digest of the source files of modules, of all modules that these import, and of the kernels beside them."""
     h, folders = hashlib.sha256(), set()
     for name in sorted({name for module in modules for name in find_transitive_modules(module)}):
         path = _find_file(name)
@@ -128,6 +129,7 @@ def compute_digest(modules: tuple[str, ...]) -> str:
 
 @cache
 def read_content(path: Path) -> str:
+    """A file's digest."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

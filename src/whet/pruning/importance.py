@@ -90,10 +90,12 @@ def importance(
 
 
 def normalize_scores(v: np.ndarray) -> np.ndarray:
+    """Scores with mean 1; ones if no score is positive."""
     return v / v.mean() if v.mean() > 0 else np.ones(len(v))
 
 
 def compute_gate_scores(seen: Gates, kind: str, name: str) -> np.ndarray:
+    """The scores of a gate by a criterion that needs data."""
     return np.sqrt(seen.energy[name]) if kind == "activation" else seen.first(name) if kind == "taylor1" else seen.second(name)
 
 

@@ -248,6 +248,7 @@ def _compute_quadratic(
 
 
 def compute_output_size(layer: Layer, x: np.ndarray) -> Sequence[int]:
+    """The spatial sizes of a convolution's output for an input of this shape."""
     from whet.ops.conv import get_window_attributes
 
     strides, dilations, pads = get_window_attributes(layer)
@@ -257,6 +258,7 @@ def compute_output_size(layer: Layer, x: np.ndarray) -> Sequence[int]:
 
 
 def draw_positions(count: int, unknowns: int, rng: np.random.Generator) -> np.ndarray:
+    """The rows that a least-squares problem takes: all, or a random part that determines its unknowns well."""
     limit = max(_ROWS, _PER_UNKNOWN * unknowns)
     return np.arange(count) if count <= limit else np.sort(rng.choice(count, limit, replace=False))
 

@@ -205,6 +205,7 @@ def _sum_squares(a: np.ndarray) -> float:
 
 
 def compute_row_limit(rows: int, unknowns: int) -> int:
+    """Rows of a least-squares problem that fit into memory, at least four per unknown."""
     return max(min(rows, _NUMBERS // unknowns), 4 * unknowns)
 
 

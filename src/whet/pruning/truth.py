@@ -84,6 +84,7 @@ def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: fl
 
 
 def measure_seconds(bound: BoundEngine) -> float:
+    """Seconds of one run."""
     return bound.seconds(1)[0]
 
 

@@ -163,6 +163,7 @@ def _describe_result(r: Mapping[str, Any]) -> str:
 
 
 def describe_candidate(r: Mapping[str, Any]) -> str:
+    """A candidate in a few words: precision, batch, cuts."""
     c = r["candidate"]
     cuts = [v for v in c.get("widths", {}).values() if v > 0]
     parts = [c["precision"]]

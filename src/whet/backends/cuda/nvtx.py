@@ -17,6 +17,7 @@ from whet.errors import BackendError
 
 @cache
 def load_package() -> Any:
+    """The package nvtx. BackendError without it."""
     try:
         import nvtx
     except ImportError as error:

@@ -76,4 +76,5 @@ def compare_engines(plans: list[EnginePlan], backend: Backend, config: BuildConf
 
 
 def run_once(bound: BoundEngine) -> float:
+    """Seconds of one run."""
     return bound.seconds(1)[0]

@@ -50,6 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def wait_for_end_of_parent() -> None:
+    """Ends this process when its parent has ended, which closes the pipe to standard input."""
     while os.read(0, 4096):
         pass
     if os.getpgrp() == os.getpid():  # group leader: child processes end with it

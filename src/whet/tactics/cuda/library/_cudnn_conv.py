@@ -243,6 +243,7 @@ def _get_image_sizes(t: Tensor) -> tuple[int, int, int, int]:
 
 
 def match_cudnn_epilogue(layer: Layer) -> Epilogue | str:
+    """The epilogue as cuDNN computes it, or why it cannot."""
     return match_epilogue(layer, find_epilogue_steps(layer))
 
 

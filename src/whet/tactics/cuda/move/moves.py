@@ -115,6 +115,7 @@ def _list_sources(layer: Layer) -> list[int]:
 
 
 def match_moves(layer: Layer, signature: Signature, config: Config = ()) -> MovesCode | str:
+    """The code of the moves, or why there is none."""
     formats = {i: signature.needs(i).format for i in _list_sources(layer)}
     return describe_moves(lambda: MovesCode(layer, formats, signature.outputs[0].format, bool(config), int(dict(config).get("together", 1))))
 
@@ -131,6 +132,7 @@ def _count_warps(row: int) -> int:
 
 
 def make_macros(code: MovesCode, signature: Signature, config: Config) -> dict[str, Any]:
+    """The macros of an instance."""
     stored, many, joint = signature.needs(code.sources[0]), _count_rows_per_warp(config), dict(config).get("together", 0)
     each = -(-code.row // (32 * _count_warps(code.row))) if code.row else _EACH
     types: dict[str, Any] = {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name]}

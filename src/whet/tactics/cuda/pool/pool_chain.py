@@ -82,6 +82,7 @@ def _count_shared_bytes(h: int, w: int, side: int = 1) -> int:
 
 
 def make_macros(layer: Layer, signature: Signature, side: int) -> dict[str, int]:
+    """The macros of an instance."""
     h, w = static_shape(layer.needs(0).shape)[2:]
     pools = [x for x in layer.regions["body"].layers if x.op == "MaxPool"]
     kind = signature.outputs[0].dtype.name

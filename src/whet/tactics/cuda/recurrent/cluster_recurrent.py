@@ -203,6 +203,7 @@ class ClusterRecurrent(RecurrentTactic):
 
 
 def get_sizes(layer: Layer, signature: Signature) -> _Sizes:
+    """The sizes of a recurrent layer."""
     x, (directions, _, units) = static_shape(layer.needs(0).shape), static_shape(layer.needs(2).shape)
     steps, sequences = (x[1], x[0]) if layer.attrs["layout"] else (x[0], x[1])
     twice = layer.op == "GRU" and not layer.attrs.get("linear_before_reset")
