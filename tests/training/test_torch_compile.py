@@ -23,7 +23,10 @@ from whet.torch_compile.engine_call import match_none
 ROOT = Path(__file__).parents[2]
 QUICK = {"optimization_level": 0, "timing_cache": "", "threads": 1}
 LOG = "whet.torch_compile"
-pytestmark = pytest.mark.filterwarnings("ignore::whet.runtime.EngineWarning")  # other shapes than the tuned ones may use other kernels
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::whet.runtime.EngineWarning"),  # other shapes than the tuned ones may use other kernels
+    pytest.mark.usefixtures("shared_registry"),
+]
 
 
 class Residual(nn.Module):

@@ -20,6 +20,7 @@ from platformdirs import user_cache_dir
 from whet.errors import CacheError
 
 VERSION = 1
+SYNCHRONOUS = "NORMAL"  # SQLite: a commit waits for the disk
 _WAIT_SECONDS = 60.0
 _LONGEST_VALUE = 2**24  # bytes
 
@@ -77,7 +78,7 @@ class TimingCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             db = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
             db.text_factory = _decode
-            db.execute("PRAGMA synchronous=NORMAL")
+            db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
             if foreign := find_foreign(db):
                 db.close()
                 self._give_up(f"it holds {foreign}, which whet does not write")
