@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_networks.py [--rows bert_base_128:1,vit_b_16:32,...] [--exporter torchscript|dynamo] [--attention sdpa|eager]
                                       [--opset N] [--peers eager,compile,tensorrt] [--ahead N] [--budget SECONDS] [--limit SECONDS A BUILD]
-                                      [--layers] [--without PASS,...]
+                                      [--layers] [--without PASS,...] [--quantized int8,fp8]
 
 Each row is a process of its own: the network with random weights (seed 0) is exported to ONNX at a fixed batch (by the other exporter if the first
 fails; the row says which), built at FP16 with verification (cold caches), and timed in rounds that alternate between whet's engine, torch eager in
@@ -12,7 +12,11 @@ includes verification, `stages_s` are its longest stages. Rows are built and tim
 and exported by `--ahead` processes. A row that fails states the error and the stages that it has reached, a row that is stopped the stages; `banned`
 are kernels that verification refused.
 --layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
---without times a second engine, built without these passes, interleaved with the others. Results: $OUT/gpu_networks.json.
+--without times a second engine, built without these passes, interleaved with the others. --quantized does so with engines for which INT8 or FP8 are
+permitted too, calibrated on mirrored and on shifted inputs, within an accuracy budget of 30 dB; `<type>_snr_db` is that of the outputs against torch
+in FP32 (`snr_db`: of the FP16 engine), `<type>_layers` counts the layers that the choice by time and accuracy left in that type, and
+`<type>_engines` has time and decibels of each engine that was compared.
+Results: $OUT/gpu_networks.json.
 Needs torch, torchvision, timm and transformers.
 """
 
@@ -73,6 +77,29 @@ def layer_times(plan: Any, bound: Any) -> list[tuple[str, str, float, str, str]]
     return rows
 
 
+def snr_db(want: Any, got: Any) -> float:
+    """The signal-to-noise ratio of outputs in decibels."""
+    import numpy as np
+
+    noise = float(np.square(got.astype(np.float64) - want).sum())
+    return round(10 * float(np.log10(np.square(want.astype(np.float64)).sum() / max(noise, 1e-30))), 2)
+
+
+def build_quantized(path: str, kind: str, named: dict[str, Any]) -> Any:
+    """The engine of an ONNX file with FP16 and `kind` ("int8", "fp8") permitted, within 30 dB on mirrored and shifted inputs."""
+    from whet.builder import BuildConfig
+    from whet.builder.precision.calibration import Calibration
+    from whet.builder.precision.float8 import build_float8
+    from whet.builder.precision.int8 import build_int8
+    from whet.frontends.onnx import network_from_onnx
+    from whet.precision.budget import Budget
+
+    samples = [{n: change(v).numpy() for n, v in named.items()} for change in (lambda v: v.flip(-1), lambda v: v.roll(7, -1))]
+    build_engine = build_int8 if kind == "int8" else build_float8
+    config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
+    return build_engine(network_from_onnx(path), config, Calibration(lambda: samples), budget=Budget("snr", 30.0), progress=Stages())
+
+
 def measure_row(args: argparse.Namespace) -> dict[str, Any]:
     """The result of one network; runs in a process of its own, which waits for a line of standard input before it builds."""
     import numpy as np
@@ -88,6 +115,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
     from whet.errors import WhetError
     from whet.frontends.onnx import network_from_onnx
     from whet.runtime import Runtime, bind
+    from whet.tactics._fused import is_quantized
 
     torch.manual_seed(0)
     threads = torch.get_num_threads()
@@ -141,6 +169,21 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
             row["without_layers"] = len(other.network.layers)
             timed["without_layer_us"] = (other, other_bound)
             sides["without"] = lambda count: statistics.median(other_bound.seconds(count)) * 1e3
+        for kind in [k for k in args.quantized.split(",") if k]:
+            begun = time.perf_counter()
+            quantized = build_quantized(path, kind, named)
+            row[f"{kind}_build_s"] = round(time.perf_counter() - begun, 1)
+            compared = quantized.report.precision_choice
+            row[f"{kind}_engines"] = [[c.what, round(c.ms, 4), c.accuracy and round(c.accuracy, 2), c.kept] for c in compared]
+            row[f"{kind}_layers"] = sum(map(is_quantized, quantized.network.layers))
+            write_engine(quantized, f"{folder}/{kind}.engine")
+            with Runtime().load(f"{folder}/{kind}.engine") as engine:
+                values8 = next(iter(engine.create_context().run({n: v.numpy() for n, v in named.items()}).values()))
+            row["snr_db"], row[f"{kind}_snr_db"] = snr_db(want, got), snr_db(want, values8)
+            bound8 = bind(quantized, gpu)
+            bound8.run()
+            timed[f"{kind}_layer_us"] = (quantized, bound8)
+            sides[kind] = lambda count, bound8=bound8: statistics.median(bound8.seconds(count)) * 1e3
     device = [v.cuda().half() if v.is_floating_point() else v.cuda() for v in values]
     with torch.no_grad():
         fast = net.half().cuda()
@@ -179,7 +222,8 @@ class Worker:
 
     def __init__(self, asked: str, args: argparse.Namespace, end: float) -> None:
         self.asked, self.limit, self.end = asked, args.limit, end
-        options = [f"--{n}={getattr(args, n)}" for n in ("exporter", "attention", "opset", "peers", "without")] + ["--layers"] * args.layers
+        passed_on = ("exporter", "attention", "opset", "peers", "without", "quantized")
+        options = [f"--{n}={getattr(args, n)}" for n in passed_on] + ["--layers"] * args.layers
         self.errors = tempfile.TemporaryFile("w+")
         pipe = subprocess.PIPE
         command = [sys.executable, __file__, "--one", asked, *options]
@@ -247,6 +291,7 @@ def main() -> None:
     p.add_argument("--limit", type=float, default=420, help="seconds after which a row is stopped: its export, then its build and timing")
     p.add_argument("--layers", action="store_true", help="the time of each layer, too")
     p.add_argument("--without", default="", help="passes, separated by commas, that a second engine is built without")
+    p.add_argument("--quantized", default="", help="int8, fp8 or both: engines with these types permitted within 30 dB, too")
     p.add_argument("--one", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.one:
@@ -266,7 +311,7 @@ def main() -> None:
         worker = workers.pop(0)
         name, batch = worker.asked.split(":")
         rows.append({"network": name, "batch": int(batch), **worker.row()})
-        print(json.dumps({k: v for k, v in rows[-1].items() if k not in ("layer_us", "without_layer_us")}), flush=True)
+        print(json.dumps({k: v for k, v in rows[-1].items() if not k.endswith("layer_us")}), flush=True)
         folder = Path(os.environ.get("OUT", "."))
         device = next((r["device"] for r in rows if "device" in r), "")
         record = {**provenance(("numpy", "torch", "torchvision", "timm", "transformers")), "device": device, "rows": rows}
