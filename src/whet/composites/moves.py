@@ -75,6 +75,22 @@ def channel_shuffle_sample(images: int, groups: int, group_size: int, h: int, w:
     return Sample(inputs, {"composite": "Moves"}, regions)
 
 
+def shuffled_sample(images: int, parts: tuple[int, ...], groups: int, h: int, w: int, part: tuple[int, int] | None = None) -> Sample:
+    """Tensors of `parts` channels concatenated, and their channels shuffled between the groups; of the result the channels `part`."""
+    c = sum(parts)
+    inputs = [f"f32[{images},{n},{h},{w}]" for n in parts]
+
+    def regions() -> Regions:
+        body, own = new_body(inputs)
+        split_shape = body.constant(np.array([images, groups, c // groups, h, w]), "split_shape")
+        transposed = body.add("Transpose", body.add("Reshape", body.add("Concat", *own, axis=1), split_shape), perm=(0, 2, 1, 3, 4))
+        y = body.add("Reshape", transposed, body.constant(np.array([images, c, h, w]), "whole"))
+        body.mark_output(body.add("Slice", y, starts=part[:1], ends=part[1:], axes=(1,), steps=(1,)) if part else y)
+        return {"body": body}
+
+    return Sample(inputs, {"composite": "Moves"}, regions)
+
+
 def rotary_sample(images: int, heads: int, positions: int, size: int, rotated: int) -> Sample:
     """Rows of all heads become one image of rows per head, whose first `rotated` features are rotated by the angles of their positions."""
     rng = np.random.default_rng(5)
@@ -135,6 +151,9 @@ MOVES = composite(
         channel_shuffle_sample(2, 2, 8, 5, 3),
         channel_shuffle_sample(1, 3, 4, 1, 9),
         channel_shuffle_sample(1, 2, 4, 2, 150),
+        shuffled_sample(2, (6, 6), 2, 5, 3),
+        shuffled_sample(1, (29, 29), 2, 14, 9, part=(29, 58)),
+        shuffled_sample(2, (5, 3, 4), 3, 4, 6, part=(2, 9)),
         rotary_sample(2, 3, 5, 8, 8),
         rotary_sample(1, 4, 33, 64, 64),
         rotary_sample(1, 2, 7, 24, 16),
@@ -169,6 +188,46 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if unknown is not None:
         return Skip(f"%{unknown.name} is an input of the network, which is row-major already")
     return fuse_flat(g, MOVES.kind, *members)
+
+
+@MOVES.matcher("Reshape", "Slice", after=["fuse_moves"], level=2)
+def fuse_shuffle(g: Graph, layer: Layer) -> Tensor | Skip | None:
+    """A Concat of channels and their shuffle between groups (ShuffleNet) become one layer; of Slices of the result each has a layer of its own.
+
+    So the values are read where the Concat's parts are and written once, in any format, instead of three or four times and row-major.
+    """
+    whole = g.maker(layer.inputs[0]) if layer.op == "Slice" else layer
+    if whole is None or whole.op != "Reshape" or not _is_member(layer):
+        return None
+    sliced = all(r.op == "Slice" and _is_member(r) for r in g.readers(whole.output)) and not g.is_output(whole.output)
+    shuffle = _match_shuffle(g, whole)
+    if shuffle is None or sliced != (layer is not whole):
+        return None
+    joined = shuffle[0]
+    for value, reader in zip((x.output for x in shuffle), shuffle[1:], strict=False):
+        if reason := g.escapes(value, reader):
+            return Skip(reason)
+    if len(set(joined.inputs)) > _MAX_SOURCES:
+        return Skip(f"it reads {len(set(joined.inputs))} tensors, at most {_MAX_SOURCES} can be moved by one kernel")
+    wrong = next((t for t in joined.inputs if t is None or t.is_constant or t.dtype not in _FLOATS or g.maker(t) is None), None)
+    if wrong is not None:
+        return Skip(f"%{wrong.name} is no float tensor that a layer computes")
+    return fuse_flat(g, MOVES.kind, *shuffle, *([layer] if sliced else []))
+
+
+def _match_shuffle(g: Graph, last: Layer) -> list[Layer] | None:
+    """[Concat, Reshape, Transpose, `last`] that shuffle the channels of an image between groups, or None."""
+    chain = [last]
+    for op in ("Transpose", "Reshape", "Concat"):
+        maker = g.maker(chain[0].inputs[0])
+        if maker is None or maker.op != op:
+            return None
+        chain.insert(0, maker)
+    joined, split, transposed, _ = chain
+    shape, groups, rank = tuple(joined.output.shape), tuple(split.output.shape), joined.output.type.rank
+    image = rank == 4 and int(joined.attrs["axis"]) % rank == 1 and tuple(last.output.shape) == shape
+    halves = len(groups) == 5 and groups[:1] == shape[:1] and groups[3:] == shape[2:]
+    return chain if image and halves and tuple(transposed.attrs["perm"]) == (0, 2, 1, 3, 4) else None
 
 
 def _takes_parts(members: list[Layer]) -> bool:
