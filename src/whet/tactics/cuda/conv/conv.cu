@@ -253,6 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             };
             if (STAGED && p.has_residual && (OUTS == 1 || turn == 0) && warp % 4 == 0 && one) {
                 if (turn == 0) wait_for_previous();
+                else store_wait_read();  // of the tile before, from the same slot
                 ask_residual(tile, place, res_bar);
                 if (OUTS == 3 && tile + stride < p.tiles) ask_residual(tile + stride, extra + OUT_BYTES, res_full + 8 * (group * OUTS + 1));
             }
@@ -281,8 +282,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             uint2 kept_between[MI][2][BN / 32];
 #endif
 #include "conv_multiply.cuh"
-            if (STAGED && OUTS > 1 && warp % 4 == 0 && one) {
-                if (p.has_residual && tile + (OUTS - 1) * stride < p.tiles) {
+            if (STAGED && warp % 4 == 0 && one) {
+                if (OUTS > 1 && p.has_residual && tile + (OUTS - 1) * stride < p.tiles) {
                     const int other = OUTS == 3 ? (own_out ? own_out - 1 : 2) : own_out ^ 1;
                     store_wait_read();  // of the other slot
                     ask_residual(tile + (OUTS - 1) * stride, extra + other * OUT_BYTES, res_full + 8 * (group * OUTS + other));
@@ -296,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #include "conv_epilogue_16bit.cuh"
 #endif
         }
-        if (STAGED && OUTS > 1 && warp % 4 == 0 && one) store_wait_read();  // shared memory must outlive its readers
+        if (STAGED && warp % 4 == 0 && one) store_wait_read();  // shared memory must outlive its readers
     }
     if (SK > 1 && warp >= WGS * 4) { __syncwarp(); cluster_wait(); }
 }
