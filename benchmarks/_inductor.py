@@ -69,7 +69,7 @@ def exclusive(turn: Turn) -> None:
     from torch._inductor import async_compile, output_code, select_algorithm
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    def held(function: Callable) -> Callable:
+    def run_in_turn(function: Callable) -> Callable:
         def call(*args: Any, **named: Any) -> Any:
             with turn:
                 found = function(*args, **named)
@@ -80,7 +80,7 @@ def exclusive(turn: Turn) -> None:
 
     for name in ("benchmark_gpu", "benchmark_gpu_with_cuda_graph"):
         if hasattr(benchmarker, name):
-            setattr(benchmarker, name, held(getattr(benchmarker, name)))
+            setattr(benchmarker, name, run_in_turn(getattr(benchmarker, name)))
 
     selector, pool = select_algorithm.AlgorithmSelectorCache, async_compile.AsyncCompile
     chosen = selector.make_precompile_fn
@@ -98,7 +98,7 @@ def exclusive(turn: Turn) -> None:
 
     def first(graph: Any, inputs: Any) -> Any:
         output_code.CompiledFxGraph.__call__ = usual_call
-        return held(usual_call)(graph, inputs)
+        return run_in_turn(usual_call)(graph, inputs)
 
     output_code.CompiledFxGraph.__call__ = first
 

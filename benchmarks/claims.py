@@ -392,10 +392,10 @@ def _range(row: dict[str, Any], ratio: float) -> tuple[float, float]:
     return low, high
 
 
-def _judge(rows: list[dict[str, Any]], met: bool, missed: bool, said: str) -> str:
+def _judge(rows: list[dict[str, Any]], met: bool, missed: bool, details: str) -> str:
     """yes if even the worse ends of all intervals are on the good side of the bar, no if the better ends are not, otherwise undecided."""
     plain = "" if all("interval" in r for r in rows) else "; medians only"
-    return f"{'yes' if met else 'no' if missed else 'undecided'}: {said}{plain}"
+    return f"{'yes' if met else 'no' if missed else 'undecided'}: {details}{plain}"
 
 
 def _zeros(rows: list[dict[str, Any]]) -> str:

@@ -30,7 +30,7 @@ from whet.measure.policy import BENCHMARKS
 from whet.runtime import bind
 
 
-def built(path: Path, cache: Path, **options):
+def build_timed(path: Path, cache: Path, **options):
     """(plan, seconds of building); batch 1, unverified: only times are needed."""
     net = network_from_onnx(path)
     shapes = {t.name: tuple(d if isinstance(d, int) else 1 for d in t.shape) for t in net.inputs}
@@ -55,11 +55,11 @@ def run_once(bound) -> float:
 def row(name: str, folder: Path) -> dict:
     path, cache = folder / f"{name}.onnx", folder / f"{name}.sqlite"
     whet.zoo.save(name, path)
-    plan, seconds = built(path, cache)
+    plan, seconds = build_timed(path, cache)
     refusal = search.view_refusal
     search.view_refusal = lambda *a, **k: "copied, for comparison"
     try:
-        copies, _ = built(path, cache)
+        copies, _ = build_timed(path, cache)
     finally:
         search.view_refusal = refusal
     ranking = time_engines([plan, copies])
@@ -88,7 +88,7 @@ def row(name: str, folder: Path) -> dict:
 def threads_row(name: str, folder: Path) -> dict:
     path = folder / f"{name}.onnx"
     whet.zoo.save(name, path)
-    plan, seconds = built(path, folder / f"{name}.sqlite", threads=-1)
+    plan, seconds = build_timed(path, folder / f"{name}.sqlite", threads=-1)
     return {"model": name, "threads": encode(plan.report.threads), "kept": plan.threads, "build_seconds": seconds}
 
 

@@ -37,7 +37,7 @@ PHASES = {
 }  # fmt: skip
 
 
-def one(name: str, batch: int, precision: str, calibrations: str, times: str) -> dict[str, Any]:
+def measure_case(name: str, batch: int, precision: str, calibrations: str, times: str) -> dict[str, Any]:
     """Builds in this process; returns the fields of a row."""
     from whet import zoo
     from whet.backends import get_backend
@@ -103,7 +103,7 @@ def rows_of(case: str, states: list[str], calibrations: str) -> Iterator[dict[st
 def main() -> None:
     if sys.argv[1:2] == ["--one"]:
         calibrations, times, name, batch, precision = sys.argv[2:]
-        print(json.dumps(one(name, int(batch), precision, calibrations, times)))
+        print(json.dumps(measure_case(name, int(batch), precision, calibrations, times)))
         return
     if sys.argv[1:2] == ["--merge"]:
         RESULT.write_text(json.dumps([json.loads(Path(p).read_text()) for p in sys.argv[2:]], indent=1) + "\n")

@@ -93,7 +93,7 @@ def timed(graph: Graph, stream: Stream, count: int, repeats: int = 7) -> float:
     return statistics.median(times[1:])
 
 
-def own(machine: Any, layer: Layer, kinds: tuple, until: float) -> dict[str, tuple[float, str]]:
+def time_tactics(machine: Any, layer: Layer, kinds: tuple, until: float) -> dict[str, tuple[float, str]]:
     """tactic -> (microseconds, config) of its best configuration in one of the storage types."""
     best: dict[str, tuple[float, str]] = {}
     stream, rng = Stream(), np.random.default_rng(0)
@@ -197,7 +197,7 @@ def rows_of(machine: Any, spec: str, seconds: float) -> Iterator[dict[str, Any]]
         if time.time() > until:
             print(spec, "is out of time before", name)
             return
-        best = own(machine, layer, (F16,) if half else (F32,), until)
+        best = time_tactics(machine, layer, (F16,) if half else (F32,), until)
         first, *others = sorted(best, key=lambda k: best[k][0])
         us, torch = best[first][0], peer(layer, half)
         yield {

@@ -161,7 +161,7 @@ def layer_rows(plan: EnginePlan, seconds: list[float]) -> list[list[Any]]:
     ]
 
 
-def one(folder: Path, name: str, batch: int, times: str, switches: dict[str, tuple[str, ...]]) -> None:
+def measure_case(folder: Path, name: str, batch: int, times: str, switches: dict[str, tuple[str, ...]]) -> None:
     """One row, in a separate process; a case that cannot be built is recorded with its reason."""
     machine, out = get_backend("cuda"), Path(os.environ.get("OUT", "."))
     try:
@@ -214,7 +214,7 @@ if __name__ == "__main__":
         calibrate(Path(words[0]), words[1:])
     elif given.what == "one":
         switches = {k: tuple(w for w in getattr(given, k).split(",") if w) for k in ("passes", "tactic_sources")}
-        one(Path(words[0]), words[1], int(words[2]), given.times, switches)
+        measure_case(Path(words[0]), words[1], int(words[2]), given.times, switches)
     else:
         pairs = [(name, b) for name, _, batches in (w.partition(":") for w in words[1:]) for b in batches.split(",")]
         more = [f"--{k}={v}" for k, v in (("times", given.times), ("passes", given.passes), ("tacticSources", given.tactic_sources)) if v]

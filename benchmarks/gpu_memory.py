@@ -26,7 +26,7 @@ from whet.builder import build
 from whet.runtime import Runtime
 
 
-def held(machine: Any) -> tuple[int, bool]:
+def read_used_memory(machine: Any) -> tuple[int, bool]:
     """Bytes of GPU memory in use, and True if they are only this process's."""
     with suppress(pynvml.NVMLError):  # not available in some virtual machines
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(machine.device.bus_id)
@@ -54,7 +54,7 @@ if __name__ == "__main__":
         engine.close()
         del engine, context
         gc.collect()
-        found, alone = held(machine)
+        found, alone = read_used_memory(machine)
         used.append(found)
         if i % 20 == 1:
             print(f"  {i + 1} of {rounds} after {time.perf_counter() - began:.0f} s: {found >> 20} MiB in use", flush=True)

@@ -8,9 +8,10 @@ Each row is a process of its own: the network with random weights (seed 0) is ex
 fails; the row says which), built at FP16 with verification (cold caches), and timed in rounds that alternate between whet's engine, torch eager in
 FP16 (channels last for images), torch.compile (max-autotune) and, where it is installed, TensorRT's engine of the same ONNX file; all are GPU times
 of isolated replays of a CUDA graph. `error` is the greatest difference from torch in FP32 on the CPU, relative to the greatest output; `build_s`
-includes verification, `stages_s` are its longest stages. Rows are built and timed one after the other, while the networks of the next ones are made
-and exported by `--ahead` processes. A row that fails states the error and the stages that it has reached, a row that is stopped the stages; `banned`
-are kernels that verification refused.
+includes verification, `stages_s` are its longest stages. Rows are built and timed one after the other, as they become ready, while the networks of
+the next ones are made and exported by `--ahead` processes. A row that fails states the error and the stages that it has reached, a row that is
+stopped the stages; `banned` are kernels that verification refused. torch.compile's kernels are compiled while the row waits, too; all timings of
+the processes, Inductor's and the builder's, take turns on the GPU. `compile_prepare_s` and `eager_prepare_s` include this waiting.
 --layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
 --without times a second engine, built without these passes, interleaved with the others. --quantized does so with engines for which INT8 or FP8 are
 permitted too, calibrated on mirrored and on shifted inputs, within an accuracy budget of 30 dB; `<type>_snr_db` is that of the outputs against torch
@@ -25,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -32,7 +34,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +54,7 @@ class Stages:
     def stage(self, name: str, total: int) -> None:
         print(f"STAGE {name} ({total}) from {time.perf_counter() - self.begun:.1f} s", flush=True)
 
-    def step(self, what: str, done: int = 1) -> None:
+    def step(self, stage: str, done: int = 1) -> None:
         pass
 
     def note(self, text: str) -> None:
@@ -100,11 +103,55 @@ def build_quantized(path: str, kind: str, named: dict[str, Any]) -> Any:
     return build_engine(network_from_onnx(path), config, Calibration(lambda: samples), budget=Budget("snr", 30.0), progress=Stages())
 
 
+def share(backend: Any, turn: Any) -> None:
+    """Makes every timed comparison of a class of backends wait for its turn on the GPU."""
+    watch = backend.watch
+
+    @contextmanager
+    def watch_in_turn(self: Any) -> Iterator[Any]:
+        with turn, watch(self) as load:
+            yield load
+
+    backend.watch = watch_in_turn
+
+
+def capture_torch(net: Any, values: tuple, peers: list[str], turn: Any, row: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """CUDA graphs of a module in FP16, channels last for images: eager, and compiled. `row` gets the seconds of each and what failed; the module
+    and its parameters are converted in place."""
+    import torch
+    from _inductor import compiled
+    from gpu_peers import graphed
+
+    replays: dict[str, Callable[[], Any]] = {}
+    if not peers:
+        return replays
+    with torch.no_grad():
+        fast = net.half().cuda()
+        inputs = [v.cuda().half() if v.is_floating_point() else v.cuda() for v in values]
+        if inputs[0].dim() == 4:
+            inputs = [in_channels_last(v) for v in inputs]
+            for t in (*fast.parameters(), *fast.buffers()):
+                t.data = in_channels_last(t.data)
+        for peer in peers:
+            begun = time.perf_counter()
+            run = partial(fast if peer == "eager" else compiled(fast), *inputs)
+            try:
+                if peer == "compile":
+                    run()  # compiles; takes turns by itself
+                with turn:
+                    replays[peer] = graphed(run)
+            except Exception as e:  # noqa: BLE001 - a peer that fails leaves the row of whet; torch raises exceptions of many classes
+                row[f"{peer}_failed"] = f"{type(e).__name__}: {e}"[:200]
+                continue
+            row[f"{peer}_prepare_s"] = round(time.perf_counter() - begun, 1)
+    return replays
+
+
 def measure_row(args: argparse.Namespace) -> dict[str, Any]:
     """The result of one network; runs in a process of its own, which waits for a line of standard input before it builds."""
     import numpy as np
     import torch
-    from _inductor import compiled
+    from _inductor import Turn, exclusive
     from _networks import ATTENTION, EXPORTERS, NETWORKS, export
     from _tensorrt_runner import TensorRtRunner
     from gpu_peers import by_events, graphed
@@ -131,9 +178,16 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         begun = time.perf_counter()
         row: dict[str, Any] = {"exporter": export(net, named, path, tuple(sorted(EXPORTERS, key=lambda e: e != args.exporter)), args.opset)}
         row["export_s"] = round(time.perf_counter() - begun, 1)
+        peers = [p for p in args.peers.split(",") if p]
+        turn = Turn(os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+        if "compile" in peers:
+            exclusive(turn)
+        replays = capture_torch(net, values, [p for p in peers if p != "tensorrt"], turn, row)
         print("EXPORTED", flush=True)
         sys.stdin.readline()
         torch.set_num_threads(threads)
+        gpu = get_backend("cuda")
+        share(type(gpu), turn)
         begun = time.perf_counter()
         plan = build(network_from_onnx(path), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""), progress=Stages())
         row["build_s"] = round(time.perf_counter() - begun, 1)
@@ -145,16 +199,13 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
             got = next(iter(engine.create_context().run({n: v.numpy() for n, v in named.items()}).values()))
         row["error"] = float(f"{np.abs(got.astype(np.float32) - want).max() / max(float(np.abs(want).max()), 1e-9):.2g}")
         row["banned"] = [list(b) for b in plan.report.banned]
-        gpu = get_backend("cuda")
         row["device"] = gpu.describe()["model"]
         bound = bind(plan, gpu)
         bound.run()
-        peers = [p for p in args.peers.split(",") if p]
-        runs: dict[str, Callable[[], Any]] = {}
         if "tensorrt" in peers:
             begun = time.perf_counter()
             try:
-                runs["tensorrt"] = TensorRtRunner(path, {n: v.cuda() for n, v in named.items()}, ("fp16",))
+                replays["tensorrt"] = graphed(TensorRtRunner(path, {n: v.cuda() for n, v in named.items()}, ("fp16",)))
             except WhetError as e:
                 row["tensorrt_failed"] = str(e)[:200]
             row["tensorrt_build_s"] = round(time.perf_counter() - begun, 1)
@@ -184,24 +235,10 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
             bound8.run()
             timed[f"{kind}_layer_us"] = (quantized, bound8)
             sides[kind] = lambda count, bound8=bound8: statistics.median(bound8.seconds(count)) * 1e3
-    device = [v.cuda().half() if v.is_floating_point() else v.cuda() for v in values]
-    with torch.no_grad():
-        fast = net.half().cuda()
-        if device[0].dim() == 4:
-            device = [in_channels_last(v) for v in device]
-            for t in (*fast.parameters(), *fast.buffers()):
-                t.data = in_channels_last(t.data)
-        runs |= {peer: partial(fast if peer == "eager" else compiled(fast), *device) for peer in peers if peer != "tensorrt"}
-        for peer, run in runs.items():
-            begun = time.perf_counter()
-            try:
-                replay = graphed(run)
-            except Exception as e:  # noqa: BLE001 - a peer that fails leaves the row of whet; torch raises exceptions of many classes
-                row[f"{peer}_failed"] = f"{type(e).__name__}: {e}"[:200]
-                continue
-            row[f"{peer}_prepare_s"] = round(time.perf_counter() - begun, 1)
-            sides[peer] = lambda count, replay=replay: by_events(replay, count)
-        times: dict[str, list[float]] = {s: [] for s in sides}
+    for peer, replay in replays.items():
+        sides[peer] = lambda count, replay=replay: by_events(replay, count)
+    times: dict[str, list[float]] = {s: [] for s in sides}
+    with torch.no_grad(), turn:
         for _ in range(ROUNDS):
             for side, measure in sides.items():
                 times[side].append(measure(REPLAYS))
@@ -211,8 +248,9 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
             row[f"against_{side}"] = round(statistics.median(b / a for a, b in zip(times["whet"], measured, strict=True)), 3)
     print("TIMED " + json.dumps(row), flush=True)
     if args.layers:
-        for key, (its_plan, its_bound) in timed.items():
-            row[key] = layer_times(its_plan, its_bound)
+        with turn:
+            for key, (its_plan, its_bound) in timed.items():
+                row[key] = layer_times(its_plan, its_bound)
     return row
 
 
@@ -220,13 +258,13 @@ class Worker:
     """The process of one row: exports, and waits until it may build and time. It is stopped `limit` seconds after the start of either, and at
     `end` (of time.perf_counter)."""
 
-    def __init__(self, asked: str, args: argparse.Namespace, end: float) -> None:
-        self.asked, self.limit, self.end = asked, args.limit, end
+    def __init__(self, networks: str, args: argparse.Namespace, end: float) -> None:
+        self.asked, self.limit, self.end = networks, args.limit, end
         passed_on = ("exporter", "attention", "opset", "peers", "without", "quantized")
         options = [f"--{n}={getattr(args, n)}" for n in passed_on] + ["--layers"] * args.layers
         self.errors = tempfile.TemporaryFile("w+")
         pipe = subprocess.PIPE
-        command = [sys.executable, __file__, "--one", asked, *options]
+        command = [sys.executable, __file__, "--one", networks, *options]
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
         self.stages: list[str] = []
         self.timed: dict[str, Any] = {}
@@ -266,6 +304,13 @@ class Worker:
         self.errors.seek(0)
         failed = f"stopped after {time.perf_counter() - begun:.0f} s, or ended by {code}"
         return {**self.timed, "failed": failed, "stages": self.stages, "errors": self.errors.read().strip()[-300:]}
+
+
+def take_ready(workers: list[Worker], end: float) -> Worker:
+    """Removes and returns the first worker that has printed something, so that a slow export holds nobody up; at `end` (of time.perf_counter)
+    the first one."""
+    ready, _, _ = select.select([w.process.stdout for w in workers], [], [], max(0.0, end - time.perf_counter()))
+    return workers.pop(next((i for i, w in enumerate(workers) if w.process.stdout in ready), 0))
 
 
 def run_one(args: argparse.Namespace) -> None:
@@ -308,7 +353,7 @@ def main() -> None:
             break
         while waiting and len(workers) <= args.ahead:
             workers.append(Worker(waiting.pop(0), args, begun + args.budget))
-        worker = workers.pop(0)
+        worker = take_ready(workers, begun + args.budget)
         name, batch = worker.asked.split(":")
         rows.append({"network": name, "batch": int(batch), **worker.row()})
         print(json.dumps({k: v for k, v in rows[-1].items() if not k.endswith("layer_us")}), flush=True)

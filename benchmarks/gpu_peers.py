@@ -80,7 +80,7 @@ class UntilVerification:
             (self.mine.__enter__ if name != "verification" else lambda: self.mine.__exit__(None))()
             self.has = name != "verification"
 
-    def step(self, what: str, done: int = 1) -> None:
+    def step(self, stage: str, done: int = 1) -> None:
         pass
 
     def note(self, text: str) -> None:
@@ -208,7 +208,7 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: st
     shared: list[Any] = []  # the torch network and its image
     whets: list[Any] = []  # whet's engine, its context and its launcher
 
-    def used() -> int:
+    def read_used_memory() -> int:
         torch.cuda.empty_cache()
         return machine.state()["used_memory"] or 0
 
@@ -245,12 +245,12 @@ def measure(name: str, batch: int, path: str, peers: str, rounds: int, first: st
     make = {"whet": whet_side} | {side: made for side, made in (("eager", eager_side), ("compile", compile_side)) if side in peers}
     row["memory_mib"] = {}
     for side in sorted(make, key=lambda s: s != first):
-        before = used()
+        before = read_used_memory()
         try:
             sides[side] = make[side]()
         except RuntimeError as error:  # Dynamo's and Inductor's errors are RuntimeErrors: the rest of the row is kept without torch.compile
             row["error"] = f"{side}: {type(error).__name__}: {error}"[:500]
-        row["memory_mib"][side] = round((used() - before) / 2**20, 1)
+        row["memory_mib"][side] = round((read_used_memory() - before) / 2**20, 1)
     for run in sides.values():
         run(20)
     times: dict[str, list[float]] = {side: [] for side in sides}

@@ -100,10 +100,10 @@ def run_tests(workers: int, gpus: list[str], which: list[str], limit: float | No
 def run_for(command: list[str], environment: dict[str, str], limit: float | None) -> None:
     """Runs a command with its children until it ends, `limit` seconds have passed or this program is terminated; then no child is left."""
 
-    def told(*_: object) -> NoReturn:
+    def stop(*_: object) -> NoReturn:
         raise CutOff
 
-    before = signal.signal(signal.SIGTERM, told)
+    before = signal.signal(signal.SIGTERM, stop)
     child = subprocess.Popen(command, cwd=HERE.parent, env=environment, start_new_session=True)
     try:
         child.wait(limit)

@@ -1,14 +1,14 @@
 """Polygraphy's own tests with whet.trt as `tensorrt`, on the CPU: how many pass, and why the others do not.
 
-    python benchmarks/polygraphy_tests.py CHECKOUT [--paths tests/backend/trt,...] [--limit SECONDS] [--workers N]
+    python benchmarks/polygraphy_tests.py CHECKOUT [--paths tests/backend/trt,...] [--limit SECONDS] [--workers N] [--processes N]
 
 CHECKOUT is the folder tools/Polygraphy of a checkout of github.com/NVIDIA/TensorRT; nothing is fetched. Needs whet[test,export],
-pip install onnx-graphsurgeon onnxmltools "pytest<9" pytest-console-scripts pytest-rerunfailures pytest-virtualenv.
+pip install onnx-graphsurgeon onnxmltools "pytest<9" pytest-xdist pytest-console-scripts pytest-rerunfailures pytest-virtualenv.
 
-Each test file of --paths (files or folders) runs in a process of its own, --workers at a time, in which `import tensorrt` gives whet.trt and
-Polygraphy allocates host memory in place of CUDA's. `failures` are a test file's failed tests: id, end of the error, and reason, one of REASONS.
-Tests that need hardware or software that this machine lacks (`elsewhere`) are listed, and not counted. Writes results/cpu/polygraphy_tests.json, and
-keeps the rows of test files that do not run.
+Each test file of --paths (files or folders) runs in a process of its own, or in --processes, and --workers files at a time. There `import tensorrt`
+gives whet.trt and Polygraphy allocates host memory in place of CUDA's. `failures` are a test file's failed tests: id, end of the error, and reason,
+one of REASONS. Tests that need hardware or software that this machine lacks (`elsewhere`) are listed, and not counted. Writes
+results/cpu/polygraphy_tests.json, and keeps the rows of test files that do not run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ except ImportError:  # Polygraphy itself imports tensorrt first: it is connected
 PLUGIN = """import json, os
 
 def pytest_runtest_logreport(report):
-    if report.when == "call" or report.outcome != "passed":
+    if "PYTEST_XDIST_WORKER" not in os.environ and (report.when == "call" or report.outcome != "passed"):
         with open(os.environ["OUTCOMES"], "a") as file:
             text = report.longreprtext if report.failed else ""
             file.write(json.dumps({"test": report.nodeid, "outcome": report.outcome, "text": text}) + "\\n")
@@ -90,8 +90,12 @@ def make_shim(folder: Path) -> dict[str, str]:
     command.chmod(0o755)
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     paths = {"PYTHONPATH": [str(folder), str(SOURCE), *given], "PATH": [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]}
-    return {**os.environ, **{k: os.pathsep.join(v) for k, v in paths.items()}, "XDG_CACHE_HOME": str(folder / "cache"),
-            "POLYGRAPHY_INTERNAL_CORRECTNESS_CHECKS": "1"}  # as in Polygraphy's Makefile
+    return {
+        **os.environ,
+        **{k: os.pathsep.join(v) for k, v in paths.items()},
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "POLYGRAPHY_INTERNAL_CORRECTNESS_CHECKS": "1",
+    }  # as in Polygraphy's Makefile
 
 
 def list_test_files(checkout: Path, paths: str) -> list[str]:
@@ -102,14 +106,14 @@ def list_test_files(checkout: Path, paths: str) -> list[str]:
     return [str(p.relative_to(checkout)) for p in sorted(found, key=lambda p: (-p.stat().st_size, p))]
 
 
-def run_tests(checkout: Path, path: str, environment: dict[str, str], limit: float) -> dict[str, Any]:
-    """Runs a test file in a process of its own; the counts and failures by file. Tests that ran before a time-out are kept."""
+def run_tests(checkout: Path, path: str, environment: dict[str, str], limit: float, processes: int) -> dict[str, Any]:
+    """Runs a test file in processes of its own (0: in one); the counts and failures by file. Tests that ran before a time-out are kept."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         outcomes = folder / "outcomes.jsonl"
         outcomes.write_text("")
         env = environment | {"PYTHONPATH": f"{checkout}{os.pathsep}{environment['PYTHONPATH']}", "OUTCOMES": str(outcomes)}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "record_outcomes", path]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "record_outcomes", "-n", str(processes), path]
         with open(folder / "log", "w") as log, contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(command, cwd=checkout, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=limit, check=False)
         return count_outcomes(path, outcomes.read_text(), (folder / "log").read_text())
@@ -169,12 +173,13 @@ def main() -> None:
     parser.add_argument("--paths", default=PATHS)
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds of a test file")
     parser.add_argument("--workers", type=int, default=1, help="test files that run side by side")
+    parser.add_argument("--processes", type=int, default=0, help="processes that share the tests of a file (pytest-xdist); 0: the file's own")
     o = parser.parse_args()
     checkout = o.checkout.resolve()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(o.workers) as pool:
         environment = make_shim(Path(name))
         write_rows({})
-        runs = [pool.submit(run_tests, checkout, path, environment, o.limit) for path in list_test_files(checkout, o.paths)]
+        runs = [pool.submit(run_tests, checkout, path, environment, o.limit, o.processes) for path in list_test_files(checkout, o.paths)]
         for run in as_completed(runs):
             for file, row in run.result().items():
                 print(json.dumps({"file": file, **row, "failures": len(row["failures"])}), flush=True)

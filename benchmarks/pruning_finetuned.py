@@ -32,7 +32,6 @@ import torch
 from _record import provenance
 from pruning_defaults import IMAGES, normalized
 from pruning_tools import by_torch_pruning, module, multiplications
-from scipy.stats import t as student_t
 from torch import nn
 from two_four_accuracy import decode_jpegs
 
@@ -107,6 +106,8 @@ def to_bits(text: str, count: int) -> np.ndarray:
 
 def interval(differences: np.ndarray) -> tuple[float, float, float]:
     """Mean of [seeds, images] with its 95 % interval over both (see the module's text), in points."""
+    from scipy.stats import t as student_t
+
     seeds, images = differences.shape
     mean = float(differences.mean())
     of_images = float(differences.mean(0).var(ddof=1)) / images

@@ -265,11 +265,11 @@ class Worker:
         pipe = subprocess.PIPE
         return subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
 
-    def row(self, asked: str) -> dict[str, Any]:
+    def row(self, request: str) -> dict[str, Any]:
         """The row of NETWORK:EXPORTER."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(asked, file=self.process.stdin, flush=True)
+        print(request, file=self.process.stdin, flush=True)
         timer = threading.Timer(self.timeout, self.process.kill)
         timer.start()
         line = self.process.stdout.readline()

@@ -101,7 +101,7 @@ def record(args: argparse.Namespace) -> None:
             continue
         candidate = space.candidate(params)
         some = np.random.default_rng(0).choice(len(pool), IMAGES, replace=False)
-        made = prepare_candidate(net, candidate, space.kept(candidate), {net.inputs[0].name: pool[some]}, Effort(), say=lambda what: None)
+        made = prepare_candidate(net, candidate, space.kept(candidate), {net.inputs[0].name: pool[some]}, Effort(), say=lambda stage: None)
         table["rows"].append({"params": params, "flops": count_flops(made.network), "top1": top1(made.network, images, labels)})
         args.table.write_text(json.dumps(table) + "\n")
     print(f"{args.model}: {len(table['rows'])} trials recorded", flush=True)

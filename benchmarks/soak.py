@@ -2,9 +2,11 @@
 
     python benchmarks/soak.py --seconds 3600            # `make soak SECONDS=3600`
     python benchmarks/soak.py --seconds 60 --cases kill_build threads
+    python benchmarks/soak.py --cases growth_runs growth_builds --runs 100000 --builds 300 --engineThreads 1
 
-Each case runs for its share of the time. Random moments come from --seed. Results: benchmarks/results/cpu/soak.json; a row names its commit, date
-and command, and replaces the earlier row of its case.
+Each case runs for its share of the time; those of growth end earlier after `--runs` runs and `--builds` builds. `--engineThreads` are the CPU
+threads of engines: with one, a run does not wait for others on a machine that is shared. Random moments come from --seed. Results:
+benchmarks/results/cpu/soak.json; a row names its commit, date and command, and replaces the earlier row of its case.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ WHET = [sys.executable, "-m", "whet.cli"]
 class Soak:
     """Cases in a folder; each returns its row of the table, with `failures`."""
 
-    def __init__(self, folder: Path, seed: int):
+    def __init__(self, folder: Path, seed: int, *, threads: int = 24, runs: int = 100_000, builds: int = 300, engine_threads: int = 0):
+        """`threads` of the case of that name; most `runs` and `builds` of the cases of growth; CPU threads of engines (0: all)."""
         self.folder, self.random = folder, random.Random(seed)
+        self.count, self.runs, self.builds, self.engine_threads = threads, runs, builds, engine_threads
         self.environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(folder / "caches"), "OPENBLAS_NUM_THREADS": "1"}
 
     def model(self) -> Path:
@@ -134,11 +138,16 @@ class Soak:
         import whet
 
         net = residual()
-        plan = whet.builder.build(net, whet.BuildConfig(timing_cache=str(self.folder / "t.cache"), avg_timing=1, whole_engines=1))
-        return whet.Runtime().load(plan), inputs(net)
+        return whet.Runtime().load(whet.builder.build(net, self._config())), inputs(net)
 
-    def threads(self, seconds: float, count: int = 24) -> dict[str, Any]:
+    def _config(self) -> Any:
+        import whet
+
+        return whet.BuildConfig(timing_cache=str(self.folder / "t.cache"), avg_timing=1, whole_engines=1, threads=self.engine_threads)
+
+    def threads(self, seconds: float) -> dict[str, Any]:
         """Many threads with one engine: each result equals the first."""
+        count = self.count
         engine, feed = self._engine()
         with engine.create_context() as context:
             want = context.run(feed)["y"]
@@ -165,20 +174,20 @@ class Soak:
             failures.append("a thread hangs")
         return {"rounds": sum(runs), "threads": count, "failures": failures}
 
-    def growth_runs(self, seconds: float, most: int = 100_000) -> dict[str, Any]:
+    def growth_runs(self, seconds: float) -> dict[str, Any]:
         """Resident memory over runs, after a tenth of them."""
         engine, feed = self._engine()
         with engine.create_context() as context:
-            return self._growth(seconds, most, lambda: context.run(feed), 4 << 20)
+            return self._growth(seconds, self.runs, lambda: context.run(feed), 4 << 20)
 
-    def growth_builds(self, seconds: float, most: int = 300) -> dict[str, Any]:
+    def growth_builds(self, seconds: float) -> dict[str, Any]:
         """Resident memory over builds, after a tenth of them; at most 100 KiB for each build."""
         from nets import residual
 
         import whet
 
-        config = whet.BuildConfig(timing_cache=str(self.folder / "t.cache"), avg_timing=1, whole_engines=1)
-        return self._growth(seconds, most, lambda: whet.builder.build(residual(), config), 8 << 20, each=100 << 10)
+        config = self._config()
+        return self._growth(seconds, self.builds, lambda: whet.builder.build(residual(), config), 8 << 20, each=100 << 10)
 
     def _growth(self, seconds: float, most: int, act: Callable[[], Any], allowed: int, each: int = 0) -> dict[str, Any]:
         started, rounds = time.monotonic(), 0
@@ -201,9 +210,9 @@ def _resident() -> int:
 CASES = ("kill_build", "kill_prune", "kill_finetune", "shared_cache", "threads", "growth_runs", "growth_builds")
 
 
-def run_cases(cases: list[str], seconds: float, seed: int, folder: Path) -> dict[str, dict[str, Any]]:
+def run_cases(cases: list[str], seconds: float, soak: Soak) -> dict[str, dict[str, Any]]:
     """The table: for each case its row."""
-    soak, table = Soak(folder, seed), {}
+    table = {}
     for case in cases:
         started = time.monotonic()
         table[case] = getattr(soak, case)(seconds / len(cases)) | {"seconds": round(time.monotonic() - started, 1)}
@@ -223,13 +232,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--threads", type=int, default=24, help="threads of the case of that name (default 24)")
+    parser.add_argument("--runs", type=int, default=100_000, help="most runs of growth_runs (default 100,000)")
+    parser.add_argument("--builds", type=int, default=300, help="most builds of growth_builds (default 300)")
+    parser.add_argument("--engineThreads", type=int, default=0, help="CPU threads of the engines (default 0: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/cpu/soak.json")
     options = parser.parse_args()
     from whet.backends import get_backend
 
     with tempfile.TemporaryDirectory(prefix="whet-soak-") as folder:
-        table = run_cases(options.cases, options.seconds, options.seed, Path(folder))
+        soak = Soak(
+            Path(folder), options.seed, threads=options.threads, runs=options.runs, builds=options.builds, engine_threads=options.engineThreads
+        )
+        table = run_cases(options.cases, options.seconds, soak)
     machine = get_backend("cpu").describe()
     about = provenance(("numpy",)) | {"device": f"{machine['model']}, {machine['cpus']} CPUs", "seed": options.seed}
     earlier = json.loads(options.out.read_text())["rows"] if options.out.exists() else []

@@ -5,9 +5,9 @@
 Each network is built cold (with an empty timing cache) and saved twice, without and with packed weights. Then new processes alternate: whet,
 whet with packed weights, ONNX Runtime on the same ONNX file; every process imports its library, opens the file and runs one inference. The times
 are medians: `start` from the creation of the process to the first result, `open` and `first` (inference) are parts of it, `cpu` is user and system
-time, which external load changes less. `peak_mib` is the largest resident set. `rebuild` is a build in a new process after all measurements are
-in the timing cache, from reading the ONNX file to the written engine. Files are in the page cache, compiled kernels in the
-user's cache: the first process of each kind warms them up and is not counted.
+time, which external load changes less. `peak_mib` is the largest resident set (VmHWM of /proc/self/status: a child inherits its parent's maximum in
+getrusage). `rebuild` is a build in a new process after all measurements are in the timing cache, from reading the ONNX file to the written engine.
+Files are in the page cache, compiled kernels in the user's cache: the first process of each kind warms them up and is not counted.
 """
 
 import argparse
@@ -50,7 +50,8 @@ def open_and_run(kind: str, file: str, shapes: dict[str, list], threads: int) ->
         engine = Runtime("cpu", threads=threads).load(file)
         opened = time.monotonic()
         engine.run(arrays)
-    return {"import": imported - begin, "open": opened - imported, "first": time.monotonic() - opened}
+    end = time.monotonic()  # before the engine is closed; the clock is the same in all processes
+    return {"import": imported - begin, "open": opened - imported, "first": end - opened, "end": end}
 
 
 def build_again(model: str, engine: str, cache: str, threads: int, level: int) -> dict[str, float]:
@@ -65,7 +66,7 @@ def build_again(model: str, engine: str, cache: str, threads: int, level: int) -
     write_engine(plan, engine)
     seconds = time.monotonic() - begin
     Runtime().load(plan).save(f"{engine}.packed", packed_weights=True)
-    return {"build": seconds}
+    return {"build": seconds, "end": time.monotonic()}
 
 
 def run_process(*task: object) -> dict[str, float]:
@@ -84,8 +85,14 @@ def perform(task: list) -> None:
     """A child process: performs the task and prints its values."""
     name, *arguments = task
     values = (build_again if name == "build" else open_and_run)(*arguments)
-    end, used = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)  # the clock is the same in all processes
-    print(json.dumps(values | {"end": end, "cpu": used.ru_utime + used.ru_stime, "peak_mib": used.ru_maxrss / 1024}))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(json.dumps(values | {"cpu": used.ru_utime + used.ru_stime, "peak_mib": peak_mib()}))
+
+
+def peak_mib() -> float:
+    """The largest resident set of this process since its program was started."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
 
 
 def measure(network: str, args: argparse.Namespace, folder: Path) -> dict[str, object]:

@@ -74,6 +74,16 @@ def linear() -> tuple[Any, Callable[[int], tuple[Any, ...]]]:
     return torch.nn.Sequential(*parts), lambda n: (torch.randn(n, 64),)
 
 
+def fill_zeros(module: Any) -> None:
+    """Small random values for parameters that are zero at the start: behind a zero scale or head, an error could not be seen."""
+    import torch
+
+    with torch.no_grad():
+        for p in module.parameters():
+            if not p.any():
+                p.normal_(std=0.02)
+
+
 def tensors(result: Any) -> list[Any]:
     """The floating-point tensors of a result."""
     import torch
@@ -98,6 +108,7 @@ def measure(name: str, level: int, threads: int, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     module, arguments = linear() if name == "linear" else transformers_network(name) if name in TRANSFORMERS else timm_network(name)
     module = module.eval()
+    fill_zeros(module)
     fast = whet.compile(module, arguments(2), dynamic_batch=(1, 1, 4), optimization_level=level, threads=threads, timing_cache="")
     row: dict[str, Any] = {"network": name, "threads": threads, "level": level}
     with torch.no_grad():

@@ -50,6 +50,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture
+def frozen_heap() -> None:
+    """Garbage collections in the test are quick: they search the objects that the test makes, not the millions of this process."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Adds the skip centrally."""
     if root() is not None:

@@ -80,16 +80,16 @@ def main() -> None:
 
     console.print(f"[bold]whet[/] on {HERE / 'digits_resnet.onnx'}: a residual network trained on scikit-learn's handwritten digits")
     original = Row("original", whet.network_from_onnx(HERE / "digits_resnet.onnx"))
-    built(original, console, args)
+    build_row(original, console, args)
     made = cut_and_recovered(original.net, training[:CALIBRATION], out, console)
     pruned_row, recovered_row = Row(f"{made.share:.0%} of channels cut", made.cut), Row("  and recovered", made.network)
     pruned_row.accuracy = accuracy_by_onnxruntime(made.cut, images, digits)
     check_onnx_file(made.network, images, digits, out, console)
-    built(recovered_row, console, args)
+    build_row(recovered_row, console, args)
     int8_row = Row("  and in INT8", made.network)
-    built(int8_row, console, args, training[:IN_INT8])
+    build_row(int8_row, console, args, training[:IN_INT8])
     sparse = Row(f"{ZEROS:.0%} zeros, unstructured", zero_smallest(original.net, ZEROS))
-    built(sparse, console, args)
+    build_row(sparse, console, args)
 
     rows = [original, pruned_row, recovered_row, int8_row, sparse]
     timed = [r for r in rows if r.engine is not None]
@@ -121,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def built(row: Row, console: Console, args: argparse.Namespace, calibration: np.ndarray | None = None) -> None:
+def build_row(row: Row, console: Console, args: argparse.Namespace, calibration: np.ndarray | None = None) -> None:
     """Builds, verifies and opens the row's engine for single images; with calibration images, in INT8 if that is faster."""
     start = time.perf_counter()
     (x,) = row.net.inputs
@@ -155,7 +155,7 @@ def cut_and_recovered(net: Network, calibration: np.ndarray, out: Path, console:
             net,
             PruneConfig(ratio=RATIO),
             {net.inputs[0].name: calibration},
-            lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
+            lambda done, total, stage: bar.update(task, completed=done, total=total, description=stage),
         )
     before, after = made.channels
     console.print(

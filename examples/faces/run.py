@@ -60,9 +60,9 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     feeds = photos(data)
     rows, engines = [], []
-    for step, net in networks(whet.network_from_onnx(data / MODEL), feeds, args.fewer, out, console):
+    for step, net in list_networks(whet.network_from_onnx(data / MODEL), feeds, args.fewer, out, console):
         for precision in PRECISIONS[args.backend]:
-            engine = built(net, precision, feeds, args, console, f"{step}, {precision.upper()}")
+            engine = build_engine(net, precision, feeds, args, console, f"{step}, {precision.upper()}")
             whet.write_engine(engine.plan, out / f"{len(rows)}.engine")
             engines.append(engine)
             rows.append({"step": step, "precision": precision.upper(), "file": f"{len(rows)}.engine", "parameters": count_params(net),
@@ -91,12 +91,12 @@ def photos(data: Path) -> list[np.ndarray]:
     return found
 
 
-def networks(whole: Network, feeds: list[np.ndarray], fewer: list[float], out: Path, console: Console) -> list[tuple[str, Network]]:
+def list_networks(original: Network, feeds: list[np.ndarray], fewer: list[float], out: Path, console: Console) -> list[tuple[str, Network]]:
     """The unpruned detector, and for each share the cut one before and after recovery."""
-    made = [("whole", whole)]
+    made = [("whole", original)]
     for share in fewer:
         begun = time.perf_counter()
-        cut = prune(whole, PruneConfig(target=Target("flops", ratio=1 - share), importance="taylor2"), {INPUT: np.concatenate(feeds[::2])})
+        cut = prune(original, PruneConfig(target=Target("flops", ratio=1 - share), importance="taylor2"), {INPUT: np.concatenate(feeds[::2])})
         whet.save_onnx(cut.network, out / f"faces-{share:g}.onnx")
         save_recipe(cut.recipe, out / f"faces-{share:g}.recipe.json")
         console.print(f"{cut.report.lines()[0]}; cut and recovered in {time.perf_counter() - begun:.0f} s")
@@ -104,7 +104,7 @@ def networks(whole: Network, feeds: list[np.ndarray], fewer: list[float], out: P
     return made
 
 
-def built(net: Network, precision: str, feeds: list[np.ndarray], args: argparse.Namespace, console: Console, what: str) -> whet.Engine:
+def build_engine(net: Network, precision: str, feeds: list[np.ndarray], args: argparse.Namespace, console: Console, label: str) -> whet.Engine:
     """An engine in this precision; INT8 is calibrated on the even photos and used where it is faster."""
     config = whet.BuildConfig(backend=args.backend, threads=args.threads, precisions=() if precision == "fp32" else (precision,))
     begun = time.perf_counter()
@@ -113,7 +113,7 @@ def built(net: Network, precision: str, feeds: list[np.ndarray], args: argparse.
             plan = build_int8(net, config, Calibration(samples=lambda: ({INPUT: f} for f in feeds[::2])), progress=progress)
         else:
             plan = build(net, config, progress=progress)
-    console.print(f"engine ({what}): built and verified in {time.perf_counter() - begun:.1f} s")
+    console.print(f"engine ({label}): built and verified in {time.perf_counter() - begun:.1f} s")
     return whet.Runtime(backend=args.backend).load(plan)
 
 

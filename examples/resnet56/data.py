@@ -37,7 +37,7 @@ def decoded(folder: Path, into: Path, limit: int | None = None) -> None:
         np.save(into / f"{name}.y.npy", data.labels)
 
 
-def kept(into: Path, name: str) -> TrainingData:
+def read_decoded(into: Path, name: str) -> TrainingData:
     """`train`, `jpeg` or `exact` as `decoded` wrote it."""
     return TrainingData({"x": np.load(into / f"{name}.x.npy")}, np.load(into / f"{name}.y.npy"), preprocessing())
 

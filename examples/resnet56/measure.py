@@ -58,7 +58,7 @@ def build_all(out: Path, folder: Path, args: argparse.Namespace) -> None:
 def written(out: Path, name: str, net: Network, precision: str, sizes: tuple[int, int], seen: np.ndarray, args: argparse.Namespace) -> dict[str, Any]:
     """Builds one engine, writes it to `out` and returns its description."""
     began, (low, high) = time.perf_counter(), sizes
-    plan = made(net, precision, sizes, seen, args)
+    plan = build_plan(net, precision, sizes, seen, args)
     file = f"{file_of(name)}.{precision}.{low}-{high}.{args.backend}.engine"
     whet.write_engine(plan, out / file)
     return {
@@ -75,7 +75,7 @@ def tuned(name: str, out: Path) -> Path:
     return mine if mine.exists() else HERE / "tuned" / f"{file_of(name)}.onnx"
 
 
-def made(net: Network, precision: str, sizes: tuple[int, int], seen: np.ndarray, args: argparse.Namespace) -> EnginePlan:
+def build_plan(net: Network, precision: str, sizes: tuple[int, int], seen: np.ndarray, args: argparse.Namespace) -> EnginePlan:
     """An engine for batches from one size to another, tuned for the larger; INT8 is calibrated on training images without labels."""
     low, high = ({"x": (b, *IMAGE)} for b in sizes)
     beside = ("fp16",) if precision == "int8" and args.backend == "cuda" else ()  # where INT8 is not faster

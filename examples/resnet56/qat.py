@@ -57,7 +57,8 @@ def main() -> None:
     seconds = time.perf_counter() - seconds
     low = PRECISIONS[args.backend][-2]  # the floating-point type to compare with
     beside = [] if low == "fp32" else [f"--{low}"]
-    files = {f"floating point ({low.upper()})": built(start, args, beside), "INT8, trained for it": built(trained, args, ["--int8", *beside])}
+    files = {f"floating point ({low.upper()})": build_engine(start, args, beside),
+             "INT8, trained for it": build_engine(trained, args, ["--int8", *beside])}
     runtime = whet.Runtime(backend=args.backend, threads=args.threads)
     engines = {what: runtime.load(f) for what, f in files.items()}
     base, rows = {}, []
@@ -75,7 +76,7 @@ def main() -> None:
         save(rows, args.save / "resnet56_qat.json", args, {"training": {"flags": how, "seconds": round(seconds, 1), "images": len(sets["train"])}})
 
 
-def built(model: Path, args: argparse.Namespace, permitted: list[str]) -> Path:
+def build_engine(model: Path, args: argparse.Namespace, permitted: list[str]) -> Path:
     """Builds the engine of a file, verified against the reference."""
     target = args.out / f"{model.stem}.{args.backend}.engine"
     shapes = f"x:{BATCH}x3x32x32"

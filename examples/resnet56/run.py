@@ -62,7 +62,7 @@ def main() -> None:
         if "judge" in steps:
             measure.judged(out, data, args)
         if "table" in steps:
-            telling.told(out, args)
+            telling.print_table(out, args)
 
 
 def prune(out: Path, data: Path) -> None:

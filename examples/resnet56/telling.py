@@ -25,7 +25,7 @@ STEPS = {
 }  # fmt: skip
 
 
-def told(out: Path, args: argparse.Namespace) -> None:
+def print_table(out: Path, args: argparse.Namespace) -> None:
     """Prints the table; with args.save also writes four results: all rows, the worked case, its short form, competitors at equal accuracy."""
     rows = read(out, args)
     _speeds(rows)

@@ -128,7 +128,7 @@ def _run(names: list[str], out: Path, data: Path, args: argparse.Namespace, epoc
                 raise SystemExit(f"fine-tuning of {name} failed with code {process.returncode}; see its message above")
 
 
-def one(args: argparse.Namespace) -> None:
+def train_network(args: argparse.Namespace) -> None:
     """One process: reads its network, writes the trained one and a line of JSON."""
     import data as cifar
     import torch
@@ -140,7 +140,7 @@ def one(args: argparse.Namespace) -> None:
 
     torch.backends.cudnn.benchmark = True  # sizes are constant
     name, out, how = args.one, Path(args.out), _training(args.one)
-    train, exact, jpeg = (cifar.kept(out / PIXELS, part) for part in ("train", "exact", "jpeg"))
+    train, exact, jpeg = (cifar.read_decoded(out / PIXELS, part) for part in ("train", "exact", "jpeg"))
     teaching = name == "teacher"
     net = whet.network_from_onnx(start_of(name, out))
     while not teaching and how is SHORT and not (out / "teacher.json").exists():
@@ -162,7 +162,7 @@ def one(args: argparse.Namespace) -> None:
     module = made.to_torch().to("cuda" if args.device == "cuda" else "cpu")
     line = {
         "name": name, "epochs": round(done.steps * config.batch / len(train), 2), "steps": done.steps, "seconds": round(done.seconds, 1),
-        "exact_test": accuracy(module, exact), "jpeg_test": accuracy(module, jpeg), "history": done.history, "held": done.held,
+        "exact_test": accuracy(module, exact), "jpeg_test": accuracy(module, jpeg), "history": done.history, "held": done.masked_weights,
         "settings": {k: v for k, v in config.settings().items() if v}, "images": len(train), "jpeg_test_images": len(jpeg),
     }  # fmt: skip
     written = out / f"{file_of(name)}.part"
@@ -191,7 +191,7 @@ def _epochs_that_fit(net, train, teacher, config, args: argparse.Namespace) -> f
     class Enough(Exception):
         """Raised when enough steps were timed."""
 
-    def progress(done: int, total: int, what: str) -> None:
+    def progress(done: int, total: int, stage: str) -> None:
         stamps.append(time.time())
         if done >= 2 * args.probe:
             raise Enough
@@ -221,10 +221,10 @@ def _epochs_that_fit(net, train, teacher, config, args: argparse.Namespace) -> f
 def _tell(name: str):
     last = [0.0]
 
-    def progress(done: int, total: int, what: str) -> None:
+    def progress(done: int, total: int, stage: str) -> None:
         if time.time() - last[0] > 10:
             last[0] = time.time()
-            print(f"  {name}: step {done} of {total}, {what}", flush=True)
+            print(f"  {name}: step {done} of {total}, {stage}", flush=True)
 
     return progress
 
@@ -255,4 +255,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    one(parser().parse_args())
+    train_network(parser().parse_args())

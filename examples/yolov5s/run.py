@@ -123,7 +123,7 @@ def main() -> int:
             if args.reuse and path.exists():
                 engine = whet.Runtime(backend=args.backend).load(path)
             else:
-                engine = built(net, precision, batches, args, console, f"{step}, {precision}")
+                engine = build_engine(net, precision, batches, args, console, f"{step}, {precision}")
                 whet.write_engine(engine.plan, path)
             cases.append(Case(step, precision, net, engine, path))
     probe = small(args.backend, out / "probe.engine") if args.quiet else None
@@ -155,9 +155,9 @@ def cut(original: Network, ratio: float, multiple: int) -> Pruned:
     return made
 
 
-def cut_to(original: Network, asked: str) -> Pruned:
+def cut_to(original: Network, widths: str) -> Pruned:
     """Keeps WIDTH of the groups with CHANNELS channels on images of width IMAGE / STRIDE; other groups stay whole. `asked` as in --widths."""
-    wanted = {tuple(map(int, w.partition("=")[0].split(":"))): int(w.partition("=")[2]) for w in asked.split(",") if w}
+    wanted = {tuple(map(int, w.partition("=")[0].split(":"))): int(w.partition("=")[2]) for w in widths.split(",") if w}
     made_by = {x.needs(1).name: x for x in original.layers if x.op == "Conv"}
     widths = {g.name: wanted.get((IMAGE // static_dim(made_by[g.name]), g.size), g.size) for g in groups(original)}
     return prune(original, PruneConfig(widths=widths))
@@ -170,7 +170,7 @@ def static_dim(conv: Layer) -> int:
     return dim
 
 
-def built(net: Network, precision: str, batches: list[int], args: argparse.Namespace, console: Console, what: str) -> whet.Engine:
+def build_engine(net: Network, precision: str, batches: list[int], args: argparse.Namespace, console: Console, label: str) -> whet.Engine:
     """An engine for every batch from 1 to the largest, tuned for the largest."""
     low, high = ({"images": (b, 3, IMAGE, IMAGE)} for b in (1, batches[-1]))
     config = whet.BuildConfig(
@@ -182,7 +182,7 @@ def built(net: Network, precision: str, batches: list[int], args: argparse.Names
     start = time.perf_counter()
     with BuildProgress(console.is_terminal) as progress:
         plan = whet.builder.build(net, config, progress=progress)
-    console.print(f"engine ({what}): built and verified in {time.perf_counter() - start:.1f} s")
+    console.print(f"engine ({label}): built and verified in {time.perf_counter() - start:.1f} s")
     for note in plan.report.notes:
         console.print(Text(f"  {note}", "yellow"))  # no markup: the note may contain whet[jit]
     return whet.Runtime(backend=args.backend).load(plan)

@@ -16,7 +16,8 @@ from weakref import WeakSet
 T = TypeVar("T")
 _locks: WeakSet[Any] = WeakSet()
 _held_during_fork: list[Any] = []
-_generation = 0
+#: the number of forks between this process and the one that imported whet: another number means another process. Faster than os.getpid()
+generation = 0
 
 
 def make_lock() -> threading.Lock:
@@ -53,14 +54,9 @@ def _register_lock(lock: Any) -> Any:
     return lock
 
 
-def get_generation() -> int:
-    """The number of forks between this process and the one that imported whet: another number means another process. Faster than os.getpid()."""
-    return _generation
-
-
 def _renew_in_child() -> None:
-    global _generation
-    _generation += 1
+    global generation
+    generation += 1
     for lock in list(_locks):
         lock._at_fork_reinit()  # the method that CPython's own modules use, such as logging and concurrent.futures
 

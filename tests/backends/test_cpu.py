@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -33,8 +34,8 @@ class Native(Call):
 
 
 class Python(Call):
-    def __init__(self, log, what):
-        self.log, self.what = log, what
+    def __init__(self, log, event):
+        self.log, self.what = log, event
 
     def run(self):
         self.log.append(self.what)
@@ -237,6 +238,55 @@ def test_cpuinfo_of_another_machine(monkeypatch, tmp_path):
         assert info.model()
     finally:
         info.cpuinfo.cache_clear()
+
+
+def test_a_limit_hides_newer_instruction_sets(monkeypatch, tmp_path):
+    """WHET_MAX_CPU_ISA, on a machine that has AVX-512 and AMX: no feature, key or kernel uses what is above the limit."""
+    (tmp_path / "cpuinfo").write_text("flags: avx avx2 fma avx_vnni avx512f avx512cd avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 amx_int8\n")
+    monkeypatch.setattr(info, "CPUINFO", tmp_path / "cpuinfo")
+    info.cpuinfo.cache_clear()
+    core = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
+    try:
+        monkeypatch.delenv(info.VARIABLE, raising=False)
+        assert info.features() == {"avx", "avx2", "fma", "avx_vnni", *core, "avx512_vnni", "avx512_bf16", "amx_int8"}
+        monkeypatch.setenv(info.VARIABLE, "avx512_core")
+        assert info.features() == {"avx", "avx2", "fma", *core}
+        monkeypatch.setenv(info.VARIABLE, "AVX2")
+        assert info.features() == {"avx", "avx2", "fma"}
+        assert "avx512" not in get_backend("cpu").key()
+        assert "bf16" in get_backend("cpu").capabilities.unsupported_types
+        monkeypatch.setenv(info.VARIABLE, "avx1024")
+        with pytest.raises(BackendError, match=r"avx1024 is no limit .* avx2 or avx512_core"):
+            info.features()
+    finally:
+        info.cpuinfo.cache_clear()
+
+
+@pytest.mark.skipif(machine_code.why_no_compiler() is not None, reason="there is no compiler")
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="instruction sets of x86")
+@pytest.mark.parametrize("limit", ["", "avx512_core", "avx2"])
+def test_a_limit_reaches_the_compiler(limit, monkeypatch):
+    """Sixteen numbers at once, compiled for a CPU with AVX-512: registers of 512 bits only where the limit permits them."""
+    import llvmlite.binding as llvm
+
+    names = ("avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512vnni")
+    monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "znver4")
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap(dict.fromkeys(names, True)))
+    monkeypatch.setenv(info.VARIABLE, limit)
+    machine, text = machine_code._target.__wrapped__()
+    ir = """
+        define void @add(<16 x float>* %a, <16 x float>* %b) {
+          %x = load <16 x float>, <16 x float>* %a
+          %y = load <16 x float>, <16 x float>* %b
+          %z = fadd <16 x float> %x, %y
+          store <16 x float> %z, <16 x float>* %a
+          ret void
+        }"""
+    module = llvm.parse_assembly(machine_code._use_opaque_pointers(ir) if llvm.llvm_version_info[0] >= 17 else ir)
+    assembly = machine.emit_assembly(module)
+    assert ("zmm" in assembly) == (limit != "avx2")
+    assert ("ymm" in assembly) == (limit == "avx2")
+    assert ("+avx512vnni" in text) == (not limit)  # part of the key of compiled objects
 
 
 def test_unshared_caches_are_summed(monkeypatch, tmp_path):

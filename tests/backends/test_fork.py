@@ -269,7 +269,7 @@ def test_an_engine_whose_device_is_lost_by_the_fork_raises(monkeypatch):
     context = engine.create_context()
     monkeypatch.setattr(type(engine.backend), "unusable_after_fork", property(lambda self: "load the engine in the child or use spawn"))
     context.run(feed)  # no child: nothing is asked
-    monkeypatch.setattr("whet.runtime.engine.get_generation", lambda: -1)  # as in a child
+    monkeypatch.setattr("whet.forks.generation", -1)  # as in a child
     for use in (lambda: context.run(feed), engine.create_context):
         with pytest.raises(ContextError, match="load the engine in the child"):
             use()

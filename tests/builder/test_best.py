@@ -102,7 +102,7 @@ def test_progress_names_the_engine_being_built():
             self.stages.append(name)
             self.steps.append(0)
 
-        def step(self, what, done=1):
+        def step(self, name, done=1):
             self.steps[-1] += done
 
     watch = Watch()

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from whet.builder.verify import blas_threads
+
 pytest.importorskip("threadpoolctl")
 
 SCRIPT = """
@@ -37,3 +39,15 @@ def test_the_number_is_set_within_the_block_and_restored_after_it(monkeypatch):
     if said == "none":
         pytest.skip("NumPy uses another BLAS than OpenBLAS")
     assert said == "[1] [2] [1] [2] [1]"
+
+
+@pytest.mark.parametrize(("before", "set_to"), [(7, [2, 7]), (None, [2])])
+def test_the_number_before_is_restored_if_it_is_known(monkeypatch, before, set_to):
+    seen = []
+    monkeypatch.setattr(blas_threads, "find_thread_functions", lambda: (lambda: before, seen.append))
+    with blas_threads.limit_blas_threads(2):
+        assert seen == [2]
+    assert seen == set_to
+    monkeypatch.setattr(blas_threads, "find_thread_functions", lambda: None)
+    with blas_threads.limit_blas_threads(2):
+        assert seen == set_to

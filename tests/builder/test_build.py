@@ -115,7 +115,7 @@ def test_ctrl_c_keeps_recorded_times(tmp_path):
 
         layers = 0
 
-        def step(self, what, done=1):
+        def step(self, name, done=1):
             self.layers += self.names[-1] == "timing"
             if self.layers == 3:
                 raise KeyboardInterrupt
@@ -137,7 +137,7 @@ def test_progress_reports_stages_and_steps(compared_again, monkeypatch):
             self.stages.append((name, total))
             self.counts.append(0)
 
-        def step(self, what, done=1):
+        def step(self, name, done=1):
             self.counts[-1] += done
 
     watch = Watch()

@@ -19,6 +19,7 @@ from whet.builder.lock.lock import check_lock
 from whet.builder.memory.byte_groups import Groups
 from whet.builder.memory.free_ranges import FreeRanges
 from whet.builder.precision.permissions import Permissions, report_precisions
+from whet.builder.verify import shape_extents
 from whet.builder.verify.differences import compute_float8_error
 from whet.builder.verify.emulation import round_to_tf32
 from whet.builder.verify.error_bounds import Checked, Compared, Failure, compute_layer_bound
@@ -554,3 +555,25 @@ def test_a_note_names_the_layers_that_cannot_be_sparse():
     assert "the first two of every four" in apply_sparsity(net, BuildConfig(backend="null", sparsity="force:positional"))[1][0]
     assert apply_sparsity(net, BuildConfig(backend="null", sparsity="enable")) == (net, [])
     assert apply_sparsity(sparse, BuildConfig(backend="null", sparsity="force")) == (sparse, [])
+
+
+def test_the_first_layer_is_the_worst_so_far_even_without_an_error():
+    checked = Checked()
+    assert checked.worst == ("", 0.0, 0.0)
+    checked.take(Compared("a", ((0.0, 0.5),)))
+    assert checked.worst == ("a", 0.0, 0.5)
+    checked.take(Compared("b", ((0.0, 0.1),)))
+    assert checked.worst == ("a", 0.0, 0.5)
+
+
+@pytest.mark.parametrize(("batch", "other"), [(4, 6), (4, 8), (4, 1), (3, 7), (2, 2)])
+def test_items_fill_the_tensor_and_nothing_after_it(monkeypatch, batch, other):
+    """A tensor of 8 bytes an item at the larger batch: its items are those of the smaller one in turn."""
+    copies = []
+    monkeypatch.setattr(shape_extents, "copy_bytes", lambda bound, to, at, where, nbytes: copies.append((at, where, nbytes)))
+    bound, larger = (SimpleNamespace(place=lambda name, n=n, at=at: (at, 8 * n)) for n, at in ((batch, 1000), (other, 5000)))
+    axis = SimpleNamespace(is_outermost=True)
+    assert shape_extents.copy_items(bound, larger, SimpleNamespace(name="t"), axis, batch, np.arange(other) % batch)
+    assert [(at, where) for at, where, _ in copies] == [(1000, 5000 + 8 * first) for first in range(0, other, batch)]
+    assert sum(n for _, _, n in copies) == 8 * other
+    assert max(where + n for _, where, n in copies) == 5000 + 8 * other

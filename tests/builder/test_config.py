@@ -27,3 +27,10 @@ def test_invalid_option_values_are_refused(options, text):
 
 def test_values_from_the_flags_are_accepted():
     BuildConfig(precisions=("fp32", "fp16", "bf16", "int8", "fp8", "best"), threads=-1, optimization_level=5)
+
+
+@pytest.mark.parametrize(("seed", "said"), [(-1, "-1 is too small; the least is 0"), (2**32, "4294967296 is too large; the largest is 4294967295")])
+def test_a_seed_has_32_bits(seed, said):
+    with pytest.raises(UsageError, match=f"BuildConfig.seed: {said}"):
+        BuildConfig(seed=seed)
+    assert BuildConfig(seed=2**32 - 1).seed == 2**32 - 1

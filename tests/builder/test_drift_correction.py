@@ -16,9 +16,9 @@ from whet.measure.timing_cache import Timed
 SLOWDOWNS = [1.0, 2.0] * 15  # of the machine, per round
 
 
-def candidate(what, samples=(), recalled_time=None):
+def candidate(name, samples=(), recalled_time=None):
     plan = SimpleNamespace(report=BuildReport())
-    made = EngineCandidate(what, SimpleNamespace(cost=1.0), None, [], None, {}, plan)
+    made = EngineCandidate(name, SimpleNamespace(cost=1.0), None, [], None, {}, plan)
     made.samples, made.recalled_time = list(samples), recalled_time
     return made
 
@@ -60,7 +60,7 @@ def test_candidates_that_are_not_retimed_are_scaled_by_the_drift_factor(drift, m
 
     monkeypatch.setattr(whole_engine, "refine_in_network", lambda *_: refined)
     monkeypatch.setattr(whole_engine, "profile_layers", lambda *_: {})
-    log = SimpleNamespace(stage=lambda name, total: None, phase=lambda name: None, step=lambda what: None)
+    log = SimpleNamespace(stage=lambda name, total: None, phase=lambda name: None, step=lambda name: None)
     config = SimpleNamespace(optimization_level=3, in_network=True)
     harness = SimpleNamespace(measure=measure, bind=lambda e: SimpleNamespace(run_timed=None))
     history = SimpleNamespace(read_times=lambda engines: None, write_times=lambda engines: None)

@@ -22,7 +22,7 @@ QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=1, tactic_sourc
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def plan_and_lock(tmp_path_factory):
     path = tmp_path_factory.mktemp("lock") / "lock.json"
     plan = build(residual(), QUICK)
     save_lock(plan, path)
@@ -43,8 +43,8 @@ def sections(plan):
     return {n: bytes(v) for n, v in read_sections(memoryview(data), SECTIONS, frozenset({"weights", "packed"})).items()}
 
 
-def test_the_same_lock_gives_the_same_engine_and_times_nothing(built):
-    (plan, path), stages = built, Stages()
+def test_the_same_lock_gives_the_same_engine_and_times_nothing(plan_and_lock):
+    (plan, path), stages = plan_and_lock, Stages()
     again = locked(path, progress=stages)
     assert stages.names
     assert not stages.times
@@ -85,19 +85,19 @@ def test_the_order_of_permissions_does_not_matter(tmp_path):
         ("layer_output_types", (("*", "fp32"),)),
     ],
 )
-def test_each_option_that_determines_the_engine_is_locked(built, option, value):
+def test_each_option_that_determines_the_engine_is_locked(plan_and_lock, option, value):
     with pytest.raises(LockError, match=f"the option {option}: was "):
-        locked(built[1], **{option: value})
+        locked(plan_and_lock[1], **{option: value})
 
 
-def test_other_weights_are_another_model(built):
+def test_other_weights_are_another_model(plan_and_lock):
     with pytest.raises(LockError, match=r"the model: was \w+\.\.\., is"):
-        locked(built[1], residual(seed=3))
+        locked(plan_and_lock[1], residual(seed=3))
 
 
-def test_all_differences_are_named_at_once(built):
+def test_all_differences_are_named_at_once(plan_and_lock):
     with pytest.raises(LockError, match=r"(?s)the number of threads: was \d+, is 1.*the option passes") as e:
-        locked(built[1], threads=1, passes=("-cancel_transposes",))
+        locked(plan_and_lock[1], threads=1, passes=("-cancel_transposes",))
     get_backend("cpu")  # restores this thread's number of threads
     assert re.search(r"the machine: was .*threads=\d+.*, is .*threads=1", str(e.value)), "the part that differs is shown"
 
@@ -115,8 +115,8 @@ def test_all_differences_are_named_at_once(built):
         (lambda d: d.update(unfused=["nothing"]), "'nothing' is gone"),
     ],
 )
-def test_a_lock_that_cannot_be_kept_names_the_differences(built, tmp_path, change, message):
-    data = json.loads(built[1].read_text())
+def test_a_lock_that_cannot_be_kept_names_the_differences(plan_and_lock, tmp_path, change, message):
+    data = json.loads(plan_and_lock[1].read_text())
     change(data)
     if "arenas" in message or "memory" in message:
         data["digest"] = "0"
@@ -135,9 +135,9 @@ def test_damaged_files_are_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize("key", ["layers", "tactics", "arenas", "profiles"])
-def test_damaged_entries_are_refused(built, tmp_path, key):
+def test_damaged_entries_are_refused(plan_and_lock, tmp_path, key):
     for wrong in (None, [1], {"a": 1}, [[]], "x"):
-        data = json.loads(built[1].read_text())
+        data = json.loads(plan_and_lock[1].read_text())
         data[key] = wrong
         path = tmp_path / "lock.json"
         path.write_text(json.dumps(data))

@@ -187,9 +187,9 @@ def test_an_error_in_a_later_profile_is_raised_before_the_first_is_built():
 def test_verification_data_are_used_by_the_profiles_they_fit(monkeypatch):
     seen, real = [], verified_search.verify_engine
 
-    def noted(plan, net, machine, given, *rest):
-        seen.append(None if given is None else given["x"].shape[0])
-        return real(plan, net, machine, given, *rest)
+    def noted(plan, net, machine, inputs, *arguments):
+        seen.append(None if inputs is None else inputs["x"].shape[0])
+        return real(plan, net, machine, inputs, *arguments)
 
     monkeypatch.setattr(verified_search, "verify_engine", noted)
     build(NET, dataclasses.replace(QUICK, optimization_level=0), inputs=inputs(NET, N=2))

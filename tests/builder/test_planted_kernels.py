@@ -1,8 +1,7 @@
 """Fifty wrong kernels, of ten kinds in five operations: verification finds every one of them, and none in the correct kernels.
 
 The planted tactics compute by the reference and change its result. The network begins with a Relu, so the actual inputs of the operation are
-never negative. CUDA kernels are not planted: the simulated GPU of the tests computes nothing, and a GPU is not always present; the code that
-verifies is the same for both backends.
+never negative. tests/cuda/test_planted_cuda_kernels.py does the same with CUDA kernels.
 
 Probability for intermittent kernels: a kernel that is wrong in a share p of its runs escapes only if none of its runs is wrong. With r runs in
 verification that is (1 - p)^r; the runs are counted here, at least 11 in these networks (comparison, repetition, one per kind of inputs, two at
@@ -16,41 +15,16 @@ import dataclasses
 
 import numpy as np
 import pytest
+from planted_networks import MAX, MIN, OPERATIONS, OPT, network
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
 from whet.builder.progress import ProgressLog
 from whet.builder.verify import verification
 from whet.builder.verify.verification import verify_engine
-from whet.network import Network, parse_type
 from whet.ops import run_layer
 from whet.tactics import TACTICS, load_tactics, tactic
 from whet.tactics.cpu.reference.numpy_reference import NumpyCall, NumpyKernel, NumpyReference
-
-OPERATIONS = ("conv3x3", "conv1x1", "depthwise", "gemm", "transposed")
-MIN, OPT, MAX = 1, 4, 8
-
-
-def network(operation: str, integers: bool = False) -> Network:
-    """Relu, then the operation with a bias, for batches of 1 to 8; with `integers` the result is quantized."""
-    rng, net = np.random.default_rng(3), Network(operation)
-
-    def weight(*shape):
-        return net.constant(rng.standard_normal(shape).astype("f4"))
-
-    x = net.add("Relu", net.add_input("x", parse_type("f32[N,8]" if operation == "gemm" else "f32[N,8,6,6]")))
-    y = {
-        "conv3x3": lambda: net.add("Conv", x, weight(8, 8, 3, 3), weight(8), pads=(1, 1, 1, 1)),
-        "conv1x1": lambda: net.add("Conv", x, weight(8, 8, 1, 1), weight(8), strides=(2, 2)),
-        "depthwise": lambda: net.add("Conv", x, weight(8, 1, 3, 3), weight(8), group=8),
-        "gemm": lambda: net.add("Gemm", x, weight(8, 12), weight(12)),
-        "transposed": lambda: net.add("ConvTranspose", x, weight(8, 8, 2, 2), weight(8), strides=(2, 2)),
-    }[operation]()
-    if integers:
-        s, z = net.constant(np.float32(0.07)), net.constant(np.int8(0))
-        y = net.add("DequantizeLinear", net.add("QuantizeLinear", y, s, z), s, z)
-    net.mark_output(y, "y")
-    return net
 
 
 class Planted:
@@ -248,3 +222,72 @@ def test_only_the_newest_failures_are_kept_and_a_folder_that_cannot_be_written_i
     monkeypatch.setenv("WHET_FAILED_VERIFICATIONS", str(tmp_path / "file"))
     checked, _ = verified("conv3x3")
     assert "could not be saved" in str(checked.failures[0])
+
+
+@pytest.mark.parametrize("value", [0.0, -3.4028235e38])  # the bytes of the first are smaller, those of the second larger than before
+def test_a_kernel_that_is_wrong_in_its_second_run_only_is_found_by_the_repetition(value, registry):
+    def change(call, out):
+        if planted.runs == 2:
+            out[...] = np.float32(value)
+
+    planted = Planted(change, ("Conv",))
+    checked, tactics = verified("conv3x3")
+    assert "cpu/planted" in tactics
+    assert "results differ between runs on the same inputs" in str(checked.failures[0])
+    assert "a race, or memory that the kernel does not initialize" in str(checked.failures[0])
+
+
+def run_with_seed(seed, log=None):
+    """The inputs of the planted kernel in all its runs, with given inputs of the network."""
+    seen = []
+    TACTICS.pop("cpu/planted", None)
+    Planted(lambda call, out: seen.append(call.reads[0].copy()), ("Gemm",))
+    net, profile = network("gemm"), tuple({"x": (n, 8)} for n in (MIN, OPT, MAX))
+    config = dataclasses.replace(CONFIG, profiles=(profile,), seed=seed)
+    data = {"x": np.random.default_rng(1).standard_normal((OPT, 8)).astype("f4")}
+    verify_engine(build(net, config), net, get_backend("cpu"), data, config, log or ProgressLog(None))
+    return seen
+
+
+def test_the_seed_chooses_the_inputs_of_other_kinds(registry):
+    runs = {seed: run_with_seed(seed) for seed in (5, 7, 2**32 - 1)}
+
+    def equal(a, b):
+        return len(runs[a]) == len(runs[b]) and all(np.array_equal(x, y, equal_nan=True) for x, y in zip(runs[a], runs[b], strict=True))
+
+    assert not equal(5, 7)
+    assert not equal(5, 2**32 - 1)
+    assert np.array_equal(runs[5][0], runs[7][0]), "the given inputs"
+
+
+def test_verification_announces_a_step_for_each_layer_and_two_more(registry):
+    stages = []
+
+    class Log(ProgressLog):
+        def stage(self, name, total):
+            stages.append((name, total))
+            super().stage(name, total)
+
+    run_with_seed(0, Log(None))
+    layers = len(network("gemm").layers)
+    assert stages[0][0] == "verification"
+    assert stages[0][1] >= layers + 2, "Reformats may be added"
+
+
+def test_results_count_as_small_relative_to_those_of_the_first_comparison(registry, monkeypatch):
+    """1024 times as large for inputs that are."""
+    seen = []
+    compare = verification.compare_layer
+
+    def noting(layer, choice, ins, outs, images=None, axes=None, context="", largest=None, **more):
+        if layer.op == "Gemm":
+            seen.append((context, largest, float(np.abs(outs[0]).max())))
+        return compare(layer, choice, ins, outs, images, axes, context, largest, **more)
+
+    monkeypatch.setattr(verification, "compare_layer", noting)
+    run_with_seed(3)
+    assert [largest for _, largest, _ in seen].count(None) == 1
+    first = seen[0][2]
+    for context, largest, _ in seen[1:]:
+        assert largest == [pytest.approx(first * (1024 if "'large'" in context else 1))]
+    assert "'large'" in "".join(context for context, _, _ in seen)

@@ -179,9 +179,9 @@ def test_only_the_kept_engine_is_verified_and_all_if_it_fails(fails, monkeypatch
     def noting(where):
         real = where.verify_engine
 
-        def verify(plan, source, *rest):
+        def verify(plan, source, *arguments):
             calls.append(where.__name__)
-            checked = real(plan, source, *rest)
+            checked = real(plan, source, *arguments)
             if fails and where is verified:
                 checked.failures.append(checked)
             return checked

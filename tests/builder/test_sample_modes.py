@@ -292,14 +292,14 @@ def test_wrong_sample_addresses_are_found(mode, request):
     assert find_batch_difference(parallel, get_backend("cpu", threads=2)) is None
     real = SampleParallelEngine.set_address
 
-    def other(self, name, address):
+    def redirect_third_sample(self, name, address):
         real(self, name, address)
         if name == "x" and len(self._samples_launches) > 2:
             at, _ = self._staged[name]
             sample = self._samples_launches[2]
             sample.launches.sites.set_address(sample.engine, name, self.arena.address + at)
 
-    SampleParallelEngine.set_address = other
+    SampleParallelEngine.set_address = redirect_third_sample
     try:
         assert "sample 2 of a batch of 4" in find_batch_difference(parallel, get_backend("cpu", threads=2))
     finally:

@@ -44,7 +44,7 @@ def x():
     return np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
 
 
-def told(plan):
+def list_sparse_notes(plan):
     return [n for n in plan.report.notes if "2:4" in n]
 
 
@@ -55,7 +55,7 @@ def test_force_changes_the_weights_of_the_engine(net, x):
     wanted = run_network(force_two_four(net)[0], {"x": x})["b"]
     assert np.abs(got - wanted).max() < 1e-4 * np.abs(wanted).max()
     assert not np.allclose(got, run_network(net, {"x": x})["b"], rtol=0.05)
-    (note,) = told(plan)
+    (note,) = list_sparse_notes(plan)
     assert "2 layers" in note
     assert eligible_layers(net)[0] == []  # the caller's network is unchanged
 
@@ -64,7 +64,7 @@ def test_force_changes_the_weights_of_the_engine(net, x):
 def test_other_modes_do_not_modify_weights(net, mode):
     config = dataclasses.replace(FORCE, sparsity=mode)
     assert apply_sparsity(net, config) == (net, [])
-    assert told(build(net, config)) == []
+    assert list_sparse_notes(build(net, config)) == []
 
 
 def test_a_second_time_changes_nothing(net):
@@ -78,7 +78,7 @@ def test_calibrated_engines_have_sparse_weights_too(net, x, way):
     kind = "int8" if way is build_int8 else "fp8"
     config = dataclasses.replace(FORCE, backend="null", precisions=(kind,))
     plan = way(net, config, Calibration(samples=lambda: [{"x": x}]))
-    assert len(told(plan)) == 1
+    assert len(list_sparse_notes(plan)) == 1
     assert len(eligible_layers(plan.network)[0]) == 2
 
 

@@ -40,9 +40,9 @@ def test_counts_are_measured_on_request_and_at_high_levels():
 def test_the_faster_count_is_kept_and_locked(tmp_path, monkeypatch):
     config = dataclasses.replace(QUICK, threads=AUTO_THREADS)
 
-    def slow_first(runs, *args, **rest):
+    def slow_first(runs, *args, **options):
         """The first engine (all threads) appears nine times slower."""
-        return compare([lambda: 9 * runs[0](), *runs[1:]], *args, **rest)
+        return compare([lambda: 9 * runs[0](), *runs[1:]], *args, **options)
 
     compare = thread_count.compare
     monkeypatch.setattr(thread_count, "compare", slow_first)

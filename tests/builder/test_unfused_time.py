@@ -11,7 +11,7 @@ from whet.builder import BuildConfig, build, plan_digest, save_lock
 from whet.builder.candidates.enumerate import list_candidates
 from whet.builder.precision.permissions import Permissions
 from whet.builder.select.engine_candidate import BenchmarkHarness
-from whet.builder.select.unfused_time import UnfusedTime, list_chains, time_chains
+from whet.builder.select.unfused_time import LONGEST_CHAIN, UnfusedTime, list_chains, time_chains
 from whet.engine.check import check_plan
 from whet.measure.timing import Conditions, Timer
 from whet.measure.timing_cache import TimingCache
@@ -25,12 +25,15 @@ load_tactics("cpu")
 QUICK = BuildConfig(timing_cache="", avg_timing=1, whole_engines=4)
 
 
-def fused_layer() -> Layer:
-    """Conv + Add + Relu over [1,16,8,8]; w and b constant."""
+def fused_layer(*more: str) -> Layer:
+    """Conv + Add + Relu over [1,16,8,8], and more pointwise ops; w and b constant."""
     rng, body, net = np.random.default_rng(0), Network("body", "lowered"), Network("net", "lowered")
     types = ("f32[1,16,8,8]", "f32[32,16,3,3]", "f32[32]", "f32[1,32,8,8]")
     x, w, b, z = (body.add_input(n, parse_type(t)) for n, t in zip("xwbz", types, strict=True))
-    body.mark_output(body.add("Relu", body.add("Add", body.add("Conv", x, w, b, pads=(1, 1, 1, 1)), z)))
+    y = body.add("Relu", body.add("Add", body.add("Conv", x, w, b, pads=(1, 1, 1, 1)), z))
+    for op in more:
+        y = body.add(op, y)
+    body.mark_output(y)
     feeds = [net.add_input("x", parse_type(types[0])), *(net.constant(rng.standard_normal(s).astype("f4")) for s in ((32, 16, 3, 3), (32,)))]
     return net.add_layer("Fused", [*feeds, net.add_input("z", parse_type(types[3]))], {"composite": "Conv"}, regions={"body": body})
 
@@ -79,6 +82,17 @@ def test_a_chain_computes_the_results_of_the_fused_layer():
             got = from_stored(raw.reshape(to_stored(want, chain.signature.outputs[0].format).shape), chain.signature.outputs[0].format, want.shape)
             assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
     assert tried > 2
+
+
+def test_a_chain_needs_a_kernel_for_each_part_and_is_not_long():
+    options, permissions = list_options(fused_layer())
+    fused, all_tactics, conv = {"cpu/onednn_conv"}, tactics(), [get_tactic("cpu/onednn_conv")]
+    chains = list_chains(fused_layer("Sigmoid"), options[0], fused, all_tactics, permissions, CPU)
+    assert not isinstance(chains, UnfusedTime)
+    assert all(c.kernel.implementation.count(" + ") == LONGEST_CHAIN - 1 for c in chains)
+    long = list_chains(fused_layer("Sigmoid", "Abs"), options[0], fused, all_tactics, permissions, CPU)
+    assert long.reason.startswith("not unfused: only layers of")
+    assert list_chains(fused_layer(), options[0], fused, conv, permissions, CPU).reason.startswith("not unfused: its part Add has no kernel that")
 
 
 def test_times_are_cached_and_read_back(tmp_path):

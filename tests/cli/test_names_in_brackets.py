@@ -35,14 +35,14 @@ def folder(tmp_path_factory):
     return made
 
 
-def said(command, *args, code=0):
+def run_command(command, *args, code=0):
     got = CliRunner().invoke(command, [str(a) for a in args], env={"COLUMNS": "200"})
     assert got.exit_code == code, got.output
     return got.output
 
 
 def test_an_engine_is_explained(folder):
-    text = said(explain.command, folder / "a.engine")
+    text = run_command(explain.command, folder / "a.engine")
     assert "net[red] on cpu" in text
     assert "note pip install 'whet[jit]' for its own kernels" in text
     assert CONV in text
@@ -50,17 +50,17 @@ def test_an_engine_is_explained(folder):
 
 
 def test_a_layer_is_explained(folder):
-    named = [r["layer"] for r in json.loads(said(explain.command, folder / "a.engine", "--layers", "--json"))["layer_table"]]
+    named = [r["layer"] for r in json.loads(run_command(explain.command, folder / "a.engine", "--layers", "--json"))["layer_table"]]
     for name in (CONV, HEAD):
         layer = next(n for n in named if name in n and not n.endswith("reformat"))  # a CPU may need a reformat layer as well
-        text = said(explain.command, folder / "a.engine", layer)
+        text = run_command(explain.command, folder / "a.engine", layer)
         assert text.startswith(layer)
         assert f"from {name}" in text
 
 
 def test_a_run_names_the_differing_value(folder):
     pytest.importorskip("onnxruntime")
-    text = said(run.command, folder / "a.onnx", "--against", "onnxruntime", "--tolerance", "1e-12", "--all", code=1)
+    text = run_command(run.command, folder / "a.onnx", "--against", "onnxruntime", "--tolerance", "1e-12", "--all", code=1)
     assert "computed by" in text
     assert "y[/]" in text
     assert "MISMATCH: an output differs" in text

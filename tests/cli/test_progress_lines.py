@@ -98,7 +98,7 @@ def test_a_search_names_its_phase_and_running_jobs(folder, tmp_path, monkeypatch
 
     def search(recipe, *, watcher, **_):
         watcher.phase("scouts", 9)
-        watcher.begun(job, "half of the channels")
+        watcher.start_job(job, "half of the channels")
         end = time.monotonic() + 60
         while b"recovering" not in sys.stderr.buffer.getvalue() and time.monotonic() < end:
             time.sleep(0.01)

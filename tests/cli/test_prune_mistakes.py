@@ -34,7 +34,7 @@ def home(tmp_path_factory):
 TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
 
 
-@pytest.mark.parametrize(("flags", "said"), [
+@pytest.mark.parametrize(("flags", "message"), [
     (["--calibData=bad.npz"], "sample 5 of 'input' has NaN or infinite values"),
     (["--calibData=none.npz"], "none.npz has no samples"),
     ([*TAYLOR, "--labels=floats.npy"], "labels must be a vector of class indices, one per sample, not float64"),
@@ -64,9 +64,9 @@ TAYLOR = ("--importance=taylor1", "--calibData=good.npz")
     (["--calibData=good.npz", "--weights=good.npz"], "--weights=good.npz would overwrite a file"),
     (["--flops=0.01x"], r"unreachable \(0.01 of the present cost\)"),
 ])  # fmt: skip
-def test_each_mistake_is_named(flags, said, home, monkeypatch):
+def test_each_mistake_is_named(flags, message, home, monkeypatch):
     monkeypatch.chdir(home)
-    with pytest.raises(WhetError, match=said):
+    with pytest.raises(WhetError, match=message):
         CliRunner().invoke(command, ["m.onnx", "-o", "x.onnx", *flags], catch_exceptions=False)
     assert not (home / "x.onnx").exists()
     assert network_from_onnx("m.onnx").constants
@@ -125,13 +125,13 @@ def test_a_missing_library_is_reported_before_the_work(home, monkeypatch):
     assert not (home / "x.json").exists()
 
 
-@pytest.mark.parametrize(("call", "said"), [
+@pytest.mark.parametrize(("call", "message"), [
     (lambda net: prune("m.onnx"), "not str: whet.network_from_onnx reads one from a file"),
     (lambda net: prune(net, None, np.zeros((4, 1, 32, 32), np.float32)), "data must be arrays by input name"),
     (lambda net: prune(net, PruneConfig(skip="conv9")), "no prunable group, branch or layer is called 'conv9'"),
 ])  # fmt: skip
-def test_arguments_of_other_kinds_are_named(call, said, home):
-    with pytest.raises(PruneError, match=said):
+def test_arguments_of_other_kinds_are_named(call, message, home):
+    with pytest.raises(PruneError, match=message):
         call(network_from_onnx(home / "m.onnx"))
 
 

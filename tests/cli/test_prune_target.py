@@ -67,14 +67,14 @@ def test_an_int8_engine_has_its_own_steps_of_width(model, tmp_path):
     assert re.search(r"predicted -1\d %", out)
 
 
-@pytest.mark.parametrize(("command", "flags", "said"), [
+@pytest.mark.parametrize(("command", "flags", "message"), [
     (prune, ["--recipe=/no/folder/r.json"], r"--recipe=/no/folder/r.json cannot be written: there is no folder /no/folder"),
     (prune, ["-o", "/no/folder/m.onnx"], r"--output=/no/folder/m.onnx cannot be written"),
     (prune, ["--latency=0.5x", "--latencyTable=/no/folder/t.json"], r"--latencyTable=/no/folder/t.json cannot be written"),
     (latency_table, ["--export=/no/folder/t.json"], r"--export=/no/folder/t.json cannot be written"),
 ])  # fmt: skip
-def test_unwritable_files_are_reported_before_the_work(command, flags, said, model):
-    with pytest.raises(UsageError, match=said):
+def test_unwritable_files_are_reported_before_the_work(command, flags, message, model):
+    with pytest.raises(UsageError, match=message):
         CliRunner().invoke(command, [str(model), *flags], catch_exceptions=False)
 
 

@@ -2,11 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from report.page_parser import chart_data
+from support.recorded import compare_with_record
 from whet import BuildConfig
 from whet.cli.sparsity import command
 from whet.errors import UsageError
@@ -208,3 +210,94 @@ def test_the_reason_of_a_slow_sparse_tactic_names_the_bound(sparse_null, monkeyp
     assert one_row.startswith("slower or equal: memory bound (")
     assert tiny.startswith("slower or equal: too little work for the device (")
     assert "Do not fine-tune for 2:4: no layer is faster" in advice.verdict
+
+
+LAYERS = {
+    "products": """in %x: f32[N,192]
+const %w: f32[192,512] = seed(1)
+const %v: f32[64,512] = seed(2)
+const %b: f32[64] = seed(3)
+const %u: f32[64,10] = seed(4)
+%a = MatMul(%x, %w)
+%c = Relu(%a)
+%d = Gemm(%c, %v, %b, transB=1)
+%y = MatMul(%d, %u)
+out %y
+""",
+    "filters": """in %x: f32[2,3,12,12]
+const %w: f32[64,3,3,3] = seed(1)
+const %v: f32[64,64,3,3] = seed(2)
+const %g: f32[32,16,1,1] = seed(3)
+const %u: f32[18,128] = seed(4)
+const %t: f32[18,96] = seed(5)
+%a = Conv(%x, %w, strides=[2,2], pads=[1,1,1,1])
+%b = Relu(%a)
+%c = Conv(%b, %v, pads=[1,1,1,1])
+%d = Add(%b, %c)
+%e = Conv(%d, %g, group=4)
+%f = Flatten(%e)
+%i = Reshape(%f, shape=[128,18])
+%j = MatMul(%i, %u)
+%k = Sigmoid(%i)
+%l = MatMul(%k, %t)
+out %j
+out %l
+""",
+    "slow": """in %x: f32[64,4096]
+const %w: f32[4096,64] = seed(1)
+const %v: f32[64,64] = seed(2)
+%a = MatMul(%x, %w)
+%b = Tanh(%a)
+%y = MatMul(%b, %v)
+out %y
+""",
+}
+
+
+def flat(prefix, data):
+    """Lines `path: value` of JSON data, with four digits of floats."""
+    if isinstance(data, dict | list):
+        for k, v in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from flat(f"{prefix}.{k}", v)
+    else:
+        yield f"{prefix}: {f'{data:.4g}' if isinstance(data, float) else data}"
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_advice_stays_as_recorded(sparse_null, monkeypatch, name):
+    """After an intended change: `WHET_UPDATE_GOLDEN=1 pytest tests/cli/test_sparsity.py`, and review the diff."""
+    net, lines = parse_network("network n source\n" + LAYERS[name]), []
+    profiles = ((({"x": (6, 192)},) * 3),) if name == "products" else ()
+    for title, factor, more in (("", 1.0, {}), ("slow sparse kernels", 3.0, {}), ("fp16", 1.0, {"precisions": ("fp16",)})):
+        def scaled(self, layer, signature, config, backend, factor=factor):
+            kernel = super(type(self), self).plan(layer, signature, config, backend)
+            kernel.cost *= factor / 2
+            return kernel
+
+        monkeypatch.setattr(type(TACTICS["null/sparse_product"]), "plan", scaled)
+        seen = []
+        config = BuildConfig(backend="null", timing_cache="", profiles=profiles, **more)
+        advice = advise_sparsity(net, config, lambda *a, seen=seen: seen.append(a), engines=not title)
+        lines += [f"# {title}", *flat(name, advice.to_json()), f"label {advice.label}, {seen[0]} to {seen[-1]}, {len(seen)} in all"]
+    compare_with_record(Path(__file__).parents[1] / "golden" / "advice" / f"{name}.txt", lines)
+
+
+@pytest.mark.parametrize(("seen", "expected"), [
+    ((64, False, 0.0, None), "Do not fine-tune for 2:4: no layer is faster with a sparse tactic."),
+    ((64, True, 0.5, None), "2:4 saves 0.5000 of 2.0000 ms (25.0%, predicted from single layers) in 1 of 2 layers with weights."),
+    ((64, True, 0.03, None), "Do not fine-tune for 2:4: the gain is below 2%. 2:4 saves 0.0300 of 2.0000 ms (1.5%"),
+    ((64, True, 0.04, None), "2:4 saves 0.0400 of 2.0000 ms (2.0%"),
+    ((64, True, 0.5, (0.0, 0.2)), "Do not fine-tune for 2:4: the measured difference is noise."),
+    ((64, True, 0.5, (-0.2, 0.0)), "Do not fine-tune for 2:4: the measured difference is noise."),
+    ((64, True, 0.5, (0.1, 0.2)), "2:4 saves 0.5000"),
+    ((64, True, 0.5, (-0.2, -0.1)), "2:4 saves 0.5000"),
+])  # fmt: skip
+def test_verdicts(seen, expected):
+    channels, pays, saved, interval = seen
+    first = LayerAdvice("a", "a", "3x3", channels, channels, 1.0, 1.0 - saved, "dense", "sparse", 0.26, "" if pays else "slower or equal")
+    other = LayerAdvice("b", "b", "3x3", channels, channels, None, None, "", "", 0.26, "alignment")
+    engine = None if interval is None else EngineTimes(2.0, 1.6, 1, interval)
+    advice = SparsityAdvice("cuda", "fp16", None, "", 1.0, (first, other), engine)
+    assert advice.verdict.startswith(expected)
+    assert advice.label == "fp16"
+    assert (first.speedup, other.speedup, other.saved_ms) == (1.0 / (1.0 - saved), None, 0.0)

@@ -138,9 +138,9 @@ def test_choice_from_the_timing_cache_replays_nothing(gpu, config, monkeypatch):
 def test_kinds_without_changes_are_not_tried_again(gpu, config, monkeypatch):
     tried, best = [], in_network.ExchangeableNetwork.select
 
-    def noting(self, kind, now, others, *, again):
-        tried.append((kind, len(others)))
-        return best(self, kind, now, others, again=again)
+    def noting(self, kind, now, options, *, again):
+        tried.append((kind, len(options)))
+        return best(self, kind, now, options, again=again)
 
     monkeypatch.setattr(in_network.ExchangeableNetwork, "select", noting)
     build(parse_network(NET), config)

@@ -103,9 +103,9 @@ def config(tmp_path):
     return BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=str(tmp_path / "t.sqlite"), verify=False, avg_timing=2)
 
 
-def timed(machine, layer: Layer, cache: TimingCache, **rest):
+def timed(machine, layer: Layer, cache: TimingCache, **options):
     """Options of a layer in 16 bits, timed warm, their finalists also cold; and the timer."""
-    timer = Timer(machine, cache, Conditions.of(machine, 0), 3, **rest)
+    timer = Timer(machine, cache, Conditions.of(machine, 0), 3, **options)
     found = list_candidates(layer, list_enabled_tactics("cuda", ()), machine, Permissions(frozenset({F16})))
     options = [o for o in found.options if not o.tactic.fallback and all(x.dtype is F16 for x in o.signature.outputs)]
     timer.time(layer, found.text, options, keep=True)

@@ -92,7 +92,7 @@ out %g
 """
 
 
-def built(*passes, precisions=("fp16",), tactic_sources=(), max_tactics=-1):
+def build_plan(*passes, precisions=("fp16",), tactic_sources=(), max_tactics=-1):
     config = BuildConfig(
         backend="cuda",
         precisions=precisions,
@@ -107,7 +107,7 @@ def built(*passes, precisions=("fp16",), tactic_sources=(), max_tactics=-1):
 
 
 def test_a_network_reads_its_input_once(standin_gpu):
-    plan = built()
+    plan = build_plan()
     forked = [x for x in plan.network.layers if x.composite == "DualOutputConv"]
     assert len(forked) == 2
     assert all(plan.choices[x.name].tactic == "cuda/dual_output_conv" for x in forked)
@@ -117,7 +117,7 @@ def test_a_network_reads_its_input_once(standin_gpu):
 def test_32_bit_options_do_not_displace_16_bit_options(standin_gpu, monkeypatch):
     """The number of options of a layer is capped if candidates are compiled ahead; both forms exist in 32 bits as parts."""
     monkeypatch.setattr(StandInGpu, "capabilities", replace(StandInGpu.capabilities, compiles_ahead=True))
-    plan = built(max_tactics=12)
+    plan = build_plan(max_tactics=12)
     layers = [x for x in plan.network.layers if x.composite == "DualOutputConv"]
     assert layers
     for x in layers:
@@ -128,7 +128,7 @@ def test_32_bit_options_do_not_displace_16_bit_options(standin_gpu, monkeypatch)
 
 
 def test_in_fp32_without_tf32_dual_output_and_concat_input_layers_are_unfused(standin_gpu):
-    net = built(precisions=(), tactic_sources=("-conv_tf32", "-multi_tensor_conv_tf32")).network
+    net = build_plan(precisions=(), tactic_sources=("-conv_tf32", "-multi_tensor_conv_tf32")).network
     kinds = [x.composite or x.op for x in net.layers if x.op != "Reformat"]
     assert kinds.count("Conv") == 4
     assert set(kinds) == {"Concat", "Conv"}

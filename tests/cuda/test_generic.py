@@ -12,6 +12,7 @@ from test_tactics import HOPPER, SAMPLES, TACTICS, judge, reach, reference, samp
 from support.host_cuda import HostLaunch, compile_launches, host_compiler, stored
 from whet.backends.cuda.compile import compile_cubin
 from whet.network import static_shape
+from whet.ops import OPS
 from whet.tactics import Args
 from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.generic import _per_value
@@ -28,7 +29,7 @@ def offers(layer):
                 yield t, s
 
 
-OPS_HERE = sorted({op for op, i in SAMPLES if any(offers(sample_layer(op, i)[0]))})
+OPS_HERE = sorted({op for t in GENERIC for op in t.ops if op in OPS})
 
 
 def list_cases(op):
@@ -74,6 +75,7 @@ def cases_of():
 @pytest.mark.parametrize("op", OPS_HERE)
 def test_kernels_match_the_reference_on_the_host(op, cases_of):
     launches, checks, run = cases_of(op)
+    assert checks, "a generic tactic takes a sample of each of its ops"
     run(launches)
     for layer, arrays, ins, outs, s, kernel, t, *_ in checks:
         with np.errstate(all="ignore"):
@@ -97,7 +99,7 @@ def test_kernels_compile_for_the_gpu(op, signatures, monkeypatch):
     """per_value.cu and recurrent.cu through NVRTC for sm_90a: each op's first sample, in every type of the signatures of each tactic."""
     sources = set()
     for module in (_per_value, recurrent):
-        monkeypatch.setattr(module, "launch", lambda entry, arguments, constants, *rest: sources.add(kernel_text(arguments.kernel_file, constants)))
+        monkeypatch.setattr(module, "launch", lambda entry, arguments, constants, *_: sources.add(kernel_text(arguments.kernel_file, constants)))
     layer, _ = sample_layer(op, next(i for name, i in SAMPLES if name == op and any(offers(sample_layer(name, i)[0]))))
     pairs = sorted(offers(layer), key=lambda pair: pair[0].name)
     for t, s in (pair for _, of_tactic in groupby(pairs, key=lambda pair: pair[0]) for pair in list(of_tactic)[signatures]):

@@ -32,13 +32,13 @@ def test_net_energy_is_proportional_to_the_load(gpu):
     net.mark_output(value)
     plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1, optimization_level=1, verify=False))
     context = Runtime("cuda").load(plan).create_context()
-    meter.rest(1.5)
+    meter.measure_idle(1.5)
     assert meter.idle is not None
     assert 5 < meter.idle < 500
     run = make_run(context, {"x": np.random.default_rng(1).standard_normal((256, 4096)).astype(np.float16)})
-    cold = meter.of(run, 1, 1.0)
-    found = meter.of(run, 1, 1.5)
-    twice = meter.of(lambda: (run(), run()), 1, 1.5)
+    cold = meter.measure_energy(run, 1, 1.0)
+    found = meter.measure_energy(run, 1, 1.5)
+    twice = meter.measure_energy(lambda: (run(), run()), 1, 1.5)
     others = gpu.state().get("other_processes")
     for name, e in (("cold", cold), ("once", found), ("twice", twice)):
         print(name, {k: round(v, 2) for k, v in e.items() if k != "about"}, f"others {others}")

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, SAMPLES, sample_layer
 
+from support.compiler_flags import COMPILER_FLAGS
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder.candidates.compile_ahead import list_configs_with_texts
@@ -37,15 +38,16 @@ def first_case(tactic):
     return None
 
 
+@COMPILER_FLAGS
 @pytest.mark.parametrize("tactic", OURS, ids=lambda t: t.name)
-def test_the_kernel_of_a_tactic_compiles(tactic):
+def test_the_kernel_of_a_tactic_compiles(tactic, flags):
     case = first_case(tactic)
     if case is None:
         assert tactic.name in NO_SAMPLES, f"no sample of an op is computed by {tactic.name}"
         return
     layer, signature, config, texts = case
     if texts:
-        assert compile_cubin(texts[0], flags=(*compiler.FLAGS, "--Ofast-compile=mid")).startswith(b"\x7fELF")
+        assert compile_cubin(texts[0], flags=flags).startswith(b"\x7fELF")
         return
     kernel = tactic.plan(layer, signature, config, HOPPER)
     assert isinstance(kernel, GpuKernel)

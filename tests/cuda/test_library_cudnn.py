@@ -209,8 +209,8 @@ def test_workspaces_of_a_gigabyte_are_refused_and_others_counted(monkeypatch):
     t = get_tactic("cuda/cudnn_half")
     signature, config = t.signatures(layer, HERE)[0], (("math", "half"), ("form", "fused"), ("engine", 13))
     for workspace, fits in ((1 << 30, False), (1000, True)):
-        made = convolution.Plan(None, workspace, frozenset({"FFT"}))
-        monkeypatch.setattr(_cudnn_conv, "plan_of", lambda work, engine, knobs, made=made: made)
+        plan = convolution.Plan(None, workspace, frozenset({"FFT"}))
+        monkeypatch.setattr(_cudnn_conv, "plan_of", lambda work, engine, knobs, plan=plan: plan)
         if fits:
             kernel = t.plan(layer, signature, config, HERE)
             assert kernel.scratch >= 1000

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_compile import sass
 from test_concat_input_conv import HOPPER, steps_of
-from test_dual_output_conv import built
+from test_dual_output_conv import build_plan
 from test_stem import check
 from test_tf32 import undealt
 
@@ -23,7 +23,7 @@ TACTIC = get_tactic("cuda/multi_tensor_conv_tf32")
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] in TACTIC.composites]
 
 
-def taken(i):
+def accepted_case(i):
     """The sample's layer, arrays and signature; skips samples on integers or in 16 bits."""
     _, layer, arrays = sample_layer("Fused", OPS["Fused"].samples[i])
     found = TACTIC.signatures(layer, HOPPER)
@@ -34,7 +34,7 @@ def taken(i):
 
 @pytest.mark.parametrize("i", SAMPLES)
 def test_packed_weights_cover_all_inputs_and_results(i):
-    layer, arrays, signature = taken(i)
+    layer, arrays, signature = accepted_case(i)
     found = match_convs(layer)
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
     rows = np.concatenate([steps_of(arrays[i], found.bk) for i in found.images], axis=1)
@@ -86,7 +86,7 @@ def test_machine_code(tile, joined, fork, tmp_path):
 
 
 def test_a_network_in_tf32_reads_its_input_once(standin_gpu):
-    plan = built(precisions=())
+    plan = build_plan(precisions=())
     layers = [x for x in plan.network.layers if x.op != "Reformat"]
     assert [x.composite for x in layers] == ["DualOutputConv", "DualOutputConv"]
     assert all(plan.choices[x.name].tactic == "cuda/multi_tensor_conv_tf32" for x in layers)
@@ -94,15 +94,15 @@ def test_a_network_in_tf32_reads_its_input_once(standin_gpu):
 
 @pytest.mark.parametrize("i", SAMPLES)
 def test_images_and_weights_count_as_rounded(i):
-    layer, _, _ = taken(i)
+    layer, _, _ = accepted_case(i)
     convs, rounded = match_convs(layer), list_multiplied_inputs(layer)
     assert {t.name for t in rounded} == {layer.inputs[i].name for i in convs.images} | {way.weights.name for way in convs.ways}
 
 
 def test_a_network_of_them_can_be_emulated(standin_gpu):
-    plan = built(precisions=())
+    plan = build_plan(precisions=())
     x = np.random.default_rng(0).standard_normal((2, 64, 20, 20)).astype(np.float32)
-    emulated, exact = emulate(plan, {"x": x}), emulate(built(precisions=(), tactic_sources=("-conv_tf32", "-multi_tensor_conv_tf32")), {"x": x})
+    emulated, exact = emulate(plan, {"x": x}), emulate(build_plan(precisions=(), tactic_sources=("-conv_tf32", "-multi_tensor_conv_tf32")), {"x": x})
     for name, want in exact.items():
         error = np.linalg.norm(emulated[name] - want) / np.linalg.norm(want)
         assert 1e-4 < error < 1e-3, "two layers' rounding to TF32"
@@ -111,5 +111,5 @@ def test_a_network_of_them_can_be_emulated(standin_gpu):
 @pytest.mark.gpu
 @pytest.mark.parametrize("i", SAMPLES)
 def test_results_match_the_reference(gpu, i):
-    layer, arrays, _ = taken(i)
+    layer, arrays, _ = accepted_case(i)
     check(gpu, TACTIC, layer, arrays)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
+from support.compiler_flags import COMPILER_FLAGS
 from whet.backends import get_backend
 from whet.backends.cuda import CudaBackend
 from whet.backends.cuda import compile as compiler
@@ -81,8 +82,9 @@ def instances():
     return [(name, constants, shared) for (name, constants), shared in seen.items()]
 
 
+@COMPILER_FLAGS
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_86", marks=pytest.mark.slow), "sm_89"])
-def test_kernels_compile(instances, arch):
+def test_kernels_compile(instances, arch, flags):
     try:
         compiler.nvrtc()
     except BackendError as error:
@@ -98,7 +100,7 @@ def test_kernels_compile(instances, arch):
 
     def code(instance):
         name, constants = instance
-        return compiler.compile_cubin(kernel_text(name, dict(constants)), name=name, arch=arch, flags=(*compiler.FLAGS, "--Ofast-compile=mid"))
+        return compiler.compile_cubin(kernel_text(name, dict(constants)), name=name, arch=arch, flags=flags)
 
     with ThreadPoolExecutor(2) as pool:
         assert all(c.startswith(b"\x7fELF") for c in pool.map(code, wanted))

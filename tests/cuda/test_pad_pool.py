@@ -53,7 +53,7 @@ def test_index_arithmetic_of_padding(sample):
 @pytest.mark.parametrize(("last", "pads", "unit"), [(8, 0, 16), (12, 0, 8), (6, 0, 4), (5, 0, 2), (8, 1, 2)])
 def test_adjacent_elements_move_as_one(last, pads, unit, monkeypatch):
     """The kernel's steps in NumPy, on units of several elements; single ones if the last axis is padded."""
-    monkeypatch.setattr(pad, "launch", lambda entry, arguments, *rest: arguments)
+    monkeypatch.setattr(pad, "launch", lambda entry, arguments, *_: arguments)
     x, value = np.arange(6 * last, dtype=np.float16).reshape(2, 3, last), np.array(1.5, np.float16)
     _, layer, _ = sample_layer("Pad", Sample([f"f16[2,3,{last}]", None, value], {"pads": (0, 1, 0, 0, -1, pads)}))
     kernel = Pad().plan(layer, Pad().signatures(layer, HOPPER)[0], (), HOPPER)

@@ -41,7 +41,7 @@ def stem(image=(2, 3, 32, 32), filters=7, stride=2, pool=(3, 2, 1), act="Relu", 
     return quantize(made, Ranges(ranges))
 
 
-def whole(net, composite="ConvPool"):
+def fused_layer(net, composite="ConvPool"):
     """The layer as formed by the pass and seen by candidates."""
     lowered, _ = lower(net, refuses=lambda layer: None)
     return next(x for x in lowered.layers if x.composite == composite)
@@ -87,7 +87,7 @@ def test_it_is_unfused_if_its_parts_are_faster(standin_gpu):
 def test_refusals_give_the_reason(changed, why):
     load_tactics("cuda")
     machine = CompileOnlyGpu()
-    layer = whole(stem(**changed))
+    layer = fused_layer(stem(**changed))
     for name, reason in zip(("cuda/qstem_pool", "cuda/qstem_overlap"), why, strict=True):
         mine = TACTICS[name]
         said = mine.refuses(layer, mine.signatures(layer, machine)[0], machine)
@@ -165,7 +165,7 @@ def test_every_instance_equals_the_reference(name):
     from whet.backends import get_backend
 
     pooled = SHAPES[name].get("pool") != (0, 0, 0)
-    gpu, layer = get_backend("cuda"), whole(stem(**SHAPES[name]), "ConvPool" if pooled else "QuantizeThenConv")
+    gpu, layer = get_backend("cuda"), fused_layer(stem(**SHAPES[name]), "ConvPool" if pooled else "QuantizeThenConv")
     load_tactics("cuda")
     rng = np.random.default_rng(1)
     arrays = [t.array() if t.is_constant else (2 * rng.standard_normal(t.shape)).astype(np.float32) for t in layer.inputs]

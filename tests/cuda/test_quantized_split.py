@@ -32,7 +32,7 @@ CASES = {
 }
 
 
-def made(name):
+def split_case(name):
     """The network of a case (it keeps its layer alive), the layer, its arrays, signature, split-K configurations, and those with own slots."""
     net, layer, arrays = sample_layer("Fused", CASES[name])
     signature = QCONV.signatures(layer, HOPPER)[0]
@@ -43,7 +43,7 @@ def made(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_few_pixels_have_split_and_own_slot_configurations(name):
-    _, _, _, _, split, once = made(name)
+    _, _, _, _, split, once = split_case(name)
     assert split
     assert once
 
@@ -51,7 +51,7 @@ def test_few_pixels_have_split_and_own_slot_configurations(name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_split_and_own_slot_configurations_match_the_reference(gpu, name):
-    _, layer, arrays, signature, split, once = made(name)
+    _, layer, arrays, signature, split, once = split_case(name)
     want = reference(layer, arrays)[0]
     for config in [*split[:MOST], *once[:MOST]]:
         (got,), _ = compute(gpu, layer, arrays, signature, QCONV.plan(layer, signature, tuple(config.items()), gpu))

@@ -20,14 +20,14 @@ from whet.tactics.cuda.stem import stem_rows as rows
 TACTIC = TACTICS["cuda/stem_rows"]
 
 
-def taken(i):
+def is_accepted(i):
     layer, _ = sample_layer("Fused", i)
     if TACTIC.why_not(layer):
         return False
     return any(not TACTIC.refuses(layer, s, HOPPER) for s in TACTIC.signatures(layer, HOPPER))
 
 
-SAMPLES = [i for i in range(len(OPS["Fused"].samples)) if taken(i)]
+SAMPLES = [i for i in range(len(OPS["Fused"].samples)) if is_accepted(i)]
 
 
 def test_there_are_samples_of_every_filter():

@@ -149,8 +149,8 @@ def test_a_switch_names_a_tactic_before_a_family():
     assert not {name for name in off("-OWN") if "cublaslt" in name or "host" in name}
 
 
-def with_tf32_operands(own, layer, x, w, *rest):
-    return own(layer, cut_to_tf32(x), cut_to_tf32(w), *rest)
+def with_tf32_operands(own, layer, x, w, *operands):
+    return own(layer, cut_to_tf32(x), cut_to_tf32(w), *operands)
 
 
 def test_tf32_operands_stay_within_the_bound_of_its_tactics(monkeypatch):

@@ -39,7 +39,7 @@ def test_provenance_has_the_required_fields():
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "expected"),
     [
         ("--out=.hidden/place", "--out=FOLDER"),
         (".hidden/x.json", "FOLDER/x.json"),
@@ -51,8 +51,8 @@ def test_provenance_has_the_required_fields():
         ("resnet18", "resnet18"),
     ],
 )
-def test_commands_have_no_local_folders(word, said):
-    assert RECORD["neutral"](word) == said
+def test_commands_have_no_local_folders(word, expected):
+    assert RECORD["neutral"](word) == expected
 
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -92,10 +92,10 @@ def test_targets_on_the_gpu_are_judged_by_the_interval(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import gpu_peers
 
-    def said(low, high):
+    def verdict(low, high):
         return gpu_peers.bar({"network": "resnet50", "batch": 1, "whet_ms": 0.18, "whet_interval_ms": [low, high]}).split()[-1]
 
-    assert [said(0.17, 0.18), said(0.181, 0.19), said(0.17, 0.19)] == ["met", "missed", "undecided"]
+    assert [verdict(0.17, 0.18), verdict(0.181, 0.19), verdict(0.17, 0.19)] == ["met", "missed", "undecided"]
     row = {"network": "yolov5s", "batch": 1, "whet_ms": 1.0}
     ends = {(2.0, 2.2): "met", (1.8, 1.99): "missed", (1.9, 2.1): "undecided"}
     for interval, verdict in ends.items():

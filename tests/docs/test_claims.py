@@ -17,7 +17,7 @@ def claims():
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "said"),
+    ("name", "rows", "expected"),
     [
         ("zeros", [{"ms": 10.0}, {"ms": 9.95}], "no: 0.5 % less time"),
         ("zeros", [{"ms": 10.0}, {"ms": 8.0}], "yes: 20.0 % less time (bar 10 % less); medians only"),
@@ -56,8 +56,8 @@ def claims():
         ("odd_channels", [{"channels": c, "ms": ms} for c, ms in ((61, 1.049), (63, 1.0), (64, 1.0))], "no: 61 or 63 channels take up to 1.049"),
     ],
 )
-def test_verdicts_follow_from_rows(claims, name, rows, said):
-    assert claims.verdict_of(name, {"rows": rows, "verdict": "stored"}).startswith(said)
+def test_verdicts_follow_from_rows(claims, name, rows, expected):
+    assert claims.verdict_of(name, {"rows": rows, "verdict": "stored"}).startswith(expected)
 
 
 def test_intervals_are_of_the_rounds_that_two_networks_share(claims):

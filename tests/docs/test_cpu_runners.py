@@ -22,7 +22,7 @@ def runners(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("interval", "others", "said"),
+    ("interval", "peers", "expected"),
     [
         ((1.1, 1.0, 1.2), 0.1, "met"),
         ((1.1, 0.99, 1.2), 0.1, "undecided"),
@@ -31,8 +31,8 @@ def runners(monkeypatch):
         ((1.1, 1.05, 1.2), 0.3, "disturbed"),
     ],
 )
-def test_only_a_whole_interval_meets_or_loses_a_bar(runners, interval, others, said):
-    assert runners.verdict(interval, 1.0, others) == said
+def test_only_a_whole_interval_meets_or_loses_a_bar(runners, interval, peers, expected):
+    assert runners.verdict(interval, 1.0, peers) == expected
 
 
 def test_a_mean_over_rows_has_the_interval_over_processes(runners):

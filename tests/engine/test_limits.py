@@ -8,11 +8,11 @@ import pytest
 from mutants import assemble, sections_of
 
 from handmade import conv_net, make_plan
-from whet.engine import codec, display_names, engine_bytes, read_engine, schema
+from whet.engine import codec, display_names, engine_bytes, read_engine, schema, weights
 from whet.engine.check import check_plan
 from whet.engine.file import SECTIONS
 from whet.engine.json_data import LARGEST, Reader
-from whet.engine.layout import _ENTRY, _HEAD, Section, read_sections, table_digests, write_sections
+from whet.engine.layout import _ENTRY, _HEAD, MAX_SECTIONS, VERSION, Section, read_sections, table_digests, write_sections
 from whet.engine.packed import sections as packed_sections
 from whet.engine.probe import probe_differs
 from whet.engine.weights import Budget
@@ -173,3 +173,64 @@ def test_scratch_may_end_before_the_arena_and_not_behind_it():
     arena.scratch_bytes = 129
     with pytest.raises(EngineError, match="the scratch is outside"):
         check_plan(plan)
+
+
+def header(count, table, size=None, rest=b""):
+    """A file with this section table, a valid digest, and `rest` after it."""
+    start = _HEAD.pack(b"whet-eng", VERSION, count, _HEAD.size + len(table) + len(rest) if size is None else size, b"", b"")[:32]
+    return memoryview(start + hashlib.sha256(start + table).digest() + table + rest)
+
+
+@pytest.mark.parametrize(("count", "entries", "said"), [
+    (0, 0, "0 sections in 64 bytes"), (1, 0, "1 sections in 64 bytes"), (2, 1, "2 sections in"),
+    (MAX_SECTIONS, MAX_SECTIONS, "unknown or duplicated"),
+    (MAX_SECTIONS + 1, MAX_SECTIONS + 1, f"{MAX_SECTIONS + 1} sections in"),
+])  # fmt: skip
+def test_numbers_of_sections(count, entries, said):
+    with pytest.raises(EngineError, match=said):
+        read_sections(header(count, bytes(_ENTRY.size * entries)), KNOWN, frozenset())
+
+
+def test_a_section_ends_within_the_file_and_the_last_one_at_its_end():
+    content, at = b"x" * 64, 192
+    for size, said in ((64, None), (65, "should begin at 192 and end within 256"), (256, "should begin at 192 and end within 256")):
+        table = _ENTRY.pack(b"a", at, size, hashlib.sha256(content).digest(), b"")
+        data = header(1, table, rest=bytes(at - _HEAD.size - _ENTRY.size) + content)
+        assert len(data) == 256
+        if said is None:
+            assert bytes(read_sections(data, KNOWN, frozenset())["a"]) == content
+        else:
+            with pytest.raises(EngineError, match=said):
+                read_sections(data, KNOWN, frozenset())
+    for more in (1, 64, 100, 1000):
+        table = _ENTRY.pack(b"a", at, 64, hashlib.sha256(content).digest(), b"")
+        with pytest.raises(EngineError, match=f"the engine has {more} bytes after its last section"):
+            read_sections(header(1, table, rest=bytes(at - _HEAD.size - _ENTRY.size) + content + bytes(more)), KNOWN, frozenset())
+
+
+def test_a_constant_names_an_expression_that_exists():
+    rows = Reader([["d", "f32[2]", 1, None]], "constants")
+    for nodes in (["n"], []):
+        with pytest.raises(EngineError, match="constants"):
+            list(weights._read_constants(rows, nodes, {}))
+    with pytest.raises(EngineError, match="an integer from 0 to 0, it is '1'"):
+        list(weights._read_constants(rows, ["n"], {}))
+    (constant,) = weights._read_constants(rows, ["n", "m"], {})
+    assert constant.node == 1
+
+
+@pytest.mark.parametrize(("size", "have"), [(16, 8), (16, 15), (16, 0)])
+def test_an_array_ends_within_the_weights(size, have):
+    with pytest.raises(EngineError, match=f"an array of {size} bytes at 0, within the {have} of the weights"):
+        weights._read_arrays(Reader([["w", "f32[4]", 0, size, "d"]], "index"), memoryview(bytes(have)))
+    _, types = weights._read_arrays(Reader([["w", "f32[4]", 0, 16, "d"]], "index"), memoryview(bytes(16)))
+    assert [str(t) for t in types.values()] == ["f32[4]"]
+
+
+def test_a_source_may_have_a_name_of_ten_thousand_letters():
+    def read(length):
+        return weights._read_nodes(Reader([["source", "n" * length, [], "d", 0, []]], "nodes"))
+
+    assert read(10_000)[0][0].name == "n" * 10_000
+    with pytest.raises(EngineError, match="text of at most 10000 characters"):
+        read(10_001)

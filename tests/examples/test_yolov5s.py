@@ -53,16 +53,16 @@ def test_groups_without_a_given_width_are_not_cut(run, original):
     assert sorted(made.recipe.groups) == ["model.17.cv3.conv.weight", "model.3.conv.weight", "model.4.cv3.conv.weight"]
 
 
-@pytest.mark.parametrize(("words", "said"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["--widths", "128=64"], "'128=64' is not a width; write STRIDE:CHANNELS=WIDTH"),
     (["--widths", "8:128=64", "--multiple", "16"], "--widths and --ratio/--multiple exclude each other"),
     (["--batches", "1,two"], "'two' is not a batch size"),
 ])  # fmt: skip
-def test_refusals(words, said, run, monkeypatch, capsys):
+def test_refusals(words, message, run, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run.py", *words])
     with pytest.raises(SystemExit):
         run.main()
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_rounds_with_a_slow_probe_are_omitted(timing):

@@ -23,8 +23,8 @@ def value(name, shape, kind=TensorProto.FLOAT):
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def node(op, inputs=("x",), outputs=("y",), **rest):
-    return helper.make_node(op, list(inputs), list(outputs), name="n", **rest)
+def node(op, inputs=("x",), outputs=("y",), **options):
+    return helper.make_node(op, list(inputs), list(outputs), name="n", **options)
 
 
 def model(*nodes, inputs=(("x", [1, 3, 8, 8]),), weights=None, opset=17):
@@ -101,16 +101,16 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_refused_when_read(what):
-    made, kind, text = REFUSED[what]
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_when_read(case):
+    made, kind, text = REFUSED[case]
     with pytest.raises(kind, match=text) as e:
         network_from_onnx(made)
     assert "node 'n'" in str(e.value) or "'x'" in str(e.value)
 
 
 @pytest.mark.parametrize(
-    "made",
+    "model_proto",
     [
         quantized(0.0, "DequantizeLinear"),  # all weights of a channel are zero
         loop("m", m=np.int64(100)),
@@ -120,8 +120,8 @@ def test_refused_when_read(what):
     ],
     ids=["scale", "loop", "LRN", "blocks", "stride"],
 )
-def test_large_values_without_large_results_compute(made):
-    net = network_from_onnx(made)
+def test_large_values_without_large_results_compute(model_proto):
+    net = network_from_onnx(model_proto)
     x = {t.name: np.ones(t.shape, t.dtype.numpy) for t in net.inputs}
     assert all(np.isfinite(a).all() for a in run_network(net, x).values())
 
@@ -243,13 +243,13 @@ def test_an_engine_with_weights_shared_by_many_layers_can_be_opened():
     assert len(read_engine(engine_bytes(plan)).network.layers) == len(plan.network.layers)
 
 
-@pytest.mark.parametrize(("made", "text"), [
+@pytest.mark.parametrize(("model_proto", "text"), [
     (model(node("Relu"), inputs=[("x", ["N" * 300_000])]), "characters"),
     (model(node("Concat", [f"x{k}" for k in range(600)], axis=0), inputs=[(f"x{k}", [f"N{k}", 2]) for k in range(600)]), "dimension of .* char"),
 ], ids=["name", "sum"])  # fmt: skip
-def test_a_network_that_no_engine_can_hold_is_refused_before_it_is_built(made, text):
+def test_a_network_that_no_engine_can_hold_is_refused_before_it_is_built(model_proto, text):
     with pytest.raises(BuildError, match=f"no engine can hold this network: .*{text}"):
-        build(network_from_onnx(made))
+        build(network_from_onnx(model_proto))
 
 
 def test_nested_regions_build_and_open():

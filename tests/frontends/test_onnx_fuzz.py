@@ -27,7 +27,7 @@ def seeds():
     def arr(*shape):
         return rng.standard_normal(shape).astype(np.float32)
 
-    def whole(nodes, inputs, outputs, weights, opset=17, functions=()):
+    def make_model(nodes, inputs, outputs, weights, opset=17, functions=()):
         made = [numpy_helper.from_array(np.asarray(a), n) for n, a in weights.items()]
         imports = [helper.make_opsetid("", opset), helper.make_opsetid("my", 1)]
         graph = helper.make_graph(nodes, "g", inputs, outputs, made)
@@ -42,7 +42,7 @@ def seeds():
         helper.make_node("Gemm", ["f", "g", "b"], ["y"], transB=1, alpha=1.0),
     ]
     weights = {"w": arr(4, 3, 3, 3), "b": arr(4), "s": np.abs(arr(4)), "g": arr(4, 16)}
-    yield whole(net, [value("x", ["N", 3, 8, 8])], [value("y", ["N", 4])], weights)
+    yield make_model(net, [value("x", ["N", 3, 8, 8])], [value("y", ["N", 4])], weights)
     shapes = [
         helper.make_node("Shape", ["x"], ["sh"]),
         helper.make_node("Constant", [], ["zero"], value=numpy_helper.from_array(np.array(0))),
@@ -55,7 +55,7 @@ def seeds():
         helper.make_node("Pad", ["y", "pads"], ["z"]),
     ]
     ints = {"axes": [0], "rest": [-1], "from": [0], "to": [1], "pads": [1, 1, 0, 0]}
-    yield whole(shapes, [value("x", ["N", 3, 4])], [value("z", None)], {k: np.array(v, np.int64) for k, v in ints.items()})
+    yield make_model(shapes, [value("x", ["N", 3, 4])], [value("z", None)], {k: np.array(v, np.int64) for k, v in ints.items()})
     then = helper.make_graph([helper.make_node("Add", ["x", "w"], ["t"])], "t", [], [value("t", ["N", 2])])
     other = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["e"])], "e", [], [value("e", ["N", 2])])
     body = [helper.make_node("Mul", ["a", "a"], ["m"]), helper.make_node("LeakyRelu", ["m"], ["b"])]
@@ -66,7 +66,7 @@ def seeds():
         helper.make_node("F", ["i"], ["y"], domain="my", slope=0.5),
         helper.make_node("Celu", ["y"], ["z"]),
     ]
-    yield whole(nodes, [value("x", ["N", 2]), value("go", [], TensorProto.BOOL)], [value("z", ["N", 2])], {"w": arr(2)}, functions=[f])
+    yield make_model(nodes, [value("x", ["N", 2]), value("go", [], TensorProto.BOOL)], [value("z", ["N", 2])], {"w": arr(2)}, functions=[f])
 
 
 def scrambled(data: bytes, rng: random.Random) -> bytes:

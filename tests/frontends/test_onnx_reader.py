@@ -18,11 +18,11 @@ def value(name, shape, kind=TensorProto.FLOAT):
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def model(nodes, inputs, outputs, weights=None, opset=17, functions=(), **rest):
+def model(nodes, inputs, outputs, weights=None, opset=17, functions=(), **options):
     made = [numpy_helper.from_array(np.asarray(a), n) for n, a in (weights or {}).items()]
     graph = helper.make_graph(nodes, "g", inputs, outputs, made)
     imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(f.domain, 1) for f in functions)]
-    return helper.make_model(graph, opset_imports=imports, functions=list(functions), ir_version=10, **rest)
+    return helper.make_model(graph, opset_imports=imports, functions=list(functions), ir_version=10, **options)
 
 
 def against_ort(m, feeds, **how):
@@ -38,13 +38,13 @@ def against_ort(m, feeds, **how):
     return net
 
 
-def conv_model(**rest):
+def conv_model(**options):
     w, b = RNG.standard_normal((4, 3, 3, 3)).astype(np.float32), RNG.standard_normal(4).astype(np.float32)
     nodes = [
         helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["c"], name="/conv/Conv", pads=[1, 1, 1, 1]),
         helper.make_node("Relu", ["c"], ["y"], name="/relu/Relu"),
     ]
-    return model(nodes, [value("x", ["batch", 3, 8, 8])], [value("y", ["batch", 4, 8, 8])], {"conv.weight": w, "conv.bias": b}, **rest)
+    return model(nodes, [value("x", ["batch", 3, 8, 8])], [value("y", ["batch", 4, 8, 8])], {"conv.weight": w, "conv.bias": b}, **options)
 
 
 def test_names_and_provenance_are_kept():

@@ -24,8 +24,8 @@ def model(*nodes, inputs=None, outputs=None, weights=(), opset=17, domains=()):
     )
 
 
-def node(op, inputs=("x",), outputs=("y",), **rest):
-    return helper.make_node(op, list(inputs), list(outputs), **rest)
+def node(op, inputs=("x",), outputs=("y",), **options):
+    return helper.make_node(op, list(inputs), list(outputs), **options)
 
 
 def raw(name, dims, data, kind=TensorProto.FLOAT):

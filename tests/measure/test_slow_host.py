@@ -107,8 +107,8 @@ def make_reshapes() -> list[Option]:
     return [make_option(rank, kernel, o, o) for rank, (kernel, o) in enumerate(kernels)]
 
 
-def make_timer(us: float, seed: int, **rest) -> Timer:
-    return Timer(SlowHost(us, seed), TimingCache(""), Conditions("hot", 0), **rest)
+def make_timer(us: float, seed: int, **options) -> Timer:
+    return Timer(SlowHost(us, seed), TimingCache(""), Conditions("hot", 0), **options)
 
 
 @pytest.mark.parametrize("us", HOSTS)

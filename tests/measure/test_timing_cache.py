@@ -110,12 +110,17 @@ def test_another_version_is_refused(tmp_path):
         TimingCache(path)
 
 
-def test_invalid_rows_are_misses(tmp_path):
+@pytest.mark.parametrize("change", [
+    "ms = 'fast'", "ms = -0.5", "ms = 1e999", "spread_ms = -0.5", "spread_ms = 1e999", "spread_ms = 'x'", "samples = 'many'",
+])  # fmt: skip
+def test_invalid_rows_are_misses(tmp_path, change):
     path = tmp_path / "t.sqlite"
     with TimingCache(path) as cache:
         cache.put("k", Timed(1.0, 0.0, 1), {})
+    with TimingCache(path) as cache:
+        assert cache.get("k") == Timed(1.0, 0.0, 1)
     db = sqlite3.connect(path)
-    db.execute("UPDATE timings SET ms = 'fast'")
+    db.execute(f"UPDATE timings SET {change}")
     db.commit()
     db.close()
     with TimingCache(path) as cache:

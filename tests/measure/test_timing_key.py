@@ -34,3 +34,15 @@ def test_types_have_their_own_times():
 
 def test_the_two_extremes_have_their_own_times():
     assert text(0) != text(255)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("f32", 4), ("i64", 64)])
+def test_values_of_small_constants_are_in_the_text(dtype, most):
+    """Bounds, scales, axes: up to four floats and 64 integers."""
+    for count, shown in ((most, True), (most + 1, False)):
+        texts = {
+            format_layer_text(parse_network(
+                f"network n lowered\nin %x: {dtype}[2,{count}]\nconst %c: {dtype}[{count}] = seed({seed})\n%y = Add(%x, %c)\nout %y\n"
+            ).layers[0]) for seed in (1, 2)
+        }  # fmt: skip
+        assert (len(texts) == 2) == shown

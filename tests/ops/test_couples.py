@@ -78,23 +78,23 @@ def leaves_some(cut: set[Element]) -> bool:
     return all(n < t.shape[axis] for (t, axis), n in lost.items())
 
 
-def take_kept(a, t, kept):
-    for (other, axis), at in kept.items():
+def take_kept(a, t, channels):
+    for (other, axis), at in channels.items():
         if other is t:
             a = np.take(a, at, axis=axis)
     return a
 
 
-def cut_layer(layer, arrays, kept):
+def cut_layer(layer, arrays, channels):
     """The layer over cut inputs, in its own network, with the attributes from recut; and its arrays."""
     o = OPS[layer.op]
-    change = o.recut(layer, kept) if o.recut else {}
+    change = o.recut(layer, channels) if o.recut else {}
     attrs = {k: v for k, v in {**layer.attrs, **{k: v for k, v in change.items() if isinstance(k, str)}}.items() if v is not None}
     given = list(arrays) + [None] * (1 + max([k for k in change if isinstance(k, int)], default=-1) - len(arrays))
     net, inputs, feed = Network("cut"), [], []
     for i, a in enumerate(given):
         t = layer.input(i)
-        a = change[i] if i in change else (None if t is None else take_kept(a, t, kept))
+        a = change[i] if i in change else (None if t is None else take_kept(a, t, channels))
         feed.append(a)
         if a is None:
             inputs.append(None)

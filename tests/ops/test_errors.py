@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from support.data_sizes import with_sizes
+from support.selection import with_long_variants
 from whet.errors import NetworkError
 from whet.network import BOOL, F32, F64, I32, I64, Network, TensorType, dtype_of, parse_type
 from whet.ops import OPS, run_layer, sample_layer
@@ -32,7 +33,7 @@ def filled(type_, rng):
 
 
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
-@pytest.mark.parametrize(("name", "i"), CASES)
+@pytest.mark.parametrize(("name", "i"), with_long_variants(CASES, lambda case: (case[0], case[1] // 3)))
 def test_invalid_layers(name, i):
     rng = np.random.default_rng(i)
     sample, (_, layer, arrays) = OPS[name].samples[i], sample_layer(name, OPS[name].samples[i])
@@ -116,6 +117,38 @@ def test_a_layer_with_fewer_inputs_is_refused_by_name_or_runs(name, i):
             continue
         got = run_layer(made, arrays[:count])
         assert [a.dtype for a in got] == [t.dtype.numpy for t in made.outputs]
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))
+def test_a_layer_with_more_inputs_than_its_op_takes_is_refused_by_name_or_runs(name):
+    """Up to nine more inputs like its last one: an op that takes any number of them runs."""
+    sample = OPS[name].samples[0]
+    _, layer, arrays = sample_layer(name, sample)
+    if not layer.inputs or layer.inputs[-1] is None:
+        pytest.skip("the sample has no last input to repeat")
+    net = Network("long")
+    inputs = [None if t is None else net.constant(a, "c") if t.is_constant else net.add_input(f"x{k}", t.type)
+              for k, (t, a) in enumerate(zip(layer.inputs, arrays, strict=True))]  # fmt: skip
+    refused = ""
+    try:
+        made = net.add_layer(name, [*inputs, *inputs[-1:] * 9], dict(sample.attrs), name="victim")
+    except NetworkError as e:
+        refused = str(e)
+    if refused:
+        assert "'victim'" in refused
+    else:
+        run_layer(made, [*arrays, *arrays[-1:] * 9])
+
+
+def test_surplus_inputs_are_named():
+    net = Network("n")
+    x = net.add_input("x", TensorType(F32, (2, 3)))
+    with pytest.raises(NetworkError, match=r"^Abs 'size' takes at most 1 input; it has %x, %x$"):
+        net.add("Abs", x, x, name="size")
+    with pytest.raises(NetworkError, match=r"^Slice 'part' takes at most 5 inputs; it has %x, none, none, none, none, none$"):
+        net.add("Slice", x, None, None, None, None, None, starts=(0,), ends=(1,), name="part")
+    with pytest.raises(NetworkError, match=r"^Relu 'r' takes at most 1 input; it has (%x, ){8}\.\.\.$"):
+        net.add("Relu", *[x] * 100, name="r")
 
 
 def test_missing_inputs_are_named():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from itertools import groupby
 
 import numpy as np
 
@@ -398,3 +399,11 @@ class _Maker:
         a, b = self.net.add("Split", x, axis=1, num_outputs=2)
         self.values.append(a)
         return b
+
+
+def describe(net: Network) -> str:
+    """The layers in order, and the number of elements of all tensors, with 2 for each symbol."""
+    symbols = dict.fromkeys(set().union(*(t.type.symbols() for t in net.tensors())), 2)
+    sizes = sum(int(np.prod([evaluate(d, symbols) for d in t.shape])) for t in net.tensors())
+    ops = [f"{op}{f' x{n}' if n > 1 else ''}" for op, n in ((op, len(list(run))) for op, run in groupby(x.op for x in net.layers))]
+    return f"{', '.join(ops)} ({sizes})"

@@ -7,7 +7,13 @@ from random_networks import feeds, same
 from whet.network import Network, Weight, parse_network
 from whet.ops import run_network
 from whet.passes import lower
+from whet.passes._coupled_axes import CoupledAxes
 from whet.passes._scale import to_channel_vector
+from whet.passes._scores import are_scores
+from whet.passes.clean.unreshape_masks import _axes_of
+from whet.passes.fold.merge_parallel_convs import _conv_kernel
+from whet.rewrite.graph import Graph
+from whet.rewrite.rules import Skip
 
 
 def count(text, name):
@@ -67,15 +73,134 @@ out %y
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis", "found"),
+    ("shape", "axis", "expected"),
     [((3, 1, 1), 1, [0.0, 1.0, 2.0]), ((1, 3, 1, 1), 1, [0.0, 1.0, 2.0]), ((), 1, [0.0, 0.0, 0.0]), ((1,), 1, [0.0, 0.0, 0.0]), 
      ((3, 1), 1, None), ((4,), 3, [0.0, 1.0, 2.0, 3.0]),
      ((3,), 3, None), ((2, 3, 1, 1), 1, None), ((3, 0, 1), 1, None), ((0, 3, 1, 1), 1, None), 
      ((3, 4, 1), 1, None), ((1, 1, 3, 1, 1), 1, None), ((0,), 3, None)],
 )  # fmt: skip
-def test_constants_with_a_value_per_channel(shape, axis, found):
+def test_constants_with_a_value_per_channel(shape, axis, expected):
     net = Network("n")
     x = parse_network("network n source\nin %x: f32[2,3,4,4]\nout %x\n").inputs[0]
     t = net.constant(Weight(np.arange(np.prod(shape), dtype=np.float32).reshape(shape)), "c")
     vector = to_channel_vector(t, x, axis)
-    assert (None if vector is None else vector.array.tolist()) == found
+    assert (None if vector is None else vector.array.tolist()) == expected
+
+
+def fire_texts(text, name):
+    """The texts of a pass's firings, and of its skips."""
+    _, log = lower(parse_network("network case source\n" + text), switches=["none", "+" + name], refuses=lambda layer: None, check=True)
+    return [said for _, _, said in log.fired], [said for (owner, _), said in log.skipped.items() if owner == name]
+
+
+@pytest.mark.parametrize(("added", "fires"), [("[1,4,1,1]", 1), ("[4,1,1]", 1), ("[1,1,2,2]", 0)])
+def test_zero_channels_of_a_sum_with_a_constant_of_as_many_axes(added, fires):
+    """The constant is zero in the same channels, or adds something to all of them."""
+    values = "[0.5, 0.0, 2.0, 0.0]" if "4" in added else "[1.0, 2.0, 3.0, 4.0]"
+    text = f"""in %x: f32[1,3,2,2]
+const %c: f32{added} = {values}
+const %v: f32[2,4,1,1] = seed(2)
+const %e: f32[4,3,1,1] = [1,1,1, 0,0,0, 1,1,1, 0,0,0]
+%a = Conv(%x, %e)
+%m = Add(%a, %c)
+%y = Conv(%m, %v)
+out %y
+"""
+    assert count(text, "remove_zero_channels") == fires
+
+
+def test_a_reason_names_2_4_weights_only_if_they_read_the_channels():
+    """One of 16 channels is zero; other channels, some of them zero too, are read by 2:4 weights."""
+    text = """in %x: f32[1,4,2,2]
+const %w: f32[16,4,1,1] = seed(1)
+const %v: f32[2,16,1,1] = seed(2)
+const %u: f32[8,4,1,1] = seed(3)
+const %t: f32[2,8,1,1] = [1,2,0,0,3,4,0,0, 5,0,6,0,0,7,0,8]
+%a = Conv(%x, %w)
+%b = Conv(%a, %v)
+%c = Conv(%x, %u)
+%d = Conv(%c, %t)
+out %b
+out %d
+"""
+    net = parse_network("network case source\n" + text)
+    for name, zeros in (("w", [3]), ("u", [1])):
+        a = net.constants[name].array().copy()
+        a[zeros] = 0
+        net.constants[name].weight = Weight(a)
+    _, log = lower(net, switches=["none", "+remove_zero_channels"], refuses=lambda layer: None, check=True)
+    said = {layer: text for (_, layer), text in log.skipped.items()}
+    assert said["a"] == "1 of 16 channels are zero, but fewer would not be a multiple of 8"
+    assert "2:4 weights read them" in said["c"]
+
+
+@pytest.mark.parametrize(("bias", "fires"), [("[4]", 1), ("[1,4]", 1), ("[1,1]", 1), ("[]", 1), ("[3,4]", 0), ("[3,1]", 0)])
+def test_a_factor_folds_into_a_product_with_a_bias_per_column(bias, fires):
+    text = f"""in %x: f32[3,5]
+const %w: f32[5,4] = seed(1)
+const %b: f32{bias} = seed(2)
+const %c: f32[4] = [1.0, 2.0, 0.5, 4.0]
+%a = Gemm(%x, %w, %b)
+%y = Mul(%a, %c)
+out %y
+"""
+    fired, skipped = fire_texts(text, "fold_scale_shift")
+    assert (len(fired), count(text, "fold_scale_shift")) == (fires, fires)
+    assert fires or "is not a bias per column" in skipped[0]
+
+
+@pytest.mark.parametrize(("view", "shape", "groups"), [
+    ((2, 3, 1), (2, 3), [[0], [1, 2]]), ((2, 3), (2, 3), [[0], [1]]), ((2, 3, 4, 1, 1), (6, 4), [[0, 1], [2, 3, 4]]), ((2, 3, 4), (6, 2), None),
+    ((1, 6), (6,), [[0, 1]]), ((2, 3, 2), (2, 3), None),
+])  # fmt: skip
+def test_axes_of_a_view(view, shape, groups):
+    assert _axes_of(view, shape) == groups
+
+
+def test_scores_are_products_of_two_computed_values():
+    net = parse_network("""network n source
+in %x: f32[2,3,4]
+in %z: f32[2,3,4]
+const %w: f32[4,5] = seed(1)
+%a = MatMul(%x, %w)
+%t = Transpose(%z, perm=(0, 2, 1))
+%b = MatMul(%x, %t)
+%c = Einsum(%x, %z, equation="bij,bkj->bik")
+%d = Einsum(%x, equation="bij->bji")
+%e = Einsum(%x, %z, %z, equation="bij,bkj,bkj->bik")
+out %a
+out %b
+out %c
+out %d
+out %e
+""")
+    assert [are_scores(Graph(net), t) for t in net.outputs] == [False, True, True, False, False]
+
+
+@pytest.mark.parametrize(("first", "second", "merges"), [("[2,2]", "[1,1]", False), ("[1,1]", "[2,2]", False), ("[2,2]", "[2,2]", True)])
+def test_parallel_convolutions_of_other_strides_do_not_merge(first, second, merges):
+    net = parse_network(f"""network n source
+in %x: f32[1,3,2,2]
+const %w: f32[4,3,3,3] = seed(1)
+const %v: f32[4,3,2,2] = seed(2)
+%a = Conv(%x, %w, pads=[1,1,1,1], strides={first})
+%b = Conv(%x, %v, strides={second})
+out %a
+out %b
+""")
+    found = _conv_kernel(*net.layers)
+    assert (not isinstance(found, Skip)) == merges
+    assert merges or found.reason == "'a' and 'b' have other groups or strides"
+
+
+def test_padding_of_an_axis_of_one_entry_repeats_that_entry():
+    """In a Concat of an axis of 1, padded to 3, and one of 2: ~0 is padding after entry 0."""
+    axes = CoupledAxes(Network("n"))
+    one, two, whole = ("one", 0), ("two", 0), ("whole", 0)
+    axes.parts_of[whole] = ((one, 1), (two, 1))
+    sizes = {"one": 1, "two": 2}
+    layout = axes.layout
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("whet.passes._coupled_axes.axis_size", lambda node: sizes[node[0]])
+        assert layout(whole, {one: 3}).tolist() == [0, ~0, ~0, 1, 2]
+        assert layout(whole, {two: 3}).tolist() == [0, 1, 2, ~2]

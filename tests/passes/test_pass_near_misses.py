@@ -1,7 +1,8 @@
-"""Passes on networks that differ in one place from a golden case: values are preserved, and how often the pass fires stays as recorded.
+"""Passes on networks that differ in one place from a golden case: values are preserved, and what the pass makes of them stays as recorded: how often
+it fires, how many layers it skips, then the layers in order and the number of elements of all tensors.
 
 If a pass loses a condition it fires in the wrong places; with a condition too many it misses the right ones. After an intended change:
-`WHET_UPDATE_GOLDEN=1 pytest tests/passes/test_pass_near_misses.py`, and review the diff of the counts.
+`WHET_UPDATE_GOLDEN=1 pytest tests/passes/test_pass_near_misses.py`, and review the diff.
 """
 
 import zlib
@@ -9,7 +10,7 @@ import zlib
 import pytest
 from near_misses import list_edits
 from pass_golden import FOLDER, ROUNDS, read
-from random_networks import feeds, same
+from random_networks import describe, feeds, same
 
 from support.recorded import compare_with_record
 from whet.errors import NetworkError, WhetError
@@ -52,14 +53,18 @@ def check_values(name, case, before, after):
 def test_near_misses(name):
     lines = []
     for case in read(FOLDER / f"{name}.txt"):
-        fired: dict[int, list[str]] = {}
+        fired: dict[tuple[int, str], list[str]] = {}
         for what, net in networks(name, case):
             after, log = case.run(name, net)
-            fired.setdefault(log.counts()[name], []).append(what)
+            count = log.counts()[name]
+            skips = len({layer for owner, layer in log.skipped if owner == name})
+            made = [f"skips {skips}"] * bool(skips) + [describe(after)] * bool(count)
+            fired.setdefault((count, ", ".join(made)), []).append(what)
             if log.fired:
                 try:
                     check_values(name, case, net, after)
                 except AssertionError as e:
                     raise AssertionError(f"{case.title}: {what}: {e}") from e
-        lines += [f"## {case.title}", *(f"fires {n}: {'; '.join(sorted(whats))}" for n, whats in sorted(fired.items()))]
+        lines.append(f"## {case.title}")
+        lines += [f"fires {n}{f', {made}' if made else ''}: {'; '.join(sorted(whats))}" for (n, made), whats in sorted(fired.items())]
     compare_with_record(GOLDEN / f"{name}.txt", lines)

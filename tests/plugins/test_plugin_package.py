@@ -30,16 +30,16 @@ print(chosen, sorted(timed), plan.plugins, float(np.abs(got - want).max() / np.a
 
 
 @pytest.fixture(scope="module")
-def built(installed, tmp_path_factory):
+def output_and_engine(installed, tmp_path_factory):
     """Output of a build with the installed package, and its engine."""
-    folder = tmp_path_factory.mktemp("built")
+    folder = tmp_path_factory.mktemp("build")
     (folder / "m.onnx").write_bytes(model())
     engine = folder / "m.engine"
     return run(BUILD.format(model=str(folder / "m.onnx"), engine=str(engine)), installed).stdout, engine
 
 
-def test_an_installed_package_is_found_by_its_entry_point_timed_and_verified(built):
-    out, _ = built
+def test_an_installed_package_is_found_by_its_entry_point_timed_and_verified(output_and_engine):
+    out, _ = output_and_engine
     chosen, error = out.split()[0], float(out.split()[-1])
     assert chosen.startswith("cpu/whet_deformable.")  # faster than the reference, which einsum computes in float64
     assert "cpu/whet_deformable.matmul" in out
@@ -47,15 +47,15 @@ def test_an_installed_package_is_found_by_its_entry_point_timed_and_verified(bui
     assert error < 1e-5
 
 
-def test_an_engine_names_the_package_and_runs_where_it_is_installed(built, installed):
-    out, engine = built
+def test_an_engine_names_the_package_and_runs_where_it_is_installed(output_and_engine, installed):
+    out, engine = output_and_engine
     assert "{'whet_deformable': '1.0'}" in out
     code = f"import whet, numpy as np; e = whet.load({str(engine)!r}); print(e(np.ones((1, 3, 12, 10), 'f4')).shape)"
     assert run(code, installed).stdout.strip() == "(1, 4, 12, 10)"
 
 
-def test_an_engine_whose_package_is_missing_says_so(built):
-    _, engine = built
+def test_an_engine_whose_package_is_missing_says_so(output_and_engine):
+    _, engine = output_and_engine
     done = run(f"import whet; whet.load({str(engine)!r})", check=False)
     assert "EngineError" in done.stderr
     assert "the engine needs the plugin package whet_deformable 1.0, not found here" in done.stderr
@@ -80,8 +80,8 @@ def test_a_package_that_fails_to_import_is_named_where_its_op_is_missing(tmp_pat
     assert "broken = broken_plugin failed to load: RuntimeError: no licence" in done.stderr
 
 
-def test_another_version_of_the_package_is_reported_and_the_probe_runs(built, installed, tmp_path):
-    _, engine = built
+def test_another_version_of_the_package_is_reported_and_the_probe_runs(output_and_engine, installed, tmp_path):
+    _, engine = output_and_engine
     code = f"""
 import warnings, whet, numpy as np
 from whet.plugin_packages import PACKAGES, load_installed

@@ -8,7 +8,7 @@ from whet.precision.calibrate import crop_middle, list_candidate_ranges
 from whet.precision.histogram import Histogram
 from whet.precision.insert import compute_float8_weight_scales, round_to_e4m3
 from whet.precision.methods import LIMITS
-from whet.precision.quantization_sites import is_never_negative
+from whet.precision.quantization_sites import _Finder, is_never_negative
 from whet.precision.ranges import Range
 from whet.precision.scaling import find_sites
 from whet.precision.steps import StepReport
@@ -71,13 +71,13 @@ PRODUCT = "in %x: f32[{0}]\nconst %w: f32[{1}] = seed(1)\n%y = {2}\nout %y"
 
 
 @pytest.mark.parametrize(
-    ("size", "kernel", "dilation", "crop", "first", "kept"),
+    ("size", "kernel", "dilation", "crop", "first", "size_kept"),
     [(41, 3, 1, 20, 10, 20), (40, 3, 1, 20, 10, 20), (9, 3, 1, 20, 0, 9), (60, 9, 2, 20, 13, 34), (61, 3, 1, 7, 27, 7), (61, 5, 1, 7, 25, 10)],
 )
-def test_a_convolution_is_judged_at_the_centre(size, kernel, dilation, crop, first, kept):
+def test_a_convolution_is_judged_at_the_centre(size, kernel, dilation, crop, first, size_kept):
     x = np.arange(2.0 * size * size).reshape(1, 2, size, size)
     got = crop_middle(x, layer_of(CONV.format(size, kernel, dilation)), crop)
-    np.testing.assert_array_equal(got, x[:, :, first : first + kept, first : first + kept])
+    np.testing.assert_array_equal(got, x[:, :, first : first + size_kept, first : first + size_kept])
 
 
 def test_a_product_is_judged_on_its_first_rows():
@@ -205,3 +205,24 @@ def test_a_table_s_encoding_is_better_than_others(kind, highest):
 def test_a_range_of_unequal_ends_has_255_steps():
     assert Range(-0.25, 3.0).scale == np.float32(3.25 / 255)
     assert Range(-1.0, 1.0).scale == np.float32(1 / 127)
+
+
+@pytest.mark.parametrize(("activation", "takes"), [
+    ("Relu(%c)", True), ("Clip(%c, %low, %high)", True), ("LeakyRelu(%c)", True), ("PRelu(%c, %slope)", True), ("Exp(%c)", False),
+    ("Relu(%x)", False),
+])  # fmt: skip
+def test_a_sum_takes_the_result_of_a_convolution_and_its_activation(activation, takes):
+    net = parse_network(f"""network n source
+in %x: f32[1,4,3,3]
+const %w: f32[4,4,1,1] = seed(1)
+const %low: f32[] = [0.0]
+const %high: f32[] = [6.0]
+const %slope: f32[4,1,1] = [0.5,0.25,0.5,0.25]
+%c = Conv(%x, %w)
+%a = {activation}
+%y = Add(%a, %x)
+out %y
+""")
+    finder = _Finder(net, lambda layer: False, frozenset())
+    (a,) = (t for t in net.tensors() if t.name == "a")
+    assert finder.takes_sum(a) == takes

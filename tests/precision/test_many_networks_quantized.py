@@ -146,14 +146,14 @@ def describe(net):
             yield f"  tables: {insert_tables(made, ranges)}"
 
 
-def _describe_scales(net, found):
+def _describe_scales(net, sites):
     """The proposed factors; with them the network computes the same."""
     arrays = feeds(net)
     try:
         want = run_network(net, arrays, widen=True)
     except (NetworkError, TypeError):  # sizes that do not fit
         return
-    for name, site in found.items():
+    for name, site in sites.items():
         channels = site.tensor.shape[-1 if site.readers[0].op != "Conv" else 1]
         largest = 0.5 + np.arange(channels) % 5
         for step, s in propose_scales(site, largest, ("equalize", "smooth")).items():

@@ -81,7 +81,7 @@ def test_tables_are_inserted_after_quantized_layers():
     assert insert_tables(skipped, calibrated(made)) == 2
 
 
-def calibrated(made):
+def calibrated(network):
     tensors = {}
     for feeds in data(4):
 
@@ -90,7 +90,7 @@ def calibrated(made):
             old = tensors.get(t.name)
             tensors[t.name] = Range(min(low, 0.0), high) if old is None else Range(min(low, old.low), max(high, old.high))
 
-        run_network(made, feeds, watch=watch)
+        run_network(network, feeds, watch=watch)
     tensors["x"] = Range(-5.0, 5.0)
     return Ranges({n: r for n, r in tensors.items() if r.high > r.low})
 

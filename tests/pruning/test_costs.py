@@ -132,8 +132,8 @@ def test_a_table_is_stored_extended_and_shared(tmp_path):
 def test_an_interrupted_measurement_is_resumed(tmp_path):
     path, net = tmp_path / "t.json", network_from_onnx(zoo.build("lenet5"))
 
-    def stop(done, total, what):
-        if what.startswith("fc1"):
+    def stop(done, total, stage):
+        if stage.startswith("fc1"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -56,11 +56,11 @@ def in_ort(net, feeds):
     return dict(zip((o.name for o in session.get_outputs()), session.run(None, feeds), strict=True))
 
 
-def exact(net, kept, found, bound=2e-5, removed=()):
+def exact(net, channels, channel_groups, bound=2e-5, removed=()):
     """Cuts, compares with the zeroed network by the reference and with ONNX Runtime on the exported file; returns the cut network."""
-    small = verify(cut(net, kept, found, removed=removed))
+    small = verify(cut(net, channels, channel_groups, removed=removed))
     feeds = feeds_of(net)
-    want = run_network(zero_channels(net, kept, found, removed=removed), feeds)
+    want = run_network(zero_channels(net, channels, channel_groups, removed=removed), feeds)
     for got in (run_network(small, feeds), in_ort(small, feeds)):
         for name, w in want.items():
             assert np.abs(got[name] - w).max() <= bound * max(np.abs(w).max(), 1e-6), name
@@ -387,7 +387,7 @@ def test_keeping_all_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("kept", "text"),
+    ("channels", "text"),
     [
         ({"w": []}, "non-empty list"),
         ({"w": [8]}, "channels 0 to 7"),
@@ -397,9 +397,9 @@ def test_keeping_all_changes_nothing():
         ({"nothing": [0]}, "unknown group 'nothing'"),
     ],
 )
-def test_invalid_cuts(kept, text):
+def test_invalid_cuts(channels, text):
     with pytest.raises(PruneError, match=text):
-        cut(parse_network(CHAIN), kept)
+        cut(parse_network(CHAIN), channels)
 
 
 def test_only_source_networks_are_cut():

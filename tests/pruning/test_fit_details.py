@@ -10,7 +10,7 @@ from whet.network import parse_network
 from whet.ops import run_network
 from whet.pruning import branches, groups
 from whet.pruning.cut import find_kept_indices
-from whet.pruning.importance import _l1, _l2, _normalize, _sum_distances, _sum_slices
+from whet.pruning.importance import _normalize, compute_norms, sum_distances, sum_magnitudes, sum_slices
 from whet.pruning.recovery import (
     RecoveryConfig,
     _added_bias,
@@ -51,7 +51,7 @@ CONV = "in %x: f32[1,2,4,4]\nconst %w: f32[3,2,1,1] = [1.0, 2.0, 3.0, 4.0, 5.0, 
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (CONV + "const %b: f32[3] = [1.0, 2.0, 3.0]\n%y = Conv(%x, %w, %b)\nout %y", "b"),
         (CONV + "%y = Conv(%x, %w)\nout %y", None),
@@ -59,25 +59,26 @@ CONV = "in %x: f32[1,2,4,4]\nconst %w: f32[3,2,1,1] = [1.0, 2.0, 3.0, 4.0, 5.0, 
         (CONV + "in %b: f32[3]\n%y = Conv(%x, %w, %b)\nout %y", None),
     ],
 )
-def test_the_bias_that_a_fit_may_set(text, found):
+def test_the_bias_that_a_fit_may_set(text, expected):
     b = _bias(*layer_of(text, "Conv"))
-    assert (None if b is None else b.name) == found
+    assert (None if b is None else b.name) == expected
 
 
 @pytest.mark.parametrize(
-    ("shape", "found"), [("f32[3] = [1.0, 2.0, 3.0]", "b"), ("f32[1,3] = [1.0, 2.0, 3.0]", None), ("f32[1] = [1.0]", None), ("f32[] = [1.0]", None)]
+    ("shape", "expected"),
+    [("f32[3] = [1.0, 2.0, 3.0]", "b"), ("f32[1,3] = [1.0, 2.0, 3.0]", None), ("f32[1] = [1.0]", None), ("f32[] = [1.0]", None)]
 )
-def test_the_bias_of_a_gemm_has_a_value_per_output(shape, found):
+def test_the_bias_of_a_gemm_has_a_value_per_output(shape, expected):
     text = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\nconst %b: " + shape + "\n%y = Gemm(%x, %w, %b)\nout %y"
     b = _bias(*layer_of(text, "Gemm"))
-    assert (None if b is None else b.name) == found
+    assert (None if b is None else b.name) == expected
 
 
 MATMUL = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n%m = MatMul(%x, %w)\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("const %b: f32[3] = [1.0, 2.0, 3.0]\n%y = Add(%m, %b)\nout %y", True),
         ("const %b: f32[3] = [1.0, 2.0, 3.0]\n%y = Add(%b, %m)\nout %y", True),
@@ -92,10 +93,10 @@ MATMUL = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n
         ("out %m", False),
     ],
 )
-def test_the_bias_that_is_added_to_a_product(text, found):
+def test_the_bias_that_is_added_to_a_product(text, expected):
     layer, readers = layer_of(MATMUL + text, "MatMul")
     added = _added_bias(layer, readers)
-    assert (added is not None) == found
+    assert (added is not None) == expected
     assert _bias(layer, readers) is (added[1] if added else None)
     if added:
         assert (added[0].op, added[1].name) == ("Add", "b")
@@ -107,7 +108,7 @@ NORM = (
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("%a = Conv(%x, %w)\n%y = BatchNormalization(%a, %s, %o, %m, %v)\nout %y", "m"),
         ("%a = Conv(%x, %w)\n%y = BatchNormalization(%a, %s, %o, %m, %v)\n%z = Relu(%a)\nout %y\nout %z", None),
@@ -115,9 +116,9 @@ NORM = (
         ("%a = Conv(%x, %w)\n%y = Relu(%a)\nout %y", None),
     ],
 )
-def test_the_mean_that_absorbs_an_intercept(text, found):
+def test_the_mean_that_absorbs_an_intercept(text, expected):
     mean = _norm_after(*layer_of(CONV + NORM + text, "Conv"))
-    assert (None if mean is None else mean.name) == found
+    assert (None if mean is None else mean.name) == expected
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_statistics_of_batch_norms_are_those_of_the_data():
     net = parse_network("network n source\n" + text + "%y = BatchNormalization(%x, %s, %o, %m, %v)\nout %y")
     x = np.array([[[[1, 3]], [[0, 0]]], [[[5, 7]], [[2, 4]]]], np.float32)
     said = []
-    new = reestimate_batch_norms(net, {"x": x}, lambda done, of, what: said.append((done, of, what)))
+    new = reestimate_batch_norms(net, {"x": x}, lambda done, of, stage: said.append((done, of, stage)))
     assert new.constants["m"].array().tolist() == [4.0, 1.5]
     assert new.constants["v"].array().tolist() == [5.0, 2.75]
     assert net.constants["m"].array().tolist() == [5.0, 5.0]
@@ -172,25 +173,25 @@ def test_the_defaults_of_recovery():
 def test_the_distance_of_a_unit_is_the_sum_to_all_others():
     w = np.array([[0.0, 0.0, 3.0], [4.0, 0.0, 0.0]], np.float32)
     at = np.arange(2)[:, None]
-    assert _sum_distances(w, 0, at) == pytest.approx([5.0, 5.0])
+    assert sum_distances(w, 0, at) == pytest.approx([5.0, 5.0])
     three = np.array([[0, 0], [3, 4], [0, 8], [6, 8]], np.float32)
     at = np.array([[0, 1], [2, 3]])  # units of two rows: (0, 0, 3, 4) and (0, 8, 6, 8)
-    assert _sum_distances(three, 0, at) == pytest.approx([np.sqrt(64 + 9 + 16)] * 2)
+    assert sum_distances(three, 0, at) == pytest.approx([np.sqrt(64 + 9 + 16)] * 2)
     rows = np.array([[0.0], [1.0], [3.0]], np.float32)
-    assert _sum_distances(rows, 0, np.arange(3)[:, None]) == pytest.approx([4.0, 3.0, 5.0])
-    assert _sum_distances(rows.T, 1, np.arange(3)[:, None]) == pytest.approx([4.0, 3.0, 5.0])
+    assert sum_distances(rows, 0, np.arange(3)[:, None]) == pytest.approx([4.0, 3.0, 5.0])
+    assert sum_distances(rows.T, 1, np.arange(3)[:, None]) == pytest.approx([4.0, 3.0, 5.0])
 
 
 def test_norms_of_units(monkeypatch):
     w = np.array([[1.0, -2.0, 2.0], [-3.0, 0.0, 4.0], [0.5, 0.0, 0.0]], np.float32)
     at = np.array([[0], [1], [2]])
     for part in (1 << 24, 1, 2):
-        monkeypatch.setattr(sys.modules[_l1.__module__], "_PART", part)
-        assert _l1(w, 0, at).tolist() == [5.0, 7.0, 0.5]
-        assert _l2(w, 0, at).tolist() == [3.0, 5.0, 0.5]
-        assert _l1(w, 1, at).tolist() == [4.5, 2.0, 6.0]
-        assert _l2(w, 1, np.array([[0, 1]])) == pytest.approx([np.sqrt(1 + 9 + 0.25 + 4)])
-        assert _sum_slices(np.abs, np.zeros((0, 3), np.float32), 1).tolist() == [0, 0, 0]
+        monkeypatch.setattr(sys.modules[sum_magnitudes.__module__], "SUMMED_WEIGHTS", part)
+        assert sum_magnitudes(w, 0, at).tolist() == [5.0, 7.0, 0.5]
+        assert compute_norms(w, 0, at).tolist() == [3.0, 5.0, 0.5]
+        assert sum_magnitudes(w, 1, at).tolist() == [4.5, 2.0, 6.0]
+        assert compute_norms(w, 1, np.array([[0, 1]])) == pytest.approx([np.sqrt(1 + 9 + 0.25 + 4)])
+        assert sum_slices(np.abs, np.zeros((0, 3), np.float32), 1).tolist() == [0, 0, 0]
     assert _normalize(np.array([1.0, 3.0])).tolist() == [0.5, 1.5]
     assert _normalize(np.zeros(3)).tolist() == [1.0, 1.0, 1.0]
 
@@ -251,7 +252,7 @@ RESIDUAL = """
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("%a = Conv(%s, %w)\n%y = Add(%s, %a)\nout %y", [(1, ["a"])]),
         ("%a = Conv(%s, %w)\n%y = Add(%a, %s)\nout %y", [(0, ["a"])]),
@@ -266,10 +267,10 @@ RESIDUAL = """
         ("%a = Conv(%s, %w)\n%y = Add(%s, %a)\n%b = Relu(%y)\n%z = Add(%b, %s)\nout %z", [(1, ["a"]), (0, ["a", "y", "b"])]),
     ],
 )
-def test_branches_that_can_be_removed(text, found):
+def test_branches_that_can_be_removed(text, expected):
     net = parse_network("network n source" + RESIDUAL + text)
     name_of = {layer.name: layer.output.name for layer in net.layers}
-    assert [(b.place, [name_of[x] for x in b.layers]) for b in branches(net)] == found
+    assert [(b.place, [name_of[x] for x in b.layers]) for b in branches(net)] == expected
 
 
 def test_a_fit_makes_the_outputs_of_a_cut_network_those_of_the_original():

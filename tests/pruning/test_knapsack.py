@@ -127,17 +127,18 @@ def test_a_latency_target_on_the_null_machine():
     assert "by the layers' times as measured" in made.report.lines()[1]
 
 
-@pytest.mark.parametrize(("predicted", "told"), [((1.0, 0.55), False), ((2.0, 0.8), True), ((1.0, 0.75), True)])
-def test_a_wrong_prediction_is_reported_with_its_sums(predicted, told):
+@pytest.mark.parametrize(("predicted", "is_reported"), [((1.0, 0.55), False), ((2.0, 0.8), True), ((1.0, 0.75), True)])
+def test_a_wrong_prediction_is_reported_with_its_sums(predicted, is_reported):
     lines = Report("ms", predicted, engine_ms=(1.0, 0.6)).lines()
-    assert any("The prediction is off by" in line for line in lines) == told
-    if told:
+    assert any("The prediction is off by" in line for line in lines) == is_reported
+    if is_reported:
         assert f"add up to {predicted[0]:.3f} and {predicted[1]:.3f} ms, the engines take 1.000 and 0.600" in lines[-1]
 
 
-def test_slow_layers_are_cut_before_layers_with_many_flops(tmp_path):
+@pytest.mark.parametrize(("name", "options"), [("resnet18", {"width": 16}), pytest.param("mobilenet_v2", {}, marks=pytest.mark.slow)])
+def test_slow_layers_are_cut_before_layers_with_many_flops(name, options):
     """At equal latency the selection by latency keeps more importance than the selection by FLOPs."""
-    net = network("mobilenet_v2")
+    net = network(name, **options)
     from whet.pruning.latency_cost import latency_costs, static_layers
     from whet.pruning.latency_table import LatencyTable
     from whet.pruning.meter import Meter

@@ -19,13 +19,13 @@ from whet.pruning.knapsack import choose_within, list_widths, scale_by_weight_co
 from whet.pruning.tables import Tables
 
 
-def best_of_all(found, blocks, scores, costs, target, multiple):
+def best_of_all(channel_groups, blocks, scores, costs, target, multiple):
     """The least loss over all combinations of widths and branches that meet the target; inf if none does."""
     least = inf
     for mask in product((False, True), repeat=len(blocks)):
         gone = [b for b, goes in zip(blocks, mask, strict=True) if goes]
         outer = [b for b in gone if not any(set(b.layers) < set(c.layers) for c in gone)]
-        alive = [g for g in found if not any(set(g.layers) <= set(b.layers) for b in gone)]
+        alive = [g for g in channel_groups if not any(set(g.layers) <= set(b.layers) for b in gone)]
         of_branches = sum(float(scores[b.name].sum()) for b in outer)
         for some in product(*(list_widths(g, multiple) for g in alive)):
             lost = of_branches + sum(float(np.sort(scores[g.name])[: g.size - w].sum()) for g, w in zip(alive, some, strict=True))

@@ -85,8 +85,8 @@ def test_the_kept_weights_are_refitted_after_the_permutation(net):
     assert found[60].refitted == found[0].refitted == ("one", "two", "grouped", "wide", "last")
     magnitude = apply_pattern(net, parse_pattern("2:4", 0), permute_seconds=60)
 
-    def error(made):
-        return np.linalg.norm(output(made.network) - output(net))
+    def error(pruned):
+        return np.linalg.norm(output(pruned.network) - output(net))
 
     assert error(found[60]) < 0.7 * error(magnitude)
 

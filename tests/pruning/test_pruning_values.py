@@ -6,22 +6,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from whet import BuildConfig
 from whet.errors import NetworkError, PruneError, UnsupportedError
 from whet.network import parse_network
-from whet.pruning import _layer_inputs, apply_pattern, latency_cost
+from whet.pruning import apply_pattern, compare, groups, latency_cost, permute
+from whet.pruning._layer_inputs import gather_inputs
 from whet.pruning._vjp import backward
 from whet.pruning.compare import Comparison, Facts
 from whet.pruning.importance import _of_gates
 from whet.pruning.knapsack import Choice, find_edges
 from whet.pruning.prune import Pruned
-from whet.pruning.reconstruction import _gain_of_sum, _positions
+from whet.pruning.reconstruction import _gain_of_sum, _output_size, _positions
 from whet.pruning.rounding import _steps_per_comparison
 from whet.pruning.sensitivity import _run_batch, _sum_units
 from whet.pruning.shrink import shrink_layer
 from whet.pruning.sizes import Overlaps, Part
-from whet.pruning.sparsity_advice import EngineTimes, _Rates
+from whet.pruning.sparsity_advice import EngineTimes, _Rates, _traffic
 from whet.pruning.target import Target
-from whet.sparsity import parse_pattern
+from whet.sparsity import force_two_four, parse_pattern
 
 
 def test_rows_of_a_comparison():
@@ -169,23 +171,18 @@ def test_several_steps_are_taken_per_comparison_where_layers_depend_on_each_widt
     assert counts == [1, 1, 1, 1, 1, 1, 2, 4]
 
 
-def test_the_rows_of_a_gram_matrix_are_shared_among_the_batches(monkeypatch):
-    net = parse_network("network n source\nin %x: f32[N,2]\nconst %w: f32[2,3] = seed(1)\n%y = MatMul(%x, %w)\nout %y")
-    wanted = []
-
-    def rows(layer, x, rng, most):
-        wanted.append(most)
-        return x[None].astype("f8")
-
-    monkeypatch.setattr(_layer_inputs, "_ROWS", 512)
-    monkeypatch.setattr(_layer_inputs, "_rows", rows)
-    for count, each in ((16, [512]), (64, [128] * 4), (16 * 16, [64] * 16)):
-        wanted.clear()
-        x = np.random.default_rng(0).standard_normal((count, 2)).astype("f4")
-        (found,) = _layer_inputs.gather_inputs(net, {net.layers[0].name: net.layers[0]}, {"x": x}, 0).values()
-        assert wanted == each
-        assert found.rows == count
-        np.testing.assert_allclose(found.gram[0], x.T.astype("f8") @ x, rtol=1e-6)
+def test_the_rows_of_a_gram_matrix_are_shared_among_the_batches():
+    """16 samples of 40 rows are a batch; of its 640 rows a batch gives its share of 512, and at least 64."""
+    net = parse_network("network n source\nin %x: f32[N,40,2]\nconst %w: f32[2,3] = seed(1)\n%y = MatMul(%x, %w)\nout %y")
+    layers = {net.layers[0].name: net.layers[0]}
+    for batches, rows in ((1, 512), (4, 4 * 128), (16, 16 * 64)):
+        x = np.random.default_rng(0).standard_normal((16 * batches, 40, 2)).astype("f4")
+        (inputs,) = gather_inputs(net, layers, {"x": x}, 0, most_rows=512).values()
+        assert inputs.rows == rows
+        (inputs,) = gather_inputs(net, layers, {"x": x}, 0, most_rows=640 * batches).values()
+        assert inputs.rows == 640 * batches
+        flat = x.reshape(-1, 2).astype("f8")
+        np.testing.assert_allclose(inputs.gram[0], flat.T @ flat, rtol=1e-6)
 
 
 def test_a_layer_that_was_lowered_with_other_inputs_keeps_its_time(monkeypatch):
@@ -290,3 +287,53 @@ def test_layers_that_would_take_too_long_are_not_refitted():
     x = np.random.default_rng(0).standard_normal((8, 8192, 1, 1)).astype(np.float32)
     done = apply_pattern(net, parse_pattern("7:8", 0), {"x": x})
     assert (list(done.removed), done.refitted) == (["a", "y"], ("y",))
+
+
+@pytest.mark.parametrize("attrs", [
+    "", ", strides=[2,2]", ", strides=[3,2], pads=[1,0,0,1]", ", dilations=[2,1], pads=[0,2,1,0]", ", strides=[2,3], dilations=[1,2]",
+])  # fmt: skip
+def test_positions_of_a_convolution_are_those_of_its_output(attrs):
+    net = parse_network(f"network n source\nin %x: f32[2,3,8,9]\nconst %w: f32[4,3,3,2] = seed(1)\n%y = Conv(%x, %w{attrs})\nout %y\n")
+    assert tuple(_output_size(net.layers[0], np.zeros((2, 3, 8, 9)))) == net.outputs[0].shape[2:]
+
+
+def test_an_engine_without_2_4_weights_has_no_remark_on_them():
+    net = parse_network("network n source\nin %x: f32[4,8]\nconst %w: f32[8,8] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
+    null = BuildConfig(backend="null", timing_cache="")
+    assert compare({"a": net}, null, seconds=0.01).said == ()
+    (said,) = compare({"a": force_two_four(net)[0]}, null, seconds=0.01).said
+    assert said.startswith("a: 1 of 1 layers have 2:4 weights; ")
+
+
+def test_an_order_is_searched_for_channels_that_begin_at_a_multiple_of_four():
+    """Of two producers whose channels are concatenated: those of the second begin at 8, or at 6."""
+    for first, count in ((8, 2), (6, 0)):
+        net = parse_network(f"""network n source
+in %x: f32[N,3,2,2]
+const %a: f32[{first},3,1,1] = seed(1)
+const %b: f32[8,3,1,1] = seed(2)
+const %w: f32[4,{first + 8},1,1] = seed(3)
+%p = Conv(%x, %a)
+%q = Conv(%x, %b)
+%c = Concat(%p, %q, axis=1)
+%y = Conv(%c, %w)
+out %y
+""")
+        readers = permute._readers(net, ())
+        if count:
+            assert [t.name for t, _, _ in readers] == ["w"]
+        found = [permute._matrices(g, readers, lambda layer, array, axis: np.abs(array)) for g in groups(net)]
+        assert sum(m is not None for m in found) == count
+        for m in found:
+            assert m is None or m.shape == (4, 8)
+
+
+def test_traffic_counts_each_constant_that_a_kernel_does_not_pack():
+    net = parse_network("network n source\nin %x: f32[8,4]\nconst %w: f32[4,2] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
+    kernel = SimpleNamespace(packed=[], inputs=[128], outputs=[64])
+    stored = SimpleNamespace(dtype=SimpleNamespace(name="f32"))
+    assert _traffic(net.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, None)))) == 128 + 64 + 32
+    assert _traffic(net.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, stored)))) == 128 + 64
+    clip = parse_network("network n source\nin %x: f32[8]\nconst %h: f32[] = [1]\n%y = Clip(%x, none, %h)\nout %y\n")
+    kernel = SimpleNamespace(packed=[], inputs=[32], outputs=[32])
+    assert _traffic(clip.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, None, None)))) == 32 + 32 + 4

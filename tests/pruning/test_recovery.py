@@ -96,7 +96,7 @@ def test_redundant_channels_are_recovered_exactly():
     before = np.abs(run_network(small, data)["y"] - want).max()
     notes = []
     made = recover(
-        small, net, kept, data, RecoveryConfig(batch_norms=False, ridge=0), lambda done, total, what: notes.append((done, total, what))
+        small, net, kept, data, RecoveryConfig(batch_norms=False, ridge=0), lambda done, total, stage: notes.append((done, total, stage))
     )
     after = np.abs(run_network(made, data)["y"] - want).max()
     assert after < 1e-4 < 0.1 < before

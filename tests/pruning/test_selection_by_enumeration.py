@@ -345,8 +345,8 @@ def test_the_search_finds_the_optimum_or_states_a_bound_below_it(text, seed, mea
     for share in (0.85, 0.55, 0.3):
         target = float(round(share * table[0, 0]))
         tables, cost, loss = selection(text, seed, measured)
-        said: list[tuple[int, int, str]] = []
-        found = Search(tables, target, lambda *step, said=said: said.append(step)).run()
+        steps: list[tuple[int, int, str]] = []
+        found = Search(tables, target, lambda *step, steps=steps: steps.append(step)).run()
         within = table[table[:, 0] <= target]
         if not len(within):
             assert (found.x, found.bound, found.least) == (None, 0.0, table[:, 0].min())
@@ -360,8 +360,8 @@ def test_the_search_finds_the_optimum_or_states_a_bound_below_it(text, seed, mea
         else:
             assert loss(found.x) == pytest.approx(best)
             assert found.bound == pytest.approx(best, rel=2e-6)
-        assert [d for d, _, _ in said] == list(range(1, len(said) + 1))
-        assert all(of >= done and what.endswith(" units") for done, of, what in said)
+        assert [d for d, _, _ in steps] == list(range(1, len(steps) + 1))
+        assert all(of >= done and what.endswith(" units") for done, of, what in steps)
 
 
 def test_equal_scores_keep_the_first_units_and_single_units_stay():

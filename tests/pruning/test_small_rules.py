@@ -177,8 +177,8 @@ def test_the_default_ridge_keeps_a_fit_of_well_posed_data_close():
     kept = {g.name: np.arange(8)}  # 8 of 16 columns span all of the input: a fit without regularization is exact
     want = run_network(net, data)["y"]
 
-    def error(made):
-        (out,) = run_network(made, data).values()
+    def error(pruned):
+        (out,) = run_network(pruned, data).values()
         return float(np.linalg.norm(out - want) / np.linalg.norm(want))
 
     small = cut(net, kept)

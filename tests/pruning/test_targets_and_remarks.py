@@ -42,13 +42,13 @@ def test_kept_channels_are_a_multiple(ratio, multiple):
 
 
 @pytest.mark.parametrize(
-    ("engine", "said"), [((10.0, 8.0), "off by 30 %"), ((10.0, 2.0), "off by 30 %"), ((20.0, 16.0), "off by 30 %"), ((10.0, 5.1), None)]
+    ("engine", "remark"), [((10.0, 8.0), "off by 30 %"), ((10.0, 2.0), "off by 30 %"), ((20.0, 16.0), "off by 30 %"), ((10.0, 5.1), None)]
 )
-def test_a_prediction_that_is_off_is_remarked(engine, said):
+def test_a_prediction_that_is_off_is_remarked(engine, remark):
     lines = Report("ms", predicted=(10.0, 5.0), engine_ms=engine, params=(10, 5)).lines()
     remarks = [line for line in lines if "The prediction" in line]
-    assert len(remarks) == (said is not None)
-    assert said is None or said in remarks[0]
+    assert len(remarks) == (remark is not None)
+    assert remark is None or remark in remarks[0]
 
 
 @pytest.mark.parametrize("kernel", ["1x1", "3x3"])

@@ -58,7 +58,7 @@ def latency(net):
 
 
 @pytest.fixture(scope="module")
-def whole():
+def unpruned():
     made = model()
     return made, whet.from_torch(made, EXAMPLE)
 
@@ -70,8 +70,8 @@ def same(module, net, x):
     return float(np.linalg.norm(got - want) / np.linalg.norm(want)) < 1e-5
 
 
-def test_a_module_is_imported_with_names_batch_norms_and_dynamic_batch(whole):
-    module, net = whole
+def test_a_module_is_imported_with_names_batch_norms_and_dynamic_batch(unpruned):
+    module, net = unpruned
     assert [x.op for x in net.layers].count("BatchNormalization") == 5
     assert {"3.conv1.weight", "3.bn1.running_var", "7.bias"} <= set(net.constants)
     assert str(net.inputs[0].type) == "f32[N,3,16,16]"
@@ -88,7 +88,7 @@ def test_a_module_is_imported_with_names_batch_norms_and_dynamic_batch(whole):
     ("MagnitudePruner", "MagnitudeImportance", "ch_sparsity"),  # the parameter name of the old API, deprecated since 1.3
 ])
 @pytest.mark.filterwarnings("ignore")
-def test_torch_pruning_runs_and_its_model_gets_the_usual_report(pruner, importance, ratio, whole):
+def test_torch_pruning_runs_and_its_model_gets_the_usual_report(pruner, importance, ratio, unpruned):
     tp = pytest.importorskip("torch_pruning", reason="pip install torch-pruning")
     module = model()
     score = getattr(tp.importance, importance)(p=2)
@@ -96,12 +96,12 @@ def test_torch_pruning_runs_and_its_model_gets_the_usual_report(pruner, importan
     net = whet.from_torch(module, EXAMPLE)
     operations, parameters = tp.utils.count_ops_and_params(module, EXAMPLE)
     assert count_params(net) == parameters  # both count weights, biases and gammas, not the running statistics
-    assert count_params(net) < 0.3 * count_params(whole[1])
-    assert count_flops(net) < 0.3 * count_flops(whole[1])
+    assert count_params(net) < 0.3 * count_params(unpruned[1])
+    assert count_flops(net) < 0.3 * count_flops(unpruned[1])
     convolutions = sum(2 * np.prod(x.output.shape[1:]) * np.prod(x.inputs[1].shape[1:]) for x in net.layers if x.op == "Conv")
     assert 0.9 < 2 * operations / convolutions < 1.2  # they count multiply-adds, whet counts single operations
     assert same(module, net, EXAMPLE)
-    (layers, small), (_, large) = latency(net), latency(whole[1])
+    (layers, small), (_, large) = latency(net), latency(unpruned[1])
     assert small < large  # a quarter of the arithmetic
     assert layers
 
@@ -125,7 +125,7 @@ print(models.same(module, net, models.EXAMPLE), models.count_params(net))
 
 @pytest.mark.skipif("WHET_OLD_TORCH_PRUNING" not in os.environ,
                     reason="pip install --no-deps --target DIR torch-pruning==0.2.8, then WHET_OLD_TORCH_PRUNING=DIR")  # fmt: skip
-def test_models_of_the_old_api_are_imported(whole):
+def test_models_of_the_old_api_are_imported(unpruned):
     """Versions 0.2 and 1.x have the same package name, so the old one runs in its own process."""
     source = str(Path(whet.__file__).parents[1])
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", OLD, os.environ["WHET_OLD_TORCH_PRUNING"], source, __file__],
@@ -133,10 +133,10 @@ def test_models_of_the_old_api_are_imported(whole):
     assert done.returncode == 0, done.stderr[-2000:]
     right, parameters = done.stdout.splitlines()[-1].split()
     assert right == "True"
-    assert int(parameters) < 0.5 * count_params(whole[1])
+    assert int(parameters) < 0.5 * count_params(unpruned[1])
 
 
-def test_masks_of_asp_and_modelopt_are_imported_as_weights(whole):
+def test_masks_of_asp_and_modelopt_are_imported_as_weights(unpruned):
     """Both keep a weight and a mask and multiply them at the end; the exported weights are the products."""
     module = model()
     for m in module.modules():
@@ -149,11 +149,11 @@ def test_masks_of_asp_and_modelopt_are_imported_as_weights(whole):
     yes, no = eligible_layers(net)
     assert len(yes) == 5
     assert [reason for reason in no.values()] == ["its reduction axis has 3 elements, no multiple of 4"]
-    assert not eligible_layers(whole[1])[0]
+    assert not eligible_layers(unpruned[1])[0]
     assert same(module, net, EXAMPLE)
 
 
-def test_unstructured_zeros_change_no_count_and_no_kernel(whole):
+def test_unstructured_zeros_change_no_count_and_no_kernel(unpruned):
     import torch.nn.utils.prune as torch_prune
 
     module = model()
@@ -164,11 +164,11 @@ def test_unstructured_zeros_change_no_count_and_no_kernel(whole):
     net = whet.from_torch(module, EXAMPLE)
     assert zeros(net) == pytest.approx(0.5, abs=0.01)
     assert "50% of the weights are zeros in no pattern" in describe_zeros(net)
-    assert (count_params(net), count_flops(net)) == (count_params(whole[1]), count_flops(whole[1]))
-    (sparse, zeroed_ms), (dense, whole_ms) = latency(net), latency(whole[1])
+    assert (count_params(net), count_flops(net)) == (count_params(unpruned[1]), count_flops(unpruned[1]))
+    (sparse, zeroed_ms), (dense, unpruned_ms) = latency(net), latency(unpruned[1])
     work = [[(x.op, x.composite, [str(t.type) for t in x.inputs if t is not None]) for x in layers.values()] for layers in (sparse, dense)]
     assert work[0] == work[1]
-    assert zeroed_ms == whole_ms  # every kernel has the same work; examples/digits/demo.py shows it in milliseconds
+    assert zeroed_ms == unpruned_ms  # every kernel has the same work; examples/digits/demo.py shows it in milliseconds
 
 
 class Branching(nn.Module):

@@ -74,8 +74,8 @@ def test_second_order_scores_are_the_error_after_the_other_weights_adjust(net, d
 
 @pytest.mark.parametrize("kind", ["l1", "activation", "second_order", "taylor1"])
 def test_each_kind_gives_2_4_weights_and_data_lower_the_error(net, data, kind):
-    def error(made):
-        return np.linalg.norm(run_network(made, data)["y"] - run_network(net, data)["y"])
+    def error(pruned):
+        return np.linalg.norm(run_network(pruned, data)["y"] - run_network(net, data)["y"])
 
     done = apply_pattern(net, parse_pattern("2:4", 0), data, importance=kind)
     assert set(done.two_four) == {"first", "grouped", "wide", "last"}

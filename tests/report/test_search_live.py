@@ -24,7 +24,7 @@ def heard(tmp_path):
     live.plan({"target": {"latency": "0.5x", "accuracy_drop": 1.0}, "workers": 1, "resumed": False, "folder": "f", "trials": 4, "points": 16})
     live.phase("scouts", 4)
     for k in range(4):
-        live.begun(tmp_path / f"{k:04d}", "int8")
+        live.start_job(tmp_path / f"{k:04d}", "int8")
         live.end_job(tmp_path / f"{k:04d}", result(k), False)
     return live, out
 
@@ -37,7 +37,7 @@ def test_lines_give_the_result_of_each_trial(heard):
 
 
 def test_the_best_loses_no_more_than_allowed(heard):
-    name, best = heard[0].best()
+    name, best = heard[0].find_best()
     assert name == "scout 0001"  # 0002 is faster and loses 84.7
     assert best["latency"]["ratio"] == 0.3
 
@@ -46,7 +46,7 @@ def test_the_screen_fits_its_contents(heard, tmp_path):
     live = heard[0]
     (tmp_path / "0009").mkdir()
     (tmp_path / "0009" / "stage.txt").write_text("building timing 3/7")
-    live.begun(tmp_path / "0009", "bf16 [bold]not markup[/bold]")
+    live.start_job(tmp_path / "0009", "bf16 [bold]not markup[/bold]")
     out = io.StringIO()
     Console(file=out, width=100).print(live.view())
     text = out.getvalue()
@@ -71,8 +71,8 @@ def test_a_reason_may_contain_a_layer_name_in_brackets(heard, tmp_path):
 
 
 def test_a_line_lists_all_changes_to_the_original():
-    from whet.report.search_live import _words
+    from whet.report.search_live import _describe_candidate
     from whet.search.recipe.space import Candidate
 
     c = Candidate(budget=0.3, precision="int8", two_four=True, fusion="-fuse_conv_add", batch=4, removed=("a",))
-    assert _words({"candidate": c.to_plain()}) == "int8, batch 4, 2:4, passes -fuse_conv_add, latency budget 30 %, 1 branches removed"
+    assert _describe_candidate({"candidate": c.to_plain()}) == "int8, batch 4, 2:4, passes -fuse_conv_add, latency budget 30 %, 1 branches removed"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from functools import cache
 
 import numpy as np
 import pytest
@@ -73,10 +74,10 @@ def test_other_configs_are_not_planned(plan, network, value, monkeypatch):
 def kernels():
     """One kernel of each CPU tactic that computes a sample."""
     backend = get_backend("cpu", threads=1)
+    samples_of = cache(lambda op: [sample_layer(op, sample)[:2] for sample in OPS[op].samples])
     for tactic in tactics_of("cpu"):
         for op in sorted({*tactic.ops, "Fused"} & set(OPS)):
-            for sample in OPS[op].samples:
-                _, layer, _ = sample_layer(op, sample)
+            for _network, layer in samples_of(op):
                 if tactic.why_not(layer) is None:
                     for s in tactic.signatures(layer, backend):
                         if tactic.refuses(layer, s, backend) is None:

@@ -63,7 +63,7 @@ def test_engines_with_released_weights_run_and_are_saved_and_refitted(data):
     assert not np.allclose(twice.run(x)["y"], want)
 
 
-def test_intermediate_values_of_shared_expressions_are_computed_once_and_dropped(data, monkeypatch):
+def test_intermediate_values_of_shared_expressions_are_computed_once_and_dropped(data, monkeypatch, frozen_heap):
     results, alive = [], []
     run_layer = weights.run_layer
 
@@ -107,8 +107,8 @@ def test_a_damaged_source_is_still_found(data):
 def test_a_start_computes_only_the_constants_that_it_reads(data, monkeypatch):
     """Kernels with packed weights in the file need no constants: none is computed, and no source weight is compared with its digest."""
     packed = engine_bytes(read_engine(data), packed_weights=Runtime().load(data).packed_weights())
-    computed, compute = [], weights._apply
-    monkeypatch.setattr(weights, "_apply", lambda *args: computed.append(args[0]) or compute(*args))
+    computed, run_layer = [], weights.run_layer
+    monkeypatch.setattr(weights, "run_layer", lambda layer, arrays: computed.append(layer.op) or run_layer(layer, arrays))
     engine = Runtime().load(packed)
     assert not computed
     assert folded(engine.plan).held is None
@@ -134,7 +134,7 @@ def test_deferred_constants_are_compared_with_their_digests_when_they_are_read(d
 
 def test_a_deferred_constant_that_is_not_what_the_file_states_is_refused(data, monkeypatch):
     plan = read_engine(data, defer=True)
-    compute = weights._apply
-    monkeypatch.setattr(weights, "_apply", lambda *args: compute(*args) + np.ones((), compute(*args).dtype))
+    run_layer = weights.run_layer
+    monkeypatch.setattr(weights, "run_layer", lambda layer, arrays: [y + np.ones((), y.dtype) for y in run_layer(layer, arrays)])
     with pytest.raises(EngineError, match="a constant that has its type and digest"):
         _ = folded(plan).array

@@ -28,7 +28,7 @@ def holder(folder: Path, how: str, device: str = "cpu") -> subprocess.Popen:
     return p
 
 
-def taken(folder: Path, how: str, device: str = "cpu", within: float = 60.0) -> bool:
+def gets_lock(folder: Path, how: str, device: str = "cpu", within: float = 60.0) -> bool:
     """True if another process gets the lock in `within` seconds of requesting it."""
     p = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), device, how], stdout=subprocess.PIPE, bufsize=0)
     try:
@@ -42,29 +42,29 @@ def taken(folder: Path, how: str, device: str = "cpu", within: float = 60.0) -> 
 
 def test_timing_is_exclusive_and_a_killed_holder_releases_the_lock(tmp_path):
     p = holder(tmp_path, "timing")
-    assert not taken(tmp_path, "timing", within=0.5)
-    assert not taken(tmp_path, "hold_for_work", within=0.5)
-    assert taken(tmp_path, "timing", "cuda:1")
+    assert not gets_lock(tmp_path, "timing", within=0.5)
+    assert not gets_lock(tmp_path, "hold_for_work", within=0.5)
+    assert gets_lock(tmp_path, "timing", "cuda:1")
     p.kill()
     p.communicate()
     with DeviceLock("cpu", tmp_path).timing():
         pass
     p = holder(tmp_path, "hold_for_work")
-    assert taken(tmp_path, "hold_for_work")
-    assert not taken(tmp_path, "timing", within=0.5)
+    assert gets_lock(tmp_path, "hold_for_work")
+    assert not gets_lock(tmp_path, "timing", within=0.5)
     p.kill()
     p.communicate()
 
 
 def test_fine_tuning_is_exclusive_on_a_gpu_and_shared_on_a_cpu(tmp_path):
     p = holder(tmp_path, "training", "cuda:0")
-    assert not taken(tmp_path, "timing", "cuda:0", within=0.5)
-    assert taken(tmp_path, "hold_for_work", "cuda:0")
+    assert not gets_lock(tmp_path, "timing", "cuda:0", within=0.5)
+    assert gets_lock(tmp_path, "hold_for_work", "cuda:0")
     p.kill()
     p.communicate()
     p = holder(tmp_path, "training")
-    assert taken(tmp_path, "hold_for_work")
-    assert not taken(tmp_path, "timing", within=0.5)
+    assert gets_lock(tmp_path, "hold_for_work")
+    assert not gets_lock(tmp_path, "timing", within=0.5)
     p.kill()
     p.communicate()
 

@@ -32,10 +32,10 @@ def scout(case, tmp_path, monkeypatch):
 
     monkeypatch.setattr(work, "build_first_engine", build)
 
-    def run(stop_above, kept=8):
-        c = Candidate({"96 inner": 0.75, "64 inner": 0.75} if kept else {})
+    def run(stop_above, width=8):
+        c = Candidate({"96 inner": 0.75, "64 inner": 0.75} if width else {})
         recipe = recipe_with(case, tmp_path).to_plain()
-        job = Job("scout", "trial 0", recipe, c.to_plain(), {"w0": kept, "w1": kept} if kept else {}, {"samples": 64, "rows": 512, "level": 1},
+        job = Job("scout", "trial 0", recipe, c.to_plain(), {"w0": width, "w1": width} if width else {}, {"samples": 64, "rows": 512, "level": 1},
                   str(tmp_path / "fp32-b1"), stop_above=stop_above)  # fmt: skip
         job.write(folder)
         assert Job.read(folder) == job
@@ -53,11 +53,11 @@ def test_a_scout_beyond_the_loss_of_interest_gets_no_engine(scout):
     assert "before its engine is built, 5 at most are of interest (search.early_stop)" in result["reason"]
 
 
-@pytest.mark.parametrize(("stop_above", "kept"), [(100.0, 8), (None, 8), (-100.0, 0)])
-def test_other_scouts_get_one(scout, stop_above, kept):
+@pytest.mark.parametrize(("stop_above", "width"), [(100.0, 8), (None, 8), (-100.0, 0)])
+def test_other_scouts_get_one(scout, stop_above, width):
     """A smaller loss than the limit, no limit, nothing pruned."""
     with pytest.raises(EngineBuiltError):
-        scout(stop_above, kept)
+        scout(stop_above, width)
 
 
 def make_scouting(case, tmp_path, done=2, **search):

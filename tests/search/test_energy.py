@@ -43,9 +43,9 @@ class Device:
 def test_net_energy_excludes_idle_power(tick, monkeypatch):
     device = Device(idle=100, load=300, tick=tick, run=0.004)
     meter = device.meter(monkeypatch)
-    meter.rest(1.0)
+    meter.measure_idle(1.0)
     assert meter.idle == pytest.approx(100, rel=0.02)
-    found = meter.of(device.run, 8, 0.5)
+    found = meter.measure_energy(device.run, 8, 0.5)
     assert found["mj"] == pytest.approx(300 * 4 / 8, rel=0.02)  # 300 W for 4 ms over 8 samples
     assert found["net_mj"] == pytest.approx(200 * 4 / 8, rel=0.03)
     assert found["watts"] == pytest.approx(300, rel=0.02)
@@ -56,7 +56,7 @@ def test_net_energy_excludes_idle_power(tick, monkeypatch):
 def test_a_warm_device_cools_down_first(monkeypatch):
     device = Device(idle=100, load=300, cooling=60.0)
     meter = device.meter(monkeypatch)
-    meter.rest(2.0)
+    meter.measure_idle(2.0)
     assert meter.idle < 110
     assert device.now < 10  # but not indefinitely
 
@@ -64,8 +64,8 @@ def test_a_warm_device_cools_down_first(monkeypatch):
 def test_a_device_in_use_by_others_has_no_net_energy(monkeypatch):
     device = Device(idle=320, load=300)
     meter = device.meter(monkeypatch)
-    meter.rest(1.0)
-    found = meter.of(device.run, 1, 0.5)
+    meter.measure_idle(1.0)
+    found = meter.measure_energy(device.run, 1, 0.5)
     assert found["mj"] == pytest.approx(1200, rel=0.02)
     assert found["net_mj"] is None
     assert "no net energy: the device drew 320 W before the load and 300 W under load" in found["about"]
@@ -74,9 +74,9 @@ def test_a_device_in_use_by_others_has_no_net_energy(monkeypatch):
 def test_a_stuck_counter_is_not_waited_for(monkeypatch):
     device = Device()
     meter = device.meter(monkeypatch, read=lambda: 7.0)
-    meter.rest(0.2)
+    meter.measure_idle(0.2)
     assert device.now < 3
-    assert meter.of(device.run, 1, 0.1)["mj"] == 0
+    assert meter.measure_energy(device.run, 1, 0.1)["mj"] == 0
 
 
 def test_unmeasured_idle_power_is_reported(monkeypatch):
@@ -113,12 +113,12 @@ class Nvml:
         return next(self.millijoules)
 
 
-@pytest.mark.parametrize(("gpu", "asked"), [("3", 3), ("GPU-abc", "GPU-abc")])
-def test_a_gpus_energy_is_the_difference_of_its_counter(gpu, asked, monkeypatch):
+@pytest.mark.parametrize(("gpu", "expected"), [("3", 3), ("GPU-abc", "GPU-abc")])
+def test_a_gpus_energy_is_the_difference_of_its_counter(gpu, expected, monkeypatch):
     fake = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     read, about = energy.find_meter(gpu)
-    assert fake.asked == [asked]
+    assert fake.asked == [expected]
     assert "NVML" in about
     first = read()
     assert read() - first == pytest.approx(1.5)  # joules
@@ -147,8 +147,8 @@ def test_rapl_counters_are_read_across_their_wrap(tmp_path):
 
 def test_a_missing_meter_is_reported_and_not_estimated(tmp_path):
     meter = energy.Meter(None, tmp_path)
-    meter.rest(1.0)
-    found = meter.of(lambda: None, 1, 1.0)
+    meter.measure_idle(1.0)
+    found = meter.measure_energy(lambda: None, 1, 1.0)
     assert found["mj"] is None
     assert found["net_mj"] is None
     assert found["about"].startswith("not measurable")

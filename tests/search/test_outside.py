@@ -25,7 +25,7 @@ SMALL = {"search__trials": 2, "survivor__count": 1}
 
 
 @pytest.fixture(scope="module")
-def found(case, tmp_path_factory):
+def finished_project(case, tmp_path_factory):
     """A finished search in its own project folder: PROJECT/model.onnx, data, and work/."""
     project = tmp_path_factory.mktemp("project")
     for name in ("model.onnx", "calibrate.npz", "score.npz", "judge.npz"):
@@ -35,9 +35,9 @@ def found(case, tmp_path_factory):
 
 
 @pytest.fixture
-def project(found, tmp_path):
+def project(finished_project, tmp_path):
     """A copy of it at another path, with file times preserved."""
-    return Path(shutil.copytree(found, tmp_path / "moved"))
+    return Path(shutil.copytree(finished_project, tmp_path / "moved"))
 
 
 def jobs_of(project: Path, **changes) -> list[str]:

@@ -143,13 +143,13 @@ def test_the_knapsack_distributes_a_budget(case, tmp_path, monkeypatch):
     recipe = recipe_with(case, tmp_path, device="null")  # times from a table, equal on all machines
     net = whet.network_from_onnx(case / "model.onnx")
     c = Candidate(budget=0.7)
-    kept, made = fit_latency_budget(net, c, build_config(net, recipe, c, 1), recipe, {}, say=lambda what: None)
+    kept, made = fit_latency_budget(net, c, build_config(net, recipe, c, 1), recipe, {}, say=lambda stage: None)
     assert kept
     assert all(0 < n < {"w0": 96, "w1": 64}[g] for g, n in kept.items())
     assert made.removed == ()
     seen = {"x": perceptron()[1]["x"][:32]}
     by_taylor = Candidate(budget=0.7, importance="taylor1")
-    assert fit_latency_budget(net, by_taylor, build_config(net, recipe, c, 1), recipe, seen, say=lambda what: None)[0]
+    assert fit_latency_budget(net, by_taylor, build_config(net, recipe, c, 1), recipe, seen, say=lambda stage: None)[0]
     assert list((tmp_path / "cache").rglob("latency-table-null.json"))
 
 
@@ -188,7 +188,7 @@ def test_a_trial_chooses_channels_in_several_steps(case):
 
     net, data = read_network(case), {"x": np.load(case / "calibrate.npz")["x"]}
     c, kept = Candidate({"96 inner": 0.7, "64 inner": 0.7}, importance="reconstruction"), {"w0": 24, "w1": 16}
-    once, thrice = (prepare_candidate(net, c, kept, data, Effort(), say=lambda what: None, steps=n) for n in (1, 3))
+    once, thrice = (prepare_candidate(net, c, kept, data, Effort(), say=lambda stage: None, steps=n) for n in (1, 3))
     assert [{n: len(e.kept) for n, e in p.recipe.groups.items()} for p in (once, thrice)] == [kept, kept]
     assert once.recipe.groups != thrice.recipe.groups
     assert thrice.recipe.about["steps"] == 3
@@ -204,16 +204,16 @@ def test_trials_of_a_budget_are_compared_by_their_outputs(case, tmp_path, monkey
     monkeypatch.setattr(prepare, "user_cache_dir", lambda name: str(tmp_path))
     asked = []
 
-    def watched(net, config, data, **rest):
+    def watched(net, config, data, **options):
         asked.append((config, data))
-        return plain(net, config, data, **rest)
+        return plain(net, config, data, **options)
 
     plain = prepare.prune
     monkeypatch.setattr(prepare, "prune", watched)
     net, data = read_network(case), {"x": np.load(case / "calibrate.npz")["x"]}
     # times from a table, equal on all machines
     recipe = recipe_with(case, tmp_path, device="null", space={"precision": ["fp32"], "budget": True, "budget_trials": 2})
-    kept, _ = prepare.fit_latency_budget(net, Candidate(budget=0.7), build_config(net, recipe, Candidate(), 1), recipe, data, say=lambda what: None)
+    kept, _ = prepare.fit_latency_budget(net, Candidate(budget=0.7), build_config(net, recipe, Candidate(), 1), recipe, data, say=lambda stage: None)
     assert kept
     ((config, given),) = asked
     assert config.trials == 2
@@ -359,8 +359,8 @@ def test_an_unreadable_study_is_reported_in_one_line(case, tmp_path):
 def test_int8_without_gain_is_reported():
     from whet.search.outcome.summary import _remark_on_unused_int8
 
-    def words(asked: str, **layers: int) -> str:
-        return _remark_on_unused_int8({"candidate": {"precision": asked}, "precision": layers})
+    def words(precision: str, **layers: int) -> str:
+        return _remark_on_unused_int8({"candidate": {"precision": precision}, "precision": layers})
 
     assert words("int8", f32=3) == " (computes in floating point: INT8 was not faster)"
     assert words("int8", f32=1, u8=2) == words("int8", i8=2) == words("fp8", f8e4m3=2) == words("fp32", f32=3) == ""

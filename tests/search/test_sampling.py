@@ -19,7 +19,7 @@ def opened(case, out, sampler: str, seed: int = 0) -> Study:
     return Study(out / "study.sqlite3", space, higher_is_better=True, sampler=sampler, seed=seed, startup=4)
 
 
-def told(study: Study, number: int, params: dict) -> None:
+def report_result(study: Study, number: int, params: dict) -> None:
     """A result that depends only on the point."""
     a, b = params["96 inner"], params["64 inner"]
     faster = 2.0 if params["precision"] == "int8" else 1.0
@@ -38,7 +38,7 @@ def drawn(case, out, sampler: str, kills: frozenset[int] = frozenset(), seed: in
             study.enqueue(study.space.seeds()[:2])
             ((again, params),) = study.list_unfinished()
             assert again == number
-        told(study, number, params)
+        report_result(study, number, params)
         found.append(params)
     return found
 

@@ -210,7 +210,7 @@ def test_a_trial_whose_process_dies_fails_with_the_reason(case, tmp_path):
     )  # fmt: skip
 
     class KillsScouts(Silent):
-        def begun(self, folder, what):
+        def start_job(self, folder, description):
             (tmp_path / "die").unlink(missing_ok=True)
             if folder.parent.name == "scouts":
                 (tmp_path / "die").touch()
@@ -233,7 +233,7 @@ def test_a_failed_survivor_is_replaced_by_the_next_best(case, tmp_path):
     class RefusesTheFirst(Silent):
         seen = 0
 
-        def begun(self, folder, what):
+        def start_job(self, folder, description):
             (tmp_path / "refuse").unlink(missing_ok=True)
             if folder.parent.name == "survivors":
                 RefusesTheFirst.seen += 1

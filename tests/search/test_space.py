@@ -12,10 +12,10 @@ from whet.search.recipe.space import Candidate, count_kept_channels, search_spac
 
 
 @pytest.mark.parametrize(
-    ("size", "share", "multiple", "kept"), [(64, 0, 8, 64), (64, 0.5, 8, 32), (64, 0.3, 8, 48), (64, 0.95, 8, 8), (12, 0.5, 1, 6)]
+    ("size", "share", "multiple", "expected"), [(64, 0, 8, 64), (64, 0.5, 8, 32), (64, 0.3, 8, 48), (64, 0.95, 8, 8), (12, 0.5, 1, 6)]
 )
-def test_kept_channels(size, share, multiple, kept):
-    assert count_kept_channels(size, share, multiple) == kept
+def test_kept_channels(size, share, multiple, expected):
+    assert count_kept_channels(size, share, multiple) == expected
 
 
 def test_the_space_reports_omissions_and_recognizes_equal_points(case, tmp_path):
@@ -101,7 +101,7 @@ out %y
     assert space.classes == {"16 residual": ("w1@hidden",)}
     c = space.candidate({"16 residual": 0.5})
     data = {"x": np.random.default_rng(0).standard_normal((64, 6)).astype(np.float32)}
-    made = prepare_candidate(net, c, space.kept(c), data, Effort(), say=lambda what: None)
+    made = prepare_candidate(net, c, space.kept(c), data, Effort(), say=lambda stage: None)
     assert count_params(made.network) == 0.5 * count_params(net)
     assert len(made.recipe.groups["w1@hidden"].kept) == 8
     with pytest.raises(UsageError, match=r"'space.skip': .*w1@hidden"):

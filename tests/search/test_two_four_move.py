@@ -65,7 +65,7 @@ def test_gains_are_those_of_the_advisor(net, monkeypatch):
     layers = (layer("wide", 2.0, 1.0), layer("narrow", 1.0, 0.99, "slower or equal: memory bound"))
     asked = []
     advice = SparsityAdvice("cuda", "fp16", 1, "", 0.0, layers)
-    monkeypatch.setattr(prepare, "advise_sparsity", lambda *given: asked.append(given[:2]) or given[2](1, 2, "wide") or advice)
+    monkeypatch.setattr(prepare, "advise_sparsity", lambda *arguments: asked.append(arguments[:2]) or arguments[2](1, 2, "wide") or advice)
     config, told = BuildConfig(), []
     assert list_two_four_gains(net, config, told.append) == ["wide"]
     assert asked == [(net, config)]

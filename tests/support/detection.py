@@ -57,17 +57,19 @@ def _class_precision(detections: list[np.ndarray], truth: list[np.ndarray], labe
 # --- segmentation ---
 
 
-def segmentation_scores(masks: Iterable[np.ndarray], said: Iterable[np.ndarray], categories: Sequence[int], least_pixels: int) -> dict[str, float]:
+def segmentation_scores(
+    masks: Iterable[np.ndarray], predictions: Iterable[np.ndarray], categories: Sequence[int], least_pixels: int
+) -> dict[str, float]:
     """Pixel accuracy (mean over images) and mean IoU (over classes of more than `least_pixels` true pixels).
 
-    masks: category of each pixel [H,W], 0 = unlabeled and ignored; said: class of each pixel, at least [H,W], cropped to its upper left part.
+    masks: category of each pixel [H,W], 0 = unlabeled and ignored; predictions: class of each pixel, at least [H,W], cropped to it.
     Class i+1 is categories[i]; every other category is class 0.
     """
     classes = len(categories) + 1
     as_class = np.zeros(256, np.int64)
     as_class[list(categories)] = np.arange(1, classes)
     accuracies, confusion = [], np.zeros((classes, classes), np.int64)
-    for mask, prediction in zip(masks, said, strict=True):
+    for mask, prediction in zip(masks, predictions, strict=True):
         known = mask != 0
         truth, answer = as_class[mask][known], prediction[: mask.shape[0], : mask.shape[1]][known]
         accuracies.append(np.mean(truth == answer))

@@ -236,7 +236,7 @@ class ClusterLaunch:
 def _host_text(launch: ClusterLaunch) -> str:
     """The kernel after its shared headers, with shared memory in the block's memory. Static arrays follow the dynamic memory."""
     text = kernel_paths()[launch.kernel].read_text().split('#include "mma.cuh"')[1]
-    text = re.sub(r'#include "(\w+\.cuh)"', lambda found: kernel_paths()[found.group(1)].read_text(), text)
+    text = re.sub(r'#include "(\w+\.cuh)"', lambda include: kernel_paths()[include.group(1)].read_text(), text)
     text = text.replace('#include "arguments"', c_structs(launch.kernel)).replace('extern "C" __global__', "static")
     text = re.sub(r"DEV void cluster_arrive_release.*", "", text)
     text = re.sub(r"extern __shared__ .*? u8 (\w+)\[\];", r"u8* \1 = self->block->memory.data();", text)

@@ -104,7 +104,7 @@ def _own_text(kernel: str) -> str:
     """The kernel's text after its shared headers, which the host replaces."""
     text = kernel_paths()[kernel].read_text().split('#include "common.cuh"')[1].replace('#include "vector.cuh"', "")
     text = text.replace('#include "arguments"', c_structs(kernel))
-    return re.sub(r'#include "(\w+\.cuh)"', lambda found: kernel_paths()[found.group(1)].read_text(), text)
+    return re.sub(r'#include "(\w+\.cuh)"', lambda include: kernel_paths()[include.group(1)].read_text(), text)
 
 
 def compile_for_host(text: str, level: str) -> ctypes.CDLL:
@@ -140,15 +140,18 @@ def align_arguments(arguments: bytes) -> tuple[ctypes.Array, int]:
     return memory, at
 
 
-def compile_launches(launches: Sequence[HostLaunch]) -> Callable[[Sequence[HostLaunch]], None]:
-    """Compiles the kernels of launches together. The result runs some of them one after the other, thread by thread."""
+def compile_launches(
+    launches: Sequence[HostLaunch], edit: Callable[[str, str], str] = lambda kernel, text: text
+) -> Callable[[Sequence[HostLaunch]], None]:
+    """Compiles the kernels of launches together, their texts changed by `edit(file, text)`. The result runs some of them one after the other,
+    thread by thread."""
     numbers: dict[tuple[Any, ...], int] = {}
     text = _HOST
     for x in launches:
         if x.text_key in numbers:
             continue
         n = numbers[x.text_key] = len(numbers)
-        text += "".join(f"#define {k} {v}\n" for k, v in x.constants.items()) + f"namespace n{n} {{\n{_own_text(x.kernel)}\n}}\n"
+        text += "".join(f"#define {k} {v}\n" for k, v in x.constants.items()) + f"namespace n{n} {{\n{edit(x.kernel, _own_text(x.kernel))}\n}}\n"
         text += "".join(f"#undef {k}\n" for k in (*x.constants, "INPUT", "OUTPUT"))
         text += f"""
         extern "C" void run{n}(const void* given, int blocks, int threads) {{

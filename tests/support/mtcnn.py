@@ -23,10 +23,10 @@ def faces(image: np.ndarray, pnet: Predict, rnet: Predict, onet: Predict, smalle
         at = np.stack([x, y], 1)
         corners = np.concatenate([np.fix((2 * at + 1) / scale), np.fix((2 * at + 12) / scale)], 1)
         found = np.concatenate([corners, score[x, y, None], move[:, x, y].T], 1)
-        boxes.append(found[_kept(found, 0.5, "union")])
+        boxes.append(found[_suppress_overlaps(found, 0.5, "union")])
         scale *= 0.709
     found = np.concatenate(boxes)
-    found = found[_kept(found, 0.7, "union")]
+    found = found[_suppress_overlaps(found, 0.7, "union")]
     found = _square(_moved(found[:, :5], found[:, 5:], 0))
     for net, size, threshold, move_name in ((rnet, 24, thresholds[1], "conv5-2"), (onet, 48, thresholds[2], "conv6-2")):
         if not len(found):
@@ -36,11 +36,11 @@ def faces(image: np.ndarray, pnet: Predict, rnet: Predict, onet: Predict, smalle
         found = np.concatenate([found[keep, :4], out["prob1"][keep, 1:]], 1)
         move = out[move_name][keep]
         if size == 24:
-            kept = _kept(found, 0.7, "union")
+            kept = _suppress_overlaps(found, 0.7, "union")
             found = _square(_moved(found[kept], move[kept], 1))
         else:
             found = _moved(found, move, 1)
-            found = found[_kept(found, 0.7, "min")]
+            found = found[_suppress_overlaps(found, 0.7, "min")]
     return found
 
 
@@ -72,7 +72,7 @@ def _square(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate([np.fix(np.stack([x, y, x + side, y + side], 1)), boxes[:, 4:5]], 1)
 
 
-def _kept(boxes: np.ndarray, threshold: float, method: str) -> list[int]:
+def _suppress_overlaps(boxes: np.ndarray, threshold: float, method: str) -> list[int]:
     """Non-maximum suppression; overlaps relative to the union, or to the smaller box ("min")."""
     x1, y1, x2, y2, score = boxes[:, :5].T
     area = (x2 - x1 + 1) * (y2 - y1 + 1)

@@ -93,8 +93,8 @@ def standin_gpu(monkeypatch):
     slow: dict[str, float] = {}
     made = GpuKernel.__init__
 
-    def noting(self, layer, signature, make, **rest):
-        made(self, layer, signature, make, **rest)
+    def noting(self, layer, signature, make, **options):
+        made(self, layer, signature, make, **options)
         quantized = [o.dtype.name for o in (*signature.inputs, *signature.outputs) if o is not None and o.dtype.bits == 8]
         self.factor = prod(f for part, f in slow.items() if quantized and part in f"{layer.name} {self.implementation}")
 

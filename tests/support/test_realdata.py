@@ -7,7 +7,9 @@ from support import datasets, detection, realdata
 
 MODELS = realdata.models()
 SCORED = [m for m in MODELS if m.metrics]
-SECONDS = {"resnet56_cifar10", "squeezenet1.1", "deeplabv3_mnv2_voc", "vit_mnist", "nanodet_m"}  # all samples of these take longer
+SECONDS = {  # all samples of these take longer
+    "resnet20_cifar10", "resnet56_cifar10", "squeezenet1.1", "deeplabv3_mnv2_voc", "vit_mnist", "nanodet_m", "version-RFB-640",
+}  # fmt: skip
 needs_data = [pytest.mark.data, pytest.mark.skipif(datasets.root() is None, reason="no shared data folder")]
 
 

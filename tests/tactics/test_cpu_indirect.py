@@ -79,12 +79,12 @@ def test_epilogues(steps, monkeypatch):
     check("cpu/indirect_conv", *sample_layer("Fused", followed(steps, text(2, 9, 7, 6), text(9, 9, 3, 3), pads=(1, 1, 1, 1)))[1:], monkeypatch)
 
 
-@pytest.mark.parametrize(("rows", "taken", "results"), [((1,), 70, 1000), ((2,), 33, 5), ((3, 7), 64, 48), ((2, 3, 50), 257, 31)])
-def test_products_with_constant_matrices(rows, taken, results, monkeypatch):
+@pytest.mark.parametrize(("rows", "inner", "results"), [((1,), 70, 1000), ((2,), 33, 5), ((3, 7), 64, 48), ((2, 3, 50), 257, 31)])
+def test_products_with_constant_matrices(rows, inner, results, monkeypatch):
     """One and two rows have several accumulators per result."""
-    check("cpu/linear_layer", *layer_of("MatMul", [text(*rows, taken), f"const {text(taken, results)}"]), monkeypatch, bound=3e-6)
+    check("cpu/linear_layer", *layer_of("MatMul", [text(*rows, inner), f"const {text(inner, results)}"]), monkeypatch, bound=3e-6)
     if len(rows) == 1:
-        inputs = [text(*rows, taken), f"const {text(results, taken)}", f"const {text(results)}"]
+        inputs = [text(*rows, inner), f"const {text(results, inner)}", f"const {text(results)}"]
         check("cpu/linear_layer", *layer_of("Gemm", inputs, transB=1), monkeypatch, bound=3e-6)
 
 

@@ -14,7 +14,7 @@ from whet.tactics._base import PlanRefused
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv import winograd_conv
 from whet.tactics.cpu.conv._winograd_ir import Form, winograd_ir
-from whet.tactics.cpu.conv._winograd_transform import PAIRS, matrices, side, transformed_weights
+from whet.tactics.cpu.conv._winograd_transform import PAIRS, count_tile_inputs, matrices, transformed_weights
 from whet.tactics.cpu.onednn import _api as dnn
 
 NAME = "cpu/winograd_conv"
@@ -48,12 +48,12 @@ def test_transforms_give_the_convolution(m):
     """In float64 the error is only rounding: A ((G w) * (B x)) is the filter, and the weights' transform is G w G^T."""
     rng = np.random.default_rng(m)
     a, b, g = matrices(m)
-    w, x = rng.standard_normal((3, 3)), rng.standard_normal((side(m), side(m)))
+    w, x = rng.standard_normal((3, 3)), rng.standard_normal((count_tile_inputs(m), count_tile_inputs(m)))
     got = a @ ((g @ w @ g.T) * (b @ x @ b.T)) @ a.T
     want = [[(w * x[i : i + 3, j : j + 3]).sum() for j in range(m)] for i in range(m)]
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
     u = transformed_weights(np.float32(w)[None, None], m)
-    np.testing.assert_allclose(u[:, 0, 0].reshape(side(m), side(m)), g @ np.float32(w) @ g.T, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(u[:, 0, 0].reshape(count_tile_inputs(m), count_tile_inputs(m)), g @ np.float32(w) @ g.T, rtol=1e-6, atol=1e-7)
 
 
 @JIT
@@ -91,10 +91,10 @@ def test_epilogues(steps, channels, monkeypatch):
 
 @JIT
 @pytest.mark.parametrize("m", PAIRS)
-@pytest.mark.parametrize(("taken", "size"), [(64, 16), (512, 8)])
-def test_the_error_is_far_below_the_stated_bound(m, taken, size):
+@pytest.mark.parametrize(("channels", "size"), [(64, 16), (512, 8)])
+def test_the_error_is_far_below_the_stated_bound(m, channels, size):
     """A quarter of the bound for random values, and half of it where a constant image nearly cancels."""
-    layer, arrays = convolution((1, taken, size, size), 32, steps=())
+    layer, arrays = convolution((1, channels, size, size), 32, steps=())
     tactic = get_tactic(NAME)
     signature, config = tactic.signatures(layer, CPU)[0], (("m", m), ("tiles", 12), ("strips", 1), ("split", 0))
     for kind, share in (("random", 0.25), ("constant", 0.5)):
@@ -124,7 +124,7 @@ def test_nan_and_infinity_reach_their_windows_and_nothing_outside_their_tiles(co
             touched = np.zeros(got.shape, bool)
             for i, j in np.ndindex(got.shape[2:]):
                 top, left = i // m * m - 1, j // m * m - 1
-                touched[0, :, i, j] = top <= y < top + side(m) and left <= x < left + side(m)
+                touched[0, :, i, j] = top <= y < top + count_tile_inputs(m) and left <= x < left + count_tile_inputs(m)
             np.testing.assert_array_equal(got[~touched], clean[~touched])
             assert not np.isnan(want[~touched]).any()
             if np.isnan(value):

@@ -141,7 +141,7 @@ def moved_rows(images, anchors, each, h, w, inner):
     return net.add_layer("Fused", [x], {"composite": "Moves"}, regions={"body": body})
 
 
-def found(layer, pitch):
+def list_runs(layer, pitch):
     return runs(Moves(layer, {0: "nhwc"}, "linear", pitches={0: pitch}), [pitch])
 
 
@@ -149,8 +149,8 @@ def found(layer, pitch):
 def test_runs_of_rows(pitch):
     """The rows of an anchor are contiguous within a batch item; if anchors are innermost, all rows are contiguous."""
     rows = [(0, 0, 15), (15, 0, 15), (30, 0, 30), (60, 15, 15), (75, 15, 15)]
-    assert found(moved_rows(2, 3, 4, 3, 5, False), pitch) == [Run(0, row, pixel, count, 1) for row, pixel, count in rows]
-    assert found(moved_rows(2, 3, 4, 3, 5, True), pitch) == [Run(0, 0, 0, 30, 3)]
+    assert list_runs(moved_rows(2, 3, 4, 3, 5, False), pitch) == [Run(0, row, pixel, count, 1) for row, pixel, count in rows]
+    assert list_runs(moved_rows(2, 3, 4, 3, 5, True), pitch) == [Run(0, 0, 0, 30, 3)]
 
 
 def test_rows_of_several_pixels_have_no_runs():

@@ -12,7 +12,7 @@ from whet.composites.quantized import quantized_sample
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic, is_quantized, tactics_of
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._quantized import match_quantized, needed_steps
+from whet.tactics.cpu.onednn._quantized import drop_implied_bounds, match_quantized
 
 VNNI = pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused")
 
@@ -43,7 +43,7 @@ def test_quantized_tactics_leave_float_layers_alone():
     assert get_tactic("cpu/onednn_qconv").why_not(layer) == "computes in integers, the layer is not quantized"
 
 
-def one(x, w, *, scale=0.02, zero=0, store=(0.05, 0, "u8"), op="Conv", relu=True, **attrs):
+def quantized_layer(x, w, *, scale=0.02, zero=0, store=(0.05, 0, "u8"), op="Conv", relu=True, **attrs):
     """One quantized convolution (or product) and its arrays."""
     channels = np.linspace(0.5, 2, w.shape[0 if op == "Conv" else 1]).astype(np.float32) / 2000
 
@@ -62,7 +62,7 @@ def test_packed_weights_of_signed_and_unsigned_inputs_have_different_keys():
     w = np.random.default_rng(0).integers(-127, 128, (32, 16, 3, 3)).astype(np.int8)
     tactic, keys = get_tactic("cpu/onednn_qconv"), []
     for spec, zero in (("full u8[1,16,8,8]", 0), ("full i8[1,16,8,8]", 0), ("full u8[1,16,8,8]", 128)):
-        layer, arrays = one(spec, w, zero=zero, pads=(1, 1, 1, 1))
+        layer, arrays = quantized_layer(spec, w, zero=zero, pads=(1, 1, 1, 1))
         (signature,) = tactic.signatures(layer, CPU)
         config = tactic.configs(layer, signature, CPU)[0]
         kernel, got, _ = compute(layer, arrays, tactic, signature, config)
@@ -73,7 +73,7 @@ def test_packed_weights_of_signed_and_unsigned_inputs_have_different_keys():
 
 @VNNI
 def test_kernels_that_saturate_are_not_listed():
-    layer, _ = one("extreme u8[1,64,8,8]", np.full((64, 64, 3, 3), 127, np.int8), pads=(1, 1, 1, 1))
+    layer, _ = quantized_layer("extreme u8[1,64,8,8]", np.full((64, 64, 3, 3), 127, np.int8), pads=(1, 1, 1, 1))
     tactic = get_tactic("cpu/onednn_qconv")
     (signature,) = tactic.signatures(layer, CPU)
     names = [str(dict(c)["impl"]) for c in tactic.configs(layer, signature, CPU)]
@@ -83,9 +83,9 @@ def test_kernels_that_saturate_are_not_listed():
 
 def test_without_vnni_quantized_layers_are_refused_with_the_reason():
     code = (
-        "from test_onednn_quantized import one; import numpy as np; from whet.tactics import get_tactic\n"
+        "from test_onednn_quantized import quantized_layer; import numpy as np; from whet.tactics import get_tactic\n"
         "for s in ('u8', 'i8'):\n"
-        "    layer, _ = one(f'extreme {s}[1,16,8,8]', np.full((16, 16, 3, 3), 127, np.int8))\n"
+        "    layer, _ = quantized_layer(f'extreme {s}[1,16,8,8]', np.full((16, 16, 3, 3), 127, np.int8))\n"
         "    print(get_tactic('cpu/onednn_qconv').why_not(layer))"
     )
     here = os.path.dirname(__file__)
@@ -96,12 +96,12 @@ def test_without_vnni_quantized_layers_are_refused_with_the_reason():
 
 
 REFUSED = {
-    "asymmetric weights": (lambda: one("full u8[5,16]", np.ones((16, 8), np.uint8), op="MatMul"), "cpu/onednn_qmatmul", "symmetric i8"),
+    "asymmetric weights": (lambda: quantized_layer("full u8[5,16]", np.ones((16, 8), np.uint8), op="MatMul"), "cpu/onednn_qmatmul", "symmetric i8"),
     "transposed operand": (
-        lambda: one("full u8[16,5]", np.ones((16, 8), np.int8), op="Gemm", transA=1), "cpu/onednn_qmatmul", "for float products",
+        lambda: quantized_layer("full u8[16,5]", np.ones((16, 8), np.int8), op="Gemm", transA=1), "cpu/onednn_qmatmul", "for float products",
     ),
     "transposed convolution": (
-        lambda: one("full u8[1,8,4,4]", np.ones((8, 8, 2, 2), np.int8), op="ConvTranspose"), "cpu/onednn_qconv", "computes Conv",
+        lambda: quantized_layer("full u8[1,8,4,4]", np.ones((8, 8, 2, 2), np.int8), op="ConvTranspose"), "cpu/onednn_qconv", "computes Conv",
     ),
 }  # fmt: skip
 
@@ -123,13 +123,13 @@ def test_random_convolutions(seed):
     store = [None, (0.031, 0, "u8"), (0.047, -3, "i8")][int(rng.integers(3))]
     w = rng.integers(-128, 128, (k, c, r, r)).astype(np.int8)
     size = int(rng.integers(6, 14))
-    layer, arrays = one(f"full {dtype}[2,{c},{size},{size}]", w, zero=zero, store=store, relu=bool(rng.random() < 0.5),
+    layer, arrays = quantized_layer(f"full {dtype}[2,{c},{size},{size}]", w, zero=zero, store=store, relu=bool(rng.random() < 0.5),
                         pads=(r // 2,) * 4, strides=(int(rng.integers(1, 3)),) * 2)  # fmt: skip
     assert check(layer, arrays) > 0
 
 
 @pytest.mark.parametrize(
-    ("store", "clip", "kept"),
+    ("store", "clip", "expected"),
     [
         ((0.05, 0, "u8"), None, []),  # a Relu before u8 with zero point 0 is redundant
         ((0.05, 3, "u8"), None, ["Relu"]),
@@ -140,7 +140,7 @@ def test_random_convolutions(seed):
         ((2 / 127, 0, "i8"), (-2.02, 2), []),
     ],
 )
-def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, kept):
+def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, expected):
     w = np.random.default_rng(0).integers(-127, 128, (32, 16, 3, 3)).astype(np.int8)
 
     def build(body, values):
@@ -151,6 +151,6 @@ def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, kept):
     sample = quantized_sample("Conv", [("full u8[1,16,8,8]", 0.02, 0, 1), (w, np.float32(1 / 2000), None, 0), *map(np.asarray, bounds)], build, store)
     _, layer, arrays = sample_layer("Fused", sample)
     parts = match_quantized(layer)
-    assert [p.op for p in needed_steps(parts)] == kept
+    assert [p.op for p in drop_implied_bounds(parts)] == expected
     if dnn.has_isa("avx512_core_vnni"):
         assert check(layer, arrays) > 0

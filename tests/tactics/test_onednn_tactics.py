@@ -133,7 +133,7 @@ def compute(layer, arrays, tactic, signature, config):
     return kernel, got, fed
 
 
-def judge(got, want, rtol, where, others=(), reach=0.0):
+def judge(got, want, rtol, where, alternatives=(), reach=0.0):
     """Every element of `got` equals that of `want`, or that of one of `others` (a kernel's declared results for NaN).
 
     `reach`: magnitude of the accumulated terms; the error of a sum near zero is relative to it.
@@ -145,13 +145,13 @@ def judge(got, want, rtol, where, others=(), reach=0.0):
         return
     got, want = got.astype(np.float64), want.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        compare(got, want, rtol, where, others, reach)
+        compare(got, want, rtol, where, alternatives, reach)
 
 
-def compare(got, want, rtol, where, others, reach):
+def compare(got, want, rtol, where, alternatives, reach):
     """`judge` for floating point, in float64."""
     assert got.shape == want.shape, where
-    for other in (o.astype(np.float64) for o in others):
+    for other in (o.astype(np.float64) for o in alternatives):
         usual = np.abs(other[np.isfinite(other) & (np.abs(other) < 1e30)]).max(initial=reach)
         want = np.where((same(got, other) | (np.abs(got - other) <= rtol * usual)) & ~same(got, want), other, want)
     odd = ~np.isfinite(want)

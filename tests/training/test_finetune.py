@@ -103,11 +103,10 @@ import os, sys, numpy as np, torch
 torch.set_num_threads({threads})
 sys.path.insert(0, {here!r})
 from test_finetune import digits_net, FAST, MORE
-from sklearn.datasets import load_digits
 from whet.training import FinetuneConfig, TrainingData, finetune
-found = load_digits()
-data = TrainingData({{"x": (found.images[:1200, None] / 16).astype(np.float32)}}, found.target[:1200].astype(np.int64))
-def progress(done, total, what):
+with np.load(os.path.join({folder!r}, "digits.npz")) as arrays:
+    data = TrainingData({{"x": arrays["x"]}}, arrays["labels"])
+def progress(done, total, stage):
     if done >= 40:
         os.kill(os.getpid(), 9)
 for name, more in MORE.items():  # children have the libraries that this process imported; it has trained nothing, so that it has no threads
@@ -121,9 +120,10 @@ for name, more in MORE.items():  # children have the libraries that this process
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
+def killed(tmp_path_factory, digits):
     """A folder with the checkpoints of two trainings that were killed at step 40."""
     folder = tmp_path_factory.mktemp("killed")
+    np.savez(folder / "digits.npz", x=digits[0].inputs["x"], labels=digits[0].labels)
     code = KILLED.format(here=str(Path(__file__).parent), folder=str(folder), threads=torch.get_num_threads())
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300, check=False)
@@ -191,7 +191,7 @@ def test_a_checkpoint_with_changed_values_is_refused(digits, tmp_path):
 def test_two_four_masks_are_kept(optimizer, learned, digits):
     got = finetune(learned.network, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.01}, optimizer=optimizer, masks="2:4"), test=digits[1])
     yes, no = eligible_layers(got.network)
-    assert len(yes) == got.held == 2
+    assert len(yes) == got.masked_weights == 2
     assert set(no) == {learned.network.layers[0].name}  # one input channel
     assert is_two_four(got.network.tensor("conv2.weight").array(), 1)
     assert not np.array_equal(got.network.tensor("conv2.weight").array(), learned.network.tensor("conv2.weight").array())

@@ -115,13 +115,14 @@ def test_a_cut_network_equals_the_zeroed_one(data, optimizer, inserted):
 
 @pytest.mark.parametrize("net", [folded_net(), digits_net(16)], ids=["folded", "batch norms"])
 def test_a_training_reaches_the_share_and_still_learns(net, data, tmp_path):
-    config = FinetuneConfig(**SHORT, ema=0.5, log=str(tmp_path / "log.csv"))
+    """The last cut comes so late that wrong rows could not be learned again: with the inputs' rows off by one the folded network ends at 0.25."""
+    config = FinetuneConfig(**{**SHORT, "epochs": 10}, prune_end=0.8, ema=0.5, log=str(tmp_path / "log.csv"))
     done = finetune(net, data, config, test=data)
     assert 0.35 < count_flops(done.network) / count_flops(net) <= 0.5
-    assert done.accuracy > 0.4  # chance: 0.1
+    assert done.accuracy > 0.8  # chance: 0.1
     assert [s["step"] for s in read_history(done.network)] == ["prune", "finetune"]
     assert {n: t.shape for n, t in done.network.constants.items()} == {n: t.shape for n, t in apply_recipe(net, done.cuts).constants.items()}
-    assert done.kept_epoch is None or done.kept_epoch >= 4  # no state from before the last cut, which is in epoch 4
+    assert done.kept_epoch is None or done.kept_epoch >= 8  # no state from before the last cut, which is at the end of epoch 8
     right = run_network(done.network, {"x": data.inputs["x"]})["out"].argmax(1) == data.labels
     assert right.mean() == pytest.approx(done.accuracy, abs=0.02)
     again = finetune(net, data, replace(config, log=""))

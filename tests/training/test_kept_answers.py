@@ -56,7 +56,7 @@ def test_cached_teacher_outputs_train_like_computed_ones(monkeypatch):
     monkeypatch.setattr(Feeder, "view", lambda self, number, batch: (views.append(number), view(self, number, batch))[1])
     kept = finetune(small(), data(), FinetuneConfig(**HOW, views=2), teacher=small(1))
     assert views == [0, 1]
-    monkeypatch.setattr(Answers, "at", lambda self, epoch, samples: ())
+    monkeypatch.setattr(Answers, "get_outputs", lambda self, epoch, samples: ())
     each = finetune(small(), data(), FinetuneConfig(**HOW, views=2), teacher=small(1))
     assert alike(kept, each, rtol=1e-4, atol=1e-5)
     assert not alike(kept, finetune(small(), data(), FinetuneConfig(**HOW), teacher=small(1)), rtol=1e-4, atol=1e-5)
@@ -66,7 +66,7 @@ def test_a_killed_training_resumes_with_the_same_views(tmp_path):
     class Killed(Exception):
         """During the third epoch."""
 
-    def killing(done, total, what):
+    def killing(done, total, stage):
         if done == 20:
             raise Killed
 

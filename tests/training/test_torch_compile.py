@@ -18,6 +18,7 @@ from torch import nn
 import whet
 from whet.errors import BackendError, FrontendError, UsageError, WhetError
 from whet.torch_compile import CompileOptions, Input
+from whet.torch_compile.engine_call import match_none
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"optimization_level": 0, "timing_cache": "", "threads": 1}
@@ -67,8 +68,15 @@ def close(got, wanted, tolerance=2e-5):
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
 
 
-def warnings_of(caplog):
-    return [r.getMessage() for r in caplog.records if r.name == LOG and r.levelno >= logging.WARNING]
+@pytest.fixture
+def logged_warnings():
+    """The messages of the warnings that whet logs during the test; pytest's own plugin for logs costs a handler in each phase of each test."""
+    messages = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger(LOG).addHandler(handler)
+    yield messages
+    logging.getLogger(LOG).removeHandler(handler)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +124,33 @@ def test_kernels_use_the_tensors_memory_and_copy_only_what_they_cannot(residual)
         close(fast(x), module(values))
         assert torch.equal(slot.sources[0], values) == copied
     assert slot.addressed.direct == list(fast.engine.inputs) + list(fast.engine.outputs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("guarded", [True, False])
+def test_calls_after_a_remembered_one_take_other_tensors(residual, monkeypatch, guarded):
+    module, fast = residual
+    if not guarded:  # another version of torch
+        monkeypatch.setattr("whet.torch_compile.engine_call.torch_guards", None)
+    values = torch.randn(2, 3, 8, 8)
+    negative = torch.complex(values, -values).conj().imag  # torch negates it when it is read
+    others = {
+        "batch": torch.randn(3, 3, 8, 8), "columns": values.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2), "negative": negative,
+        "parameter": nn.Parameter(values), "gradients": values.clone().requires_grad_(), "of the last": values,
+    }  # fmt: skip
+    assert negative.is_neg()
+    for name, other in others.items():
+        fast._call.latest.matches = match_none  # those of another test
+        close(fast(values), module(values))
+        assert fast._call.latest.matches(values) == guarded
+        assert fast._call.latest.matches(other) == (guarded and name == "of the last"), name
+        close(fast(other), module(other))
+        close(fast(values), module(values))
+    before = fast.fallbacks
+    close(fast(values.double().float()), module(values))
+    with pytest.raises(RuntimeError):  # the text is torch's own
+        fast(values.double())  # runs in torch, which refuses it too
+    assert fast.fallbacks == before + 1
 
 
 @torch.no_grad()
@@ -177,21 +212,21 @@ def test_a_call_in_inference_mode_does_not_spoil_later_ones(residual):
 
 
 @torch.no_grad()
-def test_arguments_that_do_not_fit_run_in_torch_with_one_warning(residual, caplog):
+def test_arguments_that_do_not_fit_run_in_torch_with_one_warning(residual, logged_warnings):
     module, fast = residual
     x = torch.randn(5, 3, 8, 8)
     before = fast.fallbacks
     close(fast(x), module(x), 0)
     fast(x)
     assert fast.fallbacks == before + 2
-    (line,) = warnings_of(caplog)
+    (line,) = logged_warnings
     assert "Residual runs in torch for these arguments" in line
     assert "axis 0: 5, but profile 0 takes 1 to 4" in line
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_structures_arguments_by_name_and_constants(caplog):
+def test_structures_arguments_by_name_and_constants(logged_warnings):
     module = seeded(Encoder)
     ids, mask = torch.randint(0, 20, (2, 6)), torch.ones(2, 6, dtype=torch.int64)
     shapes = {"input_ids": {0: torch.export.Dim("n", min=1, max=3), 1: torch.export.Dim("t", min=2, max=8)}}
@@ -207,11 +242,11 @@ def test_structures_arguments_by_name_and_constants(caplog):
         assert got["note"] == "encoder"
     assert fast.fallbacks == 0
     close(fast(ids, attention_mask=mask, scale=3.0)["last"], module(ids, attention_mask=mask, scale=3.0)["last"])
-    assert "3.0, and the engine was built for 2.0" in warnings_of(caplog)[-1]
+    assert "3.0, and the engine was built for 2.0" in logged_warnings[-1]
     fast(ids)
-    assert "not nested, or not named, as the example inputs" in warnings_of(caplog)[-1]
+    assert "not nested, or not named, as the example inputs" in logged_warnings[-1]
     fast(ids.int(), attention_mask=mask, scale=2.0)
-    assert "torch.int32, the engine takes torch.int64" in warnings_of(caplog)[-1]
+    assert "torch.int32, the engine takes torch.int64" in logged_warnings[-1]
 
 
 @pytest.mark.slow
@@ -290,7 +325,7 @@ def _fresh_dynamo():
 
 
 @pytest.fixture
-def built(monkeypatch):
+def engine_names(monkeypatch):
     """The names of what engines were built for."""
     from whet.torch_compile import dynamo
 
@@ -307,23 +342,23 @@ def built(monkeypatch):
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_torch_compile_runs_engines_at_static_then_dynamic_shapes(built, caplog):
+def test_torch_compile_runs_engines_at_static_then_dynamic_shapes(engine_names, logged_warnings):
     module = seeded(nn.Linear, 4, 3)
     fast = torch.compile(module, backend="whet", options=QUICK)
     for n in (2, 3, 4, 6, 2):
         x = torch.randn(n, 4)
         close(fast(x), module(x))
-    assert built == ["graph", "graph"]  # torch marks the batch as dynamic at its second size
-    assert warnings_of(caplog) == []
+    assert engine_names == ["graph", "graph"]  # torch marks the batch as dynamic at its second size
+    assert logged_warnings == []
     x = torch.randn(13, 4)  # more than 4 times the size that the second engine was built for
     close(fast(x), module(x), 1e-6)
-    assert "axis 0: 13, but profile 0 takes 2 to 12" in warnings_of(caplog)[-1]
-    assert built == ["graph", "graph"]
+    assert "axis 0: 13, but profile 0 takes 2 to 12" in logged_warnings[-1]
+    assert engine_names == ["graph", "graph"]
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_marked_axes_bound_the_profile(built):
+def test_marked_axes_bound_the_profile(engine_names):
     module = seeded(Residual)
     x = torch.randn(2, 3, 8, 8)
     torch._dynamo.mark_dynamic(x, 0, min=2, max=12)
@@ -331,29 +366,29 @@ def test_marked_axes_bound_the_profile(built):
     fast(x)
     x = torch.randn(12, 3, 8, 8)
     close(fast(x), module(x))
-    assert built == ["graph"]
+    assert engine_names == ["graph"]
 
 
-def test_gradients_run_in_torch(built, caplog):
+def test_gradients_run_in_torch(engine_names, logged_warnings):
     module = seeded(Residual)
     fast = torch.compile(module, backend="whet", options=QUICK)
     x = torch.randn(2, 3, 8, 8)
     fast(x).sum().backward()
     assert module.head.weight.grad is not None
-    assert built == []
-    assert "its gradients are needed" in warnings_of(caplog)[-1]
+    assert engine_names == []
+    assert "its gradients are needed" in logged_warnings[-1]
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_changed_weights_get_another_engine(built):
+def test_changed_weights_get_another_engine(engine_names):
     module = seeded(nn.Linear, 4, 3)
     fast = torch.compile(module, backend="whet", options=QUICK)
     x = torch.randn(2, 4)
     close(fast(x), module(x))
     module.weight.mul_(2)
     close(fast(x), module(x))
-    assert len(built) == 2
+    assert len(engine_names) == 2
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +408,7 @@ def odd_op():
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_unsupported_operations_run_in_torch_between_engines(built, caplog, odd_op):
+def test_unsupported_operations_run_in_torch_between_engines(engine_names, logged_warnings, odd_op):
     first, second = seeded(nn.Linear, 4, 4), seeded(nn.Linear, 4, 2)
 
     def model(x):
@@ -385,8 +420,8 @@ def test_unsupported_operations_run_in_torch_between_engines(built, caplog, odd_
     for _ in range(2):
         x = torch.randn(3, 4)
         close(fast(x), model(x))
-    assert [n for n in built if n != "graph"] == ["submod_0", "submod_2"]
-    (line,) = warnings_of(caplog)
+    assert [n for n in engine_names if n != "graph"] == ["submod_0", "submod_2"]
+    (line,) = logged_warnings
     assert line.startswith("torch runs odd")
     with pytest.raises(WhetError):
         torch.compile(model, backend="whet", options={**QUICK, "require_full_compilation": True})(x)
@@ -394,16 +429,16 @@ def test_unsupported_operations_run_in_torch_between_engines(built, caplog, odd_
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_named_operations_stay_in_torch_and_small_blocks_too(built, caplog):
+def test_named_operations_stay_in_torch_and_small_blocks_too(engine_names, logged_warnings):
     fast = torch.compile(lambda x: torch.relu(x).cumsum(0) + 1, backend="whet", options={**QUICK, "torch_executed_ops": ["cumsum"]})
     x = torch.randn(3, 4)
     close(fast(x), torch.relu(x).cumsum(0) + 1)
-    assert "no run of 5 operations (min_block_size) is supported" in warnings_of(caplog)[-1]
+    assert "no run of 5 operations (min_block_size) is supported" in logged_warnings[-1]
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_graph_breaks_in_place_writes_and_numbers(caplog):
+def test_graph_breaks_in_place_writes_and_numbers(logged_warnings):
     linear = seeded(nn.Linear, 4, 4)
 
     def broken(x):
@@ -424,7 +459,7 @@ def test_graph_breaks_in_place_writes_and_numbers(caplog):
     x, y = torch.ones(3), torch.ones(3)
     close(torch.compile(writing, backend="whet", options=QUICK)(x), writing(y))
     close(x, y)
-    assert "in place" in warnings_of(caplog)[-1]
+    assert "in place" in logged_warnings[-1]
 
 
 def test_torch_finds_the_backend_by_its_entry_point():

@@ -153,7 +153,7 @@ def test_everything_resumes_with_the_same_bits(digits, tmp_path):
     class Stop(Exception):
         pass
 
-    def stop(done, total, what):
+    def stop(done, total, stage):
         if done >= 40:
             raise Stop
 

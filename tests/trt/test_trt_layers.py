@@ -133,20 +133,20 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def built():
+def network_outputs():
     """All layers in one network: the network's outputs from an engine, and from ONNX Runtime."""
     ort = pytest.importorskip("onnxruntime")
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     net = builder.create_network(1 << trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
     x, m = net.add_input("x", trt.float32, X.shape), net.add_input("m", trt.float32, M.shape)
     names = {}
-    for what, (add, _) in CASES.items():
+    for case, (add, _) in CASES.items():
         t = add(net, x, m).get_output(0)
         if (t.tensor.maker.op == "Identity" and t.tensor.maker.inputs[0].is_constant) or t.dtype == trt.int32:
             t = net.add_elementwise(t, t, E.MAX).get_output(0)
-        t.name = what.replace(" ", "_")
+        t.name = case.replace(" ", "_")
         net.mark_output(t)
-        names[what] = t.name
+        names[case] = t.name
     config = builder.create_builder_config()
     config.builder_optimization_level = 0
     config.set_flag(trt.BuilderFlag.DISABLE_TIMING_CACHE)
@@ -161,13 +161,13 @@ def built():
     return names, outputs, theirs
 
 
-@pytest.mark.parametrize("what", CASES)
-def test_layers_have_tensorrts_meaning(built, what):
-    names, ours, theirs = built
-    expected = CASES[what][1]()
-    assert ours[names[what]].shape == expected.shape
-    np.testing.assert_allclose(ours[names[what]], expected, rtol=2e-4, atol=2e-5)
-    np.testing.assert_allclose(ours[names[what]], theirs[names[what]], rtol=2e-4, atol=2e-5)
+@pytest.mark.parametrize("case", CASES)
+def test_layers_have_tensorrts_meaning(network_outputs, case):
+    names, ours, theirs = network_outputs
+    expected = CASES[case][1]()
+    assert ours[names[case]].shape == expected.shape
+    np.testing.assert_allclose(ours[names[case]], expected, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(ours[names[case]], theirs[names[case]], rtol=2e-4, atol=2e-5)
 
 
 def test_properties_change_layers_in_place():

@@ -103,9 +103,11 @@ def test_a_model_is_valid_finite_and_depends_on_its_input(name):
 
 
 SMALL = {  # the same layers at a size that the NumPy reference runs quickly
-    "bert_base": {"layers": 1, **NARROW}, "convnext_tiny": {"image": 32, "blocks": (1, 1, 2, 1)}, "swin_t": {"image": 64, "window": 2},
+    "bert_base": {"layers": 1, **NARROW}, "convnext_tiny": {"image": 32, "blocks": (1, 1, 2, 1)},
+    "swin_t": {"image": 64, "window": 2, "blocks": (1, 1, 2, 1), "hidden": 24},
     "unet": {"image": 32, "width": 16}, "vit_b_16": {"layers": 1, "image": 32, "hidden": 96, "heads": 4}, "yolov5s": {"image": 64}, "lenet5": {},
-    "vgg16": {"image": 64, "width": 16, "hidden": 128}, "resnet101": {"image": 64, "width": 16}}
+    "vgg16": {"image": 64, "width": 16, "hidden": 128}, "resnet101": {"image": 64, "width": 16},
+    "resnext50_32x4d": {"image": 32, "width": 32}}
 
 
 @pytest.mark.parametrize("name", with_slow_names(sorted(PUBLISHED), {"resnet34", "resnet50"}))

@@ -21,7 +21,8 @@ _ONE_OF = {
     "samples": SAMPLE_MODES,
     "profiling_verbosity": ("layer_names_only", "detailed", "none"),
 }
-_LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS}
+_LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS, "seed": 0}
+_LARGEST_SEED = 2**32 - 1  # of NumPy's RandomState
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("threads", "optimization_level", "avg_timing", "max_tactics", "whole_engines", "seed"), (Integral, "an int")),
     **dict.fromkeys(("strict", "error_on_cache_miss", "verify", "deterministic", "strict_numerics", "in_network"), (bool, "True or False")),
@@ -79,3 +80,5 @@ class BuildConfig:
         for name, least in _LEAST.items():
             if (value := getattr(self, name)) < least:
                 raise UsageError(f"BuildConfig.{name}: {value} is too small; the least is {least}")
+        if self.seed > _LARGEST_SEED:
+            raise UsageError(f"BuildConfig.seed: {self.seed} is too large; the largest is {_LARGEST_SEED}")

@@ -17,7 +17,7 @@ from whet.cli._summary import Log, print_summary
 from whet.engine.time_check import find_contradiction
 from whet.errors import ShapeError, UsageError
 from whet.files import replace_atomically
-from whet.measure.benchmark import random_inputs
+from whet.measure.benchmark import draw_inputs
 from whet.measure.queries import measure
 
 
@@ -94,7 +94,7 @@ def make_inputs(engine: Any, shapes: dict[str, tuple[int, ...]], spec: str) -> d
         if name not in shapes:
             raise UsageError(f"--loadInputs: the engine has no input {name!r}; its inputs: {', '.join(shapes)}")
         files[name] = path
-    arrays = random_inputs(engine, shapes)
+    arrays = draw_inputs(engine, shapes)
     return {n: _read(Path(files[n]), n, shape, engine.dtype(n).numpy) if n in files else arrays[n] for n, shape in shapes.items()}
 
 

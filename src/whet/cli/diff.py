@@ -33,12 +33,12 @@ def command(first: str, second: str, as_json: bool) -> None:
         if Path(path).suffix == ".onnx":
             raise UsageError(f"{path} is a model; give two engines or two locks. `whet compare` builds models and compares their engines.")
     if not kinds[0]:
-        layers = _lock_differences(first, second)
+        layers = _list_lock_differences(first, second)
         if as_json:
             click.echo(json.dumps({"layers": layers}, indent=1))
         for row in layers if not as_json else []:
             out.print(f"{row['layer']}: {row['first']} -> {row['second']}")
-        _end(out, bool(layers), as_json)
+        _exit_if_different(out, bool(layers), as_json)
         return
     from whet.engine import read_engine
 
@@ -52,17 +52,17 @@ def command(first: str, second: str, as_json: bool) -> None:
             out.print(f"{name}: {format_setting(a)} -> {format_setting(b)}")
         if aligned:
             print_aligned(out, ["first", "second"], aligned, "as recorded by the builds")
-    _end(out, bool(options or aligned), as_json)
+    _exit_if_different(out, bool(options or aligned), as_json)
 
 
-def _end(out: Any, different: bool, as_json: bool) -> None:
+def _exit_if_different(out: Any, different: bool, as_json: bool) -> None:
     if different:
         click.get_current_context().exit(1)
     if not as_json:
         out.print("No differences.")
 
 
-def _lock_differences(first: str, second: str) -> list[dict[str, str]]:
+def _list_lock_differences(first: str, second: str) -> list[dict[str, str]]:
     """The layers that two locks choose differently. Raises LockError for files that are no locks."""
     from whet.builder.lock.lock import read_lock
 

@@ -137,15 +137,15 @@ def command(
         say("no epoch has a smaller held-out error than the network before the training, which is written. Try a lower --lr or more --epochs.")
     elif done.kept_epoch is not None and done.kept_epoch < len(done.history):
         say(f"epoch {done.kept_epoch} has the smallest held-out error and is written")
-    if done.held:
-        say(f"zeros of {done.held} weights were kept ({config.masks})")
+    if done.masked_weights:
+        say(f"zeros of {done.masked_weights} weights were kept ({config.masks})")
     if done.cuts is not None:
         say(f"cut in {config.prune_steps} steps to {config.prune_to}: {count_params(trained) / count_params(net):.1%} of the parameters remain")
     if recipe:
         say(f"recipe: {_write_recipe(recipe, done.masks, done.cuts)}")
     save_onnx(trained, target)
     if as_json:
-        facts = {"steps": done.steps, "seconds": done.seconds, "resumed_at": done.resumed_at, "masks": done.held, "accuracy": done.accuracy,
+        facts = {"steps": done.steps, "seconds": done.seconds, "resumed_at": done.resumed_at, "masks": done.masked_weights, "accuracy": done.accuracy,
                  "kept_epoch": done.kept_epoch, "inserted_batch_norms": done.inserted,
                  "params": [count_params(net), count_params(trained)]}  # fmt: skip
         print_json({"model": target, "history": done.history, **facts, "trained_by": user_loop, "recipe": recipe})

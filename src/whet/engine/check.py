@@ -58,7 +58,7 @@ def _check_samples(plan: EnginePlan, arena: ArenaPlan, shapes: dict[str, tuple[i
 def _check_others(plan: EnginePlan) -> None:
     """Plans of the profiles after the first: one per profile, with the same inputs, outputs and machine."""
 
-    def outside(p: EnginePlan) -> list[tuple[str, str]]:
+    def list_inputs_and_outputs(p: EnginePlan) -> list[tuple[str, str]]:
         return [(t.name, str(t.type)) for t in (*p.network.inputs, *p.network.outputs)]
 
     if len(plan.others) != len(plan.profiles) - 1:
@@ -66,7 +66,7 @@ def _check_others(plan: EnginePlan) -> None:
     for k, other in enumerate(plan.others, 1):
         if (other.profiles, other.arenas, other.others) != ([plan.profiles[k]], [plan.arenas[k]], []):
             raise EngineError(f"profile {k} and its own plan have other shapes or arenas: the engine is inconsistent")
-        if outside(other) != outside(plan):
+        if list_inputs_and_outputs(other) != list_inputs_and_outputs(plan):
             raise EngineError(f"the network of profile {k} has other inputs or outputs than that of profile 0")
         if (other.backend, other.machine_key, other.threads) != (plan.backend, plan.machine_key, plan.threads):
             raise EngineError(f"profile {k} was tuned on another machine or number of threads than profile 0")

@@ -69,7 +69,7 @@ def benchmark(
         raise UsageError("shapes: the inputs have shapes already; give one of inputs and shapes")
     if inputs is None:
         with engine.create_context() as context:
-            feed = random_inputs(engine, context.input_shapes(shapes))
+            feed = draw_inputs(engine, context.input_shapes(shapes))
     else:
         feed = {n: np.ascontiguousarray(as_array(n, a, engine.dtype(n))) for n, a in inputs.items()}
     limits = {"warmup_ms": 1e3 * _WARMUP * seconds, "duration_s": seconds, "iterations": _FEWEST}
@@ -98,7 +98,7 @@ def summarize(measured: Measured, batch: int) -> Benchmark:
     )  # fmt: skip
 
 
-def random_inputs(engine: ComparedEngine, shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, np.ndarray]:
+def draw_inputs(engine: ComparedEngine, shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, np.ndarray]:
     """Seeded inputs of `shapes` in the engine's types: normally distributed floats, zeros and ones for the other types.
 
     Raises ShapeError for an unknown name.

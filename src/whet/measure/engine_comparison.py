@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whet.errors import ShapeError
-from whet.measure.benchmark import random_inputs
+from whet.measure.benchmark import draw_inputs
 from whet.measure.compare import compare, time_calls
 from whet.measure.policy import LAYERS_SIDE_BY_SIDE, Block, Budget, Policy, Stage
 from whet.measure.statistics import confidence_interval
@@ -60,7 +60,7 @@ def compare_engines(
     names, loaded = list(engines), list(engines.values())
     with ExitStack() as stack:
         contexts = [stack.enter_context(e.create_context()) for e in loaded]
-        feed = random_inputs(loaded[0], contexts[0].input_shapes(shapes))
+        feed = draw_inputs(loaded[0], contexts[0].input_shapes(shapes))
         outputs = []
         for name, engine, context in zip(names, loaded, contexts, strict=True):
             inputs = _convert_inputs(name, engine, feed)
@@ -89,7 +89,7 @@ def compute_output_differences(
     """`compute_output_difference` of each engine from the first, on the inputs of `compare_engines`. Raises ShapeError as it does."""
     first = next(iter(engines.values()))
     with first.create_context() as context:
-        feed = random_inputs(first, context.input_shapes(shapes))
+        feed = draw_inputs(first, context.input_shapes(shapes))
     outputs = []
     for name, engine in engines.items():
         with engine.create_context() as context:
@@ -113,7 +113,7 @@ def compare_layers(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple[
     names = list(engines)
     with ExitStack() as stack:
         contexts = {n: stack.enter_context(e.create_context()) for n, e in engines.items()}
-        feed = random_inputs(engines[names[0]], contexts[names[0]].input_shapes(shapes))
+        feed = draw_inputs(engines[names[0]], contexts[names[0]].input_shapes(shapes))
         runs: dict[str, list[list[float]]] = {n: [] for n in names}
         plans = {}
 

@@ -82,14 +82,14 @@ class EngineHistory:
 
     def _make_engine_keys(self, engines: Sequence[TimedEngine]) -> list[str]:
         """A key for each engine among the others: only times of the same moment are compared."""
-        texts = [self._engine_text(e) for e in engines]
+        texts = [self.digest_engine(e) for e in engines]
         return [self._compute_digest((o for e in engines for o in e.chosen.values()), ["engine", k, texts]) for k in range(len(texts))]
 
     def _make_option_keys(self, base: TimedEngine, kinds: Sequence[LayerKind]) -> dict[tuple[LayerKind, Any], str]:
         """A key for each option of each kind of layer in an engine."""
         every = [o for kind in kinds for o in (kind.incumbent, *kind.others)]
         listed = [[kind.text, len(kind.layers), [str(o.ident) for o in (kind.incumbent, *kind.others)]] for kind in kinds]
-        common = self._compute_digest([*base.chosen.values(), *every], ["kernels", self._engine_text(base), listed])
+        common = self._compute_digest([*base.chosen.values(), *every], ["kernels", self.digest_engine(base), listed])
         return {
             (kind, o.ident): hashlib.sha256(json.dumps([common, k, str(o.ident)]).encode()).hexdigest()
             for k, kind in enumerate(kinds) for o in (kind.incumbent, *kind.others)
@@ -100,7 +100,7 @@ class EngineHistory:
         sources = [[n, t.version, compute_source_digest(t), t.library_version()] for n, t in sorted(tactics.items())]
         return hashlib.sha256(json.dumps([_METHOD, content, sources, self.environment]).encode()).hexdigest()
 
-    def _engine_text(self, e: TimedEngine) -> str:
+    def digest_engine(self, e: TimedEngine) -> str:
         """A digest of every layer's work, kernel and inputs: engines of equal text take equal time."""
         numbers: dict[Any, int] = {t: i for i, t in enumerate(e.net.inputs)}
         rows = []

@@ -26,12 +26,12 @@ def format_layer_text(layer: Layer) -> str:
     numbers: dict[Tensor, int] = {}
     scales, zeros = _find_quantization_inputs(layer, 1), _find_quantization_inputs(layer, 2)
 
-    def shown(i: int, t: Tensor | None) -> str:
+    def format_input(i: int, t: Tensor | None) -> str:
         if i in zeros and t is not None and t.weight is not None and _is_inner(t.weight.array):
             return f"{_format_operand(t, numbers, values=False)} inside"
         return _format_operand(t, numbers, values=i not in scales)
 
-    return "\n".join(_format_lines(layer, numbers, "(" + ", ".join(shown(i, t) for i, t in enumerate(layer.inputs)) + ")"))
+    return "\n".join(_format_lines(layer, numbers, "(" + ", ".join(format_input(i, t) for i, t in enumerate(layer.inputs)) + ")"))
 
 
 def _find_quantization_inputs(layer: Layer, position: int) -> set[int]:

@@ -208,6 +208,8 @@ def parse_dim(text: str) -> Dim:
     """The dimension written as `text`: integers, names, + - * //, min(a,b), max(a,b). Raises NetworkError."""
     if len(text) > LONGEST_DIM:
         raise NetworkError(f"a dimension of {len(text)} characters is refused")
+    if text.isascii() and text.isdecimal() and text[0] != "0":  # most are: a tenth of the time of the syntax tree
+        return int(text)
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:

@@ -53,6 +53,7 @@ _BOUNDED = frozenset((
     "block_size", "blocksize", "dilations", "group", "kernel_shape", "output_height", "output_padding", "output_width", "sampling_ratio", "size",
     "strides",
 ))  # fmt: skip
+_SHOWN = 8  # inputs that an error names
 _LARGEST_INT = 2**31 - 1  # of the attributes in _BOUNDED: kernels compute with them in 32 bits
 
 Infer = Callable[[Layer], "TensorType | Sequence[TensorType]"]
@@ -182,10 +183,12 @@ def get_op(name: str) -> Op:
 
 
 @cache
-def _count_required_inputs(reference: Reference) -> int:
-    """How many arrays a reference takes in any case: its parameters after the layer that have no default."""
-    _, *arrays = inspect.signature(reference).parameters.values()
-    return sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in arrays)
+def _count_inputs(reference: Reference) -> tuple[int, int | None]:
+    """The fewest and the most arrays that a reference takes (None: any number): its parameters after the layer."""
+    _, *parameters = inspect.signature(reference).parameters.values()
+    arrays = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return sum(p.default is p.empty for p in arrays), None if variadic else len(arrays)
 
 
 def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | None]]:
@@ -196,9 +199,12 @@ def infer_layer(layer: Layer) -> tuple[list[TensorType], list[tuple[Dim, ...] | 
     o = get_op(layer.op)
     where = f"{layer.op} '{layer.name}'"
     _check_attributes(o, layer, where)
-    least = 0 if layer.regions else _count_required_inputs(o.reference)  # a Loop may have no trip count
+    least, most = (0, None) if layer.regions else _count_inputs(o.reference)  # a Loop may have no trip count
+    given = ", ".join("none" if t is None else f"%{t.name}" for t in layer.inputs[:_SHOWN]) + (", ..." if len(layer.inputs) > _SHOWN else "")
     if len(layer.inputs) < least or any(t is None for t in layer.inputs[:least]):
-        raise NetworkError(f"{where} needs its first {least} inputs; it has {', '.join('none' if t is None else f'%{t.name}' for t in layer.inputs)}")
+        raise NetworkError(f"{where} needs its first {least} inputs; it has {given}")
+    if most is not None and len(layer.inputs) > most:
+        raise NetworkError(f"{where} takes at most {most} input{'s' if most != 1 else ''}; it has {given}")
     try:
         inferred = o.infer(layer)
         types = [inferred] if isinstance(inferred, TensorType) else list(inferred)

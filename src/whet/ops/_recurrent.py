@@ -152,14 +152,16 @@ def clip_inputs(layer: Layer, v: np.ndarray) -> np.ndarray:
 def register_recurrent(name: str, gates: int, states: int, step: Step, defaults: tuple[str, ...], attrs: dict[str, Any], samples):
     """Registers a recurrent op whose inputs are X, W, R, B, sequence lengths, initial states[, more]."""
 
-    def reference(layer, x, w, r, b=None, lengths=None, *initial):
-        first = [initial[i] if i < len(initial) else None for i in range(states)]
-        return run(layer, x, w, r, b, lengths, first, step, gates, defaults, *initial[states:])
+    def of_one_state(layer, x, w, r, b=None, lengths=None, state=None):
+        return run(layer, x, w, r, b, lengths, [state], step, gates, defaults)
+
+    def of_two_states(layer, x, w, r, b=None, lengths=None, state=None, cell=None, peepholes=None):
+        return run(layer, x, w, r, b, lengths, [state, cell], step, gates, defaults, peepholes)
 
     return op(
         name,
         lambda layer: infer(layer, gates, states, defaults),
-        reference,
+        of_one_state if states == 1 else of_two_states,
         attrs={**ATTRS, **attrs},
         couples=lambda layer: couples(layer, gates, states),
         recut=recut,

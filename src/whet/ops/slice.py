@@ -68,8 +68,8 @@ def infer(layer):
     return x.type.with_shape(shape)
 
 
-def reference(layer, x, *inputs):
-    given_ = [layer.attrs.get(k, inputs[i] if i < len(inputs) else None) for i, k in enumerate(("starts", "ends", "axes", "steps"))]
+def reference(layer, x, starts=None, ends=None, axes=None, steps=None):
+    given_ = [layer.attrs.get(k, a) for k, a in (("starts", starts), ("ends", ends), ("axes", axes), ("steps", steps))]
     starts, ends = (to_ints(part) for part in given_[:2])
     axes = range(len(starts)) if given_[2] is None else to_ints(given_[2])
     steps = [1] * len(starts) if given_[3] is None else to_ints(given_[3])

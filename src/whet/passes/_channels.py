@@ -166,7 +166,7 @@ class Units:
         self.locked: set[int] = set()
 
     def unit_ids(self, t: Tensor) -> range | None:
-        """Ids of a tensor's channels; None when `count` is None."""
+        """Ids of a tensor's channels; None where `channel_count` is None."""
         n = channel_count(t)
         if n is None:
             return None

@@ -25,8 +25,13 @@ class LayerInputs:
     rows: int = 0
 
 
-def gather_inputs(net: Network, layers: Mapping[str, Layer], data: Mapping[str, np.ndarray], seed: int) -> dict[str, LayerInputs]:
-    """Gram matrices of the layers' inputs over the samples; none for a layer with too many inputs, or with computed transposes."""
+def gather_inputs(
+    net: Network, layers: Mapping[str, Layer], data: Mapping[str, np.ndarray], seed: int, most_rows: int = _ROWS
+) -> dict[str, LayerInputs]:
+    """Gram matrices of the layers' inputs over the samples; none for a layer with too many inputs, or with computed transposes.
+
+    All batches together give `most_rows` rows at most, but each at least 64.
+    """
     readers: dict[Tensor, list[Layer]] = {}
     for layer in layers.values():
         w, axis = reduction_axis(layer) or (None, 0)
@@ -34,14 +39,14 @@ def gather_inputs(net: Network, layers: Mapping[str, Layer], data: Mapping[str, 
         size = int(np.prod(w.shape[1:])) if layer.op == "Conv" else int(w.shape[axis])
         if size <= _WIDEST and not layer.attrs.get("transA") and (layer.op == "Conv" or w.type.rank == 2) and layer.input(0) is not None:
             readers.setdefault(layer.needs(0), []).append(layer)
-    found: dict[str, LayerInputs] = {}
+    gathered: dict[str, LayerInputs] = {}
     rng = np.random.default_rng(seed)
 
     def watch(tensor: Tensor, array: np.ndarray) -> None:
         for layer in readers.get(tensor, ()):
-            rows = _rows(layer, array, rng, most=max(64, _ROWS // batches))
+            rows = _rows(layer, array, rng, most=max(64, most_rows // batches))
             gram = rows.transpose(0, 2, 1) @ rows
-            known = found.setdefault(layer.name, LayerInputs(np.zeros_like(gram)))
+            known = gathered.setdefault(layer.name, LayerInputs(np.zeros_like(gram)))
             known.gram += gram
             known.rows += rows.shape[1]
 
@@ -54,7 +59,7 @@ def gather_inputs(net: Network, layers: Mapping[str, Layer], data: Mapping[str, 
         for t in net.inputs:
             watch(t, np.asarray(chunk[t.name]))
         run_network(net, chunk, watch=watch)
-    return found
+    return gathered
 
 
 def _rows(layer: Layer, x: np.ndarray, rng: np.random.Generator, most: int) -> np.ndarray:

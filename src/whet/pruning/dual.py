@@ -23,7 +23,7 @@ _CLOSED, _LITTLE = 1e-6, 1e-3  # relative gaps: regarded as closed; too small fo
 
 
 @dataclass(frozen=True)
-class Found:
+class Solution:
     """The best state within the target, or None; `bound` is a lower bound of its loss, `least` the smallest cost seen."""
 
     x: Values | None
@@ -43,12 +43,12 @@ class Search:
         self._lost = float("inf")
         self._bound = 0.0
 
-    def run(self) -> Found:
+    def run(self) -> Solution:
         """Runs the price search, rounding from both sides, exchanges, and branch and bound where the tables are complete."""
         dear = [0] * len(self.tables.sizes)
-        cheap, _ = self._at(float("inf"))
+        cheap, _ = self._solve_at(float("inf"))
         if self.tables.cost(cheap) > self.target:
-            return Found(None, 0.0, self.tables.cost(cheap))
+            return Solution(None, 0.0, self.tables.cost(cheap))
         best = None
         if self.tables.wide:
             self._bisect(dear, cheap)
@@ -56,11 +56,11 @@ class Search:
             best = self._climb(dear, cheap)
         if self._best is None:
             self._offer(cheap)
-        if self._open(_LITTLE) and self._best is not None and not self.tables.wide:
+        if self._is_open(_LITTLE) and self._best is not None and not self.tables.wide:
             self._offer(exchange(self.tables, self._best, self.target, _EXCHANGES))
-        if self._open() and self._complete and best is not None:
+        if self._is_open() and self._complete and best is not None:
             self._close(*best)
-        return Found(self._best, min(self._bound, self._lost), self.tables.cost(cheap))
+        return Solution(self._best, min(self._bound, self._lost), self.tables.cost(cheap))
 
     def _climb(self, dear: Values, cheap: Values) -> tuple[float, Swept, float] | None:
         """Narrows the price between a state above the target and one within it; returns price, sweep and constant of the best bound."""
@@ -71,7 +71,7 @@ class Search:
             if not (cost > less and more > loss):
                 break
             price = (more - loss) / (cost - less)
-            x, (swept, constant) = self._at(price)
+            x, (swept, constant) = self._solve_at(price)
             bound = swept.least + constant - price * self.target
             if best is None or bound > self._bound:
                 best, self._bound = (price, swept, constant), max(bound, self._bound)
@@ -79,7 +79,7 @@ class Search:
             total = t.cost(x)
             if self._progress is not None:
                 self._progress(n + 1, _PRICES, f"{total:.4g} {t.costs.unit}")
-            if t.loss(x) + price * total >= (loss + price * cost) * (1 - 1e-12) or not self._open(enough):
+            if t.loss(x) + price * total >= (loss + price * cost) * (1 - 1e-12) or not self._is_open(enough):
                 break
             dear, cheap = (x, cheap) if total > self.target else (dear, x)
         return best
@@ -89,7 +89,7 @@ class Search:
         t, low, high = self.tables, 0.0, float("inf")
         price = t.loss(cheap) / (t.cost(dear) - t.cost(cheap))
         for n in range(_PRICES):
-            x, (swept, constant) = self._at(price)
+            x, (swept, constant) = self._solve_at(price)
             self._bound = max(self._bound, swept.least + constant - price * self.target)
             total = t.cost(x)
             if self._progress is not None:
@@ -104,7 +104,7 @@ class Search:
         self._offer(cheap)
         self._offer(dear)
 
-    def _at(self, price: float) -> tuple[Values, tuple[Swept, float]]:
+    def _solve_at(self, price: float) -> tuple[Values, tuple[Swept, float]]:
         """The best state at a price, and the sweep that bounds all states; queries costs around each candidate state."""
         t = self.tables
         for _ in range(_ROUNDS):
@@ -125,7 +125,7 @@ class Search:
         if y is not None and self.tables.loss(y) < self._lost:
             self._best, self._lost = y, self.tables.loss(y)
 
-    def _open(self, gap: float = _CLOSED) -> bool:
+    def _is_open(self, gap: float = _CLOSED) -> bool:
         return self._lost - self._bound > gap * self._lost
 
     def _close(self, price: float, swept: Swept, constant: float) -> None:

@@ -31,7 +31,7 @@ from whet.registry import PYTHON_PREFIX, import_user_function, suggest_name
 
 KINDS = ("l1", "l2", "fpgm", "bn_scale", "activation", "taylor1", "taylor2", "reconstruction", "weighted_reconstruction", "random")
 COMPARABLE = ("taylor1", "taylor2", "reconstruction", "weighted_reconstruction")  # scores in one unit for all groups and branches: not normalized
-_PART = 1 << 20  # weights that are added at a time
+SUMMED_WEIGHTS = 1 << 20  # weights that are added at a time
 Own = Callable[[Network | None, Group], np.ndarray]
 NEED_DATA = ("activation", "taylor1", "taylor2", "reconstruction", "weighted_reconstruction")
 
@@ -105,7 +105,7 @@ def _of_weights(channel_groups: Sequence[Group], kind: str | Own, seed: int, net
         return {g.name: rng.random(g.size) * 2 for g in channel_groups}
     if kind == "bn_scale":
         return _scales(channel_groups, net)
-    measure = {"l1": _l1, "l2": _l2, "fpgm": _sum_distances}[kind]
+    measure = {"l1": sum_magnitudes, "l2": compute_norms, "fpgm": sum_distances}[kind]
     return {g.name: _score_units(g, measure) for g in channel_groups}
 
 
@@ -120,19 +120,21 @@ def _score_units(g: Group, measure: Callable[[np.ndarray, int, np.ndarray], np.n
     return np.mean(parts, axis=0) if parts else np.ones(g.size)
 
 
-def _l1(w: np.ndarray, axis: int, at: np.ndarray) -> np.ndarray:
-    return _sum_slices(np.abs, w, axis)[at].sum(1)
+def sum_magnitudes(w: np.ndarray, axis: int, at: np.ndarray) -> np.ndarray:
+    """L1 norms of units: of the slices `at` [size, block] of an axis."""
+    return sum_slices(np.abs, w, axis)[at].sum(1)
 
 
-def _l2(w: np.ndarray, axis: int, at: np.ndarray) -> np.ndarray:
-    return np.sqrt(_sum_slices(np.square, w, axis)[at].sum(1))
+def compute_norms(w: np.ndarray, axis: int, at: np.ndarray) -> np.ndarray:
+    """L2 norms of units."""
+    return np.sqrt(sum_slices(np.square, w, axis)[at].sum(1))
 
 
-def _sum_slices(f: np.ufunc, w: np.ndarray, axis: int) -> np.ndarray:
+def sum_slices(f: np.ufunc, w: np.ndarray, axis: int) -> np.ndarray:
     """The sum of f over each slice along an axis, in float64. Works by parts: a copy of the weights of VGG's classifier takes 0.8 GB."""
     total = np.zeros(w.shape[axis])
     rest = tuple(i for i in range(w.ndim) if i != axis)
-    step = max(1, _PART * len(w) // max(w.size, 1))
+    step = max(1, SUMMED_WEIGHTS * len(w) // max(w.size, 1))
     for k in range(0, len(w), step):
         sums = f(w[k : k + step].astype(np.float64)).sum(axis=rest)
         if axis == 0:
@@ -142,7 +144,7 @@ def _sum_slices(f: np.ufunc, w: np.ndarray, axis: int) -> np.ndarray:
     return total
 
 
-def _sum_distances(w: np.ndarray, axis: int, at: np.ndarray) -> np.ndarray:
+def sum_distances(w: np.ndarray, axis: int, at: np.ndarray) -> np.ndarray:
     """Sum of Euclidean distances to all other units."""
     rows = np.moveaxis(w.astype(np.float64), axis, 0)[at].reshape(len(at), -1)
     squares = (rows**2).sum(1)
@@ -157,7 +159,7 @@ def _scales(channel_groups: Sequence[Group], net: Network | None) -> dict[str, n
     for g in channel_groups:
         parts = [np.abs(t.array().astype(np.float64))[at].mean(1) for t, _, at in g.weights() if t in gammas]
         with_norm += bool(parts)
-        scores[g.name] = np.mean([_normalize(p) for p in parts], axis=0) if parts else _score_units(g, _l2)
+        scores[g.name] = np.mean([_normalize(p) for p in parts], axis=0) if parts else _score_units(g, compute_norms)
     if not with_norm:
         raise PruneError("the importance bn_scale needs batch norms, and no group has one (exporters fold them): choose l2 or taylor1")
     return scores

@@ -13,7 +13,7 @@ from whet.builder.config import BuildConfig
 from whet.builder.precision.calibration import Calibration, is_explicit
 from whet.builder.precision.int8 import build_int8
 from whet.engine.plan import EnginePlan
-from whet.measure.benchmark import random_inputs
+from whet.measure.benchmark import draw_inputs
 from whet.measure.compare import compare
 from whet.measure.policy import PRUNED
 from whet.measure.statistics import confidence_interval
@@ -65,7 +65,7 @@ def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: fl
             for name, shape in shapes.items():
                 c.set_input_shape(name, shape)
             bound = c.launches()
-            bound.feed(random_inputs(engine, c.input_shapes(shapes)))
+            bound.feed(draw_inputs(engine, c.input_shapes(shapes)))
             bounds.append(bound)
         ranking = compare([partial(_seconds, b) for b in bounds], PRUNED.with_seconds(seconds))
         first = 1e3 * ranking.seconds(0)

@@ -57,7 +57,7 @@ class SearchLive:
         self.phase_name, self.total, self.done, self.seconds = name, max(total, 1), 0, []
         self.tick()
 
-    def begun(self, folder: Path, description: str) -> None:
+    def start_job(self, folder: Path, description: str) -> None:
         self.running[folder] = (description, time.monotonic())
         self.tick()
 
@@ -69,7 +69,7 @@ class SearchLive:
         if result["role"] != "final":
             self.trials.append((f"{result['role']} {folder.name}", result, again))
             if not again or self.live:
-                self._line(folder, result)
+                self._say_result(folder, result)
         self.tick()
 
     def note(self, text: str) -> None:
@@ -88,7 +88,7 @@ class SearchLive:
             return None
         return sum(self.seconds) / len(self.seconds) * max(self.total - self.done, 0) / self.slots
 
-    def best(self) -> tuple[str, Mapping[str, Any]] | None:
+    def find_best(self) -> tuple[str, Mapping[str, Any]] | None:
         """The fastest finished trial that loses no more than the target allows."""
         allowed = self.target.get("accuracy_drop")
         good = [(n, r) for n, r, _ in self.trials if r["state"] == "done" and (allowed is None or r["drop"]["value"] <= allowed)]
@@ -115,9 +115,9 @@ class SearchLive:
         for folder, (what, since) in self.running.items():
             stage = stage_of(folder) or "starting"
             parts.append(Text(f"  {folder.name}: {stage} ({time.monotonic() - since:.0f} s)  {what}", overflow="ellipsis", no_wrap=True))
-        found = self.best()
+        found = self.find_best()
         if found is not None:
-            parts.append(Text(f"best so far: {found[0]}: {_numbers(found[1])}", style="green"))
+            parts.append(Text(f"best so far: {found[0]}: {_describe_result(found[1])}", style="green"))
         t = Table(box=None, pad_edge=False)
         for column in ("job", "what", "x original", "median ms", "metric", "lost"):
             t.add_column(column, justify="left" if column in ("job", "what") else "right", no_wrap=column != "what", overflow="ellipsis")
@@ -126,7 +126,8 @@ class SearchLive:
                 t.add_row(name, Text(f"{r['state']}: {r['reason']}"[:80]), "-", "-", "-", "-", style="dim")  # a reason may name a layer: no markup
             else:
                 ms = r["latency"]
-                t.add_row(name, _words(r), number(ms["ratio"]), number(ms["median_ms"]), number(r["metric"]["value"], 4), number(r["drop"]["value"]))
+                ratio, median = number(ms["ratio"]), number(ms["median_ms"])
+                t.add_row(name, _describe_candidate(r), ratio, median, number(r["metric"]["value"], 4), number(r["drop"]["value"]))
         parts.append(t)
         return Group(*parts)
 
@@ -143,10 +144,10 @@ class SearchLive:
                 self._waits[folder] = float("inf")
                 self._say(f"{folder.parent.name} {folder.name}: {stage}")
 
-    def _line(self, folder: Path, result: Mapping[str, Any]) -> None:
+    def _say_result(self, folder: Path, result: Mapping[str, Any]) -> None:
         if self.live:
             return
-        what = f"{result['state']}: {result['reason']}" if result["state"] != "done" else f"{_numbers(result)}  {_words(result)}"
+        what = f"{result['state']}: {result['reason']}" if result["state"] != "done" else f"{_describe_result(result)}  {_describe_candidate(result)}"
         left = self.eta()
         self._say(f"{result['role']} {folder.name} ({self.done}/{self.total}" + (f", {_time(left)} left" if left else "") + f"): {what}")
 
@@ -154,14 +155,14 @@ class SearchLive:
         self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def _numbers(r: Mapping[str, Any]) -> str:
+def _describe_result(r: Mapping[str, Any]) -> str:
     others = r["load"].get("gpu_processes")
     busy = ", busy machine" if r["load"]["disturbed"] else f", {len(others)} other process{'es' * (len(others) > 1)} on the GPU" if others else ""
     return (f"{number(r['latency']['ratio'])}x the original's time, {number(r['latency']['median_ms'])} ms{busy}, "
             f"metric {number(r['metric']['value'], 4)}, lost {number(r['drop']['value'])}")  # fmt: skip
 
 
-def _words(r: Mapping[str, Any]) -> str:
+def _describe_candidate(r: Mapping[str, Any]) -> str:
     c = r["candidate"]
     cuts = [v for v in c.get("widths", {}).values() if v > 0]
     parts = [c["precision"]]

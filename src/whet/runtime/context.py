@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from whet import forks
 from whet.backends import Completion
 from whet.engine import LayerTimes, display_names, profile_suffix
 from whet.errors import BackendError, ContextError, NetworkError, ShapeError
@@ -21,7 +22,7 @@ from whet.runtime.memory import ALIGNMENT, aligned_empty
 from whet.runtime.profiles import find_nearest_profile, takes
 from whet.runtime.sample_parallel import bind_shapes, count_arena_bytes
 from whet.runtime.shaped import get_opt_shapes
-from whet.runtime.steps import BoundEngine, run_checked
+from whet.runtime.steps import KERNEL_ERRORS, BoundEngine, as_backend_error, run_checked
 from whet.runtime.values import View
 
 UNKNOWN = -1  # the address of a tensor that another object moves
@@ -111,12 +112,12 @@ class Context:
 
     def input_array(self, name: str) -> np.ndarray:
         """A zeroed array for an input of its current shape, aligned so that `bind` needs no copies."""
-        self._known(name, self.engine.inputs, "input")
+        self._require_known(name, self.engine.inputs, "input")
         return self._make_aligned(self._shapes[name], name)
 
     def output_array(self, name: str) -> np.ndarray:
         """A zeroed array for an output for the current shapes, aligned so that `bind` needs no copies."""
-        self._known(name, self.engine.outputs, "output")
+        self._require_known(name, self.engine.outputs, "output")
         self._needs_fixed_sizes("output_array()")
         return self._make_aligned(self.output_shapes()[name], name)
 
@@ -162,7 +163,7 @@ class Context:
         """
         with self._exclusive():
             types = self.engine.inputs | self.engine.outputs
-            self._known(name, types, "input or output")
+            self._require_known(name, types, "input or output")
             a = as_user_array(name, array, types[name].dtype, self.engine.backend)
             if name in self.engine.inputs:
                 self.set_input_shape(name, a.shape)
@@ -243,7 +244,7 @@ class Context:
         The next run overwrites it. Raises ContextError if the engine does not store the output row-major in its own type.
         """
         with self._exclusive():
-            self._known(name, self.engine.outputs, "output")
+            self._require_known(name, self.engine.outputs, "output")
             self._needs_fixed_sizes("output_tensor()")
             bound = self._bound()
             o, t = bound.shaped.operands.get(name), bound.shaped.types[name]
@@ -254,7 +255,7 @@ class Context:
     def device_array(self, name: str) -> DeviceArray:
         """New GPU memory to bind to an input or output of its current shape. Raises ContextError on other backends."""
         types = self.engine.inputs | self.engine.outputs
-        self._known(name, types, "input or output")
+        self._require_known(name, types, "input or output")
         shape = self._shapes[name] if name in self.engine.inputs else self.output_shapes()[name]
         dtype = types[name].dtype
         backend = self.engine.backend
@@ -408,11 +409,12 @@ class Context:
         types = self.engine.input_types
         if not (type(inputs) is dict and inputs.keys() == types.keys()):
             if not isinstance(inputs, Mapping):
-                raise ShapeError(f"inputs are given by name, {{name: array}}, not as {type(inputs).__name__}; the engine takes {self._takes()}")
+                kind = type(inputs).__name__
+                raise ShapeError(f"inputs are given by name, {{name: array}}, not as {kind}; the engine takes {self._describe_inputs()}")
             for name in inputs:
-                self._known(name, types, "input")
+                self._require_known(name, types, "input")
             if missing := [n for n in types if n not in inputs]:
-                raise ShapeError(f"input '{missing[0]}' is missing; the engine takes {self._takes()}")
+                raise ShapeError(f"input '{missing[0]}' is missing; the engine takes {self._describe_inputs()}")
         return {name: as_array(name, inputs[name], type_.dtype) for name, type_ in types.items()}
 
     def _check_users(self, bound: BoundEngine, only: str | None = None) -> None:
@@ -422,11 +424,11 @@ class Context:
                 if a.shape != want:
                     raise ShapeError(f"the array bound to output '{n}' has shape {list(a.shape)}, at these input shapes it is {list(want)}")
 
-    def _known(self, name: str, names: Mapping[str, Any], subject: str) -> None:
+    def _require_known(self, name: str, names: Mapping[str, Any], subject: str) -> None:
         if name not in names:
             raise ShapeError(f"the engine has no {subject} '{name}'.{suggest_name(name, names)} It has {', '.join(names)}.")
 
-    def _takes(self) -> str:
+    def _describe_inputs(self) -> str:
         return ", ".join(f"{n}: {t}" for n, t in self.engine.inputs.items())
 
     def _make_aligned(self, shape: tuple[int, ...], name: str) -> np.ndarray:
@@ -435,7 +437,7 @@ class Context:
         return a
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        self._known(name, self.engine.inputs, "input")
+        self._require_known(name, self.engine.inputs, "input")
         type_ = self.engine.inputs[name]
         if len(shape) != type_.rank:
             raise ShapeError(f"input '{name}' has {len(shape)} dimensions {list(shape)}, the engine takes {type_.rank}: {name}: {type_}")
@@ -512,7 +514,7 @@ class AddressedRun:
     ):
         self.direct = list(addresses)
         self._engine, self._bound, self._copied_in, self._copied_out = engine, bound, copied_in, copied_out
-        self._executable, self._copied = bound.executable, bool(copied_in or copied_out)
+        self._run = self._run_with_copies if copied_in or copied_out else bound.executable.run
         self._now, self._shapes = list(addresses.values()), shapes
         self._set = [bound.make_address_setter(name) for name in self.direct]
         addresses.update(dict.fromkeys(addresses, UNKNOWN))  # the context's own record: it sets them again before its next run
@@ -520,24 +522,26 @@ class AddressedRun:
     def run(self, addresses: list[int]) -> None:
         """Runs with these addresses for `direct`; returns when the outputs are written."""
         engine = self._engine
-        engine.check_alive()
+        if engine.poisoned or engine.generation != forks.generation:  # not only `check_alive`: calls count here
+            engine.check_alive()
         if addresses != self._now:
             self._move(addresses)
         if engine.shape_trace is not None:
             engine.shape_trace.record(self._shapes)
-        try:
-            if self._copied:
-                self._run_with_copies()
-            else:
-                run_checked(self._executable)
+        try:  # `run_checked` would be one call more
+            self._run()
         except BackendError as e:
             engine.handle_failure(e)
             raise
+        except KERNEL_ERRORS as e:
+            error = as_backend_error(e)
+            engine.handle_failure(error)
+            raise error from e
 
     def _run_with_copies(self) -> None:
         for n, a in self._copied_in:
             copy_in(self._bound, n, a)
-        run_checked(self._executable)
+        self._bound.run()
         for n, a in self._copied_out:
             copy_out(self._bound, n, a)
 

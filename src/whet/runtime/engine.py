@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from whet import forks
 from whet.backends import Backend, get_backend
 from whet.engine import EnginePlan, Profile, probe_differs, probe_inputs
 from whet.engine.check import check_plan
 from whet.engine.file import release_pages
 from whet.errors import BackendError, ContextError, EngineError, ShapeError, UsageError, WhetError, WhetWarning
-from whet.forks import get_generation, make_lock
+from whet.forks import make_lock
 from whet.network import DType, Network, TensorType
 from whet.plugin_packages import list_version_changes
 from whet.runtime.calls import ContextPool, call_engine, call_with, name_inputs
@@ -143,7 +144,7 @@ class Engine:
         self._open = True
         self._pool = ContextPool(self)
         self._workers: tuple[int, ThreadPoolExecutor] | None = None  # of run_async, with the process that started them
-        self._generation = get_generation()
+        self.generation = forks.generation
         self.shape_trace: ShapeTrace | None = None  # counts the shapes of all runs
         self.poisoned = ""  # the reason, after a kernel failure that lost the engine's memory
         self._inputs = {t.name: t.type for t in plan.network.inputs}
@@ -421,7 +422,7 @@ class Engine:
 
     def check_alive(self) -> None:
         """Raises ContextError after a kernel failure that invalidated the engine's memory, and in a child process that cannot use the engine."""
-        if self._generation != get_generation() and (reason := self.backend.unusable_after_fork):
+        if self.generation != forks.generation and (reason := self.backend.unusable_after_fork):
             raise ContextError(reason)
         if self.poisoned:
             raise ContextError(f"this engine is poisoned and cannot be used again: {self.poisoned}")

@@ -198,9 +198,18 @@ class RepeatedLaunches:
     sites: OperandSites
 
 
+#: what a kernel in NumPy can raise
+KERNEL_ERRORS = (ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError, StopIteration)
+
+
 def run_checked(executable: Executable) -> None:
     """Runs launches. Raises BackendError for any failure of a kernel."""
     try:
         executable.run()
-    except (ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError, StopIteration) as e:
-        raise BackendError(f"a layer failed while it ran: {type(e).__name__}: {e}. Verify the engine, or build it again.") from e
+    except KERNEL_ERRORS as e:
+        raise as_backend_error(e) from e
+
+
+def as_backend_error(error: Exception) -> BackendError:
+    """The BackendError for one of KERNEL_ERRORS."""
+    return BackendError(f"a layer failed while it ran: {type(error).__name__}: {error}. Verify the engine, or build it again.")

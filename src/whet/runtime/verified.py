@@ -38,7 +38,7 @@ def find_record(plan: EnginePlan, digest: str, backend: Backend, libraries: Mapp
         folder = cache_folder(VARIABLE, "verified")
     except (OSError, BackendError):
         return None
-    parts = [digest, backend.key(), str(backend.threads), str(sorted(libraries.items())), sys.version, np.__version__, _stamp()]
+    parts = [digest, backend.key(), str(backend.threads), str(sorted(libraries.items())), sys.version, np.__version__, digest_source_files()]
     return folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -65,7 +65,7 @@ def read_digest(plan: EnginePlan) -> str:
 
 
 @cache
-def _stamp() -> str:
+def digest_source_files() -> str:
     """A digest of the names, sizes and times of whet's source files: another version, or a changed checkout, has another one."""
     files = sorted(_list_files(Path(whet.__file__).parent))
     return hashlib.sha256(repr((getattr(whet, "__version__", ""), files)).encode()).hexdigest()

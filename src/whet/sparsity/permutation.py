@@ -78,12 +78,12 @@ def _find_best_partition(columns: np.ndarray) -> tuple[float, int]:
     larger = {(i, j): np.maximum(columns[i], columns[j]) for i, j in combinations(range(8), 2)}
     both = {(i, j): columns[i] + columns[j] for i, j in combinations(range(8), 2)}
 
-    def kept(four: np.ndarray) -> float:
+    def sum_kept(four: np.ndarray) -> float:
         i, j, k, m = four.tolist()
         best = np.maximum(both[i, j], both[k, m])
         return float(np.maximum(best, larger[i, j] + larger[k, m], out=best).sum(dtype=np.float64))
 
-    sums = [kept(first) + kept(second) for first, second in zip(_FIRST, _SECOND, strict=True)]
+    sums = [sum_kept(first) + sum_kept(second) for first, second in zip(_FIRST, _SECOND, strict=True)]
     best = int(np.argmax(sums))
     return sums[best] - sums[0], best
 

@@ -63,7 +63,7 @@ class GraphCall:
         """The graph as engines at these weights and shapes; the graph itself if there is no engine."""
         held = [args[i] for i in self._weights]  # their ids are in the key, so they must stay alive
         try:
-            run = self._whole(args)
+            run = self._build_whole_graph(args)
         except UsageError:
             raise
         except WhetError as e:
@@ -71,7 +71,7 @@ class GraphCall:
                 raise
             log.info("the graph of %d operations is split: %s", len(self._gm.graph.nodes), e)
             try:
-                run = self._parts(args, e)
+                run = self._build_parts(args, e)
             except WhetError as e:
                 if self._options.pass_through_build_failures:
                     raise
@@ -79,7 +79,7 @@ class GraphCall:
                 run = self._gm
         return _Holding(run, held)
 
-    def _whole(self, args: Sequence[Any]) -> Callable[..., Any]:
+    def _build_whole_graph(self, args: Sequence[Any]) -> Callable[..., Any]:
         """One engine for the graph. Raises WhetError if a part of it cannot be converted."""
         closed = close_graph(self._gm, self._arguments, args)
         if kept := {operation_name(n) for n in closed.graph.nodes} & set(self._options.torch_executed_ops):
@@ -96,7 +96,7 @@ class GraphCall:
         call = build_call(flat, tensors, ranges_of([self._arguments[i] for i in at], tensors), self._options, samples=samples, name="graph")
         return _WholeGraph(call, at, sources, self._gm, self._warn)
 
-    def _parts(self, args: Sequence[Any], why: WhetError) -> Callable[..., Any]:
+    def _build_parts(self, args: Sequence[Any], why: WhetError) -> Callable[..., Any]:
         """The graph with engines for its supported parts. Raises WhetError if there are none."""
         if name := changes_in_place(self._gm):
             raise _NoEngine(f"{why} The graph cannot be split, because {name} changes a tensor in place")

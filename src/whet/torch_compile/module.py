@@ -238,8 +238,9 @@ class CompiledModule(torch.nn.Module):
         super().__init__()
         object.__setattr__(self, "original", module)  # not a submodule: train() and to() do not change what the engine computes
         self._call, self._signature, self._results = call, signature, results
-        self._count = len(signature.at) if signature.plain else -1  # of arguments, if all are tensors
-        self._one_tensor = results.one_tensor
+        count = len(signature.at) if signature.plain else -1  # of arguments, if all are tensors
+        # one attribute for all that a call reads: a module's attributes are slow, as torch.nn.Module has __getattr__
+        self._prepared = call, count, results.one_tensor, self._forward_hooks, self._forward_pre_hooks
         self.fallbacks = 0
         self._warned: set[str] = set()
         self.eval()
@@ -256,15 +257,20 @@ class CompiledModule(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `forward`. The common case, tensors only and no hooks, comes first: torch's dispatch of hooks takes longer than the rest of a call."""
-        hooks = self._forward_hooks or self._forward_pre_hooks or modules._global_forward_hooks or modules._global_forward_pre_hooks
-        if self._count == len(args) and not kwargs and not hooks:
+        call, count, one_tensor, hooks, pre_hooks = self._prepared
+        has_hooks = hooks or pre_hooks or modules._global_forward_hooks or modules._global_forward_pre_hooks
+        if count == len(args) and not kwargs and not has_hooks:
+            latest = call.latest
+            if latest.matches(*args):
+                outputs = latest.run_matching(args)
+                return outputs[0] if one_tensor else self._results.of(outputs)
             try:
-                signature = self._call.signature(args)
+                signature = call.signature(args)
             except AttributeError:  # an argument is no tensor
                 return self.forward(*args)
             if not signature.why_unfit:
                 outputs = signature.run(args)
-                return outputs[0] if self._one_tensor else self._results.of(outputs)
+                return outputs[0] if one_tensor else self._results.of(outputs)
         return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -92,7 +92,7 @@ class _OneOperation(torch.nn.Module):
         env = dict(zip(self._tensors, values, strict=True))
 
         def load(n: fx.Node) -> Any:
-            return env[n] if n in env else _number(n.meta.get("example_value"))
+            return env[n] if n in env else _get_present_value(n.meta.get("example_value"))
 
         args, kwargs = fx.node.map_arg(self._node.args, load), fx.node.map_arg(self._node.kwargs, load)
         target: Any = self._node.target
@@ -119,11 +119,11 @@ def _try(gm: fx.GraphModule, node: fx.Node) -> str:
 
 def _example(node: fx.Node) -> Any:
     value = node.meta["example_value"]
-    shape = [_number(d) for d in value.shape]
+    shape = [_get_present_value(d) for d in value.shape]
     return torch.ones(shape, dtype=value.dtype)
 
 
-def _number(value: Any) -> Any:
+def _get_present_value(value: Any) -> Any:
     """A symbolic number's present value."""
     return value.node.hint if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value
 

@@ -28,17 +28,17 @@ class Answers:
         self.teacher, self.feeder, self.autocast = teacher, feeder, autocast
         self._kept: dict[int, tuple[torch.Tensor, ...]] = {}
 
-    def at(self, epoch: int, samples: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def get_outputs(self, epoch: int, samples: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Teacher outputs for `samples` (indices) in the view of `epoch`, on the feeder's device; one tensor per output."""
         view = epoch % self.feeder.views
         if view not in self._kept:
-            self._kept[view] = self._asked(view)
+            self._kept[view] = self._compute_view(view)
         return tuple(a[samples.to(a.device)].to(self.feeder.device, non_blocking=True) for a in self._kept[view])
 
-    def _asked(self, view: int) -> tuple[torch.Tensor, ...]:
+    def _compute_view(self, view: int) -> tuple[torch.Tensor, ...]:
         fixed = any(isinstance(t.shape[0], int) for t in self.teacher.network.inputs if t.type.rank)
-        said = []
+        outputs = []
         with torch.no_grad(), self.autocast():
             for feeds in self.feeder.view(view, self.feeder.batch * (1 if fixed else _BATCHES)):
-                said.append(to_outputs(self.teacher(**feeds)))
-        return tuple(self.feeder.place(torch.cat(parts)) for parts in zip(*said, strict=True))
+                outputs.append(to_outputs(self.teacher(**feeds)))
+        return tuple(self.feeder.place(torch.cat(parts)) for parts in zip(*outputs, strict=True))

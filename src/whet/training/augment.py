@@ -51,7 +51,7 @@ class Augment:
     def __call__(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Augments x [N, C, H, W] of any dtype; pasted rectangles come from the same batch."""
         drawn = self.draw(len(x), generator, x.device)
-        x = self.moved(x, drawn)
+        x = self.flip_and_crop(x, drawn)
         return self.paste_rectangles(x, x[drawn.other], drawn) if self.cutmix else x
 
     def draw(self, n: int, generator: torch.Generator, device: torch.device) -> Draws:
@@ -69,7 +69,7 @@ class Augment:
             box[2] = torch.where(pasted, box[2].sqrt(), 0)
         return Draws(mirrored, cut, other, box)
 
-    def moved(self, x: torch.Tensor, drawn: Draws) -> torch.Tensor:
+    def flip_and_crop(self, x: torch.Tensor, drawn: Draws) -> torch.Tensor:
         """Applies flip and crop to x [N, C, H, W]."""
         n, _, h, w = x.shape
         if self.flip:

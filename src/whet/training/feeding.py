@@ -95,14 +95,14 @@ class Feeder:
         return self.augment.draw(len(self.data), self.generator, self.device)
 
     def _augment(self, at: torch.Tensor, drawn: Draws) -> dict[str, torch.Tensor]:
-        moved = self._moved(at, drawn)
+        moved = self._flip_and_crop(at, drawn)
         if self.augment.cutmix:
-            others = self._moved(drawn.other[at], drawn)
+            others = self._flip_and_crop(drawn.other[at], drawn)
             moved = {n: self.augment.paste_rectangles(x, others[n], drawn.of(at)) if x.ndim == 4 else x for n, x in moved.items()}
         return {n: self._prepare(x) for n, x in moved.items()}
 
-    def _moved(self, at: torch.Tensor, drawn: Draws) -> dict[str, torch.Tensor]:
-        return {n: self.augment.moved(x, drawn.of(at)) if x.ndim == 4 else x for n, x in self._pick(at).items()}
+    def _flip_and_crop(self, at: torch.Tensor, drawn: Draws) -> dict[str, torch.Tensor]:
+        return {n: self.augment.flip_and_crop(x, drawn.of(at)) if x.ndim == 4 else x for n, x in self._pick(at).items()}
 
     def _to_network_layout(self, x: torch.Tensor, t: Tensor) -> torch.Tensor:
         """Transposes channels-last images to [N, C, H, W] where the network takes that."""
@@ -142,12 +142,12 @@ def normalize(x: torch.Tensor, p: Preprocessing) -> torch.Tensor:
     column[axis] = -1
     if p.order == "bgr":
         x = x.flip(axis)
-    mean, std = (_numbers(tuple(v), x.device).reshape(column) for v in (p.mean, p.std))
+    mean, std = (_make_constants(tuple(v), x.device).reshape(column) for v in (p.mean, p.std))
     return (x.float() * p.scale - mean) / std
 
 
 @lru_cache(maxsize=64)
-def _numbers(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+def _make_constants(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """Constants cached on the device: a copy per batch would synchronize with earlier steps."""
     return torch.tensor(values, dtype=torch.float32, device=device)
 

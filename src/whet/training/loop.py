@@ -124,7 +124,7 @@ def fit(
         epoch, start = divmod(run.step, feeder.steps)
         for feeds, labels, samples in feeder.epoch(epoch, start):
             run.cut_if_due()
-            run.train_step(feeds, labels, () if kept is None or samples is None else kept.at(epoch, samples))
+            run.train_step(feeds, labels, () if kept is None or samples is None else kept.get_outputs(epoch, samples))
             if progress is not None and processes.first and (run.step % _LOOK == 0 or run.over()):
                 progress(run.step, run.total, f"epoch {epoch + 1}, loss {run.loss():.3f}")
             if run.over():

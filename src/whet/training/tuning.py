@@ -46,7 +46,7 @@ class Finetuned:
     cuts: Recipe | None = None  # channels that gradual pruning has kept
 
     @property
-    def held(self) -> int:
+    def masked_weights(self) -> int:
         """Number of masked weights."""
         return len(self.masks)
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from whet.backends import get_backend
 from whet.trt import connect_cuda_python, connect_polygraphy, install
 from whet.trt.device import backend_name
 
@@ -22,7 +23,7 @@ def main() -> None:
             "usage: python -m whet.trt SCRIPT.py|MODULE [ARGUMENTS], for example python -m whet.trt polygraphy run model.onnx --trt --onnxrt"
         )
     install()
-    if backend_name() == "cpu":
+    if get_backend(backend_name()).capabilities.host_memory:
         for connect in (connect_polygraphy, connect_cuda_python):
             with suppress(ImportError):  # not installed
                 connect()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.builder import BuildConfig, Calibration, build, build_int8
+from whet.builder.candidates.tactic_sources import has_family
 from whet.builder.precision.calibration import is_explicit
 from whet.errors import BuildError, BuildWarning
 from whet.network import Network
@@ -302,7 +303,7 @@ class IBuilderConfig(Handle):
             constraints = "prefer"
         if self.get_flag(BuilderFlag.OBEY_PRECISION_CONSTRAINTS):
             constraints = "obey"
-        cudnn = self._tactic_sources >= 0 and self._tactic_sources & 1 << TacticSource.CUDNN and backend_name() == "cuda"
+        asks_for_cudnn = self._tactic_sources >= 0 and self._tactic_sources & 1 << TacticSource.CUDNN
         return BuildConfig(
             backend=backend_name(),
             precisions=tuple(name for flag, name in _PRECISIONS.items() if self.get_flag(flag)),
@@ -316,7 +317,7 @@ class IBuilderConfig(Handle):
             error_on_cache_miss=self.get_flag(BuilderFlag.ERROR_ON_TIMING_CACHE_MISS),
             memory_limit={"workspace": self.max_workspace_size} if self.max_workspace_size else {},
             profiling_verbosity=ProfilingVerbosity(self.profiling_verbosity).name.lower(),
-            tactic_sources=("+CUDNN",) if cudnn else (),
+            tactic_sources=("+CUDNN",) if asks_for_cudnn and has_family(backend_name(), "CUDNN") else (),
         )
 
 

@@ -48,7 +48,7 @@ class HostRuntime:
         self._memory = HostMemory()
         self._success = bindings.cudaError_t.cudaSuccess
         self._stream_type = bindings.cudaStream_t
-        allocate, free, copy, fill, nothing = self._allocate, self._free, self._copy, self._fill, self._nothing
+        allocate, free, copy, fill, nothing = self._allocate, self._free, self._copy, self._fill, self._succeed
         self.functions: dict[str, Any] = {
             "cudaMalloc": allocate, "cudaMallocAsync": allocate, "cudaMallocHost": allocate, "cudaMallocManaged": allocate,
             "cudaHostAlloc": allocate, "cudaFree": free, "cudaFreeAsync": free, "cudaFreeHost": free, "cudaMemcpy": copy,
@@ -76,7 +76,7 @@ class HostRuntime:
     def _create_stream(self, *_: object) -> tuple[Any, Any]:
         return self._success, self._stream_type(self._memory.create_stream())
 
-    def _nothing(self, *_: object) -> tuple[Any]:
+    def _succeed(self, *_: object) -> tuple[Any]:
         return (self._success,)
 
 

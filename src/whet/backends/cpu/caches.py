@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from whet.backends.cpu import threads
-from whet.backends.cpu.info import cpuinfo
+from whet.backends.cpu.info import flags
 from whet.backends.cpu.machine_code import function_address, why_no_compiler
 
 LINE = 64  # bytes of a cache line
@@ -77,7 +77,7 @@ def read(array: np.ndarray, count: int) -> None:
 
 def can_evict() -> bool:
     """True if this CPU has clflushopt (x86 since 2015) and a compiler for the code that uses it is installed."""
-    return why_no_compiler() is None and "clflushopt" in cpuinfo().get("flags", "").split()
+    return why_no_compiler() is None and "clflushopt" in flags()
 
 
 def evict(at: int, nbytes: int, count: int) -> None:

@@ -1,15 +1,22 @@
 """Properties of this CPU: model, instruction sets, caches, memory. Missing facts are omitted, never guessed.
 
+The environment variable WHET_MAX_CPU_ISA hides newer instruction sets from whet's own kernels, oneDNN, timing keys and descriptions of the machine:
+`avx2` (no AVX-512, no AMX) or `avx512_core` (AVX-512 F, CD, BW, DQ and VL), oneDNN's names.
+
 Model, instruction sets and caches are read from /proc and /sys: py-cpuinfo starts processes for them, 1.8 s at each start instead of 0.2 ms, and
 archspec (0.1 s) knows neither the model's name and stepping nor the caches.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+
+from whet.errors import BackendError
 
 CPUINFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu")
@@ -19,6 +26,11 @@ _KEPT = frozenset(
     "sse4_1 sse4_2 avx avx2 fma f16c avx_vnni avx512f avx512dq avx512bw avx512vl avx512cd avx512_vnni avx512_bf16 avx512_fp16 "
     "amx_tile amx_int8 amx_bf16 amx_fp16 asimd asimdhp asimddp bf16 i8mm sve sve2".split()
 )
+
+VARIABLE = "WHET_MAX_CPU_ISA"
+#: instruction sets above a limit, by the names of Linux and of LLVM
+_ABOVE_AVX2 = re.compile(r"avx512|avx10|evex512|amx|avx[_-]?(vnni|ifma|ne)")
+_ABOVE = {"avx2": _ABOVE_AVX2, "avx512_core": re.compile(rf"(?!avx512(f|cd|bw|dq|vl)$|evex512$)({_ABOVE_AVX2.pattern})")}
 
 
 @cache
@@ -43,11 +55,30 @@ def model() -> str:
     return f"{name} ({numbers})" if numbers else name
 
 
+def isa_limit() -> str:
+    """The value of WHET_MAX_CPU_ISA; "" without a limit. Raises BackendError for a name that is none of the limits."""
+    name = os.environ.get(VARIABLE, "").lower()
+    if name and name not in _ABOVE:
+        raise BackendError(f"{VARIABLE}={name} is no limit of the instruction sets: use {' or '.join(_ABOVE)}, or unset it.")
+    return name
+
+
+def above_limit(names: Iterable[str]) -> set[str]:
+    """Those of `names` (instruction sets, by Linux's or LLVM's names) that WHET_MAX_CPU_ISA hides."""
+    limit = isa_limit()
+    return {n for n in names if _ABOVE[limit].match(n)} if limit else set()
+
+
+def flags() -> frozenset[str]:
+    """All properties that Linux reports of the CPU, without those that WHET_MAX_CPU_ISA hides."""
+    f = cpuinfo()
+    found = frozenset((f.get("flags") or f.get("Features") or "").split())
+    return found - above_limit(found)
+
+
 def features() -> frozenset[str]:
     """Instruction sets that kernels may require, by Linux's names."""
-    f = cpuinfo()
-    flags = frozenset((f.get("flags") or f.get("Features") or "").split())
-    return flags & _KEPT
+    return flags() & _KEPT
 
 
 def feature_text(features: frozenset[str]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.backends import _code_cache
+from whet.backends.cpu.info import above_limit
 from whet.errors import BackendError
 from whet.forks import make_lock_held_during_fork
 
@@ -117,7 +118,9 @@ def _target() -> tuple[Any, str]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
-    cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    cpu, found = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+    found.update(dict.fromkeys(above_limit(found), False))
+    features = found.flatten()
     machine = target.create_target_machine(cpu=cpu, features=features, opt=3, jit=True)
     version = ".".join(map(str, llvm.llvm_version_info))
     return machine, f"{target.triple} {cpu} {features} LLVM {version} llvmlite {llvmlite.__version__}"

@@ -27,6 +27,11 @@ def _list_families(t: Tactic) -> set[str]:
     return {get_family(t), _get_first_word(t), *({TF32} if t.name.endswith("_tf32") else ())}
 
 
+def has_family(backend: str, family: str) -> bool:
+    """True if a tactic of the backend belongs to a family."""
+    return any(family in _list_families(t) for t in tactics_of(backend))
+
+
 def list_enabled_tactics(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
     """The backend's tactics after `-NAME` and `+NAME` in order; NAME is a tactic, its file, or else a family: the first word of
     files' names (CUBLAS_LT is CUBLASLT), OWN for whet's kernels, TF32 for all that compute in it.

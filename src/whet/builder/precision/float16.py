@@ -48,7 +48,7 @@ def build_floats_within(
     The result is in the plan's report under "accuracy". Raises the errors of `build` and Budget.judge.
     """
     if config.lock:
-        return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs)), None
+        return build_locked(config, lambda locked: build(net, locked, progress=progress, inputs=inputs)), None
     plan, verdict = _build_within_budget(net, prepared, without_sample_mode(config), budget, samples, progress, inputs)
     log = ProgressLog(progress)
     plan = apply_sample_mode(plan, net, config, lambda c: build(net, c, progress=log), log, inputs)

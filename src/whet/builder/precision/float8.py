@@ -161,7 +161,7 @@ def _build_locked(net: Network, config: BuildConfig, progress: Progress | None, 
         plan.report.quantized = make_recipe(ranges, skip, tables, "fp8", packed)
         return plan
 
-    return build_locked(config, lambda found: build(net, found, progress=progress, inputs=inputs), low)
+    return build_locked(config, lambda locked: build(net, locked, progress=progress, inputs=inputs), low)
 
 
 def _describe_left_out(left: Mapping[str, str]) -> str:

@@ -61,13 +61,13 @@ def calibrate_float8_ranges(
     judges = select_samples(samples(), _JUDGES)
     unseen = {compute_content_digest(f) for f in judges}
 
-    def others() -> Iterator[Mapping[str, np.ndarray]]:
+    def list_other_samples() -> Iterator[Mapping[str, np.ndarray]]:
         return (f for f in samples() if compute_content_digest(f) not in unseen)
 
-    careful = dataclasses.replace(ranges, rounded=round_weights_adaptively(prepared, ranges, others(), EngineRun, left))
+    careful = dataclasses.replace(ranges, rounded=round_weights_adaptively(prepared, ranges, list_other_samples(), EngineRun, left))
     if not careful.rounded:
         return plain_ranges
-    careful = correct_biases(prepared, careful, others(), EngineRun, left)
+    careful = correct_biases(prepared, careful, list_other_samples(), EngineRun, left)
     names = [x.name for x in find_quantization_sites(prepared, left).layers]
     near, far = (Analysis(prepared, "fp8", judges, EngineRun, r).snr(names) for r in (plain_ranges, careful))
     kept = far >= near + _LEAST_GAIN_DB

@@ -85,11 +85,11 @@ def _draw_inputs(net: Network, count: int) -> list[dict[str, np.ndarray]]:
     """Seeded normal values in the inputs' shapes; dynamic dimensions are 1."""
     rng = np.random.default_rng(0)
 
-    def one(t: Any) -> np.ndarray:
+    def draw_input(t: Any) -> np.ndarray:
         shape = tuple(d if isinstance(d, int) else 1 for d in t.shape)
         return np.asarray(rng.standard_normal(shape) if t.dtype.is_float else rng.integers(0, 2, shape)).astype(t.dtype.numpy)
 
-    return [{t.name: one(t) for t in net.inputs} for _ in range(count)]
+    return [{t.name: draw_input(t) for t in net.inputs} for _ in range(count)]
 
 
 def _set_times(

@@ -27,7 +27,7 @@ from whet.ops import bind_layer
 from whet.runtime.memory import align_size
 from whet.tactics import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, is_quantized, root_layer
 
-_LONGEST = 4  # parts; longer chains read and write too much memory to win
+LONGEST_CHAIN = 4  # parts; longer chains read and write too much memory to win
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def list_chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tacti
     """
     if is_quantized(layer):
         return UnfusedTime(reason="not unfused: tensors between its parts would be floating point")
-    if not 2 <= len(layer.regions["body"].layers) <= _LONGEST or len(layer.outputs) != 1:
-        return UnfusedTime(reason=f"not unfused: only layers of 2 to {_LONGEST} parts with one output are")
+    if not 2 <= len(layer.regions["body"].layers) <= LONGEST_CHAIN or len(layer.outputs) != 1:
+        return UnfusedTime(reason=f"not unfused: only layers of 2 to {LONGEST_CHAIN} parts with one output are")
     chains = _list_chains(layer, best, fused, tactics, permissions, backend)
     return UnfusedTime(reason=f"not unfused: {chains}") if isinstance(chains, str) else chains
 

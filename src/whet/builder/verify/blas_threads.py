@@ -13,7 +13,7 @@ _NAMES = ("scipy_openblas_{}_num_threads64_", "scipy_openblas_{}_num_threads", "
 
 
 @cache
-def _find_functions() -> tuple[Callable[[], int], Callable[[int], None]] | None:
+def find_thread_functions() -> tuple[Callable[[], int], Callable[[int], None]] | None:
     """(get, set) of the OpenBLAS that NumPy has loaded; None for another library or another operating system than Linux."""
     np.ones((2, 2)) @ np.ones((2, 2))  # loads it
     try:
@@ -33,7 +33,7 @@ def _find_functions() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 @contextmanager
 def limit_blas_threads(count: int) -> Iterator[None]:
     """Limits NumPy's products to `count` threads within the block, if its library is known."""
-    functions = _find_functions()
+    functions = find_thread_functions()
     before = None if functions is None else functions[0]()
     if functions is not None:
         functions[1](count)

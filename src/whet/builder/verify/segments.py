@@ -69,7 +69,7 @@ class SegmentedRuns:
             self._engines[s] = found
         return found
 
-    def known(self, feeds: Values, most: int) -> tuple[int, dict[str, np.ndarray]]:
+    def read_known(self, feeds: Values, most: int) -> tuple[int, dict[str, np.ndarray]]:
         """(number of leading segments of the base network, at most `most`, cached for a sample; the values at the last cut)."""
         before = self._known.get(id(feeds), [])[:most]
         return len(before), dict(before[-1]) if before else dict(feeds)
@@ -89,7 +89,7 @@ class _SegmentedRun:
         self.runs, self.engines, self.own = runs, engines, own
 
     def __call__(self, feeds: Values) -> dict[str, np.ndarray]:
-        at, values = self.runs.known(feeds, min(self.own, len(self.runs.cuts)))
+        at, values = self.runs.read_known(feeds, min(self.own, len(self.runs.cuts)))
         for i in range(at, len(self.engines)):
             values |= self.engines[i](values)
             if i < len(self.runs.cuts):

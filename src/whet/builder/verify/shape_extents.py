@@ -51,7 +51,7 @@ def run_items_again(
         same = layer.name not in axes.fixed
         for t in layer.inputs:
             if same and t is not None and not t.is_constant:
-                same = _copy_items(bound, other, t, axis.get(t.name), batch, items)
+                same = copy_items(bound, other, t, axis.get(t.name), batch, items)
         bound.run_step(i)
         pairs = []
         if same:
@@ -63,23 +63,23 @@ def run_items_again(
         yield i, layer, pairs
 
 
-def _copy_items(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: BatchAxis | None, batch: int, items: np.ndarray) -> bool:
+def copy_items(bound: BoundEngine, other: BoundEngine, t: Tensor, axis: BatchAxis | None, batch: int, items: np.ndarray) -> bool:
     """Copies the items of a tensor; returns False if its shape depends on the batch in another way."""
     (at, nbytes), (to, wanted) = bound.place(t.name), other.place(t.name)
     if axis is None:
         if nbytes != wanted:
             return False
-        _copy(bound, other, at, to, nbytes)
+        copy_bytes(bound, other, at, to, nbytes)
     elif axis.is_outermost:
         each = nbytes // batch
         for first in range(0, len(items), batch):
-            _copy(bound, other, at, to + first * each, min(batch, len(items) - first) * each)
+            copy_bytes(bound, other, at, to + first * each, min(batch, len(items) - first) * each)
     else:
         other.write_stored(t.name, axis.take(bound.value(t.name), items, batch))
     return True
 
 
-def _copy(bound: BoundEngine, other: BoundEngine, at: int, to: int, nbytes: int) -> None:
+def copy_bytes(bound: BoundEngine, other: BoundEngine, at: int, to: int, nbytes: int) -> None:
     if bound.arena.array is None:
         bound.backend.copy(other.arena, to, bound.arena, at, nbytes)
     else:

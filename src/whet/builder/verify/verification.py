@@ -210,7 +210,7 @@ def _check_kinds(
     read = (lambda layer, name: bound.value(name)) if images is None else _make_reader(bound, axes, images)
     failed: set[int] = set()
     for i, kind in list_tests(layers, choices, 1.0 if images is None else len(images.at) / images.batch):
-        layer, rng = layers[i], np.random.RandomState([config.seed % 2**32, i])
+        layer, rng = layers[i], np.random.RandomState([config.seed, i])
         if i in failed:
             continue
         log.step(f"{layer.name}: {kind} inputs", 0)

@@ -40,7 +40,7 @@ class DeviceLock:
     @contextmanager
     def timing(self) -> Iterator[None]:
         """Holds the device exclusively."""
-        with self._held(fcntl.LOCK_EX):
+        with self._acquire(fcntl.LOCK_EX):
             yield
 
     @contextmanager
@@ -49,7 +49,7 @@ class DeviceLock:
         if not self.shares:
             yield
             return
-        with self._held(fcntl.LOCK_SH):
+        with self._acquire(fcntl.LOCK_SH):
             yield
 
     @contextmanager
@@ -59,10 +59,10 @@ class DeviceLock:
             yield
 
     @contextmanager
-    def _held(self, how: int) -> Iterator[None]:
+    def _acquire(self, how: int) -> Iterator[None]:
         turn, held = (_open(self.folder / f"{self.name}.{what}") for what in ("turn", "lock"))
         try:
-            waited = [self._taken(turn, fcntl.LOCK_EX, held), self._taken(held, how, held)]
+            waited = [self._lock_file(turn, fcntl.LOCK_EX, held), self._lock_file(held, how, held)]
             os.ftruncate(held, 0)
             if how == fcntl.LOCK_EX:
                 os.pwrite(held, str(os.getpid()).encode(), 0)
@@ -75,7 +75,7 @@ class DeviceLock:
         finally:
             os.close(held)
 
-    def _taken(self, f: int, how: int, lock: int) -> bool:
+    def _lock_file(self, f: int, how: int, lock: int) -> bool:
         """Acquires a lock; returns True if it had to wait."""
         try:
             fcntl.flock(f, how | fcntl.LOCK_NB)

@@ -82,11 +82,11 @@ class Worker:
         """Duration of an energy measurement: at least the counter's need, less with a small effort."""
         return min(capabilities_of(self.recipe.backend).energy_seconds, 4 * self.effort.seconds)
 
-    def rest(self) -> None:
+    def measure_idle(self) -> None:
         """Measures the device's idle power with this process's context open. Acquires the timing lock."""
         self.say("resting")
         self.backend()
-        self.meter.rest(self.energy_seconds)
+        self.meter.measure_idle(self.energy_seconds)
 
 
 class Stages:

@@ -51,7 +51,7 @@ class Running:
     def begin(self, folder: Path, text: str) -> None:
         """Starts the job stored in a folder."""
         self.append_event("begin", folder)
-        self.watch.begun(folder, text)
+        self.watch.start_job(folder, text)
         self.workers.start(folder)
 
     def do(self, jobs: Iterable[tuple[Path, j.Job]]) -> None:

@@ -170,11 +170,11 @@ def _compare(w: Worker) -> dict[str, Any]:
     contexts = [e.create_context() for e in engines]
     batches = [next((s[0] for s in c.input_shapes().values() if s), 1) for c in contexts]
     with w.lock.timing():
-        w.rest()
+        w.measure_idle()
         w.say("timing")
         runs = [make_run(c, data) for c in contexts]
         times, load = time_engines(runs, w.effort.seconds, w.backend())
-        spent = [w.meter.of(run, batch, w.energy_seconds) for run, batch in zip(runs, batches, strict=True)]
+        spent = [w.meter.measure_energy(run, batch, w.energy_seconds) for run, batch in zip(runs, batches, strict=True)]
     rows: list[dict[str, Any]] = []
     first: Score | None = None
     with w.lock.hold_for_work():

@@ -16,7 +16,7 @@ class Watcher(Protocol):
     def phase(self, name: str, total: int) -> None:
         """A phase starts (baselines, scouts, survivors, comparison, deploy) with `total` jobs."""
 
-    def begun(self, folder: Path, description: str) -> None:
+    def start_job(self, folder: Path, description: str) -> None:
         """A job starts; `folder`/stage.txt holds its current stage."""
 
     def end_job(self, folder: Path, result: Mapping[str, Any], again: bool) -> None:
@@ -39,7 +39,7 @@ class Silent:
 
     def phase(self, name: str, total: int) -> None: ...
 
-    def begun(self, folder: Path, description: str) -> None: ...
+    def start_job(self, folder: Path, description: str) -> None: ...
 
     def end_job(self, folder: Path, result: Mapping[str, Any], again: bool) -> None: ...
 

@@ -76,7 +76,7 @@ def rebuild(
     deploy, out = Path(deploy).resolve(), Path(out).resolve()
     stored = _read_deploy(deploy)
     recipe = _relocate_paths(stored, project)
-    _must_be_the_same(stored, recipe)
+    _require_same_sources(stored, recipe)
     if out.exists() and (not out.is_dir() or [p.name for p in out.iterdir()] not in ([], [_WORK])):
         raise UsageError(f"{out} exists already: give a new folder with --out")
     shutil.rmtree(out / _WORK, ignore_errors=True)  # left by an interrupted or failed rebuild
@@ -115,12 +115,12 @@ def _relocate_paths(stored: Mapping[str, Any], project: str | os.PathLike[str] |
         if not new.is_dir():
             raise UsageError(f"--project={project}: no such folder")
 
-        def at(path: Any) -> Any:
+        def relocate(path: Any) -> Any:
             below = isinstance(path, str) and not path.startswith("python:") and Path(path).is_relative_to(old)
             return str(new / Path(path).relative_to(old)) if below else path
 
-        data = {k: at(v) if k in (*SOURCES, "preprocess") else v for k, v in plain["data"].items()}
-        plain |= {"model": at(plain["model"]), "data": data, "folder": str(new)}
+        data = {k: relocate(v) if k in (*SOURCES, "preprocess") else v for k, v in plain["data"].items()}
+        plain |= {"model": relocate(plain["model"]), "data": data, "folder": str(new)}
         plain.pop("out", None)
     try:
         return recipe_from(plain)
@@ -129,7 +129,7 @@ def _relocate_paths(stored: Mapping[str, Any], project: str | os.PathLike[str] |
         raise UsageError(f"{e}. {where}") from None
 
 
-def _must_be_the_same(stored: Mapping[str, Any], recipe: AutoRecipe) -> None:
+def _require_same_sources(stored: Mapping[str, Any], recipe: AutoRecipe) -> None:
     """Raises UsageError naming sources whose contents changed since the search."""
     now = digest_contents(recipe)
     needed = ["model", "data.calibrate", "data.preprocess", *(k for k in now if k.startswith("space.importance")), "data.train"]

@@ -69,7 +69,7 @@ def build_first_engine(w: Worker, network: Network, calibration: Feeds, original
     """Builds and scores the candidate's engine; in INT8 and FP8 with calibrated ranges."""
     config = build_config(network, w.recipe, w.candidate, w.effort.level)
     with w.lock.timing():
-        w.rest()
+        w.measure_idle()
         w.say("building")
         plan, seconds = _build_and_write(w, ENGINE, network, config, lambda: build_engine_plan(network, config, calibration, w.folder, Stages(w)))
     return ScoredEngine(w.folder / ENGINE, network, config, plan, seconds, _score(w, w.folder / ENGINE, original))
@@ -177,7 +177,7 @@ def measure_engines(
         for e, row in zip(engines, rows[first : first + len(engines)], strict=True):
             e.times = row
         i, batch = engines.index(selected), w.candidate.batch
-        spent = w.meter.of(runs[first + i], batch, w.energy_seconds)
+        spent = w.meter.measure_energy(runs[first + i], batch, w.energy_seconds)
     ms = {j: row["median_ms"] for j, row in zip(steps, rows[first + len(engines) :], strict=True)}
     if w.candidate.precision == "fp32" and prepared.variants:
         ms[max(prepared.variants)] = selected.times["median_ms"]

@@ -29,7 +29,7 @@ class Meter:
         self.read, self.about = find_meter(gpu, powercap)
         self.idle: float | None = None  # watts
 
-    def rest(self, seconds: float) -> None:
+    def measure_idle(self, seconds: float) -> None:
         """Measures the device's idle power; to be called before the load, with its context open.
 
         A GPU that was just busy cools down first: windows are repeated until the power has settled.
@@ -43,7 +43,7 @@ class Meter:
                 break
             last = self.idle
 
-    def of(self, run: Callable[[], object], batch: int, seconds: float) -> dict[str, Any]:
+    def measure_energy(self, run: Callable[[], object], batch: int, seconds: float) -> dict[str, Any]:
         """Energy per sample of `run`, which processes `batch` samples; measured for at least `seconds`.
 
         Keys: `mj`, millijoules of the whole device (gross); `net_mj`, net of idle power; `watts`, `idle_watts`; `about`.
@@ -85,19 +85,19 @@ def measure_run(run: Callable[[], object], read: Read, seconds: float) -> dict[s
     """
     runs = 0
 
-    def once() -> None:
+    def run_once() -> None:
         nonlocal runs
         run()
         runs += 1
 
     began = perf_counter()
     while perf_counter() - began < _WARM * seconds:
-        once()
-    first, start = _wait_for_update(read, once)
+        run_once()
+    first, start = _wait_for_update(read, run_once)
     runs = 0
     while perf_counter() - start < seconds or runs < 3:
-        once()
-    last, end = _wait_for_update(read, once)
+        run_once()
+    last, end = _wait_for_update(read, run_once)
     return {"mj": 1e3 * (last - first) / runs, "watts": (last - first) / (end - start), "seconds": end - start, "runs": float(runs)}
 
 

@@ -146,7 +146,7 @@ def write_two_four(result: Prepared, data: Mapping[str, np.ndarray], layers: Col
 
 def list_two_four_gains(net: Network, config: BuildConfig, say: Say) -> list[str]:
     """The layers of `net` that are faster with 2:4 weights than any dense tactic, beyond the noise of the measurement."""
-    advice = advise_sparsity(net, config, lambda done, total, what: say(f"2:4 {done}/{total}"))
+    advice = advise_sparsity(net, config, lambda done, total, _: say(f"2:4 {done}/{total}"))
     return [x.node for x in advice.layers if x.saved_ms > 0]
 
 
@@ -168,7 +168,7 @@ def fit_latency_budget(
         skip=tuple(sorted(list_groups_to_keep(net, recipe.space))),
     )  # fmt: skip
     samples = data if candidate.importance in NEED_DATA or recipe.space.budget_trials else None
-    pruned = prune(net, pruning, samples, progress=lambda done, total, what: say(f"latency budget {done}/{total}"))
+    pruned = prune(net, pruning, samples, progress=lambda done, total, _: say(f"latency budget {done}/{total}"))
     kept = {name: len(e.kept) for name, e in pruned.recipe.groups.items()}
     return kept, dataclasses.replace(candidate, removed=tuple(pruned.recipe.removed))
 

@@ -26,26 +26,26 @@ class Repeatable(optuna.samplers.BaseSampler):
     def __init__(self, make: Make, seed: int):
         self.make, self.seed = make, seed
 
-    def _of(self, trial: FrozenTrial, parameter: str = "") -> BaseSampler:
+    def _make_sampler(self, trial: FrozenTrial, parameter: str = "") -> BaseSampler:
         digest = hashlib.sha256(f"{self.seed}/{trial.number}/{parameter}".encode()).digest()
         return self.make(int.from_bytes(digest[:4], "little"))
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The parameters sampled jointly."""
-        return self._of(trial).infer_relative_search_space(study, trial)
+        return self._make_sampler(trial).infer_relative_search_space(study, trial)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         """Values of the jointly sampled parameters."""
-        return self._of(trial).sample_relative(study, trial, search_space)
+        return self._make_sampler(trial).sample_relative(study, trial, search_space)
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
         """The value of one parameter; its name is part of the seed, so that parameters with equal ranges differ."""
-        return self._of(trial, param_name).sample_independent(study, trial, param_name, param_distribution)
+        return self._make_sampler(trial, param_name).sample_independent(study, trial, param_name, param_distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Forwards to the sampler."""
-        self._of(trial).before_trial(study, trial)
+        self._make_sampler(trial).before_trial(study, trial)
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """Forwards to the sampler, which writes the trial's constraints into the study."""
-        self._of(trial).after_trial(study, trial, state, values)
+        self._make_sampler(trial).after_trial(study, trial, state, values)

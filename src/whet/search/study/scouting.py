@@ -62,11 +62,11 @@ class Scouting:
         while True:
             while len(self.running) < self.jobs.slots:
                 if waiting:
-                    self._begin(*waiting.pop(0))
-                elif self._enough(deadline):
+                    self._start_trial(*waiting.pop(0))
+                elif self._has_ended(deadline):
                     break
                 else:
-                    self._begin(*self.study.ask())
+                    self._start_trial(*self.study.ask())
             if not self.running:
                 break
             for folder, problem in self.jobs.wait():
@@ -80,12 +80,12 @@ class Scouting:
             self.jobs.note(f"{_SAME_IN_A_ROW} duplicate points were drawn in a row: the space of {self.space.size()} points is exhausted")
         return [self.trials[n] for n in sorted(self.trials)]
 
-    def _enough(self, deadline: float | None) -> bool:
+    def _has_ended(self, deadline: float | None) -> bool:
         late = deadline is not None and time.monotonic() > deadline
-        of_their_own = sum(t.same_as is None for t in self.trials.values()) + len(self.running)
-        return late or of_their_own >= self.recipe.search.trials or self.drawn_again >= _SAME_IN_A_ROW
+        distinct = sum(t.same_as is None for t in self.trials.values()) + len(self.running)
+        return late or distinct >= self.recipe.search.trials or self.drawn_again >= _SAME_IN_A_ROW
 
-    def _begin(self, number: int, params: Mapping[str, Any]) -> None:
+    def _start_trial(self, number: int, params: Mapping[str, Any]) -> None:
         """Starts a trial unless it has a result: its own from a killed process, or that of an identical trial."""
         trial = Trial(number, self.space.candidate(params))
         folder, key = self.folder.scout(number), self.space.key(trial.candidate)

@@ -34,7 +34,7 @@ def _lstm(layer: Layer) -> Compute:
         o = f(_clip(layer, o if po is None else o + po * c))
         return o * k(c), c
 
-    return _computed(layer, step, not layer.attrs["input_forget"])
+    return _make_function(layer, step, not layer.attrs["input_forget"])
 
 
 @torch_op("GRU")
@@ -52,7 +52,7 @@ def _gru(layer: Layer) -> Compute:
             new = from_x[:, 2 * n :] + (reset * h) @ r[2 * n :].T + rb[2 * n :]
         return ((1 - z) * g(_clip(layer, new)) + z * h,)
 
-    return _computed(layer, step, linear)
+    return _make_function(layer, step, linear)
 
 
 @torch_op("RNN")
@@ -60,10 +60,10 @@ def _rnn(layer: Layer) -> Compute:
     def step(from_x, r, rb, states, functions, peepholes):
         return (functions[0](_clip(layer, from_x + states[0] @ r.T + rb)),)
 
-    return _computed(layer, step, True)
+    return _make_function(layer, step, True)
 
 
-def _computed(layer: Layer, step: Step, usual: bool) -> Compute:
+def _make_function(layer: Layer, step: Step, usual: bool) -> Compute:
     """The layer's function. `usual`: torch has this form, if the activations are the default ones and nothing is clipped or masked."""
     states = 2 if layer.op == "LSTM" else 1
     backwards = _BACKWARDS[layer.attrs["direction"]]
@@ -116,7 +116,7 @@ def _run_torch_layers(op: str, relu: bool, x, w, r, b, first: Sequence[torch.Ten
 def _run_steps(
     step: Step, backwards: Sequence[bool], functions: Sequence[Sequence[Function]], x, w, r, b, lengths, first: Sequence[torch.Tensor], peepholes
 ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-    """As _by_torch; past its end a sequence keeps its state and outputs zeros."""
+    """As `_run_torch_layers`, but past its end a sequence keeps its state and outputs zeros."""
     time, half = len(x), w.shape[1]
     ys, lasts = [], []
     for d, back in enumerate(backwards):

@@ -49,7 +49,7 @@ def match_chain(layer: Layer) -> Chain | str:
     steps: list[Step] = []
     residual: int | None = None
     for post in matched:
-        step = _step(layer, post)
+        step = _match_step(layer, post)
         if isinstance(step, str):
             return step
         if step.reads_residual:
@@ -60,7 +60,7 @@ def match_chain(layer: Layer) -> Chain | str:
     return Chain(tuple(steps), residual)
 
 
-def _step(layer: Layer, post: EpilogueStep) -> Step | str:
+def _match_step(layer: Layer, post: EpilogueStep) -> Step | str:
     other = post.other_tensor
     if other is None:
         if post.op not in _UNARY:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.backends import Call
-from whet.backends.cpu import threads
-from whet.backends.cpu.info import cpuinfo
+from whet.backends.cpu import info, threads
 from whet.backends.cpu.machine_code import Generated, why_no_compiler
 from whet.backends.cpu.machine_code import function_address as function_address
 from whet.tactics.cpu._llvm.work_stealing import make_context, team_ir
@@ -37,8 +36,8 @@ def version() -> str:
 
 @cache
 def has(feature: str) -> bool:
-    """True if the CPU has an instruction set, by Linux's name (/proc/cpuinfo)."""
-    return feature in (cpuinfo().get("flags") or cpuinfo().get("Features") or "").split()
+    """True if kernels may use an instruction set of this CPU, by Linux's name (/proc/cpuinfo)."""
+    return feature in info.flags()
 
 
 def generated(make: Callable[..., str], *arguments: Any) -> str | Generated:

@@ -67,26 +67,26 @@ class _Row:
         """In place, limited to `cap` between; (the largest element, 1 if an element of the mask is not -infinity or 0) in every lane."""
         f, math = self._f, Math(self._f)
 
-        def limited(score: Value) -> Value:
+        def limit(score: Value) -> Value:
             return score if cap is None else math.tanh(score) * cap
 
-        def seen(before: Value, masks: Value | None) -> Value:
+        def mark_visible(before: Value, masks: Value | None) -> Value:
             return before if masks is None else f.select(masks < _LEAST_FINITE, before, self._one)
 
         with f.loop(0, self._whole, step=LANES, carried=[self._lowest, self._zero], at_least_once=self._tail is None) as loop:
             at = x.at(loop.index)
-            scaled = limited(at.load_vector() * scale)
+            scaled = limit(at.load_vector() * scale)
             masks = None if mask is None else mask.load_vector(loop.index)
             score = scaled + (self._zero if masks is None else masks)
             at.store(score)
-            loop.carry(f.maximum(score, loop.values[0]), seen(loop.values[1], masks))
+            loop.carry(f.maximum(score, loop.values[0]), mark_visible(loop.values[1], masks))
         largest, visible = loop.results
         if self._tail is not None:
             at = x.at(self._whole)
-            score = limited(at.load_masked(self._tail, self._lowest) * scale)
+            score = limit(at.load_masked(self._tail, self._lowest) * scale)
             if mask is not None:
                 masks = mask.at(self._whole).load_masked(self._tail, self._lowest)
-                score, visible = score + masks, seen(visible, masks)
+                score, visible = score + masks, mark_visible(visible, masks)
             at.store_masked(score, self._tail)
             # lanes past the end hold -inf times the scale, which a negative scale makes +inf, and of a mask NaN
             largest = f.maximum(f.select(f.mask(self._tail), score, self._lowest), largest)

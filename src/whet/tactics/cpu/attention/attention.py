@@ -91,8 +91,8 @@ class Attention(CompiledTactic):
     what = "attention"
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if not static(layer):
             return None
         heads = match_attention(layer)
@@ -116,8 +116,8 @@ class Attention(CompiledTactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> AttentionKernel:
         heads = match_attention(layer)
-        if isinstance(heads, str) or (said := self.why_not(layer)):
-            raise PlanRefused(heads if isinstance(heads, str) else said or "")
+        if isinstance(heads, str) or (reason := self.why_not(layer)):
+            raise PlanRefused(heads if isinstance(heads, str) else reason or "")
         threads.set_threads(backend.threads)
         wanted = dict(config)
         try:

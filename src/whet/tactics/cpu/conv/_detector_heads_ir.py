@@ -9,7 +9,7 @@ from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu._llvm.builder import FLOAT, INT64, LANES, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, thread_count, thread_index
 from whet.tactics.cpu.conv._pointwise_ir import STEP, add_channels
-from whet.tactics.cpu.move._moves_ir import context_words as moves_words
+from whet.tactics.cpu.move._moves_ir import list_context_words as moves_words
 from whet.tactics.cpu.move._moves_ir import rows_function
 
 RUN = 4  # values of a run in its table: first row, first pixel, pixels, rows of each
@@ -33,7 +33,7 @@ class Level:
     runs: int
 
 
-def context_words(levels: int) -> tuple[str, ...]:
+def list_context_words(levels: int) -> tuple[str, ...]:
     """The context of `heads`: addresses of the result, the moves' constants, the table of runs and the scratch; image and weights of each level;
     items, and items per thread."""
     each = (w for k in range(levels) for w in (f"image{k}", f"weights{k}"))
@@ -58,7 +58,7 @@ def heads_ir(moves: Moves, levels: Sequence[Level], blocks: int, pixels: int, ha
     make_rows = rows_function(module, moves, has_avx512dq)
     convolve = _convolve(module, blocks, pixels)
     inner_words = moves_words(len(levels))
-    with parallel_kernel(module, "heads", context_words(len(levels)), "items") as (f, w):
+    with parallel_kernel(module, "heads", list_context_words(len(levels)), "items") as (f, w):
         (me,) = f.choose([(thread_count(w.context) > 1, lambda: [thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
         own = w.scratch + me * thread_bytes(levels, pixels)
         inner_context = own.as_pointer(INT64)

@@ -29,7 +29,7 @@ _SIZES = (
 )  # fmt: skip
 
 
-def context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
+def list_context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the context's words, in order.
 
     Addresses (last: the addend of "Add"); sizes of the image and of the result; input channels, blocks of the result, groups of output blocks of this
@@ -81,7 +81,7 @@ def direct_ir(form: Form) -> str:
     previous one.
     """
     module = Module()
-    with parallel_kernel(module, "direct", context_words(form.steps), "items") as (f, words):
+    with parallel_kernel(module, "direct", list_context_words(form.steps), "items") as (f, words):
         _emit_rows(f, words, form)
     return str(module)
 
@@ -120,7 +120,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
             is_last = column.equals(last_column)
             x = x_row.at((column * form.strides[1] - w.pad_left) * form.step)
             image = _Image(f, form, x, group_weights, plane, line, blocks, w.channels, first_row, end_row)
-            first, inside = partial(image.accumulate, form.first, bias), partial(image.accumulate, _everywhere(form), bias)
+            first, inside = partial(image.accumulate, form.first, bias), partial(image.accumulate, _list_all_taps(form), bias)
             if form.last is None:
                 sums = first()
             else:
@@ -130,7 +130,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
             tiles.repeat_unless(is_last, f.minimum(column + form.pixels, last_column))
 
 
-def _everywhere(form: Form) -> Taps:
+def _list_all_taps(form: Form) -> Taps:
     return ((0, form.pixels),) * form.window[1]
 
 

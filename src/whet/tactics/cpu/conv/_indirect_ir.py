@@ -40,7 +40,7 @@ pixels, those of a block, and the blocks; floats from one result pixel to the ne
 output channels of a group; offsets in floats of biases and zeros; bytes of a thread's memory."""
 
 
-def context_words(steps: Sequence[Step]) -> tuple[str, ...]:
+def list_context_words(steps: Sequence[Step]) -> tuple[str, ...]:
     """Names of the context's words, in order."""
     return (*_ADDRESSES, *(["added"] if any(s.reads_residual for s in steps) else []), *_SIZES, *LAST_WORDS)
 
@@ -81,7 +81,7 @@ def indirect_ir(form: Form) -> str:
     module = Module()
     sums = {(r, partial): _sums(module, form, r, partial) for r in form.rows for partial in _partials(form)}
     finish = {masked: _finish(module, form, masked) for masked in (False, True) if form.tail or not masked}
-    with parallel_kernel(module, "indirect", context_words(form.steps), "items") as (f, w):
+    with parallel_kernel(module, "indirect", list_context_words(form.steps), "items") as (f, w):
         (me,) = f.choose([(thread_count(w.context) > 1, lambda: [thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
         memory = w.scratch + me * w.thread_bytes
         taps = w.window_y * w.window_x

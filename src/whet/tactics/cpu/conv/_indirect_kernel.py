@@ -16,7 +16,7 @@ from whet.tactics._fused import source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.conv._indirect_ir import ROWS, Form, context_words, indirect_ir, thread_bytes
+from whet.tactics.cpu.conv._indirect_ir import ROWS, Form, indirect_ir, list_context_words, thread_bytes
 from whet.tactics.cpu.onednn._kernel import runtime_tensors, static, to_f32
 
 _SECOND_CACHE = 1 << 17  # bytes of weights, and of a block's input, that stay in L2
@@ -133,7 +133,7 @@ class IndirectKernel(CompiledKernel):
         operands: dict[str, tuple[str, int] | int] = {"source": ("input", self.x), "target": ("output", 0), "scratch": args.scratch, **self.sizes}
         if self.residual is not None:
             operands["added"] = ("input", self.residual)
-        words = [operands[name] for name in context_words(self.form.steps)[:-2]]
+        words = [operands[name] for name in list_context_words(self.form.steps)[:-2]]
         self.launch(stream, indirect_ir(self.form), "indirect", args, words, self.items)
 
 

@@ -41,7 +41,7 @@ class Variant:
     has_initial: bool = False
 
 
-def context_words(two_outputs: bool, has_initial: bool) -> tuple[str, ...]:
+def list_context_words(two_outputs: bool, has_initial: bool) -> tuple[str, ...]:
     """Names of the context's words, in order: addresses, then sizes."""
     return (*_ADDRESSES, *(_SECOND if two_outputs else ()), *(_INITIAL if has_initial else ()), *_SIZES)
 
@@ -54,7 +54,7 @@ def pointwise_ir(variant: Variant) -> str:
     `pixels` pixels: its last tile overlaps the previous one.
     """
     module = Module()
-    with parallel_kernel(module, "pointwise", context_words(variant.two_outputs, variant.has_initial), "items") as (f, words):
+    with parallel_kernel(module, "pointwise", list_context_words(variant.two_outputs, variant.has_initial), "items") as (f, words):
         _Kernel(f, words, variant).emit()
     return str(module)
 
@@ -89,7 +89,7 @@ class _Kernel:
         taps_size = w.taps * (v.blocks * LANES)
         group_size = taps_size + v.blocks * LANES
         iterations = w.taps // STEP
-        with f.loop(w.begin, w.end, carried=self._first_item()) as items:
+        with f.loop(w.begin, w.end, carried=self._find_first_item()) as items:
             tile, group, n, *_ = items.values
             pixel = f.minimum(tile * v.pixels, last_pixel)
             offset = pixel * LANES
@@ -99,7 +99,7 @@ class _Kernel:
             first_block = group * v.blocks
             y = target.at(n * out_sample + first_block * plane + offset)
             if v.has_initial:
-                start = self._initial(n, first_block, pixel)
+                start = self._load_initial(n, first_block, pixel)
             else:
                 start = [bias for bias in (biases.load_vector(j * LANES) for j in range(v.blocks)) for _ in range(v.pixels)]
             with f.loop(0, iterations, carried=start, at_least_once=True) as inner:
@@ -108,7 +108,7 @@ class _Kernel:
                 out = y.at(plane * j) if second is None else self._output(target, second, n, first_block + j, plane, offset)
                 for p in range(v.pixels):
                     out.store(activations.epilogue(inner.results[j * v.pixels + p], v.steps), p * LANES)
-            items.carry(*self._next_item(*items.values))
+            items.carry(*self._find_next_item(*items.values))
 
     def _iteration(self, index: Value, x: Pointer, weights: Pointer, plane: Value, sums: list[Value]) -> list[Value]:
         """Adds STEP input channels."""
@@ -120,19 +120,19 @@ class _Kernel:
         weights_now = weights.at(index * (STEP * v.blocks * LANES))
         if v.blocks < MOST:  # more leave no register for the lines' addresses
             lines = -(-v.pixels // (LANES // STEP))  # of an iteration, so that a block's iterations prefetch all of them
-            following = x_now if v.prefetch_tile else self._next_block(x, block, plane)
+            following = x_now if v.prefetch_tile else self._find_next_block(x, block, plane)
             following = following.at(within * (lines * LANES))
             for k in range(lines):
                 following.prefetch(((v.pixels if v.prefetch_tile else 0) + k) * LANES)
             f.scheduling_barrier()
         return add_channels(f, x_now, weights_now, v.blocks, v.pixels, sums)
 
-    def _next_block(self, x: Pointer, block: Value, plane: Value) -> Pointer:
+    def _find_next_block(self, x: Pointer, block: Value, plane: Value) -> Pointer:
         """The tile's pixels in the next block of channels; after the last one the next tile's in the first."""
         following = block + 1
         return x.at(self.f.select(following < self.w.input_blocks, following * plane, self.variant.pixels * LANES))
 
-    def _initial(self, n: Value, first_block: Value, pixel: Value) -> list[Value]:
+    def _load_initial(self, n: Value, first_block: Value, pixel: Value) -> list[Value]:
         """The initial accumulators of an item: gathered pixels of the other image."""
         w, v = self.w, self.variant
         image = w.initial.as_pointer(FLOAT).at(n * (w.output_blocks * w.initial_plane) + first_block * w.initial_plane)
@@ -156,7 +156,7 @@ class _Kernel:
     # An item is a tile of a group of a sample. Tiles form strips, each of which all groups process: the next item is the strip's next tile, else its
     # first one for the next group, else the next strip, else the next sample. Divisions are slow, so only the first item is found by them.
 
-    def _first_item(self) -> list[Value]:
+    def _find_first_item(self) -> list[Value]:
         """Tile, group, sample, and begin and end of the strip of the item w.begin."""
         f, w = self.f, self.w
         of_sample = w.tiles * w.groups
@@ -168,7 +168,7 @@ class _Kernel:
         group = in_strip // length
         return [strip + in_strip % length, group, n, strip, end]
 
-    def _next_item(self, tile: Value, group: Value, n: Value, strip: Value, end: Value) -> list[Value]:
+    def _find_next_item(self, tile: Value, group: Value, n: Value, strip: Value, end: Value) -> list[Value]:
         f, w = self.f, self.w
         tile = tile + 1
         group_done = tile.equals(end)

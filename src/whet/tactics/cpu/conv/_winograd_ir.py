@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, Function, Module, Pointer, Type, Value
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, thread_count, thread_index
-from whet.tactics.cpu.conv._winograd_transform import emit_input, emit_output, side
+from whet.tactics.cpu.conv._winograd_transform import count_tile_inputs, emit_input, emit_output
 
 VECTORS = 2  # of a strip of output channels
 _ADDRESSES = ("source", "packed", "target", "scratch")
@@ -38,7 +38,7 @@ vector; strips and panels of output channels; result vectors without a mask; str
 offset of the biases; channel blocks of an item of `inputs`, and items per tile."""
 
 
-def context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
+def list_context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the context's words, in order."""
     return (*_ADDRESSES, *(["added"] if "Add" in steps else []), *_SIZES)
 
@@ -63,7 +63,7 @@ class Form:
     @property
     def buffer_floats(self) -> int:
         """A thread's copied window, and the transforms' intermediate values."""
-        return 2 * side(self.m) ** 2 * self.lanes
+        return 2 * count_tile_inputs(self.m) ** 2 * self.lanes
 
 
 @cache
@@ -71,12 +71,12 @@ def winograd_ir(form: Form) -> str:
     """`winograd(context)`, or `inputs(context)` and `products(context)` in the split form."""
     module = Module()
     functions = _Functions(module, form)
-    words = context_words(form.steps)
+    words = list_context_words(form.steps)
     if not form.is_split:
         with parallel_kernel(module, "winograd", words, "items") as (f, w):
             kernel = _Kernel(f, w, form, functions)
             with f.loop(w.begin, w.end) as blocks:
-                v, begin, end = kernel.memory, *kernel.tiles_of(blocks.index)
+                v, begin, end = kernel.memory, *kernel.get_tile_range(blocks.index)
                 kernel.transform_inputs(v, begin, end, begin, f.value(0), w.channel_blocks)
                 with f.loop(0, w.panels) as panels:
                     kernel.compute_panel(v, kernel.memory.at(w.block_floats), panels.index, begin, end)
@@ -87,13 +87,13 @@ def winograd_ir(form: Form) -> str:
             tile, group = items.index // w.groups, items.index % w.groups
             block = ((tile + 1) * w.blocks - 1) // w.tiles
             first = group * w.group
-            begin = kernel.tiles_of(block)[0]
-            kernel.transform_inputs(kernel.shared(block), tile, tile + 1, begin, first, f.minimum(first + w.group, w.channel_blocks))
+            begin = kernel.get_tile_range(block)[0]
+            kernel.transform_inputs(kernel.locate_shared_inputs(block), tile, tile + 1, begin, first, f.minimum(first + w.group, w.channel_blocks))
     with parallel_kernel(module, "products", words, "items") as (f, w):
         kernel = _Kernel(f, w, form, functions)
         with f.loop(w.begin, w.end) as items:
             panel, block = items.index // w.blocks, items.index % w.blocks
-            kernel.compute_panel(kernel.shared(block), kernel.memory, panel, *kernel.tiles_of(block))
+            kernel.compute_panel(kernel.locate_shared_inputs(block), kernel.memory, panel, *kernel.get_tile_range(block))
     return str(module)
 
 
@@ -110,7 +110,7 @@ class _Functions:
 
     def _input(self, module: Module) -> Function:
         """`input(x, x_row, x_pixel, v, v_pitch, buffer)` transforms a window of one vector of channels."""
-        n, lanes = side(self.form.m), self.form.lanes
+        n, lanes = count_tile_inputs(self.form.m), self.form.lanes
         with module.function("input", ["float*", "i64", "i64", "float*", "i64", "float*"]) as f:
             x, x_row, x_pixel, v, v_pitch, buffer = f.arguments
             assert isinstance(x, Pointer)
@@ -161,7 +161,7 @@ class _Functions:
     def _output(self, module: Module, name: str, partial: bool, lanes: int = 0) -> Function:
         """`NAME(m, m_pitch, buffer, bias, y, y_row, y_pixel, added, rows, columns)` transforms the products of a tile and one vector of channels,
         and applies the epilogue. `partial`: only `rows` and `columns` of the tile are in the image, and `lanes` channels of the vector (0: all)."""
-        form, n = self.form, side(self.form.m)
+        form, n = self.form, count_tile_inputs(self.form.m)
         with module.function(name, ["float*", "i64", "float*", "float*", "float*", "i64", "i64", "float*", "i64", "i64"]) as f:
             m, m_pitch, buffer, bias, y, y_row, y_pixel, added, rows, columns = f.arguments
             assert isinstance(m, Pointer)
@@ -231,17 +231,17 @@ class _Kernel:
         self.buffer = own.at(form.buffer_floats // 2)
         self.memory = own.at(form.buffer_floats)
 
-    def tiles_of(self, block: Value) -> tuple[Value, Value]:
+    def get_tile_range(self, block: Value) -> tuple[Value, Value]:
         """The range of tiles of a block."""
         w = self.w
         return block * w.tiles // w.blocks, (block + 1) * w.tiles // w.blocks
 
-    def shared(self, block: Value) -> Pointer:
+    def locate_shared_inputs(self, block: Value) -> Pointer:
         """V of a block in the split form: after the memory of all threads, whose size is that of the blocks before."""
         w = self.w
         return self.scratch.at(thread_count(w.context) * w.thread_floats).at(block * w.block_floats)
 
-    def over_tiles(self, begin: Value, end: Value, emit: Callable[[Value, Value, Value, Value], None]) -> None:
+    def emit_for_tiles(self, begin: Value, end: Value, emit: Callable[[Value, Value, Value, Value], None]) -> None:
         """Emits code for the tiles [begin, end): emit(tile, sample, row, column), the row and column of the tile's first result."""
         f, w, m = self.f, self.w, self.form.m
         sample, of_image = begin // w.tiles_of_image, begin % w.tiles_of_image
@@ -257,7 +257,7 @@ class _Kernel:
 
     def transform_inputs(self, v: Pointer, begin: Value, end: Value, first: Value, channels_begin: Value, channels_end: Value) -> None:
         """V of tiles and of blocks of channels; `first` is the block's first tile."""
-        f, w, n = self.f, self.w, side(self.form.m)
+        f, w, n = self.f, self.w, count_tile_inputs(self.form.m)
         source = w.source.as_pointer(FLOAT)
 
         def transform(tile: Value, sample: Value, y: Value, x: Value) -> None:
@@ -274,11 +274,11 @@ class _Kernel:
             with f.when(direct_end < channels_end):
                 self._transform_copies(image, top, left, target, step, direct_end, channels_end)
 
-        self.over_tiles(begin, end, transform)
+        self.emit_for_tiles(begin, end, transform)
 
     def _transform_copies(self, image: Pointer, top: Value, left: Value, target: Pointer, step: Value, begin: Value, end: Value) -> None:
         """The same for channels [begin, end) of a window that extends past the image, or that does not fill a vector."""
-        f, w, lanes, n = self.f, self.w, self.form.lanes, side(self.form.m)
+        f, w, lanes, n = self.f, self.w, self.form.lanes, count_tile_inputs(self.form.m)
         zero = f.value(0.0, Type("float", lanes))
         for k in range(n * n):
             self.window.store(zero, k * lanes)
@@ -310,12 +310,12 @@ class _Kernel:
         strips = f.minimum(w.strips - panel * w.panel_strips, w.panel_strips)
         strip_floats = w.channel_blocks * (form.lanes * form.width)
         packed = w.packed.as_pointer(FLOAT)
-        u = packed.at(panel * w.panel_strips * strip_floats * side(form.m) ** 2)
+        u = packed.at(panel * w.panel_strips * strip_floats * count_tile_inputs(form.m) ** 2)
         v_step, m_strip = w.capacity * form.lanes, w.capacity * form.width
         most = max(form.rows)
         chunks = (count + (most - 1)) // most
         least, longer = count // chunks, count % chunks
-        with f.loop(0, side(form.m) ** 2) as xi, f.loop(0, strips) as strip:
+        with f.loop(0, count_tile_inputs(form.m) ** 2) as xi, f.loop(0, strips) as strip:
             u_now = u.at((xi.index * strips + strip.index) * strip_floats)
             v_now, m_now = v.at(xi.index * w.v_pitch), m.at(xi.index * w.m_pitch + strip.index * m_strip)
             with f.loop(0, chunks, carried=[f.value(0)]) as chunk:
@@ -357,4 +357,4 @@ class _Kernel:
                     with f.when(k.equals(w.whole_vectors)):
                         f.call(self.functions.tail, *operands)
 
-        self.over_tiles(begin, end, transform)
+        self.emit_for_tiles(begin, end, transform)

@@ -21,7 +21,7 @@ Combination = tuple[tuple[int, float], ...]
 """A linear combination: (index, coefficient) of its terms."""
 
 
-def side(m: int) -> int:
+def count_tile_inputs(m: int) -> int:
     """Input values along an axis of a tile."""
     return m + TAPS - 1
 
@@ -31,7 +31,7 @@ def matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(A, B, G) in float64: the results of a row are A ((G w) * (B x)), with A [m, n], B [n, n], G [n, 3] and n = m + 2."""
     from numpy.polynomial import polynomial  # not needed if compiled objects and packed weights are kept
 
-    n, pairs = side(m), PAIRS[m]
+    n, pairs = count_tile_inputs(m), PAIRS[m]
     points = [0.0, *(sign * p for p in pairs for sign in (1, -1))]
     a, b, g = np.zeros((m, n)), np.zeros((n, n)), np.zeros((n, TAPS))
     for k, p in enumerate(points):

@@ -130,8 +130,8 @@ class Heads(CompiledTactic):
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:
         """The refusals for a batch of one: the batch size does not matter."""
-        if said := self.why_not(layer):
-            return said
+        if refusal := self.why_not(layer):
+            return refusal
         if BF16 in permitted and jit.has("avx512_bf16"):
             return "the separate layers may be faster in the permitted 16-bit floats"
         dims = {d for t in (*layer.inputs, *layer.outputs) if t is not None for d in t.shape}

@@ -97,8 +97,8 @@ class DualOutputConv(CompiledTactic):
     needs_avx512 = True
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        branches = split_branches(layer) if said is None else said
+        reason = super().why_not(layer)
+        branches = split_branches(layer) if reason is None else reason
         return branches if isinstance(branches, str) else None
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:

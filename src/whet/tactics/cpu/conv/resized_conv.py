@@ -132,8 +132,8 @@ class ResizedConv(CompiledTactic):
     needs_avx512 = True
 
     def why_not(self, layer: Layer) -> str | None:
-        said = super().why_not(layer)
-        resized = split_layer(layer) if said is None else said
+        reason = super().why_not(layer)
+        resized = split_layer(layer) if reason is None else reason
         return resized if isinstance(resized, str) else None
 
     def keeps_unfused(self, layer: Layer, permitted: Collection[DType]) -> str | None:

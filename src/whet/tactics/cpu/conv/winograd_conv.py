@@ -19,8 +19,8 @@ from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signa
 from whet.tactics._fused import root_layer, source_index, weight_and_bias
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, steps_of
-from whet.tactics.cpu.conv._winograd_ir import Form, context_words, winograd_ir
-from whet.tactics.cpu.conv._winograd_transform import TAPS, side, transformed_weights
+from whet.tactics.cpu.conv._winograd_ir import Form, list_context_words, winograd_ir
+from whet.tactics.cpu.conv._winograd_transform import TAPS, count_tile_inputs, transformed_weights
 from whet.tactics.cpu.onednn._kernel import static, to_f32
 
 _RTOL = {2: 1e-5, 4: 2e-5}
@@ -87,7 +87,7 @@ class WinogradKernel:
         down, across = -(-rows // m), -(-columns // m)
         tiles = samples * down * across
         is_split = bool(sizes["split"])
-        self.threads = count if tiles * taken * channels * side(m) ** 2 > self.serial_work else 1
+        self.threads = count if tiles * taken * channels * count_tile_inputs(m) ** 2 > self.serial_work else 1
         blocks = -(-tiles // sizes["tiles"])
         if not is_split:
             blocks = min(-(-blocks // self.threads) * self.threads, tiles)
@@ -98,7 +98,7 @@ class WinogradKernel:
         strips = -(-channels // form.width)
         panel_strips = min(sizes["strips"], strips)
         panels = -(-strips // panel_strips)
-        matrices = side(m) ** 2
+        matrices = count_tile_inputs(m) ** 2
         v_pitch, m_pitch = _pitch(x.blocks * capacity * form.lanes), _pitch(panel_strips * capacity * form.width)
         block_floats = v_pitch * matrices
         thread_floats = _pitch(form.buffer_floats + m_pitch * matrices + (0 if is_split else block_floats))
@@ -129,7 +129,7 @@ class WinogradKernel:
         ir = jit.generated(winograd_ir, self._form)
         for name, items in self._launches:
             words = [*context, *self._sizes, items, -(-items // self.threads)]
-            assert len(words) == len(context_words(self._form.steps))
+            assert len(words) == len(list_context_words(self._form.steps))
             stream.record(jit.ParallelCall(jit.function_address(ir, name), words, operands, self.threads, self.implementation))
 
 
@@ -174,7 +174,7 @@ class Winograd(FloatConvTactic):
         for m, cost in costs.items():
             if cost > _CLEARLY * min(costs.values()):
                 continue
-            weights, most = 4 * products * side(m) ** 2, most_rows()
+            weights, most = 4 * products * count_tile_inputs(m) ** 2, most_rows()
             for split in (0, 1):
                 if (weights > _SECOND_CACHE if split else weights < _MEMORY):
                     configs += [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for n, strips in ((2, 4), (4, 1))]
@@ -202,7 +202,7 @@ class _Pack:
         w = to_f32(self.weights)
         channels, taken = w.shape[:2]
         padded, count = -(-taken // self.lanes) * self.lanes, -(-channels // self.width)
-        matrices = side(self.m) ** 2
+        matrices = count_tile_inputs(self.m) ** 2
         packed = np.zeros(matrices * padded * count * self.width + count * self.width, np.float32)
         at = 0
         for first in range(0, count, self.strips):  # panel by panel: the values in float64 stay in the caches
@@ -220,7 +220,7 @@ class _Pack:
 
 def _cost(m: int, tiles: int, products: int) -> float:
     """Estimated cost of all tiles: multiplications, and reads of the weights, each for `products` pairs of channels."""
-    return float(side(m) ** 2 * products * (tiles + _READ_COST))
+    return float(count_tile_inputs(m) ** 2 * products * (tiles + _READ_COST))
 
 
 def _row_counts(counts: set[int]) -> tuple[int, ...]:

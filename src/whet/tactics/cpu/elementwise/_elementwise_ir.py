@@ -33,7 +33,7 @@ class Program:
         return len(self.dtypes) - 1
 
 
-def words_of(operands: int, packed: int, outer: int) -> tuple[str, ...]:
+def list_context_words(operands: int, packed: int, outer: int) -> tuple[str, ...]:
     """The context: addresses of operands that are computed, the result's, rows, elements of a row, the sizes of the outer axes after the first, for
     each operand its strides along the outer axes; a thread's share, addresses of constant operands."""
     strides = [f"stride{k}_{axis}" for k in range(operands) for axis in range(outer)]
@@ -48,7 +48,7 @@ def elementwise_ir(program: Program, packed: int, steps: tuple[int, ...], unifor
     """`elementwise(context)`. The last `packed` operands are constant. `steps`: each operand's stride along a row, 0 or 1. `uniform`: True for an
     operand that is one value. `outer`: axes outside of a row, 0 for one row that threads share. `tail`: elements after a row's whole vectors."""
     module = Module()
-    with parallel_kernel(module, "elementwise", words_of(program.operands, packed, outer), "rows" if outer else "width") as (f, w):
+    with parallel_kernel(module, "elementwise", list_context_words(program.operands, packed, outer), "rows" if outer else "width") as (f, w):
         words = vars(w)
         emitter = Emitter(f)
         pointers = [words[f"operand{k}"].as_pointer(STORAGES[d].memory) for k, d in enumerate(program.dtypes[:-1])]

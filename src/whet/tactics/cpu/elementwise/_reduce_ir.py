@@ -43,14 +43,14 @@ class Reduction:
                 return a * b
         return a + b
 
-    def result(self, a: Value) -> Value:
+    def finish(self, a: Value) -> Value:
         if self._op == "ReduceMean":
             assert self._factor is not None
             factor = self._factor.load()
             return a * (factor.broadcast(a.lanes) if a.lanes > 1 else factor)
         return self._f.math("sqrt", a) if self._op == "ReduceL2" else a
 
-    def across(self, a: Value) -> Value:
+    def combine_lanes(self, a: Value) -> Value:
         """All lanes combined, as a scalar."""
         f, lanes = self._f, a.lanes
         if lanes == 1:
@@ -62,7 +62,7 @@ class Reduction:
         return f.emit(FLOAT, f"extractelement {a}, i32 0", a)
 
 
-def words_of(kept_axes: int, reduced_axes: int) -> tuple[str, ...]:
+def list_context_words(kept_axes: int, reduced_axes: int) -> tuple[str, ...]:
     """The context: addresses of input, result and the factor of a mean; items, the innermost axis's length and its chunks; sizes and strides of the
     other kept axes and of the other reduced axes; a thread's share."""
     axes = [*(f"kept{k}" for k in range(kept_axes)), *(f"reduced{k}" for k in range(reduced_axes))]
@@ -74,7 +74,7 @@ def reduce_ir(op: str, kept_axes: int, reduced_axes: int, inner_reduced: bool, t
     """`reduce(context)`. `kept_axes`, `reduced_axes`: number of axes besides the innermost one. `inner_reduced`: the innermost axis is reduced.
     `tail`: elements of the innermost axis after its whole vectors (after whole chunks of VECTORS vectors if it is kept)."""
     module = Module()
-    with parallel_kernel(module, "reduce", words_of(kept_axes, reduced_axes), "items") as (f, w):
+    with parallel_kernel(module, "reduce", list_context_words(kept_axes, reduced_axes), "items") as (f, w):
         words = vars(w)
         kind = Reduction(f, op, w.factor.as_pointer(FLOAT))
         source, target = w.x.as_pointer(FLOAT), w.y.as_pointer(FLOAT)
@@ -89,7 +89,7 @@ def reduce_ir(op: str, kept_axes: int, reduced_axes: int, inner_reduced: bool, t
             at = source.at(offset)
             axes = [(words[f"reduced{k}_size"], words[f"reduced{k}_stride"]) for k in range(reduced_axes)]
             if inner_reduced:
-                target.store(kind.result(reduce_rows(f, kind, at, axes, w.width, tail)), items.index)
+                target.store(kind.finish(reduce_rows(f, kind, at, axes, w.width, tail)), items.index)
             else:
                 start = items.index % w.chunks * (VECTORS * LANES)
                 _inner_kept(f, kind, at.at(start), target.at(row * w.width + start), axes, w.width - start, tail)
@@ -119,9 +119,9 @@ def reduce_rows(f: Function, kind: Reduction, at: Pointer, axes: Sequence[tuple[
         return results
 
     totals = _nest(f, axes, at, [kind.initial(n) for n in (LANES, *widths)], runs)
-    result = kind.across(totals[0])
+    result = kind.combine_lanes(totals[0])
     for total in totals[1:]:
-        result = kind.combine(result, kind.across(total))
+        result = kind.combine(result, kind.combine_lanes(total))
     return result
 
 
@@ -157,7 +157,7 @@ def _inner_kept(f: Function, kind: Reduction, at: Pointer, out: Pointer, axes: S
         initial = [kind.initial(lanes) for _, lanes in groups]
         totals = _nest(f, axes[:-1], at, initial, blocks) if axes else body(at, initial)
         for total, (first, _) in zip(totals, groups, strict=True):
-            out.store(kind.result(total), first)
+            out.store(kind.finish(total), first)
 
     with f.when(left >= VECTORS * LANES):
         columns([(LANES * k, LANES) for k in range(VECTORS)])

@@ -166,13 +166,13 @@ class Elementwise(CompiledTactic):
             return "computes in floating point, the layer is quantized"
         if layer.op == "Fused" and layer.composite not in OPERATIONS:
             return f"computes elementwise ops, not {layer.composite}"
-        if said := jit.why_unavailable():
-            return said
+        if reason := jit.why_unavailable():
+            return reason
         if len(layer.outputs) != 1:
             return "computes layers with one output"
         for inner in layer.regions["body"].layers if layer.op == "Fused" else [layer]:
-            if said := why_not_elementwise(inner):
-                return said
+            if reason := why_not_elementwise(inner):
+                return reason
         if all(t is None or t.is_constant for t in layer.inputs):
             return "all operands are constant"
         if any(t is not None and t.dtype.name == "f16" for t in (*layer.inputs, *layer.outputs)) and not jit.has("f16c") and not jit.has("fphp"):

@@ -62,8 +62,8 @@ class Reduce(CompiledTactic):
     ops = KINDS
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
             return "takes single layers, not fused ones"
         if layer.needs(0).dtype != F32:

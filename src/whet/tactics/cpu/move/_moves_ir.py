@@ -19,7 +19,7 @@ Lanes = frozenset[int]
 _ALL = frozenset(range(LANES))
 
 
-def context_words(sources: int) -> tuple[str, ...]:
+def list_context_words(sources: int) -> tuple[str, ...]:
     """The context of `moves`: addresses of the result, the constants and the sources; rows, rows per thread."""
     return ("target", "numbers", *(f"source{k}" for k in range(sources)), "rows", "share")
 
@@ -27,21 +27,21 @@ def context_words(sources: int) -> tuple[str, ...]:
 def moves_ir(moves: Moves, has_avx512dq: bool, longest: int = LONGEST) -> str:
     """`moves(context)`. Raises Refused for more than `longest` instructions, and for trees without code."""
     module = Module()
-    with parallel_kernel(module, "moves", context_words(len(moves.sources)), "rows") as (f, words):
+    with parallel_kernel(module, "moves", list_context_words(len(moves.sources)), "rows") as (f, words):
         _emit_rows(f, words, moves, has_avx512dq, longest)
     return str(module)
 
 
 def rows_function(module: Module, moves: Moves, has_avx512dq: bool) -> Function:
     """Only `moves.part(context, begin, end)`, for kernels that call it for some rows. Raises Refused."""
-    with range_function(module, "moves", context_words(len(moves.sources))) as (f, words):
+    with range_function(module, "moves", list_context_words(len(moves.sources))) as (f, words):
         _emit_rows(f, words, moves, has_avx512dq, LONGEST)
     return f
 
 
 def _emit_rows(f: Function, words: SimpleNamespace, moves: Moves, has_avx512dq: bool, longest: int) -> None:
     activations = Activations(f, has_avx512dq)
-    target, numbers, *sources = (getattr(words, w).as_pointer(FLOAT) for w in context_words(len(moves.sources))[:-2])
+    target, numbers, *sources = (getattr(words, w).as_pointer(FLOAT) for w in list_context_words(len(moves.sources))[:-2])
     with f.loop(words.begin, words.end) as rows:
         _Row(f, moves, activations, longest, rows.index, target.at(rows.index * moves.columns), numbers, sources).emit(moves.root, {})
 

@@ -38,7 +38,7 @@ def row_norm_ir(tail: int, is_centered: bool) -> str:
 
         with f.loop(w.begin, w.end) as rows:
             x, y = (w_.as_pointer(FLOAT).at(rows.index * w.width) for w_ in (w.x, w.y))
-            mean = total(x, lambda value, found: found + value, zero) * inverse_width if is_centered else zero
+            mean = total(x, lambda value, running: running + value, zero) * inverse_width if is_centered else zero
 
             def centered(value: Value, mean: Value = mean) -> Value:
                 return value - mean if is_centered else value

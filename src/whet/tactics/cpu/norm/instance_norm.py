@@ -50,8 +50,8 @@ class InstanceNorm(CompiledTactic):
     ops = ("InstanceNormalization",)
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
             return "takes single layers, not fused ones"
         if any(layer.needs(i).dtype != F32 for i in range(3)):

@@ -56,8 +56,8 @@ class RmsNorm(CompiledTactic):
     ops = ("RMSNormalization",)
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
             return "takes single layers, not fused ones"
         if layer.needs(0).dtype != F32:
@@ -73,6 +73,6 @@ class RmsNorm(CompiledTactic):
         return [Signature((Operand("linear", F32), *rest), (Operand("linear", F32),))]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> RowNormKernel:
-        if said := self.why_not(layer):
-            raise PlanRefused(said)
+        if reason := self.why_not(layer):
+            raise PlanRefused(reason)
         return RowNormKernel(layer, signature, backend.threads)

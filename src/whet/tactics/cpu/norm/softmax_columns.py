@@ -46,8 +46,8 @@ class SoftmaxColumns(CompiledTactic):
     ops = ("Softmax",)
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
             return "takes single layers, not fused ones"
         return None if layer.needs(0).dtype == F32 and not layer.needs(0).is_constant else "computes in f32"

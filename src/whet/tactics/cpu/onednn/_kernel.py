@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from typing import Any, Protocol
 
@@ -78,6 +79,13 @@ class OneDnnCall(Call):
     def set_address(self, kind: str, index: int, address: int) -> None:
         for operand in self._operands.get((kind, index), ()):
             self._call.bind(operand, address + self._offsets.get(operand, 0))
+
+    def make_address_setter(self, kind: str, index: int) -> Callable[[int], None]:
+        """`set_address` for one operand as a function."""
+        operands = self._operands.get((kind, index), [])
+        if len(operands) == 1 and not self._offsets.get(operands[0], 0):
+            return partial(self._call.bind, operands[0])
+        return partial(self.set_address, kind, index)
 
 
 class OneDnnKernel:

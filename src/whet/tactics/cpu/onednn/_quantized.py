@@ -22,10 +22,10 @@ __all__ = [
     "QuantizedTactic",
     "Scale",
     "add_scales",
+    "drop_implied_bounds",
     "list_same_format_signatures",
     "list_signatures",
     "match_real_post_ops",
-    "needed_steps",
     "quantized_attributes",
     "require_quantized",
     "weight_key",
@@ -121,7 +121,7 @@ def list_signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
 def match_real_post_ops(parts: Parts, signature: Signature, shaper: Shaper | None = None) -> Chain | str:
     """The epilogue as post-ops on real numbers, with integer addends dequantized."""
     chain = Chain()
-    for post in needed_steps(parts):
+    for post in drop_implied_bounds(parts):
         if post.other not in parts.reads or parts.view.needs(post.other).is_constant:
             step = match_post_ops([post], parts.view, signature, shaper)
         else:
@@ -132,7 +132,7 @@ def match_real_post_ops(parts: Parts, signature: Signature, shaper: Shaper | Non
     return chain
 
 
-def needed_steps(parts: Parts) -> list[EpilogueStep]:
+def drop_implied_bounds(parts: Parts) -> list[EpilogueStep]:
     """The epilogue without final bounds that saturation implies: Relu before u8 with zero point 0, a Clip to the range.
 
     A bound is implied if it rounds to the lowest (highest) integer or beyond: values outside it saturate to the same integer.

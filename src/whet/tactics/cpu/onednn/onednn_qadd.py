@@ -15,7 +15,7 @@ from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
 from whet.tactics.cpu.onednn._post_ops import Chain, match_post_ops
-from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, list_same_format_signatures, needed_steps, require_quantized
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, drop_implied_bounds, list_same_format_signatures, require_quantized
 
 
 @tactic
@@ -41,7 +41,7 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
         places = [i for i in (parts.place(t) for t in parts.head.inputs) if i is not None]
         shift = -sum(parts.reads[i].zero * parts.reads[i].number for i in places)
         steps = Chain([dnn.Eltwise("linear", 1.0, shift)] if shift else [])
-        fused = match_post_ops(needed_steps(parts), parts.view, signature)
+        fused = match_post_ops(drop_implied_bounds(parts), parts.view, signature)
         if isinstance(fused, str):
             return fused
         steps.extend(fused)

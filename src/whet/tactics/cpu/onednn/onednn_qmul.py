@@ -14,7 +14,7 @@ from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
 from whet.tactics.cpu.onednn._post_ops import Chain, match_post_ops
-from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, list_same_format_signatures, needed_steps, require_quantized
+from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, drop_implied_bounds, list_same_format_signatures, require_quantized
 
 _COST_OF_PLAIN_LOOPS = 100  # multiply-adds in the time of one element (50 ns) of the scalar loops, which batches of several samples use
 
@@ -42,7 +42,7 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         parts = require_quantized(layer)
         x, factor = require_integer_and_factor(parts)
-        fused = match_post_ops(needed_steps(parts), parts.view, signature)
+        fused = match_post_ops(drop_implied_bounds(parts), parts.view, signature)
         if isinstance(fused, str):
             return fused
         whole, gate = (describe(parts.view.needs(i), signature.needs(i)) for i in (x, factor))

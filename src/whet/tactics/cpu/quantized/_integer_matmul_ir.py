@@ -82,16 +82,16 @@ class _Tile:
         """Stores a block's row, only the columns that exist."""
         f, w = self._f, self._w
 
-        def whole() -> None:
+        def store_all() -> None:
             for k, value in enumerate(values):
                 out.store(value, _HALF * k)
 
         if not self._tail:
-            whole()
+            store_all()
             return
         is_whole = w.columns - column >= COLUMNS
         with f.when(is_whole):
-            whole()
+            store_all()
         with f.when(w.columns - column < COLUMNS):
             done = 0
             for lanes in (8, 4, 2, 1):

@@ -20,7 +20,7 @@ from whet.tactics.cpu._llvm.builder import FLOAT, INT8, INT32, LANES, Module, Va
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS, CompiledKernel, CompiledTactic, integer_range, load_parameters, packed_parameters, to_int8
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 from whet.tactics.cpu.onednn._kernel import static
-from whet.tactics.cpu.onednn._quantized import QuantizedTactic, needed_steps
+from whet.tactics.cpu.onednn._quantized import QuantizedTactic, drop_implied_bounds
 from whet.tactics.cpu.onednn.onednn_qmul import find_integer_and_factor, require_integer_and_factor
 
 _WORDS = ("source", "factors", "target", "samples", "channels", "pixels", *LAST_WORDS)
@@ -54,7 +54,7 @@ class Gate(QuantizedTactic, CompiledTactic):
 
     def why_not_parts(self, parts: Parts) -> str | None:
         indices = find_integer_and_factor(parts)
-        if parts.stores is None or indices is None or needed_steps(parts):
+        if parts.stores is None or indices is None or drop_implied_bounds(parts):
             return "multiplies an integer tensor by a float factor and stores integers"
         x, factor = (parts.view.needs(i) for i in indices)
         if x.is_constant or factor.is_constant or x.shape != parts.view.outputs[0].shape or x.type.rank < 3:

@@ -80,8 +80,8 @@ class IntegerMatMul(CompiledTactic):
         return super().unavailable() or (None if jit.has("avx2") else "the CPU has no AVX2")
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer) or self.unavailable():
-            return said
+        if reason := super().why_not(layer) or self.unavailable():
+            return reason
         if layer.op == "Fused":
             return "takes single layers, not fused ones"
         b = layer.needs(1)

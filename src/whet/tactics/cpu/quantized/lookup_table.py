@@ -102,7 +102,7 @@ def table(layer: Layer) -> np.ndarray:
     body, x = layer.regions["body"], _integer(layer)
     values: dict[Tensor, np.ndarray] = {}
     for i, (inner, t) in enumerate(zip(body.inputs, map(layer.needs, range(len(layer.inputs))), strict=True)):
-        values[inner] = _all(t.dtype) if i == x else t.array()
+        values[inner] = _list_values(t.dtype) if i == x else t.array()
     values |= {t: t.array() for t in body.constants.values()}
     for step in body.layers:
         arrays = [None if t is None else values[t] for t in step.inputs]
@@ -112,6 +112,6 @@ def table(layer: Layer) -> np.ndarray:
     return np.ascontiguousarray(out)
 
 
-def _all(dtype: DType) -> np.ndarray:
+def _list_values(dtype: DType) -> np.ndarray:
     """All values of an 8-bit type in the order of their bytes."""
     return np.arange(256, dtype=np.uint8).view(dtype.numpy)

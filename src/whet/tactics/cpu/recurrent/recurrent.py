@@ -47,7 +47,7 @@ class RecurrentKernel(CompiledKernel):
             Packed(f"{digests[2]}|{key} bias", 8 * self.directions * self.rows, self._biases, storable=True),
         )
 
-    def _by_gate(self, a: np.ndarray) -> np.ndarray:
+    def _pad_gates(self, a: np.ndarray) -> np.ndarray:
         """[..., gates * units, columns] with padded units and rows."""
         *lead, _, columns = a.shape
         padded = np.zeros((*lead, self.gates, self.padded_units, columns), np.float32)
@@ -57,7 +57,7 @@ class RecurrentKernel(CompiledKernel):
         return rows
 
     def _matrix(self, i: int) -> np.ndarray:
-        rows = self._by_gate(np.asarray(self.layer.needs(i).array(), np.float32))
+        rows = self._pad_gates(np.asarray(self.layer.needs(i).array(), np.float32))
         blocks = rows.reshape(self.directions, self.rows // BLOCK, BLOCK, -1).transpose(0, 1, 3, 2)
         return np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
 
@@ -66,7 +66,7 @@ class RecurrentKernel(CompiledKernel):
         if (b := self.layer.input(3)) is None:
             return np.zeros(2 * self.directions * self.rows, np.float32).view(np.uint8)
         pairs = np.asarray(b.array(), np.float32).reshape(self.directions, 2, self.gates * self.units, 1)
-        return np.ascontiguousarray(self._by_gate(pairs)).reshape(-1).view(np.uint8)
+        return np.ascontiguousarray(self._pad_gates(pairs)).reshape(-1).view(np.uint8)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         layer, d, n, h = self.layer, self.directions, self.batch, self.units
@@ -95,8 +95,8 @@ class Recurrent(CompiledTactic):
     ops = tuple(GATES)
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused":
             return "takes single layers, not fused ones"
         if any(t is not None and t.dtype != F32 for t in layer.inputs if t is not layer.input(4)):
@@ -130,8 +130,8 @@ class Recurrent(CompiledTactic):
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> RecurrentKernel:
-        if said := self.why_not(layer) or self.refuses(layer, signature, backend):
-            raise PlanRefused(said)
+        if reason := self.why_not(layer) or self.refuses(layer, signature, backend):
+            raise PlanRefused(reason)
         return RecurrentKernel(layer, signature, backend.threads)
 
 

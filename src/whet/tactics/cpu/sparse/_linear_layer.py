@@ -91,10 +91,10 @@ def skip_zero_weights(
     odd = ~np.isfinite(x)
     y = np.array(reference(layer, np.where(odd, x.dtype.type(0), x), weights, *other_inputs))
 
-    def reached(inputs: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    def find_reached(inputs: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         return reference(layer, inputs.astype(x.dtype), chosen.astype(weights.dtype)) > 0.5
 
-    up, down = (reached(x == s, weights > 0) | reached(x == -s, weights < 0) for s in (np.inf, -np.inf))
+    up, down = (find_reached(x == s, weights > 0) | find_reached(x == -s, weights < 0) for s in (np.inf, -np.inf))
     y[up], y[down] = np.inf, -np.inf
-    y[(up & down) | reached(np.isnan(x), weights != 0)] = np.nan
+    y[(up & down) | find_reached(np.isnan(x), weights != 0)] = np.nan
     return y

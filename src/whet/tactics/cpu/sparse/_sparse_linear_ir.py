@@ -60,7 +60,7 @@ class Variant(Tiling):
     bf16: bool = False
 
 
-def context_words(steps: Sequence[str]) -> tuple[str, ...]:
+def list_context_words(steps: Sequence[str]) -> tuple[str, ...]:
     """Names of the context's words: rows in and out and the addend, sizes of a row in and out, whole tiles of rows, whole chunks, items."""
     return ("x", "y", *(["added"] if "Add" in steps else []), "inputs", "channels", "tiles", "chunks", "items", *LAST_WORDS)
 
@@ -80,7 +80,7 @@ def item_words(inputs: int, unit: int, bf16: bool = False) -> int:
 def sparse_linear_ir(variant: Variant) -> str:
     """`sparse_linear(context)`."""
     module = Module()
-    with parallel_kernel(module, "sparse_linear", context_words(variant.steps), "items") as (f, words):
+    with parallel_kernel(module, "sparse_linear", list_context_words(variant.steps), "items") as (f, words):
         _Kernel(f, words, variant).emit()
     return str(module)
 
@@ -178,7 +178,7 @@ class _Kernel(ProductKernel):
         if v.bf16:
             values = values.as_integer().as_pointer(INT16)
         for g in range(groups):
-            inputs = [self._four(x, r, g) for r in range(rows)]
+            inputs = [self._load_four_inputs(x, r, g) for r in range(rows)]
             for k in range(KEPT):
                 for j in range(v.blocks):
                     weight = _to_float(values.load(((g * KEPT + k) * v.blocks + j) * v.lanes, v.lanes))
@@ -189,7 +189,7 @@ class _Kernel(ProductKernel):
             f.scheduling_barrier()
         return sums
 
-    def _four(self, x: Pointer, row: int, group: int) -> Value:
+    def _load_four_inputs(self, x: Pointer, row: int, group: int) -> Value:
         """Four inputs of a row in every 128-bit part of a vector."""
         four = _to_float(x.at(self.w.inputs * row).load(group * GROUP, GROUP))
         return self.f.shuffle(four, four, [i % GROUP for i in range(self.v.lanes)])

@@ -81,7 +81,7 @@ class _Kernel(ProductKernel):
         positions = [stream.load(j * v.lanes, v.lanes) for j in range(v.blocks)]
         pairs = stream.at(v.unit).as_integer().as_pointer(INT8)
         for g in range(groups):
-            inputs = [self._bytes(self._four(x, r, g)) for r in range(rows)]
+            inputs = [self._bytes(self._load_four_inputs(x, r, g)) for r in range(rows)]
             for j in range(v.blocks):
                 weight = pairs.load((g * v.blocks + j) * 2 * v.lanes, 2 * v.lanes).convert("sext", INT16)
                 control = self._bytes((positions[j] & self.position) | self.zero)
@@ -95,7 +95,7 @@ class _Kernel(ProductKernel):
             f.scheduling_barrier()
         return sums
 
-    def _four(self, x: Pointer, row: int, group: int) -> Value:
+    def _load_four_inputs(self, x: Pointer, row: int, group: int) -> Value:
         """Four inputs of a row in every lane, unsigned."""
         four = x.at(self.row_elements * row).load(group).broadcast(self.v.lanes)
         return self.f.emit(four.type, f"xor {four}, {self.shift.name}", four, self.shift) if self.v.signed else four

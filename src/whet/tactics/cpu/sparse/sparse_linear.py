@@ -18,7 +18,7 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.kernel import CompiledKernel
 from whet.tactics.cpu.onednn._kernel import RTOL, runtime_tensors, static, to_f32
 from whet.tactics.cpu.sparse._linear_layer import Epilogue, match_epilogue, matrix_of, sizes_of, skip_zero_weights, why_not_linear
-from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, Variant, context_words, item_words, lanes_of, sparse_linear_ir
+from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, Variant, item_words, lanes_of, list_context_words, sparse_linear_ir
 from whet.tactics.cpu.sparse._two_four_tactic import TwoFourTactic, list_tile_configs, tile_of
 
 
@@ -62,7 +62,7 @@ class SparseLinearKernel(CompiledKernel):
         }  # fmt: skip
         if self.residual is not None:
             operands["added"] = ("input", self.residual)
-        words = [operands[name] for name in context_words(self.variant.steps)[:-2]]
+        words = [operands[name] for name in list_context_words(self.variant.steps)[:-2]]
         self.launch(stream, sparse_linear_ir(self.variant), "sparse_linear", args, words, self.items)
 
 

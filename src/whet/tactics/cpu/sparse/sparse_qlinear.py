@@ -16,7 +16,7 @@ from whet.tactics._two_four import compress, why_not_two_four
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, integer_range
 from whet.tactics.cpu.onednn._kernel import static, to_f32
-from whet.tactics.cpu.onednn._quantized import QuantizedTactic, needed_steps
+from whet.tactics.cpu.onednn._quantized import QuantizedTactic, drop_implied_bounds
 from whet.tactics.cpu.sparse._linear_layer import Epilogue, match_epilogue, matrix_of, sizes_of, why_not_linear
 from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, lanes_of
 from whet.tactics.cpu.sparse._sparse_qlinear_ir import HEADER, WORDS, QVariant, qitem_words, sparse_qlinear_ir
@@ -31,7 +31,7 @@ class SparseQLinearKernel(CompiledKernel):
     serial_work = 1 << 18
 
     def __init__(self, layer: Layer, signature: Signature, parts: Parts, blocks: int, rows: int, lanes: int, count: int) -> None:
-        view, end = parts.view, match_epilogue(parts.view, needed_steps(parts))
+        view, end = parts.view, match_epilogue(parts.view, drop_implied_bounds(parts))
         assert isinstance(end, Epilogue)
         self.rows, self.inputs_of_row, self.channels = sizes_of(view)
         super().__init__(layer, signature, self.rows * self.inputs_of_row * self.channels // KEPT, count)
@@ -95,7 +95,7 @@ class SparseQLinear(QuantizedTactic, TwoFourTactic):
             return "takes one scale for the result"
         if parts.stores is None and parts.view.outputs[0].dtype != F32:
             return "stores 8-bit integers or 32-bit floats"
-        end = match_epilogue(parts.view, needed_steps(parts))
+        end = match_epilogue(parts.view, drop_implied_bounds(parts))
         if isinstance(end, str):
             return end
         if end.residual is not None or any(i not in (x, w) for i in parts.reads):

@@ -101,5 +101,5 @@ def kernel_text(name: str, constants: Mapping[str, int]) -> str:
         text = text.replace('#include "wgmma"', products)
     if '#include "wgmma_transposed"' in text:
         text = text.replace('#include "wgmma_transposed"', wgmma_transposed_text(constants["DV"], bool(constants.get("BF16", 0))))
-    text = re.sub(r'#include "(\w+\.cuh)"', lambda found: _file(found.group(1)), text)
+    text = re.sub(r'#include "(\w+\.cuh)"', lambda include: _file(include.group(1)), text)
     return "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text

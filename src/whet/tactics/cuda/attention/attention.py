@@ -89,15 +89,15 @@ class Attention(AttentionTactic):
         heads = match_attention(layer)
         if isinstance(heads, str) or (reason := why_not_sizes(heads)):
             raise PlanRefused(heads if isinstance(heads, str) else str(reason))
-        said = {k: int(v) for k, v in config}
-        known = set(said) == {"wr", "wk", "mi", "kc", "stages"} and (said["wr"], said["wk"]) in SHAPES
-        if not known or said["kc"] not in (16, 32, 64) or said["stages"] not in (1, 2) or said["mi"] not in (1, 2):
+        fields = {k: int(v) for k, v in config}
+        known = set(fields) == {"wr", "wk", "mi", "kc", "stages"} and (fields["wr"], fields["wk"]) in SHAPES
+        if not known or fields["kc"] not in (16, 32, 64) or fields["stages"] not in (1, 2) or fields["mi"] not in (1, 2):
             raise PlanRefused(f"the kernel has no tile {config}")
         shared = shared_bytes(heads, config)
-        if shared > min(SHARED, shared_limit(backend)) or not _fits_registers(heads, said["wr"], said["mi"], said["kc"]):
+        if shared > min(SHARED, shared_limit(backend)) or not _fits_registers(heads, fields["wr"], fields["mi"], fields["kc"]):
             raise PlanRefused(f"a multiprocessor cannot hold {config} for heads of {heads.size}")
         constants = _constants(heads, config, layer, signature)
-        grid = (blocks_of(heads.rows, 16 * said["wr"] * said["mi"]), heads.batch * heads.heads, 1)
+        grid = (blocks_of(heads.rows, 16 * fields["wr"] * fields["mi"]), heads.batch * heads.heads, 1)
         packed: list[Packed] = []
         t = None if heads.mask is None else layer.needs(heads.mask.place)
         constant = t is not None and t.is_constant
@@ -135,9 +135,9 @@ class Attention(AttentionTactic):
                 scale=heads.scale,
                 cap=heads.cap,
             )
-            return [launch("attention", arguments, constants, grid, 32 * said["wr"] * said["wk"], shared=shared, label=layer.name)]
+            return [launch("attention", arguments, constants, grid, 32 * fields["wr"] * fields["wk"], shared=shared, label=layer.name)]
 
-        name = f"attention {said['wr'] * said['mi'] * 16}x{said['kc'] * said['wk']}"
+        name = f"attention {fields['wr'] * fields['mi'] * 16}x{fields['kc'] * fields['wk']}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 
@@ -198,23 +198,23 @@ def _padded(size: int) -> int:
 
 def shared_bytes(heads: Heads, config: Config) -> int:
     """Bytes of dynamic shared memory; mirrors attention.cu."""
-    said = {k: int(v) for k, v in config}
-    chunk, size, value_size = said["kc"] * said["wk"], _padded(heads.size), _padded(heads.value_size)
+    fields = {k: int(v) for k, v in config}
+    chunk, size, value_size = fields["kc"] * fields["wk"], _padded(heads.size), _padded(heads.value_size)
     keys = size * (chunk + 8) if heads.turned else chunk * (size + 8)
-    rows = 0 if _keeps_q_in_registers(heads) else 16 * said["wr"] * said["mi"] * (size + 8)
-    parts = said["wr"] * said["wk"] * said["mi"] * 16 * (value_size + 4 + 2) * 4 if said["wk"] > 1 else 0
-    return max((said["stages"] * (keys + chunk * (value_size + 8)) + rows) * 2, parts)
+    rows = 0 if _keeps_q_in_registers(heads) else 16 * fields["wr"] * fields["mi"] * (size + 8)
+    parts = fields["wr"] * fields["wk"] * fields["mi"] * 16 * (value_size + 4 + 2) * 4 if fields["wk"] > 1 else 0
+    return max((fields["stages"] * (keys + chunk * (value_size + 8)) + rows) * 2, parts)
 
 
 def _constants(heads: Heads, config: Config, layer: Layer, signature: Signature) -> dict[str, int]:
-    said = {k: int(v) for k, v in config}
+    fields = {k: int(v) for k, v in config}
     kind = signature.outputs[0].dtype
     mask, same_rows = -1, 1
     if heads.mask is not None:
         stored = signature.inputs[heads.mask.place]
         mask = 0 if stored is None else TYPE[stored.dtype.name]
         same_rows = int(heads.mask.strides[-2] == 0)
-    names = {name.upper(): said[name] for name in ("kc", "wr", "wk", "mi", "stages")}
+    names = {name.upper(): fields[name] for name in ("kc", "wr", "wk", "mi", "stages")}
     names |= {"TYPE": TYPE[kind.name], "BF16": int(kind.name == "bf16"), "SIZE": heads.size, "VALUE_SIZE": heads.value_size}
     names |= {f"{x.upper()}_UNIT": heads.unit(x) for x in "qkv"} | {"OUT_UNIT": heads.unit("the output")}
     names |= {"Q_SHARED": int(not _keeps_q_in_registers(heads)), "CAPPED": int(heads.cap > 0)}

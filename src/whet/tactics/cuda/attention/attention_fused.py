@@ -133,8 +133,8 @@ class AttentionTactic(Tactic):
         """Reason why the kernel does not take these heads, or None."""
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if not all_static(layer):
             return None
         heads = match_attention(layer)
@@ -186,8 +186,8 @@ class AttentionFused(AttentionTactic):
         period = heads.mask.period if heads.mask is not None else 0
         heads = without_period(heads)
         mask, tile = mask_form(heads, layer, signature), tile_of(config)
-        if said := tile_unfit(heads, mask, tile):
-            raise PlanRefused(f"{config}: {said}")
+        if refusal := tile_unfit(heads, mask, tile):
+            raise PlanRefused(f"{config}: {refusal}")
         kind, causal = signature.outputs[0].dtype.name, heads.causal is not None
         constants, shared = kernel_constants(heads, mask, tile, kind == "bf16"), shared_bytes(heads, mask, tile)
         row_blocks = blocks_of(heads.rows, 64 * tile.groups * tile.turns)
@@ -308,17 +308,17 @@ def list_tiles(heads: Heads, mask: MaskForm, multiprocessors: int) -> list[Tile]
     """Tiles to time, the most promising first."""
     tiles = heads.batch * heads.heads * blocks_of(heads.rows, 64)
     if tiles <= 1.25 * multiprocessors:
-        listed = _few_rows(heads, tiles <= 0.6 * multiprocessors)
+        listed = _list_tiles_for_few_rows(heads, tiles <= 0.6 * multiprocessors)
     elif heads.keys <= 256:
-        listed = _few_keys(heads)
+        listed = _list_tiles_for_few_keys(heads)
     else:
-        listed = _many_rows_and_keys(heads)
+        listed = _list_tiles_for_long_sequences(heads)
     if max(heads.size, heads.value_size) > 128:
-        listed += _large_heads(heads)
+        listed += _list_tiles_for_large_heads(heads)
     return list(dict.fromkeys(t for t in listed if tile_unfit(heads, mask, t) is None))
 
 
-def _few_rows(heads: Heads, fewest: bool) -> list[Tile]:
+def _list_tiles_for_few_rows(heads: Heads, fewest: bool) -> list[Tile]:
     """Fewer row tiles than multiprocessors: warpgroups, then blocks, share the keys of a row tile."""
     tiles = []
     for most in (128, 96, 64):
@@ -333,7 +333,7 @@ def _few_rows(heads: Heads, fewest: bool) -> list[Tile]:
     return [wide[0], *tiles, *clusters, *wide[1:]] if fewest else [*wide, *clusters, *tiles]
 
 
-def _few_keys(heads: Heads) -> list[Tile]:
+def _list_tiles_for_few_keys(heads: Heads) -> list[Tile]:
     """Many heads of few keys: several blocks per multiprocessor, so that loads, products and softmax of different units overlap."""
     turns = min(8, blocks_of(heads.rows, 64))
     tiles = []
@@ -348,7 +348,7 @@ def _few_keys(heads: Heads) -> list[Tile]:
     return [*tiles, Tile(whole, 2, stages=1, turns=blocks_of(turns, 2))]
 
 
-def _many_rows_and_keys(heads: Heads) -> list[Tile]:
+def _list_tiles_for_long_sequences(heads: Heads) -> list[Tile]:
     """Long sequences: the tensor cores of a multiprocessor are kept busy by three or four warpgroups, or by two that overlap products and softmax."""
     rows = blocks_of(heads.rows, 64)
     tiles = []
@@ -361,7 +361,7 @@ def _many_rows_and_keys(heads: Heads) -> list[Tile]:
     return [*tiles, *(Tile(64, wgs, stages=3, overlap=1) for wgs in (3, 2))]
 
 
-def _large_heads(heads: Heads) -> list[Tile]:
+def _list_tiles_for_large_heads(heads: Heads) -> list[Tile]:
     """Heads of more than 128 elements: shared memory holds few rows of q and few keys."""
     tiles = []
     for bn in dict.fromkeys(_equal_steps(heads.keys, most) for most in (64, 32, 16)):

@@ -178,10 +178,10 @@ def list_configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multi
 
 def sizes_of(config: Config) -> dict[str, int]:
     """The fields of a TF32 configuration. Raises PlanRefused for a configuration of another tactic."""
-    said = dict(config)
-    if said.pop("math", None) != "tf32":
+    fields = dict(config)
+    if fields.pop("math", None) != "tf32":
         raise PlanRefused("this tactic computes in tf32")
-    return {k: int(v) for k, v in said.items()}
+    return {k: int(v) for k, v in fields.items()}
 
 
 def cut_to_tf32(a: np.ndarray) -> np.ndarray:

@@ -130,10 +130,10 @@ class F32Product(Tactic):
         x = source_index(layer)
         weights, own = weight_and_bias(layer)
         rows = shape.steps(tile.bk) * tile.bk
-        said = f"{self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}"
+        layout = f"{self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}"
         packed = (
             packed_array(
-                f"{weights.constant().digest}|tf32 permuted {said}",
+                f"{weights.constant().digest}|tf32 permuted {layout}",
                 tile.parts * _tf32.padded_filters(shape.k) * rows * 4,
                 lambda: _tf32.pack(_pack_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
             ),
@@ -171,10 +171,10 @@ class F32Product(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"wgmma {self.math} {tile}", packed=packed, scratch=scratch, rtol=self.rtol)
 
     def _tile(self, config: Config) -> Tf32Config:
-        said = dict(config)
-        if said.pop("math", None) != self.math:
+        fields = dict(config)
+        if fields.pop("math", None) != self.math:
             raise PlanRefused(f"this tactic computes in {self.math}")
-        tile = Tf32Config(**{k: int(v) for k, v in said.items()}, terms=self.terms)
+        tile = Tf32Config(**{k: int(v) for k, v in fields.items()}, terms=self.terms)
         if not tile.valid():
             raise PlanRefused(f"a multiprocessor cannot hold {tile}")
         return tile

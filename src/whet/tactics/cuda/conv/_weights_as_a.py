@@ -30,16 +30,16 @@ class Tile(Protocol):
         """Blocks on a multiprocessor."""
 
 
-def to_registers(tall: np.ndarray) -> np.ndarray:
+def pack_for_registers(weights: np.ndarray) -> np.ndarray:
     """Weights [64, steps, 32] of i8 as `wgmma` takes them from registers: [step, thread, 16 bytes]. Rows r and r + 8 of a warp's 16 are
     channels 2r and 2r + 1, so that a thread's two accumulators are adjacent channels."""
-    steps = tall.shape[1]
-    rows = tall.reshape(4, 8, 2, steps, 2, 4, 4)  # warp, group, later, step, half, quad, byte
+    steps = weights.shape[1]
+    rows = weights.reshape(4, 8, 2, steps, 2, 4, 4)  # warp, group, later, step, half, quad, byte
     return np.ascontiguousarray(rows.transpose(3, 0, 1, 5, 4, 2, 6)).reshape(steps, THREADS, 16)  # registers: half, later
 
 
 def list_tile_widths(columns: int, most: int = 160) -> list[int]:
-    """Columns of tiles: of three that compute the fewest for nothing the widest first."""
+    """Widths of tiles in columns: the three that pad the fewest columns, of equal ones the widest first."""
     whole = -(-columns // 16) * 16
     candidates = {w for w in (whole, 160, 128, 112, 80, 64, 48) if w <= min(whole, most)}
     return sorted(candidates, key=lambda w: (-(-columns // w) * w, -w))[:3]

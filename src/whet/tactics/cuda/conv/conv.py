@@ -43,8 +43,8 @@ class Conv(Tactic):
     channel_alignment = 16
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         head = root_layer(layer)
         if head.attrs["group"] != 1:
             return "takes convolutions of one group"

@@ -45,10 +45,10 @@ class ConvTranspose3xtf32(TransposedTactic):
         return [as_config(c, _MATH) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        epilogue, t, said = match_transposed_epilogue(layer), Transposed.of(layer), dict(config)
-        if isinstance(epilogue, str) or said.pop("math", None) != _MATH:
+        epilogue, t, fields = match_transposed_epilogue(layer), Transposed.of(layer), dict(config)
+        if isinstance(epilogue, str) or fields.pop("math", None) != _MATH:
             raise PlanRefused(epilogue if isinstance(epilogue, str) else f"this tactic computes in {_MATH}")
-        shape, tile = product_of(t), Tf32Config(**{k: int(v) for k, v in said.items()}, terms=3)
+        shape, tile = product_of(t), Tf32Config(**{k: int(v) for k, v in fields.items()}, terms=3)
         if not tile.valid() or tile.bk != _tf32.step_channels(shape.c):
             raise PlanRefused(f"{tile} does not fit a multiprocessor, or {shape.c} channels")
         x = source_index(layer)

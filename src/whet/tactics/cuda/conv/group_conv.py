@@ -36,8 +36,8 @@ class GroupConv(Tactic):
     ops = ("Conv",)
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         head = root_layer(layer)
         if head.attrs["group"] == 1:
             return "takes convolutions of several groups"

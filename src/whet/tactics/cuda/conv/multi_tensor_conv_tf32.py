@@ -110,10 +110,10 @@ class MultiTensorConvTf32(Tactic):
         return [as_config(t, "tf32") for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        convs, said = match_convs(layer), dict(config)
-        if isinstance(convs, str) or said.pop("math", None) != "tf32":
+        convs, fields = match_convs(layer), dict(config)
+        if isinstance(convs, str) or fields.pop("math", None) != "tf32":
             raise PlanRefused(convs if isinstance(convs, str) else "this tactic computes in tf32")
-        tile, shapes = Tf32Config(**{k: int(v) for k, v in said.items()}), convs.shapes
+        tile, shapes = Tf32Config(**{k: int(v) for k, v in fields.items()}), convs.shapes
         if not tile.valid() or tile.bk != convs.bk:
             raise PlanRefused(f"{tile} is no tile of steps of {convs.bk} channels that a multiprocessor can hold")
         at, k = convs.ways[0].shape.k, shapes[0].k

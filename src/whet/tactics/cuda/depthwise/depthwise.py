@@ -66,8 +66,8 @@ class Depthwise(Tactic):
 
     def why_not(self, layer: Layer) -> str | None:
         head = root_layer(layer)
-        if said := super().why_not(layer) or why_not_conv(layer, head):
-            return said
+        if reason := super().why_not(layer) or why_not_conv(layer, head):
+            return reason
         w = head.needs(1)
         return None if w.shape[1] == 1 and head.attrs["group"] == w.shape[0] else "takes depthwise convolutions"
 
@@ -122,11 +122,11 @@ class Depthwise(Tactic):
             tile = tile_from(config, s, 2)
             text = tile_constants(s, tile, constants["FROM"], constants["TO"], kind)
 
-            def through(args: Args) -> list:
+            def make_tile_launch(args: Args) -> list:
                 addresses = (args.inputs[x], args.packed[0], args.packed[1], args.outputs[0])
                 return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), backend.capabilities.multiprocessors, layer.name)]
 
-            return GpuKernel(layer, signature, through, implementation=f"depthwise tile {tile}", packed=packed)
+            return GpuKernel(layer, signature, make_tile_launch, implementation=f"depthwise tile {tile}", packed=packed)
         grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
 
         def make(args: Args) -> list:

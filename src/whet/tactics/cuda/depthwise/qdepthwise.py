@@ -104,12 +104,12 @@ class QDepthwise(QuantizedTactic):
             tile = tile_from(config, s, 1)
             text = tile_constants(s, tile, reads, stores, kind, fold)
 
-            def through(args: Args) -> list:
+            def make_tile_launch(args: Args) -> list:
                 addresses = (args.inputs[x], args.packed[0], args.packed[1], args.outputs[0])
                 blocks = backend.capabilities.multiprocessors
                 return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), blocks, layer.name)]
 
-            return _kernel(layer, signature, through, f"depthwise tile {tile}", packed)
+            return _kernel(layer, signature, make_tile_launch, f"depthwise tile {tile}", packed)
         wide, tall = int(given["wide"]), int(given["tall"])
         constants = {"FROM": reads, "TO": stores, "R": s.r, "S": s.s, "STRIDE": s.stride[1], "WIDE": wide, "TALL": tall, "ACT": ACTIVATIONS[kind]}
         grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)

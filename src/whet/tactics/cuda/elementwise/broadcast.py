@@ -53,8 +53,8 @@ class Broadcast(UnfusedTactic):
     ops = tuple(_TEXT)
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         operands, out = layer.required_inputs(), layer.outputs[0].dtype
         wanted = _OPERANDS.get(layer.op, 2)
         if len(layer.inputs) != wanted or any(t.dtype.name not in _KINDS for t in (*operands, layer.outputs[0])):

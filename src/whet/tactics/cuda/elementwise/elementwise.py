@@ -186,7 +186,7 @@ def match_chain(layer: Layer) -> _Chain | str:
             return "no operand has the result's shape"
         i, at = first
         chain.operands.append((at, 0))
-        said = step(head.op, head.attrs, where[1 - i], i == 1)
+        reason = step(head.op, head.attrs, where[1 - i], i == 1)
     else:
         if any(i is not None and not layer.needs(i).is_constant for i in where[1:]):
             return f"{head.op}'s bounds are computed at run time"
@@ -196,10 +196,10 @@ def match_chain(layer: Layer) -> _Chain | str:
         bounds = {
             f"input{i}": layer.needs(p).array() for i, t in enumerate(head.inputs) if i and t is not None and (p := outer_input(layer, t)) is not None
         }
-        said = step(head.op, {**head.attrs, **bounds}, None, False)
+        reason = step(head.op, {**head.attrs, **bounds}, None, False)
     for post in steps:
-        said = said or step(post.op, post.attrs, post.other, post.swapped)
-    return said or chain
+        reason = reason or step(post.op, post.attrs, post.other, post.swapped)
+    return reason or chain
 
 
 def number_text(value: float) -> str:

@@ -96,8 +96,8 @@ class NormGemm(Tactic):
     what = "a normalization and the product that reads it"
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         both = match_norm_and_product(layer)
         return both if isinstance(both, str) else None
 

@@ -57,8 +57,8 @@ class PerValueTactic(UnfusedTactic):
         return None
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if len(layer.inputs) > _INPUTS or len(layer.outputs) > _OUTPUTS:
             return f"takes up to {_INPUTS} inputs and {_OUTPUTS} outputs"
         if any(t is not None and t.dtype.name not in KINDS for t in (*layer.inputs, *layer.outputs)):

@@ -15,7 +15,7 @@ Passes = Sequence[tuple[str, int]]
 _ABOVE = "(a != a ? b == b : a {} b)"  # a ranks before b; NaN ranks first, as in NumPy's argmax
 
 
-def _line(layer: Layer, axis: int) -> tuple[int, int, int, str]:
+def _describe_lines(layer: Layer, axis: int) -> tuple[int, int, int, str]:
     """(lines, entries of a line, elements between entries, statements that set `first` to the index of line i's first element)."""
     shape = static_shape(layer.needs(0).shape)
     axis %= len(shape)
@@ -24,7 +24,7 @@ def _line(layer: Layer, axis: int) -> tuple[int, int, int, str]:
 
 
 def _running(layer: Layer) -> Passes:
-    lines, n, step, start = _line(layer, running_axis(layer))
+    lines, n, step, start = _describe_lines(layer, running_axis(layer))
     total, op = ("(Number)0", "+") if layer.op == "CumSum" else ("(Number)1", "*")
     at = f"first + (long long)({f'{n - 1} - k' if layer.attrs['reverse'] else 'k'}) * {step}"
     update = f"total = total {op} in0(at);"
@@ -33,9 +33,9 @@ def _running(layer: Layer) -> Passes:
     return [(f"{start} Number total = {total}; for (int k = 0; k < {n}; ++k) {{ const long long at = {at}; {steps} }}", lines)]
 
 
-def _best(layer: Layer, largest: bool, last: bool = False) -> tuple[int, str, int, int]:
+def _emit_extreme(layer: Layer, largest: bool, last: bool = False) -> tuple[int, str, int, int]:
     """(lines, statements that set `best` to the entry of the extreme value of line i, entries, elements between entries)."""
-    lines, n, step, start = _line(layer, layer.attrs["axis"])
+    lines, n, step, start = _describe_lines(layer, layer.attrs["axis"])
     better = _ABOVE.format((">=" if last else ">") if largest else ("<=" if last else "<"))
     if last:
         better = f"({better} || a != a)"
@@ -47,17 +47,17 @@ def _best(layer: Layer, largest: bool, last: bool = False) -> tuple[int, str, in
 
 
 def _arg(layer: Layer) -> Passes:
-    lines, text, _, _ = _best(layer, layer.op == "ArgMax", bool(layer.attrs["select_last_index"]))
+    lines, text, _, _ = _emit_extreme(layer, layer.op == "ArgMax", bool(layer.attrs["select_last_index"]))
     return [(f"{text} index0(i, best);", lines)]
 
 
 def _hardmax(layer: Layer) -> Passes:
-    lines, text, n, step = _best(layer, True)
+    lines, text, n, step = _emit_extreme(layer, True)
     return [(f"{text} for (int k = 0; k < {n}; ++k) put0(first + (long long)k * {step}, k == best);", lines)]
 
 
 def _lp_normalization(layer: Layer) -> Passes:
-    lines, n, step, start = _line(layer, layer.attrs["axis"])
+    lines, n, step, start = _describe_lines(layer, layer.attrs["axis"])
     add, norm = ("fabs(a)", "sum") if layer.attrs["p"] == 1 else ("a * a", "sqrt(sum)")
     each = f"for (int k = 0; k < {n}; ++k)"
     text = f"{start} Number sum = 0; {each} {{ const Number a = in0(first + (long long)k * {step}); sum += {add}; }} const Number norm = {norm};"
@@ -66,7 +66,7 @@ def _lp_normalization(layer: Layer) -> Passes:
 
 def _top_k(layer: Layer) -> Passes:
     """A thread per entry of x: its rank is the number of entries before it in the order of results."""
-    _, n, step, _ = _line(layer, layer.attrs["axis"])
+    _, n, step, _ = _describe_lines(layer, layer.attrs["axis"])
     shape, axis = static_shape(layer.needs(0).shape), layer.attrs["axis"] % layer.needs(0).type.rank
     k = static_shape(layer.outputs[0].shape)[axis]
     # NaN is the largest of all: first of the largest, last of the smallest

@@ -86,7 +86,7 @@ def _constant_of_shape(layer: Layer) -> str:
     return f"put0(i, (Number){_literal(layer.attrs['value'])});"
 
 
-def _numbers(values: Any) -> str:
+def _emit_index_table(values: Any) -> str:
     return f"const long long values[] = {{{', '.join(f'{v}ll' for v in values)}}}; index0(i, values[i]);"
 
 
@@ -99,8 +99,8 @@ _BODIES: dict[str, Callable[[Layer], str]] = {
     "ReverseSequence": _reverse_sequence, "DepthToSpace": _depth_to_space, "SpaceToDepth": _space_to_depth,
     "ConstantOfShape": _constant_of_shape,
     "Range": lambda layer: "put0(i, in0(0) + (Number)i * in2(0));",
-    "Shape": lambda layer: _numbers(static_shape(layer.needs(0).shape)[slice(layer.attrs["start"], layer.attrs.get("end"))]),
-    "Size": lambda layer: _numbers([int(np.prod(static_shape(layer.needs(0).shape)))]),
+    "Shape": lambda layer: _emit_index_table(static_shape(layer.needs(0).shape)[slice(layer.attrs["start"], layer.attrs.get("end"))]),
+    "Size": lambda layer: _emit_index_table([int(np.prod(static_shape(layer.needs(0).shape)))]),
 }  # fmt: skip
 _PARAMETERS = {"Trilu": (1,), "Tile": (1,), "OneHot": (1,), "ConstantOfShape": (0,)}
 

@@ -66,8 +66,8 @@ class LibraryConvolution(Tactic):
         return library.version()
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         head = root_layer(layer)
         return why_not_conv(layer, head)
 
@@ -149,9 +149,9 @@ class LibraryConvolution(Tactic):
         if work is None:
             raise PlanRefused("the library's graph has no such epilogue")
         plan = plan_of(work, engine, knobs)
-        said = self.why_not_allowed(plan.notes, work.last)
-        if said:
-            raise PlanRefused(said)
+        reason = self.why_not_allowed(plan.notes, work.last)
+        if reason:
+            raise PlanRefused(reason)
         if plan.workspace > MOST_WORKSPACE:
             raise PlanRefused(f"engine {engine} asks for {plan.workspace >> 20} MiB of workspace")
         x = source_index(layer)
@@ -205,10 +205,10 @@ class LibraryConvolution(Tactic):
 
     def _read(self, config: Config) -> tuple[str, int, Knobs]:
         """(form, engine, knobs) of a config. Raises PlanRefused for a config of another tactic."""
-        said = dict(config)
-        math, form, engine = said.pop("math", None), said.pop("form", None), said.pop("engine", None)
-        knobs = [(int(k[1:]), v) for k, v in said.items() if k[:1] == "k" and k[1:].isdigit() and isinstance(v, int)]
-        if math != self.math or form not in ("fused", "apart") or not isinstance(engine, int) or engine < 0 or len(knobs) != len(said):
+        fields = dict(config)
+        math, form, engine = fields.pop("math", None), fields.pop("form", None), fields.pop("engine", None)
+        knobs = [(int(k[1:]), v) for k, v in fields.items() if k[:1] == "k" and k[1:].isdigit() and isinstance(v, int)]
+        if math != self.math or form not in ("fused", "apart") or not isinstance(engine, int) or engine < 0 or len(knobs) != len(fields):
             raise PlanRefused(f"this tactic computes in {self.math} by an engine of the library with its knobs, not {dict(config)}")
         return str(form), engine, tuple(sorted(knobs))
 
@@ -217,7 +217,7 @@ def work_of(layer: Layer, stored: Operand, epilogue: Epilogue, form: str) -> Con
     """The layer as the library's graph: with its epilogue ("fused"; None if it has no such step) or without it ("apart")."""
     head = root_layer(layer)
     a, transposed = head.attrs, head.op == "ConvTranspose"
-    x, w, y = (_four(t) for t in (head.needs(0), head.needs(1), layer.outputs[0]))
+    x, w, y = (_get_image_sizes(t) for t in (head.needs(0), head.needs(1), layer.outputs[0]))
     stride, dilation = tuple(a.get("strides") or (1, 1)), tuple(a.get("dilations") or (1, 1))
     pad = tuple(a.get("pads") or (0, 0, 0, 0))
     kind, low, high = activation = epilogue.post_ops.activation
@@ -235,7 +235,7 @@ def work_of(layer: Layer, stored: Operand, epilogue: Epilogue, form: str) -> Con
     )
 
 
-def _four(t: Tensor) -> tuple[int, int, int, int]:
+def _get_image_sizes(t: Tensor) -> tuple[int, int, int, int]:
     n, c, h, w = static_shape(t.shape)
     return n, c, h, w
 

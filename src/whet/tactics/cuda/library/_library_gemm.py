@@ -112,10 +112,10 @@ class LibraryProduct(Tactic):
         epilogue = _match_epilogue(layer)
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
-        said = dict(config)
-        algo = said.get("algo")
-        if said.get("math") != self.math or not isinstance(algo, int) or not 0 <= algo < 16:
-            raise PlanRefused(f"this tactic computes in {self.math} by one of the library's first 16 proposals, not {said}")
+        fields = dict(config)
+        algo = fields.get("algo")
+        if fields.get("math") != self.math or not isinstance(algo, int) or not 0 <= algo < 16:
+            raise PlanRefused(f"this tactic computes in {self.math} by one of the library's first 16 proposals, not {fields}")
         head, dtype = root_layer(layer), signature.outputs[0].dtype
         size, work = dtype.bits // 8, _to_work(layer, dtype)
         x = source_index(layer)

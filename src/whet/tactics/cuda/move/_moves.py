@@ -30,7 +30,7 @@ class MovesCode:
         tree = Moves(layer, formats, out, as_one=not rows)
         self.sources, self.numbers, self.row = tree.sources, tree.numbers, tree.columns if rows else 0
         writer = _Writer(rows, together > 1)
-        self.text = writer.all(tree.root, {})
+        self.text = writer.emit_all(tree.root, {})
         if together > 1 and (tree.rows % together or not all(_is_uniform(*c, together) for c in writer.asked)):
             raise Refused(f"{together} consecutive rows are not all computed alike")
         if len(self.text) > _LONGEST:
@@ -68,18 +68,18 @@ class _Writer:
         self.rows, self.early, self.count = rows, early, 0
         self.asked: list[tuple[Place, tuple[int, ...]]] = []  # choices that all elements make alike
 
-    def all(self, root: Node, known: dict[Node, str]) -> str:
+    def emit_all(self, root: Node, known: dict[Node, str]) -> str:
         """Statements that set all `values[i]` to `root`; `known` are the variables of the blocks around."""
         if root[0] != "choice":
             text, name = self.value(root, known, many=True)
             return f"{text}EVERY(values[i] = {name};) "
         alike = self.rows and not root[1].by_column
         first, known = self._loads(root, known) if self.early and not alike else ("", known)
-        text, known = self._shared(root, known, many=True)
+        text, known = self._emit_shared_nodes(root, known, many=True)
         text = first + text
         if alike:
             self.asked.append((root[1], root[2]))
-            return text + self._branches(root, lambda part: self.all(part, dict(known)))
+            return text + self._emit_branches(root, lambda part: self.emit_all(part, dict(known)))
         return f"{text}EVERY(float value; {self.block(root, known)}values[i] = value;) "
 
     def block(self, root: Node, known: dict[Node, str]) -> str:
@@ -87,8 +87,8 @@ class _Writer:
         if root[0] != "choice":
             text, name = self.value(root, known)
             return f"{text}value = {name}; "
-        text, known = self._shared(root, known)
-        return text + self._branches(root, lambda part: self.block(part, dict(known)))
+        text, known = self._emit_shared_nodes(root, known)
+        return text + self._emit_branches(root, lambda part: self.block(part, dict(known)))
 
     def _loads(self, root: Node, known: dict[Node, str]) -> tuple[str, dict[Node, str]]:
         """The loads of some branches only, each in its branch; constants of several branches share one load."""
@@ -126,15 +126,15 @@ class _Writer:
             text += f"float v{self.count}[EACH]; EVERY({name} = 0.f; if ({' || '.join(map(test, group))}) {name} = {code};) "
         return text, known
 
-    def _shared(self, root: Node, known: dict[Node, str], many: bool = False) -> tuple[str, dict[Node, str]]:
+    def _emit_shared_nodes(self, root: Node, known: dict[Node, str], many: bool = False) -> tuple[str, dict[Node, str]]:
         """Nodes that all branches of a choice need, with their variables."""
         shared = set.intersection(*(unconditional_nodes(p) for p in root[3]))
         text, known = "", dict(known)
-        for node in sorted((n for n in shared if n[0] != "choice"), key=lambda n: (height(n), _text(n))):
+        for node in sorted((n for n in shared if n[0] != "choice"), key=lambda n: (height(n), _format_sort_key(n))):
             text += self.value(node, known, many)[0]
         return text, known
 
-    def _branches(self, root: Node, make_text: Callable[[Node], str]) -> str:
+    def _emit_branches(self, root: Node, make_text: Callable[[Node], str]) -> str:
         _, where, limits, parts = root
         text = ""
         for k, (limit, part) in enumerate(zip(limits, parts, strict=True)):
@@ -191,9 +191,9 @@ def _emit_leaf(node: Node) -> str:
     return f"p.constants[{place_text(node[2].plus(node[1]))}]"
 
 
-def _text(node: Node) -> str:
+def _format_sort_key(node: Node) -> str:
     """A sort key for nodes of one height, the same in every process."""
-    return _emit_leaf(node) if node[0] in ("constant", "source") else f"{node[1]} {[_text(p) for p in list_children(node)]}"
+    return _emit_leaf(node) if node[0] in ("constant", "source") else f"{node[1]} {[_format_sort_key(p) for p in list_children(node)]}"
 
 
 @functools.cache

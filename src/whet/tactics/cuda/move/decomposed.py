@@ -68,7 +68,7 @@ class Decomposed(Tactic):
         own = max((k.scratch for k in kernels), default=0)
 
         def make(args: Args) -> list:
-            def at(place: _Place | None) -> int:
+            def find_address(place: _Place | None) -> int:
                 if place is None:
                     return 0
                 kind, which = place
@@ -77,10 +77,10 @@ class Decomposed(Tactic):
             launches: list[GpuWork] = []
             for s in steps:
                 if s.kernel is None:
-                    launches.append(_move(s, at(s.reads[0]), at(s.writes)))
+                    launches.append(_move(s, find_address(s.reads[0]), find_address(s.writes)))
                     continue
                 mine = args.packed[s.packed : s.packed + len(s.kernel.packed)]
-                launches += s.kernel.launches(Args(tuple(at(r) for r in s.reads), (at(s.writes),), mine, args.scratch + scratch))
+                launches += s.kernel.launches(Args(tuple(find_address(r) for r in s.reads), (find_address(s.writes),), mine, args.scratch + scratch))
             return launches
 
         name = "parts: " + " + ".join(k.implementation for k in kernels)
@@ -108,38 +108,38 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
         # their weights are those of the kernel that does the whole
         outer = {inner: _round_matrix(t, dtype) for inner, t in outer.items()}
         dtype = F32
-    lies: dict[Tensor, tuple[_Place, Operand]] = {}
+    stored_at: dict[Tensor, tuple[_Place, Operand]] = {}
     for i, (t, o) in enumerate(zip(layer.inputs, signature.inputs, strict=True)):
         if t is not None and o is not None:
-            lies[t] = ("input", i), o
+            stored_at[t] = ("input", i), o
     steps: list[_Step] = []
     used = packed = 0
 
-    def room(t: Tensor, o: Operand) -> _Place:
+    def reserve_scratch(t: Tensor, o: Operand) -> _Place:
         nonlocal used
         place = ("scratch", used)
         used += -(-operand_bytes(t, o) // _ALIGNMENT) * _ALIGNMENT
         return place
 
-    def brought(t: Tensor, wanted: Operand) -> _Place:
+    def convert_operand(t: Tensor, wanted: Operand) -> _Place:
         """The location of a value in a format; converts the value if it has another format."""
-        place, has = lies[t]
+        place, has = stored_at[t]
         if has == wanted:
             return place
-        to = room(t, wanted)
+        to = reserve_scratch(t, wanted)
         steps.append(_Step(None, (place,), to, shape=static_shape(t.shape), forms=(has, wanted)))
         return to
 
     for part in body.layers:
         view = with_outer_inputs(part, outer)
         kernel, own = _kernel(view, dtype, backend)
-        reads = tuple(None if t is None or o is None else brought(t, o) for t, o in zip(view.inputs, own.inputs, strict=True))
+        reads = tuple(None if t is None or o is None else convert_operand(t, o) for t, o in zip(view.inputs, own.inputs, strict=True))
         made, last = view.outputs[0], part is body.layers[-1]
         direct = last and own.outputs[0] == signature.outputs[0]
-        place: _Place = ("output", 0) if direct else room(made, own.outputs[0])
+        place: _Place = ("output", 0) if direct else reserve_scratch(made, own.outputs[0])
         steps.append(_Step(kernel, reads, place, packed))
         packed += len(kernel.packed)
-        lies[made] = place, own.outputs[0]
+        stored_at[made] = place, own.outputs[0]
         if last and not direct:
             forms = (own.outputs[0], signature.outputs[0])
             steps.append(_Step(None, (place,), ("output", 0), shape=static_shape(made.shape), forms=forms))

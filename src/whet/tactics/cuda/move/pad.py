@@ -45,8 +45,8 @@ class Pad(Tactic):
     version = 2
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         x = layer.needs(0)
         if layer.op == "Fused" or x.type.rank > _RANK or x.dtype.bits % 8 or x.dtype.bits > 64:
             return f"takes single layers of at most {_RANK} axes with elements of 1, 2, 4 or 8 bytes"

@@ -38,8 +38,8 @@ class Permute(Tactic):
     ops = ("Transpose", "Split", "Resize")
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if layer.op == "Fused" or layer.needs(0).type.rank > _RANK:
             return f"takes single layers of at most {_RANK} axes"
         if layer.needs(0).dtype.bits % 8 or layer.needs(0).dtype.bits > 64:
@@ -74,7 +74,7 @@ class Permute(Tactic):
         for wider in (16, 8, 4):  # runs of adjacent elements move as one
             run = wider // size
             if wider > size and all(m[2][-1] == 1 and m[3][-1] == 1 and not any(v % run for v in (m[0], m[1][-1], *m[2][:-1])) for m in moves):
-                moves, unit = [_in_runs(m, run) for m in moves], wider
+                moves, unit = [_move_runs(m, run) for m in moves], wider
                 break
 
         def make(args: Args) -> list:
@@ -91,7 +91,7 @@ class Permute(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"gather x{unit}", rtol=0.0)
 
 
-def _in_runs(move: Move, run: int) -> Move:
+def _move_runs(move: Move, run: int) -> Move:
     start, shape, strides, divisors = move
     return start // run, (*shape[:-1], shape[-1] // run), (*(s // run for s in strides[:-1]), 1), divisors
 

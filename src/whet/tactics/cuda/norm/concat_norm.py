@@ -47,8 +47,8 @@ class ConcatNorm(Tactic):
     what = "batch normalizations of concatenated images"
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if any(n % 8 or not n for n in _channels(layer)):
             return "takes parts of a multiple of 8 channels"
         activation = match_activation(_norm(layer))

@@ -24,7 +24,7 @@ from whet.tactics.cuda._device.arguments import (
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, Epilogue, GpuKernel, compile_ahead, machine_has, packed_array
 from whet.tactics.cuda._device.source import kernel_text as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
-from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, list_tile_widths, to_registers
+from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, list_tile_widths, pack_for_registers
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     conv_shape_of,
@@ -226,4 +226,4 @@ def filters_to_registers(weights: np.ndarray, s: ConvShape) -> np.ndarray:
     tall = np.zeros((side, s.k, depth, s.s, s.c), np.int8)
     for i in range(side):
         tall[i, :, i * step : i * step + s.r] = weights.transpose(0, 2, 3, 1)
-    return to_registers(tall.reshape(64, -1, 32))
+    return pack_for_registers(tall.reshape(64, -1, 32))

@@ -32,8 +32,8 @@ class QConvThenPointwise(Tactic):
     what = "a quantized convolution and the product behind it"
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         both = match_halves(layer)
         return both if isinstance(both, str) else None
 

@@ -35,8 +35,8 @@ class RecurrentTactic(UnfusedTactic):
     ops = tuple(GATES)
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         if any(t is not None and not t.is_constant for i in (1, 2, 3, 7) if (t := layer.input(i)) is not None):
             return "takes constant weights"
         return None

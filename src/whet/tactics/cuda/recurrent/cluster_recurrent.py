@@ -27,7 +27,8 @@ _CLUSTERS = (2, 4, 8, 16)  # st.async needs a launch with clusters
 _TILES = (1, 2, 4)  # of a warp
 _COLUMNS = (1, 2, 4)  # groups of four sequences of a cluster
 _FEWEST_UNITS = 128  # of a layer that a GPU has run
-_MOST_WARPS, _MOST_CONFIGS, _REGISTERS = 16, 8, 255
+_MOST_WARPS, _MOST_CONFIGS = 16, 8
+MOST_REGISTERS = 255  # of a thread; weights that do not fit are in shared memory
 _BARRIERS = 128  # bytes of shared memory
 _BOUNDED = frozenset({"sigmoid", "tanh", "hardsigmoid", "softsign"})
 _LARGEST_WEIGHT = 2.0**15  # f32 weights are split into values of f16
@@ -93,7 +94,7 @@ class _Distribution:
 
     def in_registers(self, sizes: _Sizes) -> int:
         """Steps of 16 units with weights in registers."""
-        available = min(_REGISTERS, 65536 // (self.warps * 32) // 8 * 8)
+        available = min(MOST_REGISTERS, 65536 // (self.warps * 32) // 8 * 8)
         products = self.tiles * self.columns
         used = 64 + products * (4 * max(1, 4 // products) + 9)
         return max(0, min(sizes.depth, (available - used) // (4 * self.tiles * sizes.parts)))
@@ -150,11 +151,11 @@ class ClusterRecurrent(RecurrentTactic):
         return [tuple(asdict(x).items()) for x in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        sizes, way = _sizes(layer, signature), _Distribution(**{k: int(v) for k, v in config})
-        if not way.fits(sizes, shared_limit(backend)):
-            raise PlanRefused(f"{way} does not hold {sizes.units} units")
+        sizes, distribution = _sizes(layer, signature), _Distribution(**{k: int(v) for k, v in config})
+        if not distribution.fits(sizes, shared_limit(backend)):
+            raise PlanRefused(f"{distribution} does not hold {sizes.units} units")
         kind, holes = signature.outputs[0].dtype, has_peepholes(layer)
-        constants = _constants(layer, signature, sizes, way)
+        constants = _constants(layer, signature, sizes, distribution)
         packed = [_pack_inputs(layer, kind, sizes), _pack_recurrent(layer, kind, sizes), _pack_bias(layer, sizes)]
         if holes:
             peepholes = layer.needs(7)
@@ -176,17 +177,18 @@ class ClusterRecurrent(RecurrentTactic):
                 first_h=given[5], first_c=given[6] if layer.op == "LSTM" else 0, projected=args.scratch, y=args.outputs[0], last_h=last[0],
                 last_c=last[1],
             )  # fmt: skip
-            blocks = way.clusters(sizes) * way.cluster
+            blocks = distribution.clusters(sizes) * distribution.cluster
             return [
                 launch("project", arguments, constants, grid, threads, label=layer.name),
                 launch(
-                    "recur", arguments, constants, (blocks, 1, 1), way.warps * 32, shared=way.shared(sizes), cluster=way.cluster, label=layer.name
+                    "recur", arguments, constants, (blocks, 1, 1), distribution.warps * 32,
+                    shared=distribution.shared(sizes), cluster=distribution.cluster, label=layer.name,
                 ),
             ]
 
         # the state stays f32 over all steps, since rounding would accumulate; results are rounded once
         rtol = max(RTOL[kind.name], 4 * RTOL["f32"])
-        name = f"steps of a cluster of {way.cluster} w{way.warps} t{way.tiles} n{way.columns * 4}"
+        name = f"steps of a cluster of {distribution.cluster} w{distribution.warps} t{distribution.tiles} n{distribution.columns * 4}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, scratch=places * rows * 4, rtol=rtol)
 
 
@@ -213,14 +215,15 @@ def _product(sizes: _Sizes) -> tuple[int, int, int]:
     return (1, 4, 4) if sizes.steps * sizes.sequences <= _FEW_POSITIONS else (4, 1, 8)
 
 
-def _constants(layer: Layer, signature: Signature, sizes: _Sizes, way: _Distribution) -> dict[str, Any]:
+def _constants(layer: Layer, signature: Signature, sizes: _Sizes, distribution: _Distribution) -> dict[str, Any]:
     """The macros of an instance."""
     kind = signature.outputs[0].dtype.name
     row_warps, k_warps, positions = _product(sizes)
     return {
         "DIRECTIONS": sizes.directions, "STEPS": sizes.steps, "SEQUENCES": sizes.sequences, "INPUTS": sizes.inputs, "UNITS": sizes.units,
-        "TYPE": TYPE[kind], "BF16": int(kind == "bf16"), "CLUSTER": way.cluster, "WARPS": way.warps, "TILES": way.tiles, "COLUMNS": way.columns,
-        "IN_REGISTERS": way.in_registers(sizes), "ROW_WARPS": row_warps, "K_WARPS": k_warps, "POSITIONS": positions,
+        "TYPE": TYPE[kind], "BF16": int(kind == "bf16"), "CLUSTER": distribution.cluster, "WARPS": distribution.warps,
+        "TILES": distribution.tiles, "COLUMNS": distribution.columns, "IN_REGISTERS": distribution.in_registers(sizes),
+        "ROW_WARPS": row_warps, "K_WARPS": k_warps, "POSITIONS": positions,
         **cell_constants(layer, ACTIVATIONS if kind == "f32" else _FAST),
     }  # fmt: skip
 
@@ -232,20 +235,20 @@ def _list_distributions(sizes: _Sizes, backend: Backend) -> list[_Distribution]:
         own = -(-sizes.tiles // cluster)
         for tiles in _TILES:
             for columns in _COLUMNS:
-                way = _Distribution(cluster, -(-own // tiles), tiles, columns)
-                if way.fits(sizes, shared_limit(backend)) and (columns == 1 or 2 * columns < sizes.sequences):
-                    found[way] = _estimate(sizes, way, backend.capabilities.multiprocessors)
+                distribution = _Distribution(cluster, -(-own // tiles), tiles, columns)
+                if distribution.fits(sizes, shared_limit(backend)) and (columns == 1 or 2 * columns < sizes.sequences):
+                    found[distribution] = _estimate(sizes, distribution, backend.capabilities.multiprocessors)
     return sorted(found, key=lambda w: (found[w], w.cluster, w.warps))[:_MOST_CONFIGS]
 
 
-def _estimate(sizes: _Sizes, way: _Distribution, multiprocessors: int) -> float:
+def _estimate(sizes: _Sizes, distribution: _Distribution, multiprocessors: int) -> float:
     """Rough cycles of a step, which only order candidates: products of a scheduler or their latency, weights from shared memory, exchange."""
-    products = way.tiles * way.columns * sizes.parts * sizes.depth
-    tensor = max(-(-way.warps // 4) * products * 8, products * 33 / max(4, way.tiles * way.columns))
-    weights = way.warps * way.tiles * sizes.parts * (sizes.depth - way.in_registers(sizes)) * 512 / 128
-    exchange = 700 + 10 * way.cluster
-    cells = way.tiles * way.columns * 120
-    turns = -(-way.clusters(sizes) * way.cluster // multiprocessors)
+    products = distribution.tiles * distribution.columns * sizes.parts * sizes.depth
+    tensor = max(-(-distribution.warps // 4) * products * 8, products * 33 / max(4, distribution.tiles * distribution.columns))
+    weights = distribution.warps * distribution.tiles * sizes.parts * (sizes.depth - distribution.in_registers(sizes)) * 512 / 128
+    exchange = 700 + 10 * distribution.cluster
+    cells = distribution.tiles * distribution.columns * 120
+    turns = -(-distribution.clusters(sizes) * distribution.cluster // multiprocessors)
     return turns * (max(tensor, weights) + exchange + cells)
 
 

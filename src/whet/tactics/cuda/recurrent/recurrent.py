@@ -43,8 +43,8 @@ class Recurrent(RecurrentTactic):
     """A thread computes rows of the gates, with weights from the L2 cache at each step."""
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         gates, h = GATES[layer.op], layer.needs(2).shape[-1]
         return None if isinstance(h, int) and (gates + 3) * h * 4 <= _SHARED else f"takes states and gates of up to {_SHARED} bytes"
 

@@ -169,7 +169,7 @@ def sparse_constants(tile: SparseTile, types: Types, im2col: bool, post_ops: Pos
 
 
 @per_device
-def _loaded(constants: tuple[tuple[str, int], ...], shared: int) -> Kernel:
+def _load_instance(constants: tuple[tuple[str, int], ...], shared: int) -> Kernel:
     return Module(compile_cubin(sparse_text(dict(constants)), name="sparse.cu")).kernel("sparse", shared)
 
 
@@ -236,5 +236,5 @@ def sparse_launch(
     grid = min(units_m * tiles_n, multiprocessors * tile.blocks // tile.cluster) * tile.cluster
     post_ops = post_ops if residual is not None else PostOps(post_ops.activation)
     constants = sparse_constants(tile, types, not shape.plain, post_ops)
-    kernel = _loaded(tuple(sorted(constants.items())), tile.shared(size, types.out_size, residual is not None))
+    kernel = _load_instance(tuple(sorted(constants.items())), tile.shared(size, types.out_size, residual is not None))
     return Launch(kernel, (grid, 1, 1), tile.threads, arguments.pack(), cluster=tile.cluster, label=label)

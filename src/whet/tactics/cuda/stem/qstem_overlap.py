@@ -18,7 +18,7 @@ from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments,
 from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, all_static, compile_ahead, machine_has, packed_array, same
 from whet.tactics.cuda._device.source import kernel_text as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
-from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, list_tile_widths, to_registers
+from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, list_tile_widths, pack_for_registers
 from whet.tactics.cuda.quantized._quantized import folds
 from whet.tactics.cuda.quantized._quantized_image import Image, match_image
 from whet.tactics.cuda.stem.qstem import stem_factors
@@ -58,8 +58,8 @@ class QStemOverlap(Tactic):
     composites = _COMPOSITES
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         image = _match_parts(layer)
         return image if isinstance(image, str) else None
 
@@ -215,7 +215,7 @@ def pack_fragments(weights: np.ndarray, s: ConvShape) -> np.ndarray:
             for half, at in enumerate(pair):
                 if at is not None and 0 <= at[0] - side < ty:
                     tall[side * k : (side + 1) * k, i, half] = place[:, at[0] - side, at[1]]
-    return to_registers(tall.reshape(64, len(steps), 32))
+    return pack_for_registers(tall.reshape(64, len(steps), 32))
 
 
 def _list_tiles(layer: Layer, s: ConvShape) -> list[_Tile]:

@@ -26,8 +26,8 @@ class QStemPool(Tactic):
     composites = ("ConvPool",)
 
     def why_not(self, layer: Layer) -> str | None:
-        if said := super().why_not(layer):
-            return said
+        if reason := super().why_not(layer):
+            return reason
         image = match_image(layer, "ConvPool")
         return image if isinstance(image, str) else None
 

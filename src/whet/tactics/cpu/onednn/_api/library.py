@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from whet.backends.cpu import pools, threads
+from whet.backends.cpu.info import isa_limit
 from whet.errors import BackendError
 from whet.forks import make_lock_held_during_fork
 
@@ -129,6 +130,8 @@ class Library:
                 f"{self.path} is a build of oneDNN {self.version} for the CPU runtime '{self.runtime}', which whet does not use (a "
                 "SYCL build takes about ten times longer per call). Unset WHET_ONEDNN, or point it at an OpenMP or TBB build."
             )
+        if limit := isa_limit():
+            self.lib.dnnl_set_max_cpu_isa(_ISA[limit])  # without effect on a CPU that has less
         self.isa = int(self.lib.dnnl_get_effective_cpu_isa())
 
     def call(self, name: str, *args: object) -> None:

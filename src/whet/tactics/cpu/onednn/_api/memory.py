@@ -69,7 +69,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 def describe(shape: Sequence[int], dtype: str, fmt: str = "linear", strides: Sequence[int] | None = None) -> MemoryDesc:
     """A descriptor of `shape` in a format of whet (linear, nhwc, nChw8c, nChw16c), with explicit strides, or `any` (oneDNN chooses).
 
-    Scalars become shape (1,). Raises BackendError for more than 12 axes or a type that oneDNN has not.
+    Scalars become shape (1,). Raises BackendError for more than 12 axes or a type that oneDNN does not have.
     """
     shape = tuple(shape) or (1,)
     if len(shape) > 12 or dtype not in DTYPES:
