@@ -19,7 +19,8 @@ from whet.frontends.onnx import network_from_onnx
 from whet.ops import run_network
 
 EXPORTERS = {"torchscript": {"dynamo": False, "opset_version": 17}, "dynamo18": {"dynamo": True, "opset_version": 18},
-             "dynamo23": {"dynamo": True, "opset_version": 23}}  # fmt: skip
+             "dynamo23": {"dynamo": True, "opset_version": 23},
+             **{f"torchscript{n}": {"dynamo": False, "opset_version": n} for n in (13, 14, 15, 20)}}  # fmt: skip
 #: block -> layers of the lowered network that must be there, and how many of each.
 EXPECTED = {
     "bert": {"Attention": 1, "LayerNormalization": 2},
@@ -39,6 +40,7 @@ EXPECTED = {
     "cross": {"Attention": 1, "LayerNormalization": 1},
     "where_lowest": {"Attention": 1},
     "einsum": {"Attention": 1},
+    "expanded_mask": {"Attention": 1},
     "soft_capped": {"Attention": 1},
     "late_scale": {"Attention": 1},
     "variance_norm": {"LayerNormalization": 1},
@@ -46,8 +48,12 @@ EXPECTED = {
 }
 WITH_GELU = ("bert", "bert_eager", "gpt2", "gpt2_masked_fill", "vit", "vit_scaled_query", "convnext")
 #: Blocks that the slow dynamo exporter writes as another block, or as TorchScript does.
-DYNAMO = {"dynamo18": ("bert", "vit", "llama", "swin_batch", "variance_norm", "t5"), "dynamo23": ("gpt2", "bert", "vit", "llama", "cross", "t5")}
-CASES = [(name, "torchscript") for name in EXPECTED] + [(name, exporter) for exporter, names in DYNAMO.items() for name in names[::3]]
+DYNAMO = {"dynamo18": ("bert", "vit", "llama", "swin_batch", "variance_norm", "t5"), 
+          "dynamo23": ("gpt2", "bert", "vit", "expanded_mask", "cross", "t5", "llama")}  # fmt: skip
+#: Opsets in which ops of these blocks changed: 13 (without torch's fused attention), 15, 18 and 20.
+OPSETS = [("bert_eager", "torchscript13"), ("vit_scaled_query", "torchscript13"), ("expanded_mask", "torchscript14"), ("llama", "torchscript15"),
+          ("t5_eager", "torchscript15"), ("vit", "torchscript20"), ("swin", "torchscript20")]  # fmt: skip
+CASES = [(name, "torchscript") for name in EXPECTED] + OPSETS + [(name, exporter) for exporter, names in DYNAMO.items() for name in names[::3]]
 LONG = [pytest.param(n, exporter, marks=pytest.mark.slow) for exporter, names in DYNAMO.items() for i, n in enumerate(names) if i % 3]
 
 

@@ -57,6 +57,12 @@ def sdpa_causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def sdpa_expanded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """With a mask that has a row for each query, as transformers makes of a padding mask."""
+    assert mask is not None
+    return sdpa(q, k, v, mask.expand(-1, -1, q.shape[2], -1))
+
+
 def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     return torch.softmax(scores if mask is None else scores + mask, -1) @ v
@@ -320,6 +326,7 @@ BLOCKS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "cross": lambda: (CrossAttention(), (tokens(), torch.randn(BATCH, 40, WIDTH))),
     "where_lowest": lambda: (Core(where_lowest), (tokens(), keep())),
     "einsum": lambda: (Core(einsum), (tokens(),)),
+    "expanded_mask": lambda: (Core(sdpa_expanded), (tokens(), keep())),
     "gated_scores": lambda: (Core(gated_scores), (tokens(),)),
     "late_scale": lambda: (Core(late_scale), (tokens(), keep())),
     "soft_capped": lambda: (Core(soft_capped), (tokens(),)),
