@@ -314,10 +314,10 @@ class Training:
 
 
 class Best:
-    """The state with the smallest loss on held-out photos, of the trained weights and of their running mean."""
+    """The state with the smallest loss on held-out photos, of the trained weights and of their running mean; `keep` saves it when it is found."""
 
-    def __init__(self, cut, views: Views, loss: Callable):
-        self.cut, self.views, self.loss = cut, views, loss
+    def __init__(self, cut, views: Views, loss: Callable, keep: Callable):
+        self.cut, self.views, self.loss, self.keep = cut, views, loss, keep
         self.mean = self._copy()
         self.value, self.state, self.history = math.inf, self.mean, []
 
@@ -345,6 +345,7 @@ class Best:
             found.append(sum(parts) / len(self.views.held))
             if found[-1] < self.value:
                 self.value, self.state = found[-1], {n: t.clone() for n, t in state.items()}
+                self.keep(self.cut)
         self.history.append(tuple(round(v, 4) for v in found))
         self.cut.load_state_dict(trained)
         self.cut.train()
@@ -418,15 +419,16 @@ def fastest_format(teacher, make_cut: Callable, how: Taught, views: Views, make_
     return best[0], {f"{p}{', channels last' if last else ''}": round(t, 4) for (p, last), t in times.items()}
 
 
-def train(teacher, cut, how: Taught, views: Views, hints: Hints, args: argparse.Namespace, precision: str, lr: float, seconds: float, whole_run=True):
+def train(teacher, cut, how: Taught, views: Views, hints: Hints, args: argparse.Namespace, precision: str, lr: float, seconds: float, keep=None):
     """Trains until the time limit; returns the number of steps, the losses by 50 steps and the comparisons of states (None for a short run).
 
-    A short run stays at the learning rate; a whole one ends with the best state in `cut`.
+    A short run, one without `keep`, stays at the learning rate; a whole one ends with the best state in `cut`.
     """
+    whole_run = keep is not None
     began, done, total, history = time.time(), 0, 0.0, []
     cut.train()
     training, optimizer = start_training(teacher, cut, how, hints, args, precision, with_hints=True)
-    hinted, best, evaluated = True, Best(cut, views, training.loss) if whole_run else None, 0
+    hinted, best, evaluated = True, Best(cut, views, training.loss, keep) if whole_run else None, 0
     if best is not None:
         best.compare()
     while (share := (time.time() - began) / seconds) < 1 or not done:
@@ -454,8 +456,8 @@ def train(teacher, cut, how: Taught, views: Views, hints: Hints, args: argparse.
     return done, history, best
 
 
-def distil(net, path: Path, how: Taught, views: Views, recipe, start: Path, args: argparse.Namespace, seconds: float):
-    """The trained module of the network in `start`, and a record of the training."""
+def distil(net, path: Path, how: Taught, views: Views, recipe, start: Path, args: argparse.Namespace, seconds: float, keep: Callable):
+    """The trained module of the network in `start`, and a record of the training. `keep(module)` saves the best state so far."""
     import torch
 
     from whet.training.module import NetworkModule
@@ -475,13 +477,13 @@ def distil(net, path: Path, how: Taught, views: Views, recipe, start: Path, args
     tried: dict[float, float] = {}
     for lr in args.lr if len(args.lr) > 1 else ():
         whole, cut, hints = pair()
-        _, history, _ = train(whole, cut, how, views, hints, args, precision, lr, TRIED * seconds, whole_run=False)
+        _, history, _ = train(whole, cut, how, views, hints, args, precision, lr, TRIED * seconds)
         tried[lr] = history[-1] if history else math.inf
         print(f"learning rate {lr:g}: losses {history}", flush=True)
     lr = min(tried, key=lambda r: tried[r] if math.isfinite(tried[r]) else math.inf) if tried else args.lr[0]
     whole, cut, hints = pair()
     left = max(seconds - (time.time() - began), 1.0)
-    steps, history, best = train(whole, cut, how, views, hints, args, precision, lr, left)
+    steps, history, best = train(whole, cut, how, views, hints, args, precision, lr, left, keep)
     told = {"steps": steps, "batch": args.batch, "seconds": round(left, 1), "lr": lr, "format": precision, "seconds_per_step": times,
             "tried": {f"{r:g}": v for r, v in tried.items() if math.isfinite(v)}, "loss": history[:: max(1, len(history) // 12)],
             "held_out_photos": len(views.held), "held_out_loss": best.history, "held_out_best": round(best.value, 4)}  # fmt: skip
@@ -528,10 +530,13 @@ def main() -> int:
             stem = f"{name}-{ratio:g}-{args.way}"
             start, recipe = args.cuts / f"{stem}.recovered.onnx", load_recipe(args.cuts / f"{stem}.recipe.json")
             start = args.resume / f"{stem}.onnx" if args.resume and (args.resume / f"{stem}.onnx").exists() else start
-            module, record = distil(net, path, how, views, recipe, start, args, seconds[name])
+
+            def keep(module, about="{}", start=start, stem=stem) -> None:
+                save_onnx(rounded(from_module(network_from_onnx(start), module, about=about)), args.out / f"{stem}.onnx")
+
+            module, record = distil(net, path, how, views, recipe, start, args, seconds[name], keep)
             told[stem] = {"photos": len(pixels), **({"resumed": True} if args.resume else {}), **record}
-            taught = from_module(network_from_onnx(start), module, about=json.dumps({"what": "distilled", **told[stem]}))
-            save_onnx(rounded(taught), args.out / f"{stem}.onnx")
+            keep(module, json.dumps({"what": "distilled", **told[stem]}))
             print(stem, told[stem], flush=True)
             (args.out / f"{name}.told.json").write_text(json.dumps(told, indent=1) + "\n")
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -114,6 +113,8 @@ def _find_content_kind(head: bytes, open_whole: Callable[[], IO[bytes]]) -> _Kin
 
 
 def _find_zip_kind(file: IO[bytes]) -> _Kind:
+    import zipfile
+
     try:
         with zipfile.ZipFile(file) as z:
             names = z.namelist()

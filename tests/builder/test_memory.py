@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.builder.memory.planner import Use, plan_memory
+from whet.builder.memory.planner import Block, Use, _find_best_placement, plan_memory
 from whet.errors import MemoryLimitError
 from whet.runtime.memory import ALIGNMENT
 
@@ -156,3 +156,23 @@ def test_every_byte_of_parts_and_concats_is_preserved(program):
             check(name)  # writing the output did not change the inputs
     for name in (*inputs, *outputs):
         check(name)
+
+
+#: (name, 64-byte units, first and last step) of blocks, for which one order of placement alone is the best, and the units that it needs
+BEST_PLACEMENTS = {
+    "by size": ([("a", 4, 4, 6), ("b", 2, 2, 5), ("c", 1, 3, 6), ("d", 3, 6, 6)], 8),
+    "by size times interval": ([("a", 2, 0, 4), ("b", 1, 3, 6), ("c", 5, 1, 2), ("d", 5, 6, 8)], 7),
+    "by first step": ([("a", 4, 6, 7), ("b", 1, 1, 3), ("c", 1, 2, 6), ("d", 4, 0, 1)], 5),
+    "by interval": ([("a", 4, 3, 6), ("b", 6, 2, 4), ("c", 5, 3, 7), ("d", 6, 0, 2)], 15),
+}
+
+
+@pytest.mark.parametrize("order", BEST_PLACEMENTS)
+def test_each_order_of_placement_is_the_best_for_some_blocks(order):
+    blocks, most = BEST_PLACEMENTS[order]
+    assert _find_best_placement([Block(name, 64 * units, first, last) for name, units, first, last in blocks])[1] == 64 * most
+
+
+def test_of_equally_good_placements_that_by_first_step_precedes_that_by_interval():
+    blocks = [Block("a", 320, 4, 8), Block("b", 320, 0, 4), Block("c", 256, 3, 4), Block("d", 384, 5, 5)]
+    assert _find_best_placement(blocks) == ({"b": 0, "c": 320, "a": 576, "d": 0}, 896)

@@ -23,6 +23,7 @@ from whet.training.batch_norms import insert_batch_norms
 from whet.training.gradual import GradualPruning, optimizer_state_by_name, removed_share
 from whet.training.loop import optimizer_of
 from whet.training.module import with_weights
+from whet.training.tuning import device_of
 
 CPU = torch.device("cpu")
 SHORT = {"batch": 16, "epochs": 7, "lr": 0.05, "device": "cpu", "holdout": 0.3, "prune_to": "flops=0.5x", "prune_steps": 4}
@@ -127,6 +128,16 @@ def test_a_training_reaches_the_share_and_still_learns(net, data, tmp_path):
     assert right.mean() == pytest.approx(done.accuracy, abs=0.02)
     again = finetune(net, data, replace(config, log=""))
     assert same_bits(again.network, done.network)
+
+
+def test_gradual_pruning_takes_a_gpu_only_if_told_so(data, monkeypatch):
+    """No GPU has run it yet: `auto` is the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert device_of("auto").type == "cuda"
+    assert device_of("auto", gradual=True).type == "cpu"
+    assert device_of("cuda", gradual=True).type == "cuda"
+    config = FinetuneConfig(**{**SHORT, "device": "auto", "epochs": 1, "prune_steps": 1})
+    assert finetune(folded_net(), data, config).cuts is not None  # on the CPU: there is no GPU
 
 
 def test_a_single_cut_before_the_training(data):

@@ -68,15 +68,8 @@ def close(got, wanted, tolerance=2e-5):
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.fixture
-def logged_warnings():
-    """The messages of the warnings that whet logs during the test; pytest's own plugin for logs costs a handler in each phase of each test."""
-    messages = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())
-    logging.getLogger(LOG).addHandler(handler)
-    yield messages
-    logging.getLogger(LOG).removeHandler(handler)
+def warnings_of(caplog):
+    return [r.getMessage() for r in caplog.records if r.name == LOG and r.levelno >= logging.WARNING]
 
 
 @pytest.fixture(scope="module")
@@ -212,21 +205,21 @@ def test_a_call_in_inference_mode_does_not_spoil_later_ones(residual):
 
 
 @torch.no_grad()
-def test_arguments_that_do_not_fit_run_in_torch_with_one_warning(residual, logged_warnings):
+def test_arguments_that_do_not_fit_run_in_torch_with_one_warning(residual, caplog):
     module, fast = residual
     x = torch.randn(5, 3, 8, 8)
     before = fast.fallbacks
     close(fast(x), module(x), 0)
     fast(x)
     assert fast.fallbacks == before + 2
-    (line,) = logged_warnings
+    (line,) = warnings_of(caplog)
     assert "Residual runs in torch for these arguments" in line
     assert "axis 0: 5, but profile 0 takes 1 to 4" in line
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_structures_arguments_by_name_and_constants(logged_warnings):
+def test_structures_arguments_by_name_and_constants(caplog):
     module = seeded(Encoder)
     ids, mask = torch.randint(0, 20, (2, 6)), torch.ones(2, 6, dtype=torch.int64)
     shapes = {"input_ids": {0: torch.export.Dim("n", min=1, max=3), 1: torch.export.Dim("t", min=2, max=8)}}
@@ -242,11 +235,11 @@ def test_structures_arguments_by_name_and_constants(logged_warnings):
         assert got["note"] == "encoder"
     assert fast.fallbacks == 0
     close(fast(ids, attention_mask=mask, scale=3.0)["last"], module(ids, attention_mask=mask, scale=3.0)["last"])
-    assert "3.0, and the engine was built for 2.0" in logged_warnings[-1]
+    assert "3.0, and the engine was built for 2.0" in warnings_of(caplog)[-1]
     fast(ids)
-    assert "not nested, or not named, as the example inputs" in logged_warnings[-1]
+    assert "not nested, or not named, as the example inputs" in warnings_of(caplog)[-1]
     fast(ids.int(), attention_mask=mask, scale=2.0)
-    assert "torch.int32, the engine takes torch.int64" in logged_warnings[-1]
+    assert "torch.int32, the engine takes torch.int64" in warnings_of(caplog)[-1]
 
 
 @pytest.mark.slow
@@ -342,17 +335,17 @@ def engine_names(monkeypatch):
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_torch_compile_runs_engines_at_static_then_dynamic_shapes(engine_names, logged_warnings):
+def test_torch_compile_runs_engines_at_static_then_dynamic_shapes(engine_names, caplog):
     module = seeded(nn.Linear, 4, 3)
     fast = torch.compile(module, backend="whet", options=QUICK)
     for n in (2, 3, 4, 6, 2):
         x = torch.randn(n, 4)
         close(fast(x), module(x))
     assert engine_names == ["graph", "graph"]  # torch marks the batch as dynamic at its second size
-    assert logged_warnings == []
+    assert warnings_of(caplog) == []
     x = torch.randn(13, 4)  # more than 4 times the size that the second engine was built for
     close(fast(x), module(x), 1e-6)
-    assert "axis 0: 13, but profile 0 takes 2 to 12" in logged_warnings[-1]
+    assert "axis 0: 13, but profile 0 takes 2 to 12" in warnings_of(caplog)[-1]
     assert engine_names == ["graph", "graph"]
 
 
@@ -369,14 +362,14 @@ def test_marked_axes_bound_the_profile(engine_names):
     assert engine_names == ["graph"]
 
 
-def test_gradients_run_in_torch(engine_names, logged_warnings):
+def test_gradients_run_in_torch(engine_names, caplog):
     module = seeded(Residual)
     fast = torch.compile(module, backend="whet", options=QUICK)
     x = torch.randn(2, 3, 8, 8)
     fast(x).sum().backward()
     assert module.head.weight.grad is not None
     assert engine_names == []
-    assert "its gradients are needed" in logged_warnings[-1]
+    assert "its gradients are needed" in warnings_of(caplog)[-1]
 
 
 @pytest.mark.slow
@@ -408,7 +401,7 @@ def odd_op():
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_unsupported_operations_run_in_torch_between_engines(engine_names, logged_warnings, odd_op):
+def test_unsupported_operations_run_in_torch_between_engines(engine_names, caplog, odd_op):
     first, second = seeded(nn.Linear, 4, 4), seeded(nn.Linear, 4, 2)
 
     def model(x):
@@ -421,7 +414,7 @@ def test_unsupported_operations_run_in_torch_between_engines(engine_names, logge
         x = torch.randn(3, 4)
         close(fast(x), model(x))
     assert [n for n in engine_names if n != "graph"] == ["submod_0", "submod_2"]
-    (line,) = logged_warnings
+    (line,) = warnings_of(caplog)
     assert line.startswith("torch runs odd")
     with pytest.raises(WhetError):
         torch.compile(model, backend="whet", options={**QUICK, "require_full_compilation": True})(x)
@@ -429,16 +422,16 @@ def test_unsupported_operations_run_in_torch_between_engines(engine_names, logge
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_named_operations_stay_in_torch_and_small_blocks_too(engine_names, logged_warnings):
+def test_named_operations_stay_in_torch_and_small_blocks_too(engine_names, caplog):
     fast = torch.compile(lambda x: torch.relu(x).cumsum(0) + 1, backend="whet", options={**QUICK, "torch_executed_ops": ["cumsum"]})
     x = torch.randn(3, 4)
     close(fast(x), torch.relu(x).cumsum(0) + 1)
-    assert "no run of 5 operations (min_block_size) is supported" in logged_warnings[-1]
+    assert "no run of 5 operations (min_block_size) is supported" in warnings_of(caplog)[-1]
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_graph_breaks_in_place_writes_and_numbers(logged_warnings):
+def test_graph_breaks_in_place_writes_and_numbers(caplog):
     linear = seeded(nn.Linear, 4, 4)
 
     def broken(x):
@@ -459,7 +452,7 @@ def test_graph_breaks_in_place_writes_and_numbers(logged_warnings):
     x, y = torch.ones(3), torch.ones(3)
     close(torch.compile(writing, backend="whet", options=QUICK)(x), writing(y))
     close(x, y)
-    assert "in place" in logged_warnings[-1]
+    assert "in place" in warnings_of(caplog)[-1]
 
 
 def test_torch_finds_the_backend_by_its_entry_point():

@@ -18,7 +18,6 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -181,6 +180,8 @@ def map_in_threads(function: Callable[[T], R], values: Sequence[T]) -> list[R]:
     count = min(4, os.cpu_count() or 1, len(values))
     if count < 2:
         return [function(v) for v in values]
+    from concurrent.futures import ThreadPoolExecutor  # with logging: 8 ms
+
     with ThreadPoolExecutor(count, thread_name_prefix="whet-digests") as pool:
         return list(pool.map(function, values))
 

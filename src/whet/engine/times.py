@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 
 
 @dataclass(frozen=True)
@@ -24,4 +23,6 @@ class LayerTimes:
 
     @property
     def median_ms(self) -> float:
+        from statistics import median  # with fractions and decimal, which running an engine does not need
+
         return median(self.times_ms) if self.times_ms else 0.0

@@ -1,4 +1,4 @@
-"""Op definitions: attributes, output types, NumPy reference, samples, coupled axes. One file each."""
+"""Op definitions: attributes, output types, NumPy reference, samples, coupled axes. One file each, which is imported when the op is looked up."""
 
 from whet.ops._base import (
     OPS,
@@ -25,7 +25,6 @@ from whet.ops._samples import sample_arrays, sample_layer
 from whet.ops._sequences import NoValue, ReadValue, TensorSequence
 from whet.ops._touching import batch_symbol, why_samples_touch
 from whet.ops._types import axis_of, broadcast, same_as_input, same_axes
-from whet.registry import load_folder
 
 __all__ = [
     "OPS",
@@ -69,5 +68,3 @@ __all__ = [
     "why_samples_touch",
     "widen_attributes",
 ]
-
-load_folder(__name__, __path__)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
+from whet.forks import make_reentrant_lock
 from whet.network import Dim, DType, Expr, Layer, Tensor, TensorType, check_size
 from whet.plugin_packages import load_installed, make_advice
-from whet.registry import suggest_name
+from whet.registry import load_folder, suggest_name
 
 
 @dataclass(frozen=True)
@@ -160,15 +164,82 @@ class Op:
     data_sized: Callable[[Layer], bool] | None = None
 
 
-OPS: dict[str, Op] = {}
+class OpRegistry(dict[str, Op]):
+    """Ops by name. A built-in op's file is imported when it is looked up: `MatMul` is in mat_mul.py; 200 files take 60 ms of a process that runs an
+    engine of eight ops. A name that is not found so, and every use of all names, import all files."""
+
+    def __init__(self, package: str, folder: Path):
+        super().__init__()
+        self._package, self._folder = package, folder
+        self._is_complete = False
+        self._lock = make_reentrant_lock()
+
+    def load_all(self) -> None:
+        """Imports the files of all built-in ops."""
+        with self._lock:  # another thread that looks up a name waits until all are there
+            if not self._is_complete:
+                load_folder(self._package, [str(self._folder)])
+                self._is_complete = True
+
+    def register(self, o: Op) -> None:
+        """Adds an op. Raises NetworkError for a duplicate name."""
+        if super().__contains__(o.name):
+            raise NetworkError(f"op {o.name} is registered twice")
+        self[o.name] = o
+
+    def __missing__(self, name: str) -> Op:
+        stem = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", str(name)).lower()
+        for module in (stem, f"{stem}_"):  # `and_.py`: the word is Python's own
+            if not self._is_complete and stem.isidentifier() and not stem.startswith("_") and (self._folder / f"{module}.py").is_file():
+                import_module(f"{self._package}.{module}")
+        if not super().__contains__(name):
+            self.load_all()
+        if super().__contains__(name):
+            return super().__getitem__(name)
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(name) is not None  # type: ignore[arg-type]  # a key of any type is allowed here
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The op, or `default`."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def __iter__(self) -> Iterator[str]:
+        self.load_all()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self.load_all()
+        return super().__len__()
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]  # dict's own has a private type
+        """All names."""
+        self.load_all()
+        return super().keys()
+
+    def values(self) -> ValuesView[Op]:  # type: ignore[override]  # as in keys()
+        """All ops."""
+        self.load_all()
+        return super().values()
+
+    def items(self) -> ItemsView[str, Op]:  # type: ignore[override]  # as in keys()
+        """All names and ops."""
+        self.load_all()
+        return super().items()
+
+
+OPS = OpRegistry(__package__, Path(__file__).parent)
 
 
 def op(name: str, infer: Infer, reference: Reference, *, samples=(), onnx_ops: Sequence[str] | None = None, **options: Any) -> Op:
     """Registers an op. Raises NetworkError for a duplicate name. Samples may be (inputs, attrs) pairs."""
-    if name in OPS:
-        raise NetworkError(f"op {name} is registered twice")
     registered = tuple(s if isinstance(s, Sample) else Sample(*s) for s in samples)
-    o = OPS[name] = Op(name, infer, reference, registered, onnx_ops=tuple(onnx_ops if onnx_ops is not None else (name,)), **options)
+    o = Op(name, infer, reference, registered, onnx_ops=tuple(onnx_ops if onnx_ops is not None else (name,)), **options)
+    OPS.register(o)
     return o
 
 

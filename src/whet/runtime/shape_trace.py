@@ -11,7 +11,6 @@ import atexit
 import fcntl
 import json
 import os
-import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,6 +83,8 @@ def _size(value: Any) -> int:
 
 def _write(path: Path, total: Mapping[Any, int]) -> None:
     rows = [{"shapes": dict(key), "runs": n} for key, n in sorted(total.items(), key=lambda item: -item[1])]
+    import tempfile  # its imports take 6 ms, and most processes record no shapes
+
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     with os.fdopen(handle, "w") as out:
         json.dump({"runs": rows[:_MOST]}, out, indent=1)

@@ -76,7 +76,7 @@ def finetune(
         check_order(net, "prune", insist)
         if train is not None or workers().count > 1:
             raise UsageError("prune_to works in one process and with whet's own loop: leave out --train and torchrun, or prune before the training")
-    device = device_of(config.device)
+    device = device_of(config.device, gradual=bool(config.prune_to))
     student, answers = without_softmax(net), None
     inserted: list[InsertedBatchNorm] = []
     if train is None and config.batch_norms == "insert" and not config.freeze_batch_norm:
@@ -156,8 +156,12 @@ def without_softmax(net: Network) -> Network:
     return made
 
 
-def device_of(name: str) -> torch.device:
-    """The torch device of a name; auto prefers CUDA. Raises TrainingError for an unavailable device."""
+def device_of(name: str, gradual: bool = False) -> torch.device:
+    """The torch device of a name; auto prefers CUDA, except for gradual pruning, which no GPU has run yet. Raises TrainingError for an unavailable
+    device.
+    """
+    if name == "auto" and gradual:
+        return torch.device("cpu")
     if name == "auto":
         found = workers()
         one = f"cuda:{found.local}" if found.count > 1 else "cuda"

@@ -6,13 +6,15 @@ import functools
 import hashlib
 import os
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.backends import _code_cache
 from whet.errors import BackendError
 from whet.forks import make_lock
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 _lock = make_lock()
 _ahead: dict[str, Future[bytes]] = {}  # cache key -> compilation started by compile_ahead
@@ -67,6 +69,8 @@ def compile_ahead(sources: Iterable[str], arch: str = "sm_90a") -> None:
     Cached kernels are not loaded: most of them are never needed if the times of the candidates are known.
     """
     global _pool
+    from concurrent.futures import ThreadPoolExecutor
+
     folder = cache_folder()
     with _lock:
         if _pool is None:
