@@ -49,7 +49,7 @@ from whet.errors import BackendError
 from whet.tactics.cuda.conv._conv import NONE, ConvShape, EightBitTypes, PostOps, Scales, View
 from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv._conv_tiles import fits, list_conv_configs
+from whet.tactics.cuda.conv._conv_tiles import list_conv_configs, why_not_config
 from whet.tactics.cuda.sparse._kernel_text import sparse_text
 from whet.tactics.cuda.sparse._launch import Packed24, Types, padded_rows, sparse_constants, sparse_launch, step_elements
 from whet.tactics.cuda.sparse._tile import SparseTile, list_sparse_tiles, pick_varied_tiles
@@ -152,7 +152,7 @@ def dense_configs(case: Case, most: int) -> list[ConvConfig]:
         [
             c
             for c in list_conv_configs(case.shape, multiprocessors(), case.size)
-            if c.valid() and fits(c, case.shape) is None and c.outs < 3
+            if c.valid() and why_not_config(c, case.shape) is None and c.outs < 3
         ],
         most,
     )

@@ -5,7 +5,8 @@ each is exported, pruned by ratio and by FLOPs, and the cut network is compared 
 
 Each architecture runs in a process of its own, which may be killed after --limit seconds. A row has the share of parameters (ratio 0.5) and of
 FLOPs (target 0.6) that is kept, the largest difference relative to the largest output (ONNX Runtime), and the error text of a failure.
-`--resume` keeps the rows of FILE.json that succeeded at any commit; every row names its own. Needs timm, torchvision, transformers and onnxscript.
+`--resume` keeps the rows of FILE.json that succeeded at any commit; every row names its own, and its machine. Needs timm,
+torchvision, transformers and onnxscript.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ def main() -> None:
         return
     names = args.only.split(",") if args.only else networks()
     stamp = provenance(PACKAGES)
-    rows = json.loads(args.out.read_text())["rows"] if args.resume else []
+    rows = [{"machine": None, **r} for r in json.loads(args.out.read_text())["rows"]] if args.resume else []
     rows = [r for r in rows if "error" not in r or r["name"] not in names]
     names = [n for n in names if n not in {r["name"] for r in rows}]
     end, order = time.monotonic() + args.total, networks()
@@ -241,7 +242,7 @@ def main() -> None:
     with ThreadPoolExecutor(args.workers) as pool:
         for row in pool.map(work, names):
             if row is not None:
-                rows.append({**row, "date": stamp["date"], "commit": stamp["commit"]})
+                rows.append({**row, **{key: stamp[key] for key in ("date", "commit", "machine")}})
                 print(json.dumps(row), flush=True)
                 if args.out:
                     rows.sort(key=lambda r: order.index(r["name"]))

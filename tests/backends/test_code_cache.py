@@ -1,4 +1,4 @@
-"""Compiled code on disk: written once, read afterwards, compiled again where the file is damaged or the folder is not the user's."""
+"""Compiled code on disk: written once, read afterwards, compiled again if the file is damaged or the folder belongs to another user."""
 
 import ctypes
 import dataclasses

@@ -241,7 +241,7 @@ def test_cpuinfo_of_another_machine(monkeypatch, tmp_path):
 
 
 def test_a_limit_hides_newer_instruction_sets(monkeypatch, tmp_path):
-    """WHET_MAX_CPU_ISA, on a machine that has AVX-512 and AMX: no feature, key or kernel uses what is above the limit."""
+    """WHET_MAX_CPU_ISA, on a machine that has AVX-512 and AMX: no feature, key or kernel uses an instruction set above the limit."""
     (tmp_path / "cpuinfo").write_text("flags: avx avx2 fma avx_vnni avx512f avx512cd avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 amx_int8\n")
     monkeypatch.setattr(info, "CPUINFO", tmp_path / "cpuinfo")
     info.cpuinfo.cache_clear()
@@ -266,7 +266,7 @@ def test_a_limit_hides_newer_instruction_sets(monkeypatch, tmp_path):
 @pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="instruction sets of x86")
 @pytest.mark.parametrize("limit", ["", "avx512_core", "avx2"])
 def test_a_limit_reaches_the_compiler(limit, monkeypatch):
-    """Sixteen numbers at once, compiled for a CPU with AVX-512: registers of 512 bits only where the limit permits them."""
+    """Sixteen numbers at once, compiled for a CPU with AVX-512: registers of 512 bits only if the limit permits them."""
     import llvmlite.binding as llvm
 
     names = ("avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512vnni")

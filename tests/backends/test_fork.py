@@ -217,7 +217,7 @@ def test_where_the_pool_cannot_be_ended_the_child_raises_instead_of_hanging(engi
         def set(self, count):
             pass
 
-    threads.join(Oldest())
+    threads.register_pool(Oldest())
 
     def child():
         context.run(feed)

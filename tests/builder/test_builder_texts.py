@@ -340,7 +340,7 @@ def test_precisions_that_need_ranges():
 def test_the_variant_with_unfused_layers_is_described(monkeypatch, count, text):
     net = SimpleNamespace(layers=[])
     monkeypatch.setattr(whole_engine, "unfuse_slower", lambda search: (net, ["reason"] * count))
-    monkeypatch.setattr(whole_engine, "choose", lambda net, options, cost: "assignment")
+    monkeypatch.setattr(whole_engine, "choose_formats", lambda net, options, cost: "assignment")
     variant = whole_engine._find_unfused_variant(SimpleNamespace(reformats=SimpleNamespace(cost=None)))
     assert variant.what == f"least sum of times, {text}"
     monkeypatch.setattr(whole_engine, "unfuse_slower", lambda search: None)

@@ -1,5 +1,6 @@
 """Rules of the builder that need no kernel: exact values of small cases, and definitions written out plainly."""
 
+import dataclasses
 import json
 import random
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from whet.backends import get_backend
+from whet.builder import build, plan_digest
 from whet.builder.assemble import compute_model_digest
 from whet.builder.batching.batch_items import BatchItems, get_common_batch
 from whet.builder.batching.profiles import resolve_profiles
@@ -15,13 +17,14 @@ from whet.builder.candidates.enumerate import count_macs, estimate_ms
 from whet.builder.candidates.filter import SlowImplementations, is_float32_close, select_for_timing, stores_float16
 from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
-from whet.builder.lock.lock import check_lock
+from whet.builder.lock import lock as locks
+from whet.builder.lock.lock import check_lock, save_lock
 from whet.builder.memory.byte_groups import Groups
 from whet.builder.memory.free_ranges import FreeRanges
 from whet.builder.precision.permissions import Permissions, report_precisions
 from whet.builder.verify import shape_extents
 from whet.builder.verify.differences import compute_float8_error
-from whet.builder.verify.emulation import round_to_tf32
+from whet.builder.verify.emulation import emulate, round_to_tf32
 from whet.builder.verify.error_bounds import Checked, Compared, Failure, compute_layer_bound
 from whet.builder.verify.failure_folder import KEPT, VARIABLE, get_failures_folder, save_failures
 from whet.builder.verify.input_kinds import KINDS, LARGE, LEAST, Magnitude, list_input_kinds, list_tests, make_values
@@ -30,6 +33,7 @@ from whet.builder.verify.shape_extents import differ_in_batch, list_other_shapes
 from whet.errors import BuildError, LockError, ShapeError, UsageError
 from whet.measure.option import Option
 from whet.network import BF16, F16, F32, I8, I32, parse_network
+from whet.ops import run_layer
 from whet.tactics import Operand, Signature
 
 TINY = np.finfo(np.float32).tiny / 64
@@ -577,3 +581,33 @@ def test_items_fill_the_tensor_and_nothing_after_it(monkeypatch, batch, other):
     assert [(at, where) for at, where, _ in copies] == [(1000, 5000 + 8 * first) for first in range(0, other, batch)]
     assert sum(n for _, _, n in copies) == 8 * other
     assert max(where + n for _, where, n in copies) == 5000 + 8 * other
+
+
+@pytest.mark.parametrize(("mode", "made"), [("sequential", []), ("parallel", [("cpu", 1)])])
+def test_a_lock_of_samples_one_after_the_other_keeps_all_threads(mode, made, monkeypatch, tmp_path):
+    """Samples that run at once have a thread each: their kernels are planned for one."""
+    net = parse_network(
+        "network n source\nin %x: f32[N,3,8,8]\nconst %w: f32[8,3,3,3] = seed(1)\n%a = Conv(%x, %w)\n%y = Relu(%a)\nout %y\n"
+    )
+    config = BuildConfig(timing_cache="", threads=2, samples=mode, optimization_level=0, verify=False, profiles=((({"x": (4, 3, 8, 8)},) * 3),))
+    path = tmp_path / "lock.json"
+    plan = build(net, config)
+    save_lock(plan, path)
+    asked = []
+    monkeypatch.setattr(locks, "get_backend", lambda name, threads: (asked.append((name, threads)), get_backend(name, threads=threads))[1])
+    again = build(net, dataclasses.replace(config, lock=str(path)))
+    assert plan_digest(again) == plan_digest(plan)
+    assert asked == made
+
+
+def test_the_emulation_rounds_weights_of_two_axes_and_more_but_no_biases():
+    net = parse_network(
+        "network n source\nin %x: f32[3,64]\nconst %w: f32[64,8] = seed(1)\nconst %b: f32[8] = seed(2)\n%y = Gemm(%x, %w, %b)\nout %y\n"
+    )
+    (gemm,) = net.layers
+    choice = SimpleNamespace(inputs=(("linear", "f16"), None, None), outputs=(("linear", "f16"),), config=())
+    plan = SimpleNamespace(network=net, choices={gemm.name: choice})
+    x = np.random.default_rng(0).standard_normal((3, 64)).astype("f4")
+    w, b = (net.constants[n].array() for n in "wb")
+    (got,) = emulate(plan, {"x": x}).values()
+    np.testing.assert_array_equal(got, run_layer(gemm, [x, w.astype("f2").astype("f4"), b])[0].astype("f2").astype("f4"))

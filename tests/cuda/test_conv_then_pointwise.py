@@ -17,7 +17,7 @@ from whet.tactics import PlanRefused, tactics_of
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv._conv_config import with_once
 from whet.tactics.cuda.conv._conv_then_pointwise import MOST_BLOCKS, Tile, halo_of, list_product_tiles, shared_bytes, why_not_tile
-from whet.tactics.cuda.conv._conv_tiles import Halo, fits, list_conv_configs
+from whet.tactics.cuda.conv._conv_tiles import Halo, list_conv_configs, why_not_config
 
 HOPPER = CompileOnlyGpu()
 PAD = (1, 1, 1, 1)
@@ -91,8 +91,8 @@ def test_own_slots_cover_all_steps_of_a_block(shape, k2):
         steps = shape.steps(config.bk)
         assert config.once * config.sk == steps
         assert config.once <= config.stages
-        assert fits(config, shape) is None
-        assert fits(replace(config, once=config.once - 1), shape), "a step would never be multiplied"
+        assert why_not_config(config, shape) is None
+        assert why_not_config(replace(config, once=config.once - 1), shape), "a step would never be multiplied"
         if config.sk == 1:
             assert config.direct
 

@@ -203,3 +203,60 @@ def test_a_model_whose_branches_both_do_not_fit_is_refused():
     report = check_onnx(silero(300).SerializeToString())
     assert not report.supported
     assert "of 5 nodes (with those of functions and subgraphs) cannot be read" in str(report)
+
+
+def gated_block():
+    """RegNetY's squeeze and excitation: a Sigmoid of a product of the means scales the channels."""
+    rng = np.random.default_rng(6)
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("ReduceMean", ["b"], ["mean"], axes=[2, 3]),
+        helper.make_node("Conv", ["mean", "w2", "b2"], ["c"]),
+        helper.make_node("Relu", ["c"], ["d"]),
+        helper.make_node("Conv", ["d", "w3", "b3"], ["e"]),
+        helper.make_node("Sigmoid", ["e"], ["gate"]),
+        helper.make_node("Mul", ["b", "gate"], ["y"]),
+    ]
+    weights = [(n, (s * rng.standard_normal(shape)).astype("f4")) for n, s, shape in (
+        ("w1", 0.1, (16, 16, 3, 3)), ("w2", 0.02, (4, 16, 1, 1)), ("b2", 1, (4,)), ("w3", 0.1, (16, 4, 1, 1)), ("b3", 1, (16,)),
+    )]  # fmt: skip
+    return model(nodes, [("x", F, [1, 16, 12, 12])], [("y", F, [1, 16, 12, 12])], weights)
+
+
+def selective_block():
+    """SKNet's attention over two branches: their stack is scaled by a Softmax of a product of the means, and summed."""
+    rng = np.random.default_rng(7)
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["x", "w2"], ["b"], pads=[2, 2, 2, 2], dilations=[2, 2]),
+        helper.make_node("Unsqueeze", ["a", "one"], ["a5"]),
+        helper.make_node("Unsqueeze", ["b", "one"], ["b5"]),
+        helper.make_node("Concat", ["a5", "b5"], ["stack"], axis=1),
+        helper.make_node("ReduceSum", ["stack", "one"], ["sum"], keepdims=0),
+        helper.make_node("ReduceMean", ["sum"], ["mean"], axes=[2, 3]),
+        helper.make_node("Conv", ["mean", "w3", "b3"], ["c"]),
+        helper.make_node("Relu", ["c"], ["d"]),
+        helper.make_node("Conv", ["d", "w4"], ["e"]),
+        helper.make_node("Reshape", ["e", "shape"], ["f"]),
+        helper.make_node("Softmax", ["f"], ["share"], axis=1),
+        helper.make_node("Mul", ["stack", "share"], ["scaled"]),
+        helper.make_node("ReduceSum", ["scaled", "one"], ["y"], keepdims=0),
+    ]
+    weights = [(n, (s * rng.standard_normal(shape)).astype("f4")) for n, s, shape in (
+        ("w1", 0.1, (16, 16, 3, 3)), ("w2", 0.1, (16, 16, 3, 3)), ("w3", 0.1, (8, 16, 1, 1)), ("b3", 1, (8,)), ("w4", 0.1, (32, 8, 1, 1)),
+    )]  # fmt: skip
+    weights += [("one", np.array([1])), ("shape", np.array([1, 2, 16, 1, 1]))]
+    return model(nodes, [("x", F, [1, 16, 12, 12])], [("y", F, [1, 16, 12, 12])], weights)
+
+
+@pytest.mark.parametrize("block", [gated_block, selective_block])
+@pytest.mark.parametrize("scale", [1, 300])
+def test_attention_of_channels_is_as_accurate_as_float32(block, scale):
+    net = network_from_onnx(block())
+    feeds = {"x": (scale * np.random.default_rng(8).standard_normal((1, 16, 12, 12))).astype("f4")}
+    truth = np.asarray(run_network(net, feeds, widen=True)["y"], "f8")
+    assert truth.std() > 0.05 * scale
+    single = np.asarray(run_network(net, feeds)["y"], "f8")
+    limit = max(8 * np.abs(single - truth).max(), 16 * np.finfo("f4").eps * np.abs(truth).max())
+    assert np.abs(run_saved(net, feeds, optimization_level=0)["y"] - truth).max() <= limit

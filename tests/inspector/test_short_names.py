@@ -10,7 +10,7 @@ from whet.engine import write_engine
 from whet.errors import UsageError
 from whet.frontends import network_from_onnx
 from whet.inspector import find_layer, layer_facts
-from whet.inspector.summary import COLUMNS, fit, is_short_name, make_layer_table, shorten_name
+from whet.inspector.summary import COLUMNS, is_short_name, make_layer_table, shorten_cells, shorten_name
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_short_name_of_several_layers_is_refused(plan):
 
 def test_long_cells_are_shortened_to_the_width():
     row = ["0.1234", "12.3%", "/a/very/long/module/path/that/goes/on/conv1/Conv + /relu/Relu", "f32", "cpu/" + "t" * 40, "k" * 60, "memory"]
-    (fitted,) = fit(COLUMNS, [row])
+    (fitted,) = shorten_cells(COLUMNS, [row])
     assert len("  ".join(fitted)) <= 100
     assert fitted[2].endswith("Conv +1")
     assert is_short_name(fitted[2], row[2])

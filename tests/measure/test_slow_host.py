@@ -12,7 +12,7 @@ import pytest
 
 from support.slow_host import HostQueue
 from whet.backends import Capabilities
-from whet.builder.select.formats import choose
+from whet.builder.select.formats import choose_formats
 from whet.errors import BuildError
 from whet.measure.option import Option
 from whet.measure.timing import Conditions, Timer
@@ -121,7 +121,7 @@ def test_a_reshape_between_layers_of_16_bits_stays_a_view_of_16_bits(us, seed):
     for o in reformats.values():
         timer.time(net.layers[1], o.kernel.implementation, [o])
     products = {name: [make_option(0, Kernel(name, 20.0), a, b)] for name, a, b in (("maker", WIDE, NARROW), ("reader", NARROW, WIDE))}
-    picked = choose(net, {**products, "reshape": reshapes}, lambda t, a, b: reformats[a, b].cost).picked
+    picked = choose_formats(net, {**products, "reshape": reshapes}, lambda t, a, b: reformats[a, b].cost).picked
     assert picked["reshape"].kernel.implementation == "view of f16"
 
 

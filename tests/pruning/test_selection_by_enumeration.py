@@ -10,7 +10,7 @@ from whet.network import parse_network
 from whet.pruning import branches, groups
 from whet.pruning.costs import Costs
 from whet.pruning.dual import Search
-from whet.pruning.elimination import Elimination
+from whet.pruning.elimination import Elimination, Swept
 from whet.pruning.knapsack import choose_within
 from whet.pruning.rounding import descend, exchange, fill_budget, find_steps, round_to_budget, step_down
 from whet.pruning.tables import Tables
@@ -381,8 +381,9 @@ def test_equal_scores_keep_the_first_units_and_single_units_stay():
     assert choose_within(found, [], scores, costs, 3.0, multiple=1).kept["w"].tolist() == [0, 1, 3]
 
 
-def parallel(count, costs_of, total=None, seed=0):
-    """Tables of parallel convolutions that are whole or have one channel, with a cost each (1 if narrow), or one `total` of all."""
+def parallel(count, costs_of, total=None, seed=0, constant=0):
+    """Tables of parallel convolutions that are whole or have one channel, with a cost each (1 if narrow), or one `total` of all; and a cost that no
+    width changes."""
     lines = ["network n source", "in %x: f32[N,2,2,2]"]
     for i in range(count):
         lines += [f"const %w{i}: f32[3,2,1,1] = seed({i + 1})", f"%a{i} = Conv(%x, %w{i})"]
@@ -393,7 +394,10 @@ def parallel(count, costs_of, total=None, seed=0):
     scores = {g.name: np.array([100.0, s, 0.0]) for g, s in zip(found, np.random.default_rng(seed).permutation(3 * count)[:count] + 1.0, strict=True)}
     if total is None:
         costs = Costs(
-            "units", lambda item, w: float(costs_of[int(item)] if w.get(f"w{item}", 3) == 3 else 1), {str(i): (f"w{i}",) for i in range(count)}, {}
+            "units",
+            lambda item, w: float(constant if item == "fixed" else costs_of[int(item)] if w.get(f"w{item}", 3) == 3 else 1),
+            {str(i): (f"w{i}",) for i in range(count)} | ({"fixed": ()} if constant else {}),
+            {},
         )
     else:
         costs = Costs("units", lambda item, w: float(sum(c for i, c in enumerate(costs_of) if w.get(f"w{i}", 3) == 3)), {"all": tuple(scores)}, {})
@@ -413,6 +417,21 @@ def test_the_search_solves_knapsacks_that_steps_and_exchanges_do_not(seed):
         found = Search(tables, target).run()
         assert tables.cost(found.x) <= target
         assert (tables.loss(found.x), found.bound) == (pytest.approx(best), pytest.approx(best, rel=2e-6))
+
+
+@pytest.mark.parametrize(("seed", "count"), [(0, 170), (1, 446), (2, 88), (3, 144)])
+def test_a_cost_that_no_width_changes_does_not_weaken_the_bounds(seed, count, monkeypatch):
+    """With a target that is larger by as much, branch and bound expands the same nodes, no more than recorded here."""
+    costs, regrets, nodes = parallel(10, [1] * 10, seed=seed)[1] + 10, Swept.regrets, []
+    monkeypatch.setattr(Swept, "regrets", lambda swept, n, x: (nodes.append(n), regrets(swept, n, x))[1])
+    expanded = []
+    for constant in (0, 64):
+        nodes.clear()
+        tables, _ = parallel(10, costs, seed=seed, constant=constant)
+        found = Search(tables, float(round(0.6 * costs.sum())) + constant).run()
+        expanded.append((len(nodes), found.x, tables.loss(found.x)))
+    assert expanded[0] == expanded[1]
+    assert 50 < expanded[0][0] <= count
 
 
 @pytest.mark.parametrize("share", [0.95, 0.7, 0.5, 0.2, 0.05])

@@ -81,7 +81,7 @@ def test_a_stuck_counter_is_not_waited_for(monkeypatch):
 
 def test_unmeasured_idle_power_is_reported(monkeypatch):
     device = Device()
-    found = device.meter(monkeypatch).of(device.run, 1, 0.5)
+    found = device.meter(monkeypatch).measure_energy(device.run, 1, 0.5)
     assert found["net_mj"] is None
     assert found["mj"] == pytest.approx(1200, rel=0.02)
     assert "idle power was not measured" in found["about"]

@@ -8,7 +8,7 @@ import pytest
 from support.search_case import perceptron
 from whet.builder import BuildConfig
 from whet.search.recipe.metrics import Score
-from whet.search.stages.candidate_engines import ScoredEngine, select_engine
+from whet.search.stages.candidate_engines import ScoredEngine, keep_better_engine
 from whet.search.stages.prepare import Prepared
 
 
@@ -20,7 +20,7 @@ def test_the_verdict_decides_which_engine_is_kept(tmp_path, verdict):
     first.path.write_bytes(b"calibrated")
     trained.path.write_bytes(b"trained")
     prepared, qat = Prepared(net), {"kept": verdict, "seconds": 3.0}
-    kept = select_engine(SimpleNamespace(), first, trained, qat, prepared)
+    kept = keep_better_engine(SimpleNamespace(), first, trained, qat, prepared)
     assert kept.path == tmp_path / "engine"
     assert kept.path.read_bytes() == verdict.encode()
     assert kept.score.value == {"calibrated": 98.0, "trained": 97.0}[verdict]

@@ -13,7 +13,16 @@ from whet.search.outcome.verdicts import Judging
 from whet.search.recipe.fields import Amount
 from whet.search.recipe.metrics import Score, call_user_metric, compute_wilson_interval, drop, top1
 from whet.search.recipe.recipe import Target
-from whet.search.recipe.targets import Measured, are_met, check_target, choose, compute_distance, dominates, find_measured_pareto_set, find_pareto_set
+from whet.search.recipe.targets import (
+    Measured,
+    are_met,
+    check_target,
+    choose_candidate,
+    compute_distance,
+    dominates,
+    find_measured_pareto_set,
+    find_pareto_set,
+)
 
 
 def row(ms=1.0, ratio=0.5, drop=0.0, mj=None, memory=100.0, size=100.0):
@@ -110,10 +119,10 @@ def test_the_selection():
         return cost, loss, check_target(Target(latency=Amount(0.5, True), accuracy_drop=1.0), row(ratio=ratio, drop=lost), ORIGINAL)
 
     slow, fast, right, wrong = candidate(10, 0, 1.0, 0), candidate(3, 0.9, 0.3, 0.9), candidate(4, 0.1, 0.4, 0.1), candidate(1, 9, 0.1, 9)
-    assert choose([slow, fast, right, wrong], "latency") == 1
-    assert choose([slow, fast, right, wrong], "accuracy") == 2
-    assert choose([slow, wrong], "latency") == 0  # twice the requested latency is nearer than nine times the allowed drop
-    assert choose([candidate(6, 0, 0.6, 0), wrong], "accuracy") == 0
+    assert choose_candidate([slow, fast, right, wrong], "latency") == 1
+    assert choose_candidate([slow, fast, right, wrong], "accuracy") == 2
+    assert choose_candidate([slow, wrong], "latency") == 0  # twice the requested latency is nearer than nine times the allowed drop
+    assert choose_candidate([candidate(6, 0, 0.6, 0), wrong], "accuracy") == 0
 
 
 def test_wilson_s_interval_is_the_published_one():

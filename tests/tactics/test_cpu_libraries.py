@@ -106,7 +106,7 @@ class Counted:
 
 def test_every_run_sets_the_joined_pools():
     before, pool = threads.get_threads(), Counted()
-    threads.join(pool)
+    threads.register_pool(pool)
     threads.set_threads(2)
     executable = launch.LaunchList(1).finish()
     executable.run()

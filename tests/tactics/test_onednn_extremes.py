@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 from test_onednn_tactics import CPU, FUSED, PADS, SAMPLES, B, W, X, check, compute, declared_reference, fused, plain, reference
 
+from support.selection import with_long_variants
 from whet.network.types import F32
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic
@@ -37,8 +38,14 @@ def floats(layer):
     return all(t.dtype == F32 for t in (*layer.inputs, *layer.outputs) if t is not None and not t.is_constant)
 
 
+def kind_of(case):
+    """Of two neighbouring samples of one op and composite one is in `make test`."""
+    name, index = case
+    return name, OPS[name].samples[index].attrs.get("composite"), index // 2
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "index"), SAMPLES)
+@pytest.mark.parametrize(("name", "index"), with_long_variants(SAMPLES, kind_of))
 def test_odd_values_anywhere(name, index, seed):
     _, layer, arrays = sample_layer(name, OPS[name].samples[index])
     if floats(layer):

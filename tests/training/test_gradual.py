@@ -149,7 +149,7 @@ def test_a_single_cut_before_the_training(data):
         np.testing.assert_allclose(done.network.constants[name].array(), value, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_an_interrupted_training_resumes_with_the_same_bits(optimizer, data, tmp_path):
     """Interrupted after 20 of 49 steps, between the cuts."""
     config = FinetuneConfig(**{**SHORT, "lr": 0.01}, optimizer=optimizer, ema=0.5)

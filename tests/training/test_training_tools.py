@@ -14,7 +14,7 @@ from whet.errors import BackendError, TrainingError, UsageError
 from whet.network import Network, parse_type
 from whet.training import FinetuneConfig, TrainingData, accuracy, finetune
 from whet.training.average import Average
-from whet.training.best_state import split
+from whet.training.best_state import split_off_held_out
 
 
 def test_a_training_that_destroys_the_network_returns_the_network_before(learned, digits):
@@ -30,13 +30,13 @@ def test_a_training_that_destroys_the_network_returns_the_network_before(learned
 
 
 def test_the_held_out_part_is_no_training_data(digits):
-    training, held = split(digits[0], FinetuneConfig())
+    training, held = split_off_held_out(digits[0], FinetuneConfig())
     assert (len(training), len(held)) == (1140, 60)
     every = {x.tobytes() for x in digits[0].inputs["x"]}
     first, second = ({x.tobytes() for x in part.inputs["x"]} for part in (training, held))
     assert first | second == every
-    assert split(digits[0].part(np.arange(500)), FinetuneConfig())[1] is None  # 25 samples say nothing
-    assert split(digits[0], FinetuneConfig(holdout=0))[1] is None
+    assert split_off_held_out(digits[0].part(np.arange(500)), FinetuneConfig())[1] is None  # 25 samples say nothing
+    assert split_off_held_out(digits[0], FinetuneConfig(holdout=0))[1] is None
     with pytest.raises(TrainingError, match="leaves none of the 1200 samples"):
         finetune(digits_net(), digits[0], FinetuneConfig(**FAST, holdout=1.0))
 

@@ -83,7 +83,7 @@ def _share(row: dict[str, Any]) -> str:
 
 
 def _print_engine(console: Any, d: dict[str, Any], top: int, verified: str) -> None:
-    from whet.inspector.summary import fit
+    from whet.inspector.summary import shorten_cells
 
     arena = ", ".join(f"{b / 2**20:.1f} MiB" for b in d["arena_bytes"])
     model = d["machine"].get("model", "?")
@@ -112,7 +112,7 @@ def _print_engine(console: Any, d: dict[str, Any], top: int, verified: str) -> N
     if d["disturbed"]:
         console.print(style_text(("note", "yellow"), f" {d['disturbed']}"))
     title = f"Slowest {len(rows)} layers" if d["sum_of_layers_ms"] else f"{len(rows)} layers; none was timed"
-    print_table(console, columns, fit(columns, rows), title)
+    print_table(console, columns, shorten_cells(columns, rows), title)
     rows = [[_ms(r["ms"]), _share(r), str(r["layers"]), r["tactic"]] for r in d["by_tactic"]]
     print_table(console, [">ms", ">share", ">layers", "tactic"], rows, "By tactic")
     fired = ", ".join(f"{n} x{k}" for n, k in d["passes_fired"].items() if k)

@@ -38,7 +38,7 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: (most - 1) // 2]}…{text[len(text) - most // 2 :]}"
 
 
-def fit(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH, gap: int = 2) -> list[list[str]]:
+def shorten_cells(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH, gap: int = 2) -> list[list[str]]:
     """The rows with shorter cells in the columns `layer`, `tactic` and `kernel`, so that a line has at most `width` characters.
 
     The longest of these columns is shortened first, to no less than 12 characters.
@@ -89,7 +89,7 @@ def make_layer_table(facts: Sequence[LayerFacts], total: float) -> list[list[str
         ]
         for f in facts
     ]
-    return fit(COLUMNS, rows)
+    return shorten_cells(COLUMNS, rows)
 
 
 def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

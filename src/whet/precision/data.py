@@ -121,10 +121,10 @@ def _read_file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
         if missing:
             raise CalibrationError(f"{path} has no array for the input '{missing[0]}'; it has {', '.join(found) or 'none'}")
         arrays = {n: found[n] for n in wanted}
-    yield from split(arrays, net, str(path))
+    yield from split_samples(arrays, net, str(path))
 
 
-def split(arrays: Mapping[str, np.ndarray], net: Network, where: str) -> Iterator[dict[str, np.ndarray]]:
+def split_samples(arrays: Mapping[str, np.ndarray], net: Network, where: str) -> Iterator[dict[str, np.ndarray]]:
     """Splits arrays into samples of the network's fixed batch size, or of batch 1 if it is dynamic."""
     lengths = set()
     for t in net.inputs:
@@ -174,7 +174,7 @@ def name_samples(samples: Iterable[Any], net: Network, where: str) -> Iterator[d
     """
     for k, sample in enumerate(samples):
         arrays = sample if isinstance(sample, Mapping) else {_get_only_input(net, where).name: sample}
-        yield from split({n: np.asarray(a) for n, a in arrays.items()}, net, f"{where}, sample {k}")
+        yield from split_samples({n: np.asarray(a) for n, a in arrays.items()}, net, f"{where}, sample {k}")
 
 
 def read_image(path: Path, net: Network, p: Preprocessing) -> dict[str, np.ndarray]:

@@ -28,7 +28,7 @@ from whet.search.outcome.verdicts import Judging, Trial
 from whet.search.recipe.data import allow_imports_from, load_labelled, load_unlabelled
 from whet.search.recipe.recipe import AutoRecipe, Effort, load_recipe
 from whet.search.recipe.space import Candidate, list_baseline_types, search_space
-from whet.search.recipe.targets import check_target, choose, compute_distance, find_pareto_set
+from whet.search.recipe.targets import check_target, choose_candidate, compute_distance, find_pareto_set
 from whet.search.stages.finetune import read_training_set
 from whet.search.study.scouting import Scouting
 from whet.search.study.study import import_optuna
@@ -63,7 +63,7 @@ class Loop:
         originals = self.originals(final["rows"])
         checked = [check_target(self.recipe.target, r, o) for r, o in zip(final["rows"], originals, strict=True)]
         points = [judging.point(r, self._batch_of(r["folder"])) for r in final["rows"]]
-        chosen = choose([(*p, c) for p, c in zip(points, checked, strict=True)], self.recipe.prefer)
+        chosen = choose_candidate([(*p, c) for p, c in zip(points, checked, strict=True)], self.recipe.prefer)
         self.jobs.append_event("done")
         return SearchResult(
             self.recipe, self.folder, self.net, self.space, judging, trials, final, chosen, checked, points, self.jobs.notes, self._seconds(trials)

@@ -16,7 +16,7 @@ from whet.torch_compile.build import build_call, log
 from whet.torch_compile.engine_call import EngineCall
 from whet.torch_compile.graph import arguments_of, changes_in_place, close_graph, is_tensor, operation_name, ranges_of, unbound_numbers
 from whet.torch_compile.options import CompileOptions
-from whet.torch_compile.partition import describe, split
+from whet.torch_compile.partition import log_unsupported, split_graph
 
 _MAX_VERSIONS = 4  # sets of weights and numbers that one graph has engines for
 
@@ -103,8 +103,8 @@ class GraphCall:
         if "int8" in self._options.precisions:
             raise _NoEngine(f"{why} An INT8 graph is not split, because the calibration samples are inputs of the whole graph")
         closed = close_graph(self._gm, self._arguments, args)
-        whole, engines, reasons = split(closed, self._options)
-        describe({n: r for n, r in reasons.items() if n not in self._warned})
+        whole, engines, reasons = split_graph(closed, self._options)
+        log_unsupported({n: r for n, r in reasons.items() if n not in self._warned})
         self._warned |= set(reasons)
         if not engines:
             raise _NoEngine(f"no run of {self._options.min_block_size} operations (min_block_size) is supported. {why}")

@@ -18,7 +18,7 @@ from whet.torch_compile.options import CompileOptions
 _reasons: dict[tuple[Any, ...], str] = {}  # signature of an operation -> why whet cannot compute it, "" if it can
 
 
-def split(gm: fx.GraphModule, options: CompileOptions) -> tuple[fx.GraphModule, list[str], dict[str, str]]:
+def split_graph(gm: fx.GraphModule, options: CompileOptions) -> tuple[fx.GraphModule, list[str], dict[str, str]]:
     """The graph as calls of sub-modules, the names of those that whet supports, and why the other operations are unsupported, by name.
 
     A sub-module is a run of consecutive operations. Runs of fewer than `min_block_size` supported operations join the unsupported ones.
@@ -128,7 +128,7 @@ def _get_present_value(value: Any) -> Any:
     return value.node.hint if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value
 
 
-def describe(reasons: dict[str, str], log_line: Callable[..., None] = log.warning) -> None:
+def log_unsupported(reasons: dict[str, str], log_line: Callable[..., None] = log.warning) -> None:
     """Logs one line for each unsupported operation."""
     for name, why in reasons.items():
         log_line("torch runs %s: %s", name, why)

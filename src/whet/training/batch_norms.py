@@ -117,7 +117,7 @@ def _measure_moments(
     counts = [0] * len(places)
     seen = 0
     with torch.no_grad():
-        for feeds, _ in Feeder(net, spread(data, _SAMPLES), batch=batch, device=device).all():
+        for feeds, _ in Feeder(net, select_spread_samples(data, _SAMPLES), batch=batch, device=device).all():
             for i, y in enumerate(to_outputs(module(**feeds))):
                 flat = y.transpose(0, 1).flatten(1).double()
                 sums[i] += torch.stack([flat.sum(1), flat.square().sum(1)])
@@ -132,7 +132,7 @@ def _measure_moments(
     return found
 
 
-def spread(data: TrainingData | Batches, count: int) -> TrainingData | Batches:
+def select_spread_samples(data: TrainingData | Batches, count: int) -> TrainingData | Batches:
     """At most `count` samples from all over the data, which may be sorted by class; batches of a user's as they are."""
     if isinstance(data, Batches) or len(data) <= count:
         return data

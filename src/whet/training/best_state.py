@@ -25,7 +25,7 @@ _PARTS = 16  # batches that the loss is averaged over where there is no error pe
 State = dict[str, torch.Tensor]
 
 
-def split(data: TrainingData | Batches, config: FinetuneConfig) -> tuple[TrainingData | Batches, TrainingData | None]:
+def split_off_held_out(data: TrainingData | Batches, config: FinetuneConfig) -> tuple[TrainingData | Batches, TrainingData | None]:
     """Training part and held-out part (None: too few samples, user-defined batches, or `holdout` 0), drawn by the seed."""
     size = 0 if isinstance(data, Batches) else min(round(config.holdout * len(data)), MOST)
     if size < FEWEST or isinstance(data, Batches):

@@ -48,7 +48,7 @@ def workers() -> Workers:
     return found if found.count > 1 else ONE_PROCESS
 
 
-def join(config: FinetuneConfig, device: torch.device) -> Workers:
+def join_process_group(config: FinetuneConfig, device: torch.device) -> Workers:
     """Joins torch's process group if there are several processes. Raises UsageError for settings that do not work there."""
     found = workers()
     if found.count == 1:

@@ -21,7 +21,7 @@ from whet.pruning.cut import find_kept_indices
 from whet.pruning.importance import COMPARABLE
 from whet.pruning.knapsack import choose_within, scale_by_weight_count
 from whet.pruning.stepwise import remaining
-from whet.training.batch_norms import InsertedBatchNorm, folded_weights, spread
+from whet.training.batch_norms import InsertedBatchNorm, folded_weights, select_spread_samples
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
 from whet.training.feeding import Feeder
@@ -190,7 +190,7 @@ def _read_samples(net: Network, data: TrainingData | Batches, config: FinetuneCo
     inputs: dict[str, list[np.ndarray]] = {t.name: [] for t in net.inputs}
     labels: list[np.ndarray] = []
     count = 0
-    for feeds, given in Feeder(net, spread(data, _SAMPLES), batch=config.batch, device=device).all():
+    for feeds, given in Feeder(net, select_spread_samples(data, _SAMPLES), batch=config.batch, device=device).all():
         for name, x in feeds.items():
             inputs[name].append(x.float().cpu().numpy() if x.is_floating_point() else x.cpu().numpy())
         if given is not None:

@@ -15,11 +15,11 @@ import torch
 from whet.errors import PruneError, TrainingError
 from whet.training.answers import Answers
 from whet.training.average import Average
-from whet.training.best_state import BestState, must_hold_out, split
+from whet.training.best_state import BestState, must_hold_out, split_off_held_out
 from whet.training.checkpoint import load_checkpoint, must_match, read_state, save_checkpoint
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
-from whet.training.distributed import Workers, copy_state_to_all, join, wrap_module
+from whet.training.distributed import Workers, copy_state_to_all, join_process_group, wrap_module
 from whet.training.evaluate import accuracy
 from whet.training.feeding import Feeder
 from whet.training.gradual import GradualPruning, optimizer_state_by_name
@@ -82,7 +82,7 @@ def fit(
 ) -> Fitted:
     """Trains the module in place, with the cuts of `gradual`; outputs after the first `outputs` are features. Raises TrainingError."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    processes = join(config, device)
+    processes = join_process_group(config, device)
     if processes.count > 1:
         config = replace(config, graph=False, compile=False)
     now = {"model": digest, "data": data.describe(), "settings": config.settings()}
@@ -96,7 +96,7 @@ def fit(
             teacher.to(memory_format=torch.channels_last)
     log = open_log(config.log) if processes.first else None
     must_hold_out(data, config)
-    data, held = split(data, config)
+    data, held = split_off_held_out(data, config)
     feeder = Feeder(module.network, data, batch=config.batch, device=device, augment=config.augment, seed=config.seed, channels_last=last,
                     views=config.views, workers=processes)  # fmt: skip
     loss_of = Loss(config, outputs)

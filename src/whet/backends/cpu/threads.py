@@ -198,7 +198,7 @@ def limited_threads(count: int) -> Iterator[None]:
         set_threads(before)
 
 
-def join(pool: Pool) -> None:
+def register_pool(pool: Pool) -> None:
     """Registers a pool: `set_threads` and every run set its thread count too. Its initial count is the calling thread's."""
     pool.set(get_threads())
     _joined.append(pool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import struct
 
 import numpy as np
 
@@ -75,7 +74,8 @@ def difference(device: Device, a: int, b: int, nbytes: int, dtype: str) -> Diffe
     result.fill(0)
     stream = Stream()
     grid = (max(1, min(2048, -(-count // 2048))), 1, 1)
-    Launch(_kernel(kind, device), grid, 256, struct.pack("<5Q", a, b, result.address, result.address + 16, count), overlap=False).run(stream)
+    arguments = np.array([a, b, result.address, result.address + 16, count], np.uint64)
+    Launch(_kernel(kind, device), grid, 256, arguments.tobytes(), overlap=False).run(stream)
     stream.synchronize()
     stream.close()
     sums, peaks = result.read((2,), np.float64), result.read((4,), np.uint32, 16)

@@ -118,7 +118,7 @@ def explain_inplace_refusal(net: Network | TensorReaders, layer: Layer, option: 
     return None
 
 
-def choose(net: Network, options: Mapping[str, list[Option]], reformat: ReformatCost) -> Assignment:
+def choose_formats(net: Network, options: Mapping[str, list[Option]], reformat: ReformatCost) -> Assignment:
     """The assignment of least total time. `options` are those of each layer, one per signature.
 
     Raises NoTacticError if no combination of formats is possible.

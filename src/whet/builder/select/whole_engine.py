@@ -9,7 +9,7 @@ from whet.builder.candidates.filter import stores_float16
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.views import ViewClashError, resolve_clashes
 from whet.builder.select.engine_candidate import BenchmarkHarness, BrokenKernel, EngineCandidate, Make, select_earliest
-from whet.builder.select.formats import Assignment, ReformatCost, choose, list_links, total
+from whet.builder.select.formats import Assignment, ReformatCost, choose_formats, list_links, total
 from whet.builder.select.fusion import time_unfused, unfuse_slower
 from whet.builder.select.refine import refine_in_network
 from whet.builder.select.search import SUM_MARGIN, Search
@@ -137,7 +137,7 @@ class _Variant:
 def _try_list_engines(search: Search, make: Make) -> list[EngineCandidate]:
     """The engine of least total time first, then others: fused layers unfused, fewer reformats, one format throughout. Raises ViewClashError."""
     options = {layer.name: search.list_usable(layer, search.net) for layer in search.net.layers}
-    first = _Variant("least sum of times", choose(search.net, options, search.reformats.cost), search.net, [])
+    first = _Variant("least sum of times", choose_formats(search.net, options, search.reformats.cost), search.net, [])
     several = search.timer is not None and search.backend.capabilities.executes and search.config.whole_engines > 1
     several = several and not search.cannot_win(first.assignment.cost)
     variants = [first]
@@ -161,7 +161,7 @@ def _find_unfused_variant(search: Search) -> _Variant | None:
     net, unfused = result
     options = {layer.name: search.list_usable(layer, net) for layer in net.layers}
     what = f"least sum of times, {len(unfused)} layer{'s' if len(unfused) > 1 else ''} unfused"
-    return _Variant(what, choose(net, options, search.reformats.cost), net, unfused)
+    return _Variant(what, choose_formats(net, options, search.reformats.cost), net, unfused)
 
 
 def _list_other_variants(search: Search, base: _Variant, known: Mapping[str, list[Option]] | None) -> list[_Variant]:
@@ -170,7 +170,7 @@ def _list_other_variants(search: Search, base: _Variant, known: Mapping[str, lis
     options = known or {layer.name: search.list_usable(layer, net) for layer in net.layers}
 
     def variant(description: str, options: Mapping[str, list[Option]], cost: ReformatCost) -> _Variant:
-        return _Variant(description, choose(net, options, cost), net, base.unfused)
+        return _Variant(description, choose_formats(net, options, cost), net, base.unfused)
 
     float32 = {n: [o for o in group if not stores_float16(o)] or group for n, group in options.items()}
     changes = not search.backend.capabilities.overlapping_launches and any(len(float32[n]) < len(options[n]) for n in float32)

@@ -28,8 +28,8 @@ from whet.search.stages.candidate_engines import (
     build_first_engine,
     build_step_engines,
     build_trained_engine,
+    keep_better_engine,
     measure_engines,
-    select_engine,
 )
 from whet.search.stages.executor import find_executed_file, remove_engine
 from whet.search.stages.finetune import fine_tune
@@ -88,7 +88,7 @@ def _run_candidate(w: Worker) -> dict[str, Any]:
     between = build_step_engines(w, pruned) if job.role == "survivor" else {}
     figures = measure_engines(w, [e for e in (calibrated, trained) if e is not None], kept_engine, data, pruned, between)
     if trained is not None and qat is not None:
-        kept_engine = select_engine(w, calibrated, trained, qat, pruned)
+        kept_engine = keep_better_engine(w, calibrated, trained, qat, pruned)
     plan, score, path = kept_engine.plan, kept_engine.score, kept_engine.path
     if score.each is not None:
         np.save(w.folder / SCORES, score.each)

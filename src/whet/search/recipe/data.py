@@ -16,7 +16,7 @@ from whet.array_files import read_arrays
 from whet.errors import CalibrationError
 from whet.network import Network
 from whet.precision import Preprocessing, calibration_data
-from whet.precision.data import split
+from whet.precision.data import split_samples
 from whet.registry import import_user_function
 from whet.search.recipe.image_data import list_images, pick_evenly, read_images
 
@@ -77,7 +77,7 @@ def load_labelled(source: str, net: Network, subject: str, preprocess: str | Non
         parts = [_read_file(p, net, subject) for p in files]
         returned = {n: np.concatenate([a[n] for a, _ in parts]) for n in parts[0][0]}
         labels = np.concatenate([y for _, y in parts])
-    samples = list(split(returned, net, source))
+    samples = list(split_samples(returned, net, source))
     inputs = {n: np.concatenate([s[n] for s in samples]) for n in samples[0]} if samples else {}
     if not samples or len(labels) != len(next(iter(inputs.values()))):
         raise CalibrationError(f"{subject}: {source} has {len(labels)} labels for {len(next(iter(inputs.values()), ()))} samples")

@@ -77,7 +77,7 @@ def make_section_reader(cls: type[T], off: Any = dataclasses.MISSING) -> Kind:
     return kind
 
 
-def read_text(value: Any, where: str) -> str:
+def read_string(value: Any, where: str) -> str:
     """Reads a non-empty string."""
     if callable(value):
         raise UsageError(f"'{where}': a function is given as python:MODULE:FUNCTION, since trials run in child processes; put it into a module")

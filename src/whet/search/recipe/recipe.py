@@ -36,11 +36,11 @@ _IDENTITY = ("higher_is_better", "device", "threads", "shapes", "space", "scout"
 class Data:
     """Data sources, as for `whet exec --calibData` (DIR, FILE.npz, FILE.npy, python:MODULE:FUNCTION); labelled ones also have `labels`."""
 
-    calibrate: str = make_field(f.read_text)  # unlabelled, for recovery and INT8 ranges
-    score: str | None = make_field(f.read_text, None)  # labelled, scores each trial (not needed with a metric function)
-    judge: str | None = make_field(f.read_text, None)  # labelled, used only by the final comparison
-    train: str | None = make_field(f.read_text, None)  # labelled, for fine-tuning
-    preprocess: str | None = make_field(f.read_text, None)  # image preprocessing, as --calibPreprocess
+    calibrate: str = make_field(f.read_string)  # unlabelled, for recovery and INT8 ranges
+    score: str | None = make_field(f.read_string, None)  # labelled, scores each trial (not needed with a metric function)
+    judge: str | None = make_field(f.read_string, None)  # labelled, used only by the final comparison
+    train: str | None = make_field(f.read_string, None)  # labelled, for fine-tuning
+    preprocess: str | None = make_field(f.read_string, None)  # image preprocessing, as --calibPreprocess
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Space:
 
     width: Width | None = make_field(f.make_section_reader(Width, None), factory=Width)
     budget: bool = make_field(f.flag, False)  # also propose latency budgets, distributed by the knapsack over measured layer times (whet.pruning)
-    skip: tuple[str, ...] = make_field(f.make_list_reader(f.read_text), ())  # names of groups, layers and branches that are not pruned
+    skip: tuple[str, ...] = make_field(f.make_list_reader(f.read_string), ())  # names of groups, layers and branches that are not pruned
     hidden: bool = make_field(f.flag, False)  # also cut the residual width, through the statistics of norms (groups(net, hidden=True))
     steps: int = make_field(f.make_integer_reader(1), 1)  # selections of a trial's channels, each scored on the recovered network of the one before
     # with `budget`: selections with reweighted importances, compared by their outputs (prune --trials)
@@ -91,7 +91,7 @@ class Space:
     precision: tuple[str, ...] = make_field(f.make_list_reader(f.make_choice_reader(*PRECISIONS)), ())  # (): those the device supports
     two_four: tuple[bool, ...] = make_field(f.make_list_reader(f.flag), (False,))
     # "all", or pass switches as --passes takes them: "-fuse_conv_add,-fuse_silu"
-    fusion: tuple[str, ...] = make_field(f.make_list_reader(f.read_text), ("all",))
+    fusion: tuple[str, ...] = make_field(f.make_list_reader(f.read_string), ("all",))
     batch: tuple[int, ...] = make_field(f.make_list_reader(f.make_integer_reader(1)), (1,))
 
 
@@ -134,12 +134,12 @@ class Budget:
 class AutoRecipe:
     """The input of `whet auto`. Paths are absolute once loaded; Python modules are searched in `folder`."""
 
-    model: str = make_field(f.read_text)
+    model: str = make_field(f.read_string)
     data: Data = make_field(f.make_section_reader(Data))
     target: Target = make_field(f.make_section_reader(Target))
-    metric: str = make_field(f.read_text, "top1")  # top1, or python:MODULE:FUNCTION (see metrics.py)
+    metric: str = make_field(f.read_string, "top1")  # top1, or python:MODULE:FUNCTION (see metrics.py)
     higher_is_better: bool = make_field(f.flag, True)
-    device: str = make_field(f.read_text, "cpu")  # a backend, with an optional device number: cpu, cuda, cuda:1
+    device: str = make_field(f.read_string, "cpu")  # a backend, with an optional device number: cpu, cuda, cuda:1
     threads: int = make_field(f.make_integer_reader(0), 0)
     executor: str = make_field(f.make_choice_reader("whet", "tensorrt"), "whet")  # runs the networks that are measured and scored
     shapes: dict[str, tuple[int, ...]] | None = make_field(f.read_shapes, None)  # input: 1x3x224x224, if more than the batch is dynamic
@@ -153,9 +153,9 @@ class AutoRecipe:
     finetune: dict[str, Any] | None = make_field(read_finetuning, factory=lambda: dict(FINETUNE))
     qat: dict[str, Any] | None = make_field(read_quantization_training, factory=lambda: dict(QAT))  # INT8 training of survivors, after fine-tuning
     search: Budget = make_field(f.make_section_reader(Budget), factory=Budget)
-    timing_cache: str | None = make_field(f.read_text, None)  # file; None: the user's cache, shared by all builds
-    out: str | None = make_field(f.read_text, None)  # work folder; None: NAME.auto in the recipe's folder
-    folder: str = make_field(f.read_text, ".")
+    timing_cache: str | None = make_field(f.read_string, None)  # file; None: the user's cache, shared by all builds
+    out: str | None = make_field(f.read_string, None)  # work folder; None: NAME.auto in the recipe's folder
+    folder: str = make_field(f.read_string, ".")
 
     @property
     def backend(self) -> str:

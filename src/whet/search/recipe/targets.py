@@ -112,7 +112,7 @@ def find_measured_pareto_set(points: Sequence[Measured]) -> list[int]:
     return [i for i in first if not any(points[k].clearly_dominates(points[i]) for k in first)]
 
 
-def choose(candidates: Sequence[tuple[float, float, Sequence[Check]]], prefer: str) -> int:
+def choose_candidate(candidates: Sequence[tuple[float, float, Sequence[Check]]], prefer: str) -> int:
     """Index of the chosen (cost, loss, checks): the fastest (or most accurate) that meets the target; else the nearest to it."""
     good = [i for i, (_, _, c) in enumerate(candidates) if are_met(c)]
     if good:

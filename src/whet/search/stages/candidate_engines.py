@@ -114,7 +114,7 @@ def build_trained_engine(
     return ScoredEngine(w.folder / _TRAINED, trained.floating, config, plan, seconds, score, trained.ranges), report
 
 
-def select_engine(w: Worker, first: ScoredEngine, trained: ScoredEngine, qat: dict[str, Any], prepared: Prepared) -> ScoredEngine:
+def keep_better_engine(w: Worker, first: ScoredEngine, trained: ScoredEngine, qat: dict[str, Any], prepared: Prepared) -> ScoredEngine:
     """Keeps the better engine as the candidate's engine; both become steps of the report."""
     counts = {"params": count_params(first.network), "flops": count_static_flops(first.network)}
     word = "" if qat["kept"] == "trained" else " (not better, not used)"

@@ -15,7 +15,7 @@ from whet.search.recipe.data import load_labelled
 from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
 from whet.search.stages.prepare import Prepared, Rate, Say, count_static_flops, has_zeros
-from whet.search.stages.training_options import as_config
+from whet.search.stages.training_options import make_finetune_config
 
 if TYPE_CHECKING:
     from whet.training import Finetuned
@@ -59,7 +59,7 @@ def train_network(
     if masks and settings.get("prune_to"):
         settings = {**settings, "prune_to": ""}
         notes.append("not pruned during the training: cuts would break the 2:4 pattern")
-    config = as_config(settings, checkpoint=str(path), masks=masks)
+    config = make_finetune_config(settings, checkpoint=str(path), masks=masks)
     teacher = original if config.distill > 0 else None
     return run_resumable(path, lambda: finetune(net, data, config, teacher=teacher, progress=make_step_callback(say, "tuning")), notes)
 

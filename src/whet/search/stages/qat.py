@@ -26,7 +26,7 @@ from whet.search.recipe.recipe import AutoRecipe
 from whet.search.recipe.space import Candidate
 from whet.search.stages.finetune import explain_missing_torch, make_step_callback, read_training_set, run_resumable
 from whet.search.stages.prepare import Prepared, Say, has_zeros
-from whet.search.stages.training_options import as_config, make_qat_settings
+from whet.search.stages.training_options import make_finetune_config, make_qat_settings
 
 CHECKPOINT = "qat.safetensors"  # a killed job resumes from it
 _SHARE = 0.5  # share of the allowed drop that calibration may lose without training
@@ -89,7 +89,7 @@ def train_for_int8(
     ranges, skip, tables = read_recipe(roundings)
     path = folder / CHECKPOINT
     masks = "zeros" if c.two_four and has_zeros(pruned.network) else ""
-    settings = as_config(make_qat_settings(recipe.qat, recipe.finetune), checkpoint=str(path), masks=masks)
+    settings = make_finetune_config(make_qat_settings(recipe.qat, recipe.finetune), checkpoint=str(path), masks=masks)
     data = read_training_set(recipe, original)
 
     def train() -> Any:

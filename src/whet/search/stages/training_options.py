@@ -48,7 +48,7 @@ def make_qat_settings(qat: Mapping[str, Any], finetune: Mapping[str, Any] | None
     return {**shared, **{k: v for k, v in qat.items() if k not in _NOT_SETTINGS}}
 
 
-def as_config(settings: Mapping[str, Any], **more: Any) -> Any:
+def make_finetune_config(settings: Mapping[str, Any], **more: Any) -> Any:
     """Settings as a FinetuneConfig; lists become tuples."""
     from whet.training.config import FinetuneConfig
 
@@ -68,7 +68,7 @@ def _merge_settings(value: Any, where: str, defaults: Mapping[str, Any], subject
             raise UsageError(f"unknown key '{where}.{name}'.{suggest_name(str(name), known)} Known keys: {', '.join(known)}.")
     settings = {**defaults, **value}
     try:
-        as_config({k: v for k, v in settings.items() if k not in more})
+        make_finetune_config({k: v for k, v in settings.items() if k not in more})
     except (UsageError, TypeError) as e:
         raise UsageError(f"'{where}': {e}") from None
     return settings

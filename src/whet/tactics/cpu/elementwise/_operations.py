@@ -264,7 +264,7 @@ def power_of(layer: Layer) -> float | None:
     return None
 
 
-def attributes(layer: Layer) -> tuple[tuple[str, Any], ...]:
+def read_attributes(layer: Layer) -> tuple[tuple[str, Any], ...]:
     """The attributes that `OPERATIONS` reads, hashable."""
     if layer.op == "Pow":
         return (("exponent", power_of(layer)),)

@@ -16,7 +16,7 @@ from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu.elementwise._elementwise_ir import Program, Step, elementwise_ir
 from whet.tactics.cpu.elementwise._memory_axes import broadcast_strides, candidate_formats, memory_shape, merge_axes
-from whet.tactics.cpu.elementwise._operations import OPERATIONS, attributes, operand_indices, why_not_elementwise
+from whet.tactics.cpu.elementwise._operations import OPERATIONS, operand_indices, read_attributes, why_not_elementwise
 from whet.tactics.cpu.onednn._kernel import static
 
 _MAX_OPERANDS = 12
@@ -32,7 +32,7 @@ class _Description:
     packed: int
 
 
-def describe(layer: Layer) -> _Description | str:
+def make_program(layer: Layer) -> _Description | str:
     """The program of an elementwise layer or of a fused layer of them with static shapes, or why there is none."""
     body = layer.regions["body"].layers if layer.op == "Fused" else [layer]
     outer: dict[Tensor, int] = {}
@@ -56,7 +56,7 @@ def describe(layer: Layer) -> _Description | str:
     for inner in body:
         indices = tuple(None if (t := inner.inputs[i]) is None else numbers[t] for i in operand_indices(inner))
         numbers[inner.outputs[0]] = len(places) + len(steps)
-        steps.append(Step(inner.op, attributes(inner), indices))
+        steps.append(Step(inner.op, read_attributes(inner), indices))
     result = layer.regions["body"].outputs[0] if layer.op == "Fused" else layer.outputs[0]
     if numbers[result] != len(places) + len(steps) - 1:
         return "its result is not that of its last op"
@@ -182,7 +182,7 @@ class Elementwise(CompiledTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not static(layer):
             return []
-        description = describe(layer)
+        description = make_program(layer)
         if isinstance(description, str):
             return []
         out = layer.outputs[0]
@@ -204,7 +204,7 @@ class Elementwise(CompiledTactic):
         return listed
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        description = describe(layer)
+        description = make_program(layer)
         if isinstance(description, str):
             return description
         form, shape = signature.outputs[0].format, static_shape(layer.outputs[0].shape)
@@ -225,7 +225,7 @@ class Elementwise(CompiledTactic):
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ElementwiseKernel:
-        description = describe(layer)
+        description = make_program(layer)
         if isinstance(description, str):
             raise PlanRefused(description)
         return ElementwiseKernel(layer, signature, description, backend.threads)

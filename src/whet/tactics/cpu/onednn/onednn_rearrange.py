@@ -33,7 +33,7 @@ class OneDnnRearrange(OneDnnTactic):
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         stored = signature.needs(0)
-        axes = runs(layer, stored.format)
+        axes = list_copy_axes(layer, stored.format)
         shape = tuple(n for n, _, _ in axes)
         source = dnn.describe(shape, stored.dtype.name, strides=tuple(a for _, a, _ in axes))
         target = dnn.describe(shape, stored.dtype.name, strides=tuple(b for _, _, b in axes))
@@ -44,7 +44,7 @@ class OneDnnRearrange(OneDnnTactic):
         return [{}]
 
 
-def runs(layer: Layer, fmt: str) -> list[tuple[int, int, int]]:
+def list_copy_axes(layer: Layer, fmt: str) -> list[tuple[int, int, int]]:
     """The layer as a copy: (length, stride in the input, stride in the output) of each axis, outermost of the output first, with adjacent axes
     merged if they are contiguous in both."""
     x, (reshape, transpose) = layer.inputs[0], layer.regions["body"].layers

@@ -112,18 +112,18 @@ class Attention(AttentionTactic):
                 size = signature.inputs[heads.mask.place]
                 mask = args.packed[0] if constant else args.inputs[heads.mask.place]
                 mask += heads.mask.offset * (4 if size is None or size.dtype == F32 else 2)
-                steps, key = steps_of(heads.mask, -2), heads.mask.strides[-1]
-            k = steps_of(heads.k, -2 if heads.turned else -1)
+                steps, key = get_view_strides(heads.mask, -2), heads.mask.strides[-1]
+            k = get_view_strides(heads.k, -2 if heads.turned else -1)
             arguments = AttentionArguments(
                 q=at[0],
                 k=at[1],
                 v=at[2],
                 out=args.outputs[0] + heads.out.offset * 2,
                 mask=mask,
-                q_at=steps_of(heads.q, -2),
+                q_at=get_view_strides(heads.q, -2),
                 k_at=k,
-                v_at=steps_of(heads.v, -2),
-                out_at=steps_of(heads.out, -2),
+                v_at=get_view_strides(heads.v, -2),
+                out_at=get_view_strides(heads.out, -2),
                 mask_at=steps,
                 mask_key=key,
                 mask_period=heads.mask.period or heads.batch if heads.mask is not None else heads.batch,
@@ -150,7 +150,7 @@ def why_not_sizes(heads: Heads) -> str | None:
     return None
 
 
-def steps_of(view: View, axis: int) -> tuple[int, int, int]:
+def get_view_strides(view: View, axis: int) -> tuple[int, int, int]:
     """Elements from batch to batch, head to head of the input, row to row."""
     return (*view.steps(), view.strides[axis])
 

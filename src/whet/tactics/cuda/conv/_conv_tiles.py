@@ -32,7 +32,7 @@ class Halo:
         return Halo(wide, rows, -(-read * config.row // 1024) * 1024, (rows + shape.r - 1) * wide * config.row)
 
 
-def fits(config: ConvConfig, shape: ConvShape) -> str | None:
+def why_not_config(config: ConvConfig, shape: ConvShape) -> str | None:
     """Why a configuration cannot run a shape, or None."""
     if config.hold not in (0, shape.steps(config.bk)) or (config.hold and config.sk > 1):
         return f"holds the weights of {config.hold} steps of {shape.steps(config.bk)}"
@@ -84,7 +84,8 @@ def _list_halo_configs(shape: ConvShape, multiprocessors: int, size: int) -> lis
                     config = replace(base, stages=stages, halo=places, blocks=resident)
                     if stages <= max(each, 3):
                         keeps = [replace(config, hold=steps, stages=2)] if many else []
-                        configs.update(c for c in (config, *keeps) if c.valid() and c.shared_with(halo.slot) <= limit and fits(c, shape) is None)
+                        fitting = (c for c in (config, *keeps) if c.valid() and c.shared_with(halo.slot) <= limit)
+                        configs.update(c for c in fitting if why_not_config(c, shape) is None)
     best: dict[ConvConfig, ConvConfig] = {}  # of equal tiles keep the deepest ring
     for c in sorted(configs):
         best[replace(c, stages=1)] = c

@@ -176,7 +176,7 @@ def list_configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multi
     return sorted(configs, key=lambda config: (estimate_us(config, m, k, steps, multiprocessors), config))
 
 
-def sizes_of(config: Config) -> dict[str, int]:
+def read_config_fields(config: Config) -> dict[str, int]:
     """The fields of a TF32 configuration. Raises PlanRefused for a configuration of another tactic."""
     fields = dict(config)
     if fields.pop("math", None) != "tf32":

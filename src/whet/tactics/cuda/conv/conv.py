@@ -29,7 +29,7 @@ from whet.tactics.cuda._device.kernel import (
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, RowNorm, View, bias_count, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv._conv_tiles import fits, list_conv_configs
+from whet.tactics.cuda.conv._conv_tiles import list_conv_configs, why_not_config
 
 MAX_CONFIGS = 30
 
@@ -68,7 +68,7 @@ class Conv(Tactic):
         if odd:  # only results stored directly from registers can have any address
             plain = [c for c in configs if c.sk == 1 and c.mi == 1 and c.bn <= 128] or [replace(c, sk=1, halo=0, once=0) for c in configs]
             direct = (replace(c, direct=1, outs=1) for c in plain)
-            configs = list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None))
+            configs = list(dict.fromkeys(c for c in direct if c.valid() and why_not_config(c, shape) is None))
         configs = pick_varied(configs, MAX_CONFIGS)
         epilogue = match_epilogue(layer, epilogue_steps(layer))
         if not isinstance(epilogue, str):
@@ -81,7 +81,8 @@ class Conv(Tactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         epilogue = match_epilogue(layer, epilogue_steps(layer))
         shape, tile = conv_shape(layer), from_config(config)
-        reason = epilogue if isinstance(epilogue, str) else refuses(shape, epilogue.residual is None and tile.direct == 1) or fits(tile, shape)
+        reason = epilogue if isinstance(epilogue, str) else refuses(shape, epilogue.residual is None and tile.direct == 1)
+        reason = reason or why_not_config(tile, shape)
         if reason or isinstance(epilogue, str):
             raise PlanRefused(str(reason))
         x = source_index(layer)

@@ -17,7 +17,7 @@ from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, compile_ahe
 from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
-from whet.tactics.cuda.conv._tf32 import cut_to_tf32, padded_filters, permute_by_16, sizes_of
+from whet.tactics.cuda.conv._tf32 import cut_to_tf32, padded_filters, permute_by_16, read_config_fields
 from whet.tactics.cuda.conv._tf32_tactic import F32Product
 from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
 from whet.tactics.cuda.conv.conv_tf32 import ConvTf32
@@ -62,7 +62,7 @@ class FewChannelTile:
     @staticmethod
     def of(config: Config) -> FewChannelTile:
         """The instance that an engine names."""
-        return FewChannelTile(**sizes_of(config))
+        return FewChannelTile(**read_config_fields(config))
 
     def constants(self, s: ConvShape, post_ops: PostOps) -> dict[str, int]:
         """The macros of the instance."""

@@ -18,7 +18,7 @@ from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahea
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, View, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied, step_channels
 from whet.tactics.cuda.conv._conv_launch import Features, conv_source
-from whet.tactics.cuda.conv._conv_tiles import fits, list_conv_configs
+from whet.tactics.cuda.conv._conv_tiles import list_conv_configs, why_not_config
 from whet.tactics.cuda.conv.conv import as_config, conv_shape, from_config, launch_with_epilogue, list_conv_signatures, packed_bias, why_not_conv
 
 MAX_CONFIGS = 30
@@ -72,7 +72,8 @@ class GroupConv(Tactic):
         tile, groups = from_config(config), groups_of(layer)
         shape = tile_shape(conv_shape(layer), groups, tile.bn)
         whole = conv_shape(layer)
-        reason = epilogue if isinstance(epilogue, str) else refuses(whole, epilogue.residual is None and tile.direct == 1) or fits(tile, shape)
+        reason = epilogue if isinstance(epilogue, str) else refuses(whole, epilogue.residual is None and tile.direct == 1)
+        reason = reason or why_not_config(tile, shape)
         if reason or isinstance(epilogue, str):
             raise PlanRefused(str(reason))
         x = source_index(layer)
@@ -116,7 +117,7 @@ def group_configs(shape: ConvShape, groups: Groups, multiprocessors: int) -> lis
         configs = [c for c in list_conv_configs(seen, multiprocessors) if c.bn == bn]
         if shape.k % 8:  # only results stored directly from registers can have any address
             plain = (replace(c, direct=1, outs=1) for c in configs if c.sk == 1 and c.mi == 1 and c.bn <= 128)
-            configs = list(dict.fromkeys(c for c in plain if c.valid() and fits(c, seen) is None))
+            configs = list(dict.fromkeys(c for c in plain if c.valid() and why_not_config(c, seen) is None))
         if configs:
             by_width.append(configs)
     return [found[i] for i in range(max(map(len, by_width), default=0)) for found in by_width if i < len(found)]

@@ -1,7 +1,7 @@
 """Ops that sample images at positions that are computed at run time: grids, boxes, shifted taps.
 
-A thread per value of the result. Positions outside of an image read nothing; the number of points of a box that are visited is at most what lies
-within the image, whatever the box says.
+A thread per value of the result. Positions outside of an image read nothing; of a box only the points within the image are visited, however
+large it is.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, compile_
 from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes, View, pack_weights8, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv._conv_tiles import fits, list_conv_configs
+from whet.tactics.cuda.conv._conv_tiles import list_conv_configs, why_not_config
 from whet.tactics.cuda.conv.conv import as_config, from_config
 from whet.tactics.cuda.quantized._quantized import (
     BYTES,
@@ -138,7 +138,7 @@ def product_configs(
     able = (c for c in configs if c.outs < 3 or epilogue.residual is not None)  # the third tile is for a residual in flight
     direct = (c if can_store(c, types8, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
     most = MAX_CONFIGS + (6 if epilogue.residual is not None else 0)
-    good = pick_varied(list(dict.fromkeys(c for c in direct if c.valid() and fits(c, shape) is None)), most)
+    good = pick_varied(list(dict.fromkeys(c for c in direct if c.valid() and why_not_config(c, shape) is None)), most)
     kind, odd = epilogue.post_ops.activation[0], shape.k % 8 != 0
     compile_ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, odd=odd, types8=types8)) for c in good])
     return [as_config(c) for c in good]
@@ -158,7 +158,7 @@ def product_plan(
     """The kernel of a Conv, Gemm or MatMul; `array` gives its integer weights as [k, c, r, s]."""
     epilogue, tile, single = match_quantized_epilogue(parts, axis), from_config(config), shape
     shape = merge_pixel_pairs(shape)
-    reason = epilogue if isinstance(epilogue, str) else refuses(shape, epilogue.residual is None, 1) or fits(tile, shape)
+    reason = epilogue if isinstance(epilogue, str) else refuses(shape, epilogue.residual is None, 1) or why_not_config(tile, shape)
     if reason or isinstance(epilogue, str):
         raise PlanRefused(str(reason))
     types8 = instance_types(parts, epilogue, signature, shape)

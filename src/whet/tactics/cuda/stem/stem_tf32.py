@@ -32,7 +32,7 @@ from whet.tactics.cuda._device.kernel import (
 from whet.tactics.cuda._device.source import kernel_text
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
-from whet.tactics.cuda.conv._tf32 import cut_to_tf32, permute_by_16, sizes_of
+from whet.tactics.cuda.conv._tf32 import cut_to_tf32, permute_by_16, read_config_fields
 from whet.tactics.cuda.conv.conv import conv_shape
 from whet.tactics.cuda.conv.conv_tf32 import ConvTf32
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
@@ -73,7 +73,7 @@ class StemTile:
     @staticmethod
     def of(config: Config) -> StemTile:
         """The instance that an engine names."""
-        return StemTile(**sizes_of(config))
+        return StemTile(**read_config_fields(config))
 
     def constants(self, s: ConvShape, post_ops: PostOps) -> dict[str, int]:
         """The macros of the instance."""

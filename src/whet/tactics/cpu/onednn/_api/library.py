@@ -113,7 +113,7 @@ class Library:
         pool = pools.pool_of_library(self.lib, self.runtime, threads.gomp())
         if pool is not None:
             self.runtime = pool.name
-            threads.join(pool)
+            threads.register_pool(pool)
 
     def _check_version(self) -> None:
         if not hasattr(self.lib, "dnnl_version"):
