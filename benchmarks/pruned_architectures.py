@@ -229,6 +229,8 @@ def main() -> None:
         print(json.dumps(examine(args.one)), flush=True)
         return
     names = args.only.split(",") if args.only else networks()
+    if unknown := set(names) - set(networks()):
+        parser.error(f"--only: no network is named {', '.join(sorted(unknown))}; names are as in the table, such as timm/vgg11_bn")
     stamp = provenance(PACKAGES)
     rows = [{"machine": None, **r} for r in json.loads(args.out.read_text())["rows"]] if args.resume else []
     rows = [r for r in rows if "error" not in r or r["name"] not in names]

@@ -48,7 +48,7 @@ def norm_and_product(x, columns, **how):
 
 
 LAYERS = {
-    "gelu": norm_and_product("f32[6410,192]", 1150, act="Gelu"),  # the last tile has rows and channels that do not exist
+    "gelu": norm_and_product("f32[6410,192]", 1144, act="Gelu"),  # the last tile has rows and channels that do not exist
     "residual": norm_and_product("f32[6304,768]", 768, residual=True),
     "root mean square": norm_and_product("f32[300,1024]", 192, rms=True),
     "3x3": (

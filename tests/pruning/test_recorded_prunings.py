@@ -39,6 +39,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "prunings"
 NULL = BuildConfig(backend="null", timing_cache="")
 ROUNDED = ("  ~", "  outputs", "  change of the outputs", "  of the selections", "  best of")  # lines of results that machines round differently
 NUMBER = re.compile(r"\d+\.?\d*")
+PRICES = 24  # steps of the search, the total of its progress
 TAIL = re.compile(r": (relative output error .*|already exact)")
 
 
@@ -162,8 +163,9 @@ class Log:
         else:
             self.ranges.append([n, n, total, message])
 
-    def lines(self):
-        return [f"  {a}-{b} of {total}: {TAIL.sub('', message)}" for a, b, total, message in self.ranges]
+    def lines(self, measured=False):
+        """Of scores `measured` on data the search's steps are left out: which states it meets depends on the last digits of the scores."""
+        return [f"  {a}-{b} of {total}: {TAIL.sub('', message)}" for a, b, total, message in self.ranges if not (measured and total == PRICES)]
 
 
 def agree(recorded, line):
@@ -213,7 +215,7 @@ def test_prunings_stay_as_recorded(name):
         if made.report.summed is not None:
             lines.append(f"  sum of layer times {made.report.summed:.5f}")
         lines.append(f"  outputs {describe_output(made.cut)}; recovered {describe_output(made.network)}")
-        lines += log.lines()
+        lines += log.lines(measured=count > 0)
     compare_lines(GOLDEN / f"{name}.txt", lines)
 
 
