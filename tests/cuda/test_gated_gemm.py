@@ -11,7 +11,7 @@ from whet.composites.gated_product import gated_product_sample
 from whet.ops import sample_layer
 from whet.tactics._base import get_tactic
 from whet.tactics.cuda.conv._conv_config import ConvConfig
-from whet.tactics.cuda.conv._conv_launch import Features, conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
 from whet.tactics.cuda.gemm.gated_gemm import match_product_and_gate
 
 TACTIC = get_tactic("cuda/gated_gemm")
@@ -43,7 +43,7 @@ TILES = [
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_machine_code_has_no_spills(tile, tmp_path):
-    text = sass(compile_cubin(conv_source(tile, Features(activation="silu", gated=True)), name="gated.cu"), tmp_path)
+    text = sass(compile_cubin(emit_conv_source(tile, Features(activation="silu", gated=True)), name="gated.cu"), tmp_path)
     assert "HGMMA" in text
     assert "LDL" not in text
     assert "STL" not in text

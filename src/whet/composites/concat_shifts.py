@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whet.composites._base import composite
-from whet.composites._samples import Regions, new_body
+from whet.composites._base import register_composite
+from whet.composites._samples import Regions, make_body
 from whet.network import BF16, F16, F32, Layer, Tensor, static_shape
 from whet.ops import Sample
 from whet.rewrite.fusing import fuse_flat
@@ -25,7 +25,7 @@ def concat_shifts_sample(shape: tuple[int, ...], shifts: Sequence[int], axis: in
     inputs = [f"f32[{','.join(map(str, shape))}]"]
 
     def regions() -> Regions:
-        body, (x,) = new_body(inputs, "x")
+        body, (x,) = make_body(inputs, "x")
         parts = []
         for n in shifts:
             pads = [0] * (2 * len(shape))
@@ -37,7 +37,7 @@ def concat_shifts_sample(shape: tuple[int, ...], shifts: Sequence[int], axis: in
     return Sample(inputs, {"composite": "ConcatShifts"}, regions)
 
 
-CONCAT_SHIFTS = composite(
+CONCAT_SHIFTS = register_composite(
     "ConcatShifts",
     title="shifted copies of a tensor, concatenated",
     unsupported="no tactic here shifts and concatenates in one kernel",

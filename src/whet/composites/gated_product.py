@@ -6,18 +6,18 @@ its epilogue.
 
 from __future__ import annotations
 
-from whet.composites._base import composite
-from whet.composites._samples import Regions, activate, add_fused, dims_of, new_body
+from whet.composites._base import register_composite
+from whet.composites._samples import Regions, activate, add_fused, make_body, parse_dims
 from whet.network import Layer, Network, Tensor
 from whet.ops import Sample
-from whet.rewrite.fusing import PRODUCTS, epilogue_steps, fuse_nested, fusion_obstacle, outer_tensor, root_op
+from whet.rewrite.fusing import PRODUCTS, find_fusion_obstacle, find_root_op, fuse_nested, list_epilogue_steps, outer_tensor
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
 
 def gated_product_sample(x: str, columns: int, *, act: str = "", op: str = "MatMul", bias: bool = False) -> Sample:
     """act(x @ w [+ bias]) * gate."""
-    *rows, inner = dims_of(x)
+    *rows, inner = parse_dims(x)
     weights = f"const f32[{columns},{inner}]" if op == "Gemm" else f"const f32[{inner},{columns}]"
     inputs = [x, weights, *([f"const f32[{columns}]"] if bias else []), f"f32[{','.join(map(str, (*rows, columns)))}]"]
 
@@ -30,14 +30,14 @@ def gated_product_sample(x: str, columns: int, *, act: str = "", op: str = "MatM
         return activate(body, y, act) if act else y
 
     def regions() -> Regions:
-        body, own = new_body(inputs)
+        body, own = make_body(inputs)
         body.mark_output(body.add("Mul", add_fused(body, own[:-1], product, op), own[-1]))
         return {"body": body}
 
     return Sample(inputs, {"composite": "GatedProduct"}, regions)
 
 
-GATED_PRODUCT = composite(
+GATED_PRODUCT = register_composite(
     "GatedProduct",
     title="matrix product and its gate",
     unsupported="no tactic here computes a product and the Mul of its result in one kernel",
@@ -54,7 +54,7 @@ GATED_PRODUCT = composite(
 @GATED_PRODUCT.matcher("Mul", after=["fuse_conv_sum"])
 def fuse_gated_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
     pairs = [(g.maker(t), t, layer.inputs[1 - i]) for i, t in enumerate(layer.inputs)]
-    products = [(head, t, gate) for head, t, gate in pairs if head is not None and t is not None and root_op(head, PRODUCTS)]
+    products = [(head, t, gate) for head, t, gate in pairs if head is not None and t is not None and find_root_op(head, PRODUCTS)]
     skip: Skip | None = None
     for head, value, gate in sorted(products, key=lambda p: -g.position(p[0])):  # the other value has been computed by then
         if gate is None or gate.is_constant or value is gate:
@@ -63,10 +63,10 @@ def fuse_gated_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
         weights = None if root is None else outer_tensor(head, root.inputs[1])
         if weights is None or not weights.is_constant:
             continue
-        reason = fusion_obstacle(g, value, layer)
+        reason = find_fusion_obstacle(g, value, layer)
         if value.type != layer.output.type or gate.type != value.type:
             reason = f"%{value.name}: {value.type} and %{gate.name}: {gate.type} broadcast"
-        elif "add" in epilogue_steps(head):
+        elif "add" in list_epilogue_steps(head):
             reason = reason or f"the epilogue of '{head.name}' has an Add"
         if reason is None:
             return fuse_nested(g, GATED_PRODUCT.kind, head, layer)

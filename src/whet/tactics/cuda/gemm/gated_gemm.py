@@ -15,7 +15,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics._matrix_product import why_not_gemm
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
@@ -24,17 +24,17 @@ from whet.tactics.cuda._device.kernel import (
     GpuKernel,
     all_static,
     compile_ahead,
-    float_types,
+    list_float_types,
     machine_has,
+    make_packed_array,
+    make_stored_signature,
     match_epilogue,
-    packed_array,
-    same,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import list_configs, pick_varied
-from whet.tactics.cuda.conv._conv_launch import Features, conv_source
-from whet.tactics.cuda.conv.conv import as_config, from_config, launch_with_epilogue, packed_bias
-from whet.tactics.cuda.gemm.gemm import MAX_CONFIGS, gemm_shape
+from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
+from whet.tactics.cuda.conv.conv import as_config, from_config, launch_with_epilogue, make_packed_bias
+from whet.tactics.cuda.gemm.gemm import MAX_CONFIGS, get_gemm_shape
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ProductAndGate:
     @property
     def shape(self) -> ConvShape:
         """The product as a convolution."""
-        return gemm_shape(self.product)
+        return get_gemm_shape(self.product)
 
     def features(self, dtype: str) -> Features:
         """Macros of the kernel for operands of a type."""
@@ -74,8 +74,8 @@ class GatedGemm(Tactic):
         both = match_product_and_gate(layer) if all_static(layer) and not self.why_not(layer) else ""
         if isinstance(both, str):
             return []
-        types = float_types([layer.inputs[both.x], layer.outputs[0]], FLOAT16_TYPES)
-        return [same(layer, {i: Operand("linear", t) for i in (both.x, both.gate)}, Operand("linear", t)) for t in types]
+        types = list_float_types([layer.inputs[both.x], layer.outputs[0]], FLOAT16_TYPES)
+        return [make_stored_signature(layer, {i: Operand("linear", t) for i in (both.x, both.gate)}, Operand("linear", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -89,7 +89,7 @@ class GatedGemm(Tactic):
             return []
         s = both.shape
         tiles = pick_varied(list_configs(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
-        compile_ahead(backend, [conv_source(c, both.features(signature.outputs[0].dtype.name)) for c in tiles])
+        compile_ahead(backend, [emit_conv_source(c, both.features(signature.outputs[0].dtype.name)) for c in tiles])
         return [as_config(c) for c in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -97,8 +97,8 @@ class GatedGemm(Tactic):
         if isinstance(both, str):
             raise PlanRefused(both)
         shape, dtype, epilogue = both.shape, signature.outputs[0].dtype, both.epilogue
-        head = root_layer(both.product)
-        weights, bias = weight_and_bias(both.product)
+        head = get_root_layer(both.product)
+        weights, bias = get_weight_and_bias(both.product)
         transposed = head.op == "MatMul" or not head.attrs.get("transB")
 
         def filters() -> np.ndarray:
@@ -106,8 +106,10 @@ class GatedGemm(Tactic):
             return pack_weights((given.T if transposed else given)[:, :, None, None], tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.constant().digest}|gemm {transposed} {tile.bk} {dtype}", shape.k * shape.steps(tile.bk) * tile.bk * 2, filters),
-            packed_bias(epilogue, bias, shape.k),
+            make_packed_array(
+                f"{weights.constant().digest}|gemm {transposed} {tile.bk} {dtype}", shape.k * shape.steps(tile.bk) * tile.bk * 2, filters
+            ),
+            make_packed_bias(epilogue, bias, shape.k),
         )
 
         def make(args: Args) -> list:
@@ -126,13 +128,13 @@ def match_product_and_gate(layer: Layer) -> ProductAndGate | str:
     product, multiply = (with_outer_inputs(x, outer) for x in body.layers)
     if reason := why_not_gemm(product):
         return reason
-    epilogue = match_epilogue(product, epilogue_steps(product), product.outputs[0].type.rank - 1)
+    epilogue = match_epilogue(product, find_epilogue_steps(product), product.outputs[0].type.rank - 1)
     if isinstance(epilogue, str):
         return epilogue
     if epilogue.residual is not None:
         return "reads one tensor in its epilogue: the gate"
     gates = [t for t in multiply.inputs if t is not None and t is not product.outputs[0]]
-    x, places = product.inputs[source_index(product)], {t: i for i, t in enumerate(layer.inputs)}
+    x, places = product.inputs[get_source_index(product)], {t: i for i, t in enumerate(layer.inputs)}
     if len(gates) != 1 or gates[0] not in places or x not in places or gates[0].shape != product.outputs[0].shape:
         return "the product is not multiplied by an input of its own shape"
     epilogue.residual, epilogue.post_ops = places[gates[0]], PostOps(epilogue.post_ops.activation, 2)

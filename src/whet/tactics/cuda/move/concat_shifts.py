@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.composites.concat_shifts import list_parts
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, float_types, same
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, list_float_types, make_stored_signature
 from whet.tactics.cuda.move.concat import join
 
 
@@ -27,8 +27,8 @@ class ConcatShifts(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer) or list_parts(layer) is None:
             return []
-        types = float_types([*layer.inputs, layer.outputs[0]])
-        return [same(layer, {i: Operand("linear", t) for i in range(len(layer.inputs))}, Operand("linear", t)) for t in types]
+        types = list_float_types([*layer.inputs, layer.outputs[0]])
+        return [make_stored_signature(layer, {i: Operand("linear", t) for i in range(len(layer.inputs))}, Operand("linear", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         nbytes = prod(static_shape(layer.outputs[0].shape)) * signature.outputs[0].dtype.bits // 8
