@@ -56,7 +56,7 @@ def give_way(steps: int) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, steps)
 
 
-def share_of(things: Sequence[Any], part: int, parts: int) -> Sequence[Any]:
+def take_share(things: Sequence[Any], part: int, parts: int) -> Sequence[Any]:
     """The things of one of `parts` equal parts, in order."""
     return things[part * len(things) // parts : (part + 1) * len(things) // parts]
 
@@ -286,7 +286,7 @@ class Worker:
     def __init__(self, networks: str, args: argparse.Namespace, end: float, lane: int) -> None:
         self.asked, self.limit, self.end = networks, args.limit, end
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(args.gpus)))).split(",")
-        cpus = share_of(sorted(os.sched_getaffinity(0)), lane, args.gpus)
+        cpus = take_share(sorted(os.sched_getaffinity(0)), lane, args.gpus)
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus[lane]} if args.gpus > 1 else dict(os.environ)
         passed_on = ("exporter", "attention", "opset", "peers", "without", "quantized")
         options = (
