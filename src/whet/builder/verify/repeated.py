@@ -32,7 +32,7 @@ from whet.engine.report import VerificationRecord
 from whet.engine.schema import decode, encode
 from whet.errors import EngineError
 from whet.files import read_bounded
-from whet.network import Network, network_text
+from whet.network import Network, format_network
 from whet.runtime.kernels import list_library_versions
 from whet.runtime.verified import find_record, is_recorded, write_record
 from whet.tactics import TACTICS
@@ -89,10 +89,10 @@ def _find_record(plan: EnginePlan, source: Network, backend: Backend, inputs: Ma
 
 
 def _list_parts(plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> Iterator[bytes]:
-    yield network_text(plan.network).encode()  # it has the digests of all weights, as that of the source has
+    yield format_network(plan.network).encode()  # it has the digests of all weights, as that of the source has
     yield compute_model_digest(source).encode()
-    yield to_json(codec.choices_to_data(plan.choices))
-    yield to_json([codec.profiles_to_data(plan.profiles), codec.arenas_to_data(plan.arenas), plan.threads, plan.machine_key])
+    yield to_json(codec.encode_choices(plan.choices))
+    yield to_json([codec.encode_profiles(plan.profiles), codec.encode_arenas(plan.arenas), plan.threads, plan.machine_key])
     yield to_json(encode({k: v for k, v in vars(config).items() if k not in _WITHOUT_EFFECT}))
     yield repr(sorted((k, v) for k, v in os.environ.items() if k.startswith(_LIBRARIES))).encode()
     for name, a in sorted((inputs or {}).items()):
@@ -107,7 +107,7 @@ def _read_record(record: Path | None) -> Verified | None:
         return None
     try:
         data = Reader(from_json(memoryview(read_bounded(record, _LONGEST)), "record"), "record").object("report", "probe")
-        report, probe = decode(VerificationRecord, data["report"]), codec.probe_from_data(data["probe"])
+        report, probe = decode(VerificationRecord, data["report"]), codec.decode_probe(data["probe"])
     except (OSError, EngineError):
         return None
     return Verified(report, probe) if probe and not report.failures else None
