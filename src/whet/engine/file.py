@@ -26,7 +26,7 @@ from whet.engine.layout import Section, read_sections, read_table_digests, write
 from whet.engine.plan import EnginePlan
 from whet.engine.report import defer_report, report_from_data, report_to_data
 from whet.engine.text import read_text
-from whet.engine.weights import collect, iterate_constants, join_sources, read_weights
+from whet.engine.weights import collect, iterate_constants, join_sources, list_expressions, read_weights
 from whet.errors import EngineError, NetworkError, WhetError
 from whet.network import format_network
 from whet.network.text import VERSION as TEXT_VERSION

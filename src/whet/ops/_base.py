@@ -331,6 +331,11 @@ def find_known_values(t: Tensor | None) -> tuple[Dim, ...] | None:
     return _to_int_values(t.weight.array) if _is_small(t.weight) else None
 
 
+def _is_small(w: Weight) -> bool:
+    """True for a weight whose values are tracked. The array of another one is not read: it may not be computed yet."""
+    return prod(static_shape(w.type.shape)) <= MAX_VALUES
+
+
 def find_known_array(t: Tensor | None) -> np.ndarray | None:
     """The values of a small tensor as an array of its shape: of its NumPy type, or of dims (objects) if some are symbolic."""
     if t is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from whet.builder.assemble import assemble
+from whet.builder.assemble import KernelMemory, assemble
 from whet.builder.explain import record_selection
 from whet.builder.lowering import blame_pass
 from whet.builder.select.fusion import list_fused_parts, time_unfused
@@ -25,12 +25,12 @@ _MAX_NETWORK_BANS = 8  # tactics banned because the network's error is too large
 def search_verified_engine(search: Search, source: Network, profiles: Sequence[Profile], inputs: Mapping[str, np.ndarray] | None) -> EnginePlan:
     """The fastest engine with the results of `source`, with its report and probe. Raises VerificationError."""
     config, backend, log = search.config, search.backend, search.log
-    failure, network_bans = "", 0
+    failure, network_bans, kernels = "", 0, KernelMemory(backend)
     with search:
         for _ in range(_MAX_REBUILDS):
             _time_candidates(search)
             try:
-                selected = select_engine(search, lambda net, chosen: assemble(net, chosen, profiles, backend, config, source))
+                selected = select_engine(search, lambda net, chosen: assemble(net, chosen, profiles, config, source, kernels))
             except BrokenKernel as e:
                 failure = str(e)
                 ban(search, e.layer, e.option, failure, log)
