@@ -48,6 +48,12 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 ROUNDS, REPLAYS = 7, 30
+ANSWERS = sys.stdout
+
+
+def answer(text: str) -> None:
+    """Writes a line for the process that started this one."""
+    print(text, file=ANSWERS, flush=True)
 
 
 def give_way(steps: int) -> None:
@@ -68,7 +74,7 @@ class Stages:
         self.begun = time.perf_counter()
 
     def stage(self, name: str, total: int) -> None:
-        print(f"STAGE {name} ({total}) from {time.perf_counter() - self.begun:.1f} s", flush=True)
+        answer(f"STAGE {name} ({total}) from {time.perf_counter() - self.begun:.1f} s")
 
     def step(self, stage: str, done: int = 1) -> None:
         pass
@@ -199,9 +205,10 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         if "compile" in peers:
             exclusive(turn)
         replays = capture_torch(net, values, [p for p in peers if p != "tensorrt"], turn, row)
-        print("EXPORTED", flush=True)
+        answer("EXPORTED")
         sys.stdin.readline()
         give_way(0)
+        os.sched_setaffinity(0, map(int, args.cpus.split(",")))
         turn.queues = False
         torch.set_num_threads(threads)
         gpu = get_backend("cuda")
@@ -271,7 +278,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         row[f"{side}_ms"] = round(statistics.median(measured), 4)
         if side != "whet":
             row[f"against_{side}"] = round(statistics.median(b / a for a, b in zip(times["whet"], measured, strict=True)), 3)
-    print("TIMED " + json.dumps(row), flush=True)
+    answer("TIMED " + json.dumps(row))
     if args.layers:
         with turn:
             for key, (its_plan, its_bound) in timed.items():
@@ -348,13 +355,17 @@ def take_ready(workers: list[Worker], end: float) -> Worker:
 
 def run_one(args: argparse.Namespace) -> None:
     """Prints the row of one network, or its error in brief. Its libraries are imported on its own CPUs, so that they start that many threads."""
-    os.sched_setaffinity(0, map(int, args.cpus.split(",")))
+    global ANSWERS
+    ANSWERS = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # exporters print, too
+    cpus = [int(c) for c in args.cpus.split(",")]
+    os.sched_setaffinity(0, cpus[: len(cpus) - len(cpus) // 3 * bool(args.ahead)])  # a third is left to the row that builds
     give_way(10)
     try:
-        print("ROW " + json.dumps(measure_row(args)), flush=True)
+        answer("ROW " + json.dumps(measure_row(args)))
     except Exception as e:  # noqa: BLE001 - any class: the row states what failed
         text = f"{type(e).__name__}: {e}"
-        print("FAILED " + json.dumps({"failed": text if len(text) < 700 else f"{text[:350]} ... {text[-350:]}"}), flush=True)
+        answer("FAILED " + json.dumps({"failed": text if len(text) < 700 else f"{text[:350]} ... {text[-350:]}"}))
 
 
 class Record:

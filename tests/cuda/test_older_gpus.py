@@ -146,7 +146,8 @@ def device(capability):
 def test_notes_name_kernels_never_run_on_this_gpu(monkeypatch):
     assert device((9, 0)).caution == ""
     assert "8.6: whet's kernels were only run on 9.0. Tests compile them for 8.0, 8.6, 8.9 and 10.0." in device((8, 6)).caution
-    assert "Tests compile them" in device((10, 0)).caution and "They were never compiled for it" in device((8, 7)).caution
+    assert "Tests compile them" in device((10, 0)).caution
+    assert "They were never compiled for it" in device((8, 7)).caution
     assert "They were never compiled for it" in device((12, 0)).caution
     null = get_backend("null")
     monkeypatch.setattr(type(null), "caution", device((8, 0)).caution, raising=False)
