@@ -16,8 +16,8 @@ while the row waits, too; all timings of the processes, Inductor's and the build
 include this waiting.
 --layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
 --without times a second engine, built without these passes, interleaved with the others. --quantized does so with engines for which INT8 or FP8 are
-permitted too, calibrated on mirrored and on shifted inputs, within an accuracy budget of 30 dB; `<type>_snr_db` is that of the outputs against torch
-in FP32 (`snr_db`: of the FP16 engine), `<type>_layers` counts the layers that the choice by time and accuracy left in that type, and
+permitted too, calibrated on four mirrored and four shifted inputs, within an accuracy budget of 30 dB; `<type>_snr_db` is that of the outputs against
+torch in FP32 (`snr_db`: of the FP16 engine), `<type>_layers` counts the layers that the choice by time and accuracy left in that type, and
 `<type>_engines` has time and decibels of each engine that was compared.
 --builds: kernels that earlier rows compiled are not used, and `rebuild_s` is the time of a second build by the same process, with the timing cache
 and the kernels of the first one; with --ahead 0 nothing else uses the row's CPUs.
@@ -119,7 +119,9 @@ def build_quantized(path: str, kind: str, named: dict[str, Any]) -> Any:
     from whet.frontends.onnx import network_from_onnx
     from whet.precision.budget import Budget
 
-    samples = [{n: change(v).numpy() for n, v in named.items()} for change in (lambda v: v.flip(-1), lambda v: v.roll(7, -1))]
+    changes = (lambda v: v.flip(-1), lambda v: v.roll(7, -1))
+    count = min(4, *(len(v) for v in named.values()))
+    samples = [{n: change(v)[i : i + 1].numpy() for n, v in named.items()} for change in changes for i in range(count)]
     build_engine = build_int8 if kind == "int8" else build_float8
     config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
     return build_engine(network_from_onnx(path), config, Calibration(lambda: samples), budget=Budget("snr", 30.0), progress=Stages())
