@@ -276,7 +276,7 @@ def test_what_is_written_is_read_back_without_evaluating_it_again(tmp_path, monk
     w = np.random.default_rng(0).standard_normal((64, 64)).astype("f4")
     net = Network("turned", "lowered")
     turned = net.constant(Weight(np.ascontiguousarray(w.T), Origin("Transpose", args=(Origin("source", "w"),), attrs=(("perm", (1, 0)),))), "turned")
-    net.mark_output(net.add("Add", net.add("Add", net.add_input("x", parse_type("f32[64,64]")), turned), net.constant(w, "v")), "y")
+    net.mark_output(net.add("MatMul", net.add("MatMul", net.add_input("x", parse_type("f32[64,64]")), turned), net.constant(w, "v")), "y")
     net.source = {"w": w}
     plan = make_plan(net)
     applied, apply, parse = [], weights.apply_op, weights.parse_value

@@ -411,6 +411,9 @@ def read_nodes(rows: Reader) -> list[Node]:
     nodes: list[Node] = []
     values: dict[str, Any] = {}  # of attributes by text: most are the same for all layers
     for k, row in enumerate(rows.rows()):
+        if (node := _read_computed_node(row.value, k, nodes, values)) is not None:
+            nodes.append(node)
+            continue
         op, name, args, attrs, output, rest = row.rows(6)
         if len(args.rows()) > _MAX_ARGS:
             raise args.fail(f"at most {_MAX_ARGS} arguments")
@@ -432,6 +435,28 @@ def read_nodes(rows: Reader) -> list[Node]:
         origin = Origin(op.value, name.text(10000), tuple(parents), tuple(pairs), output.integer(0, 10**6), _decode_assumptions(rest))
         nodes.append((origin, numbers, "", cost))
     return nodes
+
+
+def _read_computed_node(row: Any, k: int, nodes: Sequence[Node], values: Mapping[str, Any]) -> Node | None:
+    """Node `k` if it is a valid operation whose attributes have known values: most rows are, and this takes a fraction of the time. None for
+    any other row, which is then read piece by piece."""
+    if type(row) is not list or len(row) != 6:
+        return None
+    op, name, args, attrs, output, rest = row
+    is_plain = type(op) is str and op != "source" and len(op) <= 100 and name == "" and rest == [] and type(output) is int and 0 <= output <= 10**6
+    if not is_plain or type(args) is not list or type(attrs) is not list or len(args) > _MAX_ARGS:
+        return None
+    if not all(a is None or (type(a) is int and 0 <= a < k) for a in args):
+        return None
+    pairs = []
+    for pair in attrs:
+        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or len(pair[0]) > 200 or type(pair[1]) is not str:
+            return None
+        if pair[1] not in values:
+            return None
+        pairs.append((pair[0], values[pair[1]]))
+    cost = 1 + sum(nodes[n][3] for n in args if n is not None)
+    return Origin(op, "", tuple(None if n is None else nodes[n][0] for n in args), tuple(pairs), output), args, "", cost
 
 
 def _decode_assumptions(r: Reader) -> tuple[str, ...]:
