@@ -38,9 +38,9 @@ def provenance(packages: Iterable[str]) -> dict[str, Any]:
 
 def describe_machine() -> str:
     """The CPU's model and how many CPUs this process may use."""
-    from whet.backends.cpu.info import model
+    from whet.backends.cpu.info import get_cpu_model
 
-    return f"{model()}, {len(os.sched_getaffinity(0))} CPUs"
+    return f"{get_cpu_model()}, {len(os.sched_getaffinity(0))} CPUs"
 
 
 def runs_of(data: Any) -> Iterator[dict[str, Any]]:

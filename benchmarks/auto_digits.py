@@ -22,7 +22,7 @@ from typing import Any
 
 from _record import command, provenance
 
-from whet.backends.cpu.info import feature_text, features
+from whet.backends.cpu.info import format_features, list_cpu_features
 
 HERE = Path(__file__).resolve().parent
 RECIPES = {"cpu": HERE.parent / "examples" / "auto" / "digits.yaml", "cuda": HERE.parent / "examples" / "auto" / "digits_gpu.yaml"}
@@ -94,7 +94,7 @@ def main() -> int:
     result = {
         **provenance(installed(("numpy", "onednn-cpu-gomp", "optuna", "llvmlite"))),
         "command": command("benchmarks/auto_digits.py"),
-        "device": data["device"], "instruction_sets": feature_text(features()),
+        "device": data["device"], "instruction_sets": format_features(list_cpu_features()),
         "exit_code": last.returncode, "met": data["met"], "minutes": minutes, "minutes_of_jobs": data["seconds"] / 60,
         "earlier_calls_seconds": args.earlier, "earlier_calls_killed": args.killed, "killed_at_seconds": kills, "seed_of_kills": seed,
         "jobs_begun": sum(e["event"] == "begin" and e["job"] is not None for e in events),

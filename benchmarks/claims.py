@@ -352,17 +352,17 @@ def latency_or_flops(b: Bench) -> Row:
 
     As in `whet prune`, a selection whose engine misses the predicted time is repeated with a tighter budget, up to twice.
     """
-    from whet.pruning.costs import flop_costs
+    from whet.pruning.costs import make_flop_costs
     from whet.pruning.knapsack import choose_within, scale_by_weight_count
-    from whet.pruning.latency_cost import latency_costs, static_layers
+    from whet.pruning.latency_cost import lower_to_static_layers, make_latency_costs
     from whet.pruning.latency_table import LatencyTable
     from whet.pruning.meter import Meter
 
     net = network_from_onnx(zoo.build("mobilenet_v2"))
-    channel_groups, base = groups(net), static_layers(net, b.config)
+    channel_groups, base = groups(net), lower_to_static_layers(net, b.config)
     scores, most = scale_by_weight_count(channel_groups, [], importance(channel_groups)), 5 if b.quick else 12  # widths of each group that are timed
     with Meter(b.config, LatencyTable(), base) as meter:
-        ms, flops = latency_costs(net, channel_groups, [], meter, base), flop_costs(net, channel_groups, [])
+        ms, flops = make_latency_costs(net, channel_groups, [], meter, base), make_flop_costs(net, channel_groups, [])
         by_flops = choose_within(channel_groups, [], scores, flops, 0.5 * flops.total({}), most=most)
         reached = ms.total({g: len(k) for g, k in by_flops.kept.items()})
         for _ in range(3):

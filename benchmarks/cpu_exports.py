@@ -78,7 +78,7 @@ def worker(name: str, exporter: str, args: argparse.Namespace) -> dict[str, Any]
         from whet.builder import BuildConfig, build
         from whet.engine import write_engine
         from whet.frontends import network_from_onnx
-        from whet.runtime import aligned_empty
+        from whet.runtime import allocate_aligned_array
 
         cache = str(folder / "timings.sqlite")
         plan = build(network_from_onnx(model), BuildConfig(threads=args.threads, timing_cache=cache, optimization_level=args.level))
@@ -89,7 +89,7 @@ def worker(name: str, exporter: str, args: argparse.Namespace) -> dict[str, Any]
         feeds = {}
         for n, a in arrays.items():
             if n in inputs:
-                feeds[n] = aligned_empty(a.shape, a.dtype)
+                feeds[n] = allocate_aligned_array(a.shape, a.dtype)
                 feeds[n][...] = a
         runs = {"whet": whet_runner(folder / f"{name}-{exporter}.engine", args.threads), "ort": ort_runner(model, args.threads)}
         outs = {n: {k: np.array(v, np.float64) for k, v in run(feeds).items()} for n, run in runs.items()}

@@ -51,11 +51,11 @@ def sample(shapes: Shapes, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 def feed(shapes: Shapes) -> dict[str, np.ndarray]:
     """The sample for timing and evaluation, in 64-byte aligned arrays, which all three read without copies."""
-    from whet.runtime import aligned_empty
+    from whet.runtime import allocate_aligned_array
 
     arrays = {}
     for name, a in sample(shapes, np.random.default_rng(SEED)).items():
-        arrays[name] = aligned_empty(a.shape, a.dtype)
+        arrays[name] = allocate_aligned_array(a.shape, a.dtype)
         arrays[name][...] = a
     return arrays
 

@@ -62,11 +62,11 @@ def bar_of(name: str, batch: int) -> float:
 
 def feed(inputs: dict[str, list]) -> dict[str, np.ndarray]:
     """name -> [NumPy type, *shape] as normal random values (ones for integers) in 64-byte aligned arrays, which all three read in place."""
-    from whet.runtime import aligned_empty
+    from whet.runtime import allocate_aligned_array
 
     rng, arrays = np.random.default_rng(SEED), {}
     for name, (dtype, *shape) in inputs.items():
-        arrays[name] = aligned_empty(tuple(shape), np.dtype(dtype))
+        arrays[name] = allocate_aligned_array(tuple(shape), np.dtype(dtype))
         arrays[name][...] = rng.standard_normal(shape) if np.dtype(dtype).kind == "f" else 1
     return arrays
 

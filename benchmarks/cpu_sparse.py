@@ -30,13 +30,13 @@ from _record import provenance
 
 from whet.backends import Call
 from whet.backends.cpu import CpuBackend
-from whet.backends.cpu.info import cpuinfo
+from whet.backends.cpu.info import read_cpuinfo
 from whet.backends.cpu.load import watch
-from whet.composites.quantized import conv_body, op_body, quantized_sample
+from whet.composites.quantized import make_conv_body_builder, make_op_body_builder, make_quantized_sample
 from whet.network import BF16, Layer, Network, parse_type
 from whet.ops import sample_layer
 from whet.sparsity import two_four
-from whet.tactics import Args, Tactic, tactics_of
+from whet.tactics import Args, Tactic, list_tactics
 from whet.tactics._base import PlanRefused, Signature
 
 RESULT = Path(__file__).parent / "results" / "cpu" / "sparse.json"
@@ -70,11 +70,11 @@ class Case:
         w = two_four(rng.integers(-127, 128, (self.channels, self.inputs)).astype(np.float32), 1).astype(np.int8)
         scale, bias = np.full(self.channels, 1e-4, np.float32), np.zeros(self.channels, np.float32)
         if self.side:
-            x, body = f"full u8[1,{self.inputs},{self.side},{self.side}]", conv_body("Relu")
-            sample = quantized_sample("Conv", [(x, 0.02, 0, 1), (w[:, :, None, None], scale, None, 0), bias], body, (0.03, 0, "u8"))
+            x, body = f"full u8[1,{self.inputs},{self.side},{self.side}]", make_conv_body_builder("Relu")
+            sample = make_quantized_sample("Conv", [(x, 0.02, 0, 1), (w[:, :, None, None], scale, None, 0), bias], body, (0.03, 0, "u8"))
         else:
             data: list[Any] = [(f"full u8[{self.rows},{self.inputs}]", 0.02, 0, 1), (w, scale, None, 0), bias]
-            sample = quantized_sample("Gemm", data, op_body("Gemm", transB=1), (0.03, 0, "u8"))
+            sample = make_quantized_sample("Gemm", data, make_op_body_builder("Gemm", transB=1), (0.03, 0, "u8"))
         return sample_layer("Fused", sample)[1]
 
     def _float_layer(self) -> Layer:
@@ -158,7 +158,7 @@ def _copy(packed: np.ndarray) -> tuple[np.ndarray, int]:
 def candidates(layer: Layer, kind: str, backend: CpuBackend, wanted: Callable[[Tactic], bool], copies: int) -> list[Calls]:
     """All planned candidates of the tactics that `wanted` accepts; of f32 layers those that store "f32" or "bf16"."""
     calls = []
-    for tactic in tactics_of("cpu"):
+    for tactic in list_tactics("cpu"):
         if tactic.fallback or not wanted(tactic) or tactic.unavailable() or tactic.why_not(layer):
             continue
         for signature in tactic.signatures(layer, backend):
@@ -222,7 +222,7 @@ def main() -> None:
             rows.append(r)
             times = f"{r['dense_us']:9.1f} {r['sparse_us']:9.1f} {r['speedup']:6.2f}"
             print(f"{r['case']:28} {r['caches']:4} {times}  {r['dense_tactic']}; {r['sparse_tactic']}", flush=True)
-        head = {"cpu": cpuinfo().get("model name"), "threads": args.threads, "floor": round(FLOOR, 3)}
+        head = {"cpu": read_cpuinfo().get("model name"), "threads": args.threads, "floor": round(FLOOR, 3)}
         data = provenance(["numpy", "llvmlite"]) | head | {"rows": rows}
         args.out.write_text(json.dumps(data, indent=1) + "\n")  # after each case: a run may be ended early
 

@@ -48,15 +48,15 @@ def build_engines(name: str, args: argparse.Namespace, folder: Path) -> None:
 
 def feeds_of(shapes: dict[str, list[Any]]) -> dict[str, np.ndarray]:
     """Normal random values; small integers for inputs of indices and masks."""
-    from whet.runtime import aligned_empty
+    from whet.runtime import allocate_aligned_array
 
     rng, arrays = np.random.default_rng(11), {}
     for name, (dtype, *shape) in shapes.items():
         if dtype == "f32":
-            arrays[name] = aligned_empty(tuple(shape), np.float32)
+            arrays[name] = allocate_aligned_array(tuple(shape), np.float32)
             arrays[name][...] = rng.standard_normal(shape)
         else:
-            arrays[name] = aligned_empty(tuple(shape), np.int64)
+            arrays[name] = allocate_aligned_array(tuple(shape), np.int64)
             arrays[name][...] = 1
     return arrays
 

@@ -62,7 +62,7 @@ class Targets:
         from whet.precision.ranges import Range, Ranges
         from whet.pruning import groups
         from whet.pruning.latency_table import LatencyTable, Row
-        from whet.pruning.recipe import recipe_of
+        from whet.pruning.recipe import make_pruning_recipe
 
         good.mkdir(parents=True, exist_ok=True)
         self.net = network_from_onnx(self.models[0], shapes={"x": (1, 3, 8, 8)})
@@ -73,7 +73,7 @@ class Targets:
             self.keys = [row[0] for row in cache._run("SELECT key FROM timings ORDER BY key LIMIT 3", ())]
         self.good_cache = (good / "cache.db").read_bytes()
         channel_groups = groups(self.net)
-        self.good_recipe = recipe_of(self.net, {g.name: range(g.size // 2) for g in channel_groups[:1]}).to_json()
+        self.good_recipe = make_pruning_recipe(self.net, {g.name: range(g.size // 2) for g in channel_groups[:1]}).to_json()
         names = find_quantization_sites(self.net).names()
         ranges = Ranges({n: Range(-1.0, 1.0) for n in names}, "digest", 4)
         write_cache(good / "ranges.json", ranges)
@@ -119,7 +119,7 @@ class Targets:
     def caffe(self, rng: random.Random) -> str:
         from support.mutations import mutate_bytes, mutate_message, mutate_text
         from whet.frontends import check_caffe, network_from_caffe
-        from whet.frontends._caffe_schema import binary_net
+        from whet.frontends._caffe_schema import get_binary_net
 
         name = rng.choice(["det1", "det2", "det3"])
         text, weights = (DATA / f"caffe/{name}.prototxt").read_text(), (DATA / f"caffe/{name}.caffemodel").read_bytes()
@@ -128,7 +128,7 @@ class Targets:
         elif rng.randrange(2):
             weights = mutate_bytes(rng, weights)
         else:
-            weights = mutate_message(rng, binary_net().FromString(weights)).SerializeToString()
+            weights = mutate_message(rng, get_binary_net().FromString(weights)).SerializeToString()
         path = self._write("net.prototxt", text.encode())
         self._write("net.caffemodel", weights)
         if rng.randrange(8) == 0:

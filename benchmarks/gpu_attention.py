@@ -25,11 +25,11 @@ sys.path.insert(0, "src")
 from whet.backends import get_backend
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.stream import Event, Stream
-from whet.composites.attention import attention_sample
+from whet.composites.attention import make_attention_sample
 from whet.network import Layer
 from whet.network.types import F16
 from whet.ops import sample_layer
-from whet.tactics import Args, tactics_of
+from whet.tactics import Args, list_tactics
 
 ROUNDS = 15
 TACTICS = ("cuda/attention", "cuda/attention_fused")
@@ -54,7 +54,7 @@ class Case:
         """The fused layer, with heads as projections leave them."""
         shape = {"keys": (self.batch, 1, 1, self.keys), "bias": (1, self.heads, self.rows, self.keys)}.get(self.mask, ())
         how: dict[str, Any] = {"mask": shape, "constant": self.mask == "bias", "causal": -np.inf if self.mask == "causal" else None}
-        sample = attention_sample(self.batch, self.heads, self.rows, self.keys, self.size, layout="rows", scale="Mul", group=self.group, **how)
+        sample = make_attention_sample(self.batch, self.heads, self.rows, self.keys, self.size, layout="rows", scale="Mul", group=self.group, **how)
         return sample_layer("Fused", sample)[1]
 
     @property
@@ -218,7 +218,7 @@ def kernels_of(machine: Any, layer: Layer, x: Operands, weights: dict[str, Any])
     """(tactic, configuration, kernel, launches) of all f16 offers of the attention tactics; packed weights are added to `weights`."""
     import torch
 
-    for t in tactics_of("cuda"):
+    for t in list_tactics("cuda"):
         if t.name not in TACTICS or t.why_not(layer):
             continue
         for signature in t.signatures(layer, machine):

@@ -25,7 +25,7 @@ from whet.engine.schema import encode
 from whet.errors import WhetError
 from whet.frontends.onnx import network_from_onnx
 from whet.runtime import bind
-from whet.tactics import root_layer
+from whet.tactics import get_root_layer
 
 VARIANTS = {"own": ("-CUBLASLT",), "default": (), "+CUDNN": ("+CUDNN",)}
 ROUNDING = {"fp16": (("fp16",), ()), "tf32": ((), ()), "f32": ((), ("-TF32",))}
@@ -56,7 +56,7 @@ def row_of(name: str, batch: int, rounding: str, variant: str, net) -> dict:
     convolutions = []
     for layer in plan.network.layers:
         rows = plan.report.candidates.get(layer.name, [])
-        if root_layer(layer).op in ("Conv", "ConvTranspose"):
+        if get_root_layer(layer).op in ("Conv", "ConvTranspose"):
             shown = {"layer": layer.name, "chosen": rows[0].tactic, "implementation": rows[0].implementation}
             convolutions.append({**shown, **{k: best_of(rows, k) for k in ("own", *LIBRARIES)}})
     both = [c for c in convolutions if c["own"] and c["cudnn"]]
@@ -82,7 +82,7 @@ if __name__ == "__main__":
     rows: list[dict] = []
     gpu = get_backend("cuda")
     made = provenance(("numpy", "cuda-bindings")) | {"device": gpu.describe()["model"]}
-    made["versions"]["cudnn"] = library.version().removeprefix("cudnn ")
+    made["versions"]["cudnn"] = library.get_version().removeprefix("cudnn ")
     for word in sys.argv[1:]:
         network, size, what, *only = word.split(":")
         source = network_from_onnx(zoo.build(network, batch=int(size)))

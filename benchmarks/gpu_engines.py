@@ -30,10 +30,10 @@ from whet.engine.schema import encode
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network
 from whet.runtime import bind
-from whet.tactics import epilogue_steps, root_layer, tactics_of
+from whet.tactics import find_epilogue_steps, get_root_layer, list_tactics
 from whet.tactics.cuda._device.kernel import match_epilogue
-from whet.tactics.cuda.conv._conv_launch import Features, conv_source
-from whet.tactics.cuda.conv.conv import conv_shape, from_config
+from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
+from whet.tactics.cuda.conv.conv import from_config, get_conv_shape
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
 
@@ -48,14 +48,14 @@ def kernels(net: Network) -> set[str]:
     machine = CompileOnlyGpu(executes=True)
     texts = set()
     lowered, _ = lower_network(net, CONFIG)
-    tactics = [t for t in tactics_of("cuda") if t.name in ("cuda/conv", "cuda/stem_as_channels", "cuda/gemm")]
+    tactics = [t for t in list_tactics("cuda") if t.name in ("cuda/conv", "cuda/stem_as_channels", "cuda/gemm")]
     for layer in lowered.layers:
         for o in list_candidates(layer, tactics, machine, Permissions.of(CONFIG)).options:
             axis = layer.outputs[0].type.rank - 1 if "gemm" in o.tactic.name else 1
-            kind = match_epilogue(layer, epilogue_steps(layer), axis).post_ops.activation[0]
+            kind = match_epilogue(layer, find_epilogue_steps(layer), axis).post_ops.activation[0]
             tile = from_config(o.config)
-            im2col = "stem" in o.tactic.name or (root_layer(layer).op == "Conv" and not conv_shape(layer).plain and not tile.halo)
-            texts.add(conv_source(tile, Features(im2col, kind, out_f32=o.signature.outputs[0].dtype.name == "f32")))
+            im2col = "stem" in o.tactic.name or (get_root_layer(layer).op == "Conv" and not get_conv_shape(layer).plain and not tile.halo)
+            texts.add(emit_conv_source(tile, Features(im2col, kind, out_f32=o.signature.outputs[0].dtype.name == "f32")))
     return texts
 
 

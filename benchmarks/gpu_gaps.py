@@ -24,8 +24,8 @@ from whet.backends import get_backend
 from whet.backends.cuda.launch import Graph
 from whet.backends.cuda.stream import Event, Stream
 from whet.builder.candidates.tactic_sources import list_enabled_tactics
-from whet.composites.attention import attention_sample
-from whet.network import Layer, Network, stored_shape
+from whet.composites.attention import make_attention_sample
+from whet.network import Layer, Network, compute_stored_shape
 from whet.network.types import F16, F32, parse_type
 from whet.ops import sample_layer
 from whet.tactics import Args
@@ -77,7 +77,7 @@ def attention() -> dict[str, Layer]:
     """Heads of BERT-base, ViT-B/16, Swin-T's first stage and longer sequences, as produced by projections."""
     sizes = {"bert 1": (1, 12, 128, 64), "bert 8": (8, 12, 128, 64), "vit 1": (1, 12, 197, 64), "vit 32": (32, 12, 197, 64)}
     sizes |= {"swin 1": (64, 3, 49, 32), "swin 32": (2048, 3, 49, 32), "long 1": (1, 16, 2048, 128), "long 4": (4, 16, 2048, 64)}
-    return {k: sample_layer("Fused", attention_sample(b, h, n, n, d, layout="rows"))[1] for k, (b, h, n, d) in sizes.items()}
+    return {k: sample_layer("Fused", make_attention_sample(b, h, n, n, d, layout="rows"))[1] for k, (b, h, n, d) in sizes.items()}
 
 
 def timed(graph: Graph, stream: Stream, count: int, repeats: int = 7) -> float:
@@ -108,7 +108,7 @@ def time_tactics(machine: Any, layer: Layer, kinds: tuple, until: float) -> dict
                 if o is None:
                     ins.append(None)
                     continue
-                shape = stored_shape(o.format, tensor.shape)
+                shape = compute_stored_shape(o.format, tensor.shape)
                 block = rng.standard_normal(min(int(np.prod(shape)), 1 << 22)).astype(o.dtype.numpy)
                 ins.append(machine.allocate(int(np.prod(shape)) * o.dtype.numpy.itemsize))
                 for at in range(0, ins[-1].nbytes, block.nbytes):

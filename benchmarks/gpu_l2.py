@@ -32,7 +32,7 @@ from whet.builder.select import refine
 from whet.frontends.onnx import network_from_onnx
 from whet.measure import cold
 from whet.measure.in_network import ExchangeableNetwork, LayerKind
-from whet.measure.statistics import standard_error
+from whet.measure.statistics import compute_standard_error
 
 SHARES = {"warm": 0.0, "a quarter cold": 0.25, "half cold": 0.5, "cold": 1.0}  # share of the difference between both times
 ROUNDS, WHOLE_ROUNDS = 40, 80
@@ -117,13 +117,13 @@ def row_of(name: str, batch: int) -> dict[str, Any]:
     emptied = turns(network, list(engines.values()), WHOLE_ROUNDS, bound.backend.allocate(2 * bound.backend.capabilities.cache_bytes[2]))
     compared = {}
     for k, what in enumerate(engines):
-        errors = [standard_error(list(d)) for d in slower[what]]
+        errors = [compute_standard_error(list(d)) for d in slower[what]]
         compared[what] = {
             "order": round(float(np.mean(orders[what])), 3) if orders.get(what) else None, "kinds": len(orders.get(what, ())),
             "slower_us": round(float(sum(median(d) for d in slower[what])), 2), "error_us": round(float(np.sqrt(np.sum(np.square(errors)))), 2),
             "picks_other": sum(o is not picks["warm"][kind] for kind, o in picks[what].items()),
-            "engine_us": round(float(np.median(times[k])), 2), "engine_error_us": round(standard_error(list(times[k])), 2),
-            "emptied_us": round(float(np.median(emptied[k])), 2), "emptied_error_us": round(standard_error(list(emptied[k])), 2),
+            "engine_us": round(float(np.median(times[k])), 2), "engine_error_us": round(compute_standard_error(list(times[k])), 2),
+            "emptied_us": round(float(np.median(emptied[k])), 2), "emptied_error_us": round(compute_standard_error(list(emptied[k])), 2),
         }  # fmt: skip
     t = plan.report.timing
     return {

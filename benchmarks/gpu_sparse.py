@@ -41,17 +41,17 @@ from _record import provenance
 
 from whet.backends.cuda.compile import compile_ahead, compile_cubin
 from whet.backends.cuda.compile_only import DEVICES
-from whet.backends.cuda.driver import device
+from whet.backends.cuda.driver import open_device
 from whet.backends.cuda.launch import Graph, Launch
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 from whet.tactics.cuda.conv._conv import NONE, ConvShape, EightBitTypes, PostOps, Scales, View
 from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied
-from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, emit_conv_source, make_conv_launch
 from whet.tactics.cuda.conv._conv_tiles import list_conv_configs, why_not_config
-from whet.tactics.cuda.sparse._kernel_text import sparse_text
-from whet.tactics.cuda.sparse._launch import Packed24, Types, padded_rows, sparse_constants, sparse_launch, step_elements
+from whet.tactics.cuda.sparse._kernel_text import emit_sparse_source
+from whet.tactics.cuda.sparse._launch import Packed24, Types, count_padded_rows, make_sparse_constants, make_sparse_launch, step_elements
 from whet.tactics.cuda.sparse._tile import SparseTile, list_sparse_tiles, pick_varied_tiles
 
 RESULT = Path(__file__).parent / "results" / "h200" / "sparse.json"
@@ -141,7 +141,7 @@ def eight_of(case: Case) -> EightBitTypes | None:
 def multiprocessors() -> int:
     """Those of the GPU; without one those of the H100 and H200, for which kernels are then compiled."""
     try:
-        return device().multiprocessors
+        return open_device().multiprocessors
     except BackendError:
         return DEVICES["sm_90"][0]
 
@@ -175,7 +175,7 @@ def dense_launches(case: Case, config: Any, memory: Memory) -> list[Launch]:
             types8=eight_of(case),
             scales=scales,
         )
-        launches.append(conv_launch(config, problem, multiprocessors=device().multiprocessors))
+        launches.append(make_conv_launch(config, problem, multiprocessors=open_device().multiprocessors))
     return launches
 
 
@@ -191,9 +191,11 @@ def sparse_launches(case: Case, tile: Any, memory: Memory) -> list[Launch]:
     types = Types(case.kind, case.kind, fold=size == 1)
     row = s.steps(step_elements(size)) * step_elements(size) // 2 * size
     for i in range(sets_of(case)):
-        x, w, y = memory.take([s.n * s.h * s.w * s.c * size, padded_rows(tile, s.k) * row, s.m * s.k * size], i)
+        x, w, y = memory.take([s.n * s.h * s.w * s.c * size, count_padded_rows(tile, s.k) * row, s.m * s.k * size], i)
         packed = Packed24(w, memory.metadata.address, memory.floats.address)
-        launches.append(sparse_launch(tile, s, View(x, s.c), packed, View(y, s.k), types, post_ops=FINISH, multiprocessors=device().multiprocessors))
+        launches.append(
+            make_sparse_launch(tile, s, View(x, s.c), packed, View(y, s.k), types, post_ops=FINISH, multiprocessors=open_device().multiprocessors)
+        )
     return launches
 
 
@@ -353,8 +355,8 @@ def sources_of(case: Case, tiles: int) -> list[str]:
         (c, Features(im2col=not s.plain and not c.halo, bf16=case.kind == "bf16", odd=s.k % 8 != 0, types8=eight_of(case)))
         for c in dense_configs(case, tiles)
     ]
-    sparse = [sparse_text(sparse_constants(t, types, not s.plain, FINISH)) for t in sparse_tiles(case, tiles)]
-    return sparse + [conv_source(c, f) for c, f in features]
+    sparse = [emit_sparse_source(make_sparse_constants(t, types, not s.plain, FINISH)) for t in sparse_tiles(case, tiles)]
+    return sparse + [emit_conv_source(c, f) for c, f in features]
 
 
 def compile_kernels(names: list[str], tiles: int) -> int:
@@ -368,7 +370,7 @@ def compile_kernels(names: list[str], tiles: int) -> int:
 
 def run(names: list[str], seconds: float, tiles: int, rounds: int) -> list[dict[str, Any]]:
     """Rows of the cases whose names contain one of `names`; written after each, since the session may end."""
-    device(0)
+    open_device(0)
     stream, rows, memory, kind = Stream(), [], None, ""
     cases = cases_named(names)
     until = time.time() + seconds

@@ -36,7 +36,7 @@ from pruning_defaults import normalized, top1
 
 from whet.frontends import network_from_onnx
 from whet.pruning import count_flops, groups, importance
-from whet.pruning.costs import flop_costs
+from whet.pruning.costs import make_flop_costs
 from whet.pruning.depth import branches
 from whet.pruning.importance import Samples
 from whet.search import search
@@ -44,7 +44,7 @@ from whet.search.recipe.recipe import Effort, recipe_from
 from whet.search.recipe.space import SearchSpace, search_space
 from whet.search.stages.prepare import prepare_candidate
 from whet.search.study.study import make_sampler
-from whet.search.study.surrogate import Reference, hypervolume
+from whet.search.study.surrogate import Reference, compute_hypervolume
 
 FILES = {"resnet8": "cifar10/resnet8_mlperftiny.onnx", "resnet20": "cifar10/resnet20_cifar10.onnx", "vit_mnist": "mnist/vit_mnist.onnx"}
 IMAGES, TESTED = 64, 500
@@ -115,7 +115,7 @@ def tabulated(data: Path, model: str) -> tuple[Evaluate, SearchSpace]:
     some = np.random.default_rng(0).choice(len(pool), IMAGES, replace=False)
     scores = importance(found, "reconstruction", net=net, samples=Samples({net.inputs[0].name: pool[some]}), blocks=blocks)
     lost = {g.name: np.concatenate([[0.0], np.cumsum(np.sort(scores[g.name]))]) for g in found}
-    costs = flop_costs(net, found, blocks)
+    costs = make_flop_costs(net, found, blocks)
     inside = {b.name: {g.name for g in found if set(g.layers) <= set(b.layers)} for b in blocks}
     whole, sizes = costs.total({}), {g.name: g.size for g in found}
     known: dict[str, tuple[float, float]] = {}
@@ -182,7 +182,7 @@ def run(
         ends_early = stopped is not None and loss > bounds[1] and whole >= WHOLE
         time_left -= stopped if ends_early and stopped is not None else 1.0
         whole += not ends_early
-        reached.append(hypervolume(np.array(values), bounds) / (bounds[0] * bounds[1]))
+        reached.append(compute_hypervolume(np.array(values), bounds) / (bounds[0] * bounds[1]))
     return reached
 
 

@@ -156,10 +156,10 @@ def list_coverage(backend: str) -> dict[str, list[str]]:
     from whet.backends import get_backend
     from whet.backends.cuda.compile_only import CompileOnlyGpu
     from whet.ops import OPS, sample_layer
-    from whet.tactics import tactics_of
+    from whet.tactics import list_tactics
 
     devices: list[Any] = [CompileOnlyGpu("sm_90"), CompileOnlyGpu("sm_80")] if backend == "cuda" else [get_backend(backend)]
-    counted = [t for t in tactics_of(backend) if not t.opt_in and t.name not in _IN_PARTS]
+    counted = [t for t in list_tactics(backend) if not t.opt_in and t.name not in _IN_PARTS]
     only: dict[str, list[str]] = {}
     for op in sorted(OPS):
         for i, sample in enumerate(OPS[op].samples):
@@ -174,13 +174,13 @@ def list_coverage(backend: str) -> dict[str, list[str]]:
 
 def print_report(backend: str, path: Path) -> int:
     """One line per tactic; the number of tactics without evidence."""
-    from whet.tactics import tactics_of
+    from whet.tactics import list_tactics
 
     rows = {row: v["tactics"] for row, v in json.loads(path.read_text())["rows"].items() if "tactics" in v}
     coverage, without = list_coverage(backend), 0
-    by_name = {t.name for t in tactics_of(backend) if t.opt_in}
+    by_name = {t.name for t in list_tactics(backend) if t.opt_in}
     print(f"{len(rows)} engines")
-    for name in sorted(t.name for t in tactics_of(backend)):
+    for name in sorted(t.name for t in list_tactics(backend)):
         selecting = [row for row, tactics in rows.items() if name in tactics]
         if selecting:
             print(f"{name:36} {sum(rows[r][name] for r in selecting):5} layers of {len(selecting):3} engines: {', '.join(selecting[:3])}")

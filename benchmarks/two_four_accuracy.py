@@ -43,9 +43,9 @@ from whet.frontends import network_from_onnx, save_onnx
 from whet.network import Network
 from whet.pruning import apply_pattern
 from whet.runtime import Runtime
-from whet.sparsity import eligible_layers, parse_pattern
+from whet.sparsity import list_eligible_layers, parse_pattern
 from whet.sparsity.report import is_sparse, list_sparse_layers
-from whet.tactics import tactics_of
+from whet.tactics import list_tactics
 
 RESULTS = Path(__file__).parent / "results"
 MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
@@ -92,8 +92,8 @@ def hits(net: Network, images: Images, backend: str, precision: str, calibration
     name = net.inputs[0].name
     shapes = {name: (BATCH, *images.x.shape[1:])}
     sources: tuple[str, ...] = ("-TF32",) if backend == "cuda" else ()
-    if backend == "cuda" and precision != "fp32" and eligible_layers(net)[0]:
-        dense = [t.name for t in tactics_of("cuda") if {"Conv", "Gemm", "MatMul"} & {*t.ops} and not is_sparse(t.name, ()) and not t.fallback]
+    if backend == "cuda" and precision != "fp32" and list_eligible_layers(net)[0]:
+        dense = [t.name for t in list_tactics("cuda") if {"Conv", "Gemm", "MatMul"} & {*t.ops} and not is_sparse(t.name, ()) and not t.fallback]
         sources = tuple(f"-{n}" for n in dense)
     precisions = () if precision == "fp32" else (precision,)
     quick: dict[str, Any] = {"optimization_level": 1, "timing_cache": "", "verify": backend != "cuda"}  # the selection does not affect accuracy

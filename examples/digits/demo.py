@@ -34,7 +34,7 @@ from whet.builder.precision.int8 import Calibration, build_int8
 from whet.cli._build_progress import BuildProgress
 from whet.inspector.information import layer_rows
 from whet.network import Network
-from whet.pruning import PruneConfig, Pruned, count_flops, count_params, matrices, prune, save_recipe, zero_smallest, zeros
+from whet.pruning import PruneConfig, Pruned, compute_zero_fraction, count_flops, count_params, list_matrices, prune, save_recipe, zero_smallest
 from whet.runtime import Context, Engine
 
 HERE = Path(__file__).parent
@@ -284,11 +284,11 @@ def conclusions(original: Row, pruned: Row, sparse: Row, console: Console) -> No
         f"\nPruned: {speed:.2f}x the original engine's speed, {lost:.2f} points of accuracy lost: whole channels were removed, "
         "so every kernel does less."
     )
-    filters = [np.abs(t.array()).reshape(t.array().shape[0], -1).max(1) for t in matrices(sparse.net)]
+    filters = [np.abs(t.array()).reshape(t.array().shape[0], -1).max(1) for t in list_matrices(sparse.net)]
     empty, total = sum(int((f == 0).sum()) for f in filters), sum(len(f) for f in filters)
     took = 1 / sparse.speed(original)
     console.print(
-        f"Unstructured: {zeros(sparse.net):.0%} of the weights are zero, the time is {took:.2f}x the original's: no gain. The zeros are "
+        f"Unstructured: {compute_zero_fraction(sparse.net):.0%} of the weights are zero, the time is {took:.2f}x the original's: no gain. The zeros are "
         f"scattered ({empty} of {total} filters are wholly zero), a dense kernel multiplies by zero as by any other number, and no "
         "tactic here skips single zeros: the parameters and FLOPs that the engine works through stay the same. "
         "Only a reduction that the engine can exploit counts."

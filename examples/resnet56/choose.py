@@ -26,15 +26,15 @@ import whet
 from whet.builder import BuildConfig
 from whet.network import Network
 from whet.pruning import branches, count_flops, cut, groups, importance
-from whet.pruning.costs import flop_costs
+from whet.pruning.costs import make_flop_costs
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch, remove_branches
 from whet.pruning.importance import Samples
 from whet.pruning.knapsack import Choice, choose_within
-from whet.pruning.latency_cost import latency_costs, static_layers
+from whet.pruning.latency_cost import lower_to_static_layers, make_latency_costs
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
-from whet.pruning.recipe import recipe_of, save_recipe
+from whet.pruning.recipe import make_pruning_recipe, save_recipe
 
 IMAGES, MULTIPLE = 192, {"cpu": 4, "cuda": 8}  # widths are multiples of this: the GPU's kernels read 16 bytes at a time
 
@@ -83,7 +83,7 @@ def main() -> None:
         small, c, device = chosen(net, CHOICES[name], inner, blocks, scores)
         how = {k: v for k, v in asdict(CHOICES[name]).items() if v} | {"multiple": width_step(CHOICES[name]), "device": device}
         about = {"importance": "taylor2", "images": IMAGES, **how}
-        save_recipe(recipe_of(net, c.kept, about=about, channel_groups=inner, removed=c.removed), args.out / f"{name}.json")
+        save_recipe(make_pruning_recipe(net, c.kept, about=about, channel_groups=inner, removed=c.removed), args.out / f"{name}.json")
         print(f"{name}: FLOPs {count_flops(small) / count_flops(net):.3f}, {about['objective']} {c.before:.4g} -> {c.after:.4g} "
               f"({c.after / c.before:.3f}); {len(c.removed)} blocks removed; after {time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
 
@@ -95,9 +95,9 @@ def chosen(net: Network, how: Aim, inner: list[Group], blocks: list[Branch], sco
                          profiles=((shape, shape, shape),))  # fmt: skip
     if how.stages:
         return (*staged(net, how, inner, blocks, scores), "none: FLOPs are counted")
-    base = static_layers(net, config)
+    base = lower_to_static_layers(net, config)
     with Meter(config, LatencyTable(), base) as meter:
-        costs = latency_costs(net, inner, blocks, meter, base) if how.objective == "latency" else flop_costs(net, inner, blocks)
+        costs = make_latency_costs(net, inner, blocks, meter, base) if how.objective == "latency" else make_flop_costs(net, inner, blocks)
         c = choose_within(inner, blocks, scores, costs, how.share * costs.total({}), multiple=width_step(how))
         return cut(net, c.kept, inner, removed=c.removed), c, meter.device
 
@@ -111,7 +111,7 @@ def staged(net: Network, how: Aim, inner: list[Group], blocks: list[Branch], sco
     rest = remove_branches(net, gone)
     known = {g.name for g in inner}
     left = [g for g in groups(rest) if g.name in known]
-    costs = flop_costs(rest, left, [])
+    costs = make_flop_costs(rest, left, [])
     c = choose_within(left, [], scores, costs, how.share * count_flops(net), multiple=width_step(how))
     return cut(net, c.kept, inner, removed=gone), replace(c, removed=tuple(gone), before=float(count_flops(net)))
 

@@ -26,7 +26,7 @@ from whet.engine import EnginePlan
 from whet.network import Network
 from whet.pruning import count_flops, count_params
 from whet.runtime import Engine
-from whet.sparsity import eligible_layers
+from whet.sparsity import list_eligible_layers
 
 HERE = Path(__file__).parent
 CALIBRATION, ROUNDS, EACH = 256, 40, 10
@@ -64,7 +64,7 @@ def written(out: Path, name: str, net: Network, precision: str, sizes: tuple[int
     return {
         "network": name, "precision": precision.upper(), "batches": f"1 to {high}" if low != high else str(high), "file": file,
         "run at": [high] if low == high else [1, high], "parameters": count_params(net), "MFLOPs": round(count_flops(net) / 1e6, 1),
-        "2:4 layers": len(eligible_layers(plan.network)[0]), **what_was_kept(plan),
+        "2:4 layers": len(list_eligible_layers(plan.network)[0]), **what_was_kept(plan),
         "engine MiB": round((out / file).stat().st_size / 2**20, 2), "built in s": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 

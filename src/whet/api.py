@@ -262,7 +262,7 @@ def _read_onnx(source: Any, shapes: Any) -> Network:
 
 
 def _export_module(module: Any, shapes: Any, example: Any) -> Network:
-    from whet.frontends.torch import example_for, from_torch
+    from whet.frontends.torch import from_torch, make_example
 
     if example is not None:
         return from_torch(module, example)
@@ -270,7 +270,7 @@ def _export_module(module: Any, shapes: Any, example: Any) -> Network:
         raise UsageError('shapes: a torch module has no shapes of its own: give shapes={"x": (1, 3, 224, 224)} or example=tensor')
     first_parameter = list(inspect.signature(module.forward).parameters)[:1]
     sets = [_make_profiles(s, first_parameter) for s in _list_profiles(shapes)]
-    names, tensors = example_for(module, {n: p.opt for n, p in sets[0].items()})
+    names, tensors = make_example(module, {n: p.opt for n, p in sets[0].items()})
     ranges = [p for by_name in sets for p in by_name.values()]
     dynamic = len({p.opt for p in ranges}) > len(names) or any(p.min != p.max for p in ranges)
     return from_torch(module, tensors, dynamic_batch=dynamic, input_names=names)

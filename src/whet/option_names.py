@@ -16,13 +16,13 @@ class _Name(NamedTuple):
     kind: str  # value: name=repr(value); names: a tuple of values; true: name=True; text: the name as it is, and the value dropped
 
 
-def _table(kind: str, **names: str) -> dict[str, _Name]:
+def _make_table(kind: str, **names: str) -> dict[str, _Name]:
     return {flag: _Name(python, kind) for flag, python in names.items()}
 
 
 #: flag -> parameter or field. Flags of commands that have no Python counterpart (--list, --output) are not in it and stay as they are.
 NAMES: dict[str, _Name] = {
-    **_table(
+    **_make_table(
         "value", accuracy="budget", backend="backend", batch="batch", builderOptimizationLevel="optimization_level", distill="distill",
         importance="importance", latencyTable="table", lock="lock", loss="loss", lr="lr", masks="masks", multiple="multiple", numThreads="threads",
         precisionConstraints="precision_constraints", profilingVerbosity="profiling_verbosity", pruneTo="prune_to", samples="samples",
@@ -31,12 +31,12 @@ NAMES: dict[str, _Name] = {
         shapes="profiles",
         layerPrecisions="layer_precisions", layerOutputTypes="layer_output_types", memPoolSize="memory_limit",
     ),
-    **_table("names", noFuse="no_fuse", passes="passes", tacticSources="tactic_sources"),
-    **_table(
+    **_make_table("names", noFuse="no_fuse", passes="passes", tacticSources="tactic_sources"),
+    **_make_table(
         "true", deterministic="deterministic", errorOnTimingCacheMiss="error_on_cache_miss", insist="insist", retime="retime", strict="strict",
         strictNumerics="strict_numerics",
     ),
-    **_table(
+    **_make_table(
         "text", best="precisions=('best',)", bf16="precisions=('bf16',)", fp16="precisions=('fp16',)", fp8="precisions=('fp8',)",
         int8="precisions=('int8',)", calib="Calibration(cache=...)", calibData="Calibration(samples=...)",
         calibPreprocess="the preprocessing of the samples", noBuilderCache="timing_cache=''", noTF32="tactic_sources=('-TF32',)",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import whet
-from whet.backends import BACKENDS, Backend, Buffer, Call, Capabilities, capabilities_of, get_backend
+from whet.backends import BACKENDS, Backend, Buffer, Call, Capabilities, get_backend, get_capabilities
 from whet.errors import BackendError
 
 NET = """network chain source
@@ -49,7 +49,7 @@ def test_it_describes_itself(backend):
 
 def test_class_capabilities_hold_for_the_open_device(backend):
     """Capabilities read before a device is open agree with those of the device."""
-    known, here = vars(capabilities_of(backend.name)), vars(backend.capabilities)
+    known, here = vars(get_capabilities(backend.name)), vars(backend.capabilities)
     open_device = {"features", "multiprocessors", "shared_memory", "cache_bytes"}
     assert {k for k in known if here[k] != known[k]} <= open_device | {"unsupported_types"}
     assert known["unsupported_types"] <= here["unsupported_types"]

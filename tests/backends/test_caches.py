@@ -56,5 +56,5 @@ def test_arrays_of_all_sizes_are_read(shape, compiled, monkeypatch):
 
 def test_an_old_cpu_reports_that_it_cannot_evict(monkeypatch):
     """Then the timer walks over other memory (measure/timing.py)."""
-    monkeypatch.setattr(caches, "flags", lambda: frozenset({"avx2", "clflush"}))
+    monkeypatch.setattr(caches, "list_cpu_flags", lambda: frozenset({"avx2", "clflush"}))
     assert get_backend("cpu", threads=1).evict([(0, 64)]) is False

@@ -31,7 +31,7 @@ def run(name, number=7, compiled=None, sources="version 1"):
         return f"define void @{name}(i64* %a) {{\n  store i64 {number}, i64* %a\n  ret void\n}}\n"
 
     value = ctypes.c_int64(0)
-    address = machine_code.function_address(dataclasses.replace(jit.generated(make, name, number), sources=sources), name)
+    address = machine_code.load_function(dataclasses.replace(jit.generate_lazily(make, name, number), sources=sources), name)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(value))
     return value.value
 

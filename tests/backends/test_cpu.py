@@ -41,7 +41,7 @@ class Python(Call):
         self.log.append(self.what)
 
 
-LOOPS = [loop.loop, loop.interpreted_loop]
+LOOPS = [loop.get_loop, loop.get_interpreted_loop]
 
 
 @pytest.fixture(params=LOOPS, ids=["compiled", "interpreted"])
@@ -59,7 +59,7 @@ def finish(request):
 
 def test_the_loop_is_compiled_if_llvmlite_is_installed():
     pytest.importorskip("llvmlite")
-    assert loop.loop_kind() == "compiled"
+    assert loop.get_loop_kind() == "compiled"
 
 
 def test_native_and_python_calls_run_in_order_with_their_words(finish):
@@ -148,7 +148,7 @@ def test_large_memory_may_use_huge_pages_and_is_not_inherited():
 
 def test_more_memory_than_available_is_refused():
     with pytest.raises(BackendError, match=r"MiB are needed in one block.*memory_limit="):
-        get_backend("cpu").allocate(info.total_memory() * 2)
+        get_backend("cpu").allocate(info.get_total_memory() * 2)
     for wrong in ((-1, 64), (10, 3), (10, 8192)):
         with pytest.raises(BackendError, match="cannot allocate"):
             get_backend("cpu").allocate(*wrong)
@@ -210,7 +210,7 @@ def test_external_load_is_detected():
 def test_the_key_contains_everything_that_can_change_a_time():
     one, two = get_backend("cpu", threads=1), get_backend("cpu", threads=2)
     assert one.key() != two.key()
-    assert info.model() in one.key()
+    assert info.get_cpu_model() in one.key()
     assert "spin=" in one.key()
     assert one.describe()["threads"] == 1
     get_backend("cpu")
@@ -228,38 +228,38 @@ def test_cpuinfo_of_another_machine(monkeypatch, tmp_path):
     lines = ["processor: 0", "model name\t: Some CPU", "cpu family: 6", "model\t\t: 1", "stepping: 2", "flags\t: fpu avx2 avx512f zzz"]
     (tmp_path / "cpuinfo").write_text("\n".join([*lines, "", "processor: 1", ""]))
     monkeypatch.setattr(info, "CPUINFO", tmp_path / "cpuinfo")
-    info.cpuinfo.cache_clear()
+    info.read_cpuinfo.cache_clear()
     try:
-        assert info.model() == "Some CPU (6-1-2)"
-        assert info.features() == {"avx2", "avx512f"}
+        assert info.get_cpu_model() == "Some CPU (6-1-2)"
+        assert info.list_cpu_features() == {"avx2", "avx512f"}
         monkeypatch.setattr(info, "CPUINFO", tmp_path / "none")
-        info.cpuinfo.cache_clear()
-        assert info.features() == frozenset()
-        assert info.model()
+        info.read_cpuinfo.cache_clear()
+        assert info.list_cpu_features() == frozenset()
+        assert info.get_cpu_model()
     finally:
-        info.cpuinfo.cache_clear()
+        info.read_cpuinfo.cache_clear()
 
 
 def test_a_limit_hides_newer_instruction_sets(monkeypatch, tmp_path):
     """WHET_MAX_CPU_ISA, on a machine that has AVX-512 and AMX: no feature, key or kernel uses an instruction set above the limit."""
     (tmp_path / "cpuinfo").write_text("flags: avx avx2 fma avx_vnni avx512f avx512cd avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 amx_int8\n")
     monkeypatch.setattr(info, "CPUINFO", tmp_path / "cpuinfo")
-    info.cpuinfo.cache_clear()
+    info.read_cpuinfo.cache_clear()
     core = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
     try:
         monkeypatch.delenv(info.VARIABLE, raising=False)
-        assert info.features() == {"avx", "avx2", "fma", "avx_vnni", *core, "avx512_vnni", "avx512_bf16", "amx_int8"}
+        assert info.list_cpu_features() == {"avx", "avx2", "fma", "avx_vnni", *core, "avx512_vnni", "avx512_bf16", "amx_int8"}
         monkeypatch.setenv(info.VARIABLE, "avx512_core")
-        assert info.features() == {"avx", "avx2", "fma", *core}
+        assert info.list_cpu_features() == {"avx", "avx2", "fma", *core}
         monkeypatch.setenv(info.VARIABLE, "AVX2")
-        assert info.features() == {"avx", "avx2", "fma"}
+        assert info.list_cpu_features() == {"avx", "avx2", "fma"}
         assert "avx512" not in get_backend("cpu").key()
         assert "bf16" in get_backend("cpu").capabilities.unsupported_types
         monkeypatch.setenv(info.VARIABLE, "avx1024")
         with pytest.raises(BackendError, match=r"avx1024 is no limit .* avx2 or avx512_core"):
-            info.features()
+            info.list_cpu_features()
     finally:
-        info.cpuinfo.cache_clear()
+        info.read_cpuinfo.cache_clear()
 
 
 @pytest.mark.skipif(machine_code.why_no_compiler() is not None, reason="there is no compiler")
@@ -273,7 +273,7 @@ def test_a_limit_reaches_the_compiler(limit, monkeypatch):
     monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "znver4")
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap(dict.fromkeys(names, True)))
     monkeypatch.setenv(info.VARIABLE, limit)
-    machine, text = machine_code._target.__wrapped__()
+    machine, text = machine_code._get_target.__wrapped__()
     ir = """
         define void @add(<16 x float>* %a, <16 x float>* %b) {
           %x = load <16 x float>, <16 x float>* %a

@@ -240,14 +240,14 @@ def test_a_gpu_opened_by_the_parent_raises_in_the_child(monkeypatch):
         def cache_info():
             return type("Info", (), {"currsize": 1})
 
-    monkeypatch.setattr(driver, "cu", Opened)
+    monkeypatch.setattr(driver, "load_driver", Opened)
     device = driver.Device.__new__(driver.Device)
     device.lost = ""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         said = []
-        for use in (driver.device, device.make_current, lambda: driver.release(device, lambda handle: said.append("released"), 1)):
+        for use in (driver.open_device, device.make_current, lambda: driver.release(device, lambda handle: said.append("released"), 1)):
             try:
                 use()
             except ContextError as e:

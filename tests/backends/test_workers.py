@@ -49,12 +49,12 @@ def test_all_lists_run_with_fewer_threads(monkeypatch):
     """A program may not start threads from threads, or get fewer than requested."""
     kind = ctypes.CFUNCTYPE(ctypes.c_int32)
     functions = {"omp_get_num_threads": kind(lambda: 1), "omp_get_thread_num": kind(lambda: 0)}
-    real = threads.address
+    real = threads.get_gomp_address
 
     def address(name):
         return ctypes.cast(functions[name], ctypes.c_void_p).value if name in functions else real(name)
 
-    monkeypatch.setattr(threads, "address", address)
+    monkeypatch.setattr(threads, "get_gomp_address", address)
     log = []
     get_backend("cpu").parallel_launch([[Native(log, (k, 0, 0, 0))] for k in range(4)]).run()
     assert {words[0] for words in log} == {0, 1, 2, 3}

@@ -19,7 +19,7 @@ from whet.builder.progress import ProgressLog
 from whet.builder.verify.differences import compute_float8_error
 from whet.builder.verify.emulation import compute_reference_outputs
 from whet.builder.verify.verification import verify_engine
-from whet.composites.quantized import quantized_sample
+from whet.composites.quantized import make_quantized_sample
 from whet.engine.plan import Choice
 from whet.network import F8E4M3, F32, I64, Network, Weight, parse_type
 from whet.ops import BatchAxis, run_network, sample_layer
@@ -173,7 +173,7 @@ FLOAT8_LAYERS = {
     "cast": ("Cast", Sample([f"f32[{BATCH},8,5,5]"], {"to": F8E4M3})),
     "sum": (
         "Fused",
-        quantized_sample(
+        make_quantized_sample(
             "Add",
             [(f"f8e4m3[{BATCH},8,5,5]", 0.5, None, 1), (f"f8e4m3[{BATCH},8,5,5]", 0.7, None, 1)],
             lambda body, v: body.add("Relu", body.add("Add", *v)),

@@ -273,7 +273,7 @@ def builds(monkeypatch):
         monkeypatch.setattr(permitted, name, fake(name))
     for name, value in (("is_explicit", False), ("is_float8_lock", False), ("has_float8", True)):
         monkeypatch.setattr(permitted, name, lambda *args, value=value: value)
-    monkeypatch.setattr(permitted, "capabilities_of", lambda backend: SimpleNamespace(executes=True))
+    monkeypatch.setattr(permitted, "get_capabilities", lambda backend: SimpleNamespace(executes=True))
     return done
 
 
@@ -315,9 +315,9 @@ def test_builds_of_locks_explicit_networks_and_devices_without_float8(builds, mo
         return list(builds)
 
     assert names("int8", "fp8", lock="file") == ["build_int8"]
-    monkeypatch.setattr(permitted, "capabilities_of", lambda backend: SimpleNamespace(executes=False))
+    monkeypatch.setattr(permitted, "get_capabilities", lambda backend: SimpleNamespace(executes=False))
     assert names("int8", "fp8") == ["build_int8"]
-    monkeypatch.setattr(permitted, "capabilities_of", lambda backend: SimpleNamespace(executes=True))
+    monkeypatch.setattr(permitted, "get_capabilities", lambda backend: SimpleNamespace(executes=True))
     monkeypatch.setattr(permitted, "has_float8", lambda config: False)
     assert names("int8", "fp8") == ["build_int8"]
     monkeypatch.setattr(permitted, "is_float8_lock", lambda config: True)

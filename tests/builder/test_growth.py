@@ -15,7 +15,7 @@ from whet.builder.select.pbqp import Problem
 from whet.engine.intersections import Rectangle, list_intersections
 from whet.network import Network, parse_type
 from whet.rewrite import Graph, run_passes
-from whet.tactics import tactics_of
+from whet.tactics import list_tactics
 
 LIMIT = 7.0
 
@@ -90,7 +90,7 @@ def test_later_readers_come_in_order_without_removed_ones():
 
 @pytest.mark.parametrize("name", ["cpu/onednn_split", "cpu/part_view"])
 def test_planning_a_split_into_many_parts(name):
-    tactic, backend = next(t for t in tactics_of("cpu") if t.name == name), get_backend("cpu")
+    tactic, backend = next(t for t in list_tactics("cpu") if t.name == name), get_backend("cpu")
     if tactic.missing_library():
         pytest.skip("oneDNN is not installed")
 

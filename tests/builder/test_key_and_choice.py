@@ -20,7 +20,7 @@ from whet.measure.timing import Conditions
 from whet.measure.timing_key import compute_source_digest, find_transitive_modules, format_layer_text, make_timing_key
 from whet.network import BF16, F32, I64, Network, Tensor, Weight, parse_network, parse_type
 from whet.network.weight import Origin
-from whet.tactics import Operand, Signature, get_tactic, tactics_of
+from whet.tactics import Operand, Signature, get_tactic, list_tactics
 
 
 def conv(name="c", channels=8, seed=1, pads=(1, 1, 1, 1)):
@@ -77,7 +77,7 @@ def test_the_body_of_a_fused_layer_and_its_operand_order_change_the_text():
 
 
 def test_every_part_of_the_key_changes_it():
-    tactic = (tactics_of("cpu"), get_tactic("cpu/numpy_reference"))[1]
+    tactic = (list_tactics("cpu"), get_tactic("cpu/numpy_reference"))[1]
     o = Operand("linear", F32)
     s = Signature((o,), (o,))
     base = make_timing_key(tactic, "layer", s, (), "machine", "hot")
@@ -136,7 +136,7 @@ def test_a_changed_source_file_anywhere_below_a_tactic_changes_its_digest(tmp_pa
 
 
 def test_a_real_tactics_sources_include_its_library_binding():
-    tactics_of("cpu")
+    list_tactics("cpu")
     modules = find_transitive_modules("whet.tactics.cpu.onednn.onednn_conv")
     assert {"whet.tactics.cpu.onednn._kernel", "whet.tactics.cpu.onednn._api.primitive", "whet.backends.cpu.threads"} <= modules
     assert not any(m.startswith("whet.tactics.cuda") for m in modules)
@@ -183,7 +183,7 @@ def test_in_place_pairs_need_bytes_that_nothing_else_reads():
 
 
 def test_a_reformat_in_place_needs_the_old_bytes_to_be_dead():
-    tactics = tactics_of("cpu")
+    tactics = list_tactics("cpu")
     machine = get_backend("cpu")
     net = parse_network(
         """network n lowered

@@ -20,7 +20,7 @@ from whet.engine import engine_bytes, engine_digest, read_engine
 from whet.engine.json_data import from_json, to_json
 from whet.errors import EngineError, LockError, ShapeError, UsageError
 from whet.inspector import engine_information
-from whet.network import network_text
+from whet.network import format_network
 from whet.ops import run_network
 from whet.runtime import Runtime
 
@@ -94,8 +94,8 @@ def test_the_file_stores_every_profile_and_each_weight_once(plan):
     again = read_engine(data)
     assert engine_digest(again) == engine_digest(plan, packed_weights=again.packed)
     assert plan_digest(again) == plan_digest(plan)
-    assert [(p.choices, network_text(p.network), p.report.latency_ms) for p in again.by_profile()] == [
-        (p.choices, network_text(p.network), p.report.latency_ms) for p in plan.by_profile()
+    assert [(p.choices, format_network(p.network), p.report.latency_ms) for p in again.by_profile()] == [
+        (p.choices, format_network(p.network), p.report.latency_ms) for p in plan.by_profile()
     ]
     weights = [len(sections_of(engine_bytes(p))["weights"]) for p in (plan, plan.by_profile()[0])]
     assert weights[0] < 1.1 * weights[1]

@@ -8,14 +8,14 @@ from whet.backends import get_backend
 from whet.builder.candidates.reformats import Reformats
 from whet.network import FORMATS, Tensor, parse_type
 from whet.network.types import DTYPES
-from whet.tactics import Operand, tactics_of
+from whet.tactics import Operand, list_tactics
 
 
 @pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize("shape", ["1,6,1,1", "1,16,1,1", "2,8,3,3"])
 def test_every_conversion_can_leave_its_source_unchanged(shape, onednn):
     """A view in place is of no use where the source is read again; without oneDNN only the fallback copies."""
-    tactics = [t for t in tactics_of("cpu") if onednn or t.name == "cpu/view" or "onednn" not in t.name]
+    tactics = [t for t in list_tactics("cpu") if onednn or t.name == "cpu/view" or "onednn" not in t.name]
     for view in (t for t in tactics if t.name == "cpu/view" and not onednn):
         tactics[tactics.index(view)] = _ViewWithoutCopies(view)
     reformats = Reformats(tactics, get_backend("cpu"), {}, None)

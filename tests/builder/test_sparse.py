@@ -11,7 +11,7 @@ from whet.errors import LockError
 from whet.network import parse_network
 from whet.ops import run_network
 from whet.runtime import Runtime
-from whet.sparsity import eligible_layers, force_two_four
+from whet.sparsity import force_two_four, list_eligible_layers
 from whet.sparsity.report import explain_dense_layers
 
 TEXT = """network n source
@@ -50,14 +50,14 @@ def list_sparse_notes(plan):
 
 def test_force_changes_the_weights_of_the_engine(net, x):
     plan = build(net, FORCE)
-    assert len(eligible_layers(plan.network)[0]) == 2
+    assert len(list_eligible_layers(plan.network)[0]) == 2
     got = Runtime().load(plan).create_context().run({"x": x})["b"]
     wanted = run_network(force_two_four(net)[0], {"x": x})["b"]
     assert np.abs(got - wanted).max() < 1e-4 * np.abs(wanted).max()
     assert not np.allclose(got, run_network(net, {"x": x})["b"], rtol=0.05)
     (note,) = list_sparse_notes(plan)
     assert "2 layers" in note
-    assert eligible_layers(net)[0] == []  # the caller's network is unchanged
+    assert list_eligible_layers(net)[0] == []  # the caller's network is unchanged
 
 
 @pytest.mark.parametrize("mode", ["disable", "enable"])
@@ -79,7 +79,7 @@ def test_calibrated_engines_have_sparse_weights_too(net, x, way):
     config = dataclasses.replace(FORCE, backend="null", precisions=(kind,))
     plan = way(net, config, Calibration(samples=lambda: [{"x": x}]))
     assert len(list_sparse_notes(plan)) == 1
-    assert len(eligible_layers(plan.network)[0]) == 2
+    assert len(list_eligible_layers(plan.network)[0]) == 2
 
 
 def test_ineligible_layers_are_named():
@@ -106,7 +106,7 @@ def test_the_positional_rule_keeps_the_first_two_of_four(net, x):
     np.testing.assert_array_equal(after[:, kept], before[:, kept])
     assert not after[:, ~kept].any()
     plan = build(net, dataclasses.replace(FORCE, sparsity="force:positional"))
-    assert len(eligible_layers(plan.network)[0]) == 2
+    assert len(list_eligible_layers(plan.network)[0]) == 2
 
 
 @pytest.mark.parametrize(("mode", "permitted"), [("disable", False), ("enable", True)])

@@ -55,7 +55,7 @@ def test_no_note_where_all_can_obey():
 @pytest.fixture
 def no_vnni(monkeypatch):
     """oneDNN without VNNI instructions, which it needs for exact 8-bit products."""
-    library = pytest.importorskip("whet.tactics.cpu.onednn._api.library")
+    library = pytest.importorskip("whet.tactics.cpu.onednn._api.load_library")
     have = library.has_isa
     for module in [m for n, m in sys.modules.items() if n.startswith("whet.tactics.cpu.onednn") and vars(m).get("has_isa") is have]:
         monkeypatch.setattr(module, "has_isa", lambda name: "vnni" not in name and have(name))

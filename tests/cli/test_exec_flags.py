@@ -4,7 +4,7 @@ import pytest
 
 from whet.cli._exec_checks import check_against, check_files, check_values, list_unused_values
 from whet.cli._exec_config import Options
-from whet.cli._exec_flags import FLAGS, NUMBERS, help_text, parse
+from whet.cli._exec_flags import FLAGS, NUMBERS, format_help, parse
 from whet.cli._exec_values import parse_percentiles, parse_profiles, parse_shapes, parse_size, split_names
 from whet.errors import ShapeError, UsageError
 from whet.measure.queries import compute_percentile
@@ -80,7 +80,7 @@ def test_percentile_is_trtexecs():
 
 
 def test_help_names_every_flag():
-    text = help_text()
+    text = format_help()
     assert [f for f in FLAGS if f"--{f}" not in text] == []
 
 

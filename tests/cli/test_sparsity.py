@@ -17,9 +17,9 @@ from whet.frontends.onnx_writer import save_onnx
 from whet.measure.compare import LoadLog
 from whet.network import parse_network
 from whet.pruning import EngineTimes, LayerAdvice, SparsityAdvice, advise_sparsity
-from whet.sparsity import is_two_four, reduction_axis
+from whet.sparsity import find_reduction_axis, is_two_four
 from whet.tactics import TACTICS, load_tactics, tactic
-from whet.tactics.null._cost import NullKernel, product_macs
+from whet.tactics.null._cost import NullKernel, count_product_macs
 
 
 def run(*args):
@@ -55,16 +55,16 @@ def sparse_null():
         ops = ("Gemm", "MatMul")
 
         def why_not(self, layer):
-            found = reduction_axis(layer)
+            found = find_reduction_axis(layer)
             if found is None or not is_two_four(found[0].array(), found[1]):
                 return "weights are not 2:4"
             return super().why_not(layer)
 
         def refuses(self, layer, signature, backend):
-            return "needs 64 channels" if reduction_axis(layer)[0].shape[0] < 64 else super().refuses(layer, signature, backend)
+            return "needs 64 channels" if find_reduction_axis(layer)[0].shape[0] < 64 else super().refuses(layer, signature, backend)
 
         def plan(self, layer, signature, config, backend):
-            return NullKernel(layer, signature, "null_sparse_product", product_macs(layer) // 2)
+            return NullKernel(layer, signature, "null_sparse_product", count_product_macs(layer) // 2)
 
     yield
     del TACTICS["null/sparse_product"]

@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 
 from whet.builder.candidates.unfuse import unfuse
-from whet.composites import COMPOSITES, composite, composite_of, why_unfused
+from whet.composites import COMPOSITES, find_composite, register_composite, why_unfused
 from whet.errors import BuildError
 from whet.network import Layer, parse_network
 from whet.ops import OPS, run_network, sample_layer
 from whet.passes import PASSES
-from whet.tactics import tactics_of
+from whet.tactics import list_tactics
 
 DESCRIBED = list(dict.fromkeys(COMPOSITES.values()))
 SAMPLES = [(c.kind, i) for c in DESCRIBED for i in range(len(c.samples))]
 
 
 def test_tactics_name_registered_kinds():
-    named = {kind for backend in ("cpu", "cuda") for t in tactics_of(backend) for kind in t.composites}
+    named = {kind for backend in ("cpu", "cuda") for t in list_tactics(backend) for kind in t.composites}
     assert named <= set(COMPOSITES)
 
 
@@ -44,7 +44,7 @@ def test_contract_tests_run_its_samples_and_their_decomposition_computes_the_sam
 
 def test_a_second_description_of_a_kind_is_refused():
     with pytest.raises(BuildError, match="two composites describe the kind ConvPool"):
-        composite("ConvPool", title="another one")
+        register_composite("ConvPool", title="another one")
 
 
 def test_a_new_layer_stays_unfused_unless_a_tactic_computes_its_kind():
@@ -56,5 +56,5 @@ def test_a_new_layer_stays_unfused_unless_a_tactic_computes_its_kind():
 
 
 def test_a_root_operation_without_description_is_named_by_its_operation():
-    assert composite_of(Layer("Fused", "f", [], {"composite": "Softmax"})).title == "Softmax with its epilogue"
-    assert composite_of(parse_network("network n source\nin %x: f32[2]\n%y = Relu(%x)\nout %y\n").layers[0]) is None
+    assert find_composite(Layer("Fused", "f", [], {"composite": "Softmax"})).title == "Softmax with its epilogue"
+    assert find_composite(parse_network("network n source\nin %x: f32[2]\n%y = Relu(%x)\nout %y\n").layers[0]) is None

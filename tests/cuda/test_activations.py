@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from whet.tactics.cuda._device.source import kernel_paths
+from whet.tactics.cuda._device.source import list_kernel_paths
 
-TEXT = kernel_paths()["common.cuh"].read_text()
+TEXT = list_kernel_paths()["common.cuh"].read_text()
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 
 

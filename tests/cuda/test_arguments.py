@@ -24,10 +24,10 @@ from whet.tactics.cuda._device.arguments import (
     SharedMemory,
     TensorMap,
     When,
-    array,
+    make_array_type,
 )
 from whet.tactics.cuda._device.kernel import launch
-from whet.tactics.cuda._device.source import kernel_paths
+from whet.tactics.cuda._device.source import list_kernel_paths
 
 load_tactics("cuda")
 DESCRIBED = {f"{name} {struct_name}": cls for name, classes in STRUCTURES.items() for struct_name, cls in classes.items()}
@@ -38,7 +38,7 @@ TYPES = {
 }
 
 try:
-    compiler.nvrtc()
+    compiler.load_nvrtc()
     CAN_COMPILE = True
 except BackendError:
     CAN_COMPILE = False
@@ -53,7 +53,7 @@ def combinations_of(macros):
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_compiled_layout_equals_packed_bytes(name):
     cls = DESCRIBED[name]
-    text = [kernel_paths()["common.cuh"].read_text(), TYPES.get(cls.kernel_file, ""), "#define OFFSET(s, m) __INTADDR__(&((s*)0)->m)"]
+    text = [list_kernel_paths()["common.cuh"].read_text(), TYPES.get(cls.kernel_file, ""), "#define OFFSET(s, m) __INTADDR__(&((s*)0)->m)"]
     for i, macros in enumerate(combinations_of(cls.macros())):
         offsets, size = cls.layout(macros)
         checks = [f'static_assert(OFFSET({cls.struct_name}, {m}) == {at}, "{m}");' for m, at in offsets.items()]
@@ -64,7 +64,7 @@ def test_compiled_layout_equals_packed_bytes(name):
 
 
 def test_every_kernel_includes_its_described_arguments():
-    for name, path in kernel_paths().items():
+    for name, path in list_kernel_paths().items():
         if path.suffix == ".cu":
             assert '#include "arguments"' in path.read_text(), f"{name} declares its arguments by hand"
             assert name in STRUCTURES, f"{name} has no class Arguments"
@@ -81,7 +81,7 @@ class Sample(Arguments, kernel="sample.cu"):
     count: Int32
     map: TensorMap
     out: Pointer
-    sizes: Annotated[tuple[int, ...], array("int", 3)]
+    sizes: Annotated[tuple[int, ...], make_array_type("int", 3)]
     scales: Annotated[Scales | None, When("IN8")] = None
     more: Annotated[Int64 | None, When("MORE")] = None
 

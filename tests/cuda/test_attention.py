@@ -18,19 +18,19 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig
 from whet.builder.lowering import lower_network
-from whet.composites.attention import attention_sample
+from whet.composites.attention import make_attention_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network, parse_network, parse_type
 from whet.ops import sample_layer
-from whet.tactics._attention import Guard, View, _join_leading_axes, match_attention, plain_view, without_period
+from whet.tactics._attention import Guard, View, _join_leading_axes, make_plain_view, match_attention, without_period
 from whet.tactics._base import PlanRefused, get_tactic
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.attention import attention_fused as fused
-from whet.tactics.cuda.attention.attention import Attention, list_tiles, shared_bytes
+from whet.tactics.cuda.attention.attention import Attention, count_shared_bytes, list_tiles
 
 
 def layer_of(*sizes, **how):
-    return sample_layer("Fused", attention_sample(*sizes, **how))[1:]
+    return sample_layer("Fused", make_attention_sample(*sizes, **how))[1:]
 
 
 def elements(array, view):
@@ -54,7 +54,7 @@ def test_transposes_and_parts_become_strides(layout):
 
 
 def test_views():
-    view = plain_view(3, (4, 5, 6))
+    view = make_plain_view(3, (4, 5, 6))
     assert view == View(3, (4, 5, 6), (30, 6, 1))
     assert view.transpose((2, 0, 1)) == View(3, (6, 4, 5), (1, 30, 6))
     assert view.take(1, -1) == View(3, (4, 6), (30, 1), 24)
@@ -90,10 +90,10 @@ def test_tiles_fit(sizes):
     made = list_tiles(found, 132)
     assert len(made) >= 2
     assert len(set(made)) == len(made)
-    assert all(shared_bytes(found, c) <= 200 * 1024 for c in made)
+    assert all(count_shared_bytes(found, c) <= 200 * 1024 for c in made)
     small = list_tiles(found, 84, False, 99 * 1024)
     assert small
-    assert all(shared_bytes(found, c) <= 99 * 1024 for c in small)
+    assert all(count_shared_bytes(found, c) <= 99 * 1024 for c in small)
 
 
 def test_a_tile_that_an_older_gpu_cannot_hold_is_refused_there():
@@ -102,7 +102,7 @@ def test_a_tile_that_an_older_gpu_cannot_hold_is_refused_there():
     large = (("wr", 4), ("wk", 1), ("mi", 1), ("kc", 64), ("stages", 2)), (("wr", 2), ("wk", 2), ("mi", 1), ("kc", 64), ("stages", 2))
     found, t = match_attention(layer), Attention()
     signature = t.signatures(layer, machines[0])[0]
-    wide = next(c for c in large if shared_bytes(found, c) > 99 * 1024)
+    wide = next(c for c in large if count_shared_bytes(found, c) > 99 * 1024)
     assert t.plan(layer, signature, wide, machines[0])
     for machine in machines[1:]:
         with pytest.raises(PlanRefused, match="cannot hold"):
@@ -140,7 +140,7 @@ def test_machine_code(tile, arch, tmp_path):
     constants = {"GUARDED": 0, "CAPPED": 0, "VALUE_SIZE": size, "Q_SHARED": int(size > 128), "TYPE": 2, "BF16": 1, **tile}
     del constants["UNIT"]
     constants |= dict.fromkeys(("Q_UNIT", "K_UNIT", "V_UNIT", "OUT_UNIT"), unit)
-    text = sass(compile_cubin(kernel_text("attention.cu", constants), arch=arch), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("attention.cu", constants), arch=arch), tmp_path)
     assert "HMMA.16816.F32.BF16" in text
     copies = {8: "LDGSTS.E.BYPASS.128", 4: "LDGSTS.E.64", 1: "STS.U16"}[unit]
     assert copies in text, "keys and values are loaded by asynchronous copies, single elements through registers"
@@ -330,8 +330,8 @@ def test_machine_code_of_fused_attention(size, tile, mask, causal, guard, tmp_pa
     _, _, heads, _ = fused_plan((1, 2, 512, 512, size), {"layout": "rows"})
     heads = replace(heads, causal=causal, guard=guard)
     assert fused.tile_unfit(heads, mask, tile) is None
-    constants = fused.kernel_constants(heads, mask, tile, True)
-    text = sass(compile_cubin(kernel_text("attention_fused.cu", constants)), tmp_path)
+    constants = fused.make_constants(heads, mask, tile, True)
+    text = sass(compile_cubin(emit_kernel_source("attention_fused.cu", constants)), tmp_path)
     products, copies = re.findall(r"HGMMA\S+", text), 2 if tile.overlap else 1
     assert len(products) == copies * (-(-size // 16) + tile.bn // 16), "both products, unrolled"
     assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 2 * copies, "the compiler adds no waits of its own"
@@ -553,8 +553,8 @@ def test_accesses_divide_rows_and_the_steps_between_them(sizes, how, units):
 
 def test_leading_axes_that_are_one_step_are_joined():
     batch, windows, rows, heads, size = 2, 3, 16, 2, 32
-    stacked, step = plain_view(0, (batch, windows, rows, 3, heads, size)), heads * size
-    out = plain_view(0, (batch, windows, rows, heads, size))
+    stacked, step = make_plain_view(0, (batch, windows, rows, 3, heads, size)), heads * size
+    out = make_plain_view(0, (batch, windows, rows, heads, size))
     for order in ((0, 1, 3, 2, 4), (0, 3, 1, 2, 4), (3, 1, 0, 2, 4)):  # Twins, NesT, and one that no exporter writes
         views = {name: stacked.take(3, i).transpose(order) for i, name in enumerate("qkv")} | {"mask": None, "out": out.transpose(order)}
         joined = _join_leading_axes(views)
@@ -565,7 +565,7 @@ def test_leading_axes_that_are_one_step_are_joined():
         array = np.arange(batch * windows * rows * 3 * step)
         whole = array.reshape(batch, windows, rows, 3, heads, size)[..., 1, :, :].transpose(0, 1, 3, 2, 4)
         np.testing.assert_array_equal(elements(array, joined["k"]), whole.reshape(batch * windows, heads, rows, size))
-    mask = {**views, "mask": plain_view(1, (1, windows, 1, 1, rows))}
+    mask = {**views, "mask": make_plain_view(1, (1, windows, 1, 1, rows))}
     assert _join_leading_axes(mask) is None, "a mask per window repeats for every batch item"
 
 

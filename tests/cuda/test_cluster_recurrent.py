@@ -19,12 +19,12 @@ from whet.network import static_shape
 from whet.ops import sample_layer as layer_of
 from whet.ops._base import Sample
 from whet.tactics import Args, PlanRefused
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.recurrent import cluster_recurrent
 
 TACTIC = next(t for t in TACTICS if t.name == "cuda/cluster_recurrent")
 try:
-    compiler.nvrtc()
+    compiler.load_nvrtc()
     CAN_COMPILE = True
 except BackendError:
     CAN_COMPILE = False
@@ -124,10 +124,10 @@ def test_weights_stay_in_registers(tmp_path):
 
     _net, layer, _ = layer_of(*recurrent("LSTM", 4, 1, 64, 256))
     signature = TACTIC.signatures(layer, HOPPER)[0]
-    sizes = cluster_recurrent._sizes(layer, signature)
+    sizes = cluster_recurrent._get_sizes(layer, signature)
     way = cluster_recurrent._Distribution(cluster=8, warps=8, tiles=1, columns=1)
     assert way.in_registers(sizes) == sizes.depth
-    text = sass(compile_cubin(kernel_text("cluster_recurrent.cu", cluster_recurrent._constants(layer, signature, sizes, way))), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("cluster_recurrent.cu", cluster_recurrent._make_constants(layer, signature, sizes, way))), tmp_path)
     assert text.count("HMMA.16816") >= sizes.depth, "products run on the tensor cores"
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 

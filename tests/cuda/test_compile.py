@@ -14,21 +14,21 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.host_cuda import hash_of
 from support.selection import with_long_variants
-from whet.backends._code_cache import cached_code
+from whet.backends._code_cache import get_cached_code
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.errors import BackendError
-from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_paths, kernel_text
+from whet.tactics.cuda._device.source import ACTIVATIONS, emit_kernel_source, list_kernel_paths
 from whet.tactics.cuda.conv import _conv_then_pointwise as tiles
 from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes
 from whet.tactics.cuda.conv._conv_config import ConvConfig, list_configs
-from whet.tactics.cuda.conv._conv_launch import Features, conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
 from whet.tactics.cuda.conv._conv_then_pointwise import Tile
 from whet.tactics.cuda.conv._conv_tiles import list_conv_configs
-from whet.tactics.cuda.depthwise._depthwise_then_pointwise import source_of, why_not_config
+from whet.tactics.cuda.depthwise._depthwise_then_pointwise import emit_launch_source, why_not_config
 
 try:
-    compiler.nvrtc()
+    compiler.load_nvrtc()
 except BackendError as error:
     pytest.skip(str(error), allow_module_level=True)
 
@@ -160,12 +160,12 @@ def sass(code, tmp_path):
         return zlib.compress(subprocess.run([tool, "-c", "-ndf", str(path)], capture_output=True, check=True).stdout)
 
     key = hash_of(hashlib.sha256(code).hexdigest(), tool=tool)
-    return zlib.decompress(cached_code(compiler.cache_folder() / f"{key}.sass", disassemble)).decode()
+    return zlib.decompress(get_cached_code(compiler.cache_folder() / f"{key}.sass", disassemble)).decode()
 
 
 @pytest.mark.parametrize(("config", "im2col", "activation", "bf16", "f32"), with_long_variants(CONVS), ids=lambda v: str(v))
 def test_convolutions_use_hopper_instructions(config, im2col, activation, bf16, f32, tmp_path):
-    text = sass(compile_cubin(conv_source(config, Features(im2col, activation, bf16, f32))), tmp_path)
+    text = sass(compile_cubin(emit_conv_source(config, Features(im2col, activation, bf16, f32))), tmp_path)
     assert "HGMMA" in text, "products run on the tensor cores"
     assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text, "inputs are loaded by bulk copies"
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
@@ -189,7 +189,7 @@ def test_convolutions_use_hopper_instructions(config, im2col, activation, bf16, 
 )
 def test_sums_of_two_convolutions_use_hopper_instructions(config, im2col, pair, tmp_path):
     assert config.valid()
-    text = sass(compile_cubin(conv_source(config, Features(im2col, pair=pair))), tmp_path)
+    text = sass(compile_cubin(emit_conv_source(config, Features(im2col, pair=pair))), tmp_path)
     assert ("UTMALDG.4D.IM2COL" in text) == (im2col or pair == 2), "the second input is loaded by bulk copies of its own kind"
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
@@ -211,7 +211,7 @@ def test_sums_of_two_convolutions_use_hopper_instructions(config, im2col, pair, 
 def test_depthwise_convolutions_feed_products(config, stride, tmp_path):
     shape = ConvShape(1, 28, 28, 192, 192, 3, 3, (stride, stride), (1, 1, 1, 1))
     assert why_not_config(config, shape, 32, 132) is None
-    text = sass(compile_cubin(source_of(config, shape, 32, 132, "clip", "clip", False)), tmp_path)
+    text = sass(compile_cubin(emit_launch_source(config, shape, 32, 132, "clip", "clip", False)), tmp_path)
     assert "HGMMA" in text, "products run on the tensor cores"
     assert "UTMALDG" in text, "inputs are loaded by bulk copies"
     assert text.count("FFMA") >= 9 * 8, "accumulates eight channels, nine taps"
@@ -233,7 +233,7 @@ def test_depthwise_convolutions_feed_products(config, stride, tmp_path):
 )
 def test_convolutions_feed_products(shape, k2, tile, tmp_path):
     assert tiles.why_not_tile(tile, shape, k2) is None
-    text = sass(compile_cubin(tiles.product_source(tile, shape, "clip", "silu", False)), tmp_path)
+    text = sass(compile_cubin(tiles.emit_product_source(tile, shape, "clip", "silu", False)), tmp_path)
     assert text.count("HGMMA") == tile.chunks(shape) * shape.r * shape.s * tile.bk // 16 + tile.groups * tile.mi * 4, "every product once, unrolled"
     assert "UTMALDG.4D" in text, "inputs are loaded by bulk copies"
     assert "STAS.128" in text, "other blocks receive their parts 16 bytes at a time"
@@ -255,7 +255,7 @@ def test_convolutions_feed_products(shape, k2, tile, tmp_path):
 )
 def test_convolutions_on_integers_feed_products(shape, k2, tile, types, tmp_path):
     assert tiles.why_not_tile(tile, shape, k2) is None
-    text = sass(compile_cubin(tiles.product_source(tile, shape, "clip", "silu", False, tiles.Integers(*types))), tmp_path)
+    text = sass(compile_cubin(tiles.emit_product_source(tile, shape, "clip", "silu", False, tiles.Integers(*types))), tmp_path)
     products = tile.chunks(shape) * shape.r * shape.s * tile.row // 32 + tile.late * tile.panel // 32
     assert text.count("IGMMA") == products, "every product once, unrolled"
     assert "HGMMA" not in text
@@ -270,7 +270,7 @@ def test_convolutions_on_integers_feed_products(shape, k2, tile, types, tmp_path
 @pytest.mark.parametrize(("config", "types8", "im2col", "activation"), with_long_variants(EIGHTS), ids=lambda v: str(v))
 def test_8_bit_products_use_hopper_instructions(config, types8, im2col, activation, tmp_path):
     assert config.valid()
-    text = sass(compile_cubin(conv_source(config, Features(im2col, activation, types8=types8))), tmp_path)
+    text = sass(compile_cubin(emit_conv_source(config, Features(im2col, activation, types8=types8))), tmp_path)
     product = "QGMMA" if types8.source == "f8e4m3" else "IGMMA"
     assert product in text, "8-bit products run on the tensor cores"
     assert "HGMMA" not in text, "and nothing else does"
@@ -284,7 +284,7 @@ def test_8_bit_products_use_hopper_instructions(config, types8, im2col, activati
 def test_a_second_8_bit_product_has_its_own_accumulators(pair, tmp_path):
     config, types8 = ConvConfig(1, 1, 64, bk=64, stages=2, blocks=3, outs=2, size=1), EightBitTypes("u8", "u8", "i8", fold=True)
     assert config.valid()
-    text = sass(compile_cubin(conv_source(config, Features(types8=types8, pair=pair, between=True))), tmp_path)
+    text = sass(compile_cubin(emit_conv_source(config, Features(types8=types8, pair=pair, between=True))), tmp_path)
     assert text.count("IGMMA") >= 4, "two steps of 32 channels of each"
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "BRA.U.ANY" not in text, "addresses of copies and products are warp-uniform: no loops over lanes"
@@ -292,7 +292,7 @@ def test_a_second_8_bit_product_has_its_own_accumulators(pair, tmp_path):
 
 @pytest.mark.parametrize(("name", "constants"), with_long_variants(OTHERS, lambda case: case[0]), ids=lambda v: v if isinstance(v, str) else "")
 def test_other_kernels_do_not_spill(name, constants, tmp_path):
-    text = sass(compile_cubin(kernel_text(name, constants), name=name), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source(name, constants), name=name), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text)
     if constants.get("IN8"):
         assert "IGMMA" in text, "integer products"
@@ -310,12 +310,12 @@ def test_no_kernel_is_left_out():
     for test, files in ELSEWHERE.items():
         assert all(name in (Path(__file__).parent / test).read_text() for name in files - {"conv_tf32.cu"}), test
     there = set().union(*ELSEWHERE.values())
-    assert {name for name in kernel_paths() if name.endswith(".cu")} == here | there
+    assert {name for name in list_kernel_paths() if name.endswith(".cu")} == here | there
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_every_activation_compiles(kind):
-    assert compile_cubin(conv_source(ConvConfig(1, 1, 16, bk=16, stages=2, direct=1), Features(activation=kind))).startswith(b"\x7fELF")
+    assert compile_cubin(emit_conv_source(ConvConfig(1, 1, 16, bk=16, stages=2, direct=1), Features(activation=kind))).startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network import from_stored, static_shape, to_stored
 from whet.ops import Sample, sample_layer
 from whet.tactics import Args
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.move import concat
 from whet.tactics.cuda.move.concat import Concat
 
@@ -54,7 +54,7 @@ def test_the_kernel_moves_every_part_to_its_position(monkeypatch):
 
 @pytest.mark.parametrize(("unit", "parts", "each"), [(16, 32, 4), (16, 2, 1), (2, 4, 1)])
 def test_machine_code(unit, parts, each, tmp_path):
-    text = sass(compile_cubin(kernel_text("concat.cu", {"UNIT": unit, "PARTS": parts, "EACH": each}), name="concat"), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("concat.cu", {"UNIT": unit, "PARTS": parts, "EACH": each}), name="concat"), tmp_path)
     assert "LDL" not in text
     assert "STL" not in text
     assert text.count("LDG.E.128" if unit == 16 else "LDG.E.U16") == each

@@ -8,13 +8,13 @@ from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.network import parse_network
 from whet.ops import OPS, run_regions, sample_layer
-from whet.tactics import tactics_of
+from whet.tactics import list_tactics
 from whet.tactics.cuda.conv.concat_input_conv import match_concat_input
 from whet.tactics.cuda.conv.conv import from_config
 
 HOPPER = CompileOnlyGpu()
 SAMPLES = [i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "ConcatInputConv"]
-TACTIC = next(t for t in tactics_of("cuda") if "ConcatInputConv" in t.composites)
+TACTIC = next(t for t in list_tactics("cuda") if "ConcatInputConv" in t.composites)
 
 
 def steps_of(x, bk):

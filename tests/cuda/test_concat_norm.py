@@ -14,7 +14,7 @@ from whet.network import from_stored, static_shape, to_stored
 from whet.ops import sample_layer
 from whet.tactics import Args
 from whet.tactics.cuda._device.kernel import RTOL
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.norm import concat_norm
 from whet.tactics.cuda.norm.concat_norm import ConcatNorm
 
@@ -46,7 +46,7 @@ def test_the_kernel_normalizes_every_part(monkeypatch):
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_machine_code(kind, tmp_path):
-    text = sass(compile_cubin(kernel_text("concat_norm.cu", {"TYPE": kind, "ACT": 0, "PARTS": 32}), name="concat_norm"), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("concat_norm.cu", {"TYPE": kind, "ACT": 0, "PARTS": 32}), name="concat_norm"), tmp_path)
     assert "LDL" not in text
     assert "STL" not in text
     assert text.count("LDG.E.128") >= 5, "16 bytes of values, twice 32 of factors and shifts"

@@ -13,10 +13,10 @@ from whet.builder import BuildConfig, build
 from whet.engine import engine_bytes, read_engine
 from whet.network import parse_network
 from whet.ops import OPS, sample_layer
-from whet.tactics import PlanRefused, tactics_of
+from whet.tactics import PlanRefused, list_tactics
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv._conv_config import with_once
-from whet.tactics.cuda.conv._conv_then_pointwise import MOST_BLOCKS, Tile, halo_of, list_product_tiles, shared_bytes, why_not_tile
+from whet.tactics.cuda.conv._conv_then_pointwise import MOST_BLOCKS, Tile, count_shared_bytes, find_halo, list_product_tiles, why_not_tile
 from whet.tactics.cuda.conv._conv_tiles import Halo, list_conv_configs, why_not_config
 
 HOPPER = CompileOnlyGpu()
@@ -35,14 +35,14 @@ def test_candidates_partition_all_work_exactly_once(shape, k2):
     found = list_product_tiles(shape, k2, 132)
     assert found
     for tile in found:
-        halo = halo_of(shape, tile)
+        halo = find_halo(shape, tile)
         assert isinstance(halo, Halo)
         assert (halo.rows - 1) * halo.wide + shape.q <= tile.pixels, "results of a tile's rows"
         assert tile.chunks(shape) * tile.sk * tile.bk == shape.c
         assert 64 * tile.groups == shape.k
         assert 64 * tile.mi * tile.cluster == k2
         assert 1 < tile.cluster <= MOST_BLOCKS
-        assert shared_bytes(shape, tile, halo) <= MAX_SHARED
+        assert count_shared_bytes(shape, tile, halo) <= MAX_SHARED
         assert -(-shape.p // halo.rows) * shape.n * tile.cluster <= 2 * 132, "one round"
 
 
@@ -70,7 +70,7 @@ WRONG = [
 def test_wrong_configurations_are_refused(changes):
     i = next(i for i, s in enumerate(OPS["Fused"].samples) if s.attrs["composite"] == "ConvThenPointwise")
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
-    tactic = next(t for t in tactics_of("cuda") if t.name == "cuda/conv_then_pointwise")
+    tactic = next(t for t in list_tactics("cuda") if t.name == "cuda/conv_then_pointwise")
     signature = tactic.signatures(layer, HOPPER)[0]
     good = dict(tactic.configs(layer, signature, HOPPER)[0])
     tactic.plan(layer, signature, tuple(good.items()), HOPPER)

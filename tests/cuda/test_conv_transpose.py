@@ -12,9 +12,9 @@ from test_tactics import HOPPER, compute, judge, planned, reference
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.ops import OPS, Sample, sample_layer
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv._conv_transpose import Transposed
-from whet.tactics.cuda.conv.conv_transpose import ConvTranspose, tap_rows
+from whet.tactics.cuda.conv.conv_transpose import ConvTranspose, convert_to_tap_rows
 from whet.tactics.cuda.conv.conv_transpose_generic import order_by_taps
 
 IMAGES = [s for s in OPS["ConvTranspose"].samples if str(s.inputs[0]).count(",") == 3 and not str(s.inputs[0]).startswith("extreme")]
@@ -42,7 +42,7 @@ def test_products_and_gathering_equal_the_reference(sample):
     t = Transposed.of(layer)
     pixels = x.transpose(0, 2, 3, 1)
     if t.group == 1:
-        columns = (pixels @ tap_rows(w).T).reshape(t.n, t.h, t.w, t.r, t.s, t.k)
+        columns = (pixels @ convert_to_tap_rows(w).T).reshape(t.n, t.h, t.w, t.r, t.s, t.k)
     else:
         taps = order_by_taps(w, t.group)
         columns = np.empty((t.n, t.h, t.w, t.r, t.s, t.k))
@@ -55,20 +55,20 @@ def test_products_and_gathering_equal_the_reference(sample):
 
 def test_direct_weights_of_one_group_are_those_of_the_product():
     w = np.random.default_rng(0).standard_normal((6, 5, 3, 2))
-    np.testing.assert_array_equal(order_by_taps(w, 1).transpose(0, 1, 3, 2).reshape(-1, 6), tap_rows(w))
+    np.testing.assert_array_equal(order_by_taps(w, 1).transpose(0, 1, 3, 2).reshape(-1, 6), convert_to_tap_rows(w))
 
 
 @pytest.mark.parametrize("vec", [1, 8])
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_machine_code_of_transposed(vec, kind, tmp_path):
-    text = sass(compile_cubin(kernel_text("conv_transpose.cu", {"TYPE": kind, "VEC": vec, "ACT": 0})), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("conv_transpose.cu", {"TYPE": kind, "VEC": vec, "ACT": 0})), tmp_path)
     assert {"gather", "direct"} <= set(re.findall(r"^\.text\.(\w+):", text, re.MULTILINE)), "both entries"
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_machine_code_of_affine(last, tmp_path):
-    text = sass(compile_cubin(kernel_text("affine.cu", {"TYPE": 1, "ACT": 0, "LAST": last, "VEC": 8})), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("affine.cu", {"TYPE": 1, "ACT": 0, "LAST": last, "VEC": 8})), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert re.search(r"LDG\.E\.128", text), "16-byte accesses"
     assert re.search(r"STG\.E\.128", text)

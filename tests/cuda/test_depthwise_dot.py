@@ -8,16 +8,16 @@ from test_tactics import HOPPER, compute
 
 from support.compiling import first_configs
 from whet.backends.cuda.compile import compile_cubin
-from whet.composites.quantized import quantized_sample
+from whet.composites.quantized import make_quantized_sample
 from whet.ops import run_regions, sample_layer
-from whet.tactics import tactics_of
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics import list_tactics
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.depthwise._depthwise_tile import Tile
 from whet.tactics.cuda.depthwise.depthwise import tile_from
-from whet.tactics.cuda.depthwise.qdepthwise_dot import _constants, pack_taps, words_of
-from whet.tactics.cuda.quantized._quantized import conv_shape_of, match_quantized_epilogue, parts_of
+from whet.tactics.cuda.depthwise.qdepthwise_dot import _make_constants, count_words, pack_taps
+from whet.tactics.cuda.quantized._quantized import get_quantized_conv_shape, match_parts, match_quantized_epilogue
 
-TACTIC = next(t for t in tactics_of("cuda") if t.name == "cuda/qdepthwise_dot")
+TACTIC = next(t for t in list_tactics("cuda") if t.name == "cuda/qdepthwise_dot")
 _rng = np.random.default_rng(4)
 
 
@@ -31,7 +31,7 @@ def depthwise(n, c, h, w, taps, stride, act, kind="u8", stored=("u8", 6), **attr
         return body.add("Mul", y, body.add("Sigmoid", y)) if act == "silu" else body.add(act, y) if act else y
 
     data = [(f"full {kind}[{n},{c},{h},{w}]", 0.05, 0, 1), (weights, scales, None, 0), _rng.standard_normal(c).astype(np.float32)]
-    _, layer, arrays = sample_layer("Fused", quantized_sample("Conv", data, build, (0.02, stored[1], stored[0])))
+    _, layer, arrays = sample_layer("Fused", make_quantized_sample("Conv", data, build, (0.02, stored[1], stored[0])))
     return layer, arrays
 
 
@@ -45,7 +45,7 @@ SHAPES = [
 
 def as_the_kernel_does(x, weights, s, tile):
     """Integer accumulators of a row of filters from four-byte words at even pixels of each strip, as in depthwise_dot.cu."""
-    kinds, taken = words_of(s, tile)
+    kinds, taken = count_words(s, tile)
     words = pack_taps(weights, kinds, taken).astype(np.int64)  # [r][kinds][taken][c][4]
     padded = np.zeros((s.n, s.c, s.h + 2 * s.pad[0] + 8, s.w + 2 * s.pad[1] + 8 * tile.wide), np.int64)
     padded[:, :, s.pad[0] : s.pad[0] + s.h, s.pad[1] : s.pad[1] + s.w] = x
@@ -67,8 +67,8 @@ def as_the_kernel_does(x, weights, s, tile):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_words_of_taps_meet_words_of_pixels(shape, wide):
     layer, arrays = depthwise(*shape)
-    parts = parts_of(layer)
-    s, x = conv_shape_of(parts), np.asarray(arrays[parts.place(parts.head.inputs[0])], np.int64)
+    parts = match_parts(layer)
+    s, x = get_quantized_conv_shape(parts), np.asarray(arrays[parts.place(parts.head.inputs[0])], np.int64)
     weights = np.asarray(parts.view.inputs[parts.place(parts.head.inputs[1])].array(), np.int8)
     padded = np.pad(x, ((0, 0), (0, 0), *((s.pad[i], s.pad[i]) for i in (0, 1))))
     want = np.zeros((s.n, s.c, s.p, s.q), np.int64)
@@ -82,18 +82,18 @@ def test_words_of_taps_meet_words_of_pixels(shape, wide):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_instances_compile_without_spills(shape):
     layer, _ = depthwise(*shape)
-    parts, (signature,) = parts_of(layer), TACTIC.signatures(layer, HOPPER)
-    s = conv_shape_of(parts)
+    parts, (signature,) = match_parts(layer), TACTIC.signatures(layer, HOPPER)
+    s = get_quantized_conv_shape(parts)
     for config in TACTIC.configs(layer, signature, HOPPER)[:2]:
         tile = tile_from(config, s, 1)
-        text = kernel_text("depthwise_dot.cu", _constants(parts, match_quantized_epilogue(parts), s, tile, signature))
+        text = emit_kernel_source("depthwise_dot.cu", _make_constants(parts, match_quantized_epilogue(parts), s, tile, signature))
         assert compile_cubin(text, name="depthwise_dot.cu", arch="sm_90a").startswith(b"\x7fELF")
 
 
 def test_zero_points_at_padding_are_refused():
     weights = _rng.integers(-127, 128, (32, 1, 3, 3)).astype(np.int8)
     data = [("full u8[1,32,9,9]", 0.02, 7, 1), (weights, np.full(32, 0.01, np.float32), None, 0)]
-    sample = quantized_sample("Conv", data, lambda body, v: body.add("Conv", *v, group=32, pads=(1,) * 4), (0.05, 0, "u8"))
+    sample = make_quantized_sample("Conv", data, lambda body, v: body.add("Conv", *v, group=32, pads=(1,) * 4), (0.05, 0, "u8"))
     _net, layer, _ = sample_layer("Fused", sample)
     assert "zero point" in TACTIC.why_not(layer)
 

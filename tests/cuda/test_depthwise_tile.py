@@ -9,12 +9,12 @@ from test_tactics import HOPPER, compute, judge, reference
 
 from support.compiling import first_configs
 from whet.backends.cuda.compile import compile_cubin
-from whet.composites.epilogue import conv_sample
+from whet.composites.epilogue import make_conv_sample
 from whet.ops import sample_layer
 from whet.tactics._base import PlanRefused, get_tactic
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.depthwise._depthwise_tile import constants, list_tiles
+from whet.tactics.cuda.depthwise._depthwise_tile import list_tiles, make_constants
 
 TACTIC = get_tactic("cuda/depthwise")
 
@@ -25,7 +25,7 @@ def shape_of(n, size, c, taps, stride=1):
 
 def layer_of(n, size, c, taps, stride=1, act="Relu"):
     attrs = {"group": c, "strides": (stride,) * 2, "pads": (taps // 2,) * 4}
-    return sample_layer("Fused", conv_sample(f"f32[{n},{c},{size},{size + 3}]", f"f32[{c},1,{taps},{taps}]", act, **attrs))[1:]
+    return sample_layer("Fused", make_conv_sample(f"f32[{n},{c},{size},{size + 3}]", f"f32[{c},1,{taps},{taps}]", act, **attrs))[1:]
 
 
 @pytest.mark.parametrize(("n", "size", "c"), [(32, 56, 96), (1, 56, 96), (1, 14, 384), (32, 7, 768)])
@@ -43,7 +43,9 @@ def test_tiles_of_many_taps_fit(n, size, c):
 @pytest.mark.parametrize(("taps", "stride"), [(7, 1), (7, 2), (9, 1)])
 def test_machine_code_of_many_taps_has_no_spills(taps, stride, tmp_path):
     s = shape_of(8, 28, 96, taps, stride)
-    text = sass(compile_cubin(kernel_text("depthwise_tile.cu", constants(s, list_tiles(s, 2, 132)[0], 1, 1, "clip")), name="d.cu"), tmp_path)
+    text = sass(
+        compile_cubin(emit_kernel_source("depthwise_tile.cu", make_constants(s, list_tiles(s, 2, 132)[0], 1, 1, "clip")), name="d.cu"), tmp_path
+    )
     assert text.count("FFMA") >= 2 * taps * taps
     assert "LDL" not in text
     assert "STL" not in text

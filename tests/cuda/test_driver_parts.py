@@ -20,7 +20,7 @@ class Gpu:
 def here(monkeypatch):
     """Sets the current GPU of this thread."""
     current = SimpleNamespace(device=None)
-    monkeypatch.setattr(driver, "current_device", lambda: current.device)
+    monkeypatch.setattr(driver, "get_current_device", lambda: current.device)
     return current
 
 
@@ -56,7 +56,7 @@ def test_a_sticky_error_is_recognized_and_marks_its_device(here, monkeypatch):
         CUDA_ERROR_OUT_OF_MEMORY = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
 
     binding = SimpleNamespace(CUresult=Result, cuGetErrorString=lambda status: (0, b"words"))
-    monkeypatch.setattr(driver, "cu", lambda: binding)
+    monkeypatch.setattr(driver, "load_driver", lambda: binding)
     here.device = SimpleNamespace(lost="")
     with pytest.raises(BackendError, match="out of memory") as e:
         driver.check_status((Result.CUDA_ERROR_OUT_OF_MEMORY,))
@@ -71,7 +71,7 @@ def test_ranges_carry_the_users_names(monkeypatch):
     seen = []
     fake = SimpleNamespace(push_range=lambda label, domain: seen.append((label, domain)), pop_range=lambda domain: seen.append(domain))
     monkeypatch.setitem(sys.modules, "nvtx", fake)
-    nvtx._package.cache_clear()
+    nvtx._load_package.cache_clear()
     monkeypatch.delenv("WHET_NVTX", raising=False)
     assert not nvtx.is_enabled()
     monkeypatch.setenv("WHET_NVTX", "0")
@@ -81,11 +81,11 @@ def test_ranges_carry_the_users_names(monkeypatch):
     with nvtx.range_of("/layer1/conv1/Conv"):
         seen.append("inside")
     assert seen == [("/layer1/conv1/Conv", "whet"), "inside", "whet"]
-    nvtx._package.cache_clear()
+    nvtx._load_package.cache_clear()
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with pytest.raises(BackendError, match="pip install nvtx"):
         nvtx.is_enabled()
-    nvtx._package.cache_clear()
+    nvtx._load_package.cache_clear()
 
 
 def test_differences_are_relative_to_the_reference():

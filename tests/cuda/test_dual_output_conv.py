@@ -18,7 +18,7 @@ from whet.ops import OPS, run_regions, sample_layer
 from whet.tactics import get_tactic
 from whet.tactics.cuda.conv._conv import SecondOutput
 from whet.tactics.cuda.conv._conv_config import ConvConfig
-from whet.tactics.cuda.conv._conv_launch import Features, conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
 from whet.tactics.cuda.conv.conv import from_config
 from whet.tactics.cuda.conv.dual_output_conv import match_dual_output
 
@@ -66,7 +66,7 @@ def test_no_panel_of_a_tile_spans_both_outputs(i):
     ids=str,
 )
 def test_machine_code(tile, pair, tmp_path):
-    text = sass(compile_cubin(conv_source(tile, Features(activation="silu", pair=pair, fork=SecondOutput.panel(32, tile)))), tmp_path)
+    text = sass(compile_cubin(emit_conv_source(tile, Features(activation="silu", pair=pair, fork=SecondOutput.panel(32, tile)))), tmp_path)
     stores = len(re.findall(r"\bUTMASTG\b", text))
     assert stores >= 2 if not tile.direct and tile.sk == 1 else stores == 0, "each panel of a tile is stored to the output of its channels"
     assert "MUFU.TANH" in text

@@ -13,7 +13,7 @@ from support.compiling import first_configs
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder import BuildConfig, build
-from whet.composites.pointwise_then_conv import pointwise_then_conv_sample
+from whet.composites.pointwise_then_conv import make_pointwise_conv_sample
 from whet.errors import BackendError
 from whet.network import Network, parse_network, parse_type
 from whet.ops import OPS, sample_layer
@@ -21,8 +21,8 @@ from whet.ops._base import Sample
 from whet.ops._samples import sample_arrays
 from whet.tactics import PlanRefused, get_tactic
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
-from whet.tactics.cuda.conv._few_channel import FewChannelTile, k_chunks, leading_pixels, list_few_channel_tiles, why_not_few_channel
-from whet.tactics.cuda.conv.conv import conv_shape
+from whet.tactics.cuda.conv._few_channel import FewChannelTile, count_k_chunks, count_leading_pixels, list_few_channel_tiles, why_not_few_channel
+from whet.tactics.cuda.conv.conv import get_conv_shape
 
 TACTIC = get_tactic("cuda/few_channel_conv")
 # : image, filters, attributes of the convolution, and whether a residual is added after the activation
@@ -65,10 +65,10 @@ def undealt(weights):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_packed_filters_meet_the_pixels_of_their_taps(case):
     layer, arrays = layer_of(*case)
-    s, signature = conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
+    s, signature = get_conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
     config = TACTIC.configs(layer, signature, HOPPER)[0]
     kernel, permuted = TACTIC.plan(layer, signature, config, HOPPER), FewChannelTile(**dict(config)).permuted
-    rows = kernel.packed[0].make().view(np.float16).reshape(-1, k_chunks(s) * 64).astype(np.float64)
+    rows = kernel.packed[0].make().view(np.float16).reshape(-1, count_k_chunks(s) * 64).astype(np.float64)
     rows = 2 * (undealt(rows) if permuted else rows)[: s.k]  # of SiLU: halved
     x = np.pad(arrays[0].astype(np.float64), ((0, 0), (0, 0), (s.pad[0], s.pad[2]), (s.pad[1], s.pad[3])))
     window = np.concatenate([x[0, :, i, j] for i in range(s.r) for j in range(s.s)])  # of the first result, taps in order, channels innermost
@@ -80,7 +80,7 @@ def test_packed_filters_meet_the_pixels_of_their_taps(case):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_tile_that_is_offered_fits(case):
     layer, _ = layer_of(*case)
-    s, signature = conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
+    s, signature = get_conv_shape(layer), TACTIC.signatures(layer, HOPPER)[0]
     found = list_few_channel_tiles(s, 132)
     assert found
     assert len(TACTIC.configs(layer, signature, HOPPER)) == len(found) == len(set(found))
@@ -88,8 +88,8 @@ def test_every_tile_that_is_offered_fits(case):
         assert t.why_not(s) is None
         assert t.blocks * t.threads <= 2048
         assert t.tw * s.stride[1] * s.c % 64 == 0, "every tile begins with a whole row of 128 bytes"
-        assert (t.tw * s.stride[1] * 3 - s.pad[1] - leading_pixels(s)) * s.c % 64 == 0
-        assert t.box(s)[0] * (64 // s.c) >= leading_pixels(s) + (t.tw - 1) * s.stride[1] + s.s
+        assert (t.tw * s.stride[1] * 3 - s.pad[1] - count_leading_pixels(s)) * s.c % 64 == 0
+        assert t.box(s)[0] * (64 // s.c) >= count_leading_pixels(s) + (t.tw - 1) * s.stride[1] + s.s
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_tile_that_does_not_fit_is_refused():
 )
 def test_machine_code(shape, tile, residual, tmp_path):
     try:
-        compiler.nvrtc()
+        compiler.load_nvrtc()
     except BackendError as error:
         pytest.skip(str(error))
     assert tile.why_not(shape) is None
@@ -215,7 +215,7 @@ def test_pairs_match_the_reference(gpu, i):
 @pytest.mark.parametrize("channels", [16, 32, 64])
 def test_persistent_blocks_give_the_same_bits_for_every_tile(gpu, channels):
     image = f"f32[{128 // max(channels, 32)},{channels},164,168]"
-    _, layer, arrays = sample_layer("Fused", pointwise_then_conv_sample(image, channels, residual=True))
+    _, layer, arrays = sample_layer("Fused", make_pointwise_conv_sample(image, channels, residual=True))
     tactic, first = get_tactic("cuda/pointwise_then_conv"), None
     signature = tactic.signatures(layer, gpu)[0]
     for config in tactic.configs(layer, signature, gpu):

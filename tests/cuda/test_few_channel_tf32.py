@@ -15,9 +15,9 @@ from test_tf32 import undealt
 from whet.backends.cuda.compile import compile_cubin
 from whet.ops import run_regions
 from whet.tactics import PlanRefused, get_tactic
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
-from whet.tactics.cuda.conv.conv import conv_shape
+from whet.tactics.cuda.conv.conv import get_conv_shape
 from whet.tactics.cuda.conv.few_channel_conv_tf32 import FewChannelTile
 
 TACTIC = get_tactic("cuda/few_channel_conv_tf32")
@@ -38,7 +38,7 @@ def planned(case):
     layer, arrays = layer_of(*case)
     (signature,) = TACTIC.signatures(layer, HOPPER)
     assert TACTIC.refuses(layer, signature, HOPPER) is None
-    return layer, arrays, signature, conv_shape(layer)
+    return layer, arrays, signature, get_conv_shape(layer)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -102,7 +102,7 @@ def test_refusals():
 def test_machine_code(s, tile, residual, tmp_path):
     assert tile.why_not(s) is None
     silu = PostOps(("silu", 0.0, 0.0), residual)
-    text = sass(compile_cubin(kernel_text("few_channel_tf32.cu", tile.constants(s, silu))), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("few_channel_tf32.cu", tile.constants(s, silu))), tmp_path)
     products = re.findall(rf"HGMMA\.64x{tile.bn}x8\.F32\.TF32", text)
     assert len(products) == s.r * s.s * s.c // 8, "every product once, unrolled"
     assert "UTMALDG.4D" in text, "pieces are loaded by bulk copies"

@@ -17,7 +17,7 @@ from whet.builder import BuildConfig, build
 from whet.builder.precision.float8_ranges import insert_float8
 from whet.builder.precision.permissions import is_float8
 from whet.builder.verify.differences import compute_float8_error
-from whet.composites.quantized import quantized_sample
+from whet.composites.quantized import make_quantized_sample
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
 from whet.ops._base import Sample
@@ -55,12 +55,12 @@ def f8conv(x, k, c, r, *, store=None, residual=None, **how):
         h, w = (d if "strides" not in how else -(-d // 2) for d in x[2:])
         shape = f"[{x[0]},{k},{h},{w}]"
         data.append((f"f8e4m3{shape}", 0.7, None, 1) if residual == "f8" else f"f32{shape}")
-    return quantized_sample("Conv", data, conv(add=residual is not None, **how), None if store is None else (store, None, "f8e4m3"))
+    return make_quantized_sample("Conv", data, conv(add=residual is not None, **how), None if store is None else (store, None, "f8e4m3"))
 
 
 def f8gemm(m, k, c, store=None):
     data = [(f"f8e4m3[{m},{c}]", 0.5, None, 1), (weights(k, c), scales(k, c), None, 0), real(k)]
-    return quantized_sample("Gemm", data, lambda body, v: body.add("Gemm", *v, transB=1), None if store is None else (store, None, "f8e4m3"))
+    return make_quantized_sample("Gemm", data, lambda body, v: body.add("Gemm", *v, transB=1), None if store is None else (store, None, "f8e4m3"))
 
 
 LAYERS = {
@@ -141,9 +141,9 @@ def _alone(op, **attrs):
 
 IMAGE = ("f8e4m3[2,32,9,9]", 0.5, None, 1)
 AROUND = {  # operations between the products
-    "sum": ("Fused", quantized_sample("Add", [IMAGE, ("f8e4m3[2,32,9,9]", 0.7, None, 1)], _sum, (0.3, None, "f8e4m3"))),
-    "average": ("Fused", quantized_sample("AveragePool", [IMAGE], _alone("AveragePool", kernel_shape=(3, 3), **PAD), (0.3, None, "f8e4m3"))),
-    "mean": ("Fused", quantized_sample("GlobalAveragePool", [IMAGE], _alone("GlobalAveragePool"), (0.02, None, "f8e4m3"))),
+    "sum": ("Fused", make_quantized_sample("Add", [IMAGE, ("f8e4m3[2,32,9,9]", 0.7, None, 1)], _sum, (0.3, None, "f8e4m3"))),
+    "average": ("Fused", make_quantized_sample("AveragePool", [IMAGE], _alone("AveragePool", kernel_shape=(3, 3), **PAD), (0.3, None, "f8e4m3"))),
+    "mean": ("Fused", make_quantized_sample("GlobalAveragePool", [IMAGE], _alone("GlobalAveragePool"), (0.02, None, "f8e4m3"))),
     "maximum": ("MaxPool", Sample(["f8e4m3[2,32,9,9]"], {"kernel_shape": (3, 3), "strides": (2, 2), **PAD})),
     "rounded": ("QuantizeLinear", Sample(["f32[2,32,9,9]", np.array(0.01, np.float32)], {"output_dtype": F8E4M3})),
 }

@@ -15,7 +15,7 @@ from whet.builder.select import refine
 from whet.engine import engine_bytes, read_engine
 from whet.network import parse_network
 from whet.ops import OPS, sample_layer
-from whet.tactics import tactics_of
+from whet.tactics import list_tactics
 from whet.tactics.cuda._device.kernel import GpuKernel
 
 HOPPER = CompileOnlyGpu()
@@ -130,8 +130,8 @@ SAMPLES = [i for i, s in PLAIN if s.attrs["composite"] in COMPOSITES] + INTEGERS
 @pytest.mark.parametrize("i", SAMPLES)
 def test_another_gpu_runs_the_parts_with_the_formats_of_the_engine(i):
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
-    fast = next(t for t in tactics_of("cuda") if layer.composite in t.composites and t.signatures(layer, HOPPER))
-    parts = next(t for t in tactics_of("cuda") if t.name == "cuda/decomposed")
+    fast = next(t for t in list_tactics("cuda") if layer.composite in t.composites and t.signatures(layer, HOPPER))
+    parts = next(t for t in list_tactics("cuda") if t.name == "cuda/decomposed")
     assert fast.refuses(layer, fast.signatures(layer, HOPPER)[0], AMPERE)
     for signature in fast.signatures(layer, HOPPER):
         assert signature in parts.signatures(layer, AMPERE)
@@ -143,7 +143,7 @@ def test_another_gpu_runs_the_parts_with_the_formats_of_the_engine(i):
 @pytest.mark.parametrize("small", ["f16", "bf16"])
 def test_gates_in_parts_have_the_weights_of_the_kernel_for_the_whole(small):
     """In 16 bits the parts compute in f32 on values representable in 16 bits; verification compares with these."""
-    parts = next(t for t in tactics_of("cuda") if t.name == "cuda/decomposed")
+    parts = next(t for t in list_tactics("cuda") if t.name == "cuda/decomposed")
     gate = next(s for s in OPS["Fused"].samples if s.attrs["composite"] == "SqueezeExcite" and s.inputs[0] == "f32[2,144,13,11]")
     _, layer, arrays = sample_layer("Fused", gate)
     signature = next(s for s in parts.signatures(layer, AMPERE) if s.inputs[0].dtype.name == small)

@@ -14,7 +14,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network import static_shape
 from whet.ops import OPS
 from whet.tactics import Args
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.generic import _per_value
 from whet.tactics.cuda.recurrent import recurrent
 
@@ -99,7 +99,9 @@ def test_kernels_compile_for_the_gpu(op, signatures, monkeypatch):
     """per_value.cu and recurrent.cu through NVRTC for sm_90a: each op's first sample, in every type of the signatures of each tactic."""
     sources = set()
     for module in (_per_value, recurrent):
-        monkeypatch.setattr(module, "launch", lambda entry, arguments, constants, *_: sources.add(kernel_text(arguments.kernel_file, constants)))
+        monkeypatch.setattr(
+            module, "launch", lambda entry, arguments, constants, *_: sources.add(emit_kernel_source(arguments.kernel_file, constants))
+        )
     layer, _ = sample_layer(op, next(i for name, i in SAMPLES if name == op and any(offers(sample_layer(name, i)[0]))))
     pairs = sorted(offers(layer), key=lambda pair: pair[0].name)
     for t, s in (pair for _, of_tactic in groupby(pairs, key=lambda pair: pair[0]) for pair in list(of_tactic)[signatures]):

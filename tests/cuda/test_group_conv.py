@@ -14,7 +14,7 @@ from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.ops import Sample, sample_layer
 from whet.tactics.cuda.conv._conv import ConvShape, Groups
 from whet.tactics.cuda.conv._conv_config import ConvConfig
-from whet.tactics.cuda.conv._conv_launch import Features, conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
 from whet.tactics.cuda.conv.group_conv import group_configs, pack_groups, tile_shape
 
 SHAPES = [  # groups, input and output channels of each
@@ -81,7 +81,7 @@ GROUPED = [
 
 @pytest.mark.parametrize(("config", "im2col"), GROUPED, ids=str)
 def test_machine_code(config, im2col, tmp_path):
-    text = sass(compile_cubin(conv_source(config, Features(im2col, grouped=True))), tmp_path)
+    text = sass(compile_cubin(emit_conv_source(config, Features(im2col, grouped=True))), tmp_path)
     assert "HGMMA" in text
     assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text
     assert not re.search(r"\b(LDL|STL)\b", text)

@@ -11,17 +11,17 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.builder.candidates.compile_ahead import list_configs_with_texts
 from whet.errors import BackendError
 from whet.ops import OPS
-from whet.tactics import Args, tactics_of
+from whet.tactics import Args, list_tactics
 from whet.tactics.cuda._device.kernel import GpuKernel
 
 try:
-    compiler.nvrtc()
+    compiler.load_nvrtc()
 except BackendError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 NO_SAMPLES = {"cuda/reformat"}  # converts formats between layers; test_compile.py compiles its kernel
 COMPOSED = {"cuda/decomposed"}  # launches the kernels of other tactics
-OURS = [t for t in tactics_of("cuda") if t.name not in COMPOSED and not type(t).__module__.startswith("whet.tactics.cuda.library.")]
+OURS = [t for t in list_tactics("cuda") if t.name not in COMPOSED and not type(t).__module__.startswith("whet.tactics.cuda.library.")]
 
 
 def first_case(tactic):

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, compute, judge, planned, reference
 
-from whet.composites.quantized import quantized_sample
+from whet.composites.quantized import make_quantized_sample
 from whet.network import Network
 from whet.ops import sample_layer
 from whet.ops._base import Sample
@@ -48,7 +48,7 @@ def qconv(x, zero, k, c, r, *, store, residual=None, groups=1, **how):
     data = [(f"full {x}", 0.02, zero, 1), (weights(k, c // groups, r, r), scales(k, c // groups * r * r), None, 0), real(k)]
     if residual is not None:
         data.append(residual if isinstance(residual, str) else (f"full {residual[0]}", 0.03, residual[1], 1))
-    return quantized_sample("Conv", data, conv(add=residual is not None, group=groups, **how), store)
+    return make_quantized_sample("Conv", data, conv(add=residual is not None, group=groups, **how), store)
 
 
 PAD = {"pads": (1,) * 4}
@@ -73,7 +73,7 @@ QUANTIZED = {
     "depthwise": qconv("u8[8,64,56,56]", 0, 64, 64, 3, store=(0.01, 0, "u8"), groups=64, relu=True, **PAD),
     "depthwise strided": qconv("i8[16,96,57,55]", 0, 96, 96, 3, store=(0.01, 4, "i8"), groups=96, strides=(2, 2), **PAD),
     "depthwise zero point": qconv("u8[2,64,20,20]", 50, 64, 64, 5, store=(0.01, 4, "u8"), groups=64, activation="silu", pads=(2,) * 4),
-    "product": quantized_sample(
+    "product": make_quantized_sample(
         "Gemm",
         [("full u8[128,2048]", 0.02, 0, 1), (weights(1000, 2048), scales(1000, 2048), None, 0), real(1000)],
         lambda body, v: body.add("Gemm", *v, transB=1),
@@ -94,10 +94,10 @@ FLOATS = {
 
 
 FUSED = {
-    "1x1 many": quantized_sample(
+    "1x1 many": make_quantized_sample(
         "Conv", ["f32[16,64,56,56]", "const f32[256,64,1,1]", "const f32[256]", "f32[16,256,56,56]"], conv(add=True, relu=True), None
     ),
-    "1x1 of 96 many": quantized_sample("Conv", ["f32[8,16,112,112]", "const f32[96,16,1,1]", "const f32[96]"], conv(relu=True), None),
+    "1x1 of 96 many": make_quantized_sample("Conv", ["f32[8,16,112,112]", "const f32[96,16,1,1]", "const f32[96]"], conv(relu=True), None),
 }
 
 

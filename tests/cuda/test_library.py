@@ -53,7 +53,7 @@ def test_a_config_of_another_kind_is_refused():
 
 
 def test_the_error_without_the_library_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(_cublaslt, "library", lambda: None)
+    monkeypatch.setattr(_cublaslt, "load_library", lambda: None)
     _, layer, _ = sample_layer("Conv", OPS["Conv"].samples[0])
     t = get_tactic("cuda/cublaslt_f32")
     here = CompileOnlyGpu(executes=True)
@@ -82,7 +82,7 @@ def convolutions(batch):
 def test_f32_networks_run_through_the_library(back, math, bound):
     if driver.why_unavailable():
         pytest.skip(driver.why_unavailable())
-    if _cublaslt.library() is None:
+    if _cublaslt.load_library() is None:
         pytest.skip("libcublasLt is not installed")
     net = convolutions(70)
     plan = build(net, BuildConfig(backend="cuda", timing_cache="", tactic_sources=("-TF32", *back, "-conv_generic", "-conv_3xtf32")))

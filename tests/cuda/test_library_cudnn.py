@@ -64,7 +64,7 @@ class FakeLibrary:
 @pytest.fixture
 def fake(monkeypatch):
     made = FakeLibrary()
-    monkeypatch.setattr(library, "library", lambda: made)
+    monkeypatch.setattr(library, "load_library", lambda: made)
     return made
 
 
@@ -128,7 +128,7 @@ def test_descriptors_are_freed_and_failures_name_call_and_reason(fake):
     with pytest.raises(library.CudnnError, match=r"a convolution: this layout is not supported \(status 3004, because\).*-CUDNN.* builds without"):
         convolution.list_operations(work())
     with pytest.raises(BackendError, match="no address"):
-        convolution.pointers({convolution.X: 0}, 1)
+        convolution.make_variant_pack({convolution.X: 0}, 1)
     made = descriptor.Descriptor(n.PACK, "a pack").set(n.PACK_POINTERS, n.T_POINTER, 1 << 40)
     assert fake.made[made.handle.value - 1][n.PACK_POINTERS] == [1 << 40]
 
@@ -222,7 +222,7 @@ def test_workspaces_of_a_gigabyte_are_refused_and_others_counted(monkeypatch):
 
 
 def test_the_error_without_the_library_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(library, "library", lambda: None)
+    monkeypatch.setattr(library, "load_library", lambda: None)
     _, layer, _ = sample_layer("Conv", OPS["Conv"].samples[0])
     t = get_tactic("cuda/cudnn_half")
     signature = t.signatures(layer, HERE)[0]
@@ -237,7 +237,7 @@ def test_the_version_is_in_the_timing_key(monkeypatch):
 
     t, keys = get_tactic("cuda/cudnn_half"), set()
     for number in (91900, 92100):
-        monkeypatch.setattr(library, "library", lambda number=number: SimpleNamespace(cudnnGetVersion=lambda: number))
+        monkeypatch.setattr(library, "load_library", lambda number=number: SimpleNamespace(cudnnGetVersion=lambda: number))
         keys.add(make_timing_key(t, "layer", t.signatures(sample_layer("Conv", OPS["Conv"].samples[0])[1], HERE)[0], (), "gpu", "hot"))
     assert t.library_version() == "cudnn 9.21.0"
     assert len(keys) == 2
@@ -250,7 +250,7 @@ def test_the_version_is_in_the_timing_key(monkeypatch):
 def gpu():
     if driver.why_unavailable():
         pytest.skip(driver.why_unavailable())
-    if library.library() is None:
+    if library.load_library() is None:
         pytest.skip("libcudnn is not installed")
     from whet.backends import get_backend
 

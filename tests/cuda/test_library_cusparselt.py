@@ -7,7 +7,7 @@ from test_tactics import HOPPER, compute, judge, reference
 from test_tactics import layer_of as layer_of_sample
 
 from whet.builder.candidates.tactic_sources import get_family, list_enabled_tactics
-from whet.composites._two_four_samples import conv, matmul
+from whet.composites._two_four_samples import make_sparse_conv_sample, make_sparse_matmul_sample
 from whet.errors import BackendError
 from whet.ops._base import Sample
 from whet.tactics import get_tactic
@@ -15,9 +15,9 @@ from whet.tactics.cuda.library import _cusparselt
 
 TACTIC = get_tactic("cuda/cusparselt_half")
 CASES = {
-    "matmul": matmul("f32[3,64,256]", 96, "Relu"),
-    "gelu": matmul("f32[192,512]", 160, "Gelu"),
-    "1x1": conv("f32[2,64,8,8]", 96, 1, added="before"),
+    "matmul": make_sparse_matmul_sample("f32[3,64,256]", 96, "Relu"),
+    "gelu": make_sparse_matmul_sample("f32[192,512]", 160, "Gelu"),
+    "1x1": make_sparse_conv_sample("f32[2,64,8,8]", 96, 1, added="before"),
 }
 
 
@@ -38,9 +38,9 @@ def test_every_layer_is_planned(name):
 
 
 def test_other_sizes_and_weights_are_refused():
-    _, layer, _ = layer_of_sample("Fused", matmul("f32[3,256]", 96, "Relu"))
+    _, layer, _ = layer_of_sample("Fused", make_sparse_matmul_sample("f32[3,256]", 96, "Relu"))
     assert "of 16 rows" in TACTIC.refuses(layer, TACTIC.signatures(layer, HOPPER)[0], HOPPER)
-    _, layer, _ = layer_of_sample("Fused", conv("f32[2,64,8,8]", 96, 3, pads=(1, 1, 1, 1)))
+    _, layer, _ = layer_of_sample("Fused", make_sparse_conv_sample("f32[2,64,8,8]", 96, 3, pads=(1, 1, 1, 1)))
     assert "expands no windows" in TACTIC.refuses(layer, TACTIC.signatures(layer, HOPPER)[0], HOPPER)
     _, layer, _ = layer_of_sample("MatMul", Sample(["f32[64,64]", "const f32[64,64]"], {}))
     assert "weights are not 2:4" in TACTIC.why_not(layer)
@@ -49,7 +49,7 @@ def test_other_sizes_and_weights_are_refused():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_its_products_match_the_reference(gpu, name):
-    if _cusparselt.library() is None:
+    if _cusparselt.load_library() is None:
         pytest.skip("libcusparseLt is not installed")
     _, layer, arrays = layer_of_sample("Fused", CASES[name])
     ran = 0
@@ -65,4 +65,4 @@ def test_its_products_match_the_reference(gpu, name):
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
             ran += 1
     assert ran >= 2, "an algorithm in f16 and in bf16"
-    assert _cusparselt.version().startswith("cusparseLt ")
+    assert _cusparselt.get_version().startswith("cusparseLt ")

@@ -19,18 +19,18 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
 from whet.builder.precision.int8 import prepare
-from whet.composites.moves import detector_head_sample
+from whet.composites.moves import make_detector_head_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network, parse_network, parse_type, static_shape, to_stored
 from whet.ops import OPS, run_network, run_regions, sample_layer
 from whet.passes import lower
 from whet.precision import Range, Ranges, find_quantization_sites, quantize
-from whet.pruning.latency_cost import static_layers
-from whet.tactics import get_tactic, is_quantized, tactics_of
+from whet.pruning.latency_cost import lower_to_static_layers
+from whet.tactics import get_tactic, is_quantized, list_tactics
 from whet.tactics._moves_indices import Refused
-from whet.tactics.cuda._device.source import kernel_paths, kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source, list_kernel_paths
 from whet.tactics.cuda.move._moves import MovesCode
-from whet.tactics.cuda.move.moves import _constants, _match_moves
+from whet.tactics.cuda.move.moves import _make_constants, _match_moves
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _half import half
@@ -66,7 +66,7 @@ extern "C" void run(const float** in, const float* constants, float* out, u32 co
 
 def on_host(moves, arrays, count, together=1):
     """Computes all elements by the generated code."""
-    rows = re.search(r"struct Row \{.*?(?=#define)", kernel_paths()["moves.cu"].read_text(), re.DOTALL)[0]
+    rows = re.search(r"struct Row \{.*?(?=#define)", list_kernel_paths()["moves.cu"].read_text(), re.DOTALL)[0]
     code = HOST.replace("STEPS", moves.text).replace("WIDE", str(moves.row or 1)).replace("ROWS", rows)
     library = compile_for_host(f"#define EACH {together}\n{code}", "-O1")
     pointer = ctypes.POINTER(ctypes.c_float)
@@ -110,7 +110,7 @@ def test_grouped_rows_match_the_reference_or_are_refused(i, together):
 
 
 def test_groups_that_cross_a_level_are_refused():
-    _, layer, _ = sample_layer("Fused", detector_head_sample(1, 1, 80, (2, 3), (2, 5)))
+    _, layer, _ = sample_layer("Fused", make_detector_head_sample(1, 1, 80, (2, 3), (2, 5)))
     formats = {i: "nhwc" for i, t in enumerate(layer.inputs) if not t.is_constant}
     assert MovesCode(layer, formats, "linear", True, 2).row == 85
     with pytest.raises(Refused, match="4 consecutive rows"):
@@ -121,7 +121,7 @@ def yolo_head(images):
     """The box decoding of YOLOv5s at 640x640 as a build forms it, its arrays, its FP16 signature and its configurations with grouped rows."""
     net = network_from_onnx(zoo.build("yolov5s"))
     shape = {t.name: (images, 3, 640, 640) for t in net.inputs}
-    layers = static_layers(net, BuildConfig(backend="cuda", precisions=("fp16",), profiles=((shape, shape, shape),)), filled=True)
+    layers = lower_to_static_layers(net, BuildConfig(backend="cuda", precisions=("fp16",), profiles=((shape, shape, shape),)), filled=True)
     (layer,) = [x for x in layers.values() if x.composite == "Moves"]
     rng, tactic = np.random.default_rng(5), get_tactic("cuda/moves")
     arrays = [t.array() if t.is_constant else rng.standard_normal(static_shape(t.shape)).astype(np.float32) for t in layer.inputs]
@@ -133,8 +133,8 @@ def test_grouped_rows_load_first_and_store_16_bytes(tmp_path):
     layer, _, signature, configs = yolo_head(8)
     assert [dict(c)["together"] for c in configs] == [4, 4, 8, 8]
     for config in configs:
-        constants = _constants(_match_moves(layer, signature, config), signature, config)
-        text = sass(compile_cubin(kernel_text("moves.cu", constants)), tmp_path)
+        constants = _make_constants(_match_moves(layer, signature, config), signature, config)
+        text = sass(compile_cubin(emit_kernel_source("moves.cu", constants)), tmp_path)
         many = dict(config)["together"] * 3  # elements of a thread, from each of three levels
         assert text.count("LDG.E.U16") == 3 * many
         level = text[: text.index("MUFU.EX2")]
@@ -157,7 +157,7 @@ def test_grouped_rows_are_listed_first():
 
 @pytest.mark.gpu
 def test_every_config_matches_the_reference(gpu):
-    _, layer, arrays = sample_layer("Fused", detector_head_sample(2, 3, 80, (8, 8), (4, 4)))
+    _, layer, arrays = sample_layer("Fused", make_detector_head_sample(2, 3, 80, (8, 8), (4, 4)))
     tactic, seen = get_tactic("cuda/moves"), set()
     for signature in tactic.signatures(layer, gpu):
         for config in tactic.configs(layer, signature, gpu):
@@ -180,12 +180,12 @@ def test_wide_stores_equal_single_stores_bit_for_bit(gpu):
 @pytest.mark.parametrize("i", with_long_variants(SAMPLES, every=2))
 def test_the_code_compiles_for_gpus(i):
     _, layer, _ = sample_layer("Fused", OPS["Fused"].samples[i])
-    tactic = next(t for t in tactics_of("cuda") if layer.composite in t.composites)
+    tactic = next(t for t in list_tactics("cuda") if layer.composite in t.composites)
     for signature in tactic.signatures(layer, HOPPER)[::3]:
         assert tactic.refuses(layer, signature, HOPPER) is None
         wide = [c for c in tactic.configs(layer, signature, HOPPER) if "together" in dict(c)]
         for config in ((), (("rows", 1),), (("rows", 4),), *wide):
-            text = kernel_text("moves.cu", _constants(_match_moves(layer, signature, config), signature, config))
+            text = emit_kernel_source("moves.cu", _make_constants(_match_moves(layer, signature, config), signature, config))
             for arch in ("sm_90a", "sm_80") if config in wide and "bulk" not in dict(config) else ("sm_90a",):
                 compile_cubin(text, name="moves.cu", arch=arch)
 
@@ -241,7 +241,7 @@ def test_channel_padding_changes_nothing(integers):
     for a, b in zip(run_network(plain, x).values(), run_network(wide, x).values(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
     layer = next(x for x in wide.layers if x.composite == "Moves")
-    tactic = next(t for t in tactics_of("cuda") if "Moves" in t.composites)
+    tactic = next(t for t in list_tactics("cuda") if "Moves" in t.composites)
     assert any(tactic.refuses(layer, s, HOPPER) is None for s in tactic.signatures(layer, HOPPER))
 
 

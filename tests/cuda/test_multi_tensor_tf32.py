@@ -16,7 +16,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.builder.verify.emulation import emulate, list_multiplied_inputs
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cuda.conv._tf32 import Tf32Config, channel_order, kernel_source
+from whet.tactics.cuda.conv._tf32 import Tf32Config, compute_channel_order, emit_tf32_source
 from whet.tactics.cuda.conv.multi_tensor_conv_tf32 import match_convs
 
 TACTIC = get_tactic("cuda/multi_tensor_conv_tf32")
@@ -42,7 +42,7 @@ def test_packed_weights_cover_all_inputs_and_results(i):
     k = found.shapes[0].k
     packed = undealt(kernel.packed[0].make().view(np.float32).reshape(-1, rows.shape[1]))[:k].astype(np.float64)
     # in the order in which threads read the channels of a step
-    read = rows.reshape(len(rows), -1, found.bk)[:, :, channel_order(found.bk)].reshape(rows.shape)
+    read = rows.reshape(len(rows), -1, found.bk)[:, :, compute_channel_order(found.bk)].reshape(rows.shape)
     got = read @ packed.T + kernel.packed[1].make().view(np.float32)[:k]
     whole = np.concatenate([np.moveaxis(arrays[i], 1, -1).reshape(rows.shape[0], -1) for i in found.images], axis=1).astype(np.float64)
     want = np.concatenate(
@@ -77,8 +77,8 @@ def test_some_samples_are_accepted():
 )
 def test_machine_code(tile, joined, fork, tmp_path):
     assert tile.valid()
-    text = sass(compile_cubin(kernel_source(tile, False, "silu", False, False, joined, fork)), tmp_path)
-    plain = sass(compile_cubin(kernel_source(tile, False, "silu", False)), tmp_path)
+    text = sass(compile_cubin(emit_tf32_source(tile, False, "silu", False, False, joined, fork)), tmp_path)
+    plain = sass(compile_cubin(emit_tf32_source(tile, False, "silu", False)), tmp_path)
     assert (text.count("UTMALDG") > plain.count("UTMALDG")) == joined, "a second input has its own copy"
     assert "STG.E.128" in text
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"

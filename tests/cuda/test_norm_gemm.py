@@ -9,11 +9,11 @@ from test_tactics import HOPPER, compute, judge, reference
 
 from support.compiling import first_configs
 from whet.backends.cuda.compile import compile_cubin
-from whet.composites.norm_then_product import norm_then_product_sample
+from whet.composites.norm_then_product import make_norm_product_sample
 from whet.ops import sample_layer
 from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda.conv._conv_config import ConvConfig
-from whet.tactics.cuda.conv._conv_launch import Features, conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
 from whet.tactics.cuda.conv.conv import as_config
 from whet.tactics.cuda.gemm.norm_gemm import match_norm_and_product
 
@@ -21,7 +21,7 @@ TACTIC = get_tactic("cuda/norm_gemm")
 
 
 def layer_of(*args, **how):
-    return sample_layer("Fused", norm_then_product_sample(*args, **how))[1:]
+    return sample_layer("Fused", make_norm_product_sample(*args, **how))[1:]
 
 
 @pytest.mark.parametrize("how", [{}, {"op": "Gemm", "act": "Relu"}, {"rms": True}], ids=str)
@@ -60,7 +60,7 @@ def test_a_norm_over_several_axes_is_not_taken():
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("norm", [1, 2])
 def test_machine_code_has_no_spills(tile, norm, tmp_path):
-    text = sass(compile_cubin(conv_source(tile, Features(activation="gelu", norm=norm)), name="norm.cu"), tmp_path)
+    text = sass(compile_cubin(emit_conv_source(tile, Features(activation="gelu", norm=norm)), name="norm.cu"), tmp_path)
     assert "HGMMA" in text
     assert "LDL" not in text
     assert "STL" not in text

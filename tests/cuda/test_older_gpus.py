@@ -18,13 +18,13 @@ from whet.builder import BuildConfig, build
 from whet.errors import BackendError
 from whet.network import Network, parse_type
 from whet.ops import OPS, sample_layer
-from whet.tactics import Args, tactics_of
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics import Args, list_tactics
+from whet.tactics.cuda._device.source import emit_kernel_source
 
 AMPERE = CompileOnlyGpu("sm_80")
 # : kernels built entirely on wgmma and bulk copies
 HOPPER_ONLY = {"conv", "stem", "gemm", "stem_as_channels", "qconv", "qstem", "group_conv"}
-OURS = [t for t in tactics_of("cuda") if ".library." not in type(t).__module__]
+OURS = [t for t in list_tactics("cuda") if ".library." not in type(t).__module__]
 SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024}  # bytes of shared memory per block
 EACH = 2  # samples of a tactic, and instances of a kernel file, that are tested
 
@@ -86,7 +86,7 @@ def instances():
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_86", marks=pytest.mark.slow), "sm_89"])
 def test_kernels_compile(instances, arch, flags):
     try:
-        compiler.nvrtc()
+        compiler.load_nvrtc()
     except BackendError as error:
         pytest.skip(str(error))
     count, wanted = Counter(), []
@@ -100,7 +100,7 @@ def test_kernels_compile(instances, arch, flags):
 
     def code(instance):
         name, constants = instance
-        return compiler.compile_cubin(kernel_text(name, dict(constants)), name=name, arch=arch, flags=flags)
+        return compiler.compile_cubin(emit_kernel_source(name, dict(constants)), name=name, arch=arch, flags=flags)
 
     with ThreadPoolExecutor(2) as pool:
         assert all(c.startswith(b"\x7fELF") for c in pool.map(code, wanted))
@@ -108,11 +108,11 @@ def test_kernels_compile(instances, arch, flags):
 
 def test_a_maximum_of_bytes_compiles_without_hoppers_packed_instruction():
     try:
-        compiler.nvrtc()
+        compiler.load_nvrtc()
     except BackendError as error:
         pytest.skip(str(error))
     constants = {"TYPE": 4, "TO": 4, "MAX": 1, "R": 3, "S": 3}
-    assert compiler.compile_cubin(kernel_text("pool.cu", constants), name="pool.cu", arch="sm_80").startswith(b"\x7fELF")
+    assert compiler.compile_cubin(emit_kernel_source("pool.cu", constants), name="pool.cu", arch="sm_80").startswith(b"\x7fELF")
 
 
 def test_hopper_tactics_refuse_with_a_reason():

@@ -50,11 +50,11 @@ def start(monkeypatch):
 
     def started(binding):
         monkeypatch.setattr("cuda.bindings.driver", binding, raising=False)
-        driver.cu.cache_clear()
-        return driver.cu()
+        driver.load_driver.cache_clear()
+        return driver.load_driver()
 
     yield started
-    driver.cu.cache_clear()
+    driver.load_driver.cache_clear()
 
 
 def test_the_error_without_a_gpu_says_what_to_check(start):
@@ -85,7 +85,7 @@ def test_a_wrong_device_index_names_the_number_of_gpus(start):
 
 
 def test_a_gpu_that_is_too_old_is_refused(monkeypatch):
-    monkeypatch.setattr(driver, "device", lambda n: SimpleNamespace(name="Tesla T4", capability=(7, 5), multiprocessors=40))
+    monkeypatch.setattr(driver, "open_device", lambda n: SimpleNamespace(name="Tesla T4", capability=(7, 5), multiprocessors=40))
     with pytest.raises(BackendError, match=r"Tesla T4 has compute capability 7\.5.*need 8\.0 or newer"):
         CudaBackend(0)
 
@@ -93,7 +93,7 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch):
 @pytest.mark.parametrize("there", ["conv_generic", "cublaslt_older"])
 @pytest.mark.parametrize(("op", "tactic"), [("Conv", "cuda/conv"), ("Gemm", "cuda/gemm"), ("MatMul", "cuda/cublaslt_gone")])
 def test_without_its_tensor_cores_a_layer_runs_on_a_kernel_of_the_gpu(op, tactic, there, monkeypatch):
-    monkeypatch.setattr(_cublaslt, "library", lambda: object() if there == "cublaslt_older" else None)
+    monkeypatch.setattr(_cublaslt, "load_library", lambda: object() if there == "cublaslt_older" else None)
     machine = CompileOnlyGpu("sm_80", executes=True)
     sample = next(s for s in OPS[op].samples if all(not i or i.startswith("const") for i in s.inputs[1:]))
     _, layer, _ = sample_layer(op, sample)
@@ -137,8 +137,8 @@ def convolutions():
 
 @pytest.mark.parametrize("library", [False, True])
 def test_a_build_for_a_gpu_before_hopper_selects_no_tactic_that_it_refuses(monkeypatch, standin_gpu, library):
-    monkeypatch.setattr(_cublaslt, "library", lambda: object() if library else None)
-    monkeypatch.setattr(_cublaslt, "version", lambda: "cublasLt of the test")
+    monkeypatch.setattr(_cublaslt, "load_library", lambda: object() if library else None)
+    monkeypatch.setattr(_cublaslt, "get_version", lambda: "cublasLt of the test")
     net = convolutions()
 
     def selected():
@@ -154,7 +154,7 @@ def test_a_build_for_a_gpu_before_hopper_selects_no_tactic_that_it_refuses(monke
 
 
 def test_an_engine_of_hopper_loads_with_safe_tactics_before_hopper(monkeypatch, standin_gpu):
-    monkeypatch.setattr(_cublaslt, "library", lambda: None)
+    monkeypatch.setattr(_cublaslt, "load_library", lambda: None)
     plan = build(convolutions(), BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1, verify=False))
     replaced = {c.tactic for c in plan.choices.values() if "conv" in c.tactic}
     assert replaced
@@ -217,8 +217,8 @@ def test_a_network_is_built_for_a_gpu_before_hopper(monkeypatch, library):
 
     monkeypatch.setattr(CudaBackend, "__init__", older)
     if not library:
-        monkeypatch.setattr(_cublaslt, "library", lambda: None)
-    elif _cublaslt.library() is None:
+        monkeypatch.setattr(_cublaslt, "load_library", lambda: None)
+    elif _cublaslt.load_library() is None:
         pytest.skip("libcublasLt is not installed")
     net = convolutions()
     plan = build(net, BuildConfig(backend="cuda", timing_cache="", avg_timing=2, whole_engines=1))

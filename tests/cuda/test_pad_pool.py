@@ -16,7 +16,7 @@ from whet.network import static_shape
 from whet.ops import OPS, Sample, sample_layer
 from whet.ops.pad import pad_amounts
 from whet.tactics import Args
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.move import pad as pad
 from whet.tactics.cuda.move.pad import Pad
 from whet.tactics.cuda.pool import pool_generic
@@ -30,7 +30,7 @@ def test_index_arithmetic_of_padding(sample):
     _, layer, arrays = sample_layer("Pad", sample)
     x, y = arrays[0], reference(layer, arrays)[0]
     mode, value = MODES[layer.attrs["mode"]], 0 if len(arrays) < 3 or arrays[2] is None else arrays[2]
-    axes = pad.axes_of(x.shape, y.shape, pad_amounts(layer))
+    axes = pad.list_pad_axes(x.shape, y.shape, pad_amounts(layer))
     assert prod(a[1] for a in axes) == y.size
     got = []
     for at in product(*(range(a[1]) for a in axes)):
@@ -78,7 +78,7 @@ def test_index_arithmetic_of_pooling(op):
         if len(layer.outputs) != 1 or x.dtype.kind != "f" or not np.isfinite(x).all() or not 3 <= x.ndim <= 5:
             continue
         y = reference(layer, arrays)[0]
-        size, out, kernel, stride, before, after, dilation = pool_generic.axes_of(layer, x.shape, static_shape(layer.outputs[0].shape))
+        size, out, kernel, stride, before, after, dilation = pool_generic.list_pool_axes(layer, x.shape, static_shape(layer.outputs[0].shape))
         planes = x.reshape(-1, *size)
         got = np.empty((len(planes), *out))
         for at in product(*map(range, out)):
@@ -106,7 +106,7 @@ def test_index_arithmetic_of_pooling(op):
     ],
 )
 def test_machine_code(name, constants, tmp_path):
-    assert not re.search(r"\b(LDL|STL)\b", sass(compile_cubin(kernel_text(name, constants)), tmp_path)), "no register spills"
+    assert not re.search(r"\b(LDL|STL)\b", sass(compile_cubin(emit_kernel_source(name, constants)), tmp_path)), "no register spills"
 
 
 def test_refusals_say_why():

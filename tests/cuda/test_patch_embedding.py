@@ -13,7 +13,7 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network.types import F16
 from whet.ops import Sample, sample_layer
 from whet.tactics import Args
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv import patch_embedding
 from whet.tactics.cuda.conv.patch_embedding import PatchEmbedding, list_plane_signatures
 
@@ -81,7 +81,7 @@ def test_rows_of_planes_are_multiplied_by_weights_in_their_order():
 @pytest.mark.parametrize(("source", "run"), [(0, 8), (0, 1), (1, 8), (2, 1)])
 def test_machine_code(source, run, tmp_path):
     """A thread reads and writes 16 bytes at once if runs of eight are aligned."""
-    text = sass(compile_cubin(kernel_text("im2col.cu", {"FROM": source, "TO": source or 1, "RUN": run}), name="patches"), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("im2col.cu", {"FROM": source, "TO": source or 1, "RUN": run}), name="patches"), tmp_path)
     assert "LDL" not in text
     assert ("LDG.E.128" in text, "STG.E.128" in text) == (run == 8, run == 8)
 

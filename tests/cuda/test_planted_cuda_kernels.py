@@ -20,7 +20,7 @@ from support.host_cuda import host_compiler
 from support.planted_cuda import FAULTS, TACTICS_OF_FAULTS, compile_faults, constants_of, plant_on_gpu, plant_on_host, planted_text
 from whet.backends import get_backend
 from whet.backends.cuda.compile import compile_cubin
-from whet.backends.cuda.driver import current_device
+from whet.backends.cuda.driver import get_current_device
 from whet.builder import BuildConfig, build
 from whet.builder.progress import ProgressLog
 from whet.builder.verify.verification import verify_engine
@@ -86,5 +86,5 @@ def test_planted_kernels_compile(fault):
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("fault", range(len(FAULTS)), ids=FAULTS)
 def test_a_planted_kernel_is_found_on_the_gpu(operation, fault, gpu, monkeypatch):
-    plant_on_gpu(monkeypatch, fault, count_of(operation, fault), current_device().arch)
+    plant_on_gpu(monkeypatch, fault, count_of(operation, fault), get_current_device().arch)
     check(operation, fault)

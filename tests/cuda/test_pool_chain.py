@@ -16,8 +16,8 @@ from whet.builder.lowering import lower_network
 from whet.composites.pool_chain import POOL_CHAIN, pool_chain_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import OPS, run_network, sample_layer
-from whet.tactics.cuda._device.source import kernel_text
-from whet.tactics.cuda.pool.pool_chain import PoolChain, _constants
+from whet.tactics.cuda._device.source import emit_kernel_source
+from whet.tactics.cuda.pool.pool_chain import PoolChain, _make_constants
 
 HOPPER = CompileOnlyGpu()
 
@@ -48,7 +48,7 @@ def test_rows_then_columns_equal_the_reference(sample):
     assert t.plan(layer, signature, (), HOPPER).rtol == 0
     x = (40 * np.random.default_rng(0).standard_normal(layer.inputs[0].shape)).astype(layer.inputs[0].dtype.numpy)
     (want,) = run_network(network, {network.inputs[0].name: x}).values()
-    assert np.array_equal(as_the_kernel(x, _constants(layer, signature, 1)), want)
+    assert np.array_equal(as_the_kernel(x, _make_constants(layer, signature, 1)), want)
 
 
 def test_large_images_and_odd_channels_are_refused():
@@ -70,7 +70,7 @@ def test_large_images_and_odd_channels_are_refused():
 @pytest.mark.parametrize("kind", [3, 4])
 def test_machine_code_of_integers(kind, tmp_path):
     constants = {"TYPE": kind, "H": 20, "W": 20, "R": 5, "POOLS": 3, "SIDE": 1, "THREADS": 416}
-    text = sass(compile_cubin(kernel_text("pool_chain.cu", constants)), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("pool_chain.cu", constants)), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "LDG.E.128" in text
     assert "STG.E.128" in text
@@ -78,7 +78,7 @@ def test_machine_code_of_integers(kind, tmp_path):
 
 def test_machine_code_of_f32(tmp_path):
     constants = {"TYPE": 0, "H": 20, "W": 20, "R": 5, "POOLS": 3, "SIDE": 2, "THREADS": 800}
-    text = sass(compile_cubin(kernel_text("pool_chain.cu", constants)), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("pool_chain.cu", constants)), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "STG.E.128" in text
     assert re.search(r"FMNMX\.NAN", text), "NaN is kept"
@@ -87,7 +87,7 @@ def test_machine_code_of_f32(tmp_path):
 @pytest.mark.parametrize(("arch", "side"), [("sm_90a", 1), ("sm_90a", 2), ("sm_86", 1)])
 def test_machine_code(arch, side, tmp_path):
     constants = {"TYPE": 1, "H": 20, "W": 20, "R": 5, "POOLS": 3, "SIDE": side, "THREADS": 416 if side == 1 else 800}
-    text = sass(compile_cubin(kernel_text("pool_chain.cu", constants), arch=arch), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("pool_chain.cu", constants), arch=arch), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert "LDG.E.128" in text
     assert "STG.E.128" in text

@@ -16,7 +16,7 @@ from whet.passes import lower
 from whet.precision import Range, Ranges, find_quantization_sites, quantize
 from whet.tactics import TACTICS, load_tactics
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.quantized.qconv_few_channel import filters_to_registers, list_integer_tiles, why_not_few_channel_integer
+from whet.tactics.cuda.quantized.qconv_few_channel import list_integer_tiles, pack_filters_for_registers, why_not_few_channel_integer
 
 CONFIG = BuildConfig(backend="cuda", precisions=("fp16", "int8"), timing_cache="", avg_timing=1)
 HOPPER = CompileOnlyGpu()
@@ -105,7 +105,7 @@ def test_filters_packed_for_rows_of_a_tile_are_the_convolution(s):
     """Even and odd columns separated for stride 2, in the order of the copies in qconv_few_channel.cu."""
     rng = np.random.default_rng(3)
     image, filters = rng.integers(0, 256, (s.h, s.w, s.c)), rng.integers(-128, 128, (s.k, s.c, s.r, s.s)).astype(np.int8)
-    tall, step, side = by_registers(filters_to_registers(filters, s).astype(np.int64)), s.stride[0], 64 // s.k
+    tall, step, side = by_registers(pack_filters_for_registers(filters, s).astype(np.int64)), s.stride[0], 64 // s.k
     tile = next(t for t in list_integer_tiles(s) if t.fits(False))
     assert len(tall[0]) == tile.steps
     assert why_not_few_channel_integer(s) is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from whet.composites.quantized import quantized_sample
+from whet.composites.quantized import make_quantized_sample
 from whet.network import Layer
 from whet.network.types import I8, U8
 from whet.ops import sample_layer
@@ -15,13 +15,13 @@ from whet.tactics.cuda.conv._conv import pack_weights8
 from whet.tactics.cuda.quantized._quantized import (
     Output,
     compute_factors,
-    conv_shape_of,
     count_classes,
     fold_into_range,
     folds,
+    get_quantized_conv_shape,
     has_border,
+    match_parts,
     match_quantized_epilogue,
-    parts_of,
 )
 from whet.tactics.cuda.quantized.qconv import merge_pixel_pairs
 
@@ -42,9 +42,9 @@ def quantized_conv(zero: int, low: float | None, high: float | None, stored: str
     limits = [] if low is None else [np.asarray(v, np.float32) for v in (low, high)]
     data = [("full u8[1,16,7,6]", 0.02, zero, 1), (w, np.full(24, 0.01, np.float32), None, 0), bias, *limits]
     data += [("full u8[1,24,7,6]", 0.03, 90, 1)] if silu in ("before", "behind") else []
-    sample = quantized_sample("Conv", data, build, (0.05, stored_zero, stored))
+    sample = make_quantized_sample("Conv", data, build, (0.05, stored_zero, stored))
     net, layer, _ = sample_layer("Fused", sample)
-    parts = parts_of(layer)
+    parts = match_parts(layer)
     assert isinstance(parts, Parts), parts
     return net, parts, w, bias
 
@@ -64,7 +64,7 @@ def test_rows_of_weights_give_each_lane_adjacent_channels():
 @pytest.mark.parametrize(("pads", "strides"), [((1, 1, 1, 1), (1, 1)), ((2, 0, 1, 1), (2, 1)), ((0, 0, 0, 0), (1, 2))])
 def test_biases_correct_the_zero_point_at_zero_padding(zero, pads, strides):
     _net, parts, w, bias = quantized_conv(zero, None, None, "i8", 0, pads=pads, strides=strides)
-    s, made = conv_shape_of(parts), match_quantized_epilogue(parts)
+    s, made = get_quantized_conv_shape(parts), match_quantized_epilogue(parts)
     found = compute_factors(parts, made, w, s, parts.view.inputs[parts.place(parts.head.inputs[2])])
     assert found.border == has_border(parts, s) == (zero > 0 and any(pads))
     assert len(found.bias) == (count_classes(s) if found.border else 1)
@@ -127,7 +127,7 @@ def test_silu_in_parts_of_the_range(silu, stored, zero):
 
 def test_rows_of_24_channels_become_pairs_of_pixels():
     _net, parts, *_ = quantized_conv(0, None, None, "u8", 0)
-    s = conv_shape_of(parts)
+    s = get_quantized_conv_shape(parts)
     assert merge_pixel_pairs(s) is s
     plain = s.__class__(2, 4, 4, 24, 40)
     assert (merge_pixel_pairs(plain).m, merge_pixel_pairs(plain).c, merge_pixel_pairs(plain).k) == (16, 48, 80)

@@ -6,11 +6,11 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, compute, reference
 
-from whet.composites.quantized import conv_body, quantized_sample
+from whet.composites.quantized import make_conv_body_builder, make_quantized_sample
 from whet.ops import sample_layer
-from whet.tactics import tactics_of
+from whet.tactics import list_tactics
 
-QCONV = next(t for t in tactics_of("cuda") if t.name == "cuda/qconv")
+QCONV = next(t for t in list_tactics("cuda") if t.name == "cuda/qconv")
 MOST = 12  # configurations of each kind that are run
 
 
@@ -20,7 +20,7 @@ def case(c, k, taps, size, stored, added):
     scale, step = rng.uniform(0.5, 2, k).astype(np.float32) / 90 / np.sqrt(c * taps * taps).astype(np.float32), 0.05
     data = [(f"full u8[1,{c},{size},{size}]", 0.02, 0, 1), (weights, scale, None, 0), rng.standard_normal(k).astype(np.float32)]
     data += [(f"full {added}[1,{k},{size},{size}]", 0.02, 0, 1)] if added else []
-    return quantized_sample("Conv", data, conv_body("Relu", pads=(taps // 2,) * 4), (step, 0, stored) if stored else None)
+    return make_quantized_sample("Conv", data, make_conv_body_builder("Relu", pads=(taps // 2,) * 4), (step, 0, stored) if stored else None)
 
 
 CASES = {

@@ -10,12 +10,12 @@ from test_large import conv
 from test_tactics import HOPPER, compute, judge, reference
 
 from whet.backends.cuda.compile import compile_cubin
-from whet.composites.norm_then_product import norm_then_product_sample
-from whet.composites.quantized import quantized_sample
+from whet.composites.norm_then_product import make_norm_product_sample
+from whet.composites.quantized import make_quantized_sample
 from whet.ops import sample_layer
 from whet.tactics._base import get_tactic
 from whet.tactics.cuda.conv._conv_config import ConvConfig
-from whet.tactics.cuda.conv._conv_launch import Features, conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
 from whet.tactics.cuda.conv.conv import as_config
 
 TILE = ConvConfig(3, 1, 192, stages=3)
@@ -37,14 +37,14 @@ INSTANCES = [Features(activation="gelu"), Features(activation="gelu", norm=1), F
 
 @pytest.mark.parametrize("features", INSTANCES, ids=str)
 def test_machine_code_has_no_spills(features, tmp_path):
-    text = sass(compile_cubin(conv_source(TILE, features), name="conv.cu"), tmp_path)
+    text = sass(compile_cubin(emit_conv_source(TILE, features), name="conv.cu"), tmp_path)
     assert text.count("USETMAXREG") == 2
     assert "LDL" not in text
     assert "STL" not in text
 
 
 def norm_and_product(x, columns, **how):
-    return "cuda/norm_gemm", norm_then_product_sample(x, columns, **how)
+    return "cuda/norm_gemm", make_norm_product_sample(x, columns, **how)
 
 
 LAYERS = {
@@ -53,7 +53,7 @@ LAYERS = {
     "root mean square": norm_and_product("f32[300,1024]", 192, rms=True),
     "3x3": (
         "cuda/conv",
-        quantized_sample(
+        make_quantized_sample(
             "Conv", ["f32[8,64,29,31]", "const f32[192,64,3,3]", "const f32[192]", "f32[8,192,29,31]"], conv(add=True, relu=True, pads=(1,) * 4), None
         ),
     ),

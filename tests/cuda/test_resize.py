@@ -12,8 +12,8 @@ from test_tactics import HOPPER, compute, judge, planned, reference
 from whet.backends.cuda.compile import compile_cubin
 from whet.network.types import BF16
 from whet.ops import OPS, Sample, sample_layer
-from whet.tactics.cuda._device.source import kernel_text
-from whet.tactics.cuda.move.resize import Resize, resampled_axes
+from whet.tactics.cuda._device.source import emit_kernel_source
+from whet.tactics.cuda.move.resize import Resize, list_resampled_axes
 
 FLOATS = [s for s in OPS["Resize"].samples if not str(s.inputs[0]).startswith(("u8", "extreme"))]
 
@@ -22,7 +22,7 @@ FLOATS = [s for s in OPS["Resize"].samples if not str(s.inputs[0]).startswith(("
 def test_tables_equal_the_definition_of_the_op(sample):
     _, layer, arrays = sample_layer("Resize", sample)
     y, beyond = arrays[0].astype(np.float64), None
-    for a in resampled_axes(layer):
+    for a in list_resampled_axes(layer):
         matrix = np.zeros((len(a.places), y.shape[a.axis]))
         outside = a.places[:, 0] < 0
         np.add.at(matrix, (np.arange(len(a.places))[:, None], np.maximum(a.places, 0)), a.weights)
@@ -54,10 +54,10 @@ def test_refusals_say_why():
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_machine_code(kind, tmp_path):
-    text = sass(compile_cubin(kernel_text("resize.cu", {"TYPE": kind, "VEC": 8})), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("resize.cu", {"TYPE": kind, "VEC": 8})), tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
     assert re.search(r"LDG\.E\.128", text), "16-byte accesses"
-    compile_cubin(kernel_text("resize.cu", {"TYPE": kind, "VEC": 1}), arch="sm_80")
+    compile_cubin(emit_kernel_source("resize.cu", {"TYPE": kind, "VEC": 1}), arch="sm_80")
 
 
 SIZES = [

@@ -14,30 +14,37 @@ from test_tactics import layer_of as layer_of_sample
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder.verify.differences import compute_float8_error
-from whet.composites._two_four_samples import SAMPLES, conv, matmul, qconv, qgemm, two_four_weights
+from whet.composites._two_four_samples import (
+    SAMPLES,
+    draw_two_four_weights,
+    make_sparse_conv_sample,
+    make_sparse_matmul_sample,
+    make_sparse_qconv_sample,
+    make_sparse_qgemm_sample,
+)
 from whet.network import F8E4M3
 from whet.ops import OPS
 from whet.ops._base import Sample
-from whet.tactics import PlanRefused, get_tactic, tactics_of
+from whet.tactics import PlanRefused, get_tactic, list_tactics
 from whet.tactics.cuda.conv._conv import NONE, ConvShape, PostOps
-from whet.tactics.cuda.sparse._kernel_text import sparse_text
-from whet.tactics.cuda.sparse._launch import Types, pack_sparse, padded_rows, sparse_constants
+from whet.tactics.cuda.sparse._kernel_text import emit_sparse_source
+from whet.tactics.cuda.sparse._launch import Types, count_padded_rows, make_sparse_constants, pack_sparse
 from whet.tactics.cuda.sparse._tile import SHARED_LIMIT, SparseTile, list_sparse_tiles
 
-TACTICS = [t for t in tactics_of("cuda") if "/sparse_" in t.name and "mma" not in t.name]  # those before Hopper: test_sparse_mma.py
+TACTICS = [t for t in list_tactics("cuda") if "/sparse_" in t.name and "mma" not in t.name]  # those before Hopper: test_sparse_mma.py
 PAD = {"pads": (1, 1, 1, 1)}
 # : several tiles along channels and pixels, K steps that wrap every ring twice, all epilogues
 LARGE = {
-    "3x3": conv("f32[8,256,14,14]", 512, 3, added="before", **PAD),
-    "3x3 strided": conv("f32[8,128,29,27]", 264, 3, strides=(2, 2), activation="HardSigmoid", **PAD),
-    "1x1": conv("f32[8,1024,14,14]", 520, 1, added="behind"),
-    "1x1 strided": conv("f32[8,256,28,28]", 256, 1, strides=(2, 2)),
-    "matmul": matmul("f32[6,333,768]", 1032, "Gelu"),
-    "3x3 i8": qconv("u8[8,256,14,14]", 0, 512, 3, (0.03, 0, "u8"), ("full i8[8,512,14,14]", 0.02, 5, 1), **PAD),
-    "1x1 i8": qconv("i8[8,1024,14,14]", 7, 528, 1, (0.03, -20, "i8")),
-    "1x1 i8 to floats": qconv("u8[8,512,14,14]", 100, 264, 1, None, "f32[8,264,14,14]"),
-    "3x3 e4m3": qconv("f8e4m3[8,256,14,14]", None, 272, 3, (0.2, None, "f8e4m3"), ("f8e4m3[8,272,14,14]", 0.7, None, 1), **PAD),
-    "gemm i8": qgemm("i8[2000,1040]", -3, 528, (0.03, 4, "i8")),
+    "3x3": make_sparse_conv_sample("f32[8,256,14,14]", 512, 3, added="before", **PAD),
+    "3x3 strided": make_sparse_conv_sample("f32[8,128,29,27]", 264, 3, strides=(2, 2), activation="HardSigmoid", **PAD),
+    "1x1": make_sparse_conv_sample("f32[8,1024,14,14]", 520, 1, added="behind"),
+    "1x1 strided": make_sparse_conv_sample("f32[8,256,28,28]", 256, 1, strides=(2, 2)),
+    "matmul": make_sparse_matmul_sample("f32[6,333,768]", 1032, "Gelu"),
+    "3x3 i8": make_sparse_qconv_sample("u8[8,256,14,14]", 0, 512, 3, (0.03, 0, "u8"), ("full i8[8,512,14,14]", 0.02, 5, 1), **PAD),
+    "1x1 i8": make_sparse_qconv_sample("i8[8,1024,14,14]", 7, 528, 1, (0.03, -20, "i8")),
+    "1x1 i8 to floats": make_sparse_qconv_sample("u8[8,512,14,14]", 100, 264, 1, None, "f32[8,264,14,14]"),
+    "3x3 e4m3": make_sparse_qconv_sample("f8e4m3[8,256,14,14]", None, 272, 3, (0.2, None, "f8e4m3"), ("f8e4m3[8,272,14,14]", 0.7, None, 1), **PAD),
+    "gemm i8": make_sparse_qgemm_sample("i8[2000,1040]", -3, 528, (0.03, 4, "i8")),
 }
 TEXTS = [
     (SparseTile(2, 2, 192, 4, 2), Types("f16", "f16"), False, PostOps(NONE)),
@@ -54,7 +61,7 @@ TEXTS = [
 @pytest.mark.parametrize(("tile", "types", "im2col", "post_ops"), TEXTS, ids=str)
 def test_sparse_kernels_use_hopper_instructions(tile, types, im2col, post_ops, tmp_path):
     assert tile.why_invalid(types.in_size, types.out_size, post_ops.residual > 0) is None
-    text = sass(compile_cubin(sparse_text(sparse_constants(tile, types, im2col, post_ops))), tmp_path)
+    text = sass(compile_cubin(emit_sparse_source(make_sparse_constants(tile, types, im2col, post_ops))), tmp_path)
     product = {"f16": "HGMMA.SP", "bf16": "HGMMA.SP", "f8e4m3": "QGMMA.SP"}.get(types.source, "IGMMA.SP")
     found = [line for line in text.splitlines() if "GMMA." in line]
     assert len(found) == 4 * tile.mi, "two instructions per 64 rows, in two copies of the loop's body"
@@ -72,7 +79,7 @@ def test_sparse_kernels_use_hopper_instructions(tile, types, im2col, post_ops, t
 @pytest.mark.parametrize(("tile", "types", "im2col", "post_ops"), TEXTS[:1] + TEXTS[4:6], ids=str)
 def test_metadata_of_a_step_outlives_its_products(tile, types, im2col, post_ops, tmp_path):
     """A product reads its metadata register at execution, after later instructions were issued: the next step must use other registers."""
-    text = sass(compile_cubin(sparse_text(sparse_constants(tile, types, im2col, post_ops))), tmp_path)
+    text = sass(compile_cubin(emit_sparse_source(make_sparse_constants(tile, types, im2col, post_ops))), tmp_path)
     products = [line.split(";")[0] for line in text.splitlines() if "GMMA.SP" in line]
     registers = [re.findall(r" (R\d+)\b", line)[-1] for line in products]
     assert len(registers) == 4 * tile.mi
@@ -99,11 +106,11 @@ def test_every_shape_has_tiles_that_fit(m, k, in_size, out_size, residual):
 
 
 def test_packed_operands_have_rows_of_all_tiles():
-    weights = two_four_weights(72, 40, 3, 3).astype(np.float16)
+    weights = draw_two_four_weights(72, 40, 3, 3).astype(np.float16)
     tile = SparseTile(2, 2, 128, 4, 2)
     values, metadata = pack_sparse(weights, tile, 2, False)
     assert values.shape == (72, 9 * 32), "forty channels of a tap fill one K step of 64, two values of every four"
-    assert metadata.shape == (9, padded_rows(tile, 72) // 64, 128, 1)
+    assert metadata.shape == (9, count_padded_rows(tile, 72) // 64, 128, 1)
     paired, _ = pack_sparse(weights.astype(np.int8), tile, 1, True)
     assert paired.shape == (80, 9 * 64), "rows are paired in sixteens"
 

@@ -13,23 +13,23 @@ from test_tactics import layer_of as layer_of_sample
 
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import DEVICES, CompileOnlyGpu
-from whet.composites._two_four_samples import conv, matmul
+from whet.composites._two_four_samples import make_sparse_conv_sample, make_sparse_matmul_sample
 from whet.network.types import BF16
 from whet.tactics import PlanRefused, get_tactic
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv._conv import NONE, RELU, ConvShape, PostOps
-from whet.tactics.cuda.sparse._mma_launch import TILES, list_mma_tiles, mma_constants, partial_bytes
+from whet.tactics.cuda.sparse._mma_launch import TILES, count_partial_bytes, list_mma_tiles, make_mma_constants
 
 AMPERE = CompileOnlyGpu("sm_80")
 TACTICS = [get_tactic("cuda/sparse_mma_conv"), get_tactic("cuda/sparse_mma_gemm")]
 PAD = {"pads": (1, 1, 1, 1)}
 CASES = {
-    "3x3": conv("f32[3,72,9,10]", 136, 3, added="before", **PAD),
-    "3x3 strided and dilated": conv("f32[2,64,15,13]", 72, 3, strides=(2, 2), dilations=(2, 2), activation="HardSigmoid", **PAD),
-    "1x1": conv("f32[4,200,7,7]", 264, 1, added="behind"),
-    "few pixels": conv("f32[1,256,2,2]", 64, 1),
-    "matmul": matmul("f32[3,37,768]", 328, "Gelu"),
-    "one row": matmul("f32[1,2048]", 264, "Gelu"),
+    "3x3": make_sparse_conv_sample("f32[3,72,9,10]", 136, 3, added="before", **PAD),
+    "3x3 strided and dilated": make_sparse_conv_sample("f32[2,64,15,13]", 72, 3, strides=(2, 2), dilations=(2, 2), activation="HardSigmoid", **PAD),
+    "1x1": make_sparse_conv_sample("f32[4,200,7,7]", 264, 1, added="behind"),
+    "few pixels": make_sparse_conv_sample("f32[1,256,2,2]", 64, 1),
+    "matmul": make_sparse_matmul_sample("f32[3,37,768]", 328, "Gelu"),
+    "one row": make_sparse_matmul_sample("f32[1,2048]", 264, "Gelu"),
 }
 
 
@@ -41,7 +41,7 @@ CASES = {
 def test_it_compiles_to_sparse_tensor_core_instructions(arch, i, splits, dtype, post_ops, tmp_path):
     tile = replace(TILES[i], splits=splits)
     assert tile.shared <= DEVICES[arch][1]
-    text = sass(compile_cubin(kernel_text("sparse_mma.cu", mma_constants(tile, dtype, post_ops)), arch=arch), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("sparse_mma.cu", make_mma_constants(tile, dtype, post_ops)), arch=arch), tmp_path)
     products = [line for line in text.splitlines() if "HMMA.SP" in line]
     assert len(products) >= 2 * tile.mi * tile.ni, "two instructions per tile of 16 channels and 8 pixels in a K step"
     assert all((".BF16" in line) == (dtype == "bf16") for line in products)
@@ -72,7 +72,7 @@ def test_every_layer_is_planned(name):
 
 
 def test_other_gpus_and_weights_are_refused():
-    _, layer, _ = layer_of_sample("Fused", conv("f32[8,64,14,14]", 64, 1))
+    _, layer, _ = layer_of_sample("Fused", make_sparse_conv_sample("f32[8,64,14,14]", 64, 1))
     t = TACTICS[0]
     signature = t.signatures(layer, AMPERE)[0]
     assert "Hopper" in t.refuses(layer, signature, HOPPER)
@@ -88,7 +88,7 @@ def test_k_is_split_where_blocks_are_few():
     for tile in (found := list_mma_tiles(few, 132, 227 * 1024)):
         blocks = -(-few.k // tile.bm) * -(-few.m // tile.bn) * tile.splits
         assert tile.splits == 1 or 66 <= blocks <= 264
-        assert partial_bytes(tile, few) == (4 * few.m * few.k * tile.splits if tile.splits > 1 else 0)
+        assert count_partial_bytes(tile, few) == (4 * few.m * few.k * tile.splits if tile.splits > 1 else 0)
     assert found[0].splits > 1
     assert all(t.splits == 1 for t in list_mma_tiles(many, 132, 227 * 1024))
 

@@ -5,12 +5,12 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER
 
-from whet.composites.conv_then_pointwise import quantized_conv_then_pointwise_sample
+from whet.composites.conv_then_pointwise import make_quantized_pointwise_sample
 from whet.composites.squeeze_excite import squeeze_excite_sample
 from whet.ops import OPS, sample_layer
-from whet.tactics import PlanRefused, tactics_of
+from whet.tactics import PlanRefused, list_tactics
 
-TACTICS = {t.name.removeprefix("cuda/"): t for t in tactics_of("cuda")}
+TACTICS = {t.name.removeprefix("cuda/"): t for t in list_tactics("cuda")}
 
 
 def offered(name, sample):
@@ -53,7 +53,7 @@ def test_images_larger_than_a_cluster_are_not_fused():
 
 @pytest.mark.parametrize("changes", [{"sk": 3}, {"groups": 1}, {"mi": 4}, {"bk": 256}, {"stages": 60}, {"pixels": 24}], ids=str)
 def test_wrong_tiles_of_integers_are_refused(changes):
-    _net, layer, signature, found = offered("qconv_then_pointwise", quantized_conv_then_pointwise_sample("u8[1,256,14,14]", 256, 1024, residual="u8"))
+    _net, layer, signature, found = offered("qconv_then_pointwise", make_quantized_pointwise_sample("u8[1,256,14,14]", 256, 1024, residual="u8"))
     TACTICS["qconv_then_pointwise"].plan(layer, signature, found[0], HOPPER)
     with pytest.raises(PlanRefused):
         TACTICS["qconv_then_pointwise"].plan(layer, signature, tuple({**dict(found[0]), **changes}.items()), HOPPER)
@@ -68,5 +68,5 @@ def test_each_tactic_accepts_only_its_types():
 
 
 def test_another_intermediate_type_is_refused():
-    _net, layer, _ = sample_layer("Fused", quantized_conv_then_pointwise_sample("i8[1,64,9,9]", 64, 128, between=("u8", 0)))
+    _net, layer, _ = sample_layer("Fused", make_quantized_pointwise_sample("i8[1,64,9,9]", 64, 128, between=("u8", 0)))
     assert "one type of integers" in TACTICS["qconv_then_pointwise"].why_not(layer)

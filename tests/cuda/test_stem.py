@@ -10,8 +10,8 @@ from test_tactics import HOPPER, compute, judge, reference
 from support.compiling import first_configs
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.stem.stem import float_taps, stem_constants
+from whet.tactics.cuda.conv.conv import get_conv_shape
+from whet.tactics.cuda.stem.stem import count_float_taps, make_stem_constants
 
 TACTIC = get_tactic("cuda/stem")
 POOLED = get_tactic("cuda/stem_pool")
@@ -30,11 +30,11 @@ CASES = [
 def test_rows_of_taps_have_minimal_padding(case):
     *given, taps, pairs = case
     layer, arrays = layer_of(*given, False)
-    s = conv_shape(layer)
-    assert float_taps(s) == taps
+    s = get_conv_shape(layer)
+    assert count_float_taps(s) == taps
     for signature in TACTIC.signatures(layer, HOPPER):
         image = signature.inputs[0]
-        made = stem_constants(s, {"th": 8, "tw": 16, "blocks": 2}, "silu", image, signature.outputs[0].dtype.name)
+        made = make_stem_constants(s, {"th": 8, "tw": 16, "blocks": 2}, "silu", image, signature.outputs[0].dtype.name)
         assert made["PAIRS"] == (pairs and image.format == "linear" and image.dtype.name == "f32")
         kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
         rows = kernel.packed[0].make().view(signature.outputs[0].dtype.numpy).reshape(s.k, -1)[:, : s.r * taps * 4].reshape(s.k, s.r, taps, 4)

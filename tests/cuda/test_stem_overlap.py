@@ -15,11 +15,11 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network.types import F16, F32
 from whet.ops import run_regions
 from whet.tactics import get_tactic
-from whet.tactics._fused import source_index
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics._fused import get_source_index
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
-from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.stem.stem_overlap import OverlapTile, leading_places, padded_channels, row_cells, row_elements
+from whet.tactics.cuda.conv.conv import get_conv_shape
+from whet.tactics.cuda.stem.stem_overlap import OverlapTile, count_leading_places, count_padded_channels, count_row_cells, count_row_elements
 
 TACTIC = get_tactic("cuda/stem_overlap")
 #: image, filters, attributes
@@ -36,9 +36,9 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_packed_filters_match_the_positions_of_a_window(case):
     layer, arrays = layer_of(*case, False)
-    s = conv_shape(layer)
-    image = arrays[source_index(layer)]
-    left = s.pad[1] + s.pad[1] % 2 + 2 * leading_places(s)
+    s = get_conv_shape(layer)
+    image = arrays[get_source_index(layer)]
+    left = s.pad[1] + s.pad[1] % 2 + 2 * count_leading_places(s)
     assert left % 4 == 0
     wide = np.zeros((s.n, 4, s.h + 32, left + s.w + 300))
     wide[:, : s.c, s.pad[0] : s.pad[0] + s.h, left : left + s.w] = image
@@ -47,13 +47,15 @@ def test_packed_filters_match_the_positions_of_a_window(case):
         if TACTIC.refuses(layer, signature, HOPPER):
             continue
         kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, HOPPER)[0], HOPPER)
-        packed = kernel.packed[0].make().view(signature.outputs[0].dtype.numpy).reshape(padded_channels(s), row_elements(s))
-        filters = undealt(packed).astype(np.float64)[:, : s.r * row_cells(s) * 8].reshape(padded_channels(s), s.r, row_cells(s) * 2, 4)
+        packed = kernel.packed[0].make().view(signature.outputs[0].dtype.numpy).reshape(count_padded_channels(s), count_row_elements(s))
+        filters = (
+            undealt(packed).astype(np.float64)[:, : s.r * count_row_cells(s) * 8].reshape(count_padded_channels(s), s.r, count_row_cells(s) * 2, 4)
+        )
         assert not filters[s.k :].any()
-        sums = np.zeros((s.n, padded_channels(s), s.p, s.q))
+        sums = np.zeros((s.n, count_padded_channels(s), s.p, s.q))
         for r in range(s.r):
-            for t in range(row_cells(s) * 2):
-                x = 2 * leading_places(s) + t
+            for t in range(count_row_cells(s) * 2):
+                x = 2 * count_leading_places(s) + t
                 taps = wide[:, :, r : r + s.p * s.stride[0] : s.stride[0], x : x + 2 * s.q : 2][:, :, : s.p, : s.q]
                 sums += np.einsum("kc,nchw->nkhw", filters[:, r, t], taps)
         sums = sums[:, : s.k] * 2  # of SiLU: halved
@@ -82,7 +84,7 @@ def test_refusals():
 def test_machine_code(tile, image, tmp_path):
     s = ConvShape(8, 640, 640, 3, 32, 6, 6, (2, 2), (2, 2, 2, 2))
     assert tile.why_not(s, image) is None
-    text = sass(compile_cubin(kernel_text("stem_overlap.cu", tile.constants(s, PostOps(("silu", 0.0, 0.0)), image, F16))), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("stem_overlap.cu", tile.constants(s, PostOps(("silu", 0.0, 0.0)), image, F16))), tmp_path)
     assert text.count("HGMMA") == 9 * tile.th // tile.wgs, "18 positions, two per step, for every row of a warpgroup"
     assert not re.search(r"\b(LDSM|SHFL\.BFLY)\b", text), "operands are read in place, results are stored without reordering"
     assert text.count("STG.E.128") == 2 * tile.th // tile.wgs

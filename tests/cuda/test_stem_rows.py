@@ -13,8 +13,8 @@ from whet.backends.cuda.compile import compile_cubin
 from whet.network import static_shape
 from whet.ops import OPS, run_layer
 from whet.tactics import TACTICS
-from whet.tactics._fused import root_layer
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics._fused import get_root_layer
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.stem import stem_rows as rows
 
 TACTIC = TACTICS["cuda/stem_rows"]
@@ -31,14 +31,14 @@ SAMPLES = [i for i in range(len(OPS["Fused"].samples)) if is_accepted(i)]
 
 
 def test_there_are_samples_of_every_filter():
-    shapes = {static_shape(rows.body_convolution(sample_layer("Fused", i)[0]).inputs[1].shape)[2:] for i in SAMPLES}
+    shapes = {static_shape(rows.make_body_convolution(sample_layer("Fused", i)[0]).inputs[1].shape)[2:] for i in SAMPLES}
     assert shapes >= {(3, 3), (5, 5), (7, 7)}
 
 
 def ring_of(image, s, columns, first_column):
     """Rows of the image in the kernel's layout, [row, slot * 4], with rows of ones and padding; and the start of the first window."""
-    lead, left = rows._lead(s), -(-rows._lead(s) // 4) * 4
-    slots, x0 = rows._quads(s, columns) * 4, 2 * first_column - left
+    lead, left = rows._count_leading_columns(s), -(-rows._count_leading_columns(s) // 4) * 4
+    slots, x0 = rows._count_quads(s, columns) * 4, 2 * first_column - left
     out = np.zeros((s.h + 2 * s.r, slots, 4), np.float32)
     out[..., 3] = 1
     for slot in range(slots):
@@ -50,8 +50,8 @@ def ring_of(image, s, columns, first_column):
 @pytest.mark.parametrize("i", SAMPLES)
 def test_windows_times_fragments_equal_the_convolution(i):
     layer, arrays = sample_layer("Fused", i)
-    conv = rows.body_convolution(layer)
-    s = rows.conv_shape(conv)
+    conv = rows.make_body_convolution(layer)
+    s = rows.get_conv_shape(conv)
     signature = TACTIC.signatures(layer, HOPPER)[0]
     config = TACTIC.configs(layer, signature, HOPPER)[-1]
     kernel = TACTIC.plan(layer, signature, config, HOPPER)
@@ -62,13 +62,13 @@ def test_windows_times_fragments_equal_the_convolution(i):
     for step, w, g, q, half, which, e in np.ndindex(fragments.shape):
         filters[w * 16 + g * 2 + which, step * 16 + half * 8 + q * 2 + e] = fragments[step, w, g, q, half, which, e]
     columns = rows.Columns.of(static_shape(layer.outputs[0].shape)[3], dict(config)["wide"])
-    want = np.asarray(run_layer(root_layer(conv), arrays)[0])
+    want = np.asarray(run_layer(get_root_layer(conv), arrays)[0])
     for tile in range(columns.tiles):
         first = 2 * tile * columns.wide - 8 * columns.skip
         ring, at = ring_of(arrays[0][0], s, columns, first)
         for y in (0, s.p // 2, s.p - 1):
             lines = ring[s.r + 2 * y - s.pad[0] : s.r + 2 * y - s.pad[0] + s.r]
-            windows = np.stack([lines[:, at + 8 * n : at + 8 * n + 16 * rows._halves(s)].reshape(-1) for n in range(columns.bn)])
+            windows = np.stack([lines[:, at + 8 * n : at + 8 * n + 16 * rows._count_halves(s)].reshape(-1) for n in range(columns.bn)])
             got = filters @ windows.T
             for n in range(columns.bn):
                 if 0 <= first + n < s.q:
@@ -86,7 +86,7 @@ def test_windows_times_fragments_equal_the_convolution(i):
     ],
 )
 def test_weights_stay_in_registers(constants, tmp_path):
-    text = sass(compile_cubin(kernel_text("stem_rows.cu", constants)), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("stem_rows.cu", constants)), tmp_path)
     assert text.count("HGMMA") == 3 * constants["R"] * constants["HALVES"], "three rows of results, every product once"
     assert text.count("WARPGROUP.DEPBAR") == 3, "products of a row follow each other without waiting"
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"

@@ -10,14 +10,14 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.compiling import first_configs
 from whet.backends.cuda.compile_only import CompileOnlyGpu
-from whet.network import from_stored, static_shape, stored_shape, to_stored
+from whet.network import compute_stored_shape, from_stored, static_shape, to_stored
 from whet.ops import OPS, run_layer, run_regions
 from whet.ops import sample_layer as layer_of
-from whet.tactics import Args, tactics_of
+from whet.tactics import Args, list_tactics
 
 HOPPER = CompileOnlyGpu()
 # the host tactic is the reference itself; cuDNN's and cuSPARSELt's offers are tested on the GPU (test_library_*.py)
-TACTICS = [t for t in tactics_of("cuda") if t.name != "cuda/host_reference" and "cudnn" not in t.name and "cusparselt" not in t.name]
+TACTICS = [t for t in list_tactics("cuda") if t.name != "cuda/host_reference" and "cudnn" not in t.name and "cusparselt" not in t.name]
 SAMPLES = [(op, i) for op in sorted(OPS) for i in range(len(OPS[op].samples))]
 SMALLEST = {"f16": 2.0**-14}  # below, the type has fewer digits
 MOST = 6  # configurations of a signature that are run
@@ -68,7 +68,7 @@ def test_plans_give_exact_sizes(op, i):
     for _, signature, _, kernel in planned_on_hopper(op, i):
         assert len(kernel.inputs) == len(layer.inputs)
         for t, o, n in zip(layer.outputs, signature.outputs, kernel.outputs, strict=True):
-            assert n == np.prod(stored_shape(o.format, static_shape(t.shape)), dtype=int) * o.dtype.numpy.itemsize
+            assert n == np.prod(compute_stored_shape(o.format, static_shape(t.shape)), dtype=int) * o.dtype.numpy.itemsize
         for p in kernel.packed:
             made = p.make()
             assert (made.nbytes, made.dtype) == (p.nbytes, np.uint8)
@@ -144,7 +144,7 @@ def compute(gpu, layer, arrays, signature, kernel):
     got = []
     for t, o, b, n in zip(layer.outputs, signature.outputs, outputs, kernel.outputs, strict=True):
         shape = static_shape(t.shape)
-        stored = gpu.read(b, 0, n).view(o.dtype.numpy).reshape(stored_shape(o.format, shape))
+        stored = gpu.read(b, 0, n).view(o.dtype.numpy).reshape(compute_stored_shape(o.format, shape))
         got.append(np.array(from_stored(stored, o.format, shape)).astype(t.dtype.numpy))
     return got, fed
 

@@ -20,7 +20,7 @@ from whet.cli._exec_config import _list_sources
 from whet.network import F32
 from whet.ops import OPS, Sample, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cuda.conv._tf32 import Tf32Config, channel_order, cut_to_tf32, kernel_source, list_configs, pack
+from whet.tactics.cuda.conv._tf32 import Tf32Config, compute_channel_order, cut_to_tf32, emit_tf32_source, list_configs, pack
 
 
 def multiplied(row, bk):
@@ -44,7 +44,7 @@ def test_weights_have_the_order_of_the_inputs(bk):
                 for step in range(2):
                     want = multiplied(rows[k, step * bk : (step + 1) * bk], bk) if k < 19 else 0
                     np.testing.assert_array_equal(packed[16 * tile + column, step], want)
-    assert sorted(channel_order(bk)) == list(range(bk))
+    assert sorted(compute_channel_order(bk)) == list(range(bk))
 
 
 def undealt(rows):
@@ -63,7 +63,7 @@ def test_three_products_keep_21_bits():
 
 
 def pack_plain(w):
-    return np.ascontiguousarray(w.reshape(5, -1, 32)[:, :, channel_order(32)]).reshape(5, -1).astype(np.float64)
+    return np.ascontiguousarray(w.reshape(5, -1, 32)[:, :, compute_channel_order(32)]).reshape(5, -1).astype(np.float64)
 
 
 def test_rounding_equals_the_reference_and_keeps_large_values_finite():
@@ -81,7 +81,7 @@ def test_an_infinite_input_stays_infinite_in_three_products():
     """Infinity times the high part and times the low part of a weight have the same sign, and neither is infinity times zero."""
     w = np.array([[1.0, -1.0, 0.3, -0.3, 1 + 2**-12, -5e-20, 2.0**-120, 1e30]], np.float32)
     both = pack(w, 8, 3)[::16]  # the first of sixteen rows of both parts
-    w = w[:, channel_order(8)]
+    w = w[:, compute_channel_order(8)]
     with np.errstate(invalid="raise"):
         products = np.float32(np.inf) * both
     np.testing.assert_array_equal(products[0] + products[1], np.float32(np.inf) * w[0])
@@ -114,7 +114,7 @@ KERNELS = [
 @pytest.mark.parametrize(("config", "im2col", "kind", "odd", "grouped"), with_long_variants(KERNELS), ids=str)
 def test_machine_code(config, im2col, kind, odd, grouped, tmp_path):
     assert config.valid()
-    text = sass(compile_cubin(kernel_source(config, im2col, kind, odd, grouped)), tmp_path)
+    text = sass(compile_cubin(emit_tf32_source(config, im2col, kind, odd, grouped)), tmp_path)
     assert re.search(rf"HGMMA\.64x{config.bn}x8\.F32\.TF32", text)
     assert ("UTMALDG.4D.IM2COL" if im2col else "UTMALDG") in text
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"

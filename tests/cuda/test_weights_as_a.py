@@ -15,10 +15,10 @@ from whet.backends.cuda.launch import MAX_SHARED
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv._weights_as_a_conv import (
     WeightsAsATile,
+    emit_source,
     list_weights_as_a_tiles,
+    make_constants,
     pack_weights_as_a,
-    weights_as_a_constants,
-    weights_as_a_source,
     why_not_shape,
 )
 
@@ -71,8 +71,8 @@ def test_two_rows_of_a_lane_are_adjacent_channels():
 )
 def test_products_are_as_wide_as_the_tile(tile, k, residual, activation, tmp_path):
     shape = replace(STAGE, k=k)
-    made = weights_as_a_constants(tile, shape, PostOps((activation, 0.0, np.inf), residual), False)
-    text = sass(compile_cubin(weights_as_a_source(made)), tmp_path)
+    made = make_constants(tile, shape, PostOps((activation, 0.0, np.inf), residual), False)
+    text = sass(compile_cubin(emit_source(made)), tmp_path)
     assert text.count("HGMMA") == 36, "nine taps of four products"
     assert f"HGMMA.64x{tile.bn(shape)}x16" in text
     assert "UTMALDG.4D" in text, "inputs are loaded by bulk copies"

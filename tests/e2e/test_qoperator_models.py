@@ -15,9 +15,9 @@ from whet.builder.config import BuildConfig
 from whet.frontends import network_from_onnx
 from whet.ops import run_network
 from whet.runtime import Runtime
-from whet.tactics import is_quantized, tactics_of
+from whet.tactics import is_quantized, list_tactics
 
-tactics_of("cpu")
+list_tactics("cpu")
 pytestmark = pytest.mark.data
 IMAGES = 96
 

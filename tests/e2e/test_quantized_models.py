@@ -20,10 +20,10 @@ from whet.builder.precision.int8 import Calibration, build_int8
 from whet.frontends import network_from_onnx
 from whet.frontends.onnx_all_outputs import with_all_outputs
 from whet.runtime import Runtime
-from whet.tactics import is_quantized, tactics_of
+from whet.tactics import is_quantized, list_tactics
 from whet.tactics.cpu.onednn import _api as dnn
 
-tactics_of("cpu")
+list_tactics("cpu")
 pytestmark = [
     pytest.mark.skipif(datasets.root() is None, reason="no shared data folder"),
     pytest.mark.skipif(not dnn.has_isa("avx512_core_vnni"), reason="this CPU has no VNNI: quantized layers are refused"),

@@ -16,7 +16,7 @@ from whet.engine import ArenaPlan, Choice, EnginePlan, engine_bytes  # noqa: E40
 from whet.errors import EngineError, WhetError  # noqa: E402
 from whet.network import Layer, Network, format_bytes  # noqa: E402
 from whet.ops import OPS, sample_layer  # noqa: E402
-from whet.tactics import Signature, Tactic, tactics_of  # noqa: E402
+from whet.tactics import Signature, Tactic, list_tactics  # noqa: E402
 from whet.tactics.cuda._device.kernel import GpuKernel  # noqa: E402
 
 LARGEST = 1 << 20  # bytes of a sample's file; a mutant is hashed and parsed whole
@@ -42,7 +42,7 @@ def family_engines(patch: Any = None, per_family: int = 2) -> dict[str, bytes]:
     engines: dict[str, bytes] = {}
     for backend in (get_backend("cpu", threads=1), StandInGpu()):
         count: dict[str, int] = {}
-        for tactic in tactics_of(backend.name):
+        for tactic in list_tactics(backend.name):
             family = type(tactic).__module__.split(".")[3]
             if count.get(family, 0) < per_family and (data := _engine_of(tactic, backend)) is not None:
                 engines[tactic.name] = data

@@ -9,10 +9,10 @@ import pytest
 from whet.engine import codec, file, host_tail, packed, weights
 from whet.engine.json_data import Reader, from_json
 from whet.engine.layout import Section
-from whet.engine.names import _root, display_names, profile_suffix
+from whet.engine.names import _find_root, display_names, profile_suffix
 from whet.errors import EngineError
 from whet.network import Network, Origin, Weight, parse_network
-from whet.ops._origin import express, literal
+from whet.ops._origin import express, make_literal
 from whet.precision.histogram import _compute_bin_centres
 
 
@@ -53,8 +53,8 @@ def test_the_root_of_a_fused_layer(ops, composite, root):
     inner.regions["body"] = SimpleNamespace(layers=leaves[1:])
     fused = layer("fused", op="Fused")
     fused.composite, fused.regions["body"] = composite, SimpleNamespace(layers=[leaves[0], inner])
-    assert _root(fused) is (None if root is None else leaves[root])
-    assert _root(leaves[0]) is None
+    assert _find_root(fused) is (None if root is None else leaves[root])
+    assert _find_root(leaves[0]) is None
 
 
 def test_the_digest_of_a_section_is_that_of_its_bytes_with_padding():
@@ -183,7 +183,7 @@ def test_sources_are_the_weights_that_constants_use_unchanged():
         """)
     b = net.constants["b"]
     b.weight = express("Neg", b.weight)
-    assert {name: a.tolist() for name, a in weights.plain_sources(net).items()} == {"a": [1, 2]}
+    assert {name: a.tolist() for name, a in weights.get_plain_sources(net).items()} == {"a": [1, 2]}
 
 
 def test_an_operation_on_weights_has_only_the_results_of_its_type():
@@ -203,16 +203,16 @@ def test_the_largest_indices_of_operands_computed_in_place(pair, fits):
         "tactic": "t", "config": [], "inputs": [], "outputs": [], "inplace": [list(pair)], "implementation": "i", "rtol": 0.5, "deterministic": True,
     }  # fmt: skip
     if fits:
-        assert codec._choice(Reader(data, "choice")).inplace == (pair,)
+        assert codec._decode_choice(Reader(data, "choice")).inplace == (pair,)
     else:
         with pytest.raises(EngineError, match="inplace"):
-            codec._choice(Reader(data, "choice"))
+            codec._decode_choice(Reader(data, "choice"))
 
 
 @pytest.mark.parametrize(("op", "is_exact"), [("Neg", True), ("Exp", False), ("com.microsoft.Gelu", False), ("plugin.Scale", False)])
 def test_sources_of_an_expression_are_listed_for_exact_operations_only(op, is_exact):
     a = np.float32([1, 2])
-    origin = Origin.of_operation("Mul", (Origin.of_operation(op, (Origin("source", "a"),), (), 0, name="t"), literal(a).origin), (), 0, name="u")
+    origin = Origin.of_operation("Mul", (Origin.of_operation(op, (Origin("source", "a"),), (), 0, name="t"), make_literal(a).origin), (), 0, name="u")
     assert list(weights._list_sources(origin, {"a": a, "b": a})) == (["a"] if is_exact else [])
     assert weights._list_sources(origin, {"b": a}) == {}
 

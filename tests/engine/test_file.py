@@ -23,7 +23,7 @@ from whet.engine import (
 from whet.engine.check import check_plan
 from whet.engine.report import BuildReport, PassFired, PassRecord
 from whet.errors import EngineError
-from whet.network import BF16, F32, I4, Network, Origin, Weight, network_text, parse_type
+from whet.network import BF16, F32, I4, Network, Origin, Weight, format_network, parse_type
 from whet.ops import run_network
 from whet.runtime import Runtime
 
@@ -48,7 +48,7 @@ def test_round_trip(tmp_path):
     plan = full_plan()
     write_engine(plan, tmp_path / "a.engine")
     again = read_engine(tmp_path / "a.engine")
-    assert network_text(again.network) == network_text(plan.network)
+    assert format_network(again.network) == format_network(plan.network)
     for name in ("choices", "profiles", "arenas", "backend", "machine", "machine_key", "threads", "model_digest", "probe", "report"):
         assert getattr(again, name) == getattr(plan, name), name
     assert again.network.metadata == {"producer": "a test", "whet.sources": ""}
@@ -149,7 +149,7 @@ def test_unusual_names_round_trip():
     x = net.add_input("in:0 %,(", parse_type("f32[2]"))
     net.mark_output(net.add("Relu", x, name="r\u2028\x1e12345678901234567890123", sources=["n(1), = {", 'q"']))
     again = read_engine(engine_bytes(make_plan(net)))
-    assert network_text(again.network) == network_text(net)
+    assert format_network(again.network) == format_network(net)
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from whet.engine import codec, display_names, engine_bytes, read_engine, schema,
 from whet.engine.check import check_plan
 from whet.engine.file import SECTIONS
 from whet.engine.json_data import LARGEST, Reader
-from whet.engine.layout import _ENTRY, _HEAD, MAX_SECTIONS, VERSION, Section, read_sections, table_digests, write_sections
-from whet.engine.packed import sections as packed_sections
+from whet.engine.layout import _ENTRY, _HEAD, MAX_SECTIONS, VERSION, Section, read_sections, read_table_digests, write_sections
+from whet.engine.packed import make_packed_sections as packed_sections
 from whet.engine.probe import probe_differs
 from whet.engine.weights import Budget
 from whet.errors import EngineError, WhetError
@@ -45,11 +45,11 @@ def test_integers_include_both_limits(low, high):
 
 @pytest.mark.parametrize("value", [-(1 << 62), -1, 0, 1 << 62])
 def test_values_of_tuning_configs_have_63_bits(value):
-    assert codec._config(Reader([["tile", value]], "config")) == (("tile", value),)
+    assert codec._decode_config(Reader([["tile", value]], "config")) == (("tile", value),)
     beyond = value + (1 if value >= 0 else -1) * (1 << 62)
     if abs(beyond) > 1 << 62:
         with pytest.raises(EngineError, match="an integer from"):
-            codec._config(Reader([["tile", beyond]], "config"))
+            codec._decode_config(Reader([["tile", beyond]], "config"))
 
 
 def test_texts_may_have_their_longest_length():
@@ -70,8 +70,8 @@ def test_sections_are_read_back_with_their_digests():
     parts = {"a": b"x" * 100, "b": b"", "c": b"y" * 64}
     data = written(*(Section(name, [content]) for name, content in parts.items()))
     assert {k: bytes(v) for k, v in read_sections(data, KNOWN, frozenset()).items()} == parts
-    assert {k: size for k, (size, _) in table_digests(data).items()} == {"a": 100, "b": 0, "c": 64}
-    assert len({digest for _, digest in table_digests(data).values()}) == 3
+    assert {k: size for k, (size, _) in read_table_digests(data).items()} == {"a": 100, "b": 0, "c": 64}
+    assert len({digest for _, digest in read_table_digests(data).values()}) == 3
     with pytest.raises(EngineError, match="section 'a' has 100 bytes, more than the allowed 99"):
         read_sections(data, KNOWN | {"a": 99}, frozenset())
     assert read_sections(data, KNOWN | {"a": 100}, frozenset())

@@ -10,7 +10,7 @@ from handmade import conv_net, make_plan
 from whet.engine import BuildReport, Candidate, engine_bytes, read_engine
 from whet.engine import report as r
 from whet.engine.json_data import Reader
-from whet.engine.report import recipe_from_data, report_from_data, report_to_data
+from whet.engine.report import decode_recipe, report_from_data, report_to_data
 from whet.errors import EngineError
 
 WON = Candidate("cpu/a", "(f32:linear)->(f32:linear)", (("block", 8), ("impl", "jit")), "jit:avx2", 0.5, 0.01)
@@ -158,7 +158,7 @@ def test_candidate_indices_stay_within_the_table(index):
 
 def test_a_recipe_in_another_file_is_checked_too():
     data = written(full_report())["quantized"]
-    assert recipe_from_data(data, "roundings") == full_report().quantized
+    assert decode_recipe(data, "roundings") == full_report().quantized
     for wrong in (None, [], {}, {**data, "ranges": {"x": [1.0]}}, {**data, "tables": 1}):
         with pytest.raises(EngineError, match=r"^roundings"):
-            recipe_from_data(wrong, "roundings")
+            decode_recipe(wrong, "roundings")

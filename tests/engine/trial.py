@@ -10,7 +10,7 @@ from mutants import MARK
 from whet.errors import BackendError, EngineError, WhetError
 from whet.inspector import engine_information, explain
 from whet.network import Network, parse_network, parse_type
-from whet.ops._cost import network_operations
+from whet.ops._cost import count_network_operations
 from whet.runtime import Runtime
 from whet.tactics import TACTICS
 
@@ -100,7 +100,7 @@ def _run(engine) -> str:
     engine.describe()
     env = {s: 8 for s in plan.network.symbols()}
     needed = max(a.total * max(a.concurrent_samples, 1) for a in plan.arenas)
-    if needed > MEMORY or any(network_operations(p.network, env) > WORK for p in (plan, *plan.others)):
+    if needed > MEMORY or any(count_network_operations(p.network, env) > WORK for p in (plan, *plan.others)):
         return "opened: too large to run"
     for k in range(max(1, len(plan.profiles))):
         shapes = plan.profiles[k].shapes if plan.profiles else {}

@@ -11,7 +11,7 @@ from support import datasets, mtcnn
 from whet.cli import group
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends import check_caffe, network_from_caffe, network_from_onnx
-from whet.frontends._caffe_schema import binary_net
+from whet.frontends._caffe_schema import get_binary_net
 from whet.ops import run_network
 
 RNG = np.random.default_rng(3)
@@ -24,7 +24,7 @@ def net_of(tmp_path: Path, body: str, blobs=None, shape=(1, 4, 7, 7), inputs: st
     path.write_text(f'input: "x" input_shape {{ {dims} }} {inputs} {body}')
     if blobs is None:
         return network_from_caffe(path, random_weights=True, **options)
-    message = binary_net()()
+    message = get_binary_net()()
     for name, arrays in blobs.items():
         layer = message.layer.add(name=name)
         for a in arrays:

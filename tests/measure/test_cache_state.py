@@ -3,13 +3,13 @@
 import pytest
 
 from whet.backends.cpu import CpuBackend
-from whet.composites.epilogue import conv_silu_sample
+from whet.composites.epilogue import make_conv_silu_sample
 from whet.measure.bench import Bench
 from whet.measure.option import Option
 from whet.measure.timing import COLD, Conditions, Timer
 from whet.measure.timing_cache import TimingCache
 from whet.ops import sample_layer
-from whet.tactics import tactics_of
+from whet.tactics import list_tactics
 
 FLUSHED = 1 << 20
 
@@ -32,8 +32,8 @@ class Machine(CpuBackend):
 
 def asked_of(machine, conditions, image="f32[1,16,12,12]"):
     """The requests to the machine for a convolution: 9 KiB in and out, 9 KiB of weights and a cache line of biases."""
-    _, layer, _ = sample_layer("Fused", conv_silu_sample(image, "f32[16,16,3,3]", pads=(1, 1, 1, 1)))
-    tactic = next(t for t in tactics_of("cpu") if t.name == "cpu/onednn_conv")
+    _, layer, _ = sample_layer("Fused", make_conv_silu_sample(image, "f32[16,16,3,3]", pads=(1, 1, 1, 1)))
+    tactic = next(t for t in list_tactics("cpu") if t.name == "cpu/onednn_conv")
     signature = next(s for s in tactic.signatures(layer, machine) if s.inputs[0].format.startswith("nChw"))
     config = tactic.configs(layer, signature, machine)[0]
     option = Option(tactic, signature, config, tactic.plan(layer, signature, config, machine), rank=0)

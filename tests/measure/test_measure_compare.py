@@ -11,7 +11,7 @@ from whet.backends import Load
 from whet.measure import policy
 from whet.measure.compare import LoadLog, Ranking, compare
 from whet.measure.policy import ENGINES, LAYERS, PATIENCE, PRECISIONS, Block, Budget, Policy, Stage
-from whet.measure.statistics import compute_noise, confidence_interval, estimate_typical_time
+from whet.measure.statistics import compute_confidence_interval, compute_noise, estimate_typical_time
 
 
 def runner(seconds, calls=None, name=""):
@@ -246,20 +246,20 @@ def test_candidates_with_different_rounds_are_judged_by_their_spread():
 
 def test_confidence_intervals_narrow_with_samples():
     few, many = [1.0, 1.1, 0.9, 1.0], [1.0, 1.1, 0.9, 1.0] * 16
-    (a, b), (c, d) = confidence_interval(few), confidence_interval(many)
+    (a, b), (c, d) = compute_confidence_interval(few), compute_confidence_interval(many)
     assert a < c < 1.0 < d < b
     assert (b - a) / (d - c) == pytest.approx(4, rel=0.3)
 
 
 def test_confidence_intervals_stay_within_the_samples():
     """The quartiles of few samples with one interruption would give a latency below zero."""
-    low, high = confidence_interval([1.0, 1.1, 9.0, 1.2, 8.0, 1.05, 7.0])
+    low, high = compute_confidence_interval([1.0, 1.1, 9.0, 1.2, 8.0, 1.05, 7.0])
     assert low == 1.0
     assert 1.2 < high <= 9.0
-    low, high = confidence_interval([1.0, 20.0, 2.0, 18.0])
+    low, high = compute_confidence_interval([1.0, 20.0, 2.0, 18.0])
     assert low == 0.0
     assert high > 20.0, "four samples do not bound the median with 95 %"
-    assert confidence_interval([-1.0, 9.0, 5.0])[0] < -1.0, "differences may be negative"
+    assert compute_confidence_interval([-1.0, 9.0, 5.0])[0] < -1.0, "differences may be negative"
 
 
 def test_interrupted_samples_do_not_count_under_load():

@@ -6,7 +6,7 @@ import pytest
 from support.data_sizes import with_sizes
 from support.selection import with_long_variants
 from whet.errors import NetworkError
-from whet.network import BOOL, F32, F64, I32, I64, Network, TensorType, dtype_of, parse_type
+from whet.network import BOOL, F32, F64, I32, I64, Network, TensorType, get_dtype, parse_type
 from whet.ops import OPS, run_layer, sample_layer
 
 CASES = [(name, i) for name, o in sorted(OPS.items()) for i in range(len(o.samples)) if not o.samples[i].regions]
@@ -50,7 +50,7 @@ def test_invalid_layers(name, i):
                 inputs.append(None)
                 feed.append(None)
             else:
-                known = TensorType(t.dtype if a is arrays[k] else dtype_of(a), a.shape)
+                known = TensorType(t.dtype if a is arrays[k] else get_dtype(a), a.shape)
                 inputs.append(net.constant(a, "c") if t.is_constant else net.add_input(f"x{k}", known))
                 feed.append(a)
         refused = None

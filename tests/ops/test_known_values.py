@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from whet.errors import UnsupportedError
-from whet.network import F32, I64, Network, parse_dim, parse_network, symbol
-from whet.ops import known_values, run_network
+from whet.network import F32, I64, Network, make_symbol, parse_dim, parse_network
+from whet.ops import find_known_values, run_network
 
 
 def folded(text: str):
@@ -89,13 +89,13 @@ def test_small_constants_of_any_rank():
 
 def test_reshape_of_a_dynamic_batch():
     net = parse_network("in %x: f32[N,3,H,W]\nconst %t: i64[3] = [0, 3, -1]\n%y = Reshape(%x, %t)\nout %y\n")
-    assert net.outputs[0].shape == (symbol("N"), 3, parse_dim("H*W"))
+    assert net.outputs[0].shape == (make_symbol("N"), 3, parse_dim("H*W"))
 
 
 def test_values_that_depend_on_data_are_unknown():
     net = Network("n")
     x, t = net.add_input("x", parse_network("in %a: f32[4]\nout %a\n").inputs[0].type), net.add_input("t", I64_1)
-    assert known_values(t) is None
+    assert find_known_values(t) is None
     with pytest.raises(UnsupportedError, match="Reshape 'r': its shape is computed from data at run time"):
         net.add("Reshape", x, t, name="r")
 
@@ -106,9 +106,9 @@ I64_1 = parse_network("in %a: i64[1]\nout %a\n").inputs[0].type
 def test_values_of_large_tensors_are_not_tracked():
     net = Network("n")
     big = net.constant(np.arange(65))
-    assert known_values(big) is None
-    assert known_values(net.add("Neg", big)) is None
-    assert known_values(net.add("ConstantOfShape", net.constant(np.array([64])), value=2, dtype=I64)) == (2,) * 64
+    assert find_known_values(big) is None
+    assert find_known_values(net.add("Neg", big)) is None
+    assert find_known_values(net.add("ConstantOfShape", net.constant(np.array([64])), value=2, dtype=I64)) == (2,) * 64
     assert net.add("ConstantOfShape", net.constant(np.array([64])), value=0.5, dtype=F32).shape_value is None
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from whet.errors import WhetError
-from whet.network import Layer, Network, Tensor, TensorType, parse_type, symbol
+from whet.network import Layer, Network, Tensor, TensorType, make_symbol, parse_type
 from whet.ops import OPS, batch_symbol, run_network, sample_layer, why_samples_touch
 
 BATCH = 3
@@ -42,7 +42,7 @@ def with_a_batch(layer: Layer, arrays: list, constants: tuple[int, ...]) -> tupl
             inputs.append(net.constant(a))
         else:
             feeds[f"x{i}"] = a[rng.integers(0, len(a), BATCH)]
-            inputs.append(net.add_input(f"x{i}", TensorType(t.dtype, (symbol("N"), *a.shape[1:]))))
+            inputs.append(net.add_input(f"x{i}", TensorType(t.dtype, (make_symbol("N"), *a.shape[1:]))))
     if not feeds:
         return None
     try:

@@ -4,7 +4,7 @@ import pytest
 
 from support.data_sizes import with_sizes
 from whet.errors import UnsupportedError
-from whet.network import Network, evaluate, symbol
+from whet.network import Network, evaluate, make_symbol
 from whet.ops import OPS, run_layer, sample_layer
 
 CASES = [(name, i) for name, o in sorted(OPS.items()) for i in range(len(o.samples)) if not o.samples[i].regions]
@@ -30,7 +30,7 @@ def dynamic(name, i, axes):
         for a in axes:
             if a < len(shape) and shape[a] > 1:
                 env[f"s{shape[a]}"] = shape[a]
-                shape[a] = symbol(f"s{shape[a]}")
+                shape[a] = make_symbol(f"s{shape[a]}")
         inputs.append(net.add_input(t.name, t.type.with_shape(shape)))
     return net.add_layer(layer.op, inputs, OPS[name].samples[i].attrs), layer, arrays, env
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from whet.network import Network, network_text, parse_network
+from whet.network import Network, format_network, parse_network
 from whet.passes import PASSES, PassLog, lower
 
 FOLDER = Path(__file__).parents[1] / "golden" / "passes"
@@ -85,7 +85,7 @@ def after_text(case: Case, name: str, net: Network, log: PassLog) -> str:
     seeds = dict(re.findall(r"^const %(\S+): \S+ = (seed\(\d+\))$", case.before, flags=re.M))
     known = {t.weight.digest: seeds[t.name] for t in case.network().constants.values() if t.name in seeds and t.weight is not None}
     lines = []
-    for line in network_text(net).splitlines()[1:]:
+    for line in format_network(net).splitlines()[1:]:
         m = re.fullmatch(r'const %("[^"]+"|\S+): (\S+) = (.*)', line)
         if m:
             weight = net.constants[m[1].strip('"')].weight

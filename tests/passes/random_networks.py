@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from whet.network import F32, F64, Network, Tensor, TensorType, evaluate, symbol
+from whet.network import F32, F64, Network, Tensor, TensorType, evaluate, make_symbol
 
 # : values of symbols in tests
 SIZES = {"N": 2, "H": 8, "W": 6, "S": 5}
@@ -69,7 +69,7 @@ class _Maker:
         self.weights: list[Tensor] = []
 
     def make(self, steps: int) -> Network:
-        n = symbol("N")
+        n = make_symbol("N")
         self.values.append(self.net.add_input("x", TensorType(F32, (n, int(self.rng.choice([3, 4, 8])), 8, 6))))
         kinds: list[Callable[[Tensor], Tensor | None]] = [
             self.block, self.block, self.block, self.conv, self.batch_norm, self.head, self.gemm, self.activation,

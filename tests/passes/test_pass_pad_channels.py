@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from random_networks import feeds, random_network, same
 
 from support.selection import with_long_variants
-from whet.network import F32, Network, Tensor, TensorType, parse_network, symbol, verify
+from whet.network import F32, Network, Tensor, TensorType, make_symbol, parse_network, verify
 from whet.ops import run_network
 from whet.ops._origin import evaluate_origin
 from whet.passes import lower
 from whet.passes.fill import pad_channels
-from whet.passes.final.pad_moved_channels import _channel_axis
+from whet.passes.final.pad_moved_channels import _find_channel_axis
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 seeds = st.integers(0, 10**6)
@@ -50,7 +50,7 @@ class Odd:
     def __init__(self, seed: int):
         self.rng = np.random.default_rng([seed, 5])
         self.net = Network(f"odd_{seed}")
-        x = self.net.add_input("x", TensorType(F32, (symbol("N"), 3, 8, 6)))
+        x = self.net.add_input("x", TensorType(F32, (make_symbol("N"), 3, 8, 6)))
         x = self.conv(x, self.width())
         kinds = [self.residual, self.joined, self.halves, self.depthwise, self.gate, self.norm, self.resized, self.pooled, self.quantized,
                  self.shortcut, self.ranged]  # fmt: skip
@@ -168,4 +168,4 @@ def test_padded_weights_follow_the_weights_of_the_model():
 )  # fmt: skip
 def test_the_axis_of_a_constant_that_holds_output_channels(shape, axis):
     net = parse_network(f"network n source\nin %x: f32[2]\nconst %c: f32[{shape}] = seed(1)\n%y = Relu(%x)\nout %y")
-    assert _channel_axis(net.constants["c"], 6) == axis
+    assert _find_channel_axis(net.constants["c"], 6) == axis

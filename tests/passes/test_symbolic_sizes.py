@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from whet.errors import NetworkError
-from whet.network import F32, I64, Network, TensorType, symbol, verify
+from whet.network import F32, I64, Network, TensorType, make_symbol, verify
 from whet.ops import OPS, sample_layer
 from whet.passes import lower
 
@@ -14,7 +14,7 @@ NAMES = sorted(n for n, o in OPS.items() if any(not s.regions for s in o.samples
 
 def size_input(net, i, values):
     """A computed i64 tensor whose elements are symbols: the shape of a further input."""
-    return net.add("Shape", net.add_input(f"s{i}", TensorType(F32, tuple(symbol(f"S{i}_{j}") for j in range(len(values))))))
+    return net.add("Shape", net.add_input(f"s{i}", TensorType(F32, tuple(make_symbol(f"S{i}_{j}") for j in range(len(values))))))
 
 
 def variants(name, sample):
@@ -41,7 +41,7 @@ def _variant(name, sample, layer, arrays, symbolic, sized, constant_data):
         elif t.is_constant or constant_data:
             inputs.append(net.constant(arrays[i], f"c{i}"))
         else:
-            shape = [symbol(f"D{i}_{a}") if (i, a) in symbolic else d for a, d in enumerate(t.shape)]
+            shape = [make_symbol(f"D{i}_{a}") if (i, a) in symbolic else d for a, d in enumerate(t.shape)]
             inputs.append(net.add_input(f"x{i}", t.type.with_shape(shape)))
     try:
         for t in net.add_layer(name, inputs, dict(sample.attrs)).outputs:

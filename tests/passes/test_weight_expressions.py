@@ -5,7 +5,7 @@ import pytest
 
 from whet.errors import NetworkError
 from whet.network import F32, F64, I64, Origin, Weight, parse_network
-from whet.ops._origin import evaluate_origin, express, literal
+from whet.ops._origin import evaluate_origin, express, make_literal
 from whet.passes import lower
 
 NET = """
@@ -62,12 +62,12 @@ def test_a_missing_source_is_named():
 
 def test_literals_hold_their_values():
     for a in (np.float64(1e-5), np.array([[1, -2], [3, 2**62]]), np.array([np.inf, -0.0], np.float32), np.zeros((0, 3), np.int64)):
-        w = literal(a)
+        w = make_literal(a)
         np.testing.assert_array_equal(evaluate_origin(w.origin, {}), a, strict=isinstance(a, np.ndarray))
         assert w.type.dtype.numpy == a.dtype
-    assert literal([1, 2], I64).array.dtype == np.int64
+    assert make_literal([1, 2], I64).array.dtype == np.int64
     with pytest.raises(NetworkError, match="too large"):
-        literal(np.zeros(70_000))
+        make_literal(np.zeros(70_000))
 
 
 def test_an_expression_is_rounded_once():

@@ -8,10 +8,10 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from support.standin_gpu import StandInGpu
 from whet.builder import BuildConfig
 from whet.network import parse_network
-from whet.pruning.latency_cost import static_layers
+from whet.pruning.latency_cost import lower_to_static_layers
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
-from whet.pruning.staircase import staircases
+from whet.pruning.staircase import compute_staircases
 
 NET = """network block source
 in %x: f32[1,32,14,14]
@@ -60,7 +60,7 @@ def bursts(events):
 def test_kernels_are_compiled_in_batches(events):
     net = parse_network(NET)
     table = LatencyTable()
-    stairs, _ = staircases(net, CONFIG, table, most=6)
+    stairs, _ = compute_staircases(net, CONFIG, table, most=6)
     assert [len(s.widths) for s in stairs] == [6, 6]
     counts = bursts(events)
     assert len(table.rows) >= 16
@@ -71,21 +71,21 @@ def test_kernels_are_compiled_in_batches(events):
 def test_kernels_in_the_table_or_the_timing_cache_are_not_compiled(events, tmp_path):
     net, config = parse_network(NET), replace(CONFIG, timing_cache=str(tmp_path / "t.sqlite"))
     table = LatencyTable()
-    staircases(net, config, table, most=3)
+    compute_staircases(net, config, table, most=3)
     assert events
     events.clear()
-    again, _ = staircases(net, config, table, most=3)
+    again, _ = compute_staircases(net, config, table, most=3)
     assert not events
-    other, _ = staircases(net, config, LatencyTable(), most=3)
+    other, _ = compute_staircases(net, config, LatencyTable(), most=3)
     assert other == again
     assert all(kind == "compile" for kind, _ in events)
     least = sum(len(texts) for _, texts in events)
-    staircases(net, replace(config, timing_cache=""), LatencyTable(), most=3)
+    compute_staircases(net, replace(config, timing_cache=""), LatencyTable(), most=3)
     assert least < sum(len(texts) for _, texts in events) / 2
 
 
 def test_announced_layers_are_listed_once_and_only_while_they_wait(events):
-    base = static_layers(parse_network(NET), CONFIG)
+    base = lower_to_static_layers(parse_network(NET), CONFIG)
     with Meter(CONFIG, LatencyTable(), base) as meter:
         meter.announce(base.values())
         asked = len(events)

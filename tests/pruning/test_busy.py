@@ -16,10 +16,10 @@ from whet.cli.latency_table import command as latency_table
 from whet.cli.prune import command as prune_command
 from whet.frontends import network_from_onnx
 from whet.pruning import PruneConfig, Target, busy, prune
-from whet.pruning.latency_cost import static_layers
+from whet.pruning.latency_cost import lower_to_static_layers
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
-from whet.pruning.staircase import staircases
+from whet.pruning.staircase import compute_staircases
 
 NULL = BuildConfig(backend="null", timing_cache="")
 OTHERS = "other processes or virtual machines"
@@ -66,21 +66,21 @@ def ms(table):
 
 def test_disturbed_rows_are_marked_and_timed_again_without_load(machine, net, tmp_path):
     truth = LatencyTable()
-    stairs, total = staircases(net, NULL, truth, most=3)
+    stairs, total = compute_staircases(net, NULL, truth, most=3)
     assert truth.busy == 0
     machine.others = 1.5
     path = tmp_path / "t.json"
     table = LatencyTable(path)
-    slow, slow_total = staircases(net, NULL, table, most=3)
+    slow, slow_total = compute_staircases(net, NULL, table, most=3)
     assert slow_total > 2 * total
     assert table.busy == len(table.rows) == len(truth.rows)
     assert {r["others"] for r in json.loads(path.read_text())["rows"].values()} == {1.5}
     asked = machine.timed
-    assert staircases(net, NULL, LatencyTable(path), most=3) == (slow, slow_total)
+    assert compute_staircases(net, NULL, LatencyTable(path), most=3) == (slow, slow_total)
     assert machine.timed == asked, "still busy: nothing is timed again"
     machine.others = 0.0
     again = LatencyTable(path)
-    assert staircases(net, NULL, again, most=3) == (stairs, total)
+    assert compute_staircases(net, NULL, again, most=3) == (stairs, total)
     assert (again.busy, ms(again)) == (0, ms(truth))
     assert LatencyTable(path).rows == again.rows
 
@@ -110,26 +110,26 @@ def test_retiming_replaces_the_table_and_the_timing_cache(machine, net, tmp_path
     config = replace(NULL, timing_cache=str(tmp_path / "c.sqlite"))
     machine.others = 1.0
     table = LatencyTable(tmp_path / "t.json")
-    staircases(net, config, table, most=3)
+    compute_staircases(net, config, table, most=3)
     data = json.loads((tmp_path / "t.json").read_text())
     data["version"] = 1
     for row in data["rows"].values():
         del row["others"]
     (tmp_path / "t.json").write_text(json.dumps(data))
     machine.others = 0.0
-    quiet, total = staircases(net, NULL, LatencyTable(), most=3)
-    assert staircases(net, config, LatencyTable(tmp_path / "t.json"), most=3)[1] > 2 * total
-    assert staircases(net, config, LatencyTable(), most=3)[1] > 2 * total, "the timing cache has them too"
-    assert staircases(net, config, LatencyTable(tmp_path / "t.json"), most=3, retime=True) == (quiet, total)
-    assert staircases(net, config, LatencyTable(tmp_path / "t.json"), most=3) == (quiet, total)
+    quiet, total = compute_staircases(net, NULL, LatencyTable(), most=3)
+    assert compute_staircases(net, config, LatencyTable(tmp_path / "t.json"), most=3)[1] > 2 * total
+    assert compute_staircases(net, config, LatencyTable(), most=3)[1] > 2 * total, "the timing cache has them too"
+    assert compute_staircases(net, config, LatencyTable(tmp_path / "t.json"), most=3, retime=True) == (quiet, total)
+    assert compute_staircases(net, config, LatencyTable(tmp_path / "t.json"), most=3) == (quiet, total)
     asked = machine.timed
-    assert staircases(net, config, LatencyTable(), most=3) == (quiet, total)
+    assert compute_staircases(net, config, LatencyTable(), most=3) == (quiet, total)
     assert machine.timed == asked, "from the timing cache"
 
 
 def test_sums_inherit_the_mark_of_their_parts(machine):
     net = network_from_onnx(zoo.build("bert_base", batch=2, layers=1, sequence=9, hidden=96, heads=6))
-    base = static_layers(net, NULL)
+    base = lower_to_static_layers(net, NULL)
     with Meter(NULL, LatencyTable(), base) as meter:
         truth = {name: meter.ms(x) for name, x in base.items()}
         assert not meter._held, "layers with final times are released"
@@ -148,10 +148,10 @@ def test_sums_inherit_the_mark_of_their_parts(machine):
 
 def test_undisturbed_rows_replace_disturbed_ones(machine, net, tmp_path):
     quiet, path = LatencyTable(tmp_path / "q.json"), tmp_path / "b.json"
-    staircases(net, NULL, quiet, most=3)
+    compute_staircases(net, NULL, quiet, most=3)
     machine.others = 1.0
     busy_one = LatencyTable(path)
-    staircases(net, NULL, busy_one, most=3)
+    compute_staircases(net, NULL, busy_one, most=3)
     late = LatencyTable(path)
     assert busy_one.take(tmp_path / "q.json") == len(quiet.rows)
     busy_one.save()

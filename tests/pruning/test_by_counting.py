@@ -14,7 +14,7 @@ from whet.pruning._layer_inputs import gather_inputs
 from whet.pruning._least_squares import Problem, solve
 from whet.pruning._sweep import Sweep, runs_of
 from whet.pruning.costs import Costs
-from whet.pruning.floor import FEWEST, can_hold_out, compute_rms_error, held_out_errors, uniform_choice
+from whet.pruning.floor import FEWEST, can_hold_out, compute_rms_error, find_uniform_choice, measure_held_out_errors
 from whet.pruning.importance import get_step
 from whet.pruning.knapsack import Choice, find_edges, list_widths
 from whet.pruning.recovery import RecoveryConfig
@@ -146,7 +146,7 @@ def test_uniform_cuts_are_the_widest_within_the_target(share):
     names = {g.size: g.name for g in found}
     costs = Costs("units", lambda i, w: float(w.get(names[12], 12) * w.get(names[8], 8)), {"p": tuple(names.values())}, {})
     target = share * 96
-    choice = uniform_choice(found, scores, costs, target, 1)
+    choice = find_uniform_choice(found, scores, costs, target, 1)
     for n in range(63, 0, -1):
         widths = {size: min(range(1, size + 1), key=lambda w: (abs(w - size * n / 64), w)) for size in (12, 8)}
         if widths[12] * widths[8] <= target:
@@ -245,7 +245,7 @@ def test_a_quarter_of_the_batches_is_held_out(batch, count, enough):
     net = parse_network(f"network n source\nin %x: f32[{batch},3]\nconst %w: f32[3,2] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
     x = np.random.default_rng(0).standard_normal((count, 3)).astype(np.float32)
     assert can_hold_out(net, {"x": x}, 0) == enough
-    errors = held_out_errors(net, [], [Choice({}, (), 1.0, 1.0, 0.0)], {"x": x}, RecoveryConfig(least_squares=False))
+    errors = measure_held_out_errors(net, [], [Choice({}, (), 1.0, 1.0, 0.0)], {"x": x}, RecoveryConfig(least_squares=False))
     assert errors == ([0.0] if enough else None)
 
 

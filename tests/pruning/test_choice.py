@@ -16,17 +16,17 @@ from whet.ops import run_network
 from whet.pruning import (
     apply_recipe,
     choose,
+    compute_zero_fraction,
     count_flops,
     count_params,
     cut,
     groups,
     importance,
     load_recipe,
-    recipe_of,
+    make_pruning_recipe,
     save_recipe,
     save_weights,
     zero_smallest,
-    zeros,
 )
 
 
@@ -116,7 +116,7 @@ def test_invalid_selections(wrong, text):
 def test_a_recipe_survives_its_file_and_cuts_the_same(tmp_path, resnet):
     found = groups(resnet)
     kept = choose(found, importance(found), 0.4)
-    path = save_recipe(recipe_of(resnet, kept, about={"importance": "l1"}), tmp_path / "r.json")
+    path = save_recipe(make_pruning_recipe(resnet, kept, about={"importance": "l1"}), tmp_path / "r.json")
     recipe = load_recipe(path)
     assert recipe.about == {"importance": "l1"}
     assert str(apply_recipe(resnet, recipe)) == str(cut(resnet, kept))
@@ -130,7 +130,7 @@ def test_a_recipe_survives_its_file_and_cuts_the_same(tmp_path, resnet):
 def test_a_recipe_for_other_weights_of_the_same_model(resnet):
     other = network_from_onnx(zoo.build("resnet18", image=64, seed=7))
     found = groups(resnet)
-    recipe = recipe_of(resnet, choose(found, importance(found), 0.4), channel_groups=found)
+    recipe = make_pruning_recipe(resnet, choose(found, importance(found), 0.4), channel_groups=found)
     a, b = apply_recipe(resnet, recipe), apply_recipe(other, recipe)
     assert [str(layer.output.type) for layer in a.layers] == [str(layer.output.type) for layer in b.layers]
     at = recipe.kept()["conv1.weight"]
@@ -162,7 +162,7 @@ def test_damaged_recipes(tmp_path, text, why):
 
 
 def test_recipes_of_other_models():
-    recipe = recipe_of(chain(16), {"w": range(8)})
+    recipe = make_pruning_recipe(chain(16), {"w": range(8)})
     with pytest.raises(PruneError, match="has 24 channels here, 16 in the recipe"):
         apply_recipe(chain(24), recipe)
     with pytest.raises(PruneError, match=r"cannot read .*gone.json"):
@@ -171,8 +171,8 @@ def test_recipes_of_other_models():
 
 def test_unstructured_zeros(resnet):
     sparse = zero_smallest(resnet, 0.5)
-    assert abs(zeros(sparse) - 0.5) < 1e-4
-    assert zeros(resnet) < 1e-6
+    assert abs(compute_zero_fraction(sparse) - 0.5) < 1e-4
+    assert compute_zero_fraction(resnet) < 1e-6
     w, s = resnet.constants["conv1.weight"].array(), sparse.constants["conv1.weight"].array()
     assert np.abs(w[s == 0]).max() <= np.abs(s[s != 0]).min()
     assert np.array_equal(w[s != 0], s[s != 0])
@@ -193,7 +193,7 @@ def test_counts_are_those_of_the_published_networks(name):
 
 
 def test_a_full_disk_leaves_the_existing_recipe(tmp_path, monkeypatch):
-    path = save_recipe(recipe_of(chain(16), {"w": range(8)}), tmp_path / "r.json")
+    path = save_recipe(make_pruning_recipe(chain(16), {"w": range(8)}), tmp_path / "r.json")
     before = path.read_bytes()
 
     def full(self, data):
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_the_existing_recipe(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(PruneError, match="No space left on device"):
-        save_recipe(recipe_of(chain(16), {"w": range(4)}), path)
+        save_recipe(make_pruning_recipe(chain(16), {"w": range(4)}), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path], "no partial file is left"
 
@@ -213,7 +213,7 @@ def test_weights_and_masks_have_the_usual_permissions(tmp_path):
     net = chain(16)
     (plain := tmp_path / "plain").touch()
     weights = save_weights(net, tmp_path / "w.safetensors")
-    recipe = recipe_of(net, {}, masks={"w": np.ones((16, 3), bool)})
+    recipe = make_pruning_recipe(net, {}, masks={"w": np.ones((16, 3), bool)})
     masks = save_recipe(recipe, tmp_path / "r.json").with_suffix(".safetensors")
     assert {weights.stat().st_mode, masks.stat().st_mode} == {plain.stat().st_mode}
     os.mkfifo(pipe := tmp_path / "pipe")

@@ -11,7 +11,7 @@ from whet.builder import BuildConfig
 from whet.cli import group
 from whet.errors import UsageError
 from whet.frontends import network_from_onnx, save_onnx
-from whet.ops._cost import network_operations
+from whet.ops._cost import count_network_operations
 from whet.pruning import PruneConfig, compare, count_flops, count_params, groups, prune, zero_channels, zero_smallest
 from whet.runtime.steps import BoundEngine
 from whet.sparsity import force_two_four
@@ -53,7 +53,7 @@ def test_wholly_zero_channels_are_counted_as_such(models):
 
 def test_engines_are_measured_and_the_zeros_gain_nothing(models, tmp_path, monkeypatch):
     """Engines take a nanosecond for each operation, whatever the load of the machine."""
-    monkeypatch.setattr(BoundEngine, "seconds", lambda self, repeats: [1e-9 * network_operations(self.network, self.shaped.env)] * repeats)
+    monkeypatch.setattr(BoundEngine, "seconds", lambda self, repeats: [1e-9 * count_network_operations(self.network, self.shaped.env)] * repeats)
     # one engine each: if several are compared, external load may make the twins keep different ones
     config = BuildConfig(threads=1, timing_cache=str(tmp_path / "c.sqlite"), optimization_level=1, whole_engines=1)
     made = compare({k: models[k] for k in ("original", "cut", "zeroed", "masked")}, config, seconds=0.01)

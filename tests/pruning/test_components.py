@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from whet.pruning._components import components
+from whet.pruning._components import find_components
 
 
 def searched(n, edges):
@@ -29,9 +29,9 @@ def test_components(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 200))
     edges = rng.integers(0, n, (int(rng.integers(0, 2 * n)), 2))
-    assert components(n, edges[:, 0], edges[:, 1]).tolist() == searched(n, edges.tolist())
+    assert find_components(n, edges[:, 0], edges[:, 1]).tolist() == searched(n, edges.tolist())
 
 
 def test_a_long_chain():
     at = np.random.default_rng(0).permutation(20000)
-    assert set(components(20000, at[:-1], at[1:]).tolist()) == {0}
+    assert set(find_components(20000, at[:-1], at[1:]).tolist()) == {0}

@@ -15,12 +15,12 @@ from whet.frontends import network_from_onnx
 from whet.measure.timing_key import format_layer_text
 from whet.network import parse_network
 from whet.pruning import branches, count_flops, count_params, cut, groups
-from whet.pruning.costs import channel_costs, flop_costs, parameter_costs
+from whet.pruning.costs import make_channel_costs, make_flop_costs, make_parameter_costs
 from whet.pruning.knapsack import find_edges, list_widths
-from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
+from whet.pruning.latency_cost import lower_to_static_layers, make_latency_costs, measure_latency_sum
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
-from whet.pruning.staircase import staircases
+from whet.pruning.staircase import compute_staircases
 
 SMALL = {
     "bert_base": {"layers": 2, "sequence": 9, "hidden": 96, "heads": 6},
@@ -53,7 +53,7 @@ def test_counts_are_those_of_the_cut_network(name):
     net = net_of(name)
     found, blocks, widths, removed = some_choice(net)
     small = cut(net, {k: range(v) for k, v in widths.items()}, found, removed=removed)
-    for costs, count in ((parameter_costs(net, found, blocks), count_params), (flop_costs(net, found, blocks), count_flops)):
+    for costs, count in ((make_parameter_costs(net, found, blocks), count_params), (make_flop_costs(net, found, blocks), count_flops)):
         assert costs.total({}) == count(net)
         if name == "resnet18" and costs.unit == "FLOPs":  # removing a branch also removes a repeated Relu, which costs do not foresee
             assert costs.total(widths, removed) == pytest.approx(count(small), rel=0.01)
@@ -64,7 +64,7 @@ def test_counts_are_those_of_the_cut_network(name):
 def test_channels_of_a_removed_branch_are_gone():
     net = net_of("resnet18")
     found, blocks = groups(net), branches(net)
-    costs = channel_costs(found, blocks)
+    costs = make_channel_costs(found, blocks)
     assert costs.total({}) == sum(g.size for g in found)
     assert costs.total({"conv1.weight": 10}, ["/layer2/layer2.1/Add"]) == costs.total({}) - 22 - 64
 
@@ -80,14 +80,14 @@ def test_latency_of_widths_is_that_of_the_cut_network(name, config, tmp_path):
     net = net_of(name)
     found, blocks, widths, _ = some_choice(net, seed=5)
     widths = {g.name: max(widths[g.name], g.size // 2) for g in found}
-    base = static_layers(net, config)
+    base = lower_to_static_layers(net, config)
     assert any(t.dtype.bits == 8 for x in base.values() for t in x.inputs if t is not None) == (config is INT8)
     with Meter(config, LatencyTable(), base) as meter:
-        costs = latency_costs(net, found, [], meter, base)
+        costs = make_latency_costs(net, found, [], meter, base)
         small = cut(net, {k: range(v) for k, v in widths.items()}, found)
-        assert costs.total({}) == pytest.approx(measured_sum(net, meter))
-        assert costs.total(widths) == pytest.approx(measured_sum(small, meter), rel=0.01)
-        texts = {format_layer_text(x) for x in static_layers(small, config).values()}
+        assert costs.total({}) == pytest.approx(measure_latency_sum(net, meter))
+        assert costs.total(widths) == pytest.approx(measure_latency_sum(small, meter), rel=0.01)
+        texts = {format_layer_text(x) for x in lower_to_static_layers(small, config).values()}
         known = {r.layer for r in meter.table.rows.values()}
         assert len(texts & known) == len(texts), "exactly the layers of the cut network were timed"
         assert blocks or name == "densenet121"
@@ -97,15 +97,15 @@ def test_latency_of_widths_is_that_of_the_cut_network(name, config, tmp_path):
 def test_latency_of_removed_branches(name):
     net = net_of(name)
     found, blocks = groups(net), branches(net)
-    base = static_layers(net, NULL)
+    base = lower_to_static_layers(net, NULL)
     with Meter(NULL, LatencyTable(), base) as meter:
         seen = []
-        costs = latency_costs(net, found, blocks, meter, base, lambda done, total, text: seen.append((done, total)))
+        costs = make_latency_costs(net, found, blocks, meter, base, lambda done, total, text: seen.append((done, total)))
         assert {total for _, total in seen} == {len(found) + len(blocks)}
         assert seen[-1][0] == len(found) + len(blocks)
         assert [d for d, _ in seen] == sorted({d for d, _ in seen})
         for gone in ([blocks[0].name], [b.name for b in blocks[::2]]):
-            truth = measured_sum(cut(net, {}, found, removed=gone), meter)
+            truth = measure_latency_sum(cut(net, {}, found, removed=gone), meter)
             assert costs.total({}, gone) == pytest.approx(truth, rel=0.03)
             assert truth < costs.total({})
 
@@ -114,16 +114,16 @@ def test_a_table_is_stored_extended_and_shared(tmp_path):
     path = tmp_path / "t.json"
     net = network_from_onnx(zoo.build("lenet5"))
     first = LatencyTable(path)
-    stairs, total = staircases(net, NULL, first, most=3)
+    stairs, total = compute_staircases(net, NULL, first, most=3)
     assert first.added == len(first.rows) > 12
     assert [s.widths for s in stairs] == [(6,), (8, 16), (8, 112, 120), (8, 80, 84)]
     again = LatencyTable(path)
     assert again.rows == first.rows
-    stairs2, total2 = staircases(net, NULL, again, most=3)
+    stairs2, total2 = compute_staircases(net, NULL, again, most=3)
     assert (again.added, stairs2, total2) == (0, stairs, total)
     mine, other = LatencyTable(path), LatencyTable(path)
-    staircases(network_from_onnx(zoo.build("lenet5", num_classes=7)), NULL, mine, most=2)
-    staircases(net, replace(NULL, threads=2), other, most=3)
+    compute_staircases(network_from_onnx(zoo.build("lenet5", num_classes=7)), NULL, mine, most=2)
+    compute_staircases(net, replace(NULL, threads=2), other, most=3)
     assert other.added == first.added, "another machine has its own rows"
     both = LatencyTable(path).rows
     assert set(mine.rows) | set(other.rows) == set(both)
@@ -137,11 +137,11 @@ def test_an_interrupted_measurement_is_resumed(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        staircases(net, NULL, LatencyTable(path, save_interval_s=0.0), most=3, progress=stop)
+        compute_staircases(net, NULL, LatencyTable(path, save_interval_s=0.0), most=3, progress=stop)
     kept = LatencyTable(path)
     assert 3 < len(kept.rows)
-    whole, _ = staircases(net, NULL, LatencyTable(), most=3)
-    resumed, _ = staircases(net, NULL, kept, most=3)
+    whole, _ = compute_staircases(net, NULL, LatencyTable(), most=3)
+    resumed, _ = compute_staircases(net, NULL, kept, most=3)
     assert resumed == whole
 
 
@@ -166,7 +166,7 @@ def test_damaged_tables(tmp_path, text, why):
 def test_shrinking_a_layer_that_depends_on_its_size_is_refused():
     from whet.pruning.shrink import shrink_layer
 
-    base = static_layers(net_of("resnet18"), NULL)
+    base = lower_to_static_layers(net_of("resnet18"), NULL)
     conv = next(x for x in base.values() if x.composite == "Conv" or x.op == "Conv")
     with pytest.raises(NetworkError):
         shrink_layer(conv, {("out", 0, 1): 7})
@@ -189,7 +189,7 @@ def test_three_factors_of_one_axis_multiply():
     net = parse_network(GROUPED_QUERIES.replace("f32[N,", "f32[2,"))
     found = groups(net)
     assert len(found) == 4
-    for price, count in ((flop_costs, count_flops), (parameter_costs, count_params)):
+    for price, count in ((make_flop_costs, count_flops), (make_parameter_costs, count_params)):
         costs = price(net, found, [])
         for chosen in product(*((g.size, g.size // 2) for g in found)):
             widths = dict(zip((g.name for g in found), chosen, strict=True))

@@ -6,7 +6,7 @@ from whet import zoo
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.pruning import count_params
-from whet.pruning.counting import trainable_constants
+from whet.pruning.counting import list_trainable_constants
 
 
 def head_network() -> Network:
@@ -28,7 +28,7 @@ def head_network() -> Network:
 
 def test_grids_and_settings_are_not_counted():
     net = head_network()
-    names = {t.name for t in trainable_constants(net)}
+    names = {t.name for t in list_trainable_constants(net)}
     assert names == {"positions", "product", "bias", "filters", "filter_bias", "gain"}, "a per-channel factor may be trained"
     assert count_params(net) == 48 + 64 + 8 + 32 + 4 + 4
 
@@ -37,7 +37,7 @@ def test_a_constant_used_as_grid_and_as_weight_counts():
     net = head_network()
     grid = net.tensor("grid")
     net.mark_output(net.add("MatMul", grid, net.constant(np.ones((3, 2), np.float32), "read")))
-    assert {"grid", "read"} <= {t.name for t in trainable_constants(net)}
+    assert {"grid", "read"} <= {t.name for t in list_trainable_constants(net)}
 
 
 def test_yolov5s_has_the_published_number():

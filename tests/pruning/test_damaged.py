@@ -5,7 +5,7 @@ import json
 from support.damage import damaged
 from whet.errors import CacheError, PruneError
 from whet.network import parse_network
-from whet.pruning import apply_recipe, load_recipe, recipe_of
+from whet.pruning import apply_recipe, load_recipe, make_pruning_recipe
 from whet.pruning.latency_table import LatencyTable, Row
 
 NET = """network n source
@@ -20,7 +20,7 @@ out %y
 
 def test_recipes(tmp_path):
     net, path, refused = parse_network(NET), tmp_path / "r.json", []
-    document = recipe_of(net, {"w1": [0, 1, 2, 3]}, about={"ratio": 0.5}).to_json()
+    document = make_pruning_recipe(net, {"w1": [0, 1, 2, 3]}, about={"ratio": 0.5}).to_json()
     for what, data in damaged(document):
         path.write_text(json.dumps(data))
         try:

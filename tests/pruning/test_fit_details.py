@@ -13,11 +13,11 @@ from whet.pruning.cut import find_kept_indices
 from whet.pruning.importance import _normalize, compute_norms, sum_distances, sum_magnitudes, sum_slices
 from whet.pruning.recovery import (
     RecoveryConfig,
-    _added_bias,
-    _bias,
+    _compute_row_limit,
+    _find_added_bias,
+    _find_bias,
+    _find_norm_mean,
     _is_fittable,
-    _norm_after,
-    _row_limit,
     _sample_positions,
     recover,
     reestimate_batch_norms,
@@ -44,7 +44,7 @@ def test_positions_are_all_or_a_sorted_sample():
     ("rows", "unknowns", "limit"), [(100, 10, 100), (30, 10, 40), (32768, 1 << 10, 1 << 14), (32768, 1 << 14, 1 << 16), (8, 2, 8)]
 )
 def test_rows_of_a_fit(rows, unknowns, limit):
-    assert _row_limit(rows, unknowns) == limit
+    assert _compute_row_limit(rows, unknowns) == limit
 
 
 CONV = "in %x: f32[1,2,4,4]\nconst %w: f32[3,2,1,1] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n"
@@ -60,7 +60,7 @@ CONV = "in %x: f32[1,2,4,4]\nconst %w: f32[3,2,1,1] = [1.0, 2.0, 3.0, 4.0, 5.0, 
     ],
 )
 def test_the_bias_that_a_fit_may_set(text, expected):
-    b = _bias(*layer_of(text, "Conv"))
+    b = _find_bias(*layer_of(text, "Conv"))
     assert (None if b is None else b.name) == expected
 
 
@@ -70,7 +70,7 @@ def test_the_bias_that_a_fit_may_set(text, expected):
 )
 def test_the_bias_of_a_gemm_has_a_value_per_output(shape, expected):
     text = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\nconst %b: " + shape + "\n%y = Gemm(%x, %w, %b)\nout %y"
-    b = _bias(*layer_of(text, "Gemm"))
+    b = _find_bias(*layer_of(text, "Gemm"))
     assert (None if b is None else b.name) == expected
 
 
@@ -95,9 +95,9 @@ MATMUL = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n
 )
 def test_the_bias_that_is_added_to_a_product(text, expected):
     layer, readers = layer_of(MATMUL + text, "MatMul")
-    added = _added_bias(layer, readers)
+    added = _find_added_bias(layer, readers)
     assert (added is not None) == expected
-    assert _bias(layer, readers) is (added[1] if added else None)
+    assert _find_bias(layer, readers) is (added[1] if added else None)
     if added:
         assert (added[0].op, added[1].name) == ("Add", "b")
 
@@ -117,7 +117,7 @@ NORM = (
     ],
 )
 def test_the_mean_that_absorbs_an_intercept(text, expected):
-    mean = _norm_after(*layer_of(CONV + NORM + text, "Conv"))
+    mean = _find_norm_mean(*layer_of(CONV + NORM + text, "Conv"))
     assert (None if mean is None else mean.name) == expected
 
 

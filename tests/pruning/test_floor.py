@@ -12,9 +12,9 @@ from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.pruning import PruneConfig, Target, count_flops, groups, prune
 from whet.pruning import floor as floors
-from whet.pruning.costs import flop_costs, parameter_costs
-from whet.pruning.depth import branches, removable, select_innermost
-from whet.pruning.floor import Floor, compute_rms_error, held_out_errors, uniform_choice
+from whet.pruning.costs import make_flop_costs, make_parameter_costs
+from whet.pruning.depth import branches, list_removable, select_innermost
+from whet.pruning.floor import Floor, compute_rms_error, find_uniform_choice, measure_held_out_errors
 from whet.pruning.importance import importance
 from whet.pruning.knapsack import Choice
 from whet.pruning.recovery import RecoveryConfig
@@ -48,22 +48,22 @@ def samples(count=64, seed=1):
 def test_uniform_cuts_keep_one_share_and_meet_the_target():
     net = residual()
     found = groups(net)
-    scores, costs = importance(found), flop_costs(net, found, [])
-    got = uniform_choice(found, scores, costs, 0.5 * costs.total({}), 1)
+    scores, costs = importance(found), make_flop_costs(net, found, [])
+    got = find_uniform_choice(found, scores, costs, 0.5 * costs.total({}), 1)
     assert got.after <= 0.5 * costs.total({})
     assert got.after > 0.4 * costs.total({})
     shares = {len(at) / 16 for at in got.kept.values()}
     assert len(shares) == 1
     for g in found:
         assert set(got.kept[g.name]) == set(np.argsort(-scores[g.name], kind="stable")[: len(got.kept[g.name])])
-    assert uniform_choice(found, scores, costs, 1.0, 1) is None
+    assert find_uniform_choice(found, scores, costs, 1.0, 1) is None
 
 
 def test_factors_of_a_product_axis_keep_the_root_of_the_share():
     net = network_from_onnx(zoo.build("resnext50_32x4d", image=32, width=32))
     found = groups(net)
-    costs = parameter_costs(net, found, [])
-    got = uniform_choice(found, importance(found), costs, 0.5 * costs.total({}), 1)
+    costs = make_parameter_costs(net, found, [])
+    got = find_uniform_choice(found, importance(found), costs, 0.5 * costs.total({}), 1)
     assert 0.4 < got.after / got.before <= 0.5
 
 
@@ -71,14 +71,14 @@ def test_factors_of_a_product_axis_keep_the_root_of_the_share():
 def test_the_better_selection_wins_on_held_out_samples(batch):
     net = residual(batch=batch)
     found = groups(net)
-    scores, costs = importance(found), flop_costs(net, found, [])
-    uniform = uniform_choice(found, scores, costs, 0.6 * costs.total({}), 1)
+    scores, costs = importance(found), make_flop_costs(net, found, [])
+    uniform = find_uniform_choice(found, scores, costs, 0.6 * costs.total({}), 1)
     ruined = Choice({g.name: np.arange(1) for g in found}, (), 1.0, 0.1, 0.0)
-    bad, good = held_out_errors(net, found, [ruined, uniform], samples(), RecoveryConfig())
+    bad, good = measure_held_out_errors(net, found, [ruined, uniform], samples(), RecoveryConfig())
     assert bad > 1.2 * good
     assert Floor(bad, good).fails
     assert not Floor(good, bad).fails
-    assert held_out_errors(net, found, [uniform, ruined], samples(8), RecoveryConfig()) is None
+    assert measure_held_out_errors(net, found, [uniform, ruined], samples(8), RecoveryConfig()) is None
 
 
 def test_prune_keeps_uniform_cuts_when_they_are_better(monkeypatch):
@@ -110,7 +110,7 @@ def test_trials_keep_the_selection_that_changes_the_outputs_least():
     assert any("best of 7 selections" in line for line in tried.report.lines())
     kept, found = tried.recipe.kept(), groups(net)
     again = Choice(kept, tried.recipe.removed, 1.0, 0.4, 0.0)
-    assert held_out_errors(net, found, [again], samples(), RecoveryConfig()) == [floor.chosen], "the report describes what was kept"
+    assert measure_held_out_errors(net, found, [again], samples(), RecoveryConfig()) == [floor.chosen], "the report describes what was kept"
     assert prune(net, replace(how, trials=6), samples()).recipe == tried.recipe
     alone = prune(net, replace(how, trials=2, floor=False), samples()).report.floor
     assert alone.uniform is None
@@ -123,7 +123,7 @@ def test_with_a_latency_target_a_selection_must_be_as_fast(monkeypatch):
     found = groups(net)
     choice, other = (Choice({g.name: np.arange(n) for g in found}, (), 1.0, 0.7, 0.0) for n in (8, 9))
     report = pruning.Report("ms", (1.0, 0.7), engine_ms=(1.0, 0.7))
-    monkeypatch.setattr(pruning, "held_out_errors", lambda *a: [0.5, 0.4])
+    monkeypatch.setattr(pruning, "measure_held_out_errors", lambda *a: [0.5, 0.4])
     for after, wanted, error in ((0.7, other, 0.4), (0.9, choice, None)):
         monkeypatch.setattr(pruning, "measure_latencies", lambda *a, after=after, **k: [1.0, after])
         got, told, _ = pruning._select_by_outputs(net, how, found, choice, report, pruning._Others(None, (other,)), samples(), None)
@@ -143,7 +143,7 @@ def test_half_of_a_stage_can_be_removed():
     net = residual(blocks=5)
     found = branches(net)
     scores = {b.name: np.array([value]) for b, value in zip(found, (5.0, 1.0, 4.0, 2.0, 3.0), strict=True)}
-    assert [b.name for b in removable(net, found, scores)] == ["sum1", "sum3", "sum4"]
+    assert [b.name for b in list_removable(net, found, scores)] == ["sum1", "sum3", "sum4"]
     got = prune(net, PruneConfig(target=Target("flops", ratio=0.15), multiple=1, floor=False), samples(32))
     assert len(got.recipe.removed) <= 3
 
@@ -171,7 +171,7 @@ def test_unused_layers_do_not_depend_on_every_branch():
     net = residual(blocks=30, width=4, dead=True)
     found, blocks = groups(net), branches(net)
     assert len(blocks) == 30
-    costs = flop_costs(net, found, blocks)
+    costs = make_flop_costs(net, found, blocks)
     assert not any("unused" in items for items in costs.gone.values())
     got = prune(net, PruneConfig(target=Target("flops", ratio=0.7), multiple=1, floor=False, depth=True, importance="l1"), None)
     assert count_flops(got.network) <= 0.7 * count_flops(net)

@@ -5,8 +5,8 @@ import pytest
 
 from whet.network import parse_network
 from whet.pruning import groups
-from whet.pruning.reconstruction import reconstruction_scores
-from whet.pruning.sensitivity import gates, mean_absolute_gradients
+from whet.pruning.reconstruction import compute_reconstruction_scores
+from whet.pruning.sensitivity import compute_gates, compute_mean_absolute_gradients
 
 TEXT = """network n source
 in %x: f32[N,6]
@@ -23,7 +23,7 @@ LABELS = np.array([0, 3, 1, 2, 0])
 
 def gradients(fixed, count, **options):
     net = parse_network(TEXT.replace("N,", f"{fixed},") if fixed else TEXT)
-    return mean_absolute_gradients(net, {x.name: x for x in net.layers if x.op == "MatMul"}, {"x": X[:count]}, LABELS[:count], **options)
+    return compute_mean_absolute_gradients(net, {x.name: x for x in net.layers if x.op == "MatMul"}, {"x": X[:count]}, LABELS[:count], **options)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 5])
@@ -59,8 +59,8 @@ def test_gradients_are_those_of_the_cross_entropy():
 def test_gates_are_of_every_sample():
     net = parse_network(TEXT)
     found = groups(net)
-    whole = gates(net, found, [], {"x": X}, LABELS)
-    parts = gates(net, found, [], {"x": X}, LABELS, batch=2)
+    whole = compute_gates(net, found, [], {"x": X}, LABELS)
+    parts = compute_gates(net, found, [], {"x": X}, LABELS, batch=2)
     for name, z in whole.z.items():
         assert len(z) == len(X)
         assert parts.z[name] == pytest.approx(z, rel=1e-4, abs=1e-6)
@@ -70,5 +70,5 @@ def test_gates_are_of_every_sample():
 def test_progress_counts_every_layer_up_to_the_last():
     net = parse_network(TEXT)
     seen = []
-    reconstruction_scores(net, groups(net), [], {"x": X}, progress=lambda done, total, text: seen.append((done, total)))
+    compute_reconstruction_scores(net, groups(net), [], {"x": X}, progress=lambda done, total, text: seen.append((done, total)))
     assert seen == [(n + 1, len(net.layers)) for n in range(len(net.layers))]

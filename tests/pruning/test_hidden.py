@@ -11,7 +11,7 @@ from whet.errors import PruneError
 from whet.frontends import save_onnx
 from whet.network import parse_network
 from whet.ops import run_network
-from whet.pruning import PruneConfig, apply_recipe, count_params, cut, groups, prune, recipe_of, recover
+from whet.pruning import PruneConfig, apply_recipe, count_params, cut, groups, make_pruning_recipe, prune, recover
 from whet.pruning.floor import compute_rms_error
 from whet.pruning.recipe import load_recipe
 
@@ -139,7 +139,7 @@ def test_prune_cuts_the_stream_and_its_recipe_repeats_the_cut():
     assert "embed@hidden" in both.recipe.groups
     again = apply_recipe(net, both.recipe)
     assert {n: t.shape for n, t in again.constants.items()} == {n: t.shape for n, t in both.cut.constants.items()}
-    assert recipe_of(net, both.recipe.kept()).groups.keys() == both.recipe.groups.keys()
+    assert make_pruning_recipe(net, both.recipe.kept()).groups.keys() == both.recipe.groups.keys()
     with pytest.raises(PruneError, match="unknown group"):
         cut(net, {"embed": [0, 1]})
 

@@ -13,7 +13,7 @@ from whet.frontends import network_from_onnx
 from whet.network import Weight, parse_network
 from whet.ops import OPS, run_layer, run_network, sample_layer
 from whet.pruning import PruneConfig, Samples, branches, groups, importance, prune, silence_branches, zero_channels
-from whet.pruning._vjp import _MOVES, _RULES, backward, differentiable
+from whet.pruning._vjp import _MOVES, _RULES, backpropagate, needs_cotangent
 from whet.pruning.importance import KINDS
 
 RNG = np.random.default_rng(0)
@@ -28,7 +28,7 @@ def test_gradients_equal_finite_differences(name, i):
     if any(str(x).startswith(("extreme", "nonfinite")) or str(x).startswith("f16") for x in sample.inputs):
         pytest.skip("infinities and half precision have no finite differences")
     _, layer, arrays = sample_layer(name, sample)
-    computed = [k for k in range(len(arrays)) if arrays[k] is not None and differentiable(layer, k)]
+    computed = [k for k in range(len(arrays)) if arrays[k] is not None and needs_cotangent(layer, k)]
     if not computed:
         pytest.skip("nothing computed is read")
     wide = [a.astype(np.float64) if a is not None and a.dtype.kind == "f" else a for a in arrays]
@@ -37,7 +37,7 @@ def test_gradients_equal_finite_differences(name, i):
     outs = run_layer(layer, wide)
     cotangents = [RNG.standard_normal(o.shape) for o in outs]
     try:
-        got = backward(layer, wide, outs, cotangents)
+        got = backpropagate(layer, wide, outs, cotangents)
     except UnsupportedError as e:
         pytest.skip(str(e))
     direction = [RNG.standard_normal(a.shape) if k in computed else None for k, a in enumerate(wide)]
@@ -87,11 +87,11 @@ def test_first_order_taylor_is_exact_for_a_linear_loss():
     """Without labels the loss is linear in the inputs of the last layer: z is the change by removing a unit."""
     net, x = chain(), np.random.default_rng(5).standard_normal((5, 4)).astype(np.float32)
     (g,) = groups(net)
-    from whet.pruning.sensitivity import _seeds, gates
+    from whet.pruning.sensitivity import _compute_seeds, compute_gates
 
-    seen = gates(net, [g], [], {"x": x}, seed=3, batch=5)
+    seen = compute_gates(net, [g], [], {"x": x}, seed=3, batch=5)
     y = run_network(net, {"x": x})
-    (c,) = _seeds(net, y, None, np.random.default_rng(3)).values()
+    (c,) = _compute_seeds(net, y, None, np.random.default_rng(3)).values()
     for unit in range(g.size):
         without = run_network(zero_channels(net, {g.name: [k for k in range(g.size) if k != unit]}), {"x": x})["y"]
         np.testing.assert_allclose(seen.z[g.name][:, unit], ((y["y"] - without) * c).sum(1), rtol=1e-3, atol=1e-5)
@@ -126,10 +126,10 @@ def test_with_labels_taylor_uses_the_loss():
     net, labels = chain(), np.array([0, 2, 1, 1])
     # independent of earlier tests; gradients are uninformative near a kink
     x = 0.3 * np.random.default_rng(6).standard_normal((4, 4)).astype(np.float32)
-    from whet.pruning.sensitivity import gates
+    from whet.pruning.sensitivity import compute_gates
 
     (g,) = groups(net)
-    seen = gates(net, [g], [], {"x": x}, labels)
+    seen = compute_gates(net, [g], [], {"x": x}, labels)
 
     def loss(n):
         y = run_network(n, {"x": x})["y"]
@@ -140,9 +140,9 @@ def test_with_labels_taylor_uses_the_loss():
         z = seen.z[g.name][:, unit]
         assert np.abs(change + z).max() <= 0.5 * np.abs(z).max() + 1e-6
     with pytest.raises(PruneError, match=r"labels need an output \[samples, classes\]"):
-        gates(net, [g], [], {"x": x}, np.array([0, 1, 2, 3]))
+        compute_gates(net, [g], [], {"x": x}, np.array([0, 1, 2, 3]))
     with pytest.raises(PruneError, match="2 labels for 4 samples"):
-        gates(net, [g], [], {"x": x}, labels[:2])
+        compute_gates(net, [g], [], {"x": x}, labels[:2])
 
 
 @pytest.mark.parametrize(("name", "options"), with_slow_names([

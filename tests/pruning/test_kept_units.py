@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.network import Network, parse_type
 from whet.pruning import groups, importance
-from whet.pruning.costs import flop_costs
+from whet.pruning.costs import make_flop_costs
 from whet.pruning.knapsack import choose_within
 
 RNG = np.random.default_rng(5)
@@ -29,7 +29,7 @@ def test_a_budget_keeps_the_units_with_the_highest_scores():
     net = network()
     found = groups(net)
     scores = importance(found, "l1")
-    costs = flop_costs(net, found, [])
+    costs = make_flop_costs(net, found, [])
     choice = choose_within(found, [], scores, costs, 0.5 * costs.total({}), multiple=2)
     (kept,) = (units for units in choice.kept.values() if len(units) < 16)
     (name,) = (g for g, units in choice.kept.items() if len(units) < 16)

@@ -21,11 +21,11 @@ from whet.pruning import (
     groups,
     importance,
     load_recipe,
+    make_pruning_recipe,
     prune,
-    recipe_of,
     save_recipe,
 )
-from whet.pruning.costs import flop_costs, parameter_costs
+from whet.pruning.costs import make_flop_costs, make_parameter_costs
 from whet.pruning.knapsack import choose_within, list_widths, scale_by_weight_count
 from whet.pruning.order import read_history
 from whet.pruning.prune import Report
@@ -75,7 +75,7 @@ def test_importance_inside_a_removed_branch_counts_once():
     found, blocks = groups(net), branches(net)
     assert [(b.name, len(b.layers)) for b in blocks] == [("inner", 2), ("outer", 5)]
     scores = scale_by_weight_count(found, blocks, importance(found, "random", 0, net=net, blocks=blocks))
-    tables = Tables(found, blocks, scores, flop_costs(net, found, blocks), {g.name: list_widths(g, 2) for g in found})
+    tables = Tables(found, blocks, scores, make_flop_costs(net, found, blocks), {g.name: list_widths(g, 2) for g in found})
 
     def loss(widths, removed):
         at = [tables.widths[v].index(widths.get(g.name, g.size)) for v, g in enumerate(tables.groups)]
@@ -92,7 +92,7 @@ def test_a_branch_stays_if_removing_it_costs_more_than_it_saves():
     found, blocks = groups(net), branches(net)
     scores = scale_by_weight_count(found, blocks, importance(found, "random", 0, net=net, blocks=blocks))
     scores["s"] = np.zeros(1)  # removing it loses nothing
-    costs = flop_costs(net, found, blocks)
+    costs = make_flop_costs(net, found, blocks)
     target = 0.6 * costs.total({})
     assert choose_within(found, blocks, scores, costs, target, multiple=2).removed == ("s",)
     costs.added["s"] = costs.total({})
@@ -139,14 +139,14 @@ def test_a_wrong_prediction_is_reported_with_its_sums(predicted, is_reported):
 def test_slow_layers_are_cut_before_layers_with_many_flops(name, options):
     """At equal latency the selection by latency keeps more importance than the selection by FLOPs."""
     net = network(name, **options)
-    from whet.pruning.latency_cost import latency_costs, static_layers
+    from whet.pruning.latency_cost import lower_to_static_layers, make_latency_costs
     from whet.pruning.latency_table import LatencyTable
     from whet.pruning.meter import Meter
 
-    found, base = groups(net), static_layers(net, NULL)
+    found, base = groups(net), lower_to_static_layers(net, NULL)
     scores = scale_by_weight_count(found, [], importance(found))
     with Meter(NULL, LatencyTable(), base) as meter:
-        ms, flops = latency_costs(net, found, [], meter, base), flop_costs(net, found, [])
+        ms, flops = make_latency_costs(net, found, [], meter, base), make_flop_costs(net, found, [])
         by_ms = choose_within(found, [], scores, ms, 0.6 * ms.total({}))
         share = 0.7
         while True:
@@ -160,7 +160,7 @@ def test_slow_layers_are_cut_before_layers_with_many_flops(name, options):
 def test_unreachable_targets_and_targets_already_met():
     net = parse_network(TINY)
     found = groups(net)
-    costs = parameter_costs(net, found, [])
+    costs = make_parameter_costs(net, found, [])
     with pytest.raises(PruneError, match="is unreachable"):
         choose_within(found, [], importance(found), costs, 10)
     with pytest.raises(PruneError, match="must be positive"):
@@ -206,12 +206,12 @@ def test_throughput_counts_the_batch():
 
 def test_recipes_with_branches_and_masks(tmp_path):
     net, kept, removed = parse_network(TINY), {"w1": [0, 2, 3, 7]}, ("s",)
-    path = save_recipe(recipe_of(net, kept, removed=removed), tmp_path / "r.json")
+    path = save_recipe(make_pruning_recipe(net, kept, removed=removed), tmp_path / "r.json")
     assert load_recipe(path).removed == removed
     assert str(apply_recipe(net, load_recipe(path))) == str(cut(net, kept, removed=removed))
     pytest.importorskip("safetensors")
     masks = {"w4": np.random.default_rng(0).random((2, 4, 3, 3)) < 0.5}
-    path = save_recipe(recipe_of(net, kept, removed=removed, masks=masks), tmp_path / "m.json")
+    path = save_recipe(make_pruning_recipe(net, kept, removed=removed, masks=masks), tmp_path / "m.json")
     assert (tmp_path / "m.safetensors").exists()
     again = apply_recipe(net, load_recipe(path))
     np.testing.assert_array_equal(again.constants["w4"].array() != 0, masks["w4"])
@@ -221,10 +221,10 @@ def test_recipes_with_branches_and_masks(tmp_path):
 
 
 def test_version_1_of_recipes_is_read():
-    from whet.pruning.recipe import recipe_from_json
+    from whet.pruning.recipe import parse_recipe
 
     old = {"format": "whet.pruning.recipe", "version": 1, "groups": [{"name": "w2", "size": 16, "kept": [0, 1]}]}
-    assert apply_recipe(parse_network(TINY), recipe_from_json(old)).constants["w2"].shape[0] == 2
+    assert apply_recipe(parse_network(TINY), parse_recipe(old)).constants["w2"].shape[0] == 2
 
 
 def test_dynamic_batch_is_kept_and_the_model_records_the_steps(tmp_path):

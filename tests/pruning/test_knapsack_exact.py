@@ -13,7 +13,7 @@ from whet.errors import PruneError
 from whet.frontends import network_from_onnx
 from whet.network import parse_network
 from whet.pruning import branches, groups, importance
-from whet.pruning.costs import Costs, flop_costs, parameter_costs
+from whet.pruning.costs import Costs, make_flop_costs, make_parameter_costs
 from whet.pruning.dual import Search
 from whet.pruning.knapsack import choose_within, list_widths, scale_by_weight_count
 from whet.pruning.tables import Tables
@@ -86,7 +86,7 @@ def nested(draw):
     return parse_network("\n".join(["network n source", "in %x: f32[N,3,4,4]", *lines, f"out %{y}", ""]))
 
 
-@given(nested(), st.integers(0, 3), st.sampled_from([0.9, 0.7, 0.5, 0.35, 0.2, 0.1]), st.sampled_from([flop_costs, parameter_costs]))
+@given(nested(), st.integers(0, 3), st.sampled_from([0.9, 0.7, 0.5, 0.35, 0.2, 0.1]), st.sampled_from([make_flop_costs, make_parameter_costs]))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_the_selection_is_optimal_and_proven(net, seed, share, kind):
     check(net, seed, share, kind, multiple=2)
@@ -98,7 +98,7 @@ def test_heads_widths_and_depth_of_a_transformer(share):
     net = network_from_onnx(zoo.build("bert_base", layers=1, sequence=5, hidden=16, heads=2))
     assert len(branches(net)) == 2
     assert len(groups(net)) >= 4
-    check(net, 0, share, flop_costs, multiple=4)
+    check(net, 0, share, make_flop_costs, multiple=4)
 
 
 def chain(widths=(8, 8, 8)):
@@ -116,7 +116,7 @@ def test_costs_are_measured_near_the_selection_and_the_bound_still_holds(seed):
     net = chain((12, 12, 12, 12))
     found = groups(net)
     scores = importance(found, "random", seed)
-    counted = flop_costs(net, found, [])
+    counted = make_flop_costs(net, found, [])
     asked = set()
 
     def timed(item, widths):
@@ -145,7 +145,7 @@ def test_many_widths_in_one_layer_give_a_weaker_valid_bound():
     net = parse_network("\n".join(lines))
     found = groups(net)
     scores = importance(found, "random", 0)
-    costs = flop_costs(net, found, [])
+    costs = make_flop_costs(net, found, [])
     tables = Tables(found, [], scores, costs, {g.name: list_widths(g, 1) for g in found})
     assert tables.wide
     assert Search(tables, 0.5 * costs.total({})).run().x is not None

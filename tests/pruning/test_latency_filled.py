@@ -7,7 +7,7 @@ import pytest
 from whet.builder import BuildConfig
 from whet.network import parse_network
 from whet.pruning.coupling import groups
-from whet.pruning.latency_cost import latency_costs, static_layers
+from whet.pruning.latency_cost import lower_to_static_layers, make_latency_costs
 
 NETWORK = """network tiny source
 in %x: f32[1,3,32,32]
@@ -26,12 +26,12 @@ out %y
 def test_odd_widths_cost_as_much_as_padded_widths():
     pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
     net, config = parse_network(NETWORK), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
-    found, base = groups(net), static_layers(net, config)
+    found, base = groups(net), lower_to_static_layers(net, config)
 
     def ms(layer):
         return sum(t.type.elements for t in (*layer.inputs, *layer.outputs) if t is not None)
 
-    costs = latency_costs(net, found, [], SimpleNamespace(config=config, step=8, ms=ms, announce=lambda layers: None), base)
+    costs = make_latency_costs(net, found, [], SimpleNamespace(config=config, step=8, ms=ms, announce=lambda layers: None), base)
     assert [g.size for g in found] == [32, 32]
     for g in found:
         assert len(costs.items_of[g.name]) >= 2, "each group affects the time of its producer and of its readers"

@@ -7,7 +7,7 @@ import pytest
 
 from whet.errors import CacheError
 from whet.pruning import latency_table
-from whet.pruning.latency_table import FORMAT, VERSION, LatencyTable, Row, row_key
+from whet.pruning.latency_table import FORMAT, VERSION, LatencyTable, Row, compute_row_key
 
 ROW = Row("cpu", "fp32", "warm", "Conv(x)", "cpu/some", 2.0, 0.25)
 BUSY = replace(ROW, ms=3.0, others=0.5)
@@ -15,9 +15,9 @@ BUSY = replace(ROW, ms=3.0, others=0.5)
 
 def test_keys_depend_on_everything_in_its_order():
     words = ("device", "tactics", "fp32", "warm", "Conv(x)")
-    keys = {row_key(*words), row_key(*words[::-1]), *(row_key(*words[:i], "other", *words[i + 1 :]) for i in range(5))}
+    keys = {compute_row_key(*words), compute_row_key(*words[::-1]), *(compute_row_key(*words[:i], "other", *words[i + 1 :]) for i in range(5))}
     assert len(keys) == 7
-    assert row_key(*words) == row_key(*words)
+    assert compute_row_key(*words) == compute_row_key(*words)
 
 
 def test_rows_are_counted_marked_and_stored(tmp_path):

@@ -14,7 +14,7 @@ from whet.frontends.onnx_writer import save_onnx
 from whet.network import Network, Weight, parse_type
 from whet.ops import run_network
 from whet.pruning import Recipe, apply_pattern, apply_recipe, load_recipe
-from whet.sparsity import eligible_layers, parse_pattern
+from whet.sparsity import list_eligible_layers, parse_pattern
 
 
 def network():
@@ -49,7 +49,7 @@ def fours(w):
 
 def test_two_of_four_by_magnitude(net):
     done = apply_pattern(net, parse_pattern("2:4", 0))
-    assert eligible_layers(done.network)[0] == ["second", "grouped", "last"]
+    assert list_eligible_layers(done.network)[0] == ["second", "grouped", "last"]
     assert done.two_four == ("second", "grouped", "last")
     assert "3 input channels are no multiples" in done.left["first"]
     before, after = (fours(n.constants["w2"].array()) for n in (net, done.network))
@@ -57,7 +57,7 @@ def test_two_of_four_by_magnitude(net):
     np.testing.assert_allclose(np.abs(after).sum(1), np.sort(np.abs(before), axis=1)[:, 2:].sum(1), rtol=1e-6)
     share = 1 - np.abs(after).sum() / np.abs(before).sum()
     assert done.removed["second"] == pytest.approx(share)
-    assert not eligible_layers(net)[0]  # the caller's network is unchanged
+    assert not list_eligible_layers(net)[0]  # the caller's network is unchanged
 
 
 @pytest.mark.parametrize(("text", "nonzeros", "fits"), [("1:4", 1, True), ("3:4", 3, False), ("2:8", 2, True), ("3:8", 3, False)])
@@ -126,7 +126,7 @@ def test_the_command_writes_the_model_and_the_masks(net, tmp_path):
     assert "left out: first: 8 output and 3 input channels are no multiples of 1 and 4" in done.output
     assert "All these layers are 2:4" in done.output
     sparse = network_from_onnx(tmp_path / "s.onnx")
-    assert len(eligible_layers(sparse)[0]) == 3
+    assert len(list_eligible_layers(sparse)[0]) == 3
     masks = load_recipe(tmp_path / "r.json").masks
     np.testing.assert_array_equal(masks["w2"], sparse.constants["w2"].array() != 0)
     history = json.loads(sparse.metadata["prop.whet.history"])

@@ -12,7 +12,7 @@ from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.pruning import apply_pattern, apply_recipe, groups, load_recipe
 from whet.pruning.permute import permute_channels, reorder
-from whet.sparsity import eligible_layers, parse_pattern
+from whet.sparsity import list_eligible_layers, parse_pattern
 
 
 def network():
@@ -72,7 +72,7 @@ def test_masks_keep_more_after_the_permutation(net):
     plain, permuted = apply_pattern(net, pattern), apply_pattern(net, pattern, permute_seconds=60)
     assert permuted.orders
     assert permuted.two_four == plain.two_four
-    assert eligible_layers(permuted.network)[0] == eligible_layers(plain.network)[0]
+    assert list_eligible_layers(permuted.network)[0] == list_eligible_layers(plain.network)[0]
     assert np.mean([*permuted.removed.values()]) < 0.95 * np.mean([*plain.removed.values()])
     for name in ("two", "last"):  # the readers of a group of their own
         assert permuted.removed[name] < plain.removed[name]
@@ -94,7 +94,7 @@ def test_the_kept_weights_are_refitted_after_the_permutation(net):
 def test_a_group_that_2_4_weights_read_keeps_its_order(net):
     first = apply_pattern(net, parse_pattern("2:4", 0), skip=["one", "grouped", "wide", "last"]).network
     orders = permute_channels(first, 60).orders
-    assert eligible_layers(reorder(first, orders))[0] == ["two"]
+    assert list_eligible_layers(reorder(first, orders))[0] == ["two"]
 
 
 def test_other_patterns_are_refused(net):

@@ -11,17 +11,17 @@ from whet.errors import NetworkError, PruneError, UnsupportedError
 from whet.network import parse_network
 from whet.pruning import apply_pattern, compare, groups, latency_cost, permute
 from whet.pruning._layer_inputs import gather_inputs
-from whet.pruning._vjp import backward
+from whet.pruning._vjp import backpropagate
 from whet.pruning.compare import Comparison, Facts
 from whet.pruning.importance import _of_gates
 from whet.pruning.knapsack import Choice, find_edges
 from whet.pruning.prune import Pruned
-from whet.pruning.reconstruction import _gain_of_sum, _output_size, _positions
-from whet.pruning.rounding import _steps_per_comparison
+from whet.pruning.reconstruction import _compute_gain, _compute_output_size, _draw_positions
+from whet.pruning.rounding import _count_steps_per_comparison
 from whet.pruning.sensitivity import _run_batch, _sum_units
 from whet.pruning.shrink import shrink_layer
 from whet.pruning.sizes import Overlaps, Part
-from whet.pruning.sparsity_advice import EngineTimes, _Rates, _traffic
+from whet.pruning.sparsity_advice import EngineTimes, _count_traffic_bytes, _Rates
 from whet.pruning.target import Target
 from whet.sparsity import force_two_four, parse_pattern
 
@@ -85,7 +85,7 @@ def test_products_with_a_vector_have_no_gradient(a, b):
     arrays = [np.ones([int(d) for d in s.split(",")], "f4") for s in (a, b)]
     y = arrays[0] @ arrays[1]
     with pytest.raises(UnsupportedError, match="with a vector has no gradient rule"):
-        backward(layer, arrays, [y], [np.ones_like(y)])
+        backpropagate(layer, arrays, [y], [np.ones_like(y)])
 
 
 # rules of scores, fits and steps: one case per condition
@@ -151,7 +151,7 @@ def test_an_error_is_relative_to_the_sum_that_it_enters(text, gain, scale):
         {text}
         out %y
         """)
-    gains, size = _gain_of_sum(net.layers[0], net.users(), {t: t.name for t in net.tensors()})
+    gains, size = _compute_gain(net.layers[0], net.users(), {t: t.name for t in net.tensors()})
     assert size == scale
     np.testing.assert_allclose(np.broadcast_to(gains, 2), gain, rtol=1e-4)
 
@@ -167,7 +167,7 @@ def test_a_pattern_that_fits_nowhere_says_why():
 
 
 def test_several_steps_are_taken_per_comparison_where_layers_depend_on_each_width():
-    counts = [_steps_per_comparison(SimpleNamespace(wide=wide, sizes=[2] * n)) for wide in (False, True) for n in (1, 11, 12, 36)]
+    counts = [_count_steps_per_comparison(SimpleNamespace(wide=wide, sizes=[2] * n)) for wide in (False, True) for n in (1, 11, 12, 36)]
     assert counts == [1, 1, 1, 1, 1, 1, 2, 4]
 
 
@@ -191,8 +191,8 @@ def test_a_layer_that_was_lowered_with_other_inputs_keeps_its_time(monkeypatch):
 
     base = {"same": layer("Add(%x, %b)", 8), "fewer": layer("Add(%x, %b)", 8), "more": layer("Relu(%x)", 8)}
     small = {"same": layer("Add(%x, %b)", 6), "fewer": layer("Relu(%x)", 6), "more": layer("Add(%x, %b)", 6), "new": layer("Relu(%x)", 6)}
-    monkeypatch.setattr(latency_cost, "static_layers", lambda net, config: small)
-    assert latency_cost._axis_shrinkage(None, base, None) == {"same": {("in", 0, 0): 2, ("in", 1, 0): 2, ("out", 0, 0): 2}}
+    monkeypatch.setattr(latency_cost, "lower_to_static_layers", lambda net, config: small)
+    assert latency_cost._compute_axis_shrinkage(None, base, None) == {"same": {("in", 0, 0): 2, ("in", 1, 0): 2, ("out", 0, 0): 2}}
 
 
 def test_rates_without_a_declared_peak_or_a_timed_layer_are_zero():
@@ -214,7 +214,7 @@ def test_a_target_is_tightened_by_how_far_the_engine_missed_it(monkeypatch):
     prune = import_module("whet.pruning.prune")  # the package has a function of this name
     monkeypatch.setattr(prune, "get_opt_batch", lambda net, config: 1)
     monkeypatch.setattr(prune, "cut", lambda *args, **kwargs: "small")
-    monkeypatch.setattr(prune, "measured_sum", lambda net, meter: 1.0)
+    monkeypatch.setattr(prune, "measure_latency_sum", lambda net, meter: 1.0)
     monkeypatch.setattr(prune, "measure_latencies", lambda nets, build, progress=None: next(times))
     backend, table = SimpleNamespace(capabilities=SimpleNamespace(executes=True)), SimpleNamespace(save=lambda: None)
     meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
@@ -237,7 +237,7 @@ def test_the_search_ends_when_the_engine_meets_the_target(monkeypatch, after, tr
     prune = import_module("whet.pruning.prune")
     monkeypatch.setattr(prune, "get_opt_batch", lambda net, config: 1)
     monkeypatch.setattr(prune, "cut", lambda *args, **kwargs: "small")
-    monkeypatch.setattr(prune, "measured_sum", lambda net, meter: 1.0)
+    monkeypatch.setattr(prune, "measure_latency_sum", lambda net, meter: 1.0)
     monkeypatch.setattr(prune, "measure_latencies", lambda nets, build, progress=None: (10.0, after))
     backend, table = SimpleNamespace(capabilities=SimpleNamespace(executes=True)), SimpleNamespace(save=lambda: None)
     meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
@@ -263,10 +263,10 @@ def test_floors_are_the_time_of_bytes_and_of_products_at_the_peak_rates():
 
 def test_all_positions_are_taken_up_to_four_per_unknown():
     rng = np.random.default_rng(0)
-    assert len(_positions(9000, 3000, rng)) == len(_positions(12000, 3000, rng)) - 3000 == 9000
-    assert len(_positions(12001, 3000, rng)) == 12000
-    assert len(_positions(9000, 2000, rng)) == 8192
-    some = _positions(9000, 5, rng)
+    assert len(_draw_positions(9000, 3000, rng)) == len(_draw_positions(12000, 3000, rng)) - 3000 == 9000
+    assert len(_draw_positions(12001, 3000, rng)) == 12000
+    assert len(_draw_positions(9000, 2000, rng)) == 8192
+    some = _draw_positions(9000, 5, rng)
     assert len(some) == 8192
     assert (np.diff(some) > 0).all()
 
@@ -294,7 +294,7 @@ def test_layers_that_would_take_too_long_are_not_refitted():
 ])  # fmt: skip
 def test_positions_of_a_convolution_are_those_of_its_output(attrs):
     net = parse_network(f"network n source\nin %x: f32[2,3,8,9]\nconst %w: f32[4,3,3,2] = seed(1)\n%y = Conv(%x, %w{attrs})\nout %y\n")
-    assert tuple(_output_size(net.layers[0], np.zeros((2, 3, 8, 9)))) == net.outputs[0].shape[2:]
+    assert tuple(_compute_output_size(net.layers[0], np.zeros((2, 3, 8, 9)))) == net.outputs[0].shape[2:]
 
 
 def test_an_engine_without_2_4_weights_has_no_remark_on_them():
@@ -319,10 +319,10 @@ const %w: f32[4,{first + 8},1,1] = seed(3)
 %y = Conv(%c, %w)
 out %y
 """)
-        readers = permute._readers(net, ())
+        readers = permute._list_readers(net, ())
         if count:
             assert [t.name for t, _, _ in readers] == ["w"]
-        found = [permute._matrices(g, readers, lambda layer, array, axis: np.abs(array)) for g in groups(net)]
+        found = [permute._concatenate_scores(g, readers, lambda layer, array, axis: np.abs(array)) for g in groups(net)]
         assert sum(m is not None for m in found) == count
         for m in found:
             assert m is None or m.shape == (4, 8)
@@ -332,8 +332,8 @@ def test_traffic_counts_each_constant_that_a_kernel_does_not_pack():
     net = parse_network("network n source\nin %x: f32[8,4]\nconst %w: f32[4,2] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
     kernel = SimpleNamespace(packed=[], inputs=[128], outputs=[64])
     stored = SimpleNamespace(dtype=SimpleNamespace(name="f32"))
-    assert _traffic(net.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, None)))) == 128 + 64 + 32
-    assert _traffic(net.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, stored)))) == 128 + 64
+    assert _count_traffic_bytes(net.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, None)))) == 128 + 64 + 32
+    assert _count_traffic_bytes(net.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, stored)))) == 128 + 64
     clip = parse_network("network n source\nin %x: f32[8]\nconst %h: f32[] = [1]\n%y = Clip(%x, none, %h)\nout %y\n")
     kernel = SimpleNamespace(packed=[], inputs=[32], outputs=[32])
-    assert _traffic(clip.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, None, None)))) == 32 + 32 + 4
+    assert _count_traffic_bytes(clip.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, None, None)))) == 32 + 32 + 4

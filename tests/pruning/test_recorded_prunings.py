@@ -30,10 +30,10 @@ from whet.pruning import (
     zero_channels,
     zero_smallest,
 )
-from whet.pruning.patterned import unusable_reason
+from whet.pruning.patterned import explain_unusable_pattern
 from whet.pruning.recovery import RecoveryConfig, reestimate_batch_norms
-from whet.pruning.sensitivity import gates, mean_absolute_gradients, output_sensitivities
-from whet.sparsity import parse_pattern, reduction_axis
+from whet.pruning.sensitivity import compute_gates, compute_mean_absolute_gradients, compute_output_sensitivities
+from whet.sparsity import find_reduction_axis, parse_pattern
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prunings"
 NULL = BuildConfig(backend="null", timing_cache="")
@@ -275,17 +275,19 @@ def test_nothing_is_compiled_for_a_machine_that_compiles_nothing(monkeypatch):
 def test_scores_and_gradients_stay_as_recorded(name):
     net = PARTS[name]()
     found, blocks = groups(net), branches(net)
-    layers = {x.name: x for x in net.layers if reduction_axis(x) is not None}
+    layers = {x.name: x for x in net.layers if find_reduction_axis(x) is not None}
     x, classes = data(net, 12), net.outputs[0].shape[1]
     lines = []
     for title, labels in (("without labels", None), ("with labels", np.arange(12) % classes)):
         for batch in (1, 5, 12):
             lines.append(f"{title}, batch {batch}")
-            seen = gates(net, found, blocks, x, labels, batch=batch, seed=3)
+            seen = compute_gates(net, found, blocks, x, labels, batch=batch, seed=3)
             lines += [f"  ~ {g.name}: {digits(seen.first(g.name))}, {digits(seen.second(g.name))}, {digits(seen.energy[g.name])}" for g in found]
             lines += [f"  ~ {b.name}: {digits(seen.first(b.name))}, {digits(seen.second(b.name))}" for b in blocks]
-            lines += [f"  ~ gradient of {k}: {digits(v)}" for k, v in mean_absolute_gradients(net, layers, x, labels, batch=batch, seed=3).items()]
-            of = output_sensitivities(net, x, labels, samples=7, batch=batch, seed=3)
+            lines += [
+                f"  ~ gradient of {k}: {digits(v)}" for k, v in compute_mean_absolute_gradients(net, layers, x, labels, batch=batch, seed=3).items()
+            ]
+            of = compute_output_sensitivities(net, x, labels, samples=7, batch=batch, seed=3)
             lines += [f"  ~ %{t.name}: {digits(v)}" for t, v in of.items()]
         for kind in ("reconstruction", "weighted_reconstruction"):
             scores = importance(found, kind, 2, net=net, samples=Samples(x, labels), blocks=blocks)
@@ -312,7 +314,7 @@ def test_patterns_stay_as_recorded(name):
         made[f"{pattern} {kind}"] = done.network
         lines += [f"  {k}: {int(m.sum())} of {m.size} kept, positions {int(np.flatnonzero(m).sum())}" for k, m in done.masks.items()]
         lines += [f"  ~ {k} lost {100 * v:.1f} %" for k, v in done.removed.items()] + [f"  {k}: {why}" for k, why in done.left.items()]
-        lines += [f"  refitted {done.refitted}, 2:4 {done.two_four}; {unusable_reason(parse_pattern('2:4', 0), done)}"]
+        lines += [f"  refitted {done.refitted}, 2:4 {done.two_four}; {explain_unusable_pattern(parse_pattern('2:4', 0), done)}"]
         lines += [f"  ~ outputs {describe_output(done.network)}", *log.lines()]
     sparse = zero_smallest(net, 0.6)
     made["scattered"] = sparse

@@ -11,7 +11,7 @@ from whet.frontends import network_from_onnx
 from whet.network import parse_network
 from whet.ops import run_network
 from whet.pruning import PruneConfig, RecoveryConfig, apply_recipe, choose, cut, groups, importance, prune, recover, reestimate_batch_norms
-from whet.pruning._least_squares import Problem, conv_matrix, conv_outputs, conv_rows, conv_weights, solve
+from whet.pruning._least_squares import Problem, convert_conv_to_matrix, convert_matrix_to_conv, gather_conv_outputs, gather_conv_rows, solve
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 RNG = np.random.default_rng(3)
@@ -48,9 +48,9 @@ out %y
     x, w = RNG.standard_normal((3, 4, 9, 8)).astype(np.float32), net.constants["w"].array()
     y = run_network(net, {"x": x})["y"]
     at = np.sort(RNG.choice(y.size // 6, 40, replace=False))
-    rows, matrix = conv_rows(net.layers[0], x, w, at), conv_matrix(w, group)
-    np.testing.assert_allclose(rows @ matrix, conv_outputs(y, group, at), atol=1e-4)
-    np.testing.assert_array_equal(conv_weights(matrix, w), w)
+    rows, matrix = gather_conv_rows(net.layers[0], x, w, at), convert_conv_to_matrix(w, group)
+    np.testing.assert_allclose(rows @ matrix, gather_conv_outputs(y, group, at), atol=1e-4)
+    np.testing.assert_array_equal(convert_matrix_to_conv(matrix, w), w)
 
 
 REDUNDANT = """network n source

@@ -15,9 +15,9 @@ from whet.pruning.costs import Costs
 from whet.pruning.cut import cut
 from whet.pruning.floor import reweight_scores
 from whet.pruning.permute import reorder
-from whet.pruning.reconstruction import _WIDEST, _contracts, reconstruction_scores
+from whet.pruning.reconstruction import _WIDEST, _contracts, compute_reconstruction_scores
 from whet.pruning.recovery import RecoveryConfig, recover
-from whet.pruning.unstructured import zero_smallest, zeros
+from whet.pruning.unstructured import compute_zero_fraction, zero_smallest
 
 
 @pytest.mark.parametrize("kind", ["f2", "f4", "f8"])
@@ -47,9 +47,9 @@ def test_the_smallest_weights_of_matrices_and_filters_become_zero():
     np.testing.assert_allclose(half.constants["w"].array().reshape(-1), np.array([0.5, 0, 0, 4, 0, 1], "f4"))
     assert half.constants["v"].array().reshape(-1).tolist() == [0] * 6 + [7, -8, 9, -10, 11, -12]
     assert half.constants["b"].array().tolist() == net.constants["b"].array().tolist()
-    assert zeros(half) == 9 / 18
-    assert (zeros(zero_smallest(net, 0.0)), zeros(zero_smallest(net, 1.0))) == (0.0, 1.0)
-    assert zeros(net) == 0.0
+    assert compute_zero_fraction(half) == 9 / 18
+    assert (compute_zero_fraction(zero_smallest(net, 0.0)), compute_zero_fraction(zero_smallest(net, 1.0))) == (0.0, 1.0)
+    assert compute_zero_fraction(net) == 0.0
     for wrong in (-0.1, 1.1):
         with pytest.raises(PruneError, match="from 0 to 1"):
             zero_smallest(net, wrong)
@@ -133,7 +133,7 @@ def test_channels_that_are_always_zero_have_finite_scores_and_go_first():
         net.constants["b"].weight = type(net.constants["b"].weight)(bias, net.constants["b"].weight.origin)
         data = {"x": np.random.default_rng(0).standard_normal((4, 2, 6, 6)).astype("f4")}
         found = groups(net)
-        (scores,) = [v for n, v in reconstruction_scores(net, found, branches(net), data).items() if len(v) == 8]
+        (scores,) = [v for n, v in compute_reconstruction_scores(net, found, branches(net), data).items() if len(v) == 8]
         assert np.isfinite(scores).all()
         assert set(np.argsort(scores, kind="stable")[: 8 - alive]) == set(range(alive, 8))
         assert not alive or scores[:3].min() > 100 * scores[3:].max()

@@ -9,7 +9,7 @@ from whet.ops import run_network
 from whet.pruning import PruneConfig, Target, count_flops, cut, groups, prune
 from whet.pruning.knapsack import Choice
 from whet.pruning.recovery import RecoveryConfig
-from whet.pruning.stepwise import choose_stepwise, remaining
+from whet.pruning.stepwise import choose_stepwise, list_remaining_groups
 
 HALF = {"target": Target("flops", ratio=0.4), "multiple": 1, "floor": False}
 
@@ -51,8 +51,8 @@ def test_groups_of_another_size_are_left_out():
     net = residual(blocks=2)
     found = groups(net)
     small = cut(net, {found[0].name: np.arange(8)}, found)
-    assert [g.name for g in remaining(found, small, {found[0].name: 8})] == [g.name for g in found]
-    assert found[0].name not in [g.name for g in remaining(found, small, {})]
+    assert [g.name for g in list_remaining_groups(found, small, {found[0].name: 8})] == [g.name for g in found]
+    assert found[0].name not in [g.name for g in list_remaining_groups(found, small, {})]
 
 
 def test_steps_without_a_counted_target_or_data_are_refused():

@@ -6,7 +6,7 @@ import pytest
 from whet.errors import PruneError
 from whet.network import parse_network
 from whet.pruning import PruneConfig, groups, importance, prune
-from whet.pruning.costs import flop_costs
+from whet.pruning.costs import make_flop_costs
 from whet.pruning.knapsack import choose_within
 from whet.pruning.prune import Report
 
@@ -29,7 +29,7 @@ def test_a_target_is_positive(target):
     net = parse_network(TEXT)
     found = groups(net)
     with pytest.raises(PruneError, match="the target must be positive"):
-        choose_within(found, [], importance(found), flop_costs(net, found, []), target)
+        choose_within(found, [], importance(found), make_flop_costs(net, found, []), target)
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.3, 0.5, 0.7])

@@ -16,11 +16,11 @@ from torch import nn
 import whet
 from whet.errors import FrontendError
 from whet.ops import run_network
-from whet.pruning import count_flops, count_params, groups, zeros
-from whet.pruning.latency_cost import measured_sum, static_layers
+from whet.pruning import compute_zero_fraction, count_flops, count_params, groups
+from whet.pruning.latency_cost import lower_to_static_layers, measure_latency_sum
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
-from whet.sparsity import eligible_layers
+from whet.sparsity import list_eligible_layers
 from whet.sparsity.report import describe_zeros
 
 EXAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -52,9 +52,9 @@ def model(width=32):
 def latency(net):
     """The lowered layers at one sample, and the sum of their times in ms by the null machine, whose times depend on shapes only."""
     config = whet.BuildConfig(backend="null", timing_cache="", profiles=(({net.inputs[0].name: (1, 3, 16, 16)},) * 3,))
-    layers = static_layers(net, config)
+    layers = lower_to_static_layers(net, config)
     with Meter(config, LatencyTable(), layers) as meter:
-        return layers, measured_sum(net, meter)
+        return layers, measure_latency_sum(net, meter)
 
 
 @pytest.fixture(scope="module")
@@ -146,10 +146,10 @@ def test_masks_of_asp_and_modelopt_are_imported_as_weights(unpruned):
             mask = torch.zeros_like(fours, dtype=torch.bool).scatter_(1, fours.abs().topk(2, 1).indices, True)
             m.weight.data = (fours * mask).reshape(w.movedim(1, -1).shape).movedim(-1, 1).contiguous()
     net = whet.from_torch(module, EXAMPLE)
-    yes, no = eligible_layers(net)
+    yes, no = list_eligible_layers(net)
     assert len(yes) == 5
     assert [reason for reason in no.values()] == ["its reduction axis has 3 elements, no multiple of 4"]
-    assert not eligible_layers(unpruned[1])[0]
+    assert not list_eligible_layers(unpruned[1])[0]
     assert same(module, net, EXAMPLE)
 
 
@@ -162,7 +162,7 @@ def test_unstructured_zeros_change_no_count_and_no_kernel(unpruned):
             torch_prune.l1_unstructured(m, "weight", 0.5)
             torch_prune.remove(m, "weight")
     net = whet.from_torch(module, EXAMPLE)
-    assert zeros(net) == pytest.approx(0.5, abs=0.01)
+    assert compute_zero_fraction(net) == pytest.approx(0.5, abs=0.01)
     assert "50% of the weights are zeros in no pattern" in describe_zeros(net)
     assert (count_params(net), count_flops(net)) == (count_params(unpruned[1]), count_flops(unpruned[1]))
     (sparse, zeroed_ms), (dense, unpruned_ms) = latency(net), latency(unpruned[1])

@@ -7,9 +7,9 @@ from whet.errors import PruneError
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.pruning import apply_pattern
-from whet.pruning.sensitivity import mean_absolute_gradients
+from whet.pruning.sensitivity import compute_mean_absolute_gradients
 from whet.pruning.weight_scores import WeightScores
-from whet.sparsity import parse_pattern, reduction_axis
+from whet.sparsity import find_reduction_axis, parse_pattern
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def data():
 
 
 def weighted(net):
-    return {x.name: x for x in net.layers if reduction_axis(x) is not None}
+    return {x.name: x for x in net.layers if find_reduction_axis(x) is not None}
 
 
 def test_gradients_are_those_of_pytorch(net, data):
@@ -43,7 +43,7 @@ def test_gradients_are_those_of_pytorch(net, data):
     from whet.training import NetworkModule
 
     labels = np.random.default_rng(2).integers(0, 5, 20)
-    found = mean_absolute_gradients(net, weighted(net), {"x": data["x"][:20]}, labels, batch=8)
+    found = compute_mean_absolute_gradients(net, weighted(net), {"x": data["x"][:20]}, labels, batch=8)
     module = NetworkModule(net)
     total: dict[str, np.ndarray] = {}
     for i in range(20):
@@ -59,7 +59,7 @@ def test_gradients_are_those_of_pytorch(net, data):
 def test_second_order_scores_are_the_error_after_the_other_weights_adjust(net, data, layer):
     """The score of one weight against the least-squares error of its output channel without this weight, solved directly."""
     scores = WeightScores.of(net, weighted(net), "second_order", data, None, 0)
-    w, axis = reduction_axis(weighted(net)[layer])
+    w, axis = find_reduction_axis(weighted(net)[layer])
     got = scores(layer, w.array(), axis)
     moments = scores.inputs[layer].gram[0] / scores.inputs[layer].rows
     moments = moments + 1e-3 * np.trace(moments) / len(moments) * np.eye(len(moments))

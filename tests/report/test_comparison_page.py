@@ -9,7 +9,7 @@ import whet
 from report.page_parser import chart_data, check_page, parsed
 from whet.cli import group
 from whet.network import parse_network
-from whet.report import comparison_page
+from whet.report import render_comparison_page
 
 NET = """network n source
 in %x: f32[1,8,16,16]
@@ -56,7 +56,7 @@ def _data():
 
 
 def test_times_intervals_and_layers_of_the_data_are_drawn():
-    page = comparison_page(_data(), title=HOSTILE)
+    page = render_comparison_page(_data(), title=HOSTILE)
     check_page(page)
     assert "1 of 2 groups of layers differ" in "".join(parsed(page).words)
     assert "optimization_level" in parsed(page).words
@@ -73,7 +73,7 @@ def test_times_intervals_and_layers_of_the_data_are_drawn():
 def test_a_difference_within_the_interval_is_grey():
     d = _data()
     d["engines"][1] |= {"change": -0.01, "change_interval": [-0.05, 0.02]}
-    assert chart_data(comparison_page(d))["figures"]["change"]["data"][0]["marker"]["color"] == ["--grey"]
+    assert chart_data(render_comparison_page(d))["figures"]["change"]["data"][0]["marker"]["color"] == ["--grey"]
 
 
 def test_the_command_writes_the_page_and_report_makes_the_same_of_its_json(tmp_path, chromium):

@@ -11,7 +11,7 @@ from report.page_parser import chart_data, check_page, parsed
 from whet.cli import group
 from whet.errors import UsageError
 from whet.network import parse_network
-from whet.report import engine_page
+from whet.report import render_engine_page
 from whet.report._html import Html
 from whet.report._lanes import assign_lanes
 
@@ -41,7 +41,7 @@ def engine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(engine):
-    return engine_page(whet.read_engine(engine), title="<script>alert(1)</script>")
+    return render_engine_page(whet.read_engine(engine), title="<script>alert(1)</script>")
 
 
 def test_the_page_is_one_file_and_markup_in_names_is_text(page):
@@ -99,7 +99,7 @@ def test_bytes_in_use_never_exceed_the_arena(engine, page):
 def test_an_engine_without_times_has_a_page_that_says_so(tmp_path):
     model = whet.save_onnx(parse_network(NET), tmp_path / "n.onnx")
     whet.build(model, optimization_level=0, timing_cache="").save(tmp_path / "n.engine")
-    page = engine_page(whet.read_engine(tmp_path / "n.engine"))
+    page = render_engine_page(whet.read_engine(tmp_path / "n.engine"))
     check_page(page)
     assert "not timed" in page
     assert "types" not in chart_data(page)["figures"]
@@ -108,7 +108,7 @@ def test_an_engine_without_times_has_a_page_that_says_so(tmp_path):
 def test_zeros_and_two_of_four_weights_are_shown(tmp_path):
     model = whet.save_onnx(parse_network(NET), tmp_path / "n.onnx")
     whet.build(model, optimization_level=1, timing_cache="", sparsity="force").save(tmp_path / "n.engine")
-    zeros = chart_data(engine_page(whet.read_engine(tmp_path / "n.engine")))["figures"]["precision"]["data"][1]
+    zeros = chart_data(render_engine_page(whet.read_engine(tmp_path / "n.engine")))["figures"]["precision"]["data"][1]
     assert zeros["y"] == [50.0] * 3
     assert "2:4, runs dense" in zeros["hovertext"][0]
 

@@ -7,8 +7,8 @@ import pytest
 from report.page_parser import chart_data, check_page, parsed
 from report.sample import HOSTILE, sample
 from whet.report import search_page
-from whet.report._html import number
-from whet.report._pareto import pareto_figure
+from whet.report._html import format_digits
+from whet.report._pareto import plot_pareto
 
 
 def test_external_text_does_not_become_markup_and_nothing_is_requested():
@@ -60,14 +60,14 @@ def test_code_in_reasons_is_marked():
 @pytest.mark.parametrize("higher", [True, False])
 def test_the_line_of_the_pareto_set_passes_by_points_that_only_noise_keeps(higher):
     points = [{**p, "front": True, "y": p["y"] if higher else 100 - p["y"]} for p in _points((0.5, 99.0), (0.6, 98.9), (1.0, 99.5))]
-    drawn = pareto_figure(points, x_name="x", y_name="y", limit_x=None, limit_y=None, higher=higher)["data"][0]
+    drawn = plot_pareto(points, x_name="x", y_name="y", limit_x=None, limit_y=None, higher=higher)["data"][0]
     assert drawn["x"] == [0.5, 1.0]
 
 
 def test_the_metric_of_the_pareto_plot_spans_a_percent_at_least():
     """Otherwise the difference of one sample, which is chance, fills the plot."""
     points = [{"x": x, "y": y, "kind": "scout", "name": "t", "lines": []} for x, y in ((0.3, 99.663), (0.6, 99.667))]
-    low, high = pareto_figure(points, x_name="time", y_name="top-1 %", limit_x=0.5, limit_y=None)["layout"]["yaxis"]["range"]
+    low, high = plot_pareto(points, x_name="time", y_name="top-1 %", limit_x=0.5, limit_y=None)["layout"]["yaxis"]["range"]
     assert high - low >= 0.99
     assert low < 99.2 < 100.1 < high
 
@@ -76,7 +76,7 @@ def test_the_metric_of_the_pareto_plot_spans_a_percent_at_least():
     ("value", "shown"), [(None, "-"), (0, "0"), (0.5, "0.500"), (12.345, "12.3"), (615162, "615,162"), (99.66, "99.7"), (100, "100")]
 )
 def test_numbers(value, shown):
-    assert number(value) == shown
+    assert format_digits(value) == shown
 
 
 def _points(*places: tuple[float, float]) -> list[dict]:
@@ -84,12 +84,12 @@ def _points(*places: tuple[float, float]) -> list[dict]:
 
 
 def test_a_plot_of_one_point():
-    shown = pareto_figure(_points((1.0, 99.0)), x_name="x", y_name="y", limit_x=None, limit_y=None)
+    shown = plot_pareto(_points((1.0, 99.0)), x_name="x", y_name="y", limit_x=None, limit_y=None)
     assert [len(t["x"]) for t in shown["data"]] == [0, 1, 0, 0]
 
 
 def test_a_point_far_below_does_not_flatten_the_rest():
-    shown = pareto_figure(_points((1.0, 99.6), (2.0, 99.0), (3.0, 12.0)), x_name="x", y_name="y", limit_x=None, limit_y=98.6)
+    shown = plot_pareto(_points((1.0, 99.6), (2.0, 99.0), (3.0, 12.0)), x_name="x", y_name="y", limit_x=None, limit_y=98.6)
     low, high = shown["layout"]["yaxis"]["range"]
     trials = shown["data"][1]
     assert (99.6 - 99.0) / (high - low) > 0.1
@@ -100,14 +100,14 @@ def test_a_point_far_below_does_not_flatten_the_rest():
 def test_a_limit_far_beyond_all_points_does_not_flatten_them():
     ranges = {}
     for limit in (None, 0.8, 10.0):
-        shown = pareto_figure(_points((0.5, 99.0), (1.0, 99.0)), x_name="x", y_name="y", limit_x=limit, limit_y=None)
+        shown = plot_pareto(_points((0.5, 99.0), (1.0, 99.0)), x_name="x", y_name="y", limit_x=limit, limit_y=None)
         ranges[limit] = shown["layout"]["xaxis"]["range"]
         assert bool(shown["layout"]["shapes"]) == (limit is not None)
     assert ranges[10.0] == ranges[0.8] == ranges[None]
 
 
 def test_a_trial_names_those_beneath_its_mark():
-    shown = pareto_figure(_points(*[(0.4, 99.0)] * 100, (0.9, 97.0)), x_name="x", y_name="y", limit_x=None, limit_y=None)
+    shown = plot_pareto(_points(*[(0.4, 99.0)] * 100, (0.9, 97.0)), x_name="x", y_name="y", limit_x=None, limit_y=None)
     texts = shown["data"][1]["hovertext"]
     assert texts[0].startswith("n0<br>99 more here<br>n1: ")
     assert texts[0].count("<br>") == 8

@@ -9,7 +9,7 @@ from report.page_parser import chart_data, check_page, parsed
 from whet.builder.precision.layer_sensitivity import SensitivityReport
 from whet.cli import group
 from whet.precision import LayerSensitivity
-from whet.report import sensitivity_page
+from whet.report import render_sensitivity_page
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -20,7 +20,7 @@ def _data(count=3, **more):
 
 
 def test_bars_dots_and_rows_are_those_of_the_analysis():
-    page = sensitivity_page(_data(float_ms=3.0, low_ms=1.5, notes=["no calibration data"]), title=HOSTILE)
+    page = render_sensitivity_page(_data(float_ms=3.0, low_ms=1.5, notes=["no calibration data"]), title=HOSTILE)
     check_page(page)
     bars, dots = chart_data(page)["figures"]["sensitivity"]["data"]
     assert bars["x"] == pytest.approx([20.0, 21.0, 22.0])
@@ -33,7 +33,7 @@ def test_bars_dots_and_rows_are_those_of_the_analysis():
 
 
 def test_the_chart_shows_the_most_sensitive_layers_and_the_table_all():
-    page = sensitivity_page(_data(70))
+    page = render_sensitivity_page(_data(70))
     assert len(chart_data(page)["figures"]["sensitivity"]["data"][0]["x"]) == 60
     words = "".join(parsed(page).words)
     assert "The 10 least sensitive layers are in the table only." in words

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from report.page_parser import chart_data, check_page, parsed
 from whet.cli import group
 from whet.pruning import EngineTimes, LayerAdvice, SparsityAdvice
-from whet.report import sparsity_page
+from whet.report import render_sparsity_page
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -26,7 +26,7 @@ LAYERS = (_layer("a", "3x3", 64, 2.0), _layer("b", "3x3", 64, 0.5), _layer("c", 
 
 
 def test_points_of_the_chart_are_the_speedups_of_the_layers():
-    page = sparsity_page({"settings": [_advice(8, *LAYERS)]})
+    page = render_sparsity_page({"settings": [_advice(8, *LAYERS)]})
     check_page(page)
     traces = chart_data(page)["figures"]["setting0"]["data"]
     assert [t.get("name") for t in traces] == [None, "3x3", None, "linear"]
@@ -40,7 +40,7 @@ def test_points_of_the_chart_are_the_speedups_of_the_layers():
 
 def test_each_setting_has_a_chart_with_the_same_axes_and_each_verdict_is_said_once():
     engine = EngineTimes(2.0, 1.8, 1, (0.05, 0.15))
-    page = sparsity_page({"settings": [_advice(1, LAYERS[3]), _advice(8, *LAYERS, engine=engine), _advice(32, LAYERS[3])]})
+    page = render_sparsity_page({"settings": [_advice(1, LAYERS[3]), _advice(8, *LAYERS, engine=engine), _advice(32, LAYERS[3])]})
     figures = chart_data(page)["figures"]
     assert sorted(figures) == ["setting0", "setting1", "setting2"]
     assert len({json.dumps([f["layout"]["xaxis"], f["layout"]["yaxis"]]) for f in figures.values()}) == 1
@@ -53,7 +53,7 @@ def test_each_setting_has_a_chart_with_the_same_axes_and_each_verdict_is_said_on
 
 def test_layers_without_sparse_tactics_are_said_to_have_none():
     dense = LayerAdvice("a", "a", "1x1", 8, 8, 1.0, None, "cpu/dense", "", None, "no sparse tactic")
-    page = sparsity_page({"settings": [SparsityAdvice("cpu", "fp32", None, "no sparse tactics", 0.0, (dense,)).to_json()]})
+    page = render_sparsity_page({"settings": [SparsityAdvice("cpu", "fp32", None, "no sparse tactics", 0.0, (dense,)).to_json()]})
     check_page(page)
     assert chart_data(page)["figures"] == {}
     assert "No layer has both a dense and a sparse tactic." in parsed(page).words

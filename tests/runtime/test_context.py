@@ -20,7 +20,7 @@ from whet.engine import make_probe
 from whet.errors import ContextError, EngineError, ShapeError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
-from whet.runtime import EngineWarning, Runtime, aligned_empty
+from whet.runtime import EngineWarning, Runtime, allocate_aligned_array
 from whet.tactics import PlanRefused, get_tactic
 
 
@@ -131,7 +131,7 @@ def test_aligned_buffers_are_used_without_copies(engine, monkeypatch):
 
 def test_other_buffers_are_copied_with_a_reason(engine):
     context = engine.create_context()
-    raw = aligned_empty((2 * 3 * 8 * 8 + 1,), np.float32)
+    raw = allocate_aligned_array((2 * 3 * 8 * 8 + 1,), np.float32)
     x = raw[1:].reshape(2, 3, 8, 8)
     x[:] = image()
     y = np.empty((2, 8, 8, 4), "f4").transpose(0, 3, 1, 2)

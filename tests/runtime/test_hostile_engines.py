@@ -15,7 +15,7 @@ from whet.network import parse_network
 from whet.ops import OPS, run_network, sample_layer
 from whet.runtime import EngineWarning, Runtime
 from whet.runtime.memory import WeightStore
-from whet.tactics import get_tactic, tactics_of
+from whet.tactics import get_tactic, list_tactics
 
 TEXT = """
 network small source
@@ -75,7 +75,7 @@ def kernels():
     """One kernel of each CPU tactic that computes a sample."""
     backend = get_backend("cpu", threads=1)
     samples_of = cache(lambda op: [sample_layer(op, sample)[:2] for sample in OPS[op].samples])
-    for tactic in tactics_of("cpu"):
+    for tactic in list_tactics("cpu"):
         for op in sorted({*tactic.ops, "Fused"} & set(OPS)):
             for _network, layer in samples_of(op):
                 if tactic.why_not(layer) is None:

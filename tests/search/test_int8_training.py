@@ -20,7 +20,7 @@ from whet.search.jobs.job import read_result
 from whet.search.recipe.space import Candidate
 from whet.search.stages.build_engine import build_config, build_engine_plan
 from whet.search.stages.finetune import run_resumable
-from whet.search.stages.qat import explain_skip, loses_too_much, train_for_int8
+from whet.search.stages.qat import decide_int8_training, explain_skip, train_for_int8
 
 AUTO = {"when": "auto", "epochs": 2.0}
 
@@ -37,7 +37,7 @@ AUTO = {"when": "auto", "epochs": 2.0}
     ({**AUTO, "when": "always"}, 1.0, -0.5, -0.5, True),
 ])  # fmt: skip
 def test_training_runs_only_after_a_large_loss_by_calibration(qat, allowed, lost, drop, train):
-    wanted, why = loses_too_much(qat, allowed, lost, drop, 99.0)
+    wanted, why = decide_int8_training(qat, allowed, lost, drop, 99.0)
     assert wanted == train
     assert f"{lost:.3g}" in why
 

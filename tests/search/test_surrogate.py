@@ -7,7 +7,7 @@ import optuna
 import pytest
 
 from whet.search.study.study import make_sampler
-from whet.search.study.surrogate import Encoding, Reference, hypervolume, improvements, predict
+from whet.search.study.surrogate import Encoding, Reference, compute_hypervolume, compute_improvements, predict
 
 DIMENSIONS = 5
 
@@ -38,12 +38,14 @@ def searched(name, seed, trials=24, running=0):
 def test_the_added_area_is_the_difference_of_hypervolumes():
     rng = np.random.default_rng(0)
     values, points = rng.random((30, 2)), rng.random((40, 2)) * 1.2
-    before = hypervolume(values, (1.0, 1.0))
+    before = compute_hypervolume(values, (1.0, 1.0))
     np.testing.assert_allclose(
-        improvements(points, values, (1.0, 1.0)), [hypervolume(np.vstack([values, p]), (1.0, 1.0)) - before for p in points], atol=1e-12
+        compute_improvements(points, values, (1.0, 1.0)),
+        [compute_hypervolume(np.vstack([values, p]), (1.0, 1.0)) - before for p in points],
+        atol=1e-12,
     )
-    assert hypervolume(np.array([[0.5, 0.5]]), (1.0, 1.0)) == 0.25
-    assert hypervolume(np.array([[0.5, 1.5]]), (1.0, 1.0)) == 0
+    assert compute_hypervolume(np.array([[0.5, 0.5]]), (1.0, 1.0)) == 0.25
+    assert compute_hypervolume(np.array([[0.5, 1.5]]), (1.0, 1.0)) == 0
 
 
 def test_the_model_fits_and_knows_where_it_is_unsure():
@@ -78,7 +80,7 @@ def test_choices_of_increasing_numbers_are_ordered():
 @pytest.mark.filterwarnings("ignore:.*constraints_func:FutureWarning", "ignore:.*multivariate:optuna.exceptions.ExperimentalWarning")
 def test_it_reaches_more_than_random_points_and_tpe():
     """Five searches of 24 trials each: the model's worst is above the others' mean."""
-    reached = {n: [hypervolume(searched(n, seed)[1], (1.0, -80.0)) for seed in range(5)] for n in ("gp", "tpe", "random")}
+    reached = {n: [compute_hypervolume(searched(n, seed)[1], (1.0, -80.0)) for seed in range(5)] for n in ("gp", "tpe", "random")}
     assert min(reached["gp"]) > max(np.mean(reached["tpe"]), np.mean(reached["random"])), reached
 
 

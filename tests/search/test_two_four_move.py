@@ -11,11 +11,11 @@ from whet import BuildConfig
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
 from whet.pruning import LayerAdvice, SparsityAdvice
-from whet.pruning.recipe import recipe_from_json
+from whet.pruning.recipe import parse_recipe
 from whet.search import rebuild, search
 from whet.search.stages import prepare
 from whet.search.stages.prepare import TWO_FOUR, Prepared, has_zeros, list_two_four_gains, write_two_four
-from whet.sparsity import eligible_layers
+from whet.sparsity import list_eligible_layers
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def data():
 def test_only_the_layers_that_gain_are_2_4(net, data):
     prepared, rated = Prepared(net), []
     write_two_four(prepared, data, ["wide"], say=lambda _: None, rate=lambda n: rated.append(n) or {"value": 1.0})
-    assert eligible_layers(prepared.network)[0] == ["wide"]
-    assert eligible_layers(net)[0] == []
+    assert list_eligible_layers(prepared.network)[0] == ["wide"]
+    assert list_eligible_layers(net)[0] == []
     assert has_zeros(prepared.network)
     assert prepared.notes == ["2:4 in 1 of 2 layers with weights: those that a sparse kernel makes faster here"]
     assert [s["step"] for s in prepared.steps] == ["2:4"]
     assert rated == [prepared.network]
-    again = recipe_from_json(prepared.recipe.to_json())
+    again = parse_recipe(prepared.recipe.to_json())
     assert again.about[TWO_FOUR] == ["wide"]
     repeated = Prepared(net)
     write_two_four(repeated, data, again.about[TWO_FOUR], say=lambda _: None)
@@ -86,6 +86,6 @@ def test_a_search_writes_2_4_where_it_gains_and_repeats_it(case, tmp_path):
     if not stored["candidate"]["two_four"]:
         pytest.skip("the original was the fastest here")
     layers = stored["pruning"]["about"][TWO_FOUR]
-    assert set(layers) <= set(eligible_layers(network_from_onnx(deploy / "model.onnx"))[0])
+    assert set(layers) <= set(list_eligible_layers(network_from_onnx(deploy / "model.onnx"))[0])
     rebuild(deploy, tmp_path / "again")
     assert (tmp_path / "again" / "model.onnx").read_bytes() == (deploy / "model.onnx").read_bytes()

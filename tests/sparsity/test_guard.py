@@ -11,7 +11,7 @@ from whet.builder.precision.calibration import make_placeholder_ranges, prepare
 from whet.builder.precision.int8 import quantize_network
 from whet.network import Network, Weight, parse_type
 from whet.rewrite import PASSES, Fired, Phase, network_pass
-from whet.sparsity import TwoFourGuard, eligible_layers, first_violation, force_two_four, is_two_four, reduction_axis
+from whet.sparsity import TwoFourGuard, find_first_violation, find_reduction_axis, force_two_four, is_two_four, list_eligible_layers
 
 CONFIG = BuildConfig(backend="null", timing_cache="", optimization_level=3)
 
@@ -44,7 +44,7 @@ def breaking_pass():
     @network_pass(phase=Phase.FOLD, after=["fold_batch_norm"], level=0)
     def fill_zeros(g):
         layer = next(x for x in g.layers if x.name == "second")
-        w, _ = reduction_axis(layer)
+        w, _ = find_reduction_axis(layer)
         if not is_two_four(w.array(), 1):
             return []
         layer.inputs = (layer.inputs[0], g.net.constant(w.array() + np.float32(1)), *layer.inputs[2:])
@@ -60,7 +60,7 @@ def test_folding_and_fusion_keep_the_pattern():
     lowered, log = lower_network(net, CONFIG)
     assert log.counts()["fold_batch_norm"] == 1
     assert log.notes == []
-    assert len(eligible_layers(lowered)[0]) == 3
+    assert len(list_eligible_layers(lowered)[0]) == 3
 
 
 def test_the_pass_that_breaks_the_pattern_is_named_with_the_group(breaking_pass):
@@ -76,14 +76,14 @@ def test_zero_channels_stay_where_their_removal_would_move_weights_into_other_gr
     lowered, log = lower_network(network(zero_channels=range(0, 16, 2)), CONFIG)
     assert log.notes == []
     assert log.counts().get("remove_zero_channels", 0) == 0
-    assert len(eligible_layers(lowered)[0]) == 3
+    assert len(list_eligible_layers(lowered)[0]) == 3
 
 
 def test_groups_of_four_zero_channels_are_removed_and_the_pattern_stays():
     lowered, log = lower_network(network(zero_channels=range(4, 12)), CONFIG)
     assert log.counts()["remove_zero_channels"] == 1
     assert log.notes == []
-    assert len(eligible_layers(lowered)[0]) == 3
+    assert len(list_eligible_layers(lowered)[0]) == 3
     assert [t.shape for t in lowered.constants.values() if t.type.rank == 4 and t.shape[1] == 8]
 
 
@@ -100,7 +100,7 @@ def test_parallel_convolutions_merge_only_if_the_sum_is_two_four(shifted, merges
     lowered, log = lower_network(net, CONFIG)
     assert log.notes == []
     assert log.counts().get("merge_parallel_convs", 0) == merges
-    assert len(eligible_layers(lowered)[0]) == (1 if merges else 2)
+    assert len(list_eligible_layers(lowered)[0]) == (1 if merges else 2)
 
 
 def test_dense_weights_are_not_guarded():
@@ -131,18 +131,18 @@ def test_nearly_two_four_weights_are_not_eligible_and_the_group_is_named():
     changed = w.array().copy()
     changed[5, 8:12, 0, 1] = 1
     w.weight = Weight(changed, w.weight.origin)
-    assert eligible_layers(net)[1] == {"second": "its weights are not 2:4: output channel 5, inputs 8-11 at (0, 1) have 4 nonzeros"}
+    assert list_eligible_layers(net)[1] == {"second": "its weights are not 2:4: output channel 5, inputs 8-11 at (0, 1) have 4 nonzeros"}
 
 
 def test_the_first_violation_names_its_group():
     w = np.zeros((4, 8, 3, 3), np.float32)
     w[:, ::4] = 1
-    assert first_violation(w, 1) == ""
+    assert find_first_violation(w, 1) == ""
     w[2, 4:7, 1, 2] = 1
-    assert first_violation(w, 1) == "output channel 2, inputs 4-7 at (1, 2) have 3 nonzeros"
+    assert find_first_violation(w, 1) == "output channel 2, inputs 4-7 at (1, 2) have 3 nonzeros"
     w[1, 0, 0, 0] = np.nan
-    assert first_violation(w, 1) == "output channel 1, inputs 0-3 at (0, 0) hold a NaN"
+    assert find_first_violation(w, 1) == "output channel 1, inputs 0-3 at (0, 0) hold a NaN"
     product = np.zeros((8, 5), np.float32)
     product[4:, 3] = 1
-    assert first_violation(product, 0) == "output channel 3, inputs 4-7 have 4 nonzeros"
-    assert first_violation(np.zeros((4, 6)), 1) == "6 input channels have no whole groups of four"
+    assert find_first_violation(product, 0) == "output channel 3, inputs 4-7 have 4 nonzeros"
+    assert find_first_violation(np.zeros((4, 6)), 1) == "6 input channels have no whole groups of four"

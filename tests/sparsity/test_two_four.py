@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.pruning import zero_smallest
-from whet.sparsity import eligible_layers, force_two_four, is_two_four, reduction_axis, two_four
+from whet.sparsity import find_reduction_axis, force_two_four, is_two_four, list_eligible_layers, two_four
 from whet.sparsity.report import Zeros, count_zeros, describe_two_four, describe_zero_channels, describe_zeros, measure_scattered_zeros
 
 NET = """network n source
@@ -45,13 +45,13 @@ def test_an_axis_of_six_is_refused():
 
 def test_force_changes_eligible_layers_and_names_the_others():
     net = parse_network(NET)
-    assert eligible_layers(net)[0] == []
+    assert list_eligible_layers(net)[0] == []
     made, done, left = force_two_four(net)
     assert done == ["a"]
     assert list(left) == ["b"]
     assert "6 elements" in left["b"]
-    assert eligible_layers(made)[0] == ["a"]
-    assert eligible_layers(net)[0] == []  # the source network is unchanged
+    assert list_eligible_layers(made)[0] == ["a"]
+    assert list_eligible_layers(net)[0] == []  # the source network is unchanged
     x = np.random.default_rng(0).standard_normal((2, 8, 4, 4)).astype(np.float32)
     assert not np.allclose(run_network(net, {"x": x})["b"], run_network(made, {"x": x})["b"])
 
@@ -114,13 +114,13 @@ const %s: f32[] = seed(2)
 out %y
 """)
     (layer,) = net.layers
-    w, axis = reduction_axis(layer)
+    w, axis = find_reduction_axis(layer)
     assert (w.name, axis) == ("w", 1)
     whole = np.arange(1, 49).reshape(6, 8, 1, 1)
     w.weight = Weight(whole.astype(np.int8), w.constant().origin)
-    assert eligible_layers(net) == ([], {"y": "its weights are not 2:4"})
+    assert list_eligible_layers(net) == ([], {"y": "its weights are not 2:4"})
     w.weight = Weight(two_four(whole.astype(np.float32), 1).astype(np.int8), w.constant().origin)
-    assert eligible_layers(net) == (["y"], {})
+    assert list_eligible_layers(net) == (["y"], {})
 
 
 def test_wholly_zero_channels_are_counted_as_channels_and_not_as_scattered_zeros():

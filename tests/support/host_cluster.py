@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from support.host_cuda import align_arguments, compile_for_host
-from whet.tactics.cuda._device.arguments import Arguments, c_structs
-from whet.tactics.cuda._device.source import kernel_paths
+from whet.tactics.cuda._device.arguments import Arguments, emit_c_structs
+from whet.tactics.cuda._device.source import list_kernel_paths
 
 _RUNTIME = r"""
 #include <ucontext.h>
@@ -235,9 +235,9 @@ class ClusterLaunch:
 
 def _host_text(launch: ClusterLaunch) -> str:
     """The kernel after its shared headers, with shared memory in the block's memory. Static arrays follow the dynamic memory."""
-    text = kernel_paths()[launch.kernel].read_text().split('#include "mma.cuh"')[1]
-    text = re.sub(r'#include "(\w+\.cuh)"', lambda include: kernel_paths()[include.group(1)].read_text(), text)
-    text = text.replace('#include "arguments"', c_structs(launch.kernel)).replace('extern "C" __global__', "static")
+    text = list_kernel_paths()[launch.kernel].read_text().split('#include "mma.cuh"')[1]
+    text = re.sub(r'#include "(\w+\.cuh)"', lambda include: list_kernel_paths()[include.group(1)].read_text(), text)
+    text = text.replace('#include "arguments"', emit_c_structs(launch.kernel)).replace('extern "C" __global__', "static")
     text = re.sub(r"DEV void cluster_arrive_release.*", "", text)
     text = re.sub(r"extern __shared__ .*? u8 (\w+)\[\];", r"u8* \1 = self->block->memory.data();", text)
     text = re.sub(r"__shared__ float (\w+)((?:\[[^;]*\])+);", r"auto& \1 = *reinterpret_cast<float(*)\2>(self->block->memory.data());", text)

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends._code_cache import cached_code
+from whet.backends._code_cache import get_cached_code
 from whet.backends.cuda.compile import cache_folder
 from whet.network import DType
-from whet.tactics.cuda._device.arguments import Arguments, c_structs
-from whet.tactics.cuda._device.source import kernel_paths
+from whet.tactics.cuda._device.arguments import Arguments, emit_c_structs
+from whet.tactics.cuda._device.source import list_kernel_paths
 
 _HOST = """
 #include <cmath>
@@ -95,16 +95,16 @@ class HostLaunch:
     @staticmethod
     def of(entry: str, arguments: Arguments, constants: Mapping[str, Any], grid: tuple[int, int, int], block: int) -> HostLaunch:
         """The host's form of a tactic's launch."""
-        serial = entry in kernel_paths()[arguments.kernel_file].read_text() and "BLOCK" in constants and block == constants["BLOCK"]
+        serial = entry in list_kernel_paths()[arguments.kernel_file].read_text() and "BLOCK" in constants and block == constants["BLOCK"]
         given = {**constants, "BLOCK": 1} if "BLOCK" in constants else dict(constants)
         return HostLaunch(arguments.kernel_file, entry, given, arguments.pack(), grid[0], 1 if serial else block)
 
 
 def _own_text(kernel: str) -> str:
     """The kernel's text after its shared headers, which the host replaces."""
-    text = kernel_paths()[kernel].read_text().split('#include "common.cuh"')[1].replace('#include "vector.cuh"', "")
-    text = text.replace('#include "arguments"', c_structs(kernel))
-    return re.sub(r'#include "(\w+\.cuh)"', lambda include: kernel_paths()[include.group(1)].read_text(), text)
+    text = list_kernel_paths()[kernel].read_text().split('#include "common.cuh"')[1].replace('#include "vector.cuh"', "")
+    text = text.replace('#include "arguments"', emit_c_structs(kernel))
+    return re.sub(r'#include "(\w+\.cuh)"', lambda include: list_kernel_paths()[include.group(1)].read_text(), text)
 
 
 def compile_for_host(text: str, level: str) -> ctypes.CDLL:
@@ -122,7 +122,7 @@ def compile_for_host(text: str, level: str) -> ctypes.CDLL:
             return library.read_bytes()
 
     path = cache_folder() / f"{hash_of(text, *options, tool=compiler)}.so"
-    cached_code(path, compile_library)
+    get_cached_code(path, compile_library)
     return ctypes.CDLL(str(path))
 
 

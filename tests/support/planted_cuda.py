@@ -22,7 +22,7 @@ from whet.ops import run_layer
 from whet.tactics import TACTICS, load_tactics
 from whet.tactics.cuda._device.arguments import Arguments
 from whet.tactics.cuda._device.kernel import GpuKernel
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv import _conv_transpose, conv_generic
 
 #: kinds of faults in the order of their numbers; 0 has none
@@ -86,7 +86,7 @@ def edit(file: str, text: str, memory: str) -> str:
 
 def planted_text(file: str, constants: Mapping[str, Any]) -> str:
     """The whole text for NVRTC."""
-    return edit(file, kernel_text(file, constants), "__device__")
+    return edit(file, emit_kernel_source(file, constants), "__device__")
 
 
 def constants_of(fault: int, count: int) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 import whet.trt as trt
-from whet.runtime.memory import array_at
+from whet.runtime.memory import make_array_at
 
 NAME = "CircPadPlugin"
 
@@ -61,8 +61,8 @@ class CircPad(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IP
 
     def enqueue(self, input_desc, output_desc, inputs, outputs, workspace, stream):
         dtype = np.dtype(trt.nptype(input_desc[0].type))
-        x = array_at(inputs[0], tuple(input_desc[0].dims), dtype)
-        y = array_at(outputs[0], tuple(output_desc[0].dims), dtype)
+        x = make_array_at(inputs[0], tuple(input_desc[0].dims), dtype)
+        y = make_array_at(outputs[0], tuple(output_desc[0].dims), dtype)
         assert x.shape == self.shape
         top, bottom, left, right = map(int, self.pads)
         if self.tactic == 1:

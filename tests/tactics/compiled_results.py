@@ -4,7 +4,7 @@ import numpy as np
 from test_onednn_tactics import Listed, compute, place
 
 from whet.backends.cpu import CpuBackend
-from whet.network import from_stored, stored_shape
+from whet.network import compute_stored_shape, from_stored
 from whet.ops import run_regions
 from whet.tactics import Args, get_tactic
 from whet.tactics.cpu.onednn import _api as dnn
@@ -48,7 +48,7 @@ def check_pointed_elsewhere(name, layer, arrays):
                 call.set_address("output", i, out.ctypes.data)
             call.run()
         for out, want in zip(outs, run_regions(layer, arrays), strict=True):
-            got = from_stored(out.view(np.float32).reshape(stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)
+            got = from_stored(out.view(np.float32).reshape(compute_stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 

@@ -5,24 +5,24 @@ import pytest
 from test_onednn_tactics import CPU, Listed, compute, place
 
 from whet.backends.cpu import CpuBackend, machine_code
-from whet.composites.attention import attention_sample
-from whet.composites.epilogue import conv_silu_sample
-from whet.composites.quantized import quantized_sample
-from whet.composites.rearrange import rearrange_sample
-from whet.network import Network, from_stored, parse_type, static_shape, stored_shape
+from whet.composites.attention import make_attention_sample
+from whet.composites.epilogue import make_conv_silu_sample
+from whet.composites.quantized import make_quantized_sample
+from whet.composites.rearrange import make_rearrange_sample
+from whet.network import Network, compute_stored_shape, from_stored, parse_type, static_shape
 from whet.ops import run_layer, run_regions, sample_layer
 from whet.tactics import Args, get_tactic
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu.conv._pointwise_ir import Variant, pointwise_ir
+from whet.tactics.cpu.conv._pointwise_ir import Variant, emit_pointwise_ir
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.quantized.lookup_table import TableKernel, table
+from whet.tactics.cpu.quantized.lookup_table import TableKernel, compute_table
 from whet.tactics.cpu.quantized.quantize_image import QuantizeImage
 
 JIT = pytest.mark.skipif(jit.why_unavailable() is not None, reason=str(jit.why_unavailable()))
 
 
 def table_layer(count, build, store, dtype="u8"):
-    _, layer, arrays = sample_layer("Fused", quantized_sample("QuantizedTable", [(f"full {dtype}[{count}]", 0.05, 3, 0)], build, store))
+    _, layer, arrays = sample_layer("Fused", make_quantized_sample("QuantizedTable", [(f"full {dtype}[{count}]", 0.05, 3, 0)], build, store))
     return layer, arrays
 
 
@@ -36,7 +36,7 @@ def test_every_byte_has_its_own_result(count, wide, monkeypatch):
     monkeypatch.setattr(type(tactic), "plan", lambda self, x, s, c, machine: TableKernel(x, s, wide, machine.threads))
     x = np.random.default_rng(count).integers(-128, 128, count).astype(np.int8)
     arrays = [x, *(t.array() for t in layer.inputs[1:])]
-    results = table(layer)
+    results = compute_table(layer)
     assert len(set(results.tolist())) > 50
     for signature in tactic.signatures(layer, CPU):
         kernel, got, _ = compute(layer, arrays, tactic, signature, ())
@@ -53,7 +53,7 @@ def test_a_table_equals_the_steps():
         return body.add("Mul", half, body.add("Add", body.add("Erf", body.add("Div", v[0], v[2])), v[3]))
 
     numbers = [np.array(n, np.float32) for n in (0.5, np.sqrt(2), 1.0)]
-    sample = quantized_sample("QuantizedTable", [("full u8[2,8]", 0.05, 100, 0), *numbers], gelu, (0.03, 6, "u8"))
+    sample = make_quantized_sample("QuantizedTable", [("full u8[2,8]", 0.05, 100, 0), *numbers], gelu, (0.03, 6, "u8"))
     _, layer, arrays = sample_layer("Fused", sample)
     tactic = get_tactic("cpu/lookup_table")
     _, got, _ = compute(layer, arrays, tactic, tactic.signatures(layer, CPU)[-1], ())
@@ -109,7 +109,7 @@ def test_ties_of_images_go_to_the_even_integer():
 def test_gates_of_all_sizes(shape, dtype, zero, store, threads):
     text = ",".join(map(str, shape))
     ones = ",".join(map(str, (*shape[:2], *(1,) * (len(shape) - 2))))
-    sample = quantized_sample("Mul", [(f"full {dtype}[{text}]", 0.02, zero, 1), f"f32[{ones}]"], lambda body, v: body.add("Mul", *v), store)
+    sample = make_quantized_sample("Mul", [(f"full {dtype}[{text}]", 0.02, zero, 1), f"f32[{ones}]"], lambda body, v: body.add("Mul", *v), store)
     _, layer, arrays = sample_layer("Fused", sample)
     tactic, machine = get_tactic("cpu/channel_gate"), CpuBackend(threads=threads)
     want = run_regions(layer, arrays)[0].astype(int)
@@ -123,7 +123,7 @@ def test_gates_of_all_sizes(shape, dtype, zero, store, threads):
 @JIT
 @pytest.mark.parametrize("factor", [np.inf, -np.inf, 3e38, np.nan])
 def test_nan_and_infinite_gates_saturate(factor):
-    _, layer, arrays = sample_layer("Fused", quantized_sample("Mul", [("full u8[1,16,4,4]", 0.02, 0, 1), "f32[1,16,1,1]"],
+    _, layer, arrays = sample_layer("Fused", make_quantized_sample("Mul", [("full u8[1,16,4,4]", 0.02, 0, 1), "f32[1,16,1,1]"],
                                                        lambda body, v: body.add("Mul", *v), (0.02, 0, "u8")))  # fmt: skip
     arrays[0][...] = np.maximum(arrays[0], 1)
     arrays[next(i for i, t in enumerate(layer.inputs) if not t.is_constant and t.dtype.is_float)][0, :8] = factor
@@ -155,18 +155,18 @@ def test_pointers_have_the_syntax_of_the_compiler():
 
 
 ATTENTIONS = {
-    "one head": attention_sample(1, 1, 1, 16, 16, scale="", mask=()),
-    "two images, a mask each": attention_sample(2, 3, 24, 48, 64, mask=(2, 1, 1, 48)),
-    "heads within rows, a mask of rows": attention_sample(1, 2, 33, 32, 64, layout="rows", scale="Mul", mask=(1, 1, 33, 32)),
-    "stacked, a constant mask of heads": attention_sample(4, 3, 48, 48, 32, layout="stacked", mask=(1, 3, 48, 48), constant=True),
-    "a mask of keys": attention_sample(2, 4, 40, 80, 32, layout="rows", mask=(80,)),
-    "any number of keys": attention_sample(2, 3, 24, 50, 64, layout="rows", mask=(2, 1, 1, 50)),
-    "fewer keys than lanes": attention_sample(2, 3, 24, 7, 64, layout="rows"),
-    "a guard for hidden rows": attention_sample(2, 3, 24, 37, 64, layout="rows", guard="hidden"),
-    "a guard for rows of NaN": attention_sample(2, 3, 24, 37, 64, layout="rows", guard="nan"),
-    "heads that share k and v": attention_sample(2, 6, 20, 48, 64, layout="rows", group=3, mask=(2, 1, 1, 48)),
-    "a mask per window": attention_sample(6, 2, 16, 16, 32, layout="stacked", mask=(3, 2, 16, 16), constant=True, repeats=2),
-    "several groups of heads": attention_sample(1, 8, 256, 512, 16, layout="rows", mask=(1, 1, 1, 512)),
+    "one head": make_attention_sample(1, 1, 1, 16, 16, scale="", mask=()),
+    "two images, a mask each": make_attention_sample(2, 3, 24, 48, 64, mask=(2, 1, 1, 48)),
+    "heads within rows, a mask of rows": make_attention_sample(1, 2, 33, 32, 64, layout="rows", scale="Mul", mask=(1, 1, 33, 32)),
+    "stacked, a constant mask of heads": make_attention_sample(4, 3, 48, 48, 32, layout="stacked", mask=(1, 3, 48, 48), constant=True),
+    "a mask of keys": make_attention_sample(2, 4, 40, 80, 32, layout="rows", mask=(80,)),
+    "any number of keys": make_attention_sample(2, 3, 24, 50, 64, layout="rows", mask=(2, 1, 1, 50)),
+    "fewer keys than lanes": make_attention_sample(2, 3, 24, 7, 64, layout="rows"),
+    "a guard for hidden rows": make_attention_sample(2, 3, 24, 37, 64, layout="rows", guard="hidden"),
+    "a guard for rows of NaN": make_attention_sample(2, 3, 24, 37, 64, layout="rows", guard="nan"),
+    "heads that share k and v": make_attention_sample(2, 6, 20, 48, 64, layout="rows", group=3, mask=(2, 1, 1, 48)),
+    "a mask per window": make_attention_sample(6, 2, 16, 16, 32, layout="stacked", mask=(3, 2, 16, 16), constant=True, repeats=2),
+    "several groups of heads": make_attention_sample(1, 8, 256, 512, 16, layout="rows", mask=(1, 1, 1, 512)),
 }  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def test_attention_of_all_forms(name, threads):
 @JIT
 def test_masks_of_minus_infinity_and_nan():
     """Masked keys contribute nothing; a row without any key left, or with NaN or plus infinity among its scores, is NaN."""
-    _, layer, arrays = sample_layer("Fused", attention_sample(1, 2, 8, 32, 16, mask=(1, 1, 8, 32), scale=""))
+    _, layer, arrays = sample_layer("Fused", make_attention_sample(1, 2, 8, 32, 16, mask=(1, 1, 8, 32), scale=""))
     mask = arrays[-1]
     mask[...] = 0
     mask[..., 0, 5:] = -np.inf
@@ -233,7 +233,7 @@ def test_attention_reads_users_own_buffers():
 
 @JIT
 def test_attention_that_is_refused():
-    layer = sample_layer("Fused", attention_sample(1, 1, 16, 16, 24))[1]
+    layer = sample_layer("Fused", make_attention_sample(1, 1, 16, 16, 24))[1]
     assert "heads of 24" in get_tactic("cpu/attention").why_not(layer)
 
 
@@ -249,7 +249,7 @@ SILU = pytest.mark.skipif(jit.why_unavailable() is not None or not jit.has("avx5
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_pointwise_convolutions_with_silu(shape, channels, threads):
     """Tiles that do and do not divide an image, several strips of tiles, partly used channel blocks, thread counts that divide nothing."""
-    sample = conv_silu_sample(f"f32[{','.join(map(str, shape))}]", f"f32[{channels},{shape[1]},1,1]")
+    sample = make_conv_silu_sample(f"f32[{','.join(map(str, shape))}]", f"f32[{channels},{shape[1]},1,1]")
     judge_every_config("cpu/pointwise_conv", sample, threads)
 
 
@@ -263,7 +263,7 @@ def test_pointwise_convolutions_with_silu(shape, channels, threads):
 def test_depthwise_convolutions_with_silu(shape, window, stride, pads, threads):
     """Windows that extend above, below and to the sides of the image, on one side or both; tiles that do and do not divide a row."""
     weights = f"f32[{shape[1]},1,{window},{window}]"
-    sample = conv_silu_sample(f"f32[{','.join(map(str, shape))}]", weights, group=shape[1], pads=pads, strides=(stride,) * 2)
+    sample = make_conv_silu_sample(f"f32[{','.join(map(str, shape))}]", weights, group=shape[1], pads=pads, strides=(stride,) * 2)
     judge_every_config("cpu/depthwise_conv", sample, threads)
 
 
@@ -294,7 +294,7 @@ def launched(kernel, image, signature, layer):
     for call in stream.calls:
         call.run()
     shape = static_shape(layer.outputs[0].shape)
-    return np.array(from_stored(target.view(np.float32).reshape(stored_shape("nChw16c", shape)), "nChw16c", shape))
+    return np.array(from_stored(target.view(np.float32).reshape(compute_stored_shape("nChw16c", shape)), "nChw16c", shape))
 
 
 @SILU
@@ -303,7 +303,7 @@ def test_silu_of_special_values_equals_the_ops():
     for magnitudes below 1e-6.
     """
     odd = [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 1e-40, -1e-40, 0.0, -0.0, 87.2, 88.8, -87.2, -87.4, -88.8, -104.0, -1e4, 1e4, 1.0, -1.0, -0.5]
-    _, layer, arrays = sample_layer("Fused", conv_silu_sample("f32[1,16,5,5]", "f32[16,16,1,1]", bias=False))
+    _, layer, arrays = sample_layer("Fused", make_conv_silu_sample("f32[1,16,5,5]", "f32[16,16,1,1]", bias=False))
     arrays[1][...] = 0
     layer.inputs[1].weight = Network("w").constant(np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1), "eye").weight
     arrays[0][...] = 0
@@ -317,7 +317,7 @@ def test_silu_of_special_values_equals_the_ops():
     for estimate in (True, False):
         kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
         blocks, pixels = dict(tactic.configs(layer, signature, CPU)[0]).values()
-        kernel.parts[0].ir = pointwise_ir(Variant(blocks, pixels, ("Silu",), estimate))
+        kernel.parts[0].ir = emit_pointwise_ir(Variant(blocks, pixels, ("Silu",), estimate))
         got = launched(kernel, arrays[0], signature, layer)[0, 0].reshape(-1)[: len(odd)]
         np.testing.assert_allclose(got, want, rtol=3e-6, atol=2.5e-6 if estimate else 1e-36)
 
@@ -326,7 +326,7 @@ def test_silu_of_special_values_equals_the_ops():
 def test_silu_error_is_within_its_stated_bound():
     """Over all pieces and across their ends: absolute error 2.5e-6, and above 0 and near it a relative bound; 0 gives 0."""
     side = 1001
-    _, layer, arrays = sample_layer("Fused", conv_silu_sample(f"f32[1,16,{side},{side}]", "f32[16,16,1,1]", bias=False))
+    _, layer, arrays = sample_layer("Fused", make_conv_silu_sample(f"f32[1,16,{side},{side}]", "f32[16,16,1,1]", bias=False))
     layer.inputs[1].weight = Network("w").constant(np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1), "eye").weight
     arrays[0][...] = np.linspace(-20, 20, arrays[0].size, dtype=np.float32).reshape(arrays[0].shape)
     arrays[0][0, 0, 0, 0] = 0
@@ -348,7 +348,7 @@ def test_silu_error_is_within_its_stated_bound():
 @JIT
 def test_convolutions_that_are_refused(change, why):
     given = {"x": "f32[1,16,5,5]", "w": "f32[32,16,1,1]", **change}
-    _, layer, _ = sample_layer("Fused", conv_silu_sample(**given))
+    _, layer, _ = sample_layer("Fused", make_conv_silu_sample(**given))
     assert why in get_tactic("cpu/pointwise_conv").why_not(layer)
 
 
@@ -361,7 +361,7 @@ def test_convolutions_that_are_refused(change, why):
     ((2, 6, 3, 2, 5), (2, 2, 3, 3, 2, 5), (0, 1, 3, 4, 5, 2)),
 ])  # fmt: skip
 def test_removed_channels_follow_the_pixels(shape, cut, perm, dtype):
-    _, layer, arrays = sample_layer("Fused", rearrange_sample(shape, cut, perm, dtype))
+    _, layer, arrays = sample_layer("Fused", make_rearrange_sample(shape, cut, perm, dtype))
     tactic = get_tactic("cpu/onednn_rearrange")
     (want,) = run_regions(layer, arrays)
     signatures = tactic.signatures(layer, CPU)

@@ -6,8 +6,8 @@ from test_compiled_kernels import JIT, SILU, judge_every_config
 from test_onednn_tactics import CPU, Listed, compute, place
 
 from whet.backends.cpu import CpuBackend
-from whet.composites.epilogue import conv_silu_sample
-from whet.network import Network, from_stored, parse_type, static_shape, stored_shape
+from whet.composites.epilogue import make_conv_silu_sample
+from whet.network import Network, compute_stored_shape, from_stored, parse_type, static_shape
 from whet.ops import run_regions, sample_layer
 from whet.ops._base import Sample
 from whet.tactics import Args, get_tactic
@@ -33,7 +33,7 @@ def text(*shape):
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_windows_of_all_sizes(shape, channels, window, strides, pads, threads):
     """Windows that extend past one border or all, tiles that do and do not divide a row, partly filled blocks of input and output channels."""
-    judge_every_config(NAME, conv_silu_sample(text(*shape), text(channels, shape[1], *window), strides=strides, pads=pads), threads)
+    judge_every_config(NAME, make_conv_silu_sample(text(*shape), text(channels, shape[1], *window), strides=strides, pads=pads), threads)
 
 
 @SILU
@@ -45,7 +45,7 @@ def test_random_geometries():
         shape = (int(rng.integers(1, 3)), int(rng.integers(1, 40)), *(int(n) for n in rng.integers(6, 30, 2)))
         pads = tuple(int(rng.integers(0, window[i % 2])) for i in range(4))
         strides = tuple(int(n) for n in rng.integers(1, 4, 2))
-        sample = conv_silu_sample(text(*shape), text(int(rng.integers(1, 60)), shape[1], *window), strides=strides, pads=pads)
+        sample = make_conv_silu_sample(text(*shape), text(int(rng.integers(1, 60)), shape[1], *window), strides=strides, pads=pads)
         layer, tactic = sample_layer("Fused", sample)[1], get_tactic(NAME)
         why = tactic.why_not(layer) or tactic.refuses(layer, tactic.signatures(layer, CPU)[0], CPU)
         if why is None:
@@ -62,7 +62,7 @@ def test_random_geometries():
 def test_residuals(at, columns):
     """Residuals before and after the activation, from another buffer and in place of the result, where no pixel may be computed twice."""
     shape = (2, 48, 7, columns)
-    sample = conv_silu_sample(text(2, 24, 7, columns), text(48, 24, 3, 3), pads=(1, 1, 1, 1), **{at: text(*shape)})
+    sample = make_conv_silu_sample(text(2, 24, 7, columns), text(48, 24, 3, 3), pads=(1, 1, 1, 1), **{at: text(*shape)})
     _, layer, arrays = sample_layer("Fused", sample)
     (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
     tactic = get_tactic(NAME)
@@ -141,7 +141,7 @@ def test_users_own_buffers(added):
     call.set_address("output", 0, out.ctypes.data)
     call.run()
     (want,) = run_regions(layer, arrays)
-    got = from_stored(out.view(np.float32).reshape(stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)
+    got = from_stored(out.view(np.float32).reshape(compute_stored_shape("nChw16c", want.shape)), "nChw16c", want.shape)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
@@ -149,7 +149,7 @@ def test_users_own_buffers(added):
 @pytest.mark.parametrize("channels", [3, 16])
 def test_nan_and_infinity_reach_only_windows_that_contain_them(channels):
     """NaN and infinities at corners, borders and inside: the same pixels are affected as in the reference, the others keep their values."""
-    _, layer, arrays = sample_layer("Fused", conv_silu_sample(text(1, channels, 9, 24), text(32, channels, 3, 3), pads=(1, 1, 1, 1)))
+    _, layer, arrays = sample_layer("Fused", make_conv_silu_sample(text(1, channels, 9, 24), text(32, channels, 3, 3), pads=(1, 1, 1, 1)))
     arrays[0][0, 0, 0, 0], arrays[0][0, 1, 4, 11], arrays[0][0, 2, 8, 23], arrays[0][0, 0, 2, 0] = np.nan, np.inf, -np.inf, 3e38
     with np.errstate(all="ignore"):
         (want,) = run_regions(layer, arrays)
@@ -167,7 +167,7 @@ def test_nan_and_infinity_reach_only_windows_that_contain_them(channels):
 def test_threads_have_equal_partitions(shape, channels, threads):
     """Of all rows of all channels of all batch items: partitions differ by at most a row."""
     machine, tactic = CpuBackend(threads=threads), get_tactic(NAME)
-    layer = sample_layer("Fused", conv_silu_sample(text(*shape), text(channels, shape[1], 3, 3), pads=(1, 1, 1, 1)))[1]
+    layer = sample_layer("Fused", make_conv_silu_sample(text(*shape), text(channels, shape[1], 3, 3), pads=(1, 1, 1, 1)))[1]
     (signature,) = tactic.signatures(layer, machine)
     for config in tactic.configs(layer, signature, machine):
         kernel = tactic.plan(layer, signature, config, machine)
@@ -184,7 +184,7 @@ def test_threads_have_equal_partitions(shape, channels, threads):
 def test_tiles_divide_the_row_if_possible():
     tactic = get_tactic(NAME)
     for columns in (20, 40, 80, 160):
-        layer = sample_layer("Fused", conv_silu_sample(text(1, 32, 8, columns), text(80, 32, 3, 3), pads=(1, 1, 1, 1)))[1]
+        layer = sample_layer("Fused", make_conv_silu_sample(text(1, 32, 8, columns), text(80, 32, 3, 3), pads=(1, 1, 1, 1)))[1]
         configs = tactic.configs(layer, tactic.signatures(layer, CPU)[0], CPU)
         assert configs
         assert {dict(c)["blocks"] for c in configs if columns % dict(c)["pixels"] == 0} == {2, 3, 5}
@@ -195,7 +195,7 @@ def test_tiles_divide_the_row_if_possible():
 def test_only_the_first_and_last_tile_of_a_row_read_beyond_it(channels, columns, window):
     """Values read beyond the row are overwritten by the last tile, but their addresses may be past the end of the image."""
     side = window // 2
-    layer = sample_layer("Fused", conv_silu_sample(text(1, 16, 2, columns), text(channels, 16, 1, window), pads=(0, side, 0, side)))[1]
+    layer = sample_layer("Fused", make_conv_silu_sample(text(1, 16, 2, columns), text(channels, 16, 1, window), pads=(0, side, 0, side)))[1]
     tactic = get_tactic(NAME)
     configs = tactic.configs(layer, tactic.signatures(layer, CPU)[0], CPU)
     assert configs
@@ -213,7 +213,9 @@ def test_only_the_first_and_last_tile_of_a_row_read_beyond_it(channels, columns,
 ])  # fmt: skip
 def test_a_tile_chosen_for_other_shapes_is_refused(name, shape, window, group, config):
     """An engine of several shapes plans each with the config of one; a tile longer than a row would be stored out of bounds."""
-    sample = conv_silu_sample(text(*shape), text(16 if group > 1 else 64, shape[1] // group, window, window), group=group, pads=(window // 2,) * 4)
+    sample = make_conv_silu_sample(
+        text(*shape), text(16 if group > 1 else 64, shape[1] // group, window, window), group=group, pads=(window // 2,) * 4
+    )
     layer, tactic = sample_layer("Fused", sample)[1], get_tactic(name)
     (signature,) = tactic.signatures(layer, CPU)
     assert tactic.refuses(layer, signature, CPU) is None
@@ -230,7 +232,7 @@ def test_a_tile_chosen_for_other_shapes_is_refused(name, shape, window, group, c
     ({"after": text(1, 32, 1, 1)}, "one residual"), ({"before": text(1, 32, 9, 9), "after": text(1, 32, 9, 9)}, "one residual"),
 ])  # fmt: skip
 def test_convolutions_that_are_refused(change, why):
-    _, layer, _ = sample_layer("Fused", conv_silu_sample(**{"x": text(1, 16, 9, 9), "w": text(32, 16, 3, 3), "pads": (1, 1, 1, 1), **change}))
+    _, layer, _ = sample_layer("Fused", make_conv_silu_sample(**{"x": text(1, 16, 9, 9), "w": text(32, 16, 3, 3), "pads": (1, 1, 1, 1), **change}))
     assert why in get_tactic(NAME).why_not(layer)
 
 
@@ -243,7 +245,7 @@ def test_refused_epilogues(steps):
 
 @SILU
 def test_rows_too_short_for_a_tile_are_refused():
-    layer = sample_layer("Fused", conv_silu_sample(text(1, 16, 9, 3), text(32, 16, 3, 3), pads=(1, 1, 1, 1)))[1]
+    layer = sample_layer("Fused", make_conv_silu_sample(text(1, 16, 9, 3), text(32, 16, 3, 3), pads=(1, 1, 1, 1)))[1]
     tactic = get_tactic(NAME)
     (signature,) = tactic.signatures(layer, CPU)
     assert static_shape(layer.outputs[0].shape)[3] == 3

@@ -8,7 +8,7 @@ from test_compiled_kernels import SILU
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig
 from whet.builder.lowering import lower_network
-from whet.composites.dual_output_conv import dual_output_conv_sample
+from whet.composites.dual_output_conv import make_dual_output_sample
 from whet.network import Network, parse_type
 from whet.ops import sample_layer
 from whet.tactics import get_tactic
@@ -28,7 +28,7 @@ SIZES = [
 def test_both_results(size, threads, act, monkeypatch):
     """Blocks of a group within one result and across both, several strips of tiles, partly used channel blocks."""
     images, channels, filters, h, w = size
-    _, layer, arrays = sample_layer("Fused", dual_output_conv_sample(images, (channels,), filters, h, w, act))
+    _, layer, arrays = sample_layer("Fused", make_dual_output_sample(images, (channels,), filters, h, w, act))
     arrays[0] *= 8
     for kernel in computed(NAME, layer, arrays, threads, monkeypatch):
         assert kernel.threads == min(threads, kernel.sizes[-2])
@@ -36,22 +36,22 @@ def test_both_results(size, threads, act, monkeypatch):
 
 @SILU
 def test_results_can_be_bound_to_other_buffers():
-    _, layer, arrays = sample_layer("Fused", dual_output_conv_sample(2, (32,), (16, 32), 6, 9))
+    _, layer, arrays = sample_layer("Fused", make_dual_output_sample(2, (32,), (16, 32), 6, 9))
     check_pointed_elsewhere(NAME, layer, arrays)
 
 
 @SILU
 def test_nan_and_infinity_do_not_spread():
     """NaN and infinities affect their own pixel in both results, and no other."""
-    _, layer, arrays = sample_layer("Fused", dual_output_conv_sample(1, (16,), (32, 48), 5, 7))
+    _, layer, arrays = sample_layer("Fused", make_dual_output_sample(1, (16,), (32, 48), 5, 7))
     arrays[0][0, 1, 2, 3], arrays[0][0, 0, 0, 0], arrays[0][0, 2, 4, 6] = np.nan, np.inf, 3e38
     check_odd_numbers(NAME, layer, arrays, 1)
 
 
 @SILU
 @pytest.mark.parametrize(("sample", "why"), [
-    (dual_output_conv_sample(1, (18,), (16, 16), 6, 6), "18 channels"), (dual_output_conv_sample(1, (16, 16), (16, 16), 6, 6), "computes Conv, not"),
-    (dual_output_conv_sample(1, (16,), (16, 16), 6, 6, "HardSwish"), "SiLU, ReLU or no epilogue"),
+    (make_dual_output_sample(1, (18,), (16, 16), 6, 6), "18 channels"), (make_dual_output_sample(1, (16, 16), (16, 16), 6, 6), "computes Conv, not"),
+    (make_dual_output_sample(1, (16,), (16, 16), 6, 6, "HardSwish"), "SiLU, ReLU or no epilogue"),
 ])  # fmt: skip
 def test_other_layers_are_refused(sample, why):
     layer = sample_layer("Fused", sample)[1]

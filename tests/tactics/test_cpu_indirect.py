@@ -15,7 +15,7 @@ from whet.ops._samples import Sample
 from whet.tactics import get_tactic
 from whet.tactics.cpu._llvm.epilogue import Step
 from whet.tactics.cpu.conv import _indirect_kernel
-from whet.tactics.cpu.conv._indirect_ir import Form, indirect_ir
+from whet.tactics.cpu.conv._indirect_ir import Form, emit_indirect_ir
 
 pytestmark = JIT
 LANES = (4, 8, 16)  # of SSE and NEON, AVX2, AVX-512; LLVM splits vectors that are too long for this CPU
@@ -30,7 +30,7 @@ def check(name, layer, arrays, monkeypatch, lanes=LANES, threads=(1, 3), bound=2
     monkeypatch.setattr(_indirect_kernel.IndirectKernel, "serial_work", 0)
     (signature,) = tactic.signatures(layer, CPU)
     for n in lanes:
-        monkeypatch.setattr(_indirect_kernel, "lanes", lambda n=n: n)
+        monkeypatch.setattr(_indirect_kernel, "count_lanes", lambda n=n: n)
         for count in threads:
             monkeypatch.setattr("test_onednn_tactics.CPU", CpuBackend(threads=count))
             _, (got,), _ = compute(layer, arrays, tactic, signature, ())
@@ -141,7 +141,7 @@ def test_code_for_other_machines(target):
     llvm.initialize_all_asmprinters()
     from whet.backends.cpu.machine_code import _use_opaque_pointers
 
-    ir = indirect_ir(Form("product", 4, 2, (6,), 0, (Step("Relu"),)))
+    ir = emit_indirect_ir(Form("product", 4, 2, (6,), 0, (Step("Relu"),)))
     module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _use_opaque_pointers(ir))
     machine = llvm.Target.from_triple(target).create_target_machine(opt=3, features="+neon" if "aarch64" in target else "+avx2,+fma")
     assembly = machine.emit_assembly(module)

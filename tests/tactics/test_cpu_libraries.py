@@ -121,4 +121,4 @@ def test_an_old_tbb_is_refused():
 
 
 def test_a_sequential_build_has_no_pool():
-    assert pools.pool_of_library(ctypes.CDLL(None), "seq", threads.gomp()) is None
+    assert pools.pool_of_library(ctypes.CDLL(None), "seq", threads.load_gomp()) is None

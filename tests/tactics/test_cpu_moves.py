@@ -6,7 +6,7 @@ from test_onednn_tactics import CPU, compute
 
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
-from whet.composites.moves import channel_shuffle_sample, detector_head_sample
+from whet.composites.moves import make_channel_shuffle_sample, make_detector_head_sample
 from whet.network import Network, parse_network, parse_type
 from whet.ops import run_network, run_regions, sample_layer
 from whet.ops._base import Sample
@@ -16,7 +16,7 @@ from whet.tactics._moves_indices import Refused
 from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.move import moves
-from whet.tactics.cpu.move._moves_ir import moves_ir
+from whet.tactics.cpu.move._moves_ir import emit_moves_ir
 
 JIT = pytest.mark.skipif(jit.why_unavailable() is not None, reason=str(jit.why_unavailable()))
 TACTIC = get_tactic("cpu/moves")
@@ -51,11 +51,11 @@ def close(layer, arrays, signature, machine=CPU, code=None):
 @pytest.mark.parametrize(
     "sample",
     [
-        detector_head_sample(2, 3, 2, (4, 6), (2, 3)),
-        detector_head_sample(2, 4, 11, (5, 6), (3, 3)),
-        detector_head_sample(1, 16, 6, (5, 5)),
-        detector_head_sample(3, 2, 11, (7, 5)),
-        detector_head_sample(1, 4, 83, (3, 3)),
+        make_detector_head_sample(2, 3, 2, (4, 6), (2, 3)),
+        make_detector_head_sample(2, 4, 11, (5, 6), (3, 3)),
+        make_detector_head_sample(1, 16, 6, (5, 5)),
+        make_detector_head_sample(3, 2, 11, (7, 5)),
+        make_detector_head_sample(1, 4, 83, (3, 3)),
     ],
 )
 def test_heads_from_pixels_and_from_blocks_of_channels(sample):
@@ -73,7 +73,7 @@ def test_heads_from_pixels_and_from_blocks_of_channels(sample):
 @JIT
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_share_the_rows(threads):
-    _, layer, arrays = sample_layer("Fused", detector_head_sample(2, 3, 80, (13, 11), (3, 3)))
+    _, layer, arrays = sample_layer("Fused", make_detector_head_sample(2, 3, 80, (13, 11), (3, 3)))
     machine = CpuBackend(threads=threads)
     signature = next(s for s in TACTIC.signatures(layer, machine) if s.inputs[0].format == "nhwc")
     assert close(layer, arrays, signature, machine).threads == threads
@@ -107,7 +107,7 @@ def test_parts_within_parts():
 @JIT
 @pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.skipif(not jit.has("avx512dq"), reason="no AVX-512 DQ"))])
 def test_sigmoids_with_and_without_avx512(wide, monkeypatch):
-    monkeypatch.setattr(moves, "moves_ir", lambda tree, has_avx512dq: moves_ir(tree, wide))
+    monkeypatch.setattr(moves, "emit_moves_ir", lambda tree, has_avx512dq: emit_moves_ir(tree, wide))
     _, layer, arrays = sample_layer("Fused", chain(lambda body, x: body.add("Sigmoid", body.add("Sigmoid", x[0]))))
     arrays[0].reshape(-1)[:4] = [np.nan, np.inf, -np.inf, np.uint32(0x7FC00001).view(np.float32)]
     close(layer, arrays, next(s for s in TACTIC.signatures(layer, CPU) if s.inputs[0].format == "nhwc"))
@@ -115,9 +115,9 @@ def test_sigmoids_with_and_without_avx512(wide, monkeypatch):
 
 @JIT
 @pytest.mark.parametrize(("sample", "form", "why"), [
-    (detector_head_sample(2, 3, 2, (4, 6)), "linear", "adjacent values of a result row have a stride of 24"),
-    (detector_head_sample(1, 16, 6, (5, 5)), "nChw16c", "too many different offsets in blocks"),
-    (channel_shuffle_sample(2, 2, 8, 5, 3), "nhwc", "have a stride of"),
+    (make_detector_head_sample(2, 3, 2, (4, 6)), "linear", "adjacent values of a result row have a stride of 24"),
+    (make_detector_head_sample(1, 16, 6, (5, 5)), "nChw16c", "too many different offsets in blocks"),
+    (make_channel_shuffle_sample(2, 2, 8, 5, 3), "nhwc", "have a stride of"),
     (chain(lambda body, x: body.add("Pow", x[0], x[0])), "nhwc", "the kernel has no Pow"),
     (chain(lambda body, x: body.add("Tanh", x[0])), "nhwc", "the kernel has no Tanh"),
 ])  # fmt: skip
@@ -128,10 +128,10 @@ def test_ops_without_code_are_refused_with_the_reason(sample, form, why):
 
 
 def test_long_code_is_refused():
-    _, layer, _ = sample_layer("Fused", detector_head_sample(1, 2, 80, (20, 20), (10, 10)))
+    _, layer, _ = sample_layer("Fused", make_detector_head_sample(1, 2, 80, (20, 20), (10, 10)))
     made = Moves(layer, {i: "nhwc" for i, t in enumerate(layer.inputs) if not t.is_constant}, "linear")
     with pytest.raises(Refused, match="more than 100 instructions"):
-        moves_ir(made, True, longest=100)
+        emit_moves_ir(made, True, longest=100)
 
 
 HEAD = """

@@ -8,11 +8,11 @@ from test_compiled_kernels import SILU
 from whet.backends.cpu import CpuBackend
 from whet.builder import BuildConfig, build
 from whet.builder.lowering import lower_network
-from whet.composites.resized_conv import resized_conv_sample
+from whet.composites.resized_conv import make_resized_conv_sample
 from whet.inspector.facts import layer_facts
 from whet.network import Network, parse_type
 from whet.ops import run_network, sample_layer
-from whet.ops._cost import network_operations, operations
+from whet.ops._cost import count_network_operations, count_operations
 from whet.runtime import Runtime
 from whet.tactics import get_tactic
 from whet.tactics.cpu._llvm import jit
@@ -34,7 +34,7 @@ SIZES = [
 def test_results(size, threads, act, monkeypatch):
     """One convolution and two, either image first, all index mappings of the resize, partly used channel blocks."""
     images, channels, filters, small, scales, last, how = size
-    _, layer, arrays = sample_layer("Fused", resized_conv_sample(images, channels, filters, small, scales, act=act, last=last, modes=how))
+    _, layer, arrays = sample_layer("Fused", make_resized_conv_sample(images, channels, filters, small, scales, act=act, last=last, modes=how))
     arrays[0] *= 8
     for kernel in computed(NAME, layer, arrays, threads, monkeypatch):
         assert kernel.threads == [min(threads, sizes[-2]) for sizes in kernel.sizes]
@@ -43,24 +43,24 @@ def test_results(size, threads, act, monkeypatch):
 @SILU
 @pytest.mark.parametrize("filters", [(48,), (16, 32)])
 def test_operands_can_be_bound_to_other_buffers(filters):
-    _, layer, arrays = sample_layer("Fused", resized_conv_sample(2, (32, 16), filters, (5, 6), (2, 2)))
+    _, layer, arrays = sample_layer("Fused", make_resized_conv_sample(2, (32, 16), filters, (5, 6), (2, 2)))
     check_pointed_elsewhere(NAME, layer, arrays)
 
 
 @SILU
 def test_nan_and_infinity_do_not_spread():
     """NaN and infinities of the small image affect only the pixels sampled from them; those of the large image only their own pixel."""
-    _, layer, arrays = sample_layer("Fused", resized_conv_sample(1, (16, 16), (32, 48), (5, 7), (2, 2)))
+    _, layer, arrays = sample_layer("Fused", make_resized_conv_sample(1, (16, 16), (32, 48), (5, 7), (2, 2)))
     arrays[0][0, 1, 2, 3], arrays[0][0, 0, 0, 0], arrays[1][0, 2, 4, 6], arrays[1][0, 3, 9, 13] = np.nan, np.inf, 3e38, np.nan
     check_odd_numbers(NAME, layer, arrays, 5)
 
 
 @SILU
 @pytest.mark.parametrize(("sample", "why"), [
-    (resized_conv_sample(1, (18, 16), (16, 16), (6, 6), (2, 2)), "34 channels"),
-    (resized_conv_sample(1, (18, 22), (16,), (6, 6), (2, 2)), "18 channels"),
-    (resized_conv_sample(1, (16, 16), (16, 16), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or no epilogue"),
-    (resized_conv_sample(1, (16, 16), (16,), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or no epilogue"),
+    (make_resized_conv_sample(1, (18, 16), (16, 16), (6, 6), (2, 2)), "34 channels"),
+    (make_resized_conv_sample(1, (18, 22), (16,), (6, 6), (2, 2)), "18 channels"),
+    (make_resized_conv_sample(1, (16, 16), (16, 16), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or no epilogue"),
+    (make_resized_conv_sample(1, (16, 16), (16,), (6, 6), (2, 2), act="HardSwish"), "SiLU, ReLU or no epilogue"),
 ])  # fmt: skip
 def test_other_layers_are_refused(sample, why):
     layer = sample_layer("Fused", sample)[1]
@@ -112,7 +112,9 @@ def test_dynamic_batch_and_multiply_adds():
     assert [x.layer.composite for x in whole] == ["ResizedConv"]
     assert [x.layer.composite or x.layer.op for x in parts] == ["Resize", "Concat", "DualOutputConv"]
     saved = 2 * 64 * (32 + 64) * (40 * 40 - 20 * 20)
-    assert operations(whole[0].layer) == sum(operations(x.layer) for x in parts) - saved == network_operations(net, {"N": 1}) - saved
+    assert (
+        count_operations(whole[0].layer) == sum(count_operations(x.layer) for x in parts) - saved == count_network_operations(net, {"N": 1}) - saved
+    )
     engine = Runtime().load(made[()])
     for n in (1, 3):
         feed = {name: np.random.default_rng(n).standard_normal(at[n]).astype(np.float32) for name, at in shapes.items()}

@@ -8,8 +8,14 @@ from test_onednn_tactics import CPU, Listed, check, compute, fused, place
 from whet.backends.cpu import CpuBackend
 from whet.backends.cpu.machine_code import _use_opaque_pointers
 from whet.builder import BuildConfig, build
-from whet.composites._two_four_samples import conv, integer_weights, matmul, qconv, two_four_weights
-from whet.composites.quantized import op_body, quantized_sample
+from whet.composites._two_four_samples import (
+    draw_integer_weights,
+    draw_two_four_weights,
+    make_sparse_conv_sample,
+    make_sparse_matmul_sample,
+    make_sparse_qconv_sample,
+)
+from whet.composites.quantized import make_op_body_builder, make_quantized_sample
 from whet.network import BF16, Network, parse_type
 from whet.ops import run_regions, sample_layer
 from whet.sparsity.report import list_sparse_layers
@@ -19,8 +25,8 @@ from whet.tactics._two_four import compress
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.sparse import sparse_linear, sparse_qlinear
-from whet.tactics.cpu.sparse._sparse_linear_ir import Variant, sparse_linear_ir
-from whet.tactics.cpu.sparse._sparse_qlinear_ir import QVariant, sparse_qlinear_ir
+from whet.tactics.cpu.sparse._sparse_linear_ir import Variant, emit_sparse_linear_ir
+from whet.tactics.cpu.sparse._sparse_qlinear_ir import QVariant, emit_sparse_qlinear_ir
 
 NAME = "cpu/sparse_linear"
 TACTIC = get_tactic(NAME)
@@ -41,11 +47,11 @@ def judge(layer, arrays, configs=None):
 @pytest.mark.parametrize("lanes", [8, pytest.param(16, marks=pytest.mark.skipif(not jit.has("avx512f"), reason="no AVX-512"))])
 def test_random_sizes(lanes, monkeypatch):
     """Rows, inputs and channels that are and are not multiples of tiles, chunks and vectors, down to 1 channel and 4 inputs."""
-    monkeypatch.setattr(sparse_linear, "vector_lanes", lambda: lanes)
+    monkeypatch.setattr(sparse_linear, "count_vector_lanes", lambda: lanes)
     rng = np.random.default_rng(lanes)
     for rows, inputs, channels in [(1, 4, 1), (1, 32, 64), (9, 36, 33), *rng.integers(1, 80, (12, 3)).tolist()]:
         inputs = -(-inputs // 4) * 4
-        _, layer, arrays = sample_layer("Fused", matmul(f"f32[{rows},{inputs}]", channels, ("Relu", "Gelu")[rows % 2]))
+        _, layer, arrays = sample_layer("Fused", make_sparse_matmul_sample(f"f32[{rows},{inputs}]", channels, ("Relu", "Gelu")[rows % 2]))
         judge(layer, arrays)
 
 
@@ -53,10 +59,10 @@ def test_random_sizes(lanes, monkeypatch):
 @pytest.mark.parametrize("lanes", [8, pytest.param(16, marks=pytest.mark.skipif(not jit.has("avx512f"), reason="no AVX-512"))])
 def test_bf16_of_random_sizes(lanes, monkeypatch):
     """Inputs, weights, addend and results in bf16, sums in f32: the result is that of exact arithmetic, rounded once."""
-    monkeypatch.setattr(sparse_linear, "vector_lanes", lambda: lanes)
+    monkeypatch.setattr(sparse_linear, "count_vector_lanes", lambda: lanes)
     rng = np.random.default_rng(lanes)
     for rows, inputs, channels in [(1, 4, 1), (1, 32, 64), (9, 36, 33), *rng.integers(1, 80, (8, 3)).tolist()]:
-        w = two_four_weights(-(-inputs // 4) * 4, channels, axis=0).astype(BF16.numpy)
+        w = draw_two_four_weights(-(-inputs // 4) * 4, channels, axis=0).astype(BF16.numpy)
         added = f"bf16[{rows},{channels}]"
         layer, arrays = fused("MatMul", [(f"bf16[{rows},{len(w)}]", False), (w, True), (added, False)], lambda body, x, w, a:
                               body.add("Relu", body.add("Add", body.add("MatMul", x, w), a)))  # fmt: skip
@@ -88,7 +94,7 @@ def test_bf16_results_are_rounded_to_nearest_even_and_keep_nan():
 @AVX2
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_share_the_channels(threads):
-    _, layer, arrays = sample_layer("Fused", matmul("f32[3,512]", 1000, "Relu"))
+    _, layer, arrays = sample_layer("Fused", make_sparse_matmul_sample("f32[3,512]", 1000, "Relu"))
     (want,), machine = run_regions(layer, arrays), CpuBackend(threads=threads)
     (signature,) = TACTIC.signatures(layer, machine)
     for config in TACTIC.configs(layer, signature, machine):
@@ -105,13 +111,13 @@ def test_threads_share_the_channels(threads):
 @pytest.mark.parametrize("added", ["before", "behind"])
 @pytest.mark.parametrize("channels", [40, 37])
 def test_residuals_and_convolutions(added, channels):
-    _, layer, arrays = sample_layer("Fused", conv("f32[2,52,3,3]", channels, 1, added=added))
+    _, layer, arrays = sample_layer("Fused", make_sparse_conv_sample("f32[2,52,3,3]", channels, 1, added=added))
     judge(layer, arrays)
 
 
 @AVX2
 def test_epilogues():
-    x, w = "f32[2,40]", two_four_weights(40, 24, axis=0)
+    x, w = "f32[2,40]", draw_two_four_weights(40, 24, axis=0)
     swish = {"Silu": lambda body, y: body.add("Mul", y, body.add("Sigmoid", y)), "Gelu": lambda body, y: body.add("Gelu", y)}
     for build_step in (*swish.values(), lambda body, y: body.add("Relu", body.add("Gelu", y))):
         layer, arrays = fused("MatMul", [(x, False), (w, True)], lambda body, *t, step=build_step: step(body, body.add("MatMul", *t)))
@@ -149,7 +155,7 @@ def test_avx512_code_selects_with_one_instruction():
     ):  # fmt: skip
         machine = target.create_target_machine(cpu="skylake-avx512" if register == "zmm" else "haswell", opt=3)
         integers = isinstance(variant, QVariant)
-        text = sparse_qlinear_ir(variant) if integers else sparse_linear_ir(variant)
+        text = emit_sparse_qlinear_ir(variant) if integers else emit_sparse_linear_ir(variant)
         instruction, per_group = ("vpmaddwd", 1) if integers else ("vpermilps", 2)
         module = llvm.parse_assembly(text if llvm.llvm_version_info[0] < 17 else _use_opaque_pointers(text))
         selections = [line for line in machine.emit_assembly(module).splitlines() if instruction in line and f"%{register}" in line]
@@ -160,7 +166,7 @@ def test_avx512_code_selects_with_one_instruction():
 @AVX2
 def test_positions_with_arbitrary_bits_read_nothing_else():
     """An engine file may hold any packed bytes: the result is a sum of the row's own inputs, whatever the positions."""
-    _, layer, arrays = sample_layer("Fused", matmul("f32[1,64]", 32, "Relu"))
+    _, layer, arrays = sample_layer("Fused", make_sparse_matmul_sample("f32[1,64]", 32, "Relu"))
     arrays[0][:] = 1
     (signature,) = TACTIC.signatures(layer, CPU)
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, CPU)[0], CPU)
@@ -186,13 +192,13 @@ def _words(metadata):
 
 @AVX2
 def test_refusals():
-    dense = two_four_weights(16, 8, axis=0)
+    dense = draw_two_four_weights(16, 8, axis=0)
     dense[4:8, 3] = 1, 1, 1, 0
     layer, _ = fused("MatMul", [("f32[2,16]", False), (dense, True)], lambda body, *t: body.add("Relu", body.add("MatMul", *t)))
     assert TACTIC.why_not(layer) == "weights are not 2:4: output channel 3, inputs 4-7 have 3 non-zeros"
-    _, layer, _ = sample_layer("Fused", conv("f32[1,16,5,5]", 8, 3, pads=(1, 1, 1, 1)))
+    _, layer, _ = sample_layer("Fused", make_sparse_conv_sample("f32[1,16,5,5]", 8, 3, pads=(1, 1, 1, 1)))
     assert TACTIC.why_not(layer) == "takes 1x1 convolutions with one group, no strides, no pads"
-    _, layer, _ = sample_layer("Fused", matmul("f32[1,64]", 32, "Relu"))
+    _, layer, _ = sample_layer("Fused", make_sparse_matmul_sample("f32[1,64]", 32, "Relu"))
     with pytest.raises(PlanRefused, match="does not fit the registers"):
         TACTIC.plan(layer, TACTIC.signatures(layer, CPU)[0], (("blocks", 9), ("rows", 9)), CPU)
 
@@ -202,7 +208,7 @@ def test_a_build_times_both_and_chooses_the_faster(tmp_path):
     """A layer bound by weight bytes: the report holds times of dense and sparse tactics; the report of sparsity names the choice."""
     net = Network("linear")
     x = net.add_input("x", parse_type("f32[1,512]"))
-    w = two_four_weights(512, 512, axis=0)
+    w = draw_two_four_weights(512, 512, axis=0)
     net.mark_output(net.add("MatMul", x, net.constant(w, "w")))
     plan = build(net, BuildConfig(sparsity="enable", timing_cache="", threads=1))
     (candidates,) = plan.report.candidates.values()
@@ -218,8 +224,8 @@ def quantized(rows, inputs, channels, dtype, zero, store, scale=None):
     """A Gemm of random integers; `scale` of the weights per channel, or one."""
     rng = np.random.default_rng(rows)
     scale = rng.uniform(0.5, 2, channels).astype(np.float32) / np.float32(40 * np.sqrt(inputs)) if scale is None else scale
-    data = [(f"full {dtype}[{rows},{inputs}]", 0.02, zero, 1), (integer_weights(channels, inputs), scale, None, 0)]
-    return quantized_sample("Gemm", [*data, rng.standard_normal(channels).astype(np.float32)], op_body("Gemm", transB=1), store)
+    data = [(f"full {dtype}[{rows},{inputs}]", 0.02, zero, 1), (draw_integer_weights(channels, inputs), scale, None, 0)]
+    return make_quantized_sample("Gemm", [*data, rng.standard_normal(channels).astype(np.float32)], make_op_body_builder("Gemm", transB=1), store)
 
 
 @AVX2
@@ -227,7 +233,7 @@ def quantized(rows, inputs, channels, dtype, zero, store, scale=None):
 @pytest.mark.parametrize(("dtype", "zero"), [("u8", 0), ("u8", 131), ("i8", 0), ("i8", -7)])
 def test_integers_of_random_sizes(lanes, dtype, zero, monkeypatch):
     """Signed and unsigned, with and without zero point, integer and float results."""
-    monkeypatch.setattr(sparse_qlinear, "qvector_lanes", lambda: lanes)
+    monkeypatch.setattr(sparse_qlinear, "count_qvector_lanes", lambda: lanes)
     tactic, rng = get_tactic("cpu/sparse_qlinear"), np.random.default_rng(zero + 9)
     stores = (None, (0.03, 4, "i8"), (0.02, 120, "u8"))
     sizes = [(size, stores) for size in [(1, 4, 1), (1, 96, 70), (9, 36, 33)]]
@@ -246,7 +252,7 @@ def test_largest_integers_do_not_saturate():
     weights[:, ::4] = weights[:, 3::4] = 127
     weights[1::2] *= -1
     data = [("full u8[3,64]", 1.0, 0, 1), (weights, np.float32(1), None, 0), np.zeros(24, np.float32)]
-    _, layer, arrays = sample_layer("Fused", quantized_sample("Gemm", data, op_body("Gemm", transB=1), None))
+    _, layer, arrays = sample_layer("Fused", make_quantized_sample("Gemm", data, make_op_body_builder("Gemm", transB=1), None))
     arrays[0][:] = 255
     tactic = get_tactic("cpu/sparse_qlinear")
     (signature,) = tactic.signatures(layer, CPU)
@@ -258,9 +264,9 @@ def test_largest_integers_do_not_saturate():
 @AVX2
 def test_quantized_refusals():
     tactic = get_tactic("cpu/sparse_qlinear")
-    _, layer, _ = sample_layer("Fused", qconv("u8[2,64,9,9]", 0, 16, 1, (0.03, 0, "u8"), ("full u8[2,16,9,9]", 0.02, 5, 1)))
+    _, layer, _ = sample_layer("Fused", make_sparse_qconv_sample("u8[2,64,9,9]", 0, 16, 1, (0.03, 0, "u8"), ("full u8[2,16,9,9]", 0.02, 5, 1)))
     assert tactic.why_not(layer) == "adds no residual"
-    _, layer, _ = sample_layer("Fused", qconv("u8[2,64,9,9]", 0, 16, 3, (0.03, 0, "u8"), pads=(1, 1, 1, 1)))
+    _, layer, _ = sample_layer("Fused", make_sparse_qconv_sample("u8[2,64,9,9]", 0, 16, 3, (0.03, 0, "u8"), pads=(1, 1, 1, 1)))
     assert tactic.why_not(layer) == "takes 1x1 convolutions with one group, no strides, no pads"
-    _, layer, _ = sample_layer("Fused", matmul("f32[1,64]", 32, "Relu"))
+    _, layer, _ = sample_layer("Fused", make_sparse_matmul_sample("f32[1,64]", 32, "Relu"))
     assert tactic.why_not(layer) == "computes in integers, the layer is not quantized"

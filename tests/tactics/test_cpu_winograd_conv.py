@@ -7,14 +7,14 @@ from test_cpu_direct_conv import FOLLOWING, followed, text
 from test_onednn_tactics import CPU, Listed, compute, place
 
 from whet.backends.cpu import CpuBackend
-from whet.network import from_stored, stored_shape
+from whet.network import compute_stored_shape, from_stored
 from whet.ops import run_regions, sample_layer
 from whet.tactics import Args, get_tactic
 from whet.tactics._base import PlanRefused
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv import winograd_conv
-from whet.tactics.cpu.conv._winograd_ir import Form, winograd_ir
-from whet.tactics.cpu.conv._winograd_transform import PAIRS, count_tile_inputs, matrices, transformed_weights
+from whet.tactics.cpu.conv._winograd_ir import Form, emit_winograd_ir
+from whet.tactics.cpu.conv._winograd_transform import PAIRS, compute_matrices, count_tile_inputs, transform_weights
 from whet.tactics.cpu.onednn import _api as dnn
 
 NAME = "cpu/winograd_conv"
@@ -47,12 +47,12 @@ def convolution(shape, channels, pads=(1, 1, 1, 1), steps=("Relu",)):
 def test_transforms_give_the_convolution(m):
     """In float64 the error is only rounding: A ((G w) * (B x)) is the filter, and the weights' transform is G w G^T."""
     rng = np.random.default_rng(m)
-    a, b, g = matrices(m)
+    a, b, g = compute_matrices(m)
     w, x = rng.standard_normal((3, 3)), rng.standard_normal((count_tile_inputs(m), count_tile_inputs(m)))
     got = a @ ((g @ w @ g.T) * (b @ x @ b.T)) @ a.T
     want = [[(w * x[i : i + 3, j : j + 3]).sum() for j in range(m)] for i in range(m)]
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
-    u = transformed_weights(np.float32(w)[None, None], m)
+    u = transform_weights(np.float32(w)[None, None], m)
     np.testing.assert_allclose(u[:, 0, 0].reshape(count_tile_inputs(m), count_tile_inputs(m)), g @ np.float32(w) @ g.T, rtol=1e-6, atol=1e-7)
 
 
@@ -153,15 +153,15 @@ def test_users_own_buffers(split):
         call.run()
     (want,) = run_regions(layer, arrays)
     format = signature.outputs[0].format
-    got = from_stored(out.view(np.float32).reshape(stored_shape(format, want.shape)), format, want.shape)
+    got = from_stored(out.view(np.float32).reshape(compute_stored_shape(format, want.shape)), format, want.shape)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 @JIT
 def test_large_vectors_compile_for_avx512(monkeypatch):
     """The kernel for 16 floats per vector gives the same results where LLVM splits its vectors."""
-    monkeypatch.setattr(winograd_conv, "lanes", lambda: 16)
-    monkeypatch.setattr(winograd_conv, "most_rows", lambda: 14)
+    monkeypatch.setattr(winograd_conv, "count_lanes", lambda: 16)
+    monkeypatch.setattr(winograd_conv, "get_row_limit", lambda: 14)
     check(*convolution((1, 35, 9, 11), 50), 2, monkeypatch, [(("m", 4), ("tiles", 14), ("strips", 2), ("split", s)) for s in (0, 1)])
 
 
@@ -169,8 +169,8 @@ def test_large_vectors_compile_for_avx512(monkeypatch):
 def test_code_depends_on_the_form_and_not_on_sizes():
     """Layers of other sizes share the compiled code."""
     form = Form(2, 8, (5, 6), (0, 0), ("Relu",), False, False)
-    assert winograd_ir(form) is winograd_ir(Form(2, 8, (5, 6), (0, 0), ("Relu",), False, False))
-    assert jit.function_address(winograd_ir(form), "winograd")
+    assert emit_winograd_ir(form) is emit_winograd_ir(Form(2, 8, (5, 6), (0, 0), ("Relu",), False, False))
+    assert jit.load_function(emit_winograd_ir(form), "winograd")
 
 
 @JIT

@@ -11,8 +11,8 @@ from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.builder.lowering import lower_network
 from whet.builder.precision.permissions import Permissions
 from whet.builder.select.unfused_time import list_chains
-from whet.composites.head_convs import head_convs_sample
-from whet.network import Network, from_stored, parse_network, parse_type, static_shape, stored_shape
+from whet.composites.head_convs import make_head_convs_sample
+from whet.network import Network, compute_stored_shape, from_stored, parse_network, parse_type, static_shape
 from whet.ops import run_network, run_regions, sample_layer
 from whet.runtime import Runtime
 from whet.tactics import Args, get_tactic
@@ -50,7 +50,7 @@ def launched(kernel, layer, signature, arrays, moved=False):
     assert all(b is None or np.array_equal(b, was) for b, was in zip(stored, before, strict=True)), "inputs are not modified"
     assert (scratch[kernel.scratch :] == 0xCD).all(), "scratch memory stays within the plan"
     shape, form = static_shape(layer.outputs[0].shape), signature.outputs[0].format
-    return np.array(from_stored(target.view(np.float32).reshape(stored_shape(form, shape)), form, shape))
+    return np.array(from_stored(target.view(np.float32).reshape(compute_stored_shape(form, shape)), form, shape))
 
 
 def judged(sample, threads, small, layer=None, arrays=None):
@@ -73,10 +73,10 @@ def judged(sample, threads, small, layer=None, arrays=None):
 
 @OWN
 @pytest.mark.parametrize("sample", [
-    head_convs_sample(1, 3, 80, (64, 20, 20), (20, 10, 10), (36, 5, 5), padding=1), head_convs_sample(2, 3, 2, (8, 4, 6), (16, 2, 3)),
-    head_convs_sample(3, 1, 1, (12, 7, 5), bias=False), head_convs_sample(2, 2, 11, (16, 9, 9), (32, 5, 3), (4, 5, 1), (8, 1, 6)),
-    head_convs_sample(3, 5, 22, (52, 13, 11), padding=9),
-    head_convs_sample(1, 16, 6, (20, 5, 7)), head_convs_sample(1, 1, 43, (16, 1, 97), (304, 3, 3)),
+    make_head_convs_sample(1, 3, 80, (64, 20, 20), (20, 10, 10), (36, 5, 5), padding=1), make_head_convs_sample(2, 3, 2, (8, 4, 6), (16, 2, 3)),
+    make_head_convs_sample(3, 1, 1, (12, 7, 5), bias=False), make_head_convs_sample(2, 2, 11, (16, 9, 9), (32, 5, 3), (4, 5, 1), (8, 1, 6)),
+    make_head_convs_sample(3, 5, 22, (52, 13, 11), padding=9),
+    make_head_convs_sample(1, 16, 6, (20, 5, 7)), make_head_convs_sample(1, 1, 43, (16, 1, 97), (304, 3, 3)),
 ])  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_heads_of_all_sizes(sample, threads, monkeypatch):
@@ -93,14 +93,14 @@ def test_random_heads():
     for _ in range(12):
         levels = [(4 * int(rng.integers(1, 20)), int(rng.integers(1, 24)), int(rng.integers(5, 24))) for _ in range(rng.integers(1, 4))]
         images, anchors, classes = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.integers(1, 60))
-        sample = head_convs_sample(images, anchors, classes, *levels, padding=int(rng.integers(0, 5)))
+        sample = make_head_convs_sample(images, anchors, classes, *levels, padding=int(rng.integers(0, 5)))
         assert judged(sample, int(rng.integers(1, 4)), True) >= 2
     CPU.activate()
 
 
 @OWN
 def test_nan_and_infinity_reach_only_their_rows():
-    _, layer, arrays = sample_layer("Fused", head_convs_sample(2, 2, 11, (16, 9, 9), (32, 5, 3)))
+    _, layer, arrays = sample_layer("Fused", make_head_convs_sample(2, 2, 11, (16, 9, 9), (32, 5, 3)))
     arrays[0][0, 1, 0, 0], arrays[0][1, 2, 8, 8], arrays[0][0, 3, 4, 4], arrays[3][1, 0, 2, 1] = np.nan, np.inf, -np.inf, np.nan
     with np.errstate(all="ignore"):
         assert judged(None, 2, True, layer, arrays) >= 2
@@ -108,7 +108,7 @@ def test_nan_and_infinity_reach_only_their_rows():
 
 @OWN
 def test_users_own_buffers():
-    _, layer, arrays = sample_layer("Fused", head_convs_sample(2, 3, 2, (8, 4, 6), (16, 2, 3)))
+    _, layer, arrays = sample_layer("Fused", make_head_convs_sample(2, 3, 2, (8, 4, 6), (16, 2, 3)))
     (signature,) = TACTIC.signatures(layer, CPU)
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, CPU)[0], CPU)
     (want,) = run_regions(layer, arrays)
@@ -118,7 +118,7 @@ def test_users_own_buffers():
 @OWN
 def test_its_parts_are_a_chain_for_comparison():
     """Convolutions with blocked output formats, followed by the data movement."""
-    _, layer, arrays = sample_layer("Fused", head_convs_sample(2, 3, 2, (8, 4, 6), (16, 5, 5), padding=11))
+    _, layer, arrays = sample_layer("Fused", make_head_convs_sample(2, 3, 2, (8, 4, 6), (16, 5, 5), padding=11))
     permissions = Permissions.of(BuildConfig())
     best = list_candidates(layer, [TACTIC], CPU, permissions).options[0]
     chains = list_chains(layer, best, {TACTIC.name}, list_enabled_tactics("cpu", ()), permissions, CPU)
@@ -227,7 +227,7 @@ def test_heads_stay_unfused_if_16_bit_floats_are_computed(monkeypatch):
 @OWN
 def test_refusals_give_reasons():
     def layer(*levels):
-        return sample_layer("Fused", head_convs_sample(1, 1, 1, *levels))[1]
+        return sample_layer("Fused", make_head_convs_sample(1, 1, 1, *levels))[1]
 
     assert "multiples of 4" in TACTIC.why_not(layer((18, 6, 6)))
     few = layer((16, 2, 2))
@@ -242,6 +242,6 @@ def test_refusals_give_reasons():
 @OWN
 def test_without_avx512_there_is_no_such_layer(monkeypatch):
     monkeypatch.setattr(jit, "has", lambda feature: False)
-    _, layer, _ = sample_layer("Fused", head_convs_sample(1, 1, 1, (16, 5, 5)))
+    _, layer, _ = sample_layer("Fused", make_head_convs_sample(1, 1, 1, (16, 5, 5)))
     assert "AVX-512" in TACTIC.why_not(layer)
     assert "AVX-512" in TACTIC.keeps_unfused(layer, ())

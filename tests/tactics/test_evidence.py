@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.tactics import Tactic, tactics_of
+from whet.tactics import Tactic, list_tactics
 
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = {"cpu": "cpu", "cuda": "h200"}  # backend -> folder of results
@@ -31,14 +31,14 @@ def reasons(tactic: Tactic) -> list[tuple[str, str]]:
 def test_tactics_that_nothing_selects_state_why_they_exist(backend):
     """Otherwise: select them in benchmarks/selected_tactics.py, write `For coverage: ...` or `Measured: FILE` into the module, or delete them."""
     known = selected(backend)
-    own = [t for t in tactics_of(backend) if type(t).__module__.startswith("whet.tactics.")]  # other tests may have registered plugins
+    own = [t for t in list_tactics(backend) if type(t).__module__.startswith("whet.tactics.")]  # other tests may have registered plugins
     assert len(own) > 40
     assert [t.name for t in own if not t.opt_in and t.name not in known and not reasons(t)] == []
 
 
 @pytest.mark.parametrize("backend", RESULTS)
 def test_files_of_measurements_exist(backend):
-    for tactic in (t for t in tactics_of(backend) if type(t).__module__.startswith("whet.tactics.")):
+    for tactic in (t for t in list_tactics(backend) if type(t).__module__.startswith("whet.tactics.")):
         for kind, text in reasons(tactic):
             file = re.match(r"[\w/.-]+?\.(?:md|json)", text)
             assert kind != "Measured" or (file is not None and (REPOSITORY / file[0]).is_file()), f"{tactic.name}: {text}"

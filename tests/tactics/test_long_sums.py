@@ -11,7 +11,7 @@ from test_onednn_tactics import CPU, compute
 from whet.network import Network, parse_type
 from whet.network.types import BF16
 from whet.ops import run_layer
-from whet.tactics import tactics_of
+from whet.tactics import list_tactics
 from whet.tactics.cpu.onednn import _api as dnn
 
 LONG = 20_000
@@ -51,7 +51,7 @@ def test_sums_are_in_fp32(op):
     layer, arrays = layer_of(op)
     (want, *_) = run_layer(layer, [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays])
     count = 0
-    for tactic in tactics_of("cpu"):
+    for tactic in list_tactics("cpu"):
         if tactic.fallback or tactic.why_not(layer) is not None:
             continue
         for signature in tactic.signatures(layer, CPU):

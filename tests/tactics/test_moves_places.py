@@ -9,7 +9,7 @@ import pytest
 from whet.network import Network, parse_type
 from whet.ops import sample_layer
 from whet.ops._base import Sample
-from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Place, Refused, flat_offset, regroup_indices, unflatten
+from whet.tactics._moves_indices import COLUMN, FLAT, ROW, Place, Refused, compute_flat_offset, regroup_indices, unflatten
 from whet.tactics._moves_tree import Moves
 
 ROW_PLACE, COLUMN_PLACE = Place.of(ROW), Place.of(COLUMN)
@@ -42,8 +42,8 @@ def test_indices_are_sums_of_row_and_column_terms():
 def test_axes_split_from_an_index_recombine_to_it():
     shape = (7, 3, 1, 5, 4)
     cut = unflatten(ROW_PLACE, shape)
-    assert flat_offset(cut, shape, "linear") == ROW_PLACE
-    assert flat_offset(cut[1:], shape[1:], "linear") == ROW_PLACE.cut("mod", 60, 60), "nested remainders equal the remainder by the product"
+    assert compute_flat_offset(cut, shape, "linear") == ROW_PLACE
+    assert compute_flat_offset(cut[1:], shape[1:], "linear") == ROW_PLACE.cut("mod", 60, 60), "nested remainders equal the remainder by the product"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -74,7 +74,7 @@ def test_consecutive_reshapes_change_no_value(seed):
         at = regroup_indices(at, after, before)
     for i in range(prod(factors)):
         assert tuple(worth(p, at=i) for p in at) == tuple(np.unravel_index(i, shapes[-1]))
-    moved = flat_offset(at, shapes[-1], "linear")
+    moved = compute_flat_offset(at, shapes[-1], "linear")
     assert moved == Place.of(FLAT) or prod(factors) == 1
 
 

@@ -364,15 +364,15 @@ TRY = LOAD + "try:\n    print(library_version())\nexcept BackendError as e:\n   
 
 
 def test_the_library_is_named_or_refused():
-    assert re.match(r"onednn 3\.\d+\.\d+ \w* (omp|iomp|tbb|seq) isa=0x", dnn.library_version())
+    assert re.match(r"onednn 3\.\d+\.\d+ \w* (omp|iomp|tbb|seq) isa=0x", dnn.get_library_version())
     assert "is not a file" in child(TRY, WHET_ONEDNN="/nowhere/libdnnl.so.3")
-    assert dnn.library_version() in child(TRY, WHET_ONEDNN=dnn.library().path)
+    assert dnn.get_library_version() in child(TRY, WHET_ONEDNN=dnn.load_library().path)
     assert "BackendError: oneDNN cannot be loaded from" in child(TRY, WHET_ONEDNN=__file__)
 
 
 @pytest.mark.parametrize(("runtime", "major", "words"), [(512, 3, "'sycl'"), (8, 3, "'threadpool'"), (2, 2, "version 3")])
 def test_a_wrong_build_is_refused(runtime, major, words):
-    module = sys.modules["whet.tactics.cpu.onednn._api.library"]
+    module = sys.modules["whet.tactics.cpu.onednn._api.load_library"]
     version = module._Version(major, 2, 0, b"abc", runtime, 0)
 
     class Answers:

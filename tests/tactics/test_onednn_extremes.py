@@ -10,7 +10,7 @@ from support.selection import with_long_variants
 from whet.network.types import F32
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic
-from whet.tactics.cpu.onednn._nonfinite import KERNELS, PLAIN_LOOPS, declared_references
+from whet.tactics.cpu.onednn._nonfinite import KERNELS, PLAIN_LOOPS, list_declared_references
 
 ODD = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40]  # the last two: denormals
 NEAR_OVERFLOW = [3e38, -3e38, 1.5e38, 2e19, -2e19]
@@ -113,7 +113,7 @@ def test_clip_of_nan_is_as_declared(op, bounds, lost):
     layer, _ = plain(op, ["f32[1,16,1,1]", *map(np.asarray, bounds)], {})
     got = computed(layer, [LINE.reshape(1, 16, 1, 1), *bounds])
     assert got.reshape(-1)[0] == lost, "should this fail because NaN is kept: take the op out of KERNELS"
-    assert op in declared_references(layer, "jit:avx512_core")[0]
+    assert op in list_declared_references(layer, "jit:avx512_core")[0]
 
 
 def test_a_fused_relu_maps_nan_to_zero_as_declared():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from test_onednn_tactics import CPU, check, compute, judge, reference
 
-from whet.composites.quantized import quantized_sample
+from whet.composites.quantized import make_quantized_sample
 from whet.ops import OPS, sample_layer
-from whet.tactics import get_tactic, is_quantized, tactics_of
+from whet.tactics import get_tactic, is_quantized, list_tactics
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._quantized import drop_implied_bounds, match_quantized
 
@@ -33,7 +33,7 @@ def test_every_quantized_sample_has_a_kernel():
 def test_float_tactics_leave_quantized_layers_alone():
     for sample in quantized_samples():
         _, layer, _ = sample_layer("Fused", sample)
-        for t in tactics_of("cpu"):
+        for t in list_tactics("cpu"):
             if "*" not in t.ops and not t.quantized:
                 assert t.why_not(layer) is not None, t.name
 
@@ -51,7 +51,7 @@ def quantized_layer(x, w, *, scale=0.02, zero=0, store=(0.05, 0, "u8"), op="Conv
         y = body.add(op, *values[:2], **attrs)
         return body.add("Relu", y) if relu else y
 
-    sample = quantized_sample(op, [(x, scale, zero, 1), (w, channels, None, 0 if op == "Conv" else 1)], build, store)
+    sample = make_quantized_sample(op, [(x, scale, zero, 1), (w, channels, None, 0 if op == "Conv" else 1)], build, store)
     _, layer, arrays = sample_layer("Fused", sample)
     return layer, arrays
 
@@ -148,7 +148,9 @@ def test_bounds_that_saturation_sets_anyway_are_left_out(store, clip, expected):
         return body.add("Relu", y) if clip is None else body.add("Clip", y, *values[2:])
 
     bounds = [] if clip is None else [np.float32(c) for c in clip]
-    sample = quantized_sample("Conv", [("full u8[1,16,8,8]", 0.02, 0, 1), (w, np.float32(1 / 2000), None, 0), *map(np.asarray, bounds)], build, store)
+    sample = make_quantized_sample(
+        "Conv", [("full u8[1,16,8,8]", 0.02, 0, 1), (w, np.float32(1 / 2000), None, 0), *map(np.asarray, bounds)], build, store
+    )
     _, layer, arrays = sample_layer("Fused", sample)
     parts = match_quantized(layer)
     assert [p.op for p in drop_implied_bounds(parts)] == expected

@@ -68,7 +68,7 @@ def test_the_number_of_threads_is_one_during_the_call_and_restored_also_after_a_
 
 
 def test_a_pool_besides_libgomp_keeps_its_threads(monkeypatch):
-    monkeypatch.setattr(threads, "setters", lambda: [1, 2])
+    monkeypatch.setattr(threads, "list_setters", lambda: [1, 2])
     layer, _ = layer_of("MatMul", ["f32[3,20]", "const f32[20,33]"])
     assert "own thread pool" in serial.why_not_serial()
-    assert _kernel.thread_count(layer, CpuBackend(threads=2)) == 2
+    assert _kernel.select_thread_count(layer, CpuBackend(threads=2)) == 2

@@ -9,18 +9,18 @@ import pytest
 
 import whet.composites  # noqa: F401  (its samples)
 from whet.backends.cpu import CpuBackend
-from whet.network import Network, from_stored, parse_type, static_shape, stored_shape, to_stored
+from whet.network import Network, compute_stored_shape, from_stored, parse_type, static_shape, to_stored
 from whet.network.formats import has_same_bytes
 from whet.network.types import BF16, F32
 from whet.ops import OPS, run_layer, run_regions
-from whet.tactics import Args, get_tactic, root_layer, tactics_of
-from whet.tactics._fused import source_index
+from whet.tactics import Args, get_root_layer, get_tactic, list_tactics
+from whet.tactics._fused import get_source_index
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import Recipe
 from whet.tactics.cpu.onednn._nonfinite import spreads_nonfinite
 
 CPU = CpuBackend()
-TACTICS = [t for t in tactics_of("cpu") if not t.fallback]  # all discovered tactics; fallbacks run the reference itself
+TACTICS = [t for t in list_tactics("cpu") if not t.fallback]  # all discovered tactics; fallbacks run the reference itself
 
 
 class Listed:
@@ -61,7 +61,7 @@ def nowhere(own, layer, *arrays):
 
 def in_reached_tiles(layer, arrays, tile):
     """Results of a 3x3 Winograd convolution in tiles with NaN or infinity among their inputs."""
-    head, x = root_layer(layer), arrays[source_index(layer)]
+    head, x = get_root_layer(layer), arrays[get_source_index(layer)]
     top, left = (int(p) for p in (head.attrs.get("pads") or (0, 0))[:2])
     n, _, rows, columns = static_shape(layer.outputs[0].shape)
     odd = ~np.isfinite(x).all(axis=1)
@@ -124,7 +124,7 @@ def compute(layer, arrays, tactic, signature, config):
     got = []
     for t, o, b in zip(layer.outputs, signature.outputs, outputs, strict=True):
         shape = static_shape(t.shape)
-        stored = b.view(o.dtype.numpy).reshape(stored_shape(o.format, shape))
+        stored = b.view(o.dtype.numpy).reshape(compute_stored_shape(o.format, shape))
         got.append(np.array(from_stored(stored, o.format, shape)).astype(t.dtype.numpy))
         # padding channels are zero, which every reader relies on (0 * inf is NaN: only in pixels with non-finite values)
         if o.format.startswith("nChw"):
@@ -190,7 +190,7 @@ def accepted(layer, arrays, tactic, kernel, dtype, known):
         if tile := getattr(kernel, "tile", 0):
             others += [[np.where(in_reached_tiles(layer, arrays, tile), np.nan, w)] for w in others[-1]]
         if spreads_nonfinite(layer, dtype) and any(a is not None and a.dtype.kind == "f" and not (np.abs(a) < 1e30).all() for a in arrays):
-            others.append(known(arrays, {**table, root_layer(layer).op: nowhere}))
+            others.append(known(arrays, {**table, get_root_layer(layer).op: nowhere}))
             others.append([np.full_like(w, np.nan) for w in want])
             # products near overflow are not rounded before accumulation, so that infinities may not meet
             others += [[np.where(np.isnan(w), np.copysign(np.inf, sign), w) for w in want] for sign in (1, -1)]

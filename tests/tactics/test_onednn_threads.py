@@ -41,7 +41,7 @@ def test_a_libgomp_loaded_earlier_is_reported():
 
 def test_parallel_runs_on_each_thread():
     seen = []
-    number = threads.gomp().omp_get_thread_num
+    number = threads.load_gomp().omp_get_thread_num
     body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(number()))
     threads.run_parallel(ctypes.cast(body, ctypes.c_void_p).value, 0, 3)
     assert sorted(seen) == [0, 1, 2]
@@ -54,11 +54,11 @@ def test_thread_counts():
     threads.set_threads(before)
     with pytest.raises(BackendError, match="at least one"):
         threads.set_threads(0)
-    assert threads.address("GOMP_parallel") != threads.address("GOMP_barrier")
+    assert threads.get_gomp_address("GOMP_parallel") != threads.get_gomp_address("GOMP_barrier")
 
 
 def test_usable_cpus_follow_affinity():
-    assert 1 <= threads.usable_cpus() <= len(os.sched_getaffinity(0))
+    assert 1 <= threads.count_usable_cpus() <= len(os.sched_getaffinity(0))
     pin = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     pinned = child(pin + "from whet.backends.cpu import threads; print(threads.usable_cpus())")
     assert pinned.strip() == "1"
@@ -70,7 +70,7 @@ def group(tmp_path, membership, files):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "cgroup").write_text(membership)
-    return threads.cgroup_cpus(tmp_path / "fs", tmp_path / "cgroup")
+    return threads.get_cgroup_cpus(tmp_path / "fs", tmp_path / "cgroup")
 
 
 def test_cgroup_quotas(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import INT32, Module
-from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, thread_index
+from whet.tactics.cpu._llvm.work_stealing import emit_thread_index, parallel_kernel
 
 if jit.why_unavailable():
     pytest.skip(jit.why_unavailable() or "", allow_module_level=True)
@@ -21,7 +21,7 @@ def counting_ir():
     """`count_items(context)` counts how often each item is processed, and by which thread; thread 1 spends `work` iterations per item."""
     module = Module()
     with parallel_kernel(module, "count_items", WORDS, "items") as (f, w):
-        thread = thread_index(f, w.context)
+        thread = emit_thread_index(f, w.context)
         counts, starts, who = (word.as_pointer(INT32) for word in (w.counts, w.starts, w.who))
         add_one(f, starts.at(w.begin))
         iterations = f.select(thread.equals(1), w.work, 1)
@@ -44,7 +44,7 @@ class Dealt:
         self.counts, self.starts, self.who = (np.zeros(items + 1, np.int32) for _ in range(3))
         share = -(-items // (count * step)) * step
         words = [self.counts.ctypes.data, self.starts.ctypes.data, self.who.ctypes.data, work, items, share]
-        self.call = jit.ParallelCall(jit.function_address(counting_ir(), "count_items"), words, {0: ("input", 0)}, count, "counts", step=step)
+        self.call = jit.ParallelCall(jit.load_function(counting_ir(), "count_items"), words, {0: ("input", 0)}, count, "counts", step=step)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="the extra 'train' is not installed:
 
 from whet.network import Network, parse_type
 from whet.training import FinetuneConfig, TrainingData, accuracy, finetune
-from whet.training.batch_norms import SMALLEST_BATCH, folded_weights, insert_batch_norms, list_foldable
+from whet.training.batch_norms import SMALLEST_BATCH, fold_weights, insert_batch_norms, list_foldable
 from whet.training.module import with_weights
 from whet.training.tuning import fold_batch_norms
 
@@ -26,7 +26,7 @@ def test_the_network_with_batch_norms_computes_the_same_and_folds_back(learned, 
     x = torch.from_numpy(digits[1].inputs["x"][:50])
     with torch.no_grad():
         torch.testing.assert_close(made.to_torch().eval()(x), exported.to_torch().eval()(x), rtol=1e-4, atol=1e-4)
-    back = with_weights(exported, folded_weights(made.to_torch().weights(), inserted))
+    back = with_weights(exported, fold_weights(made.to_torch().weights(), inserted))
     for name, array in weights_of(exported).items():
         np.testing.assert_allclose(weights_of(back)[name], array, rtol=1e-4, atol=1e-6)
 
@@ -101,6 +101,6 @@ def test_a_dead_filter_and_a_constant_channel_stay_finite():
     net.constants["w"].weight = Weight(dead)
     data = TrainingData({"x": np.random.default_rng(0).standard_normal((64, 3, 8, 8)).astype(np.float32)})
     made, inserted = insert_batch_norms(net, data, batch=32, device=CPU)
-    back = with_weights(net, folded_weights(made.to_torch().weights(), inserted))
+    back = with_weights(net, fold_weights(made.to_torch().weights(), inserted))
     np.testing.assert_allclose(back.constants["w"].array(), dead, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(back.constants["b"].array(), 1, rtol=1e-5)

@@ -14,7 +14,7 @@ from whet.errors import PruneError, UsageError
 from whet.ops import run_network
 from whet.pruning import PruneConfig, apply_recipe, load_recipe, prune, recover, save_recipe
 from whet.pruning.order import check_order, read_history
-from whet.sparsity import eligible_layers
+from whet.sparsity import list_eligible_layers
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_held_masks_are_stored_in_the_recipe_and_restored(files):
     assert recipe.masks
     for name in recipe.masks:
         assert ((again.constants[name].array() == 0) == (tuned.constants[name].array() == 0)).all()
-    assert eligible_layers(again)[0] == eligible_layers(tuned)[0] != []
+    assert list_eligible_layers(again)[0] == list_eligible_layers(tuned)[0] != []
     assert "--masks=2:4" in str(run(files / "cut.onnx", *steps, "--recipe", files / "r.json").exception)
 
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the extra 'train' is not installed:
 from whet.errors import UsageError
 from whet.network import Network, parse_type
 from whet.training import FinetuneConfig, TrainingData, finetune
-from whet.training.distributed import Workers, workers
+from whet.training.distributed import Workers, read_workers
 
 HOW = {"epochs": 3, "batch": 32, "lr": 0.05, "device": "cpu", "batch_norms": "keep"}
 
@@ -76,15 +76,15 @@ def test_each_process_has_its_share_of_a_batch(monkeypatch):
     at = torch.arange(7)
     parts = [Workers(rank, 3, rank).share(at).tolist() for rank in range(3)]
     assert parts == [[0, 3, 6], [1, 4], [2, 5]]
-    assert workers() == Workers()
+    assert read_workers() == Workers()
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
-    assert workers() == Workers(1, 2, 1)
-    assert not workers().first
+    assert read_workers() == Workers(1, 2, 1)
+    assert not read_workers().first
     with pytest.raises(UsageError, match="batch=33 is shared by 2 processes"):
         finetune(net(), data(), FinetuneConfig(**{**HOW, "batch": 33}))
     with pytest.raises(UsageError, match="work in one process only"):
         finetune(net(), data(), FinetuneConfig(**HOW, seconds=5.0))
     monkeypatch.setenv("RANK", "x")
     with pytest.raises(UsageError, match="torchrun sets"):
-        workers()
+        read_workers()

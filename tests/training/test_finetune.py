@@ -17,8 +17,8 @@ import whet
 from whet.errors import TrainingError, UsageError
 from whet.network import Network, parse_type
 from whet.precision import Preprocessing
-from whet.sparsity import eligible_layers, is_two_four
-from whet.training import FinetuneConfig, TrainingData, accuracy, finetune, hold, training_data
+from whet.sparsity import is_two_four, list_eligible_layers
+from whet.training import FinetuneConfig, TrainingData, accuracy, finetune, hold, read_training_data
 from whet.training.checkpoint import read_state
 from whet.training.loop import rate
 
@@ -190,7 +190,7 @@ def test_a_checkpoint_with_changed_values_is_refused(digits, tmp_path):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_two_four_masks_are_kept(optimizer, learned, digits):
     got = finetune(learned.network, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.01}, optimizer=optimizer, masks="2:4"), test=digits[1])
-    yes, no = eligible_layers(got.network)
+    yes, no = list_eligible_layers(got.network)
     assert len(yes) == got.masked_weights == 2
     assert set(no) == {learned.network.layers[0].name}  # one input channel
     assert is_two_four(got.network.tensor("conv2.weight").array(), 1)
@@ -219,11 +219,11 @@ def test_a_mask_of_another_shape_is_refused():
 
 
 def test_unstructured_zeros_are_kept(learned, digits):
-    from whet.pruning import zero_smallest, zeros
+    from whet.pruning import compute_zero_fraction, zero_smallest
 
     sparse = zero_smallest(learned.network, 0.6)
     got = finetune(sparse, digits[0], FinetuneConfig(**{**FAST, "epochs": 1}, masks="zeros"))
-    assert zeros(got.network) == pytest.approx(zeros(sparse), abs=1e-6)
+    assert compute_zero_fraction(got.network) == pytest.approx(compute_zero_fraction(sparse), abs=1e-6)
     with pytest.raises(TrainingError, match="no zeros to keep"):
         finetune(learned.network, digits[0], FinetuneConfig(**FAST, masks="zeros"))
 
@@ -246,7 +246,7 @@ def test_data_come_from_files_folders_and_functions(tmp_path, monkeypatch, digit
     net = digits_net()
     x, y = digits[0].inputs["x"][:40], digits[0].labels[:40]
     np.savez(tmp_path / "d.npz", images=x, y=y)
-    got = training_data(str(tmp_path / "d.npz"), net)
+    got = read_training_data(str(tmp_path / "d.npz"), net)
     np.testing.assert_array_equal(got.inputs["x"], x)
     np.testing.assert_array_equal(got.labels, y)
     image = pytest.importorskip("PIL.Image")
@@ -254,7 +254,7 @@ def test_data_come_from_files_folders_and_functions(tmp_path, monkeypatch, digit
         folder = tmp_path / "images" / str(y[i])
         folder.mkdir(parents=True, exist_ok=True)
         image.fromarray((x[i, 0] * 255).astype(np.uint8)).save(folder / f"{i}.png")
-    found = training_data(str(tmp_path / "images"), net, Preprocessing.parse("scale:1/255"))
+    found = read_training_data(str(tmp_path / "images"), net, Preprocessing.parse("scale:1/255"))
     assert found.classes == tuple(sorted(set(map(str, y))))
     assert len(found) == 40
     assert sorted(found.labels) == sorted(np.searchsorted(found.classes, y.astype(str)))
@@ -266,15 +266,15 @@ def test_data_come_from_files_folders_and_functions(tmp_path, monkeypatch, digit
         "def loss(outputs, labels):\n    return (outputs ** 2).mean()\n"
         "def nothing(module, data, config):\n    pass\n")
     monkeypatch.chdir(tmp_path)
-    assert len(training_data("python:mine:arrays", net)) == 8
-    stream = training_data("python:mine:batches", net)
+    assert len(read_training_data("python:mine:arrays", net)) == 8
+    stream = read_training_data("python:mine:batches", net)
     assert finetune(net, stream, FinetuneConfig(epochs=2, device="cpu")).steps == 6
     assert finetune(net, stream, FinetuneConfig(epochs=2, device="cpu", loss="python:mine:loss")).history[-1]["loss"] < 5
     assert same_bits(finetune(net, stream, FinetuneConfig(device="cpu"), train="python:mine:nothing").network, net)
     with pytest.raises(TrainingError, match="an iterable of batches with a length"):
-        training_data("python:mine:endless", net)
+        read_training_data("python:mine:endless", net)
     with pytest.raises(UsageError, match=r"nowhere does not exist"):
-        training_data(str(tmp_path / "nowhere"), net)
+        read_training_data(str(tmp_path / "nowhere"), net)
 
 
 def test_image_preprocessing_equals_the_reference(digits):

@@ -18,12 +18,12 @@ from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.pruning import apply_recipe, count_flops, cut, load_recipe, zero_channels
 from whet.pruning.order import read_history
-from whet.training import FinetuneConfig, NetworkModule, TrainingData, finetune, quantization_aware
+from whet.training import FinetuneConfig, NetworkModule, TrainingData, finetune, train_quantization_aware
 from whet.training.batch_norms import insert_batch_norms
-from whet.training.gradual import GradualPruning, optimizer_state_by_name, removed_share
-from whet.training.loop import optimizer_of
+from whet.training.gradual import GradualPruning, compute_removed_share, get_optimizer_state
+from whet.training.loop import make_optimizer
 from whet.training.module import with_weights
-from whet.training.tuning import device_of
+from whet.training.tuning import select_device
 
 CPU = torch.device("cpu")
 SHORT = {"batch": 16, "epochs": 7, "lr": 0.05, "device": "cpu", "holdout": 0.3, "prune_to": "flops=0.5x", "prune_steps": 4}
@@ -58,8 +58,8 @@ def data():
 
 
 def test_the_schedules():
-    assert [removed_share("cubic", k, 4) for k in range(5)] == [0, 1 - 27 / 64, 1 - 8 / 64, 1 - 1 / 64, 1]  # s_f + (s_i - s_f) (1 - t)^3
-    assert [removed_share("linear", k, 4) for k in range(5)] == [0, 0.25, 0.5, 0.75, 1]
+    assert [compute_removed_share("cubic", k, 4) for k in range(5)] == [0, 1 - 27 / 64, 1 - 8 / 64, 1 - 1 / 64, 1]  # s_f + (s_i - s_f) (1 - t)^3
+    assert [compute_removed_share("linear", k, 4) for k in range(5)] == [0, 0.25, 0.5, 0.75, 1]
 
 
 @pytest.mark.parametrize(("optimizer", "inserted"), [("sgd", True), ("adamw", False)])
@@ -75,7 +75,7 @@ def test_a_cut_network_equals_the_zeroed_one(data, optimizer, inserted):
     x = torch.from_numpy(data.inputs["x"][:32])
     cuts = 0
     for done in range(1, 5):
-        optimizer_now = optimizer_of(module, config)
+        optimizer_now = make_optimizer(module, config)
         for _ in range(2):  # weights and momenta that differ from those of the start
             optimizer_now.zero_grad()
             torch.log(module(x)).sum().neg().backward()
@@ -83,7 +83,7 @@ def test_a_cut_network_equals_the_zeroed_one(data, optimizer, inserted):
             optimizer_now.step()
         module.eval()
         present = with_weights(module.network, {n: t.detach().numpy() for n, t in module.weights().items()})
-        old = optimizer_state_by_name(module, optimizer_now)
+        old = get_optimizer_state(module, optimizer_now)
         full = {n: value.clone() for n, value in module.state_dict().items()}
         before = {n: at.copy() for n, at in gradual.kept.items()}
         change = gradual.cut_next(module)
@@ -102,7 +102,7 @@ def test_a_cut_network_equals_the_zeroed_one(data, optimizer, inserted):
             assert np.array_equal(value.detach().numpy(), expected[name]), name  # exactly the remaining values
         assert {n: t.shape for n, t in change.cut_state(full).items()} == {n: t.shape for n, t in module.state_dict().items()}
         assert all(torch.equal(t, module.state_dict()[n]) for n, t in change.cut_state(full).items())
-        fresh = optimizer_of(module, config)
+        fresh = make_optimizer(module, config)
         change.carry_optimizer(old, fresh, module)
         names = module.weight_names()
         for key in moments:
@@ -133,9 +133,9 @@ def test_a_training_reaches_the_share_and_still_learns(net, data, tmp_path):
 def test_gradual_pruning_takes_a_gpu_only_if_told_so(data, monkeypatch):
     """No GPU has run it yet: `auto` is the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert device_of("auto").type == "cuda"
-    assert device_of("auto", gradual=True).type == "cpu"
-    assert device_of("cuda", gradual=True).type == "cuda"
+    assert select_device("auto").type == "cuda"
+    assert select_device("auto", gradual=True).type == "cpu"
+    assert select_device("cuda", gradual=True).type == "cuda"
     config = FinetuneConfig(**{**SHORT, "device": "auto", "epochs": 1, "prune_steps": 1})
     assert finetune(folded_net(), data, config).cuts is not None  # on the CPU: there is no GPU
 
@@ -215,7 +215,7 @@ def test_trainings_that_cannot_be_cut_are_refused(data):
     with pytest.raises(UsageError, match="whet's own loop"):
         finetune(folded_net(), data, config, train=lambda module, data, config: None)
     with pytest.raises(UsageError, match="floating point"):
-        quantization_aware(folded_net(), data, config)
+        train_quantization_aware(folded_net(), data, config)
     with pytest.raises(PruneError, match="unreachable"):
         finetune(folded_net(), data, replace(config, prune_to="flops=0.0001x"))
 

@@ -15,8 +15,8 @@ from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import Ranges, find_quantization_sites
 from whet.precision.ranges import Range
-from whet.training import FinetuneConfig, NetworkModule, TrainingData, accuracy, finetune, quantization_aware
-from whet.training.qat import FakeActivation, FakeWeight, _fakes
+from whet.training import FinetuneConfig, NetworkModule, TrainingData, accuracy, finetune, train_quantization_aware
+from whet.training.qat import FakeActivation, FakeWeight, _make_fakes
 from whet.training.tuning import fold_batch_norms
 
 
@@ -56,12 +56,12 @@ def test_gradients_are_straight_through_and_zero_at_saturation():
 
 
 def test_the_module_equals_the_exported_network(learned, digits):
-    got = quantization_aware(learned, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.005}), samples=64, test=digits[1])
+    got = train_quantization_aware(learned, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.005}), samples=64, test=digits[1])
     ops = [x.op for x in got.network.layers]
     places = find_quantization_sites(fold_batch_norms(learned))
     assert ops.count("QuantizeLinear") == len(places.roots)
     assert ops.count("DequantizeLinear") == len(places.roots) + len(places.layers) == 3 + 3
-    module = NetworkModule(got.floating, fakes=_fakes(find_quantization_sites(got.floating), got.ranges, False)[0]).eval()
+    module = NetworkModule(got.floating, fakes=_make_fakes(find_quantization_sites(got.floating), got.ranges, False)[0]).eval()
     x = digits[1].inputs["x"][:50]
     with torch.no_grad():
         trained = module(torch.from_numpy(x)).numpy()
@@ -81,13 +81,13 @@ def test_training_recovers_the_loss_by_poor_ranges(learned, digits):
     run_network(made, {"x": digits[0].inputs["x"][:100]}, watch=lambda t, a: watched.__setitem__(t.name, float(np.abs(a).max())))
     watched["x"] = 1.0
     poor = Ranges({t.name: Range(0.0, watched[t.name] / 8) for t in places.roots})
-    quantized = NetworkModule(made, fakes=_fakes(places, poor, False)[0])
+    quantized = NetworkModule(made, fakes=_make_fakes(places, poor, False)[0])
     before = accuracy(quantized, digits[1])
     config = FinetuneConfig(**{**FAST, "epochs": 2, "lr": 0.02}, distill=0.5)
-    got = quantization_aware(learned, digits[0], config, ranges=poor, learn_ranges=False, test=digits[1])
+    got = train_quantization_aware(learned, digits[0], config, ranges=poor, learn_ranges=False, test=digits[1])
     assert got.ranges.tensors["x"].high == pytest.approx(poor.tensors["x"].high, rel=1e-5)
     assert got.training.accuracy > before + 0.02
-    learning = quantization_aware(learned, digits[0], config, ranges=poor, test=digits[1])
+    learning = train_quantization_aware(learned, digits[0], config, ranges=poor, test=digits[1])
     assert learning.ranges.tensors["x"].high > 1.02 * poor.tensors["x"].high  # training increases the scales
     assert learning.training.accuracy > before + 0.02
 
@@ -96,27 +96,27 @@ def test_training_recovers_the_loss_by_poor_ranges(learned, digits):
 def test_the_cpu_builder_runs_it_in_integers_with_zeros_kept(learned, digits):
     sparse = finetune(learned, digits[0], FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.01}, masks="2:4")).network
     config = FinetuneConfig(**{**FAST, "epochs": 1, "lr": 0.002}, masks="2:4")
-    got = quantization_aware(sparse, digits[0], config, samples=64, test=digits[1])
+    got = train_quantization_aware(sparse, digits[0], config, samples=64, test=digits[1])
     shapes = {"x": (1, 1, 8, 8)}
     config = whet.BuildConfig(threads=1, precisions=("int8",), profiles=((shapes, shapes, shapes),), optimization_level=1)
     plan = whet.builder.build(got.network, config)
-    from whet.sparsity import eligible_layers
+    from whet.sparsity import list_eligible_layers
     from whet.tactics import is_quantized
 
     assert sum(is_quantized(x) for x in plan.network.layers) == 3
-    assert len(eligible_layers(plan.network)[0]) == 2  # 2:4 is preserved by rounding
+    assert len(list_eligible_layers(plan.network)[0]) == 2  # 2:4 is preserved by rounding
     with whet.Runtime(backend="cpu", threads=1).load(plan).create_context() as context:
         guesses = [int(context.run({"x": x[None]})["out"].argmax()) for x in digits[1].inputs["x"]]
     assert float((np.array(guesses) == digits[1].labels).mean()) == pytest.approx(got.training.accuracy, abs=0.02)
 
 
 def test_layers_can_stay_in_floating_point(learned, digits):
-    got = quantization_aware(learned, digits[0], FinetuneConfig(**{**FAST, "epochs": 0.2}), samples=16, skip=["gemm"])
+    got = train_quantization_aware(learned, digits[0], FinetuneConfig(**{**FAST, "epochs": 0.2}), samples=16, skip=["gemm"])
     assert [x.op for x in got.network.layers].count("DequantizeLinear") == 4
     net = Network("nothing")
     net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[N,1,8,8]"))))
     with pytest.raises(TrainingError, match="no quantizable layer"):
-        quantization_aware(net, digits[0])
+        train_quantization_aware(net, digits[0])
 
 
 @pytest.mark.data
@@ -128,6 +128,6 @@ def test_a_real_cifar_network_keeps_its_accuracy():
         tx, ty = f["x_test"][:200].astype(np.float32).transpose(0, 3, 1, 2).copy(), f["y_test"][:200].astype(np.int64)
     test = TrainingData({"input": tx}, ty)
     config = FinetuneConfig(epochs=1, batch=50, optimizer="adamw", lr=2e-5, weight_decay=0, warmup=0, distill=0.9, device="cpu")
-    got = quantization_aware(net, TrainingData({"input": x}, y), config, samples=20, test=test)
+    got = train_quantization_aware(net, TrainingData({"input": x}, y), config, samples=20, test=test)
     assert got.network.layers[-1].op == "Softmax"
     assert got.training.accuracy > accuracy(net, test) - 0.03

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 import whet.trt as trt
 from support.trt_plugin import NAME, CircPad, CircPadCreator
 from whet.errors import UnsupportedError
-from whet.runtime.memory import array_at
+from whet.runtime.memory import make_array_at
 from whet.trt.plugins import IDimensionExpr, IExprBuilder
 
 PADS = (1, 1, 2, 0)
@@ -143,9 +143,9 @@ def test_the_registry_keeps_one_version_of_a_name(creator):
 def test_sizes_are_computed_symbolically():
     build, n = IExprBuilder(), trt.DimsExprs(2)[0]
     assert n.is_constant()
-    from whet.network import symbol
+    from whet.network import make_symbol
 
-    batch, three = IDimensionExpr(symbol("N")), build.constant(3)
+    batch, three = IDimensionExpr(make_symbol("N")), build.constant(3)
     ops = trt.DimensionOperation
     assert not batch.is_constant()
     assert [str(build.operation(op, batch, three).dim) for op in (ops.SUM, ops.PROD, ops.SUB)] == ["N+3", "3*N", "N-3"]
@@ -159,4 +159,4 @@ def test_sizes_are_computed_symbolically():
 def test_fields_hold_arrays_and_text():
     assert trt.PluginField("mode", "wrap", trt.PluginFieldType.CHAR).data.tobytes() == b"wrap"
     assert trt.PluginField("n", np.array([1, 2])).size == 2
-    assert array_at(trt.PluginField("n", np.array([5], np.int32)).data.ctypes.data, (1,), np.dtype(np.int32))[0] == 5
+    assert make_array_at(trt.PluginField("n", np.array([5], np.int32)).data.ctypes.data, (1,), np.dtype(np.int32))[0] == 5

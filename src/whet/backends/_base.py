@@ -2,7 +2,7 @@
 
 A backend is a folder `backends/<name>/` (or a module) with one class decorated with `@backend`. `Backend` implements every optional method, so a
 derived class defines `allocate`, `stream`, `seconds`, `key` and `describe`, and the methods that its capabilities require. Other packages do not
-compare backend names or probe for methods: they read `backend.capabilities`, or `capabilities_of(name)` without an open device.
+compare backend names or probe for methods: they read `backend.capabilities`, or `get_capabilities(name)` without an open device.
 """
 
 from __future__ import annotations
@@ -359,18 +359,18 @@ def backend(cls: _Class) -> _Class:
     return cls
 
 
-def backend_class(name: str) -> type[Backend]:
+def get_backend_class(name: str) -> type[Backend]:
     """The class registered as `name`. Raises BackendError with the registered names and the nearest of them."""
     if name not in BACKENDS:
         raise BackendError(f"there is no backend {name!r}; there are {', '.join(sorted(BACKENDS))}.{suggest_name(name, BACKENDS)}")
     return BACKENDS[name]
 
 
-def capabilities_of(name: str) -> Capabilities:
+def get_capabilities(name: str) -> Capabilities:
     """The capabilities that all devices of a backend have; no device is opened. Raises BackendError for an unknown name."""
-    return backend_class(name).capabilities
+    return get_backend_class(name).capabilities
 
 
 def get_backend(name: str = "cpu", **options: Any) -> Backend:
     """A backend by name. Raises BackendError for an unknown name, or if the device, driver or library is missing."""
-    return backend_class(name)(**options)
+    return get_backend_class(name)(**options)

@@ -34,7 +34,7 @@ def cache_folder(variable: str, name: str) -> Path:
     return folder
 
 
-def cached_code(path: Path, compile_code: Callable[[], bytes]) -> bytes:
+def get_cached_code(path: Path, compile_code: Callable[[], bytes]) -> bytes:
     """The code in the file, else that of `compile_code`, which is then written to it."""
     try:
         info = path.stat()

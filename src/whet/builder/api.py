@@ -24,7 +24,7 @@ def _warn_about_notes(build: Callable[P, EnginePlan], *, needs_ranges: bool = Fa
     """`build`, with a BuildWarning for each note of its plan. `needs_ranges` refuses INT8 and FP8 for a network without Q/DQ nodes."""
 
     @wraps(build)
-    def warned(*args: P.args, **kwargs: P.kwargs) -> EnginePlan:
+    def build_with_warnings(*args: P.args, **kwargs: P.kwargs) -> EnginePlan:
         net, config = (args[i] if len(args) > i else kwargs.get(name) for i, name in enumerate(("net", "config")))
         if needs_ranges and isinstance(net, Network) and isinstance(config, BuildConfig):
             _must_have_ranges(net, config)
@@ -37,7 +37,7 @@ def _warn_about_notes(build: Callable[P, EnginePlan], *, needs_ranges: bool = Fa
                 warnings.warn(translate_flags(note), BuildWarning, stacklevel=2)
         return plan
 
-    return warned
+    return build_with_warnings
 
 
 def _must_have_ranges(net: Network, config: BuildConfig) -> None:

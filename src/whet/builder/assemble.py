@@ -12,10 +12,10 @@ from whet.builder.config import BuildConfig
 from whet.builder.memory.planner import Use, plan_memory
 from whet.engine.plan import ArenaPlan, Choice, EnginePlan, Profile
 from whet.measure.option import Option
-from whet.network import Layer, Network, network_text, substitute
+from whet.network import Layer, Network, format_network, substitute
 from whet.plugin_packages import list_package_versions
 from whet.runtime.kernels import list_library_versions, plan_layer
-from whet.tactics import Operand, operand_bytes, view_shifts
+from whet.tactics import Operand, count_operand_bytes, view_shifts
 
 
 def assemble(
@@ -67,7 +67,7 @@ def plan_arena(net: Network, choices: Mapping[str, Choice], profile: Profile, ba
     for t in net.inputs:
         shape = tuple(substitute(d, env) for d in t.shape)
         operand = Operand("linear", t.dtype)
-        inputs[t.name] = int(operand_bytes(type(t)(t.name, t.type.with_shape(shape)), operand))
+        inputs[t.name] = int(count_operand_bytes(type(t)(t.name, t.type.with_shape(shape)), operand))
     return plan_memory(uses, inputs, [t.name for t in net.outputs], limits=limits)
 
 
@@ -76,12 +76,12 @@ def _use(layer: Layer, choice: Choice, backend: Backend) -> Use:
     planned = plan_layer(layer, choice, backend)
     s = planned.signature
     ins = tuple(
-        None if t is None or o is None or t.is_constant else (t.name, operand_bytes(t, o)) for t, o in zip(layer.inputs, s.inputs, strict=True)
+        None if t is None or o is None or t.is_constant else (t.name, count_operand_bytes(t, o)) for t, o in zip(layer.inputs, s.inputs, strict=True)
     )
-    outs = tuple((t.name, operand_bytes(t, o)) for t, o in zip(layer.outputs, s.outputs, strict=True))
+    outs = tuple((t.name, count_operand_bytes(t, o)) for t, o in zip(layer.outputs, s.outputs, strict=True))
     return Use(layer.name, ins, outs, tuple(s.inplace), planned.kernel.scratch, view_shifts(planned.kernel))
 
 
 def compute_model_digest(source: Network) -> str:
     """SHA-256 of the source network: its text, which names every weight's contents."""
-    return hashlib.sha256(network_text(source).encode()).hexdigest()
+    return hashlib.sha256(format_network(source).encode()).hexdigest()

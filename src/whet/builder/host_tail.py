@@ -13,7 +13,7 @@ _HEAVY = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "LSTM", "GRU", "R
 
 def split_host_tail(net: Network) -> tuple[Network, HostTail | None]:
     """The network without the layers that run on the host, and those; (net, None) if every size is known in advance."""
-    names = _host_layers(net)
+    names = _find_host_layers(net)
     if not names:
         return net, None
     main, rest = net.clone(), net.clone("lowered")
@@ -53,7 +53,7 @@ def describe_host_tail(tail: HostTail) -> str:
     )
 
 
-def _host_layers(net: Network) -> set[str]:
+def _find_host_layers(net: Network) -> set[str]:
     """Names of the layers with sizes that depend on the data, and of all that depend on them."""
     found: set[Layer] = set()
     for layer in net.layers:

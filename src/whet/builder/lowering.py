@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
-from whet.backends import capabilities_of, get_backend
+from whet.backends import get_backend, get_capabilities
 from whet.builder.candidates.regions import lift_captures
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions, explain_missing_float8, make_integer_ban
@@ -18,14 +18,14 @@ from whet.network import BF16, F16, DType, Layer, Network, Tensor
 from whet.ops import run_network
 from whet.passes import PassLog, lower
 from whet.sparsity import TwoFourGuard
-from whet.tactics import Tactic, tactics_of
+from whet.tactics import Tactic, list_tactics
 
 
 def lower_network(net: Network, config: BuildConfig, watch: Callable[[str, Network], object] | None = None) -> tuple[Network, PassLog]:
     """The network after the passes selected by `config`, and their log. Every output is written by a layer of its own (inputs and repeated
     outputs are copied), and values that regions capture are inputs of their layers. With `config.verify`, 2:4 weights are checked after every
     pass, and the log notes the first one that breaks them. `watch(pass name, network)` is called after each pass that fired."""
-    tactics = tactics_of(config.backend)
+    tactics = list_tactics(config.backend)
     permissions = Permissions.of(config)
     permitted = {*permissions.allowed, *(kind for _, kind in permissions.demands)}
     computed = {kind for t in tactics for kind in t.composites}
@@ -77,7 +77,7 @@ def describe_widening(log: PassLog, config: BuildConfig) -> list[str]:
 
 def _list_widened_types(config: BuildConfig) -> list[DType]:
     """The 16-bit float types that the backend has no arithmetic for."""
-    capabilities = capabilities_of(config.backend)
+    capabilities = get_capabilities(config.backend)
     if capabilities.executes:
         try:
             capabilities = get_backend(config.backend, threads=config.threads).capabilities

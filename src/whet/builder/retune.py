@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_type_hints
 
-from whet.backends import capabilities_of
+from whet.backends import get_capabilities
 from whet.builder.batching.per_profile import join_plans
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
@@ -52,7 +52,7 @@ def retune(
     """
     first, *rest = plan.by_profile() if not trace else split_by_trace(plan, trace, most_profiles)
     plans = [_retune_profile(first, threads, timing_cache, progress)]
-    plans += [_retune_profile(p, plans[0].threads if capabilities_of(plan.backend).workers else threads, timing_cache, progress) for p in rest]
+    plans += [_retune_profile(p, plans[0].threads if get_capabilities(plan.backend).workers else threads, timing_cache, progress) for p in rest]
     retuned = join_plans(plans) if rest else plans[0]
     retuned.tail = plan.tail
     return retuned

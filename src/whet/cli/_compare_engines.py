@@ -145,11 +145,11 @@ def _time_layers(plans: Mapping[str, Any], shapes: Any) -> list[Any]:
 
 def _write_page(path: Path, data: Mapping[str, Any], plans: Mapping[str, Any]) -> None:
     from whet.cli._output_files import write_page
-    from whet.report import comparison_page
+    from whet.report import render_comparison_page
 
     first = next(iter(plans.values()))
     about = f"{first.backend}, {first.threads} thread(s), {first.machine.get('model') or first.machine.get('name') or ''}"
-    page = comparison_page(data, title=f"{first.network.name or 'engines'}: {' / '.join(plans)}", about=about)
+    page = render_comparison_page(data, title=f"{first.network.name or 'engines'}: {' / '.join(plans)}", about=about)
     write_page(path, page)
     click.echo(f"Wrote {path}", err=True)
 

@@ -139,7 +139,7 @@ def _print_with_lines_below(
     head = [i for i, n in enumerate(names) if n not in below]
     under = [names.index(n) for n in below]
 
-    def line(parts: Sequence[Any]) -> Any:
+    def format_line(parts: Sequence[Any]) -> Any:
         padded = []
         for i, part in zip(head, parts, strict=True):
             cell = part.copy()
@@ -152,11 +152,11 @@ def _print_with_lines_below(
     if title:
         out.print(Text(title, style="bold cyan"))
     if len(head) > 1:
-        header = line([Text(names[i]) for i in head])
+        header = format_line([Text(names[i]) for i in head])
         header.stylize("bold")
         out.print(header)
     for row in cells:
-        out.print(line([row[i] for i in head]))
+        out.print(format_line([row[i] for i in head]))
         extra = Text(_GAP).join([row[i] for i in under if row[i].plain])
         if extra.plain:
             print_indented(out, extra, _INDENT)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whet.backends import capabilities_of
-from whet.backends.cpu.threads import affinity
+from whet.backends import get_capabilities
+from whet.backends.cpu.threads import count_affinity_cpus
 from whet.cli import _exec_values as values
 from whet.cli._exec_config import MOST_EFFORT, Options
 from whet.cli._exec_flags import NUMBERS
@@ -46,9 +46,9 @@ def list_unused_values(o: Options) -> list[str]:
     texts = []
     if o.number("builderOptimizationLevel") > MOST_EFFORT:
         texts.append(f"--builderOptimizationLevel={o.get('builderOptimizationLevel')} is treated as {MOST_EFFORT}, the highest.")
-    if "device" in o and not capabilities_of(o.get("backend", "cpu")).numbered_devices and "loadEngine" not in o:
+    if "device" in o and not get_capabilities(o.get("backend", "cpu")).numbered_devices and "loadEngine" not in o:
         texts.append("--device chooses a GPU, and this backend has one device. It is ignored. --backend=cuda builds for GPUs.")
-    usable = affinity()
+    usable = count_affinity_cpus()
     if o.get("numThreads") != "auto" and o.number("numThreads") > usable:
         texts.append(f"--numThreads={o.get('numThreads')} is more than the {usable} CPUs that this process may use: they will share cores.")
     return texts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from whet.backends import BACKENDS, capabilities_of
+from whet.backends import BACKENDS, get_capabilities
 from whet.builder.config import OLD_SAMPLE_MODES, SAMPLE_MODES
 from whet.cli import _exec_values as values
 from whet.cli._exec_flags import NUMBERS
@@ -109,7 +109,7 @@ def _parse_layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str,
 def _list_sources(o: Options) -> tuple[str, ...]:
     """The switches of --tacticSources, and those that flags such as --pure and --noTF32 imply on this backend."""
     given = tuple(p for p in o.get("tacticSources").split(",") if p)
-    flags = capabilities_of(o.get("backend", "cpu")).flag_sources
+    flags = get_capabilities(o.get("backend", "cpu")).flag_sources
     return (*given, *(switch for flag, switches in flags.items() if flag in o for switch in switches))
 
 

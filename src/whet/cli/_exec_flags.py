@@ -29,7 +29,7 @@ def _make_flags() -> list[Flag]:
     def add(group: str, rows: list[tuple]) -> None:
         out.extend(Flag(group, *row) for row in rows)
 
-    def missing(group: str, names: str, why: str, value: str = "") -> None:
+    def add_missing(group: str, names: str, why: str, value: str = "") -> None:
         out.extend(Flag(group, n, value, "", why) for n in names.split())
 
     gpu = "has no meaning without an NVIDIA GPU backend"
@@ -43,8 +43,8 @@ def _make_flags() -> list[Flag]:
         ("saveEngine", "FILE", "write the engine"),
         ("getPlanVersionOnly", "", "print the versions in the file given with --loadEngine, without loading it"),
     ])  # fmt: skip
-    missing("Model", "uff uffInput", "UFF is obsolete; give the TensorFlow model itself to --onnx: SavedModel, .h5, .keras, frozen .pb or .tflite", "FILE")
-    missing("Model", "uffNHWC asyncFileReader", "belongs to TensorRT's own loaders; engines here are memory-mapped")
+    add_missing("Model", "uff uffInput", "UFF is obsolete; give the TensorFlow model itself to --onnx: SavedModel, .h5, .keras, frozen .pb or .tflite", "FILE")
+    add_missing("Model", "uffNHWC asyncFileReader", "belongs to TensorRT's own loaders; engines here are memory-mapped")
     add("Build", [
         ("minShapes", "SPEC", "profile's smallest shapes: input0:1x3x224x224,input1:...", "", True),
         ("optShapes", "SPEC", "profile's shapes to tune for", "", True),
@@ -75,18 +75,18 @@ def _make_flags() -> list[Flag]:
         ("refit", "", "weights can be replaced later; every engine can do that, and loses no speed by it"),
         ("refitFromOnnx", "FILE", "with --loadEngine: put the weights of a model of the same structure into the engine; its outputs are compared with the model's"),
     ])  # fmt: skip
-    missing("Build", "inputIOFormats outputIOFormats", "inputs and outputs are row-major in their own types so far", "SPEC")
-    missing("Build", "stripWeights stripAllWeights", "an engine file contains its weights; --refitFromOnnx replaces them")
-    missing("Build", "versionCompatible vc excludeLeanRuntime", "engines here are data: the loader checks versions itself and falls back to safe tactics")
-    missing("Build", "useRuntime leanDLLPath runtimePlatform", "engines here are data: there is one runtime, in Python", "VALUE")
-    missing("Build", "hardwareCompatibilityLevel", "an engine opens on other hardware with safe tactics and a warning; --requireSameHardware refuses", "LEVEL")
-    missing("Build", "maxAuxStreams tilingOptimizationLevel l2LimitForTiling", gpu, "N")
-    missing("Build", "preview remoteAutoTuningConfig decomposableAttentions tempdir tempfileControls", "features of TensorRT's builder without a counterpart here", "SPEC")
-    missing("Build", "allowWeightStreaming markUnfusedTensorsAsDebugTensors safe consistency dumpKernelText restricted cpuOnly directIO pluginInstanceNorm pi enablePluginOverride", "a feature of TensorRT's builder without a counterpart here")
-    missing("Build", "minTiming", "--avgTiming sets how often a tactic is timed; candidates within the noise of each other are re-timed", "M")
-    missing("Build", "heuristic", "--builderOptimizationLevel sets how many candidates are timed")
-    missing("Build", "layerDeviceTypes useDLACore", "no DLA backend", "VALUE")
-    missing("Build", "allowGPUFallback buildDLAStandalone uint8AsymmetricQuantizationDLA reportCapabilityDLA adjustForDLA", "no DLA backend")
+    add_missing("Build", "inputIOFormats outputIOFormats", "inputs and outputs are row-major in their own types so far", "SPEC")
+    add_missing("Build", "stripWeights stripAllWeights", "an engine file contains its weights; --refitFromOnnx replaces them")
+    add_missing("Build", "versionCompatible vc excludeLeanRuntime", "engines here are data: the loader checks versions itself and falls back to safe tactics")
+    add_missing("Build", "useRuntime leanDLLPath runtimePlatform", "engines here are data: there is one runtime, in Python", "VALUE")
+    add_missing("Build", "hardwareCompatibilityLevel", "an engine opens on other hardware with safe tactics and a warning; --requireSameHardware refuses", "LEVEL")
+    add_missing("Build", "maxAuxStreams tilingOptimizationLevel l2LimitForTiling", gpu, "N")
+    add_missing("Build", "preview remoteAutoTuningConfig decomposableAttentions tempdir tempfileControls", "features of TensorRT's builder without a counterpart here", "SPEC")
+    add_missing("Build", "allowWeightStreaming markUnfusedTensorsAsDebugTensors safe consistency dumpKernelText restricted cpuOnly directIO pluginInstanceNorm pi enablePluginOverride", "a feature of TensorRT's builder without a counterpart here")
+    add_missing("Build", "minTiming", "--avgTiming sets how often a tactic is timed; candidates within the noise of each other are re-timed", "M")
+    add_missing("Build", "heuristic", "--builderOptimizationLevel sets how many candidates are timed")
+    add_missing("Build", "layerDeviceTypes useDLACore", "no DLA backend", "VALUE")
+    add_missing("Build", "allowGPUFallback buildDLAStandalone uint8AsymmetricQuantizationDLA reportCapabilityDLA adjustForDLA", "no DLA backend")
     add("Precision (permissions in addition to FP32, as in TensorRT 10)", [
         ("fp16", "", "allow FP16"),
         ("bf16", "", "allow BF16"),
@@ -107,8 +107,8 @@ def _make_flags() -> list[Flag]:
         ("layerOutputTypes", "SPEC", "name:fp16,... (type of a layer's outputs)"),
         ("stronglyTyped", "", "types exactly as in the model; excludes the precision flags"),
     ])  # fmt: skip
-    missing("Precision (permissions in addition to FP32, as in TensorRT 10)", "int4", "no INT4 kernels yet")
-    missing("Precision (permissions in addition to FP32, as in TensorRT 10)", "calibProfile minShapesCalib optShapesCalib maxShapesCalib", "calibration runs each sample in its own shape", "SPEC")
+    add_missing("Precision (permissions in addition to FP32, as in TensorRT 10)", "int4", "no INT4 kernels yet")
+    add_missing("Precision (permissions in addition to FP32, as in TensorRT 10)", "calibProfile minShapesCalib optShapesCalib maxShapesCalib", "calibration runs each sample in its own shape", "SPEC")
     text = "2:4 weights: consider where present (enable), or write them: the two largest of four (force), the first two (force:positional) (disable)"
     add("Sparsity", [("sparsity", "disable|enable|force|force:positional", text)])
     add("Timing cache", [
@@ -116,7 +116,7 @@ def _make_flags() -> list[Flag]:
         ("noBuilderCache", "", "ignore the timing cache: time everything, store nothing"),
         ("errorOnTimingCacheMiss", "", "fail if a measurement is missing in the timing cache"),
     ])  # fmt: skip
-    missing("Timing cache", "noCompilationCache", "CPU kernels are not compiled at build time")
+    add_missing("Timing cache", "noCompilationCache", "CPU kernels are not compiled at build time")
     add("Inference", [
         ("shapes", "SPEC", "shapes to run (default: the profile's opt shapes)"),
         ("iterations", "N", "at least N iterations (10)"),
@@ -148,14 +148,14 @@ def _make_flags() -> list[Flag]:
         ("coldL2", "", "flush the L2 cache before each query's compute: times with a cold cache (GPU)"),
         ("timeRefit", "", "time the replacement of all weights by themselves, before the inference"),
     ])  # fmt: skip
-    missing("Inference", "useManagedMemory", gpu)
-    missing("Inference", "persistentCacheRatio", gpu, "R")
-    missing("Inference", "weightStreamingBudget", "a feature of TensorRT without a counterpart here", "V")
-    missing("Inference", "allocationStrategy", "the arena is planned per profile", "V")
-    missing("Inference", "batch maxBatch", "TensorRT 10 removed implicit batch; give --shapes", "N")
-    missing("Inference", "loadRefOutputs refPair accuracyAlgorithm atol rtol accuracyThreshold", "every build is verified against the reference instead (--noVerify turns it off)", "V")
-    missing("Tuning", "tuneBuildRoutes tuneBuildRouteFile tuningSearch tuningCacheFile tuningTimeOut setBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single passes", "V")
-    missing("Tuning", "saveAllEngines dryRun continue helpBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single passes")
+    add_missing("Inference", "useManagedMemory", gpu)
+    add_missing("Inference", "persistentCacheRatio", gpu, "R")
+    add_missing("Inference", "weightStreamingBudget", "a feature of TensorRT without a counterpart here", "V")
+    add_missing("Inference", "allocationStrategy", "the arena is planned per profile", "V")
+    add_missing("Inference", "batch maxBatch", "TensorRT 10 removed implicit batch; give --shapes", "N")
+    add_missing("Inference", "loadRefOutputs refPair accuracyAlgorithm atol rtol accuracyThreshold", "every build is verified against the reference instead (--noVerify turns it off)", "V")
+    add_missing("Tuning", "tuneBuildRoutes tuneBuildRouteFile tuningSearch tuningCacheFile tuningTimeOut setBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single passes", "V")
+    add_missing("Tuning", "saveAllEngines dryRun continue helpBuildRoute", "the builder chooses passes, formats and tactics together; --passes switches single passes")
     add("Reporting", [
         ("verbose", "", "trtexec's whole log, with every decision"),
         ("quiet", "", "the six-line summary, warnings and errors only"),
@@ -178,8 +178,8 @@ def _make_flags() -> list[Flag]:
         ("backend", "NAME", "backend to build for: cpu, cuda, null or another that is installed (cpu)"),
         ("device", "N", "GPU number (cuda)"),
     ])  # fmt: skip
-    missing("System", "plugins staticPlugins dynamicPlugins setPluginsToSerialize safetyPlugins", "tactics are Python files in whet/tactics; TensorRT plugins cannot be loaded", "LIB")
-    missing("System", "ignoreParsedPluginLibs", "there are no plugin libraries")
+    add_missing("System", "plugins staticPlugins dynamicPlugins setPluginsToSerialize safetyPlugins", "tactics are Python files in whet/tactics; TensorRT plugins cannot be loaded", "LIB")
+    add_missing("System", "ignoreParsedPluginLibs", "there are no plugin libraries")
     return out
 
 
@@ -237,7 +237,7 @@ def parse(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
     return options, unavailable
 
 
-def help_text() -> str:
+def format_help() -> str:
     """The text of `whet exec --help`."""
     lines = [
         "Usage: whet exec --onnx=FILE [options]      build an engine, time it, print a summary",

@@ -33,7 +33,7 @@ def prune_to_pattern(
 
     Raises UsageError for flags that select channels, and for an invalid pattern; PruneError if it fits no layer.
     """
-    from whet.pruning.patterned import apply_pattern, unusable_reason
+    from whet.pruning.patterned import apply_pattern, explain_unusable_pattern
     from whet.pruning.recipe import Recipe
     from whet.sparsity.patterns import Blocks, parse_pattern
 
@@ -51,7 +51,7 @@ def prune_to_pattern(
         say(f"the kept weights of {len(done.refitted)} layers were refitted by least squares, without labels")
     for name, why in done.left.items():
         say(f"left out: {name}: {why}")
-    if why := unusable_reason(pattern, done):
+    if why := explain_unusable_pattern(pattern, done):
         say(f"{why}{_format_times(net, done.network, options)}. whet prune --latency=0.7x removes whole channels.")
     else:
         say("All these layers are 2:4: `whet sparsity` says which of them run faster, `whet finetune --masks=2:4` restores the accuracy.")

@@ -33,9 +33,9 @@ def print_parts(log: Log, context: Any, records: list[dict[str, Any]], shapes: M
         alone = None if any(p.ms is None for p in parts) else sum(p.ms or 0.0 for p in parts)
         own = f.chosen.ms if f.chosen is not None and f.chosen.ms is not None else r["medianMs"]
         saved = None if alone is None else alone - own
-        log.requested(f"{own:12.4f} {_ms(alone)} {_ms(saved)}   {shorten_name(f.name, 60)}")
+        log.requested(f"{own:12.4f} {_format_ms(alone)} {_format_ms(saved)}   {shorten_name(f.name, 60)}")
         for p in parts:
-            log.requested(f"{'':12} {_ms(p.ms)} {'':12}     {p.op} {p.node}" + (f"  ({p.why})" if p.why else ""))
+            log.requested(f"{'':12} {_format_ms(p.ms)} {'':12}     {p.op} {p.node}" + (f"  ({p.why})" if p.why else ""))
         rows.append({"name": f.name, "fusedMs": own, "aloneMs": alone, "savedMs": saved,
                      "parts": [{"op": p.op, "node": p.node, "ms": p.ms, "why": p.why} for p in parts]})  # fmt: skip
     log.facts["fusions"] = rows
@@ -44,5 +44,5 @@ def print_parts(log: Log, context: Any, records: list[dict[str, Any]], shapes: M
     log.requested(f"Fusion saves {saved:.4f} ms in {len(known)} of {len(rows)} fused layers, reformats between operations not counted.")
 
 
-def _ms(value: float | None) -> str:
+def _format_ms(value: float | None) -> str:
     return f"{'-':>12}" if value is None else f"{value:12.4f}"

@@ -19,7 +19,7 @@ def print_version(context: click.Context, _option: click.Parameter, is_requested
     if not is_requested or context.resilient_parsing:
         return
     click.echo(f"whet, version {whet.__version__}")
-    click.echo(f"Python {platform.python_version()} on {platform.platform()}, {os.cpu_count()} CPUs ({info.model()})")
+    click.echo(f"Python {platform.python_version()} on {platform.platform()}, {os.cpu_count()} CPUs ({info.get_cpu_model()})")
     for name in _LIBRARIES:
         try:
             click.echo(f"{name} {metadata.version(name)}")

@@ -86,8 +86,8 @@ def _print_outcome(outcome: Any, data: dict[str, Any]) -> None:
     from rich.text import Text
 
     from whet.cli._console import make_console, print_table
-    from whet.report._html import number
-    from whet.report.search_page import ratio_text
+    from whet.report._html import format_digits
+    from whet.report.search_page import format_ratio
 
     metered = any(r["energy"]["mj"] is not None for r in data["rows"])
     columns = ["engine", "what", f">{data['metric']}", ">lost", ">median ms", ">p99 ms", ">x original", ">samples/s", ">MiB", "target"]
@@ -99,10 +99,10 @@ def _print_outcome(outcome: Any, data: dict[str, Any]) -> None:
         ms = r["latency"]
         missed = "; ".join(c["text"] for c in r["checks"] if not c["met"])
         cells = [
-            r["name"], r["what"], number(r["metric"]["value"], 4), number(r["drop"]["value"]), number(ms["median_ms"]), number(ms["p99_ms"]),
-            ratio_text(ms), number(r["throughput"]), number(r["memory_bytes"] / 2**20), missed or "met",
+            r["name"], r["what"], format_digits(r["metric"]["value"], 4), format_digits(r["drop"]["value"]), format_digits(ms["median_ms"]), format_digits(ms["p99_ms"]),
+            format_ratio(ms), format_digits(r["throughput"]), format_digits(r["memory_bytes"] / 2**20), missed or "met",
         ]  # fmt: skip
-        cells += [number(r["energy"].get(k)) for k in ("mj", "net_mj")] if metered else []
+        cells += [format_digits(r["energy"].get(k)) for k in ("mj", "net_mj")] if metered else []
         rows.append([Text(str(cells[k]), style="bold" if i == data["chosen"] else "") for k in shown])
     print_table(out, [columns[k] for k in shown], rows, f"{data['model']} on {data['device']}", below=("target", "what"))
     out.print(f"Energy{' of the original' if metered else ''}: {data['rows'][0]['energy']['about']}.")

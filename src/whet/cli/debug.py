@@ -58,9 +58,9 @@ def precision(model: str, kind: str, top: int, plot: str | None, as_json: bool, 
         report = analyze_sensitivity(net, kind, calibration, _make_config(net, o), samples=o["samples"], times=o["times"], progress=progress)
     data = {"model": model, **report.to_json()}
     if plot:
-        from whet.report import sensitivity_page
+        from whet.report import render_sensitivity_page
 
-        write_page(plot, sensitivity_page(data, title=f"{Path(model).name}: sensitivity to {kind}"))
+        write_page(plot, render_sensitivity_page(data, title=f"{Path(model).name}: sensitivity to {kind}"))
     if as_json:
         click.echo(json.dumps(data, indent=1))
     else:
@@ -88,7 +88,7 @@ def _print(report: Any, top: int) -> None:
         console.print(style_text(("note", "yellow"), f" {note}"))
     columns = [">", "layer", "op", ">alone dB", ">from here dB", ">own output dB", ">FP32 ms", f">{report.precision} ms", ">saves ms"]
     rows = [
-        [str(i), r.layer, r.op, *map(_format_db, (r.alone_db, r.from_here_db, r.tensor_db)), *map(_ms, (r.float_ms, r.low_ms, r.saved_ms))]
+        [str(i), r.layer, r.op, *map(_format_db, (r.alone_db, r.from_here_db, r.tensor_db)), *map(_format_ms, (r.float_ms, r.low_ms, r.saved_ms))]
         for i, r in enumerate(report.rows[:top], 1)
     ]
     print_table(console, columns, rows, f"{report.precision}: sensitivity by layer, on {report.samples} samples", below=("layer",))
@@ -103,5 +103,5 @@ def _format_db(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _ms(value: float | None) -> str:
+def _format_ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"

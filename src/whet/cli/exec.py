@@ -15,7 +15,7 @@ from whet.cli._console import print_json
 from whet.cli._debug_tensors import check_debug_flags, mark_debug_tensors
 from whet.cli._exec_checks import check_against, check_files, check_values, list_unused_values
 from whet.cli._exec_config import Options, build_config, parse_threads
-from whet.cli._exec_flags import FLAGS, help_text, parse
+from whet.cli._exec_flags import FLAGS, format_help, parse
 from whet.cli._exec_values import format_shape
 from whet.cli._failures import describe_failure
 from whet.cli._summary import Log
@@ -35,7 +35,7 @@ class RawCommand(click.Command):
         return []
 
     def get_help(self, ctx: click.Context) -> str:
-        return help_text()
+        return format_help()
 
 
 @click.command(cls=RawCommand, add_help_option=False, short_help="Build, run and time an engine with trtexec's flags.")
@@ -43,7 +43,7 @@ class RawCommand(click.Command):
 def command(ctx: click.Context) -> None:
     argv = list(ctx.args)
     if not argv or any(a in ("--help", "-h") for a in argv):
-        click.echo(help_text())
+        click.echo(format_help())
         ctx.exit(0 if argv else 2)
     o = Options(*parse(argv))
     log = Log("verbose" in o, "json" in o, "quiet" in o)
@@ -216,7 +216,7 @@ def _read_caffe(o: Options, log: Log):
 def _read_torch(o: Options):
     """The network of the module that --torch's function returns, alone or with its example inputs."""
     from whet.cli import _exec_values as values
-    from whet.frontends.torch import example_for, from_torch
+    from whet.frontends.torch import from_torch, make_example
     from whet.registry import import_user_function
 
     made = import_user_function(o.get("torch"), "--torch")()
@@ -226,7 +226,7 @@ def _read_torch(o: Options):
     shapes = o.get("shapes") or o.get("optShapes")
     if not shapes:
         raise UsageError("--torch: the function returns a module without example inputs; give --shapes=NAME:1x3x224x224, or return (module, example)")
-    names, tensors = example_for(made, {n: tuple(s) for n, s in values.parse_shapes(shapes, "shapes").items()})
+    names, tensors = make_example(made, {n: tuple(s) for n, s in values.parse_shapes(shapes, "shapes").items()})
     return from_torch(made, tensors, input_names=names)
 
 
@@ -304,10 +304,10 @@ def _apply_sparsity(log: Log, net, config):
 
 def _log_sparse_layers(log: Log, plan) -> None:
     from whet.inspector import sparsity_lines, sparsity_rows
-    from whet.sparsity import eligible_layers
+    from whet.sparsity import list_eligible_layers
     from whet.sparsity.report import explain_dense_layers, list_sparse_layers
 
-    eligible, _ = eligible_layers(plan.network)
+    eligible, _ = list_eligible_layers(plan.network)
     picked = list_sparse_layers(plan)
     log.result(f"(Sparsity) Layers eligible for sparse math: {', '.join(eligible)}")
     log.result(f"(Sparsity) TRT inference plan picked sparse implementation for layers: {', '.join(picked)}")

@@ -59,10 +59,10 @@ def _describe_profiles(plan: Any, shown: int) -> str:
     if len(plan.profiles) < 2:
         return ""
 
-    def range_of(name: str, low: tuple[int, ...], opt: tuple[int, ...], high: tuple[int, ...]) -> str:
+    def format_range(name: str, low: tuple[int, ...], opt: tuple[int, ...], high: tuple[int, ...]) -> str:
         return f"{name} {format_shape(low)} to {format_shape(high)}, tuned for {format_shape(opt)}"
 
-    ranges = [", ".join(range_of(n, *shapes) for n, shapes in p.shapes.items()) for p in plan.profiles]
+    ranges = [", ".join(format_range(n, *shapes) for n, shapes in p.shapes.items()) for p in plan.profiles]
     which = f"this is profile {shown} (--profile for another)" if plan.others else "all share the same tactics"
     return f"Profiles: {'; '.join(f'{k}: {text}' for k, text in enumerate(ranges))}; {which}"
 
@@ -74,7 +74,7 @@ def print_layers(console: Any, facts: list[Any]) -> None:
     print_table(console, COLUMNS, make_layer_table(facts, sum(f.ms or 0.0 for f in facts)), "Layers")
 
 
-def _ms(v: float | None) -> str:
+def _format_ms(v: float | None) -> str:
     return "-" if v is None else f"{v:.4f}"
 
 
@@ -88,7 +88,7 @@ def _print_engine(console: Any, d: dict[str, Any], top: int, verified: str) -> N
     arena = ", ".join(f"{b / 2**20:.1f} MiB" for b in d["arena_bytes"])
     model = d["machine"].get("model", "?")
     console.print(style_text((d["network"], "bold"), f" on {d['backend']} ({model}), {d['threads']} thread(s)"))
-    whole = "not timed as a whole" if d["latency_ms"] is None else f"{_ms(d['latency_ms'])} ms as a whole"
+    whole = "not timed as a whole" if d["latency_ms"] is None else f"{_format_ms(d['latency_ms'])} ms as a whole"
     console.print(
         f"{d['layers']} layers, {d['reformats']} of them reformats; {whole}; "
         f"{d['flops'] / 1e9:.2f} GFLOP, {d['bytes'] / 1e6:.1f} MB moved; arena {arena}"
@@ -104,16 +104,16 @@ def _print_engine(console: Any, d: dict[str, Any], top: int, verified: str) -> N
     if d["choice"]:
         console.print(_describe_selection(d["choice"]))
     if d["engines"]:
-        rows = [[_ms(e["ms"]), _ms(e["spread_ms"]), e["what"]] for e in d["engines"]]
+        rows = [[_format_ms(e["ms"]), _format_ms(e["spread_ms"]), e["what"]] for e in d["engines"]]
         title = "Whole engines timed; the first is kept, and replaced only by one that is faster beyond the noise"
         print_table(console, [">ms", ">spread", "engine"], rows, title)
     columns = [">ms", ">share", "layer", "tactic", "kernel", "bound"]
-    rows = [[_ms(r["ms"]), _share(r), r["name"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
+    rows = [[_format_ms(r["ms"]), _share(r), r["name"], r["tactic"], r["kernel"], r["bound"] or ""] for r in d["slowest"][:top]]
     if d["disturbed"]:
         console.print(style_text(("note", "yellow"), f" {d['disturbed']}"))
     title = f"Slowest {len(rows)} layers" if d["sum_of_layers_ms"] else f"{len(rows)} layers; none was timed"
     print_table(console, columns, shorten_cells(columns, rows), title)
-    rows = [[_ms(r["ms"]), _share(r), str(r["layers"]), r["tactic"]] for r in d["by_tactic"]]
+    rows = [[_format_ms(r["ms"]), _share(r), str(r["layers"]), r["tactic"]] for r in d["by_tactic"]]
     print_table(console, [">ms", ">share", ">layers", "tactic"], rows, "By tactic")
     fired = ", ".join(f"{n} x{k}" for n, k in d["passes_fired"].items() if k)
     console.print(style_text(("Passes that fired", "bold cyan"), f" {fired or 'none'}"))
@@ -162,7 +162,7 @@ def _print_layer(console: Any, d: dict[str, Any], top: int) -> None:
         for t in d[kind]:
             console.print(f"  {kind[:-1]} {t['name']}: {t['type']} stored as {t['stored']}")
     work = f"{d['flops'] / 1e6:.1f} MFLOP, {d['bytes'] / 1e3:.1f} kB moved, bound by {d['bound'] or 'unknown'}"
-    console.print(style_text("runs on ", (d["tactic"], "green"), f" ({d['kernel']}): {_ms(d['ms'])} ms in the engine, {work}"))
+    console.print(style_text("runs on ", (d["tactic"], "green"), f" ({d['kernel']}): {_format_ms(d['ms'])} ms in the engine, {work}"))
     console.print(d["why"])
     if d["sparsity"]:
         console.print(d["sparsity"]["Text"])
@@ -170,7 +170,15 @@ def _print_layer(console: Any, d: dict[str, Any], top: int) -> None:
         cold = [">cold"] if any(c["cold_ms"] is not None for c in d["candidates"]) else []
         columns = [">ms", ">spread", *cold, "tactic", "kernel", "formats", "why not"]
         rows = [
-            [_ms(c["ms"]), _ms(c["spread_ms"]), *(_ms(c["cold_ms"]) for _ in cold), c["tactic"], c["implementation"], c["signature"], c["reason"]]
+            [
+                _format_ms(c["ms"]),
+                _format_ms(c["spread_ms"]),
+                *(_format_ms(c["cold_ms"]) for _ in cold),
+                c["tactic"],
+                c["implementation"],
+                c["signature"],
+                c["reason"],
+            ]
             for c in d["candidates"][:top]
         ]
         print_table(console, columns, rows, f"Timed ({len(d['candidates'])})", below=("formats", "why not"))

@@ -100,8 +100,8 @@ def command(
     from whet.frontends import network_from_file, save_onnx
     from whet.precision import Preprocessing
     from whet.pruning import count_params
-    from whet.training import finetune, quantization_aware, training_data
-    from whet.training.distributed import workers
+    from whet.training import finetune, read_training_data, train_quantization_aware
+    from whet.training.distributed import read_workers
 
     if qat and user_loop:
         raise UsageError("--train is for floating point; with --qat whet's own loop trains")
@@ -113,17 +113,17 @@ def command(
     net = network_from_file(model)
     original = network_from_file(teacher) if teacher else None
     preprocessing = Preprocessing.parse(preprocess) if preprocess else None
-    data = training_data(data_source, net, preprocessing)
-    test = training_data(test_source, net, preprocessing) if test_source else None
+    data = read_training_data(data_source, net, preprocessing)
+    test = read_training_data(test_source, net, preprocessing) if test_source else None
     config = FinetuneConfig(**settings, freeze=freeze, train=train_also)
     with Bar("training") as bar:
         if qat:
-            aware = quantization_aware(net, data, config, teacher=original, test=test, progress=bar.update, insist=insist)
+            aware = train_quantization_aware(net, data, config, teacher=original, test=test, progress=bar.update, insist=insist)
             trained, done = aware.network, aware.training
         else:
             done = finetune(net, data, config, teacher=original, test=test, progress=bar.update, train=user_loop, insist=insist)
             trained = done.network
-    if not workers().first:
+    if not read_workers().first:
         return  # process 0 of torchrun writes
     for h in done.history:
         words = [f"{what} {h[key]:.4f}" for key, what in (("loss", "loss"), ("held_out", "held-out error")) if key in h]

@@ -31,7 +31,7 @@ def command(model: str, table: str | None, add: tuple[str, ...], multiple: int, 
     """
     from whet.frontends import network_from_file
     from whet.pruning.latency_table import LatencyTable
-    from whet.pruning.staircase import staircases
+    from whet.pruning.staircase import compute_staircases
 
     say = partial(click.echo, err=as_json)
     net = network_from_file(model)
@@ -43,7 +43,7 @@ def command(model: str, table: str | None, add: tuple[str, ...], multiple: int, 
     known = len(rows.rows)
     try:
         with Bar("timing") as bar:
-            curves, total = staircases(net, build_config(**build), rows, multiple=multiple, most=most, retime=retime, progress=bar.update)
+            curves, total = compute_staircases(net, build_config(**build), rows, multiple=multiple, most=most, retime=retime, progress=bar.update)
     finally:
         rows.save()
         say(f"{target}: {len(rows.rows)} rows, {rows.added} of them new" + (f", {known} known before" if known else ""))

@@ -45,13 +45,13 @@ def _make_page(source: str, profile: int) -> str:
 
     if is_engine(source):
         from whet.engine import read_engine
-        from whet.report import engine_page
+        from whet.report import render_engine_page
 
         plan = read_engine(source)
         if profile >= max(len(plan.profiles), 1):
             raise UsageError(f"--profile={profile}: the engine has {max(len(plan.profiles), 1)} profile(s), numbered from 0")
-        return engine_page(plan, title=Path(source).stem, profile=profile)
-    from whet.report import comparison_page, search_page, sensitivity_page, sparsity_page
+        return render_engine_page(plan, title=Path(source).stem, profile=profile)
+    from whet.report import render_comparison_page, render_sensitivity_page, render_sparsity_page, search_page
 
     data = _read_json(source)
     known = set(data) if isinstance(data, dict) else set()
@@ -60,11 +60,11 @@ def _make_page(source: str, profile: int) -> str:
         if {"trials", "rows", "steps"} <= known:
             return search_page(data)
         if {"engines", "layers"} <= known:
-            return comparison_page(data, title=title)
+            return render_comparison_page(data, title=title)
         if "settings" in known:
-            return sparsity_page(data, title=f"{title}: 2:4 sparsity")
+            return render_sparsity_page(data, title=f"{title}: 2:4 sparsity")
         if {"all_db", "rows"} <= known:
-            return sensitivity_page(data, title=f"{title}: sensitivity")
+            return render_sensitivity_page(data, title=f"{title}: sensitivity")
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as e:
         raise UsageError(f"{source} lacks what a report needs ({type(e).__name__}: {e}): it was written by another version, or edited") from e
     raise UsageError(f"{source} is no source of a page; give {_SOURCES}")

@@ -57,7 +57,7 @@ def command(model: str, other: str | None, against: str | None, as_json: bool, s
     if save:
         _save(save, values)
     if as_json:
-        click.echo(json.dumps({"model": model, "other": theirs, "against": against, **_comparison_to_json(comparison)}, indent=1))
+        click.echo(json.dumps({"model": model, "other": theirs, "against": against, **_convert_comparison_to_json(comparison)}, indent=1))
     else:
         _print(comparison, against, o["show_all"], types)
     sys.exit(0 if comparison.matches else 1)
@@ -76,7 +76,7 @@ def _compare(model: str, theirs: str, against: str, o: dict[str, Any]) -> tuple[
         net, _ = read_network(model, o["shapes"])
         ours = BuiltEngine(net, _make_config(o), o["fused"])
         small = next((p for p in ("bf16", "fp16") if o[p]), "fp32")
-    samples = _samples(net, o)
+    samples = _make_samples(net, o)
     if against == "onnxruntime":
         them: Any = OnnxRuntime(theirs, o["outputs_only"])
     elif against == "reference":
@@ -108,7 +108,7 @@ def _make_config(o: dict[str, Any]) -> Any:
     return BuildConfig(optimization_level=o["level"], precisions=precisions)
 
 
-def _samples(net: Any, o: dict[str, Any]) -> list[dict[str, np.ndarray]]:
+def _make_samples(net: Any, o: dict[str, Any]) -> list[dict[str, np.ndarray]]:
     from whet.cli import _exec_values as values
     from whet.errors import UsageError
     from whet.precision import Preprocessing, calibration_data
@@ -143,7 +143,7 @@ def _save(path: str, values: tuple[dict, dict]) -> None:
         raise UsageError(f"--saveValues={path}: {e.strerror}; choose another path") from e
 
 
-def _comparison_to_json(comparison: Any) -> dict[str, Any]:
+def _convert_comparison_to_json(comparison: Any) -> dict[str, Any]:
     """A comparison as JSON values; infinities become strings."""
     rows = [{k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in dataclasses.asdict(r).items()} for r in comparison.rows]
     first = comparison.first

@@ -42,9 +42,9 @@ def command(model: str, as_json: bool, batch: str | None, no_engines: bool, plot
             advices.append(advise_sparsity(net, config, bar.update, engines=not no_engines))
     data = {"model": model, "settings": [a.to_json() for a in advices]}
     if plot:
-        from whet.report import sparsity_page
+        from whet.report import render_sparsity_page
 
-        write_page(plot, sparsity_page(data, title=f"{Path(model).name}: 2:4 sparsity"))
+        write_page(plot, render_sparsity_page(data, title=f"{Path(model).name}: 2:4 sparsity"))
     if as_json:
         click.echo(json.dumps(data, indent=1))
         return
@@ -92,7 +92,7 @@ def _format_shapes(model: str, batch: int, text: str | None) -> str:
     from whet.cli import _exec_values as values
     from whet.cli._model import read_network
     from whet.errors import UsageError
-    from whet.network import evaluate, symbols
+    from whet.network import evaluate, find_symbols
 
     shapes = values.parse_shapes(text, "shapes") if text else {}
     inputs = read_network(model, None)[0].inputs
@@ -101,14 +101,14 @@ def _format_shapes(model: str, batch: int, text: str | None) -> str:
         raise UsageError(f"--batch={batch}: the inputs of {model} have fixed shapes. Export it with a dynamic batch, or leave out --batch.")
     for t in inputs:
         if not t.type.static:
-            named = shapes.get(t.name) or tuple(d if isinstance(d, int) else evaluate(d, dict.fromkeys(symbols(d), 1)) for d in t.shape)
+            named = shapes.get(t.name) or tuple(d if isinstance(d, int) else evaluate(d, dict.fromkeys(find_symbols(d), 1)) for d in t.shape)
             shapes[t.name] = (batch, *named[1:]) if t in free else named
     return ",".join(f"{n}:{values.format_shape(s)}" for n, s in shapes.items())
 
 
 def _print_layers(out: Any, advice: Any) -> None:
     """Prints the layers of one setting: times, saving, removed magnitude, and the reason or the tactic."""
-    rows = [[_ms(x.dense_ms), _ms(x.sparse_ms), _ms(x.saved_ms), _format_percent(x.removed_magnitude), x.layer, x.reason or x.sparse_tactic]
+    rows = [[_format_ms(x.dense_ms), _format_ms(x.sparse_ms), _format_ms(x.saved_ms), _format_percent(x.removed_magnitude), x.layer, x.reason or x.sparse_tactic]
             for x in advice.layers]  # fmt: skip
     print_table(out, [">dense ms", ">sparse ms", ">saved", ">removed", "layer", "result"], rows, below=("layer", "result"))
 
@@ -132,8 +132,8 @@ def _print_speedups(out: Any, advices: Sequence[Any]) -> None:
 
 def _print_settings(out: Any, advices: Sequence[Any]) -> None:
     """Prints the prediction and the measured engines of each setting."""
-    rows = [[a.label, _ms(a.total_ms + a.other_ms), _ms(a.saved_ms), f"{a.predicted_share:.1%}",
-             *(("-",) * 3 if a.engine is None else (_ms(a.engine.dense_ms), _ms(a.engine.sparse_ms), f"{a.measured_share:+.1%}"))]
+    rows = [[a.label, _format_ms(a.total_ms + a.other_ms), _format_ms(a.saved_ms), f"{a.predicted_share:.1%}",
+             *(("-",) * 3 if a.engine is None else (_format_ms(a.engine.dense_ms), _format_ms(a.engine.sparse_ms), f"{a.measured_share:+.1%}"))]
             for a in advices]  # fmt: skip
     columns = ["setting", ">dense ms", ">saved", ">predicted", ">engine ms", ">2:4 engine", ">measured"]
     print_table(out, columns, rows, "Sum of the layers, and whole engines")
@@ -149,5 +149,5 @@ def _format_percent(v: float | None) -> str:
     return "-" if v is None else f"{v:.0%}"
 
 
-def _ms(v: float | None) -> str:
+def _format_ms(v: float | None) -> str:
     return "-" if v is None else f"{v:.4f}"

@@ -3,7 +3,7 @@
 A fused layer is a layer `Fused` with a body and a composite kind (its attribute `composite`). There are two forms. A root operation with its
 epilogue has the operation's name as its kind ("Conv", "Gemm"). All other kinds have names of their own ("ConvPool").
 
-`composite(...)` registers a description; `@DESCRIPTION.matcher(...)` registers a pass that creates such layers. Lowering, `whet passes`, the
+`register_composite(...)` registers a description; `@DESCRIPTION.matcher(...)` registers a pass that creates such layers. Lowering, `whet passes`, the
 inspector, cost accounting, decomposition and the contract tests read the registry.
 """
 
@@ -21,7 +21,7 @@ from whet.rewrite.rules import Phase, Rule, rule
 Operations = Callable[[Layer, Mapping[str, int]], int]
 
 
-def body_of(layer: Layer) -> Network:
+def get_body(layer: Layer) -> Network:
     """The body of a fused layer."""
     return layer.regions["body"]
 
@@ -48,7 +48,7 @@ class Composite:
     operations: Operations | None = None
     counts_parts: bool = False
     layer_type: str = "kgen"
-    decompose: Callable[[Layer], Network] = body_of
+    decompose: Callable[[Layer], Network] = get_body
     matchers: list[str] = field(default_factory=list)
 
     @property
@@ -72,7 +72,7 @@ COMPOSITES: dict[str, Composite] = {}
 """By kind; a composite of several kinds is listed under each."""
 
 
-def composite(
+def register_composite(
     *kinds: str,
     title: str,
     unsupported: str = "",
@@ -80,7 +80,7 @@ def composite(
     operations: Operations | None = None,
     counts_parts: bool = False,
     layer_type: str = "kgen",
-    decompose: Callable[[Layer], Network] = body_of,
+    decompose: Callable[[Layer], Network] = get_body,
 ) -> Composite:
     """Registers a composite of these kinds. Raises BuildError when a kind is registered already."""
     if taken := next((k for k in kinds if k in COMPOSITES), None):
@@ -95,7 +95,7 @@ def composite(
     return described
 
 
-def composite_of(layer: Layer) -> Composite | None:
+def find_composite(layer: Layer) -> Composite | None:
     """The description of a fused layer; None for a plain layer.
 
     A kind that is not registered is a root operation with its epilogue, whatever the operation.
@@ -105,15 +105,15 @@ def composite_of(layer: Layer) -> Composite | None:
     return COMPOSITES.get(layer.composite) or Composite(kinds=(layer.composite,), title=f"{layer.composite} with its epilogue")
 
 
-def decomposition(layer: Layer) -> Network:
+def decompose_layer(layer: Layer) -> Network:
     """The unfused network of a fused layer. Its inputs and outputs correspond to the layer's."""
-    described = composite_of(layer)
-    return body_of(layer) if described is None else described.decompose(layer)
+    described = find_composite(layer)
+    return get_body(layer) if described is None else described.decompose(layer)
 
 
 def why_unfused(layer: Layer, computed: frozenset[str] | set[str] = frozenset()) -> str | None:
     """The reason why a new fused layer stays unfused: its kind is not in `computed`, the kinds of the machine's tactics. None if it may be fused."""
-    described = composite_of(layer)
+    described = find_composite(layer)
     if described is None or layer.composite in computed:
         return None
     return described.unsupported or None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.network import I8, U8, Layer, Tensor
-from whet.rewrite.fusing import conv_weights, epilogue_steps, inner_conv, is_conv
+from whet.rewrite.fusing import find_conv_weights, find_inner_conv, is_conv, list_epilogue_steps
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
@@ -12,14 +12,14 @@ def find_added_conv(g: Graph, layer: Layer, *, integers: bool) -> tuple[Tensor, 
     """(residual, its producer) when a fused convolution adds the result of a convolution whose epilogue is at most a bias; else None."""
     value = _find_residual(layer, integers=integers)
     first = g.maker(value)
-    if value is None or first is None or not is_conv(first) or set(epilogue_steps(first)) - {"bias"}:
+    if value is None or first is None or not is_conv(first) or set(list_epilogue_steps(first)) - {"bias"}:
         return None
     return value, first
 
 
 def match_conv_pair(first: Layer, last: Layer) -> tuple[Layer, Layer] | Skip:
     """The Convs of two convolution layers, or why they are not computed as one sum."""
-    convs = inner_conv(first), inner_conv(last)
+    convs = find_inner_conv(first), find_inner_conv(last)
     return Skip("a convolution with groups is not summed with another one") if any(c.attrs["group"] != 1 for c in convs) else convs
 
 
@@ -46,5 +46,5 @@ def _find_residual(layer: Layer, *, integers: bool) -> Tensor | None:
 
 def is_unpadded_1x1(conv: Layer) -> bool:
     """True if a Conv is 1x1 without padding, of any stride."""
-    w = conv_weights(conv)
+    w = find_conv_weights(conv)
     return w is not None and w.shape[2:] == (1, 1) and not any(conv.attrs.get("pads") or ())

@@ -12,7 +12,7 @@ from whet.network import Network, Tensor, TensorType, parse_type
 Regions = dict[str, Network]
 
 
-def spec_type(spec: str | np.ndarray) -> TensorType:
+def parse_spec_type(spec: str | np.ndarray) -> TensorType:
     """The type of a sample's input, given as a specification ("const f32[4,3]") or as a constant array."""
     if isinstance(spec, str):
         return parse_type(spec.split()[-1])
@@ -20,10 +20,10 @@ def spec_type(spec: str | np.ndarray) -> TensorType:
     return parse_type(f"{names[spec.dtype.name]}[{','.join(map(str, spec.shape))}]")
 
 
-def new_body(inputs: Sequence[Any], names: str | None = None) -> tuple[Network, list[Tensor]]:
+def make_body(inputs: Sequence[Any], names: str | None = None) -> tuple[Network, list[Tensor]]:
     """An empty body with these inputs, named `names` (a letter each) or i0, i1, ..."""
     body = Network("body", "lowered")
-    return body, [body.add_input(names[i] if names else f"i{i}", spec_type(spec)) for i, spec in enumerate(inputs)]
+    return body, [body.add_input(names[i] if names else f"i{i}", parse_spec_type(spec)) for i, spec in enumerate(inputs)]
 
 
 def activate(body: Network, y: Tensor, activation: str) -> Tensor:
@@ -38,6 +38,6 @@ def add_fused(outer: Network, inputs: Sequence[Tensor], build: Callable[[Network
     return outer.add("Fused", *inputs, composite=kind, regions={"body": body})
 
 
-def dims_of(spec: str) -> tuple[int, ...]:
+def parse_dims(spec: str) -> tuple[int, ...]:
     """The shape in a specification."""
     return tuple(int(d) for d in spec.split("[")[1].rstrip("]").split(","))

@@ -9,22 +9,22 @@ from functools import partial
 
 import numpy as np
 
-from whet.composites._base import composite
-from whet.composites._samples import Regions, new_body
+from whet.composites._base import register_composite
+from whet.composites._samples import Regions, make_body
 from whet.network import Layer, Tensor
 from whet.ops import Sample
-from whet.ops._reduce import reduced_axes
-from whet.ops._strided import REARRANGING, RESHAPES, View, plain_view, views_after
+from whet.ops._reduce import list_reduced_axes
+from whet.ops._strided import REARRANGING, RESHAPES, View, find_views_after, make_plain_view
 from whet.rewrite.constants import scalar_value
-from whet.rewrite.fusing import epilogue_steps, fuse_flat, outer_tensor, root_op
+from whet.rewrite.fusing import find_root_op, fuse_flat, list_epilogue_steps, outer_tensor
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import interior_escapes, maker_of_op
+from whet.rewrite.matching import find_interior_escape, find_maker_of_op
 from whet.rewrite.rules import Phase, Skip
 
 _MOST_LAYERS = 6  # between the two products, searched for a reason
 
 
-def attention_sample(
+def make_attention_sample(
     batch: int,
     heads: int,
     rows: int,
@@ -71,8 +71,8 @@ def attention_sample(
     inputs += shapes
     inputs += [np.array(x, np.float32) for x in ((-np.inf, 0) if guard == "hidden" else (0,) if guard else ())]
 
-    def regions() -> Regions:
-        body, own = new_body(inputs)
+    def build_regions() -> Regions:
+        body, own = make_body(inputs)
         rest = own[{"stacked": 4, "merged": 2}.get(layout, 3) :]
         if layout == "heads":
             q, k, v = own[:3]
@@ -113,39 +113,39 @@ def attention_sample(
         body.mark_output(y if layout == "heads" else body.add("Transpose", y, perm=(0, 2, 1, 3)))
         return {"body": body}
 
-    return Sample(inputs, {"composite": "Attention"}, regions)
+    return Sample(inputs, {"composite": "Attention"}, build_regions)
 
 
-ATTENTION = composite(
+ATTENTION = register_composite(
     "Attention",
     title="attention",
     unsupported="no tactic here computes attention in one kernel",
     layer_type="kgen_mha",
     samples=[
-        attention_sample(2, 3, 24, 40, 64, mask=(2, 1, 1, 40)),
-        attention_sample(1, 2, 33, 33, 64, layout="rows", scale="Mul", mask=(1, 1, 33, 33)),
-        attention_sample(2, 2, 50, 50, 32, layout="stacked", scale="Mul"),
-        attention_sample(4, 3, 49, 49, 32, layout="stacked", mask=(1, 3, 49, 49), constant=True),
-        attention_sample(2, 3, 40, 40, 64, layout="merged", scale="Mul"),
-        attention_sample(1, 2, 20, 150, 80, layout="rows", scale=""),
-        attention_sample(1, 1, 70, 9, 128, layout="rows", mask=(9,)),
-        attention_sample(1, 2, 90, 150, 64, layout="rows"),
-        attention_sample(2, 2, 130, 130, 64, layout="rows", causal=-np.inf),
-        attention_sample(1, 6, 40, 70, 128, layout="rows", causal=float(np.finfo(np.float32).min), group=3),
-        attention_sample(2, 4, 30, 100, 96, layout="rows", mask=(2, 1, 1, 100), group=2),
-        attention_sample(2, 2, 18, 32, 16, mask=(2, 1, 18, 32)),
-        attention_sample(2, 2, 20, 32, 64, layout="rows", guard="nan"),
-        attention_sample(2, 3, 17, 21, 32, layout="rows", guard="nan", scale=""),
-        attention_sample(2, 2, 20, 32, 64, layout="rows", guard="hidden"),
-        attention_sample(1, 3, 17, 21, 32, layout="rows", guard="hidden", scale=""),
-        attention_sample(6, 2, 16, 16, 32, layout="stacked", mask=(3, 2, 16, 16), constant=True, repeats=2),
-        attention_sample(2, 2, 20, 37, 32, layout="rows", mask=(2, 1, 1, 37), cap=0.5),
-        attention_sample(1, 2, 18, 18, 64, layout="rows", causal=-np.inf, scale="", cap=5.0),
-        attention_sample(2, 2, 32, 32, 36, layout="stacked", scale="Mul"),
-        attention_sample(1, 3, 20, 30, 21, layout="rows", mask=(1, 3, 20, 30)),
-        attention_sample(1, 2, 20, 30, 40, layout="rows"),
-        attention_sample(1, 2, 20, 30, 16, layout="rows", value_size=32),
-        attention_sample(1, 2, 18, 18, 256, layout="rows", causal=-np.inf, cap=2.0),
+        make_attention_sample(2, 3, 24, 40, 64, mask=(2, 1, 1, 40)),
+        make_attention_sample(1, 2, 33, 33, 64, layout="rows", scale="Mul", mask=(1, 1, 33, 33)),
+        make_attention_sample(2, 2, 50, 50, 32, layout="stacked", scale="Mul"),
+        make_attention_sample(4, 3, 49, 49, 32, layout="stacked", mask=(1, 3, 49, 49), constant=True),
+        make_attention_sample(2, 3, 40, 40, 64, layout="merged", scale="Mul"),
+        make_attention_sample(1, 2, 20, 150, 80, layout="rows", scale=""),
+        make_attention_sample(1, 1, 70, 9, 128, layout="rows", mask=(9,)),
+        make_attention_sample(1, 2, 90, 150, 64, layout="rows"),
+        make_attention_sample(2, 2, 130, 130, 64, layout="rows", causal=-np.inf),
+        make_attention_sample(1, 6, 40, 70, 128, layout="rows", causal=float(np.finfo(np.float32).min), group=3),
+        make_attention_sample(2, 4, 30, 100, 96, layout="rows", mask=(2, 1, 1, 100), group=2),
+        make_attention_sample(2, 2, 18, 32, 16, mask=(2, 1, 18, 32)),
+        make_attention_sample(2, 2, 20, 32, 64, layout="rows", guard="nan"),
+        make_attention_sample(2, 3, 17, 21, 32, layout="rows", guard="nan", scale=""),
+        make_attention_sample(2, 2, 20, 32, 64, layout="rows", guard="hidden"),
+        make_attention_sample(1, 3, 17, 21, 32, layout="rows", guard="hidden", scale=""),
+        make_attention_sample(6, 2, 16, 16, 32, layout="stacked", mask=(3, 2, 16, 16), constant=True, repeats=2),
+        make_attention_sample(2, 2, 20, 37, 32, layout="rows", mask=(2, 1, 1, 37), cap=0.5),
+        make_attention_sample(1, 2, 18, 18, 64, layout="rows", causal=-np.inf, scale="", cap=5.0),
+        make_attention_sample(2, 2, 32, 32, 36, layout="stacked", scale="Mul"),
+        make_attention_sample(1, 3, 20, 30, 21, layout="rows", mask=(1, 3, 20, 30)),
+        make_attention_sample(1, 2, 20, 30, 40, layout="rows"),
+        make_attention_sample(1, 2, 20, 30, 16, layout="rows", value_size=32),
+        make_attention_sample(1, 2, 18, 18, 256, layout="rows", causal=-np.inf, cap=2.0),
     ],
 )
 
@@ -157,7 +157,7 @@ def recognize_attention(g: Graph, layer: Layer) -> Tensor | Skip | None:
     Before the mask, cap * tanh(scores / cap) may limit the scores (Gemma 2).
     """
     weights, guard, condition, guarded_mask = _match_guard(g, layer.inputs[0])
-    softmax = maker_of_op(g, weights, "Softmax")
+    softmax = find_maker_of_op(g, weights, "Softmax")
     if softmax is None or not layer.output.dtype.is_float:
         return None
     x = softmax.inputs[0]
@@ -175,7 +175,7 @@ def recognize_attention(g: Graph, layer: Layer) -> Tensor | Skip | None:
     members[:0] = scales
     if condition and not any(m.op == "Add" and guarded_mask in m.inputs for m in members):
         return Skip(f"'{condition[0].name}' looks for hidden keys in %{guarded_mask.name if guarded_mask else ''}, which is not the mask")
-    if reason := interior_escapes(g, layer, [scores, *(m for m in members if m not in condition)]):  # layers share the condition
+    if reason := find_interior_escape(g, layer, [scores, *(m for m in members if m not in condition)]):  # layers share the condition
         return Skip(reason)
     return fuse_flat(g, ATTENTION.kind, scores, *members, layer)
 
@@ -183,18 +183,18 @@ def recognize_attention(g: Graph, layer: Layer) -> Tensor | Skip | None:
 def _match_guard(g: Graph, t: Tensor | None) -> tuple[Tensor | None, list[Layer], list[Layer], Tensor | None]:
     """(p, layers on the way of p, layers that compute the condition, the mask that it is computed from) for the guards that exporters write for
     rows of which every key is hidden: t = Where(IsNaN(p), 0, p), or Where(ReduceMax(mask) == -infinity, 0, p); else (t, [], [], None)."""
-    where = maker_of_op(g, t, "Where")
+    where = find_maker_of_op(g, t, "Where")
     if where is None or scalar_value(where.inputs[1]) != 0 or where.inputs[2] is None or where.inputs[2].type != where.output.type:
         return t, [], [], None
     p = where.inputs[2]
-    is_nan, equal = maker_of_op(g, where.inputs[0], "IsNaN"), maker_of_op(g, where.inputs[0], "Equal")
+    is_nan, equal = find_maker_of_op(g, where.inputs[0], "IsNaN"), find_maker_of_op(g, where.inputs[0], "Equal")
     if is_nan is not None and is_nan.inputs[0] is p:
         return p, [is_nan, where], [], None
     if equal is None:
         return t, [], [], None
-    largest = next((maker_of_op(g, a, "ReduceMax") for a, b in (equal.inputs, equal.inputs[::-1]) if scalar_value(b) == -np.inf), None)
+    largest = next((find_maker_of_op(g, a, "ReduceMax") for a, b in (equal.inputs, equal.inputs[::-1]) if scalar_value(b) == -np.inf), None)
     mask = None if largest is None else largest.inputs[0]
-    if largest is None or mask is None or reduced_axes(largest) != (mask.type.rank - 1,) or not largest.attrs["keepdims"]:
+    if largest is None or mask is None or list_reduced_axes(largest) != (mask.type.rank - 1,) or not largest.attrs["keepdims"]:
         return t, [], [], None
     return p, [where], [largest, equal], mask
 
@@ -206,7 +206,7 @@ def _why_not_fused(g: Graph, x: Tensor | None) -> Skip | None:
         layer = g.maker(x)
         if layer is None or not layer.inputs:
             return None
-        if root_op(layer, ("MatMul",)):
+        if find_root_op(layer, ("MatMul",)):
             if any(t is None or t.is_constant for t in layer.inputs[:2]):
                 return None
             epilogue = layer.regions["body"].layers[1:] if layer.op == "Fused" else []
@@ -221,7 +221,7 @@ def _find_scores(g: Graph, x: Tensor | None) -> tuple[Layer, list[Layer]] | None
     """(the MatMul of queries and keys, the layers from it to `x`): a scale, which may be in its epilogue, or a soft cap between two scales."""
     passed: list[Layer] = []
     while (layer := g.maker(x)) is not None:
-        if root_op(layer, ("MatMul",)) and epilogue_steps(layer) in ([], ["scale"]):
+        if find_root_op(layer, ("MatMul",)) and list_epilogue_steps(layer) in ([], ["scale"]):
             return layer, passed
         scaled = _match_scale(g, x)
         if layer.op == "Tanh" and all(p.op != "Tanh" for p in passed):
@@ -236,7 +236,7 @@ def _find_scores(g: Graph, x: Tensor | None) -> tuple[Layer, list[Layer]] | None
 
 def _match_mask(g: Graph, x: Tensor | None) -> tuple[Layer, Tensor] | None:
     """(the Add, the scores), when `x` is scores + mask."""
-    add = maker_of_op(g, x, "Add")
+    add = find_maker_of_op(g, x, "Add")
     if add is None or x is None:
         return None
     return next(((add, v) for v in add.inputs if v is not None and v.type == x.type and _find_scores(g, v) is not None), None)
@@ -268,17 +268,17 @@ def fuse_attention_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if layer.composite != ATTENTION.kind:
         return None
     members = [layer]
-    while more := _rearranging_producers(g, members) or _joint_producers(g, members):
+    while more := _find_rearranging_producers(g, members) or _find_joint_producers(g, members):
         members += more
     return fuse_flat(g, ATTENTION.kind, *sorted(members, key=g.position)) if len(members) > 1 else None
 
 
-def _rearranging_producers(g: Graph, members: list[Layer]) -> list[Layer]:
+def _find_rearranging_producers(g: Graph, members: list[Layer]) -> list[Layer]:
     """Layers that produce an input of `members` by moving data, that nothing else reads, and that strides replace; a Reshape only before others."""
     for t in (t for m in members for t in m.inputs):
         chain: list[Layer] = []
         while (maker := g.maker(t)) is not None and maker.op in REARRANGING and maker not in members:
-            siblings = _sibling_reshapes(g, maker, {*members, *chain})
+            siblings = _find_sibling_reshapes(g, maker, {*members, *chain})
             if siblings is None:
                 break
             chain += [*siblings, maker]
@@ -290,7 +290,7 @@ def _rearranging_producers(g: Graph, members: list[Layer]) -> list[Layer]:
     return []
 
 
-def _joint_producers(g: Graph, members: list[Layer]) -> list[Layer]:
+def _find_joint_producers(g: Graph, members: list[Layer]) -> list[Layer]:
     """Layers that move parts of one value for several operands, if strides replace them together. Alone, the layers next to `members` may not be
     replaceable: a Transpose further up puts the elements of a row next to each other."""
     found: list[Layer] = []
@@ -311,7 +311,7 @@ def _joint_producers(g: Graph, members: list[Layer]) -> list[Layer]:
     return most
 
 
-def _sibling_reshapes(g: Graph, maker: Layer, members: set[Layer]) -> list[Layer] | None:
+def _find_sibling_reshapes(g: Graph, maker: Layer, members: set[Layer]) -> list[Layer] | None:
     """The layers that read `maker` besides `members`, if they all are reshapes for `members` (parts of a Split); None if others read it."""
     if any(g.is_output(t) for t in maker.outputs):
         return None
@@ -325,7 +325,7 @@ def _are_strides(first: Layer, members: list[Layer]) -> bool:
     x = first.inputs[0]
     if x is None or (x.is_constant and first.op != "Tile"):  # other layers on constants are folded, if their results are small
         return False
-    views: dict[Tensor, View] = {x: plain_view(0, x.shape)}
+    views: dict[Tensor, View] = {x: make_plain_view(0, x.shape)}
     for layer in _sort_members(first, members):
         body = layer.regions["body"] if layer.op == "Fused" else None
         if body is not None:
@@ -341,7 +341,7 @@ def _are_strides(first: Layer, members: list[Layer]) -> bool:
             view = views.get(step.inputs[0]) if step.inputs[0] is not None else None
             if view is None or step.op not in REARRANGING:
                 continue
-            after = views_after(step, view, partial(_constant_array, layer))
+            after = find_views_after(step, view, partial(_find_constant_array, layer))
             if after is None:
                 return False
             views.update(zip(step.outputs, after, strict=True))
@@ -354,7 +354,7 @@ def _sort_members(first: Layer, members: list[Layer]) -> list[Layer]:
     return ordered[ordered.index(first) :]
 
 
-def _constant_array(layer: Layer, t: Tensor | None) -> np.ndarray | None:
+def _find_constant_array(layer: Layer, t: Tensor | None) -> np.ndarray | None:
     """The array of a constant that a layer or its body reads; None for other tensors."""
     outer = outer_tensor(layer, t)
     t = outer if outer is not None else t

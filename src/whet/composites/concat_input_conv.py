@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from whet.composites._base import composite
-from whet.composites._samples import Regions, activate, add_fused, new_body
+from whet.composites._base import register_composite
+from whet.composites._samples import Regions, activate, add_fused, make_body
 from whet.network import Layer, Network, Tensor
 from whet.ops import Sample
-from whet.rewrite.fusing import fuse_nested, inner_conv, is_conv, is_pointwise_conv
+from whet.rewrite.fusing import find_inner_conv, fuse_nested, is_conv, is_pointwise_conv
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
@@ -21,24 +21,24 @@ from whet.rewrite.rules import Skip
 def concat_input_conv_sample(
     images: int, channels: tuple[int, int], filters: int, h: int, w: int, act: str = "silu", residual: bool = False
 ) -> Sample:
-    """act(conv(concat(a, b)) + bias), or act(... + residual)."""
+    """act(build_conv(concat(a, b)) + bias), or act(... + residual)."""
     c = sum(channels)
     inputs = [*(f"f32[{images},{n},{h},{w}]" for n in channels), f"const f32[{filters},{c},1,1]", f"const f32[{filters}]"]
     inputs += [f"f32[{images},{filters},{h},{w}]"] if residual else []
 
-    def conv(body: Network, read: list[Tensor]) -> Tensor:
+    def build_conv(body: Network, read: list[Tensor]) -> Tensor:
         y = body.add("Conv", *read[:3])
         return activate(body, body.add("Add", y, read[3]) if residual else y, act)
 
-    def regions() -> Regions:
-        body, own = new_body(inputs)
-        body.mark_output(add_fused(body, [body.add("Concat", *own[:2], axis=1), *own[2:]], conv))
+    def build_regions() -> Regions:
+        body, own = make_body(inputs)
+        body.mark_output(add_fused(body, [body.add("Concat", *own[:2], axis=1), *own[2:]], build_conv))
         return {"body": body}
 
-    return Sample(inputs, {"composite": "ConcatInputConv"}, regions)
+    return Sample(inputs, {"composite": "ConcatInputConv"}, build_regions)
 
 
-def quantized_concat_input_conv_sample(
+def make_quantized_concat_sample(
     images: int, channels: tuple[int, int], filters: int, h: int, w: int, read: tuple[str, int], stored: tuple[str, int], act: str = "silu",
     residual: int | None = None,
 ) -> Sample:  # fmt: skip
@@ -59,22 +59,22 @@ def quantized_concat_input_conv_sample(
     if residual is not None:
         inputs += [f"full u8[{images},{filters},{h},{w}]", np.asarray(0.03, np.float32), np.asarray(residual, np.uint8)]
 
-    def conv(body: Network, own: list[Tensor]) -> Tensor:
+    def build_conv(body: Network, own: list[Tensor]) -> Tensor:
         q, weights, bias, scale, zero, scales, out_scale, out_zero, *other = own
         y: Tensor = body.add("Conv", body.add("DequantizeLinear", q, scale, zero), body.add("DequantizeLinear", weights, scales, axis=0), bias)
         y = activate(body, y, act)
         y = body.add("Add", y, body.add("DequantizeLinear", *other)) if other else y
         return body.add("QuantizeLinear", y, out_scale, out_zero)
 
-    def regions() -> Regions:
-        body, own = new_body(inputs)
-        body.mark_output(add_fused(body, [body.add("Concat", *own[:2], axis=1), *own[2:]], conv))
+    def build_regions() -> Regions:
+        body, own = make_body(inputs)
+        body.mark_output(add_fused(body, [body.add("Concat", *own[:2], axis=1), *own[2:]], build_conv))
         return {"body": body}
 
-    return Sample(inputs, {"composite": "ConcatInputConv"}, regions)
+    return Sample(inputs, {"composite": "ConcatInputConv"}, build_regions)
 
 
-CONCAT_INPUT_CONV = composite(
+CONCAT_INPUT_CONV = register_composite(
     "ConcatInputConv",
     title="convolution of concatenated images",
     unsupported="no tactic here convolves two images without concatenating them first",
@@ -83,11 +83,11 @@ CONCAT_INPUT_CONV = composite(
         concat_input_conv_sample(2, (64, 64), 64, 9, 9, residual=True),
         concat_input_conv_sample(3, (128, 24), 80, 20, 20, "Relu"),
         concat_input_conv_sample(4, (32, 32), 64, 40, 40),
-        quantized_concat_input_conv_sample(1, (16, 32), 48, 6, 7, ("u8", 0), ("u8", 6)),
-        quantized_concat_input_conv_sample(2, (64, 64), 64, 9, 9, ("u8", 77), ("i8", -100), residual=100),
-        quantized_concat_input_conv_sample(3, (128, 48), 80, 20, 20, ("i8", 0), ("u8", 0), "Relu"),
-        quantized_concat_input_conv_sample(4, (32, 32), 64, 40, 40, ("i8", -9), ("u8", 6)),
-        quantized_concat_input_conv_sample(2, (256, 128), 128, 10, 10, ("u8", 6), ("u8", 6)),
+        make_quantized_concat_sample(1, (16, 32), 48, 6, 7, ("u8", 0), ("u8", 6)),
+        make_quantized_concat_sample(2, (64, 64), 64, 9, 9, ("u8", 77), ("i8", -100), residual=100),
+        make_quantized_concat_sample(3, (128, 48), 80, 20, 20, ("i8", 0), ("u8", 0), "Relu"),
+        make_quantized_concat_sample(4, (32, 32), 64, 40, 40, ("i8", -9), ("u8", 6)),
+        make_quantized_concat_sample(2, (256, 128), 128, 10, 10, ("u8", 6), ("u8", 6)),
     ],
 )
 
@@ -121,4 +121,4 @@ def _match_channel_concat(g: Graph, layer: Layer) -> Layer | None:
 
 def _is_single_group_pointwise(layer: Layer) -> bool:
     """True if a layer is a pointwise convolution in one group, alone or with an epilogue."""
-    return is_conv(layer) and is_pointwise_conv(inner_conv(layer)) and inner_conv(layer).attrs["group"] == 1
+    return is_conv(layer) and is_pointwise_conv(find_inner_conv(layer)) and find_inner_conv(layer).attrs["group"] == 1

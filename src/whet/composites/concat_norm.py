@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from whet.composites._base import composite
-from whet.composites._samples import Regions, activate, add_fused, new_body
+from whet.composites._base import register_composite
+from whet.composites._samples import Regions, activate, add_fused, make_body
 from whet.network import Layer, Network, Tensor
 from whet.ops import Sample
 from whet.rewrite.fusing import ACTIVATIONS, fuse_nested
@@ -18,20 +18,20 @@ def concat_norm_sample(images: int, channels: tuple[int, ...], h: int, w: int, a
     c = sum(channels)
     inputs = [*(f"f32[{images},{n},{h},{w}]" for n in channels), *[f"const f32[{c}]"] * 3, f"const positive f32[{c}]"]
 
-    def norm(body: Network, read: list[Tensor]) -> Tensor:
+    def build_norm(body: Network, read: list[Tensor]) -> Tensor:
         y: Tensor = body.add("BatchNormalization", *read)
         return activate(body, y, act) if act else y
 
-    def regions() -> Regions:
-        body, own = new_body(inputs)
+    def build_regions() -> Regions:
+        body, own = make_body(inputs)
         read = [body.add("Concat", *own[: len(channels)], axis=1), *own[len(channels) :]]
-        body.mark_output(add_fused(body, read, norm, "BatchNormalization") if act else norm(body, read))
+        body.mark_output(add_fused(body, read, build_norm, "BatchNormalization") if act else build_norm(body, read))
         return {"body": body}
 
-    return Sample(inputs, {"composite": "ConcatNorm"}, regions)
+    return Sample(inputs, {"composite": "ConcatNorm"}, build_regions)
 
 
-CONCAT_NORM = composite(
+CONCAT_NORM = register_composite(
     "ConcatNorm",
     title="batch normalization of concatenated images",
     unsupported="no tactic here normalizes several images without concatenating them first",

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from whet.composites._base import composite
-from whet.composites._samples import Regions, new_body
-from whet.composites.moves import MOVES, detector_head_sample
+from whet.composites._base import register_composite
+from whet.composites._samples import Regions, make_body
+from whet.composites.moves import MOVES, make_detector_head_sample
 from whet.network import F32, Layer, Tensor
 from whet.ops import Sample
 from whet.rewrite.fusing import fuse_nested, is_pointwise_conv
@@ -19,18 +19,18 @@ from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
 
-def head_convs_sample(images: int, anchors: int, classes: int, *levels: tuple[int, int, int], padding: int = 0, bias: bool = True) -> Sample:
-    """Boxes of a detector from images: a pointwise convolution of each level (channels, height, width), then `detector_head_sample`.
+def make_head_convs_sample(images: int, anchors: int, classes: int, *levels: tuple[int, int, int], padding: int = 0, bias: bool = True) -> Sample:
+    """Boxes of a detector from images: a pointwise convolution of each level (channels, height, width), then `make_detector_head_sample`.
     `padding` output channels are unused."""
     filters = anchors * (5 + classes) + padding
-    moves = detector_head_sample(images, anchors, classes, *((h, w) for _, h, w in levels), padding=padding)
+    moves = make_detector_head_sample(images, anchors, classes, *((h, w) for _, h, w in levels), padding=padding)
     inputs: list[Any] = []
     for c, h, w in levels:
         inputs += [f"f32[{images},{c},{h},{w}]", f"const f32[{filters},{c},1,1]", *([f"const f32[{filters}]"] if bias else [])]
     per_conv, constants = 3 if bias else 2, [t for t in moves.inputs if isinstance(t, np.ndarray)]
 
-    def regions() -> Regions:
-        body, own = new_body([*inputs, *constants])
+    def build_regions() -> Regions:
+        body, own = make_body([*inputs, *constants])
         others = iter(own[len(inputs) :])
         convs = iter([body.add("Conv", *own[per_conv * k : per_conv * (k + 1)]) for k in range(len(levels))])
         read = [next(others) if isinstance(t, np.ndarray) else next(convs) for t in moves.inputs]
@@ -38,19 +38,19 @@ def head_convs_sample(images: int, anchors: int, classes: int, *levels: tuple[in
         body.mark_output(body.add("Fused", *read, composite=MOVES.kind, regions=moves.regions()))
         return {"body": body}
 
-    return Sample([*inputs, *constants], {"composite": "HeadConvs"}, regions)
+    return Sample([*inputs, *constants], {"composite": "HeadConvs"}, build_regions)
 
 
-HEAD_CONVS = composite(
+HEAD_CONVS = register_composite(
     "HeadConvs",
     title="detector head with its convolutions",
     unsupported="no tactic here convolves pixels and writes a detector's rows in one kernel",
     counts_parts=True,
     samples=[
-        head_convs_sample(2, 3, 2, (8, 4, 6), (16, 2, 3)),
-        head_convs_sample(1, 3, 80, (64, 20, 20), (20, 10, 10), (36, 5, 5), padding=1),
-        head_convs_sample(3, 1, 1, (12, 7, 5), bias=False),
-        head_convs_sample(2, 2, 11, (16, 9, 9), (32, 5, 3)),
+        make_head_convs_sample(2, 3, 2, (8, 4, 6), (16, 2, 3)),
+        make_head_convs_sample(1, 3, 80, (64, 20, 20), (20, 10, 10), (36, 5, 5), padding=1),
+        make_head_convs_sample(3, 1, 1, (12, 7, 5), bias=False),
+        make_head_convs_sample(2, 2, 11, (16, 9, 9), (32, 5, 3)),
     ],
 )
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from whet.composites._base import composite
-from whet.composites._samples import Regions, new_body
+from whet.composites._base import register_composite
+from whet.composites._samples import Regions, make_body
 from whet.composites.rearrange import REARRANGE
 from whet.network import BF16, F16, F32, Layer, Network, Tensor
 from whet.ops import Sample
@@ -29,7 +29,7 @@ _FLOATS = (F16, BF16, F32)  # models that are exported in half precision have he
 _MAX_SOURCES = 4  # tensors that are computed at run time and read from outside
 
 
-def detector_head_sample(images: int, anchors: int, classes: int, *sides: tuple[int, int], padding: int = 0) -> Sample:
+def make_detector_head_sample(images: int, anchors: int, classes: int, *sides: tuple[int, int], padding: int = 0) -> Sample:
     """Boxes of a detector: channels of each level, ordered (anchor, x y w h score classes...), become rows after the pixels, are decoded, and
     all levels are concatenated. `padding` channels at the end of each level are unused."""
     width, rng = 5 + classes, np.random.default_rng(3)
@@ -39,8 +39,8 @@ def detector_head_sample(images: int, anchors: int, classes: int, *sides: tuple[
         inputs += [rng.random((1, anchors, 1, 1, 2)).astype(np.float32) + 1]
     inputs += [np.asarray(2.0, np.float32)]
 
-    def regions() -> Regions:
-        body, own = new_body(inputs)
+    def build_regions() -> Regions:
+        body, own = make_body(inputs)
         two, parts = own[-1], []
         for level, (h, w) in enumerate(sides):
             x, grid, sizes = own[3 * level : 3 * level + 3]
@@ -56,49 +56,49 @@ def detector_head_sample(images: int, anchors: int, classes: int, *sides: tuple[
         body.mark_output(body.add("Concat", *parts, axis=1) if len(parts) > 1 else parts[0])
         return {"body": body}
 
-    return Sample(inputs, {"composite": "Moves"}, regions)
+    return Sample(inputs, {"composite": "Moves"}, build_regions)
 
 
-def channel_shuffle_sample(images: int, groups: int, group_size: int, h: int, w: int) -> Sample:
+def make_channel_shuffle_sample(images: int, groups: int, group_size: int, h: int, w: int) -> Sample:
     """Two halves concatenated, scaled per channel, and their channels shuffled between the groups (ShuffleNet)."""
     c = groups * group_size
     inputs = [f"f32[{images},{c // 2},{h},{w}]", f"f32[{images},{c - c // 2},{h},{w}]", f"const f32[1,{c},1,1]"]
 
-    def regions() -> Regions:
-        body, (a, b, scale) = new_body(inputs, "abs")
+    def build_regions() -> Regions:
+        body, (a, b, scale) = make_body(inputs, "abs")
         joined = body.add("Relu", body.add("Mul", body.add("Concat", a, b, axis=1), scale))
         split_shape = body.constant(np.array([images, groups, group_size, h, w]), "split_shape")
         transposed = body.add("Transpose", body.add("Reshape", joined, split_shape), perm=(0, 2, 1, 3, 4))
         body.mark_output(body.add("Reshape", transposed, body.constant(np.array([images, c, h, w]), "whole")))
         return {"body": body}
 
-    return Sample(inputs, {"composite": "Moves"}, regions)
+    return Sample(inputs, {"composite": "Moves"}, build_regions)
 
 
-def shuffled_sample(images: int, parts: tuple[int, ...], groups: int, h: int, w: int, part: tuple[int, int] | None = None) -> Sample:
+def make_shuffled_sample(images: int, parts: tuple[int, ...], groups: int, h: int, w: int, part: tuple[int, int] | None = None) -> Sample:
     """Tensors of `parts` channels concatenated, and their channels shuffled between the groups; of the result the channels `part`."""
     c = sum(parts)
     inputs = [f"f32[{images},{n},{h},{w}]" for n in parts]
 
-    def regions() -> Regions:
-        body, own = new_body(inputs)
+    def build_regions() -> Regions:
+        body, own = make_body(inputs)
         split_shape = body.constant(np.array([images, groups, c // groups, h, w]), "split_shape")
         transposed = body.add("Transpose", body.add("Reshape", body.add("Concat", *own, axis=1), split_shape), perm=(0, 2, 1, 3, 4))
         y = body.add("Reshape", transposed, body.constant(np.array([images, c, h, w]), "whole"))
         body.mark_output(body.add("Slice", y, starts=part[:1], ends=part[1:], axes=(1,), steps=(1,)) if part else y)
         return {"body": body}
 
-    return Sample(inputs, {"composite": "Moves"}, regions)
+    return Sample(inputs, {"composite": "Moves"}, build_regions)
 
 
-def rotary_sample(images: int, heads: int, positions: int, size: int, rotated: int) -> Sample:
+def make_rotary_sample(images: int, heads: int, positions: int, size: int, rotated: int) -> Sample:
     """Rows of all heads become one image of rows per head, whose first `rotated` features are rotated by the angles of their positions."""
     rng = np.random.default_rng(5)
     tables = [rng.uniform(-1, 1, (1, 1, positions, rotated)).astype(np.float32) for _ in range(2)]
     inputs: list[Any] = [f"f32[{images},{positions},{heads * size}]", *tables]
 
-    def regions() -> Regions:
-        body, (rows, cos, sin) = new_body(inputs, "relu")
+    def build_regions() -> Regions:
+        body, (rows, cos, sin) = make_body(inputs, "relu")
         split_shape = body.constant(np.array([images, positions, heads, size]), "split_shape")
         x = body.add("Transpose", body.add("Reshape", rows, split_shape), perm=(0, 2, 1, 3))
         first, second = _slice(body, x, 0, rotated // 2), _slice(body, x, rotated // 2, rotated)
@@ -107,18 +107,18 @@ def rotary_sample(images: int, heads: int, positions: int, size: int, rotated: i
         body.mark_output(body.add("Concat", y, _slice(body, x, rotated, size), axis=-1) if rotated < size else y)
         return {"body": body}
 
-    return Sample(inputs, {"composite": "Moves"}, regions)
+    return Sample(inputs, {"composite": "Moves"}, build_regions)
 
 
-def interleaved_sample(images: int, heads: int, positions: int, size: int, *, sliced: bool) -> Sample:
+def make_interleaved_sample(images: int, heads: int, positions: int, size: int, *, sliced: bool) -> Sample:
     """Pairs of adjacent features rotated by the angles of their positions, in rows; the pairs are separated by a Reshape and indices, or by
     Slices with steps."""
     rng = np.random.default_rng(6)
     tables = [rng.uniform(-1, 1, (1, positions, 1, size // 2)).astype(np.float32) for _ in range(2)]
     inputs: list[Any] = [f"f32[{images},{positions},{heads * size}]", *tables]
 
-    def regions() -> Regions:
-        body, (rows, cos, sin) = new_body(inputs, "relu")
+    def build_regions() -> Regions:
+        body, (rows, cos, sin) = make_body(inputs, "relu")
         shape = (images, positions, heads, size) if sliced else (images, positions, heads, size // 2, 2)
         x = body.add("Reshape", rows, body.constant(np.array(shape), "split_shape"))
         if sliced:
@@ -131,7 +131,7 @@ def interleaved_sample(images: int, heads: int, positions: int, size: int, *, sl
         body.mark_output(body.add("Reshape", joined, body.constant(np.array([images, positions, heads, size]), "rows_shape")))
         return {"body": body}
 
-    return Sample(inputs, {"composite": "Moves"}, regions)
+    return Sample(inputs, {"composite": "Moves"}, build_regions)
 
 
 def _slice(body: Network, x: Tensor, start: int, end: int) -> Tensor:
@@ -139,26 +139,26 @@ def _slice(body: Network, x: Tensor, start: int, end: int) -> Tensor:
     return body.add("Slice", x, starts=(start,), ends=(end,), axes=(3,), steps=(1,))
 
 
-MOVES = composite(
+MOVES = register_composite(
     "Moves",
     title="data movement with arithmetic",
     unsupported="no tactic here moves values and computes with them in one kernel",
     samples=[
-        detector_head_sample(2, 3, 2, (4, 6), (2, 3)),
-        detector_head_sample(1, 2, 80, (20, 20), (10, 10), (5, 5)),
-        detector_head_sample(3, 1, 1, (7, 5)),
-        detector_head_sample(2, 3, 80, (8, 8), (4, 4)),
-        channel_shuffle_sample(2, 2, 8, 5, 3),
-        channel_shuffle_sample(1, 3, 4, 1, 9),
-        channel_shuffle_sample(1, 2, 4, 2, 150),
-        shuffled_sample(2, (6, 6), 2, 5, 3),
-        shuffled_sample(1, (29, 29), 2, 14, 9, part=(29, 58)),
-        shuffled_sample(2, (5, 3, 4), 3, 4, 6, part=(2, 9)),
-        rotary_sample(2, 3, 5, 8, 8),
-        rotary_sample(1, 4, 33, 64, 64),
-        rotary_sample(1, 2, 7, 24, 16),
-        interleaved_sample(2, 3, 5, 8, sliced=False),
-        interleaved_sample(1, 2, 33, 64, sliced=True),
+        make_detector_head_sample(2, 3, 2, (4, 6), (2, 3)),
+        make_detector_head_sample(1, 2, 80, (20, 20), (10, 10), (5, 5)),
+        make_detector_head_sample(3, 1, 1, (7, 5)),
+        make_detector_head_sample(2, 3, 80, (8, 8), (4, 4)),
+        make_channel_shuffle_sample(2, 2, 8, 5, 3),
+        make_channel_shuffle_sample(1, 3, 4, 1, 9),
+        make_channel_shuffle_sample(1, 2, 4, 2, 150),
+        make_shuffled_sample(2, (6, 6), 2, 5, 3),
+        make_shuffled_sample(1, (29, 29), 2, 14, 9, part=(29, 58)),
+        make_shuffled_sample(2, (5, 3, 4), 3, 4, 6, part=(2, 9)),
+        make_rotary_sample(2, 3, 5, 8, 8),
+        make_rotary_sample(1, 4, 33, 64, 64),
+        make_rotary_sample(1, 2, 7, 24, 16),
+        make_interleaved_sample(2, 3, 5, 8, sliced=False),
+        make_interleaved_sample(1, 2, 33, 64, sliced=True),
     ],
 )
 

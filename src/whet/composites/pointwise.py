@@ -6,9 +6,9 @@ channel) or with a value of the same shape. After a batch norm only activations 
 
 from __future__ import annotations
 
-from whet.composites._base import composite
+from whet.composites._base import register_composite
 from whet.network import Layer, Tensor
-from whet.rewrite.fusing import ACTIVATIONS, fuse_flat, fusion_obstacle
+from whet.rewrite.fusing import ACTIVATIONS, find_fusion_obstacle, fuse_flat
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
@@ -18,7 +18,7 @@ _COMMUTATIVE = ("Add", "Max", "Min", "Mul")
 _UNARY = ("Abs", "Exp", "Log", "Neg", "Sqrt")
 _ROOTS = (*ARITHMETIC, *(a for a in ACTIVATIONS if a != "PRelu"), *_UNARY, "BatchNormalization")
 
-POINTWISE = composite(*_ROOTS, title="elementwise operations")
+POINTWISE = register_composite(*_ROOTS, title="elementwise operations")
 
 
 @POINTWISE.matcher(*ARITHMETIC, *ACTIVATIONS, *_UNARY, after=["recognize_swish"])
@@ -34,7 +34,7 @@ def fuse_pointwise(g: Graph, layer: Layer) -> Tensor | Skip | None:
         root = head.composite or head.op
         if root not in _ROOTS or not _is_elementwise(head):
             continue
-        reason = _why_not_step(layer, x, i) or fusion_obstacle(g, x, layer)
+        reason = _why_not_step(layer, x, i) or find_fusion_obstacle(g, x, layer)
         if reason is None and root == "BatchNormalization" and not _is_scalar_activation(layer):
             reason = f"'{head.name}' is a batch norm, which takes activations only"
         if reason is None and head.op == "Fused" and len(head.regions["body"].layers) > _MAX_STEPS:

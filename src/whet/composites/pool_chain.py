@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from whet.composites._base import composite
-from whet.composites._samples import Regions, new_body
+from whet.composites._base import register_composite
+from whet.composites._samples import Regions, make_body
 from whet.network import I8, U8, Layer, Tensor
 from whet.ops import Sample
-from whet.rewrite.fusing import fuse_nested, fusion_obstacle
+from whet.rewrite.fusing import find_fusion_obstacle, fuse_nested
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
@@ -14,17 +14,17 @@ from whet.rewrite.rules import Skip
 def pool_chain_sample(x: str, window: int, pools: int) -> Sample:
     """Concat(x, pool(x), pool(pool(x)), ...) along channels."""
 
-    def regions() -> Regions:
-        body, values = new_body([x], "x")
+    def build_regions() -> Regions:
+        body, values = make_body([x], "x")
         for _ in range(pools):
             values.append(body.add("MaxPool", values[-1], kernel_shape=(window, window), pads=(window // 2,) * 4, strides=(1, 1)))
         body.mark_output(body.add("Concat", *values, axis=1))
         return {"body": body}
 
-    return Sample([x], {"composite": "PoolChain"}, regions)
+    return Sample([x], {"composite": "PoolChain"}, build_regions)
 
 
-POOL_CHAIN = composite(
+POOL_CHAIN = register_composite(
     "PoolChain",
     title="successive max poolings",
     unsupported="no tactic here computes successive poolings and concatenates them in one kernel",
@@ -48,7 +48,7 @@ def fuse_pool_chain(g: Graph, layer: Layer) -> Tensor | Skip | None:
     for pool, after in zip(pools, (*pools[1:], None), strict=True):
         readers = (layer,) if after is None else (after, layer)
         is_integer = pool.output.dtype in (I8, U8)
-        if reason := g.escapes(pool.output, *readers) if is_integer else fusion_obstacle(g, pool.output, *readers):
+        if reason := g.escapes(pool.output, *readers) if is_integer else find_fusion_obstacle(g, pool.output, *readers):
             return Skip(reason)
     return fuse_nested(g, POOL_CHAIN.kind, *pools, layer)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from whet.composites._base import composite
-from whet.composites._samples import Regions, dims_of, new_body
+from whet.composites._base import register_composite
+from whet.composites._samples import Regions, make_body, parse_dims
 from whet.network import Layer, Tensor
 from whet.ops import Sample
 from whet.rewrite.fusing import fuse_nested
@@ -15,18 +15,18 @@ _VIEWS = ("Flatten", "Reshape", "Squeeze")
 
 def pool_gemm_sample(x: str, columns: int, bias: bool = True) -> Sample:
     """Means over the image and a matrix product."""
-    inputs = [x, f"const f32[{columns},{dims_of(x)[1]}]", *([f"const f32[{columns}]"] if bias else [])]
+    inputs = [x, f"const f32[{columns},{parse_dims(x)[1]}]", *([f"const f32[{columns}]"] if bias else [])]
 
-    def regions() -> Regions:
-        body, own = new_body(inputs)
+    def build_regions() -> Regions:
+        body, own = make_body(inputs)
         means = body.add("Flatten", body.add("GlobalAveragePool", own[0]), axis=1)
         body.mark_output(body.add("Gemm", means, *own[1:], transB=1))
         return {"body": body}
 
-    return Sample(inputs, {"composite": "PoolGemm"}, regions)
+    return Sample(inputs, {"composite": "PoolGemm"}, build_regions)
 
 
-POOL_GEMM = composite(
+POOL_GEMM = register_composite(
     "PoolGemm",
     title="global average pooling and matrix product",
     unsupported="no tactic here computes global pooling and a matrix product in one kernel",

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from whet.composites._base import composite
-from whet.composites._samples import Regions, activate, new_body
+from whet.composites._base import register_composite
+from whet.composites._samples import Regions, activate, make_body
 from whet.network import F8E4M3, Layer, Network, Tensor, parse_type
 from whet.ops import Sample
-from whet.rewrite.fusing import fuse_flat, root_op
+from whet.rewrite.fusing import find_root_op, fuse_flat
 from whet.rewrite.graph import Graph
-from whet.rewrite.quantization import WEIGHTED, activation_obstacle, dequantizer, quantized_members
+from whet.rewrite.quantization import WEIGHTED, find_activation_obstacle, find_dequantizer, find_quantized_members
 from whet.rewrite.rules import Phase, Skip
 
 BuildBody = Callable[[Network, list[Tensor]], Tensor]
 
 
-def quantized_sample(kind: str, data: list[Any], build: BuildBody, store: tuple[float, int | None, str] | None) -> Sample:
+def make_quantized_sample(kind: str, data: list[Any], build: BuildBody, store: tuple[float, int | None, str] | None) -> Sample:
     """A fused layer of `kind`. `data` are (specification, scale(s), zero point or None, axis) of quantized inputs, or specifications of plain ones.
     `build(body, values)` computes with the dequantized values. `store` is (scale, zero point, type) of the output, None: floats. Float8 has no
     zero point: None."""
@@ -42,8 +42,8 @@ def quantized_sample(kind: str, data: list[Any], build: BuildBody, store: tuple[
         if store[1] is not None:
             inputs.append(np.asarray(store[1], parse_type(store[2] + "[]").dtype.numpy))
 
-    def regions() -> Regions:
-        body, own = new_body(inputs)
+    def build_regions() -> Regions:
+        body, own = make_body(inputs)
         at, values = 0, []
         for d in data:
             if not isinstance(d, tuple):
@@ -58,10 +58,10 @@ def quantized_sample(kind: str, data: list[Any], build: BuildBody, store: tuple[
         body.mark_output(y if store is None else body.add("QuantizeLinear", y, *own[at : at + 2], **to_float8))
         return {"body": body}
 
-    return Sample(inputs, {"composite": kind}, regions)
+    return Sample(inputs, {"composite": kind}, build_regions)
 
 
-def conv_body(act: str = "", residual_last: bool = False, **attrs: Any) -> BuildBody:
+def make_conv_body_builder(act: str = "", residual_last: bool = False, **attrs: Any) -> BuildBody:
     """act(conv(x, w, b) + residual); with `residual_last` the residual is added after the activation."""
 
     def build(body: Network, values: list[Tensor]) -> Tensor:
@@ -74,7 +74,7 @@ def conv_body(act: str = "", residual_last: bool = False, **attrs: Any) -> Build
     return build
 
 
-def op_body(op: str, **attrs: Any) -> BuildBody:
+def make_op_body_builder(op: str, **attrs: Any) -> BuildBody:
     """One operation on all values."""
     return lambda body, values: body.add(op, *values, **attrs)
 
@@ -95,101 +95,138 @@ _SQUARE = _rng.integers(-127, 128, (32, 32, 3, 3)).astype(np.int8)
 _MATRIX = _rng.integers(-127, 128, (64, 24)).astype(np.int8)
 _IDENTITY = np.eye(16, dtype=np.int8).reshape(16, 16, 1, 1)
 
-QUANTIZED = composite(
+QUANTIZED = register_composite(
     "AveragePool",
     "GlobalAveragePool",
     title="quantized operation",
     samples=[
-        quantized_sample(
-            "Conv", [("full u8[1,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, None, 0), _BIAS], conv_body("Relu", pads=(1,) * 4), (0.05, 0, "u8")
-        ),
-        quantized_sample(
+        make_quantized_sample(
             "Conv",
-            [("full i8[2,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, 32 * [0], 0), _BIAS, ("full i8[2,32,8,8]", 0.03, 0, 1)],
-            conv_body("Relu", pads=(1,) * 4),
-            (0.04, 0, "u8"),
-        ),
-        quantized_sample(
-            "Conv",
-            [("full u8[1,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, None, 0), _BIAS, ("full u8[1,32,4,4]", 0.03, 100, 1)],
-            conv_body(pads=(1,) * 4, strides=(2, 2)),
-            (0.04, -20, "i8"),
-        ),
-        quantized_sample(
-            "Conv",
-            [("full u8[1,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, None, 0), _BIAS, "f32[1,32,8,8]"],
-            conv_body("Relu", pads=(1,) * 4),
+            [("full u8[1,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, None, 0), _BIAS],
+            make_conv_body_builder("Relu", pads=(1,) * 4),
             (0.05, 0, "u8"),
         ),
-        quantized_sample(
-            "Conv", [("full u8[1,32,20,24]", 0.02, 40, 1), (_SQUARE, _CHANNELS, None, 0), _BIAS], conv_body("Relu", pads=(1,) * 4), (0.05, 3, "u8")
+        make_quantized_sample(
+            "Conv",
+            [("full i8[2,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, 32 * [0], 0), _BIAS, ("full i8[2,32,8,8]", 0.03, 0, 1)],
+            make_conv_body_builder("Relu", pads=(1,) * 4),
+            (0.04, 0, "u8"),
+        ),
+        make_quantized_sample(
+            "Conv",
+            [("full u8[1,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, None, 0), _BIAS, ("full u8[1,32,4,4]", 0.03, 100, 1)],
+            make_conv_body_builder(pads=(1,) * 4, strides=(2, 2)),
+            (0.04, -20, "i8"),
+        ),
+        make_quantized_sample(
+            "Conv",
+            [("full u8[1,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, None, 0), _BIAS, "f32[1,32,8,8]"],
+            make_conv_body_builder("Relu", pads=(1,) * 4),
+            (0.05, 0, "u8"),
+        ),
+        make_quantized_sample(
+            "Conv",
+            [("full u8[1,32,20,24]", 0.02, 40, 1), (_SQUARE, _CHANNELS, None, 0), _BIAS],
+            make_conv_body_builder("Relu", pads=(1,) * 4),
+            (0.05, 3, "u8"),
         ),
         # the largest accumulators of u8 by i8: pairs of products overflow 16 bits
-        quantized_sample("Conv", [("extreme u8[1,16,8,8]", 0.01, 0, 1), (_EXTREME, _STEP, None, 0), _BIAS], conv_body(pads=(1,) * 4), (0.3, 0, "i8")),
-        quantized_sample("Conv", [("extreme u8[1,16,8,8]", 0.01, 0, 1), (_EXTREME, _STEP, None, 0), _BIAS], conv_body(pads=(1,) * 4), None),
-        quantized_sample("Conv", [("extreme i8[1,16,8,8]", 0.01, 0, 1), (_EXTREME, _STEP, None, 0), _BIAS], conv_body(pads=(1,) * 4), None),
+        make_quantized_sample(
+            "Conv", [("extreme u8[1,16,8,8]", 0.01, 0, 1), (_EXTREME, _STEP, None, 0), _BIAS], make_conv_body_builder(pads=(1,) * 4), (0.3, 0, "i8")
+        ),
+        make_quantized_sample(
+            "Conv", [("extreme u8[1,16,8,8]", 0.01, 0, 1), (_EXTREME, _STEP, None, 0), _BIAS], make_conv_body_builder(pads=(1,) * 4), None
+        ),
+        make_quantized_sample(
+            "Conv", [("extreme i8[1,16,8,8]", 0.01, 0, 1), (_EXTREME, _STEP, None, 0), _BIAS], make_conv_body_builder(pads=(1,) * 4), None
+        ),
         # zero points: padding is the zero point, not 0
-        quantized_sample("Conv", [("full u8[1,16,8,8]", 0.02, 128, 1), (_W, _CHANNELS, None, 0), _BIAS], conv_body(pads=(1,) * 4), (0.05, 3, "u8")),
-        quantized_sample("Conv", [("full i8[1,16,8,8]", 0.02, -5, 1), (_W, _STEP, 0, 0), _BIAS], conv_body(pads=(1,) * 4), (0.05, 7, "i8")),
+        make_quantized_sample(
+            "Conv", [("full u8[1,16,8,8]", 0.02, 128, 1), (_W, _CHANNELS, None, 0), _BIAS], make_conv_body_builder(pads=(1,) * 4), (0.05, 3, "u8")
+        ),
+        make_quantized_sample(
+            "Conv", [("full i8[1,16,8,8]", 0.02, -5, 1), (_W, _STEP, 0, 0), _BIAS], make_conv_body_builder(pads=(1,) * 4), (0.05, 7, "i8")
+        ),
         # half of the results are ties between two integers
-        quantized_sample("Conv", [("full i8[1,16,8,8]", 0.5, 0, 1), (_IDENTITY, np.float32(1), None, 0)], conv_body(), (1.0, 0, "i8")),
-        quantized_sample(
+        make_quantized_sample(
+            "Conv", [("full i8[1,16,8,8]", 0.5, 0, 1), (_IDENTITY, np.float32(1), None, 0)], make_conv_body_builder(), (1.0, 0, "i8")
+        ),
+        make_quantized_sample(
             "Conv",
             [("full u8[1,32,9,9]", 0.02, 0, 1), (_DEPTHWISE, _CHANNELS, None, 0), _BIAS],
-            conv_body("Relu", pads=(1,) * 4, group=32),
+            make_conv_body_builder("Relu", pads=(1,) * 4, group=32),
             (0.005, 0, "u8"),
         ),
-        quantized_sample(
-            "Conv", [("full i8[1,3,16,16]", 0.02, 0, 1), (_FIRST, _STEP, None, 0)], conv_body(strides=(2, 2), pads=(3,) * 4), (0.02, 0, "i8")
+        make_quantized_sample(
+            "Conv",
+            [("full i8[1,3,16,16]", 0.02, 0, 1), (_FIRST, _STEP, None, 0)],
+            make_conv_body_builder(strides=(2, 2), pads=(3,) * 4),
+            (0.02, 0, "i8"),
         ),
         # SiLU: alone, after and before a residual Add, depthwise and in a stem
-        quantized_sample(
-            "Conv", [("full u8[2,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, None, 0), _BIAS], conv_body("silu", pads=(1,) * 4), (0.05, 6, "u8")
+        make_quantized_sample(
+            "Conv",
+            [("full u8[2,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, None, 0), _BIAS],
+            make_conv_body_builder("silu", pads=(1,) * 4),
+            (0.05, 6, "u8"),
         ),
-        quantized_sample(
+        make_quantized_sample(
             "Conv",
             [("full u8[2,16,8,8]", 0.02, 40, 1), (_W, _CHANNELS, None, 0), _BIAS, ("full u8[2,32,8,8]", 0.03, 100, 1)],
-            conv_body("silu", pads=(1,) * 4),
+            make_conv_body_builder("silu", pads=(1,) * 4),
             (0.04, -90, "i8"),
         ),
-        quantized_sample(
+        make_quantized_sample(
             "Conv",
             [("full i8[2,16,8,8]", 0.02, 0, 1), (_W, _CHANNELS, None, 0), _BIAS, ("full u8[2,32,8,8]", 0.03, 100, 1)],
-            conv_body("silu", residual_last=True, pads=(1,) * 4),
+            make_conv_body_builder("silu", residual_last=True, pads=(1,) * 4),
             (0.05, 50, "u8"),
         ),
-        quantized_sample(
+        make_quantized_sample(
             "Conv",
             [("full u8[1,32,9,9]", 0.02, 0, 1), (_DEPTHWISE, 9 * _CHANNELS, None, 0), _BIAS],
-            conv_body("silu", pads=(1,) * 4, group=32),
+            make_conv_body_builder("silu", pads=(1,) * 4, group=32),
             (0.02, 14, "u8"),
         ),
-        quantized_sample(
+        make_quantized_sample(
             "Conv",
             [("full i8[1,3,16,16]", 0.02, 9, 1), (_FIRST, 5 * _STEP, None, 0)],
-            conv_body("silu", strides=(2, 2), pads=(3,) * 4),
+            make_conv_body_builder("silu", strides=(2, 2), pads=(3,) * 4),
             (0.02, -114, "i8"),
         ),
-        quantized_sample(
-            "Conv", [("full i8[1,16,20]", 0.02, 0, 1), (_W[..., 0], _CHANNELS, None, 0), _BIAS], conv_body(pads=(1, 1)), (0.05, 0, "i8")
+        make_quantized_sample(
+            "Conv", [("full i8[1,16,20]", 0.02, 0, 1), (_W[..., 0], _CHANNELS, None, 0), _BIAS], make_conv_body_builder(pads=(1, 1)), (0.05, 0, "i8")
         ),
-        quantized_sample("Gemm", [("full u8[5,64]", 0.02, 0, 1), (_MATRIX, _CHANNELS[:24], None, 1), _BIAS[:24]], op_body("Gemm"), (0.02, 0, "i8")),
-        quantized_sample(
-            "Gemm", [("full i8[5,24]", 0.02, 0, 1), (_MATRIX, 2 * [*_CHANNELS], None, 0), 2 * _BIAS.repeat(2)], op_body("Gemm", transB=1), None
+        make_quantized_sample(
+            "Gemm", [("full u8[5,64]", 0.02, 0, 1), (_MATRIX, _CHANNELS[:24], None, 1), _BIAS[:24]], make_op_body_builder("Gemm"), (0.02, 0, "i8")
         ),
-        quantized_sample("MatMul", [("full i8[2,5,64]", 0.02, 9, 1), (_MATRIX, _CHANNELS[:24], None, 1)], op_body("MatMul"), (0.02, 0, "i8")),
-        quantized_sample("MatMul", [("full u8[2,3,5,8]", 0.02, 0, 1), ("full i8[2,3,8,6]", 0.01, 0, 1)], op_body("MatMul"), None),
-        quantized_sample("Add", [("full i8[1,16,8,8]", 0.02, 0, 1), ("full u8[1,16,8,8]", 0.0317, 10, 1)], _add_relu, (0.0413, 5, "u8")),
-        quantized_sample("Add", [("full i8[3,17]", 0.02, 0, 1), ("full i8[3,17]", 0.0317, 0, 1)], _add_relu, (0.0413, 0, "i8")),
-        quantized_sample("Mul", [("full i8[2,32,9,9]", 0.02, 0, 1), "f32[2,32,1,1]"], op_body("Mul"), (0.02, 0, "i8")),
-        quantized_sample("Mul", ["f32[1,17,5,5]", ("full u8[1,17,5,5]", 0.02, 130, 1)], op_body("Mul"), (0.0317, -7, "i8")),
-        quantized_sample(
-            "AveragePool", [("full u8[1,16,8,8]", 0.02, 0, 1)], op_body("AveragePool", kernel_shape=(3, 3), pads=(1,) * 4), (0.015, 0, "u8")
+        make_quantized_sample(
+            "Gemm",
+            [("full i8[5,24]", 0.02, 0, 1), (_MATRIX, 2 * [*_CHANNELS], None, 0), 2 * _BIAS.repeat(2)],
+            make_op_body_builder("Gemm", transB=1),
+            None,
         ),
-        quantized_sample(
-            "AveragePool", [("full i8[1,16,8,8]", 0.02, 4, 1)], op_body("AveragePool", kernel_shape=(2, 2), strides=(2, 2)), (0.0213, 4, "i8")
+        make_quantized_sample(
+            "MatMul", [("full i8[2,5,64]", 0.02, 9, 1), (_MATRIX, _CHANNELS[:24], None, 1)], make_op_body_builder("MatMul"), (0.02, 0, "i8")
         ),
-        quantized_sample("GlobalAveragePool", [("full i8[2,16,7,7]", 0.02, 0, 1)], op_body("GlobalAveragePool"), (0.003, 0, "i8")),
+        make_quantized_sample("MatMul", [("full u8[2,3,5,8]", 0.02, 0, 1), ("full i8[2,3,8,6]", 0.01, 0, 1)], make_op_body_builder("MatMul"), None),
+        make_quantized_sample("Add", [("full i8[1,16,8,8]", 0.02, 0, 1), ("full u8[1,16,8,8]", 0.0317, 10, 1)], _add_relu, (0.0413, 5, "u8")),
+        make_quantized_sample("Add", [("full i8[3,17]", 0.02, 0, 1), ("full i8[3,17]", 0.0317, 0, 1)], _add_relu, (0.0413, 0, "i8")),
+        make_quantized_sample("Mul", [("full i8[2,32,9,9]", 0.02, 0, 1), "f32[2,32,1,1]"], make_op_body_builder("Mul"), (0.02, 0, "i8")),
+        make_quantized_sample("Mul", ["f32[1,17,5,5]", ("full u8[1,17,5,5]", 0.02, 130, 1)], make_op_body_builder("Mul"), (0.0317, -7, "i8")),
+        make_quantized_sample(
+            "AveragePool",
+            [("full u8[1,16,8,8]", 0.02, 0, 1)],
+            make_op_body_builder("AveragePool", kernel_shape=(3, 3), pads=(1,) * 4),
+            (0.015, 0, "u8"),
+        ),
+        make_quantized_sample(
+            "AveragePool",
+            [("full i8[1,16,8,8]", 0.02, 4, 1)],
+            make_op_body_builder("AveragePool", kernel_shape=(2, 2), strides=(2, 2)),
+            (0.0213, 4, "i8"),
+        ),
+        make_quantized_sample("GlobalAveragePool", [("full i8[2,16,7,7]", 0.02, 0, 1)], make_op_body_builder("GlobalAveragePool"), (0.003, 0, "i8")),
     ],
 )
 
@@ -206,7 +243,7 @@ def fuse_quantized(g: Graph, layer: Layer) -> Tensor | Skip | None:
     head = g.maker(value)
     if head is None or value is None:
         return None
-    if root_op(head, WEIGHTED):
+    if find_root_op(head, WEIGHTED):
         return _fuse_weighted(g, layer, head, value)
     if head.op == "Add":
         return _fuse_unweighted(g, layer, "Add", [head], value)
@@ -226,27 +263,27 @@ def fuse_quantized(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 def _fuse_weighted(g: Graph, layer: Layer, head: Layer, value: Tensor) -> Tensor | Skip | None:
     """A convolution or matrix product: its Q/DQ layers, it with its epilogue, and the quantizing layer."""
-    members = quantized_members(g, head)
+    members = find_quantized_members(g, head)
     if members is None:
         return None
     if isinstance(members, str):
         return Skip(members)
-    if reason := activation_obstacle(layer) or g.escapes(value, layer):
+    if reason := find_activation_obstacle(layer) or g.escapes(value, layer):
         return Skip(reason)
-    return fuse_flat(g, root_op(head, WEIGHTED), *members, head, layer)
+    return fuse_flat(g, find_root_op(head, WEIGHTED), *members, head, layer)
 
 
 def _fuse_unweighted(g: Graph, layer: Layer, kind: str, members: list[Layer], value: Tensor) -> Tensor | Skip | None:
     """Add and pools: a DequantizeLinear for every input, then `members`, then the quantizing layer."""
     head = members[0]
-    makers = [dequantizer(g, t) for t in head.inputs]
+    makers = [find_dequantizer(g, t) for t in head.inputs]
     if not any(makers):
         return None
     if not all(makers):
         missing = next(t for t, m in zip(head.inputs, makers, strict=True) if m is None)
         return Skip(f"%{missing.name if missing else '?'} is not quantized: put Q/DQ on it too")
     dequantizers = list(dict.fromkeys(m for m in makers if m is not None))
-    reason = next((r for m in dequantizers if (r := activation_obstacle(m))), None) or activation_obstacle(layer) or g.escapes(value, layer)
+    reason = next((r for m in dequantizers if (r := find_activation_obstacle(m))), None) or find_activation_obstacle(layer) or g.escapes(value, layer)
     if kind == "Add" and any(t is not None and t.type != head.output.type for t in head.inputs):
         reason = reason or "its inputs broadcast"
     if reason:
@@ -256,11 +293,11 @@ def _fuse_unweighted(g: Graph, layer: Layer, kind: str, members: list[Layer], va
 
 def _fuse_gate(g: Graph, layer: Layer, head: Layer, value: Tensor) -> Tensor | Skip | None:
     """Mul of a dequantized value by a float factor that broadcasts over it, as in squeeze-and-excitation."""
-    pairs = [(dequantizer(g, a), b) for a, b in (head.inputs, head.inputs[::-1]) if a is not None and a.type == value.type]
-    dequantizers = [m for m, other in pairs if m is not None and dequantizer(g, other) is None]
+    pairs = [(find_dequantizer(g, a), b) for a, b in (head.inputs, head.inputs[::-1]) if a is not None and a.type == value.type]
+    dequantizers = [m for m, other in pairs if m is not None and find_dequantizer(g, other) is None]
     if len(dequantizers) != 1:
         return None
-    if reason := activation_obstacle(dequantizers[0]) or activation_obstacle(layer) or g.escapes(value, layer):
+    if reason := find_activation_obstacle(dequantizers[0]) or find_activation_obstacle(layer) or g.escapes(value, layer):
         return Skip(reason)
     return fuse_flat(g, "Mul", dequantizers[0], head, layer)
 
@@ -268,9 +305,9 @@ def _fuse_gate(g: Graph, layer: Layer, head: Layer, value: Tensor) -> Tensor | S
 @QUANTIZED.matcher(*WEIGHTED, "Fused", level=0)
 def fuse_dequantized(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """A convolution or matrix product of dequantized values whose result is not quantized computes on integers and stores floats."""
-    members = quantized_members(g, layer)
+    members = find_quantized_members(g, layer)
     if members is None:
         return None
     if isinstance(members, str):
         return Skip(members)
-    return fuse_flat(g, root_op(layer, WEIGHTED), *members, layer)
+    return fuse_flat(g, find_root_op(layer, WEIGHTED), *members, layer)

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from whet.composites._base import composite
+from whet.composites._base import register_composite
 from whet.composites._samples import activate
-from whet.composites.quantized import quantized_sample
+from whet.composites.quantized import make_quantized_sample
 from whet.network import Layer, Network, Tensor
 from whet.rewrite.fusing import ACTIVATIONS, fuse_flat
 from whet.rewrite.graph import Graph
-from whet.rewrite.quantization import activation_obstacle
+from whet.rewrite.quantization import find_activation_obstacle
 from whet.rewrite.rules import Phase, Skip
 
 ARITHMETIC = ("Add", "Div", "Max", "Min", "Mul", "Pow", "Sub")
 UNARY = (*(a for a in ACTIVATIONS if a != "PRelu"), "Abs", "Erf", "Exp", "Neg", "Reciprocal", "Sqrt")
 
 
-def _silu(body: Network, values: list[Tensor]) -> Tensor:
+def _build_silu(body: Network, values: list[Tensor]) -> Tensor:
     return activate(body, body.add("LeakyRelu", values[0], alpha=4.0), "silu")
 
 
-QUANTIZED_TABLE = composite(
+QUANTIZED_TABLE = register_composite(
     "QuantizedTable",
     title="lookup table of 8-bit integers",
     unsupported="no tactic here looks up functions of 8-bit integers; they are computed step by step",
     samples=[
         # odd sizes, results that saturate at both ends, a change of scale alone
-        quantized_sample("QuantizedTable", [("full u8[1,16,19,19]", 0.05, 40, 1)], _silu, (0.04, 7, "u8")),
-        quantized_sample("QuantizedTable", [("full i8[3,7,5]", 0.05, -3, 1)], _silu, (0.01, -100, "i8")),
-        quantized_sample("QuantizedTable", [("full u8[2,17,45,45]", 0.5, 0, 1)], lambda body, values: body.add("Gelu", *values), (0.25, 0, "i8")),
-        quantized_sample("QuantizedTable", [("full i8[40000]", 0.02, 0, 1)], lambda body, values: values[0], (0.0317, 130, "u8")),
+        make_quantized_sample("QuantizedTable", [("full u8[1,16,19,19]", 0.05, 40, 1)], _build_silu, (0.04, 7, "u8")),
+        make_quantized_sample("QuantizedTable", [("full i8[3,7,5]", 0.05, -3, 1)], _build_silu, (0.01, -100, "i8")),
+        make_quantized_sample(
+            "QuantizedTable", [("full u8[2,17,45,45]", 0.5, 0, 1)], lambda body, values: body.add("Gelu", *values), (0.25, 0, "i8")
+        ),
+        make_quantized_sample("QuantizedTable", [("full i8[40000]", 0.02, 0, 1)], lambda body, values: values[0], (0.0317, 130, "u8")),
     ],
 )
 
@@ -43,7 +45,7 @@ def fuse_quantized_table(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if chain is None:
         return None
     source, steps = chain
-    if reason := activation_obstacle(source) or activation_obstacle(layer):
+    if reason := find_activation_obstacle(source) or find_activation_obstacle(layer):
         return Skip(reason)
     value = layer.needs(0)
     if source.output.type != value.type:

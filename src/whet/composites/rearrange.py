@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from whet.composites._base import composite
+from whet.composites._base import register_composite
 from whet.composites._samples import Regions
 from whet.network import Layer, Network, Tensor, parse_type
 from whet.ops import Sample
@@ -13,27 +13,27 @@ from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
 
-def rearrange_sample(shape: tuple[int, ...], split: tuple[int, ...], perm: tuple[int, ...], dtype: str = "f32") -> Sample:
+def make_rearrange_sample(shape: tuple[int, ...], split: tuple[int, ...], perm: tuple[int, ...], dtype: str = "f32") -> Sample:
     """An image of `shape` reshaped to `split` and transposed by `perm`."""
     text = f"{dtype}[{','.join(map(str, shape))}]"
 
-    def regions() -> Regions:
+    def build_regions() -> Regions:
         body = Network("body", "lowered")
         x, s = body.add_input("x", parse_type(text)), body.add_input("s", parse_type(f"i64[{len(split)}]"))
         s.shape_value = split
         body.mark_output(body.add("Transpose", body.add("Reshape", x, s), perm=perm))
         return {"body": body}
 
-    return Sample([text if dtype == "f32" else f"full {text}", np.array(split, np.int64)], {"composite": "Rearrange"}, regions)
+    return Sample([text if dtype == "f32" else f"full {text}", np.array(split, np.int64)], {"composite": "Rearrange"}, build_regions)
 
 
-REARRANGE = composite(
+REARRANGE = register_composite(
     "Rearrange",
     title="split and transpose of channels",
     unsupported="no tactic here splits and transposes channels in one kernel",
     samples=[
-        rearrange_sample((2, 6, 3, 5), (2, 2, 3, 3, 5), (0, 1, 3, 4, 2)),
-        rearrange_sample((1, 12, 4, 7), (1, 3, 4, 4, 7), (0, 1, 3, 4, 2), "u8"),
+        make_rearrange_sample((2, 6, 3, 5), (2, 2, 3, 3, 5), (0, 1, 3, 4, 2)),
+        make_rearrange_sample((1, 12, 4, 7), (1, 3, 4, 4, 7), (0, 1, 3, 4, 2), "u8"),
     ],
 )
 

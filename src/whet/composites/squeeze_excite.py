@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from whet.composites._base import composite
-from whet.composites._samples import Regions, activate, add_fused, dims_of, new_body
+from whet.composites._base import register_composite
+from whet.composites._samples import Regions, activate, add_fused, make_body, parse_dims
 from whet.network import Layer, Network, Tensor
 from whet.ops import Sample
-from whet.rewrite.fusing import conv_input, epilogue_steps, fuse_nested, inner_conv, is_conv, is_pointwise_conv
+from whet.rewrite.fusing import find_conv_input, find_inner_conv, fuse_nested, is_conv, is_pointwise_conv, list_epilogue_steps
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
 
 def squeeze_excite_sample(x: str, hidden: int, *, hard: bool = False, gate_first: bool = False) -> Sample:
     """SiLU and Sigmoid, or with `hard` Relu and HardSigmoid, after the convolutions; `gate_first`: the gate is the first factor."""
-    c = dims_of(x)[1]
+    c = parse_dims(x)[1]
     inputs = [x, f"const f32[{hidden},{c},1,1]", f"const f32[{hidden}]", f"const f32[{c},{hidden},1,1]", f"const f32[{c}]"]
 
     def reduce(body: Network, read: list[Tensor]) -> Tensor:
@@ -22,17 +22,17 @@ def squeeze_excite_sample(x: str, hidden: int, *, hard: bool = False, gate_first
     def expand(body: Network, read: list[Tensor]) -> Tensor:
         return activate(body, body.add("Conv", *read), "HardSigmoid" if hard else "Sigmoid")
 
-    def regions() -> Regions:
-        body, own = new_body(inputs)
+    def build_regions() -> Regions:
+        body, own = make_body(inputs)
         between = add_fused(body, [body.add("GlobalAveragePool", own[0]), *own[1:3]], reduce)
         gate = add_fused(body, [between, *own[3:]], expand)
         body.mark_output(body.add("Mul", *((gate, own[0]) if gate_first else (own[0], gate))))
         return {"body": body}
 
-    return Sample(inputs, {"composite": "SqueezeExcite"}, regions)
+    return Sample(inputs, {"composite": "SqueezeExcite"}, build_regions)
 
 
-SQUEEZE_EXCITE = composite(
+SQUEEZE_EXCITE = register_composite(
     "SqueezeExcite",
     title="squeeze-and-excitation",
     unsupported="no tactic here computes squeeze-and-excitation in one kernel",
@@ -48,8 +48,8 @@ SQUEEZE_EXCITE = composite(
 def fuse_squeeze_excite(g: Graph, layer: Layer) -> Tensor | Skip | None:
     for x, gate in (layer.inputs, layer.inputs[::-1]):
         second = _match_pointwise_of_means(g, gate)
-        first = None if second is None else _match_pointwise_of_means(g, conv_input(second))
-        pool = None if first is None else g.maker(conv_input(first))
+        first = None if second is None else _match_pointwise_of_means(g, find_conv_input(second))
+        pool = None if first is None else g.maker(find_conv_input(first))
         if x is None or pool is None or second is None or first is None or pool.op != "GlobalAveragePool" or pool.inputs[0] is not x:
             continue
         if not x.dtype.is_float or x.type.rank != 4 or layer.output.type != x.type:
@@ -58,7 +58,7 @@ def fuse_squeeze_excite(g: Graph, layer: Layer) -> Tensor | Skip | None:
             if reason := g.escapes(producer.output, reader):
                 return Skip(reason)
         has_run_time_operands = any(t is not None and not t.is_constant for m in (first, second) for t in m.inputs[1:])
-        if has_run_time_operands or "add" in (*epilogue_steps(first), *epilogue_steps(second)):
+        if has_run_time_operands or "add" in (*list_epilogue_steps(first), *list_epilogue_steps(second)):
             return Skip("a convolution of the means has other run-time operands")
         return fuse_nested(g, SQUEEZE_EXCITE.kind, pool, first, second, layer)
     return None
@@ -69,4 +69,4 @@ def _match_pointwise_of_means(g: Graph, t: Tensor | None) -> Layer | None:
     conv = g.maker(t)
     if t is None or conv is None or not is_conv(conv) or t.type.rank != 4 or t.shape[2:] != (1, 1):
         return None
-    return conv if is_pointwise_conv(inner_conv(conv)) and inner_conv(conv).attrs["group"] == 1 else None
+    return conv if is_pointwise_conv(find_inner_conv(conv)) and find_inner_conv(conv).attrs["group"] == 1 else None

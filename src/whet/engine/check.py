@@ -28,16 +28,16 @@ def check_plan(plan: EnginePlan) -> None:
         _check_others(plan)
     if plan.tail is not None:
         check_tail(plan.tail, plan.network)
-    stored = _storage(plan)
+    stored = _get_storage(plan)
     for k, arena in enumerate(plan.arenas):
         part, _ = plan.part(k)
         try:
-            shapes = _shapes(plan, k)
+            shapes = _get_largest_shapes(plan, k)
             if arena.concurrent_samples:
                 _check_samples(part, arena, shapes)
                 shapes = {n: (1, *s[1:]) for n, s in shapes.items()}
             env = bind_symbols([(t.name, t.type) for t in plan.network.inputs], shapes)
-            _check_arena(part, arena, stored if part is plan else _storage(part), env)
+            _check_arena(part, arena, stored if part is plan else _get_storage(part), env)
         except EngineError as e:
             raise EngineError(f"profile {k}: {e}") from e
         except WhetError as e:
@@ -72,7 +72,7 @@ def _check_others(plan: EnginePlan) -> None:
             raise EngineError(f"profile {k} was tuned on another machine or number of threads than profile 0")
 
 
-def _shapes(plan: EnginePlan, k: int) -> dict[str, tuple[int, ...]]:
+def _get_largest_shapes(plan: EnginePlan, k: int) -> dict[str, tuple[int, ...]]:
     """The largest shapes of a profile, checked."""
     given = plan.profiles[k].shapes if plan.profiles else {}
     unknown = set(given) - {t.name for t in plan.network.inputs}
@@ -92,7 +92,7 @@ def _shapes(plan: EnginePlan, k: int) -> dict[str, tuple[int, ...]]:
     return checked
 
 
-def _storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
+def _get_storage(plan: EnginePlan) -> dict[str, tuple[str, str]]:
     """(format, dtype) of every tensor in the arena. Every layer must have a matching choice."""
     net = plan.network
     names = {layer.name for layer in net.layers}
@@ -167,8 +167,8 @@ def _check_arena(plan: EnginePlan, arena: ArenaPlan, stored: dict[str, tuple[str
 
 
 def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, sizes: dict[str, int], env: dict[str, int]) -> None:
-    lives = [life for life in _live_rectangles(net, arena, sizes) if life.end > life.at]
-    shared = _views(net, choices, env)
+    lives = [life for life in _list_live_rectangles(net, arena, sizes) if life.end > life.at]
+    shared = _find_views(net, choices, env)
     pairs = {
         (layer.needs(i).name, layer.outputs[j].name): k
         for k, layer in enumerate(net.layers)
@@ -190,7 +190,7 @@ def _check_overlaps(net: Network, choices: dict[str, Choice], arena: ArenaPlan, 
             raise EngineError(f"layer '{net.layers[k].name}' works in place, but %{source} and %{made} do not share their bytes")
 
 
-def _live_rectangles(net: Network, arena: ArenaPlan, sizes: dict[str, int]) -> list[Rectangle]:
+def _list_live_rectangles(net: Network, arena: ArenaPlan, sizes: dict[str, int]) -> list[Rectangle]:
     first = {t.name: -1 for t in net.inputs}
     last = {t.name: -1 for t in net.inputs}
     for k, layer in enumerate(net.layers):
@@ -206,7 +206,7 @@ def _live_rectangles(net: Network, arena: ArenaPlan, sizes: dict[str, int]) -> l
     return [Rectangle(n, arena.offsets[n], arena.offsets[n] + s, first[n], last[n]) for n, s in sizes.items()]
 
 
-def _views(net: Network, choices: dict[str, Choice], env: dict[str, int]) -> dict[str, str]:
+def _find_views(net: Network, choices: dict[str, Choice], env: dict[str, int]) -> dict[str, str]:
     """Tensors that are views of the same bytes -> one of them."""
     root: dict[str, str] = {}
 

@@ -14,21 +14,21 @@ LARGEST_DIM = 1 << 40
 # choices
 
 
-def choices_to_data(choices: Mapping[str, Choice]) -> dict[str, Any]:
+def encode_choices(choices: Mapping[str, Choice]) -> dict[str, Any]:
     return {name: asdict(c) for name, c in choices.items()}
 
 
-def choices_from_data(data: Reader) -> dict[str, Choice]:
-    return {name: _choice(r) for name, r in data.items()}
+def decode_choices(data: Reader) -> dict[str, Choice]:
+    return {name: _decode_choice(r) for name, r in data.items()}
 
 
-def _choice(r: Reader) -> Choice:
+def _decode_choice(r: Reader) -> Choice:
     r.object("tactic", "config", "inputs", "outputs", "inplace", "implementation", "rtol", "deterministic")
     return Choice(
         tactic=r["tactic"].text(200),
-        config=_config(r["config"]),
-        inputs=tuple(o.optional(_operand) for o in r["inputs"].rows()),
-        outputs=tuple(_operand(o) for o in r["outputs"].rows()),
+        config=_decode_config(r["config"]),
+        inputs=tuple(o.optional(_decode_operand) for o in r["inputs"].rows()),
+        outputs=tuple(_decode_operand(o) for o in r["outputs"].rows()),
         inplace=tuple((a.integer(0, 10**6), b.integer(0, 10**6)) for a, b in (p.rows(2) for p in r["inplace"].rows())),
         implementation=r["implementation"].text(2000),
         rtol=r["rtol"].number(),
@@ -36,14 +36,14 @@ def _choice(r: Reader) -> Choice:
     )
 
 
-def _config(r: Reader) -> tuple[tuple[str, int | str], ...]:
+def _decode_config(r: Reader) -> tuple[tuple[str, int | str], ...]:
     made: list[tuple[str, int | str]] = []
     for name, value in (pair.rows(2) for pair in r.rows()):
         made.append((name.text(200), value.text(1000) if isinstance(value.value, str) else value.integer(-(1 << 62), 1 << 62)))
     return tuple(made)
 
 
-def _operand(r: Reader) -> tuple[str, str]:
+def _decode_operand(r: Reader) -> tuple[str, str]:
     fmt, dtype = r.rows(2)
     return fmt.text(60), dtype.text(60)
 
@@ -52,30 +52,30 @@ def _operand(r: Reader) -> tuple[str, str]:
 
 MOST_CONCURRENT_SAMPLES = 4096  # concurrent samples: more than any machine has threads
 
-def profiles_to_data(profiles: list[Profile]) -> list[Any]:
+def encode_profiles(profiles: list[Profile]) -> list[Any]:
     return [{name: [list(s) for s in shapes] for name, shapes in p.shapes.items()} for p in profiles]
 
 
-def profiles_from_data(r: Reader) -> list[Profile]:
+def decode_profiles(r: Reader) -> list[Profile]:
     if len(r.rows()) > 256:
         raise r.fail("a list of at most 256 profiles")
-    return [Profile({name: _three_shapes(s) for name, s in p.items()}) for p in r.rows()]
+    return [Profile({name: _decode_three_shapes(s) for name, s in p.items()}) for p in r.rows()]
 
 
-def _three_shapes(r: Reader) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _decode_three_shapes(r: Reader) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     low, opt, high = (tuple(d.integer(0, LARGEST_DIM) for d in s.rows()) for s in r.rows(3))
     return low, opt, high
 
 
-def arenas_to_data(arenas: list[ArenaPlan]) -> list[Any]:
+def encode_arenas(arenas: list[ArenaPlan]) -> list[Any]:
     return [a.data() for a in arenas]
 
 
-def arenas_from_data(r: Reader) -> list[ArenaPlan]:
-    return [_arena(a) for a in r.rows()]
+def decode_arenas(r: Reader) -> list[ArenaPlan]:
+    return [_decode_arena(a) for a in r.rows()]
 
 
-def _arena(r: Reader) -> ArenaPlan:
+def _decode_arena(r: Reader) -> ArenaPlan:
     is_sample_parallel = "lanes" in r.object().value
     r.object("total", "offsets", "sizes", "scratch_offset", "scratch_bytes", *(["lanes"] if is_sample_parallel else []))
     return ArenaPlan(
@@ -88,7 +88,7 @@ def _arena(r: Reader) -> ArenaPlan:
     )
 
 
-def machine_from_data(r: Reader) -> dict[str, Any]:
+def decode_machine(r: Reader) -> dict[str, Any]:
     """The machine's description: unstructured data, except that `libraries` has names with versions and rates are numbers."""
     data = r.free()
     if "libraries" in data:
@@ -100,7 +100,7 @@ def machine_from_data(r: Reader) -> dict[str, Any]:
     return data
 
 
-def probe_from_data(r: Reader) -> dict[str, Any]:
+def decode_probe(r: Reader) -> dict[str, Any]:
     """The validated probe; {} if there is none."""
     if not r.object().value:
         return {}

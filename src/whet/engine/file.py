@@ -22,13 +22,13 @@ import numpy as np
 from whet.engine import codec, host_tail, packed, profile_plans
 from whet.engine.check import check_plan
 from whet.engine.json_data import Reader, from_json, to_json
-from whet.engine.layout import Section, read_sections, table_digests, write_sections
+from whet.engine.layout import Section, read_sections, read_table_digests, write_sections
 from whet.engine.plan import EnginePlan
 from whet.engine.report import defer_report, report_from_data, report_to_data
 from whet.engine.text import read_text
-from whet.engine.weights import collect, constants_of, join_sources, read_weights
+from whet.engine.weights import collect, iterate_constants, join_sources, read_weights
 from whet.errors import EngineError, NetworkError, WhetError
-from whet.network import network_text
+from whet.network import format_network
 from whet.network.text import VERSION as TEXT_VERSION
 from whet.plugin_packages import require
 
@@ -55,7 +55,7 @@ def write_engine(plan: EnginePlan, path: str | os.PathLike, *, packed_weights: M
     import tempfile  # 5 ms of an import that a process without it saves
 
     check_plan(plan)
-    sections = _sections(plan, packed_weights)
+    sections = _list_sections(plan, packed_weights)
     target = Path(path)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent or Path())
@@ -67,7 +67,7 @@ def write_engine(plan: EnginePlan, path: str | os.PathLike, *, packed_weights: M
             out.flush()
             os.fsync(out.fileno())
         _read_back(name, plan)
-        os.chmod(name, 0o666 & ~_umask())
+        os.chmod(name, 0o666 & ~_get_umask())
         os.replace(name, target)
     except OSError as e:
         raise EngineError(f"cannot write {target}: {e.strerror}; the target is unchanged. Free some space or choose another path.") from e
@@ -79,13 +79,13 @@ def engine_bytes(plan: EnginePlan, *, packed_weights: Mapping[str, np.ndarray] |
     """The bytes that `write_engine` writes."""
     check_plan(plan)
     out = io.BytesIO()
-    write_sections(_sections(plan, packed_weights), out)
+    write_sections(_list_sections(plan, packed_weights), out)
     return out.getvalue()
 
 
 def engine_digest(plan: EnginePlan, *, packed_weights: Mapping[str, np.ndarray] | None = None) -> str:
     """SHA-256 of the plan and its packed weights (as for `write_engine`), equal for equal plans; times and dates are not included."""
-    return _digest({s.name: (s.size, s.content_digest()) for s in _sections(plan, packed_weights, info=False)})
+    return _digest({s.name: (s.size, s.content_digest()) for s in _list_sections(plan, packed_weights, info=False)})
 
 
 def engine_versions(source: Source) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def engine_versions(source: Source) -> dict[str, Any]:
         _require(parts)
         info = Reader(from_json(parts["info"], "info"), "info").free()
         header = Reader(from_json(parts["header"], "header"), "header").free()
-        digest = _digest(table_digests(data))
+        digest = _digest(read_table_digests(data))
         return {"format": VERSION, "text": header.get("text_version"), "whet": info.get("whet"), "digest": digest}
 
 
@@ -172,7 +172,7 @@ def _require(parts: Mapping[str, memoryview]) -> None:
 def _read(data: memoryview, defer: bool) -> EnginePlan:
     parts = read_sections(data, SECTIONS, _DEEP)
     _require(parts)
-    digests = table_digests(data)
+    digests = read_table_digests(data)
     if digests["weights"][1] != hashlib.sha256(parts["index"]).digest():
         raise EngineError("section 'weights' is damaged: its digest does not match")
     header = Reader(from_json(parts["header"], "header"), "header")
@@ -196,17 +196,17 @@ def _read(data: memoryview, defer: bool) -> EnginePlan:
     net = read_text(parts["network"], weights[:own], header["name"].text(), {k: v.text() for k, v in header["metadata"].items()})
     plan = EnginePlan(
         network=net,
-        choices=codec.choices_from_data(Reader(from_json(parts["choices"], "choices"), "choices")),
-        profiles=codec.profiles_from_data(header["profiles"]),
-        arenas=codec.arenas_from_data(Reader(from_json(parts["arenas"], "arenas"), "arenas")),
+        choices=codec.decode_choices(Reader(from_json(parts["choices"], "choices"), "choices")),
+        profiles=codec.decode_profiles(header["profiles"]),
+        arenas=codec.decode_arenas(Reader(from_json(parts["arenas"], "arenas"), "arenas")),
         backend=header["backend"].text(60),
-        machine=codec.machine_from_data(header["machine"]),
+        machine=codec.decode_machine(header["machine"]),
         machine_key=header["machine_key"].text(),
         threads=header["threads"].integer(0, 1 << 16),
         model_digest=header["model_digest"].text(200),
         source_weights=join_sources(net, sources),
         options=header["options"].free(),
-        probe=codec.probe_from_data(header["probe"]),
+        probe=codec.decode_probe(header["probe"]),
         report=defer_report(lambda: report_from_data(read_info()["report"])) if defer else report_from_data(read_info()["report"]),
         plugins=plugins,
         data=data,
@@ -245,7 +245,7 @@ _HEADER = (
 )  # fmt: skip
 
 
-def _sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray] | None, *, info: bool = True) -> list[Section]:
+def _list_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray] | None, *, info: bool = True) -> list[Section]:
     try:
         return list(_make_sections(plan, plan.packed if packed_weights is None else packed_weights, info))
     except (NetworkError, TypeError, ValueError) as e:
@@ -264,30 +264,30 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
         "model_digest": plan.model_digest,
         "options": {k: v for k, v in plan.options.items() if k not in _PATHS},
         "probe": plan.probe,
-        "profiles": codec.profiles_to_data(plan.profiles),
+        "profiles": codec.encode_profiles(plan.profiles),
         **({"plugins": plan.plugins} if plan.plugins else {}),
     }
     tail = [plan.tail.network] if plan.tail is not None else []
     pool = collect([plan.network, *(p.network for p in plan.others), *tail], plan.source_weights)
     index = to_json(pool.index())
     yield Section("header", [to_json(header)])
-    yield Section("network", [network_text(plan.network).encode()])
-    yield Section("choices", [to_json(codec.choices_to_data(plan.choices))])
-    yield Section("arenas", [to_json(codec.arenas_to_data(plan.arenas))])
+    yield Section("network", [format_network(plan.network).encode()])
+    yield Section("choices", [to_json(codec.encode_choices(plan.choices))])
+    yield Section("arenas", [to_json(codec.encode_arenas(plan.arenas))])
     if plan.others:
         yield Section("further", [to_json(profile_plans.to_data(plan))])
     if plan.tail is not None:
         yield Section("tail", [to_json(host_tail.to_data(plan.tail))])
     yield Section("index", [index])
-    yield Section("weights", [packed.raw_bytes(a) for _, a in pool.arrays.values()], hashlib.sha256(index).digest())
+    yield Section("weights", [packed.get_raw_bytes(a) for _, a in pool.arrays.values()], hashlib.sha256(index).digest())
     if packed_weights:
-        yield from packed.sections(packed_weights)
+        yield from packed.make_packed_sections(packed_weights)
     if info:
         more = {"further": [report_to_data(p.report) for p in plan.others]} if plan.others else {}
-        yield Section("info", [to_json({"report": report_to_data(plan.report), "whet": _version(), **more})])
+        yield Section("info", [to_json({"report": report_to_data(plan.report), "whet": _get_version(), **more})])
 
 
-def _version() -> str:
+def _get_version() -> str:
     from importlib.metadata import PackageNotFoundError, version  # takes 10 ms, which opening an engine does not need
 
     try:
@@ -310,12 +310,12 @@ def _read_back(name: str, plan: EnginePlan) -> None:
         again = read_engine(name)
     except EngineError as e:
         raise EngineError(f"the engine cannot be read back: {re.sub(re.escape(name) + ': ', '', str(e))}") from e
-    was, now = ([t.constant().digest for part in p.by_profile() for t in constants_of(part.network)] for p in (plan, again))
+    was, now = ([t.constant().digest for part in p.by_profile() for t in iterate_constants(part.network)] for p in (plan, again))
     if was != now:
         raise EngineError("the engine's weights changed while they were written. This is a mistake in whet: please report it.")
 
 
-def _umask() -> int:
+def _get_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask

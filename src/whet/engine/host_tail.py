@@ -15,9 +15,9 @@ import numpy as np
 
 from whet.engine.json_data import Reader
 from whet.engine.text import read_text
-from whet.engine.weights import constants_of
+from whet.engine.weights import iterate_constants
 from whet.errors import EngineError
-from whet.network import Network, TensorType, Weight, network_text
+from whet.network import Network, TensorType, Weight, format_network
 from whet.ops import bind_symbols, run_network
 
 
@@ -32,7 +32,7 @@ class HostTail:
     @property
     def digest(self) -> str:
         """SHA-256 of the network and the outputs' names."""
-        return hashlib.sha256("\0".join([network_text(self.network), *self.outputs]).encode()).hexdigest()
+        return hashlib.sha256("\0".join([format_network(self.network), *self.outputs]).encode()).hexdigest()
 
     def types(self, network: Network) -> dict[str, TensorType]:
         """The types of all outputs; `network` is the engine's."""
@@ -60,7 +60,7 @@ def check_tail(tail: HostTail, network: Network) -> None:
 
 def to_data(tail: HostTail) -> dict[str, Any]:
     """The section's JSON; its constants are in the index, after those of all other networks."""
-    return {"network": network_text(tail.network), "constants": sum(1 for _ in constants_of(tail.network)), "outputs": list(tail.outputs)}
+    return {"network": format_network(tail.network), "constants": sum(1 for _ in iterate_constants(tail.network)), "outputs": list(tail.outputs)}
 
 
 def from_data(r: Reader, weights: Sequence[Weight]) -> HostTail:

@@ -46,18 +46,18 @@ def to_json_data(value: Any) -> Any:
 def from_json(data: memoryview, subject: str) -> Any:
     """Parses JSON data without duplicate keys or NaN. Raises EngineError."""
 
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    def make_dict(items: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(items)
         if len(made) != len(items):
             raise EngineError(f"{subject}: it has a duplicate key")
         return made
 
-    def constant(name: str) -> float:
+    def refuse_constant(name: str) -> float:
         raise EngineError(f"{subject}: {name} is not allowed as a number")
 
     text = bytes(data)
     try:
-        parsed = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        parsed = json.loads(text, object_pairs_hook=make_dict, parse_constant=refuse_constant)
         again = _dump(parsed)
     except (ValueError, RecursionError, MemoryError) as e:
         raise EngineError(f"{subject} cannot be read: {str(e)[:200]}") from e

@@ -143,7 +143,7 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
     return sections
 
 
-def table_digests(data: memoryview) -> dict[str, tuple[int, bytes]]:
+def read_table_digests(data: memoryview) -> dict[str, tuple[int, bytes]]:
     """(size, digest) per section of data accepted by `read_sections`."""
     count = _HEAD.unpack(data[: _HEAD.size])[2]
     digests = {}

@@ -13,20 +13,20 @@ from whet.engine.layout import LazyArrays, Section, map_in_threads, pad_to_align
 from whet.errors import EngineError
 
 
-def raw_bytes(a: np.ndarray) -> memoryview:
+def get_raw_bytes(a: np.ndarray) -> memoryview:
     """The bytes of an array in C order."""
     return np.ascontiguousarray(a).reshape(-1).view(np.uint8).data if a.size else memoryview(b"")
 
 
-def sections(weights: Mapping[str, np.ndarray]) -> Iterator[Section]:
+def make_packed_sections(weights: Mapping[str, np.ndarray]) -> Iterator[Section]:
     """The two sections of packed weights, sorted by key."""
     rows, at = [], 0
     for key, a in sorted(weights.items()):
-        rows.append([key, at, a.nbytes, hashlib.sha256(raw_bytes(a)).hexdigest()])
+        rows.append([key, at, a.nbytes, hashlib.sha256(get_raw_bytes(a)).hexdigest()])
         at = pad_to_alignment(at + a.nbytes)
     index = to_json(rows)
     yield Section("packed_index", [index])
-    yield Section("packed", [raw_bytes(a) for _, a in sorted(weights.items())], hashlib.sha256(index).digest())
+    yield Section("packed", [get_raw_bytes(a) for _, a in sorted(weights.items())], hashlib.sha256(index).digest())
 
 
 def read(index: Reader, data: memoryview, digest: bytes, *, defer: bool = False) -> Mapping[str, np.ndarray]:

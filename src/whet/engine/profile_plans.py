@@ -11,18 +11,18 @@ from whet.engine.json_data import Reader
 from whet.engine.plan import EnginePlan
 from whet.engine.report import report_from_data
 from whet.engine.text import read_text
-from whet.engine.weights import constants_of
+from whet.engine.weights import iterate_constants
 from whet.errors import EngineError
-from whet.network import Weight, network_text
+from whet.network import Weight, format_network
 
 
 def to_data(plan: EnginePlan) -> list[dict[str, Any]]:
     """The section's JSON: one entry per profile after the first."""
     return [
         {
-            "network": network_text(p.network),
-            "constants": sum(1 for _ in constants_of(p.network)),
-            "choices": codec.choices_to_data(p.choices),
+            "network": format_network(p.network),
+            "constants": sum(1 for _ in iterate_constants(p.network)),
+            "choices": codec.encode_choices(p.choices),
             "probe": p.probe,
         }
         for p in plan.others
@@ -47,10 +47,10 @@ def from_data(r: Reader, plan: EnginePlan, weights: Sequence[Weight], reports: S
             dataclasses.replace(
                 plan,
                 network=net,
-                choices=codec.choices_from_data(row["choices"]),
+                choices=codec.decode_choices(row["choices"]),
                 profiles=[plan.profiles[k]],
                 arenas=[plan.arenas[k]],
-                probe=codec.probe_from_data(row["probe"]),
+                probe=codec.decode_probe(row["probe"]),
                 report=report_from_data(report),
                 others=[],
             )

@@ -310,7 +310,7 @@ def report_from_data(r: Reader) -> BuildReport:
     return report
 
 
-def recipe_from_data(data: Any, name: str) -> QuantizationRecipe:
+def decode_recipe(data: Any, name: str) -> QuantizationRecipe:
     """A recipe from the JSON data of a file (a lock or other), whose `name` is used in errors. Raises EngineError."""
     return decode(QuantizationRecipe, Reader(data, name))
 

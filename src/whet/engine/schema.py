@@ -23,7 +23,7 @@ _Decode = Callable[[Reader], Any]
 def encode(value: Any) -> Any:
     """A record, or a list or dict of records, as JSON data; fields with their default value are omitted."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(v) for f in fields(value) if (v := getattr(value, f.name)) != _default(f)}
+        return {f.name: encode(v) for f in fields(value) if (v := getattr(value, f.name)) != _get_default(f)}
     if isinstance(value, dict):
         return {str(k): encode(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -33,42 +33,42 @@ def encode(value: Any) -> Any:
 
 def decode(kind: type[_T], data: Reader) -> _T:
     """The value of type `kind` that `encode` wrote. Raises EngineError, with the path of the error, for any other data."""
-    read: _Decode = _decoder(kind)  # type: ignore[arg-type]  # mypy: a class is hashable
+    read: _Decode = _make_decoder(kind)  # type: ignore[arg-type]  # mypy: a class is hashable
     decoded: _T = read(data)
     return decoded
 
 
-def _default(f: Field[Any]) -> Any:
+def _get_default(f: Field[Any]) -> Any:
     return f.default_factory() if f.default_factory is not MISSING else f.default
 
 
 @cache
-def _decoder(kind: Any) -> _Decode:
+def _make_decoder(kind: Any) -> _Decode:
     if kind in _SCALARS:
         return _SCALARS[kind]
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _union(args)
     if origin is list:
-        item = _decoder(args[0])
+        item = _make_decoder(args[0])
         return lambda r: [item(x) for x in r.rows()]
     if origin is dict:
-        item = _decoder(args[1])
+        item = _make_decoder(args[1])
         return lambda r: {k: item(v) for k, v in r.items()}
     if origin is tuple and args[-1] is Ellipsis:
-        item = _decoder(args[0])
+        item = _make_decoder(args[0])
         return lambda r: tuple(item(x) for x in r.rows())
     if origin is tuple:
-        items = [_decoder(a) for a in args]
+        items = [_make_decoder(a) for a in args]
         return lambda r: tuple(read(x) for read, x in zip(items, r.rows(len(items)), strict=True))
     if is_dataclass(kind):
         return _record(kind)
-    named = [_decoder(t) for t in get_type_hints(kind).values()]  # a NamedTuple: a list of its fields' values
+    named = [_make_decoder(t) for t in get_type_hints(kind).values()]  # a NamedTuple: a list of its fields' values
     return lambda r: kind(*(read(x) for read, x in zip(named, r.rows(len(named)), strict=True)))
 
 
 def _union(kinds: tuple[Any, ...]) -> _Decode:
-    others = {k: _decoder(k) for k in kinds if k is not NoneType}
+    others = {k: _make_decoder(k) for k in kinds if k is not NoneType}
     optional = len(others) < len(kinds)
 
     def read(r: Reader) -> Any:
@@ -85,8 +85,8 @@ def _union(kinds: tuple[Any, ...]) -> _Decode:
 
 def _record(kind: Any) -> _Decode:
     hints = get_type_hints(kind)
-    known = {f.name: _decoder(hints[f.name]) for f in fields(kind)}
-    required = [f.name for f in fields(kind) if _default(f) is MISSING]
+    known = {f.name: _make_decoder(hints[f.name]) for f in fields(kind)}
+    required = [f.name for f in fields(kind) if _get_default(f) is MISSING]
 
     def read(r: Reader) -> Any:
         given = dict(r.items())

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import cache
 from inspect import Parameter, signature
 
-from whet.engine.weights import constants_of
+from whet.engine.weights import iterate_constants
 from whet.errors import EngineError, NetworkError
-from whet.network import Expr, Network, Weight, network_text, parse_network, verify
+from whet.network import Expr, Network, Weight, format_network, parse_network, verify
 from whet.network.dims import LONGEST_DIM
 from whet.ops import get_op
 
@@ -23,7 +23,7 @@ _BREAKS = (ValueError, TypeError, KeyError, IndexError, AttributeError, Overflow
 
 
 def read_text(data: memoryview, weights: Sequence[Weight], name: str, metadata: dict[str, str]) -> Network:
-    """The network of the text, with `weights` as its constants in the order of `constants_of`. Raises EngineError."""
+    """The network of the text, with `weights` as its constants in the order of `iterate_constants`. Raises EngineError."""
     try:
         text = bytes(data).decode()
     except UnicodeDecodeError as e:
@@ -34,7 +34,7 @@ def read_text(data: memoryview, weights: Sequence[Weight], name: str, metadata: 
         _set_weights(net, weights)
         verify(net, types=False)
         _check_arity(net)
-        again = network_text(net)
+        again = format_network(net)
     except (NetworkError, RecursionError, MemoryError, *_BREAKS) as e:
         raise EngineError(f"the network cannot be read: {type(e).__name__}: {str(e)[:300]}") from e
     if again != text:
@@ -48,7 +48,7 @@ def read_text(data: memoryview, weights: Sequence[Weight], name: str, metadata: 
 
 def check_text_limits(net: Network) -> None:
     """Raises EngineError if an engine of this network could not be opened: too many layers, too long names or dims, too deep regions."""
-    _check_limits(network_text(net))
+    _check_limits(format_network(net))
     for t in net.tensors():
         longest = max((len(str(d)) for d in t.shape if isinstance(d, Expr)), default=0)
         if longest > LONGEST_DIM:
@@ -81,14 +81,14 @@ def _check_arity(net: Network) -> None:
         for region in layer.regions.values():
             _check_arity(region)
         if layer.op != "Fused" and not layer.regions:
-            least, most = _input_counts(layer.op)
+            least, most = _count_inputs(layer.op)
             given = len([t for t in layer.inputs[:least] if t is not None])
             if given < least or len(layer.inputs) > most:
                 raise EngineError(f"{layer.op} '{layer.name}' has {len(layer.inputs)} inputs; it takes {least} to {most}")
 
 
 @cache
-def _input_counts(op: str) -> tuple[int, int]:
+def _count_inputs(op: str) -> tuple[int, int]:
     """Minimum and maximum number of inputs of the op's reference."""
     parameters = list(signature(get_op(op).reference).parameters.values())[1:]
     many = any(p.kind is Parameter.VAR_POSITIONAL for p in parameters)
@@ -98,7 +98,7 @@ def _input_counts(op: str) -> tuple[int, int]:
 
 def _set_weights(net: Network, weights: Sequence[Weight]) -> None:
     """Replaces constants in the text by the stored weights with their origins."""
-    constants = list(constants_of(net))
+    constants = list(iterate_constants(net))
     if len(constants) != len(weights):
         raise EngineError(f"the network has {len(constants)} constants, the index {len(weights)}")
     for t, w in zip(constants, weights, strict=True):

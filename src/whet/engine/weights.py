@@ -19,8 +19,8 @@ import numpy as np
 from whet.engine.json_data import LARGEST, Reader
 from whet.engine.layout import LazyArrays, map_in_threads, pad_to_alignment
 from whet.errors import EngineError, NetworkError
-from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Weight, dtype_of, parse_type, static_shape
-from whet.network.text import parse_value, value_text
+from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Weight, get_dtype, parse_type, static_shape
+from whet.network.text import format_value, parse_value
 from whet.network.weight import compute_digest
 from whet.ops import infer_layer, run_layer
 
@@ -38,22 +38,22 @@ _WHAT_BREAKS = (
 )  # fmt: skip
 
 
-def constants_of(net: Network) -> Iterator[Tensor]:
+def iterate_constants(net: Network) -> Iterator[Tensor]:
     """Every constant of a network and its regions, in a fixed order."""
     yield from net.constants.values()
     for layer in net.layers:
         for _, region in sorted(layer.regions.items()):
-            yield from constants_of(region)
+            yield from iterate_constants(region)
 
 
-def plain_sources(net: Network) -> dict[str, np.ndarray]:
+def get_plain_sources(net: Network) -> dict[str, np.ndarray]:
     """Source weights that constants use unchanged, by name."""
     return {name: w.array for name, w in _list_plain_sources(net).items()}
 
 
 def _list_plain_sources(net: Network) -> dict[str, Weight]:
     weights: dict[str, Weight] = {}
-    for t in constants_of(net):
+    for t in iterate_constants(net):
         if t.weight is not None and t.weight.origin.op == "source":
             weights.setdefault(t.weight.origin.name, t.weight)
     return weights
@@ -93,14 +93,14 @@ def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray]) -> Pool:
     digests: dict[str, str] = {}
     evaluated, stored_bytes = 0, 0  # a reader's budget for evaluation grows with the file
     for net in nets:
-        sources = plain_sources(net) | dict(sources)
-    for t in chain.from_iterable(map(constants_of, nets)):
+        sources = get_plain_sources(net) | dict(sources)
+    for t in chain.from_iterable(map(iterate_constants, nets)):
         w = t.weight
         assert w is not None
-        number = _number(pool, w.origin, {})
+        number = _add_origin(pool, w.origin, {})
         leaves = {} if w.origin.op == "source" or number is None else _list_sources(w.origin, sources)
         stored = None
-        spent = _evaluation_bytes(w, leaves) if leaves and number is not None else None
+        spent = _count_evaluation_bytes(w, leaves) if leaves and number is not None else None
         if spent is not None and evaluated + spent <= 8 * (stored_bytes + sum(a.nbytes for a in leaves.values())) + _SPARE // 2:
             evaluated += spent
             for name, a in sorted(leaves.items()):
@@ -118,18 +118,18 @@ def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray]) -> Pool:
     return pool
 
 
-def _number(pool: Pool, origin: Origin, seen: dict[int, int | None]) -> int | None:
+def _add_origin(pool: Pool, origin: Origin, seen: dict[int, int | None]) -> int | None:
     """The node of an origin; None if it has an attribute without a text form."""
     if id(origin) in seen:
         return seen[id(origin)]
     args: list[int | None] = []
     for a in origin.args:
-        n = None if a is None else _number(pool, a, seen)
+        n = None if a is None else _add_origin(pool, a, seen)
         if a is not None and n is None:
             return None
         args.append(n)
     try:
-        attrs = [[k, value_text(v)] for k, v in origin.attrs]
+        attrs = [[k, format_value(v)] for k, v in origin.attrs]
     except NetworkError:
         return None
     index = pool.node([origin.op, origin.name, args, attrs, origin.output, list(origin.assumes)])
@@ -156,7 +156,7 @@ def _list_sources(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str
     return arrays
 
 
-def _evaluation_bytes(w: Weight, leaves: Mapping[str, np.ndarray]) -> int | None:
+def _count_evaluation_bytes(w: Weight, leaves: Mapping[str, np.ndarray]) -> int | None:
     """The bytes that evaluating the expression allocates; None if it does not give exactly the weight's bytes."""
     granted = 16 * sum(a.nbytes for a in leaves.values()) + _SPARE
     budget = Budget(granted)
@@ -239,7 +239,7 @@ class _Constant:
 def _read_constants(rows: Reader, nodes: Sequence[Node], types: Mapping[str, TensorType]) -> Iterator[_Constant]:
     for row in rows.rows():
         digest, type_text, number, stored = row.rows(4)
-        type_, node = _type(type_text), None
+        type_, node = _decode_type(type_text), None
         if number.value is not None:
             node = number.integer(0, max(len(nodes) - 1, 0))
             if not nodes:
@@ -264,7 +264,7 @@ def _compute_constants(
     sources = {o.name: arrays[digest] for o, _, digest, _ in nodes if digest in arrays}
     uses = _count_uses([c.node for c in rows if c.node is not None and not c.stored], nodes)
     for c in rows:
-        array = arrays[c.digest] if c.stored or c.node is None else _value(c.node, nodes, arrays, values, uses, budget)
+        array = arrays[c.digest] if c.stored or c.node is None else _evaluate_node(c.node, nodes, arrays, values, uses, budget)
         if c.key not in weights:
             w = Weight(array, Origin("source") if c.node is None else nodes[c.node][0])
             if w.type != c.type:
@@ -296,7 +296,7 @@ def _defer_constants(rows: Sequence[_Constant], nodes: Sequence[Node], arrays: L
 def join_sources(net: Network, sources: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """Source weights that constants of `net` use unchanged, and those of expressions, as `read_weights` gives them."""
     if not isinstance(sources, LazyArrays):
-        return plain_sources(net) | dict(sources)
+        return get_plain_sources(net) | dict(sources)
     plain = {name: partial(getattr, w, "array") for name, w in _list_plain_sources(net).items()}
     return LazyArrays(plain | {name: partial(sources.__getitem__, name) for name in sources})
 
@@ -315,16 +315,16 @@ class _Evaluation:
         is_checked = constant.node in self._checked
         uses = _count_uses([constant.node], self._nodes)
         budget = Budget(LARGEST) if is_checked else self._budget
-        array = _value(constant.node, self._nodes, self._arrays, dict(self._small), uses, budget, self._small)
+        array = _evaluate_node(constant.node, self._nodes, self._arrays, dict(self._small), uses, budget, self._small)
         if not is_checked:
-            type_ = TensorType(dtype_of(array), tuple(array.shape))
+            type_ = TensorType(get_dtype(array), tuple(array.shape))
             if type_ != constant.type or compute_digest(type_, array) != constant.digest:
                 raise constant.fail()
             self._checked.add(constant.node)
         return array
 
 
-def _type(r: Reader) -> TensorType:
+def _decode_type(r: Reader) -> TensorType:
     """A static tensor type with a storable element type."""
     text = r.text(500)
     try:
@@ -345,13 +345,13 @@ def _read_arrays(rows: Reader, data: memoryview) -> tuple[LazyArrays, dict[str, 
     for row in rows.rows():
         name, type_text, offset, size, digest = row.rows(5)
         name.text(10000)
-        type_ = _type(type_text)
+        type_ = _decode_type(type_text)
         nbytes = prod(static_shape(type_.shape)) * type_.dtype.numpy.itemsize
         if size.integer() != nbytes or offset.integer() != at or at + nbytes > len(data):
             raise row.fail(f"an array of {nbytes} bytes at {at}, within the {len(data)} of the weights")
         end = at + nbytes
         if digest.text(64) in types:
-            raise _damaged_weight(name.value)
+            raise _make_damage_error(name.value)
         types[digest.value] = type_
         compute[digest.value] = partial(_check_array, data[at:end], type_, name.value, digest.value)
         at = pad_to_alignment(end)
@@ -368,11 +368,11 @@ def _check_array(raw: memoryview, type_: TensorType, name: str, digest: str) -> 
     array = flat.reshape(static_shape(type_.shape))
     array.flags.writeable = False
     if compute_digest(type_, array) != digest:
-        raise _damaged_weight(name)
+        raise _make_damage_error(name)
     return array
 
 
-def _damaged_weight(name: str) -> EngineError:
+def _make_damage_error(name: str) -> EngineError:
     return EngineError(f"the weight '{name[:80]}' is damaged: its digest does not match, or it is a duplicate")
 
 
@@ -386,7 +386,7 @@ def _read_nodes(rows: Reader) -> list[Node]:
         numbers = [None if a.value is None else a.integer(0, k - 1) for a in args.rows()]
         if op.text(100) == "source":
             digest = attrs.text(64)
-            nodes.append((Origin("source", name.text(10000), assumes=_assumptions(rest)), [], digest, 0))
+            nodes.append((Origin("source", name.text(10000), assumes=_decode_assumptions(rest)), [], digest, 0))
             continue
         pairs = []
         for key, text in (p.rows(2) for p in attrs.rows()):
@@ -398,12 +398,12 @@ def _read_nodes(rows: Reader) -> list[Node]:
                 raise text.fail("an attribute's value") from e
         parents = [None if n is None else nodes[n][0] for n in numbers]
         cost = 1 + sum(nodes[n][3] for n in numbers if n is not None)
-        origin = Origin(op.value, name.text(10000), tuple(parents), tuple(pairs), output.integer(0, 10**6), _assumptions(rest))
+        origin = Origin(op.value, name.text(10000), tuple(parents), tuple(pairs), output.integer(0, 10**6), _decode_assumptions(rest))
         nodes.append((origin, numbers, "", cost))
     return nodes
 
 
-def _assumptions(r: Reader) -> tuple[str, ...]:
+def _decode_assumptions(r: Reader) -> tuple[str, ...]:
     return tuple(a.text(10000) for a in r.rows())
 
 
@@ -419,7 +419,7 @@ def _count_uses(constants: Iterable[int], nodes: Sequence[Node]) -> dict[int, in
     return uses
 
 
-def _value(
+def _evaluate_node(
     node: int,
     origins: Sequence[Node],
     arrays: Mapping[str, np.ndarray],

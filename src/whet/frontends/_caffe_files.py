@@ -14,7 +14,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from whet.errors import FrontendError
-from whet.frontends._caffe_schema import V1_TYPES, binary_net, text_net
+from whet.frontends._caffe_schema import V1_TYPES, get_binary_net, get_text_net
 
 _MOST = 2**31 - 1  # protobuf's own limit of one message
 
@@ -43,15 +43,15 @@ class CaffeModel:
 def read_prototxt(path: str | os.PathLike) -> CaffeModel:
     """Reads a deploy prototxt. Raises FrontendError with line and column for text that is not one, and for a training network."""
     path = Path(path)
-    data = _bytes_of(path)
-    net = text_net()()
+    data = _read_bytes(path)
+    net = get_text_net()()
     try:
         text_format.Parse(data.decode("utf-8", "replace"), net, allow_unknown_field=True)
     except text_format.ParseError as e:
         raise FrontendError(f"{path} is not a Caffe prototxt: {e} (line:column). Give the deploy prototxt; weights go into the caffemodel.") from e
     if net.layer and net.layers:
         raise FrontendError(f"{path} has both `layer` and `layers`. Upgrade it with Caffe's upgrade_net_proto_text.")
-    layers = [_layer(m, path) for m in (*net.layer, *net.layers) if _in_test_phase(m)]
+    layers = [_make_layer(m, path) for m in (*net.layer, *net.layers) if _in_test_phase(m)]
     inputs: dict[str, tuple[int, ...]] = {}
     for i, name in enumerate(net.input):
         dims = tuple(net.input_shape[i].dim) if i < len(net.input_shape) else tuple(net.input_dim[4 * i : 4 * i + 4])
@@ -72,19 +72,19 @@ def read_prototxt(path: str | os.PathLike) -> CaffeModel:
 def read_caffemodel(path: str | os.PathLike) -> dict[str, list[np.ndarray]]:
     """Maps a layer's name to its blobs, float32 arrays. Raises FrontendError for a file that is not a caffemodel."""
     path = Path(path)
-    data = _bytes_of(path)
-    net = binary_net()()
+    data = _read_bytes(path)
+    net = get_binary_net()()
     try:
         net.ParseFromString(data)
     except DecodeError as e:
         raise FrontendError(f"{path} is not a caffemodel, or it is truncated ({len(data)} bytes): {e}. Copy it again.") from e
-    weights = {m.name: [_blob(b, f"{path}: layer '{m.name}'") for b in m.blobs] for m in (*net.layers, *net.layer) if m.blobs}
+    weights = {m.name: [_decode_blob(b, f"{path}: layer '{m.name}'") for b in m.blobs] for m in (*net.layers, *net.layer) if m.blobs}
     if not weights:
         raise FrontendError(f"{path} holds no weights: it is not a caffemodel, or it is truncated. Copy it again.")
     return weights
 
 
-def _blob(blob: Any, subject: str) -> np.ndarray:
+def _decode_blob(blob: Any, subject: str) -> np.ndarray:
     try:
         values = np.frombuffer(blob.data, "<f4") if blob.data else np.frombuffer(blob.double_data, "<f8").astype(np.float32)
     except ValueError as e:
@@ -95,7 +95,7 @@ def _blob(blob: Any, subject: str) -> np.ndarray:
     return values.astype(np.float32, copy=False).reshape(shape)
 
 
-def _layer(m: Any, path: Path) -> CaffeLayer:
+def _make_layer(m: Any, path: Path) -> CaffeLayer:
     kind = m.type
     if isinstance(kind, int):  # `layers { type: RELU }`, before 2014
         if m.HasField("layer"):
@@ -122,7 +122,7 @@ def _in_test_phase(m: Any) -> bool:
     return any(map(meets, m.include)) if m.include else not any(map(meets, m.exclude))
 
 
-def _bytes_of(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         if path.is_dir():
             raise FrontendError(f"{path} is a folder; give the file.")

@@ -13,29 +13,29 @@ from whet.network import F32, I64, Tensor
 # layers with weights
 
 
-def _window(layer: Layer, p, rank: int) -> dict[str, tuple[int, ...]]:
+def _get_window(layer: Layer, p, rank: int) -> dict[str, tuple[int, ...]]:
     """kernel_shape, strides, dilations and pads of a convolution_param."""
 
-    def sizes(repeated, h: str, w: str, default: int) -> tuple[int, ...]:
+    def get_sizes(repeated, h: str, w: str, default: int) -> tuple[int, ...]:
         if p.HasField(h) or p.HasField(w):
             return (getattr(p, h), getattr(p, w))
         if len(repeated) not in (0, 1, rank):
             raise layer.unsupported(f"it has {len(repeated)} sizes for {rank} spatial axes")
         return tuple(repeated) if len(repeated) == rank else (repeated[0] if repeated else default,) * rank
 
-    kernel = sizes(p.kernel_size, "kernel_h", "kernel_w", 0)
-    pads = sizes(p.pad, "pad_h", "pad_w", 0)
+    kernel = get_sizes(p.kernel_size, "kernel_h", "kernel_w", 0)
+    pads = get_sizes(p.pad, "pad_h", "pad_w", 0)
     dilations = tuple(p.dilation) if len(p.dilation) == rank else (p.dilation[0] if p.dilation else 1,) * rank
-    return {"kernel_shape": kernel, "strides": sizes(p.stride, "stride_h", "stride_w", 1), "dilations": dilations, "pads": pads + pads}
+    return {"kernel_shape": kernel, "strides": get_sizes(p.stride, "stride_h", "stride_w", 1), "dilations": dilations, "pads": pads + pads}
 
 
 @caffe_layer("Convolution", "Deconvolution", "ConvolutionDepthwise", "DepthwiseConvolution")
-def convolution(layer: Layer) -> Tensor | list[Tensor]:
+def convert_convolution(layer: Layer) -> Tensor | list[Tensor]:
     p, x = layer.param.convolution_param, layer.x
     if p.axis != 1:
         raise layer.unsupported(f"its channel axis is {p.axis}; only 1 is supported")
     (channels,) = layer.require_static(x.shape[1:2], "the number of channels")
-    window = _window(layer, p, x.type.rank - 2)
+    window = _get_window(layer, p, x.type.rank - 2)
     group = channels if "Depthwise" in layer.type else p.group
     if not group or channels % group or p.num_output % group:
         raise layer.unsupported(f"{channels} input and {p.num_output} output channels cannot be split into {group} groups")
@@ -49,7 +49,7 @@ def convolution(layer: Layer) -> Tensor | list[Tensor]:
 
 
 @caffe_layer("InnerProduct")
-def inner_product(layer: Layer) -> Tensor:
+def convert_inner_product(layer: Layer) -> Tensor:
     p, x = layer.param.inner_product_param, layer.x
     axis = layer.axis(p.axis)
     columns = int(np.prod(layer.require_static(x.shape[axis:], "the inputs of the inner product")))
@@ -120,7 +120,7 @@ def batch_norm(layer: Layer) -> Tensor:
 
 
 @caffe_layer("PReLU")
-def prelu(layer: Layer) -> Tensor:
+def convert_prelu(layer: Layer) -> Tensor:
     shared = layer.param.prelu_param.channel_shared
     channels = () if shared else layer.require_static(layer.x.shape[1:2], "the number of channels")
     slope = layer.blob(0, (1,) if shared else channels, "slopes")
@@ -131,7 +131,7 @@ def prelu(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Pooling")
-def pooling(layer: Layer) -> Tensor:
+def convert_pooling(layer: Layer) -> Tensor:
     """Caffe rounds output sizes up, and an average counts padding, but not what rounding up adds."""
     p = layer.param.pooling_param
     method = p.DESCRIPTOR.fields_by_name["pool"].enum_type.values_by_number[p.pool].name
@@ -140,19 +140,19 @@ def pooling(layer: Layer) -> Tensor:
     if p.global_pooling:
         return layer.add("GlobalMaxPool" if method == "MAX" else "GlobalAveragePool", layer.x)
 
-    def pair(h: str, w: str, both: str) -> tuple[int, int]:
+    def get_pair(h: str, w: str, both: str) -> tuple[int, int]:
         return (getattr(p, h), getattr(p, w)) if p.HasField(h) or p.HasField(w) else (getattr(p, both),) * 2
 
-    kernel, pads = pair("kernel_h", "kernel_w", "kernel_size"), pair("pad_h", "pad_w", "pad")
+    kernel, pads = get_pair("kernel_h", "kernel_w", "kernel_size"), get_pair("pad_h", "pad_w", "pad")
     if not all(kernel):
         raise layer.unsupported("it has no kernel_size")
     ceil = p.ceil_mode and not p.round_mode  # ceil_mode: of some forks
-    attrs = {"kernel_shape": kernel, "strides": pair("stride_h", "stride_w", "stride"), "pads": pads + pads, "ceil_mode": int(ceil)}
+    attrs = {"kernel_shape": kernel, "strides": get_pair("stride_h", "stride_w", "stride"), "pads": pads + pads, "ceil_mode": int(ceil)}
     return layer.add("MaxPool", layer.x, **attrs) if method == "MAX" else layer.add("AveragePool", layer.x, count_include_pad=1, **attrs)
 
 
 @caffe_layer("LRN")
-def lrn(layer: Layer) -> Tensor:
+def convert_lrn(layer: Layer) -> Tensor:
     p, x = layer.param.lrn_param, layer.x
     if not p.local_size % 2:
         raise layer.unsupported(f"its local_size {p.local_size} is even; Caffe needs an odd one")
@@ -166,7 +166,7 @@ def lrn(layer: Layer) -> Tensor:
 
 
 @caffe_layer("MVN")
-def mvn(layer: Layer) -> Tensor:
+def convert_mvn(layer: Layer) -> Tensor:
     p, x = layer.param.mvn_param, layer.x
     axes = layer.ints(*range(1 if p.across_channels else 2, x.type.rank))
     centred = layer.add("Sub", x, layer.add("ReduceMean", x, axes, keepdims=1))
@@ -189,7 +189,7 @@ def normalize(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Softmax")
-def softmax(layer: Layer) -> Tensor:
+def convert_softmax(layer: Layer) -> Tensor:
     return layer.add("Softmax", layer.x, axis=layer.axis(layer.param.softmax_param.axis))
 
 
@@ -197,7 +197,7 @@ def softmax(layer: Layer) -> Tensor:
 
 
 @caffe_layer("ReLU")
-def relu(layer: Layer) -> Tensor:
+def convert_relu(layer: Layer) -> Tensor:
     slope = float(layer.param.relu_param.negative_slope)
     return layer.add("LeakyRelu", layer.x, alpha=slope) if slope else layer.add("Relu", layer.x)
 
@@ -210,12 +210,12 @@ def clip(layer: Layer) -> Tensor:
 
 
 @caffe_layer("ELU")
-def elu(layer: Layer) -> Tensor:
+def convert_elu(layer: Layer) -> Tensor:
     return layer.add("Elu", layer.x, alpha=float(layer.param.elu_param.alpha))
 
 
 @caffe_layer("Swish")
-def swish(layer: Layer) -> Tensor:
+def convert_swish(layer: Layer) -> Tensor:
     beta = layer.param.swish_param.beta
     gate = layer.x if beta == 1 else layer.add("Mul", layer.x, layer.scalar(beta))
     return layer.add("Mul", layer.x, layer.add("Sigmoid", gate))
@@ -225,44 +225,44 @@ _UNARY = {"AbsVal": "Abs", "BNLL": "Softplus", "Sigmoid": "Sigmoid", "TanH": "Ta
 
 
 @caffe_layer(*_UNARY)
-def unary(layer: Layer) -> Tensor:
+def convert_unary(layer: Layer) -> Tensor:
     return layer.add(_UNARY[layer.type], layer.x)
 
 
 @caffe_layer("Threshold")
-def threshold(layer: Layer) -> Tensor:
+def convert_threshold(layer: Layer) -> Tensor:
     above = layer.add("Greater", layer.x, layer.scalar(layer.param.threshold_param.threshold))
     return layer.add("Cast", above, to=F32)
 
 
-def _affine(layer: Layer, factor: float, shift: float) -> Tensor:
+def _add_affine(layer: Layer, factor: float, shift: float) -> Tensor:
     y = layer.x if factor == 1 else layer.add("Mul", layer.x, layer.scalar(factor))
     return layer.add("Add", y, layer.scalar(shift)) if shift else y
 
 
 @caffe_layer("Power")
-def power(layer: Layer) -> Tensor:
+def convert_power(layer: Layer) -> Tensor:
     p = layer.param.power_param
-    y = _affine(layer, p.scale, p.shift)
+    y = _add_affine(layer, p.scale, p.shift)
     return y if p.power == 1 else layer.add("Pow", y, layer.scalar(p.power))
 
 
 @caffe_layer("Exp")
-def exp(layer: Layer) -> Tensor:
+def convert_exp(layer: Layer) -> Tensor:
     p = layer.param.exp_param
     factor = log(euler if p.base == -1 else p.base)
-    return layer.add("Exp", _affine(layer, p.scale * factor, p.shift * factor))
+    return layer.add("Exp", _add_affine(layer, p.scale * factor, p.shift * factor))
 
 
 @caffe_layer("Log")
-def logarithm(layer: Layer) -> Tensor:
+def convert_log(layer: Layer) -> Tensor:
     p = layer.param.log_param
-    y = layer.add("Log", _affine(layer, p.scale, p.shift))
+    y = layer.add("Log", _add_affine(layer, p.scale, p.shift))
     return y if p.base == -1 else layer.add("Mul", y, layer.scalar(1 / log(p.base)))
 
 
 @caffe_layer("Eltwise")
-def eltwise(layer: Layer) -> Tensor:
+def convert_eltwise(layer: Layer) -> Tensor:
     p = layer.param.eltwise_param
     operation = p.DESCRIPTOR.fields_by_name["operation"].enum_type.values_by_number[p.operation].name
     terms = list(layer.bottoms)
@@ -277,7 +277,7 @@ def eltwise(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Axpy")
-def axpy(layer: Layer) -> Tensor:
+def convert_axpy(layer: Layer) -> Tensor:
     """SENet's a * x + y, with `a` per channel."""
     if len(layer.bottoms) != 3:
         raise layer.unsupported("it needs three bottoms: a, x and y")

@@ -36,7 +36,7 @@ def split(layer: Layer) -> list[Tensor]:
 
 
 @caffe_layer("Dropout")
-def dropout(layer: Layer) -> Tensor:
+def convert_dropout(layer: Layer) -> Tensor:
     return layer.x
 
 
@@ -109,7 +109,7 @@ def crop(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Interp")
-def interp(layer: Layer) -> Tensor:
+def convert_interp(layer: Layer) -> Tensor:
     """Bilinear resizing with aligned corners, of DeepLab and PSPNet."""
     p = layer.param.interp_param
     if p.pad_beg or p.pad_end:
@@ -125,7 +125,7 @@ def interp(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Reduction")
-def reduction(layer: Layer) -> Tensor:
+def convert_reduction(layer: Layer) -> Tensor:
     p, x = layer.param.reduction_param, layer.x
     operation = p.DESCRIPTOR.fields_by_name["operation"].enum_type.values_by_number[p.operation].name
     op = {"SUM": "ReduceSum", "ASUM": "ReduceL1", "SUMSQ": "ReduceSumSquare", "MEAN": "ReduceMean"}[operation]
@@ -134,7 +134,7 @@ def reduction(layer: Layer) -> Tensor:
 
 
 @caffe_layer("ArgMax")
-def arg_max(layer: Layer) -> Tensor:
+def convert_arg_max(layer: Layer) -> Tensor:
     """Without an axis: [N, 1, top_k] indices over all values of a sample, or [N, 2, top_k] indices and values."""
     p, x = layer.param.argmax_param, layer.x
     if p.HasField("axis"):
@@ -148,7 +148,7 @@ def arg_max(layer: Layer) -> Tensor:
 
 
 @caffe_layer("PriorBox")
-def prior_box(layer: Layer) -> Tensor:
+def convert_prior_box(layer: Layer) -> Tensor:
     """SSD's default boxes, a constant of shape [1, 2, boxes * 4]: corners relative to the image, then variances."""
     p = layer.param.prior_box_param
     if len(layer.bottoms) != 2:

@@ -104,18 +104,18 @@ _BINARY = {
 
 
 @cache
-def text_net() -> Any:
+def get_text_net() -> Any:
     """The class of a prototxt's message."""
-    return _classes("whet.caffe_text", _TEXT, _ENUMS)["Net"]
+    return _make_classes("whet.caffe_text", _TEXT, _ENUMS)["Net"]
 
 
 @cache
-def binary_net() -> Any:
+def get_binary_net() -> Any:
     """The class of a caffemodel's message: layers with names and blobs."""
-    return _classes("whet.caffe_binary", _BINARY, {})["Net"]
+    return _make_classes("whet.caffe_binary", _BINARY, {})["Net"]
 
 
-def _classes(package: str, messages: dict[str, str], enums: dict[str, str]) -> dict[str, Any]:
+def _make_classes(package: str, messages: dict[str, str], enums: dict[str, str]) -> dict[str, Any]:
     proto = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto2")
     for name, values in enums.items():
         enum = proto.message_type.add(name=f"{name}Scope").enum_type.add(name=name)  # a scope each, as SUM is a value of two

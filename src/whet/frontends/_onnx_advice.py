@@ -42,7 +42,7 @@ def format_op(domain: str, op: str) -> str:
     return f"{domain}.{op}" if domain else op
 
 
-def unsupported_error(name: str, domain: str, op: str, reason: str) -> UnsupportedError:
+def make_unsupported_error(name: str, domain: str, op: str, reason: str) -> UnsupportedError:
     """The error for one node with reason and workaround."""
     return UnsupportedError(f"node '{name}' ({format_op(domain, op)}): {reason}{'' if reason.endswith(('.', '!', '?')) else '.'}")
 
@@ -59,10 +59,10 @@ def why_no_reader(domain: str, op: str, known, before: tuple[str, ...] = ()) -> 
     cut = f" Or end the network before it, at {', '.join(repr(b) for b in before)} (onnx.utils.extract_model)." if before else ""
     if not defs.has(op):
         return f"ONNX has no op of this name.{suggest_name(op, known)} Export the model again"
-    return f"whet has no such op. To add it, write src/whet/ops/{_snake(op)}.py.{cut}"
+    return f"whet has no such op. To add it, write src/whet/ops/{_convert_to_snake(op)}.py.{cut}"
 
 
-def _snake(op: str) -> str:
+def _convert_to_snake(op: str) -> str:
     out = ""
     for i, ch in enumerate(op):
         if ch.isupper() and i and not op[i - 1].isupper():

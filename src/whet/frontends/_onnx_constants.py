@@ -16,7 +16,7 @@ LARGEST = 1024  # elements; larger results stay layers that passes fold (for exa
 _KEPT = {"QuantizeLinear", "DequantizeLinear"}  # Q/DQ on a constant carries precision information
 
 
-def constant_of(attrs: dict[str, Any], name: str) -> np.ndarray:
+def read_constant(attrs: dict[str, Any], name: str) -> np.ndarray:
     """The array of a Constant node. Raises FrontendError or UnsupportedError."""
     if len(attrs) != 1:
         raise FrontendError(f"node '{name}' (Constant) needs one value, it has {', '.join(attrs) or 'none'}. {DAMAGED}")
@@ -49,7 +49,7 @@ def fold(
     values: dict[Tensor, np.ndarray] = {}
     origins: dict[Tensor, Origin] = {}
     for t in known:
-        array = _value(t)
+        array = _find_value(t)
         if array is None:
             return None
         values[t] = array
@@ -83,7 +83,7 @@ def fold(
     return taken
 
 
-def _value(t: Tensor) -> np.ndarray | None:
+def _find_value(t: Tensor) -> np.ndarray | None:
     if t.weight is not None:
         return t.array()
     if t.shape_value is not None and all(isinstance(v, int) for v in t.shape_value) and t.type.static:

@@ -14,7 +14,7 @@ from whet.frontends._onnx_tensors import ONNX_OF_DTYPE
 from whet.network import TensorType
 
 
-def schema_function(node: NodeProto, domain: str, opset: int, types: Sequence[TensorType | None]) -> FunctionProto | None:
+def find_schema_function(node: NodeProto, domain: str, opset: int, types: Sequence[TensorType | None]) -> FunctionProto | None:
     """The function body that the ONNX schema gives for the node at this opset, or None."""
     try:
         schema: Any = defs.get_schema(node.op_type, opset, domain)
@@ -24,7 +24,7 @@ def schema_function(node: NodeProto, domain: str, opset: int, types: Sequence[Te
         return schema.function_body
     if not schema.has_context_dependent_function:
         return None
-    protos = [TypeProto() if t is None else _type_proto(t) for t in types]
+    protos = [TypeProto() if t is None else _make_type_proto(t) for t in types]
     try:
         raw = schema.get_context_dependent_function(node.SerializeToString(), [p.SerializeToString() for p in protos])
         body = FunctionProto.FromString(raw)
@@ -43,11 +43,11 @@ def is_defined_by_others(op: str, within: FunctionProto) -> bool:
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
-def _type_proto(t: TensorType) -> TypeProto:
+def _make_type_proto(t: TensorType) -> TypeProto:
     return onnx.helper.make_tensor_type_proto(ONNX_OF_DTYPE[t.dtype], [d if isinstance(d, int) else str(d) for d in t.shape])
 
 
-def schema_defaults(op: str, domain: str, opset: int) -> list[AttributeProto]:
+def list_schema_defaults(op: str, domain: str, opset: int) -> list[AttributeProto]:
     """Default attributes of an op, used by its function body when a node omits them."""
     declared = defs.get_schema(op, opset, domain).attributes.values()
     return [a.default_value for a in declared if a.default_value.name]
@@ -75,7 +75,7 @@ def expand(call: NodeProto, f: FunctionProto, name: str, defaults: Sequence[Attr
     given = {a.name: a for a in call.attribute}
     otherwise = {a.name: a for a in (*defaults, *f.attribute_proto)}
 
-    def renamed(n: str) -> str:
+    def rename_value(n: str) -> str:
         if n not in names:
             names[n] = f"{name}/{n}"
         return names[n]
@@ -85,7 +85,7 @@ def expand(call: NodeProto, f: FunctionProto, name: str, defaults: Sequence[Attr
         new = NodeProto()
         new.CopyFrom(node)
         new.name = f"{name}/{node.name or f'{node.op_type.lower()}_{i}'}"
-        _rename(new, renamed, given, otherwise)
+        _rename(new, rename_value, given, otherwise)
         body.append(new)
     return body + head
 

@@ -10,15 +10,15 @@ from typing import Any
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
 from whet.errors import FrontendError, NetworkError, UnsupportedError
-from whet.frontends._onnx_advice import DAMAGED, format_op, unsupported_error, why_no_reader
-from whet.frontends._onnx_attrs import attributes, check_form
-from whet.frontends._onnx_constants import constant_of, fold
-from whet.frontends._onnx_functions import expand, is_defined_by_others, schema_defaults, schema_function
-from whet.frontends._onnx_load import opsets
+from whet.frontends._onnx_advice import DAMAGED, format_op, make_unsupported_error, why_no_reader
+from whet.frontends._onnx_attrs import check_form, read_node_attributes
+from whet.frontends._onnx_constants import fold, read_constant
+from whet.frontends._onnx_functions import expand, find_schema_function, is_defined_by_others, list_schema_defaults
+from whet.frontends._onnx_load import read_opsets
 from whet.frontends._onnx_node import Node
 from whet.frontends._onnx_order import sort_nodes
-from whet.frontends._onnx_shapes import SymbolTable, value_type
-from whet.frontends._onnx_tensors import array_of, dtype_of_onnx
+from whet.frontends._onnx_shapes import SymbolTable, read_value_type
+from whet.frontends._onnx_tensors import get_onnx_dtype, read_onnx_array
 from whet.network import Network, Origin, Tensor, TensorType, Weight
 from whet.ops import OPS, FoldBudget, NoValue, Op, ReadValue, TensorSequence
 from whet.plugin_packages import load_installed
@@ -29,7 +29,7 @@ _MOST_NODES = 300_000  # after inlining; nested functions could expand exponenti
 _BAD_VALUES = (IndexError, AttributeError, TypeError, KeyError, ValueError, OverflowError, ArithmeticError, MemoryError, RecursionError)
 
 
-def onnx_readers() -> dict[str, Op]:
+def get_onnx_readers() -> dict[str, Op]:
     """Maps an ONNX op (other domains: `domain.op`) to the op that reads it."""
     load_installed()
     readers: dict[str, Op] = {}
@@ -63,7 +63,7 @@ class Scope(MutableMapping[str, Any]):
         if name in self.own:
             return self.own[name]
         if name in self.initializers:
-            weight = Weight(array_of(self.initializers[name], self.folder, f"the weight {name!r}"), Origin("source", name))
+            weight = Weight(read_onnx_array(self.initializers[name], self.folder, f"the weight {name!r}"), Origin("source", name))
             self.own[name] = t = self.net.constant(weight, name)
             return t
         if name in self.unknown:
@@ -94,7 +94,7 @@ class GraphReader:
     symbols: SymbolTable
     on_problem: Callable[[NodeProto, str, Exception, Scope], None] | None = None  # (node, name, error, scope); None: raise the error
     on_node: Callable[[NodeProto, str], None] | None = None
-    readers: dict[str, Op] = field(default_factory=onnx_readers)
+    readers: dict[str, Op] = field(default_factory=get_onnx_readers)
     depth: int = 0
     nodes: int = 0
     most_nodes: int = _MOST_NODES
@@ -143,9 +143,9 @@ class GraphReader:
                 if code:
                     raise FrontendError(f"the output {info.name!r} is declared as a tensor, but computed as a sequence. {DAMAGED}")
                 continue
-            if code and dtype_of_onnx(code, f"the output {info.name!r}") != t.dtype:
+            if code and get_onnx_dtype(code, f"the output {info.name!r}") != t.dtype:
                 raise FrontendError(
-                    f"the output {info.name!r} is declared as {dtype_of_onnx(code, info.name)}, but computed as {t.dtype}. {DAMAGED}"
+                    f"the output {info.name!r} is declared as {get_onnx_dtype(code, info.name)}, but computed as {t.dtype}. {DAMAGED}"
                 )
         return outputs
 
@@ -180,36 +180,40 @@ class GraphReader:
     def _read_node(self, node: NodeProto, name: str, domain: str, scope: Scope, versions: Mapping[str, int]) -> None:
         f = self.functions.get((node.domain, node.op_type, node.overload))
         if f is not None:
-            self.read_nodes(expand(node, f, name), scope, opsets(f.opset_import, f"the function {f.name}"))
+            self.read_nodes(expand(node, f, name), scope, read_opsets(f.opset_import, f"the function {f.name}"))
             return
         inputs = [scope[n] if n else None for n in node.input]
         op = self.readers.get(format_op(domain, node.op_type))
         opset = versions.get(domain, 1)
         others = [n for n, v in zip(node.input, inputs, strict=True) if _no_tensor(v)]
         if others and (op is None or not op.reads_sequences):
-            raise unsupported_error(name, domain, node.op_type, f"its input {others[0]!r} is a sequence or an absent value, but the op takes tensors")
+            raise make_unsupported_error(
+                name, domain, node.op_type, f"its input {others[0]!r} is a sequence or an absent value, but the op takes tensors"
+            )
         if op is None and not (not domain and node.op_type == "Constant"):
-            body = schema_function(node, domain, opset, [None if t is None else t.type for t in inputs])
+            body = find_schema_function(node, domain, opset, [None if t is None else t.type for t in inputs])
             if body is None or not self._readable(body):
                 before = tuple(n for n, t in zip(node.input, inputs, strict=True) if t is not None and not t.is_constant)
-                raise unsupported_error(name, domain, node.op_type, why_no_reader(domain, node.op_type, self.readers, before))
-            nodes = expand(node, body, name, schema_defaults(node.op_type, domain, opset))
-            self.read_nodes(nodes, scope, {**versions, **opsets(body.opset_import, f"the definition of {node.op_type}")})
+                raise make_unsupported_error(name, domain, node.op_type, why_no_reader(domain, node.op_type, self.readers, before))
+            nodes = expand(node, body, name, list_schema_defaults(node.op_type, domain, opset))
+            self.read_nodes(nodes, scope, {**versions, **read_opsets(body.opset_import, f"the definition of {node.op_type}")})
             return
         check_form(node, name, domain, opset)
         if opset < 9 and node.op_type in ("Scan", "Upsample"):
-            raise unsupported_error(name, domain, node.op_type, f"its semantics at opset {opset} differ; export the model with opset 13 or newer")
-        attrs = attributes(node, name, domain, self.folder)
+            raise make_unsupported_error(
+                name, domain, node.op_type, f"its semantics at opset {opset} differ; export the model with opset 13 or newer"
+            )
+        attrs = read_node_attributes(node, name, domain, self.folder)
         if opset < 9 and attrs.get("spatial") == 1:
             del attrs["spatial"]  # BatchNormalization up to opset 8: the default, and the only mode since
         net, start = scope.net, len(scope.net.layers)
         if op is None:
-            weight = Weight(constant_of(attrs, name), Origin("source", node.output[0]))
+            weight = Weight(read_constant(attrs, name), Origin("source", node.output[0]))
             scope[node.output[0]] = net.constant(weight, node.output[0])
             return
         view = Node(node.op_type, domain, opset, name, inputs, attrs, list(node.output))
         self._add_graphs(view, node, scope, versions)
-        results = op.onnx(view, net) if op.onnx is not None else _default_reader(op, view, net)
+        results = op.onnx(view, net) if op.onnx is not None else _read_unchanged(op, view, net)
         outputs = [results] if isinstance(results, ReadValue) else list(results)
         tensors = [t for t in outputs if t is None or isinstance(t, Tensor)]
         complete = not others and len(tensors) == len(outputs)
@@ -229,7 +233,7 @@ class GraphReader:
                 continue
             output = outputs[i] if i < len(outputs) else None
             if output is None:
-                raise unsupported_error(
+                raise make_unsupported_error(
                     name,
                     "",
                     node.op_type,
@@ -256,7 +260,7 @@ class GraphReader:
                 known = {}
                 for i, info in enumerate(proto.input):
                     given = types[i] if i < len(types) else None
-                    known[info.name] = given or value_type(info, self.symbols, f"input {info.name!r} of the {key} of node '{view.name}'")
+                    known[info.name] = given or read_value_type(info, self.symbols, f"input {info.name!r} of the {key} of node '{view.name}'")
                 values = self.read(proto, inner, versions, known, prefix(key))
                 view.lengths[key] = [len(v.tensors) if isinstance(v, TensorSequence) else None for v in values]
                 for info, v in zip(proto.output, values, strict=True):
@@ -301,7 +305,7 @@ def mark_output(region: Network, t: Tensor, name: str) -> None:
     region.mark_output(t, name)
 
 
-def _default_reader(op: Op, node: Node, net: Network):
+def _read_unchanged(op: Op, node: Node, net: Network):
     """The default reader: inputs and attributes unchanged; undeclared attributes are refused."""
     unknown = sorted(set(node.attrs) - set(op.attrs))
     if unknown:

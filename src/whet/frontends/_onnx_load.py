@@ -64,7 +64,7 @@ def _check(model: onnx.ModelProto, subject: str, path: Path | None = None) -> on
             raise FrontendError(f"{subject} is not an ONNX model, but {kind}")
         raise FrontendError(f"{subject} holds no graph: it is not an ONNX model, or it is truncated. Copy or export it again.")
     check_texts(model, subject)
-    versions = opsets(model.opset_import, subject)
+    versions = read_opsets(model.opset_import, subject)
     if "" not in versions and any(n.domain in DEFAULT_DOMAINS for n in model.graph.node):
         raise FrontendError(f"{subject} names no opset for its ONNX ops. Export it again.")
     opset, newest = versions.get("", OLDEST_OPSET), onnx.defs.onnx_opset_version()
@@ -97,7 +97,7 @@ def _convert(model: onnx.ModelProto, subject: str, opset: int) -> onnx.ModelProt
         ) from e
 
 
-def opsets(imports, subject: str) -> dict[str, int]:
+def read_opsets(imports, subject: str) -> dict[str, int]:
     """Domain -> version of an opset_import list, the default domain under ""."""
     versions: dict[str, int] = {}
     for entry in imports:
@@ -113,11 +113,11 @@ def external_files(path: str | os.PathLike) -> list[Path]:
     """The existing external-data files in a model's folder. Raises FrontendError for a file that is not a model."""
     model, folder = load_model(path)
     assert folder is not None
-    named = {e.value for t in _tensors(model.graph) for e in t.external_data if e.key == "location"}
+    named = {e.value for t in _iterate_tensors(model.graph) for e in t.external_data if e.key == "location"}
     files = []
     for name in sorted(named):
         try:
-            file = data_file(folder, name)
+            file = find_data_file(folder, name)
             if file is not None and file.is_file():
                 files.append(folder / name)
         except (OSError, ValueError, RuntimeError):  # no path; reading the weight names it
@@ -125,14 +125,14 @@ def external_files(path: str | os.PathLike) -> list[Path]:
     return files
 
 
-def data_file(folder: Path, location: str) -> Path | None:
+def find_data_file(folder: Path, location: str) -> Path | None:
     """The path of an external-data file without symbolic links, or None if it is outside the folder. Raises OSError, ValueError or RuntimeError
     for a location that is no path."""
     path = (folder / location).resolve()
     return path if location and path.is_relative_to(folder.resolve()) else None
 
 
-def _tensors(g: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def _iterate_tensors(g: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Initializers of a graph and of its subgraphs."""
     yield from g.initializer
     for a in (a for n in g.node for a in n.attribute):
@@ -140,4 +140,4 @@ def _tensors(g: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             yield a.t
         yield from a.tensors
         for inner in [*([a.g] if a.HasField("g") else []), *a.graphs]:
-            yield from _tensors(inner)
+            yield from _iterate_tensors(inner)

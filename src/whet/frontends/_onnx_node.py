@@ -21,8 +21,8 @@ from itertools import islice
 from typing import Any
 
 from whet.errors import UnsupportedError
-from whet.frontends._onnx_advice import unsupported_error
-from whet.frontends._onnx_tensors import dtype_of_onnx
+from whet.frontends._onnx_advice import make_unsupported_error
+from whet.frontends._onnx_tensors import get_onnx_dtype
 from whet.network import DType, Network, Tensor
 from whet.ops import TensorSequence
 
@@ -70,8 +70,8 @@ class Node:
 
     def dtype(self, code: int) -> DType:
         """The element type of an ONNX type code. Raises UnsupportedError."""
-        return dtype_of_onnx(code, f"node '{self.name}' ({self.op})")
+        return get_onnx_dtype(code, f"node '{self.name}' ({self.op})")
 
     def unsupported(self, reason: str) -> UnsupportedError:
         """The error to raise for this node; `reason` gives the cause and the nearest workaround."""
-        return unsupported_error(self.name, self.domain, self.op, reason)
+        return make_unsupported_error(self.name, self.domain, self.op, reason)

@@ -56,10 +56,10 @@ def _reads(node: NodeProto) -> Iterable[str]:
     yield from node.input
     for a in node.attribute:
         for sub in [a.g] if a.type == AttributeProto.GRAPH else a.graphs:
-            yield from _captured_names(sub)
+            yield from _find_captured_names(sub)
 
 
-def _captured_names(sub: GraphProto) -> set[str]:
+def _find_captured_names(sub: GraphProto) -> set[str]:
     inside = {v.name for v in (*sub.input, *sub.initializer)} | {o for n in sub.node for o in n.output}
     read = {v for n in sub.node for v in _reads(n)} | {o.name for o in sub.output}
     return read - inside - {""}

@@ -14,8 +14,8 @@ from math import prod
 import onnx
 
 from whet.errors import FrontendError, NetworkError, UnsupportedError
-from whet.frontends._onnx_tensors import dtype_of_onnx
-from whet.network import MAX_ELEMENTS, STRING, Dim, Expr, TensorType, parse_dim, substitute, symbol, symbols
+from whet.frontends._onnx_tensors import get_onnx_dtype
+from whet.network import MAX_ELEMENTS, STRING, Dim, Expr, TensorType, find_symbols, make_symbol, parse_dim, substitute
 from whet.registry import suggest_name
 
 UserShapes = Mapping[str, Sequence[int | str | None]]
@@ -27,7 +27,7 @@ class SymbolTable:
     def __init__(self, plain: Iterable[str] = ()) -> None:
         """`plain` are the texts used alone: only these names may occur in an expression such as `2*seq`."""
         self._plain = {p for p in plain if _is_name(p)}
-        self._by_text: dict[str, Dim] = {p: symbol(p) for p in self._plain}
+        self._by_text: dict[str, Dim] = {p: make_symbol(p) for p in self._plain}
         self._taken: set[str] = set(self._plain)
 
     def of_text(self, text: str) -> Dim:
@@ -45,7 +45,7 @@ class SymbolTable:
             i += 1
             name = f"{base}_{i}"
         self._taken.add(name)
-        return symbol(name)
+        return make_symbol(name)
 
     def _make(self, text: str) -> Dim:
         if not _is_name(text) and len(text) <= 100:
@@ -53,7 +53,7 @@ class SymbolTable:
                 d = parse_dim(text)
             except NetworkError:
                 return self.fresh(text)
-            if isinstance(d, Expr) and symbols(d) <= self._plain:
+            if isinstance(d, Expr) and find_symbols(d) <= self._plain:
                 return d
         return self.fresh(text)
 
@@ -63,19 +63,19 @@ def _is_name(text: str) -> bool:
     return text.isidentifier() and text.isascii() and not keyword.iskeyword(text) and text not in ("min", "max")
 
 
-def plain_names(infos: Iterable[onnx.ValueInfoProto]) -> set[str]:
+def find_plain_names(infos: Iterable[onnx.ValueInfoProto]) -> set[str]:
     """dim_params of declared tensors."""
     return {d.dim_param for i in infos if i.type.HasField("tensor_type") for d in i.type.tensor_type.shape.dim if d.dim_param}
 
 
-def value_type(info: onnx.ValueInfoProto, table: SymbolTable, subject: str, user: Sequence[int | str | None] | None = None) -> TensorType:
+def read_value_type(info: onnx.ValueInfoProto, table: SymbolTable, subject: str, user: Sequence[int | str | None] | None = None) -> TensorType:
     """The type of a declared value. Raises FrontendError or UnsupportedError naming `subject`."""
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         named = (kind or "no type").removesuffix("_type")
         raise UnsupportedError(f"{subject} is a {named}, not a tensor; whet supports tensors only. Replace the {named} before export.")
     tensor = info.type.tensor_type
-    dtype = dtype_of_onnx(tensor.elem_type, subject)
+    dtype = get_onnx_dtype(tensor.elem_type, subject)
     if dtype == STRING:
         raise UnsupportedError(f"{subject} holds strings, which engines do not support. Encode text before the network.")
     if not tensor.HasField("shape"):
@@ -128,7 +128,7 @@ def apply_user_shapes(types: dict[str, TensorType], user: UserShapes | None, tab
             if not isinstance(want, int | str) or (isinstance(want, int) and want < 0):
                 raise FrontendError(f"{where}: a size is a number from 0 up, a name, or None, not {want!r}.")
             try:
-                value = want if isinstance(want, int) else symbol(want)
+                value = want if isinstance(want, int) else make_symbol(want)
             except NetworkError as e:
                 raise FrontendError(f"{where}: {e}") from e
             if env.setdefault(key, value) != value:

@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends._onnx_advice import DAMAGED
-from whet.frontends._onnx_load import data_file
+from whet.frontends._onnx_load import find_data_file
 from whet.network import BF16, BOOL, DTYPES, F8E4M3, F8E5M2, F16, F32, F64, I4, I8, I16, I32, I64, STRING, U4, U8, U16, U32, U64, DType
 
 DTYPE_OF_ONNX: dict[int, DType] = {
@@ -25,7 +25,7 @@ DTYPE_OF_ONNX |= {getattr(TensorProto, name): DTYPES[dtype] for name, dtype in _
 ONNX_OF_DTYPE: dict[DType, int] = {d: code for code, d in DTYPE_OF_ONNX.items()}
 
 
-def dtype_of_onnx(code: int, subject: str) -> DType:
+def get_onnx_dtype(code: int, subject: str) -> DType:
     """whet's element type of an ONNX type code. Raises UnsupportedError naming `subject`."""
     if code in DTYPE_OF_ONNX:
         return DTYPE_OF_ONNX[code]
@@ -35,9 +35,9 @@ def dtype_of_onnx(code: int, subject: str) -> DType:
     )
 
 
-def array_of(t: TensorProto, folder: Path | None, subject: str) -> np.ndarray:
+def read_onnx_array(t: TensorProto, folder: Path | None, subject: str) -> np.ndarray:
     """The tensor's values. Raises FrontendError (damaged, or data outside `folder`) or UnsupportedError (type)."""
-    dtype = dtype_of_onnx(t.data_type, subject)
+    dtype = get_onnx_dtype(t.data_type, subject)
     if dtype is STRING:
         raise UnsupportedError(f"{subject} holds strings; whet supports numeric tensors. Do the text processing before the network.")
     if any(d < 0 for d in t.dims):
@@ -49,11 +49,11 @@ def array_of(t: TensorProto, folder: Path | None, subject: str) -> np.ndarray:
     shape = tuple(t.dims)
     try:
         if t.data_location == TensorProto.EXTERNAL:
-            return _decode_raw(_external_bytes(t, folder, subject, _nbytes(t, dtype)), dtype, shape)
+            return _decode_raw(_read_external_bytes(t, folder, subject, _count_bytes(t, dtype)), dtype, shape)
         if not t.HasField("raw_data"):
             return _decode_fields(t, dtype).reshape(shape)
-        if len(t.raw_data) != _nbytes(t, dtype):
-            raise FrontendError(f"{subject} has {len(t.raw_data)} bytes, its type {dtype}{list(shape)} needs {_nbytes(t, dtype)}. {DAMAGED}")
+        if len(t.raw_data) != _count_bytes(t, dtype):
+            raise FrontendError(f"{subject} has {len(t.raw_data)} bytes, its type {dtype}{list(shape)} needs {_count_bytes(t, dtype)}. {DAMAGED}")
         return _decode_raw(t.raw_data, dtype, shape)
     except (ValueError, TypeError, OverflowError, MemoryError) as e:
         raise FrontendError(f"{subject} cannot be read as {dtype}{list(shape)}: {e}. {DAMAGED}") from e
@@ -90,11 +90,11 @@ def _unpack(packed: np.ndarray, dtype: DType, count: int) -> np.ndarray:
     return (values - top * (values >= top // 2) if dtype.kind == "int" else values).astype(dtype.numpy)
 
 
-def _nbytes(t: TensorProto, dtype: DType) -> int:
+def _count_bytes(t: TensorProto, dtype: DType) -> int:
     return math.ceil(math.prod(t.dims) * dtype.bits / 8)
 
 
-def _external_bytes(t: TensorProto, folder: Path | None, subject: str, nbytes: int) -> bytes:
+def _read_external_bytes(t: TensorProto, folder: Path | None, subject: str, nbytes: int) -> bytes:
     keys = {e.key: e.value for e in t.external_data}
     location = keys.get("location", "")
     if folder is None:
@@ -102,7 +102,7 @@ def _external_bytes(t: TensorProto, folder: Path | None, subject: str, nbytes: i
             f"{subject} has its values in the external file {location!r}, but the model came from memory. Give the model's path."
         )
     try:
-        path = data_file(folder, location)
+        path = find_data_file(folder, location)
         offset, length = int(keys.get("offset") or 0), int(keys.get("length") or nbytes)
     except (ValueError, OSError, RuntimeError) as e:
         raise FrontendError(f"{subject}: its external data entry {str(keys)[:200]} is damaged: {str(e)[:200]}. Export the model again.") from e

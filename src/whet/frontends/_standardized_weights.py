@@ -21,7 +21,7 @@ def fold_standardized_weights(net: Network, budget: FoldBudget) -> int:
     for layer in net.layers:
         if layer.op not in _CONVOLUTIONS or layer.needs(1).maker is None:
             continue
-        steps = _computation(layer.needs(1))
+        steps = _find_computation(layer.needs(1))
         if steps is None or not any(get_op(s.op).statistics for s in steps) or any(budget.why_not(s) for s in steps):
             continue
         values: dict[Tensor, np.ndarray] = {}
@@ -37,7 +37,7 @@ def fold_standardized_weights(net: Network, budget: FoldBudget) -> int:
     return folded
 
 
-def _computation(end: Tensor) -> list[Layer] | None:
+def _find_computation(end: Tensor) -> list[Layer] | None:
     """The layers that compute `end` in execution order, if they read constants only, of static shapes, and round nothing to integers."""
     steps: dict[Layer, None] = {}
 

@@ -28,12 +28,12 @@ def main(kind: str, source: str, target: str, opset: int) -> None:
         sys.argv = ["tf2onnx", "--tflite", source, "--output", target, "--opset", str(opset)]
         convert.main()
     elif kind == "keras":
-        _keras(convert, source, target, opset)
+        _convert_keras(convert, source, target, opset)
     else:
-        _graph_def(convert, source, target, opset)
+        _convert_graph_def(convert, source, target, opset)
 
 
-def _keras(convert: Any, source: str, target: str, opset: int) -> None:
+def _convert_keras(convert: Any, source: str, target: str, opset: int) -> None:
     """A Keras model as a function of its inputs: tf2onnx's own reader of Keras models needs names that Keras 3 no longer has."""
     import tensorflow as tf
 
@@ -58,7 +58,7 @@ def _keras(convert: Any, source: str, target: str, opset: int) -> None:
     convert.from_function(run, input_signature=signature, opset=opset, output_path=target)
 
 
-def _graph_def(convert: Any, source: str, target: str, opset: int) -> None:
+def _convert_graph_def(convert: Any, source: str, target: str, opset: int) -> None:
     """A frozen graph: its inputs are the placeholders, its outputs the values that no node reads."""
     import tensorflow as tf
 

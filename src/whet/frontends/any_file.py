@@ -9,7 +9,7 @@ from whet.frontends._onnx_shapes import UserShapes
 from whet.frontends.caffe import check_caffe, network_from_caffe
 from whet.frontends.onnx import network_from_onnx
 from whet.frontends.onnx_check import Report, check_onnx
-from whet.frontends.tensorflow import check_tensorflow, network_from_tensorflow, tensorflow_kind
+from whet.frontends.tensorflow import check_tensorflow, find_tensorflow_kind, network_from_tensorflow
 from whet.network import Network
 
 _CAFFE = (".prototxt", ".caffemodel")
@@ -19,7 +19,7 @@ def model_kind(path: str | os.PathLike) -> str:
     """The reader of a file: "caffe", "tensorflow" or "onnx" (any other file, which its reader names)."""
     if Path(path).suffix.lower() in _CAFFE:
         return "caffe"
-    return "tensorflow" if tensorflow_kind(path) else "onnx"
+    return "tensorflow" if find_tensorflow_kind(path) else "onnx"
 
 
 def network_from_file(path: str | os.PathLike, *, shapes: UserShapes | None = None) -> Network:

@@ -15,7 +15,7 @@ from whet.frontends._caffe_files import CaffeLayer, CaffeModel, read_caffemodel,
 from whet.frontends._caffe_layer import CONVERTERS, Layer, Weights
 from whet.frontends._onnx_shapes import UserShapes
 from whet.frontends.onnx_check import Problem, Report
-from whet.network import F32, Dim, Network, Origin, Tensor, TensorType, Weight, symbol, verify
+from whet.network import F32, Dim, Network, Origin, Tensor, TensorType, Weight, make_symbol, verify
 from whet.registry import suggest_name
 
 _CUT = "end the network before it, by deleting it from the prototxt"
@@ -48,7 +48,7 @@ def network_from_caffe(
     Batch norms and names of layers and blobs are kept; a Scale after a BatchNorm becomes its gamma and beta.
     Raises FrontendError for unreadable files and missing weights, UnsupportedError for an unsupported layer; both name the layer.
     """
-    prototxt, weights_file = caffe_files(prototxt, caffemodel)
+    prototxt, weights_file = find_caffe_files(prototxt, caffemodel)
     model = read_prototxt(prototxt)
     if random_weights:
         return _read(model, Weights(None), shapes, outputs)
@@ -57,21 +57,21 @@ def network_from_caffe(
     return _read(model, Weights(read_caffemodel(weights_file), str(weights_file)), shapes, outputs)
 
 
-def caffe_files(path: str | os.PathLike, caffemodel: str | os.PathLike | None = None) -> tuple[Path, Path | None]:
+def find_caffe_files(path: str | os.PathLike, caffemodel: str | os.PathLike | None = None) -> tuple[Path, Path | None]:
     """The prototxt and the caffemodel, of which `path` is either one; the other has the same stem, or is the folder's only one of its kind.
 
     Raises FrontendError if there is no prototxt.
     """
     path = Path(path)
     if path.suffix != ".caffemodel":
-        return path, Path(caffemodel) if caffemodel is not None else _sibling_file(path, ".caffemodel", "")
-    sibling = _sibling_file(path, ".prototxt", "deploy")
+        return path, Path(caffemodel) if caffemodel is not None else _find_sibling_file(path, ".caffemodel", "")
+    sibling = _find_sibling_file(path, ".prototxt", "deploy")
     if sibling is None:
         raise FrontendError(f"{path} has the weights only, and there is no {path.with_suffix('.prototxt').name} beside it. Give the prototxt.")
     return sibling, path
 
 
-def _sibling_file(path: Path, suffix: str, preferred: str) -> Path | None:
+def _find_sibling_file(path: Path, suffix: str, preferred: str) -> Path | None:
     same = path.with_suffix(suffix)
     others = sorted(path.parent.glob(f"*{suffix}"))
     if same in others:
@@ -85,7 +85,7 @@ def check_caffe(prototxt: str | os.PathLike, *, shapes: UserShapes | None = None
 
     Raises FrontendError for a file that is not a prototxt.
     """
-    model = read_prototxt(caffe_files(prototxt)[0])
+    model = read_prototxt(find_caffe_files(prototxt)[0])
     report = Report(
         source=str(prototxt), opset=0, opsets={}, producer="Caffe", inputs={}, outputs={}, parameters=0, parameter_bytes=0,
         nodes=len(model.layers), ops=dict(Counter(layer.type for layer in model.layers).most_common()), unit="layer",
@@ -113,7 +113,7 @@ def _read(
     net = Network(model.name)
     net.metadata = {"format": "caffe", "producer_name": "Caffe"}
     blobs: dict[str, Tensor] = {}
-    for name, dims in _input_shapes(model, shapes).items():
+    for name, dims in _get_input_shapes(model, shapes).items():
         blobs[name] = net.add_input(name, TensorType(F32, dims))
     unread = dict.fromkeys(blobs)
     unknown: dict[str, str] = {}
@@ -182,7 +182,7 @@ def _name_tops(net: Network, start: int, source: CaffeLayer, tops: list[Tensor])
             t.name = net.fresh(top)
 
 
-def _input_shapes(model: CaffeModel, shapes: UserShapes | None) -> dict[str, tuple[Dim, ...]]:
+def _get_input_shapes(model: CaffeModel, shapes: UserShapes | None) -> dict[str, tuple[Dim, ...]]:
     for name in shapes or {}:
         if name not in model.inputs:
             raise FrontendError(f"{model.path} has no input {name!r}.{suggest_name(name, model.inputs)} It has {', '.join(model.inputs) or 'none'}.")
@@ -193,7 +193,7 @@ def _input_shapes(model: CaffeModel, shapes: UserShapes | None) -> dict[str, tup
         wanted = (shapes or {}).get(name, dims)
         if len(wanted) != len(dims):
             raise FrontendError(f"the input {name!r} has {len(dims)} dimensions, but the shape given has {len(wanted)}")
-        result[name] = tuple(d if w is None else symbol(w) if isinstance(w, str) else int(w) for w, d in zip(wanted, dims, strict=True))
+        result[name] = tuple(d if w is None else make_symbol(w) if isinstance(w, str) else int(w) for w, d in zip(wanted, dims, strict=True))
     return result
 
 

@@ -11,8 +11,8 @@ from whet.errors import FrontendError
 from whet.frontends._merged_vectors import separate_merged_vectors
 from whet.frontends._onnx_advice import DAMAGED
 from whet.frontends._onnx_graph import GraphReader, Scope, mark_value
-from whet.frontends._onnx_load import load_model, opsets
-from whet.frontends._onnx_shapes import SymbolTable, UserShapes, apply_user_shapes, plain_names, value_type
+from whet.frontends._onnx_load import load_model, read_opsets
+from whet.frontends._onnx_shapes import SymbolTable, UserShapes, apply_user_shapes, find_plain_names, read_value_type
 from whet.frontends._standardized_weights import fold_standardized_weights
 from whet.network import Network, TensorType, verify
 from whet.ops import FoldBudget
@@ -35,18 +35,18 @@ def network_from_onnx(source: Source, *, shapes: UserShapes | None = None, folde
 def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes | None, **hooks) -> Network:
     """The Network of a loaded model; `hooks` go to the GraphReader (see check_onnx)."""
     graph = model.graph
-    table = SymbolTable(plain_names(_real_inputs(graph)))
-    types = input_types(graph, table, shapes)
+    table = SymbolTable(find_plain_names(_list_real_inputs(graph)))
+    types = read_input_types(graph, table, shapes)
     net = Network(graph.name or "network")
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     reader = GraphReader(functions, folder, table, budget=FoldBudget(sum(len(t.raw_data) for t in graph.initializer)), **hooks)
-    outputs = reader.read(graph, Scope(net, folder), opsets(model.opset_import, "the model"), types)
+    outputs = reader.read(graph, Scope(net, folder), read_opsets(model.opset_import, "the model"), types)
     if not len(graph.output):
         raise FrontendError("the model has no outputs, so there is nothing to compute. Export it again.")
     names = [info.name for info in graph.output]
     if len(set(names)) != len(names):
         raise FrontendError(f"two outputs have one name, among {', '.join(names)}. {DAMAGED}")
-    net.metadata = {**net.metadata, **metadata_of(model)}
+    net.metadata = {**net.metadata, **get_metadata(model)}
     if len(outputs) != len(names):
         return net  # read with on_problem: an output was not reached
     for t, name in zip(outputs, names, strict=True):
@@ -56,15 +56,15 @@ def read_model(model: onnx.ModelProto, folder: Path | None, shapes: UserShapes |
     return verify(net, types=False)
 
 
-def input_types(graph: onnx.GraphProto, table: SymbolTable, shapes: UserShapes | None) -> dict[str, TensorType]:
+def read_input_types(graph: onnx.GraphProto, table: SymbolTable, shapes: UserShapes | None) -> dict[str, TensorType]:
     """Types of the model's inputs, without initializers that are listed as inputs."""
-    declared = {i.name: value_type(i, table, f"the input {i.name!r}", (shapes or {}).get(i.name)) for i in _real_inputs(graph)}
+    declared = {i.name: read_value_type(i, table, f"the input {i.name!r}", (shapes or {}).get(i.name)) for i in _list_real_inputs(graph)}
     return apply_user_shapes(declared, shapes, table)
 
 
-def metadata_of(model: onnx.ModelProto) -> dict[str, str]:
+def get_metadata(model: onnx.ModelProto) -> dict[str, str]:
     """The model's metadata: opset, producer, and its properties with the prefix `prop.`."""
-    metadata = {"format": "onnx", "opset": str(opsets(model.opset_import, "the model").get("", 0))}
+    metadata = {"format": "onnx", "opset": str(read_opsets(model.opset_import, "the model").get("", 0))}
     for key in ("producer_name", "producer_version", "domain", "doc_string"):
         if value := getattr(model, key):
             metadata[key] = value
@@ -72,6 +72,6 @@ def metadata_of(model: onnx.ModelProto) -> dict[str, str]:
     return metadata
 
 
-def _real_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+def _list_real_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     weights = {t.name for t in graph.initializer}
     return [i for i in graph.input if i.name not in weights]

@@ -14,12 +14,12 @@ from google.protobuf.message import DecodeError
 from onnx import NodeProto
 
 from whet.errors import FrontendError, NetworkError
-from whet.frontends._onnx_advice import format_op, unsupported_error, why_no_reader
-from whet.frontends._onnx_functions import schema_function
-from whet.frontends._onnx_graph import NotReached, Scope, onnx_readers
-from whet.frontends._onnx_load import load_model, opsets
-from whet.frontends._onnx_shapes import SymbolTable, UserShapes, plain_names, value_type
-from whet.frontends.onnx import Source, input_types, metadata_of, read_model
+from whet.frontends._onnx_advice import format_op, make_unsupported_error, why_no_reader
+from whet.frontends._onnx_functions import find_schema_function
+from whet.frontends._onnx_graph import NotReached, Scope, get_onnx_readers
+from whet.frontends._onnx_load import load_model, read_opsets
+from whet.frontends._onnx_shapes import SymbolTable, UserShapes, find_plain_names, read_value_type
+from whet.frontends.onnx import Source, get_metadata, read_input_types, read_model
 
 _TIMEOUT = 120  # seconds for shape inference; large models take one second
 
@@ -99,16 +99,16 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None, infer_types:
     """
     model, home = load_model(source)
     graph = model.graph
-    versions = opsets(model.opset_import, "the model")
-    meta = metadata_of(model)
-    table = SymbolTable(plain_names(graph.input))
+    versions = read_opsets(model.opset_import, "the model")
+    meta = get_metadata(model)
+    table = SymbolTable(find_plain_names(graph.input))
     weights = [t for t in graph.initializer]
     report = Report(
         source=str(source) if isinstance(source, str | Path) else graph.name or "the model",
         opset=versions.get("", 0),
         opsets={k or "ai.onnx": v for k, v in versions.items()},
         producer=" ".join(filter(None, (meta.get("producer_name"), meta.get("producer_version")))),
-        inputs={n: str(t) for n, t in input_types(graph, table, shapes).items()},
+        inputs={n: str(t) for n, t in read_input_types(graph, table, shapes).items()},
         outputs={o.name: _format_declared_type(o) for o in graph.output},
         parameters=sum(_count(t) for t in weights),
         parameter_bytes=sum(len(t.raw_data) or _count(t) * 4 for t in weights),
@@ -118,7 +118,7 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None, infer_types:
     counts: Counter[str] = Counter()
     tried: set[tuple[str, ...]] = set()  # by name and outputs, because a Loop reads its body more than once
     failed: set[tuple[str, ...]] = set()
-    readers, functions = onnx_readers(), {(f.domain, f.name) for f in model.functions}
+    readers, functions = get_onnx_readers(), {(f.domain, f.name) for f in model.functions}
     makers = {out: i for i, node in enumerate(graph.node) for out in node.output if out}
     current = -1  # the node of the main graph that is being read, with those of its function or subgraphs
 
@@ -131,7 +131,7 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None, infer_types:
 
     def on_problem(node: NodeProto, name: str, problem: Exception, scope: Scope) -> None:
         if isinstance(problem, NotReached) and (node.domain, node.op_type) not in functions and not reads_op(node.op_type, node.domain):
-            problem = unsupported_error(name, node.domain, node.op_type, why_no_reader(node.domain, node.op_type, readers))
+            problem = make_unsupported_error(name, node.domain, node.op_type, why_no_reader(node.domain, node.op_type, readers))
         # After a first failure a type mismatch may come from the less precise inferred type: not a separate problem.
         follows = isinstance(problem, NotReached) or (isinstance(problem, FrontendError) and report.problems)
         if (key := (name, *node.output)) not in failed:
@@ -148,10 +148,10 @@ def check_onnx(source: Source, *, shapes: UserShapes | None = None, infer_types:
 
 def reads_op(op: str, domain: str = "") -> bool:
     """True if nodes of an op can be read: whet has a reader, or ONNX defines the op by others that have one."""
-    readers = onnx_readers()
+    readers = get_onnx_readers()
     if format_op(domain, op) in readers or (op == "Constant" and not domain):
         return True
-    body = schema_function(NodeProto(op_type=op, domain=domain), domain, onnx.defs.onnx_opset_version(), [])
+    body = find_schema_function(NodeProto(op_type=op, domain=domain), domain, onnx.defs.onnx_opset_version(), [])
     return body is not None and all(not n.domain and (n.op_type in readers or n.op_type == "Constant") for n in body.node)
 
 
@@ -171,7 +171,7 @@ class _Inferred:
             info = self._types().get(out)
             try:
                 if info is not None and info.type.tensor_type.HasField("shape"):
-                    scope[out] = scope.net.add_input(scope.net.fresh(f"{out}_unread") + "_", value_type(info, self.table, repr(out)))
+                    scope[out] = scope.net.add_input(scope.net.fresh(f"{out}_unread") + "_", read_value_type(info, self.table, repr(out)))
                     continue
             except NetworkError:
                 pass  # a sequence or an unsupported type: its readers cannot be tried
@@ -179,7 +179,7 @@ class _Inferred:
 
     def _types(self) -> dict[str, onnx.ValueInfoProto]:
         if self.found is None:
-            self.found = {} if self.model is None else {v.name: v for v in _inferred_values(self.model)}
+            self.found = {} if self.model is None else {v.name: v for v in _infer_values(self.model)}
         return self.found
 
 
@@ -190,7 +190,7 @@ sys.stdout.buffer.write(onnx.shape_inference.infer_shapes(model, strict_mode=Fal
 """
 
 
-def _inferred_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+def _infer_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """The values typed by onnx's shape inference, or [] if it fails. In a subprocess, since it may abort on damaged models."""
     try:
         done = subprocess.run(
@@ -204,7 +204,7 @@ def _inferred_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 def _format_declared_type(info: onnx.ValueInfoProto) -> str:
     try:
-        return str(value_type(info, SymbolTable(plain_names([info])), info.name))
+        return str(read_value_type(info, SymbolTable(find_plain_names([info])), info.name))
     except (NetworkError, FrontendError):
         return "unknown"
 

@@ -39,7 +39,7 @@ class DiagramFolder:
 
     def save(self, net: Network, name: str) -> Path:
         """Writes `net` as NAME.onnx and, in whet's text form, as NAME.txt; returns the path of the first. Raises FrontendError."""
-        model = diagram(net)
+        model = make_diagram(net)
         path = self.folder / f"{name}.onnx"
         try:
             with open(self.folder / WEIGHTS, "ab") as f:
@@ -66,7 +66,7 @@ class DiagramFolder:
             t.external_data.add(key=name, value=str(value))
 
 
-def diagram(net: Network) -> ModelProto:
+def make_diagram(net: Network) -> ModelProto:
     """The network as an ONNX model with one node per layer; a fused layer is a call of a function of its operations."""
     writer = _DiagramWriter(OPSET, {}, set())
     graph = writer.graph(net, net.name or "network")
@@ -121,7 +121,7 @@ class _DiagramWriter(Writer):
         inner = _DiagramWriter(self.opset, {}, set())
         inner.functions = self.functions
         graph = inner.graph(body, "body")
-        nodes = [_constant_node(t) for t in graph.initializer] + list(graph.node)
+        nodes = [_make_constant_node(t) for t in graph.initializer] + list(graph.node)
         imports = [helper.make_opsetid("", self.opset), helper.make_opsetid(DOMAIN, 1)]
         inputs, outputs = ([x.name for x in ends] for ends in (graph.input, graph.output))
         function = helper.make_function(DOMAIN, "body", inputs, outputs, nodes, imports)
@@ -135,5 +135,5 @@ class _DiagramWriter(Writer):
         return self.functions[key]
 
 
-def _constant_node(t: onnx.TensorProto) -> NodeProto:
+def _make_constant_node(t: onnx.TensorProto) -> NodeProto:
     return helper.make_node("Constant", [], [t.name], value=t)

@@ -25,7 +25,7 @@ class ModelMetadata:
     custom_metadata_map: dict[str, str] = field(default_factory=dict)
 
 
-def model_metadata(source: str | os.PathLike | bytes | onnx.ModelProto) -> ModelMetadata:
+def read_model_metadata(source: str | os.PathLike | bytes | onnx.ModelProto) -> ModelMetadata:
     """The metadata of a model. Raises FrontendError for an unreadable one."""
     model, _ = load_model(source)
     return ModelMetadata(

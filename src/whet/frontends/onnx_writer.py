@@ -13,9 +13,9 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from whet.errors import FrontendError, UnsupportedError
 from whet.files import LARGEST_MESSAGE, write_onnx
-from whet.frontends._onnx_attrs import kind_of
+from whet.frontends._onnx_attrs import get_attribute_kind
 from whet.frontends._onnx_tensors import ONNX_OF_DTYPE
-from whet.network import Dim, DType, Expr, Layer, Network, Tensor, TensorType, dtype_of
+from whet.network import Dim, DType, Expr, Layer, Network, Tensor, TensorType, get_dtype
 from whet.network.dims import lower
 from whet.ops import get_op
 
@@ -35,7 +35,7 @@ def onnx_from_network(net: Network, opset: int = OPSET) -> onnx.ModelProto:
             raise UnsupportedError(f"%{t.name} has the element type {t.dtype}, which is not available in opset {opset}; write opset {first} or newer")
     graph = Writer(opset, {}, set()).graph(net, net.name or "network")
     own = helper.make_opsetid("", opset)
-    imports = [own, *(helper.make_opsetid(domain, 1) for domain in sorted(_domains(graph)))]
+    imports = [own, *(helper.make_opsetid(domain, 1) for domain in sorted(_list_domains(graph)))]
     model = helper.make_model(graph, opset_imports=imports, producer_name="whet", ir_version=helper.find_min_ir_version_for([own]))
     for key, value in net.metadata.items():
         if key.startswith("prop."):
@@ -43,10 +43,10 @@ def onnx_from_network(net: Network, opset: int = OPSET) -> onnx.ModelProto:
     return model
 
 
-def _domains(graph: GraphProto) -> set[str]:
+def _list_domains(graph: GraphProto) -> set[str]:
     """Domains of the graph's nodes besides ONNX's own, those of subgraphs included."""
     domains = {node.domain for node in graph.node if node.domain}
-    return domains.union(*(_domains(a.g) for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH))
+    return domains.union(*(_list_domains(a.g) for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH))
 
 
 def save_onnx(net: Network, path: str | os.PathLike, opset: int = OPSET) -> Path:
@@ -91,7 +91,7 @@ class Writer:
         defined = {t for layer in net.layers for t in layer.outputs}
         for t in net.constants.values():
             self.names.setdefault(t, self.fresh(t.name))
-            self.initializers.append(_tensor_proto(t.array(), self.names[t]))
+            self.initializers.append(_make_tensor_proto(t.array(), self.names[t]))
         for layer in net.layers:
             self.layer(layer)
         outputs = []
@@ -100,8 +100,8 @@ class Writer:
             if t not in defined:  # an input, a constant or a captured value: ONNX requires a node in between
                 out = output_names.pop(t, "") or self.fresh(f"{t.name}_out")
                 self.node("Identity", [self.names[t]], [out])
-            outputs.append(_value_info(out, t.type))
-        inputs = [_value_info(self.names[t], t.type) for t in net.inputs]
+            outputs.append(_make_value_info(out, t.type))
+        inputs = [_make_value_info(self.names[t], t.type) for t in net.inputs]
         return helper.make_graph(self.nodes, name, inputs, outputs, self.initializers)
 
     def layer(self, layer: Layer) -> None:
@@ -142,7 +142,7 @@ class Writer:
         made = helper.make_node(op, trimmed, list(outputs), name=self._node_name(name or op.lower()), domain=domain)
         for key, v in sorted(attrs.items()):
             if v is not None:
-                made.attribute.append(_attribute(key, v, op, name))
+                made.attribute.append(_make_attribute(key, v, op, name))
         self.nodes.append(made)
 
     def name(self, t: Tensor | None) -> str:
@@ -152,13 +152,13 @@ class Writer:
         if t not in self.names:
             self.names[t] = self.fresh(t.name)
             if t.weight is not None:
-                self.initializers.append(_tensor_proto(t.array(), self.names[t]))
+                self.initializers.append(_make_tensor_proto(t.array(), self.names[t]))
         return self.names[t]
 
     def constant(self, array: np.ndarray, name: str = "const") -> str:
         """Adds an initializer and returns its name."""
         name = self.fresh(name)
-        self.initializers.append(_tensor_proto(np.asarray(array), name))
+        self.initializers.append(_make_tensor_proto(np.asarray(array), name))
         return name
 
     def dims(self, values: Sequence[Dim], name: str = "shape") -> str:
@@ -243,15 +243,15 @@ class Writer:
         return name
 
 
-def _value_info(name: str, t: TensorType) -> onnx.ValueInfoProto:
+def _make_value_info(name: str, t: TensorType) -> onnx.ValueInfoProto:
     if any(isinstance(d, int) and d >= 2**63 for d in t.shape):
         raise UnsupportedError(f"%{name} is of type {t}; ONNX sizes are below 2**63. Check its shapes and pads.")
     return helper.make_tensor_value_info(name, ONNX_OF_DTYPE[t.dtype], [d if isinstance(d, int) else str(d) for d in t.shape])
 
 
-def _tensor_proto(a: np.ndarray, name: str) -> TensorProto:
+def _make_tensor_proto(a: np.ndarray, name: str) -> TensorProto:
     """The array as raw little-endian bytes; values below 8 bits are packed, the first in the lowest bits."""
-    dtype = dtype_of(a)
+    dtype = get_dtype(a)
     if dtype.bits < 8:
         flat = np.ascontiguousarray(a).reshape(-1)
         values = flat.view(np.uint8) if dtype.is_float else flat.astype(np.int8).view(np.uint8)
@@ -263,10 +263,10 @@ def _tensor_proto(a: np.ndarray, name: str) -> TensorProto:
     return TensorProto(name=name, dims=a.shape, data_type=ONNX_OF_DTYPE[dtype], raw_data=raw)
 
 
-def _attribute(key: str, v: Any, op: str, name: str) -> onnx.AttributeProto:
+def _make_attribute(key: str, v: Any, op: str, name: str) -> onnx.AttributeProto:
     """A whet attribute value as an AttributeProto."""
     label = f"{op} '{name}': attribute {key}"
-    kind = _declared_kind(op, key)
+    kind = _find_declared_kind(op, key)
     match v:
         case DType():
             return helper.make_attribute(key, ONNX_OF_DTYPE[v])
@@ -284,16 +284,16 @@ def _attribute(key: str, v: Any, op: str, name: str) -> onnx.AttributeProto:
                 values = [float(x) for x in values]
             return helper.make_attribute(key, values, attr_type=kind if not values else None)
         case np.ndarray():
-            return helper.make_attribute(key, _tensor_proto(v, key))
+            return helper.make_attribute(key, _make_tensor_proto(v, key))
         case int() if kind == onnx.AttributeProto.FLOAT:
             return helper.make_attribute(key, float(v))
         case _:
             return helper.make_attribute(key, v)
 
 
-def _declared_kind(op: str, key: str) -> int | None:
+def _find_declared_kind(op: str, key: str) -> int | None:
     """The AttributeProto kind that ONNX declares for an op's attribute, or None."""
     if not onnx.defs.has(op):
         return None
     declared = onnx.defs.get_schema(op).attributes.get(key)
-    return None if declared is None else kind_of(declared.type)
+    return None if declared is None else get_attribute_kind(declared.type)

@@ -31,7 +31,7 @@ _UNNAMED = "unk__"  # how tf2onnx calls sizes without a name
 _SAVED = ("saved_model.pb", "saved_model.pbtxt")
 
 
-def tensorflow_kind(path: str | os.PathLike) -> str | None:
+def find_tensorflow_kind(path: str | os.PathLike) -> str | None:
     """"saved_model", "keras", "graph_def" or "tflite" by the folder's files or the extension; None for other files."""
     path = Path(path)
     if path.is_dir():
@@ -76,7 +76,7 @@ def check_tensorflow(path: str | os.PathLike, *, shapes: UserShapes | None = Non
 
 def onnx_from_tensorflow(path: str | os.PathLike) -> onnx.ModelProto:
     """The model as tf2onnx converts it, unchanged."""
-    kind, source = tensorflow_kind(path), Path(path)
+    kind, source = find_tensorflow_kind(path), Path(path)
     if kind is None:
         raise FrontendError(f"{path} is not a SavedModel folder, a Keras model (.h5, .keras), a frozen graph (.pb) or a .tflite file")
     if not source.exists():
@@ -95,11 +95,11 @@ def onnx_from_tensorflow(path: str | os.PathLike) -> onnx.ModelProto:
         except subprocess.TimeoutExpired as e:
             raise FrontendError(f"{path}: tf2onnx took longer than {_TIMEOUT} s. Convert the model by hand: python -m tf2onnx.convert") from e
         if done.returncode or not target.exists():
-            raise _failure(path, python, done.stderr)
+            raise _make_conversion_error(path, python, done.stderr)
         return onnx.load(target)
 
 
-def _failure(path: str | os.PathLike, python: str, stderr: str) -> Exception:
+def _make_conversion_error(path: str | os.PathLike, python: str, stderr: str) -> Exception:
     lines = [line for line in stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else "it stopped without a message"
     if "No module named" in last:

@@ -52,8 +52,8 @@ def from_torch(
     try:
         try:
             model = _export(module, args, {}, dynamic_batch, input_names, output_names)
-        except _failures() as e:
-            raise FrontendError(_failure_text(module, args, e, dynamic_batch)) from e
+        except _list_failures() as e:
+            raise FrontendError(_describe_failure(module, args, e, dynamic_batch)) from e
         try:
             net = network_from_onnx(model)
             if not dynamic_batch or not any(t.type.rank and isinstance(t.shape[0], Expr) for t in net.inputs):
@@ -67,7 +67,7 @@ def from_torch(
             m.training = training
 
 
-def example_for(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[str], tuple[Any, ...]]:
+def make_example(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[str], tuple[Any, ...]]:
     """Input names and seeded random f32 tensors of `shapes`, in the order of the parameters of `module.forward` if all are named after these."""
     import torch
 
@@ -87,7 +87,7 @@ def _export(
     if dynamic:
         batch = torch.export.Dim("N", min=1)
         shapes = tuple({0: batch} if a.ndim else None for a in args)
-        args = tuple(_double(a) for a in args)  # torch specializes a batch of one to a constant
+        args = tuple(_double_batch(a) for a in args)  # torch specializes a batch of one to a constant
     with _quiet(), torch.no_grad():
         program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
         made = torch.onnx.export(
@@ -117,8 +117,8 @@ def from_exported(program: Any) -> Network:
     try:
         with _quiet(), torch.no_grad():
             model = torch.onnx.export(program, opset_version=OPSET, dynamo=True, optimize=False, verbose=False).model_proto.SerializeToString()
-    except _failures() as e:
-        raise FrontendError(f"torch.onnx cannot convert the program: {_first_line(e)}") from e
+    except _list_failures() as e:
+        raise FrontendError(f"torch.onnx cannot convert the program: {_get_first_line(e)}") from e
     return network_from_onnx(model)
 
 
@@ -129,17 +129,17 @@ def export_program(module: Any, args: tuple[Any, ...], dynamic_shapes: Any = Non
     try:
         with _quiet(), torch.no_grad():
             return torch.export.export(module, args, dynamic_shapes=dynamic_shapes, strict=False)
-    except _failures() as e:
-        raise FrontendError(f"torch.export cannot trace {type(module).__name__}: {_first_line(e)}") from e
+    except _list_failures() as e:
+        raise FrontendError(f"torch.export cannot trace {type(module).__name__}: {_get_first_line(e)}") from e
 
 
-def _double(a: Any) -> Any:
+def _double_batch(a: Any) -> Any:
     import torch
 
     return torch.cat([a, a]) if a.ndim and len(a) == 1 else a
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def _list_failures() -> tuple[type[Exception], ...]:
     """The exceptions of torch's exporters and of a traced forward."""
     import torch
 
@@ -149,35 +149,35 @@ def _failures() -> tuple[type[Exception], ...]:
     )  # fmt: skip
 
 
-def _failure_text(module: Any, args: tuple, error: Exception, dynamic: bool) -> str:
+def _describe_failure(module: Any, args: tuple, error: Exception, dynamic: bool) -> str:
     """The failing submodule, the reason and the workaround."""
     import torch
 
     try:
         with torch.no_grad():
             module(*args)
-    except _failures() as e:
+    except _list_failures() as e:
         what = f"{type(module).__name__} itself fails on the example"
-        return f"{what}: {_first_line(e)}. Give the arguments of module(*example)."
+        return f"{what}: {_get_first_line(e)}. Give the arguments of module(*example)."
     if dynamic:
         try:
             _export(module, args, {}, False)
             return (
-                f"torch cannot export {type(module).__name__} with a dynamic batch ({_first_line(error)}): its forward assumes the batch of the "
+                f"torch cannot export {type(module).__name__} with a dynamic batch ({_get_first_line(error)}): its forward assumes the batch of the "
                 "example. Give dynamic_batch=False, or take sizes from x.shape instead of constants."
             )
-        except _failures() as e:
+        except _list_failures() as e:
             error = e
-    path, culprit, reason = _culprit(module, args, error)
+    path, culprit, reason = _find_culprit(module, args, error)
     part = f"{type(module).__name__}" if not path else f"its submodule '{path}' ({type(culprit).__name__})"
     return (
-        f"torch cannot export {part}: {_first_line(reason)}. Make this part exportable: no data-dependent Python branches and no .item(), "
+        f"torch cannot export {part}: {_get_first_line(reason)}. Make this part exportable: no data-dependent Python branches and no .item(), "
         "torch.where and torch.cond instead (torch.export.export(module, example) checks it fastest); for an op without ONNX equivalent give "
         "torch.onnx.export a custom_translation_table (onnxscript); or export the ONNX file yourself and use whet.network_from_onnx."
     )
 
 
-def _culprit(module: Any, args: tuple, error: Exception) -> tuple[str, Any, Exception]:
+def _find_culprit(module: Any, args: tuple, error: Exception) -> tuple[str, Any, Exception]:
     """The path, module and error of the smallest submodule that cannot be exported with its inputs."""
     import torch
 
@@ -190,7 +190,7 @@ def _culprit(module: Any, args: tuple, error: Exception) -> tuple[str, Any, Exce
     try:
         with torch.no_grad():
             module(*args)
-    except _failures() as e:
+    except _list_failures() as e:
         return "", module, e
     finally:
         for h in handles:
@@ -203,14 +203,14 @@ def _culprit(module: Any, args: tuple, error: Exception) -> tuple[str, Any, Exce
                 continue
             try:
                 _export(child, seen[full][0], seen[full][1], False)
-            except _failures() as e:
+            except _list_failures() as e:
                 path, at, reason = full, child, e
                 break
         else:
             return path, at, reason
 
 
-def _first_line(e: Exception) -> str:
+def _get_first_line(e: Exception) -> str:
     """The first line of torch's error, without its stack."""
     cause: BaseException = e
     while cause.__cause__ is not None:

@@ -71,7 +71,7 @@ def find_differing_settings(plans: Sequence[EnginePlan]) -> dict[str, list[Any]]
 
     A library that not all of the engines use is no difference.
     """
-    rows = [{n: _tuples_as_lists(v) for n, v in p.options.items()} | dict(_iterate_leaves("machine", p.machine)) for p in plans]
+    rows = [{n: _convert_tuples_to_lists(v) for n, v in p.options.items()} | dict(_iterate_leaves("machine", p.machine)) for p in plans]
     values = {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
     return {
         name: found for name, found in values.items()
@@ -86,9 +86,9 @@ def format_setting(value: Any) -> str:
     return "none" if value in (None, "") else "on" if value is True else "off" if value is False else str(value)
 
 
-def _tuples_as_lists(value: Any) -> Any:
+def _convert_tuples_to_lists(value: Any) -> Any:
     """A value as it is in a loaded engine, where JSON made lists of tuples."""
-    return [_tuples_as_lists(v) for v in value] if isinstance(value, list | tuple) else value
+    return [_convert_tuples_to_lists(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _iterate_leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -120,7 +120,7 @@ def align_layers(plans: Sequence[EnginePlan], times: Sequence[Mapping[str, float
         rows = [[replace(f, ms=ms.get(f.layer.name)) for f in facts] for facts, ms in zip(rows, times, strict=True)]
     group: dict[str, str] = {}  # node -> a node of its group; roots are their own
 
-    def root(node: str) -> str:
+    def find_root(node: str) -> str:
         while group.setdefault(node, node) != node:
             node = group[node]
         return node
@@ -128,11 +128,11 @@ def align_layers(plans: Sequence[EnginePlan], times: Sequence[Mapping[str, float
     for facts in rows:
         for f in facts:
             for other in f.layer.sources[1:]:
-                group[root(other)] = root(f.layer.sources[0])
+                group[find_root(other)] = find_root(f.layer.sources[0])
     members: dict[str, tuple[dict[str, None], list[list[LayerFacts]]]] = {}
     for k, facts in enumerate(rows):
         for f in facts:
-            key = root(f.layer.sources[0]) if f.layer.sources else ""
+            key = find_root(f.layer.sources[0]) if f.layer.sources else ""
             nodes, layers = members.setdefault(key, ({}, [[] for _ in plans]))
             nodes.update(dict.fromkeys(f.layer.sources))
             layers[k].append(f)

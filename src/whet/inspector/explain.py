@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from whet.composites import composite_of
+from whet.composites import find_composite
 from whet.engine import Candidate, EnginePlan
 from whet.engine.report import SelectionRecord
 from whet.engine.schema import encode
@@ -102,7 +102,7 @@ def explain_layer(plan: EnginePlan, f: LayerFacts) -> dict[str, Any]:
         names |= {x.name for x in f.layer.regions["body"].layers}
     timed = sorted((c for c in f.candidates if c.ms is not None), key=lambda c: c.ms or 0.0)
     runner = f.runner_up
-    described = composite_of(f.layer)
+    described = find_composite(f.layer)
     sparsity = layer_sparsity(f)
     return {
         **_summarize_layer(f, sum(plan.report.layer_ms.values())),

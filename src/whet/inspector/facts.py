@@ -11,7 +11,7 @@ from whet.engine.report import Candidate
 from whet.errors import UsageError
 from whet.network import DTYPES, Layer, TensorType, evaluate, format_bytes
 from whet.ops import bind_layer, bind_symbols
-from whet.ops._cost import operations
+from whet.ops._cost import count_operations
 from whet.registry import suggest_name
 
 _LAUNCH_MS = 0.005  # layers up to this time are dominated by thread wake-up and call overhead
@@ -89,7 +89,7 @@ def layer_facts(plan: EnginePlan, shapes: Mapping[str, tuple[int, ...]] | None =
         ms = times.get(layer.name)
         found = tuple(candidates.get(layer.name, ()))
         cold = tuple(plan.report.cold_ms.get(layer.name, ()))
-        rows.append(LayerFacts(names[layer.name], static, choice, moved, weights, operations(static), ms, None, found, cold))
+        rows.append(LayerFacts(names[layer.name], static, choice, moved, weights, count_operations(static), ms, None, found, cold))
     return _with_bounds(rows, plan)
 
 

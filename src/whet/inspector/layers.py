@@ -13,7 +13,7 @@ from whet.inspector.facts import LayerFacts
 from whet.inspector.sparse_layers import layer_sparsity
 from whet.inspector.words import format_words, get_head_op, get_layer_type, get_type_word
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics import epilogue_steps, is_quantized, outer_input, remove_quantization, root_layer
+from whet.tactics import find_epilogue_steps, get_root_layer, is_quantized, outer_input, remove_quantization
 
 _ACTIVATIONS = {
     "Relu": "RELU", "Silu": "SWISH", "Swish": "SWISH", "Clip": "CLIP", "LeakyRelu": "LEAKY_RELU", "Sigmoid": "SIGMOID", "Tanh": "TANH",
@@ -93,7 +93,7 @@ def _describe_parameters(f: LayerFacts) -> dict[str, Any]:
     if op in ("Gemm", "MatMul"):
         return _describe_product(f)
     if kind == "CaskPooling":
-        return _describe_pooling(root_layer(_dequantize(f.layer)))
+        return _describe_pooling(get_root_layer(_dequantize(f.layer)))
     if kind == "Reformat":
         a = f.layer.attrs
         return {"ParameterType": "Reformat", "Origin": "REFORMAT" if a["source_dtype"] == a["dtype"] else "CAST"}
@@ -115,7 +115,7 @@ def _describe_parameters(f: LayerFacts) -> dict[str, Any]:
 
 def _describe_convolution(f: LayerFacts) -> dict[str, Any]:
     layer = _dequantize(f.layer)
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     a, w = head.attrs, head.needs(1)
     r = w.type.rank - 2
     flat = int(r == 1)  # TensorRT represents 1-D convolutions as 2-D
@@ -155,7 +155,7 @@ def _describe_convolution(f: LayerFacts) -> dict[str, Any]:
 
 def _describe_product(f: LayerFacts) -> dict[str, Any]:
     layer = _dequantize(f.layer)
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     b = head.needs(1)
     weight = _find_outer_constant(layer, b)
     activation, residual, extra = _describe_epilogue(layer)
@@ -252,7 +252,7 @@ def _dequantize(layer: Layer) -> Layer:
 
 def _describe_epilogue(layer: Layer) -> tuple[str, int | None, dict[str, Any]]:
     """(TensorRT's name of the activation, input index of the residual, keys with the whole epilogue)."""
-    steps = epilogue_steps(layer)
+    steps = find_epilogue_steps(layer)
     if not steps:
         return "NONE", None, {}
     added = [s for s in steps if s.op in ("Add", "Sum") and s.other_tensor is not None and not s.other_tensor.is_constant]

@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.engine import Candidate, EnginePlan
 from whet.inspector.facts import LayerFacts, layer_facts
-from whet.sparsity import reduction_axis
+from whet.sparsity import find_reduction_axis
 from whet.sparsity.report import is_sparse
 from whet.sparsity.two_four import explain_ineligible
 
@@ -55,7 +55,7 @@ class LayerSparsity:
 
 def layer_sparsity(f: LayerFacts) -> LayerSparsity | None:
     """The sparsity of a layer; None for layers without constant weights of a Conv, Gemm or MatMul."""
-    if reduction_axis(f.layer) is None:
+    if find_reduction_axis(f.layer) is None:
         return None
     sparse, dense = (_find_fastest(c for c in f.candidates if is_sparse(c.tactic, c.config) == kind) for kind in (True, False))
     runs_sparse = is_sparse(f.choice.tactic, f.choice.config)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from whet.composites import composite_of
+from whet.composites import find_composite
 from whet.inspector.facts import LayerFacts
 from whet.network import DTYPES, Layer, Tensor, TensorType, evaluate
-from whet.ops._cost import operations
+from whet.ops._cost import count_operations
 from whet.ops._strided import RESHAPES
 
 _IN_PLACE = ("Gather", *RESHAPES, "Slice")
@@ -26,7 +26,7 @@ def count_unfused(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[i
     storage = next(o[1] for o in (*choice.inputs, *choice.outputs) if o is not None)
     stored = {t: o[1] for t, o in (*zip(body.inputs, choice.inputs, strict=True), *zip(body.outputs, choice.outputs, strict=True)) if o is not None}
 
-    def nbytes(t: Tensor) -> int:
+    def count_bytes(t: Tensor) -> int:
         kind = DTYPES[stored.get(t, storage)]
         return evaluate(TensorType(kind if t.dtype.is_float and kind.is_float else t.dtype, t.shape).nbytes, {})
 
@@ -35,7 +35,7 @@ def count_unfused(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[i
             return [n for y in x.regions["body"].layers if y.op not in _IN_PLACE for n in count(y)]
         if _counts_parts(x):
             return [n for y in x.regions["body"].layers for n in count(y)]
-        return [(operations(x), sum(nbytes(t) for t in (*x.inputs, *x.outputs) if t is not None))]
+        return [(count_operations(x), sum(count_bytes(t) for t in (*x.inputs, *x.outputs) if t is not None))]
 
     if layer.composite in also:
         return count(layer)
@@ -44,5 +44,5 @@ def count_unfused(facts: LayerFacts, also: Collection[str] = ()) -> list[tuple[i
 
 def _counts_parts(layer: Layer) -> bool:
     """True if the layers of the body are counted one by one; a Concat that is read in place costs nothing."""
-    described = composite_of(layer)
+    described = find_composite(layer)
     return described is not None and described.counts_parts

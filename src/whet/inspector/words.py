@@ -6,7 +6,7 @@ from whet.composites import COMPOSITES
 from whet.engine.plan import Choice
 from whet.network import Layer
 from whet.ops import OPS
-from whet.tactics import root_layer
+from whet.tactics import get_root_layer
 
 TYPE = {
     "f32": "Float", "f16": "Half", "bf16": "BFloat16", "f8e4m3": "FP8", "f8e5m2": "FP8", "i8": "Int8", "i32": "Int32", "i64": "Int64",
@@ -49,8 +49,8 @@ def get_layer_type(layer: Layer, choice: Choice | None = None) -> str:
         inner = [x.op for x in layer.regions["body"].layers] if layer.op == "Fused" else []
         if any(o in _POOLS for o in inner):
             return "CaskConvActPool"
-        w = root_layer(layer).inputs[1]
-        return "CudaDepthwiseConvolution" if w is not None and w.shape[1] == 1 and root_layer(layer).attrs["group"] > 1 else "CaskConvolution"
+        w = get_root_layer(layer).inputs[1]
+        return "CudaDepthwiseConvolution" if w is not None and w.shape[1] == 1 and get_root_layer(layer).attrs["group"] > 1 else "CaskConvolution"
     if op in _POOLS:
         return "CaskPooling"
     if op in ("Silu", "GELU") or (op in OPS and OPS[op].pointwise and op not in _OTHER_TYPES):

@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.measure.option import Option
 from whet.network import DType, Layer
 from whet.runtime.memory import write_bytes
-from whet.tactics import Args, Packed, shifted_pairs
+from whet.tactics import Args, Packed, iterate_shifted_pairs
 
 _HOT_SAMPLE_MS = 0.05  # with hot caches a sample repeats short kernels up to this: the clock resolves a microsecond
 
@@ -114,7 +114,7 @@ class Bench:
         given = [None if s is None else self._buffer("in", i, s.dtype, n) for i, (s, n) in enumerate(zip(o.signature.inputs, k.inputs, strict=True))]
         ins = [0 if buffer is None else buffer.address for buffer in given]
         outs = [self._buffer("out", i, operand.dtype, k.outputs[i]).address for i, operand in enumerate(o.signature.outputs)]
-        for i, j, shift in shifted_pairs(k, o.signature):
+        for i, j, shift in iterate_shifted_pairs(k, o.signature):
             if k.inputs[i] < k.outputs[j]:
                 ins[i] = outs[j] + shift
             else:

@@ -11,7 +11,7 @@ import numpy as np
 
 from whet.errors import ShapeError, UsageError
 from whet.measure.queries import Measured, compute_percentile, measure
-from whet.measure.statistics import confidence_interval
+from whet.measure.statistics import compute_confidence_interval
 from whet.runtime.arrays import as_array
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _time_runs(engine: Engine, feed: dict[str, np.ndarray], limits: dict[str, An
 def summarize(measured: Measured, batch: int) -> Benchmark:
     """The statistics of timed queries of `batch` samples each."""
     latencies = [t.latency for t in measured.traces]
-    low, high = confidence_interval(latencies)
+    low, high = compute_confidence_interval(latencies)
     per_second = len(latencies) / measured.wall
     return Benchmark(
         queries=len(latencies), seconds=measured.wall, batch=batch, latency_ms=median(latencies), interval_ms=(low, high),

@@ -18,7 +18,7 @@ from typing import Any
 
 from whet.backends import Load
 from whet.measure.policy import PATIENCE, Policy, Stage
-from whet.measure.statistics import compute_noise, confidence_interval, estimate_typical_time, lower_quartile, spread, standard_error
+from whet.measure.statistics import compute_confidence_interval, compute_noise, compute_standard_error, estimate_typical_time, lower_quartile, spread
 
 Run = Callable[[], float]
 
@@ -73,7 +73,7 @@ class Ranking:
 
     def interval(self, i: int) -> tuple[float, float]:
         """The 95 % confidence interval of a candidate's median."""
-        return confidence_interval(self.samples[i])
+        return compute_confidence_interval(self.samples[i])
 
     def fastest(self, among: Iterable[int] | None = None) -> int:
         """The candidate of least time; the first of equal ones."""
@@ -83,7 +83,7 @@ class Ranking:
         """True if a candidate is slower than `fastest` by more than the policy's tolerance. `errors` replaces the policy's standard errors."""
         errors = self.policy.accept_errors if errors is None else errors
         a, b = self.samples[i], self.samples[fastest]
-        noise = compute_noise(a, b, self.policy.paired) if errors is None else errors * hypot(standard_error(a), standard_error(b))
+        noise = compute_noise(a, b, self.policy.paired) if errors is None else errors * hypot(compute_standard_error(a), compute_standard_error(b))
         return self.seconds(i) - self.seconds(fastest) > self.policy.tolerance(self.seconds(fastest), noise)
 
     def select(self, order: Sequence[int]) -> int:

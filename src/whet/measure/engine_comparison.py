@@ -15,7 +15,7 @@ from whet.errors import ShapeError
 from whet.measure.benchmark import draw_inputs
 from whet.measure.compare import compare, time_calls
 from whet.measure.policy import LAYERS_SIDE_BY_SIDE, Block, Budget, Policy, Stage
-from whet.measure.statistics import confidence_interval
+from whet.measure.statistics import compute_confidence_interval
 from whet.measure.tensorrt_engine import ComparedEngine
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def compare_engines(
         ratios = [r - 1 for r in ranking.ratios(k)]
         low, high = ranking.interval(k)
         snr, worst = compute_output_difference(outputs[0], outputs[k])
-        change = (median(ratios), confidence_interval(ratios)) if k else (0.0, (0.0, 0.0))
+        change = (median(ratios), compute_confidence_interval(ratios)) if k else (0.0, (0.0, 0.0))
         rows.append(EngineRow(name, 1e3 * median(ranking.samples[k]), (1e3 * low, 1e3 * high), *change, snr, worst))
     return rows
 
@@ -117,7 +117,7 @@ def compare_layers(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple[
         runs: dict[str, list[list[float]]] = {n: [] for n in names}
         plans = {}
 
-        def runner(name: str) -> Callable[[], float]:
+        def make_runner(name: str) -> Callable[[], float]:
             context, inputs = contexts[name], _convert_inputs(name, engines[name], feed)
             for n, a in inputs.items():
                 context.set_input_shape(n, a.shape)
@@ -132,7 +132,7 @@ def compare_layers(engines: Mapping[str, Engine], *, shapes: Mapping[str, tuple[
 
             return run
 
-        compare([runner(n) for n in names], LAYERS_SIDE_BY_SIDE, watch=engines[names[0]].backend.watch)
+        compare([make_runner(n) for n in names], LAYERS_SIDE_BY_SIDE, watch=engines[names[0]].backend.watch)
     layers = {n: [layer.name for layer in plans[n].network.layers] for n in names}
     return {n: LayerMilliseconds(plans[n], {x: 1e3 * median(r[i] for r in runs[n]) for i, x in enumerate(layers[n])}) for n in names}
 

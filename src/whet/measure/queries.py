@@ -78,7 +78,7 @@ def measure(
     begin = [0.0]
     failures: list[BaseException] = []
 
-    def loop(k: int) -> None:
+    def run_loop(k: int) -> None:
         context, (inputs, outputs, sources, results) = contexts[k], bound[k]
 
         def query() -> Trace:
@@ -120,9 +120,9 @@ def measure(
             failures.append(e)
 
     if len(contexts) == 1:
-        loop(0)
+        run_loop(0)
     else:
-        threads = [threading.Thread(target=loop, args=(k,), name=f"stream-{k}") for k in range(len(contexts))]
+        threads = [threading.Thread(target=run_loop, args=(k,), name=f"stream-{k}") for k in range(len(contexts))]
         for t in threads:
             t.start()
         for t in threads:

@@ -14,7 +14,7 @@ from whet.backends.cuda.memory import DeviceBuffer, PinnedBuffer
 from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 from whet.measure.queries import Measured, Trace
-from whet.network import static_shape, stored_shape, to_stored
+from whet.network import compute_stored_shape, static_shape, to_stored
 
 DEPTH = 2  # queries in flight per inference stream: the next query's inputs are copied during the compute
 
@@ -42,7 +42,7 @@ class Slot:
             o, (at, nbytes) = self.bound.shaped.operands[t.name], self.bound.place(t.name)
             buffer = PinnedBuffer(nbytes)
             if feed is not None and nbytes:
-                shape = static_shape(stored_shape(o.format, static_shape(self.bound.shaped.types[t.name].shape)))
+                shape = static_shape(compute_stored_shape(o.format, static_shape(self.bound.shaped.types[t.name].shape)))
                 stored = to_stored(feed[t.name].astype(o.dtype.numpy, copy=False), o.format)
                 assert stored.shape == shape
                 buffer.array[:] = stored.reshape(-1).view(np.uint8)

@@ -27,18 +27,18 @@ def spread(samples: Sequence[float]) -> float:
     return (s[(3 * (len(s) - 1)) // 4] - s[(len(s) - 1) // 4]) / 2
 
 
-def standard_error(samples: Sequence[float]) -> float:
+def compute_standard_error(samples: Sequence[float]) -> float:
     """The standard error of the median, estimated from the quartiles."""
     return _ERROR_PER_SPREAD * spread(samples) / sqrt(len(samples))
 
 
-def confidence_interval(samples: Sequence[float], errors: float = 1.96) -> tuple[float, float]:
+def compute_confidence_interval(samples: Sequence[float], errors: float = 1.96) -> tuple[float, float]:
     """The median plus and minus so many standard errors; 1.96 gives 95 %.
 
     From six samples on the interval ends at the least and the largest one: the median is between them with a probability of 1 - 2^(1-n), 97 % for
     six. Of fewer samples it may be wider, but it does not fall below zero if no sample does, as no latency.
     """
-    middle, margin = median(samples), errors * standard_error(samples)
+    middle, margin = median(samples), errors * compute_standard_error(samples)
     low, high = middle - margin, middle + margin
     if len(samples) >= _ENOUGH_FOR_RANGE:
         return max(low, min(samples)), min(high, max(samples))

@@ -16,8 +16,8 @@ import numpy as np
 
 from whet.backends import Backend, Buffer, get_backend
 from whet.errors import BuildError, ContextError, EngineError, ShapeError, UsageError
-from whet.network import DType, dtype_of
-from whet.runtime.memory import aligned_empty
+from whet.network import DType, get_dtype
+from whet.runtime.memory import allocate_aligned_array
 
 Shapes = Mapping[str, tuple[int, ...]]
 _FLAGS = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "fp8": "FP8"}
@@ -42,7 +42,7 @@ class TensorRtEngine:
         self.engine, self.backend = engine, backend
         trt = _import_package()
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-        kinds = {n: (dtype_of(np.empty(0, trt.nptype(engine.get_tensor_dtype(n)))), tuple(engine.get_tensor_shape(n))) for n in names}
+        kinds = {n: (get_dtype(np.empty(0, trt.nptype(engine.get_tensor_dtype(n)))), tuple(engine.get_tensor_shape(n))) for n in names}
         self.inputs = {n: k for n, k in kinds.items() if engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT}
         self.outputs = {n: k for n, k in kinds.items() if n not in self.inputs}
 
@@ -196,7 +196,7 @@ class TensorRtContext:
         return self._zeros(name, tuple(self._context.get_tensor_shape(name)))
 
     def _zeros(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        array = aligned_empty(shape, self._engine.dtype(name).numpy)
+        array = allocate_aligned_array(shape, self._engine.dtype(name).numpy)
         array.fill(0)
         return array
 

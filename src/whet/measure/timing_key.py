@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from whet.network import Layer, Network, Tensor
-from whet.network.text import value_text
+from whet.network.text import format_value
 from whet.tactics import Config, Signature, Tactic
 
 _SMALL_FLOATS, _SMALL_INTS = 4, 64  # the key has the values of constants up to this size: bounds, scales, axes
@@ -53,7 +53,7 @@ def _is_inner(zeros: np.ndarray) -> bool:
 
 
 def _format_lines(layer: Layer, numbers: dict[Tensor, int], head: str) -> list[str]:
-    attrs = " ".join(f"{k}={value_text(v)}" for k, v in sorted(layer.attrs.items()))
+    attrs = " ".join(f"{k}={format_value(v)}" for k, v in sorted(layer.attrs.items()))
     outs = ", ".join(f"{t.type}" for t in layer.outputs)
     lines = [f"{layer.op} {head} [{attrs}] -> {outs}"]
     for name, region in sorted(layer.regions.items()):

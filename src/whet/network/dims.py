@@ -24,7 +24,7 @@ class Expr:
     __slots__ = ("_hash", "terms")
 
     def __init__(self, terms: Mapping[Monomial, int]):
-        self.terms: tuple[tuple[Monomial, int], ...] = tuple(sorted(((m, c) for m, c in terms.items() if c), key=_term_key))
+        self.terms: tuple[tuple[Monomial, int], ...] = tuple(sorted(((m, c) for m, c in terms.items() if c), key=_make_term_key))
         self._hash = hash(self.terms)
 
     def __hash__(self) -> int:
@@ -73,7 +73,7 @@ class Expr:
     def __str__(self) -> str:
         parts = []
         for m, c in reversed(self.terms):
-            factors = [_atom_text(a) for a, power in m for _ in range(power)]
+            factors = [_format_atom(a) for a, power in m for _ in range(power)]
             if not factors or abs(c) != 1:
                 factors.insert(0, str(abs(c)))
             parts.append(("-" if c < 0 else "+", "*".join(factors)))
@@ -89,7 +89,7 @@ Dim = int | Expr
 Shape = tuple[Dim, ...]
 
 
-def symbol(name: str) -> Expr:
+def make_symbol(name: str) -> Expr:
     """The symbol `name` as an expression."""
     if not name.isidentifier():
         raise NetworkError(f"{name!r} is no name for a dimension: use letters, digits and '_', not starting with a digit")
@@ -147,12 +147,12 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
 
 def minimum(a: Dim, b: Dim) -> Dim:
     """The smaller of two dims, symbolic if undecided."""
-    return _min_or_max("min", a, b)
+    return _make_min_or_max("min", a, b)
 
 
 def maximum(a: Dim, b: Dim) -> Dim:
     """The larger of two dims, symbolic if undecided."""
-    return _min_or_max("max", a, b)
+    return _make_min_or_max("max", a, b)
 
 
 def product(dims: Iterable[Dim]) -> Dim:
@@ -163,7 +163,7 @@ def product(dims: Iterable[Dim]) -> Dim:
     return out
 
 
-def symbols(d: Dim) -> set[str]:
+def find_symbols(d: Dim) -> set[str]:
     """Names of the symbols in `d`."""
     if isinstance(d, int):
         return set()
@@ -173,7 +173,7 @@ def symbols(d: Dim) -> set[str]:
             if atom[0] == "sym":
                 names.add(atom[1])
             else:
-                names |= symbols(atom[1]) | symbols(atom[2])
+                names |= find_symbols(atom[1]) | find_symbols(atom[2])
     return names
 
 
@@ -181,7 +181,7 @@ def evaluate(d: Dim, env: Mapping[str, int]) -> int:
     """The value of `d` with symbols from `env`. Raises NetworkError for a symbol without value."""
     got = substitute(d, env)
     if not isinstance(got, int):
-        missing = sorted(symbols(got))
+        missing = sorted(find_symbols(got))
         raise NetworkError(f"dimension {d} needs a value for {', '.join(missing)}")
     return got
 
@@ -222,7 +222,7 @@ def _from_ast(t: ast.AST, text: str) -> Dim:
         case ast.Constant(value=int(v)) if not isinstance(v, bool):
             return v
         case ast.Name(id=name):
-            return symbol(name)
+            return make_symbol(name)
         case ast.UnaryOp(op=ast.USub(), operand=a):
             return -_from_ast(a, text)
         case ast.BinOp(left=a, op=op, right=b):
@@ -237,11 +237,11 @@ def _from_ast(t: ast.AST, text: str) -> Dim:
                 case ast.FloorDiv():
                     return floordiv(x, y)
         case ast.Call(func=ast.Name(id="min" | "max" as f), args=[a, b], keywords=[]):
-            return _min_or_max(f, _from_ast(a, text), _from_ast(b, text))
+            return _make_min_or_max(f, _from_ast(a, text), _from_ast(b, text))
     raise NetworkError(f"{text[:80]!r} is no dimension: only integers, names, + - * //, min and max are allowed")
 
 
-def _min_or_max(kind: str, a: Dim, b: Dim) -> Dim:
+def _make_min_or_max(kind: str, a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b) if kind == "min" else max(a, b)
     if a == b:
@@ -254,7 +254,7 @@ def _substitute_atom(atom: Atom, env: Mapping[str, Dim]) -> Dim:
     if atom[0] == "sym":
         return env.get(atom[1], Expr({((atom, 1),): 1}))
     a, b = substitute(lower(atom[1]), env), substitute(lower(atom[2]), env)
-    return floordiv(a, b) if atom[0] == "floordiv" else _min_or_max(atom[0], a, b)
+    return floordiv(a, b) if atom[0] == "floordiv" else _make_min_or_max(atom[0], a, b)
 
 
 def _add(a: Expr, b: Dim, sign: int) -> Dim:
@@ -268,7 +268,7 @@ def _join(a: Monomial, b: Monomial) -> Monomial:
     powers: dict[Atom, int] = dict(a)
     for atom, p in b:
         powers[atom] = powers.get(atom, 0) + p
-    return tuple(sorted(powers.items(), key=lambda kv: _atom_text(kv[0])))
+    return tuple(sorted(powers.items(), key=lambda kv: _format_atom(kv[0])))
 
 
 def _divide(m: Monomial, by: Monomial) -> Monomial | None:
@@ -277,10 +277,10 @@ def _divide(m: Monomial, by: Monomial) -> Monomial | None:
         if powers.get(atom, 0) < p:
             return None
         powers[atom] -= p
-    return tuple((a, p) for a, p in sorted(powers.items(), key=lambda kv: _atom_text(kv[0])) if p)
+    return tuple((a, p) for a, p in sorted(powers.items(), key=lambda kv: _format_atom(kv[0])) if p)
 
 
-def _atom_text(a: Atom) -> str:
+def _format_atom(a: Atom) -> str:
     if a[0] == "sym":
         return a[1]
     if a[0] == "floordiv":
@@ -288,6 +288,6 @@ def _atom_text(a: Atom) -> str:
     return f"{a[0]}({lower(a[1])},{lower(a[2])})"
 
 
-def _term_key(term: tuple[Monomial, int]):
+def _make_term_key(term: tuple[Monomial, int]):
     m, _ = term
-    return (sum(p for _, p in m), [(_atom_text(a), p) for a, p in m])
+    return (sum(p for _, p in m), [(_format_atom(a), p) for a, p in m])

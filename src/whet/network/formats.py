@@ -27,7 +27,7 @@ def format_fits(fmt: str, rank: int) -> bool:
     return rank in _RANKS[fmt]
 
 
-def stored_shape(fmt: str, shape: Shape) -> Shape:
+def compute_stored_shape(fmt: str, shape: Shape) -> Shape:
     """The row-major shape of the bytes in memory, padding included."""
     if fmt not in _RANKS or not format_fits(fmt, len(shape)):
         raise NetworkError(f"format {fmt!r} does not hold a tensor of rank {len(shape)}; formats: {', '.join(FORMATS)}")
@@ -41,20 +41,20 @@ def stored_shape(fmt: str, shape: Shape) -> Shape:
 
 def format_bytes(type_: TensorType, fmt: str) -> Dim:
     """Bytes of a tensor of `type_` in memory in `fmt` (symbolic if the shape is); sub-byte elements take one byte each, as in NumPy."""
-    return product(stored_shape(fmt, type_.shape)) * max(type_.dtype.bits // 8, 1)
+    return product(compute_stored_shape(fmt, type_.shape)) * max(type_.dtype.bits // 8, 1)
 
 
-def strides(fmt: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def compute_strides(fmt: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of the logical axes; not for blocked formats."""
     if fmt in _BLOCK:
         raise NetworkError(f"{fmt} is blocked: its channel axis has no single stride")
-    stored = static_shape(stored_shape(fmt, shape))
+    stored = static_shape(compute_stored_shape(fmt, shape))
     row = [prod(stored[i + 1 :]) for i in range(len(stored))]
     return (row[0], row[-1], *row[1:-1]) if fmt == "nhwc" else tuple(row)
 
 
 def to_stored(a: np.ndarray, fmt: str) -> np.ndarray:
-    """`a` (logical) as a contiguous array of `stored_shape`, padding zero."""
+    """`a` (logical) as a contiguous array of `compute_stored_shape`, padding zero."""
     if fmt == "linear":
         return np.ascontiguousarray(a)
     if fmt == "nhwc":
@@ -67,11 +67,11 @@ def to_stored(a: np.ndarray, fmt: str) -> np.ndarray:
 
 
 def from_stored(s: np.ndarray, fmt: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The logical view (or copy, for blocked formats) of an array of `stored_shape`."""
+    """The logical view (or copy, for blocked formats) of an array of `compute_stored_shape`."""
     if fmt == "linear":
         return s.reshape(shape)
     if fmt == "nhwc":
-        return np.moveaxis(s.reshape(static_shape(stored_shape(fmt, shape))), -1, 1)
+        return np.moveaxis(s.reshape(static_shape(compute_stored_shape(fmt, shape))), -1, 1)
     n, c, h, w = shape
     return s.transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :c]
 
@@ -83,11 +83,11 @@ def has_same_bytes(source: str, target: str, shape: tuple[int, ...], perm: tuple
     axes = tuple(range(len(shape))) if perm is None else tuple(perm)
     if source == target and axes == tuple(range(len(shape))):
         return True
-    one, other = _memory_order(source, shape), _memory_order(target, tuple(shape[a] for a in axes))
+    one, other = _find_memory_order(source, shape), _find_memory_order(target, tuple(shape[a] for a in axes))
     return one is not None and other is not None and one == [(axes[a], d) for a, d in other]
 
 
-def _memory_order(fmt: str, shape: tuple[int, ...]) -> list[tuple[int, int]] | None:
+def _find_memory_order(fmt: str, shape: tuple[int, ...]) -> list[tuple[int, int]] | None:
     """The axes longer than 1 with their lengths in memory order, a blocked channel axis as two; None for formats with padding."""
     axes = list(enumerate(shape))
     if fmt == "nhwc":

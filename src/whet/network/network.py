@@ -119,9 +119,9 @@ class Layer:
         return tuple(self.needs(i) for i in range(len(self.inputs)))
 
     def __repr__(self) -> str:
-        from whet.network.text import layer_text
+        from whet.network.text import format_layer
 
-        return layer_text(self)
+        return format_layer(self)
 
 
 class Network:
@@ -378,9 +378,9 @@ class Network:
         return to_torch(self, **options)
 
     def __str__(self) -> str:
-        from whet.network.text import network_text
+        from whet.network.text import format_network
 
-        return network_text(self)
+        return format_network(self)
 
 
 def copy_into(src: Network, dst: Network, outer: dict[Tensor, Tensor]) -> Network:

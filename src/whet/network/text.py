@@ -34,17 +34,17 @@ _PLAIN = re.compile(_NAME)
 _SMALL = 16  # constants up to this many elements are written as lists
 
 
-def network_text(net: Network, *, types: bool = True) -> str:
+def format_network(net: Network, *, types: bool = True) -> str:
     """The text form; `types=False` omits the types of layer outputs."""
-    return "\n".join([f"network {_quote(net.name)} {net.stage}", *_body(net, types)]) + "\n"
+    return "\n".join([f"network {_quote(net.name)} {net.stage}", *_iterate_body_lines(net, types)]) + "\n"
 
 
-def layer_text(layer: Layer, *, types: bool = True) -> str:
+def format_layer(layer: Layer, *, types: bool = True) -> str:
     """One layer's line(s)."""
-    return "\n".join(_layer(layer, types))
+    return "\n".join(_iterate_layer_lines(layer, types))
 
 
-def value_text(v: Any) -> str:
+def format_value(v: Any) -> str:
     """An attribute's value: ints, floats, strings, bools, None, types, dims, tuples of them."""
     match v:
         case Expr():
@@ -56,27 +56,27 @@ def value_text(v: Any) -> str:
         case float():
             return repr(v) if np.isfinite(v) else f"float({str(v)!r})"
         case tuple() | list():
-            return "(" + ", ".join(value_text(x) for x in v) + ("," if len(v) == 1 else "") + ")"
+            return "(" + ", ".join(format_value(x) for x in v) + ("," if len(v) == 1 else "") + ")"
         case np.generic():
-            return value_text(v.item())
+            return format_value(v.item())
     raise NetworkError(f"an attribute cannot hold a {type(v).__name__}: {v!r}"[:200])
 
 
-def _body(net: Network, types: bool) -> Iterator[str]:
+def _iterate_body_lines(net: Network, types: bool) -> Iterator[str]:
     for t in net.inputs:
         yield f"in %{_quote(t.name)}: {t.type}"
     for t in net.constants.values():
-        yield f"const %{_quote(t.name)}: {t.type} = {_constant(t)}"
+        yield f"const %{_quote(t.name)}: {t.type} = {_format_constant(t)}"
     for layer in net.layers:
-        yield from _layer(layer, types)
+        yield from _iterate_layer_lines(layer, types)
     for t in net.outputs:
         yield f"out %{_quote(t.name)}"
 
 
-def _constant(t: Tensor) -> str:
+def _format_constant(t: Tensor) -> str:
     is_small = t.dtype.name in ("f32", "f64", "i64", "i32", "bool") and prod(static_shape(t.constant().type.shape)) <= _SMALL
     if is_small and not _has_other_nan(a := t.array()):  # only the array of a small one is read: others may not be computed yet
-        return "[" + ", ".join(value_text(v) for v in a.reshape(-1).tolist()) + "]"
+        return "[" + ", ".join(format_value(v) for v in a.reshape(-1).tolist()) + "]"
     return f"sha256:{t.weight.digest}" if t.weight else ""
 
 
@@ -86,10 +86,10 @@ def _has_other_nan(a: np.ndarray) -> bool:
     return bool(nan.any()) and a[nan].tobytes() != np.full(int(nan.sum()), np.nan, a.dtype).tobytes()
 
 
-def _layer(layer: Layer, types: bool) -> Iterator[str]:
+def _iterate_layer_lines(layer: Layer, types: bool) -> Iterator[str]:
     outs = ", ".join(f"%{_quote(t.name)}" + (f": {t.type}" if types else "") for t in layer.outputs)
     args = ["none" if t is None else f"%{_quote(t.name)}" for t in layer.inputs]
-    args += [f"{k}={value_text(v)}" for k, v in sorted(layer.attrs.items())]
+    args += [f"{k}={format_value(v)}" for k, v in sorted(layer.attrs.items())]
     line = f"{outs} = {layer.op}({', '.join(args)})"
     if not (len(layer.outputs) == 1 and layer.outputs[0].name == layer.name):
         line += f" named {_quote(layer.name)}"
@@ -101,7 +101,7 @@ def _layer(layer: Layer, types: bool) -> Iterator[str]:
     yield line + " {"
     for name, region in layer.regions.items():
         yield f"  region {name}"
-        for inner in _body(region, types):
+        for inner in _iterate_body_lines(region, types):
             yield f"    {inner}"
     yield "}"
 
@@ -118,7 +118,7 @@ def _escape(s: str) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """Parses an attribute value written by `value_text`. Raises NetworkError."""
+    """Parses an attribute value written by `format_value`. Raises NetworkError."""
     s = _Scanner(text, 1)
     value = s.value()
     s.end()

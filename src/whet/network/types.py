@@ -11,7 +11,7 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.forks import cached_property
-from whet.network.dims import Dim, Expr, Shape, ceildiv, parse_dim, product, symbols
+from whet.network.dims import Dim, Expr, Shape, ceildiv, find_symbols, parse_dim, product
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ DTYPES = {t.name: t for t in (*_FLOATS, I64, I32, I16, I8, I4, I2, U64, U32, U16
 _FROM_NUMPY = {t.numpy: t for t in DTYPES.values() if t is not STRING}
 
 
-def dtype_of(array: np.ndarray) -> DType:
+def get_dtype(array: np.ndarray) -> DType:
     """The element type of a NumPy array. Raises NetworkError for an unsupported one (complex, strings)."""
     try:
         return _FROM_NUMPY[array.dtype]
@@ -101,7 +101,7 @@ class TensorType:
 
     def symbols(self) -> set[str]:
         """Names of the symbols in the shape."""
-        return set().union(*(symbols(d) for d in self.shape)) if self.shape else set()
+        return set().union(*(find_symbols(d) for d in self.shape)) if self.shape else set()
 
     def with_dtype(self, dtype: DType) -> TensorType:
         return TensorType(dtype, self.shape)

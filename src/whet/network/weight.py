@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whet.forks import cached_property
-from whet.network.types import TensorType, dtype_of
+from whet.network.types import TensorType, get_dtype
 
 _MOST_TERMS = 1000  # in the text of an expression
 _LARGE = 1 << 16  # bytes
@@ -63,15 +63,15 @@ class Origin:
     def __str__(self) -> str:
         """The expression; of one with more than `_MOST_TERMS` terms the rest is "...": shared parts are repeated, so the text could grow
         exponentially."""
-        return _text(self, [_MOST_TERMS])
+        return _format_origin(self, [_MOST_TERMS])
 
 
-def _text(origin: Origin | None, left: list[int]) -> str:
+def _format_origin(origin: Origin | None, left: list[int]) -> str:
     """The text of an expression; `left` holds the number of terms that may still be written."""
     left[0] -= 1
     if origin is None or origin.op == "source":
         return "none" if origin is None else origin.name
-    return f"{origin.op}({', '.join(_text(a, left) for a in origin.args) if left[0] > 0 else '...'})"
+    return f"{origin.op}({', '.join(_format_origin(a, left) for a in origin.args) if left[0] > 0 else '...'})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class Weight:
 
     @cached_property
     def type(self) -> TensorType:
-        return TensorType(dtype_of(self.array), tuple(self.array.shape))
+        return TensorType(get_dtype(self.array), tuple(self.array.shape))
 
     @classmethod
     def deferred(cls, type_: TensorType, digest: str, origin: Origin, compute: Callable[[], np.ndarray]) -> Weight:

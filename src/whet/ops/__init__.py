@@ -7,24 +7,24 @@ from whet.ops._base import (
     Couple,
     Op,
     Sample,
+    find_given_dims,
+    find_given_ints,
+    find_known_values,
     get_op,
-    given_dims,
-    given_ints,
     has_symbols,
     infer_layer,
     is_data_sized,
-    known_ints,
-    known_values,
     op,
+    require_known_ints,
 )
 from whet.ops._folding import FoldBudget
-from whet.ops._images import Axes, BatchAxis, NotPerImage, follow, fused_layers, fused_results
+from whet.ops._images import Axes, BatchAxis, NotPerImage, follow, list_fused_layers, list_fused_results
 from whet.ops._interpret import bind_layer, bind_symbols, run_layer, run_network, run_regions, widen_attributes
 from whet.ops._origin import evaluate_origin
 from whet.ops._samples import sample_arrays, sample_layer
 from whet.ops._sequences import NoValue, ReadValue, TensorSequence
 from whet.ops._touching import batch_symbol, why_samples_touch
-from whet.ops._types import axis_of, broadcast, same_as_input, same_axes
+from whet.ops._types import broadcast, infer_same_as_input, list_same_axis_couples, normalize_axis
 
 __all__ = [
     "OPS",
@@ -40,29 +40,29 @@ __all__ = [
     "ReadValue",
     "Sample",
     "TensorSequence",
-    "axis_of",
     "batch_symbol",
     "bind_layer",
     "bind_symbols",
     "broadcast",
     "evaluate_origin",
+    "find_given_dims",
+    "find_given_ints",
+    "find_known_values",
     "follow",
-    "fused_layers",
-    "fused_results",
     "get_op",
-    "given_dims",
-    "given_ints",
     "has_symbols",
     "infer_layer",
+    "infer_same_as_input",
     "is_data_sized",
-    "known_ints",
-    "known_values",
+    "list_fused_layers",
+    "list_fused_results",
+    "list_same_axis_couples",
+    "normalize_axis",
     "op",
+    "require_known_ints",
     "run_layer",
     "run_network",
     "run_regions",
-    "same_as_input",
-    "same_axes",
     "sample_arrays",
     "sample_layer",
     "why_samples_touch",

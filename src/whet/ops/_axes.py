@@ -8,19 +8,19 @@ from math import gcd
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.network import Dim, Layer, Network, Tensor, evaluate, symbols
-from whet.ops._base import Couple, get_op, given_ints
-from whet.ops._types import axis_of
+from whet.network import Dim, Layer, Network, Tensor, evaluate, find_symbols
+from whet.ops._base import Couple, find_given_ints, get_op
+from whet.ops._types import normalize_axis
 
 RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")  # the same elements in the same order, with other axes
 
 
-def axes_given(layer: Layer, rank: int, i: int = 1) -> tuple[int, ...] | None:
+def find_given_axes(layer: Layer, rank: int, i: int = 1) -> tuple[int, ...] | None:
     """The axes (attribute `axes`, else input `i`) as sorted non-negative indices; None if not given."""
-    got = given_ints(layer, "axes", i)
+    got = find_given_ints(layer, "axes", i)
     if got is None:
         return None
-    axes = sorted(axis_of(a, rank) for a in got)
+    axes = sorted(normalize_axis(a, rank) for a in got)
     if len(set(axes)) != len(axes):
         raise NetworkError(f"{layer.op} '{layer.name}': axes {got} repeat an axis")
     return tuple(axes)
@@ -31,7 +31,7 @@ def map_axes(x: Tensor, y: Tensor, axes: dict[int, int]) -> list[Couple]:
     return [Couple(x, a, y, b) for a, b in axes.items()]
 
 
-def attributes_as_inputs(node, g: Network, names: Sequence[str], dtype=np.int64, first: int = 1) -> list[Tensor | None]:
+def convert_attributes_to_inputs(node, g: Network, names: Sequence[str], dtype=np.int64, first: int = 1) -> list[Tensor | None]:
     """The node's inputs, with the attributes `names` of an older opset as constants from input `first` on."""
     inputs = list(node.inputs) + [None] * (first - len(node.inputs))
     if len(inputs) > first or not any(n in node.attrs for n in names):
@@ -42,7 +42,7 @@ def attributes_as_inputs(node, g: Network, names: Sequence[str], dtype=np.int64,
     return inputs
 
 
-def inputs_of_attributes(*names: str, first: int = 1):
+def make_attribute_exporter(*names: str, first: int = 1):
     """`to_onnx` of an op whose attributes `names` are ONNX inputs from `first` on."""
 
     def to_onnx(layer: Layer, w) -> None:
@@ -73,8 +73,8 @@ def block_couples(x: Tensor, y: Tensor, level: int | None = None) -> list[Couple
     couples the innermost ones.
     """
     couples = []
-    for xs, ys in groups(x.shape, y.shape):
-        a, b = _outermost_axis(x.shape, xs), _outermost_axis(y.shape, ys)
+    for xs, ys in group_axes(x.shape, y.shape):
+        a, b = _find_outermost_axis(x.shape, xs), _find_outermost_axis(y.shape, ys)
         if a is None or b is None:
             continue
         if level is not None and (factor := _factor(x, y, xs, ys, level)) is not None:
@@ -117,7 +117,7 @@ def _couple_innermost(x: Tensor, y: Tensor, xs: Sequence[int], ys: Sequence[int]
     return Couple(x, a[-1], y, b[-1], a_repeat=n // units, b_repeat=m // units, count=units) if units > 1 else None
 
 
-def groups(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[list[int], list[int]]]:
+def group_axes(a: Sequence[Dim], b: Sequence[Dim]) -> list[tuple[list[int], list[int]]]:
     """Smallest runs of axes of `a` and `b` with equal products, from the front; an undecidable remainder is one run."""
     runs: list[tuple[list[int], list[int]]] = []
     i = j = 0
@@ -146,12 +146,12 @@ def _must_grow(p: Dim, q: Dim) -> bool:
     """True if p must grow to match q: it has fewer symbols, or is smaller with every symbol set to 1."""
     if isinstance(p, int) and isinstance(q, int):
         return p < q
-    own_symbols, other_symbols = symbols(p), symbols(q)
+    own_symbols, other_symbols = find_symbols(p), find_symbols(q)
     if own_symbols != other_symbols:
         return own_symbols < other_symbols
     ones = dict.fromkeys(own_symbols, 1)
     return evaluate(p, ones) < evaluate(q, ones)
 
 
-def _outermost_axis(shape: Sequence[Dim], axes: Sequence[int]) -> int | None:
+def _find_outermost_axis(shape: Sequence[Dim], axes: Sequence[int]) -> int | None:
     return next((a for a in axes if shape[a] != 1), None)

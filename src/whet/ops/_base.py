@@ -96,10 +96,10 @@ class Couple:
     def indexes(self) -> tuple[np.ndarray, np.ndarray]:
         """Indices of each unit along `a_axis` and along `b_axis`: int64 [count, indices per unit], for an `a` of static size."""
         n = self.count if self.count is not None else (int(self.a.shape[self.a_axis]) - self.a_at) // (self.a_block * self.a_repeat)
-        return _units(self.a_at, n, self.a_block, self.a_repeat), _units(self.b_at, n, self.b_block, self.b_repeat)
+        return _compute_unit_indices(self.a_at, n, self.a_block, self.a_repeat), _compute_unit_indices(self.b_at, n, self.b_block, self.b_repeat)
 
 
-def _units(at: int, count: int, block: int, repeat: int) -> np.ndarray:
+def _compute_unit_indices(at: int, count: int, block: int, repeat: int) -> np.ndarray:
     return at + np.arange(repeat * count * block).reshape(repeat, count, block).transpose(1, 0, 2).reshape(count, repeat * block)
 
 
@@ -321,7 +321,7 @@ def _check_attributes(o: Op, layer: Layer, where: str) -> None:
                 raise NetworkError(f"{where} needs the attribute {key}")
 
 
-def known_values(t: Tensor | None) -> tuple[Dim, ...] | None:
+def find_known_values(t: Tensor | None) -> tuple[Dim, ...] | None:
     """The elements of a small tensor, flat, as dims, if they are integers known at build time; else None."""
     if t is None:
         return None
@@ -331,7 +331,7 @@ def known_values(t: Tensor | None) -> tuple[Dim, ...] | None:
     return _to_int_values(a) if a.size <= MAX_VALUES else None
 
 
-def known_array(t: Tensor | None) -> np.ndarray | None:
+def find_known_array(t: Tensor | None) -> np.ndarray | None:
     """The values of a small tensor as an array of its shape: of its NumPy type, or of dims (objects) if some are symbolic."""
     if t is None:
         return None
@@ -362,7 +362,7 @@ def fold_dims(layer: Layer, data: int = 2**31) -> list[tuple[Dim, ...] | None]:
 
     Only the first `data` inputs may have symbols; the others are indices and must be numbers.
     """
-    arrays = [known_array(t) for t in layer.inputs]
+    arrays = [find_known_array(t) for t in layer.inputs]
     if has_symbols(layer) or any(a is None and t is not None for a, t in zip(arrays, layer.inputs, strict=True)):
         return [None]
     if any(a is not None and a.dtype == object for a in arrays[data:]):
@@ -381,7 +381,7 @@ def fold_dims(layer: Layer, data: int = 2**31) -> list[tuple[Dim, ...] | None]:
 
 def keep_dims(layer: Layer) -> list[tuple[Dim, ...] | None]:
     """`shape_value` of an op that preserves the elements and their order."""
-    return [known_values(layer.inputs[0])]
+    return [find_known_values(layer.inputs[0])]
 
 
 def _to_int_values(a: np.ndarray) -> tuple[int, ...] | None:
@@ -397,7 +397,7 @@ def _evaluate_known(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[
     nothing: list[tuple[Dim, ...] | None] = [None] * len(types)
     arrays = []
     for t in layer.inputs:
-        a = known_array(t)
+        a = find_known_array(t)
         if t is not None and (a is None or a.dtype == object):
             return nothing
         arrays.append(a)
@@ -411,9 +411,9 @@ def _evaluate_known(o: Op, layer: Layer, types: list[TensorType]) -> list[tuple[
 # Shared by infer functions and references: values that are inputs in ONNX and attributes in a lowered network.
 
 
-def known_ints(layer: Layer, i: int, subject: str) -> tuple[Dim, ...]:
+def require_known_ints(layer: Layer, i: int, subject: str) -> tuple[Dim, ...]:
     """Values of input `i` as dims. Raises UnsupportedError if they are known only at run time."""
-    values = known_values(layer.input(i))
+    values = find_known_values(layer.input(i))
     if values is None:
         raise UnsupportedError(
             f"{layer.op} '{layer.name}': its {subject} is computed from data at run time; it must be known from constants and shapes"
@@ -421,7 +421,7 @@ def known_ints(layer: Layer, i: int, subject: str) -> tuple[Dim, ...]:
     return values
 
 
-def given_dims(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
+def find_given_dims(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
     """Values of attribute `name` (lowered networks) or input `i` (newer opsets) as dims; None if absent.
 
     Raises UnsupportedError if they are known only at run time.
@@ -433,17 +433,17 @@ def given_dims(layer: Layer, name: str, i: int) -> tuple[Dim, ...] | None:
         return None
     if t.type.rank > 1 or t.dtype.kind != "int":
         raise NetworkError(f"{layer.op} '{layer.name}' takes its {name} as i64 of rank 1, not {t.type}")
-    return known_ints(layer, i, name)
+    return require_known_ints(layer, i, name)
 
 
 def to_ints(value: Any) -> list[int]:
-    """For references: the values named by `given_dims`, an array (input) or tuple (attribute), as Python integers."""
+    """For references: the values named by `find_given_dims`, an array (input) or tuple (attribute), as Python integers."""
     return [int(v) for v in np.reshape(value, -1)]
 
 
-def given_ints(layer: Layer, name: str, i: int) -> tuple[int, ...] | None:
-    """`given_dims` without symbols. Raises UnsupportedError for a symbolic value."""
-    values = given_dims(layer, name, i)
+def find_given_ints(layer: Layer, name: str, i: int) -> tuple[int, ...] | None:
+    """`find_given_dims` without symbols. Raises UnsupportedError for a symbolic value."""
+    values = find_given_dims(layer, name, i)
     if values is None:
         return None
     ints = tuple(v for v in values if not isinstance(v, Expr))
@@ -453,7 +453,7 @@ def given_ints(layer: Layer, name: str, i: int) -> tuple[int, ...] | None:
 
 
 def replace_given(layer: Layer, name: str, i: int, values: Sequence[Dim]) -> dict[str | int, Any]:
-    """For `recut`: new values for those read by `given_dims`, in the same form (symbolic or computed values become an attribute)."""
+    """For `recut`: new values for those read by `find_given_dims`, in the same form (symbolic or computed values become an attribute)."""
     t = layer.input(i)
     if t is not None and t.is_constant and all(isinstance(v, int) for v in values):
         return {i: np.array(values, np.int64)}

@@ -10,7 +10,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import BOOL, Dim, DType, Layer, TensorType
-from whet.ops._base import Couple, known_values, op
+from whet.ops._base import Couple, find_known_values, op
 from whet.ops._types import broadcast, may_span
 
 
@@ -46,7 +46,7 @@ def shape_value_by(pick: Callable[[Dim, Dim], Dim]) -> Callable[[Layer], list[tu
     """`shape_value` of a variadic op that reduces dims with `pick`; None if an input's values are unknown."""
 
     def shape_value(layer: Layer) -> list[tuple[Dim, ...] | None]:
-        values = [v for t in layer.inputs if (v := known_values(t)) is not None]
+        values = [v for t in layer.inputs if (v := find_known_values(t)) is not None]
         if len(values) < len(layer.inputs):
             return [None]
         n = max(len(v) for v in values)
@@ -57,7 +57,7 @@ def shape_value_by(pick: Callable[[Dim, Dim], Dim]) -> Callable[[Layer], list[tu
     return shape_value
 
 
-def binary_couples(layer: Layer) -> list[Couple]:
+def list_binary_couples(layer: Layer) -> list[Couple]:
     """Couples each input axis that is not broadcast to the output's axis at the same position from the back.
 
     Axes of unknown size are coupled too, since they may equal the output's size at run time.
@@ -85,7 +85,7 @@ BOOL_SAMPLES: tuple[Any, ...] = ((["bool[2,3,4]", "bool[2,3,4]"], {}), (["bool[5
 
 def compare(name: str, f: Callable[[Any, Any], np.ndarray], samples: Sequence[Any] = (*FLOAT_SAMPLES, *INT_SAMPLES)):
     """Registers a comparison with boolean results."""
-    return op(name, infer_compare, lambda layer, a, b: f(a, b), samples=samples, couples=binary_couples, pointwise=True)
+    return op(name, infer_compare, lambda layer, a, b: f(a, b), samples=samples, couples=list_binary_couples, pointwise=True)
 
 
 def infer_of_type(dtype: DType) -> Callable[[Layer], TensorType]:

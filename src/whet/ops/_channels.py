@@ -7,13 +7,13 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
 from whet.ops._base import Couple
-from whet.ops._types import may_equal, one_float_type
+from whet.ops._types import may_equal, require_one_float_type
 
 
 def infer_channels(layer: Layer, least: int = 2) -> TensorType:
     """x's type; inputs from 1 on must have one value per channel."""
     x = layer.needs(0)
-    one_float_type(layer, *range(1, len(layer.inputs)))
+    require_one_float_type(layer, *range(1, len(layer.inputs)))
     if x.type.rank < least:
         raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, ...] of rank {least} or more, not {x.type}")
     for t in layer.required_inputs()[1:]:
@@ -22,7 +22,7 @@ def infer_channels(layer: Layer, least: int = 2) -> TensorType:
     return x.type
 
 
-def channel_couples(layer: Layer) -> list[Couple]:
+def list_channel_couples(layer: Layer) -> list[Couple]:
     """The batch axis is independent; a channel is pruned from x, all per-channel inputs and y."""
     x, y = layer.needs(0), layer.output
     return [Couple(x, 0, y, 0), Couple(x, 1, y, 1), *(Couple(t, 0, y, 1) for t in layer.required_inputs()[1:])]

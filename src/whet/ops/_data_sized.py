@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from whet.network import Expr, Layer, symbol
-from whet.ops._base import OPS, Infer, Kind, Reference, known_array, op
+from whet.network import Expr, Layer, make_symbol
+from whet.ops._base import OPS, Infer, Kind, Reference, find_known_array, op
 
 
-def data_size(layer: Layer, *which: int) -> Expr:
+def make_size_symbol(layer: Layer, *which: int) -> Expr:
     """The symbol of a size that `layer` determines at run time; `which` numbers several of them."""
     plain = re.sub(r"\W", "_", layer.name, flags=re.ASCII)
     name = f"size_of_{plain}" if plain == layer.name else f"size_of_{plain}_{zlib.crc32(layer.name.encode()):08x}"
-    return symbol("_".join([name, *map(str, which)]))
+    return make_symbol("_".join([name, *map(str, which)]))
 
 
-def _same_layer(name: str, node, g) -> Layer | None:
+def _find_same_layer(name: str, node, g) -> Layer | None:
     """A layer in `g` that computes the node's outputs already."""
     inputs = list(node.inputs)
     while inputs and inputs[-1] is None:
@@ -35,13 +35,13 @@ def _same_layer(name: str, node, g) -> Layer | None:
     return None
 
 
-def op_with_data_size(name: str, infer: Infer, reference: Reference, read: Callable | None = None, **op_options):
-    """Registers an op with `data_size` in its output shapes. `read(node, g)` reads nodes with unknown inputs (default: as they are)."""
+def register_data_sized_op(name: str, infer: Infer, reference: Reference, read: Callable | None = None, **op_options):
+    """Registers an op with `make_size_symbol` in its output shapes. `read(node, g)` reads nodes with unknown inputs (default: as they are)."""
 
     def read_node(node, g):
-        arrays = [None if t is None else t.array() if t.is_constant else known_array(t) for t in node.inputs]
+        arrays = [None if t is None else t.array() if t.is_constant else find_known_array(t) for t in node.inputs]
         if any(t is not None and (a is None or a.dtype == object) for t, a in zip(node.inputs, arrays, strict=True)):
-            same = _same_layer(name, node, g) if read is None else None
+            same = _find_same_layer(name, node, g) if read is None else None
             if same is not None:  # boxes[keep] and scores[keep] have one size
                 return same.outputs[0] if len(same.outputs) == 1 else same.outputs
             return read(node, g) if read is not None else node.add(g, name, *node.inputs, **node.attrs)

@@ -13,7 +13,7 @@ _CHUNK = 1 << 14  # elements per block, so that its buffers stay in the cache
 
 
 @cache
-def _table() -> np.ndarray:
+def _compute_table() -> np.ndarray:
     """erf and its derivatives of order n, each over n!, at the grid points 0, 1/256, ... 6: [6, points], the highest order first."""
     c = np.arange(int(_LAST / _STEP) + 1) * _STEP
     s, slope = c * c, 2 / math.sqrt(math.pi) * np.exp(-c * c)
@@ -23,7 +23,7 @@ def _table() -> np.ndarray:
 
 def erf(x: np.ndarray) -> np.ndarray:
     """erf(x) in x's type, accurate to about one ulp of float64."""
-    table = _table()
+    table = _compute_table()
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
     size = min(_CHUNK, flat.size)

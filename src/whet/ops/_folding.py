@@ -9,7 +9,7 @@ from math import prod
 
 from whet.errors import MemoryLimitError, NetworkError
 from whet.network import Layer, Network, Tensor
-from whet.ops._cost import operations
+from whet.ops._cost import count_operations
 
 FOLDED_BYTES = 1 << 28  # that any model may fold, in addition to FOLDED_BYTES_PER_BYTE for each byte of its weights
 FOLDED_BYTES_PER_BYTE = 16  # a chain of casts, transposes and products per weight
@@ -30,11 +30,11 @@ class FoldBudget:
     @classmethod
     def of(cls, net: Network) -> FoldBudget:
         """The budget of a network with the constants that it and its regions have now."""
-        return cls(_constant_bytes(net))
+        return cls(_count_constant_bytes(net))
 
     def why_not(self, layer: Layer) -> str | None:
         """The reason why a layer with static shapes is not folded; None if it is, and then its operations are spent."""
-        added = sum(_nbytes(t) for t in layer.outputs)
+        added = sum(_count_bytes(t) for t in layer.outputs)
         if added > max(self.bytes, _SMALL):
             limit = f"{FOLDED_BYTES_PER_BYTE} times the model's weights ({self.weight_bytes} bytes) + 256 MiB"
             return f"the constants that passes compute would exceed {limit}"
@@ -57,16 +57,16 @@ def _work(layer: Layer) -> int:
     tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
     moved = _PER_ELEMENT * sum(prod(d for d in t.shape if isinstance(d, int)) for t in tensors)
     try:
-        return moved + operations(layer)
+        return moved + count_operations(layer)
     except (NetworkError, LookupError, TypeError, ValueError):
         return moved
 
 
-def _constant_bytes(net: Network) -> int:
+def _count_constant_bytes(net: Network) -> int:
     regions = (r for layer in net.layers for r in layer.regions.values())
-    stored = {id(t.weight): _nbytes(t) for t in net.constants.values()}  # constants may share a weight
-    return sum(stored.values()) + sum(_constant_bytes(r) for r in regions)
+    stored = {id(t.weight): _count_bytes(t) for t in net.constants.values()}  # constants may share a weight
+    return sum(stored.values()) + sum(_count_constant_bytes(r) for r in regions)
 
 
-def _nbytes(t: Tensor) -> int:
+def _count_bytes(t: Tensor) -> int:
     return t.type.nbytes if isinstance(t.type.nbytes, int) else 0

@@ -6,10 +6,10 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Dim, Layer
-from whet.ops._base import known_ints
+from whet.ops._base import require_known_ints
 
 
-def known_scalar(layer: Layer, i: int, subject: str) -> Dim | None:
+def find_known_scalar(layer: Layer, i: int, subject: str) -> Dim | None:
     """The value of the optional scalar input `i`.
 
     Raises NetworkError unless it is one integer, UnsupportedError if it is known only at run time.
@@ -19,7 +19,7 @@ def known_scalar(layer: Layer, i: int, subject: str) -> Dim | None:
         return None
     if t.dtype.kind != "int" or t.type.rank > 1 or t.type.elements != 1:
         raise NetworkError(f"{subject} is one integer, not {t.type}")
-    return known_ints(layer, i, subject)[0]
+    return require_known_ints(layer, i, subject)[0]
 
 
 def check_length(length: Dim) -> None:
@@ -28,17 +28,17 @@ def check_length(length: Dim) -> None:
         raise NetworkError(f"a transform of {length} values: the length must be positive")
 
 
-def bins(length: Dim, onesided: int) -> Dim:
+def count_bins(length: Dim, onesided: int) -> Dim:
     """The number of frequencies of a transform of `length` values."""
     return length // 2 + 1 if onesided else length
 
 
-def complex_of(x: np.ndarray) -> np.ndarray:
+def convert_to_complex(x: np.ndarray) -> np.ndarray:
     """x [..., 1 or 2] as complex numbers [...]."""
     return x[..., 0] + 1j * x[..., 1] if x.shape[-1] == 2 else x[..., 0]
 
 
-def components(z: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def convert_from_complex(z: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Complex z [...] as [..., 2]."""
     return np.stack((z.real, z.imag), axis=-1).astype(dtype)
 

@@ -72,9 +72,9 @@ def follow(layer: Layer, axes: Axes, batch: int) -> Axes:
         return {layer.outputs[0]: axes[layer.needs(0)]}
     if layer.op == "Fused":
         inner = dict(axes)
-        for x in fused_layers(layer):
+        for x in list_fused_layers(layer):
             inner |= follow(x, inner, batch)
-        ends = zip(layer.outputs, fused_results(layer), strict=True)
+        ends = zip(layer.outputs, list_fused_results(layer), strict=True)
         return {t: i for t, i in inner.items() if t in inputs and t not in axes} | {t: inner[b] for t, b in ends if b in inner}
     if layer.op in RESHAPES:
         return {layer.output: _reshape_axis(layer, axes[layer.needs(0)], batch)}
@@ -147,7 +147,7 @@ def _indexes_own_sample(layer: Layer, axes: Axes, batch: int) -> bool:
     return bool((first == np.arange(batch).reshape(-1, *[1] * (first.ndim - 1))).all())
 
 
-def fused_layers(layer: Layer) -> list[Layer]:
+def list_fused_layers(layer: Layer) -> list[Layer]:
     """The layers of a fused body, with the fused layer's inputs substituted."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
@@ -159,7 +159,7 @@ def fused_layers(layer: Layer) -> list[Layer]:
     return layers
 
 
-def fused_results(layer: Layer) -> list[Tensor]:
+def list_fused_results(layer: Layer) -> list[Tensor]:
     """The tensors that produce a fused body's outputs."""
     body = layer.regions["body"]
     outer = {b: t for b, t in zip(body.inputs, layer.inputs, strict=True) if t is not None}

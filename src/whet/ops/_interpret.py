@@ -54,15 +54,15 @@ def bind_layer(layer: Layer, env: Mapping[str, Dim]) -> Layer:
     bound = Layer(layer.op, layer.name, (), {k: _bind_value(v, env) for k, v in layer.attrs.items()}, regions, layer.sources)
     tensors: dict[Tensor, Tensor] = {}
 
-    def twin(t: Tensor, maker: Layer | None) -> Tensor:
+    def make_twin(t: Tensor, maker: Layer | None) -> Tensor:
         if t not in tensors:
             type_ = t.type.with_shape(substitute(d, env) for d in t.type.shape)
             tensors[t] = new = Tensor(t.name, type_, maker, t.index, t.weight)
             new.shape_value = None if t.shape_value is None else tuple(substitute(d, env) for d in t.shape_value)
         return tensors[t]
 
-    bound.inputs = tuple(None if t is None else twin(t, None) for t in layer.inputs)
-    bound.outputs = tuple(twin(t, bound) for t in layer.outputs)
+    bound.inputs = tuple(None if t is None else make_twin(t, None) for t in layer.inputs)
+    bound.outputs = tuple(make_twin(t, bound) for t in layer.outputs)
     return bound
 
 
@@ -127,7 +127,7 @@ def run_network(
     `outer` holds values captured by a region. Raises ShapeError for inputs of a wrong shape.
     """
 
-    def prepared(a: np.ndarray) -> np.ndarray:
+    def widen_array(a: np.ndarray) -> np.ndarray:
         return a.astype(np.float64) if widen and a.dtype in _WIDENED else a
 
     if env is not None:
@@ -136,7 +136,7 @@ def run_network(
         env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
     values: dict[Tensor, np.ndarray] = dict(outer or {})
     for t in net.inputs:
-        values[t] = prepared(np.asarray(inputs[t.name]))
+        values[t] = widen_array(np.asarray(inputs[t.name]))
     last: dict[Tensor, int] = {}
     for i, layer in enumerate(net.layers):
         for x in layer.inputs:
@@ -147,17 +147,17 @@ def run_network(
         for region in region_layer.regions.values():
             keep.update(region.captures())
 
-    def value(t: Tensor) -> np.ndarray:
+    def get_value(t: Tensor) -> np.ndarray:
         if t not in values:
             if t.weight is None:
                 raise NetworkError(f"%{t.name} is used before it is computed")
-            values[t] = prepared(t.array())
+            values[t] = widen_array(t.array())
         return values[t]
 
     for i, layer in enumerate(net.layers):
-        arrays = [None if t is None else value(t) for t in layer.inputs]
+        arrays = [None if t is None else get_value(t) for t in layer.inputs]
         if layer.regions:
-            outs = _run_regions(layer, arrays, values, value, widen, env)
+            outs = _run_regions(layer, arrays, values, get_value, widen, env)
         else:
             outs = run_layer(widen_attributes(layer) if widen else layer, arrays, env)
         for t, a in zip(layer.outputs, outs, strict=True):
@@ -168,7 +168,7 @@ def run_network(
         for x in layer.inputs:
             if x is not None and last.get(x) == i and x not in keep:
                 values.pop(x, None)
-    return {t.name: value(t) for t in net.outputs}
+    return {t.name: get_value(t) for t in net.outputs}
 
 
 def _bind_data_sizes(layer: Layer, t: Tensor, array: np.ndarray, env: dict[str, int]) -> None:

@@ -6,7 +6,7 @@ from whet.network import Layer
 from whet.ops._base import Couple
 
 
-def normalized_couples(layer: Layer, first: int) -> list[Couple]:
+def list_normalized_couples(layer: Layer, first: int) -> list[Couple]:
     """Couples of the axes from `first` on of input 0 with the output's, and of the parameters (the other inputs) with the output's."""
     x, y = layer.needs(0), layer.output
     rank = x.type.rank

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import DType, Network, Origin, Weight, dtype_of
+from whet.network import DType, Network, Origin, Weight, get_dtype
 from whet.ops._interpret import run_layer
 
 _LARGEST_LITERAL = 65536  # elements; larger arrays are data, not values created by a pass
 
 
-def literal(array: Any, dtype: DType | None = None) -> Weight:
+def make_literal(array: Any, dtype: DType | None = None) -> Weight:
     """A weight of given values. Raises NetworkError if it is too large for an origin."""
     a = np.asarray(array, dtype.numpy if dtype is not None else None)
     if a.size > _LARGEST_LITERAL:
         raise NetworkError(f"a literal of {a.size} elements is too large; make it a source weight")
     values = tuple(a.reshape(-1).tolist())
-    return Weight(a, Origin("literal", attrs=(("dtype", dtype_of(a)), ("shape", a.shape), ("values", values))))
+    return Weight(a, Origin("literal", attrs=(("dtype", get_dtype(a)), ("shape", a.shape), ("values", values))))
 
 
 def express(op: str, *args: Weight | None, output: int = 0, assumes: tuple[str, ...] = (), **attrs: Any) -> Weight:

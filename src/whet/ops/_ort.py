@@ -32,12 +32,12 @@ def make_adder(node, g: Network) -> Callable[..., Any]:
     return add
 
 
-def scalar(node, g: Network, value: float, like: Tensor, subject: str) -> Tensor:
+def add_scalar(node, g: Network, value: float, like: Tensor, subject: str) -> Tensor:
     """A constant scalar of `like`'s type."""
     return g.constant(np.array(value, like.dtype.numpy), f"{node.name}.{subject}")
 
 
-def integer_product(add: Callable[..., Any], a: Tensor, b: Tensor, a_scale, b_scale, a_zero, b_zero) -> Tensor:
+def add_integer_product(add: Callable[..., Any], a: Tensor, b: Tensor, a_scale, b_scale, a_zero, b_zero) -> Tensor:
     """The product of 8-bit matrices as f32, times both scales."""
     return add("Mul", add("Cast", add("MatMulInteger", a, b, a_zero, b_zero), to=F32), add("Mul", a_scale, b_scale))
 
@@ -54,5 +54,5 @@ def apply_activation(node, g: Network, y: Tensor, parameters: tuple[float, ...])
             alpha, beta = parameters[:2] if len(parameters) > 1 else (0.2, 0.5)
             return node.add(g, name, y, alpha=alpha, beta=beta)
         case "Clip" if len(parameters) > 1:
-            return node.add(g, name, y, *(scalar(node, g, v, y, w) for v, w in zip(parameters, ("min", "max"), strict=False)))
+            return node.add(g, name, y, *(add_scalar(node, g, v, y, w) for v, w in zip(parameters, ("min", "max"), strict=False)))
     raise node.unsupported(f"its activation {name!r} is unknown. Save the model with ONNX Runtime's graph optimization level 'basic'")

@@ -28,14 +28,14 @@ def native_accumulators() -> Iterator[None]:
         _MODE.native = before
 
 
-def accumulator(dtype: np.dtype) -> np.dtype:
+def get_accumulator_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype that products of `dtype` are accumulated in."""
     return np.dtype(np.float64) if dtype == np.float32 and not getattr(_MODE, "native", False) else dtype
 
 
 def accumulate_matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """`np.matmul(a, b)` in the accumulator's dtype, not yet rounded."""
-    return np.matmul(a.astype(accumulator(a.dtype), copy=False), b.astype(accumulator(b.dtype), copy=False))
+    return np.matmul(a.astype(get_accumulator_dtype(a.dtype), copy=False), b.astype(get_accumulator_dtype(b.dtype), copy=False))
 
 
 def round_accumulator(y: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -44,7 +44,7 @@ def compute_in_floats(node, g, op: str, inputs: Sequence[Any], attrs: Mapping[st
     return view.add(g, op, *inputs, **given) if reader is None else reader(view, g)
 
 
-def q_linear(name: str, op: str, operands: int = 1, opset: int = 13, attrs: Mapping[str, Any] | None = None):
+def register_q_linear(name: str, op: str, operands: int = 1, opset: int = 13, attrs: Mapping[str, Any] | None = None):
     """Registers the reader of an op with inputs (x, scale, zero point) * operands, y scale, y zero point. `attrs`: defaults that differ from ONNX."""
 
     def read(node, g):

@@ -7,7 +7,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import Layer, ceildiv
 from whet.ops._base import Couple
-from whet.ops._types import axis_of, may_equal
+from whet.ops._types import may_equal, normalize_axis
 
 _LEAST = np.finfo(np.float32).tiny  # the smallest scale with a finite reciprocal
 
@@ -24,12 +24,12 @@ def check_scale(layer: Layer) -> None:
     if zero is not None and not may_equal(zero.shape, scale.shape) and {zero.shape, scale.shape} != {(), (1,)}:
         raise NetworkError(f"{where}: scale {scale} and zero point {zero} differ in shape")
     if block:
-        axis = axis_of(axis, x.type.rank)
+        axis = normalize_axis(axis, x.type.rank)
         want = tuple(ceildiv(d, block) if i == axis else d for i, d in enumerate(x.shape))
         if not may_equal(scale.shape, want):
             raise NetworkError(f"{where}: blocks of {block} along axis {axis} of {x} need scales {want}, not {scale}")
     elif scale.shape not in ((), (1,)):
-        axis = axis_of(axis, x.type.rank)
+        axis = normalize_axis(axis, x.type.rank)
         if not may_equal(scale.shape, (x.shape[axis],)):
             raise NetworkError(f"{where}: {scale} is not one value per entry of axis {axis} of {x}")
     if scale.is_constant:

@@ -10,7 +10,7 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import I32, Layer, TensorType
 from whet.ops._base import FLOAT, FLOATS, INT, STRINGS, Couple, op
-from whet.ops._types import may_equal, one_float_type
+from whet.ops._types import may_equal, require_one_float_type
 from whet.ops._unary import sigmoid, softplus
 
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -37,7 +37,7 @@ ATTRS: dict[str, Any] = {
 Step = Callable[..., tuple[np.ndarray, ...]]
 
 
-def activations(layer: Layer, defaults: tuple[str, ...]) -> list[list[Callable[..., np.ndarray]]]:
+def list_activations(layer: Layer, defaults: tuple[str, ...]) -> list[list[Callable[..., np.ndarray]]]:
     """Activation functions per direction. Raises UnsupportedError for an unknown one."""
     directions = len(DIRECTIONS[layer.attrs["direction"]])
     names = layer.attrs.get("activations") or defaults * directions
@@ -72,12 +72,12 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
     lengths = layer.input(4)
     if lengths is not None and lengths.dtype != I32:
         raise NetworkError(f"{where}: sequence lengths are i32, not {lengths.type}")
-    one_float_type(layer, 0, 1, 2, 3, *range(5, len(layer.inputs)))
+    require_one_float_type(layer, 0, 1, 2, 3, *range(5, len(layer.inputs)))
     peepholes = layer.input(5 + states)
     if peepholes is not None and not may_equal(peepholes.shape, (d, 3 * h)):
         raise NetworkError(f"{where}: peepholes are {peepholes}, they need shape [{d},{3 * h}]")
     batch_first = bool(layer.attrs["layout"])
-    activations(layer, defaults)
+    list_activations(layer, defaults)
     n, t = x.shape[:2] if batch_first else x.shape[1::-1]
     if lengths is not None and not may_equal(lengths.shape, (n,)):
         raise NetworkError(f"{where}: sequence lengths {lengths} are not one per sequence of {n}")
@@ -89,7 +89,7 @@ def infer(layer: Layer, gates: int, states: int, defaults: tuple[str, ...]) -> l
     return [x.type.with_shape(y), *[x.type.with_shape(state)] * states]
 
 
-def couples(layer: Layer, gates: int, states: int) -> list[Couple]:
+def list_couples(layer: Layer, gates: int, states: int) -> list[Couple]:
     """Features of X are coupled to W's columns. A state unit is coupled to its rows of W and R (one per gate), its column of R and its biases,
     equally in both directions. Batch and time are independent; directions are not pruned."""
     x, w, r, b = layer.needs(0), layer.needs(1), layer.needs(2), layer.input(3)
@@ -124,7 +124,7 @@ def run(layer: Layer, x, w, r, b, lengths, first, step: Step, gates: int, defaul
     h = r.shape[-1]
     lengths = np.full(n, t) if lengths is None else lengths
     ys, lasts = [], []
-    for d, (backwards, functions) in enumerate(zip(DIRECTIONS[layer.attrs["direction"]], activations(layer, defaults), strict=True)):
+    for d, (backwards, functions) in enumerate(zip(DIRECTIONS[layer.attrs["direction"]], list_activations(layer, defaults), strict=True)):
         wb, rb = (np.zeros(gates * h, x.dtype),) * 2 if b is None else (b[d, : gates * h], b[d, gates * h :])
         from_x = np.matmul(x, w[d].T) + wb
         states = [np.zeros((n, h), x.dtype) if s is None else s[d] for s in first]
@@ -163,7 +163,7 @@ def register_recurrent(name: str, gates: int, states: int, step: Step, defaults:
         lambda layer: infer(layer, gates, states, defaults),
         of_one_state if states == 1 else of_two_states,
         attrs={**ATTRS, **attrs},
-        couples=lambda layer: couples(layer, gates, states),
+        couples=lambda layer: list_couples(layer, gates, states),
         recut=recut,
         samples=samples,
     )

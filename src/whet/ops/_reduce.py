@@ -8,27 +8,27 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, TensorType
-from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, map_axes, needs_opset
+from whet.ops._axes import convert_attributes_to_inputs, find_given_axes, make_attribute_exporter, map_axes, needs_opset
 from whet.ops._base import INTS, Couple, op, to_ints
-from whet.ops._types import numeric_input
+from whet.ops._types import require_numeric_input
 
 
-def reduced_axes(layer: Layer) -> tuple[int, ...]:
+def list_reduced_axes(layer: Layer) -> tuple[int, ...]:
     """The reduced axes as non-negative indices."""
     rank = layer.needs(0).type.rank
-    if axes := axes_given(layer, rank):
+    if axes := find_given_axes(layer, rank):
         return axes
     return () if layer.attrs["noop_with_empty_axes"] else tuple(range(rank))
 
 
 def infer(layer: Layer, logical: bool = False) -> TensorType:
     """x's type without the reduced axes; also bool if `logical`."""
-    x, axes = layer.needs(0).type if logical else numeric_input(layer), reduced_axes(layer)
+    x, axes = layer.needs(0).type if logical else require_numeric_input(layer), list_reduced_axes(layer)
     kept = layer.attrs["keepdims"]
     return x.with_shape(1 if i in axes else d for i, d in enumerate(x.shape) if kept or i not in axes)
 
 
-def kept_couples(layer: Layer, axes: tuple[int, ...]) -> list[Couple]:
+def list_kept_couples(layer: Layer, axes: tuple[int, ...]) -> list[Couple]:
     """Couples of the axes that are not reduced."""
     x, y = layer.needs(0), layer.output
     rest = [i for i in range(x.type.rank) if i not in axes]
@@ -38,21 +38,21 @@ def kept_couples(layer: Layer, axes: tuple[int, ...]) -> list[Couple]:
 def read(node, g):
     """Axes were an attribute before opset 18 (ReduceSum: 13)."""
     attrs = {k: v for k, v in node.attrs.items() if k != "axes"}
-    return node.add(g, node.op, *attributes_as_inputs(node, g, ["axes"]), **attrs)
+    return node.add(g, node.op, *convert_attributes_to_inputs(node, g, ["axes"]), **attrs)
 
 
 def to_onnx(layer: Layer, w) -> None:
     """Axes are an attribute before opset 18 (ReduceSum: 13)."""
     if w.opset >= 18 or layer.op == "ReduceSum":
-        inputs_of_attributes("axes")(layer, w)
+        make_attribute_exporter("axes")(layer, w)
         return
-    axes, keep = reduced_axes(layer), layer.attrs["keepdims"]
+    axes, keep = list_reduced_axes(layer), layer.attrs["keepdims"]
     if not axes:
         needs_opset(layer, w, 18, "a reduction over no axes")
     w.node(layer.op, [w.name(layer.inputs[0])], [w.name(layer.output)], name=layer.name, axes=axes, keepdims=keep)
 
 
-def reduction(
+def register_reduction(
     name: str,
     f: Callable[..., Any],
     *,
@@ -65,7 +65,7 @@ def reduction(
     """Registers y = f(x, axes, keepdims). `zeros_add_nothing`: zeros do not change the result, so they may be pruned from a reduced axis.
     `zeros` None: the result of zeros is not zero. `positive`: samples are above 0. `logical`: accepts bool too."""
 
-    def reference(layer, x, axes=None):
+    def compute_reference(layer, x, axes=None):
         axes = layer.attrs.get("axes", axes)
         axes = None if axes is None else to_ints(axes)
         if not axes:  # with noop_with_empty_axes each element is reduced by itself: ReduceL1 gives |x|
@@ -73,17 +73,17 @@ def reduction(
         axes = tuple(a % x.ndim for a in axes)
         return np.asarray(f(x, axes, bool(layer.attrs["keepdims"]))).astype(x.dtype, copy=False)
 
-    def couples(layer):
-        axes, x = reduced_axes(layer), layer.inputs[0]
-        return kept_couples(layer, axes) + ([Couple(x, a, x, a, summed=True) for a in axes] if zeros_add_nothing else [])
+    def list_couples(layer):
+        axes, x = list_reduced_axes(layer), layer.inputs[0]
+        return list_kept_couples(layer, axes) + ([Couple(x, a, x, a, summed=True) for a in axes] if zeros_add_nothing else [])
 
     kind = "positive " if positive else ""
     return op(
         name,
         lambda layer: infer(layer, logical),
-        reference,
+        compute_reference,
         attrs={"keepdims": 1, "noop_with_empty_axes": 0, "axes": INTS},
-        couples=couples,
+        couples=list_couples,
         zeros=zeros,
         onnx=read,
         to_onnx=to_onnx,
@@ -101,11 +101,11 @@ def reduction(
     )
 
 
-def lowest_value(dtype: np.dtype) -> Any:
+def get_lowest_value(dtype: np.dtype) -> Any:
     """The lowest value of a type."""
     return -np.inf if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype).min
 
 
-def highest_value(dtype: np.dtype) -> Any:
+def get_highest_value(dtype: np.dtype) -> Any:
     """The highest value of a type."""
     return np.inf if dtype.kind == "f" else True if dtype.kind == "b" else np.iinfo(dtype).max

@@ -19,10 +19,10 @@ def refuse(name: str, reason: str, onnx_ops: tuple[str, ...] | None = None):
     def read(node, g):
         raise node.unsupported(reason)
 
-    def reference(layer, *arrays):
+    def compute_reference(layer, *arrays):
         raise UnsupportedError(f"{layer.op} '{layer.name}': {reason}")
 
-    return op(name, infer, reference, onnx=read, onnx_ops=onnx_ops, pure=False)
+    return op(name, infer, compute_reference, onnx=read, onnx_ops=onnx_ops, pure=False)
 
 
 def read_as_others(name: str, read: Callable[..., Any], instead: str, onnx_ops: tuple[str, ...] | None = None, *, sequences: bool = False):

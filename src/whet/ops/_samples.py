@@ -17,7 +17,7 @@ def sample_arrays(sample: Sample, seed: str = "") -> list[np.ndarray | None]:
     """The sample's input arrays, deterministic; the caller may write to them."""
     if (id(sample), seed) not in _ARRAYS:
         rng = np.random.default_rng(zlib.crc32(f"{seed}{sample.inputs!s}{sample.attrs!s}".encode()))
-        _ARRAYS[id(sample), seed] = sample, [_array(spec, rng) for spec in sample.inputs]
+        _ARRAYS[id(sample), seed] = sample, [_draw_array(spec, rng) for spec in sample.inputs]
     return [None if a is None else a.copy() for a in _ARRAYS[id(sample), seed][1]]
 
 
@@ -40,7 +40,7 @@ def sample_layer(op_name: str, sample: Sample, *, opaque: bool = False) -> tuple
     return net, layer, arrays
 
 
-def _array(spec, rng: np.random.Generator) -> np.ndarray | None:
+def _draw_array(spec, rng: np.random.Generator) -> np.ndarray | None:
     if spec is None or isinstance(spec, np.ndarray):
         return spec
     kind, _, text = spec.rpartition(" ")

@@ -9,19 +9,19 @@ import numpy as np
 
 from whet.network import Layer, TensorType, product
 from whet.ops._base import Couple, op
-from whet.ops._types import axis_of, float_input
+from whet.ops._types import normalize_axis, require_float_input
 
 
 def infer(layer: Layer) -> TensorType:
-    t = float_input(layer)
-    axis_of(layer.attrs["axis"], t.rank)
+    t = require_float_input(layer)
+    normalize_axis(layer.attrs["axis"], t.rank)
     return t
 
 
-def couples(layer: Layer) -> list[Couple]:
+def list_couples(layer: Layer) -> list[Couple]:
     """Couples all axes but the normalized one."""
     x, y = layer.needs(0), layer.output
-    axis = axis_of(layer.attrs["axis"], y.type.rank)
+    axis = normalize_axis(layer.attrs["axis"], y.type.rank)
     return [Couple(x, i, y, i) for i in range(y.type.rank) if i != axis]
 
 
@@ -31,7 +31,7 @@ def read(node, g):
     axis = node.attrs.get("axis", -1 if node.opset >= 13 else 1)
     if node.opset >= 13:
         return node.add(g, node.op, x, axis=axis)
-    axis = axis_of(axis, x.type.rank)
+    axis = normalize_axis(axis, x.type.rank)
     if product(x.shape[axis + 1 :]) == 1:
         return node.add(g, node.op, x, axis=axis)
     long = [i for i in range(axis, x.type.rank) if x.shape[i] != 1]
@@ -41,7 +41,7 @@ def read(node, g):
     return node.add(g, "Reshape", flat, g.add("Shape", x, name=f"{node.name}_shape"))
 
 
-def softmax_like(name: str, f: Callable[[np.ndarray, int], Any]):
+def register_softmax_like(name: str, f: Callable[[np.ndarray, int], Any]):
     """Registers y = f(x, axis)."""
     samples = [
         (["f32[2,8]"], {"axis": 1}),
@@ -51,4 +51,4 @@ def softmax_like(name: str, f: Callable[[np.ndarray, int], Any]):
         (["extreme f32[12,16]"], {}),
         (["f16[3,7]"], {}),
     ]
-    return op(name, infer, lambda layer, x: f(x, layer.attrs["axis"]), attrs={"axis": -1}, couples=couples, onnx=read, samples=samples)
+    return op(name, infer, lambda layer, x: f(x, layer.attrs["axis"]), attrs={"axis": -1}, couples=list_couples, onnx=read, samples=samples)

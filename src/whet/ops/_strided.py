@@ -13,7 +13,7 @@ import numpy as np
 from whet.network import Layer, Tensor
 from whet.ops._axes import RESHAPES as RESHAPES
 from whet.ops.slice import slice_ranges
-from whet.ops.split import part_sizes
+from whet.ops.split import list_part_sizes
 
 REARRANGING = ("Expand", "Gather", *RESHAPES, "Slice", "Split", "Tile", "Transpose")
 
@@ -146,7 +146,7 @@ def _regroup(old: list[tuple[int, Any]], new: list[int]) -> list[Any] | None:
     return strides
 
 
-def plain_view(place: int, shape: Sequence[Any]) -> View:
+def make_plain_view(place: int, shape: Sequence[Any]) -> View:
     """The view of a whole row-major tensor."""
     strides: list[Any] = []
     at: Any = 1
@@ -156,7 +156,7 @@ def plain_view(place: int, shape: Sequence[Any]) -> View:
     return View(place, tuple(shape), tuple(strides))
 
 
-def views_after(x: Layer, view: View, constant: Callable[[Tensor | None], np.ndarray | None]) -> list[View] | None:
+def find_views_after(x: Layer, view: View, constant: Callable[[Tensor | None], np.ndarray | None]) -> list[View] | None:
     """The outputs of a layer that moves no data, whose first input is `view`; None for a layer that is not one or needs a copy.
 
     `constant` gives the array of a constant tensor and None for other tensors. Dimensions may be symbolic.
@@ -179,7 +179,7 @@ def views_after(x: Layer, view: View, constant: Callable[[Tensor | None], np.nda
             return [view]
         case "Split":
             axis = x.attrs["axis"] % len(view.shape)
-            parts = [] if len(x.inputs) > 1 and constant(x.inputs[1]) is None else part_sizes(x)
+            parts = [] if len(x.inputs) > 1 and constant(x.inputs[1]) is None else list_part_sizes(x)
             if not parts or not all(isinstance(p, int) for p in parts):
                 return None
             return [view.cut(axis, sum(parts[:i]), n) for i, n in enumerate(parts)]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from whet.errors import NetworkError
-from whet.network import Dim, Expr, Layer, Network, Tensor, symbols
+from whet.network import Dim, Expr, Layer, Network, Tensor, find_symbols
 from whet.ops._base import get_op, infer_layer
-from whet.ops._images import Axes, BatchAxis, NotPerImage, follow, fused_layers, fused_results
+from whet.ops._images import Axes, BatchAxis, NotPerImage, follow, list_fused_layers, list_fused_results
 from whet.ops._interpret import bind_layer, bind_symbols
 
 _MANY = 10_007  # batch size used in the proof: a prime unlikely to equal another size
@@ -29,7 +29,7 @@ def batch_symbol(net: Network) -> str | None:
     name = str(first)
     if not isinstance(first, Expr) or not name.isidentifier():
         return None
-    alone = all(t.shape[0] == first and not any(name in symbols(d) for d in t.shape[1:]) for t in outside)
+    alone = all(t.shape[0] == first and not any(name in find_symbols(d) for d in t.shape[1:]) for t in outside)
     return name if alone else None
 
 
@@ -66,9 +66,9 @@ class _Known:
     def take(self, layer: Layer) -> None:
         """Records a layer's outputs. Raises NotPerImage if it mixes samples."""
         if layer.op == "Fused":
-            for x in fused_layers(layer):
+            for x in list_fused_layers(layer):
                 self.take(x)
-            for t, e in zip(layer.outputs, fused_results(layer), strict=True):
+            for t, e in zip(layer.outputs, list_fused_results(layer), strict=True):
                 if e in self.axes:
                     self.axes[t] = self.axes[e]
                 if e in self.counts:
@@ -144,7 +144,7 @@ class _Known:
         return isinstance(value, Expr) and self._has_batch_symbol(value)
 
     def _has_batch_symbol(self, d: Dim) -> bool:
-        return self.batch in symbols(d)
+        return self.batch in find_symbols(d)
 
 
 def _fits(bound: Layer) -> bool:

@@ -9,12 +9,12 @@ from whet.network import F64, Dim, DType, Expr, Layer, Tensor, TensorType
 from whet.ops._base import Couple
 
 
-def same_as_input(layer: Layer) -> TensorType:
+def infer_same_as_input(layer: Layer) -> TensorType:
     """The type of input 0."""
     return layer.needs(0).type
 
 
-def float_input(layer: Layer) -> TensorType:
+def require_float_input(layer: Layer) -> TensorType:
     """The type of input 0, which must be floating point."""
     t = layer.needs(0).type
     if not t.dtype.is_float:
@@ -22,7 +22,7 @@ def float_input(layer: Layer) -> TensorType:
     return t
 
 
-def numeric_input(layer: Layer) -> TensorType:
+def require_numeric_input(layer: Layer) -> TensorType:
     """The type of input 0, which must be numeric."""
     t = layer.needs(0).type
     if t.dtype.kind in ("bool", "string"):
@@ -30,16 +30,16 @@ def numeric_input(layer: Layer) -> TensorType:
     return t
 
 
-def one_float_type(layer: Layer, *indices: int) -> DType:
+def require_one_float_type(layer: Layer, *indices: int) -> DType:
     """The type of input 0; inputs at `indices` must be floating point too, and of one type (16 bits and float32 may mix)."""
-    first = float_input(layer).dtype
+    first = require_float_input(layer).dtype
     for t in (layer.input(i) for i in indices):
         if t is not None and (not t.dtype.is_float or (t.dtype != first and F64 in (t.dtype, first))):
             raise NetworkError(f"{layer.op} '{layer.name}' takes tensors of one floating-point type, not {first} and {t}")
     return first
 
 
-def axis_of(axis: Dim, rank: int, subject: str = "axis") -> int:
+def normalize_axis(axis: Dim, rank: int, subject: str = "axis") -> int:
     """`axis` counted from the front. Raises NetworkError when it is out of range, UnsupportedError when it is symbolic."""
     if isinstance(axis, Expr):
         raise UnsupportedError(f"{subject} {axis} depends on a dynamic dimension; it must be a number")
@@ -88,6 +88,6 @@ def unify(a: Dim, b: Dim, subject: str) -> Dim:
     return a if isinstance(a, int) else b
 
 
-def same_axes(x: Tensor, y: Tensor) -> list[Couple]:
+def list_same_axis_couples(x: Tensor, y: Tensor) -> list[Couple]:
     """Couples every axis of x to the same axis of y (pointwise ops of equal shapes)."""
     return [Couple(x, i, y, i) for i in range(x.type.rank)]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from whet.ops._base import op
-from whet.ops._types import float_input, numeric_input, same_axes
+from whet.ops._types import list_same_axis_couples, require_float_input, require_numeric_input
 
 Function = Callable[..., np.ndarray]
 
 
-def unary(
+def register_unary(
     name: str,
     f: Function,
     *,
@@ -26,17 +26,17 @@ def unary(
     """Registers y = f(x), or f(x, **attributes); `samples` are attribute sets tested in addition to the defaults."""
     names = tuple(attrs or {})
 
-    def reference(layer, x):
+    def compute_reference(layer, x):
         return f(x, **{k: layer.attrs[k] for k in names})
 
     shapes = ["f32[2,3,4,5]", "extreme f32[4,16]", "f32[1,17,3]", "f32[]", "f16[3,7]", "f64[5]"]
     return op(
         name,
-        infer or (float_input if floats else numeric_input),
-        reference,
+        infer or (require_float_input if floats else require_numeric_input),
+        compute_reference,
         attrs=attrs or {},
         samples=[*(([s], {}) for s in shapes), *((["extreme f32[5,7]"], a) for a in samples)],
-        couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+        couples=lambda layer: list_same_axis_couples(layer.inputs[0], layer.output),
         pointwise=True,
         **options,
     )

@@ -13,10 +13,10 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Dim, Layer, TensorType, ceildiv, floordiv, minimum, static_shape
 from whet.ops._base import INTS, Couple
-from whet.ops._types import numeric_input
+from whet.ops._types import require_numeric_input
 
 
-def out_size(size: Dim, kernel: int, stride: int, dilation: int, before: int, after: int, ceil: bool = False) -> Dim:
+def compute_out_size(size: Dim, kernel: int, stride: int, dilation: int, before: int, after: int, ceil: bool = False) -> Dim:
     """Output length of one spatial axis. Raises NetworkError if the window exceeds the padded input."""
     if stride < 1 or dilation < 1 or kernel < 1:
         raise NetworkError(f"kernel, stride and dilation must be at least 1, not {kernel}, {stride}, {dilation}")
@@ -47,7 +47,7 @@ def check_window(kernel: Sequence[Dim], unpadded: Sequence[Dim], padded: Sequenc
         raise UnsupportedError(f"padding makes {after} elements of {before}; the most are {_MOST_PADDED}")
 
 
-def same_pads(sizes: Sequence[Dim], kernel, strides, dilations, upper: bool) -> tuple[int, ...] | None:
+def compute_same_pads(sizes: Sequence[Dim], kernel, strides, dilations, upper: bool) -> tuple[int, ...] | None:
     """Explicit pads for auto_pad SAME_UPPER/SAME_LOWER, or None if a size is symbolic and its stride is not 1."""
     before, after = [], []
     for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
@@ -64,12 +64,12 @@ def same_pads(sizes: Sequence[Dim], kernel, strides, dilations, upper: bool) -> 
     return (*before, *after)
 
 
-def explicit_pads(node, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> dict[str, Any]:
+def resolve_auto_pad(node, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> dict[str, Any]:
     """The node's attributes with `auto_pad` resolved into pads. Raises UnsupportedError if a needed size is unknown."""
     attrs = {k: v for k, v in node.attrs.items() if k != "auto_pad"}
     auto, one = node.attrs.get("auto_pad", "NOTSET"), (1,) * len(kernel)
     if auto in ("SAME_UPPER", "SAME_LOWER"):
-        pads = same_pads(sizes, kernel, attrs.get("strides", one), attrs.get("dilations", one), auto == "SAME_UPPER")
+        pads = compute_same_pads(sizes, kernel, attrs.get("strides", one), attrs.get("dilations", one), auto == "SAME_UPPER")
         if pads is None:
             raise node.unsupported(f"auto_pad={auto} with a stride needs a static height and width; give shapes, or export with fixed H and W")
         attrs["pads"] = pads
@@ -107,7 +107,8 @@ class Pool:
         """Output sizes."""
         r = len(self.kernel)
         return [
-            out_size(n, self.kernel[i], self.strides[i], self.dilations[i], self.pads[i], self.pads[r + i], self.ceil) for i, n in enumerate(spatial)
+            compute_out_size(n, self.kernel[i], self.strides[i], self.dilations[i], self.pads[i], self.pads[r + i], self.ceil)
+            for i, n in enumerate(spatial)
         ]
 
     def padded(self, spatial: Sequence[Dim]) -> list[Dim]:
@@ -146,7 +147,7 @@ def pool_of(layer: Layer) -> Pool:
 
 def infer_pool(layer: Layer) -> TensorType:
     x = layer.needs(0)
-    numeric_input(layer)
+    require_numeric_input(layer)
     if not 3 <= x.type.rank <= 5:
         raise NetworkError(f"{layer.op} '{layer.name}' takes [N, C, *spatial], not {x.type}")
     pool = pool_of(layer)
@@ -162,6 +163,6 @@ def pool_couples(layer: Layer) -> list[Couple]:
 
 def read_pool(node, g):
     """Any pooling node; auto_pad becomes explicit pads."""
-    attrs = explicit_pads(node, node.inputs[0].shape[2:], node.attrs["kernel_shape"])
+    attrs = resolve_auto_pad(node, node.inputs[0].shape[2:], node.attrs["kernel_shape"])
     attrs.pop("storage_order", None)
     return node.add(g, node.op, node.inputs[0], **attrs)

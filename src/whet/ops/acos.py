@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._unary import unary
+from whet.ops._unary import register_unary
 
-unary("Acos", np.arccos)
+register_unary("Acos", np.arccos)

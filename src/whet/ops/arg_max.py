@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._arg import arg
+from whet.ops._arg import register_arg
 
-arg("ArgMax", np.argmax)
+register_arg("ArgMax", np.argmax)

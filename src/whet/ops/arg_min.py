@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._arg import arg
+from whet.ops._arg import register_arg
 
-arg("ArgMin", np.argmin)
+register_arg("ArgMin", np.argmin)

@@ -3,11 +3,11 @@
 import numpy as np
 
 from whet.ops._base import op
-from whet.ops._types import float_input
+from whet.ops._types import require_float_input
 from whet.ops._window import POOL_ATTRS, infer_pool, pool_couples, pool_of, read_pool
 
 
-def reference(layer, x):
+def compute_reference(layer, x):
     pool = pool_of(layer)
     parts = pool.slices(x, 0)
     y = next(parts).copy()
@@ -26,14 +26,14 @@ def reference(layer, x):
 
 
 def infer(layer):
-    float_input(layer)
+    require_float_input(layer)
     return infer_pool(layer)
 
 
 op(
     "AveragePool",
     infer,
-    reference,
+    compute_reference,
     attrs={**POOL_ATTRS, "count_include_pad": 0},
     couples=pool_couples,
     zeros=(),

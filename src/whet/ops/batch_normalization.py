@@ -6,10 +6,10 @@ In training mode mean and variance are those of the batch; the reader computes t
 import numpy as np
 
 from whet.ops._base import op
-from whet.ops._channels import channel_couples, infer_channels, reshape_per_channel
+from whet.ops._channels import infer_channels, list_channel_couples, reshape_per_channel
 
 
-def reference(layer, x, scale, bias, mean, variance):
+def compute_reference(layer, x, scale, bias, mean, variance):
     factor = scale / np.sqrt(variance + x.dtype.type(layer.attrs["epsilon"]))
     return (x - reshape_per_channel(mean, x.ndim)) * reshape_per_channel(factor, x.ndim) + reshape_per_channel(bias, x.ndim)
 
@@ -33,25 +33,25 @@ def _from_batch(node, g):
     def add(op, *inputs, **attrs):
         return g.add(op, *inputs, name=f"{node.name}_{op.lower()}", sources=(node.name,), **attrs)
 
-    def channels(t):
+    def add_channel_reshape(t):
         """[C] as [C, 1, ...]."""
         return add("Reshape", t, shape=(-1, *(1,) * (x.type.rank - 2)))
 
-    def constant(value, like):
+    def add_constant(value, like):
         return g.constant(np.array(value, like.dtype.numpy), f"{node.name}_{value:g}")
 
     center = add("ReduceMean", x, axes=axes, keepdims=1)
     d = add("Sub", x, center)
     spread = add("ReduceMean", add("Mul", d, d), axes=axes, keepdims=1)
-    inverse = add("Div", channels(scale), add("Sqrt", add("Add", spread, constant(node.attrs.get("epsilon", 1e-5), x))))
-    y = add("Add", add("Mul", d, inverse), channels(bias))
+    inverse = add("Div", add_channel_reshape(scale), add("Sqrt", add("Add", spread, add_constant(node.attrs.get("epsilon", 1e-5), x))))
+    y = add("Add", add("Mul", d, inverse), add_channel_reshape(bias))
     momentum = node.attrs.get("momentum", 0.9)
     results = [y]
     for i, (batch, running) in enumerate(((center, mean), (spread, variance)), start=1):
         if i < len(node.outputs) and node.outputs[i]:
             flat = add("Reshape", batch, shape=(-1,))
-            kept = add("Mul", running, constant(momentum, running))
-            results.append(add("Add", kept, add("Mul", flat, constant(1 - momentum, running))))
+            kept = add("Mul", running, add_constant(momentum, running))
+            results.append(add("Add", kept, add("Mul", flat, add_constant(1 - momentum, running))))
         else:
             results.append(None)
     return results
@@ -60,9 +60,9 @@ def _from_batch(node, g):
 op(
     "BatchNormalization",
     infer_channels,
-    reference,
+    compute_reference,
     attrs={"epsilon": 1e-5, "momentum": 0.9},
-    couples=channel_couples,
+    couples=list_channel_couples,
     zeros=(2, 3),
     onnx=read,
     samples=[

@@ -6,7 +6,7 @@ from whet.errors import UnsupportedError
 from whet.network import BOOL, F32, I8, I32, U8
 from whet.ops._axes import needs_opset
 from whet.ops._base import NEEDS_DTYPE, op
-from whet.ops._types import same_axes
+from whet.ops._types import list_same_axis_couples
 
 
 def infer(layer):
@@ -17,7 +17,7 @@ def infer(layer):
     return x.type.with_dtype(to)
 
 
-def reference(layer, x):
+def compute_reference(layer, x):
     """x may come in a wider type than the layer's own (16-bit floats compute in f32)."""
     return np.ascontiguousarray(x.astype(layer.needs(0).dtype.numpy)).view(layer.attrs["to"].numpy).reshape(x.shape)
 
@@ -30,10 +30,10 @@ def to_onnx(layer, w):
 op(
     "BitCast",
     infer,
-    reference,
+    compute_reference,
     attrs={"to": NEEDS_DTYPE},
     onnx=lambda node, g: node.add(g, "BitCast", node.inputs[0], to=node.dtype(node.attrs["to"])),
     to_onnx=to_onnx,
-    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    couples=lambda layer: list_same_axis_couples(layer.inputs[0], layer.output),
     samples=[(["f32[3,5]"], {"to": I32}), (["i32[3,5]"], {"to": F32}), (["full i8[3,5]"], {"to": U8}), (["full u8[3,5]"], {"to": I8})],
 )

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._base import op
-from whet.ops._types import same_axes
+from whet.ops._types import list_same_axis_couples
 
 
 def infer(layer):
@@ -19,6 +19,6 @@ op(
     infer,
     lambda layer, x: np.bitwise_not(x),
     samples=[(["i64[3,5]"], {}), (["u8[7]"], {})],
-    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    couples=lambda layer: list_same_axis_couples(layer.inputs[0], layer.output),
     pointwise=True,
 )

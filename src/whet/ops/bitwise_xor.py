@@ -3,13 +3,13 @@
 import numpy as np
 
 from whet.ops._base import op
-from whet.ops._binary import INT_SAMPLES, binary_couples, infer_integers
+from whet.ops._binary import INT_SAMPLES, infer_integers, list_binary_couples
 
 op(
     "BitwiseXor",
     infer_integers,
     lambda layer, a, b: np.bitwise_xor(a, b),
     samples=[*INT_SAMPLES, (["u8[2,9]", "u8[9]"], {})],
-    couples=binary_couples,
+    couples=list_binary_couples,
     pointwise=True,
 )

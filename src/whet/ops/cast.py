@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 
 from whet.network import BF16, BOOL, F8E4M3, F8E5M2, F16, F32, F64, I32, I64, SMALL_FLOATS
-from whet.ops._base import NEEDS_DTYPE, known_values, op
-from whet.ops._types import same_axes
+from whet.ops._base import NEEDS_DTYPE, find_known_values, op
+from whet.ops._types import list_same_axis_couples
 
 
 def cast(x: np.ndarray, dtype: np.dtype, saturate: int = 1) -> np.ndarray:
@@ -27,7 +27,7 @@ def read(node, g):
 
 
 def shape_value(layer):
-    got = known_values(layer.inputs[0])
+    got = find_known_values(layer.inputs[0])
     to = layer.attrs["to"]
     return [got if to.kind in ("int", "float") and to.bits >= 32 else None]
 
@@ -38,7 +38,7 @@ op(
     lambda layer, x: cast(x, layer.attrs["to"].numpy, layer.attrs["saturate"]),
     attrs={"to": NEEDS_DTYPE, "saturate": 1},
     onnx=read,
-    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    couples=lambda layer: list_same_axis_couples(layer.inputs[0], layer.output),
     shape_value=shape_value,
     pointwise=True,
     samples=[

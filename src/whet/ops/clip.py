@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._base import op
-from whet.ops._types import same_axes
+from whet.ops._types import list_same_axis_couples
 
 
 def infer(layer):
@@ -15,7 +15,7 @@ def infer(layer):
     return x.type
 
 
-def reference(layer, x, low=None, high=None):
+def compute_reference(layer, x, low=None, high=None):
     if low is not None:
         x = np.maximum(x, low.reshape(()))
     return x if high is None else np.minimum(x, high.reshape(()))
@@ -34,7 +34,7 @@ def read(node, g):
 op(
     "Clip",
     infer,
-    reference,
+    compute_reference,
     onnx=read,
     samples=[
         (["f32[2,3,4,5]", np.array(0, np.float32), np.array(6, np.float32)], {}),
@@ -45,6 +45,6 @@ op(
         (["i64[5]", np.array(-1), np.array(2)], {}),
         (["f16[3,7]", np.array(0, np.float16), np.array(1, np.float16)], {}),
     ],
-    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    couples=lambda layer: list_same_axis_couples(layer.inputs[0], layer.output),
     pointwise=True,
 )

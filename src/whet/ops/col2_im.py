@@ -9,26 +9,26 @@ from math import prod
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import INTS, known_ints, op, to_ints
-from whet.ops._types import numeric_input
-from whet.ops._window import check_window, out_size
+from whet.ops._base import INTS, op, require_known_ints, to_ints
+from whet.ops._types import require_numeric_input
+from whet.ops._window import check_window, compute_out_size
 
 
-def _geometry(attrs, r):
+def _get_window_attributes(attrs, r):
     return tuple(attrs.get("strides") or (1,) * r), tuple(attrs.get("dilations") or (1,) * r), tuple(attrs.get("pads") or (0,) * 2 * r)
 
 
 def infer(layer):
-    t = numeric_input(layer) or layer.inputs[0].type
-    image, block = known_ints(layer, 1, "image_shape"), known_ints(layer, 2, "block_shape")
+    t = require_numeric_input(layer) or layer.inputs[0].type
+    image, block = require_known_ints(layer, 1, "image_shape"), require_known_ints(layer, 2, "block_shape")
     if not all(isinstance(n, int) for n in (*image, *block)):
         raise NetworkError("sizes of the image and of the block must be known numbers, not symbols")
     r = len(image)
-    strides, dilations, pads = _geometry(layer.attrs, r)
+    strides, dilations, pads = _get_window_attributes(layer.attrs, r)
     if t.rank != 3 or len(block) != r or len(strides) != r or len(dilations) != r or len(pads) != 2 * r:
         raise NetworkError(f"columns {t}, an image of {image}, blocks of {block}, strides {strides}, pads {pads} do not match")
     check_window(block, image, [n + pads[i] + pads[r + i] for i, n in enumerate(image)])
-    counts = [out_size(n, k, s, d, pads[i], pads[r + i]) for i, (n, k, s, d) in enumerate(zip(image, block, strides, dilations, strict=True))]
+    counts = [compute_out_size(n, k, s, d, pads[i], pads[r + i]) for i, (n, k, s, d) in enumerate(zip(image, block, strides, dilations, strict=True))]
     if isinstance(t.shape[2], int) and all(isinstance(n, int) for n in counts) and prod(counts) != t.shape[2]:
         raise NetworkError(f"{t} has {t.shape[2]} columns, an image of {image} has {prod(counts)} blocks")
     if isinstance(t.shape[1], int) and t.shape[1] % prod(block):
@@ -36,11 +36,11 @@ def infer(layer):
     return t.with_shape((t.shape[0], t.shape[1] // prod(block), *image))
 
 
-def reference(layer, x, image, block):
+def compute_reference(layer, x, image, block):
     image, block = to_ints(image), to_ints(block)
     r = len(image)
-    strides, dilations, pads = _geometry(layer.attrs, r)
-    counts = [out_size(n, k, s, d, pads[i], pads[r + i]) for i, (n, k, s, d) in enumerate(zip(image, block, strides, dilations, strict=True))]
+    strides, dilations, pads = _get_window_attributes(layer.attrs, r)
+    counts = [compute_out_size(n, k, s, d, pads[i], pads[r + i]) for i, (n, k, s, d) in enumerate(zip(image, block, strides, dilations, strict=True))]
     columns = x.reshape(x.shape[0], -1, *block, *counts)
     y = np.zeros((x.shape[0], columns.shape[1], *(n + pads[i] + pads[r + i] for i, n in enumerate(image))), x.dtype)
     for at in product(*map(range, block)):
@@ -52,7 +52,7 @@ def reference(layer, x, image, block):
 op(
     "Col2Im",
     infer,
-    reference,
+    compute_reference,
     attrs={"strides": INTS, "dilations": INTS, "pads": INTS},
     samples=[
         (["f32[1,5,5]", np.array([5, 5]), np.array([1, 5])], {}),

@@ -4,9 +4,9 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import BOOL
-from whet.ops._base import INT, known_array
-from whet.ops._data_sized import data_size, op_with_data_size
-from whet.ops._types import axis_of
+from whet.ops._base import INT, find_known_array
+from whet.ops._data_sized import make_size_symbol, register_data_sized_op
+from whet.ops._types import normalize_axis
 
 
 def infer(layer):
@@ -14,18 +14,18 @@ def infer(layer):
     if mask.dtype != BOOL or mask.type.rank != 1:
         raise NetworkError(f"takes a bool vector as its mask, not {mask.type}")
     if layer.attrs.get("axis") is None:
-        return x.type.with_shape((data_size(layer),))
-    axis = axis_of(layer.attrs["axis"], x.type.rank)
-    return x.type.with_shape((*x.shape[:axis], data_size(layer), *x.shape[axis + 1 :]))
+        return x.type.with_shape((make_size_symbol(layer),))
+    axis = normalize_axis(layer.attrs["axis"], x.type.rank)
+    return x.type.with_shape((*x.shape[:axis], make_size_symbol(layer), *x.shape[axis + 1 :]))
 
 
-def reference(layer, x, mask):
+def compute_reference(layer, x, mask):
     return np.take(x, np.flatnonzero(mask), axis=layer.attrs.get("axis"))
 
 
 def read(node, g):
     x, mask = node.inputs
-    known = mask.array() if mask.is_constant else known_array(mask)
+    known = mask.array() if mask.is_constant else find_known_array(mask)
     if known is None or known.dtype == object:
         return node.add(g, "Compress", x, mask, **node.attrs)
     axis = node.attrs.get("axis")
@@ -34,10 +34,10 @@ def read(node, g):
     return node.add(g, "Gather", x, g.constant(np.flatnonzero(known).astype(np.int64), f"{node.name}.selected"), axis=axis)
 
 
-op_with_data_size(
+register_data_sized_op(
     "Compress",
     infer,
-    reference,
+    compute_reference,
     read,
     attrs={"axis": INT},
     samples=[

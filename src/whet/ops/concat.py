@@ -5,12 +5,12 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import product
 from whet.ops._base import NEEDS_INT, Couple, fold_dims, op
-from whet.ops._types import axis_of, unify
+from whet.ops._types import normalize_axis, unify
 
 
 def infer(layer):
     first = layer.inputs[0]
-    axis = axis_of(layer.attrs["axis"], first.type.rank)
+    axis = normalize_axis(layer.attrs["axis"], first.type.rank)
     shape = list(first.shape)
     for t in layer.inputs[1:]:
         if t.dtype != first.dtype or t.type.rank != first.type.rank:
@@ -20,9 +20,9 @@ def infer(layer):
     return first.type.with_shape(shape)
 
 
-def couples(layer):
+def list_couples(layer):
     y = layer.output
-    axis = axis_of(layer.attrs["axis"], y.type.rank)
+    axis = normalize_axis(layer.attrs["axis"], y.type.rank)
     result, at = [], 0
     for t in layer.inputs:
         result += [Couple(t, i, y, i) for i in range(y.type.rank) if i != axis]
@@ -42,7 +42,7 @@ op(
     infer,
     lambda layer, *xs: np.concatenate(xs, axis=layer.attrs["axis"]),
     attrs={"axis": NEEDS_INT},
-    couples=couples,
+    couples=list_couples,
     zeros=(),
     shape_value=shape_value,
     samples=[

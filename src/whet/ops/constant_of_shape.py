@@ -3,24 +3,24 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import BOOL, F32, I64, TensorType, dtype_of
-from whet.ops._base import INTS, Couple, given_dims, op, replace_given, to_ints
+from whet.network import BOOL, F32, I64, TensorType, get_dtype
+from whet.ops._base import INTS, Couple, find_given_dims, op, replace_given, to_ints
 
 
 def infer(layer):
-    shape = given_dims(layer, "shape", 0)
+    shape = find_given_dims(layer, "shape", 0)
     if shape is None or any(isinstance(d, int) and d < 0 for d in shape):
         raise NetworkError(f"needs a shape of non-negative numbers, not {shape}")
     return TensorType(layer.attrs["dtype"], shape)
 
 
-def reference(layer, shape=None):
+def compute_reference(layer, shape=None):
     shape = layer.attrs.get("shape", shape)
     return np.full(to_ints(shape), layer.attrs["value"], layer.attrs["dtype"].numpy)
 
 
 def shape_value(layer):
-    shape, value = given_dims(layer, "shape", 0), layer.attrs["value"]
+    shape, value = find_given_dims(layer, "shape", 0), layer.attrs["value"]
     if len(shape) > 1 or not all(isinstance(d, int) and d <= 64 for d in shape) or value != int(value):
         return [None]
     return [(int(value),) * (shape[0] if shape else 1)]
@@ -30,11 +30,11 @@ def read(node, g):
     value = node.attrs.get("value")
     if value is None:
         return node.add(g, "ConstantOfShape", node.inputs[0])
-    return node.add(g, "ConstantOfShape", node.inputs[0], value=value.reshape(-1)[0].item(), dtype=dtype_of(value))
+    return node.add(g, "ConstantOfShape", node.inputs[0], value=value.reshape(-1)[0].item(), dtype=get_dtype(value))
 
 
 def recut(layer, kept_indices):
-    shape = list(given_dims(layer, "shape", 0))
+    shape = list(find_given_dims(layer, "shape", 0))
     for (_, axis), at in kept_indices.items():
         shape[axis] = len(at)
     return replace_given(layer, "shape", 0, shape)
@@ -51,7 +51,7 @@ def to_onnx(layer, w):
 op(
     "ConstantOfShape",
     infer,
-    reference,
+    compute_reference,
     attrs={"value": 0.0, "dtype": F32, "shape": INTS},
     couples=lambda layer: [Couple(layer.output, i, layer.output, i) for i, d in enumerate(layer.output.shape) if d != 0],
     recut=recut,

@@ -8,14 +8,14 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
 from whet.ops._base import INTS, Couple, op
-from whet.ops._products import accumulate_matmul, accumulator, round_accumulator
-from whet.ops._types import may_equal, one_float_type
-from whet.ops._window import check_window, explicit_pads, gather_windows, out_size
+from whet.ops._products import accumulate_matmul, get_accumulator_dtype, round_accumulator
+from whet.ops._types import may_equal, require_one_float_type
+from whet.ops._window import check_window, compute_out_size, gather_windows, resolve_auto_pad
 
 _BLOCK = 1 << 14  # results of a depthwise convolution that are summed at once
 
 
-def attributes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def get_window_attributes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """strides, dilations, pads with defaults filled in."""
     r = layer.needs(1).type.rank - 2
     a = layer.attrs
@@ -25,8 +25,8 @@ def attributes(layer: Layer) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 def infer(layer: Layer) -> TensorType:
     x, w = layer.needs(0), layer.needs(1)
     r, group = w.type.rank - 2, layer.attrs["group"]
-    strides, dilations, pads = attributes(layer)
-    one_float_type(layer, 1, 2)
+    strides, dilations, pads = get_window_attributes(layer)
+    require_one_float_type(layer, 1, 2)
     if group < 1:
         raise NetworkError(f"Conv '{layer.name}': group is {group}; it starts at 1")
     if x.type.rank != r + 2 or r < 1:
@@ -43,18 +43,18 @@ def infer(layer: Layer) -> TensorType:
     if b is not None and not may_equal(b.shape, (w.shape[0],)):
         raise NetworkError(f"Conv '{layer.name}': the bias is {b.type}, w makes {w.shape[0]} channels")
     check_window(w.shape[2:], x.shape, (*x.shape[:2], *(x.shape[2 + i] + pads[i] + pads[r + i] for i in range(r))))
-    out = [out_size(x.shape[2 + i], w.shape[2 + i], strides[i], dilations[i], pads[i], pads[r + i]) for i in range(r)]
+    out = [compute_out_size(x.shape[2 + i], w.shape[2 + i], strides[i], dilations[i], pads[i], pads[r + i]) for i in range(r)]
     return TensorType(x.dtype, (x.shape[0], w.shape[0], *out))
 
 
-def reference(layer: Layer, x, w, b=None):
-    strides, dilations, pads = attributes(layer)
+def compute_reference(layer: Layer, x, w, b=None):
+    strides, dilations, pads = get_window_attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
     k, per, n = w.shape[0], w.shape[1], x.shape[0]
     v = gather_windows(x, w.shape[2:], strides, dilations, pads, 0)
     out = v.shape[2 : 2 + r]
     if per == 1 and k == group:
-        y = _depthwise(v, w, out, accumulator(x.dtype))
+        y = _compute_depthwise(v, w, out, get_accumulator_dtype(x.dtype))
     else:  # w [group, K / group, per * kernel] @ columns [N, group, per * kernel, out...]
         columns = v.reshape(n, group, per, *v.shape[2:]).transpose(0, 1, 2, *range(3 + r, 3 + 2 * r), *range(3, 3 + r))
         columns = columns.reshape(n, group, per * int(np.prod(w.shape[2:])), int(np.prod(out)))
@@ -62,7 +62,7 @@ def reference(layer: Layer, x, w, b=None):
     return round_accumulator(y if b is None else y + b.reshape(1, -1, *(1,) * r), x.dtype)
 
 
-def _depthwise(v, w, out, dtype):
+def _compute_depthwise(v, w, out, dtype):
     """A sum over the window's taps, no products between channels; a block of channels at a time, which stays in the cache."""
     n, k = v.shape[:2]
     y = np.zeros((n, k, *out), dtype)
@@ -78,7 +78,7 @@ def _depthwise(v, w, out, dtype):
     return y
 
 
-def couples(layer: Layer) -> list[Couple]:
+def list_couples(layer: Layer) -> list[Couple]:
     """One group: input channels couple x and w, output channels couple w, b and y. Several groups: a group is pruned as one unit."""
     x, w, b, y = layer.needs(0), layer.needs(1), layer.input(2), layer.output
     group = layer.attrs["group"]
@@ -96,7 +96,7 @@ def couple_in_groups(layer: Layer, level: int) -> list[Couple]:
     x, w, b, y = layer.needs(0), layer.needs(1), layer.input(2), layer.output
     group, ins = layer.attrs["group"], w.shape[1]
     if level or group == 1 or ins == 1 or not isinstance(w.shape[0], int):
-        return couples(layer)
+        return list_couples(layer)
     within = {"a_repeat": group, "b_repeat": group, "count": w.shape[0] // group}
     tied = [Couple(x, 0, y, 0), Couple(x, 1, w, 1, a_repeat=group, count=ins, summed=True), Couple(w, 0, y, 1, **within)]
     return tied if b is None else [*tied, Couple(b, 0, y, 1, **within)]
@@ -113,15 +113,15 @@ def recut(layer: Layer, kept_indices):
 def read(node, g):
     """ONNX Conv; auto_pad becomes explicit pads."""
     x, w = node.inputs[0], node.inputs[1]
-    return node.add(g, "Conv", *node.inputs, **explicit_pads(node, x.shape[2:], w.shape[2:]))
+    return node.add(g, "Conv", *node.inputs, **resolve_auto_pad(node, x.shape[2:], w.shape[2:]))
 
 
 op(
     "Conv",
     infer,
-    reference,
+    compute_reference,
     attrs={"group": 1, "strides": INTS, "dilations": INTS, "pads": INTS, "kernel_shape": INTS},
-    couples=couples,
+    couples=list_couples,
     zeros=(2,),
     inner=couple_in_groups,
     recut=recut,

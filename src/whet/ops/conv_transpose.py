@@ -9,11 +9,11 @@ from whet.errors import NetworkError
 from whet.network import Layer, TensorType
 from whet.ops._base import INTS, Couple, op
 from whet.ops._products import accumulate_matmul, round_accumulator
-from whet.ops._types import may_equal, one_float_type
+from whet.ops._types import may_equal, require_one_float_type
 from whet.ops._window import check_window
 
 
-def attributes(layer: Layer):
+def get_window_attributes(layer: Layer):
     """strides, dilations, pads, output_padding with defaults filled in."""
     r = layer.needs(1).type.rank - 2
     a = layer.attrs
@@ -29,8 +29,8 @@ def attributes(layer: Layer):
 def infer(layer: Layer) -> TensorType:
     x, w, b = layer.needs(0), layer.needs(1), layer.input(2)
     r, group = w.type.rank - 2, layer.attrs["group"]
-    strides, dilations, pads, extra = attributes(layer)
-    one_float_type(layer, 1, 2)
+    strides, dilations, pads, extra = get_window_attributes(layer)
+    require_one_float_type(layer, 1, 2)
     if group < 1:
         raise NetworkError(f"ConvTranspose '{layer.name}': group is {group}; it starts at 1")
     if x.type.rank != r + 2 or not may_equal((x.shape[1],), (w.shape[0],)) or w.shape[0] % group:
@@ -50,8 +50,8 @@ def infer(layer: Layer) -> TensorType:
     return TensorType(x.dtype, shape)
 
 
-def reference(layer: Layer, x, w, b=None):
-    strides, dilations, pads, extra = attributes(layer)
+def compute_reference(layer: Layer, x, w, b=None):
+    strides, dilations, pads, extra = get_window_attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
     n, c, spatial, kernel = x.shape[0], x.shape[1], x.shape[2:], w.shape[2:]
     per = w.shape[1]
@@ -66,7 +66,7 @@ def reference(layer: Layer, x, w, b=None):
     return round_accumulator(y if b is None else y + b.reshape(1, -1, *(1,) * r), x.dtype)
 
 
-def couples(layer: Layer) -> list[Couple]:
+def list_couples(layer: Layer) -> list[Couple]:
     """As Conv's with w's axes swapped; several groups: a group is pruned as one unit."""
     x, w, b, y = layer.needs(0), layer.needs(1), layer.input(2), layer.output
     group, tied = layer.attrs["group"], [Couple(x, 0, y, 0)]
@@ -86,7 +86,7 @@ def couple_in_groups(layer: Layer, level: int) -> list[Couple]:
     x, w, b, y = layer.needs(0), layer.needs(1), layer.input(2), layer.output
     group, outs = layer.attrs["group"], w.shape[1]
     if level or group == 1 or outs == 1 or not isinstance(w.shape[0], int):
-        return couples(layer)
+        return list_couples(layer)
     within = {"a_repeat": group, "b_repeat": group}
     tied = [Couple(x, 0, y, 0), Couple(x, 1, w, 0, **within, count=w.shape[0] // group, summed=True), Couple(y, 1, w, 1, a_repeat=group, count=outs)]
     return tied if b is None else [*tied, Couple(b, 0, y, 1, **within, count=outs)]
@@ -125,9 +125,9 @@ def read(node, g):
 op(
     "ConvTranspose",
     infer,
-    reference,
+    compute_reference,
     attrs={"group": 1, "strides": INTS, "dilations": INTS, "pads": INTS, "output_padding": INTS, "kernel_shape": INTS},
-    couples=couples,
+    couples=list_couples,
     zeros=(2,),
     inner=couple_in_groups,
     recut=recut,

@@ -5,17 +5,17 @@
 
 import numpy as np
 
-from whet.ops._axes import inputs_of_attributes
+from whet.ops._axes import make_attribute_exporter
 from whet.ops._base import INTS, Couple, op
-from whet.ops._running import infer, running_axis, running_reference
+from whet.ops._running import get_running_axis, infer, make_running_reference
 
 op(
     "CumSum",
     infer,
-    running_reference(np.cumsum, 0),
+    make_running_reference(np.cumsum, 0),
     attrs={"exclusive": 0, "reverse": 0, "axis": INTS},
-    couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i in range(layer.output.type.rank) if i != running_axis(layer)],
-    to_onnx=inputs_of_attributes("axis"),
+    couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i in range(layer.output.type.rank) if i != get_running_axis(layer)],
+    to_onnx=make_attribute_exporter("axis"),
     samples=[
         (["f32[3,7]", np.array(1)], {}),
         (["f32[3,7]", np.array(0)], {"exclusive": 1}),

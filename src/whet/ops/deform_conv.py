@@ -8,25 +8,25 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.ops._axes import needs_opset
 from whet.ops._base import INTS, op
-from whet.ops._types import float_input, may_equal, one_float_type
-from whet.ops._window import check_window, out_size
+from whet.ops._types import may_equal, require_float_input, require_one_float_type
+from whet.ops._window import check_window, compute_out_size
 
 
-def _geometry(attrs):
+def _get_window_attributes(attrs):
     return tuple(attrs.get("strides") or (1, 1)), tuple(attrs.get("dilations") or (1, 1)), tuple(attrs.get("pads") or (0,) * 4)
 
 
 def infer(layer):
-    t, w, offset = float_input(layer), layer.needs(1), layer.needs(2)
-    one_float_type(layer, 1, 2, *(i for i in (3, 4) if layer.input(i) is not None))
+    t, w, offset = require_float_input(layer), layer.needs(1), layer.needs(2)
+    require_one_float_type(layer, 1, 2, *(i for i in (3, 4) if layer.input(i) is not None))
     if t.rank != 4 or w.type.rank != 4 or offset.type.rank != 4:
         raise NetworkError(f"takes tensors of rank 4, not {t}, {w.type}, {offset.type}")
-    strides, dilations, pads = _geometry(layer.attrs)
+    strides, dilations, pads = _get_window_attributes(layer.attrs)
     kernel, groups, group = w.shape[2:], layer.attrs["offset_group"], layer.attrs["group"]
     if group < 1 or groups < 1:
         raise NetworkError(f"group {group} and offset_group {groups} must be positive")
     check_window(kernel, t.shape, (*t.shape[:2], *(t.shape[2 + i] + pads[i] + pads[2 + i] for i in range(2))))
-    out = [out_size(t.shape[2 + i], kernel[i], strides[i], dilations[i], pads[i], pads[2 + i]) for i in range(2)]
+    out = [compute_out_size(t.shape[2 + i], kernel[i], strides[i], dilations[i], pads[i], pads[2 + i]) for i in range(2)]
     taps = kernel[0] * kernel[1] * groups
     if t.shape[1] != w.shape[1] * group or t.shape[1] % groups or w.shape[0] % group:
         raise NetworkError(f"{t} and weights {w.type} do not match in {group} groups and {groups} offset groups")
@@ -36,8 +36,8 @@ def infer(layer):
     return t.with_shape((t.shape[0], w.shape[0], *out))
 
 
-def reference(layer, x, w, offset, bias=None, mask=None):
-    strides, dilations, pads = _geometry(layer.attrs)
+def compute_reference(layer, x, w, offset, bias=None, mask=None):
+    strides, dilations, pads = _get_window_attributes(layer.attrs)
     (n, c, height, width), (k, _, kh, kw), group, groups = x.shape, w.shape, layer.attrs["group"], layer.attrs["offset_group"]
     oh, ow = offset.shape[2:]
     offset = offset.reshape(n, groups, kh, kw, 2, oh, ow)
@@ -75,7 +75,7 @@ def to_onnx(layer, w):
 op(
     "DeformConv",
     infer,
-    reference,
+    compute_reference,
     attrs={"group": 1, "offset_group": 1, "strides": INTS, "dilations": INTS, "pads": INTS, "kernel_shape": INTS},
     to_onnx=to_onnx,
     samples=[

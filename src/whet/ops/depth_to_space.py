@@ -14,7 +14,7 @@ def infer(layer):
     return x.type.with_shape((n, c // (b * b), h * b, w * b))
 
 
-def reference(layer, x):
+def compute_reference(layer, x):
     b, (n, c, h, w) = layer.attrs["blocksize"], x.shape
     if layer.attrs["mode"] == "DCR":
         y = x.reshape(n, b, b, c // (b * b), h, w).transpose(0, 3, 4, 1, 5, 2)
@@ -23,7 +23,7 @@ def reference(layer, x):
     return y.reshape(n, c // (b * b), h * b, w * b)
 
 
-def couples(layer):
+def list_couples(layer):
     """An output channel consists of several input channels: adjacent ones (CRD), or one of each block (DCR)."""
     x, y, places = layer.inputs[0], layer.output, layer.attrs["blocksize"] ** 2
     return [Couple(x, 0, y, 0), Couple(y, 1, x, 1, **{"b_repeat" if layer.attrs["mode"] == "DCR" else "b_block": places})]
@@ -32,9 +32,9 @@ def couples(layer):
 op(
     "DepthToSpace",
     infer,
-    reference,
+    compute_reference,
     attrs={"blocksize": NEEDS_INT, "mode": "DCR"},
-    couples=couples,
+    couples=list_couples,
     zeros=(),
     samples=[
         (["f32[2,12,3,4]"], {"blocksize": 2}),

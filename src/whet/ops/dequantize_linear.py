@@ -15,7 +15,7 @@ def infer(layer):
     return x.type.with_dtype(scale.dtype)
 
 
-def reference(layer, x, scale, zero=None):
+def compute_reference(layer, x, scale, zero=None):
     axis, block = layer.attrs["axis"], layer.attrs["block_size"]
     wide = np.float32 if x.dtype.kind == "V" or x.dtype.kind == "f" else np.int64
     y = x.astype(wide)
@@ -31,7 +31,7 @@ def read(node, g):
 op(
     "DequantizeLinear",
     infer,
-    reference,
+    compute_reference,
     attrs={"axis": 1, "block_size": 0},
     couples=scale_couples,
     onnx=read,

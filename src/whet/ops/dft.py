@@ -7,52 +7,52 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import needs_opset
-from whet.ops._base import known_values, op
-from whet.ops._frequency import bins, check_components, check_length, complex_of, components, known_scalar
-from whet.ops._types import axis_of, float_input
+from whet.ops._base import find_known_values, op
+from whet.ops._frequency import check_components, check_length, convert_from_complex, convert_to_complex, count_bins, find_known_scalar
+from whet.ops._types import normalize_axis, require_float_input
 
 
-def _length(layer, axis):
-    given = known_scalar(layer, 1, "dft_length")
+def _get_length(layer, axis):
+    given = find_known_scalar(layer, 1, "dft_length")
     if given is not None:
         return given
     n = layer.inputs[0].shape[axis]
     return 2 * (n - 1) if layer.attrs["inverse"] and layer.attrs["onesided"] else n
 
 
-def _axis(layer):
-    known = known_scalar(layer, 2, "axis")
-    return axis_of(-2 if known is None else known, layer.inputs[0].type.rank)
+def _get_axis(layer):
+    known = find_known_scalar(layer, 2, "axis")
+    return normalize_axis(-2 if known is None else known, layer.inputs[0].type.rank)
 
 
 def infer(layer):
-    t = float_input(layer)
+    t = require_float_input(layer)
     if t.rank < 2:
         raise NetworkError(f"takes [..., length, 1 or 2], not {t}")
     check_components(layer)
-    axis = _axis(layer)
+    axis = _get_axis(layer)
     if axis == t.rank - 1:
         raise NetworkError("its axis is the one of the real and imaginary parts")
-    length, shape = _length(layer, axis), list(t.shape)
+    length, shape = _get_length(layer, axis), list(t.shape)
     check_length(length)
     check_length(t.shape[axis])
     real = layer.attrs["inverse"] and layer.attrs["onesided"]
-    shape[axis] = length if layer.attrs["inverse"] else bins(length, layer.attrs["onesided"])
+    shape[axis] = length if layer.attrs["inverse"] else count_bins(length, layer.attrs["onesided"])
     shape[-1] = 1 if real else 2
     return t.with_shape(shape)
 
 
-def reference(layer, x, length=None, axis=None):
+def compute_reference(layer, x, length=None, axis=None):
     inverse, onesided = layer.attrs["inverse"], layer.attrs["onesided"]
     at = (-2 if axis is None else int(np.reshape(axis, ()))) % x.ndim
     n = x.shape[at] if length is None else int(np.reshape(length, ()))
     if inverse and onesided:
         n = 2 * (x.shape[at] - 1) if length is None else n
-        return np.fft.irfft(complex_of(x), n, at)[..., None].astype(x.dtype)
-    z = (np.fft.ifft if inverse else np.fft.fft)(complex_of(x), n, at)
+        return np.fft.irfft(convert_to_complex(x), n, at)[..., None].astype(x.dtype)
+    z = (np.fft.ifft if inverse else np.fft.fft)(convert_to_complex(x), n, at)
     if onesided:
         z = np.take(z, np.arange(n // 2 + 1), at)
-    return components(z, x.dtype)
+    return convert_from_complex(z, x.dtype)
 
 
 def read(node, g):
@@ -69,7 +69,7 @@ def to_onnx(layer, w):
     attrs = {k: v for k, v in layer.attrs.items() if v}
     inputs = [w.name(t) for t in layer.inputs]
     if w.opset < 20:
-        attrs["axis"] = known_values(layer.input(2))[0] if layer.input(2) is not None else -2
+        attrs["axis"] = find_known_values(layer.input(2))[0] if layer.input(2) is not None else -2
         inputs = inputs[:2]
     w.node("DFT", inputs, [w.name(layer.output)], name=layer.name, **attrs)
 
@@ -77,7 +77,7 @@ def to_onnx(layer, w):
 op(
     "DFT",
     infer,
-    reference,
+    compute_reference,
     attrs={"inverse": 0, "onesided": 0},
     onnx=read,
     to_onnx=to_onnx,

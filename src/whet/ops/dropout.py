@@ -3,16 +3,16 @@
 import numpy as np
 
 from whet.network import BOOL
-from whet.ops._base import known_values, op
-from whet.ops._types import same_as_input, same_axes
+from whet.ops._base import find_known_values, op
+from whet.ops._types import infer_same_as_input, list_same_axis_couples
 
 
 def read(node, g):
     mode = node.inputs[2] if len(node.inputs) > 2 else None
-    if mode is not None and known_values(mode) is None:
+    if mode is not None and find_known_values(mode) is None:
         raise node.unsupported("whether it drops values (training_mode) is computed at run time; export the model in evaluation mode")
     ratio = node.input(1)
-    if mode is not None and known_values(mode) != (0,) and not (ratio is not None and known_values(ratio) == (0,)):
+    if mode is not None and find_known_values(mode) != (0,) and not (ratio is not None and find_known_values(ratio) == (0,)):
         raise node.unsupported("it drops values (training_mode is set); export the model in evaluation mode")
     x = node.inputs[0]
     if len(node.outputs) < 2 or not node.outputs[1]:
@@ -23,10 +23,10 @@ def read(node, g):
 
 op(
     "Dropout",
-    same_as_input,
+    infer_same_as_input,
     lambda layer, x: np.array(x),
     onnx=read,
     samples=[(["f32[2,3]"], {})],
-    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    couples=lambda layer: list_same_axis_couples(layer.inputs[0], layer.output),
     pointwise=True,
 )

@@ -8,7 +8,7 @@ from whet.ops._base import NEEDS_STRING, Couple, op
 from whet.ops._types import broadcast, may_span, unify
 
 
-def subscripts(layer):
+def parse_subscripts(layer):
     """Subscripts of each input and of the output; axes of an ellipsis are digits, counted from the back ("0" is the last)."""
     equation = "".join(layer.attrs["equation"].split())
     left, arrow, out = equation.partition("->")
@@ -32,7 +32,7 @@ def subscripts(layer):
 
 
 def infer(layer):
-    terms, out = subscripts(layer)
+    terms, out = parse_subscripts(layer)
     sizes = {}
     for term, t in zip(terms, layer.inputs, strict=True):
         if t.dtype != layer.inputs[0].dtype:
@@ -45,9 +45,9 @@ def infer(layer):
     return TensorType(layer.inputs[0].dtype, tuple(sizes[c] for c in out))
 
 
-def couples(layer):
+def list_couples(layer):
     """Axes of one subscript are coupled, a broadcast one only with itself; a summed one may lose zeros."""
-    terms, out = subscripts(layer)
+    terms, out = parse_subscripts(layer)
     seen = {c: (layer.output, i) for i, c in enumerate(out)}
     result = []
     for term, t in zip(terms, layer.inputs, strict=True):
@@ -68,13 +68,13 @@ def read(node, g):
         right = "..." * ("..." in left) + "".join(sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1))
     for i, (term, x) in enumerate(zip(terms, inputs, strict=False)):
         while (c := next((c for c in term if c.isalpha() and term.count(c) > 1), None)) is not None:
-            term, x = _diagonal(node, g, term, x, c)
+            term, x = _select_diagonal(node, g, term, x, c)
         terms[i], inputs[i] = term, x
     equation = node.attrs["equation"] if terms == left.split(",") else f"{','.join(terms)}->{right}"
     return node.add(g, "Einsum", *inputs, equation=equation)
 
 
-def _diagonal(node, g, term, x, c):
+def _select_diagonal(node, g, term, x, c):
     """The term and the tensor with the first two axes of subscript `c` replaced by their diagonal."""
     rest = x.type.rank - len(term.replace("...", ""))
     if rest < 0 or (rest and "..." not in term):
@@ -98,7 +98,7 @@ op(
     infer,
     lambda layer, *xs: np.einsum(layer.attrs["equation"].replace(" ", ""), *xs, optimize=True),
     attrs={"equation": NEEDS_STRING},
-    couples=couples,
+    couples=list_couples,
     onnx=read,
     zeros=(),
     samples=[

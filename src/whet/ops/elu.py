@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._unary import unary
+from whet.ops._unary import register_unary
 
-unary("Elu", lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))), attrs={"alpha": 1.0}, samples=[{"alpha": 2.0}])
+register_unary("Elu", lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))), attrs={"alpha": 1.0}, samples=[{"alpha": 2.0}])

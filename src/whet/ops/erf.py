@@ -1,6 +1,6 @@
 """Erf: the error function."""
 
 from whet.ops._erf import erf
-from whet.ops._unary import unary
+from whet.ops._unary import register_unary
 
-unary("Erf", erf)
+register_unary("Erf", erf)

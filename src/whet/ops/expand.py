@@ -3,24 +3,24 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import INTS, Couple, given_dims, op, replace_given, to_ints
+from whet.ops._axes import make_attribute_exporter
+from whet.ops._base import INTS, Couple, find_given_dims, op, replace_given, to_ints
 from whet.ops._types import broadcast
 
 
 def infer(layer):
-    x, shape = layer.inputs[0], given_dims(layer, "shape", 1)
+    x, shape = layer.inputs[0], find_given_dims(layer, "shape", 1)
     if shape is None:
         raise NetworkError("needs a shape: input 1, or the attribute shape")
     return x.type.with_shape(broadcast(x.shape, shape))
 
 
-def reference(layer, x, shape=None):
+def compute_reference(layer, x, shape=None):
     shape = to_ints(layer.attrs.get("shape", shape))
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape)))
 
 
-def couples(layer):
+def list_couples(layer):
     """Couples the axes that are not broadcast."""
     x, y = layer.inputs[0], layer.output
     lead = y.type.rank - x.type.rank
@@ -29,7 +29,7 @@ def couples(layer):
 
 
 def recut(layer, kept_indices):
-    y, shape = layer.output, list(given_dims(layer, "shape", 1))
+    y, shape = layer.output, list(find_given_dims(layer, "shape", 1))
     lead, changed = y.type.rank - len(shape), False
     for (t, axis), at in kept_indices.items():
         if t is y and axis >= lead and shape[axis - lead] != 1:
@@ -40,12 +40,12 @@ def recut(layer, kept_indices):
 op(
     "Expand",
     infer,
-    reference,
+    compute_reference,
     attrs={"shape": INTS},
-    couples=couples,
+    couples=list_couples,
     zeros=(),
     recut=recut,
-    to_onnx=inputs_of_attributes("shape"),
+    to_onnx=make_attribute_exporter("shape"),
     samples=[
         (["f32[1,16,1,1]", np.array([1, 16, 5, 7])], {}),
         (["f32[3,1]", np.array([2, 1, 6])], {}),

@@ -19,7 +19,7 @@ def read(node, g):
     return node.add(g, "EyeLike", node.inputs[0], k=node.attrs.get("k", 0), dtype=None if dtype is None else node.dtype(dtype))
 
 
-def reference(layer: Layer, x: np.ndarray) -> np.ndarray:
+def compute_reference(layer: Layer, x: np.ndarray) -> np.ndarray:
     rows, columns = x.shape
     return np.eye(rows, columns, k=layer.attrs["k"], dtype=layer.attrs["dtype"].numpy if "dtype" in layer.attrs else x.dtype)
 
@@ -27,7 +27,7 @@ def reference(layer: Layer, x: np.ndarray) -> np.ndarray:
 op(
     "EyeLike",
     infer,
-    reference,
+    compute_reference,
     attrs={"k": 0, "dtype": DTYPE},
     onnx=read,
     samples=[(["i64[3,4]"], {"dtype": F32}), (["f32[4,4]"], {"k": 1})],

@@ -18,7 +18,7 @@ def infer(layer):
     return x.type.with_shape((product(x.shape[:axis]), product(x.shape[axis:])))
 
 
-def reference(layer, x):
+def compute_reference(layer, x):
     axis = layer.attrs["axis"] + (x.ndim if layer.attrs["axis"] < 0 else 0)
     rows = 1
     for d in x.shape[:axis]:
@@ -29,7 +29,7 @@ def reference(layer, x):
 op(
     "Flatten",
     infer,
-    reference,
+    compute_reference,
     attrs={"axis": 1},
     zeros=(),
     shape_value=keep_dims,

@@ -41,7 +41,7 @@ def register_fused_kind(
         FUSED_OPERATIONS.update(dict.fromkeys(kinds, operations))
 
 
-def _conv_add_relu() -> dict[str, Network]:
+def _build_conv_add_relu() -> dict[str, Network]:
     body = Network("body", "lowered")
     x, w, b = (body.add_input(n, parse_type(t)) for n, t in (("x", "f32[1,16,8,8]"), ("w", "f32[32,16,3,3]"), ("b", "f32[32]")))
     z = body.add_input("z", parse_type("f32[1,32,8,8]"))
@@ -56,5 +56,5 @@ op(
     lambda layer, *arrays, run: run("body", *arrays),
     attrs={"composite": REQUIRED},
     onnx_ops=(),
-    samples=[Sample(["f32[1,16,8,8]", "const f32[32,16,3,3]", "const f32[32]", "f32[1,32,8,8]"], {"composite": "Conv"}, _conv_add_relu)],
+    samples=[Sample(["f32[1,16,8,8]", "const f32[32,16,3,3]", "const f32[32]", "f32[1,32,8,8]"], {"composite": "Conv"}, _build_conv_add_relu)],
 )

@@ -5,23 +5,23 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.ops._axes import map_axes
 from whet.ops._base import fold_dims, op
-from whet.ops._types import axis_of
+from whet.ops._types import normalize_axis
 
 
 def infer(layer):
     x, at = layer.inputs
     if at.dtype.kind != "int":
         raise NetworkError(f"takes indices of type i32 or i64, not {at.type}")
-    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    axis = normalize_axis(layer.attrs["axis"], x.type.rank)
     n = x.shape[axis]
     if at.is_constant and isinstance(n, int) and at.array().size and not (-n <= at.array().min() and at.array().max() < n):
         raise NetworkError(f"an index is out of range for the {n} entries of axis {axis}")
     return x.type.with_shape((*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]))
 
 
-def couples(layer):
+def list_couples(layer):
     x, at = layer.inputs
-    axis, r = axis_of(layer.attrs["axis"], x.type.rank), at.type.rank
+    axis, r = normalize_axis(layer.attrs["axis"], x.type.rank), at.type.rank
     places = {i: i if i < axis else i + r - 1 for i in range(x.type.rank) if i != axis}
     return map_axes(x, layer.output, places) + map_axes(at, layer.output, {i: i + axis for i in range(r)})
 
@@ -29,7 +29,7 @@ def couples(layer):
 def recut(layer, kept_indices):
     """The index, changed to the new positions of the entries that are kept of x's indexed axis."""
     x, at = layer.inputs
-    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    axis = normalize_axis(layer.attrs["axis"], x.type.rank)
     if (x, axis) not in kept_indices:
         return {}
     places = np.full(x.shape[axis], -1)
@@ -42,7 +42,7 @@ op(
     infer,
     lambda layer, x, at: np.take(x, at, axis=layer.attrs["axis"]),
     attrs={"axis": 0},
-    couples=couples,
+    couples=list_couples,
     zeros=(),
     recut=recut,
     shape_value=lambda layer: fold_dims(layer, 1),

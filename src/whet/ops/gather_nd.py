@@ -17,7 +17,7 @@ def infer(layer):
     return x.type.with_shape((*at.shape[:-1], *x.shape[b + k :]))
 
 
-def reference(layer, x, at):
+def compute_reference(layer, x, at):
     b, k = layer.attrs["batch_dims"], at.shape[-1]
     batch = [np.arange(n).reshape([n if i == j else 1 for j in range(at.ndim - 1)]) for i, n in enumerate(x.shape[:b])]
     return x[(*batch, *(at[..., i] for i in range(k)))]
@@ -37,7 +37,7 @@ def recut(layer, kept_indices):
 op(
     "GatherND",
     infer,
-    reference,
+    compute_reference,
     attrs={"batch_dims": 0},
     recut=recut,
     samples=[

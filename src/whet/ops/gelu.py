@@ -4,14 +4,14 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._erf import erf
-from whet.ops._types import float_input
-from whet.ops._unary import unary
+from whet.ops._types import require_float_input
+from whet.ops._unary import register_unary
 
 
 def infer(layer):
     if layer.attrs["approximate"] not in ("none", "tanh"):
         raise NetworkError(f"approximate is 'none' or 'tanh', not {layer.attrs['approximate']!r}")
-    return float_input(layer)
+    return require_float_input(layer)
 
 
 def gelu(x: np.ndarray, approximate: str) -> np.ndarray:
@@ -20,4 +20,4 @@ def gelu(x: np.ndarray, approximate: str) -> np.ndarray:
     return 0.5 * x * (1 + erf(x * x.dtype.type(np.sqrt(0.5))))
 
 
-unary("Gelu", gelu, attrs={"approximate": "none"}, samples=[{"approximate": "tanh"}], infer=infer)
+register_unary("Gelu", gelu, attrs={"approximate": "none"}, samples=[{"approximate": "tanh"}], infer=infer)

@@ -20,7 +20,7 @@ def infer(layer):
     return TensorType(a.dtype, (m, n))
 
 
-def reference(layer, a, b, c=None):
+def compute_reference(layer, a, b, c=None):
     at = layer.attrs
     y = round_accumulator(accumulate_matmul(a.T if at["transA"] else a, b.T if at["transB"] else b), a.dtype)
     if at["alpha"] != 1:
@@ -30,7 +30,7 @@ def reference(layer, a, b, c=None):
     return (y + (c if at["beta"] == 1 else c * a.dtype.type(at["beta"]))).astype(a.dtype)
 
 
-def couples(layer):
+def list_couples(layer):
     a, b, c, y = layer.inputs[0], layer.inputs[1], layer.input(2), layer.output
     ta, tb = bool(layer.attrs["transA"]), bool(layer.attrs["transB"])
     result = [Couple(a, int(not ta), b, int(tb), summed=True), Couple(a, int(ta), y, 0), Couple(b, int(not tb), y, 1)]
@@ -43,9 +43,9 @@ def couples(layer):
 op(
     "Gemm",
     infer,
-    reference,
+    compute_reference,
     attrs={"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0},
-    couples=couples,
+    couples=list_couples,
     zeros=(2,),
     samples=[
         (["f32[4,16]", "const f32[10,16]", "const f32[10]"], {"transB": 1}),

@@ -1,5 +1,5 @@
 """GlobalAveragePool: the mean over all spatial axes, kept as 1."""
 
-from whet.ops._global_pool import global_pool
+from whet.ops._global_pool import register_global_pool
 
-global_pool("GlobalAveragePool", lambda x, axes: x.mean(axis=axes, keepdims=True))
+register_global_pool("GlobalAveragePool", lambda x, axes: x.mean(axis=axes, keepdims=True))

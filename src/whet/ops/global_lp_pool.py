@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._global_pool import global_pool
+from whet.ops._global_pool import register_global_pool
 
-global_pool("GlobalLpPool", lambda x, axes, p: np.power((np.abs(x) ** p).sum(axis=axes, keepdims=True), x.dtype.type(1 / p)), attrs={"p": 2})
+register_global_pool("GlobalLpPool", lambda x, axes, p: np.power((np.abs(x) ** p).sum(axis=axes, keepdims=True), x.dtype.type(1 / p)), attrs={"p": 2})

@@ -1,5 +1,5 @@
 """GlobalMaxPool: the maximum over all spatial axes, kept as 1."""
 
-from whet.ops._global_pool import global_pool
+from whet.ops._global_pool import register_global_pool
 
-global_pool("GlobalMaxPool", lambda x, axes: x.max(axis=axes, keepdims=True))
+register_global_pool("GlobalMaxPool", lambda x, axes: x.max(axis=axes, keepdims=True))

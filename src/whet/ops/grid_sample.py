@@ -6,14 +6,14 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._base import Couple, op
-from whet.ops._types import may_equal, one_float_type
+from whet.ops._types import may_equal, require_one_float_type
 
 MODES, PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
 
 
 def infer(layer):
     x, grid = layer.inputs
-    one_float_type(layer, 1)
+    require_one_float_type(layer, 1)
     r = x.type.rank - 2
     if r < 1 or grid.type.rank != r + 2 or not may_equal(grid.shape, (x.shape[0], *grid.shape[1:-1], r)):
         raise NetworkError(f"a grid {grid.type} does not match {x.type}")
@@ -33,7 +33,7 @@ def map_into_axis(at, n, padding, aligned):
     return np.clip(np.where(at > high - low, 2 * (high - low) - at, at) + low, 0, n - 1)
 
 
-def reference(layer, x, grid):
+def compute_reference(layer, x, grid):
     a, r = layer.attrs, x.ndim - 2
     aligned = bool(a["align_corners"])
     sizes = x.shape[2:]
@@ -41,7 +41,7 @@ def reference(layer, x, grid):
     at = [(g + 1) / 2 * (n - 1) if aligned else ((g + 1) * n - 1) / 2 for g, n in zip(at, sizes, strict=True)]
     if a["padding_mode"] != "zeros" and a["mode"] != "cubic":
         at = [map_into_axis(g, n, a["padding_mode"], aligned) for g, n in zip(at, sizes, strict=True)]
-    taps = [_taps(g, a["mode"]) for g in at]  # per axis: [(indices, weights)]
+    taps = [_list_taps(g, a["mode"]) for g in at]  # per axis: [(indices, weights)]
     y = 0
     for chosen in product(*taps):
         index, weight, valid = [], 1, True
@@ -58,7 +58,7 @@ def reference(layer, x, grid):
     return y.astype(x.dtype)
 
 
-def _taps(at, mode):
+def _list_taps(at, mode):
     if mode == "nearest":
         return [(np.rint(at), np.ones_like(at))]
     first = np.floor(at)
@@ -81,7 +81,7 @@ def read(node, g):
 op(
     "GridSample",
     infer,
-    reference,
+    compute_reference,
     attrs={"mode": "linear", "padding_mode": "zeros", "align_corners": 0},
     couples=lambda layer: [
         Couple(layer.inputs[0], 0, layer.output, 0),

@@ -17,14 +17,14 @@ def infer(layer):
     return t
 
 
-def reference(layer, x, scale, bias):
+def compute_reference(layer, x, scale, bias):
     grouped = x.reshape(x.shape[0], layer.attrs["num_groups"], -1)
     d = grouped - grouped.mean(axis=2, keepdims=True)
     y = d / np.sqrt((d * d).mean(axis=2, keepdims=True) + x.dtype.type(layer.attrs["epsilon"]))
     return y.reshape(x.shape) * reshape_per_channel(scale, x.ndim) + reshape_per_channel(bias, x.ndim)
 
 
-def couples(layer):
+def list_couples(layer):
     """A channel group is pruned as one unit."""
     x, y, n = layer.inputs[0], layer.output, layer.attrs["num_groups"]
     per = x.shape[1] // n
@@ -58,9 +58,9 @@ def to_onnx(layer, w):
 op(
     "GroupNormalization",
     infer,
-    reference,
+    compute_reference,
     attrs={"num_groups": NEEDS_INT, "epsilon": 1e-5},
-    couples=couples,
+    couples=list_couples,
     zeros=(2,),
     recut=recut,
     onnx=read,

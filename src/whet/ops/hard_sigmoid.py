@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from whet.ops._unary import unary
+from whet.ops._unary import register_unary
 
-unary(
+register_unary(
     "HardSigmoid",
     lambda x, alpha, beta: np.maximum(0, np.minimum(1, x * alpha + beta)),
     attrs={"alpha": 0.2, "beta": 0.5},

@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._unary import unary
+from whet.ops._unary import register_unary
 
-unary("HardSwish", lambda x: x * np.maximum(0, np.minimum(1, x * (1 / 6) + 0.5)))
+register_unary("HardSwish", lambda x: x * np.maximum(0, np.minimum(1, x * (1 / 6) + 0.5)))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._softmax import softmax_like
+from whet.ops._softmax import register_softmax_like
 
 
 def hardmax(x: np.ndarray, axis: int) -> np.ndarray:
@@ -11,4 +11,4 @@ def hardmax(x: np.ndarray, axis: int) -> np.ndarray:
     return y
 
 
-softmax_like("Hardmax", hardmax)
+register_softmax_like("Hardmax", hardmax)

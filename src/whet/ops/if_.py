@@ -7,8 +7,8 @@ graph; lowering turns captured values into inputs). Sizes in which the branches 
 
 from whet.errors import FrontendError, NetworkError, UnsupportedError
 from whet.network import BOOL, F32, Network, Tensor
-from whet.ops._base import Sample, known_values, op
-from whet.ops._data_sized import data_size
+from whet.ops._base import Sample, find_known_values, op
+from whet.ops._data_sized import make_size_symbol
 from whet.ops._regions import check_feeds
 
 _BRANCHES = ("then_branch", "else_branch")
@@ -26,7 +26,7 @@ def infer(layer):
             "ranks, or a condition known from constants and shapes (give fixed shapes with --shapes, or simplify the model)"
         )
     return [
-        a.with_shape(d if d == e else data_size(layer, i, axis) for axis, (d, e) in enumerate(zip(a.shape, b.shape, strict=True)))
+        a.with_shape(d if d == e else make_size_symbol(layer, i, axis) for axis, (d, e) in enumerate(zip(a.shape, b.shape, strict=True)))
         for i, (a, b) in enumerate(zip(one, two, strict=True))
     ]
 
@@ -38,7 +38,7 @@ def has_other_sizes(layer):
 
 
 def read(node, g):
-    known = known_values(node.inputs[0])
+    known = find_known_values(node.inputs[0])
     if known is not None and isinstance(known[0], int):
         return node.inline("then_branch" if known[0] else "else_branch", g)
     regions, misfits = {}, {}

@@ -3,10 +3,10 @@
 import numpy as np
 
 from whet.ops._base import op
-from whet.ops._channels import channel_couples, infer_channels, reshape_per_channel
+from whet.ops._channels import infer_channels, list_channel_couples, reshape_per_channel
 
 
-def reference(layer, x, scale, bias):
+def compute_reference(layer, x, scale, bias):
     axes = tuple(range(2, x.ndim))
     d = x - x.mean(axis=axes, keepdims=True)
     y = d / np.sqrt((d * d).mean(axis=axes, keepdims=True) + x.dtype.type(layer.attrs["epsilon"]))
@@ -16,9 +16,9 @@ def reference(layer, x, scale, bias):
 op(
     "InstanceNormalization",
     lambda layer: infer_channels(layer, 3),
-    reference,
+    compute_reference,
     attrs={"epsilon": 1e-5},
-    couples=channel_couples,
+    couples=list_channel_couples,
     zeros=(2,),
     samples=[
         (["f32[2,16,5,5]", "const f32[16]", "const f32[16]"], {}),

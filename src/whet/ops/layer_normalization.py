@@ -5,21 +5,21 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import BF16, F16, F32
 from whet.ops._base import Couple, op
-from whet.ops._normalized import normalized_couples
-from whet.ops._types import axis_of, float_input, may_broadcast_to, one_float_type
+from whet.ops._normalized import list_normalized_couples
+from whet.ops._types import may_broadcast_to, normalize_axis, require_float_input, require_one_float_type
 
 
 def infer(layer):
-    t = float_input(layer)
-    one_float_type(layer, 1, 2)
-    axis = axis_of(layer.attrs["axis"], t.rank)
+    t = require_float_input(layer)
+    require_one_float_type(layer, 1, 2)
+    axis = normalize_axis(layer.attrs["axis"], t.rank)
     for p in layer.inputs[1:]:
         if p is not None and not may_broadcast_to(t.shape[axis:], p.shape):
             raise NetworkError(f"LayerNormalization '{layer.name}': {p} does not broadcast to {t.shape[axis:]}, the normalized axes of {t}")
     return t
 
 
-def reference(layer, x, scale=None, bias=None):
+def compute_reference(layer, x, scale=None, bias=None):
     axes = tuple(range(layer.attrs["axis"] % x.ndim, x.ndim))
     d = x - x.mean(axis=axes, keepdims=True)
     y = d / np.sqrt((d * d).mean(axis=axes, keepdims=True) + x.dtype.type(layer.attrs["epsilon"]))
@@ -27,15 +27,15 @@ def reference(layer, x, scale=None, bias=None):
     return y if bias is None else y + bias
 
 
-def couples(layer):
+def list_couples(layer):
     """Couples all axes but the normalized ones."""
     x, y = layer.inputs[0], layer.output
-    return [Couple(x, i, y, i) for i in range(axis_of(layer.attrs["axis"], x.type.rank))]
+    return [Couple(x, i, y, i) for i in range(normalize_axis(layer.attrs["axis"], x.type.rank))]
 
 
-def statistics(layer):
+def list_statistics_couples(layer):
     """The normalized axes, with those of scale and bias."""
-    return normalized_couples(layer, axis_of(layer.attrs["axis"], layer.inputs[0].type.rank))
+    return list_normalized_couples(layer, normalize_axis(layer.attrs["axis"], layer.inputs[0].type.rank))
 
 
 def read(node, g):
@@ -48,7 +48,7 @@ def read(node, g):
 
     x = node.inputs[0]
     wide = add("Cast", x, to=F32) if x.dtype in (F16, BF16) else x
-    axes = tuple(range(axis_of(node.attrs.get("axis", -1), x.type.rank), x.type.rank))
+    axes = tuple(range(normalize_axis(node.attrs.get("axis", -1), x.type.rank), x.type.rank))
     mean = add("ReduceMean", wide, axes=axes, keepdims=1)
     d = add("Sub", wide, mean)
     epsilon = g.constant(np.array(node.attrs.get("epsilon", 1e-5), wide.dtype.numpy), f"{node.name}_epsilon")
@@ -60,10 +60,10 @@ def read(node, g):
 op(
     "LayerNormalization",
     infer,
-    reference,
+    compute_reference,
     attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1},
-    couples=couples,
-    statistics=statistics,
+    couples=list_couples,
+    statistics=list_statistics_couples,
     onnx=read,
     samples=[
         (["f32[2,5,16]", "const f32[16]", "const f32[16]"], {}),

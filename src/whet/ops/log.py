@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._unary import unary
+from whet.ops._unary import register_unary
 
-unary("Log", np.log)
+register_unary("Log", np.log)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._softmax import softmax_like
+from whet.ops._softmax import register_softmax_like
 
 
 def log_softmax(x: np.ndarray, axis: int) -> np.ndarray:
@@ -10,4 +10,4 @@ def log_softmax(x: np.ndarray, axis: int) -> np.ndarray:
     return d - np.log(np.exp(d).sum(axis=axis, keepdims=True))
 
 
-softmax_like("LogSoftmax", log_softmax)
+register_softmax_like("LogSoftmax", log_softmax)

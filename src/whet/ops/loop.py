@@ -10,22 +10,22 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import BOOL, F32, I64, Expr, Network, Tensor, TensorType
-from whet.ops._base import INT, Sample, known_values, op
-from whet.ops._data_sized import data_size
+from whet.ops._base import INT, Sample, find_known_values, op
+from whet.ops._data_sized import make_size_symbol
 from whet.ops._regions import check_feeds, check_steps
 
 _MOST = 64  # largest number of unrolled iterations
 
 
-def iteration_count(layer):
+def find_iteration_count(layer):
     """The number of iterations as a dim, or None if it depends on the data."""
     m, condition, body = layer.inputs[0], layer.input(1), layer.regions["body"]
-    if m is None or known_values(m) is None or not _runs_to_the_end(body):
+    if m is None or find_known_values(m) is None or not _runs_to_the_end(body):
         return None
-    first = (1,) if condition is None else known_values(condition)
+    first = (1,) if condition is None else find_known_values(condition)
     if first is None or isinstance(first[0], Expr):
         return None
-    return known_values(m)[0] if first[0] else 0
+    return find_known_values(m)[0] if first[0] else 0
 
 
 def _runs_to_the_end(body: Network) -> bool:
@@ -33,12 +33,12 @@ def _runs_to_the_end(body: Network) -> bool:
     t: Tensor | None = body.outputs[0]
     while t is not None and t.maker is not None and t.maker.op == "Identity":
         t = t.maker.inputs[0]
-    return t is body.inputs[1] or known_values(t) == (1,)
+    return t is body.inputs[1] or find_known_values(t) == (1,)
 
 
 def infer(layer):
     body = layer.regions["body"]
-    carried = _carried(layer)
+    carried = _count_carried(layer)
     if len(layer.inputs) < 2 or not 0 <= carried <= len(layer.inputs) - 2 or len(body.inputs) < 2:
         raise NetworkError(f"takes a count, a condition and {carried} carried values, but has {len(layer.inputs)} inputs")
     for t, want in ((layer.inputs[0], I64), (layer.inputs[1], BOOL), (body.inputs[0], I64), (body.inputs[1], BOOL), (body.outputs[0], BOOL)):
@@ -53,26 +53,26 @@ def infer(layer):
                 "must be constant, or the number of iterations known from constants and shapes"
             )
     scanned = body.outputs[1 + carried :]
-    count, condition = iteration_count(layer), layer.inputs[1]
+    count, condition = find_iteration_count(layer), layer.inputs[1]
     check_steps(layer, "body", count)
-    if layer.inputs[0] is None and _runs_to_the_end(body) and (condition is None or known_values(condition) == (1,)):
+    if layer.inputs[0] is None and _runs_to_the_end(body) and (condition is None or find_known_values(condition) == (1,)):
         raise UnsupportedError(f"Loop '{layer.name}' has no iteration count, and its body never changes the condition: it would not end")
-    rows = data_size(layer) if count is None else count
+    rows = make_size_symbol(layer) if count is None else count
     return [*(t.type for t in after), *(t.type.with_shape((rows, *t.shape)) for t in scanned)]
 
 
 def has_unknown_rows(layer):
     """True if it scans, and the number of its iterations is computed at run time."""
-    return len(layer.outputs) > _carried(layer) and iteration_count(layer) is None
+    return len(layer.outputs) > _count_carried(layer) and find_iteration_count(layer) is None
 
 
-def _carried(layer) -> int:
+def _count_carried(layer) -> int:
     return len(layer.inputs) - 2 if layer.attrs.get("states") is None else layer.attrs["states"]
 
 
-def reference(layer, m, condition, *states_and_inputs, run):
+def compute_reference(layer, m, condition, *states_and_inputs, run):
     body = layer.regions["body"]
-    carried = _carried(layer)
+    carried = _count_carried(layer)
     states, read = list(states_and_inputs[:carried]), states_and_inputs[carried:]
     scanned = [[] for _ in body.outputs[1 + carried :]]
     goes_on, turn = condition is None or bool(condition.item()), 0
@@ -83,10 +83,10 @@ def reference(layer, m, condition, *states_and_inputs, run):
         for part, a in zip(scanned, results[carried:], strict=True):
             part.append(np.array(a))
         goes_on, turn = bool(again.item()), turn + 1
-    return [*states, *(np.stack(part) if part else _empty_array(t) for part, t in zip(scanned, body.outputs[1 + carried :], strict=True))]
+    return [*states, *(np.stack(part) if part else _make_empty_array(t) for part, t in zip(scanned, body.outputs[1 + carried :], strict=True))]
 
 
-def _empty_array(t) -> np.ndarray:
+def _make_empty_array(t) -> np.ndarray:
     return np.zeros((0, *(d if isinstance(d, int) else 0 for d in t.shape)), t.dtype.numpy)
 
 
@@ -106,7 +106,7 @@ def read(node, g):
 
 def _unroll(node, g, inputs, why: str):
     """Unrolls the body. Raises UnsupportedError if the number of iterations is unknown."""
-    count, first = known_values(inputs[0]), (1,) if inputs[1] is None else known_values(inputs[1])
+    count, first = find_known_values(inputs[0]), (1,) if inputs[1] is None else find_known_values(inputs[1])
     if count is None or not isinstance(count[0], int) or not 1 <= count[0] <= _MOST or first != (1,):
         raise node.unsupported(
             f"{why.rstrip('.')}; a loop is unrolled for 1 to {_MOST} iterations and a condition known from constants and shapes. Export "
@@ -122,7 +122,7 @@ def _unroll(node, g, inputs, why: str):
         for part, t in zip(scanned, results, strict=True):
             axes = g.constant(np.array([0], np.int64), f"{node.name}.axes")
             part.append(g.add("Unsqueeze", t, axes, sources=(node.name,)))
-        goes_on = (1,) if again is flag else known_values(again)
+        goes_on = (1,) if again is flag else find_known_values(again)
         if goes_on is None:
             raise node.unsupported(f"{why.rstrip('.')}, and its condition after iteration {turn} is computed at run time")
         if not goes_on[0]:
@@ -131,7 +131,7 @@ def _unroll(node, g, inputs, why: str):
 
 
 def _sample(scans: bool):
-    def body() -> dict[str, Network]:
+    def build_body() -> dict[str, Network]:
         region = Network("body")
         turn, condition = region.add_input("turn", TensorType(I64, ())), region.add_input("condition", TensorType(BOOL, ()))
         x = region.add_input("x", TensorType(F32, (2, 3)))
@@ -142,13 +142,13 @@ def _sample(scans: bool):
             region.mark_output(region.add("Neg", y))
         return {"body": region}
 
-    return body
+    return build_body
 
 
 op(
     "Loop",
     infer,
-    reference,
+    compute_reference,
     attrs={"states": INT},
     onnx=read,
     reads_sequences=True,

@@ -4,11 +4,11 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._base import op
-from whet.ops._types import float_input
+from whet.ops._types import require_float_input
 from whet.ops._window import POOL_ATTRS, infer_pool, pool_couples, pool_of, read_pool
 
 
-def reference(layer, x):
+def compute_reference(layer, x):
     p = layer.attrs["p"]
     return np.power(sum(pool_of(layer).slices(np.abs(x) ** p, 0)), x.dtype.type(1 / p))
 
@@ -16,14 +16,14 @@ def reference(layer, x):
 def infer(layer):
     if layer.attrs["p"] < 1:
         raise NetworkError(f"p is {layer.attrs['p']}; it must be at least 1")
-    float_input(layer)
+    require_float_input(layer)
     return infer_pool(layer)
 
 
 op(
     "LpPool",
     infer,
-    reference,
+    compute_reference,
     attrs={**POOL_ATTRS, "p": 2},
     couples=pool_couples,
     zeros=(),

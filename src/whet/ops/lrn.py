@@ -4,10 +4,10 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._base import NEEDS_INT, Couple, op
-from whet.ops._types import float_input
+from whet.ops._types import require_float_input
 
 
-def reference(layer, x):
+def compute_reference(layer, x):
     a = layer.attrs
     before = min((a["size"] - 1) // 2, x.shape[1])  # channels farther away do not exist
     after = min(a["size"] // 2, x.shape[1])
@@ -19,13 +19,13 @@ def reference(layer, x):
 def infer(layer):
     if layer.attrs["size"] < 1:
         raise NetworkError(f"size is {layer.attrs['size']}; it must be at least 1")
-    return float_input(layer)
+    return require_float_input(layer)
 
 
 op(
     "LRN",
     infer,
-    reference,
+    compute_reference,
     attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": NEEDS_INT},
     couples=lambda layer: [Couple(layer.inputs[0], i, layer.output, i) for i in range(layer.output.type.rank) if i != 1],
     samples=[

@@ -11,14 +11,14 @@ def step(layer, from_x, r, rb, states, functions, extra=None):
     i, o, forget, new = np.split(from_x + h @ r.T + rb, 4, axis=1)
     peepholes = (None,) * 3 if extra is None else np.split(extra, 3)
 
-    def gate(x, peephole, cell):
+    def apply_gate(x, peephole, cell):
         """Without a peephole an infinite cell must not become NaN, as 0 times infinity is."""
         return f(clip_inputs(layer, x if peephole is None else x + peephole * cell))
 
-    i = gate(i, peepholes[0], c)
-    forget = 1 - i if layer.attrs["input_forget"] else gate(forget, peepholes[2], c)
+    i = apply_gate(i, peepholes[0], c)
+    forget = 1 - i if layer.attrs["input_forget"] else apply_gate(forget, peepholes[2], c)
     c = forget * c + i * g(clip_inputs(layer, new))
-    o = gate(o, peepholes[1], c)
+    o = apply_gate(o, peepholes[1], c)
     return o * k(c), c
 
 

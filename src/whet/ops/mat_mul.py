@@ -19,7 +19,7 @@ def infer(layer):
     return TensorType(a.dtype, (*broadcast(a.shape[:-2], b.shape[:-2]), *rows, *columns))
 
 
-def couples(layer):
+def list_couples(layer):
     """Contracted axes are coupled to each other; rows, columns and batches to the output."""
     a, b, y = layer.inputs[0], layer.inputs[1], layer.output
     ra, rb, ry = a.type.rank, b.type.rank, y.type.rank
@@ -38,7 +38,7 @@ op(
     "MatMul",
     infer,
     lambda layer, a, b: round_accumulator(accumulate_matmul(a, b), a.dtype),
-    couples=couples,
+    couples=list_couples,
     zeros=(),
     samples=[
         (["f32[2,5,16]", "const f32[16,12]"], {}),

@@ -19,14 +19,14 @@ def infer(layer):
     return TensorType(I32, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
 
 
-def reference(layer, a, b, a_zero=None, b_zero=None):
+def compute_reference(layer, a, b, a_zero=None, b_zero=None):
     return np.matmul(subtract_zero_point(a, a_zero, (-1, 1)), subtract_zero_point(b, b_zero, (1, -1))).astype(np.int64).astype(np.int32)
 
 
 op(
     "MatMulInteger",
     infer,
-    reference,
+    compute_reference,
     samples=[
         (["extreme u8[3,17]", "extreme i8[17,5]", np.array(128, np.uint8)], {}),
         (["i8[2,3,8]", "i8[8,4]", None, np.array([1, -2, 3, 0], np.int8)], {}),

@@ -10,9 +10,9 @@ from whet.ops._window import POOL_ATTRS, infer_pool, pool_couples, pool_of, read
 _MOST_TAPS = 1 << 24  # entries of all windows of a plane, as a constant of indices
 
 
-def reference(layer, x):
+def compute_reference(layer, x):
     if x.dtype.itemsize == 1 and x.dtype.kind not in "iu":  # float8 e4m3 has no infinity to pad with
-        return reference(layer, x.astype(np.float32)).astype(x.dtype)
+        return compute_reference(layer, x.astype(np.float32)).astype(x.dtype)
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     parts = pool_of(layer).slices(x, lowest)
     y = next(parts).copy()
@@ -23,10 +23,10 @@ def reference(layer, x):
 
 def read(node, g):
     y = read_pool(node, g)
-    return (y, _indices(node, g, y)) if any(node.outputs[1:]) else y
+    return (y, _add_indices(node, g, y)) if any(node.outputs[1:]) else y
 
 
-def _indices(node, g, y):
+def _add_indices(node, g, y):
     """Flat indices into x of the maxima: the windows are gathered from the flat planes, padding being the lowest value, then ArgMax."""
     x, pool = node.inputs[0], pool_of(y.maker)
     spatial, out = x.shape[2:], y.shape[2:]
@@ -60,7 +60,7 @@ def _indices(node, g, y):
 op(
     "MaxPool",
     infer_pool,
-    reference,
+    compute_reference,
     attrs=POOL_ATTRS,
     couples=pool_couples,
     zeros=(),

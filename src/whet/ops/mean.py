@@ -5,12 +5,12 @@ from functools import reduce
 import numpy as np
 
 from whet.ops._base import op
-from whet.ops._binary import FLOAT_SAMPLES, binary_couples, infer_variadic
-from whet.ops._types import float_input
+from whet.ops._binary import FLOAT_SAMPLES, infer_variadic, list_binary_couples
+from whet.ops._types import require_float_input
 
 
 def infer(layer):
-    float_input(layer)
+    require_float_input(layer)
     return infer_variadic(layer)
 
 
@@ -19,6 +19,6 @@ op(
     infer,
     lambda layer, *xs: reduce(np.add, xs) / xs[0].dtype.type(len(xs)),
     samples=[*FLOAT_SAMPLES, (["f32[3,5]"], {}), (["f32[3,5]", "f32[5]", "f32[2,3,1]"], {})],
-    couples=binary_couples,
+    couples=list_binary_couples,
     pointwise=True,
 )

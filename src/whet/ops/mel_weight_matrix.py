@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import F32, TensorType
-from whet.ops._base import known_ints, op
+from whet.ops._base import op, require_known_ints
 
 
 def infer(layer):
@@ -14,13 +14,13 @@ def infer(layer):
         t = layer.needs(i)
         if t.type.rank > 1 or t.type.elements != 1 or t.dtype.kind != ("int" if i < 3 else "float"):
             raise NetworkError(f"{what} is one {'integer' if i < 3 else 'floating-point number'}, not {t.type}")
-    mel, length = (known_ints(layer, i, what)[0] for i, what in enumerate(("num_mel_bins", "dft_length")))
+    mel, length = (require_known_ints(layer, i, what)[0] for i, what in enumerate(("num_mel_bins", "dft_length")))
     if any(isinstance(n, int) and n <= 0 for n in (mel, length)):
         raise NetworkError(f"{mel} mel bins of a transform of {length} values: both must be positive")
     return TensorType(layer.attrs["output_datatype"], (length // 2 + 1, mel))
 
 
-def reference(layer, mel_bins, length, rate, low, high):
+def compute_reference(layer, mel_bins, length, rate, low, high):
     mel_bins, length, rate = (int(np.reshape(v, ())) for v in (mel_bins, length, rate))
     low_mel, high_mel = (2595 * np.log10(1 + float(np.reshape(v, ())) / 700) for v in (low, high))
     mels = np.arange(mel_bins + 2) * ((high_mel - low_mel) / (mel_bins + 2)) + low_mel
@@ -46,7 +46,7 @@ def read(node, g):
 op(
     "MelWeightMatrix",
     infer,
-    reference,
+    compute_reference,
     attrs={"output_datatype": F32},
     onnx=read,
     samples=[([np.array(8), np.array(64), np.array(8192), np.array(0, np.float32), np.array(4096, np.float32)], {})],

@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._unary import softplus, unary
+from whet.ops._unary import register_unary, softplus
 
-unary("Mish", lambda x: x * np.tanh(softplus(x)))
+register_unary("Mish", lambda x: x * np.tanh(softplus(x)))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.ops._base import op
-from whet.ops._binary import binary_couples, infer_binary
+from whet.ops._binary import infer_binary, list_binary_couples
 
 op(
     "Mod",
@@ -17,6 +17,6 @@ op(
         (["extreme f32[4,16]", "f32[16]"], {"fmod": 1}),
         (["f32[3,5]", "f32[5]"], {}),
     ],
-    couples=binary_couples,
+    couples=list_binary_couples,
     pointwise=True,
 )

@@ -3,6 +3,6 @@
 import numpy as np
 
 from whet.ops._base import fold_dims
-from whet.ops._unary import unary
+from whet.ops._unary import register_unary
 
-unary("Neg", np.negative, floats=False, shape_value=fold_dims)
+register_unary("Neg", np.negative, floats=False, shape_value=fold_dims)

@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import I64, TensorType
-from whet.ops._data_sized import data_size, op_with_data_size
+from whet.ops._data_sized import make_size_symbol, register_data_sized_op
 from whet.ops._types import may_equal
 
 
@@ -21,13 +21,13 @@ def infer(layer):
     for t in layer.inputs[2:]:
         if t is not None and t.type.static and t.type.elements != 1:
             raise NetworkError(f"takes one value for %{t.name}, not {t.type}")
-    return TensorType(I64, (data_size(layer), 3))
+    return TensorType(I64, (make_size_symbol(layer), 3))
 
 
-def reference(layer, boxes, scores, most=None, iou=None, least=None):
+def compute_reference(layer, boxes, scores, most=None, iou=None, least=None):
     limit = 0 if most is None else int(np.reshape(most, ()))
     threshold = np.float32(0 if iou is None else np.reshape(iou, ()))
-    corners = _corners(boxes, layer.attrs["center_point_box"])
+    corners = _compute_corners(boxes, layer.attrs["center_point_box"])
     rows = [
         (sample, kind, box)
         for sample in range(scores.shape[0])
@@ -37,7 +37,7 @@ def reference(layer, boxes, scores, most=None, iou=None, least=None):
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
-def _corners(boxes, centered):
+def _compute_corners(boxes, centered):
     """Boxes as [N, B, (low, low, high, high)]."""
     a, b = boxes[..., :2], boxes[..., 2:]
     if centered:
@@ -66,10 +66,10 @@ def _select(corners, scores, limit, threshold, least):
 _BOXES = np.array([[[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, -0.1, 1, 0.9], [0, 10, 1, 11], [0, 10.1, 1, 11.1], [0, 100, 1, 101]]], np.float32)
 _SCORES = np.array([[[0.9, 0.75, 0.6, 0.95, 0.5, 0.3]]], np.float32)
 
-op_with_data_size(
+register_data_sized_op(
     "NonMaxSuppression",
     infer,
-    reference,
+    compute_reference,
     attrs={"center_point_box": 0},
     samples=[
         ([_BOXES, _SCORES, np.array([3]), np.array([0.5], np.float32), np.array([0.0], np.float32)], {}),

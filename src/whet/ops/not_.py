@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import BOOL
 from whet.ops._base import op
-from whet.ops._types import same_axes
+from whet.ops._types import list_same_axis_couples
 
 
 def infer(layer):
@@ -20,6 +20,6 @@ op(
     infer,
     lambda layer, x: np.logical_not(x),
     samples=[(["bool[3,5]"], {}), (["bool[]"], {}), (["bool[2,3,4,5]"], {})],
-    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    couples=lambda layer: list_same_axis_couples(layer.inputs[0], layer.output),
     pointwise=True,
 )

@@ -4,12 +4,12 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import TensorType
-from whet.ops._base import known_ints, op
+from whet.ops._base import op, require_known_ints
 
 
 def infer(layer):
     at, values = layer.inputs[0], layer.inputs[2]
-    depth = known_ints(layer, 1, "depth")
+    depth = require_known_ints(layer, 1, "depth")
     axis, rank = layer.attrs["axis"], at.type.rank + 1
     if isinstance(depth[0], int) and depth[0] < 0:
         raise NetworkError(f"depth is {depth[0]}")
@@ -19,7 +19,7 @@ def infer(layer):
     return TensorType(values.dtype, (*at.shape[:axis], depth[0], *at.shape[axis:]))
 
 
-def reference(layer, at, depth, values):
+def compute_reference(layer, at, depth, values):
     depth, axis = int(depth.reshape(-1)[0]), layer.attrs["axis"] % (at.ndim + 1)
     at = at.astype(np.int64)
     at = np.where(at < 0, at + depth, at)
@@ -31,7 +31,7 @@ def reference(layer, at, depth, values):
 op(
     "OneHot",
     infer,
-    reference,
+    compute_reference,
     attrs={"axis": -1},
     samples=[
         (["i64[3]", np.array(5), np.array([0, 1], np.float32)], {}),

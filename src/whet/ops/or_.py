@@ -4,6 +4,6 @@ import numpy as np
 
 from whet.network import BOOL
 from whet.ops._base import op
-from whet.ops._binary import BOOL_SAMPLES, binary_couples, infer_of_type
+from whet.ops._binary import BOOL_SAMPLES, infer_of_type, list_binary_couples
 
-op("Or", infer_of_type(BOOL), lambda layer, a, b: np.logical_or(a, b), samples=BOOL_SAMPLES, couples=binary_couples, pointwise=True)
+op("Or", infer_of_type(BOOL), lambda layer, a, b: np.logical_or(a, b), samples=BOOL_SAMPLES, couples=list_binary_couples, pointwise=True)

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from whet.ops._ort import integer_product, make_adder, register_fused, scalar
+from whet.ops._ort import add_integer_product, add_scalar, make_adder, register_fused
 
 
-def _heads(add, x, heads):
+def _split_heads(add, x, heads):
     """[B, S, D] as [B, heads, S, D / heads]."""
     return add("Transpose", add("Reshape", x, shape=(0, 0, heads, -1)), perm=(0, 2, 1, 3))
 
@@ -17,9 +17,9 @@ def _attend(node, g, q, k, v, masks):
     add = make_adder(node, g)
     scale = node.attrs.get("scale", 0.0) or 1 / math.sqrt(int(q.shape[-1]))
     scores = add("MatMul", q, add("Transpose", k, perm=(0, 1, 3, 2)))
-    scores = add("Mul", scores, scalar(node, g, scale, scores, "scale"))
+    scores = add("Mul", scores, add_scalar(node, g, scale, scores, "scale"))
     if node.attrs.get("unidirectional", 0):
-        ones = add("Expand", scalar(node, g, 1.0, q, "one"), shape=(q.shape[2], k.shape[2]))
+        ones = add("Expand", add_scalar(node, g, 1.0, q, "one"), shape=(q.shape[2], k.shape[2]))
         masks = [*masks, _mask_to_addend(node, g, add, add("Trilu", ones, upper=0))]
     for mask in masks:
         scores = add("Add", scores, mask)
@@ -29,8 +29,8 @@ def _attend(node, g, q, k, v, masks):
 
 def _mask_to_addend(node, g, add, visible):
     """0 where `visible` is 1, mask_filter_value where it is 0."""
-    value = scalar(node, g, node.attrs.get("mask_filter_value", -10000.0), visible, "filter")
-    return add("Mul", add("Sub", scalar(node, g, 1.0, visible, "kept"), visible), value)
+    value = add_scalar(node, g, node.attrs.get("mask_filter_value", -10000.0), visible, "filter")
+    return add("Mul", add("Sub", add_scalar(node, g, 1.0, visible, "kept"), visible), value)
 
 
 def _mask(node, g, mask, q, keys):
@@ -67,7 +67,7 @@ def read_q_attention(node, g):
     """Inputs: x (8 bits), weights (8 bits), bias, their scales, mask, their zero points, past."""
     _no_cache(node, (8,), (1,))
     x, weights, bias, x_scale, weight_scale, mask, x_zero, weight_zero = (node.input(i) for i in range(8))
-    packed = integer_product(make_adder(node, g), x, weights, x_scale, weight_scale, x_zero, weight_zero)
+    packed = add_integer_product(make_adder(node, g), x, weights, x_scale, weight_scale, x_zero, weight_zero)
     return _attend_packed(node, g, make_adder(node, g)("Add", packed, bias), mask, None)
 
 
@@ -77,7 +77,7 @@ def _attend_packed(node, g, packed, mask, extra):
         raise node.unsupported("it rotates queries and keys (do_rotary=1). Export the model without ONNX Runtime's attention fusion")
     add, heads = make_adder(node, g), node.attrs["num_heads"]
     sizes = node.attrs.get("qkv_hidden_sizes") or (int(packed.shape[-1]) // 3,) * 3
-    q, k, v = (_heads(add, t, heads) for t in add("Split", packed, axis=-1, split=tuple(sizes)))
+    q, k, v = (_split_heads(add, t, heads) for t in add("Split", packed, axis=-1, split=tuple(sizes)))
     masks = [] if mask is None else [_mask(node, g, mask, q, k.shape[2])]
     return _attend(node, g, q, k, v, [*masks, *(() if extra is None else (extra,))])
 
@@ -93,7 +93,7 @@ def read_multi_head_attention(node, g):
         sizes = tuple(int(t.shape[-1]) if t.type.rank == 3 else heads * int(t.shape[-1]) for t in (q, k, v))
         parts = add("Split", bias, axis=0, split=sizes)
         q, k, v = (t if t.type.rank == 4 else add("Add", t, b) for t, b in zip((q, k, v), parts, strict=True))
-    q, k, v = (t if t.type.rank == 4 else _heads(add, t, heads) for t in (q, k, v))
+    q, k, v = (t if t.type.rank == 4 else _split_heads(add, t, heads) for t in (q, k, v))
     masks = [] if mask is None else [_mask(node, g, mask, q, k.shape[2])]
     return _attend(node, g, q, k, v, [*masks, *(() if extra is None else (extra,))])
 

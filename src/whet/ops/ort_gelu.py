@@ -1,6 +1,6 @@
 """Gelu, BiasGelu, FastGelu and QuickGelu (ONNX Runtime): activations with the bias that precedes them."""
 
-from whet.ops._ort import make_adder, register_fused, scalar
+from whet.ops._ort import add_scalar, make_adder, register_fused
 
 
 def _add_bias(node, g):
@@ -11,7 +11,7 @@ def _add_bias(node, g):
 def read_quick_gelu(node, g):
     """x * sigmoid(alpha * x)"""
     add, x = make_adder(node, g), node.inputs[0]
-    return node.add(g, "Mul", x, add("Sigmoid", add("Mul", x, scalar(node, g, node.attrs.get("alpha", 1.702), x, "alpha"))))
+    return node.add(g, "Mul", x, add("Sigmoid", add("Mul", x, add_scalar(node, g, node.attrs.get("alpha", 1.702), x, "alpha"))))
 
 
 register_fused("Gelu", lambda node, g: node.add(g, "Gelu", node.inputs[0]), "Gelu")

@@ -3,30 +3,30 @@
 import numpy as np
 
 from whet.network import U8
-from whet.ops._ort import integer_product, make_adder, register_fused, scalar
+from whet.ops._ort import add_integer_product, add_scalar, make_adder, register_fused
 
 
 def read_integer_to_float(node, g):
     """Inputs: A, B, their scales, their zero points, bias."""
     a, b, a_scale, b_scale, a_zero, b_zero, bias = (node.input(i) for i in range(7))
-    return _product(node, g, a, b, a_scale, b_scale, a_zero, b_zero, bias)
+    return _add_product(node, g, a, b, a_scale, b_scale, a_zero, b_zero, bias)
 
 
 def read_dynamic(node, g):
     """Inputs: A (float), B, its scale, its zero point, bias. A is quantized to the range that it has, with zero, as by DynamicQuantizeLinear."""
     add = make_adder(node, g)
     x, b, b_scale, b_zero, bias = (node.input(i) for i in range(5))
-    zero, top = scalar(node, g, 0.0, x, "zero"), scalar(node, g, 255.0, x, "top")
+    zero, top = add_scalar(node, g, 0.0, x, "zero"), add_scalar(node, g, 255.0, x, "top")
     low = add("Min", add("ReduceMin", x, keepdims=0), zero)
     high = add("Max", add("ReduceMax", x, keepdims=0), zero)
     scale = add("Div", add("Sub", high, low), top)
-    least = add("Max", scale, scalar(node, g, float(np.finfo(np.float32).tiny), x, "least"))  # x of zeros alone: no division by zero
+    least = add("Max", scale, add_scalar(node, g, float(np.finfo(np.float32).tiny), x, "least"))  # x of zeros alone: no division by zero
     point = add("Cast", add("Clip", add("Round", add("Div", add("Sub", zero, low), least)), zero, top), to=U8)
-    return _product(node, g, add("QuantizeLinear", x, least, point), b, scale, b_scale, point, b_zero, bias)
+    return _add_product(node, g, add("QuantizeLinear", x, least, point), b, scale, b_scale, point, b_zero, bias)
 
 
-def _product(node, g, a, b, a_scale, b_scale, a_zero, b_zero, bias):
-    y = integer_product(make_adder(node, g), a, b, a_scale, b_scale, a_zero, b_zero)
+def _add_product(node, g, a, b, a_scale, b_scale, a_zero, b_zero, bias):
+    y = add_integer_product(make_adder(node, g), a, b, a_scale, b_scale, a_zero, b_zero)
     return node.add(g, "Identity", y) if bias is None else node.add(g, "Add", y, bias)
 
 

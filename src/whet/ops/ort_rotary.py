@@ -22,7 +22,7 @@ def read(node, g):
         positions = add("Unsqueeze", add("Add", positions, g.constant(np.arange(length), f"{node.name}.places")), axes=(0,))
     cos, sin = (add("Unsqueeze", add("Gather", t, positions, axis=0), axes=(1,)) for t in (cosines, sines))
     parts = add("Split", x, axis=3, split=(rotated, size - rotated)) if rotated < size else (x,)
-    first, second = _pairs(node, add, parts[0], rotated)
+    first, second = _split_pairs(node, add, parts[0], rotated)
     one = add("Sub", add("Mul", first, cos), add("Mul", second, sin))
     two = add("Add", add("Mul", first, sin), add("Mul", second, cos))
     if node.attrs.get("interleaved", 0):
@@ -33,7 +33,7 @@ def read(node, g):
     return node.add(g, "Reshape", add("Transpose", y, perm=(0, 2, 1, 3)), shape=(0, 0, -1)) if flat else node.add(g, "Identity", y)
 
 
-def _pairs(node, add, x, rotated):
+def _split_pairs(node, add, x, rotated):
     """The first and the second feature of each pair: neighbors if interleaved, else from both halves."""
     if not node.attrs.get("interleaved", 0):
         return add("Split", x, axis=3, split=(rotated // 2,) * 2)

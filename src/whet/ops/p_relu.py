@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._base import op
-from whet.ops._binary import binary_couples
+from whet.ops._binary import list_binary_couples
 from whet.ops._types import may_broadcast_to
 
 
@@ -24,6 +24,6 @@ op(
         (["extreme f32[4,16]", "const f32[1]"], {}),
         (["f32[3,17]", "f32[3,17]"], {}),
     ],
-    couples=binary_couples,
+    couples=list_binary_couples,
     pointwise=True,
 )

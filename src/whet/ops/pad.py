@@ -4,18 +4,18 @@ the axes of input 3 (all without it); negative pads crop."""
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._axes import attributes_as_inputs, inputs_of_attributes, needs_opset
-from whet.ops._base import INTS, Couple, given_ints, op, replace_given, to_ints
-from whet.ops._types import axis_of
+from whet.ops._axes import convert_attributes_to_inputs, make_attribute_exporter, needs_opset
+from whet.ops._base import INTS, Couple, find_given_ints, op, replace_given, to_ints
+from whet.ops._types import normalize_axis
 
 MODES = ("constant", "reflect", "edge", "wrap")
 
 
 def pad_amounts(layer):
     """(before, after) for each axis of x."""
-    x, pads = layer.inputs[0], given_ints(layer, "pads", 1)
-    axes = given_ints(layer, "axes", 3)
-    axes = tuple(range(x.type.rank)) if axes is None else tuple(axis_of(a, x.type.rank) for a in axes)
+    x, pads = layer.inputs[0], find_given_ints(layer, "pads", 1)
+    axes = find_given_ints(layer, "axes", 3)
+    axes = tuple(range(x.type.rank)) if axes is None else tuple(normalize_axis(a, x.type.rank) for a in axes)
     if pads is None or len(pads) != 2 * len(axes):
         raise NetworkError(f"Pad '{layer.name}' needs two pads per axis, begins and then ends, not {pads} for {len(axes)} axes")
     result = [(0, 0)] * x.type.rank
@@ -42,7 +42,7 @@ def infer(layer):
     return x.type.with_shape(shape)
 
 
-def reference(layer, x, pads=None, value=None, axes=None):
+def compute_reference(layer, x, pads=None, value=None, axes=None):
     pads = to_ints(layer.attrs.get("pads", pads))
     axes = layer.attrs.get("axes", axes)
     axes = range(x.ndim) if axes is None else [a % x.ndim for a in to_ints(axes)]
@@ -56,7 +56,7 @@ def reference(layer, x, pads=None, value=None, axes=None):
     return np.pad(x, both, mode=layer.attrs["mode"])
 
 
-def couples(layer):
+def list_couples(layer):
     """Axes without padding are coupled one to one; with constant padding x is a range of y and the padding is free."""
     x, y, result = layer.inputs[0], layer.output, []
     for i, (a, b) in enumerate(pad_amounts(layer)):
@@ -78,7 +78,7 @@ def recut(layer, kept_indices):
             changed = changed or both[i] != (a, b)
     if not changed:
         return {}
-    axes = given_ints(layer, "axes", 3)
+    axes = find_given_ints(layer, "axes", 3)
     axes = range(x.type.rank) if axes is None else axes
     return replace_given(layer, "pads", 1, [*(both[a][0] for a in axes), *(both[a][1] for a in axes)])
 
@@ -88,7 +88,7 @@ def read(node, g):
     mode = node.attrs.get("mode", "constant")
     if node.opset >= 11:
         return node.add(g, "Pad", *node.inputs, mode=mode)
-    inputs = attributes_as_inputs(node, g, ["pads"])
+    inputs = convert_attributes_to_inputs(node, g, ["pads"])
     value = node.attrs.get("value", 0.0)
     if value:
         inputs.append(g.constant(np.array(value, node.inputs[0].dtype.numpy), f"{node.name}.value"))
@@ -99,8 +99,8 @@ def to_onnx(layer, w):
     """Before opset 18 pads are given for all axes."""
     if layer.attrs["mode"] == "wrap":
         needs_opset(layer, w, 19, "mode wrap")
-    if w.opset >= 18 or given_ints(layer, "axes", 3) is None:
-        inputs_of_attributes("pads", "value", "axes")(layer, w)
+    if w.opset >= 18 or find_given_ints(layer, "axes", 3) is None:
+        make_attribute_exporter("pads", "value", "axes")(layer, w)
         return
     both = pad_amounts(layer)
     pads = w.constant(np.array([*(a for a, _ in both), *(b for _, b in both)], np.int64), f"{layer.name}.pads")
@@ -111,9 +111,9 @@ def to_onnx(layer, w):
 op(
     "Pad",
     infer,
-    reference,
+    compute_reference,
     attrs={"mode": "constant", "pads": INTS, "axes": INTS},
-    couples=couples,
+    couples=list_couples,
     recut=recut,
     onnx=read,
     to_onnx=to_onnx,

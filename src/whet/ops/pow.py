@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.network import TensorType
 from whet.ops._base import op
-from whet.ops._binary import FLOAT_SAMPLES, binary_couples
+from whet.ops._binary import FLOAT_SAMPLES, list_binary_couples
 from whet.ops._types import broadcast
 
 
@@ -13,7 +13,7 @@ def infer(layer):
     return TensorType(x.dtype, broadcast(x.shape, y.shape))
 
 
-def reference(layer, x, y):
+def compute_reference(layer, x, y):
     if y.size == 1 and y.ndim <= x.ndim and x.dtype.kind == "f":  # fast paths: squares and roots are common and pow is slow
         if y.item() == 2:
             return x * x
@@ -27,7 +27,7 @@ def reference(layer, x, y):
 op(
     "Pow",
     infer,
-    reference,
+    compute_reference,
     samples=[
         *FLOAT_SAMPLES,
         (["positive f32[3,5]", "f32[3,5]"], {}),
@@ -37,6 +37,6 @@ op(
         (["f32[7]", np.array([2, 3, 0, 1, 1, 2, 4])], {}),
         (["i64[5]", np.array(3)], {}),
     ],
-    couples=binary_couples,
+    couples=list_binary_couples,
     pointwise=True,
 )

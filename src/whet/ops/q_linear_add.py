@@ -1,5 +1,5 @@
 """QLinearAdd (ONNX Runtime): the sum of two 8-bit tensors of different scales. Read as Add between Q and DQ."""
 
-from whet.ops._qlinear import q_linear
+from whet.ops._qlinear import register_q_linear
 
-q_linear("QLinearAdd", "Add", operands=2)
+register_q_linear("QLinearAdd", "Add", operands=2)

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.ops._qlinear import DOMAIN
 from whet.ops._refused import read_as_others
-from whet.ops._window import explicit_pads
+from whet.ops._window import resolve_auto_pad
 
 
 def read(node, g):
@@ -20,7 +20,7 @@ def read(node, g):
             raise node.unsupported("it has a bias and computed scales; the scales must be constant")
         scale = g.constant(np.broadcast_to(x_scale.array() * w_scale.array(), bias.shape).copy(), f"{name}.bias_scale")
         bias = g.add("DequantizeLinear", bias, scale, axis=0, name=f"{name}_b", sources=sources)
-    y = g.add("Conv", xf, wf, bias, name=f"{name}_conv", sources=sources, **explicit_pads(node, x.shape[2:], w.shape[2:]))
+    y = g.add("Conv", xf, wf, bias, name=f"{name}_conv", sources=sources, **resolve_auto_pad(node, x.shape[2:], w.shape[2:]))
     return node.add(g, "QuantizeLinear", y, y_scale, y_zero)
 
 

@@ -1,5 +1,5 @@
 """QLinearGlobalAveragePool (ONNX Runtime): means of 8-bit images, new scale. Read as GlobalAveragePool between Q and DQ."""
 
-from whet.ops._qlinear import q_linear
+from whet.ops._qlinear import register_q_linear
 
-q_linear("QLinearGlobalAveragePool", "GlobalAveragePool")
+register_q_linear("QLinearGlobalAveragePool", "GlobalAveragePool")

@@ -1,5 +1,5 @@
 """QLinearSigmoid (ONNX Runtime): Sigmoid of 8-bit integers. Read as Sigmoid between Q and DQ."""
 
-from whet.ops._qlinear import q_linear
+from whet.ops._qlinear import register_q_linear
 
-q_linear("QLinearSigmoid", "Sigmoid")
+register_q_linear("QLinearSigmoid", "Sigmoid")

@@ -1,4 +1,4 @@
-"""QuantizeLinear: y = saturate(round(x / scale) + zero point), in the zero point's type (or `output_dtype`).
+"""QuantizeLinear: y = saturate(round(x / scale) + zero point), in the zero point's type (or `get_output_dtype`).
 
 One scale, one per entry of `axis`, or with `block_size` one per block along it.
 """
@@ -10,26 +10,26 @@ from whet.errors import NetworkError
 from whet.network import F8E4M3, SMALL_FLOATS, U8
 from whet.ops._base import DTYPE, op
 from whet.ops._quantized import check_scale, reshape_to_broadcast, scale_couples
-from whet.ops._types import float_input
+from whet.ops._types import require_float_input
 
 LARGEST = {t: float(ml_dtypes.finfo(t.numpy).max) for t in SMALL_FLOATS}
 
 
-def output_dtype(layer):
+def get_output_dtype(layer):
     zero = layer.input(2)
     return zero.dtype if zero is not None else layer.attrs.get("output_dtype", U8)
 
 
 def infer(layer):
-    t, dtype = float_input(layer), output_dtype(layer)
+    t, dtype = require_float_input(layer), get_output_dtype(layer)
     if dtype.kind not in ("int", "uint") and dtype not in LARGEST:
         raise NetworkError(f"QuantizeLinear '{layer.name}' produces integers or small floats, not {dtype}")
     check_scale(layer)
     return t.with_dtype(dtype)
 
 
-def reference(layer, x, scale, zero=None):
-    axis, block, dtype = layer.attrs["axis"], layer.attrs["block_size"], output_dtype(layer)
+def compute_reference(layer, x, scale, zero=None):
+    axis, block, dtype = layer.attrs["axis"], layer.attrs["block_size"], get_output_dtype(layer)
     y = x / reshape_to_broadcast(scale, x.shape, axis, block).astype(x.dtype)
     if dtype in LARGEST:
         top = LARGEST[dtype]
@@ -51,7 +51,7 @@ def read(node, g):
 op(
     "QuantizeLinear",
     infer,
-    reference,
+    compute_reference,
     attrs={"axis": 1, "saturate": 1, "block_size": 0, "output_dtype": DTYPE},
     couples=lambda layer: scale_couples(layer),
     onnx=read,

@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import TensorType, ceildiv
-from whet.ops._base import known_values, op
+from whet.ops._base import find_known_values, op
 
 
 def infer(layer):
@@ -16,7 +16,7 @@ def infer(layer):
         if c == 0:
             raise NetworkError("its step is 0")
         return TensorType(dtype, (max(int(np.ceil((b - a) / c)), 0),))
-    values = [known_values(t) for t in layer.inputs]
+    values = [find_known_values(t) for t in layer.inputs]
     if any(v is None for v in values):
         raise UnsupportedError(f"Range '{layer.name}': its length is computed from data at run time; it must be known from constants and shapes")
     (a,), (b,), (c,) = values

@@ -1,5 +1,5 @@
 """Reciprocal: y = 1 / x; infinite at 0."""
 
-from whet.ops._unary import unary
+from whet.ops._unary import register_unary
 
-unary("Reciprocal", lambda x: 1 / x)
+register_unary("Reciprocal", lambda x: 1 / x)

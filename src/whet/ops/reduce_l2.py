@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._reduce import reduction
+from whet.ops._reduce import register_reduction
 
-reduction("ReduceL2", lambda x, axes, keep: np.sqrt((x * x).sum(axis=axes, keepdims=keep)), zeros_add_nothing=True)
+register_reduction("ReduceL2", lambda x, axes, keep: np.sqrt((x * x).sum(axis=axes, keepdims=keep)), zeros_add_nothing=True)

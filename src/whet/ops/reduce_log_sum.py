@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._reduce import reduction
+from whet.ops._reduce import register_reduction
 
-reduction("ReduceLogSum", lambda x, axes, keep: np.log(x.sum(axis=axes, keepdims=keep)), zeros_add_nothing=True, zeros=None, positive=True)
+register_reduction("ReduceLogSum", lambda x, axes, keep: np.log(x.sum(axis=axes, keepdims=keep)), zeros_add_nothing=True, zeros=None, positive=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._reduce import reduction
+from whet.ops._reduce import register_reduction
 
 
 def log_sum_exp(x, axes, keep):
@@ -14,4 +14,4 @@ def log_sum_exp(x, axes, keep):
     return y if keep else y.squeeze(axis=axes)
 
 
-reduction("ReduceLogSumExp", log_sum_exp, zeros=None)
+register_reduction("ReduceLogSumExp", log_sum_exp, zeros=None)

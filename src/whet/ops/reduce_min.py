@@ -1,5 +1,7 @@
 """ReduceMin: the minimum over axes; NaN propagates; the highest value for empty axes."""
 
-from whet.ops._reduce import highest_value, reduction
+from whet.ops._reduce import get_highest_value, register_reduction
 
-reduction("ReduceMin", lambda x, axes, keep: x.min(axis=axes, keepdims=keep, **({} if x.size else {"initial": highest_value(x.dtype)})), logical=True)
+register_reduction(
+    "ReduceMin", lambda x, axes, keep: x.min(axis=axes, keepdims=keep, **({} if x.size else {"initial": get_highest_value(x.dtype)})), logical=True
+)

@@ -1,5 +1,5 @@
 """ReduceSumSquare: the sum of squares over axes."""
 
-from whet.ops._reduce import reduction
+from whet.ops._reduce import register_reduction
 
-reduction("ReduceSumSquare", lambda x, axes, keep: (x * x).sum(axis=axes, keepdims=keep), zeros_add_nothing=True)
+register_reduction("ReduceSumSquare", lambda x, axes, keep: (x * x).sum(axis=axes, keepdims=keep), zeros_add_nothing=True)

@@ -1,11 +1,11 @@
 """Reformat: the same values in another memory format or storage type. Inserted by the builder into lowered networks."""
 
 from whet.ops._base import REQUIRED, op
-from whet.ops._types import same_as_input
+from whet.ops._types import infer_same_as_input
 
 op(
     "Reformat",
-    same_as_input,
+    infer_same_as_input,
     lambda layer, x: x,
     attrs={"source_format": REQUIRED, "source_dtype": REQUIRED, "format": REQUIRED, "dtype": REQUIRED},
     onnx_ops=(),

@@ -3,13 +3,13 @@
 import numpy as np
 
 from whet.ops._base import op
-from whet.ops._types import same_as_input, same_axes
+from whet.ops._types import infer_same_as_input, list_same_axis_couples
 
 op(
     "Relu",
-    same_as_input,
+    infer_same_as_input,
     lambda layer, x: np.maximum(x, x.dtype.type(0)),
     samples=[(["f32[2,3,4,5]"], {}), (["extreme f32[4,16]"], {}), (["f32[1,64,7,7]"], {}), (["f32[3,17]"], {})],
-    couples=lambda layer: same_axes(layer.inputs[0], layer.output),
+    couples=lambda layer: list_same_axis_couples(layer.inputs[0], layer.output),
     pointwise=True,
 )

@@ -4,13 +4,13 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import I64, product
-from whet.ops._axes import block_couples, inputs_of_attributes
-from whet.ops._base import INTS, given_dims, keep_dims, op, replace_given, to_ints
+from whet.ops._axes import block_couples, make_attribute_exporter
+from whet.ops._base import INTS, find_given_dims, keep_dims, op, replace_given, to_ints
 
 
 def infer(layer):
     x = layer.inputs[0]
-    target = given_dims(layer, "shape", 1)
+    target = find_given_dims(layer, "shape", 1)
     if target is None:
         raise NetworkError("needs a shape: input 1, or the attribute shape")
     if layer.input(1) is not None and (layer.input(1).dtype != I64 or layer.input(1).type.rank != 1):
@@ -32,7 +32,7 @@ def infer(layer):
     return x.type.with_shape(shape)
 
 
-def reference(layer, x, shape=None):
+def compute_reference(layer, x, shape=None):
     target = layer.attrs.get("shape")
     if target is None:
         target = to_ints(shape)
@@ -43,7 +43,7 @@ def reference(layer, x, shape=None):
 
 def recut(layer, kept_indices):
     """Updates numeric sizes of the target; -1 and 0 need no change."""
-    y, target = layer.output, list(given_dims(layer, "shape", 1))
+    y, target = layer.output, list(find_given_dims(layer, "shape", 1))
     computed = layer.input(1) is not None and not layer.input(1).is_constant
     cut = {axis: len(at) for (t, axis), at in kept_indices.items() if t is y}
     if not cut or (not computed and all(target[a] in (-1, 0) for a in cut)):
@@ -59,7 +59,7 @@ def to_onnx(layer, w):
     """Symbolic sizes as 0 (x's size of this axis) and -1, which need no nodes that compute them."""
     shape, known = layer.attrs.get("shape"), layer.inputs[0].shape
     if shape is None or layer.attrs["allowzero"] or all(isinstance(d, int) for d in shape):
-        inputs_of_attributes("shape")(layer, w)
+        make_attribute_exporter("shape")(layer, w)
         return
     target = [0 if i < len(known) and d == known[i] and not isinstance(d, int) else d for i, d in enumerate(shape)]
     unknown = [i for i, d in enumerate(target) if not isinstance(d, int)]
@@ -71,7 +71,7 @@ def to_onnx(layer, w):
 op(
     "Reshape",
     infer,
-    reference,
+    compute_reference,
     attrs={"allowzero": 0, "shape": INTS},
     couples=lambda layer: block_couples(layer.inputs[0], layer.output),
     inner=lambda layer, level: block_couples(layer.inputs[0], layer.output, level),

@@ -6,18 +6,18 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import floordiv
-from whet.ops._axes import inputs_of_attributes, needs_opset
-from whet.ops._base import FLOATS, INTS, Couple, get_op, given_dims, known_values, op, replace_given, to_ints
+from whet.ops._axes import make_attribute_exporter, needs_opset
+from whet.ops._base import FLOATS, INTS, Couple, find_given_dims, find_known_values, get_op, op, replace_given, to_ints
 from whet.ops._resize import COORDINATES, MODES, ROUNDING, Resampling
-from whet.ops._types import axis_of, float_input, numeric_input
+from whet.ops._types import normalize_axis, require_float_input, require_numeric_input
 
 
 def resize_targets(layer):
     """(output size, scale) of each axis of x; scale None means output size / input size."""
     x, a = layer.inputs[0], layer.attrs
     rank = x.type.rank
-    axes = tuple(axis_of(i, rank) for i in a.get("axes") or range(rank))
-    scales, sizes = _scales(layer), None
+    axes = tuple(normalize_axis(i, rank) for i in a.get("axes") or range(rank))
+    scales, sizes = _find_scales(layer), None
     result = [(d, 1.0) for d in x.shape]
     if 0 in [x.shape[i] for i in axes]:
         raise NetworkError(f"Resize '{layer.name}': {x.type} has no elements")
@@ -27,11 +27,11 @@ def resize_targets(layer):
     if scales is not None and layer.attrs.get("sizes") is not None:
         raise NetworkError(f"Resize '{layer.name}' has both scales and sizes; give one of them")
     if scales is None:
-        sizes = given_dims(layer, "sizes", 3)
+        sizes = find_given_dims(layer, "sizes", 3)
     if (scales is None) == (sizes is None) or len(scales or sizes) != len(axes):
         raise NetworkError(f"Resize '{layer.name}' needs scales or sizes with {len(axes)} values, one per axis")
     if sizes is not None and a["keep_aspect_ratio_policy"] != "stretch":
-        return _kept_ratio(layer, axes, sizes, result)
+        return _keep_aspect_ratio(layer, axes, sizes, result)
     for i, axis in enumerate(axes):
         if scales is not None:
             if not scales[i] > 0:
@@ -42,7 +42,7 @@ def resize_targets(layer):
     return result
 
 
-def _scales(layer):
+def _find_scales(layer):
     if layer.attrs.get("scales") is not None:
         return tuple(layer.attrs["scales"])
     t = layer.input(2)
@@ -50,7 +50,7 @@ def _scales(layer):
         return None
     if t.is_constant:
         return tuple(float(v) for v in t.array())
-    scales = known_values(t)
+    scales = find_known_values(t)
     if scales is None or not all(isinstance(v, int) for v in scales):
         raise UnsupportedError(
             f"Resize '{layer.name}': its scales are computed at run time; they must be constant. Export with sizes or fixed scales"
@@ -66,7 +66,7 @@ def _scale_size(n, scale):
     return floordiv(n * f.numerator, f.denominator)
 
 
-def _kept_ratio(layer, axes, sizes, scales):
+def _keep_aspect_ratio(layer, axes, sizes, scales):
     x = layer.inputs[0]
     if not all(isinstance(v, int) for v in (*sizes, *(x.shape[a] for a in axes))):
         raise UnsupportedError(f"Resize '{layer.name}' keeps the aspect ratio, which needs static sizes")
@@ -81,22 +81,22 @@ def _kept_ratio(layer, axes, sizes, scales):
 
 
 def infer(layer):
-    numeric_input(layer)
-    how = resampling(layer)
+    require_numeric_input(layer)
+    how = make_resampling(layer)
     for name, value, known in (("mode", how.mode, MODES), ("coordinate_transformation_mode", how.coordinates, COORDINATES)):
         if value not in known:
             raise NetworkError(f"{name} is one of {', '.join(known)}, not {value!r}")
     if how.mode == "nearest" and how.rounding not in ROUNDING:
         raise NetworkError(f"nearest_mode is one of {', '.join(ROUNDING)}, not {how.rounding!r}")
     if how.mode != "nearest":
-        float_input(layer)
+        require_float_input(layer)
     shape = [d for d, _ in resize_targets(layer)]
     if 0 in shape:
         raise NetworkError(f"the output of {layer.inputs[0].type} is empty: {shape}")
     return layer.inputs[0].type.with_shape(shape)
 
 
-def resampling(layer) -> Resampling:
+def make_resampling(layer) -> Resampling:
     """The layer's attributes as a Resampling."""
     a = layer.attrs
     return Resampling(
@@ -112,7 +112,7 @@ def resampling(layer) -> Resampling:
 
 def resize_axes(layer, shape, roi=None, scales=None, sizes=None):
     """Yields (axis, outputs, scale, region) of each resampled axis; arguments are arrays, as for the reference."""
-    how, rank = resampling(layer), len(shape)
+    how, rank = make_resampling(layer), len(shape)
     axes = [int(i) % rank for i in layer.attrs.get("axes") or range(rank)]
     scales = layer.attrs.get("scales", scales if scales is not None and scales.size else None)
     sizes = layer.attrs.get("sizes", sizes)
@@ -133,8 +133,8 @@ def resize_axes(layer, shape, roi=None, scales=None, sizes=None):
     return result
 
 
-def reference(layer, x, roi=None, scales=None, sizes=None):
-    how, y, outside = resampling(layer), x, []
+def compute_reference(layer, x, roi=None, scales=None, sizes=None):
+    how, y, outside = make_resampling(layer), x, []
     for axis, out, scale, part in resize_axes(layer, x.shape, roi, scales, sizes):
         y, off = how.apply(y, axis, out, scale, part)
         outside += [] if off is None else [(axis, off)]
@@ -146,7 +146,7 @@ def reference(layer, x, roi=None, scales=None, sizes=None):
     return y
 
 
-def couples(layer):
+def list_couples(layer):
     """Couples the axes that are not resampled (usually batch and channels)."""
     x, y = layer.inputs[0], layer.output
     if layer.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize":
@@ -155,10 +155,10 @@ def couples(layer):
 
 
 def recut(layer, kept_indices):
-    sizes = None if _scales(layer) is not None else list(given_dims(layer, "sizes", 3))
+    sizes = None if _find_scales(layer) is not None else list(find_given_dims(layer, "sizes", 3))
     if sizes is None:
         return {}
-    axes = [axis_of(i, layer.inputs[0].type.rank) for i in layer.attrs.get("axes") or range(layer.inputs[0].type.rank)]
+    axes = [normalize_axis(i, layer.inputs[0].type.rank) for i in layer.attrs.get("axes") or range(layer.inputs[0].type.rank)]
     changed = False
     for (t, axis), at in kept_indices.items():
         if t is layer.output and axis in axes:
@@ -176,7 +176,7 @@ def read(node, g):
         return node.add(g, "Resize", *inputs, **{k: v for k, v in node.attrs.items() if k != "axes" or v})
     mode = node.attrs.get("mode", "nearest")
     attrs = {"mode": "linear" if mode == "bilinear" else mode, "coordinate_transformation_mode": "asymmetric"}
-    scales = known_scales(node, rest[0])
+    scales = require_known_scales(node, rest[0])
     if mode == "nearest" and min(scales) < 1:  # nearest rounds up when downsampling and down when upsampling
         down = g.constant(np.minimum(scales, 1), f"{node.name}.down")
         up = np.maximum(scales, 1)
@@ -187,11 +187,11 @@ def read(node, g):
     return node.add(g, "Resize", x, None, rest[0], nearest_mode="floor", **attrs)
 
 
-def known_scales(node, t):
+def require_known_scales(node, t):
     """Scales as float32. Raises UnsupportedError if they are not constant."""
     if t.is_constant:
         return np.asarray(t.array(), np.float32)
-    scales = known_values(t)
+    scales = find_known_values(t)
     if scales is None or not all(isinstance(v, int) for v in scales):
         raise node.unsupported("its scales are computed at run time; they must be constant. Export with fixed scales")
     return np.array(scales, np.float32)
@@ -206,7 +206,7 @@ def to_onnx(layer, w):
         needs_opset(layer, w, 19, "half_pixel_symmetric")
     scales = layer.attrs.get("scales")
     if scales is None:
-        inputs_of_attributes("sizes", first=3)(layer, w)
+        make_attribute_exporter("sizes", first=3)(layer, w)
         return
     defaults = get_op("Resize").attrs
     attrs = {k: v for k, v in layer.attrs.items() if k != "scales" and v != defaults[k]}
@@ -219,7 +219,7 @@ UP = np.array([1, 1, 2, 2], np.float32)
 op(
     "Resize",
     infer,
-    reference,
+    compute_reference,
     attrs={
         "mode": "nearest",
         "coordinate_transformation_mode": "half_pixel",
@@ -233,7 +233,7 @@ op(
         "scales": FLOATS,
         "sizes": INTS,
     },
-    couples=couples,
+    couples=list_couples,
     recut=recut,
     onnx=read,
     onnx_ops=("Resize", "Upsample"),

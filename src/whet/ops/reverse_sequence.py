@@ -4,18 +4,18 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._base import op
-from whet.ops._types import axis_of, may_equal
+from whet.ops._types import may_equal, normalize_axis
 
 
 def infer(layer):
     x, lengths = layer.inputs
-    time, batch = axis_of(layer.attrs["time_axis"], x.type.rank), axis_of(layer.attrs["batch_axis"], x.type.rank)
+    time, batch = normalize_axis(layer.attrs["time_axis"], x.type.rank), normalize_axis(layer.attrs["batch_axis"], x.type.rank)
     if time == batch or lengths.dtype.kind != "int" or not may_equal(lengths.shape, (x.shape[batch],)):
         raise NetworkError(f"needs two axes and one length per sequence of {x.type}, not {lengths.type}")
     return x.type
 
 
-def reference(layer, x, lengths):
+def compute_reference(layer, x, lengths):
     time, batch = layer.attrs["time_axis"] % x.ndim, layer.attrs["batch_axis"] % x.ndim
     steps = np.arange(x.shape[time])
     order = np.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)  # [batch, time]
@@ -27,7 +27,7 @@ def reference(layer, x, lengths):
 op(
     "ReverseSequence",
     infer,
-    reference,
+    compute_reference,
     attrs={"batch_axis": 1, "time_axis": 0},
     samples=[
         (["f32[5,3,2]", np.array([5, 1, 3])], {}),

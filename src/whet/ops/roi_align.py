@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.ops._axes import needs_opset
 from whet.ops._base import op
-from whet.ops._types import float_input, may_equal, one_float_type
+from whet.ops._types import may_equal, require_float_input, require_one_float_type
 
 MODES, COORDINATES = ("avg", "max"), ("half_pixel", "output_half_pixel")
 
@@ -13,8 +13,8 @@ _MOST_SAMPLES = 256  # per bin and axis; models have 2
 
 
 def infer(layer):
-    t, a = float_input(layer), layer.attrs
-    one_float_type(layer, 1)
+    t, a = require_float_input(layer), layer.attrs
+    require_one_float_type(layer, 1)
     boxes, images = layer.needs(1), layer.needs(2)
     if t.rank != 4 or boxes.type.rank != 2 or boxes.shape[1] != 4 or images.type.rank != 1 or images.dtype.kind != "int":
         raise NetworkError(f"takes [N, C, H, W], boxes [R, 4] and their images [R], not {t}, {boxes.type}, {images.type}")
@@ -29,7 +29,7 @@ def infer(layer):
     return t.with_shape((boxes.shape[0], t.shape[1], a["output_height"], a["output_width"]))
 
 
-def _samples(start, length, bins, ratio, size):
+def _compute_sampling_points(start, length, bins, ratio, size):
     """Sampling points of one axis: (low index, high index, weight of high, valid), each [bins, points]."""
     count = ratio if ratio > 0 else max(int(np.ceil(length / bins)), 0)
     at = start + (np.arange(bins)[:, None] + (np.arange(count) + 0.5) / max(count, 1)) * (length / bins)
@@ -40,7 +40,7 @@ def _samples(start, length, bins, ratio, size):
     return low, high, np.where(low >= size - 1, 0, at - low), valid
 
 
-def reference(layer, x, boxes, images):
+def compute_reference(layer, x, boxes, images):
     a = layer.attrs
     h, w, ratio = a["output_height"], a["output_width"], a["sampling_ratio"]
     half = a["coordinate_transformation_mode"] == "half_pixel"
@@ -49,8 +49,8 @@ def reference(layer, x, boxes, images):
     for r, (box, image) in enumerate(zip(boxes * a["spatial_scale"] - (0.5 if half else 0.0), images, strict=True)):
         x1, y1, x2, y2 = box
         height, width = (y2 - y1, x2 - x1) if half else (max(y2 - y1, 1), max(x2 - x1, 1))
-        top, bottom, wy, inside_y = (v.reshape(h, 1, -1, 1) for v in _samples(y1, height, h, ratio, x.shape[2]))
-        left, right, wx, inside_x = (v.reshape(1, w, 1, -1) for v in _samples(x1, width, w, ratio, x.shape[3]))
+        top, bottom, wy, inside_y = (v.reshape(h, 1, -1, 1) for v in _compute_sampling_points(y1, height, h, ratio, x.shape[2]))
+        left, right, wx, inside_x = (v.reshape(1, w, 1, -1) for v in _compute_sampling_points(x1, width, w, ratio, x.shape[3]))
         valid = inside_y & inside_x
         corners = ((top, left, (1 - wy) * (1 - wx)), (top, right, (1 - wy) * wx), (bottom, left, wy * (1 - wx)), (bottom, right, wy * wx))
         parts = [np.where(valid, x[image][:, i, j] * weight, 0) for i, j, weight in corners]  # each [C, h, w, points, points]
@@ -79,7 +79,7 @@ _BOXES = np.array([[0, 0, 9, 9], [0, 5, 4, 9], [-2, 3, 7.5, 30], [5, 5, 9, 9]], 
 op(
     "RoiAlign",
     infer,
-    reference,
+    compute_reference,
     attrs={
         "coordinate_transformation_mode": "half_pixel",
         "mode": "avg",

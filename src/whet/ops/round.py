@@ -3,6 +3,6 @@
 import numpy as np
 
 from whet.ops._base import keep_dims
-from whet.ops._unary import unary
+from whet.ops._unary import register_unary
 
-unary("Round", np.rint, shape_value=keep_dims)
+register_unary("Round", np.rint, shape_value=keep_dims)

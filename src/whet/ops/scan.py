@@ -11,17 +11,17 @@ from whet.errors import NetworkError, UnsupportedError
 from whet.network import F32, Network, TensorType
 from whet.ops._base import INT, INTS, NEEDS_INT, Sample, op
 from whet.ops._regions import check_feeds, check_steps
-from whet.ops._types import axis_of
+from whet.ops._types import normalize_axis
 
 
-def _counts(layer) -> tuple[int, int]:
+def _count_inputs(layer) -> tuple[int, int]:
     """(carried values, sequences)."""
     sequences = layer.attrs["num_scan_inputs"]
     states = layer.attrs.get("states")
     return (len(layer.inputs) - sequences if states is None else states), sequences
 
 
-def _flags(layer, name: str, count: int) -> tuple[int, ...]:
+def _get_flags(layer, name: str, count: int) -> tuple[int, ...]:
     flags = layer.attrs.get(name)
     if flags is not None and len(flags) != count:
         raise NetworkError(f"{name} has {len(flags)} entries for {count} tensors")
@@ -29,19 +29,19 @@ def _flags(layer, name: str, count: int) -> tuple[int, ...]:
 
 
 def infer(layer):
-    carried, sequences = _counts(layer)
+    carried, sequences = _count_inputs(layer)
     body = layer.regions["body"]
     results = len(body.outputs) - carried
     if carried < 0 or sequences < 1 or carried + sequences > len(layer.inputs) or results < 0 or any(t is None for t in layer.inputs):
         raise NetworkError(f"takes {carried} carried values and {sequences} sequences, but has {len(layer.inputs)} inputs")
     feeds = [t.type for t in layer.inputs]
     length = None
-    axes = _flags(layer, "scan_input_axes", sequences)
-    _flags(layer, "scan_input_directions", sequences)
-    _flags(layer, "scan_output_directions", results)
+    axes = _get_flags(layer, "scan_input_axes", sequences)
+    _get_flags(layer, "scan_input_directions", sequences)
+    _get_flags(layer, "scan_output_directions", results)
     for k, axis in enumerate(axes, start=carried):
         t = feeds[k]
-        axis = axis_of(axis, t.rank)
+        axis = normalize_axis(axis, t.rank)
         if length is not None and t.shape[axis] != length:
             raise NetworkError(f"its sequences have lengths {length} and {t.shape[axis]}")
         length = t.shape[axis]
@@ -52,19 +52,19 @@ def infer(layer):
         if a != b.type:
             raise UnsupportedError(f"Scan '{layer.name}' carries {a} into its first entry and {b.type} out of it; the type must be constant")
     types = [t.type for t in body.outputs[:carried]]
-    for t, axis in zip(body.outputs[carried:], _flags(layer, "scan_output_axes", results), strict=True):
-        axis = axis_of(axis, t.type.rank + 1)
+    for t, axis in zip(body.outputs[carried:], _get_flags(layer, "scan_output_axes", results), strict=True):
+        axis = normalize_axis(axis, t.type.rank + 1)
         types.append(t.type.with_shape((*t.shape[:axis], length, *t.shape[axis:])))
     return types
 
 
-def reference(layer, *arrays, run):
-    carried, sequences = _counts(layer)
+def compute_reference(layer, *arrays, run):
+    carried, sequences = _count_inputs(layer)
     body = layer.regions["body"]
     results = len(body.outputs) - carried
     states, read = list(arrays[:carried]), arrays[carried + sequences :]
-    moved = [np.moveaxis(a, axis, 0) for a, axis in zip(arrays[carried:], _flags(layer, "scan_input_axes", sequences), strict=False)]
-    moved = [a[::-1] if back else a for a, back in zip(moved, _flags(layer, "scan_input_directions", sequences), strict=True)]
+    moved = [np.moveaxis(a, axis, 0) for a, axis in zip(arrays[carried:], _get_flags(layer, "scan_input_axes", sequences), strict=False)]
+    moved = [a[::-1] if back else a for a, back in zip(moved, _get_flags(layer, "scan_input_directions", sequences), strict=True)]
     held = [[] for _ in range(results)]
     for entries in zip(*moved, strict=True):
         outputs = run("body", *states, *(np.array(e) for e in entries), *read)
@@ -73,7 +73,11 @@ def reference(layer, *arrays, run):
             rows.append(np.array(a))
     outs = []
     for rows, t, axis, back in zip(
-        held, body.outputs[carried:], _flags(layer, "scan_output_axes", results), _flags(layer, "scan_output_directions", results), strict=True
+        held,
+        body.outputs[carried:],
+        _get_flags(layer, "scan_output_axes", results),
+        _get_flags(layer, "scan_output_directions", results),
+        strict=True,
     ):
         stacked = np.stack(rows[::-1] if back else rows) if rows else np.zeros((0, *t.shape), t.dtype.numpy)
         outs.append(np.moveaxis(stacked, 0, axis))
@@ -86,7 +90,7 @@ def read(node, g):
     axes = node.attrs.get("scan_input_axes") or (0,) * sequences
     types = [t.type for t in node.inputs[:carried]]
     for t, axis in zip(node.inputs[carried:], axes, strict=True):
-        axis = axis_of(axis, t.type.rank)
+        axis = normalize_axis(axis, t.type.rank)
         types.append(t.type.with_shape((*t.shape[:axis], *t.shape[axis + 1 :])))
     return node.add(g, "Scan", *node.inputs, regions={"body": node.graphs["body"](types)}, **node.attrs)
 
@@ -103,7 +107,7 @@ def _sample() -> dict[str, Network]:
 op(
     "Scan",
     infer,
-    reference,
+    compute_reference,
     attrs={
         "num_scan_inputs": NEEDS_INT,
         "scan_input_axes": INTS,

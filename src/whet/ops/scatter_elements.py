@@ -5,19 +5,19 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.ops._base import op
 from whet.ops._scatter import check, combine_at
-from whet.ops._types import axis_of, may_equal
+from whet.ops._types import may_equal, normalize_axis
 
 
 def infer(layer):
     x, at, updates = layer.inputs
-    axis_of(layer.attrs["axis"], x.type.rank)
+    normalize_axis(layer.attrs["axis"], x.type.rank)
     check(layer.attrs["reduction"])
     if at.type.rank != x.type.rank or not may_equal(at.shape, updates.shape) or at.dtype.kind != "int" or x.dtype != updates.dtype:
         raise NetworkError(f"indices {at.type} and updates {updates.type} do not match {x.type}")
     return x.type
 
 
-def reference(layer, x, at, updates):
+def compute_reference(layer, x, at, updates):
     axis = layer.attrs["axis"] % x.ndim
     where = list(np.ogrid[tuple(slice(0, n) for n in at.shape)])
     where[axis] = np.where(at < 0, at + x.shape[axis], at)
@@ -27,7 +27,7 @@ def reference(layer, x, at, updates):
 op(
     "ScatterElements",
     infer,
-    reference,
+    compute_reference,
     attrs={"axis": 0, "reduction": "none"},
     onnx_ops=("ScatterElements", "Scatter"),
     samples=[

@@ -20,14 +20,14 @@ def infer(layer):
     return x.type
 
 
-def reference(layer, x, at, updates):
+def compute_reference(layer, x, at, updates):
     return combine_at(x, tuple(at[..., i] for i in range(at.shape[-1])), updates, layer.attrs["reduction"])
 
 
 op(
     "ScatterND",
     infer,
-    reference,
+    compute_reference,
     attrs={"reduction": "none"},
     samples=[
         (["f32[3,4]", np.array([[0, 2], [2, -1]]), "f32[2]"], {}),

@@ -6,23 +6,23 @@ An index that is computed at run time selects among tensors of one type with Gat
 import numpy as np
 
 from whet.network import BOOL, I64, Tensor
-from whet.ops._base import known_values
+from whet.ops._base import find_known_values
 from whet.ops._refused import read_as_others
 from whet.ops._sequences import NoValue, TensorSequence
 
 LONGEST = 1024  # tensors of a sequence; each is a layer's output
 
 
-def _tensors(node, i=0):
+def _get_tensors(node, i=0):
     value = node.inputs[i]
     if not isinstance(value, TensorSequence):
         raise node.unsupported("its input is not a sequence of tensors")
     return value.tensors
 
 
-def _position(node, i, count, end):
+def _find_position(node, i, count, end):
     """The known position of input `i` in 0..end-1, negative ones counted from `count`; None if it is computed at run time."""
-    values = known_values(node.input(i))
+    values = find_known_values(node.input(i))
     if values is None or not isinstance(values[0], int):
         return None
     at = values[0] + count if values[0] < 0 else values[0]
@@ -31,14 +31,14 @@ def _position(node, i, count, end):
     return at
 
 
-def _fixed_position(node, i, count, end):
-    at = _position(node, i, count, end)
+def _require_position(node, i, count, end):
+    at = _find_position(node, i, count, end)
     if at is None:
         raise node.unsupported("its position is computed at run time; it must be known from constants and shapes")
     return at
 
 
-def _sequence(node, tensors):
+def _make_sequence(node, tensors):
     if len(tensors) > LONGEST:
         raise node.unsupported(f"its sequence has {len(tensors)} tensors; the most are {LONGEST}")
     if len({t.dtype for t in tensors}) > 1:
@@ -47,22 +47,22 @@ def _sequence(node, tensors):
 
 
 def read_insert(node, g):
-    tensors = _tensors(node)
-    at = len(tensors) if node.input(2) is None else _fixed_position(node, 2, len(tensors), len(tensors) + 1)
-    return _sequence(node, (*tensors[:at], node.inputs[1], *tensors[at:]))
+    tensors = _get_tensors(node)
+    at = len(tensors) if node.input(2) is None else _require_position(node, 2, len(tensors), len(tensors) + 1)
+    return _make_sequence(node, (*tensors[:at], node.inputs[1], *tensors[at:]))
 
 
 def read_erase(node, g):
-    tensors = _tensors(node)
+    tensors = _get_tensors(node)
     if not tensors:
         raise node.unsupported("its sequence is empty")
-    at = len(tensors) - 1 if node.input(1) is None else _fixed_position(node, 1, len(tensors), len(tensors))
+    at = len(tensors) - 1 if node.input(1) is None else _require_position(node, 1, len(tensors), len(tensors))
     return TensorSequence((*tensors[:at], *tensors[at + 1 :]))
 
 
 def read_at(node, g):
-    tensors = _tensors(node)
-    at = _position(node, 1, len(tensors), len(tensors))
+    tensors = _get_tensors(node)
+    at = _find_position(node, 1, len(tensors), len(tensors))
     if at is not None:
         return tensors[at]
     if len({t.type for t in tensors}) != 1:
@@ -72,7 +72,7 @@ def read_at(node, g):
 
 
 def read_concat(node, g):
-    return _concat(node, g, _tensors(node), node.attrs["axis"], bool(node.attrs.get("new_axis", 0)))
+    return _concat(node, g, _get_tensors(node), node.attrs["axis"], bool(node.attrs.get("new_axis", 0)))
 
 
 def _concat(node, g, tensors, axis, new_axis, name=""):
@@ -92,7 +92,7 @@ def read_split(node, g):
     count = x.shape[axis]
     if not isinstance(count, int):
         raise node.unsupported(f"the length of its sequence, the size of axis {axis} of {x.type}, is not known. Give fixed shapes")
-    known = (1,) if sizes is None else known_values(sizes)
+    known = (1,) if sizes is None else find_known_values(sizes)
     if known is None:
         raise node.unsupported("its split is computed at run time; it must be known from constants and shapes")
     if sizes is None or sizes.type.rank == 0:
@@ -105,12 +105,12 @@ def read_split(node, g):
     parts = (parts,) if isinstance(parts, Tensor) else parts
     if sizes is None and not node.attrs.get("keepdims", 1):
         parts = [g.add("Squeeze", t, axes=(axis,), name=f"{node.name}_squeeze", sources=(node.name,)) for t in parts]
-    return _sequence(node, parts)
+    return _make_sequence(node, parts)
 
 
 def read_map(node, g):
     """Inlines the body for each entry of the first sequence; further tensors are the same for all entries."""
-    count = len(_tensors(node))
+    count = len(_get_tensors(node))
     results = [[] for _ in node.outputs]
     for i in range(count):
         entries = []
@@ -120,7 +120,7 @@ def read_map(node, g):
             entries.append(v.tensors[i] if isinstance(v, TensorSequence) else v)
         for part, t in zip(results, node.inline("body", g, entries), strict=True):
             part.append(t)
-    return [_sequence(node, part) for part in results]
+    return [_make_sequence(node, part) for part in results]
 
 
 def read_get(node, g):
@@ -140,11 +140,11 @@ def read_optional(node, g):
 
 _READERS = {
     "SequenceEmpty": lambda node, g: TensorSequence(()),
-    "SequenceConstruct": lambda node, g: _sequence(node, node.inputs),
+    "SequenceConstruct": lambda node, g: _make_sequence(node, node.inputs),
     "SequenceInsert": read_insert,
     "SequenceErase": read_erase,
     "SequenceAt": read_at,
-    "SequenceLength": lambda node, g: g.constant(np.array(len(_tensors(node)), I64.numpy), f"{node.name}.length"),
+    "SequenceLength": lambda node, g: g.constant(np.array(len(_get_tensors(node)), I64.numpy), f"{node.name}.length"),
     "SequenceMap": read_map,
     "SplitToSequence": read_split,
     "ConcatFromSequence": read_concat,

@@ -1,5 +1,5 @@
 """Sigmoid: y = 1 / (1 + e^-x)."""
 
-from whet.ops._unary import sigmoid, unary
+from whet.ops._unary import register_unary, sigmoid
 
-unary("Sigmoid", sigmoid)
+register_unary("Sigmoid", sigmoid)

@@ -4,9 +4,9 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Expr, ceildiv, maximum, minimum
-from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INTS, Couple, fold_dims, given_dims, op, replace_given, to_ints
-from whet.ops._types import axis_of
+from whet.ops._axes import convert_attributes_to_inputs, make_attribute_exporter
+from whet.ops._base import INTS, Couple, find_given_dims, fold_dims, op, replace_given, to_ints
+from whet.ops._types import normalize_axis
 
 FAR = 2**31 - 1  # ends from this value on mean "to the end"
 
@@ -14,25 +14,25 @@ FAR = 2**31 - 1  # ends from this value on mean "to the end"
 def slice_ranges(layer):
     """{axis: (start, length, step)} with a non-negative start (a dim, or None if only a reversal is known)."""
     x = layer.inputs[0]
-    starts, ends = given_dims(layer, "starts", 1), given_dims(layer, "ends", 2)
+    starts, ends = find_given_dims(layer, "starts", 1), find_given_dims(layer, "ends", 2)
     if starts is None or ends is None or len(starts) != len(ends):
         raise NetworkError(f"Slice '{layer.name}' needs as many starts as ends")
-    axes = given_dims(layer, "axes", 3)
-    steps = given_dims(layer, "steps", 4)
+    axes = find_given_dims(layer, "axes", 3)
+    steps = find_given_dims(layer, "steps", 4)
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     result = {}
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        axis = axis_of(axis, x.type.rank)
+        axis = normalize_axis(axis, x.type.rank)
         if not isinstance(step, int) or step == 0:
             raise NetworkError(f"Slice '{layer.name}' needs known, nonzero steps")
         if axis in result:
             raise NetworkError(f"Slice '{layer.name}' repeats axis {axis}")
-        result[axis] = _range(layer, x.shape[axis], start, end, step)
+        result[axis] = _compute_range(layer, x.shape[axis], start, end, step)
     return result
 
 
-def _range(layer, n, start, end, step):
+def _compute_range(layer, n, start, end, step):
     if all(isinstance(v, int) for v in (n, start, end)):
         r = range(*slice(start, end, step).indices(n))
         return r.start, len(r), step
@@ -68,7 +68,7 @@ def infer(layer):
     return x.type.with_shape(shape)
 
 
-def reference(layer, x, starts=None, ends=None, axes=None, steps=None):
+def compute_reference(layer, x, starts=None, ends=None, axes=None, steps=None):
     given_ = [layer.attrs.get(k, a) for k, a in (("starts", starts), ("ends", ends), ("axes", axes), ("steps", steps))]
     starts, ends = (to_ints(part) for part in given_[:2])
     axes = range(len(starts)) if given_[2] is None else to_ints(given_[2])
@@ -80,7 +80,7 @@ def reference(layer, x, starts=None, ends=None, axes=None, steps=None):
     return x[tuple(where)]
 
 
-def couples(layer):
+def list_couples(layer):
     """Couples axes that are not sliced one to one; along an axis sliced with step 1, y is a range of x and the rest of x is free."""
     x, y = layer.inputs[0], layer.output
     sliced = slice_ranges(layer)
@@ -96,11 +96,11 @@ def couples(layer):
 def recut(layer, kept_indices):
     """Updates the bounds to kept units."""
     x = layer.inputs[0]
-    starts, ends, axes = (given_dims(layer, k, i) for i, k in ((1, "starts"), (2, "ends"), (3, "axes")))
+    starts, ends, axes = (find_given_dims(layer, k, i) for i, k in ((1, "starts"), (2, "ends"), (3, "axes")))
     axes = tuple(range(len(starts))) if axes is None else axes
     starts, ends, sliced, changed = list(starts), list(ends), slice_ranges(layer), False
     for i, axis in enumerate(axes):
-        axis = axis_of(axis, x.type.rank)
+        axis = normalize_axis(axis, x.type.rank)
         start, length, _ = sliced[axis]
         if (x, axis) in kept_indices and isinstance(start, int) and isinstance(length, int) and length != x.shape[axis]:
             at = kept_indices[x, axis]
@@ -113,14 +113,14 @@ def recut(layer, kept_indices):
 op(
     "Slice",
     infer,
-    reference,
+    compute_reference,
     attrs={"starts": INTS, "ends": INTS, "axes": INTS, "steps": INTS},
-    couples=couples,
+    couples=list_couples,
     zeros=(),
     recut=recut,
     shape_value=lambda layer: fold_dims(layer, 1),
-    onnx=lambda node, g: node.add(g, "Slice", *attributes_as_inputs(node, g, ["starts", "ends", "axes"])),
-    to_onnx=inputs_of_attributes("starts", "ends", "axes", "steps"),
+    onnx=lambda node, g: node.add(g, "Slice", *convert_attributes_to_inputs(node, g, ["starts", "ends", "axes"])),
+    to_onnx=make_attribute_exporter("starts", "ends", "axes", "steps"),
     samples=[
         (["f32[2,12,5]", np.array([3]), np.array([9]), np.array([1])], {}),
         (["f32[2,12,5]", np.array([0, -3]), np.array([2**63 - 1, 2**31 - 1]), np.array([0, 2])], {}),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._softmax import softmax_like
+from whet.ops._softmax import register_softmax_like
 
 
 def softmax(x: np.ndarray, axis: int) -> np.ndarray:
@@ -11,4 +11,4 @@ def softmax(x: np.ndarray, axis: int) -> np.ndarray:
     return e / e.sum(axis=axis, keepdims=True)
 
 
-softmax_like("Softmax", softmax)
+register_softmax_like("Softmax", softmax)

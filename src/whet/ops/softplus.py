@@ -1,5 +1,5 @@
 """Softplus: y = log(1 + e^x)."""
 
-from whet.ops._unary import softplus, unary
+from whet.ops._unary import register_unary, softplus
 
-unary("Softplus", softplus)
+register_unary("Softplus", softplus)

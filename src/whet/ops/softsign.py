@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._unary import unary
+from whet.ops._unary import register_unary
 
-unary("Softsign", lambda x: x / (1 + np.abs(x)))
+register_unary("Softsign", lambda x: x / (1 + np.abs(x)))

@@ -14,13 +14,13 @@ def infer(layer):
     return x.type.with_shape((n, c * b * b, h // b, w // b))
 
 
-def reference(layer, x):
+def compute_reference(layer, x):
     b, (n, c, h, w) = layer.attrs["blocksize"], x.shape
     order = (0, 3, 5, 1, 2, 4) if layer.attrs["mode"] == "DCR" else (0, 1, 3, 5, 2, 4)
     return x.reshape(n, c, h // b, b, w // b, b).transpose(order).reshape(n, c * b * b, h // b, w // b)
 
 
-def couples(layer):
+def list_couples(layer):
     """An input channel becomes several: adjacent ones (CRD), or one in each block (DCR)."""
     x, y, places = layer.inputs[0], layer.output, layer.attrs["blocksize"] ** 2
     return [Couple(x, 0, y, 0), Couple(x, 1, y, 1, **{"b_repeat" if layer.attrs["mode"] == "DCR" else "b_block": places})]
@@ -29,9 +29,9 @@ def couples(layer):
 op(
     "SpaceToDepth",
     infer,
-    reference,
+    compute_reference,
     attrs={"blocksize": NEEDS_INT, "mode": "DCR"},
-    couples=couples,
+    couples=list_couples,
     zeros=(),
     samples=[
         (["f32[2,3,4,6]"], {"blocksize": 2}),

@@ -4,16 +4,16 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import ceildiv
-from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INT, INTS, Couple, fold_dims, given_dims, op, replace_given, to_ints
-from whet.ops._types import axis_of
+from whet.ops._axes import convert_attributes_to_inputs, make_attribute_exporter
+from whet.ops._base import INT, INTS, Couple, find_given_dims, fold_dims, op, replace_given, to_ints
+from whet.ops._types import normalize_axis
 
 
-def part_sizes(layer):
+def list_part_sizes(layer):
     """The parts' sizes along the axis."""
     x = layer.inputs[0]
-    n = x.shape[axis_of(layer.attrs["axis"], x.type.rank)]
-    parts, count = given_dims(layer, "split", 1), layer.attrs.get("num_outputs")
+    n = x.shape[normalize_axis(layer.attrs["axis"], x.type.rank)]
+    parts, count = find_given_dims(layer, "split", 1), layer.attrs.get("num_outputs")
     if parts is None:
         if not count:
             raise NetworkError(f"Split '{layer.name}' needs sizes (input 1) or num_outputs")
@@ -28,14 +28,14 @@ def part_sizes(layer):
 
 def infer(layer):
     x = layer.inputs[0]
-    axis = axis_of(layer.attrs["axis"], x.type.rank)
-    parts = part_sizes(layer)
+    axis = normalize_axis(layer.attrs["axis"], x.type.rank)
+    parts = list_part_sizes(layer)
     if any(isinstance(p, int) and p < 0 for p in parts):
         raise NetworkError(f"sizes {list(parts)} must not be negative")
     return [x.type.with_shape((*x.shape[:axis], p, *x.shape[axis + 1 :])) for p in parts]
 
 
-def reference(layer, x, split=None):
+def compute_reference(layer, x, split=None):
     axis = layer.attrs["axis"]
     parts = layer.attrs.get("split", split)
     if parts is None:
@@ -46,9 +46,9 @@ def reference(layer, x, split=None):
     return np.split(x, ends, axis=axis)
 
 
-def couples(layer):
+def list_couples(layer):
     x = layer.inputs[0]
-    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    axis = normalize_axis(layer.attrs["axis"], x.type.rank)
     result, at = [], 0
     for y in layer.outputs:
         result += [Couple(x, i, y, i) for i in range(x.type.rank) if i != axis]
@@ -60,7 +60,7 @@ def couples(layer):
 
 
 def recut(layer, kept_indices):
-    axis = axis_of(layer.attrs["axis"], layer.inputs[0].type.rank)
+    axis = normalize_axis(layer.attrs["axis"], layer.inputs[0].type.rank)
     if (layer.inputs[0], axis) not in kept_indices:
         return {}
     parts = [len(kept_indices[y, axis]) if (y, axis) in kept_indices else y.shape[axis] for y in layer.outputs]
@@ -71,12 +71,12 @@ def recut(layer, kept_indices):
 
 def shape_value(layer):
     got = fold_dims(layer, 1)
-    return got if got != [None] else got * len(part_sizes(layer))
+    return got if got != [None] else got * len(list_part_sizes(layer))
 
 
 def read(node, g):
     """Sizes were an attribute before opset 13; without sizes, one part per output."""
-    inputs = attributes_as_inputs(node, g, ["split"])
+    inputs = convert_attributes_to_inputs(node, g, ["split"])
     attrs = {"axis": node.attrs.get("axis", 0)}
     if len(inputs) < 2 or inputs[1] is None:
         attrs["num_outputs"] = node.attrs.get("num_outputs", len(node.outputs))
@@ -86,9 +86,9 @@ def read(node, g):
 def to_onnx(layer, w):
     """Before opset 18 equal parts are implied by the number of outputs; unequal parts need sizes."""
     if w.opset >= 18 or layer.attrs.get("num_outputs") is None:
-        inputs_of_attributes("split")(layer, w)
+        make_attribute_exporter("split")(layer, w)
         return
-    parts = part_sizes(layer)
+    parts = list_part_sizes(layer)
     inputs = [w.name(layer.inputs[0])]
     if len(set(parts)) > 1:
         if not all(isinstance(p, int) for p in parts):
@@ -100,9 +100,9 @@ def to_onnx(layer, w):
 op(
     "Split",
     infer,
-    reference,
+    compute_reference,
     attrs={"axis": 0, "num_outputs": INT, "split": INTS},
-    couples=couples,
+    couples=list_couples,
     zeros=(),
     recut=recut,
     onnx=read,

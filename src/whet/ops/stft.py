@@ -8,18 +8,18 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.ops._axes import needs_opset
 from whet.ops._base import op
-from whet.ops._frequency import bins, check_components, check_length, complex_of, components, known_scalar
-from whet.ops._types import float_input
+from whet.ops._frequency import check_components, check_length, convert_from_complex, convert_to_complex, count_bins, find_known_scalar
+from whet.ops._types import require_float_input
 
 
 def infer(layer):
-    t = float_input(layer)
+    t = require_float_input(layer)
     if t.rank not in (2, 3):
         raise NetworkError(f"takes a signal [N, length, 1 or 2], not {t}")
     if t.rank == 3:
         check_components(layer)
-    window, step = layer.input(2), known_scalar(layer, 1, "frame_step")
-    length = known_scalar(layer, 3, "frame_length")
+    window, step = layer.input(2), find_known_scalar(layer, 1, "frame_step")
+    length = find_known_scalar(layer, 3, "frame_length")
     if length is None:
         if window is None:
             raise NetworkError("needs a window or a frame_length")
@@ -33,15 +33,15 @@ def infer(layer):
         raise NetworkError(f"frames of {length} values with step {step} do not fit a signal of {t.shape[1]}")
     if t.rank == 3 and t.shape[2] == 2 and layer.attrs["onesided"]:
         raise NetworkError("onesided is for real signals")
-    return t.with_shape((t.shape[0], (t.shape[1] - length) // step + 1, bins(length, layer.attrs["onesided"]), 2))
+    return t.with_shape((t.shape[0], (t.shape[1] - length) // step + 1, count_bins(length, layer.attrs["onesided"]), 2))
 
 
-def reference(layer, x, step, window=None, length=None):
+def compute_reference(layer, x, step, window=None, length=None):
     step, size = int(np.reshape(step, ())), len(window) if length is None else int(np.reshape(length, ()))
-    signal = complex_of(x) if x.ndim == 3 else x
+    signal = convert_to_complex(x) if x.ndim == 3 else x
     frames = np.lib.stride_tricks.sliding_window_view(signal, size, axis=1)[:, ::step]
     z = np.fft.fft(frames if window is None else frames * window, axis=-1)
-    return components(z[..., : size // 2 + 1] if layer.attrs["onesided"] else z, x.dtype)
+    return convert_from_complex(z[..., : size // 2 + 1] if layer.attrs["onesided"] else z, x.dtype)
 
 
 def to_onnx(layer, w):
@@ -52,7 +52,7 @@ def to_onnx(layer, w):
 op(
     "STFT",
     infer,
-    reference,
+    compute_reference,
     attrs={"onesided": 1},
     to_onnx=to_onnx,
     samples=[

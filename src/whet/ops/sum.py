@@ -5,13 +5,13 @@ from functools import reduce
 import numpy as np
 
 from whet.ops._base import op
-from whet.ops._binary import FLOAT_SAMPLES, binary_couples, infer_variadic
+from whet.ops._binary import FLOAT_SAMPLES, infer_variadic, list_binary_couples
 
 op(
     "Sum",
     infer_variadic,
     lambda layer, *xs: reduce(np.add, xs),
     samples=[*FLOAT_SAMPLES, (["f32[3,5]"], {}), (["f32[3,5]", "f32[5]", "f32[2,3,1]"], {})],
-    couples=binary_couples,
+    couples=list_binary_couples,
     pointwise=True,
 )

@@ -1,5 +1,5 @@
 """Swish: y = x * sigmoid(alpha * x); SiLU with alpha 1."""
 
-from whet.ops._unary import sigmoid, unary
+from whet.ops._unary import register_unary, sigmoid
 
-unary("Swish", lambda x, alpha: x * sigmoid(x * alpha), attrs={"alpha": 1.0}, samples=[{"alpha": 1.5}])
+register_unary("Swish", lambda x, alpha: x * sigmoid(x * alpha), attrs={"alpha": 1.0}, samples=[{"alpha": 1.5}])

@@ -8,12 +8,12 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.ops._axes import needs_opset
 from whet.ops._base import op
-from whet.ops._types import axis_of, may_equal
+from whet.ops._types import may_equal, normalize_axis
 
 
 def infer(layer):
     cache, update, start = layer.needs(0), layer.needs(1), layer.input(2)
-    axis = axis_of(layer.attrs["axis"], cache.type.rank)
+    axis = normalize_axis(layer.attrs["axis"], cache.type.rank)
     rest = [tuple(d for i, d in enumerate(t.shape) if i != axis) for t in (cache, update)]
     if axis == 0 or cache.dtype != update.dtype or len(rest[0]) != len(rest[1]) or not may_equal(*rest):
         raise NetworkError(f"an update {update.type} does not fit the cache {cache.type} along axis {axis}")
@@ -22,7 +22,7 @@ def infer(layer):
     return cache.type
 
 
-def reference(layer, cache, update, start=None):
+def compute_reference(layer, cache, update, start=None):
     axis = layer.attrs["axis"] % cache.ndim
     y, size, count = np.array(cache), cache.shape[axis], update.shape[axis]
     rows = np.moveaxis(y, axis, 1)
@@ -40,7 +40,7 @@ def to_onnx(layer, w):
 op(
     "TensorScatter",
     infer,
-    reference,
+    compute_reference,
     attrs={"axis": -2, "mode": "linear"},
     to_onnx=to_onnx,
     samples=[

@@ -2,6 +2,6 @@
 
 import numpy as np
 
-from whet.ops._unary import unary
+from whet.ops._unary import register_unary
 
-unary("ThresholdedRelu", lambda x, alpha: np.where(x > alpha, x, x.dtype.type(0)), attrs={"alpha": 1.0}, samples=[{"alpha": 0.3}])
+register_unary("ThresholdedRelu", lambda x, alpha: np.where(x > alpha, x, x.dtype.type(0)), attrs={"alpha": 1.0}, samples=[{"alpha": 0.3}])

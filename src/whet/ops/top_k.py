@@ -4,14 +4,14 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.network import I64
-from whet.ops._axes import attributes_as_inputs, inputs_of_attributes
-from whet.ops._base import INTS, Couple, given_dims, op
-from whet.ops._types import axis_of
+from whet.ops._axes import convert_attributes_to_inputs, make_attribute_exporter
+from whet.ops._base import INTS, Couple, find_given_dims, op
+from whet.ops._types import normalize_axis
 
 
 def infer(layer):
-    x, k = layer.inputs[0], given_dims(layer, "k", 1)
-    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    x, k = layer.inputs[0], find_given_dims(layer, "k", 1)
+    axis = normalize_axis(layer.attrs["axis"], x.type.rank)
     if k is None or len(k) != 1:
         raise NetworkError(f"TopK '{layer.name}' needs one value k, not {k}")
     n = x.shape[axis]
@@ -21,7 +21,7 @@ def infer(layer):
     return [x.type.with_shape(shape), x.type.with_shape(shape).with_dtype(I64)]
 
 
-def reference(layer, x, k=None):
+def compute_reference(layer, x, k=None):
     axis = layer.attrs["axis"]
     k = int(np.reshape(layer.attrs.get("k", k), ()))
     if layer.attrs["largest"]:  # stable from the back, so that ties keep their order
@@ -32,9 +32,9 @@ def reference(layer, x, k=None):
     return np.take_along_axis(x, order, axis), order.astype(np.int64)
 
 
-def couples(layer):
+def list_couples(layer):
     x = layer.inputs[0]
-    axis = axis_of(layer.attrs["axis"], x.type.rank)
+    axis = normalize_axis(layer.attrs["axis"], x.type.rank)
     return [Couple(x, i, y, i) for y in layer.outputs for i in range(x.type.rank) if i != axis]
 
 
@@ -43,18 +43,18 @@ def read(node, g):
     if node.opset >= 10:
         return node.add(g, "TopK", *node.inputs, **node.attrs)
     node.attrs["k"] = (node.attrs["k"],)
-    inputs = attributes_as_inputs(node, g, ["k"])
+    inputs = convert_attributes_to_inputs(node, g, ["k"])
     return node.add(g, "TopK", *inputs, axis=node.attrs.get("axis", -1))
 
 
 op(
     "TopK",
     infer,
-    reference,
+    compute_reference,
     attrs={"axis": -1, "largest": 1, "sorted": 1, "k": INTS},
-    couples=couples,
+    couples=list_couples,
     onnx=read,
-    to_onnx=inputs_of_attributes("k"),
+    to_onnx=make_attribute_exporter("k"),
     samples=[
         (["f32[3,17]", np.array([5])], {}),
         (["f32[7,4]", np.array([3])], {"axis": 0, "largest": 0}),

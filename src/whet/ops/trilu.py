@@ -3,12 +3,12 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._axes import inputs_of_attributes
-from whet.ops._base import INTS, given_ints, op, to_ints
+from whet.ops._axes import make_attribute_exporter
+from whet.ops._base import INTS, find_given_ints, op, to_ints
 
 
 def infer(layer):
-    k = given_ints(layer, "k", 1)
+    k = find_given_ints(layer, "k", 1)
     if k is not None and len(k) != 1:
         raise NetworkError(f"takes one diagonal, not {k}")
     if layer.inputs[0].type.rank < 2:
@@ -16,7 +16,7 @@ def infer(layer):
     return layer.inputs[0].type
 
 
-def reference(layer, x, k=None):
+def compute_reference(layer, x, k=None):
     k = layer.attrs.get("k", k)
     k = 0 if k is None else to_ints(k)[0]
     return np.triu(x, k) if layer.attrs["upper"] else np.tril(x, k)
@@ -25,9 +25,9 @@ def reference(layer, x, k=None):
 op(
     "Trilu",
     infer,
-    reference,
+    compute_reference,
     attrs={"upper": 1, "k": INTS},
-    to_onnx=inputs_of_attributes("k"),
+    to_onnx=make_attribute_exporter("k"),
     samples=[
         (["f32[4,5]"], {}),
         (["f32[2,4,5]", np.array(1)], {"upper": 0}),

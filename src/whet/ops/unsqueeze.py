@@ -3,30 +3,30 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._axes import attributes_as_inputs, axes_given, inputs_of_attributes, map_axes
-from whet.ops._base import INTS, given_ints, keep_dims, op
+from whet.ops._axes import convert_attributes_to_inputs, find_given_axes, make_attribute_exporter, map_axes
+from whet.ops._base import INTS, find_given_ints, keep_dims, op
 
 
-def added_axes(layer):
-    axes = given_ints(layer, "axes", 1)
+def list_added_axes(layer):
+    axes = find_given_ints(layer, "axes", 1)
     if axes is None:
         raise NetworkError(f"Unsqueeze '{layer.name}' needs axes")
-    return axes_given(layer, layer.inputs[0].type.rank + len(axes))
+    return find_given_axes(layer, layer.inputs[0].type.rank + len(axes))
 
 
 def infer(layer):
-    x, axes = layer.inputs[0], added_axes(layer)
+    x, axes = layer.inputs[0], list_added_axes(layer)
     rest = iter(x.shape)
     return x.type.with_shape(1 if i in axes else next(rest) for i in range(x.type.rank + len(axes)))
 
 
-def reference(layer, x, axes=None):
+def compute_reference(layer, x, axes=None):
     axes = layer.attrs.get("axes", axes)
     return np.expand_dims(x, tuple(int(a) for a in np.ravel(axes)))
 
 
-def couples(layer):
-    x, axes = layer.inputs[0], added_axes(layer)
+def list_couples(layer):
+    x, axes = layer.inputs[0], list_added_axes(layer)
     rest = [i for i in range(layer.output.type.rank) if i not in axes]
     return map_axes(x, layer.output, dict(enumerate(rest)))
 
@@ -34,13 +34,13 @@ def couples(layer):
 op(
     "Unsqueeze",
     infer,
-    reference,
+    compute_reference,
     attrs={"axes": INTS},
-    couples=couples,
+    couples=list_couples,
     zeros=(),
     shape_value=keep_dims,
-    onnx=lambda node, g: node.add(g, "Unsqueeze", *attributes_as_inputs(node, g, ["axes"])),
-    to_onnx=inputs_of_attributes("axes"),
+    onnx=lambda node, g: node.add(g, "Unsqueeze", *convert_attributes_to_inputs(node, g, ["axes"])),
+    to_onnx=make_attribute_exporter("axes"),
     samples=[
         (["f32[2,17]", np.array([2, 3])], {}),
         (["f32[3,4]", np.array([0, -1])], {}),

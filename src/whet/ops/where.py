@@ -5,7 +5,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import BOOL, TensorType
 from whet.ops._base import fold_dims, op
-from whet.ops._binary import binary_couples
+from whet.ops._binary import list_binary_couples
 from whet.ops._types import broadcast
 
 
@@ -25,7 +25,7 @@ op(
         (["bool[3,1]", "extreme f32[2,3,13]", np.array(-np.inf, np.float32)], {}),
         (["bool[5]", "i64[]", "i64[2,1]"], {}),
     ],
-    couples=binary_couples,
+    couples=list_binary_couples,
     shape_value=fold_dims,
     pointwise=True,
 )

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from whet.backends import capabilities_of, get_backend
+from whet.backends import get_backend, get_capabilities
 from whet.errors import BackendError, UsageError, WhetWarning
 
 _BACKENDS = {
@@ -59,7 +59,7 @@ def select_provider(providers: Sequence[Provider] | None, options: Sequence[dict
         backend = _BACKENDS.get(name)
         if backend is None:
             warnings.warn(f"whet has no provider {name}; it has {', '.join(_BACKENDS)}", WhetWarning, stacklevel=3)
-        elif not capabilities_of(backend).host_memory and not _can_open(backend):
+        elif not get_capabilities(backend).host_memory and not _can_open(backend):
             warnings.warn(f"{name} cannot be used: there is no GPU that whet can use", WhetWarning, stacklevel=3)
         else:
             return name, backend, {p: True for key, p in _PRECISIONS.items() if str(given.get(key, "0")).lower() in ("1", "true")}

@@ -13,11 +13,11 @@ import numpy as np
 from whet.api import build
 from whet.errors import ShapeError, UsageError, WhetWarning
 from whet.forks import make_lock
-from whet.frontends.onnx_metadata import ModelMetadata, model_metadata
+from whet.frontends.onnx_metadata import ModelMetadata, read_model_metadata
 from whet.network import Network, TensorType
 from whet.ort.options import RunOptions, SessionOptions
 from whet.ort.providers import Provider, select_provider
-from whet.ort.values import IOBinding, OrtValue, type_name
+from whet.ort.values import IOBinding, OrtValue, format_tensor_type
 from whet.registry import suggest_name
 from whet.runtime import Engine
 
@@ -80,7 +80,7 @@ class InferenceSession:
             return
         self._build_options = {"backend": backend, **self._options.build_options(), **permitted, **build_options}
         self._net = self._read(path_or_bytes)
-        self._metadata = model_metadata(path_or_bytes)
+        self._metadata = read_model_metadata(path_or_bytes)
         self._types = ({t.name: t.type for t in self._net.inputs}, {t.name: t.type for t in self._net.outputs})
         if "shapes" in build_options or "profiles" in build_options or all(t.static for t in self._types[0].values()):
             self._shared = build(self._net, **self._build_options)
@@ -233,4 +233,4 @@ def _is_engine(source: Any) -> bool:
 
 
 def _describe(types: Mapping[str, TensorType]) -> list[NodeArg]:
-    return [NodeArg(n, type_name(t.dtype), [d if isinstance(d, int) else str(d) for d in t.shape]) for n, t in types.items()]
+    return [NodeArg(n, format_tensor_type(t.dtype), [d if isinstance(d, int) else str(d) for d in t.shape]) for n, t in types.items()]

@@ -24,12 +24,12 @@ TYPE_NAMES = {
 _ALIGNMENT = 256  # bytes, of memory on a GPU
 
 
-def type_name(dtype: DType) -> str:
+def format_tensor_type(dtype: DType) -> str:
     """ONNX Runtime's name of a tensor's type: "tensor(float)"."""
     return f"tensor({TYPE_NAMES.get(dtype.name, dtype.name)})"
 
 
-def _dtype(element_type: Any) -> DType:
+def _convert_element_type(element_type: Any) -> DType:
     """The type of a NumPy type. Raises UsageError for one that whet lacks."""
     wanted = np.dtype(element_type)
     found = next((d for d in DTYPES.values() if d.name in TYPE_NAMES and d.numpy == wanted), None)
@@ -59,7 +59,7 @@ class OrtValue:
         """A value with zeros on the CPU, or with undefined contents on a GPU."""
         if _is_host(device_type):
             return OrtValue(np.zeros(tuple(shape), element_type))
-        dtype, backend = _dtype(element_type), get_backend("cuda")
+        dtype, backend = _convert_element_type(element_type), get_backend("cuda")
         buffer = backend.allocate(max(prod(shape) * dtype.bits // 8, 1), _ALIGNMENT)
         return OrtValue(DeviceArray(buffer.address, tuple(shape), dtype, device_id, buffer))
 
@@ -94,7 +94,7 @@ class OrtValue:
 
     def data_type(self) -> str:
         """ "tensor(float)" and similar."""
-        return type_name(_dtype(self._numpy_type()))
+        return format_tensor_type(_convert_element_type(self._numpy_type()))
 
     def device_name(self) -> str:
         """ "cpu" or "cuda"."""
@@ -141,7 +141,7 @@ class IOBinding:
 
     def bind_input(self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int) -> None:
         """Binds memory at an address, which the caller keeps alive."""
-        self._inputs[self._input(name)] = _value_at_address(device_type, device_id, element_type, shape, buffer_ptr)
+        self._inputs[self._input(name)] = _make_value_at_address(device_type, device_id, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Binds a value."""
@@ -158,7 +158,7 @@ class IOBinding:
         elif element_type is None or shape is None:
             raise UsageError("buffer_ptr: an output at an address needs element_type and shape")
         else:
-            self._outputs[name] = _value_at_address(device_type, device_id, element_type, shape, buffer_ptr)
+            self._outputs[name] = _make_value_at_address(device_type, device_id, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Binds a value that a run overwrites."""
@@ -218,8 +218,8 @@ def _is_host(device_type: str) -> bool:
     return device_type == "cpu"
 
 
-def _value_at_address(device_type: str, device_id: int, element_type: Any, shape: Sequence[int], address: int) -> OrtValue:
-    dtype, sizes = _dtype(element_type), tuple(int(d) for d in shape)
+def _make_value_at_address(device_type: str, device_id: int, element_type: Any, shape: Sequence[int], address: int) -> OrtValue:
+    dtype, sizes = _convert_element_type(element_type), tuple(int(d) for d in shape)
     if not _is_host(device_type):
         return OrtValue(DeviceArray(int(address), sizes, dtype, int(device_id)))
     memory = (ctypes.c_uint8 * (prod(sizes) * dtype.bits // 8)).from_address(int(address))

@@ -16,7 +16,7 @@ POOLS = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")
 BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
 
 
-def channel_count(t: Tensor | None) -> int | None:
+def count_channels(t: Tensor | None) -> int | None:
     """The number of channels of an activation; None for constants, integers, vectors and symbolic sizes."""
     if t is None or t.weight is not None or t.type.rank < 2 or not t.dtype.is_float or not isinstance(t.shape[1], int):
         return None
@@ -34,7 +34,7 @@ def has_constant_weights(layer: Layer) -> bool:
     return all(t is None or t.weight is not None for t in layer.inputs[1:])
 
 
-def constant_matrix(layer: Layer) -> np.ndarray | None:
+def find_constant_matrix(layer: Layer) -> np.ndarray | None:
     """The constant second matrix of Gemm or MatMul on a matrix as [inputs, outputs]; None when there is none."""
     x, w = layer.inputs[0], layer.inputs[1]
     if x is None or w is None or w.weight is None or x.type.rank != 2 or w.type.rank != 2 or layer.attrs.get("transA"):
@@ -57,10 +57,10 @@ _MOST_CHANNELS = 1 << 20  # flags are kept for every activation of a network
 
 def find_zero_channels(net: Network) -> dict[Tensor, np.ndarray]:
     """For each activation with channels a bool [channels]: whether the channel is 0 for every (finite) input."""
-    zero = {t: np.zeros(n, bool) for t in net.inputs if (n := channel_count(t)) is not None and n <= _MOST_CHANNELS}
+    zero = {t: np.zeros(n, bool) for t in net.inputs if (n := count_channels(t)) is not None and n <= _MOST_CHANNELS}
     for layer in net.layers:
         for t in layer.outputs:
-            n = channel_count(t)
+            n = count_channels(t)
             if n is not None and n <= _MOST_CHANNELS:
                 zero[t] = np.zeros(n, bool)
         y = layer.outputs[0]
@@ -79,7 +79,7 @@ def _zero_outputs(layer: Layer, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np
     if op == "Conv" and has_constant_weights(layer):
         return _zero_conv(layer, known)
     if op in ("Gemm", "MatMul"):
-        w = constant_matrix(layer)
+        w = find_constant_matrix(layer)
         return None if w is None else _zero_product(layer, w, known)
     if op == "Concat" and layer.attrs["axis"] % y.type.rank == 1:
         flags = [zero.get(t) if t is not None else None for t in layer.inputs]
@@ -135,7 +135,7 @@ def _zero_product(layer: Layer, w: np.ndarray, known: np.ndarray | None) -> np.n
 
 
 def _zero_binary(layer: Layer, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np.ndarray | None:
-    a, b = (_operand_zeros(t, y, zero) for t in layer.inputs)
+    a, b = (_find_operand_zeros(t, y, zero) for t in layer.inputs)
     if layer.op == "Mul":
         finite = all(t is None or t.weight is None or np.isfinite(t.array()).all() for t in layer.inputs)
         sides = [s for s in (a, b) if s is not None]
@@ -146,7 +146,7 @@ def _zero_binary(layer: Layer, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np.
     return None if a is None or b is None else a & b
 
 
-def _operand_zeros(t: Tensor | None, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np.ndarray | None:
+def _find_operand_zeros(t: Tensor | None, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np.ndarray | None:
     n = int(y.shape[1])
     if t is None:
         return None
@@ -166,8 +166,8 @@ class Units:
         self.locked: set[int] = set()
 
     def unit_ids(self, t: Tensor) -> range | None:
-        """Ids of a tensor's channels; None where `channel_count` is None."""
-        n = channel_count(t)
+        """Ids of a tensor's channels; None where `count_channels` is None."""
+        n = count_channels(t)
         if n is None:
             return None
         if t not in self._first:
@@ -211,7 +211,7 @@ class Units:
                 return self._join_pairs(xs, ys)
             return layer.attrs["group"] == 1
         if op in ("Gemm", "MatMul"):
-            return constant_matrix(layer) is not None and _has_constant_bias(layer)
+            return find_constant_matrix(layer) is not None and _has_constant_bias(layer)
         if op == "Concat" and layer.attrs["axis"] % y.type.rank == 1:
             parts = [self.unit_ids(t) if t is not None else None for t in layer.inputs]
             flat = [i for p in parts if p is not None for i in p]

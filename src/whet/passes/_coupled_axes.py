@@ -58,7 +58,7 @@ class CoupledAxes:
         self._scales = {t for x in self.net.layers if x.op in ("QuantizeLinear", "DequantizeLinear") for t in x.inputs[1:2] if t is not None}
         own = {t for x in self.net.layers for t in x.outputs}
         for layer in self.net.layers:
-            for t in _tensors(layer):
+            for t in _list_tensors(layer):
                 if t.weight is None and t not in own:
                     self._lock(t, f"%{t.name} is an input")
             self._couple(layer)
@@ -77,7 +77,7 @@ class CoupledAxes:
 
     def nodes(self, layer: Layer) -> Iterator[Node]:
         """The axes of a layer's inputs and outputs."""
-        return ((t, i) for t in _tensors(layer) for i in range(t.type.rank) if _growable_size((t, i)) is not None)
+        return ((t, i) for t in _list_tensors(layer) for i in range(t.type.rank) if _find_growable_size((t, i)) is not None)
 
     def leaves(self, root: Node) -> list[Node]:
         """The roots of an axis's parts in order, recursively; the axis itself when it has no parts."""
@@ -91,14 +91,14 @@ class CoupledAxes:
         """
         parts = self.parts_of.get(root)
         if parts is None:
-            n = axis_size(root)
+            n = get_axis_size(root)
             return np.concatenate([np.arange(n), np.full(sizes.get(root, n) - n, ~(n - 1))])
         pieces, at = [], 0
         for part, block in parts:
             inner = self.layout(part, sizes)[:, None]
             indices = at + np.maximum(inner, ~inner) * block + np.arange(block)
             pieces.append(np.where(inner < 0, ~indices, indices).reshape(-1))
-            at += axis_size(part) * block
+            at += get_axis_size(part) * block
         return np.concatenate(pieces)
 
     # construction
@@ -108,14 +108,14 @@ class CoupledAxes:
             self._lock_node((t, i), why)
 
     def _lock_node(self, n: Node, why: str) -> None:
-        if _growable_size(n) is not None:
+        if _find_growable_size(n) is not None:
             self.locked.setdefault(self.root(n), why)
 
     def _couple(self, layer: Layer) -> None:
         """Joins the axes that the layer couples, and locks the axes that its couples do not name."""
         o, why = get_op(layer.op), f"'{layer.name}' ({layer.op}) needs its size"
         if o.couples is None or layer.regions or layer.op not in FINITE or _pads_nonfinite(layer):
-            for t in (*_tensors(layer), *(c for r in layer.regions.values() for c in r.captures())):
+            for t in (*_list_tensors(layer), *(c for r in layer.regions.values() for c in r.captures())):
                 self._lock(t, why)
             return
         couples, named = o.couples(layer), set()
@@ -134,7 +134,7 @@ class CoupledAxes:
     def _add_couple(self, c: Couple, ranges: dict[Node, list[tuple[int, Node, int]]], why: str) -> None:
         """Joins two axes, or records that one is a range or blocks of the other."""
         a, b = (c.a, c.a_axis), (c.b, c.b_axis)
-        n, m = _growable_size(a), _growable_size(b)
+        n, m = _find_growable_size(a), _find_growable_size(b)
         if n is None or m is None or a == b or c.a_repeat * c.b_repeat > 1:
             self._lock_node(a, why)
             self._lock_node(b, why)
@@ -154,7 +154,7 @@ class CoupledAxes:
     def _add_parts(self, joined_axis: Node, parts: list[tuple[int, Node, int]], why: str) -> None:
         """Records the parts of an axis; entries that no part covers (a Pad's padding) become parts of their own."""
         covered: list[tuple[Node, int]] = []
-        at, end = 0, axis_size(joined_axis)
+        at, end = 0, get_axis_size(joined_axis)
         for start, part, block in [*sorted(parts, key=lambda p: p[0]), (end, joined_axis, 0)]:
             if start > at:
                 gap = (Tensor("gap", TensorType(F32, (start - at,))), 0)
@@ -166,7 +166,7 @@ class CoupledAxes:
                 return
             if block:
                 covered.append((part, block))
-            at = start + axis_size(part) * block
+            at = start + get_axis_size(part) * block
         self._relations.append((joined_axis, tuple(covered)))
 
     def _add_sum(self, layer: Layer, couples: list[Couple], why: str) -> None:
@@ -178,7 +178,7 @@ class CoupledAxes:
             if a in kept or b in kept:
                 continue
             x, w = (a, b) if is_weight(b[0]) else (b, a)
-            if not is_weight(w[0]) or _growable_size(x) is None or _growable_size(w) is None:
+            if not is_weight(w[0]) or _find_growable_size(x) is None or _find_growable_size(w) is None:
                 self._lock_node(a, why)
                 self._lock_node(b, why)
             if is_weight(w[0]):
@@ -186,8 +186,8 @@ class CoupledAxes:
                 sizes = [d if isinstance(d, int) else _ASSUMED_SIZE if i else 1 for i, d in enumerate(layer.outputs[0].shape)]
                 rows = [d for i, d in enumerate(sizes) if (layer.outputs[0], i) != output_axis]
                 work = int(np.prod([d for d in w[0].shape if isinstance(d, int)], dtype=np.int64) * np.prod(rows, dtype=np.int64))
-                made = output_axis if output_axis is not None and _growable_size(output_axis) is not None else None
-                self.dense.append(Dense(layer, x if _growable_size(x) is not None else None, made, work))
+                made = output_axis if output_axis is not None and _find_growable_size(output_axis) is not None else None
+                self.dense.append(Dense(layer, x if _find_growable_size(x) is not None else None, made, work))
 
     def _join(self, a: Node, b: Node) -> None:
         a, b = self.root(a), self.root(b)
@@ -213,7 +213,7 @@ class CoupledAxes:
             changed = len(self.locked) > before
 
 
-def axis_size(n: Node) -> int:
+def get_axis_size(n: Node) -> int:
     """Entries of an axis of static size."""
     return int(n[0].shape[n[1]])
 
@@ -234,10 +234,10 @@ def _pads_nonfinite(layer: Layer) -> bool:
     return value is not None and (value.weight is None or not np.isfinite(value.array().astype(np.float32)).all())
 
 
-def _growable_size(n: Node) -> int | None:
+def _find_growable_size(n: Node) -> int | None:
     d = n[0].shape[n[1]]
     return d if isinstance(d, int) and d > 1 else None
 
 
-def _tensors(layer: Layer) -> list[Tensor]:
+def _list_tensors(layer: Layer) -> list[Tensor]:
     return list(dict.fromkeys(t for t in (*layer.inputs, *layer.outputs) if t is not None))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor
-from whet.ops._origin import express, literal
+from whet.ops._origin import express, make_literal
 from whet.rewrite.graph import Graph
 
 MOVES = (
@@ -49,15 +49,15 @@ def add_on_integers(g: Graph, layer: Layer, *values: Tensor, rounding: Layer) ->
     rest = list(layer.inputs[1:])
     if layer.op == "Pad" and layer.attrs["mode"] == "constant":
         rest += [None] * (2 - len(rest))
-        rest[1] = _padding_integer(g, layer, values[0], rounding)
+        rest[1] = _add_padding_integer(g, layer, values[0], rounding)
     return g.add(layer.op, *values, *rest, **layer.attrs)
 
 
-def _padding_integer(g: Graph, layer: Layer, q: Tensor, rounding: Layer) -> Tensor:
+def _add_padding_integer(g: Graph, layer: Layer, q: Tensor, rounding: Layer) -> Tensor:
     """The integer that represents the padding value of a Pad."""
     value, scale, zero = layer.input(2), rounding.needs(1), rounding.input(2)
     number = np.zeros((), np.float32) if value is None else np.asarray(value.array(), np.float32).reshape(())
-    args = [literal(number), express("Reshape", scale.constant(), shape=())]
+    args = [make_literal(number), express("Reshape", scale.constant(), shape=())]
     if zero is not None and zero.weight is not None:
         args.append(express("Reshape", zero.weight, shape=()))
     more = {} if zero is not None else {"output_dtype": q.dtype}

@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor, Weight
 from whet.ops._origin import express
-from whet.rewrite.constants import along_axis, reshape_weight, round_to, scalar_weight, to_float64
+from whet.rewrite.constants import make_scalar_weight, reshape_along_axis, reshape_weight, round_to, to_float64
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
@@ -21,12 +21,12 @@ class Affine:
     shift: Weight | None = None
 
 
-def folded_name(t: Tensor) -> str:
+def make_folded_name(t: Tensor) -> str:
     """The name of a constant after something was folded into it."""
     return t.name.removesuffix(".folded") + ".folded"
 
 
-def channel_axis(head: Layer) -> int:
+def get_channel_axis(head: Layer) -> int:
     """The axis of the output that holds the weights' output channels."""
     return head.output.type.rank - 1 if head.op in ("Gemm", "MatMul") else 1
 
@@ -43,12 +43,12 @@ def fold_into(g: Graph, head: Layer, layer: Layer, affine: Affine) -> Tensor | S
         return Skip(f"the weights of '{head.name}' are {w.dtype}")
     if reason := g.escapes(head.output, layer):
         return Skip(reason)
-    n = head.output.shape[channel_axis(head)]
+    n = head.output.shape[get_channel_axis(head)]
     if b is not None and head.op == "Gemm" and (b.type.rank > 1 and b.shape[:-1] != (1,) * (b.type.rank - 1)):
         return Skip(f"%{b.name}: {b.type} is not a bias per column")
     weights = w
     if affine.factor is not None:
-        weights = g.constant(round_to(_scale_weight(head, w.weight, affine.factor), w.dtype), folded_name(w))
+        weights = g.constant(round_to(_scale_weight(head, w.weight, affine.factor), w.dtype), make_folded_name(w))
     bias = _fold_bias(head, None if b is None else b.weight, affine)
     attrs = dict(head.attrs)
     if head.op == "Gemm":
@@ -56,7 +56,7 @@ def fold_into(g: Graph, head: Layer, layer: Layer, affine: Affine) -> Tensor | S
     inputs = [x, weights]
     if bias is not None:
         full = bias if bias.array.size == n else express("Expand", reshape_weight(bias, (1,)), shape=(n,))
-        name = folded_name(b) if b is not None else w.name.removesuffix(".folded").removesuffix(".weight") + ".bias"
+        name = make_folded_name(b) if b is not None else w.name.removesuffix(".folded").removesuffix(".weight") + ".bias"
         inputs.append(g.constant(round_to(reshape_weight(full, (full.array.size,)), w.dtype), name))
     return g.add(head.op, *inputs, **attrs)
 
@@ -65,11 +65,11 @@ def _scale_weight(head: Layer, w: Weight, factor: Weight) -> Weight:
     """w * factor along the output channels, in float64."""
     rank = w.array.ndim
     if head.op == "Gemm":
-        return express("Mul", to_float64(w), along_axis(factor, 0 if head.attrs.get("transB") else 1, rank))
+        return express("Mul", to_float64(w), reshape_along_axis(factor, 0 if head.attrs.get("transB") else 1, rank))
     if head.op == "MatMul":
-        return express("Mul", to_float64(w), along_axis(factor, rank - 1, rank) if rank > 1 else factor)
+        return express("Mul", to_float64(w), reshape_along_axis(factor, rank - 1, rank) if rank > 1 else factor)
     if head.op == "Conv":
-        return express("Mul", to_float64(w), along_axis(factor, 0, rank))
+        return express("Mul", to_float64(w), reshape_along_axis(factor, 0, rank))
     group, shape = head.attrs["group"], w.array.shape  # ConvTranspose: [C, K / group, ...]
     split = reshape_weight(to_float64(w), (group, shape[0] // group, *shape[1:]))
     factors = reshape_weight(factor, (group, 1, shape[1], *(1,) * (rank - 2)))
@@ -83,7 +83,7 @@ def _fold_bias(head: Layer, b: Weight | None, affine: Affine) -> Weight | None:
     flat = reshape_weight(to_float64(b), (b.array.size,))
     beta = head.attrs.get("beta", 1.0) if head.op == "Gemm" else 1.0
     if beta != 1.0:
-        flat = express("Mul", flat, scalar_weight(beta))
+        flat = express("Mul", flat, make_scalar_weight(beta))
     if affine.factor is not None:
         flat = express("Mul", flat, affine.factor)
     return flat if affine.shift is None else express("Add", flat, affine.shift)

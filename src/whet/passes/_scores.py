@@ -13,20 +13,20 @@ _MOST_STEPS = 8
 
 def are_scores(g: Graph, t: Tensor | None) -> bool:
     """True if `t` is a product of two activations, perhaps scaled, masked and reshaped."""
-    return _depth(g, t, _MOST_STEPS)
+    return _is_product_within(g, t, _MOST_STEPS)
 
 
-def _depth(g: Graph, t: Tensor | None, steps: int) -> bool:
+def _is_product_within(g: Graph, t: Tensor | None, steps: int) -> bool:
     layer = g.maker(t)
     if layer is None or steps == 0:
         return False
     if layer.op in ("MatMul", "Einsum"):
         return len(layer.inputs) == 2 and not any(x is None or x.is_constant for x in layer.inputs)
     if layer.op in ("Mul", "Div"):
-        return any(scalar_value(x) is not None for x in layer.inputs) and any(_depth(g, x, steps - 1) for x in layer.inputs)
+        return any(scalar_value(x) is not None for x in layer.inputs) and any(_is_product_within(g, x, steps - 1) for x in layer.inputs)
     if layer.op == "Add":
-        return any(x is not None and x.type == layer.output.type and _depth(g, x, steps - 1) for x in layer.inputs)
-    return layer.op in ("Reshape", "Unsqueeze", "Squeeze") and _depth(g, layer.inputs[0], steps - 1)
+        return any(x is not None and x.type == layer.output.type and _is_product_within(g, x, steps - 1) for x in layer.inputs)
+    return layer.op in ("Reshape", "Unsqueeze", "Squeeze") and _is_product_within(g, layer.inputs[0], steps - 1)
 
 
 def find_only_softmax(g: Graph, t: Tensor, through: Collection[str] = ("Add", "Reshape", "Unsqueeze", "Squeeze", "Where", "Cast")) -> Layer | None:

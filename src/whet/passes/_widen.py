@@ -41,7 +41,7 @@ def _copy(net: Network, wide: Network, outer: ChainMap[Tensor, Tensor], dtypes: 
     copies: ChainMap[Tensor, Tensor] = outer.new_child()
     reserved = [name for layer in net.layers for name in (layer.name, *(t.name for t in layer.outputs))]
 
-    def widened(t: Tensor, copy: Tensor) -> Tensor:
+    def widen_copy(t: Tensor, copy: Tensor) -> Tensor:
         return wide.add("Cast", copy, to=F32, name=f"{t.name}_f32") if copy.dtype in dtypes else copy
 
     for t in net.inputs:
@@ -52,7 +52,7 @@ def _copy(net: Network, wide: Network, outer: ChainMap[Tensor, Tensor], dtypes: 
         copies[t] = wide.constant(t.constant(), t.name)
     wide.reserve(*reserved)
     for t in (*net.inputs, *net.constants.values()):
-        copies[t] = widened(t, copies[t])
+        copies[t] = widen_copy(t, copies[t])
     for layer in net.layers:
         regions = {}
         for key, body in layer.regions.items():
@@ -69,5 +69,5 @@ def _copy(net: Network, wide: Network, outer: ChainMap[Tensor, Tensor], dtypes: 
         new.name = layer.name
         for t, out in zip(layer.outputs, new.outputs, strict=True):
             out.name = f"{t.name}_f32" if t in net.outputs and t.dtype in dtypes and not region else t.name
-            copies[t] = widened(t, out)
+            copies[t] = widen_copy(t, out)
     wide.outputs = [copies[t] for t in net.outputs]

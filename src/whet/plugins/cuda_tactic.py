@@ -57,8 +57,8 @@ class CudaTactic(PluginTactic):
         if not all(t is None or t.type.static for t in (*layer.inputs, *layer.outputs)):
             raise PlanRefused("its launch needs the layer's sizes, which are known only from the data")
         settings = dict(config)
-        grid, block = self.grid(layer, settings), _value(self.block, layer, settings)
-        shared, scratch = _value(self.shared, layer, settings), _value(self.scratch, layer, settings)
+        grid, block = self.grid(layer, settings), _evaluate_setting(self.block, layer, settings)
+        shared, scratch = _evaluate_setting(self.shared, layer, settings), _evaluate_setting(self.scratch, layer, settings)
         blocks = (grid,) if isinstance(grid, int) else tuple(grid)
         numbers = list(self.parameters(layer, settings)) if self.parameters is not None else []
         macros = dict(self.macros(layer, signature, settings)) if self.macros is not None else {}
@@ -76,7 +76,7 @@ class CudaTactic(PluginTactic):
         return GpuKernel(layer, signature, make, implementation=self.entry, scratch=scratch, rtol=self.rtol)
 
 
-def _value(setting: int | Callable[[Layer, Mapping[str, int | str]], int], layer: Layer, settings: Mapping[str, int | str]) -> int:
+def _evaluate_setting(setting: int | Callable[[Layer, Mapping[str, int | str]], int], layer: Layer, settings: Mapping[str, int | str]) -> int:
     return setting(layer, settings) if callable(setting) else setting
 
 

@@ -51,27 +51,27 @@ class CupyTactic(PluginTactic):
             raise PlanRefused("CuPy arrays need the layer's sizes, which are known only from the data")
 
         def make(args: Args) -> list[Any]:
-            return [cupy_work(self, layer, signature, dict(config), args)]
+            return [make_cupy_work(self, layer, signature, dict(config), args)]
 
         return GpuKernel(layer, signature, make, implementation="CuPy", rtol=self.rtol)
 
 
-def cupy_work(tactic: CupyTactic, layer: Layer, signature: Signature, config: dict[str, Any], args: Args) -> Any:
+def make_cupy_work(tactic: CupyTactic, layer: Layer, signature: Signature, config: dict[str, Any], args: Args) -> Any:
     """The work of one layer for a stream. The class is made here, since whet.backends.cuda needs the extra `cuda`."""
     import cupy
 
     from whet.backends.cuda.launch import GpuWork
     from whet.backends.cuda.stream import Stream
 
-    def array(address: int, shape: tuple[int, ...], dtype: Any) -> Any:
+    def make_array(address: int, shape: tuple[int, ...], dtype: Any) -> Any:
         memory = cupy.cuda.UnownedMemory(address, max(prod(shape) * dtype.itemsize, 1), None)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     ins = [
-        None if t is None or o is None else array(p, static_shape(t.shape), o.dtype.numpy)
+        None if t is None or o is None else make_array(p, static_shape(t.shape), o.dtype.numpy)
         for t, o, p in zip(layer.inputs, signature.inputs, args.inputs, strict=True)
     ]
-    outs = [array(p, static_shape(t.shape), o.dtype.numpy) for t, o, p in zip(layer.outputs, signature.outputs, args.outputs, strict=True)]
+    outs = [make_array(p, static_shape(t.shape), o.dtype.numpy) for t, o, p in zip(layer.outputs, signature.outputs, args.outputs, strict=True)]
 
     class CupyWork(GpuWork):
         """Calls the user's function on the stream."""

@@ -11,7 +11,7 @@ from whet.errors import UsageError
 from whet.network import Layer
 from whet.plugins.tactic import PluginTactic
 from whet.tactics import Args, Config, PlanRefused, Signature, Stream
-from whet.tactics._base import stored_bytes
+from whet.tactics._base import count_stored_bytes
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import FLOAT, INT32, INT64, LANES, Function, Module, Value
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, share_items
@@ -64,7 +64,7 @@ class LlvmTactic(PluginTactic):
         return super().why_not(layer) or jit.why_unavailable()
 
     def library_version(self) -> str:
-        return ", ".join(filter(None, (super().library_version(), jit.version())))
+        return ", ".join(filter(None, (super().library_version(), jit.get_version())))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> LlvmKernel:
         if not all(t is None or t.type.static for t in (*layer.inputs, *layer.outputs)):
@@ -89,7 +89,7 @@ class LlvmKernel:
     scratch, packed, deterministic = 0, (), True
 
     def __init__(self, tactic: LlvmTactic, layer: Layer, signature: Signature, threads: int) -> None:
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
         self.rtol, self.implementation = tactic.rtol, tactic.function_name
         named = dict(tactic.words(layer))
         if tactic.items not in named:
@@ -104,5 +104,5 @@ class LlvmKernel:
         context = [*args.inputs, *args.outputs, *self._values, share]
         operands = {i: ("input", i) for i in range(len(args.inputs))}
         operands |= {len(args.inputs) + i: ("output", i) for i in range(len(args.outputs))}
-        address = jit.function_address(self._ir, "shared")
+        address = jit.load_function(self._ir, "shared")
         stream.record(jit.ParallelCall(address, context, operands, self._threads, self.implementation, step=self._step))

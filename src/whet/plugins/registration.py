@@ -61,7 +61,7 @@ def register(
         names.append(f"{t.backend}/{home}.{t.name.rpartition('/')[2] or type(t).__name__}")
         if names[-1] in TACTICS or names.count(names[-1]) > 1:
             raise UsageError(f"register: two tactics are called {names[-1]}; give each a name of its own")
-    held = get_or_add_package(home, version or _version_of(home))
+    held = get_or_add_package(home, version or _get_version(home))
     registered = op(full, infer, reference, samples=samples, attrs=dict(attrs or {}), **({"to_onnx": _write_node} | optional))
     held.ops.append(full)
     for t, tactic_name in zip(tactics, names, strict=True):
@@ -73,7 +73,7 @@ def register(
     return registered
 
 
-def _version_of(package_name: str) -> str:
+def _get_version(package_name: str) -> str:
     """The version of the installed distribution with this top-level package."""
     for distribution in metadata.packages_distributions().get(package_name, [package_name]):
         try:

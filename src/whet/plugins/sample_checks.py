@@ -10,10 +10,10 @@ import numpy as np
 from whet.backends import Backend, get_backend
 from whet.builder.verify.differences import compare_output
 from whet.errors import BuildError, NetworkError, VerificationError
-from whet.network import Layer, from_stored, static_shape, stored_shape, to_stored
+from whet.network import Layer, compute_stored_shape, from_stored, static_shape, to_stored
 from whet.ops import get_op, infer_layer, run_layer, sample_layer
 from whet.runtime.memory import read_bytes, write_bytes
-from whet.tactics import Args, Config, PlanRefused, Signature, Tactic, tactics_of
+from whet.tactics import Args, Config, PlanRefused, Signature, Tactic, list_tactics
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def check_samples(name: str, *, backend: str = "cpu") -> list[Checked]:
     op, device = get_op(name), get_backend(backend)
     if not op.samples:
         raise NetworkError(f"the op {name} has no samples; give register(..., samples=[(['f32[2,8]'], {{}})])")
-    own = [t for t in tactics_of(backend) if name in t.ops or ("*" in t.ops and not t.opt_in)]
+    own = [t for t in list_tactics(backend) if name in t.ops or ("*" in t.ops and not t.opt_in)]
     found: list[Checked] = []
     for k in range(len(op.samples)):
         _, layer, arrays = sample_layer(name, op.samples[k])
@@ -72,7 +72,7 @@ def _check_tactic(t: Tactic, layer: Layer, arrays: Sequence[np.ndarray | None], 
             except PlanRefused:
                 continue
             worst = 0.0
-            for got, ref, out in zip(_outputs(kernel, layer, signature, arrays, device), want, layer.outputs, strict=True):
+            for got, ref, out in zip(_run_kernel(kernel, layer, signature, arrays, device), want, layer.outputs, strict=True):
                 error, reason = compare_output(got, ref, out.dtype, kernel.rtol)
                 if error > kernel.rtol:
                     raise VerificationError(
@@ -84,7 +84,7 @@ def _check_tactic(t: Tactic, layer: Layer, arrays: Sequence[np.ndarray | None], 
     return found
 
 
-def _outputs(kernel, layer: Layer, signature: Signature, arrays: Sequence[np.ndarray | None], device: Backend) -> list[np.ndarray]:
+def _run_kernel(kernel, layer: Layer, signature: Signature, arrays: Sequence[np.ndarray | None], device: Backend) -> list[np.ndarray]:
     """The kernel's results; memory that it does not write has the bytes 0xFF (NaN)."""
     inputs, packed, outputs = [], [], []
     for o, a in zip(signature.inputs, arrays, strict=True):
@@ -105,7 +105,7 @@ def _outputs(kernel, layer: Layer, signature: Signature, arrays: Sequence[np.nda
     found = []
     for t, o, b, n in zip(layer.outputs, signature.outputs, outputs, kernel.outputs, strict=True):
         shape = static_shape(t.shape)
-        stored = read_bytes(device, b, 0, n).view(o.dtype.numpy).reshape(static_shape(stored_shape(o.format, shape)))
+        stored = read_bytes(device, b, 0, n).view(o.dtype.numpy).reshape(static_shape(compute_stored_shape(o.format, shape)))
         found.append(np.array(from_stored(stored, o.format, shape)).astype(t.dtype.numpy))
     return found
 

@@ -82,8 +82,8 @@ class TritonTactic(PluginTactic):
             given, wanted = ", ".join(values) or "nothing", ", ".join(names[len(stored) :]) or "nothing"
             raise PlanRefused(f"{self.name}: parameters(layer, config) gives {given}; after {len(stored)} pointers the kernel has {wanted}")
         constant = {names[i] for i in self.kernel.constexprs}
-        types = dict(zip(names, stored, strict=False)) | {n: "constexpr" if n in constant else _scalar_type(v) for n, v in values.items()}
-        scalars = [_scalar(values[n]) for n in names[len(stored) :] if n not in constant]
+        types = dict(zip(names, stored, strict=False)) | {n: "constexpr" if n in constant else _get_scalar_type(v) for n, v in values.items()}
+        scalars = [_convert_scalar(values[n]) for n in names[len(stored) :] if n not in constant]
         fixed = tuple((n, values[n]) for n in names if n in constant)
         grid = self.grid(layer, settings)
         x, y, z = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
@@ -103,15 +103,15 @@ _Pairs = tuple[tuple[str, Any], ...]
 
 def compile_kernel(kernel: Any, types: _Pairs, fixed: _Pairs, options: _Pairs) -> tuple[Any, int]:
     """The loaded kernel for the bound device (Hopper without one) and its threads per block."""
-    from whet.backends.cuda.driver import current_device
+    from whet.backends.cuda.driver import get_current_device
 
-    here = current_device()
+    here = get_current_device()
     major, minor = (9, 0) if here is None else here.capability
-    return _compiled(kernel, types, fixed, options, 10 * major + minor, here)
+    return _compile_kernel(kernel, types, fixed, options, 10 * major + minor, here)
 
 
 @cache
-def _compiled(kernel: Any, types: Any, fixed: Any, options: Any, capability: int, device: Any) -> tuple[Any, int]:
+def _compile_kernel(kernel: Any, types: Any, fixed: Any, options: Any, capability: int, device: Any) -> tuple[Any, int]:
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -125,12 +125,12 @@ def _compiled(kernel: Any, types: Any, fixed: Any, options: Any, capability: int
     return Module(made.asm["cubin"]).kernel(made.metadata.name, made.metadata.shared), 32 * made.metadata.num_warps
 
 
-def _scalar_type(value: Any) -> str:
+def _get_scalar_type(value: Any) -> str:
     if isinstance(value, float | np.floating):
         return "fp32"
     return "i32" if -(2**31) <= int(value) < 2**31 else "i64"
 
 
-def _scalar(value: Any) -> np.generic:
-    kind = _scalar_type(value)
+def _convert_scalar(value: Any) -> np.generic:
+    kind = _get_scalar_type(value)
     return np.float32(value) if kind == "fp32" else np.int32(value) if kind == "i32" else np.int64(value)

@@ -59,7 +59,7 @@ def calibrate(
     sites = find_quantization_sites(net)
     if not sites.roots:
         raise CalibrationError(f"'{net.name}' has no quantizable layer: no convolution or matrix product with constant weights")
-    run = run or _reference(net, sites.names())
+    run = run or _make_reference_run(net, sites.names())
     histograms, judges, count = _count(sites, samples, run, tell)
     _check(net, histograms, count)
     values = [run(feeds) for feeds in judges]
@@ -213,7 +213,7 @@ def compute_layer(layer: Layer, x: np.ndarray, range_: Range | None, weights: np
     return np.asarray(run_layer(made, [x, w])[0])
 
 
-def _reference(net: Network, names: list[str]) -> Run:
+def _make_reference_run(net: Network, names: list[str]) -> Run:
     """A `Run` that uses the NumPy reference."""
     wanted = set(names)
 

@@ -51,7 +51,7 @@ def _round_layers(net: Network, dtype: DType, chosen: set[str]) -> Network:
     made = net.clone()
     rounded: dict[Tensor, Tensor] = {}
 
-    def once(t: Tensor, at: int) -> Tensor:
+    def round_once(t: Tensor, at: int) -> Tensor:
         if t not in rounded:
             if t.weight is not None:
                 small = express("Cast", express("Cast", t.weight, to=dtype), to=F32)
@@ -66,13 +66,13 @@ def _round_layers(net: Network, dtype: DType, chosen: set[str]) -> Network:
             continue
         at = made.layers.index(layer)
         layer.inputs = tuple(
-            once(t, at) if t is not None and t.dtype == F32 and not (t.is_constant and t.type.rank < 2) else t for t in layer.inputs
+            round_once(t, at) if t is not None and t.dtype == F32 and not (t.is_constant and t.type.rank < 2) else t for t in layer.inputs
         )
         for t in layer.outputs:
             if t.dtype != F32:
                 continue
             readers = [r for r, _ in made.users().get(t, [])]
-            y = once(t, made.layers.index(layer) + 1)
+            y = round_once(t, made.layers.index(layer) + 1)
             for r in readers:
                 r.inputs = tuple(y if x is t else x for x in r.inputs)
             if any(t is o for o in made.outputs):

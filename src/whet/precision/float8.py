@@ -41,14 +41,14 @@ def list_excluded_layers(net: Network) -> dict[str, str]:
     layers = find_quantization_sites(net).layers
     users = net.users()
     for layer in layers:
-        c, k = _channels(layer)
+        c, k = _get_channels(layer)
         if layer.op == "Conv" and layer.attrs["group"] != 1:
             found[layer.name] = "grouped convolution: FP8 tensor-core kernels take one group"
         elif (isinstance(c, int) and c % 16) or (isinstance(k, int) and k % 8):
             found[layer.name] = f"{c} input and {k} output channels: FP8 kernels need multiples of 16 and 8"
         elif _is_first_weighted(net, layer):
             found[layer.name] = "first layer: its inputs are not centred, and FP8 rounds relative to the value"
-        elif _ends(net, layer, users):
+        elif _reaches_output(net, layer, users):
             found[layer.name] = "last layer: no later layer averages its rounding error"
     return found
 
@@ -216,7 +216,7 @@ def _find_range(net: Network, ranges: Ranges, name: str) -> Range | None:
     return None
 
 
-def _channels(layer: Layer) -> tuple[object, object]:
+def _get_channels(layer: Layer) -> tuple[object, object]:
     w = layer.needs(1)
     if layer.op == "Conv":
         return layer.needs(0).shape[1], w.shape[0]
@@ -240,7 +240,7 @@ def _is_first_weighted(net: Network, layer: Layer) -> bool:
     return False
 
 
-def _ends(net: Network, layer: Layer, users: Mapping[Tensor, list[tuple[Layer, int]]]) -> bool:
+def _reaches_output(net: Network, layer: Layer, users: Mapping[Tensor, list[tuple[Layer, int]]]) -> bool:
     """True if the layer's result reaches a network output without passing through another weighted layer."""
     outputs, seen = set(net.outputs), set()
     waiting = list(layer.outputs)

@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.errors import CalibrationError
 from whet.network import F8E4M3, Layer, Network, Tensor
-from whet.ops._origin import express, literal
+from whet.ops._origin import express, make_literal
 from whet.ops.quantize_linear import LARGEST
 from whet.precision.joined import APART, assign_stored_forms
 from whet.precision.quantization_sites import QuantizationSites, find_quantization_sites
@@ -130,11 +130,11 @@ def _insert_weight_quantization(net: Network, layer: Layer, kind: str, rounded: 
     axis = get_weight_axis(layer)
     scales = compute_weight_scales(layer)
     if kind == "fp8":
-        scale = literal(compute_float8_weight_scales(layer, np.asarray(w.array(), np.float32)))
-        small = express("QuantizeLinear", w.constant() if rounded is None else literal(rounded), scale, axis=axis, output_dtype=F8E4M3)
+        scale = make_literal(compute_float8_weight_scales(layer, np.asarray(w.array(), np.float32)))
+        small = express("QuantizeLinear", w.constant() if rounded is None else make_literal(rounded), scale, axis=axis, output_dtype=F8E4M3)
     else:
-        scale = literal(scales)
-        small = express("QuantizeLinear", w.constant(), scale, literal(np.zeros(scale.array.size, np.int8)), axis=axis)
+        scale = make_literal(scales)
+        small = express("QuantizeLinear", w.constant(), scale, make_literal(np.zeros(scale.array.size, np.int8)), axis=axis)
     at = net.layers.index(layer)
     q = net.constant(small, f"{w.name}.{small.type.dtype.name}")
     y = net.add("DequantizeLinear", q, net.constant(scale, f"{w.name}.scale"), name=f"{w.name}.dequantized", axis=axis, at=at)
@@ -145,9 +145,9 @@ def _correct(net: Network, layer: Layer, shift: np.ndarray) -> None:
     """Subtracts the mean shift of quantization from the bias."""
     b = layer.input(2)
     if b is not None and b.weight is not None:
-        bias = net.constant(express("Sub", b.weight, literal(shift.reshape(-1))), f"{b.name}.corrected")
+        bias = net.constant(express("Sub", b.weight, make_literal(shift.reshape(-1))), f"{b.name}.corrected")
     else:
-        bias = net.constant(literal(-shift.reshape(-1)), f"{layer.name}.correction")
+        bias = net.constant(make_literal(-shift.reshape(-1)), f"{layer.name}.correction")
     layer.inputs = (layer.inputs[0], layer.inputs[1], bias)
 
 
@@ -158,12 +158,12 @@ def _insert_activation_quantization(
     at = 0 if t.maker is None else net.layers.index(t.maker) + 1
     name, read = name or t.name, read or t
     if kind == "fp8":
-        scale = net.constant(literal(np.asarray(compute_float8_scale(range_))), f"{name}.scale")
+        scale = net.constant(make_literal(np.asarray(compute_float8_scale(range_))), f"{name}.scale")
         q = net.add("QuantizeLinear", t, scale, name=f"{name}.quantize", at=at, output_dtype=F8E4M3)
         y = net.add("DequantizeLinear", q, scale, name=f"{name}.dequantize", at=at + 1)
     else:
-        scale = net.constant(literal(np.asarray(range_.scale)), f"{name}.scale")
-        zero = net.constant(literal(np.asarray(range_.zero, range_.dtype.numpy)), f"{name}.zero")
+        scale = net.constant(make_literal(np.asarray(range_.scale)), f"{name}.scale")
+        zero = net.constant(make_literal(np.asarray(range_.zero, range_.dtype.numpy)), f"{name}.zero")
         q = net.add("QuantizeLinear", t, scale, zero, name=f"{name}.quantize", at=at)
         y = net.add("DequantizeLinear", q, scale, zero, name=f"{name}.dequantize", at=at + 1)
     for r in readers:

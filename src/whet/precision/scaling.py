@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from whet.network import F32, Layer, Network, Tensor, Weight
-from whet.ops._origin import express, literal
+from whet.ops._origin import express, make_literal
 from whet.precision.quantization_sites import WEIGHTED, find_quantization_sites
 
 STEPS = ("equalize", "smooth", "bias")
@@ -217,6 +217,6 @@ def apply_scalings(net: Network, scalings: Mapping[str, np.ndarray]) -> Network:
 def _exchange(net: Network, layer: Layer, i: int, factor: np.ndarray, shape: tuple[int, ...]) -> None:
     """Replaces a constant input of the layer by its product with `factor`."""
     old = layer.needs(i)
-    weight: Weight = express("Mul", old.constant(), literal(np.asarray(factor, np.float32).reshape(shape)))
+    weight: Weight = express("Mul", old.constant(), make_literal(np.asarray(factor, np.float32).reshape(shape)))
     new = net.constant(weight, f"{old.name}.scaled")
     layer.inputs = tuple(new if k == i else t for k, t in enumerate(layer.inputs))

@@ -16,7 +16,7 @@ import numpy as np
 
 from whet.errors import CacheError, CalibrationError, NetworkError
 from whet.files import read_json_text, replace_atomically
-from whet.network import Network, network_text
+from whet.network import Network, format_network
 from whet.precision.calibrate import Feeds, Run, compute_content_digest
 from whet.precision.emulate import emulate_network, list_candidates
 from whet.precision.measures import EXACT_DB, Values, compute_output_snr, compute_powers, to_decibels
@@ -122,7 +122,7 @@ class Analysis:
             raise CalibrationError("no samples to evaluate low precision on: give --calibData")
 
     def _make_key(self) -> str:
-        h = hashlib.sha256(f"{self.precision}\n{network_text(self.net)}\n".encode())
+        h = hashlib.sha256(f"{self.precision}\n{format_network(self.net)}\n".encode())
         if self.ranges is not None and self.precision in ("int8", "fp8"):
             for name, r in sorted(self.ranges.tensors.items()):
                 h.update(f"{name} {float(r.low).hex()} {float(r.high).hex()}\n".encode())

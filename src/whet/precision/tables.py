@@ -16,7 +16,7 @@ from math import erf
 import numpy as np
 
 from whet.network import Layer, Network, Tensor
-from whet.ops._origin import literal
+from whet.ops._origin import make_literal
 from whet.precision.quantization_sites import only_moves
 from whet.precision.ranges import Ranges
 
@@ -160,8 +160,8 @@ def _get_highest_value(q: Layer) -> float:
 
 def _insert(net: Network, x: Tensor, readers: list[Layer], code: Code) -> None:
     """Inserts x -> compress -> Q -> DQ -> expand for all readers of x."""
-    scale = net.constant(literal(np.asarray(code.scale)), f"{x.name}.scale")
-    zero = net.constant(literal(np.asarray(code.zero, np.uint8)), f"{x.name}.zero")
+    scale = net.constant(make_literal(np.asarray(code.scale)), f"{x.name}.scale")
+    zero = net.constant(make_literal(np.asarray(code.zero, np.uint8)), f"{x.name}.zero")
     assert x.maker is not None, f"{x} is an input or a constant: no activation computed it"
     at = net.layers.index(x.maker) + 1
     y = x

@@ -8,11 +8,11 @@ from whet.pruning.depth import Branch, branches, remove_branches, silence_branch
 from whet.pruning.importance import Samples, choose, importance
 from whet.pruning.patterned import Patterned, apply_pattern
 from whet.pruning.prune import PruneConfig, Pruned, prune
-from whet.pruning.recipe import Recipe, apply_recipe, load_recipe, recipe_of, save_recipe, save_weights
+from whet.pruning.recipe import Recipe, apply_recipe, load_recipe, make_pruning_recipe, save_recipe, save_weights
 from whet.pruning.recovery import RecoveryConfig, recover, reestimate_batch_norms
 from whet.pruning.sparsity_advice import EngineTimes, LayerAdvice, SparsityAdvice, advise_sparsity
 from whet.pruning.target import Target
-from whet.pruning.unstructured import matrices, zero_smallest, zeros
+from whet.pruning.unstructured import compute_zero_fraction, list_matrices, zero_smallest
 
 __all__ = [
     "Branch",
@@ -35,16 +35,17 @@ __all__ = [
     "branches",
     "choose",
     "compare",
+    "compute_zero_fraction",
     "count_flops",
     "count_params",
     "cut",
     "find_group",
     "groups",
     "importance",
+    "list_matrices",
     "load_recipe",
-    "matrices",
+    "make_pruning_recipe",
     "prune",
-    "recipe_of",
     "recover",
     "reestimate_batch_norms",
     "remove_branches",
@@ -53,5 +54,4 @@ __all__ = [
     "silence_branches",
     "zero_channels",
     "zero_smallest",
-    "zeros",
 ]  # fmt: skip

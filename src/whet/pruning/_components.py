@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def components(n: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def find_components(n: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The smallest node of each node's component: int64 [n], for nodes 0..n-1 and edges a[i]-b[i].
 
     Each round hooks the roots of both ends of every edge to the smaller root and compresses all paths. The number of components at least

@@ -10,8 +10,8 @@ import numpy as np
 from whet.errors import PruneError
 from whet.network import Layer, Network, Tensor
 from whet.ops import run_network
-from whet.pruning._least_squares import conv_rows
-from whet.sparsity import reduction_axis
+from whet.pruning._least_squares import gather_conv_rows
+from whet.sparsity import find_reduction_axis
 
 _ROWS = 4096  # sampled positions of a layer's input
 _WIDEST = 2304  # inputs of an output channel above which no Gram matrix is held
@@ -34,7 +34,7 @@ def gather_inputs(
     """
     readers: dict[Tensor, list[Layer]] = {}
     for layer in layers.values():
-        w, axis = reduction_axis(layer) or (None, 0)
+        w, axis = find_reduction_axis(layer) or (None, 0)
         assert w is not None
         size = int(np.prod(w.shape[1:])) if layer.op == "Conv" else int(w.shape[axis])
         if size <= _WIDEST and not layer.attrs.get("transA") and (layer.op == "Conv" or w.type.rank == 2) and layer.input(0) is not None:
@@ -44,7 +44,7 @@ def gather_inputs(
 
     def watch(tensor: Tensor, array: np.ndarray) -> None:
         for layer in readers.get(tensor, ()):
-            rows = _rows(layer, array, rng, most=max(64, most_rows // batches))
+            rows = _draw_rows(layer, array, rng, most=max(64, most_rows // batches))
             gram = rows.transpose(0, 2, 1) @ rows
             known = gathered.setdefault(layer.name, LayerInputs(np.zeros_like(gram)))
             known.gram += gram
@@ -62,16 +62,16 @@ def gather_inputs(
     return gathered
 
 
-def _rows(layer: Layer, x: np.ndarray, rng: np.random.Generator, most: int) -> np.ndarray:
+def _draw_rows(layer: Layer, x: np.ndarray, rng: np.random.Generator, most: int) -> np.ndarray:
     """Sampled rows of a layer's input, float64 [groups, rows, k]."""
     if layer.op != "Conv":
         flat = x.reshape(-1, x.shape[-1])
         return flat[rng.permutation(len(flat))[:most]].astype(np.float64)[None]
-    place = reduction_axis(layer)
+    place = find_reduction_axis(layer)
     assert place is not None
     out = layer.outputs[0]
     spatial = [int(d) for d in out.shape[2:]] if all(isinstance(d, int) for d in out.shape[2:]) else []
     if not spatial:
         raise PruneError(f"'{layer.name}' has symbolic pixels: fix the model's height and width for --calibData")
     positions = len(x) * int(np.prod(spatial))
-    return conv_rows(layer, x, place[0].array(), rng.permutation(positions)[:most])
+    return gather_conv_rows(layer, x, place[0].array(), rng.permutation(positions)[:most])

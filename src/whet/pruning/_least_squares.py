@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.network import Layer
 from whet.ops._window import gather_windows
-from whet.ops.conv import attributes
+from whet.ops.conv import get_window_attributes
 
 _FEWEST_DIGITS = 1e-4  # relative penalty from which float32 products are exact enough: their error is some 1e-6
 _BLOCK = 4096  # rows of a float32 product; the blocks are added in float64
@@ -16,18 +16,18 @@ _BLOCK = 4096  # rows of a float32 product; the blocks are added in float64
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows of the layer's inputs, [groups, rows, k], and of its target outputs, [groups, rows, out]; float32 or float64 as `row_type` says."""
+    """Rows of the layer's inputs, [groups, rows, k], and of its target outputs, [groups, rows, out]; float32 or float64 as `select_row_type` says."""
 
     x: np.ndarray
     y: np.ndarray
 
 
-def row_type(ridge: float) -> type[np.floating]:
+def select_row_type(ridge: float) -> type[np.floating]:
     """The type of a problem's rows: float32, twice as fast, if the penalty bounds the condition of the Gram matrix."""
     return np.float32 if ridge >= _FEWEST_DIGITS else np.float64
 
 
-def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _compute_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a' b over the rows, float64 [groups, k, out]."""
     if a.dtype == np.float64:
         return a.transpose(0, 2, 1) @ b
@@ -46,19 +46,19 @@ def solve(p: Problem, w: np.ndarray, *, ridge: float, intercept: bool) -> tuple[
     shift_x = p.x.mean(1, keepdims=True, dtype=np.float64) if intercept else np.zeros((len(p.x), 1, p.x.shape[2]))
     shift_r = rest.mean(1, keepdims=True, dtype=np.float64) if intercept else np.zeros((len(rest), 1, rest.shape[2]))
     x, r = p.x - shift_x.astype(p.x.dtype), rest - shift_r.astype(rest.dtype)
-    gram = _product(x, x)
+    gram = _compute_product(x, x)
     k = gram.shape[-1]
     load = ridge * np.trace(gram, axis1=1, axis2=2) / k
     gram[:, np.arange(k), np.arange(k)] += np.maximum(load, 1e-12)[:, None]
-    delta = np.linalg.solve(gram, _product(x, r))
+    delta = np.linalg.solve(gram, _compute_product(x, r))
     made = w + delta
     b = (shift_r - shift_x @ delta)[:, 0] if intercept else np.zeros((w.shape[0], w.shape[2]))
     return made, b
 
 
-def conv_rows(layer: Layer, x: np.ndarray, w: np.ndarray, at: np.ndarray, dtype: type[np.floating] = np.float64) -> np.ndarray:
+def gather_conv_rows(layer: Layer, x: np.ndarray, w: np.ndarray, at: np.ndarray, dtype: type[np.floating] = np.float64) -> np.ndarray:
     """Input windows of a Conv at output positions `at` (flat over N and space): [groups, rows, C/group * kernel]."""
-    strides, dilations, pads = attributes(layer)
+    strides, dilations, pads = get_window_attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
     v = gather_windows(x, w.shape[2:], strides, dilations, pads, 0)  # [N, C, *out, *kernel]
     places = np.unravel_index(at, (v.shape[0], *v.shape[2 : 2 + r]))
@@ -66,18 +66,18 @@ def conv_rows(layer: Layer, x: np.ndarray, w: np.ndarray, at: np.ndarray, dtype:
     return picked.reshape(len(at), group, -1).transpose(1, 0, 2).astype(dtype)
 
 
-def conv_outputs(y: np.ndarray, group: int, at: np.ndarray, dtype: type[np.floating] = np.float64) -> np.ndarray:
+def gather_conv_outputs(y: np.ndarray, group: int, at: np.ndarray, dtype: type[np.floating] = np.float64) -> np.ndarray:
     """Outputs [N, K, *out] at the same positions: [groups, rows, K/group]."""
     places = np.unravel_index(at, (y.shape[0], *y.shape[2:]))
     picked = np.moveaxis(y, 1, -1)[places]
     return picked.reshape(len(at), group, -1).transpose(1, 0, 2).astype(dtype)
 
 
-def conv_matrix(w: np.ndarray, group: int) -> np.ndarray:
+def convert_conv_to_matrix(w: np.ndarray, group: int) -> np.ndarray:
     """Conv weights [K, C/group, *kernel] as [groups, C/group * kernel, K/group]."""
     return w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1).astype(np.float64)
 
 
-def conv_weights(m: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """The inverse of conv_matrix, in the shape and dtype of `like`."""
+def convert_matrix_to_conv(m: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """The inverse of convert_conv_to_matrix, in the shape and dtype of `like`."""
     return np.ascontiguousarray(m.transpose(0, 2, 1).reshape(like.shape).astype(like.dtype))

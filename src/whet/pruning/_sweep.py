@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from whet.backends.cpu.threads import affinity
+from whet.backends.cpu.threads import count_affinity_cpus
 from whet.network import Layer, Network, Tensor
 from whet.ops import bind_layer, bind_symbols, run_layer, run_regions
 from whet.pruning._data import check_data
@@ -53,7 +53,7 @@ class Sweep:
         x = arrays[0]
         if layer.op in _CHUNKED and x is not None and len(x) > _CHUNK and len(layer.outputs) == 1:
             # NumPy releases the GIL in copies and products, so chunks run in parallel.
-            with ThreadPoolExecutor(affinity()) as pool:
+            with ThreadPoolExecutor(count_affinity_cpus()) as pool:
                 parts = pool.map(lambda i: run_layer(layer, [x[i : i + _CHUNK], *arrays[1:]], self.env)[0], range(0, len(x), _CHUNK))
                 return [np.concatenate(list(parts))]
         return run_layer(layer, arrays, self.env)
@@ -64,7 +64,7 @@ class Sweep:
         if len(self.runs) == 1:
             made = [self.compute(layer)]
         else:
-            with ThreadPoolExecutor(affinity()) as pool:
+            with ThreadPoolExecutor(count_affinity_cpus()) as pool:
                 made = list(pool.map(lambda k: self.compute(layer, k), range(len(self.runs))))
         for i, t in enumerate(layer.outputs):
             self.values[t] = [outputs[i] for outputs in made]

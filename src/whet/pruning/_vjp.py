@@ -15,7 +15,7 @@ from whet.network import Layer
 from whet.ops import get_op
 from whet.ops._interpret import run_layer
 from whet.ops._window import gather_windows
-from whet.ops.conv import attributes as conv_attributes
+from whet.ops.conv import get_window_attributes as conv_attributes
 
 Arrays = list[np.ndarray | None]
 Rule = Callable[[Layer, Arrays, list[np.ndarray], list[np.ndarray]], Arrays]
@@ -26,7 +26,7 @@ _MOVES = frozenset(
 _STEP = 1e-6  # step of the central difference, relative to 1 + |x|
 
 
-def backward(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
+def backpropagate(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
     """Cotangents of the inputs (None for constants and non-floats), from the layer's inputs, outputs and output cotangents.
 
     Raises UnsupportedError for an op without a rule.
@@ -37,21 +37,21 @@ def backward(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents
     if layer.op in _MOVES:
         return _scatter_cotangents(layer, inputs, cotangents)
     if get_op(layer.op).pointwise and not layer.regions:
-        return _pointwise(layer, inputs, cotangents[0])
+        return _backpropagate_pointwise(layer, inputs, cotangents[0])
     raise UnsupportedError(f"{layer.op} '{layer.name}' has no gradient rule")
 
 
-def differentiable(layer: Layer, i: int) -> bool:
+def needs_cotangent(layer: Layer, i: int) -> bool:
     """True if input `i` is a computed float, which needs a cotangent."""
     t = layer.inputs[i]
     return t is not None and not t.is_constant and t.dtype.is_float
 
 
-def _pointwise(layer: Layer, inputs: Arrays, cotangent: np.ndarray) -> Arrays:
+def _backpropagate_pointwise(layer: Layer, inputs: Arrays, cotangent: np.ndarray) -> Arrays:
     wide: Arrays = [a.astype(np.float64) if a is not None and a.dtype.kind == "f" else a for a in inputs]
     made: Arrays = []
     for i, x in enumerate(wide):
-        if x is None or not differentiable(layer, i):
+        if x is None or not needs_cotangent(layer, i):
             made.append(None)
             continue
         step = _STEP * (1 + np.abs(x))
@@ -61,7 +61,7 @@ def _pointwise(layer: Layer, inputs: Arrays, cotangent: np.ndarray) -> Arrays:
     return made
 
 
-def _required_input(inputs: Arrays, i: int) -> np.ndarray:
+def _require_input(inputs: Arrays, i: int) -> np.ndarray:
     """A required input."""
     a = inputs[i]
     assert a is not None
@@ -87,17 +87,17 @@ def _scatter_cotangents(layer: Layer, inputs: Arrays, cotangents: list[np.ndarra
     for at, g in zip(run_layer(layer, numbers), cotangents, strict=True):
         total += np.bincount(at.astype(np.int64).reshape(-1), g.reshape(-1), minlength=n)
     return [
-        total[starts[i] : starts[i] + a.size].reshape(a.shape).astype(a.dtype) if starts[i] and a is not None and differentiable(layer, i) else None
+        total[starts[i] : starts[i] + a.size].reshape(a.shape).astype(a.dtype) if starts[i] and a is not None and needs_cotangent(layer, i) else None
         for i, a in enumerate(inputs)
     ]
 
 
-def _first_input_only(f: Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.ndarray]) -> Rule:
+def _wrap_first_input_rule(f: Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.ndarray]) -> Rule:
     """Wraps a rule of a single-output op where only the first input has a cotangent."""
 
     def rule(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
-        made = f(layer, inputs, outputs[0], cotangents[0]) if differentiable(layer, 0) else None
-        if any(differentiable(layer, i) for i in range(1, len(inputs))):
+        made = f(layer, inputs, outputs[0], cotangents[0]) if needs_cotangent(layer, 0) else None
+        if any(needs_cotangent(layer, i) for i in range(1, len(inputs))):
             raise UnsupportedError(f"{layer.op} '{layer.name}' reads a computed weight, which has no gradient rule")
         return [made, *[None] * (len(inputs) - 1)]
 
@@ -114,19 +114,19 @@ def _spread(columns: np.ndarray, x: np.ndarray, kernel, strides, dilations, pads
     return full[(slice(None), slice(None), *(slice(pads[i], pads[i] + x.shape[2 + i]) for i in range(r)))]
 
 
-def _conv(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x, w = _required_input(inputs, 0), _required_input(inputs, 1)
+def _backpropagate_conv(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    x, w = _require_input(inputs, 0), _require_input(inputs, 1)
     strides, dilations, pads = conv_attributes(layer)
     group, kernel, out = layer.attrs["group"], w.shape[2:], g.shape[2:]
     columns = np.matmul(w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1), g.reshape(len(g), group, w.shape[0] // group, -1))
     return _spread(columns.reshape(len(g), x.shape[1], *kernel, *out), x, kernel, strides, dilations, pads, out)
 
 
-def _conv_transpose(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    from whet.ops.conv_transpose import attributes
+def _backpropagate_conv_transpose(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    from whet.ops.conv_transpose import get_window_attributes
 
-    x, w = _required_input(inputs, 0), _required_input(inputs, 1)
-    strides, dilations, pads, _ = attributes(layer)
+    x, w = _require_input(inputs, 0), _require_input(inputs, 1)
+    strides, dilations, pads, _ = get_window_attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
     columns = gather_windows(g, w.shape[2:], strides, dilations, pads, 0)
     columns = columns[(slice(None), slice(None), *(slice(0, n) for n in x.shape[2:]))]  # [N, K, *spatial, *kernel]
@@ -135,27 +135,27 @@ def _conv_transpose(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) 
     return np.matmul(w.reshape(group, x.shape[1] // group, -1), v.reshape(n, group, -1, int(np.prod(x.shape[2:])))).reshape(x.shape)
 
 
-def _gemm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    b = _required_input(inputs, 1) if layer.attrs["transB"] else _required_input(inputs, 1).T
+def _backpropagate_gemm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    b = _require_input(inputs, 1) if layer.attrs["transB"] else _require_input(inputs, 1).T
     made = layer.attrs["alpha"] * (g @ b)
     return made.T if layer.attrs["transA"] else made
 
 
-def _matmul(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
-    a, b, g = _required_input(inputs, 0), _required_input(inputs, 1), cotangents[0]
+def _backpropagate_matmul(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotangents: list[np.ndarray]) -> Arrays:
+    a, b, g = _require_input(inputs, 0), _require_input(inputs, 1), cotangents[0]
     if a.ndim < 2 or b.ndim < 2:
         raise UnsupportedError(f"MatMul '{layer.name}' with a vector has no gradient rule")
-    left = _unbroadcast(np.matmul(g, np.swapaxes(b, -1, -2)), a.shape) if differentiable(layer, 0) else None
-    return [left, _unbroadcast(np.matmul(np.swapaxes(a, -1, -2), g), b.shape) if differentiable(layer, 1) else None]
+    left = _unbroadcast(np.matmul(g, np.swapaxes(b, -1, -2)), a.shape) if needs_cotangent(layer, 0) else None
+    return [left, _unbroadcast(np.matmul(np.swapaxes(a, -1, -2), g), b.shape) if needs_cotangent(layer, 1) else None]
 
 
 def _batch_norm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    scale, variance = _required_input(inputs, 1), _required_input(inputs, 4)
+    scale, variance = _require_input(inputs, 1), _require_input(inputs, 4)
     return g * (scale / np.sqrt(variance + layer.attrs["epsilon"])).reshape(-1, *(1,) * (g.ndim - 2)).astype(g.dtype)
 
 
-def _layer_norm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x = _required_input(inputs, 0)
+def _backpropagate_layer_norm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    x = _require_input(inputs, 0)
     axes = tuple(range(layer.attrs["axis"] % x.ndim, x.ndim))
     d = x - x.mean(axes, keepdims=True)
     inverse = 1 / np.sqrt((d * d).mean(axes, keepdims=True) + layer.attrs["epsilon"])
@@ -164,12 +164,12 @@ def _layer_norm(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> n
     return ((u - u.mean(axes, keepdims=True) - h * (u * h).mean(axes, keepdims=True)) * inverse).astype(g.dtype)
 
 
-def _softmax(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+def _backpropagate_softmax(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
     return y * (g - (g * y).sum(layer.attrs["axis"], keepdims=True))
 
 
-def _max_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x = _required_input(inputs, 0)
+def _backpropagate_max_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    x = _require_input(inputs, 0)
     kernel = layer.attrs["kernel_shape"]
     r = len(kernel)
     strides, dilations, pads = (layer.attrs.get(k) or (d,) * n for k, d, n in (("strides", 1, r), ("dilations", 1, r), ("pads", 0, 2 * r)))
@@ -182,7 +182,7 @@ def _max_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.
 
 
 def _average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    x = _required_input(inputs, 0)
+    x = _require_input(inputs, 0)
     kernel = layer.attrs["kernel_shape"]
     r = len(kernel)
     strides, pads = layer.attrs.get("strides") or (1,) * r, layer.attrs.get("pads") or (0,) * 2 * r
@@ -192,26 +192,26 @@ def _average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) ->
     return _spread(each, x, kernel, strides, (1,) * r, pads, g.shape[2:])
 
 
-def _global_average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    shape = _required_input(inputs, 0).shape
+def _backpropagate_global_average_pool(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
+    shape = _require_input(inputs, 0).shape
     return np.broadcast_to(g / np.prod(shape[2:]), shape).astype(g.dtype)
 
 
 def _resize(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-    from whet.ops.resize import resampling, resize_axes
+    from whet.ops.resize import make_resampling, resize_axes
 
-    shape = _required_input(inputs, 0).shape
+    shape = _require_input(inputs, 0).shape
     for axis, _, scale, part in reversed(resize_axes(layer, shape, *inputs[1:])):
-        g = resampling(layer).apply_transposed(g, axis, shape[axis], scale, part)
+        g = make_resampling(layer).apply_transposed(g, axis, shape[axis], scale, part)
     return g
 
 
 def _reduce(mean: bool) -> Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.ndarray]:
     def rule(layer: Layer, inputs: Arrays, y: np.ndarray, g: np.ndarray) -> np.ndarray:
-        from whet.ops._axes import axes_given
+        from whet.ops._axes import find_given_axes
 
-        x = _required_input(inputs, 0)
-        axes = axes_given(layer, x.ndim)
+        x = _require_input(inputs, 0)
+        axes = find_given_axes(layer, x.ndim)
         if not axes and layer.attrs.get("noop_with_empty_axes"):
             return g
         axes = axes or tuple(range(x.ndim))
@@ -222,17 +222,17 @@ def _reduce(mean: bool) -> Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.
 
 
 _RULES: dict[str, Rule] = {
-    "Conv": _first_input_only(_conv),
-    "ConvTranspose": _first_input_only(_conv_transpose),
-    "Gemm": _first_input_only(_gemm),
-    "MatMul": _matmul,
-    "BatchNormalization": _first_input_only(_batch_norm),
-    "LayerNormalization": _first_input_only(_layer_norm),
-    "Softmax": _first_input_only(_softmax),
-    "MaxPool": _first_input_only(_max_pool),
-    "AveragePool": _first_input_only(_average_pool),
-    "GlobalAveragePool": _first_input_only(_global_average_pool),
-    "ReduceMean": _first_input_only(_reduce(True)),
-    "ReduceSum": _first_input_only(_reduce(False)),
-    "Resize": _first_input_only(_resize),
+    "Conv": _wrap_first_input_rule(_backpropagate_conv),
+    "ConvTranspose": _wrap_first_input_rule(_backpropagate_conv_transpose),
+    "Gemm": _wrap_first_input_rule(_backpropagate_gemm),
+    "MatMul": _backpropagate_matmul,
+    "BatchNormalization": _wrap_first_input_rule(_batch_norm),
+    "LayerNormalization": _wrap_first_input_rule(_backpropagate_layer_norm),
+    "Softmax": _wrap_first_input_rule(_backpropagate_softmax),
+    "MaxPool": _wrap_first_input_rule(_backpropagate_max_pool),
+    "AveragePool": _wrap_first_input_rule(_average_pool),
+    "GlobalAveragePool": _wrap_first_input_rule(_backpropagate_global_average_pool),
+    "ReduceMean": _wrap_first_input_rule(_reduce(True)),
+    "ReduceSum": _wrap_first_input_rule(_reduce(False)),
+    "Resize": _wrap_first_input_rule(_resize),
 }

@@ -11,7 +11,7 @@ from whet.errors import NetworkError
 from whet.network import Network
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.truth import Measured, measure_engines
-from whet.sparsity import eligible_layers
+from whet.sparsity import list_eligible_layers
 from whet.sparsity.report import count_zeros, describe_zero_channels, describe_zeros, explain_dense_layers, list_sparse_layers
 
 Progress = Callable[[int, int, str], None]
@@ -83,13 +83,13 @@ def compare(
     """
     names, nets = tuple(models), list(models.values())
     runs: Sequence[Measured | None] = [None] * len(nets) if config is None else measure_engines(nets, config, seconds=seconds, progress=progress)
-    facts = tuple(_facts(net, run) for net, run in zip(nets, runs, strict=True))
+    facts = tuple(_collect_facts(net, run) for net, run in zip(nets, runs, strict=True))
     said = [s for k, net in enumerate(nets) for s in _list_remarks(names[k], net, facts, runs, k)]
     return Comparison(names, facts, tuple(said), tuple(r for r in runs if r is not None))
 
 
-def _facts(net: Network, run: Measured | None) -> Facts:
-    yes, no = eligible_layers(net)
+def _collect_facts(net: Network, run: Measured | None) -> Facts:
+    yes, no = list_eligible_layers(net)
     try:
         flops = count_flops(net)
     except NetworkError:  # a symbol for which 1 is not a valid size

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 
 from whet.network import Layer, Network, Tensor
-from whet.ops._cost import operations
-from whet.pruning.counting import trainable_constants
+from whet.ops._cost import count_operations
+from whet.pruning.counting import list_trainable_constants
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch, remove_branches
-from whet.pruning.sizes import Overlaps, Widths, resize_layer, source_parts
+from whet.pruning.sizes import Overlaps, Widths, collect_source_parts, resize_layer
 
 
 class Costs:
-    """`total(widths, removed)` in `unit`; `groups_of` maps items to groups, `gone` maps branches to removed items."""
+    """`total(widths, removed)` in `unit`; `get_groups` maps items to groups, `gone` maps branches to removed items."""
 
     def __init__(
         self,
@@ -69,64 +69,66 @@ class Costs:
         return sum(self.item(i, widths) for i in self.left(removed)) + sum(self.added.get(b, 0.0) for b in removed)
 
 
-def channel_costs(channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
+def make_channel_costs(channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
     """The number of remaining units."""
     sizes = {g.name: g.size for g in channel_groups}
     return Costs(
-        "channels", lambda name, w: w.get(name, sizes[name]), {g.name: (g.name,) for g in channel_groups}, _groups_inside(channel_groups, blocks)
+        "channels", lambda name, w: w.get(name, sizes[name]), {g.name: (g.name,) for g in channel_groups}, _list_groups_inside(channel_groups, blocks)
     )
 
 
-def _groups_inside(channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> dict[str, frozenset[str]]:
+def _list_groups_inside(channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> dict[str, frozenset[str]]:
     return {b.name: frozenset(g.name for g in channel_groups if set(g.layers) <= set(b.layers)) for b in blocks}
 
 
-def parameter_costs(net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
+def make_parameter_costs(net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> Costs:
     """Parameters as count_params counts them."""
-    counted = {t.name: t for t in trainable_constants(net)}
-    shape, touching = _shapes(channel_groups)
-    gone, unneeded = removed_with(net, blocks, lambda n: set(n.constants))
+    counted = {t.name: t for t in list_trainable_constants(net)}
+    shape, touching = _make_shape_functions(channel_groups)
+    gone, unneeded = find_removed_items(net, blocks, lambda n: set(n.constants))
     groups_of = {n: touching([t]) for n, t in counted.items()}
     return Costs("parameters", lambda n, w: prod(shape(counted[n], w)), groups_of, gone, unneeded=unneeded)
 
 
-def flop_costs(net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch], env: Mapping[str, int] | None = None) -> Costs:
+def make_flop_costs(net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch], env: Mapping[str, int] | None = None) -> Costs:
     """FLOPs of one run as count_flops counts them; symbols default to 1."""
     values = {**dict.fromkeys(net.symbols(), 1), **(env or {})}
     layers = {x.name: x for x in net.layers}
-    shape, touching = _shapes(channel_groups)
+    shape, touching = _make_shape_functions(channel_groups)
 
     def price(name: str, w: Widths) -> float:
         layer = layers[name]
-        return operations(resize_layer(layer, {t: shape(t, w) for t in _tensors(layer)}), values)
+        return count_operations(resize_layer(layer, {t: shape(t, w) for t in _list_tensors(layer)}), values)
 
-    gone, unneeded = removed_with(net, blocks, lambda n: {x.name for x in n.layers})
-    return Costs("FLOPs", price, {n: touching(_tensors(x)) for n, x in layers.items()}, gone, unneeded=unneeded)
+    gone, unneeded = find_removed_items(net, blocks, lambda n: {x.name for x in n.layers})
+    return Costs("FLOPs", price, {n: touching(_list_tensors(x)) for n, x in layers.items()}, gone, unneeded=unneeded)
 
 
 #: cost models of the targets that are counted: f(net, groups, branches)
 COUNTED: Mapping[str, Callable[[Network, Sequence[Group], Sequence[Branch]], Costs]] = {
-    "flops": flop_costs, "params": parameter_costs, "channels": lambda net, channel_groups, blocks: channel_costs(channel_groups, blocks),
+    "flops": make_flop_costs, "params": make_parameter_costs, "channels": lambda net, channel_groups, blocks: make_channel_costs(channel_groups, blocks),
 }  # fmt: skip
 
 
-def removed_with(net: Network, blocks: Sequence[Branch], items: Callable[[Network], set[str]]) -> tuple[dict[str, frozenset[str]], frozenset[str]]:
+def find_removed_items(
+    net: Network, blocks: Sequence[Branch], items: Callable[[Network], set[str]]
+) -> tuple[dict[str, frozenset[str]], frozenset[str]]:
     """The items that leave with each branch, and those that no output needs: these would depend on every branch."""
     needed = items(remove_branches(net, ()))
     return {b.name: frozenset(needed - items(remove_branches(net, [b.name]))) for b in blocks}, frozenset(items(net) - needed)
 
 
-def _tensors(layer: Layer) -> list[Tensor]:
+def _list_tensors(layer: Layer) -> list[Tensor]:
     return [t for t in (*layer.inputs, *layer.outputs) if t is not None]
 
 
-def _shapes(channel_groups: Sequence[Group]):
-    parts, overlaps = source_parts(channel_groups), Overlaps.of(channel_groups)
+def _make_shape_functions(channel_groups: Sequence[Group]):
+    parts, overlaps = collect_source_parts(channel_groups), Overlaps.of(channel_groups)
 
     def shape(t: Tensor, w: Widths) -> tuple:
         return tuple(overlaps.size(d, parts[t, i], w) if (t, i) in parts else d for i, d in enumerate(t.shape))
 
-    def touching(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    def list_touching(tensors: Iterable[Tensor]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(p.group for t in tensors for i in range(t.type.rank) for p in parts.get((t, i), ())))
 
-    return shape, touching
+    return shape, list_touching

@@ -18,7 +18,7 @@ import numpy as np
 from whet.errors import PruneError
 from whet.network import Layer, Network, Tensor
 from whet.ops import Couple, get_op
-from whet.pruning._components import components
+from whet.pruning._components import find_components
 from whet.pruning.zeros import find_locked_sums
 from whet.registry import suggest_name
 
@@ -73,15 +73,15 @@ def groups(net: Network, *, hidden: bool = False) -> list[Group]:
     and ConvNeXt. The statistics are then of the kept channels, so the network differs from the one whose channels are zero and has to be
     recovered or fine-tuned. Names of these groups end with `@hidden`.
     """
-    runs: list[tuple[str, Couples]] = [("", partial(_couples, level=None))]
-    runs += [(f"@{lv}", partial(_couples, level=lv)) for lv in (1, 0) if _read_otherwise(net, lv)]
-    repeated = _repeated_couples(net)
-    runs += [("@repeat", lambda layer: repeated.get(layer) or _couples(layer, None))] if repeated else []
+    runs: list[tuple[str, Couples]] = [("", partial(_list_couples, level=None))]
+    runs += [(f"@{lv}", partial(_list_couples, level=lv)) for lv in (1, 0) if _read_otherwise(net, lv)]
+    repeated = _find_repeated_couples(net)
+    runs += [("@repeat", lambda layer: repeated.get(layer) or _list_couples(layer, None))] if repeated else []
     runs += [(HIDDEN, _with_statistics)] if hidden else []
     found: list[tuple[tuple[int, int], Group]] = []
     seen: set[tuple] = set()
     for suffix, couples in runs:
-        for place, g in _groups(net, couples):
+        for place, g in _iterate_groups(net, couples):
             mark = (g.size, tuple(sorted((t.name, axis, at.tobytes()) for (t, axis), at in g.members.items())))
             if mark not in seen:
                 seen.add(mark)
@@ -95,14 +95,14 @@ def _read_otherwise(net: Network, level: int) -> bool:
     return any(o.couples is not None and o.inner is not None and o.inner(layer, level) != o.couples(layer) for layer, o in ops)
 
 
-def groups_for(net: Network, names: Iterable[str]) -> list[Group]:
+def list_groups_for(net: Network, names: Iterable[str]) -> list[Group]:
     """The groups of `net`, with those through statistics if one of `names` is of that kind."""
     return groups(net, hidden=any(name.endswith(HIDDEN) for name in names))
 
 
-def _groups(net: Network, couples_of: Couples) -> Iterator[tuple[tuple[int, int], Group]]:
+def _iterate_groups(net: Network, couples_of: Couples) -> Iterator[tuple[tuple[int, int], Group]]:
     """Groups of one run with their positions in the order."""
-    axes = _axes(net)
+    axes = _list_axes(net)
     base: dict[Axis, int] = {}
     n = 0
     for t, axis in axes:
@@ -118,7 +118,7 @@ def _groups(net: Network, couples_of: Couples) -> Iterator[tuple[tuple[int, int]
         _lock(t, base, locked)
     first = np.concatenate([e[0] for e in edges]) if edges else np.zeros(0, np.int64)
     second = np.concatenate([e[1] for e in edges]) if edges else np.zeros(0, np.int64)
-    root = components(n, first, second)
+    root = find_components(n, first, second)
     fixed = np.zeros(n, bool)
     fixed[root[locked]] = True
     yield from _collect(net, axes, base, root, fixed[root])
@@ -134,7 +134,7 @@ def find_group(channel_groups: list[Group], name: str) -> Group:
     )
 
 
-def _axes(net: Network) -> list[Axis]:
+def _list_axes(net: Network) -> list[Axis]:
     """Axes of static size >= 2 of all tensors of the layers."""
     seen: dict[Tensor, None] = {}
     for layer in net.layers:
@@ -142,7 +142,7 @@ def _axes(net: Network) -> list[Axis]:
     return [(t, i) for t in seen for i, d in enumerate(t.shape) if isinstance(d, int) and d > 1]
 
 
-def _couples(layer: Layer, level: int | None) -> list[Couple]:
+def _list_couples(layer: Layer, level: int | None) -> list[Couple]:
     """The couples that the layer's op declares at one level, and those of its means."""
     o = get_op(layer.op)
     if o.couples is None or layer.regions:
@@ -151,7 +151,7 @@ def _couples(layer: Layer, level: int | None) -> list[Couple]:
     return couples if o.means is None else [*couples, *o.means(layer)]
 
 
-def _repeated_couples(net: Network) -> dict[Layer, list[Couple]]:
+def _find_repeated_couples(net: Network) -> dict[Layer, list[Couple]]:
     """Couples of the innermost factors, for each layer that merges an axis along which the layer before it repeats values."""
     found: dict[Layer, list[Couple]] = {}
     for layer in net.layers:
@@ -159,7 +159,7 @@ def _repeated_couples(net: Network) -> dict[Layer, list[Couple]]:
         maker = layer.inputs[0].maker if layer.inputs and layer.inputs[0] is not None else None
         if o.inner is None or maker is None:
             continue
-        free = {c.a_axis for c in _couples(maker, None) if c.a is c.b is layer.inputs[0] and c.a.shape[c.a_axis] != 1}
+        free = {c.a_axis for c in _list_couples(maker, None) if c.a is c.b is layer.inputs[0] and c.a.shape[c.a_axis] != 1}
         inner = o.inner(layer, 0)
         if any(t is layer.inputs[0] and axis in free for c in inner for t, axis in ((c.a, c.a_axis), (c.b, c.b_axis))):
             found[layer] = inner
@@ -168,7 +168,7 @@ def _repeated_couples(net: Network) -> dict[Layer, list[Couple]]:
 
 def _with_statistics(layer: Layer) -> list[Couple]:
     """The layer's couples, with those of axes over which it takes statistics."""
-    o, couples = get_op(layer.op), _couples(layer, None)
+    o, couples = get_op(layer.op), _list_couples(layer, None)
     return couples + o.statistics(layer) if o.statistics is not None and not layer.regions else couples
 
 
@@ -181,7 +181,7 @@ def _tie(
         a, b = (c.a, c.a_axis), (c.b, c.b_axis)
         named |= {a, b}
         if a in base and b in base:
-            edges.append(_edges(c, base[a], base[b]))
+            edges.append(_compute_edges(c, base[a], base[b]))
         else:  # coupled to an axis of size one or unknown size: it cannot be cut
             for one in (a, b):
                 if one in base:
@@ -196,7 +196,7 @@ def _tie(
             _lock(t, base, locked)
 
 
-def _edges(c: Couple, at_a: int, at_b: int) -> tuple[np.ndarray, np.ndarray]:
+def _compute_edges(c: Couple, at_a: int, at_b: int) -> tuple[np.ndarray, np.ndarray]:
     """Edges that connect each unit: its first element of `a` with all others."""
     a, b = c.indexes()
     others = np.concatenate([at_a + a[:, 1:], at_b + b], axis=1)

@@ -12,8 +12,8 @@ import numpy as np
 from whet.errors import NetworkError, PruneError
 from whet.network import Layer, Network, Tensor, Weight, copy_into, verify
 from whet.ops import get_op
-from whet.ops._origin import express, literal
-from whet.pruning.coupling import Axis, Group, find_group, groups_for
+from whet.ops._origin import express, make_literal
+from whet.pruning.coupling import Axis, Group, find_group, list_groups_for
 from whet.pruning.depth import remove_branches, silence_branches
 
 ADDED = ".mean"  # ends the names of means whose correction has taken their name
@@ -64,7 +64,7 @@ def zero_channels(net: Network, kept_channels: Kept, channel_groups: Sequence[Gr
 
 def find_kept_indices(net: Network, kept_channels: Kept, channel_groups: Sequence[Group] | None = None) -> dict[Axis, np.ndarray]:
     """Sorted kept indices of every affected axis. Raises PruneError."""
-    known = list(channel_groups) if channel_groups is not None else groups_for(net, kept_channels)
+    known = list(channel_groups) if channel_groups is not None else list_groups_for(net, kept_channels)
     gone: dict[Axis, list[np.ndarray]] = {}
     for name, channels in kept_channels.items():
         g = find_group(known, name)
@@ -91,11 +91,11 @@ def _slice_weight(t: Tensor, weight: Weight, indexes: Mapping[Axis, np.ndarray])
     """The weight with the kept indices only, with a Gather as origin."""
     for i in range(t.type.rank):
         if (t, i) in indexes:
-            weight = express("Gather", weight, literal(indexes[t, i].astype(np.int64)), axis=i)
+            weight = express("Gather", weight, make_literal(indexes[t, i].astype(np.int64)), axis=i)
     return weight
 
 
-def original_name(name: str) -> str:
+def get_original_name(name: str) -> str:
     """The name of the original's layer from which a layer of the cut network stems."""
     return re.sub(rf"({re.escape(ADDED)})+$", "", name)
 
@@ -117,7 +117,7 @@ def _cut_layer(
     while inputs and inputs[-1] is None:
         inputs.pop()
     regions = {k: copy_into(r, Network(r.name, r.stage), twin) for k, r in layer.regions.items()}
-    share = _kept_share(layer, here)
+    share = _compute_kept_share(layer, here)
     name, outputs = layer.name, [t.name for t in layer.outputs]
     while share != 1 and name in names:
         name, outputs = f"{name}{ADDED}", []
@@ -138,7 +138,7 @@ def _cut_layer(
         twin[t] = cut_twin
 
 
-def _kept_share(layer: Layer, kept_indices: Mapping[Axis, np.ndarray]) -> float:
+def _compute_kept_share(layer: Layer, kept_indices: Mapping[Axis, np.ndarray]) -> float:
     """The share of the values that remain of a mean (Op.means): the mean of the remaining ones times it is the original mean."""
     means = get_op(layer.op).means
     if means is None:

@@ -43,13 +43,13 @@ def branches(net: Network) -> list[Branch]:
             assert shortcut is not None
             if branch.maker is None or shortcut.is_constant or not shortcut.type == branch.type == layer.output.type:
                 continue
-            inside = _layers_between(net, shortcut, branch, place)
+            inside = _list_layers_between(net, shortcut, branch, place)
             if inside and _is_closed(inside, branch, layer, users, outputs):
                 found.append(Branch(layer.name, i, tuple(x.name for x in inside)))
     return found
 
 
-def _layers_between(net: Network, start: Tensor, end: Tensor, place: dict[Tensor, int]) -> list[Layer]:
+def _list_layers_between(net: Network, start: Tensor, end: Tensor, place: dict[Tensor, int]) -> list[Layer]:
     """Layers on paths from `start` to `end` in execution order; empty when `end` does not depend on `start`."""
     first, last = place.get(start, -1), place[end]
     reached: set[Tensor] = {start}
@@ -96,7 +96,7 @@ def select_innermost(branch_list: Sequence[Branch], most: int = 8) -> list[Branc
     return [b for b in branch_list if b.name in kept]
 
 
-def removable(net: Network, blocks: Sequence[Branch], scores: Mapping[str, np.ndarray]) -> list[Branch]:
+def list_removable(net: Network, blocks: Sequence[Branch], scores: Mapping[str, np.ndarray]) -> list[Branch]:
     """The half, rounded up, of each stage's branches that lose least: sums of single losses understate what a stage without branches loses.
 
     A stage are branches of the same ops whose sums have the same shape.

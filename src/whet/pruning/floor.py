@@ -52,7 +52,7 @@ def reweight_scores(scores: Mapping[str, np.ndarray], seed: int, trial: int) -> 
     return {name: v * 2 ** rng.uniform(-1, 1) for name, v in scores.items()}
 
 
-def uniform_choice(
+def find_uniform_choice(
     channel_groups: Sequence[Group], scores: Mapping[str, np.ndarray], costs: Costs, target: float, multiple: int | None, most: int = 12
 ) -> Choice | None:
     """The widest uniform cut with a cost of at most `target`: every group keeps the same share of its units, those with the largest scores.
@@ -74,7 +74,7 @@ def uniform_choice(
     return None
 
 
-def held_out_errors(
+def measure_held_out_errors(
     net: Network,
     channel_groups: Sequence[Group],
     choices: Sequence[Choice],
@@ -97,7 +97,7 @@ def held_out_errors(
 
 
 def can_hold_out(net: Network, data: Mapping[str, np.ndarray], seed: int) -> bool:
-    """True if `held_out_errors` has enough samples."""
+    """True if `measure_held_out_errors` has enough samples."""
     return _split_samples(net, data, seed) is not None
 
 

@@ -24,8 +24,8 @@ from whet.errors import PruneError
 from whet.network import Network
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
-from whet.pruning.reconstruction import reconstruction_scores
-from whet.pruning.sensitivity import Gates, Progress, gates
+from whet.pruning.reconstruction import compute_reconstruction_scores
+from whet.pruning.sensitivity import Gates, Progress, compute_gates
 from whet.pruning.sizes import factor_counts
 from whet.registry import PYTHON_PREFIX, import_user_function, suggest_name
 
@@ -68,10 +68,10 @@ def importance(
         if net is None or samples is None:
             raise PruneError(f"the importance {kind} needs data: give the network and samples (labels are optional)")
         if kind in ("reconstruction", "weighted_reconstruction"):
-            return reconstruction_scores(
+            return compute_reconstruction_scores(
                 net, channel_groups, blocks, samples.data, labels=samples.labels, weighted=kind != "reconstruction", seed=seed, progress=progress
             )
-        seen = gates(net, channel_groups, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
+        seen = compute_gates(net, channel_groups, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
         scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in channel_groups), *(b.name for b in blocks)]}
     else:
         scores = _of_weights(channel_groups, kind, seed, net)
@@ -104,7 +104,7 @@ def _of_weights(channel_groups: Sequence[Group], kind: str | Own, seed: int, net
         rng = np.random.default_rng(seed)
         return {g.name: rng.random(g.size) * 2 for g in channel_groups}
     if kind == "bn_scale":
-        return _scales(channel_groups, net)
+        return _collect_scales(channel_groups, net)
     measure = {"l1": sum_magnitudes, "l2": compute_norms, "fpgm": sum_distances}[kind]
     return {g.name: _score_units(g, measure) for g in channel_groups}
 
@@ -151,7 +151,7 @@ def sum_distances(w: np.ndarray, axis: int, at: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(squares[:, None] + squares[None] - 2 * rows @ rows.T, 0)).sum(1)
 
 
-def _scales(channel_groups: Sequence[Group], net: Network | None) -> dict[str, np.ndarray]:
+def _collect_scales(channel_groups: Sequence[Group], net: Network | None) -> dict[str, np.ndarray]:
     if net is None:
         raise PruneError("the importance bn_scale reads batch norms: give the network")
     gammas = {x.inputs[1] for x in net.layers if x.op == "BatchNormalization"}

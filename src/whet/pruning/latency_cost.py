@@ -29,7 +29,7 @@ from whet.pruning.sizes import Overlaps, Part, Widths
 Progress = Callable[[int, int, str], None]
 
 
-def static_layers(net: Network, config: BuildConfig, *, filled: bool = False) -> dict[str, Layer]:
+def lower_to_static_layers(net: Network, config: BuildConfig, *, filled: bool = False) -> dict[str, Layer]:
     """The lowered layers of a network by name, at the opt shapes of the first profile. Without `filled`, channels are not padded to
     multiples: padding would hide the loss of one unit. With INT8 permitted, layers have Q/DQ with placeholder ranges, which do not affect
     times."""
@@ -41,7 +41,7 @@ def static_layers(net: Network, config: BuildConfig, *, filled: bool = False) ->
     return bound_layers(lowered, bind_profile_symbols(lowered, profiles[0], OPT))
 
 
-def latency_costs(
+def make_latency_costs(
     net: Network,
     channel_groups: Sequence[Group],
     blocks: Sequence[Branch],
@@ -53,11 +53,11 @@ def latency_costs(
     config = meter.config
     meter.announce(base.values())
     parts: dict[str, dict[Slot, list[Part]]] = {name: {} for name in base}
-    near = _affecting_groups(net, channel_groups, base)
+    near = _find_affecting_groups(net, channel_groups, base)
     waiting, done = _split_independent(channel_groups, near), 0
     while waiting:
         some = waiting.pop()
-        touched = _axis_shrinkage(cut(net, {g.name: range(g.size - 1) for g in some}, channel_groups), base, config)
+        touched = _compute_axis_shrinkage(cut(net, {g.name: range(g.size - 1) for g in some}, channel_groups), base, config)
         owner = {name: [g for g in some if g.name in near[name]] for name in touched}
         if len(some) > 1 and any(len(gs) != 1 for gs in owner.values()):
             waiting += [[g] for g in some]  # a changed layer that no group explains
@@ -71,7 +71,7 @@ def latency_costs(
             progress(done, len(channel_groups) + len(blocks), f"layers of {some[0].name}")
     gone, added = {}, {}
     for n, b in enumerate(blocks):
-        after = static_layers(remove_branches(net, [b.name]), config)
+        after = lower_to_static_layers(remove_branches(net, [b.name]), config)
         sources = {s for name in after for s in after[name].sources}
         gone[b.name] = frozenset(name for name in base if name not in after and not set(base[name].sources) <= sources)
         added[b.name] = sum(meter.ms(x) for name, x in after.items() if name not in base)
@@ -79,7 +79,7 @@ def latency_costs(
             progress(len(channel_groups) + n + 1, len(channel_groups) + len(blocks), f"layers of {b.name}")
     overlaps = Overlaps.of(channel_groups)
 
-    def sized(name: str, widths: Widths) -> Layer:
+    def get_sized_layer(name: str, widths: Widths) -> Layer:
         layer = base[name]
         full = {(side, k, axis): (layer.needs(k) if side == "in" else layer.outputs[k]).shape[axis] for side, k, axis in parts[name]}
         sizes = {slot: overlaps.size(d, parts[name][slot], widths) for slot, d in full.items()}
@@ -90,16 +90,16 @@ def latency_costs(
         return layer  # uncut, or its sizes depend on a complete cut: no gain is credited
 
     def price(name: str, widths: Widths) -> float:
-        return meter.ms(sized(name, widths))
+        return meter.ms(get_sized_layer(name, widths))
 
     def expect(queries: Iterable[tuple[str, Widths]]) -> None:
-        meter.announce(sized(name, widths) for name, widths in queries)
+        meter.announce(get_sized_layer(name, widths) for name, widths in queries)
 
     groups_of = {name: tuple(dict.fromkeys(p.group for ps in parts[name].values() for p in ps)) for name in base}
     return Costs("ms", price, groups_of, gone, added, measured=True, expect=expect)
 
 
-def _affecting_groups(net: Network, channel_groups: Sequence[Group], base: Mapping[str, Layer]) -> dict[str, set[str]]:
+def _find_affecting_groups(net: Network, channel_groups: Sequence[Group], base: Mapping[str, Layer]) -> dict[str, set[str]]:
     """The groups that affect each lowered layer, by its source nodes."""
     nodes = {x.name: {x.name, *x.sources} for x in net.layers}
     of_node: dict[str, set[str]] = {}
@@ -126,10 +126,10 @@ def _split_independent(channel_groups: Sequence[Group], near: Mapping[str, set[s
     return sets
 
 
-def _axis_shrinkage(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> dict[str, dict[Slot, int]]:
+def _compute_axis_shrinkage(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> dict[str, dict[Slot, int]]:
     """The axis shrinkage of each layer of `base` when one unit is cut: {layer: {slot: elements}}."""
     made: dict[str, dict[Slot, int]] = {}
-    for name, after in static_layers(small, config).items():
+    for name, after in lower_to_static_layers(small, config).items():
         before = base.get(name)
         if before is None or len(before.inputs) != len(after.inputs):
             continue  # lowered differently: its time is unchanged
@@ -143,9 +143,9 @@ def _axis_shrinkage(small: Network, base: Mapping[str, Layer], config: BuildConf
     return made
 
 
-def measured_sum(net: Network, meter: Meter, progress: Progress | None = None) -> float:
+def measure_latency_sum(net: Network, meter: Meter, progress: Progress | None = None) -> float:
     """Sum of the best tactic times of all lowered layers in ms. Raises PruneError for a layer without a tactic."""
-    layers = static_layers(net, meter.config, filled=True)
+    layers = lower_to_static_layers(net, meter.config, filled=True)
     meter.announce(layers.values())
     total = 0.0
     for n, (name, layer) in enumerate(layers.items()):

@@ -39,7 +39,7 @@ class Row:
     others: float = 0.0
 
 
-def row_key(device: str, tactics: str, precisions: str, conditions: str, layer: str) -> str:
+def compute_row_key(device: str, tactics: str, precisions: str, conditions: str, layer: str) -> str:
     """SHA-256 over everything the latency depends on; `tactics` is a digest of all tactics' sources and library versions."""
     return hashlib.sha256(json.dumps([device, tactics, precisions, conditions, layer]).encode()).hexdigest()
 

@@ -28,7 +28,7 @@ from whet.measure.timing_key import compute_source_digest, format_layer_text
 from whet.network import Layer, Network, Tensor, evaluate
 from whet.pruning.anew import RemeasuringCache
 from whet.pruning.busy import ExternalLoadMonitor, Window
-from whet.pruning.latency_table import LatencyTable, Row, row_key
+from whet.pruning.latency_table import LatencyTable, Row, compute_row_key
 
 _FEW = 4  # configs timed per tactic and signature
 
@@ -70,7 +70,7 @@ class Meter:
 
     def key(self, text: str) -> str:
         """The table's key of a layer's text."""
-        return row_key(self.device, self._tactics, self._precisions, self.timer.conditions.state, text)
+        return compute_row_key(self.device, self._tactics, self._precisions, self.timer.conditions.state, text)
 
     @property
     def _precisions(self) -> str:
@@ -89,7 +89,7 @@ class Meter:
             if text not in self._announced and self.table.get(self.key(text)) is None:
                 self._announced[text] = candidates = self._list(layer)
                 if not candidates.options and layer.op == "Fused":
-                    self.announce(_parts(layer))
+                    self.announce(_list_parts(layer))
 
     def _list(self, layer: Layer) -> Candidates:
         """The candidates to time for a layer (fallback tactics if there is nothing else); starts compiling those without a cached time."""
@@ -160,7 +160,7 @@ class Meter:
         candidates = self._announced.pop(text, None) or self._list(layer)
         options = candidates.options
         if not options and layer.op == "Fused":
-            parts = _parts(layer)
+            parts = _list_parts(layer)
             self._sums[key] = {self.key(format_layer_text(part)) for part in parts}
             return sum(self.ms(part) for part in parts)
         if not options:
@@ -182,7 +182,7 @@ def _limit_configs(options: list[Option]) -> list[Option]:
     return kept
 
 
-def _parts(layer: Layer) -> list[Layer]:
+def _list_parts(layer: Layer) -> list[Layer]:
     """The layers of a fused layer, in a network of their own."""
     net = Network("unfused", "lowered")
     seen: dict[Tensor, Tensor] = {}

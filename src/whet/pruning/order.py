@@ -12,7 +12,7 @@ from typing import Any
 
 from whet.errors import PruneError
 from whet.network import Network
-from whet.sparsity.two_four import eligible_layers
+from whet.sparsity.two_four import list_eligible_layers
 
 KEY = "prop.whet.history"  # written as the ONNX metadata property whet.history
 STEPS = ("prune", "recover", "finetune", "calibrate")
@@ -61,7 +61,7 @@ def _find_objection(net: Network, step: str) -> str | None:
     since = set(done[last + 1 :])
     if "calibrate" in done or any(x.op in ("QuantizeLinear", "DequantizeLinear") for x in net.layers):
         return f"the network is quantized already (Q/DQ nodes or a calibration), and {_QUANTIZED[step]}"
-    if step in _TWO_FOUR and (patterned := _two_four(net)):
+    if step in _TWO_FOUR and (patterned := _list_two_four_layers(net)):
         return f"{len(patterned)} layers have 2:4 weights ({', '.join(patterned[:3])}{', ...' if len(patterned) > 3 else ''}), and {_TWO_FOUR[step]}"
     if step == "recover" and last >= 0 and "finetune" in since:
         return (
@@ -76,7 +76,9 @@ def _find_objection(net: Network, step: str) -> str | None:
     return None
 
 
-def _two_four(net: Network) -> list[str]:
+def _list_two_four_layers(net: Network) -> list[str]:
     """Names of layers with 2:4 weights that are not entirely zero."""
     layers = {x.name: x for x in net.layers}
-    return [name for name in eligible_layers(net)[0] if any(t.array().any() for t in layers[name].inputs[1:2] if t is not None and t.is_constant)]
+    return [
+        name for name in list_eligible_layers(net)[0] if any(t.array().any() for t in layers[name].inputs[1:2] if t is not None and t.is_constant)
+    ]

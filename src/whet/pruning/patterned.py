@@ -20,7 +20,7 @@ from whet.pruning.permute import permute_channels
 from whet.pruning.sensitivity import Progress
 from whet.pruning.weight_scores import WeightScores
 from whet.registry import suggest_name
-from whet.sparsity import first_violation, is_two_four, reduction_axis
+from whet.sparsity import find_first_violation, find_reduction_axis, is_two_four
 from whet.sparsity.patterns import NOfM, Pattern
 
 _FLOPS = 2e11  # of the solutions of a layer at most
@@ -63,7 +63,7 @@ def apply_pattern(
     """
     if any(x.op in ("QuantizeLinear", "DequantizeLinear") for x in net.layers):
         raise PruneError("the network is quantized (Q/DQ nodes): apply the pattern to the floating-point model, fine-tune, then calibrate")
-    weighted = {x.name: x for x in net.layers if reduction_axis(x) is not None}
+    weighted = {x.name: x for x in net.layers if find_reduction_axis(x) is not None}
     if unknown := [s for s in skip if s not in weighted]:
         raise PruneError(f"no layer with weights is named {unknown[0]!r}.{suggest_name(unknown[0], weighted)}")
     wanted = {n: x for n, x in weighted.items() if n not in skip}
@@ -86,7 +86,7 @@ def apply_pattern(
     for i, layer in enumerate(x for x in made.layers if x.name in wanted):
         if progress is not None:
             progress(i, len(wanted), layer.name)
-        place = reduction_axis(layer)
+        place = find_reduction_axis(layer)
         assert place is not None
         w, axis = place
         if w.name in done:
@@ -125,13 +125,13 @@ class _Found:
 
 def _must_be_finite(layers: Iterable[Layer]) -> None:
     for layer in layers:
-        array = np.asarray((reduction_axis(layer) or (layer.needs(1), 0))[0].array(), np.float32)
+        array = np.asarray((find_reduction_axis(layer) or (layer.needs(1), 0))[0].array(), np.float32)
         if np.isnan(array).any():
             at = np.unravel_index(int(np.isnan(array).argmax()), array.shape)
             raise PruneError(f"the weights of '{layer.name}' hold a NaN (at {tuple(int(i) for i in at)}): correct the model first")
 
 
-def _matrix(array: np.ndarray, axis: int) -> np.ndarray:
+def _view_as_matrix(array: np.ndarray, axis: int) -> np.ndarray:
     """A view of weights as [..., output channels, input channels]: of a convolution [*kernel, K, C], else [..., N, K]."""
     if axis == 1 and array.ndim > 2:
         return np.moveaxis(array, (0, 1), (-2, -1))
@@ -141,7 +141,7 @@ def _matrix(array: np.ndarray, axis: int) -> np.ndarray:
 def _mask(scores: np.ndarray, axis: int, pattern: Pattern) -> np.ndarray:
     """The mask in the weights' layout. Raises ValueError if the weights do not hold whole tiles."""
     mask = np.empty(scores.shape, bool)
-    _matrix(mask, axis)[...] = pattern.mask(_matrix(scores, axis))
+    _view_as_matrix(mask, axis)[...] = pattern.mask(_view_as_matrix(scores, axis))
     return mask
 
 
@@ -149,8 +149,8 @@ def _refit(layer: Layer, array: np.ndarray, axis: int, mask: np.ndarray, inputs:
     """The weights whose kept ones minimize ||x W - x W'||^2 + ridge ||W - W'||^2 per output channel; None if that takes too long."""
     groups, k = inputs.gram.shape[:2]
     is_conv = layer.op == "Conv"
-    w = (array.reshape(groups, -1, k) if is_conv else _matrix(array, axis)[None]).astype(np.float64)  # [groups, outputs, k]
-    kept = mask.reshape(groups, -1, k) if is_conv else _matrix(mask, axis)[None]
+    w = (array.reshape(groups, -1, k) if is_conv else _view_as_matrix(array, axis)[None]).astype(np.float64)  # [groups, outputs, k]
+    kept = mask.reshape(groups, -1, k) if is_conv else _view_as_matrix(mask, axis)[None]
     if 2 / 3 * w.shape[0] * w.shape[1] * kept.sum(-1).max() ** 3 > _FLOPS:
         return None
     result = np.zeros_like(w)
@@ -168,12 +168,12 @@ def _refit(layer: Layer, array: np.ndarray, axis: int, mask: np.ndarray, inputs:
     return np.ascontiguousarray(result[0] if axis == array.ndim - 1 else result[0].T).astype(array.dtype)
 
 
-def unusable_reason(pattern: Pattern, done: Patterned) -> str:
+def explain_unusable_pattern(pattern: Pattern, done: Patterned) -> str:
     """Why no kernel exploits the pattern; "" if all patterned layers are 2:4."""
     dense = [n for n in done.removed if n not in done.two_four]
     if not dense:
         return ""
     layers = {x.name: x for x in done.network.layers}
-    w, axis = reduction_axis(layers[dense[0]]) or (None, 0)
-    where = "" if w is None else first_violation(w.array(), axis)
+    w, axis = find_reduction_axis(layers[dense[0]]) or (None, 0)
+    where = "" if w is None else find_first_violation(w.array(), axis)
     return f"{len(dense)} of {len(done.removed)} layers with {pattern.name} are not 2:4 (as '{dense[0]}': {where}), and no kernel skips other zeros"

@@ -14,10 +14,10 @@ from time import perf_counter
 import numpy as np
 
 from whet.network import Network, Tensor, Weight, verify
-from whet.ops._origin import express, literal
+from whet.ops._origin import express, make_literal
 from whet.pruning.coupling import Group, groups
 from whet.pruning.sensitivity import Progress
-from whet.sparsity import is_two_four, reduction_axis
+from whet.sparsity import find_reduction_axis, is_two_four
 from whet.sparsity.permutation import compute_kept_sum, find_best_order
 
 Scores = Callable[[str, np.ndarray, int], np.ndarray]  # (layer, weights, reduction axis) -> scores in the layout of the weights
@@ -42,9 +42,9 @@ def permute_channels(
     its pattern.
     """
     scores = scores or (lambda layer, array, axis: np.abs(np.asarray(array, np.float32)))
-    readers = _readers(net, skip)
+    readers = _list_readers(net, skip)
     plain = [g for g in groups(net) if "@" not in g.name and g.size % 4 == 0 and g.size > 4]
-    found = [(g, m) for g in plain if (m := _matrices(g, readers, scores)) is not None]
+    found = [(g, m) for g in plain if (m := _concatenate_scores(g, readers, scores)) is not None]
     patterned = {w for w, axis, _ in readers if is_two_four(w.array(), axis)}
     found = [(g, m) for g, m in found if not any(t in patterned for t, _ in g.members)]
     work = [m.shape[0] * m.shape[1] ** 2 for _, m in found]
@@ -75,21 +75,21 @@ def reorder(net: Network, orders: Mapping[str, np.ndarray], channel_groups: list
             index[members.reshape(-1)] = members[orders[g.name]].reshape(-1)
             constant = made.constants[t.name]
             weight: Weight = constant.constant()
-            constant.weight = express("Gather", weight, literal(index.astype(np.int64)), axis=axis)
+            constant.weight = express("Gather", weight, make_literal(index.astype(np.int64)), axis=axis)
     return verify(made)
 
 
-def _readers(net: Network, skip: Collection[str]) -> list[tuple[Tensor, int, str]]:
+def _list_readers(net: Network, skip: Collection[str]) -> list[tuple[Tensor, int, str]]:
     """(weight, reduction axis, layer) of the layers with weights of which four inputs may be adjacent."""
     found = []
     for layer in net.layers:
-        place = reduction_axis(layer)
+        place = find_reduction_axis(layer)
         if place is not None and layer.name not in skip and place[0].shape[place[1]] % 4 == 0 and place[0].dtype.is_float:
             found.append((*place, layer.name))
     return found
 
 
-def _matrices(g: Group, readers: list[tuple[Tensor, int, str]], scores: Scores) -> np.ndarray | None:
+def _concatenate_scores(g: Group, readers: list[tuple[Tensor, int, str]], scores: Scores) -> np.ndarray | None:
     """The scores of all weights that read the group, float32 [rows, channels of the group]; None if there are none."""
     parts = []
     for w, axis, name in readers:

@@ -15,15 +15,15 @@ from whet.pruning.costs import COUNTED, Costs
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
-from whet.pruning.depth import Branch, branches, removable, select_innermost
-from whet.pruning.floor import Floor, can_hold_out, held_out_errors, reweight_scores, uniform_choice
+from whet.pruning.depth import Branch, branches, list_removable, select_innermost
+from whet.pruning.floor import Floor, can_hold_out, find_uniform_choice, measure_held_out_errors, reweight_scores
 from whet.pruning.importance import COMPARABLE, NEED_DATA, Own, Samples, choose, importance, name_of
 from whet.pruning.knapsack import Choice, choose_within, scale_by_weight_count
-from whet.pruning.latency_cost import latency_costs, measured_sum, static_layers
+from whet.pruning.latency_cost import lower_to_static_layers, make_latency_costs, measure_latency_sum
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
 from whet.pruning.order import check_order, note
-from whet.pruning.recipe import Recipe, recipe_of
+from whet.pruning.recipe import Recipe, make_pruning_recipe
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
 from whet.pruning.skipping import resolve_skipped
 from whet.pruning.stepwise import choose_stepwise
@@ -97,7 +97,7 @@ class Report:
             words.append(f"latency {_change(before, after)} ({before:.3f} -> {after:.3f} ms)")
         if self.predicted is not None and self.unit == "ms":
             words.append(f"predicted {_change(*self.predicted)}")
-        more = [_quality(self.known_gap, self.unit)] if self.known_gap is not None else []
+        more = [_describe_gap(self.known_gap, self.unit)] if self.known_gap is not None else []
         if self.floor is not None:
             kept = "; uniform cuts are kept" if self.floor.fails else ""
             errors = f"{100 * self.floor.chosen:.2g} %"
@@ -117,7 +117,7 @@ class Report:
         return [", ".join(words), *more]
 
 
-def _quality(gap: float, unit: str) -> str:
+def _describe_gap(gap: float, unit: str) -> str:
     """The optimality gap as text."""
     of = "the layers' times as measured" if unit == "ms" else f"{unit} as counted"
     return f"importance lost: {f'at most {100 * gap:.2g} % above the optimum' if gap > 1e-5 else 'optimal'} for the target, by {of}"
@@ -177,7 +177,7 @@ def prune(
     check_order(net, "prune", config.insist)
     compared = config.importance == "compared"
     config = _resolve(config, data is not None)
-    found, blocks = candidates(net, config)
+    found, blocks = list_prunable_units(net, config)
     samples = Samples(data, labels) if data is not None else None
     if config.importance in NEED_DATA and samples is None:
         raise PruneError(f"--importance={config.importance} needs data: give --calibData (no labels needed)")
@@ -204,13 +204,13 @@ def prune(
     gone = {g.name for g in found for b in blocks if b.name in choice.removed and set(g.layers) <= set(b.layers)}
     before = sum(g.size for g in found)
     after = sum(0 if g.name in gone else len(choice.kept[g.name]) if g.name in choice.kept else g.size for g in found)
-    report = replace(report, flops=_flops(net, small), params=(count_params(net), count_params(small)))
+    report = replace(report, flops=_count_flops_pair(net, small), params=(count_params(net), count_params(small)))
     known = {"gap": round(report.known_gap, 5)} if report.known_gap is not None else {}
-    recipe = recipe_of(net, choice.kept, about={**_summarize_config(config), **known}, channel_groups=found, removed=choice.removed)
+    recipe = make_pruning_recipe(net, choice.kept, about={**_summarize_config(config), **known}, channel_groups=found, removed=choice.removed)
     return Pruned(made, small, recipe, (before, after), report)
 
 
-def candidates(net: Network, config: PruneConfig) -> tuple[list[Group], list[Branch]]:
+def list_prunable_units(net: Network, config: PruneConfig) -> tuple[list[Group], list[Branch]]:
     """The prunable groups and branches. Raises PruneError for an unknown name in `skip`, or when none remain."""
     whole = resolve_skipped(net, config.skip, hidden=config.hidden)
     found = [g for g in groups(net, hidden=config.hidden) if g.name not in whole]
@@ -253,7 +253,7 @@ def _summarize_config(config: PruneConfig) -> dict:
     return {"target": {k: v for k, v in asdict(config.target).items() if v is not None}, "depth": config.depth, **about}
 
 
-def _flops(net: Network, small: Network) -> tuple[int, int] | None:
+def _count_flops_pair(net: Network, small: Network) -> tuple[int, int] | None:
     from whet.errors import NetworkError
 
     try:
@@ -300,20 +300,20 @@ def _select_for_target(
 ) -> tuple[Choice, Report, _Others]:
     """The selection for a target by `scores`, its report, and other selections of the same cost, also by the scores of other importances."""
     if config.importance in COMPARABLE:
-        blocks = removable(net, blocks, scores)
+        blocks = list_removable(net, blocks, scores)
     weights = scale_by_weight_count(channel_groups, blocks, scores) if config.importance not in COMPARABLE else scores
 
     # a narrower width that kernels pad to the next multiple takes as long as that: it is not worth timing
     multiple = config.multiple or (_MULTIPLE if target.kind in TIMED else None)
 
-    def within(costs: Costs, share: float, trial: int = 0, by: Mapping[str, np.ndarray] = weights) -> Choice:
+    def choose_for_share(costs: Costs, share: float, trial: int = 0, by: Mapping[str, np.ndarray] = weights) -> Choice:
         scaled = reweight_scores(by, config.seed, trial)
         return choose_within(channel_groups, blocks, scaled, costs, share * costs.total({}), multiple=multiple, progress=progress)
 
-    def others(costs: Costs, share: float) -> _Others:
-        uniform = uniform_choice(channel_groups, weights, costs, share * costs.total({}), multiple) if config.floor else None
-        trials = tuple(within(costs, share, n) for n in range(1, config.trials + 1))
-        return _Others(uniform, trials, {kind: within(costs, share, by=by) for kind, by in alternatives.items()})
+    def choose_others(costs: Costs, share: float) -> _Others:
+        uniform = find_uniform_choice(channel_groups, weights, costs, share * costs.total({}), multiple) if config.floor else None
+        trials = tuple(choose_for_share(costs, share, n) for n in range(1, config.trials + 1))
+        return _Others(uniform, trials, {kind: choose_for_share(costs, share, by=by) for kind, by in alternatives.items()})
 
     if target.kind not in TIMED:
         counted = COUNTED[target.kind]
@@ -322,7 +322,7 @@ def _select_for_target(
         if config.steps > 1:
             before = costs.total({})
 
-            def stepwise(kind: str | Own, first: Mapping[str, np.ndarray]) -> Choice:
+            def choose_by_steps(kind: str | Own, first: Mapping[str, np.ndarray]) -> Choice:
                 def select(present: Network, groups: Sequence[Group], progress_of_cut: float) -> Choice:
                     budget = before * share**progress_of_cut  # each step keeps the same share of the remaining cost
                     names = {b.name for b in blocks}
@@ -336,23 +336,23 @@ def _select_for_target(
                 kept, removed = choose_stepwise(net, channel_groups, select, config.steps, samples.data, config.recovery, progress)
                 return Choice(kept, removed, before, costs.total({name: len(at) for name, at in kept.items()}, removed), 0.0)
 
-            choice = stepwise(config.importance, scores)
-            compared = replace(others(costs, share), alternatives={kind: stepwise(kind, by) for kind, by in alternatives.items()})
+            choice = choose_by_steps(config.importance, scores)
+            compared = replace(choose_others(costs, share), alternatives={kind: choose_by_steps(kind, by) for kind, by in alternatives.items()})
             return choice, Report(costs.unit, (before, choice.after)), compared
-        choice = within(costs, share)
-        return choice, Report(costs.unit, (choice.before, choice.after), gap=choice.gap), others(costs, share)
+        choice = choose_for_share(costs, share)
+        return choice, Report(costs.unit, (choice.before, choice.after), gap=choice.gap), choose_others(costs, share)
     with ExitStack() as stack:
-        base = static_layers(net, config.build)
+        base = lower_to_static_layers(net, config.build)
         meter = stack.enter_context(Meter(config.build, LatencyTable(config.table), base, retime=config.retime))
         return _select_by_engine_time(
             net,
             config,
             target,
             channel_groups,
-            lambda: latency_costs(net, channel_groups, blocks, meter, base, progress),
+            lambda: make_latency_costs(net, channel_groups, blocks, meter, base, progress),
             meter,
-            within,
-            others,
+            choose_for_share,
+            choose_others,
             progress,
         )
 
@@ -384,7 +384,7 @@ def _select_by_engine_time(
             for again in range(_AGAIN + 1):
                 tried = within(costs, asked)
                 small = cut(net, tried.kept, channel_groups, removed=tried.removed)
-                sums = measured_sum(small, meter)
+                sums = measure_latency_sum(small, meter)
                 if again == _AGAIN or not meter.settle():
                     break
                 costs = priced()
@@ -418,7 +418,7 @@ def _select_by_outputs(
     ranked = [choice, *others.trials, *others.alternatives.values()]
     kinds = [config.importance] * (1 + len(others.trials)) + list(others.alternatives)
     uniform = [] if others.uniform is None else [others.uniform]
-    errors = held_out_errors(net, channel_groups, [*ranked, *uniform], data, config.recovery, progress)
+    errors = measure_held_out_errors(net, channel_groups, [*ranked, *uniform], data, config.recovery, progress)
     if errors is None:
         return choice, report, config.importance
     best = int(np.argmin(errors[: len(ranked)]))

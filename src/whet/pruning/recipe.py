@@ -18,7 +18,7 @@ import numpy as np
 from whet.errors import PruneError
 from whet.files import read_json_text, replace_atomically
 from whet.network import Network, Origin, Weight
-from whet.pruning.coupling import Group, find_group, groups, groups_for
+from whet.pruning.coupling import Group, find_group, groups, list_groups_for
 from whet.pruning.cut import Kept, cut
 from whet.pruning.order import check_order, note
 from whet.pruning.permute import reorder
@@ -63,7 +63,7 @@ class Recipe:
         return {**data, "masks": masks} if masks else data
 
 
-def recipe_of(
+def make_pruning_recipe(
     net: Network,
     kept_channels: Kept,
     *,
@@ -73,7 +73,7 @@ def recipe_of(
     masks: Mapping[str, np.ndarray] | None = None,
 ) -> Recipe:
     """The recipe of a selection for `net`. Raises PruneError for an unknown group."""
-    known = list(channel_groups) if channel_groups is not None else groups_for(net, kept_channels)
+    known = list(channel_groups) if channel_groups is not None else list_groups_for(net, kept_channels)
     entries = {}
     for name, at in kept_channels.items():
         g = find_group(known, name)
@@ -87,7 +87,7 @@ def apply_recipe(net: Network, recipe: Recipe, *, insist: bool = False, name: st
     Raises PruneError when the groups differ from the recipe's, or the order of steps is wrong (unless `insist`).
     """
     check_order(net, "prune", insist)
-    known = groups_for(net, recipe.groups)
+    known = list_groups_for(net, recipe.groups)
     for name, e in recipe.groups.items():
         g = find_group(known, name)
         if g.size != e.size:
@@ -121,7 +121,7 @@ def _apply_masks(net: Network, masks: Mapping[str, np.ndarray]) -> Network:
     return net
 
 
-def recipe_from_json(data: Any) -> Recipe:
+def parse_recipe(data: Any) -> Recipe:
     """Parses a recipe from JSON data. Raises PruneError describing the defect."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         other = " (in the folder that whet auto deploys it is pruning.json)" if isinstance(data, dict) and "pruning" in data else ""
@@ -161,7 +161,7 @@ def _is_permutation(order: list[Any]) -> bool:
 def save_recipe(recipe: Recipe, path: str | os.PathLike) -> Path:
     """Writes the recipe as JSON. Raises PruneError when the file cannot be written."""
     if recipe.masks:
-        _write(_masks_path(path), _safetensors().save({n: np.ascontiguousarray(m, bool) for n, m in recipe.masks.items()}))
+        _write(_get_masks_path(path), _import_safetensors().save({n: np.ascontiguousarray(m, bool) for n, m in recipe.masks.items()}))
     return _write(path, (json.dumps(recipe.to_json(), indent=1) + "\n").encode())
 
 
@@ -173,16 +173,16 @@ def load_recipe(path: str | os.PathLike) -> Recipe:
         raise PruneError(f"cannot read {path}: {e.strerror}. Check the path.") from e
     except (ValueError, RecursionError) as e:
         raise PruneError(f"{path} is not JSON: {e}") from e
-    recipe = recipe_from_json(data)
+    recipe = parse_recipe(data)
     if not data.get("masks"):
         return recipe
-    library = _safetensors()
+    library = _import_safetensors()
     try:
-        masks = library.load_file(_masks_path(path))
-    except (OSError, ValueError, _safetensors_error()) as e:
-        raise PruneError(f"the recipe's masks cannot be read from {_masks_path(path)}: {e}. Keep both files together.") from e
+        masks = library.load_file(_get_masks_path(path))
+    except (OSError, ValueError, _get_safetensors_error()) as e:
+        raise PruneError(f"the recipe's masks cannot be read from {_get_masks_path(path)}: {e}. Keep both files together.") from e
     if {n: list(m.shape) for n, m in masks.items()} != data["masks"]:
-        raise PruneError(f"{_masks_path(path)} does not hold the masks that {path} names: keep both files together")
+        raise PruneError(f"{_get_masks_path(path)} does not hold the masks that {path} names: keep both files together")
     return replace(recipe, masks=masks)
 
 
@@ -190,7 +190,7 @@ def save_weights(net: Network, path: str | os.PathLike) -> Path:
     """Writes the source weights as safetensors under their model names, loadable as the state dict of a module with the smaller widths.
     Raises PruneError when the file cannot be written, or without safetensors."""
     arrays = {n: np.ascontiguousarray(t.array()) for n, t in net.constants.items() if t.dtype.is_float and t.type.rank}
-    return _write(path, _safetensors().save(arrays))
+    return _write(path, _import_safetensors().save(arrays))
 
 
 def _write(path: str | os.PathLike, data: bytes) -> Path:
@@ -203,22 +203,22 @@ def _write(path: str | os.PathLike, data: bytes) -> Path:
     return Path(path)
 
 
-def _safetensors_error() -> type[Exception]:
+def _get_safetensors_error() -> type[Exception]:
     from safetensors import SafetensorError
 
     return SafetensorError
 
 
-def _masks_path(path: str | os.PathLike) -> Path:
+def _get_masks_path(path: str | os.PathLike) -> Path:
     return Path(path).with_suffix(".safetensors")
 
 
 def must_have_safetensors() -> None:
     """Raises PruneError early when safetensors is missing."""
-    _safetensors()
+    _import_safetensors()
 
 
-def _safetensors():
+def _import_safetensors():
     """Imports safetensors. Raises PruneError without it."""
     try:
         import safetensors.numpy

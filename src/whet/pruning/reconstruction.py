@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.network import Layer, Network, Tensor
-from whet.pruning._least_squares import conv_matrix, conv_rows
+from whet.pruning._least_squares import convert_conv_to_matrix, gather_conv_rows
 from whet.pruning._sweep import Sweep
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
-from whet.pruning.sensitivity import Progress, output_sensitivities
+from whet.pruning.sensitivity import Progress, compute_output_sensitivities
 
 _ROWS, _PER_UNKNOWN = 8192, 4  # positions of a Gram matrix: at least the first, and this many for each unknown
 _DAMPING = 1e-3  # relative to the mean diagonal of a Gram matrix, as the ridge of the recovery
@@ -58,7 +58,7 @@ class _Reader:
         return float(np.sum(w * refit))
 
 
-def reconstruction_scores(
+def compute_reconstruction_scores(
     net: Network,
     channel_groups: Sequence[Group],
     blocks: Sequence[Branch],
@@ -75,15 +75,15 @@ def reconstruction_scores(
     a constant matrix count the energy of a unit's values relative to their input. `weighted`: by the sensitivity of the outputs, or with `labels`
     of the cross-entropy. Raises PruneError for data without samples or with NaN, and with `weighted` for a network without gradients.
     """
-    scale = _Sensitivities(output_sensitivities(net, data, labels, seed=seed)) if weighted else _Variances(net, data)
+    scale = _Sensitivities(compute_output_sensitivities(net, data, labels, seed=seed)) if weighted else _Variances(net, data)
     readers, energies = _measure(net, channel_groups, blocks, data, scale, seed, progress)
     scores = {}
     for g in channel_groups:
-        scores[g.name] = _marginal(g.size, readers.get(g.name, []), energies.get(g.name, np.zeros(g.size)))
+        scores[g.name] = _compute_marginal_errors(g.size, readers.get(g.name, []), energies.get(g.name, np.zeros(g.size)))
     return scores | {b.name: energies[b.name] for b in blocks}
 
 
-def _marginal(size: int, readers: list[_Reader], energy: np.ndarray) -> np.ndarray:
+def _compute_marginal_errors(size: int, readers: list[_Reader], energy: np.ndarray) -> np.ndarray:
     """Marginal error of each unit, ascending in the order of removal."""
     left, order, rises = np.arange(size), [], []
     step = -(-size // _STEPS)
@@ -126,8 +126,8 @@ class _Variances:
                     self.of[t] = max(float(np.var(sweep.value(t), dtype=np.float64)), 1e-30)
 
     def gains(self, layer: Layer, users, count: int) -> np.ndarray | float:
-        """The factor of each of the `count` output channels that makes the mean of their squared errors relative to a variance (_gain_of_sum)."""
-        gains, variance = _gain_of_sum(layer, users, self.of)
+        """The factor of each of the `count` output channels that makes the mean of their squared errors relative to a variance (_compute_gain)."""
+        gains, variance = _compute_gain(layer, users, self.of)
         return gains / np.sqrt(variance * count)
 
     def energy(self, x: np.ndarray, sum_: Tensor) -> float:
@@ -198,7 +198,7 @@ def _measure(
                 if g.name in passed_on:
                     continue
                 if i == 0 and _contracts(layer, axis):
-                    shared = shared if shared is not None else _quadratic(layer, sweep.value(read), users, scale, rng)
+                    shared = shared if shared is not None else _compute_quadratic(layer, sweep.value(read), users, scale, rng)
                     w, h = shared
                     rows = indices
                     if layer.op == "Conv":
@@ -227,17 +227,19 @@ def _contracts(layer: Layer, axis: int) -> bool:
     return plain and w.type.rank == 2 and axis == last and layer.needs(0).shape[last] <= _WIDEST
 
 
-def _quadratic(layer: Layer, x: np.ndarray, users, scale: _Variances | _Sensitivities, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _compute_quadratic(
+    layer: Layer, x: np.ndarray, users, scale: _Variances | _Sensitivities, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Weights [k, outputs] in relative units, and the inverse of the damped Gram matrix of the centred inputs, divided by the rows."""
     w = layer.needs(1).array()
     if layer.op == "Conv":
-        count = x.shape[0] * int(np.prod([d for d in _output_size(layer, x)]))
+        count = x.shape[0] * int(np.prod([d for d in _compute_output_size(layer, x)]))
         k = int(np.prod(w.shape[1:]))
-        rows = conv_rows(layer, x, w, _positions(count, k, rng))[0]
-        matrix = conv_matrix(w, 1)[0]
+        rows = gather_conv_rows(layer, x, w, _draw_positions(count, k, rng))[0]
+        matrix = convert_conv_to_matrix(w, 1)[0]
     else:
         flat = x.reshape(-1, x.shape[-1])
-        rows = flat[_positions(len(flat), x.shape[-1], rng)].astype(np.float64)
+        rows = flat[_draw_positions(len(flat), x.shape[-1], rng)].astype(np.float64)
         matrix = (w.T if layer.attrs.get("transB") else w).astype(np.float64)
     rows = rows - rows.mean(0)
     gram = rows.T @ rows / len(rows)
@@ -245,21 +247,21 @@ def _quadratic(layer: Layer, x: np.ndarray, users, scale: _Variances | _Sensitiv
     return matrix * scale.gains(layer, users, matrix.shape[1]), np.linalg.inv(gram)
 
 
-def _output_size(layer: Layer, x: np.ndarray) -> Sequence[int]:
-    from whet.ops.conv import attributes
+def _compute_output_size(layer: Layer, x: np.ndarray) -> Sequence[int]:
+    from whet.ops.conv import get_window_attributes
 
-    strides, dilations, pads = attributes(layer)
+    strides, dilations, pads = get_window_attributes(layer)
     kernel = layer.needs(1).shape[2:]
     r = len(kernel)
     return [(x.shape[2 + i] + pads[i] + pads[r + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(r)]
 
 
-def _positions(count: int, unknowns: int, rng: np.random.Generator) -> np.ndarray:
+def _draw_positions(count: int, unknowns: int, rng: np.random.Generator) -> np.ndarray:
     limit = max(_ROWS, _PER_UNKNOWN * unknowns)
     return np.arange(count) if count <= limit else np.sort(rng.choice(count, limit, replace=False))
 
 
-def _gain_of_sum(layer: Layer, users, scale: Mapping[Tensor, float]) -> tuple[np.ndarray | float, float]:
+def _compute_gain(layer: Layer, users, scale: Mapping[Tensor, float]) -> tuple[np.ndarray | float, float]:
     """Gain per output channel and the reference variance: those of the Add with another computed tensor that the output reaches through batch
     norms and constant additions, else those of the output itself."""
     t, gains = layer.output, np.ones(1)

@@ -17,9 +17,17 @@ import numpy as np
 
 from whet.errors import PruneError
 from whet.network import Layer, Network, Origin, Tensor, Weight
-from whet.pruning._least_squares import Problem, conv_matrix, conv_outputs, conv_rows, conv_weights, row_type, solve
+from whet.pruning._least_squares import (
+    Problem,
+    convert_conv_to_matrix,
+    convert_matrix_to_conv,
+    gather_conv_outputs,
+    gather_conv_rows,
+    select_row_type,
+    solve,
+)
 from whet.pruning._sweep import Sweep
-from whet.pruning.cut import Kept, find_kept_indices, original_name
+from whet.pruning.cut import Kept, find_kept_indices, get_original_name
 from whet.pruning.order import check_order
 
 _NUMBERS = 1 << 24  # inputs of a layer that a fit copies at most, unless its unknowns need more: 128 MiB
@@ -57,7 +65,7 @@ def recover(
     config = config or RecoveryConfig()
     recovered = pruned.clone()
     names = {layer.name for layer in original.layers}
-    if any(layer.name not in names and original_name(layer.name) not in names for layer in recovered.layers):
+    if any(layer.name not in names and get_original_name(layer.name) not in names for layer in recovered.layers):
         raise PruneError("the cut network has layers that the original lacks: recover it against the network that it was cut from")
     indexes = {(t.name, i): at for (t, i), at in find_kept_indices(original, kept_channels).items()}
     small, big = Sweep(recovered, data), Sweep(original, data)
@@ -66,15 +74,15 @@ def recover(
     for n, layer in enumerate(recovered.layers):
         note = "ran"
         if config.least_squares and _is_fittable(layer, readers):
-            other = _other_summand(layer, n, recovered, original, small, readers)
+            other = _find_other_summand(layer, n, recovered, original, small, readers)
             aim = layer.name if other is None else other[0]
             if not big.run_to(aim):
                 raise PruneError(f"layer '{layer.name}' comes earlier in the original: the networks do not belong together")
             (want,) = (t for x in original.layers if x.name == aim for t in x.outputs)
-            target = _kept_part(big.value(want), want.name, indexes)
+            target = _take_kept_part(big.value(want), want.name, indexes)
             if other is not None:
                 target = target - small.value(other[1])
-                if (added := _added_bias(layer, readers)) is not None:
+                if (added := _find_added_bias(layer, readers)) is not None:
                     target = target - added[1].array()
             note = _fit(layer, small, target, config, rng, readers)
         if config.batch_norms and layer.op == "BatchNormalization":
@@ -130,12 +138,12 @@ def _is_fittable(layer: Layer, readers) -> bool:
     return w.type.rank == 2
 
 
-def _other_summand(
+def _find_other_summand(
     layer: Layer, place: int, net: Network, original: Network, sweep: Sweep, readers: Mapping[Tensor, list[tuple[Layer, int]]]
 ) -> tuple[str, Tensor] | None:
     """The name and the other input of the Add that alone reads the layer (or the layer plus its bias), if that input is computed and both
     networks run the Add before the next layer to fit."""
-    added = _added_bias(layer, readers)
+    added = _find_added_bias(layer, readers)
     result = layer.output if added is None else added[0].output
     users = readers.get(result, [])
     if len(users) != 1 or users[0][0].op != "Add" or layer.output in net.outputs or result in net.outputs:
@@ -151,7 +159,7 @@ def _other_summand(
     return add.name, other
 
 
-def _kept_part(y: np.ndarray, name: str, indexes: Mapping[tuple[str, int], np.ndarray]) -> np.ndarray:
+def _take_kept_part(y: np.ndarray, name: str, indexes: Mapping[tuple[str, int], np.ndarray]) -> np.ndarray:
     for i in range(y.ndim):
         if (name, i) in indexes:
             y = np.take(y, indexes[name, i], axis=i)
@@ -162,15 +170,15 @@ def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, r
     """Solves for the layer's weights; returns a message for `progress`."""
     x, wt = sweep.value(layer.needs(0)), layer.needs(1)
     w, group = wt.array(), layer.attrs.get("group", 1)
-    bias, norm = _bias(layer, readers), _norm_after(layer, readers)
-    intercept, kind = bias is not None or norm is not None, row_type(config.ridge)
+    bias, norm = _find_bias(layer, readers), _find_norm_mean(layer, readers)
+    intercept, kind = bias is not None or norm is not None, select_row_type(config.ridge)
     if layer.op == "Conv":
         positions = want.shape[0] * int(np.prod(want.shape[2:]))
-        at = _sample_positions(positions, _row_limit(config.rows, int(np.prod(w.shape[1:]))), rng)
-        rows, targets, matrix = conv_rows(layer, x, w, at, kind), conv_outputs(want, group, at, kind), conv_matrix(w, group)
+        at = _sample_positions(positions, _compute_row_limit(config.rows, int(np.prod(w.shape[1:]))), rng)
+        rows, targets, matrix = gather_conv_rows(layer, x, w, at, kind), gather_conv_outputs(want, group, at, kind), convert_conv_to_matrix(w, group)
     else:
         flat, given = x.reshape(-1, x.shape[-1]), want.reshape(-1, want.shape[-1])
-        at = _sample_positions(len(flat), _row_limit(config.rows, x.shape[-1]), rng)
+        at = _sample_positions(len(flat), _compute_row_limit(config.rows, x.shape[-1]), rng)
         rows, targets = flat[at][None].astype(kind), given[at][None].astype(kind)
         matrix = (w.T if layer.attrs.get("transB") else w)[None].astype(np.float64)
     if layer.op != "MatMul" and bias is not None:
@@ -182,7 +190,7 @@ def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, r
     fitted, shift = solve(Problem(rows, targets), matrix, ridge=config.ridge, intercept=intercept)
     after = _sum_squares(targets - rows @ fitted.astype(kind) - shift[:, None].astype(kind))
     if layer.op == "Conv":
-        _set(wt, conv_weights(fitted, w))
+        _set(wt, convert_matrix_to_conv(fitted, w))
     else:
         _set(wt, fitted[0].T if layer.attrs.get("transB") else fitted[0])
     if bias is not None:
@@ -196,7 +204,7 @@ def _sum_squares(a: np.ndarray) -> float:
     return float(np.sum(np.square(a), dtype=np.float64))
 
 
-def _row_limit(rows: int, unknowns: int) -> int:
+def _compute_row_limit(rows: int, unknowns: int) -> int:
     return max(min(rows, _NUMBERS // unknowns), 4 * unknowns)
 
 
@@ -205,7 +213,7 @@ def _sample_positions(n: int, limit: int, rng: np.random.Generator) -> np.ndarra
     return np.arange(n) if n <= limit else np.sort(rng.choice(n, limit, replace=False))
 
 
-def _added_bias(layer: Layer, readers) -> tuple[Layer, Tensor] | None:
+def _find_added_bias(layer: Layer, readers) -> tuple[Layer, Tensor] | None:
     """The Add that alone reads a MatMul, and its constant with one value per output, if no other layer reads that."""
     users = readers.get(layer.output, [])
     if layer.op != "MatMul" or len(users) != 1 or users[0][0].op != "Add":
@@ -216,9 +224,9 @@ def _added_bias(layer: Layer, readers) -> tuple[Layer, Tensor] | None:
     return (add, b) if fits and len(readers.get(b, [])) == 1 and add.output.type == layer.output.type else None
 
 
-def _bias(layer: Layer, readers) -> Tensor | None:
+def _find_bias(layer: Layer, readers) -> Tensor | None:
     """The layer's constant bias (one value per output), if no other layer reads it."""
-    added = _added_bias(layer, readers)
+    added = _find_added_bias(layer, readers)
     if added is not None:
         return added[1]
     b = layer.input(2)
@@ -227,7 +235,7 @@ def _bias(layer: Layer, readers) -> Tensor | None:
     return b if b.type.rank == 1 and b.shape[0] == layer.output.shape[1] else None
 
 
-def _norm_after(layer: Layer, readers) -> Tensor | None:
+def _find_norm_mean(layer: Layer, readers) -> Tensor | None:
     """The running mean of a batch norm that is the only reader of the layer's output; it can absorb an intercept."""
     users = readers.get(layer.output, [])
     if layer.op != "Conv" or len(users) != 1 or users[0][0].op != "BatchNormalization" or users[0][1] != 0:

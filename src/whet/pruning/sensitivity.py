@@ -19,8 +19,8 @@ from whet.errors import PruneError, UnsupportedError
 from whet.network import Layer, Network, Tensor
 from whet.ops import bind_layer, bind_symbols, run_network
 from whet.pruning._data import check_data
-from whet.pruning._least_squares import conv_outputs, conv_rows
-from whet.pruning._vjp import backward, differentiable
+from whet.pruning._least_squares import gather_conv_outputs, gather_conv_rows
+from whet.pruning._vjp import backpropagate, needs_cotangent
 from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
 
@@ -45,7 +45,7 @@ class Gates:
         return np.abs(-z.mean(0) * self.labelled + 0.5 * (z**2).mean(0))
 
 
-def gates(
+def compute_gates(
     net: Network,
     channel_groups: Sequence[Group],
     blocks: Sequence[Branch],
@@ -62,7 +62,7 @@ def gates(
     Raises PruneError if an op has no gradient (naming the op) or the labels do not match; ShapeError if the data do not match the inputs.
     """
     check_data(data, labels)
-    edges = _edges(net, channel_groups, blocks)
+    edges = _collect_edges(net, channel_groups, blocks)
     count = len(next(iter(data.values())))
     fixed = [t.shape[0] for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)]
     size = min(batch, count) if not fixed else int(fixed[0])
@@ -81,7 +81,7 @@ def gates(
     return Gates({k: np.concatenate(v) for k, v in z.items()}, {k: np.mean(v, 0) for k, v in energy.items()}, labels is not None)
 
 
-def mean_absolute_gradients(
+def compute_mean_absolute_gradients(
     net: Network, layers: Mapping[str, Layer], data: Mapping[str, np.ndarray], labels: np.ndarray | None = None, *, batch: int = 16, seed: int = 0
 ) -> dict[str, np.ndarray]:
     """By layer (of `layers`): the mean over samples of the absolute gradient of each weight, float64 in the layout of the weights.
@@ -101,22 +101,22 @@ def mean_absolute_gradients(
         run = _forward(net, chunk)
 
         def visit(layer: Layer, inputs: list, cotangents: list[np.ndarray], samples: int = samples) -> None:
-            if layer.name in layers and (found := _weight_gradients(layer, inputs, cotangents[0], samples)) is not None:
+            if layer.name in layers and (found := _compute_weight_gradients(layer, inputs, cotangents[0], samples)) is not None:
                 total[layer.name] = total.get(layer.name, 0) + found
 
-        run.backward(_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
+        run.backward(_compute_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
         done += samples
     return {name: g / max(done, 1) for name, g in total.items()}
 
 
-def _weight_gradients(layer: Layer, inputs: list, cotangent: np.ndarray, samples: int) -> np.ndarray | None:
+def _compute_weight_gradients(layer: Layer, inputs: list, cotangent: np.ndarray, samples: int) -> np.ndarray | None:
     """The sum over samples of the absolute gradient of a layer's weights, or None."""
     x, w = inputs[0], inputs[1]
     if layer.op == "Conv":
         groups, places = layer.attrs["group"], int(np.prod((len(x), *cotangent.shape[2:])))
         if len(x) != samples:
             return None
-        rows, targets = conv_rows(layer, x, w, np.arange(places)), conv_outputs(cotangent, groups, np.arange(places))
+        rows, targets = gather_conv_rows(layer, x, w, np.arange(places)), gather_conv_outputs(cotangent, groups, np.arange(places))
         read, wanted = (m.reshape(groups, samples, places // samples, -1) for m in (rows, targets))
         by_group = sum((np.abs(np.matmul(wanted[:, n].transpose(0, 2, 1), read[:, n])) for n in range(samples)), np.zeros(()))
         return by_group.reshape(w.shape)  # [groups, outputs, inputs] until here
@@ -127,7 +127,7 @@ def _weight_gradients(layer: Layer, inputs: list, cotangent: np.ndarray, samples
     return total.T if layer.attrs.get("transB") else total
 
 
-def output_sensitivities(
+def compute_output_sensitivities(
     net: Network, data: Mapping[str, np.ndarray], labels: np.ndarray | None = None, *, samples: int = 32, batch: int = 8, seed: int = 0
 ) -> dict[Tensor, np.ndarray]:
     """By computed tensor with samples along axis 0: the mean over samples of its squared cotangent, float32 in the shape of one sample.
@@ -150,14 +150,14 @@ def output_sensitivities(
                 if t.dtype.is_float and c.ndim:
                     total[t] = total.get(t, 0) + np.einsum("n...,n...->...", c, c)
 
-        run.backward(_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
+        run.backward(_compute_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
     return {t: np.asarray(v, np.float32) / (size * len(starts)) for t, v in total.items()}
 
 
 _Edge = tuple[str, int, np.ndarray]  # group or branch; axis, -1 for a whole branch; indices [units, elements per unit]
 
 
-def _edges(net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> dict[tuple[str, int], list[_Edge]]:
+def _collect_edges(net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch]) -> dict[tuple[str, int], list[_Edge]]:
     """Gates by (layer name, input index)."""
     at: dict[Tensor, list[tuple[Group, int, np.ndarray]]] = {}
     for g in channel_groups:
@@ -167,7 +167,7 @@ def _edges(net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branc
     for layer in net.layers:
         passed_on = {g.name for t in layer.outputs for g, _, _ in at.get(t, ())}
         for i, t in enumerate(layer.inputs):
-            if t is None or not differentiable(layer, i):
+            if t is None or not needs_cotangent(layer, i):
                 continue
             for g, axis, indices in at.get(t, ()):
                 if g.name not in passed_on:
@@ -198,7 +198,7 @@ def _run_batch(
         for name, axis, indices in edges.get((layer.name, i), ()):
             z[name] = z.get(name, 0) + _sum_units(value * cotangent, axis, indices, n)
 
-    run.backward(_seeds(net, run.outputs, labels, rng), read=close)
+    run.backward(_compute_seeds(net, run.outputs, labels, rng), read=close)
     return z, energy
 
 
@@ -231,7 +231,7 @@ class _Run:
             inputs = [self.value(t) for t in layer.inputs]
             if visit is not None:
                 visit(layer, inputs, full)
-            if not any(differentiable(layer, i) for i in range(len(layer.inputs))):
+            if not any(needs_cotangent(layer, i) for i in range(len(layer.inputs))):
                 continue
             for i, c in enumerate(_backpropagate(layer, self.sizes, inputs, outs, full)):
                 t, value = layer.inputs[i], inputs[i]
@@ -253,7 +253,7 @@ def _backpropagate(layer: Layer, env, inputs, outs, full):
     if layer.regions:
         raise PruneError(f"{layer.op} '{layer.name}' has subgraphs, whose gradient is not implemented: choose the importance l2 or activation")
     try:
-        return backward(bind_layer(layer, env) if env else layer, inputs, outs, full)
+        return backpropagate(bind_layer(layer, env) if env else layer, inputs, outs, full)
     except UnsupportedError as e:
         raise PruneError(f"{e}: choose the importance l2 or activation, or write your own (python:MODULE:FUNCTION)") from e
 
@@ -270,7 +270,7 @@ def _sum_units(a: np.ndarray, axis: int, indices: np.ndarray, samples: int) -> n
     return per[:, indices].sum(2)
 
 
-def _seeds(net: Network, outputs: Mapping[str, np.ndarray], labels: np.ndarray | None, rng: np.random.Generator) -> dict[Tensor, np.ndarray]:
+def _compute_seeds(net: Network, outputs: Mapping[str, np.ndarray], labels: np.ndarray | None, rng: np.random.Generator) -> dict[Tensor, np.ndarray]:
     """Cotangents of the outputs."""
     if labels is None:
         seeds = {}

@@ -31,7 +31,7 @@ def shrink_layer(layer: Layer, sizes: Mapping[Slot, int]) -> Layer:
             twins[t] = net.add_input(t.name, t.type.with_shape(cut.get(a, d) for a, d in enumerate(t.shape)))
     outs = {(layer.outputs[k], axis): np.arange(n) for (side, k, axis), n in sizes.items() if side == "out"}
     if layer.op == "Fused":
-        body = _body(layer, twins)
+        body = _shrink_body(layer, twins)
         new = net.add_layer("Fused", [None if t is None else twins[t] for t in layer.inputs], layer.attrs, name=layer.name, regions={"body": body})
     else:
         new = _add_resized(layer, net, twins, outs)
@@ -41,7 +41,7 @@ def shrink_layer(layer: Layer, sizes: Mapping[Slot, int]) -> Layer:
     return new
 
 
-def _body(layer: Layer, twins: Mapping[Tensor, Tensor]) -> Network:
+def _shrink_body(layer: Layer, twins: Mapping[Tensor, Tensor]) -> Network:
     """The region of a fused layer with its shortened inputs."""
     old = layer.regions["body"]
     new = Network(old.name, old.stage)

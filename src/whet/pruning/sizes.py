@@ -70,7 +70,7 @@ def factor_counts(channel_groups: Sequence[Group]) -> dict[str, int]:
     return most
 
 
-def source_parts(channel_groups: Sequence[Group]) -> dict[Axis, list[Part]]:
+def collect_source_parts(channel_groups: Sequence[Group]) -> dict[Axis, list[Part]]:
     """The groups' parts of each prunable axis of the source network."""
     parts: dict[Axis, list[Part]] = {}
     for g in channel_groups:

@@ -16,11 +16,11 @@ from whet.builder.config import BuildConfig
 from whet.errors import PruneError
 from whet.measure.option import Option
 from whet.network import Layer, Network, evaluate, parse_type
-from whet.pruning.latency_cost import static_layers
+from whet.pruning.latency_cost import lower_to_static_layers
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
 from whet.pruning.truth import measure_engines
-from whet.sparsity import force_two_four, is_two_four, reduction_axis, two_four
+from whet.sparsity import find_reduction_axis, force_two_four, is_two_four, two_four
 from whet.sparsity.report import is_sparse, list_sparse_layers
 
 _CONFIGS = 8  # configs timed per tactic and signature
@@ -192,11 +192,11 @@ def advise_sparsity(net: Network, config: BuildConfig, progress: Progress | None
     reformats. Raises BackendError without the device, and BuildError if an engine cannot be built.
     """
     config = replace(config, sparsity="enable")
-    layers = static_layers(force_two_four(net)[0], config, filled=True)
-    nodes = {x.name for x in net.layers if reduction_axis(x) is not None}
+    layers = lower_to_static_layers(force_two_four(net)[0], config, filled=True)
+    nodes = {x.name for x in net.layers if find_reduction_axis(x) is not None}
     timed, other_ms = [], 0.0
     with Meter(config, LatencyTable(), layers) as meter:
-        listed = {name: _list(layer, meter) for name, layer in layers.items() if reduction_axis(layer) is not None}
+        listed = {name: _list(layer, meter) for name, layer in layers.items() if find_reduction_axis(layer) is not None}
         meter.announce(layer for name, layer in layers.items() if name not in listed)
         for i, (name, layer) in enumerate(layers.items()):
             if progress is not None:
@@ -210,7 +210,7 @@ def advise_sparsity(net: Network, config: BuildConfig, progress: Progress | None
                 continue
         reason = "" if any(x.sparse is not None for x in timed) else _why_no_sparse_tactics(config, meter)
         rates = _Rates.of(meter.backend, timed)
-    removed = _removed_magnitudes(net)
+    removed = _compute_removed_magnitudes(net)
     first = next(iter(resolve_profiles(net, config)[0][0].shapes.values()), ((), (), ()))[OPT] if net.inputs else ()
     advice = SparsityAdvice(
         meter.backend.name,
@@ -218,7 +218,7 @@ def advise_sparsity(net: Network, config: BuildConfig, progress: Progress | None
         int(first[0]) if first else None,
         reason,
         other_ms,
-        tuple(_advice(x, nodes, removed, rates) for x in timed),
+        tuple(_make_advice(x, nodes, removed, rates) for x in timed),
         load=meter.timer.loads.describe("these times may be off. Run the command again when it is idle."),
     )
     if not engines or not advice.saved_ms:
@@ -274,8 +274,8 @@ def _why_no_sparse_tactics(config: BuildConfig, meter: Meter) -> str:
     """Why the device computes no 2:4 weights in the permitted precisions, asked with a matrix product and a convolution that suit all sparse
     kernels; "" if it does."""
     reasons: dict[str, str] = {}
-    for layer in static_layers(_probe(), replace(config, profiles=()), filled=True).values():
-        if reduction_axis(layer) is None:
+    for layer in lower_to_static_layers(_build_probe(), replace(config, profiles=()), filled=True).values():
+        if find_reduction_axis(layer) is None:
             continue
         listed = list_candidates(layer, meter.tactics, meter.backend, meter.permissions)
         if any(map(_is_sparse, listed.options)):
@@ -287,7 +287,7 @@ def _why_no_sparse_tactics(config: BuildConfig, meter: Meter) -> str:
     return f"the sparse tactics of backend '{meter.backend.name}' refuse this device or precision ({name}: {why})"
 
 
-def _probe() -> Network:
+def _build_probe() -> Network:
     """A matrix product and a 3x3 convolution with 2:4 weights."""
     rng = np.random.default_rng(0)
     net = Network("probe", "source")
@@ -314,7 +314,7 @@ class _Rates:
         best = [(x.layer, x.dense) for x in timed if x.dense is not None and x.dense.ms]
         peaks = backend.peaks()
         return _Rates(
-            peaks["bytes"] / 1e3 if peaks else max((_traffic(layer, o) / o.cost for layer, o in best), default=0.0),
+            peaks["bytes"] / 1e3 if peaks else max((_count_traffic_bytes(layer, o) / o.cost for layer, o in best), default=0.0),
             max((count_macs(layer) / o.cost for layer, o in best), default=0.0),
             peaks,
             "wgmma" in backend.capabilities.features,
@@ -325,18 +325,18 @@ class _Rates:
         stored = next((s.dtype.name for s in o.signature.inputs if s is not None), "f32")
         kind = {"u8": "i8"}.get(stored, "f8" if stored.startswith("f8") else stored)
         peak = self.declared.get(kind, 0.0) / 2e3 or self.macs_per_ms
-        return _traffic(layer, o) / self.bytes_per_ms if self.bytes_per_ms else 0.0, count_macs(layer) / peak if peak else 0.0
+        return _count_traffic_bytes(layer, o) / self.bytes_per_ms if self.bytes_per_ms else 0.0, count_macs(layer) / peak if peak else 0.0
 
 
-def _traffic(layer: Layer, o: Option) -> int:
+def _count_traffic_bytes(layer: Layer, o: Option) -> int:
     """Bytes that a kernel reads and writes, weights included: as packed, else as they are in the network."""
     constants = [t for t, s in zip(layer.inputs, o.signature.inputs, strict=True) if t is not None and t.is_constant and s is None]
     weights = sum(p.nbytes for p in o.kernel.packed) or sum(evaluate(t.type.nbytes, {}) for t in constants)
     return sum(o.kernel.inputs) + sum(o.kernel.outputs) + weights
 
 
-def _advice(x: _Timed, nodes: set[str], removed: Mapping[str, float], rates: _Rates) -> LayerAdvice:
-    found = reduction_axis(x.layer)
+def _make_advice(x: _Timed, nodes: set[str], removed: Mapping[str, float], rates: _Rates) -> LayerAdvice:
+    found = find_reduction_axis(x.layer)
     assert found is not None
     w, axis = found
     is_conv = "Conv" in (x.layer.op, x.layer.composite)
@@ -354,11 +354,11 @@ def _advice(x: _Timed, nodes: set[str], removed: Mapping[str, float], rates: _Ra
         x.sparse.tactic.name if x.sparse else "",
         removed.get(node),
         _why_not(x, rates),
-        _noise_ms(x),
+        _compute_noise_ms(x),
     )
 
 
-def _noise_ms(x: _Timed) -> float:
+def _compute_noise_ms(x: _Timed) -> float:
     """The largest difference in ms of the dense and the sparse time that does not count: the spread of both, and at least what two measurements of
     the same layer differ by."""
     if x.dense is None or x.sparse is None:
@@ -368,14 +368,14 @@ def _noise_ms(x: _Timed) -> float:
 
 def _why_not(x: _Timed, rates: _Rates) -> str:
     """The reason why 2:4 does not pay for a layer; "" if it does."""
-    found = reduction_axis(x.layer)
+    found = find_reduction_axis(x.layer)
     assert found is not None
     w, axis = found
     if not is_two_four(w.array(), axis):
         return f"alignment: {w.shape[axis]} input channels per group are no multiple of 4"
     if x.sparse is None:
         return x.refused[0] if x.refused else "no sparse tactic for this layer"
-    if x.dense is None or x.sparse.cost + _noise_ms(x) < x.dense.cost:
+    if x.dense is None or x.sparse.cost + _compute_noise_ms(x) < x.dense.cost:
         return ""
     memory, compute = rates.floors_ms(x.layer, x.dense)
     floors = f"{memory:.4f} ms for its bytes, {compute:.4f} ms for its multiply-adds at the {'device' if rates.declared else 'network'}'s peak rates"
@@ -388,11 +388,11 @@ def _why_not(x: _Timed, rates: _Rates) -> str:
     return f"slower or equal: too few rows or channels fill the sparse kernel's tiles ({floors}); a larger batch may help"
 
 
-def _removed_magnitudes(net: Network) -> dict[str, float]:
+def _compute_removed_magnitudes(net: Network) -> dict[str, float]:
     """By layer name: the share (0..1) of sum(|w|) that 2:4 by magnitude sets to zero."""
     shares = {}
     for layer in net.layers:
-        found = reduction_axis(layer)
+        found = find_reduction_axis(layer)
         if found is None or found[0].shape[found[1]] % 4:
             continue
         w = np.asarray(found[0].array(), np.float32)

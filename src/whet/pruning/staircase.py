@@ -11,7 +11,7 @@ from whet.pruning.costs import Costs
 from whet.pruning.coupling import Group, groups
 from whet.pruning.depth import branches
 from whet.pruning.knapsack import find_edges, list_widths
-from whet.pruning.latency_cost import latency_costs, static_layers
+from whet.pruning.latency_cost import lower_to_static_layers, make_latency_costs
 from whet.pruning.latency_table import LatencyTable
 from whet.pruning.meter import Meter
 
@@ -29,7 +29,7 @@ class Staircase:
     edges: tuple[int, ...]
 
 
-def staircases(
+def compute_staircases(
     net: Network, config: BuildConfig, table: LatencyTable, *, multiple: int = 8, most: int = 12, retime: bool = False,
     progress: Progress | None = None,
 ) -> tuple[list[Staircase], float]:  # fmt: skip
@@ -39,16 +39,16 @@ def staircases(
     Raises PruneError if a layer cannot be timed at full size, BackendError if the device is missing.
     """
     found: Sequence[Group] = groups(net)
-    base = static_layers(net, config)
+    base = lower_to_static_layers(net, config)
     offered = [(g, list_widths(g, multiple, most)) for g in found]
     with Meter(config, table, base, retime=retime) as meter:
-        steps, total = _stairs(latency_costs(net, found, branches(net), meter, base, progress), offered, progress)
+        steps, total = _compute_stairs(make_latency_costs(net, found, branches(net), meter, base, progress), offered, progress)
         if meter.settle():
-            steps, total = _stairs(latency_costs(net, found, branches(net), meter, base, progress), offered, progress)
+            steps, total = _compute_stairs(make_latency_costs(net, found, branches(net), meter, base, progress), offered, progress)
     return steps, total
 
 
-def _stairs(costs: Costs, offered: Sequence[tuple[Group, list[int]]], progress: Progress | None) -> tuple[list[Staircase], float]:
+def _compute_stairs(costs: Costs, offered: Sequence[tuple[Group, list[int]]], progress: Progress | None) -> tuple[list[Staircase], float]:
     """The staircases of the groups at the given widths, and the cost of the whole network."""
     steps, total = [], costs.total({})
     done, count = 0, sum(len(widths) for _, widths in offered)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from whet.network import Network
-from whet.pruning.coupling import Group, groups_for
+from whet.pruning.coupling import Group, list_groups_for
 from whet.pruning.cut import cut
 from whet.pruning.knapsack import Choice
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
@@ -38,7 +38,7 @@ def choose_stepwise(
     present = net
     sizes = {g.name: g.size for g in channel_groups}
     for n in range(1, steps + 1):
-        here = channel_groups if present is net else remaining(channel_groups, present, {name: len(at) for name, at in kept.items()})
+        here = channel_groups if present is net else list_remaining_groups(channel_groups, present, {name: len(at) for name, at in kept.items()})
         choice = select(present, here, n / steps)
         for name, at in choice.kept.items():
             kept[name] = kept.get(name, np.arange(sizes[name]))[at]
@@ -49,7 +49,7 @@ def choose_stepwise(
     return kept, removed
 
 
-def remaining(channel_groups: Sequence[Group], present: Network, wanted: Mapping[str, int]) -> list[Group]:
+def list_remaining_groups(channel_groups: Sequence[Group], present: Network, wanted: Mapping[str, int]) -> list[Group]:
     """The groups of `present` that are groups of the original too (`channel_groups`), with the numbers of units in `wanted` (else their own)."""
     sizes = {g.name: wanted.get(g.name, g.size) for g in channel_groups}
-    return [g for g in groups_for(present, sizes) if sizes.get(g.name) == g.size]
+    return [g for g in list_groups_for(present, sizes) if sizes.get(g.name) == g.size]

@@ -16,7 +16,7 @@ from whet.engine.plan import EnginePlan
 from whet.measure.benchmark import draw_inputs
 from whet.measure.compare import compare
 from whet.measure.policy import PRUNED
-from whet.measure.statistics import confidence_interval
+from whet.measure.statistics import compute_confidence_interval
 from whet.network import Network
 from whet.runtime import BoundEngine, Runtime
 
@@ -67,12 +67,12 @@ def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: fl
             bound = c.launches()
             bound.feed(draw_inputs(engine, c.input_shapes(shapes)))
             bounds.append(bound)
-        ranking = compare([partial(_seconds, b) for b in bounds], PRUNED.with_seconds(seconds))
+        ranking = compare([partial(_measure_seconds, b) for b in bounds], PRUNED.with_seconds(seconds))
         first = 1e3 * ranking.seconds(0)
         measured = []
         for i, (engine, c, plan) in enumerate(zip(engines, contexts, plans, strict=True)):
             ratios, memory = ranking.ratios(i), engine.memory(c)
-            ratio, interval = (median(ratios), confidence_interval(ratios)) if i else (1.0, (1.0, 1.0))
+            ratio, interval = (median(ratios), compute_confidence_interval(ratios)) if i else (1.0, (1.0, 1.0))
             low, high = (first * x for x in interval) if i else (1e3 * x for x in ranking.interval(0))
             measured.append(Measured(first * ratio, memory.peak, memory.packed or memory.weights, plan, ratio, interval, (low, high)))
         return measured
@@ -83,7 +83,7 @@ def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: fl
             e.close()
 
 
-def _seconds(bound: BoundEngine) -> float:
+def _measure_seconds(bound: BoundEngine) -> float:
     return bound.seconds(1)[0]
 
 

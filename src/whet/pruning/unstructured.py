@@ -25,13 +25,13 @@ def zero_smallest(net: Network, fraction: float) -> Network:
     return pruned
 
 
-def zeros(net: Network) -> float:
+def compute_zero_fraction(net: Network) -> float:
     """Fraction (0..1) of zeros among the weights of two or more axes; 0 if there are no such weights."""
-    arrays = [t.array() for t in matrices(net)]
+    arrays = [t.array() for t in list_matrices(net)]
     total = sum(a.size for a in arrays)
     return sum(int(np.count_nonzero(a == 0)) for a in arrays) / total if total else 0.0
 
 
-def matrices(net: Network) -> list[Tensor]:
+def list_matrices(net: Network) -> list[Tensor]:
     """Float constants of two or more axes."""
     return [t for t in net.constants.values() if t.type.rank >= 2 and t.dtype.is_float]

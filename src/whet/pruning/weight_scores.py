@@ -20,7 +20,7 @@ import numpy as np
 from whet.errors import PruneError
 from whet.network import Layer, Network
 from whet.pruning._layer_inputs import LayerInputs, gather_inputs
-from whet.pruning.sensitivity import mean_absolute_gradients
+from whet.pruning.sensitivity import compute_mean_absolute_gradients
 from whet.registry import suggest_name
 
 KINDS = ("auto", "l1", "activation", "second_order", "taylor1")
@@ -46,7 +46,7 @@ class WeightScores:
             if kind not in ("auto", "l1"):
                 raise PruneError(f"the importance {kind} is measured on data: give samples (--calibData), or choose l1")
             return WeightScores("l1")
-        gradients = mean_absolute_gradients(net, layers, data, labels, seed=seed) if kind == "taylor1" else {}
+        gradients = compute_mean_absolute_gradients(net, layers, data, labels, seed=seed) if kind == "taylor1" else {}
         return WeightScores("activation" if kind == "auto" else kind, gather_inputs(net, layers, data, seed), gradients)
 
     def __call__(self, layer: str, array: np.ndarray, axis: int) -> np.ndarray:

@@ -26,11 +26,11 @@ def find_locked_sums(net: Network, read: Read, base: Mapping[Axis, int], n: int)
     `read` are the layers in execution order with their couples, `base` the offset of each axis' elements among the n.
     """
     locked = np.zeros(n, bool)
-    data = _computed_tensors(net)
+    data = _find_computed_tensors(net)
     doubtful = [c for _, couples in read for c in couples if c.summed and (c.a in data) == (c.b in data) and _is_known(c, base)]
     if not any(c.a in data or c.a is c.b for c in doubtful):
         return locked
-    zero = _zeros(read, base, n)
+    zero = _find_zeros(read, base, n)
     for c in doubtful:
         a, b = c.indexes()
         at_a, at_b = base[c.a, c.a_axis] + a, base[c.b, c.b_axis] + b
@@ -43,7 +43,7 @@ def find_locked_sums(net: Network, read: Read, base: Mapping[Axis, int], n: int)
     return locked
 
 
-def _computed_tensors(net: Network) -> set[Tensor]:
+def _find_computed_tensors(net: Network) -> set[Tensor]:
     """Tensors that depend on the network's inputs."""
     computed = set(net.inputs)
     for layer in net.layers:
@@ -56,7 +56,7 @@ def _is_known(c: Couple, base: Mapping[Axis, int]) -> bool:
     return (c.a, c.a_axis) in base and (c.b, c.b_axis) in base
 
 
-def _zeros(read: Read, base: Mapping[Axis, int], n: int) -> np.ndarray:
+def _find_zeros(read: Read, base: Mapping[Axis, int], n: int) -> np.ndarray:
     """bool [n]: elements that are zero if all float constants of their unit are zero."""
     zero = np.zeros(n, bool)
     for (t, axis), at in base.items():

@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from whet.registry import import_on_demand
-from whet.report.comparison_page import comparison_page
-from whet.report.engine_page import engine_page
+from whet.report.comparison_page import render_comparison_page
+from whet.report.engine_page import render_engine_page
 from whet.report.search_page import search_page
-from whet.report.sensitivity_page import sensitivity_page
-from whet.report.sparsity_page import sparsity_page
+from whet.report.sensitivity_page import render_sensitivity_page
+from whet.report.sparsity_page import render_sparsity_page
 
 if TYPE_CHECKING:
     from whet.report import search_live as search_live
 
-__all__ = ["comparison_page", "engine_page", "search_page", "sensitivity_page", "sparsity_page"]
+__all__ = ["render_comparison_page", "render_engine_page", "render_sensitivity_page", "render_sparsity_page", "search_page"]
 
 if not TYPE_CHECKING:
 

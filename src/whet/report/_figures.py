@@ -15,7 +15,7 @@ PALETTE = tuple(f"--c{k}" for k in range(1, 9))
 Figure = dict[str, Any]
 
 
-def figure(traces: Sequence[dict[str, Any]], **layout: Any) -> Figure:
+def make_figure(traces: Sequence[dict[str, Any]], **layout: Any) -> Figure:
     """A figure; the page's script adds theme and margins."""
     return {"data": list(traces), "layout": {"xaxis": {}, "yaxis": {}, "showlegend": False} | layout}
 
@@ -26,12 +26,12 @@ def index_axis(title: str, count: int) -> dict[str, Any]:
     return axis | ({"dtick": 1} if count <= _FEW else {})
 
 
-def lines(*texts: str) -> str:
+def format_hover(*texts: str) -> str:
     """A hover text; plotly reads a subset of HTML in it, so the texts are escaped."""
     return "<br>".join(str(h(t)) for t in texts if t)
 
 
-def horizontal_bars(
+def plot_bars(
     names: Sequence[str],
     values: Sequence[float],
     hover: Sequence[str],
@@ -68,10 +68,10 @@ def horizontal_bars(
         }
     if keys is not None:
         trace["customdata"] = list(keys)
-    return figure([trace], xaxis={"title": {"text": title}, "rangemode": "tozero"}, yaxis=_rows(names, shown), margin={"t": 8})
+    return make_figure([trace], xaxis={"title": {"text": title}, "rangemode": "tozero"}, yaxis=_make_row_axis(names, shown), margin={"t": 8})
 
 
-def waterfall(
+def plot_waterfall(
     steps: Sequence[str], totals: Sequence[float], hover: Sequence[str], *, title: str, shown: Sequence[str], more_is_better: bool
 ) -> Figure:  # fmt: skip
     """From top to bottom: the first total as a bar, the change by each further step, and the last total. `shown`: texts below the
@@ -91,10 +91,12 @@ def waterfall(
         "decreasing": {"marker": {"color": down}},
         "connector": {"line": {"color": "--line"}},
     }
-    return figure([trace], xaxis={"title": {"text": title}, "rangemode": "tozero"}, yaxis=_rows([*steps, "result"], shown), margin={"t": 8})
+    return make_figure(
+        [trace], xaxis={"title": {"text": title}, "rangemode": "tozero"}, yaxis=_make_row_axis([*steps, "result"], shown), margin={"t": 8}
+    )
 
 
-def _rows(names: Sequence[str], shown: Sequence[str] | None) -> dict[str, Any]:
+def _make_row_axis(names: Sequence[str], shown: Sequence[str] | None) -> dict[str, Any]:
     """A y axis with one row per name, the first on top; `shown`: texts below the names."""
     labels = [str(h(n)) for n in names]
     if shown is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from whet.inspector.summary import shorten, shorten_name
-from whet.report._figures import Figure, figure, lines
+from whet.report._figures import Figure, format_hover, make_figure
 from whet.report._html import h
 from whet.report._lanes import assign_lanes
 from whet.report.engine_data import EngineData, ReportLayer
@@ -15,7 +15,7 @@ _MOST_ROWS = 700  # larger graphs have one row per layer
 _LABEL, _UNIT = 100.0, 3.0  # the x axis: lanes of 3 units left of 0, labels and bars from 0 to 100
 
 
-def graph_figure(d: EngineData, colors: dict[str, str]) -> tuple[Figure, int]:
+def plot_graph(d: EngineData, colors: dict[str, str]) -> tuple[Figure, int]:
     """The figure and its height in pixels. `colors`: by layer type."""
     expand = sum(len(x.parts) for x in d.layers) <= _MOST_ROWS
     nodes = [
@@ -24,7 +24,7 @@ def graph_figure(d: EngineData, colors: dict[str, str]) -> tuple[Figure, int]:
     lanes = assign_lanes(nodes)
     unit = _UNIT if lanes.width < 12 else 36.0 / lanes.width
 
-    def at(lane: int) -> float:
+    def compute_lane_x(lane: int) -> float:
         return unit * (lane - lanes.width)
 
     row = 0
@@ -39,16 +39,16 @@ def graph_figure(d: EngineData, colors: dict[str, str]) -> tuple[Figure, int]:
             rows.append((row, x, x.short if len(x.parts) > 1 or x.short.startswith(x.parts[0][0]) else f"{x.parts[0][0]} {x.short}", False))
             row += 1
     ends = [*places[1:], row]
-    traces = [_edges(lanes.edges, places, ends, [at(n) for n in range(lanes.width)], lanes.lane), _bars(d, places, ends)]
+    traces = [_draw_edges(lanes.edges, places, ends, [compute_lane_x(n) for n in range(lanes.width)], lanes.lane), _draw_bars(d, places, ends)]
     index = {x.key: k for k, x in enumerate(d.layers)}
     traces.append(
         {
             "type": "scatter",
             "mode": "markers",
-            "x": [at(lanes.lane[index[x.key]]) for _, x, _, _ in rows],
+            "x": [compute_lane_x(lanes.lane[index[x.key]]) for _, x, _, _ in rows],
             "y": [r for r, *_ in rows],
             "customdata": [x.key for _, x, _, _ in rows],
-            "hovertext": [_hover(x) for _, x, _, _ in rows],
+            "hovertext": [_format_layer_hover(x) for _, x, _, _ in rows],
             "hoverinfo": "text",
             "marker": {"size": [6 if part else 11 for *_, part in rows], "color": [colors[x.type] for _, x, _, _ in rows], "line": {"width": 0}},
         }
@@ -71,7 +71,7 @@ def graph_figure(d: EngineData, colors: dict[str, str]) -> tuple[Figure, int]:
             "type": "rect",
             "xref": "x",
             "yref": "y",
-            "x0": at(lanes.lane[k]) - unit * 0.45,
+            "x0": compute_lane_x(lanes.lane[k]) - unit * 0.45,
             "x1": _LABEL,
             "y0": places[k] - 0.42,
             "y1": ends[k] - 0.58,
@@ -84,9 +84,9 @@ def graph_figure(d: EngineData, colors: dict[str, str]) -> tuple[Figure, int]:
         if ends[k] - places[k] > 1
     ]
     hidden: dict[str, Any] = {"visible": False, "fixedrange": True}
-    shown = figure(
+    shown = make_figure(
         traces,
-        xaxis={**hidden, "range": [at(0) - unit, _LABEL]},
+        xaxis={**hidden, "range": [compute_lane_x(0) - unit, _LABEL]},
         yaxis={**hidden, "range": [row - 0.2, -0.8]},
         shapes=groups,
         barmode="overlay",
@@ -100,14 +100,14 @@ def _label(x: ReportLayer, text: str, part: bool) -> str:
     return f"{ms}{h(shorten(text, 56))}"
 
 
-def _hover(x: ReportLayer) -> str:
+def _format_layer_hover(x: ReportLayer) -> str:
     f = x.facts
-    return lines(
+    return format_hover(
         shorten(f.name, 70), f"{x.type}, {x.types}", f"{f.choice.tactic} {f.choice.implementation}", "" if f.ms is None else f"{f.ms:.4f} ms"
     )
 
 
-def _edges(edges: list[tuple[int, int, int]], places: list[int], ends: list[int], xs: list[float], lane: list[int]) -> dict[str, Any]:
+def _draw_edges(edges: list[tuple[int, int, int]], places: list[int], ends: list[int], xs: list[float], lane: list[int]) -> dict[str, Any]:
     """Lines from the producer along the tensor's lane to the consumer, as one trace with gaps."""
     x: list[float | None] = []
     y: list[float | None] = []
@@ -122,7 +122,7 @@ def _edges(edges: list[tuple[int, int, int]], places: list[int], ends: list[int]
     return {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": {"color": "--grey", "width": 1.4}, "hoverinfo": "skip", "connectgaps": False}
 
 
-def _bars(d: EngineData, places: list[int], ends: list[int]) -> dict[str, Any]:
+def _draw_bars(d: EngineData, places: list[int], ends: list[int]) -> dict[str, Any]:
     """Times as bars under the names; the longest one fills the column."""
     most = max((x.facts.ms or 0.0 for x in d.layers), default=0.0) or 1.0
     return {
@@ -134,7 +134,7 @@ def _bars(d: EngineData, places: list[int], ends: list[int]) -> dict[str, Any]:
         "width": [0.86] * len(places),
         "marker": {"color": "--accent", "opacity": 0.25},
         "hoverinfo": "text",
-        "hovertext": [_hover(x) for x in d.layers],
+        "hovertext": [_format_layer_hover(x) for x in d.layers],
         "customdata": [x.key for x in d.layers],
         "meta": "unmarked",
     }

@@ -28,25 +28,25 @@ def tag(name: str, *children: Any, **attributes: Any) -> Html:
     return Html(f"<{name}{shown}>{''.join(h(c) for c in children)}</{name}>")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = (), classes: Sequence[str | None] | None = None,
+def render_table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = (), classes: Sequence[str | None] | None = None,
           keys: Sequence[str] | None = None) -> Html:  # fmt: skip
     """A table; columns in `right` are right-aligned; `classes` are optional CSS classes per row, `keys` make the rows selectable (page.js)."""
     numbers = set(right)
 
-    def cells(kind: str, row: Sequence[Any]) -> Html:
+    def render_cells(kind: str, row: Sequence[Any]) -> Html:
         return Html("".join(tag(kind, c, class_="n" if i in numbers else None) for i, c in enumerate(row)))
 
-    body = [tag("tr", cells("td", r), class_=classes[k] if classes else None, data_key=keys[k] if keys else None) for k, r in enumerate(rows)]
-    made = tag("table", tag("thead", tag("tr", cells("th", head))), tag("tbody", Html("\n".join(body))))
+    body = [tag("tr", render_cells("td", r), class_=classes[k] if classes else None, data_key=keys[k] if keys else None) for k, r in enumerate(rows)]
+    made = tag("table", tag("thead", tag("tr", render_cells("th", head))), tag("tbody", Html("\n".join(body))))
     return tag("div", made, class_="wide")
 
 
-def bar(share: float, kind: str = "") -> Html:
+def render_bar(share: float, kind: str = "") -> Html:
     """A small bar, `share` of its full width (0 to 1)."""
     return tag("span", tag("i", style=f"width:{100 * min(max(share, 0.0), 1.0):.1f}%"), class_=f"bar {kind}".strip())
 
 
-def number(value: Any, digits: int = 3) -> str:
+def format_digits(value: Any, digits: int = 3) -> str:
     """A number with `digits` significant digits and thousands separators; a dash for None."""
     if value is None:
         return "-"

@@ -32,7 +32,7 @@ def make_page(title: str, body: Html, figures: Mapping[str, Any], details: Mappi
     )
 
 
-def chart(name: str, label: str, height: int) -> Html:
+def render_chart(name: str, label: str, height: int) -> Html:
     """The element in which the script of the page draws the figure `name`; `label` is for screen readers, `height` in pixels."""
     return tag("div", id=name, class_="chart", style=f"height:{height}px", role="group", aria_label=f"{label}; arrow keys move between points")
 

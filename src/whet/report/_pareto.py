@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whet.report._figures import Figure, figure, lines
+from whet.report._figures import Figure, format_hover, make_figure
 from whet.report._html import h
 
 _FAR = 1.3  # times the slowest point's time
@@ -19,7 +19,7 @@ _KINDS = {  # kind -> name, colour, symbol
 Point = Mapping[str, Any]  # x, y, kind (scout, original, survivor), chosen, front, name, lines
 
 
-def pareto_figure(points: Sequence[Point], *, x_name: str, y_name: str, limit_x: float | None, limit_y: float | None, higher: bool = True) -> Figure:
+def plot_pareto(points: Sequence[Point], *, x_name: str, y_name: str, limit_x: float | None, limit_y: float | None, higher: bool = True) -> Figure:
     """The figure. `limit_x`: largest time that meets the target; `limit_y`: worst metric that meets it.
 
     Points far below the limit are drawn at the lower edge, so that one bad trial does not flatten the rest; a limit far to the right of all
@@ -30,7 +30,7 @@ def pareto_figure(points: Sequence[Point], *, x_name: str, y_name: str, limit_x:
     if limit_x is not None and limit_x > _FAR * farthest:
         limit_x = None
     x1 = max(farthest, limit_x or 0.0) * 1.05
-    y0, y1 = _range([p["y"] for p in points], limit_y, higher)
+    y0, y1 = _compute_range([p["y"] for p in points], limit_y, higher)
     front = _find_staircase([p for p in points if p.get("front") and y0 <= p["y"] <= y1], higher)
     traces: list[dict[str, Any]] = [
         {
@@ -54,7 +54,7 @@ def pareto_figure(points: Sequence[Point], *, x_name: str, y_name: str, limit_x:
                 "name": name,
                 "x": [p["x"] for p in members],
                 "y": [min(max(p["y"], y0), y1) for p in members],
-                "hovertext": [lines(p["name"], *p["lines"], *beneath[id(p)]) for p in members],
+                "hovertext": [format_hover(p["name"], *p["lines"], *beneath[id(p)]) for p in members],
                 "hoverinfo": "text",
                 "customdata": [str(h(p["name"])) for p in members],
                 "cliponaxis": False,
@@ -86,7 +86,7 @@ def pareto_figure(points: Sequence[Point], *, x_name: str, y_name: str, limit_x:
                 "layer": "below",
             }
         ]
-    return figure(
+    return make_figure(
         traces,
         showlegend=True,
         shapes=shapes,
@@ -120,7 +120,7 @@ def _find_hidden_points(points: Sequence[Point], width: float, height: float) ->
     return texts
 
 
-def _range(values: Sequence[float], limit: float | None, higher: bool) -> tuple[float, float]:
+def _compute_range(values: Sequence[float], limit: float | None, higher: bool) -> tuple[float, float]:
     """The visible range of the metric: the best value, the limit, and three times their distance below it."""
     best = max(values) if higher else min(values)
     worst = min(values) if higher else max(values)

@@ -54,7 +54,7 @@ class EngineData:
     peaks_of: str
 
 
-def engine_data(plan: EnginePlan, profile: int = 0) -> EngineData:
+def collect_engine_data(plan: EnginePlan, profile: int = 0) -> EngineData:
     """The data of the report of `plan` for one optimization profile."""
     part, number = plan.part(profile)
     facts = layer_facts(part)
@@ -65,46 +65,46 @@ def engine_data(plan: EnginePlan, profile: int = 0) -> EngineData:
             get_layer_type(f.layer, f.choice),
             describe_storage_types(f),
             shorten_name(f.name),
-            tuple(_parts(f)),
-            _zeros(f),
-            _sparse(f),
+            tuple(_list_parts(f)),
+            _compute_zero_fraction(f),
+            _describe_sparsity(f),
             explain_layer(part, f),
         )
         for k, f in enumerate(facts)
     ]
     flops, moved, source = find_rates(facts, part)
-    return EngineData(explain(part), part, layers, _tensors(part, number), flops, moved, source)
+    return EngineData(explain(part), part, layers, _list_tensors(part, number), flops, moved, source)
 
 
-def _parts(f: LayerFacts) -> list[tuple[str, str]]:
+def _list_parts(f: LayerFacts) -> list[tuple[str, str]]:
     """Operators in a layer, those of nested fused layers included, each with its source node."""
     if f.layer.op != "Fused":
         return [(f.layer.op, f.layer.sources[0] if f.layer.sources else "")]
 
-    def inner(layer: Any) -> list[tuple[str, str]]:
+    def list_inner_parts(layer: Any) -> list[tuple[str, str]]:
         if layer.op == "Fused":
-            return [p for x in layer.regions["body"].layers for p in inner(x)]
+            return [p for x in layer.regions["body"].layers for p in list_inner_parts(x)]
         return [(layer.op, layer.sources[0] if layer.sources else "")]
 
-    parts = inner(f.layer)
+    parts = list_inner_parts(f.layer)
     left = [s for s in f.layer.sources if s not in {node for _, node in parts}]
     return [(op, node or (left.pop(0) if left else "")) for op, node in parts]
 
 
-def _zeros(f: LayerFacts) -> float | None:
+def _compute_zero_fraction(f: LayerFacts) -> float | None:
     weights = [t.array() for t in f.layer.inputs if t is not None and t.is_constant and t.type.rank >= 2]
     total = sum(w.size for w in weights)
     return 1 - sum(int(np.count_nonzero(w)) for w in weights) / total if total else None
 
 
-def _sparse(f: LayerFacts) -> str:
+def _describe_sparsity(f: LayerFacts) -> str:
     found = layer_sparsity(f)
     if found is None:
         return ""
     return "runs sparse" if found.runs_sparse else "2:4, runs dense" if found.eligible else "dense"
 
 
-def _tensors(plan: EnginePlan, profile: int) -> list[LiveTensor]:
+def _list_tensors(plan: EnginePlan, profile: int) -> list[LiveTensor]:
     """Lifetimes of the tensors in the arena; views share the bytes of another tensor and are included."""
     arena = plan.arenas[profile] if plan.arenas else None
     if arena is None:

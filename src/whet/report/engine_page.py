@@ -7,34 +7,34 @@ from typing import Any
 
 from whet.engine import EnginePlan
 from whet.inspector.summary import select_relevant_refusals, shorten
-from whet.report._figures import PALETTE, Figure, figure, horizontal_bars, index_axis, lines
-from whet.report._graph import graph_figure
-from whet.report._html import Html, h, number, table, tag
-from whet.report._page import chart, make_page
-from whet.report.engine_data import EngineData, ReportLayer, engine_data
+from whet.report._figures import PALETTE, Figure, format_hover, index_axis, make_figure, plot_bars
+from whet.report._graph import plot_graph
+from whet.report._html import Html, format_digits, h, render_table, tag
+from whet.report._page import make_page, render_chart
+from whet.report.engine_data import EngineData, ReportLayer, collect_engine_data
 
 _SHOWN = 40  # candidates and refusals in a layer's table
 
 
-def engine_page(plan: EnginePlan, *, title: str = "", profile: int = 0) -> str:
+def render_engine_page(plan: EnginePlan, *, title: str = "", profile: int = 0) -> str:
     """The report of an engine as self-contained HTML, for one optimization profile.
 
     Times are those that the build recorded. Raises UsageError if plotly is not installed.
 
-    >>> page = whet.report.engine_page(whet.read_engine("model.engine"))           # doctest: +SKIP
+    >>> page = whet.report.render_engine_page(whet.read_engine("model.engine"))           # doctest: +SKIP
     """
-    d = engine_data(plan, profile)
-    colors = _colors(d.layers)
-    graph, height = graph_figure(d, colors)
-    figures: dict[str, Figure] = {"graph": graph, "roofline": _roofline(d), "precision": _precision(d, colors), "memory": _memory(d)}
+    d = collect_engine_data(plan, profile)
+    colors = _assign_colors(d.layers)
+    graph, height = plot_graph(d, colors)
+    figures: dict[str, Figure] = {"graph": graph, "roofline": _plot_roofline(d), "precision": _plot_precision(d, colors), "memory": _plot_memory(d)}
     timed = any(x.facts.ms for x in d.layers)
     if timed:
         figures |= {"types": _time_by_type(d, colors), "layers-time": _time_by_layer(d, colors)}
     if d.engine["engines"]:
-        figures["engines"] = _engines(d)
+        figures["engines"] = _plot_engines(d)
     types = len({x.type for x in d.layers})
     body = [
-        _head(d, title or plan.network.name or "engine"),
+        _render_head(d, title or plan.network.name or "engine"),
         tag("h2", "Graph"),
         tag(
             "p",
@@ -44,7 +44,7 @@ def engine_page(plan: EnginePlan, *, title: str = "", profile: int = 0) -> str:
         ),
         tag(
             "div",
-            tag("div", chart("graph", "Graph of the layers", height), class_="scroll", tabindex="-1"),
+            tag("div", render_chart("graph", "Graph of the layers", height), class_="scroll", tabindex="-1"),
             tag("div", tag("p", "Select a layer."), id="detail", aria_live="polite"),
             class_="columns",
         ),
@@ -52,14 +52,14 @@ def engine_page(plan: EnginePlan, *, title: str = "", profile: int = 0) -> str:
     if timed:
         body += [
             tag("h2", "Time by layer type"),
-            chart("types", "Time by layer type", 90 + 34 * types),
+            render_chart("types", "Time by layer type", 90 + 34 * types),
             tag("h2", "Time by layer"),
-            chart("layers-time", "Time by layer in execution order", 300),
+            render_chart("layers-time", "Time by layer in execution order", 300),
         ]
     body += [
         tag("h2", "Roofline"),
         tag("p", f"Operations a second over operations per byte moved. Lines: {d.peaks_of}. A layer close to a line is bound by it.", class_="dim"),
-        chart("roofline", "Roofline", 430),
+        render_chart("roofline", "Roofline", 430),
         tag("h2", "Precision and sparsity"),
         tag(
             "p",
@@ -67,7 +67,7 @@ def engine_page(plan: EnginePlan, *, title: str = "", profile: int = 0) -> str:
             "circle has 2:4 weights and runs dense.",
             class_="dim",
         ),
-        chart("precision", "Precision and sparsity by layer", 400),
+        render_chart("precision", "Precision and sparsity by layer", 400),
         tag("h2", "Memory over time"),
         tag(
             "p",
@@ -75,21 +75,21 @@ def engine_page(plan: EnginePlan, *, title: str = "", profile: int = 0) -> str:
             "number of bytes in use.",
             class_="dim",
         ),
-        chart("memory", "Tensors in the arena over time", 360),
+        render_chart("memory", "Tensors in the arena over time", 360),
         *(
-            [tag("h2", "Whole engines that were timed"), chart("engines", "Times of whole engines", 90 + 34 * len(d.engine["engines"]))]
+            [tag("h2", "Whole engines that were timed"), render_chart("engines", "Times of whole engines", 90 + 34 * len(d.engine["engines"]))]
             if d.engine["engines"]
             else []
         ),
-        _table(d),
-        _passes(d),
+        _render_table(d),
+        _render_passes(d),
         _render_about(d),
     ]
-    details = {x.key: _detail(x) for x in d.layers}
+    details = {x.key: _render_detail(x) for x in d.layers}
     return make_page(f"whet: {title or plan.network.name}", Html("\n".join(body)), figures, details)
 
 
-def _colors(layers: Sequence[ReportLayer]) -> dict[str, str]:
+def _assign_colors(layers: Sequence[ReportLayer]) -> dict[str, str]:
     """A colour per layer type, the most frequent operation first; types after the seventh share one."""
     weight: dict[str, float] = {}
     for x in layers:
@@ -98,17 +98,17 @@ def _colors(layers: Sequence[ReportLayer]) -> dict[str, str]:
     return {t: PALETTE[min(k, len(PALETTE) - 1)] for k, t in enumerate(ordered)}
 
 
-def _head(d: EngineData, title: str) -> Html:
+def _render_head(d: EngineData, title: str) -> Html:
     e, report = d.engine, d.plan.report
     weights = sum(x.facts.weight_bytes for x in d.layers)
     launches = sum(not x.facts.choice.tactic.endswith("view") for x in d.layers)
     tiles = [
-        (f"{number(e['latency_ms'])} ms" if e["latency_ms"] else "not timed", "median of the whole engine"),
+        (f"{format_digits(e['latency_ms'])} ms" if e["latency_ms"] else "not timed", "median of the whole engine"),
         (f"{e['layers']}", f"layers; {launches} launches, {e['reformats']} reformats"),
-        (f"{number(e['flops'] / 1e9)} GFLOP", "operations of a run"),
-        (f"{number(e['bytes'] / 1e6)} MB", "moved by a run"),
-        (f"{number(weights / 2**20)} MiB", "weights as stored by the kernels"),
-        (f"{number(max(e['arena_bytes'], default=0) / 2**20)} MiB", "activations (arena)"),
+        (f"{format_digits(e['flops'] / 1e9)} GFLOP", "operations of a run"),
+        (f"{format_digits(e['bytes'] / 1e6)} MB", "moved by a run"),
+        (f"{format_digits(weights / 2**20)} MiB", "weights as stored by the kernels"),
+        (f"{format_digits(max(e['arena_bytes'], default=0) / 2**20)} MiB", "activations (arena)"),
     ]
     v = report.verification
     if v is None:
@@ -117,7 +117,7 @@ def _head(d: EngineData, title: str) -> Html:
         state = f"{len(v.failures)} failures" if v.failures else f"{v.layers} layers verified"
         tiles.append((state, "" if v.network_error is None else f"network error {v.network_error:.2g}, bound {v.network_bound or 0:.2g}"))
     if report.build_seconds:
-        tiles.append((f"{number(report.build_seconds)} s", "build"))
+        tiles.append((f"{format_digits(report.build_seconds)} s", "build"))
     machine = e["machine"].get("model") or e["machine"].get("name") or ""
     about = f"{e['backend']}, {e['threads']} thread(s), {machine}" + (f" · built {report.built[:16].replace('T', ' ')} UTC" if report.built else "")
     return Html(
@@ -132,27 +132,27 @@ def _head(d: EngineData, title: str) -> Html:
     )
 
 
-def _hover(x: ReportLayer) -> str:
+def _format_layer_hover(x: ReportLayer) -> str:
     f = x.facts
     ms = "not timed" if f.ms is None else f"{f.ms:.4f} ms" + (f", {x.explanation['percent']:.1f} %" if x.explanation["percent"] is not None else "")
     work = f"{f.flops / 1e6:.4g} MFLOP, {f.bytes / 1e3:.4g} kB" + (f", bound by {f.bound}" if f.bound else "")
-    return lines(shorten(f.name, 70), f"{x.type}, {x.types}", f"{f.choice.tactic}: {ms}", work)
+    return format_hover(shorten(f.name, 70), f"{x.type}, {x.types}", f"{f.choice.tactic}: {ms}", work)
 
 
 def _time_by_type(d: EngineData, colors: dict[str, str]) -> Figure:
     groups: dict[str, list[ReportLayer]] = {}
     for x in d.layers:
         groups.setdefault(x.type, []).append(x)
-    ordered = sorted(groups, key=lambda t: -_ms(groups[t]))
-    total = _ms(d.layers) or 1.0
-    values = [_ms(groups[t]) for t in ordered]
+    ordered = sorted(groups, key=lambda t: -_sum_ms(groups[t]))
+    total = _sum_ms(d.layers) or 1.0
+    values = [_sum_ms(groups[t]) for t in ordered]
     counts = [f"{n} layer{'s' * (n != 1)}" for n in (len(groups[t]) for t in ordered)]
     shown = [f"{v:.4g} ms, {100 * v / total:.1f} %, {n}" for v, n in zip(values, counts, strict=True)]
-    hover = [lines(t, text) for t, text in zip(ordered, shown, strict=True)]
-    return horizontal_bars(ordered, values, hover, title="ms", shown=shown, colors=[colors[t] for t in ordered])
+    hover = [format_hover(t, text) for t, text in zip(ordered, shown, strict=True)]
+    return plot_bars(ordered, values, hover, title="ms", shown=shown, colors=[colors[t] for t in ordered])
 
 
-def _ms(layers: Sequence[ReportLayer]) -> float:
+def _sum_ms(layers: Sequence[ReportLayer]) -> float:
     return sum(x.facts.ms or 0.0 for x in layers)
 
 
@@ -167,12 +167,12 @@ def _time_by_layer(d: EngineData, colors: dict[str, str]) -> Figure:
                 "x": [k for k, _ in members],
                 "y": [x.facts.ms or 0.0 for _, x in members],
                 "customdata": [x.key for _, x in members],
-                "hovertext": [_hover(x) for _, x in members],
+                "hovertext": [_format_layer_hover(x) for _, x in members],
                 "hoverinfo": "text",
                 "marker": {"color": color},
             }
         )
-    return figure(
+    return make_figure(
         traces,
         showlegend=len(traces) > 1,
         xaxis=index_axis("layer", len(d.layers)),
@@ -182,7 +182,7 @@ def _time_by_layer(d: EngineData, colors: dict[str, str]) -> Figure:
     )
 
 
-def _roofline(d: EngineData) -> Figure:
+def _plot_roofline(d: EngineData) -> Figure:
     points = [x for x in d.layers if x.facts.ms and x.facts.flops and x.facts.bytes]
     most = max((x.facts.ms or 0.0 for x in points), default=1.0)
     traces: list[dict[str, Any]] = []
@@ -198,7 +198,7 @@ def _roofline(d: EngineData) -> Figure:
                     "x": [x.facts.flops / x.facts.bytes for x in members],
                     "y": [x.facts.flops / (x.facts.ms or 1.0) / 1e6 for x in members],
                     "customdata": [x.key for x in members],
-                    "hovertext": [_hover(x) for x in members],
+                    "hovertext": [_format_layer_hover(x) for x in members],
                     "hoverinfo": "text",
                     "marker": {"color": color, "opacity": 0.85, "size": [6 + 22 * ((x.facts.ms or 0.0) / most) ** 0.5 for x in members]},
                 }
@@ -208,11 +208,11 @@ def _roofline(d: EngineData) -> Figure:
         ridge = d.peak_flops / d.peak_bytes
         at = sorted({low / 2, ridge, max(high, ridge) * 2})
         roof = [min(d.peak_flops, d.peak_bytes * x) / 1e9 for x in at]
-        text = f"{number(d.peak_flops / 1e9)} GFLOP/s, {number(d.peak_bytes / 1e9)} GB/s"
+        text = f"{format_digits(d.peak_flops / 1e9)} GFLOP/s, {format_digits(d.peak_bytes / 1e9)} GB/s"
         traces.append(
             {"type": "scatter", "mode": "lines", "x": at, "y": roof, "line": {"color": "--grey", "dash": "dash"}, "name": text, "hoverinfo": "skip"}
         )
-    return figure(
+    return make_figure(
         traces,
         showlegend=True,
         margin={"t": 50},
@@ -221,7 +221,7 @@ def _roofline(d: EngineData) -> Figure:
     )
 
 
-def _precision(d: EngineData, colors: dict[str, str]) -> Figure:
+def _plot_precision(d: EngineData, colors: dict[str, str]) -> Figure:
     symbols = {"runs sparse": "diamond", "2:4, runs dense": "circle-open", "dense": "circle", "": "square"}
     most = max((x.facts.ms or 0.0 for x in d.layers), default=0.0) or 1.0
     types = sorted({x.types for x in d.layers}, key=lambda t: (t.count(">"), t))
@@ -232,7 +232,7 @@ def _precision(d: EngineData, colors: dict[str, str]) -> Figure:
         "x": xs,
         "y": [types.index(x.types) for x in d.layers],
         "customdata": [x.key for x in d.layers],
-        "hovertext": [_hover(x) + ("<br>weights: " + lines(x.sparse) if x.sparse else "") for x in d.layers],
+        "hovertext": [_format_layer_hover(x) + ("<br>weights: " + format_hover(x.sparse) if x.sparse else "") for x in d.layers],
         "hoverinfo": "text",
         "marker": {
             "color": [colors[x.type] for x in d.layers],
@@ -248,7 +248,7 @@ def _precision(d: EngineData, colors: dict[str, str]) -> Figure:
         "y": [100 * (x.zeros or 0.0) for _, x in weighted],
         "yaxis": "y2",
         "customdata": [x.key for _, x in weighted],
-        "hovertext": [lines(x.short, f"{100 * (x.zeros or 0.0):.2f} % zeros", x.sparse) for _, x in weighted],
+        "hovertext": [format_hover(x.short, f"{100 * (x.zeros or 0.0):.2f} % zeros", x.sparse) for _, x in weighted],
         "hoverinfo": "text",
         "marker": {"color": "--accent"},
     }
@@ -259,7 +259,7 @@ def _precision(d: EngineData, colors: dict[str, str]) -> Figure:
         "domain": [0.4, 1],
         "range": [-0.6, len(types) - 0.4],
     }
-    return figure(
+    return make_figure(
         [marks, zeros],
         yaxis=axis,
         yaxis2={"domain": [0, 0.28], "title": {"text": "% zeros"}, "range": [0, 100]},
@@ -267,7 +267,7 @@ def _precision(d: EngineData, colors: dict[str, str]) -> Figure:
     )
 
 
-def _memory(d: EngineData) -> Figure:
+def _plot_memory(d: EngineData) -> Figure:
     names = [x.short for x in d.layers]
     tensors = d.tensors
     rectangles = {
@@ -278,7 +278,11 @@ def _memory(d: EngineData) -> Figure:
         "y": [t.size / 2**20 for t in tensors],
         "hoverinfo": "text",
         "hovertext": [
-            lines(shorten(t.name, 60), f"{number(t.size / 2**10)} KiB at {number(t.offset / 2**10)} KiB", f"{names[t.first]} to {names[t.last]}")
+            format_hover(
+                shorten(t.name, 60),
+                f"{format_digits(t.size / 2**10)} KiB at {format_digits(t.offset / 2**10)} KiB",
+                f"{names[t.first]} to {names[t.last]}",
+            )
             for t in tensors
         ],
         "marker": {"color": [PALETTE[k % 6] for k in range(len(tensors))], "opacity": 0.55, "line": {"color": "--card", "width": 1}},
@@ -294,7 +298,7 @@ def _memory(d: EngineData) -> Figure:
         "name": "live",
         "hoverinfo": "skip",
     }
-    return figure([rectangles, line], barmode="overlay", yaxis={"title": {"text": "MiB"}}, xaxis=index_axis("layer", len(d.layers)))
+    return make_figure([rectangles, line], barmode="overlay", yaxis={"title": {"text": "MiB"}}, xaxis=index_axis("layer", len(d.layers)))
 
 
 def _count_covered_bytes(intervals: Sequence[tuple[int, int]]) -> int:
@@ -306,11 +310,11 @@ def _count_covered_bytes(intervals: Sequence[tuple[int, int]]) -> int:
     return total
 
 
-def _engines(d: EngineData) -> Figure:
+def _plot_engines(d: EngineData) -> Figure:
     rows = d.engine["engines"]
-    shown = [f"{number(r['ms'], 4)} ms" for r in rows]
-    hover = [lines(r["what"], f"{r['ms']:.4f} ms, spread {r['spread_ms']:.4f} ms") for r in rows]
-    return horizontal_bars(
+    shown = [f"{format_digits(r['ms'], 4)} ms" for r in rows]
+    hover = [format_hover(r["what"], f"{r['ms']:.4f} ms, spread {r['spread_ms']:.4f} ms") for r in rows]
+    return plot_bars(
         [shorten(r["what"], 38) for r in rows],
         [r["ms"] for r in rows],
         hover,
@@ -321,7 +325,7 @@ def _engines(d: EngineData) -> Figure:
     )
 
 
-def _table(d: EngineData) -> Html:
+def _render_table(d: EngineData) -> Html:
     rows = [
         (
             x.short,
@@ -338,12 +342,12 @@ def _table(d: EngineData) -> Html:
     ]
     head = ("layer", "type", "types", "ms", "%", "tactic", "kernel", "bound", "weights")
     slowest = max(d.layers, key=lambda x: x.facts.ms or 0.0, default=None)  # selected when the page opens
-    shown = table(head, rows, right=(3, 4), classes=["start" if x is slowest else None for x in d.layers], keys=[x.key for x in d.layers])
+    shown = render_table(head, rows, right=(3, 4), classes=["start" if x is slowest else None for x in d.layers], keys=[x.key for x in d.layers])
     field = tag("p", tag("input", id="filter", data_table="layers", placeholder="show only layers with…", aria_label="filter the layers"))
     return tag("section", tag("h2", "Layers"), field, tag("div", shown, class_="limited"), id="layers")
 
 
-def _detail(x: ReportLayer) -> Html:
+def _render_detail(x: ReportLayer) -> Html:
     """What is shown when the layer is selected."""
     e = x.explanation
     parts = [tag("h3", x.facts.name), tag("p", e["why"])]
@@ -357,11 +361,11 @@ def _detail(x: ReportLayer) -> Html:
             (f"{c['ms']:.4f}", Html(h(c["tactic"]) + tag("small", f"{c['implementation']} {shorten(c['signature'], 60)}")), c["reason"])
             for c in timed[:_SHOWN]
         ]
-        parts += [tag("h3", f"Timed ({len(timed)})"), table(("ms", "tactic, kernel, formats", "why not"), rows, right=(0,))]
+        parts += [tag("h3", f"Timed ({len(timed)})"), render_table(("ms", "tactic, kernel, formats", "why not"), rows, right=(0,))]
     refused, others = select_relevant_refusals(e)
     distinct = list(dict.fromkeys((c["tactic"], c["reason"]) for c in refused))
     if distinct:
-        parts += [tag("h3", f"Refused ({len(refused)})"), table(("tactic", "reason"), distinct[:_SHOWN])]
+        parts += [tag("h3", f"Refused ({len(refused)})"), render_table(("tactic", "reason"), distinct[:_SHOWN])]
     if len(distinct) > _SHOWN or len(timed) > _SHOWN:
         parts.append(tag("p", "More: whet explain ENGINE LAYER --json", class_="dim"))
     if others:
@@ -372,13 +376,15 @@ def _detail(x: ReportLayer) -> Html:
     return Html("".join(parts))
 
 
-def _passes(d: EngineData) -> Html:
+def _render_passes(d: EngineData) -> Html:
     e = d.engine
     fired = [(name, k) for name, k in e["passes_fired"].items() if k]
     skips = [(s["pass"], s["layer"], s["reason"]) for s in e["skips"]]
     blocks: list[Any] = [tag("h2", "Passes"), tag("p", ", ".join(f"{n} x{k}" for n, k in fired) or "No pass fired.")]
     if skips:
-        blocks.append(tag("details", tag("summary", f"Matched without firing ({len(skips)})"), table(("pass", "layer", "reason"), skips[:500])))
+        blocks.append(
+            tag("details", tag("summary", f"Matched without firing ({len(skips)})"), render_table(("pass", "layer", "reason"), skips[:500]))
+        )
     return Html("".join(blocks))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whet.report._html import number
+from whet.report._html import format_digits
 from whet.report.stage import WAITING, stage_of
 
 _SHOWN = 12  # trials in the table
@@ -126,8 +126,8 @@ class SearchLive:
                 t.add_row(name, Text(f"{r['state']}: {r['reason']}"[:80]), "-", "-", "-", "-", style="dim")  # a reason may name a layer: no markup
             else:
                 ms = r["latency"]
-                ratio, median = number(ms["ratio"]), number(ms["median_ms"])
-                t.add_row(name, _describe_candidate(r), ratio, median, number(r["metric"]["value"], 4), number(r["drop"]["value"]))
+                ratio, median = format_digits(ms["ratio"]), format_digits(ms["median_ms"])
+                t.add_row(name, _describe_candidate(r), ratio, median, format_digits(r["metric"]["value"], 4), format_digits(r["drop"]["value"]))
         parts.append(t)
         return Group(*parts)
 
@@ -158,8 +158,8 @@ class SearchLive:
 def _describe_result(r: Mapping[str, Any]) -> str:
     others = r["load"].get("gpu_processes")
     busy = ", busy machine" if r["load"]["disturbed"] else f", {len(others)} other process{'es' * (len(others) > 1)} on the GPU" if others else ""
-    return (f"{number(r['latency']['ratio'])}x the original's time, {number(r['latency']['median_ms'])} ms{busy}, "
-            f"metric {number(r['metric']['value'], 4)}, lost {number(r['drop']['value'])}")  # fmt: skip
+    return (f"{format_digits(r['latency']['ratio'])}x the original's time, {format_digits(r['latency']['median_ms'])} ms{busy}, "
+            f"metric {format_digits(r['metric']['value'], 4)}, lost {format_digits(r['drop']['value'])}")  # fmt: skip
 
 
 def _describe_candidate(r: Mapping[str, Any]) -> str:

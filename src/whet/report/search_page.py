@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from whet.inspector.summary import shorten, shorten_name
-from whet.report._figures import Figure, horizontal_bars, lines, waterfall
-from whet.report._html import Html, bar, h, number, table, tag
-from whet.report._page import chart, make_page
-from whet.report._pareto import pareto_figure
+from whet.report._figures import Figure, format_hover, plot_bars, plot_waterfall
+from whet.report._html import Html, format_digits, h, render_bar, render_table, tag
+from whet.report._page import make_page, render_chart
+from whet.report._pareto import plot_pareto
 
 Data = Mapping[str, Any]
 _MIB = 2.0**20
@@ -21,20 +21,28 @@ _MIB = 2.0**20
 
 def search_page(data: Data) -> str:
     """The page as self-contained HTML without external requests, enforced by its content security policy."""
-    parts = [_head(data), _plot(data), _render_comparison(data), _steps(data), _layers(data), _trials(data), _render_about(data)]
-    figures: dict[str, Figure] = {"latency": _latency(data)}
-    for name, axis in _plots(data).items():
-        if points := _points(data, axis):
-            figures[name] = pareto_figure(
+    parts = [
+        _render_head(data),
+        _plot(data),
+        _render_comparison(data),
+        _render_steps(data),
+        _render_layers(data),
+        _render_trials(data),
+        _render_about(data),
+    ]
+    figures: dict[str, Figure] = {"latency": _plot_latency(data)}
+    for name, axis in _list_plots(data).items():
+        if points := _list_points(data, axis):
+            figures[name] = plot_pareto(
                 points, x_name=f"{axis['name']}, relative to the FP32 original", y_name=data["metric"], limit_x=axis["limit"],
                 limit_y=data["limits"]["metric"], higher=data["higher_is_better"],
             )  # fmt: skip
     if len(data["steps"]) > 1:
-        figures |= {name: _waterfall(data, name, title) for name, title in _waterfalls(data).items()}
+        figures |= {name: _plot_steps(data, name, title) for name, title in _list_waterfalls(data).items()}
     return make_page(f"whet auto: {data['model']}", Html("\n".join(parts)), figures)
 
 
-def _head(d: Data) -> Html:
+def _render_head(d: Data) -> Html:
     rows = d["rows"]
     chosen, original = rows[d["chosen"]], rows[0]
     verdict = "The target is met." if d["met"] else "The target is not met; this is the nearest that was found."
@@ -45,27 +53,27 @@ def _head(d: Data) -> Html:
         checks.append(tag("span", c["text"], class_=None if c["met"] else "miss"))
     return Html("".join([
         tag("h1", d["model"]),
-        tag("p", d["device"], " · ", _format_date(d["date"]), " · ", f"{len(d['trials'])} trials · {_minutes(d['seconds'])}", class_="dim"),
+        tag("p", d["device"], " · ", _format_date(d["date"]), " · ", f"{len(d['trials'])} trials · {_format_duration(d['seconds'])}", class_="dim"),
         tag("p", verdict, class_="verdict" if d["met"] else "verdict no"),
         tag("p", tag("b", chosen["name"]), ": ", _join_lines(chosen["what"])),
         tag("p", *checks),
         tag("div",
-            _tile(f"{number(1 / chosen['latency']['ratio'])}x", "the original's speed, timed interleaved with it"),
-            _tile(f"{number(original['latency']['median_ms'])} → {number(chosen['latency']['median_ms'])} ms", "a run, median"),
-            _tile(f"{number(original['metric']['value'], 4)} → {number(chosen['metric']['value'], 4)}", f"{d['metric']}, {seen}"),
-            _tile(f"{number(original['memory_bytes'] / _MIB)} → {number(chosen['memory_bytes'] / _MIB)} MiB", "peak memory"),
-            _tile(f"{number(original['engine_bytes'] / _MIB)} → {number(chosen['engine_bytes'] / _MIB)} MiB", "engine file"),
-            *_energy_tile(original["energy"], chosen["energy"]),
+            _tile(f"{format_digits(1 / chosen['latency']['ratio'])}x", "the original's speed, timed interleaved with it"),
+            _tile(f"{format_digits(original['latency']['median_ms'])} → {format_digits(chosen['latency']['median_ms'])} ms", "a run, median"),
+            _tile(f"{format_digits(original['metric']['value'], 4)} → {format_digits(chosen['metric']['value'], 4)}", f"{d['metric']}, {seen}"),
+            _tile(f"{format_digits(original['memory_bytes'] / _MIB)} → {format_digits(chosen['memory_bytes'] / _MIB)} MiB", "peak memory"),
+            _tile(f"{format_digits(original['engine_bytes'] / _MIB)} → {format_digits(chosen['engine_bytes'] / _MIB)} MiB", "engine file"),
+            *_render_energy_tile(original["energy"], chosen["energy"]),
             class_="tiles"),
         *(tag("p", n, class_="dim") for n in d["warnings"]),
     ]))  # fmt: skip
 
 
-def _energy_tile(before: Data, after: Data) -> list[Html]:
+def _render_energy_tile(before: Data, after: Data) -> list[Html]:
     """Energy per sample, net of idle power if known."""
     for kind, what in (("net_mj", "energy a sample, without power at rest"), ("mj", "energy a sample")):
         if before.get(kind) is not None and after.get(kind) is not None:
-            return [_tile(f"{number(before[kind])} → {number(after[kind])} mJ", what)]
+            return [_tile(f"{format_digits(before[kind])} → {format_digits(after[kind])} mJ", what)]
     return []
 
 
@@ -73,14 +81,14 @@ def _tile(value: str, title: str) -> Html:
     return tag("div", tag("b", value), tag("span", title), class_="tile")
 
 
-def _plots(d: Data) -> dict[str, Data]:
+def _list_plots(d: Data) -> dict[str, Data]:
     """The axis of each Pareto plot by the name of its figure: one for each quantity with a target. Results of earlier versions have only time."""
     time = d["cost_name"].partition(",")[0]
     axes = d.get("axes") or [{"name": time, "key": None, "limit": d["limits"]["cost"]}]
     return {f"pareto-{axis['key'] or 'time'}" if k else "pareto": axis for k, axis in enumerate(axes)}
 
 
-def _position(row: Data, d: Data, axis: Data) -> float | None:
+def _compute_position(row: Data, d: Data, axis: Data) -> float | None:
     """A row's value on an axis, relative to the original's; None if it was not measured."""
     if axis["key"] is None:
         return row["cost"]
@@ -88,19 +96,19 @@ def _position(row: Data, d: Data, axis: Data) -> float | None:
     return value / original if value is not None and original else None
 
 
-def _points(d: Data, axis: Data) -> list[dict[str, Any]]:
+def _list_points(d: Data, axis: Data) -> list[dict[str, Any]]:
     """The points of a Pareto plot: trials, then the compared engines. The Pareto set is that of time, so other plots do not draw it."""
     points = []
     for t in d["trials"]:
-        if t["state"] == "done" and t["same_as"] is None and (x := _position(t, d, axis)) is not None:
+        if t["state"] == "done" and t["same_as"] is None and (x := _compute_position(t, d, axis)) is not None:
             points.append({"x": x, "y": t["metric"]["value"], "kind": "scout", "front": t["front"] and axis["key"] is None,
-                           "name": f"trial {t['number']}", "lines": [t["what"], *_lines(t, d), t["verdict"]]})  # fmt: skip
+                           "name": f"trial {t['number']}", "lines": [t["what"], *_list_result_lines(t, d), t["verdict"]]})  # fmt: skip
     for i, r in enumerate(d["rows"]):
         chosen = i == d["chosen"]
-        if (x := _position(r, d, axis)) is None:
+        if (x := _compute_position(r, d, axis)) is None:
             continue
         points.append({"x": x, "y": r["metric"]["value"], "kind": r["kind"], "chosen": chosen, "name": r["name"],
-                       "lines": [x for x in (r["what"], *_lines(r, d), "chosen" if chosen else "") if x]})  # fmt: skip
+                       "lines": [x for x in (r["what"], *_list_result_lines(r, d), "chosen" if chosen else "") if x]})  # fmt: skip
     return points
 
 
@@ -110,75 +118,82 @@ def _plot(d: Data) -> Html:
     note = "Ring: chosen. Line: Pareto set of the trials in time. Triangle: below the plot."
     if d["scored_on"] == "judge":
         note += " Trials are scored on other data than originals and survivors, which were judged last: their heights differ by chance too."
-    plots = "".join(chart(name, f"{d['metric']} against {axis['name']}", 440) for name, axis in _plots(d).items() if _points(d, axis))
-    first = next(iter(_plots(d).values()))["name"]
+    plots = "".join(
+        render_chart(name, f"{d['metric']} against {axis['name']}", 440) for name, axis in _list_plots(d).items() if _list_points(d, axis)
+    )
+    first = next(iter(_list_plots(d).values()))["name"]
     title = "Time" if first.startswith("time") else first.capitalize()
     return Html(tag("h2", f"{title} against {d['metric']}") + plots + tag("p", note, class_="dim"))
 
 
-def _latency(d: Data) -> Figure:
+def _plot_latency(d: Data) -> Figure:
     """Medians of the compared engines; the whiskers end at p99."""
     rows = d["rows"]
     ms = [r["latency"] for r in rows]
-    hover = [lines(r["name"], r["what"], f"median {number(m['median_ms'])} ms, p99 {number(m['p99_ms'])} ms") for r, m in zip(rows, ms, strict=True)]
-    return horizontal_bars(
+    hover = [
+        format_hover(r["name"], r["what"], f"median {format_digits(m['median_ms'])} ms, p99 {format_digits(m['p99_ms'])} ms")
+        for r, m in zip(rows, ms, strict=True)
+    ]
+    return plot_bars(
         [shorten(r["name"], 24) for r in rows], [m["median_ms"] for m in ms], hover, title="ms",
-        shown=[f"{number(m['median_ms'])} ms" for m in ms], error=[max(m["p99_ms"] - m["median_ms"], 0.0) for m in ms],
+        shown=[f"{format_digits(m['median_ms'])} ms" for m in ms], error=[max(m["p99_ms"] - m["median_ms"], 0.0) for m in ms],
         colors=["--accent" if i == d["chosen"] else "--grey" for i in range(len(rows))],
     )  # fmt: skip
 
 
-def _waterfalls(d: Data) -> dict[str, str]:
+def _list_waterfalls(d: Data) -> dict[str, str]:
     """The figures of what each step brought, with the titles of their axes; only quantities that every shown step has."""
     wanted = {"step-ms": "median ms of a run", "step-params": "million parameters", "step-flops": "MFLOPs", "step-metric": d["metric"]}
     return {name: title for name, title in wanted.items() if len(_step_totals(d, name)[1]) > 1}
 
 
-def _waterfall(d: Data, name: str, title: str) -> Figure:
+def _plot_steps(d: Data, name: str, title: str) -> Figure:
     """The change of one quantity by each step."""
     steps, values = _step_totals(d, name)
     changes = ["", *(f" ({b - a:+.3g})" if b != a else " (=)" for a, b in itertools.pairwise(values))]
-    shown = [number(v, 4) + change for v, change in zip(values, changes, strict=True)]
-    hover = [lines(s, text) for s, text in zip(steps, shown, strict=True)]
+    shown = [format_digits(v, 4) + change for v, change in zip(values, changes, strict=True)]
+    hover = [format_hover(s, text) for s, text in zip(steps, shown, strict=True)]
     better = name == "step-metric" and d["higher_is_better"]
-    return waterfall([shorten(s, 24) for s in steps], values, hover, title=title, shown=[*shown, number(values[-1], 4)], more_is_better=better)
+    return plot_waterfall(
+        [shorten(s, 24) for s in steps], values, hover, title=title, shown=[*shown, format_digits(values[-1], 4)], more_is_better=better
+    )
 
 
 def _step_totals(d: Data, name: str) -> tuple[list[str], list[float]]:
     """(names, values) of the steps with a known quantity. An original without its own time takes that of the compared engines."""
 
-    def value(s: Data) -> float | None:
+    def get_step_value(s: Data) -> float | None:
         if name == "step-ms":
             return s.get("ms", d["rows"][0]["latency"]["median_ms"] if s is d["steps"][0] and d["rows"] else None)
         if name == "step-metric":
             return s["metric"]["value"] if s.get("metric") else None
         return s["params"] / 1e6 if name == "step-params" else s["flops"] / 1e6 if s["flops"] else None
 
-    kept = [(s["step"], v) for s in d["steps"] if (v := value(s)) is not None]
+    kept = [(s["step"], v) for s in d["steps"] if (v := get_step_value(s)) is not None]
     return [step for step, _ in kept], [v for _, v in kept]
 
 
-def _lines(r: Data, d: Data) -> list[str]:
+def _list_result_lines(r: Data, d: Data) -> list[str]:
     m = r["metric"]
-    sure = f" (95 %: {number(m['low'], 4)} to {number(m['high'], 4)}, {m['samples']} samples)" if m["low"] is not None else ""
+    sure = f" (95 %: {format_digits(m['low'], 4)} to {format_digits(m['high'], 4)}, {m['samples']} samples)" if m["low"] is not None else ""
     ms, mj = r["latency"], r["energy"]
-    spent = [f"{number(mj['mj'])} mJ a sample, net {number(mj.get('net_mj'))}"] if mj["mj"] is not None else []
-    return [f"{ratio_text(ms)} of the original's time, {number(ms['median_ms'])} ms, p99 {number(ms['p99_ms'])} ms",
-            f"{d['metric']} {number(m['value'], 4)}{sure}", *spent]  # fmt: skip
+    spent = [f"{format_digits(mj['mj'])} mJ a sample, net {format_digits(mj.get('net_mj'))}"] if mj["mj"] is not None else []
+    return [f"{format_ratio(ms)} of the original's time, {format_digits(ms['median_ms'])} ms, p99 {format_digits(ms['p99_ms'])} ms",
+            f"{d['metric']} {format_digits(m['value'], 4)}{sure}", *spent]  # fmt: skip
 
 
-def ratio_text(ms: Data) -> str:
+def format_ratio(ms: Data) -> str:
     """The time relative to the original's with its 95 % interval: 0.450x (0.441 to 0.459)."""
     low, high = ms.get("ratio_interval", (None, None))
-    return f"{number(ms['ratio'])}x" + (f" ({number(low, 3)} to {number(high, 3)})" if low is not None else "")
+    return f"{format_digits(ms['ratio'])}x" + (f" ({format_digits(low, 3)} to {format_digits(high, 3)})" if low is not None else "")
 
 
-def _ratio(ms: Data) -> Html:
+def _render_ratio(ms: Data) -> Html:
     """The time relative to the original's with its 95 % interval; what contradicts it, if something does."""
     if "contradiction" in ms:
-        return Html(h(number(ms["ratio"])) + tag("small", "uncertain: " + " or ".join(number(v) for v in ms["contradiction"])))
+        return Html(h(format_digits(ms["ratio"])) + tag("small", "uncertain: " + " or ".join(format_digits(v) for v in ms["contradiction"])))
     low, high = ms.get("ratio_interval", (None, None))
-    return Html(_value_with_interval(number(ms["ratio"]), {"low": low, "high": high}, 3))
+    return Html(_render_interval(format_digits(ms["ratio"]), {"low": low, "high": high}, 3))
 
 
 def _render_comparison(d: Data) -> Html:
@@ -192,11 +207,11 @@ def _render_comparison(d: Data) -> Html:
         front = tag("small", "Pareto set") if r.get("front") else ""
         rows.append((
             Html(h(r["name"]) + front), "met" if r["met"] else tag("span", "; ".join(c["text"] for c in r["checks"] if not c["met"]), class_="miss"),
-            _join_lines(r["what"]), _value_with_interval(number(m["value"], 4), m, 4), _value_with_interval(number(drop["value"]), drop, 3),
-            number(ms["median_ms"]), number(ms["p99_ms"]), _ratio(ms), number(r["throughput"]),
-            number(r["memory_bytes"] / _MIB), number(r["engine_bytes"] / _MIB),
-            *([number(r["energy"]["mj"]), number(r["energy"].get("net_mj"))] if metered else []), number(r["build_seconds"]), number(r["params"]),
-            number(r["flops"] / 1e6) if r["flops"] else "-",
+            _join_lines(r["what"]), _render_interval(format_digits(m["value"], 4), m, 4), _render_interval(format_digits(drop["value"]), drop, 3),
+            format_digits(ms["median_ms"]), format_digits(ms["p99_ms"]), _render_ratio(ms), format_digits(r["throughput"]),
+            format_digits(r["memory_bytes"] / _MIB), format_digits(r["engine_bytes"] / _MIB),
+            *([format_digits(r["energy"]["mj"]), format_digits(r["energy"].get("net_mj"))] if metered else []), format_digits(r["build_seconds"]), format_digits(r["params"]),
+            format_digits(r["flops"] / 1e6) if r["flops"] else "-",
         ))  # fmt: skip
         classes.append("chosen" if i == d["chosen"] else None)
     about = "All timed interleaved in one process; none here is both faster and better than one of the Pareto set, "
@@ -207,8 +222,10 @@ def _render_comparison(d: Data) -> Html:
     if load.get("other_cpus") is not None:
         care = ", so times are to be read with care" if load["disturbed"] else ""
         about += f" Others (processes, or guests of the same host) took {load['other_cpus']:.2f} CPUs meanwhile{care}."
-    shown = tag("div", table(head, rows, right=range(3, len(head)), classes=classes), id="compared")
-    bars = chart("latency", "Median time of each engine, with p99", 90 + 34 * len(rows)) + tag("p", "Medians; the whiskers end at p99.", class_="dim")
+    shown = tag("div", render_table(head, rows, right=range(3, len(head)), classes=classes), id="compared")
+    bars = render_chart("latency", "Median time of each engine, with p99", 90 + 34 * len(rows)) + tag(
+        "p", "Medians; the whiskers end at p99.", class_="dim"
+    )
     return Html(tag("h2", "The engines compared") + bars + shown + tag("p", about, class_="dim"))
 
 
@@ -217,14 +234,14 @@ def _join_lines(text: str) -> Html:
     return Html(h(text).replace(" %", "&nbsp;%"))
 
 
-def _value_with_interval(value: str, interval: Data, digits: int) -> Html:
+def _render_interval(value: str, interval: Data, digits: int) -> Html:
     """A value, its interval in small print below it."""
     if interval["low"] is None:
         return h(value)
-    return Html(h(value) + tag("small", f"{number(interval['low'], digits)} to {number(interval['high'], digits)}"))
+    return Html(h(value) + tag("small", f"{format_digits(interval['low'], digits)} to {format_digits(interval['high'], digits)}"))
 
 
-def _steps(d: Data) -> Html:
+def _render_steps(d: Data) -> Html:
     """The result of each step towards the chosen engine."""
     steps = d["steps"]
     if not steps:
@@ -233,34 +250,36 @@ def _steps(d: Data) -> Html:
     rows = []
     for s in steps:
         m = s.get("metric")
-        rows.append((s["step"], bar(s["params"] / most), number(s["params"]), number(s["flops"] / 1e6) if s["flops"] else "-",
-                     number(m["value"], 4) if m else "-", number(s.get("ms")), _format_seconds(s["seconds"])))  # fmt: skip
+        rows.append((s["step"], render_bar(s["params"] / most), format_digits(s["params"]), format_digits(s["flops"] / 1e6) if s["flops"] else "-",
+                     format_digits(m["value"], 4) if m else "-", format_digits(s.get("ms")), _format_seconds(s["seconds"])))  # fmt: skip
     head = ("step", "", "parameters", "MFLOPs", d["metric"], "ms", "took s")
     note = "Scored on the trials' data. Times up to the engine are those of FP32 engines, timed interleaved with it. "
     note += "Steps that change weights alone keep the time of the step before."
     falls = Html("")
     if len(steps) > 1:
-        charts = [chart(name, f"{title} after each step", 110 + 38 * len(_step_totals(d, name)[1])) for name, title in _waterfalls(d).items()]
+        charts = [
+            render_chart(name, f"{title} after each step", 110 + 38 * len(_step_totals(d, name)[1])) for name, title in _list_waterfalls(d).items()
+        ]
         falls = tag("div", *charts, class_="pairs")
-    return Html(tag("h2", "What each step gave") + falls + table(head, rows, right=range(2, 7)) + tag("p", note, class_="dim"))
+    return Html(tag("h2", "What each step gave") + falls + render_table(head, rows, right=range(2, 7)) + tag("p", note, class_="dim"))
 
 
-def _layers(d: Data) -> Html:
+def _render_layers(d: Data) -> Html:
     rows = d["layers"]
     if not rows:
         return Html("")
     most = max([r["before_ms"] or 0.0 for r in rows] + [r["after_ms"] or 0.0 for r in rows]) or 1.0
     cells = [
-        (shorten_name(r["name"]), bar((r["before_ms"] or 0) / most, "before"), number(r["before_ms"]), bar((r["after_ms"] or 0) / most),
-         number(r["after_ms"]), r["before"] or "-", r["after"] or "-")
+        (shorten_name(r["name"]), render_bar((r["before_ms"] or 0) / most, "before"), format_digits(r["before_ms"]), render_bar((r["after_ms"] or 0) / most),
+         format_digits(r["after_ms"]), r["before"] or "-", r["after"] or "-")
         for r in rows
     ]  # fmt: skip
     head = ("nodes of the model", "", "before ms", "", "after ms", "kernel before", "kernel after")
     note = "Times of single layers as their builds measured them (reformats between layers apart): their sum is not the engine's time."
-    return Html(tag("h2", "Layer by layer") + table(head, cells, right=(2, 4)) + tag("p", note, class_="dim"))
+    return Html(tag("h2", "Layer by layer") + render_table(head, cells, right=(2, 4)) + tag("p", note, class_="dim"))
 
 
-def _trials(d: Data) -> Html:
+def _render_trials(d: Data) -> Html:
     rows, classes = [], []
     for t in d["trials"]:
         ok = t["state"] == "done"
@@ -268,7 +287,12 @@ def _trials(d: Data) -> Html:
         figures: list[Any] = ["-"] * 4
         if ok:
             ms = t["latency"]
-            figures = [Html(_ratio(ms) + busy), number(ms["median_ms"]), number(t["metric"]["value"], 4), number(t["seconds"])]
+            figures = [
+                Html(_render_ratio(ms) + busy),
+                format_digits(ms["median_ms"]),
+                format_digits(t["metric"]["value"], 4),
+                format_digits(t["seconds"]),
+            ]
         rows.append((t["number"], _join_lines(t["what"]), *figures, t["verdict"]))
         classes.append("failed" if not ok else "chosen" if t["kept"] else "rejected" if t["same_as"] is not None or not t["met"] else None)
     cuts = [tag("li", tag("b", name), ": ", what) for name, what in d.get("classes", {}).items()]
@@ -277,7 +301,7 @@ def _trials(d: Data) -> Html:
     more = tag("p", "Not searched over:") + tag("ul", *left) if left else ""
     field = tag("input", id="filter", data_table="trials", placeholder="show only trials with…", aria_label="filter the trials")
     return tag("section", tag("h2", "Tried, kept and rejected"), tag("p", field),
-               tag("div", table(("trial", "what", "x original", "median ms", d["metric"], "took s", "what became of it"), rows, right=(0, 2, 3, 4, 5),
+               tag("div", render_table(("trial", "what", "x original", "median ms", d["metric"], "took s", "what became of it"), rows, right=(0, 2, 3, 4, 5),
                                 classes=classes), class_="limited"), Html(explained), Html(more), id="trials")  # fmt: skip
 
 
@@ -302,9 +326,9 @@ def _format_date(date: str) -> str:
 
 
 def _format_seconds(seconds: float) -> str:
-    return number(seconds) if seconds >= 0.1 else "< 0.1"
+    return format_digits(seconds) if seconds >= 0.1 else "< 0.1"
 
 
-def _minutes(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
 

@@ -10,16 +10,16 @@ from math import ceil, exp, floor, log, log2, log10
 from typing import Any
 
 from whet.inspector.summary import shorten_name
-from whet.report._figures import PALETTE, Figure, figure, lines
-from whet.report._html import Html, h, number, table, tag
-from whet.report._page import chart, make_page
+from whet.report._figures import PALETTE, Figure, format_hover, make_figure
+from whet.report._html import Html, format_digits, h, render_table, tag
+from whet.report._page import make_page, render_chart
 
 Data = Mapping[str, Any]
 _NOTHING = "No layer has both a dense and a sparse tactic."
 _MARGIN = 0.2  # powers of two left and right of the points
 
 
-def sparsity_page(data: Data, *, title: str = "2:4 sparsity") -> str:
+def render_sparsity_page(data: Data, *, title: str = "2:4 sparsity") -> str:
     """The page as self-contained HTML. `data`: {"settings": [...]} as `whet sparsity --json` prints it, one setting per batch and precision.
 
     Raises UsageError if plotly is not installed.
@@ -28,30 +28,31 @@ def sparsity_page(data: Data, *, title: str = "2:4 sparsity") -> str:
     nodes = list(dict.fromkeys(x["node"] for s in settings for x in s["layers"]))
     keys = {node: str(k) for k, node in enumerate(nodes)}
     timed = [s for s in settings if any(x["speedup"] for x in s["layers"])]
-    figures = {f"setting{k}": _speedups(timed, k, keys) for k in range(len(timed))}
+    figures = {f"setting{k}": _plot_speedups(timed, k, keys) for k in range(len(timed))}
     note = "A point is a layer; a line connects the geometric means of one kind of layers. Above the dashed line the sparse kernel is faster."
     plots = [
-        tag("section", tag("h3", _label(s)), chart(f"setting{k}", f"Speed-up of 2:4 sparse kernels, {_label(s)}", 320)) for k, s in enumerate(timed)
+        tag("section", tag("h3", _label(s)), render_chart(f"setting{k}", f"Speed-up of 2:4 sparse kernels, {_label(s)}", 320))
+        for k, s in enumerate(timed)
     ]
     body = [
         tag("h1", title),
         tag("p", f"2:4 sparse against dense kernels on {settings[0]['backend']}, as if the weights of each layer were 2:4 already.", class_="dim"),
-        _verdicts(settings),
+        _render_verdicts(settings),
         *(tag("p", text, class_="dim") for text in dict.fromkeys(s["load"] for s in settings) if text),
         tag("h2", "Speed-up over the input channels"),
         *([tag("p", note, class_="dim"), tag("div", *plots, class_="pairs")] if plots else [tag("p", _NOTHING)]),
         tag("h2", "Sum of the layers, and whole engines"),
-        _settings(settings),
+        _render_settings(settings),
         tag("h2", "Layers"),
         tag("p", "Speed-up: dense over sparse time. Removed: the share of the weights' magnitude that 2:4 takes.", class_="dim"),
         tag(
             "div",
-            tag("section", _filter_field(), tag("div", _layers(settings, keys), class_="limited"), id="layers"),
+            tag("section", _filter_field(), tag("div", _render_layers(settings, keys), class_="limited"), id="layers"),
             tag("div", tag("p", "Select a row."), id="detail", aria_live="polite"),
             class_="columns",
         ),
     ]
-    return make_page(f"whet: {title}", Html("\n".join(body)), figures, {key: _detail(settings, node) for node, key in keys.items()})
+    return make_page(f"whet: {title}", Html("\n".join(body)), figures, {key: _render_detail(settings, node) for node, key in keys.items()})
 
 
 def _label(s: Data) -> str:
@@ -63,7 +64,7 @@ def _filter_field() -> Html:
     return tag("p", tag("input", id="filter", data_table="layers", placeholder="show only layers with…", aria_label="filter the layers"))
 
 
-def _verdicts(settings: Sequence[Data]) -> Html:
+def _render_verdicts(settings: Sequence[Data]) -> Html:
     """Each verdict once, with the settings that it is for."""
     labels: dict[str, list[str]] = {}
     for s in settings:
@@ -73,7 +74,7 @@ def _verdicts(settings: Sequence[Data]) -> Html:
     return tag("ul", *(tag("li", tag("b", "; ".join(names)), ": ", verdict) for verdict, names in labels.items()))
 
 
-def _speedups(settings: Sequence[Data], index: int, keys: Mapping[str, str]) -> Figure:
+def _plot_speedups(settings: Sequence[Data], index: int, keys: Mapping[str, str]) -> Figure:
     """The speed-up of each layer of one setting. All settings have equal axes and colours."""
     layers = [x for s in settings for x in s["layers"] if x["speedup"]]
     kinds = sorted({x["kind"] for x in layers}, key=lambda kind: (kind == "linear", kind))
@@ -93,13 +94,13 @@ def _speedups(settings: Sequence[Data], index: int, keys: Mapping[str, str]) -> 
              "hoverinfo": "skip", "showlegend": False, "legendgroup": kind},
             {"type": "scatter", "mode": "markers", "name": str(h(kind)), "legendgroup": kind, "x": [x["in_channels"] for x in members],
              "y": [x["speedup"] for x in members], "customdata": [keys[x["node"]] for x in members], "hoverinfo": "text", "cliponaxis": False,
-             "hovertext": [_hover(x) for x in members], "marker": {"color": color, "size": 9, "opacity": 0.8}},
+             "hovertext": [_format_layer_hover(x) for x in members], "marker": {"color": color, "size": 9, "opacity": 0.8}},
         ]  # fmt: skip
     powers = [2**p for p in range(first, last + 1)]
     dashed = {"color": "--fg", "dash": "dash", "width": 1}
     equal = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "line": dashed, "layer": "below"}
     visible = [log10(2 ** (first - _MARGIN)), log10(2 ** (last + _MARGIN))]  # plotly takes the logarithms
-    return figure(
+    return make_figure(
         traces,
         showlegend=True,
         shapes=[equal],
@@ -109,12 +110,12 @@ def _speedups(settings: Sequence[Data], index: int, keys: Mapping[str, str]) -> 
     )  # fmt: skip
 
 
-def _hover(x: Data) -> str:
+def _format_layer_hover(x: Data) -> str:
     times = f"dense {x['dense_ms']:.4f} ms, sparse {x['sparse_ms']:.4f} ms"
-    return lines(x["node"], f"{x['speedup']:.2f}x at {x['in_channels']} input channels", times, x["reason"])
+    return format_hover(x["node"], f"{x['speedup']:.2f}x at {x['in_channels']} input channels", times, x["reason"])
 
 
-def _settings(settings: Sequence[Data]) -> Html:
+def _render_settings(settings: Sequence[Data]) -> Html:
     """The prediction and the measured engines of each setting."""
     head = ("setting", "layers ms", "saved ms", "predicted", "engine ms", "engine with 2:4 ms", "measured", "95 % interval")
     rows = []
@@ -123,20 +124,27 @@ def _settings(settings: Sequence[Data]) -> Html:
         measured = ("-",) * 4
         if e is not None:
             low, high = e["saved_interval"]
-            measured = (number(e["dense_ms"], 4), number(e["sparse_ms"], 4), f"{e['measured_share']:+.1%}", f"{low:+.1%} to {high:+.1%}")
-        rows.append((_label(s), number(s["total_ms"] + s["other_ms"], 4), number(s["saved_ms"]), f"{s['predicted_share']:.1%}", *measured))
-    return table(head, rows, right=range(1, len(head)))
+            measured = (
+                format_digits(e["dense_ms"], 4),
+                format_digits(e["sparse_ms"], 4),
+                f"{e['measured_share']:+.1%}",
+                f"{low:+.1%} to {high:+.1%}",
+            )
+        rows.append(
+            (_label(s), format_digits(s["total_ms"] + s["other_ms"], 4), format_digits(s["saved_ms"]), f"{s['predicted_share']:.1%}", *measured)
+        )
+    return render_table(head, rows, right=range(1, len(head)))
 
 
 def _find(s: Data, node: str) -> Data | None:
     return next((x for x in s["layers"] if x["node"] == node), None)
 
 
-def _gain(x: Data | None) -> str:
+def _format_gain(x: Data | None) -> str:
     return "-" if x is None or x["speedup"] is None else f"{x['speedup']:.2f}x"
 
 
-def _layers(settings: Sequence[Data], keys: Mapping[str, str]) -> Html:
+def _render_layers(settings: Sequence[Data], keys: Mapping[str, str]) -> Html:
     """A row per layer with its speed-up in each setting; dim if 2:4 pays in none."""
     rows, classes = [], []
     for node in keys:
@@ -144,20 +152,23 @@ def _layers(settings: Sequence[Data], keys: Mapping[str, str]) -> Html:
         known = [x for x in found if x is not None]
         x = known[0]
         removed = "-" if x["removed_magnitude"] is None else f"{x['removed_magnitude']:.0%}"
-        rows.append((shorten_name(node), x["kind"], f"{x['in_channels']}-{x['out_channels']}", removed, *map(_gain, found)))
+        rows.append((shorten_name(node), x["kind"], f"{x['in_channels']}-{x['out_channels']}", removed, *map(_format_gain, found)))
         classes.append(None if any(x["saved_ms"] > 0 for x in known) else "rejected")
     head = ("layer", "kernel", "channels", "removed", *map(_label, settings))
-    return table(head, rows, right=range(2, len(head)), classes=classes, keys=list(keys.values()))
+    return render_table(head, rows, right=range(2, len(head)), classes=classes, keys=list(keys.values()))
 
 
-def _detail(settings: Sequence[Data], node: str) -> Html:
+def _render_detail(settings: Sequence[Data], node: str) -> Html:
     """Times and the result of a layer in each setting."""
     parts = [tag("h3", node)]
     for s in settings:
         x = _find(s, node)
         if x is None:
             continue
-        rows = [("dense", number(x["dense_ms"], 4), x["dense_tactic"] or "-"), ("2:4", number(x["sparse_ms"], 4), x["sparse_tactic"] or "-")]
-        result = x["reason"] or f"saves {number(x['saved_ms'])} ms"
-        parts += [tag("h3", _label(s)), tag("p", result), table(("weights", "ms", "tactic"), rows, right=(1,))]
+        rows = [
+            ("dense", format_digits(x["dense_ms"], 4), x["dense_tactic"] or "-"),
+            ("2:4", format_digits(x["sparse_ms"], 4), x["sparse_tactic"] or "-"),
+        ]
+        result = x["reason"] or f"saves {format_digits(x['saved_ms'])} ms"
+        parts += [tag("h3", _label(s)), tag("p", result), render_table(("weights", "ms", "tactic"), rows, right=(1,))]
     return Html("".join(parts))

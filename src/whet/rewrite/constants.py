@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from whet.network import F64, DType, Tensor, Weight
-from whet.ops._origin import express, literal
+from whet.ops._origin import express, make_literal
 
 
 def to_float64(w: Weight) -> Weight:
@@ -25,14 +25,14 @@ def reshape_weight(w: Weight, shape: tuple[int, ...]) -> Weight:
     return w if w.array.shape == shape else express("Reshape", w, shape=shape)
 
 
-def along_axis(w: Weight, axis: int, rank: int) -> Weight:
+def reshape_along_axis(w: Weight, axis: int, rank: int) -> Weight:
     """A vector as a tensor of `rank` dimensions that broadcasts along all axes but `axis`."""
     return reshape_weight(w, tuple(w.array.size if i == axis else 1 for i in range(rank)))
 
 
-def scalar_weight(value: float, dtype: DType = F64) -> Weight:
+def make_scalar_weight(value: float, dtype: DType = F64) -> Weight:
     """A scalar constant that a pass introduces."""
-    return literal(np.array(value), dtype)
+    return make_literal(np.array(value), dtype)
 
 
 def scalar_value(t: Tensor | None) -> float | None:
@@ -48,14 +48,14 @@ def is_scalar(t: Tensor | None, value: float, rtol: float = 1e-6) -> bool:
     return number is not None and abs(number - value) <= rtol * abs(value)
 
 
-def equal_weights(a: Tensor | None, b: Tensor | None) -> bool:
+def are_equal_weights(a: Tensor | None, b: Tensor | None) -> bool:
     """True if two constants hold the same type and bytes."""
     if a is None or b is None or a is b:
         return a is b
     return a.weight is not None and b.weight is not None and a.weight.digest == b.weight.digest
 
 
-def fingerprint(t: Tensor) -> object:
+def compute_fingerprint(t: Tensor) -> object:
     """A cheap hash key: the type and a sample of the bytes. Constants with equal keys are compared by digest."""
     flat = t.array().reshape(-1)
     return (str(t.type), flat[:: max(1, flat.size // 32)].tobytes())
@@ -80,5 +80,5 @@ def gather_padded(w: Weight, axis: int, layout: np.ndarray, value: float = 0) ->
     only_appends = bool((layout[:n] == np.arange(n)).all())
     pads = [0] * 2 * w.array.ndim
     pads[w.array.ndim + axis] = added if only_appends else 1
-    padded = express("Pad", w, None, literal(np.array(value, w.array.dtype)), pads=tuple(pads))
-    return padded if only_appends else express("Gather", padded, literal(np.where(layout < 0, n, layout).astype(np.int64)), axis=axis)
+    padded = express("Pad", w, None, make_literal(np.array(value, w.array.dtype)), pads=tuple(pads))
+    return padded if only_appends else express("Gather", padded, make_literal(np.where(layout < 0, n, layout).astype(np.int64)), axis=axis)

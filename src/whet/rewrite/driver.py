@@ -76,14 +76,14 @@ def run_passes(
     chosen = list(passes) if passes is not None else select()
     log = PassLog(order=[p.name for p in chosen])
     budget = FoldBudget.of(net)
-    for part in (*_regions(net), net):
+    for part in (*_list_regions(net), net):
         _Run(part, net, log, check, keep, refuses, channel_alignment, budget, watch).run_phases(chosen)
     return log
 
 
-def _regions(net: Network) -> list[Network]:
+def _list_regions(net: Network) -> list[Network]:
     """The regions of If, Loop and Scan layers, innermost first."""
-    return [x for layer in net.layers if layer.op != "Fused" for r in layer.regions.values() for x in (*_regions(r), r)]
+    return [x for layer in net.layers if layer.op != "Fused" for r in layer.regions.values() for x in (*_list_regions(r), r)]
 
 
 class _Run:

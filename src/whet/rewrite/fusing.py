@@ -30,7 +30,7 @@ def fuse_flat(g: Graph, kind: str, *members: Layer) -> Tensor:
     inside: dict[Tensor, Tensor] = {}
     inputs: list[Tensor] = []
 
-    def inner(t: Tensor | None) -> Tensor | None:
+    def map_outer_tensor(t: Tensor | None) -> Tensor | None:
         if t is None:
             return None
         if t not in inside:
@@ -40,7 +40,7 @@ def fuse_flat(g: Graph, kind: str, *members: Layer) -> Tensor:
 
     def copy(layer: Layer) -> None:
         copied = body.add_layer(
-            layer.op, [inner(t) for t in layer.inputs], layer.attrs, name=layer.name, outputs=[t.name for t in layer.outputs],
+            layer.op, [map_outer_tensor(t) for t in layer.inputs], layer.attrs, name=layer.name, outputs=[t.name for t in layer.outputs],
             sources=layer.sources,
         )  # fmt: skip
         inside.update(zip(layer.outputs, copied.outputs, strict=True))
@@ -51,7 +51,7 @@ def fuse_flat(g: Graph, kind: str, *members: Layer) -> Tensor:
             continue
         inlined = m.regions["body"]
         for own, outer in zip(inlined.inputs, m.inputs, strict=True):
-            t = inner(outer)
+            t = map_outer_tensor(outer)
             if t is None:
                 raise NetworkError(f"fused layer '{m.name}' has an absent input")
             inside[own] = t
@@ -97,7 +97,7 @@ def _add_body_input(body: Network, outer: Tensor) -> Tensor:
     return t
 
 
-def root_op(layer: Layer | None, ops: tuple[str, ...]) -> str:
+def find_root_op(layer: Layer | None, ops: tuple[str, ...]) -> str:
     """The operation or kind of `layer` if it is one of `ops`, else "". A fused layer has its composite kind."""
     if layer is None:
         return ""
@@ -105,7 +105,7 @@ def root_op(layer: Layer | None, ops: tuple[str, ...]) -> str:
     return op if op in ops else ""
 
 
-def epilogue_steps(layer: Layer) -> list[str]:
+def list_epilogue_steps(layer: Layer) -> list[str]:
     """The epilogue of a fused layer as "scale", "bias", "activation" and "add" in order; empty for a plain layer."""
     if layer.op != "Fused":
         return []
@@ -127,10 +127,10 @@ def epilogue_steps(layer: Layer) -> list[str]:
 
 def is_conv(layer: Layer | None) -> bool:
     """True if the layer is a convolution, alone or with an epilogue."""
-    return root_op(layer, ("Conv",)) == "Conv"
+    return find_root_op(layer, ("Conv",)) == "Conv"
 
 
-def inner_conv(layer: Layer) -> Layer:
+def find_inner_conv(layer: Layer) -> Layer:
     """The Conv of a convolution layer: the layer itself, or the one in its body."""
     return layer if layer.op == "Conv" else next(x for x in layer.regions["body"].layers if x.op == "Conv")
 
@@ -143,12 +143,12 @@ def outer_tensor(layer: Layer, inner: Tensor | None) -> Tensor | None:
     return None if inner is None else dict(zip(body.inputs, layer.inputs, strict=True)).get(inner)
 
 
-def conv_input(layer: Layer) -> Tensor | None:
+def find_conv_input(layer: Layer) -> Tensor | None:
     """The activation that a convolution layer reads; None when its body computes it."""
-    return outer_tensor(layer, inner_conv(layer).inputs[0])
+    return outer_tensor(layer, find_inner_conv(layer).inputs[0])
 
 
-def conv_weights(conv: Layer) -> Tensor | None:
+def find_conv_weights(conv: Layer) -> Tensor | None:
     """The weights of a two-dimensional Conv [filters, channels / group, height, width]; None for other ranks."""
     w = conv.inputs[1]
     return w if w is not None and w.type.rank == 4 else None
@@ -156,7 +156,7 @@ def conv_weights(conv: Layer) -> Tensor | None:
 
 def is_pointwise_conv(conv: Layer) -> bool:
     """True if a Conv is 1x1 with stride 1 and no padding."""
-    w, a = conv_weights(conv), conv.attrs
+    w, a = find_conv_weights(conv), conv.attrs
     return w is not None and w.shape[2:] == (1, 1) and set(a.get("strides") or (1,)) == {1} and not any(a.get("pads") or ())
 
 
@@ -166,27 +166,27 @@ def has_few_channels(conv: Layer, limit: int) -> bool:
     return x is not None and isinstance(x.shape[1], int) and x.shape[1] <= limit
 
 
-def conv_before_pointwise(g: Graph, layer: Layer) -> tuple[Layer, Tensor] | None:
+def find_conv_before_pointwise(g: Graph, layer: Layer) -> tuple[Layer, Tensor] | None:
     """For a pointwise convolution that reads another convolution's result: (the producing layer, the tensor between). Else None."""
-    if not is_conv(layer) or not is_pointwise_conv(inner_conv(layer)):
+    if not is_conv(layer) or not is_pointwise_conv(find_inner_conv(layer)):
         return None
-    value = conv_input(layer)
+    value = find_conv_input(layer)
     first = g.maker(value)
     return None if value is None or first is None or not is_conv(first) else (first, value)
 
 
 def fuse_conv_pair(g: Graph, kind: str, first: Layer, value: Tensor, layer: Layer) -> Tensor | Skip:
-    """Fuses both convolutions that `conv_before_pointwise` found, nested, or returns why they cannot be fused."""
-    if reason := fusion_obstacle(g, value, layer):
+    """Fuses both convolutions that `find_conv_before_pointwise` found, nested, or returns why they cannot be fused."""
+    if reason := find_fusion_obstacle(g, value, layer):
         return Skip(reason)
-    if "add" in epilogue_steps(first):
+    if "add" in list_epilogue_steps(first):
         return Skip(f"the epilogue of '{first.name}' adds a residual")
-    if inner_conv(layer).attrs["group"] != 1:
+    if find_inner_conv(layer).attrs["group"] != 1:
         return Skip("the second convolution has groups too")
     return fuse_nested(g, kind, first, layer)
 
 
-def fusion_obstacle(g: Graph, value: Tensor, *readers: Layer) -> str | None:
+def find_fusion_obstacle(g: Graph, value: Tensor, *readers: Layer) -> str | None:
     """Why `readers` cannot be fused with the layer that produces `value`, whatever they compute; None when they might."""
     if not value.dtype.is_float:
         return f"%{value.name} is {value.dtype}: only floating point is fused"
@@ -197,12 +197,12 @@ def fuse_activation(g: Graph, layer: Layer, roots: tuple[str, ...]) -> Tensor | 
     """The common rule of `fuse_*_activation`: appends an activation to the epilogue of the root operation that produces its input."""
     x = layer.inputs[0]
     head = g.maker(x)
-    root = root_op(head, roots)
+    root = find_root_op(head, roots)
     if head is None or not root or x is None:
         return None
-    if reason := fusion_obstacle(g, x, layer):
+    if reason := find_fusion_obstacle(g, x, layer):
         return Skip(reason)
-    if epilogue_steps(head)[-1:] == ["activation"]:
+    if list_epilogue_steps(head)[-1:] == ["activation"]:
         return Skip(f"the epilogue of '{head.name}' ends with an activation already")
     for t in layer.inputs[1:]:
         if t is not None and not t.is_constant:
@@ -224,17 +224,17 @@ def fuse_add(g: Graph, layer: Layer, roots: tuple[str, ...]) -> Tensor | Skip | 
     When both inputs come from such layers, the later one is chosen: the other value has been computed by then.
     """
     heads = [(g.maker(t), t, layer.inputs[1 - i]) for i, t in enumerate(layer.inputs)]
-    candidates = [(head, t, other) for head, t, other in heads if head is not None and t is not None and root_op(head, roots)]
+    candidates = [(head, t, other) for head, t, other in heads if head is not None and t is not None and find_root_op(head, roots)]
     skip: Skip | None = None
     for head, value, other in sorted(candidates, key=lambda c: -g.position(c[0])):
-        reason = fusion_obstacle(g, value, layer)
+        reason = find_fusion_obstacle(g, value, layer)
         if other is None or value is other:
             reason = f"%{value.name} is added to itself"
         elif value.type != layer.output.type or other.type != value.type:
             reason = f"%{value.name}: {value.type} and %{other.name}: {other.type} broadcast"
-        elif "add" in epilogue_steps(head):
+        elif "add" in list_epilogue_steps(head):
             reason = reason or f"the epilogue of '{head.name}' has an Add already"
         if reason is None:
-            return fuse_flat(g, root_op(head, roots), head, layer)
+            return fuse_flat(g, find_root_op(head, roots), head, layer)
         skip = skip or Skip(reason)
     return skip

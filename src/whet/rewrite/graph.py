@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.network import Dim, Layer, Network, Tensor, Weight, symbols
+from whet.network import Dim, Layer, Network, Tensor, Weight, find_symbols
 from whet.ops import FoldBudget
 
 
@@ -90,7 +90,7 @@ class Graph:
 
     def is_sized(self, dims: Iterable[Dim]) -> bool:
         """True if the inputs' shapes determine all symbols in `dims` (values carried by a Loop and data-dependent sizes are not determined)."""
-        return set().union(*(symbols(d) for d in dims)) <= self.root.symbols()
+        return set().union(*(find_symbols(d) for d in dims)) <= self.root.symbols()
 
     # additions
 

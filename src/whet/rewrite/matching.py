@@ -38,14 +38,14 @@ def _multiply(g: Graph, t: Tensor, product: Product, *, is_root: bool = False) -
             return
         product.layers.append(layer)
         product.number /= number
-        _operand(g, a, product)
+        _multiply_operand(g, a, product)
         return
     product.layers.append(layer)
-    _operand(g, a, product)
-    _operand(g, b, product)
+    _multiply_operand(g, a, product)
+    _multiply_operand(g, b, product)
 
 
-def _operand(g: Graph, t: Tensor | None, product: Product) -> None:
+def _multiply_operand(g: Graph, t: Tensor | None, product: Product) -> None:
     number = scalar_value(t)
     if number is not None:
         product.number *= number
@@ -75,7 +75,7 @@ def match_add_constant(g: Graph, t: Tensor | None, number: float) -> Tensor | No
     return None
 
 
-def maker_of_op(g: Graph, t: Tensor | None, op: str) -> Layer | None:
+def find_maker_of_op(g: Graph, t: Tensor | None, op: str) -> Layer | None:
     """The layer that produces `t` if it has this operation; None otherwise."""
     layer = g.maker(t)
     return layer if layer is not None and layer.op == op else None
@@ -97,7 +97,7 @@ def match_inverse_root(g: Graph, t: Tensor | None, *, inverted: bool) -> tuple[T
     return None if inner is None else (inner[0], [layer, *inner[1]])
 
 
-def interior_escapes(g: Graph, root: Layer, interior: list[Layer]) -> str | None:
+def find_interior_escape(g: Graph, root: Layer, interior: list[Layer]) -> str | None:
     """Why the layers of a matched pattern cannot be removed: an intermediate value is an output or read outside. None when they can."""
     inside = {root, *interior}
     for layer in interior:

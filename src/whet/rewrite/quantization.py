@@ -11,8 +11,8 @@ import numpy as np
 from whet.network import F8E4M3, I8, U8, DType, Layer, Tensor, Weight
 from whet.ops import get_op
 from whet.ops._origin import express
-from whet.ops.quantize_linear import output_dtype
-from whet.rewrite.fusing import CONVS, PRODUCTS, root_op
+from whet.ops.quantize_linear import get_output_dtype
+from whet.rewrite.fusing import CONVS, PRODUCTS, find_root_op
 from whet.rewrite.graph import Graph
 
 WEIGHTED = (*CONVS, *PRODUCTS)
@@ -35,12 +35,12 @@ class Scales:
         return self.axis is None and not self.block
 
 
-def scales_of(layer: Layer) -> Scales | None:
+def find_scales(layer: Layer) -> Scales | None:
     """The scales of a Q or DQ layer; None when they are computed at run time."""
     scale, zero = layer.inputs[1], layer.input(2)
     if scale is None or scale.weight is None or (zero is not None and zero.weight is None):
         return None
-    dtype = output_dtype(layer) if layer.op == "QuantizeLinear" else layer.needs(0).dtype
+    dtype = get_output_dtype(layer) if layer.op == "QuantizeLinear" else layer.needs(0).dtype
     values = np.asarray(scale.array(), np.float64).reshape(-1)
     per_tensor = values.size == 1 and not layer.attrs["block_size"]
     zeros = None if zero is None or not np.any(zero.array()) else np.ascontiguousarray(zero.array()).tobytes()
@@ -49,7 +49,7 @@ def scales_of(layer: Layer) -> Scales | None:
     return Scales(dtype, values.tobytes(), zeros, axis, layer.attrs["block_size"])
 
 
-def dequantizer(g: Graph, t: Tensor | None) -> Layer | None:
+def find_dequantizer(g: Graph, t: Tensor | None) -> Layer | None:
     """The DequantizeLinear that produces `t`, or None."""
     layer = g.maker(t)
     return layer if layer is not None and layer.op == "DequantizeLinear" else None
@@ -60,12 +60,12 @@ def scale_inputs(layer: Layer) -> tuple[Tensor | None, ...]:
     return layer.inputs[1:]
 
 
-def activation_obstacle(layer: Layer) -> str | None:
+def find_activation_obstacle(layer: Layer) -> str | None:
     """Why the Q or DQ layer of an activation cannot be part of a quantized layer; None when it can.
 
     It needs one constant scale and 8 bits; float8 e4m3 must saturate and have no zero point.
     """
-    scales = scales_of(layer)
+    scales = find_scales(layer)
     name = "%" + (layer.output.name if layer.op == "QuantizeLinear" else layer.needs(0).name)
     if scales is None:
         return f"the scale of {name} is computed at run time"
@@ -78,14 +78,14 @@ def activation_obstacle(layer: Layer) -> str | None:
     return None
 
 
-def weights_obstacle(root: str, attrs: Mapping[str, Any], dq: Layer) -> str | None:
+def find_weights_obstacle(root: str, attrs: Mapping[str, Any], dq: Layer) -> str | None:
     """Why the dequantized weights of a `root` operation cannot be part of a quantized layer; None when they can.
 
     They must be i8 or e4m3, symmetric, with one scale or one per output channel.
     """
-    w, scales = dq.needs(0), scales_of(dq)
+    w, scales = dq.needs(0), find_scales(dq)
     if w.weight is None:
-        return activation_obstacle(dq) if root == "MatMul" else f"the weights %{w.name} are computed at run time"
+        return find_activation_obstacle(dq) if root == "MatMul" else f"the weights %{w.name} are computed at run time"
     if scales is None:
         return f"the scales of %{w.name} are computed at run time"
     if scales.dtype not in (I8, F8E4M3):
@@ -102,41 +102,41 @@ def weights_obstacle(root: str, attrs: Mapping[str, Any], dq: Layer) -> str | No
     return None
 
 
-def quantized_members(g: Graph, head: Layer) -> list[Layer] | str | None:
+def find_quantized_members(g: Graph, head: Layer) -> list[Layer] | str | None:
     """The DQ layers that become part of the quantized form of a Conv, Gemm or MatMul (plain, or fused with its epilogue).
 
     None when neither its input nor its weights are dequantized, or when it is quantized already. A reason when only a part of it can be quantized.
     """
-    root = root_op(head, WEIGHTED)
+    root = find_root_op(head, WEIGHTED)
     if not root:
         return None
-    own, outer = _root_layer(head)
+    own, outer = _find_root_layer(head)
     if own is None:
         return None
     x, w = (None if t is None else outer.get(t) for t in own.inputs[:2])
-    left, right = dequantizer(g, x), dequantizer(g, w)
+    left, right = find_dequantizer(g, x), find_dequantizer(g, w)
     if left is None and right is None:
         return None
     if left is None:
         return f"%{x.name if x else '?'} is not quantized, the weights of '{head.name}' are: put Q/DQ before it"
     if right is None:
         return f"the weights of '{head.name}' are not quantized, its input is: put Q/DQ on them"
-    if reason := activation_obstacle(left) or weights_obstacle(root, own.attrs, right):
+    if reason := find_activation_obstacle(left) or find_weights_obstacle(root, own.attrs, right):
         return reason
     data, weights = (dq.needs(0).dtype for dq in (left, right))
     if (data == F8E4M3) != (weights == F8E4M3):
         return f"the input of '{head.name}' is {data}, its weights are {weights}: products are of integers or of float8"
     members: dict[Layer, None] = {left: None, right: None}
     for t in head.inputs:
-        dq = dequantizer(g, t)
+        dq = find_dequantizer(g, t)
         if dq is not None and dq not in members:
-            if reason := activation_obstacle(dq):
+            if reason := find_activation_obstacle(dq):
                 return reason
             members[dq] = None
     return list(members)
 
 
-def _root_layer(head: Layer) -> tuple[Layer | None, dict[Tensor, Tensor | None]]:
+def _find_root_layer(head: Layer) -> tuple[Layer | None, dict[Tensor, Tensor | None]]:
     """(the root operation, the outer tensor of each tensor that it reads); None for a layer that is quantized already."""
     if head.op != "Fused":
         return head, {t: t for t in head.inputs if t is not None}

@@ -84,7 +84,7 @@ def rule(*ops: str, phase: Phase, after: Sequence[str] = (), level: int = 1, com
     """Decorator: registers a rule for layers of these operations ("*": all, "Fused": fused layers) under the function's name."""
 
     def decorate(f: Rule) -> Rule:
-        register(Pass(f.__name__, phase, f, ops, tuple(after), level, _summary(f), composite))
+        register(Pass(f.__name__, phase, f, ops, tuple(after), level, _get_summary(f), composite))
         return f
 
     return decorate
@@ -94,13 +94,13 @@ def network_pass(*, phase: Phase, after: Sequence[str] = (), level: int = 1) -> 
     """Decorator: registers a whole-network pass under the function's name."""
 
     def decorate(f: NetworkPass) -> NetworkPass:
-        register(Pass(f.__name__, phase, f, None, tuple(after), level, _summary(f)))
+        register(Pass(f.__name__, phase, f, None, tuple(after), level, _get_summary(f)))
         return f
 
     return decorate
 
 
-def _summary(f: Any) -> str:
+def _get_summary(f: Any) -> str:
     """The first line of a function's docstring, or of its module's."""
     doc = f.__doc__ or sys.modules[f.__module__].__doc__ or ""
     return doc.strip().splitlines()[0] if doc.strip() else ""

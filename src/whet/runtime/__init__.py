@@ -2,7 +2,7 @@
 
 from whet.runtime.context import Context
 from whet.runtime.engine import Engine, EngineWarning, Memory, Runtime, list_machine_differences
-from whet.runtime.memory import WeightStore, aligned_empty
+from whet.runtime.memory import WeightStore, allocate_aligned_array
 from whet.runtime.sample_parallel import SampleParallelEngine, bind, count_arena_bytes
 from whet.runtime.shape_trace import read_trace
 from whet.runtime.shaped import ShapedPlan, get_max_shapes, get_opt_shapes, map_storage
@@ -18,7 +18,7 @@ __all__ = [
     "SampleParallelEngine",
     "ShapedPlan",
     "WeightStore",
-    "aligned_empty",
+    "allocate_aligned_array",
     "bind",
     "count_arena_bytes",
     "get_max_shapes",

@@ -13,12 +13,12 @@ from whet.backends import Completion
 from whet.engine import LayerTimes, display_names, profile_suffix
 from whet.errors import BackendError, ContextError, NetworkError, ShapeError
 from whet.forks import make_lock
-from whet.network import Dim, Expr, evaluate, static_shape, symbols
+from whet.network import Dim, Expr, evaluate, find_symbols, static_shape
 from whet.registry import suggest_name
 from whet.runtime.arrays import UserArray, as_array, as_user_array, copy_in, copy_out, explain_copy, get_address, on_host
 from whet.runtime.dlpack import CPU, DeviceArray
 from whet.runtime.engine import Engine
-from whet.runtime.memory import ALIGNMENT, aligned_empty
+from whet.runtime.memory import ALIGNMENT, allocate_aligned_array
 from whet.runtime.profiles import find_nearest_profile, takes
 from whet.runtime.sample_parallel import bind_shapes, count_arena_bytes
 from whet.runtime.shaped import get_opt_shapes
@@ -106,7 +106,7 @@ class Context:
         env = self.engine.get_shaped_plan(self.profile_index, self._shapes).env
 
         def size(d: Dim) -> int:
-            return evaluate(d, env) if symbols(d) <= env.keys() else -1
+            return evaluate(d, env) if find_symbols(d) <= env.keys() else -1
 
         return {n: tuple(map(size, t.shape)) for n, t in self.engine.outputs.items()}
 
@@ -432,7 +432,7 @@ class Context:
         return ", ".join(f"{n}: {t}" for n, t in self.engine.inputs.items())
 
     def _make_aligned(self, shape: tuple[int, ...], name: str) -> np.ndarray:
-        a = aligned_empty(shape, self.engine.dtype(name).numpy)
+        a = allocate_aligned_array(shape, self.engine.dtype(name).numpy)
         a.fill(0)
         return a
 

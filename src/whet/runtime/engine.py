@@ -24,7 +24,7 @@ from whet.plugin_packages import list_version_changes
 from whet.runtime.calls import ContextPool, call_engine, call_with, name_inputs
 from whet.runtime.kernels import ConfigCheck, Planned, list_library_versions
 from whet.runtime.memory import WeightStore, read_bytes
-from whet.runtime.profiles import size_factor
+from whet.runtime.profiles import compute_size_factor
 from whet.runtime.sample_parallel import count_arena_bytes, plan_shapes
 from whet.runtime.shape_trace import ShapeTrace
 from whet.runtime.shaped import ShapedPlan, get_opt_shapes
@@ -359,7 +359,7 @@ class Engine:
     def _warn_of_far_shapes(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Warns once per profile of shapes that have little in common with those that its kernels were timed at."""
         tuned = self.plan.profiles[profile] if self.plan.profiles else None
-        if tuned is None or (factor := size_factor(tuned, shapes)) <= _FAR or profile in self._far:
+        if tuned is None or (factor := compute_size_factor(tuned, shapes)) <= _FAR or profile in self._far:
             return
         self._far.add(profile)
         at = [shapes, {n: s[1] for n, s in tuned.shapes.items()}]

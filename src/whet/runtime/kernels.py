@@ -11,7 +11,7 @@ from whet.errors import BackendError, BuildError, EngineError, WhetError
 from whet.network import DTYPES, FORMATS, Layer, format_fits, static_shape
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime.safe import SafeKernel
-from whet.tactics import TACTICS, Config, Kernel, Operand, Signature, Tactic, get_tactic, load_tactic, operand_bytes, tactics_of
+from whet.tactics import TACTICS, Config, Kernel, Operand, Signature, Tactic, count_operand_bytes, get_tactic, list_tactics, load_tactic
 
 _MAX_CONFIGS = 4  # configs of a tactic that a fallback tries
 _UNEXPECTED = (
@@ -188,7 +188,7 @@ def _fall_back(layer: Layer, choice: Choice, signature: Signature, backend: Back
     def order(t: Tactic) -> tuple[bool, bool, bool, bool, str]:
         return t.name != choice.tactic, "numpy" in t.name or "host_" in t.name, t.opt_in, not t.library, t.name
 
-    for t in sorted(tactics_of(backend.name), key=order):
+    for t in sorted(list_tactics(backend.name), key=order):
         try:
             return _check_sizes(Planned(layer, signature, _plan_first(t, layer, signature, None, backend), t.name, why))
         except WhetError:
@@ -205,7 +205,7 @@ def _check_sizes(p: Planned) -> Planned:
         ("output", p.layer.outputs, p.signature.outputs, p.kernel.outputs),
     ):
         for i, (t, o, size) in enumerate(zip(tensors, operands, sizes, strict=True)):
-            want = operand_bytes(t, o) if t is not None and o is not None else 0
+            want = count_operand_bytes(t, o) if t is not None and o is not None else 0
             if size not in (want, 0 if o is None else want):
                 raise BuildError(f"{p.tactic} takes {size} bytes for {kind} {i} of '{p.layer.name}', its format has {want}")
     return p

@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from whet.backends import Backend, Buffer
-from whet.backends.cpu.memory import array_at as array_at
+from whet.backends.cpu.memory import make_array_at as make_array_at
 from whet.errors import BackendError
 from whet.forks import make_lock
-from whet.network import DType, Weight, static_shape, stored_shape, to_stored
+from whet.network import DType, Weight, compute_stored_shape, static_shape, to_stored
 from whet.tactics import Operand, Packed
 
 _STEPS_AHEAD = 8
@@ -28,7 +28,7 @@ def align_size(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def allocate_aligned_array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An uninitialized 64-byte aligned array, which `Context.bind` accepts without copying."""
     dtype = np.dtype(dtype)
     nbytes = prod(shape) * dtype.itemsize
@@ -112,7 +112,7 @@ class WeightStore:
 
     def constant(self, weight: Weight, operand: Operand) -> Shared:
         """The buffer of a constant that a kernel reads as `operand`."""
-        shape = static_shape(stored_shape(operand.format, weight.array.shape))
+        shape = static_shape(compute_stored_shape(operand.format, weight.array.shape))
 
         def create() -> np.ndarray:
             return to_stored(_round_to_storage(weight.array, operand.dtype), operand.format)

@@ -27,7 +27,7 @@ def find_nearest_profile(plan: EnginePlan, shapes: Shapes) -> int | None:
     return min(fit, key=lambda k: _compute_distance(plan.profiles[k], shapes), default=None)
 
 
-def size_factor(profile: Profile, shapes: Shapes) -> float:
+def compute_size_factor(profile: Profile, shapes: Shapes) -> float:
     """By how much the elements of an input differ from those at the opt shapes, at least 1; the largest factor of all inputs."""
     sizes = [(prod(shape), prod(profile.shapes[name][1])) for name, shape in shapes.items() if name in profile.shapes]
     return max((max(a / b, b / a) for a, b in sizes if a and b), default=1.0)

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from whet.engine import EnginePlan, engine_bytes, make_probe, probe_differs, probe_inputs, probe_shapes, read_engine
-from whet.engine.weights import constants_of
+from whet.engine.weights import iterate_constants
 from whet.errors import EngineError, NetworkError
-from whet.network import Network, Origin, Tensor, TensorType, Weight, dtype_of
+from whet.network import Network, Origin, Tensor, TensorType, Weight, get_dtype
 from whet.ops import evaluate_origin, run_network
 from whet.runtime.engine import Engine, Runtime
 
@@ -105,7 +105,7 @@ def _reopen(engine: Engine, plan: EnginePlan, like: Network | None) -> Engine:
 
 def _iterate_constants(plan: EnginePlan) -> Iterator[Tensor]:
     for part in plan.by_profile():
-        yield from (t for t in constants_of(part.network) if t.weight is not None)
+        yield from (t for t in iterate_constants(part.network) if t.weight is not None)
 
 
 def _list_names(t: Tensor) -> set[str]:
@@ -133,7 +133,7 @@ def _check_weight(name: str, a: np.ndarray, sources: Mapping[str, np.ndarray | N
         known = ", ".join(sorted(sources)[:8]) + ", ..." * (len(sources) > 8)
         raise EngineError(f"refit: {name!r} cannot be replaced: {reason}. Build the engine again. Weights that can: {known}")
     old = sources[name]
-    if old is not None and (old.shape != a.shape or dtype_of(old) != dtype_of(a)):
+    if old is not None and (old.shape != a.shape or get_dtype(old) != get_dtype(a)):
         raise EngineError(f"refit: {name!r} is {Weight(old).type} in the engine, the new values are {Weight(a).type}; they must agree")
 
 
@@ -146,7 +146,7 @@ def _recompute(t: Tensor, w: Weight, values: Mapping[str, np.ndarray]) -> Weight
         array = evaluate_origin(w.origin, values)
     except NetworkError as e:
         raise EngineError(f"refit: %{t.name} cannot be computed from the new weights: {e}. Build the engine again.") from e
-    if array.shape != w.array.shape or dtype_of(array) != dtype_of(w.array):
+    if array.shape != w.array.shape or get_dtype(array) != get_dtype(w.array):
         raise EngineError(f"refit: %{t.name} becomes {Weight(array).type} instead of {w.type}. Build the engine again.")
     return Weight(array, w.origin)
 

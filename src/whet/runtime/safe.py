@@ -6,10 +6,10 @@ import numpy as np
 
 from whet.backends import Call
 from whet.errors import BackendError
-from whet.network import Layer, from_stored, static_shape, stored_shape, to_stored
+from whet.network import Layer, compute_stored_shape, from_stored, static_shape, to_stored
 from whet.ops import run_layer, run_regions
-from whet.runtime.memory import array_at
-from whet.tactics import Args, Signature, Stream, stored_bytes
+from whet.runtime.memory import make_array_at
+from whet.tactics import Args, Signature, Stream, count_stored_bytes
 
 
 class SafeKernel:
@@ -19,7 +19,7 @@ class SafeKernel:
 
     def __init__(self, layer: Layer, signature: Signature):
         self.layer, self.signature = layer, signature
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         stream.record(SafeCall(self, args))
@@ -45,7 +45,7 @@ class SafeCall(Call):
                 arrays.append(t.array())
             else:
                 shape = static_shape(t.shape)
-                stored = array_at(address, static_shape(stored_shape(o.format, shape)), o.dtype.numpy)
+                stored = make_array_at(address, static_shape(compute_stored_shape(o.format, shape)), o.dtype.numpy)
                 # a copy: the output may share these bytes
                 arrays.append(np.array(from_stored(stored, o.format, shape), t.dtype.numpy, order="C"))
         with np.errstate(all="ignore"):
@@ -54,5 +54,5 @@ class SafeCall(Call):
                 shape = static_shape(t.shape)
                 if got.shape != shape:
                     raise BackendError(f"{layer.op} '{layer.name}' returned shape {list(got.shape)} instead of the planned {list(shape)}")
-                target = array_at(address, static_shape(stored_shape(o.format, shape)), o.dtype.numpy)
+                target = make_array_at(address, static_shape(compute_stored_shape(o.format, shape)), o.dtype.numpy)
                 np.copyto(target, to_stored(got.astype(o.dtype.numpy, copy=False), o.format))

@@ -67,7 +67,7 @@ def read_trace(path: str | os.PathLike) -> list[tuple[Shapes, int]]:
         if Path(path).stat().st_size > _LARGEST:
             raise EngineError(f"{path} is larger than any record of shapes")
         data = json.loads(Path(path).read_text())
-        rows = [({str(n): tuple(map(_size, s)) for n, s in row["shapes"].items()}, _size(row["runs"])) for row in data["runs"]]
+        rows = [({str(n): tuple(map(_require_size, s)) for n, s in row["shapes"].items()}, _require_size(row["runs"])) for row in data["runs"]]
     except OSError as e:
         raise EngineError(f"cannot read {path}: {e.strerror}. Record shapes with whet.load(engine, record_shapes='{path}').") from e
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
@@ -75,7 +75,7 @@ def read_trace(path: str | os.PathLike) -> list[tuple[Shapes, int]]:
     return sorted(rows, key=lambda row: -row[1])
 
 
-def _size(value: Any) -> int:
+def _require_size(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 40:
         raise ValueError(f"{value!r} is no size")
     return value

@@ -14,7 +14,7 @@ from whet.network import TensorType, evaluate, static_shape
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime.kernels import ConfigCheck, Planned, make_signature, plan_layer
 from whet.runtime.memory import ReadAhead, Shared, WeightStore
-from whet.tactics import Operand, shifted_pairs
+from whet.tactics import Operand, iterate_shifted_pairs
 
 _RELEASE_EACH = 1 << 25  # bytes of packed weights after which the pages of the engine file are released
 
@@ -89,13 +89,13 @@ def make_shaped_plan(
 
 def _read_weights(step: Planned, store: WeightStore) -> None:
     """Reads the weights of a step from the engine file: packed ones, else the constants to pack."""
-    if all([store.read_prepacked(p) for p in step.kernel.packed]) and not any(step.signature.inputs[i] for i in _constant_inputs(step)):
+    if all([store.read_prepacked(p) for p in step.kernel.packed]) and not any(step.signature.inputs[i] for i in _list_constant_inputs(step)):
         return
-    for i in _constant_inputs(step):
+    for i in _list_constant_inputs(step):
         _ = step.layer.needs(i).array()
 
 
-def _constant_inputs(step: Planned) -> list[int]:
+def _list_constant_inputs(step: Planned) -> list[int]:
     return [i for i, t in enumerate(step.layer.inputs) if t is not None and t.is_constant]
 
 
@@ -103,7 +103,7 @@ def _check_inplace(plan: EnginePlan, profile: int, steps: list[Planned]) -> None
     """Raises EngineError if operands that share memory are not at the offsets from each other that their kernel needs."""
     offsets = plan.arenas[profile].offsets
     for step in steps:
-        for i, j, shift in shifted_pairs(step.kernel, step.signature):
+        for i, j, shift in iterate_shifted_pairs(step.kernel, step.signature):
             source, result = step.layer.needs(i), step.layer.outputs[j]
             apart = offsets[source.name] - offsets[result.name]
             if apart != (shift if step.kernel.inputs[i] <= step.kernel.outputs[j] else -shift):

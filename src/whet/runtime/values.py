@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends import Backend, Buffer
 from whet.engine.plan import ArenaPlan
 from whet.errors import EngineError, ShapeError
-from whet.network import Network, Tensor, format_bytes, from_stored, static_shape, stored_shape, to_stored
+from whet.network import Network, Tensor, compute_stored_shape, format_bytes, from_stored, static_shape, to_stored
 from whet.runtime.memory import ALIGNMENT, read_bytes, write_bytes
 from whet.runtime.shaped import ShapedPlan
 
@@ -71,7 +71,7 @@ class Values:
         if count is not None:
             each = nbytes // shape[0]
             at, nbytes, shape = at + first * each, count * each, (count, *shape[1:])
-        stored = static_shape(stored_shape(o.format, shape))
+        stored = static_shape(compute_stored_shape(o.format, shape))
         raw = read_bytes(self.backend, self.arena, at, nbytes)
         return np.array(from_stored(raw.view(o.dtype.numpy).reshape(stored), o.format, shape), order="C")
 

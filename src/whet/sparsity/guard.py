@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from whet.network import Layer, Network, Tensor
-from whet.sparsity.two_four import first_violation, is_two_four, reduction_axis
+from whet.sparsity.two_four import find_first_violation, find_reduction_axis, is_two_four
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TwoFourGuard:
                 continue
             place = _find_stored_weight(layer)
             if place is not None and not self._is_two_four(*place):
-                broken.append(BrokenLayer(layer.name, first_violation(place[0].array(), place[1])))
+                broken.append(BrokenLayer(layer.name, find_first_violation(place[0].array(), place[1])))
         return broken
 
     def _is_two_four(self, w: Tensor, axis: int) -> bool:
@@ -48,10 +48,10 @@ class TwoFourGuard:
 
 
 def _find_stored_weight(layer: Layer) -> tuple[Tensor, int] | None:
-    """`reduction_axis`, also for a Conv, Gemm or MatMul of dequantized weights, whose integers are returned."""
+    """`find_reduction_axis`, also for a Conv, Gemm or MatMul of dequantized weights, whose integers are returned."""
     w = layer.input(1) if layer.op in ("Conv", "Gemm", "MatMul") else None
     if w is None or w.maker is None or w.maker.op != "DequantizeLinear":
-        return reduction_axis(layer)
+        return find_reduction_axis(layer)
     stored = w.maker.inputs[0]
     if stored is None or stored.weight is None or stored.type.rank < 2:
         return None

@@ -24,7 +24,7 @@ _SECOND = np.array([[c for c in range(8) if c not in first] for first in _FIRST.
 def compute_kept_sum(scores: np.ndarray) -> float:
     """The sum of the two largest scores of each aligned group of four along the last axis; scores [rows, columns]."""
     four = scores.reshape(len(scores), -1, 4)
-    return float(_top_two(four[..., 0], four[..., 1], four[..., 2], four[..., 3]).sum(dtype=np.float64))
+    return float(_sum_top_two(four[..., 0], four[..., 1], four[..., 2], four[..., 3]).sum(dtype=np.float64))
 
 
 def find_best_order(scores: np.ndarray, seconds: float, tick: Callable[[], None] | None = None, seed: int = 0) -> np.ndarray:
@@ -88,5 +88,5 @@ def _find_best_partition(columns: np.ndarray) -> tuple[float, int]:
     return sums[best] - sums[0], best
 
 
-def _top_two(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
+def _sum_top_two(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
     return np.maximum(np.maximum(a + b, c + d), np.maximum(a, b) + np.maximum(c, d))

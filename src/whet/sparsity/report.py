@@ -8,7 +8,7 @@ from typing import Any
 
 from whet.network import Network
 from whet.sparsity.guard import TwoFourGuard
-from whet.sparsity.two_four import eligible_layers, is_two_four, reduction_axis
+from whet.sparsity.two_four import find_reduction_axis, is_two_four, list_eligible_layers
 
 WORTH_A_WORD = 0.2  # reporting threshold: trained weights have no zeros, quantized ones a few per cent
 
@@ -25,7 +25,7 @@ def list_sparse_layers(plan: Any) -> list[str]:
 
 def explain_dense_layers(plan: Any) -> str:
     """The reason why eligible layers run dense, with the number of sparse tactics that were timed for them."""
-    eligible, picked = eligible_layers(plan.network)[0], list_sparse_layers(plan)
+    eligible, picked = list_eligible_layers(plan.network)[0], list_sparse_layers(plan)
     seen = [c for name in eligible if name not in picked for c in plan.report.candidates.get(name, [])]
     sparse = [c for c in seen if is_sparse(c.tactic, c.config) and not c.reason.startswith("computes ")]  # those for other ops say nothing
     timed = [c for c in sparse if c.ms is not None]
@@ -60,7 +60,7 @@ class Zeros:
 
 def count_zeros(net: Network) -> Zeros:
     """Counts wholly zero channels as such, input channels too; the other zeros are scattered unless a weight is 2:4."""
-    weights = {(*found, "Conv" in (layer.op, layer.composite)) for layer in net.layers if (found := reduction_axis(layer)) is not None}
+    weights = {(*found, "Conv" in (layer.op, layer.composite)) for layer in net.layers if (found := find_reduction_axis(layer)) is not None}
     total = lost = inside = channels = every = 0
     for w, axis, is_conv in weights:
         zero = w.array() == 0

@@ -56,7 +56,7 @@ def _has_at_most_two(w: np.ndarray) -> bool:
     return bool(((w.reshape(*w.shape[:-1], -1, 4) != 0).sum(-1) <= 2).all())
 
 
-def first_violation(w: np.ndarray, axis: int) -> str:
+def find_first_violation(w: np.ndarray, axis: int) -> str:
     """The first aligned group of four along `axis` with more than two nonzeros, or that holds a NaN, in words; "" if there is none.
 
     The other axes are searched in their order; of a convolution's weights [K, C, *kernel] and a matrix product's [K, N] the output channel is
@@ -79,7 +79,7 @@ def first_violation(w: np.ndarray, axis: int) -> str:
     return f"{at} have {int(np.count_nonzero(fours[(*others, group)]))} nonzeros"
 
 
-def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
+def find_reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
     """The constant weight of a Conv, Gemm or MatMul (fused or not) and its reduction axis; None for other layers or computed weights."""
     if layer.op == "Fused":
         body = layer.regions["body"]
@@ -103,8 +103,8 @@ def reduction_axis(layer: Layer) -> tuple[Tensor, int] | None:
 
 
 def explain_ineligible(layer: Layer) -> str | None:
-    """Why the weights of a layer are not 2:4; None if they are, or if `reduction_axis` finds no weights."""
-    found = reduction_axis(layer)
+    """Why the weights of a layer are not 2:4; None if they are, or if `find_reduction_axis` finds no weights."""
+    found = find_reduction_axis(layer)
     if found is None:
         return None
     w, axis = found
@@ -114,14 +114,14 @@ def explain_ineligible(layer: Layer) -> str | None:
     if is_two_four(array, axis):
         return None
     pruned = np.count_nonzero(array == 0) > _MANY_ZEROS * array.size
-    return "its weights are not 2:4" + (f": {first_violation(array, axis)}" if pruned else "")
+    return "its weights are not 2:4" + (f": {find_first_violation(array, axis)}" if pruned else "")
 
 
-def eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
+def list_eligible_layers(net: Network) -> tuple[list[str], dict[str, str]]:
     """Names of layers with 2:4 weights, and the reason for each other weighted layer."""
     yes, no = [], {}
     for layer in net.layers:
-        if reduction_axis(layer) is None:
+        if find_reduction_axis(layer) is None:
             continue
         if (reason := explain_ineligible(layer)) is None:
             yes.append(layer.name)
@@ -140,7 +140,7 @@ def force_two_four(net: Network, *, positional: bool = False) -> tuple[Network, 
     done, left = [], {}
     renewed: dict[tuple[Tensor, int], Tensor] = {}
     for layer in made.layers:
-        found = reduction_axis(layer)
+        found = find_reduction_axis(layer)
         if found is None:
             continue
         w, axis = found

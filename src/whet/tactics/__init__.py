@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
-from whet.backends import backend_class
+from whet.backends import get_backend_class
 from whet.plugin_packages import load_installed
 from whet.registry import load_folder
 from whet.tactics._base import (
@@ -24,22 +24,22 @@ from whet.tactics._base import (
     Stream,
     Tactic,
     ViewKernel,
+    count_operand_bytes,
+    count_stored_bytes,
     get_tactic,
-    operand_bytes,
-    shifted_pairs,
-    stored_bytes,
+    iterate_shifted_pairs,
     tactic,
     view_shifts,
 )
 from whet.tactics._fused import (
     EpilogueStep,
-    epilogue_steps,
+    find_epilogue_steps,
+    get_operand_indices,
+    get_root_layer,
+    get_source_index,
     is_quantized,
-    operand_indices,
     outer_input,
     remove_quantization,
-    root_layer,
-    source_index,
 )
 
 __all__ = [
@@ -56,28 +56,28 @@ __all__ = [
     "Stream",
     "Tactic",
     "ViewKernel",
-    "epilogue_steps",
+    "count_operand_bytes",
+    "count_stored_bytes",
+    "find_epilogue_steps",
+    "get_operand_indices",
+    "get_root_layer",
+    "get_source_index",
     "get_tactic",
     "is_quantized",
+    "iterate_shifted_pairs",
+    "list_tactics",
     "load_tactic",
     "load_tactics",
-    "operand_bytes",
-    "operand_indices",
     "outer_input",
     "remove_quantization",
-    "root_layer",
-    "shifted_pairs",
-    "source_index",
-    "stored_bytes",
     "tactic",
-    "tactics_of",
     "view_shifts",
 ]  # fmt: skip
 
 
 def load_tactics(backend: str) -> None:
     """Imports the tactics of one backend (libraries are loaded when a tactic first needs them). Raises BackendError for an unknown backend."""
-    backend_class(backend)
+    get_backend_class(backend)
     _import_tactics(backend)
     load_installed()
 
@@ -95,7 +95,7 @@ def load_tactic(name: str) -> None:
 @cache
 def _list_modules(backend: str) -> dict[str, str]:
     """Modules of a backend's tactics by file name, from the names of files only: importing their packages takes ten times as long."""
-    backend_class(backend)
+    get_backend_class(backend)
     modules: dict[str, str] = {}
     for parent, name in ((__name__, backend), (f"whet.backends.{backend}", "tactics")):
         spec = find_spec(f".{name}", parent)
@@ -126,7 +126,7 @@ def _import_tactics(backend: str) -> None:
             load_folder(package.__name__, package.__path__)
 
 
-def tactics_of(backend: str) -> list[Tactic]:
+def list_tactics(backend: str) -> list[Tactic]:
     """All tactics of a backend, loaded, by name."""
     load_tactics(backend)
     return [t for n, t in sorted(TACTICS.items()) if t.backend == backend]

@@ -9,8 +9,8 @@ from math import gcd, prod
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
-from whet.ops._reduce import reduced_axes
-from whet.ops._strided import View, plain_view, views_after
+from whet.ops._reduce import list_reduced_axes
+from whet.ops._strided import View, find_views_after, make_plain_view
 
 
 class Guard(IntEnum):
@@ -58,11 +58,11 @@ class Heads:
 def match_attention(layer: Layer) -> Heads | str:
     """The structure of an Attention layer, or why no kernel supports it."""
     body = layer.regions["body"]
-    views: dict[Tensor, View] = {t: plain_view(i, static_shape(t.shape)) for i, t in enumerate(body.inputs)}
+    views: dict[Tensor, View] = {t: make_plain_view(i, static_shape(t.shape)) for i, t in enumerate(body.inputs)}
     waiting, products = [], [x for x in body.layers if x.op == "MatMul"]
     for x in body.layers:  # transposes, slices and other moves of the inputs become strides
         source_view = None if x.inputs[0] is None else views.get(x.inputs[0])
-        after = None if source_view is None else views_after(x, source_view, lambda t: _constant(layer, t))
+        after = None if source_view is None else find_views_after(x, source_view, lambda t: _find_constant_array(layer, t))
         if after is None:
             waiting.append(x)
         else:
@@ -76,11 +76,11 @@ def match_attention(layer: Layer) -> Heads | str:
     v: View | None = None
     for x in waiting[1:]:
         others = [t for t in x.inputs if t is not None and t is not running]
-        number = _constant_scalar(layer, others[0]) if len(others) == 1 else None
+        number = _find_constant_scalar(layer, others[0]) if len(others) == 1 else None
         if x.op == "ReduceMax" and masked_by is not None and x.inputs[0] is masked_by and _keeps_rows(x):
             row_max = x.output
             continue
-        if x.op == "Equal" and row_max in x.inputs and any(t is not row_max and _constant_scalar(layer, t) == -np.inf for t in x.inputs):
+        if x.op == "Equal" and row_max in x.inputs and any(t is not row_max and _find_constant_scalar(layer, t) == -np.inf for t in x.inputs):
             condition, guard = x.output, Guard.HIDDEN
             continue
         if running not in x.inputs:
@@ -102,10 +102,10 @@ def match_attention(layer: Layer) -> Heads | str:
         elif x.op == "MatMul" and softmax and v is None and x.inputs[0] is running and others and others[0] in views:
             v = views[others[0]]
             shape = static_shape(x.output.shape)
-            out = plain_view(0, shape)
+            out = make_plain_view(0, shape)
         elif x.op == "Transpose" and out is not None:
             perm = x.attrs["perm"]
-            stored = plain_view(0, static_shape(x.output.shape))
+            stored = make_plain_view(0, static_shape(x.output.shape))
             strides = [0] * len(perm)
             for to, come in enumerate(perm):
                 strides[come] = stored.strides[to]
@@ -117,7 +117,7 @@ def match_attention(layer: Layer) -> Heads | str:
         running = x.output
     if q is None or k is None or v is None or out is None or condition is not None or body.outputs != [running]:
         return "is not a chain between two matrix products"
-    heads = _heads(q, k, v, mask, out, scale)
+    heads = _match_heads(q, k, v, mask, out, scale)
     if not isinstance(heads, str):
         heads = replace(heads, guard=guard, cap=abs(cap), scale=-scale if cap < 0 else scale)
     if isinstance(heads, str) or heads.mask is None or not layer.needs(heads.mask.place).is_constant:
@@ -140,7 +140,7 @@ def without_period(heads: Heads) -> Heads:
     return replace(heads, mask=replace(heads.mask, shape=(heads.mask.period, *heads.mask.shape[1:]), period=0))
 
 
-def _heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float) -> Heads | str:
+def _match_heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float) -> Heads | str:
     joined = _join_leading_axes({"q": q, "k": k, "v": v, "mask": mask, "out": out})
     if joined is None or len(q.shape) < 2:
         return f"batch and heads are {len(out.shape) - 2} axes that are not two steps in memory"
@@ -208,21 +208,23 @@ def _join_axes(view: View, outer: int, inner: int) -> View:
 def _keeps_rows(reduction: Layer) -> bool:
     """True if a reduction is over the keys of a mask and keeps the axis."""
     x = reduction.inputs[0]
-    return x is not None and reduced_axes(reduction) == (x.type.rank - 1,) and bool(reduction.attrs["keepdims"])
+    return x is not None and list_reduced_axes(reduction) == (x.type.rank - 1,) and bool(reduction.attrs["keepdims"])
 
 
 def _is_guard(layer: Layer, where: Layer, condition: Tensor | None, weights: Tensor) -> bool:
     """True if a Where makes the rows of `weights` 0 for which `condition` holds."""
-    return condition is not None and where.inputs[0] is condition and where.inputs[2] is weights and _constant_scalar(layer, where.inputs[1]) == 0
+    return (
+        condition is not None and where.inputs[0] is condition and where.inputs[2] is weights and _find_constant_scalar(layer, where.inputs[1]) == 0
+    )
 
 
-def _constant_scalar(layer: Layer, t: Tensor | None) -> float | None:
+def _find_constant_scalar(layer: Layer, t: Tensor | None) -> float | None:
     """The value of a constant with one element; None for other tensors."""
-    array = None if t is None or prod(static_shape(t.shape)) != 1 else _constant(layer, t)
+    array = None if t is None or prod(static_shape(t.shape)) != 1 else _find_constant_array(layer, t)
     return None if array is None else float(np.asarray(array, np.float64).reshape(-1)[0])
 
 
-def _constant(layer: Layer, t: Tensor | None) -> np.ndarray | None:
+def _find_constant_array(layer: Layer, t: Tensor | None) -> np.ndarray | None:
     """The array of a constant that the body reads."""
     body = layer.regions["body"]
     outer = next((layer.inputs[i] for i, x in enumerate(body.inputs) if x is t), t)
@@ -237,13 +239,13 @@ def _match_diagonal_mask(t: Tensor, mask: View) -> int | None:
     """d, where the constant mask is 0 for keys 0 .. row + d and hides those after; None for other masks."""
     if mask.shape[:2] != (1, 1) or mask.shape[-2] == 1 or mask.shape[-1] == 1:
         return None
-    return _diagonal_of(t.weight.digest, t, mask) if t.weight is not None else None
+    return _find_diagonal(t.weight.digest, t, mask) if t.weight is not None else None
 
 
 _diagonals: dict[tuple[str, View], int | None] = {}
 
 
-def _diagonal_of(digest: str, t: Tensor, mask: View) -> int | None:
+def _find_diagonal(digest: str, t: Tensor, mask: View) -> int | None:
     if (digest, mask) not in _diagonals:
         rows, keys = mask.shape[-2:]
         at = mask.offset + np.arange(rows)[:, None] * mask.strides[-2] + np.arange(keys) * mask.strides[-1]

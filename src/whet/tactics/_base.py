@@ -10,7 +10,7 @@ A tactic answers, in this order:
                                          weights, the error bound, deterministic or not
     Kernel.enqueue(args, stream)         records the launch on a stream; the backend's executor replays it
 
-`layer` may be a plain layer or a `Fused` one; `root_layer(layer)` and `epilogue(layer)` describe a fused body.
+`layer` may be a plain layer or a `Fused` one; `get_root_layer(layer)` and `epilogue(layer)` describe a fused body.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from whet.backends import Backend, Call
 from whet.errors import BuildError
 from whet.network import DType, Layer, Tensor, format_bytes
 from whet.registry import suggest_name
-from whet.tactics._fused import is_quantized, root_layer
+from whet.tactics._fused import get_root_layer, is_quantized
 
 Config = tuple[tuple[str, int | str], ...]
 """One point of a tuning space: enumerated (name, value) pairs, never source text or addresses."""
@@ -145,7 +145,7 @@ def view_shifts(kernel: object) -> tuple[int, ...]:
     return kernel.shifts if isinstance(kernel, ViewKernel) else ()
 
 
-def shifted_pairs(kernel: object, signature: Signature) -> Iterator[tuple[int, int, int]]:
+def iterate_shifted_pairs(kernel: object, signature: Signature) -> Iterator[tuple[int, int, int]]:
     """(input, output, shift in bytes) of each in-place pair; the shift is 0 unless the kernel is a view."""
     shifts = view_shifts(kernel) or (0,) * len(signature.inplace)
     for (i, j), shift in zip(signature.inplace, shifts, strict=True):
@@ -202,7 +202,7 @@ class Tactic(ABC):
         """Reason why this tactic does not compute the layer with any signature; None if it may."""
         if self.what:
             return None if layer.composite in self.composites else f"computes {self.what}, not {layer.composite or layer.op}"
-        a = root_layer(layer)
+        a = get_root_layer(layer)
         if "*" not in self.ops and a.op not in self.ops:
             return f"computes {', '.join(self.ops)}, not {a.op}"
         if "*" not in self.ops and self.quantized != is_quantized(layer):
@@ -261,7 +261,7 @@ def get_tactic(name: str) -> Tactic:
     return TACTICS[name]
 
 
-def operand_bytes(t: Tensor, o: Operand | None) -> int:
+def count_operand_bytes(t: Tensor, o: Operand | None) -> int:
     """Bytes of tensor `t` (static shape) stored as `o`; 0 for None."""
     if o is None:
         return 0
@@ -270,7 +270,7 @@ def operand_bytes(t: Tensor, o: Operand | None) -> int:
     return n
 
 
-def stored_bytes(layer: Layer, signature: Signature) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def count_stored_bytes(layer: Layer, signature: Signature) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bytes of each input (0: absent, or packed by the tactic) and each output of a layer with static shapes."""
-    ins = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-    return ins, tuple(operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))
+    ins = tuple(0 if t is None else count_operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
+    return ins, tuple(count_operand_bytes(t, o) for t, o in zip(layer.outputs, signature.outputs, strict=True))

@@ -10,7 +10,7 @@ from whet.errors import BuildError
 from whet.network import Layer, Network, Tensor
 
 
-def root_layer(layer: Layer) -> Layer:
+def get_root_layer(layer: Layer) -> Layer:
     """The root layer of a fused layer: the first in its body whose operation is its composite kind. A plain layer is its own root."""
     if layer.op != "Fused":
         return layer
@@ -80,7 +80,7 @@ class EpilogueStep:
     swapped: bool = False  # the running value is the second operand
 
 
-def epilogue_steps(layer: Layer) -> list[EpilogueStep] | None:
+def find_epilogue_steps(layer: Layer) -> list[EpilogueStep] | None:
     """The steps after the root layer, in order, when the body is a chain; None when it is not. SiLU is one "Silu" step.
 
     An operand that is not the running value must be an input of the fused layer.
@@ -88,7 +88,7 @@ def epilogue_steps(layer: Layer) -> list[EpilogueStep] | None:
     if layer.op != "Fused":
         return []
     body: Network = layer.regions["body"]
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     if head is layer:
         return None
     place = {t: i for i, t in enumerate(body.inputs)}
@@ -122,8 +122,8 @@ def epilogue_steps(layer: Layer) -> list[EpilogueStep] | None:
 
 
 def require_epilogue_steps(layer: Layer) -> list[EpilogueStep]:
-    """`epilogue_steps` of a layer with a chain as body. Raises BuildError for another layer."""
-    steps = epilogue_steps(layer)
+    """`find_epilogue_steps` of a layer with a chain as body. Raises BuildError for another layer."""
+    steps = find_epilogue_steps(layer)
     if steps is None:
         raise BuildError(f"the body of {layer.name} is not a chain")
     return steps
@@ -139,25 +139,25 @@ def outer_input(layer: Layer, inner: Tensor | None) -> int | None:
     raise BuildError(f"{layer.name}: its {layer.op if layer.op != 'Fused' else layer.composite} reads %{inner.name}, not an input of the layer")
 
 
-def _input_index(layer: Layer, i: int) -> int:
-    index = outer_input(layer, root_layer(layer).needs(i))
+def _get_input_index(layer: Layer, i: int) -> int:
+    index = outer_input(layer, get_root_layer(layer).needs(i))
     assert index is not None
     return index
 
 
-def source_index(layer: Layer) -> int:
+def get_source_index(layer: Layer) -> int:
     """Index in `layer.inputs` of the root layer's first input."""
-    return _input_index(layer, 0)
+    return _get_input_index(layer, 0)
 
 
-def operand_indices(layer: Layer) -> tuple[int, int, int | None]:
+def get_operand_indices(layer: Layer) -> tuple[int, int, int | None]:
     """Indices in `layer.inputs` of the root layer's data, weights and bias (None: without bias)."""
-    return _input_index(layer, 0), _input_index(layer, 1), outer_input(layer, root_layer(layer).input(2))
+    return _get_input_index(layer, 0), _get_input_index(layer, 1), outer_input(layer, get_root_layer(layer).input(2))
 
 
-def weight_and_bias(layer: Layer) -> tuple[Tensor, Tensor | None]:
+def get_weight_and_bias(layer: Layer) -> tuple[Tensor, Tensor | None]:
     """The outer tensors of the root layer's weights and bias."""
-    _, w, b = operand_indices(layer)
+    _, w, b = get_operand_indices(layer)
     weights = layer.needs(w)
     return weights, None if b is None else layer.inputs[b]
 

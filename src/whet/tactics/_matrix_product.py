@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import prod
 
 from whet.network import Layer, static_shape
-from whet.tactics._fused import epilogue_steps, outer_input, root_layer
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, outer_input
 
 
 def why_not_gemm(layer: Layer) -> str | None:
     """Why a Gemm or MatMul is no product with a constant matrix on the right, or None."""
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     x, w = head.needs(0), head.needs(1)
     i = outer_input(layer, w)
     if i is None or not layer.needs(i).is_constant or w.type.rank != 2:
@@ -24,4 +24,4 @@ def why_not_gemm(layer: Layer) -> str | None:
         j, columns = outer_input(layer, b), static_shape(head.outputs[0].shape)[-1]
         if head.attrs.get("beta", 1.0) != 1.0 or j is None or not layer.needs(j).is_constant or prod(static_shape(b.shape)) != columns:
             return "C is not a constant row, or beta is not 1"
-    return None if epilogue_steps(layer) is not None else "its fused operations do not form a chain"
+    return None if find_epilogue_steps(layer) is not None else "its fused operations do not form a chain"

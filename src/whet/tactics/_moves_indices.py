@@ -116,7 +116,7 @@ def broadcast_index(at: tuple[Place, ...], shape: Sequence[int]) -> tuple[Place,
     return tuple(Place() if d == 1 else i for d, i in zip(shape, at[len(at) - len(shape) :], strict=True))
 
 
-def flat_offset(at: Sequence[Place], shape: Sequence[int], fmt: str) -> Place:
+def compute_flat_offset(at: Sequence[Place], shape: Sequence[int], fmt: str) -> Place:
     """Memory offset of an element, in elements."""
     offset = Place()
     for axis in order(len(shape), fmt):
@@ -153,5 +153,5 @@ def regroup_indices(at: tuple[Place, ...], after: Sequence[int], before: Sequenc
             same = dict(zip(narrow, (at[k] for k in wide), strict=True))
             indices += [same.get(k, Place()) for k in range(b, j)]
         else:
-            indices += unflatten(flat_offset(at[a:i], after[a:i], "linear"), before[b:j])
+            indices += unflatten(compute_flat_offset(at[a:i], after[a:i], "linear"), before[b:j])
     return tuple(indices)

@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from whet.network import Layer, Tensor, static_shape, stored_shape
+from whet.network import Layer, Tensor, compute_stored_shape, static_shape
 from whet.ops._strided import RESHAPES
 from whet.ops.slice import slice_ranges
 from whet.tactics._moves_indices import (
@@ -21,7 +21,7 @@ from whet.tactics._moves_indices import (
     Place,
     Refused,
     broadcast_index,
-    flat_offset,
+    compute_flat_offset,
     order,
     regroup_indices,
     shift_index,
@@ -52,7 +52,7 @@ class Moves:
         self._held: list[tuple[np.ndarray, int]] = []
         self._nodes: dict[tuple[Tensor, tuple[Place, ...]], Node] = {}
         shape = static_shape(layer.outputs[0].shape)
-        sizes = static_shape(stored_shape(out, shape))
+        sizes = static_shape(compute_stored_shape(out, shape))
         self.rows, self.columns = prod(sizes[:-1]), sizes[-1]
         places = unflatten(Place.of(FLAT), sizes) if as_one else [*unflatten(Place.of(ROW), sizes[:-1]), Place.of(COLUMN)]
         found = dict(zip(order(len(shape), out), places, strict=True))
@@ -134,13 +134,13 @@ class Moves:
         if not t.is_constant and self.formats[where] == "nChw16c":
             pixels = prod(shape[2:])
             image = at[0].times(shape[1] * pixels) if shape[0] != 1 else Place()
-            place = image.plus(flat_offset(at[2:], shape[2:], "linear").times(BLOCK))
+            place = image.plus(compute_flat_offset(at[2:], shape[2:], "linear").times(BLOCK))
             return ("blocked", self.sources.index(where), place, at[1], pixels * BLOCK)
         if not t.is_constant and where in self.pitches:
-            pixel = flat_offset((at[0], *at[2:]), (shape[0], *shape[2:]), "linear")
+            pixel = compute_flat_offset((at[0], *at[2:]), (shape[0], *shape[2:]), "linear")
             return ("source", self.sources.index(where), pixel.times(self.pitches[where]).plus(at[1] if shape[1] != 1 else Place()))
         if not t.is_constant:
-            return ("source", self.sources.index(where), flat_offset(at, shape, self.formats[where]))
+            return ("source", self.sources.index(where), compute_flat_offset(at, shape, self.formats[where]))
         values = np.asarray(t.array(), np.float32).reshape(-1)
         if values.size == 1:
             return ("number", float(values[0]))
@@ -148,7 +148,7 @@ class Moves:
         if first is None:
             first = sum(a.size for a, _ in self._held)
             self._held.append((values, first))
-        return ("constant", first, flat_offset(at, shape, "linear"))
+        return ("constant", first, compute_flat_offset(at, shape, "linear"))
 
 
 def list_children(node: Node) -> tuple[Node, ...]:
@@ -176,17 +176,17 @@ def fix_atom(node: Node, atom: Atom, value: int) -> Node:
     return (*known[:2], parts, known[3]) if node[0] == "step" else (*known[:3], parts) if node[0] == "choice" else known
 
 
-def blocked_loads(node: Node) -> list[Node]:
+def list_blocked_loads(node: Node) -> list[Node]:
     """All loads from blocked sources in a tree."""
-    return [node] * (node[0] == "blocked") + [b for part in list_children(node) for b in blocked_loads(part)]
+    return [node] * (node[0] == "blocked") + [b for part in list_children(node) for b in list_blocked_loads(part)]
 
 
-def unconditional_nodes(node: Node) -> set[Node]:
+def list_unconditional_nodes(node: Node) -> set[Node]:
     """The nodes of a tree that are evaluated whichever parts its choices select."""
-    nodes = [unconditional_nodes(part) for part in list_children(node)]
+    nodes = [list_unconditional_nodes(part) for part in list_children(node)]
     return {node} | (set.intersection(*nodes) if node[0] == "choice" else set().union(*nodes))
 
 
-def height(node: Node) -> int:
+def compute_height(node: Node) -> int:
     """The number of steps on the longest path below a node."""
-    return 1 + max((height(p) for p in list_children(node)), default=0) if node[0] == "step" else 0
+    return 1 + max((compute_height(p) for p in list_children(node)), default=0) if node[0] == "step" else 0

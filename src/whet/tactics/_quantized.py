@@ -9,7 +9,15 @@ import numpy as np
 
 from whet.errors import BuildError
 from whet.network import DType, Layer, Tensor
-from whet.tactics._fused import EpilogueStep, epilogue_steps, operand_indices, outer_input, remove_quantization, root_layer, source_index
+from whet.tactics._fused import (
+    EpilogueStep,
+    find_epilogue_steps,
+    get_operand_indices,
+    get_root_layer,
+    get_source_index,
+    outer_input,
+    remove_quantization,
+)
 
 _EIGHT_BIT = ("i8", "u8")
 FLOAT8 = "f8e4m3"
@@ -60,11 +68,11 @@ class Parts:
 
     def source_index(self) -> int:
         """Input index of the root layer's first input."""
-        return source_index(self.view)
+        return get_source_index(self.view)
 
     def operand_indices(self) -> tuple[int, int, int | None]:
         """Input indices of the root layer's data, weights and bias (None: without bias)."""
-        return operand_indices(self.view)
+        return get_operand_indices(self.view)
 
 
 def match_quantized(layer: Layer, *, float8: bool = False) -> Parts | str:
@@ -85,7 +93,7 @@ def match_quantized(layer: Layer, *, float8: bool = False) -> Parts | str:
             return f"computes on integers, not on {got.dtype}"
         scales[at] = got
     view, stores = plain.layer, scales.pop(None, None)
-    head, steps = root_layer(view), epilogue_steps(view)
+    head, steps = get_root_layer(view), find_epilogue_steps(view)
     if steps is None or head is view:
         return "its body is not a chain"
     return Parts(view, head, steps, {i: s for i, s in scales.items() if i is not None}, stores)

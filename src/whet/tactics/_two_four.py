@@ -65,8 +65,8 @@ def find_violation(matrix: np.ndarray, block_elements: int = _BLOCK_OF_ROWS) -> 
     """
     if matrix.shape[1] % 4:
         raise ValueError(f"rows of {matrix.shape[1]} elements have no whole groups of four")
-    for start, block in _row_blocks(matrix, block_elements):
-        bad = _COUNT[_nonzero_mask(block)] > 2
+    for start, block in _iterate_row_blocks(matrix, block_elements):
+        bad = _COUNT[_compute_nonzero_mask(block)] > 2
         nan = (block != block).reshape(*bad.shape, 4).any(-1)
         bad |= nan
         if bad.any():
@@ -88,34 +88,34 @@ def compress(matrix: np.ndarray) -> Compressed:
         raise ValueError(f"{where} hold a NaN" if bad.nan else f"{where} have {bad.nonzeros} non-zeros; 2:4 weights have at most two")
     rows, columns = matrix.shape
     values, metadata = np.empty((rows, columns // 2), matrix.dtype), np.empty((rows, columns // 4), np.uint8)
-    for start, block in _row_blocks(matrix, _BLOCK_OF_ROWS):
-        positions = _POSITIONS[_nonzero_mask(block)]
+    for start, block in _iterate_row_blocks(matrix, _BLOCK_OF_ROWS):
+        positions = _POSITIONS[_compute_nonzero_mask(block)]
         kept = np.take_along_axis(block.reshape(*positions.shape[:2], 4), positions, axis=-1)
         values[start : start + len(block)] = kept.reshape(len(block), -1)
         metadata[start : start + len(block)] = positions[..., 0] | positions[..., 1] << 2
     return Compressed(values, metadata)
 
 
-def _row_blocks(matrix: np.ndarray, elements: int) -> Iterator[tuple[int, np.ndarray]]:
+def _iterate_row_blocks(matrix: np.ndarray, elements: int) -> Iterator[tuple[int, np.ndarray]]:
     """(first row, rows) of parts of a matrix of at most `elements` elements, or one row."""
     rows = max(1, elements // max(1, matrix.shape[1]))
     for start in range(0, len(matrix), rows):
         yield start, matrix[start : start + rows]
 
 
-def _nonzero_mask(block: np.ndarray) -> np.ndarray:
+def _compute_nonzero_mask(block: np.ndarray) -> np.ndarray:
     """[rows, K / 4]: bit i is set if element i of the group is not zero."""
     bits = np.packbits(block != 0, axis=-1, bitorder="little")  # eight elements per byte
     return np.stack([bits & 15, bits >> 4], axis=-1).reshape(len(block), -1)[:, : block.shape[1] // 4]
 
 
-def _positions_to_keep(mask: int) -> list[int]:
+def _select_positions(mask: int) -> list[int]:
     """The two positions that a group with these non-zeros keeps: non-zeros, then zeros, each from the lowest."""
     return sorted(sorted(range(4), key=lambda i: (not mask >> i & 1, i))[:2])
 
 
 _COUNT = np.array([mask.bit_count() for mask in range(16)], np.uint8)
-_POSITIONS = np.array([_positions_to_keep(mask) for mask in range(16)], np.int64)
+_POSITIONS = np.array([_select_positions(mask) for mask in range(16)], np.int64)
 
 
 def decompress(compressed: Compressed) -> np.ndarray:

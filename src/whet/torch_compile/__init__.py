@@ -38,13 +38,13 @@ def _has_torch() -> bool:
 def _without_torch(name: str) -> Any:
     """What a public name is where torch is not installed: a function that says so when it is called."""
 
-    def missing(*_: Any, **__: Any) -> Any:
+    def raise_missing_torch(*_: Any, **__: Any) -> Any:
         from whet.errors import BackendError
 
         raise BackendError(f"whet.torch_compile.{name} needs torch, which is not installed: pip install 'whet[export]'")
 
-    missing.__name__ = name
-    return missing
+    raise_missing_torch.__name__ = name
+    return raise_missing_torch
 
 
 if not TYPE_CHECKING:  # type checkers would give every name the type Any

@@ -16,7 +16,7 @@ from whet.engine.plan import EnginePlan
 from whet.errors import UsageError
 from whet.frontends.torch import export_program, from_exported
 from whet.network import Expr, Network
-from whet.torch_compile.engine_call import EngineCall, array_of
+from whet.torch_compile.engine_call import EngineCall, convert_to_array
 from whet.torch_compile.options import CompileOptions
 
 log = logging.getLogger("whet.torch_compile")
@@ -69,9 +69,9 @@ def build_plan(
 ) -> EnginePlan:
     """The engine plan of a network whose inputs are `tensors`."""
     names = [t.name for t in net.inputs]
-    config = options.build_config(backend_of(tensors, options), profiles_of(net, tensors, ranges))
+    config = options.build_config(select_backend(tensors, options), make_profiles(net, tensors, ranges))
     started = perf_counter()
-    plan = _build(net, config, options, _arrays(names, tensors), [_arrays(names, s) for s in samples] if samples is not None else None)
+    plan = _build(net, config, options, _make_arrays(names, tensors), [_make_arrays(names, s) for s in samples] if samples is not None else None)
     log.info("%s: built an engine of %d layers in %.1f s", name, len(plan.network.layers), perf_counter() - started)
     for note in plan.report.notes:
         log.info("%s: %s", name, note)
@@ -88,11 +88,11 @@ def _build(
     return builder(net, config, Calibration(samples=source, cache=options.calibration_cache), inputs=inputs)
 
 
-def _arrays(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, np.ndarray]:
-    return {n: array_of(t) for n, t in zip(names, tensors, strict=True)}
+def _make_arrays(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, np.ndarray]:
+    return {n: convert_to_array(t) for n, t in zip(names, tensors, strict=True)}
 
 
-def backend_of(tensors: Sequence[Any], options: CompileOptions) -> str:
+def select_backend(tensors: Sequence[Any], options: CompileOptions) -> str:
     """The backend for the tensors' device, or for `options.device`. Raises UsageError if they differ, or for several devices."""
     devices = {t.device.type for t in tensors}
     wanted = torch.device(options.device).type if options.device is not None else next(iter(devices))
@@ -103,7 +103,7 @@ def backend_of(tensors: Sequence[Any], options: CompileOptions) -> str:
     return wanted
 
 
-def profiles_of(net: Network, tensors: Sequence[Any], ranges: Sequence[Ranges]) -> tuple[Profile, ...]:
+def make_profiles(net: Network, tensors: Sequence[Any], ranges: Sequence[Ranges]) -> tuple[Profile, ...]:
     """One profile of the network's dynamic inputs; none for a static network."""
     low, opt, high = {}, {}, {}
     for t, tensor, axes in zip(net.inputs, tensors, ranges, strict=True):

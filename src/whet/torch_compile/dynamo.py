@@ -14,7 +14,15 @@ from torch._dynamo import register_backend
 from whet.errors import UsageError, WhetError
 from whet.torch_compile.build import build_call, log
 from whet.torch_compile.engine_call import EngineCall
-from whet.torch_compile.graph import arguments_of, changes_in_place, close_graph, is_tensor, operation_name, ranges_of, unbound_numbers
+from whet.torch_compile.graph import (
+    close_graph,
+    find_in_place_change,
+    find_unbound_numbers,
+    get_operation_name,
+    is_tensor,
+    list_arguments,
+    list_ranges,
+)
 from whet.torch_compile.options import CompileOptions
 from whet.torch_compile.partition import log_unsupported, split_graph
 
@@ -38,9 +46,9 @@ class GraphCall:
 
     def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions):
         self._gm, self._options = gm, options
-        self._arguments = arguments_of(gm, example_inputs)
+        self._arguments = list_arguments(gm, example_inputs)
         self._weights = [a.index for a in self._arguments if a.weight]
-        self._numbers = unbound_numbers(gm, self._arguments)
+        self._numbers = find_unbound_numbers(gm, self._arguments)
         self._runs: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
         self._warned: set[str] = set()
 
@@ -48,7 +56,7 @@ class GraphCall:
         if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
             self._warn("its gradients are needed, and an engine computes none: call the model under torch.no_grad() or torch.inference_mode()")
             return self._gm(*args)
-        key = (*[(id(args[i]), _version(args[i])) for i in self._weights], *[args[i] for i in self._numbers])
+        key = (*[(id(args[i]), _get_version(args[i])) for i in self._weights], *[args[i] for i in self._numbers])
         run = self._runs.get(key)
         if run is None:
             run = self._runs[key] = self._compile(args) if len(self._runs) < _MAX_VERSIONS else self._out_of_versions()
@@ -82,23 +90,23 @@ class GraphCall:
     def _build_whole_graph(self, args: Sequence[Any]) -> Callable[..., Any]:
         """One engine for the graph. Raises WhetError if a part of it cannot be converted."""
         closed = close_graph(self._gm, self._arguments, args)
-        if kept := {operation_name(n) for n in closed.graph.nodes} & set(self._options.torch_executed_ops):
+        if kept := {get_operation_name(n) for n in closed.graph.nodes} & set(self._options.torch_executed_ops):
             raise _NoEngine(f"torch_executed_ops keeps {', '.join(sorted(kept))} in torch")
         at = [a.index for a in self._arguments if isinstance(args[a.index], torch.Tensor) and not a.weight]
         outputs = list(fx.node.map_arg(next(n for n in closed.graph.nodes if n.op == "output").args[0], lambda n: n))
         inner = [n for n in closed.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]
-        sources = _output_sources(outputs, [n for n in closed.graph.nodes if n.op == "placeholder"], at)
+        sources = _find_output_sources(outputs, [n for n in closed.graph.nodes if n.op == "placeholder"], at)
         if not inner or not any(isinstance(s, int) for s in sources):
             raise _NoEngine("it computes no tensor")
         flat = _FlatGraph(closed, sources)
         tensors = [args[i] for i in at]
-        samples = _samples(self._options, len(tensors))
-        call = build_call(flat, tensors, ranges_of([self._arguments[i] for i in at], tensors), self._options, samples=samples, name="graph")
+        samples = _read_samples(self._options, len(tensors))
+        call = build_call(flat, tensors, list_ranges([self._arguments[i] for i in at], tensors), self._options, samples=samples, name="graph")
         return _WholeGraph(call, at, sources, self._gm, self._warn)
 
     def _build_parts(self, args: Sequence[Any], why: WhetError) -> Callable[..., Any]:
         """The graph with engines for its supported parts. Raises WhetError if there are none."""
-        if name := changes_in_place(self._gm):
+        if name := find_in_place_change(self._gm):
             raise _NoEngine(f"{why} The graph cannot be split, because {name} changes a tensor in place")
         if "int8" in self._options.precisions:
             raise _NoEngine(f"{why} An INT8 graph is not split, because the calibration samples are inputs of the whole graph")
@@ -134,12 +142,12 @@ class _Holding:
         return self._run(*args)
 
 
-def _version(tensor: Any) -> int:
+def _get_version(tensor: Any) -> int:
     """A number that changes when a weight is written to."""
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _samples(options: CompileOptions, count: int) -> list[list[Any]] | None:
+def _read_samples(options: CompileOptions, count: int) -> list[list[Any]] | None:
     if options.calibration is None:
         return None
     samples = [list(s) if isinstance(s, list | tuple) else [s] for s in options.calibration]
@@ -162,7 +170,7 @@ class _Value:
         self.value = value
 
 
-def _output_sources(outputs: Sequence[Any], placeholders: Sequence[fx.Node], at: Sequence[int]) -> list[Any]:
+def _find_output_sources(outputs: Sequence[Any], placeholders: Sequence[fx.Node], at: Sequence[int]) -> list[Any]:
     """For each output its number among the engine's, or an argument or constant. Raises WhetError for a computed number."""
     distinct: dict[Any, int] = {}
     sources: list[Any] = []
@@ -244,11 +252,11 @@ class PartCall(torch.nn.Module):
     def _build(self, args: Sequence[Any]) -> None:
         self._at = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
         self._constants = {i: a for i, a in enumerate(args) if i not in self._at}
-        arguments = arguments_of(self.part, args)
+        arguments = list_arguments(self.part, args)
         tensors = [args[i] for i in self._at]
         try:
             flat = _FlatPart(self.part, self._constants, len(args))
-            self._call = build_call(flat, tensors, ranges_of([arguments[i] for i in self._at], tensors), self._options, name=self._name)
+            self._call = build_call(flat, tensors, list_ranges([arguments[i] for i in self._at], tensors), self._options, name=self._name)
         except UsageError:
             raise
         except WhetError as e:

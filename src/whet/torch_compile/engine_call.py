@@ -40,8 +40,8 @@ class EngineCall:
     def __init__(self, plan: EnginePlan):
         self.engine = Runtime(threads=plan.threads).load(plan)
         self.inputs, self.outputs = list(self.engine.inputs), list(self.engine.outputs)
-        self._dtypes = [torch_dtype(self.engine.dtype(n).numpy) for n in self.inputs]
-        self.output_dtypes = [torch_dtype(self.engine.dtype(n).numpy) for n in self.outputs]
+        self._dtypes = [get_torch_dtype(self.engine.dtype(n).numpy) for n in self.inputs]
+        self.output_dtypes = [get_torch_dtype(self.engine.dtype(n).numpy) for n in self.outputs]
         self.device = torch.device("cpu") if self.engine.backend.capabilities.host_memory else torch.device("cuda", self.engine.backend.device_number)
         self._check = self.engine.create_context()
         self._lock = make_lock()
@@ -122,7 +122,7 @@ class Signature:
         #: True only for tensors of this signature that are row-major and need no resolution of lazy operations; a function of the tensors
         self.matches: Callable[..., bool] = match_none
         self._on_gpu = call.device.type == "cuda"
-        self._current_stream = current_stream_of(call.device) if self._on_gpu else int
+        self._current_stream = make_stream_getter(call.device) if self._on_gpu else int
         self._idle_on_cpu: list[_Slot] = []
         self._idle: dict[int, list[_Slot]] = {0: self._idle_on_cpu}  # by CUDA stream: runs on one stream are ordered, so they may share a context
 
@@ -195,7 +195,7 @@ class _Slot(ABC):
         shapes = self.context.input_shapes({n: tuple(s) for n, s in zip(call.inputs, signature.shapes, strict=True)})
         made = self.context.output_shapes()
         self.device = call.device
-        self.made = [(made[n], _strides(made[n]), dtype) for n, dtype in zip(call.outputs, call.output_dtypes, strict=True)]
+        self.made = [(made[n], _compute_strides(made[n]), dtype) for n, dtype in zip(call.outputs, call.output_dtypes, strict=True)]
         with torch.inference_mode(False):  # a buffer made in inference mode could not be written outside of it
             self.sources = [self._buffer(n, shapes[n]) for n in call.inputs]
             self.targets = [self._buffer(n, made[n]) for n in call.outputs]
@@ -224,7 +224,7 @@ class _CpuSlot(_Slot):
     def _buffer(self, name: str, shape: tuple[int, ...]) -> Any:
         array = self.context.input_array(name) if name in self.context.engine.inputs else self.context.output_array(name)
         self.context.bind(name, array)
-        return tensor_over(array)
+        return wrap_array(array)
 
     def run(self, tensors: Sequence[Any], stream: int) -> list[Any]:
         addresses, results, copied = [], [], []
@@ -258,7 +258,7 @@ class _GpuSlot(_Slot):
             self.sources, self.targets = [], []
 
     def _buffer(self, name: str, shape: tuple[int, ...]) -> Any:
-        made = torch.zeros(shape, dtype=torch_dtype(self.context.engine.dtype(name).numpy), device=self.device)
+        made = torch.zeros(shape, dtype=get_torch_dtype(self.context.engine.dtype(name).numpy), device=self.device)
         self.context.bind(name, made)
         return made
 
@@ -284,7 +284,7 @@ class _GpuSlot(_Slot):
         return [buffer.clone() for buffer in self.targets]
 
 
-def current_stream_of(device: Any) -> Callable[[], int]:
+def make_stream_getter(device: Any) -> Callable[[], int]:
     """A function that gives the address of torch's current stream on a GPU; the one of Triton's launcher, if torch has it: it takes 0.2 us, not 6."""
     raw, number = getattr(torch._C, "_cuda_getCurrentRawStream", None), device.index
     if raw is None:
@@ -316,15 +316,15 @@ def make_guard(tensors: Sequence[Any]) -> Callable[..., bool]:
         return match_none
 
 
-def _empty(shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Any:
+def _allocate_empty(shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Any:
     return torch.empty_strided(shape, strides, dtype=dtype)
 
 
 #: half the time of torch.empty_strided
-_empty_on_cpu: Callable[[Sequence[int], Sequence[int], Any], Any] = getattr(torch_guards, "_empty_strided_cpu", _empty)
+_empty_on_cpu: Callable[[Sequence[int], Sequence[int], Any], Any] = getattr(torch_guards, "_empty_strided_cpu", _allocate_empty)
 
 
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+def _compute_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a row-major tensor, in elements."""
     strides, each = [], 1
     for d in reversed(shape):
@@ -333,7 +333,7 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def torch_dtype(dtype: np.dtype) -> Any:
+def get_torch_dtype(dtype: np.dtype) -> Any:
     """The torch type of a NumPy (or ml_dtypes) type. Raises ShapeError if torch has none."""
     found = getattr(torch, dtype.name, None)
     if not isinstance(found, torch.dtype):
@@ -341,14 +341,14 @@ def torch_dtype(dtype: np.dtype) -> Any:
     return found
 
 
-def tensor_over(array: np.ndarray) -> Any:
+def wrap_array(array: np.ndarray) -> Any:
     """A tensor that shares the memory of a row-major array, also of a type that only torch and ml_dtypes know (bfloat16, float8)."""
     if not array.size or not array.ndim:
-        return torch.from_numpy(array.reshape(-1).view(np.uint8)).view(torch_dtype(array.dtype)).reshape(array.shape)
-    return torch.from_numpy(array.view(np.uint8)).view(torch_dtype(array.dtype))
+        return torch.from_numpy(array.reshape(-1).view(np.uint8)).view(get_torch_dtype(array.dtype)).reshape(array.shape)
+    return torch.from_numpy(array.view(np.uint8)).view(get_torch_dtype(array.dtype))
 
 
-def array_of(tensor: Any) -> np.ndarray:
+def convert_to_array(tensor: Any) -> np.ndarray:
     """A NumPy array with a tensor's values."""
     t = tensor.detach().cpu().contiguous()
     if t.dtype in (torch.bfloat16, torch.float8_e4m3fn):

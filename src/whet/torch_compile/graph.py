@@ -24,13 +24,13 @@ class Argument:
     axes: Mapping[int, tuple[int, int | None]]
 
 
-def arguments_of(gm: fx.GraphModule, examples: Sequence[Any]) -> list[Argument]:
+def list_arguments(gm: fx.GraphModule, examples: Sequence[Any]) -> list[Argument]:
     """The placeholders of a graph that torch.compile passes to a backend."""
     found = []
     for i, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder"):
         value = node.meta.get("example_value")
         example = examples[i] if i < len(examples) else None
-        found.append(Argument(i, node.name, _is_weight(node, example), _dynamic_axes(value)))
+        found.append(Argument(i, node.name, _is_weight(node, example), _find_dynamic_axes(value)))
     return found
 
 
@@ -42,13 +42,13 @@ def _is_weight(node: fx.Node, example: Any) -> bool:
     return isinstance(example, torch.nn.Parameter) or any(part in text for part in ("._parameters[", "._buffers[", "_parameters_", "_buffers_"))
 
 
-def _dynamic_axes(value: Any) -> dict[int, tuple[int, int | None]]:
+def _find_dynamic_axes(value: Any) -> dict[int, tuple[int, int | None]]:
     if not isinstance(value, torch.Tensor):
         return {}
-    return {axis: _bounds(d) for axis, d in enumerate(value.shape) if isinstance(d, torch.SymInt)}
+    return {axis: _get_bounds(d) for axis, d in enumerate(value.shape) if isinstance(d, torch.SymInt)}
 
 
-def _bounds(size: Any) -> tuple[int, int | None]:
+def _get_bounds(size: Any) -> tuple[int, int | None]:
     """The range of a symbolic size, as torch._dynamo.mark_dynamic(tensor, axis, min=, max=) set it."""
     try:
         found = size.node.shape_env.bound_sympy(size.node.expr)
@@ -58,7 +58,7 @@ def _bounds(size: Any) -> tuple[int, int | None]:
     return max(low, 1), high if high < 2**31 - 1 else None
 
 
-def ranges_of(arguments: Sequence[Argument], tensors: Sequence[Any]) -> list[Ranges]:
+def list_ranges(arguments: Sequence[Argument], tensors: Sequence[Any]) -> list[Ranges]:
     """Axis -> (min, opt, max) of each tensor; the engine is tuned for the present shapes."""
     return [
         {axis: (min(low, int(t.shape[axis])), int(t.shape[axis]), high or LARGEST * int(t.shape[axis])) for axis, (low, high) in a.axes.items()}
@@ -86,7 +86,7 @@ def close_graph(gm: fx.GraphModule, arguments: Sequence[Argument], values: Seque
         else:
             sizes.append((node, value))
     for node, value in sizes:
-        env[node] = _size_node(graph, node, value, [(n, a) for n, a in zip(nodes, arguments, strict=True) if a.axes], env)
+        env[node] = _make_size_node(graph, node, value, [(n, a) for n, a in zip(nodes, arguments, strict=True) if a.axes], env)
     for node in gm.graph.nodes:
         if node.op != "placeholder":
             env[node] = graph.node_copy(node, lambda n: env[n])
@@ -95,7 +95,7 @@ def close_graph(gm: fx.GraphModule, arguments: Sequence[Argument], values: Seque
     return copy
 
 
-def _size_node(graph: fx.Graph, node: fx.Node, value: Any, tensors: Sequence[tuple[fx.Node, Argument]], env: Mapping[fx.Node, Any]) -> Any:
+def _make_size_node(graph: fx.Graph, node: fx.Node, value: Any, tensors: Sequence[tuple[fx.Node, Argument]], env: Mapping[fx.Node, Any]) -> Any:
     """tensor.size(axis) for a symbolic size that is one of a tensor's, else the number itself."""
     symbol = node.meta.get("example_value")
     if isinstance(symbol, torch.SymInt):
@@ -111,7 +111,7 @@ def _size_node(graph: fx.Graph, node: fx.Node, value: Any, tensors: Sequence[tup
     return value
 
 
-def unbound_numbers(gm: fx.GraphModule, arguments: Sequence[Argument]) -> list[int]:
+def find_unbound_numbers(gm: fx.GraphModule, arguments: Sequence[Argument]) -> list[int]:
     """Positions of arguments that are numbers and that `close_graph` makes constants."""
     nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
     known = {str(n.meta["example_value"].shape[axis].node.expr) for n, a in zip(nodes, arguments, strict=True) if not a.weight for axis in a.axes}
@@ -123,10 +123,10 @@ def unbound_numbers(gm: fx.GraphModule, arguments: Sequence[Argument]) -> list[i
     return found
 
 
-def changes_in_place(gm: fx.GraphModule) -> str:
+def find_in_place_change(gm: fx.GraphModule) -> str:
     """The name of the first operation that writes to one of its operands; "" if there is none."""
     for node in gm.graph.nodes:
-        name = operation_name(node)
+        name = get_operation_name(node)
         if node.op == "call_method" and name.endswith("_") and not name.endswith("__"):
             return name
         if node.op == "call_function":
@@ -140,7 +140,7 @@ _WRITES = {operator.setitem, operator.iadd, operator.isub, operator.imul, operat
            operator.ior, operator.ixor, operator.ipow, operator.imatmul}  # fmt: skip
 
 
-def operation_name(node: fx.Node) -> str:
+def get_operation_name(node: fx.Node) -> str:
     """The short name of a node's operation, such as softmax."""
     if node.op == "call_function":
         return str(getattr(node.target, "__name__", node.target))

@@ -46,14 +46,14 @@ def compile(
         raise UsageError(f"whet.compile takes a torch.nn.Module, not {type(module).__name__}")
     chosen = CompileOptions.of(options)
     arguments = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
-    device = torch.device(chosen.device) if chosen.device is not None else _device_of(module)
+    device = torch.device(chosen.device) if chosen.device is not None else _find_device(module)
     leaves, spec = pytree.tree_flatten((tuple(arguments), dict(kwarg_inputs or {})))
     given = {i: leaf.ranges() for i, leaf in enumerate(leaves) if isinstance(leaf, Input)}
     leaves = [leaf.example(device) if isinstance(leaf, Input) else leaf for leaf in leaves]
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     tensors = [leaves[i] for i in at]
-    dims = _flat_dims(module, spec, leaves, dynamic_shapes) if dynamic_shapes is not None else None
-    ranges = [_ranges(leaves[i], given.get(i), dynamic_batch, dims[i] if dims is not None else None) for i in at]
+    dims = _flatten_dims(module, spec, leaves, dynamic_shapes) if dynamic_shapes is not None else None
+    ranges = [_select_ranges(leaves[i], given.get(i), dynamic_batch, dims[i] if dims is not None else None) for i in at]
     flat = _Flat(module, leaves, at, spec)
     modes = {m: m.training for m in module.modules()}
     module.eval()
@@ -67,17 +67,17 @@ def compile(
     return CompiledModule(module, call, _Signature(spec, leaves, at), flat.results)
 
 
-def _device_of(module: Any) -> Any:
+def _find_device(module: Any) -> Any:
     found = next((t.device for t in (*module.parameters(), *module.buffers())), None)
     return found if found is not None else torch.device("cpu")
 
 
-def _ranges(tensor: Any, ranges: Ranges | None, dynamic_batch: bool | tuple[int, int, int], dims: Mapping[int, Any] | None) -> Ranges:
+def _select_ranges(tensor: Any, ranges: Ranges | None, dynamic_batch: bool | tuple[int, int, int], dims: Mapping[int, Any] | None) -> Ranges:
     """The dynamic axes of a tensor, by the first of: its Input, the torch.export dims, `dynamic_batch`."""
     if ranges is not None:
         return ranges
     if dims is not None:
-        return {axis: _range(dim, int(tensor.shape[axis])) for axis, dim in dims.items()}
+        return {axis: _get_range(dim, int(tensor.shape[axis])) for axis, dim in dims.items()}
     if not dynamic_batch or not tensor.ndim:
         return {}
     n = int(tensor.shape[0])
@@ -85,14 +85,14 @@ def _ranges(tensor: Any, ranges: Ranges | None, dynamic_batch: bool | tuple[int,
     return {0: (low, opt, high)}
 
 
-def _range(dim: Any, size: int) -> tuple[int, int, int]:
+def _get_range(dim: Any, size: int) -> tuple[int, int, int]:
     """(min, opt, max) of a torch.export.Dim, or of a hint such as Dim.AUTO; `size` is the example's."""
     low, high = getattr(dim, "min", None), getattr(dim, "max", None)
     low = int(low) if isinstance(low, int) else 1
     return max(low, 1), size, int(high) if isinstance(high, int) and high < 2**31 else LARGEST * size
 
 
-def _flat_dims(module: Any, spec: Any, leaves: Sequence[Any], dynamic_shapes: Any) -> list[dict[int, Any]]:
+def _flatten_dims(module: Any, spec: Any, leaves: Sequence[Any], dynamic_shapes: Any) -> list[dict[int, Any]]:
     """The dynamic axes of each leaf, from torch.export's `dynamic_shapes`: a dict by argument, or a sequence in their order."""
     args, kwargs = pytree.tree_unflatten(list(range(len(leaves))), spec)
     try:

@@ -12,7 +12,7 @@ from torch.fx.passes.split_module import split_module
 
 from whet.errors import WhetError
 from whet.torch_compile.build import log, read_module
-from whet.torch_compile.graph import is_tensor, operation_name
+from whet.torch_compile.graph import get_operation_name, is_tensor
 from whet.torch_compile.options import CompileOptions
 
 _reasons: dict[tuple[Any, ...], str] = {}  # signature of an operation -> why whet cannot compute it, "" if it can
@@ -54,13 +54,13 @@ def _is_supported(gm: fx.GraphModule, node: fx.Node, options: CompileOptions, re
     """True if whet computes the operation. getitem belongs to the operation that made its tuple."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and not is_tensor(node.args[0]):
         return _is_supported(gm, node.args[0], options, reasons)
-    name = operation_name(node)
+    name = get_operation_name(node)
     if name in options.torch_executed_ops:
         reasons.setdefault(name, "torch_executed_ops names it")
         return False
     if not (is_tensor(node) or isinstance(node.meta.get("example_value"), tuple | list)):
         return False  # a number: torch computes sizes
-    key = (node.op, str(node.target), *(_key(v) for v in _flat(node)))
+    key = (node.op, str(node.target), *(_make_key(v) for v in _iterate_flat(node)))
     if key not in _reasons:
         _reasons[key] = _try(gm, node)
     if _reasons[key]:
@@ -68,13 +68,13 @@ def _is_supported(gm: fx.GraphModule, node: fx.Node, options: CompileOptions, re
     return not _reasons[key]
 
 
-def _flat(node: fx.Node) -> Iterator[Any]:
+def _iterate_flat(node: fx.Node) -> Iterator[Any]:
     leaves: list[Any] = []
     fx.node.map_aggregate((node.args, node.kwargs), leaves.append)
     yield from leaves
 
 
-def _key(value: Any) -> Any:
+def _make_key(value: Any) -> Any:
     if not isinstance(value, fx.Node):
         return str(value)
     example = value.meta.get("example_value")
@@ -111,13 +111,13 @@ def _try(gm: fx.GraphModule, node: fx.Node) -> str:
     if not tensors:
         return "it takes no tensor"
     try:
-        read_module(_OneOperation(gm, node, tensors), [_example(n) for n in tensors], [{}] * len(tensors))
+        read_module(_OneOperation(gm, node, tensors), [_make_example(n) for n in tensors], [{}] * len(tensors))
     except WhetError as e:
         return str(e)
     return ""
 
 
-def _example(node: fx.Node) -> Any:
+def _make_example(node: fx.Node) -> Any:
     value = node.meta["example_value"]
     shape = [_get_present_value(d) for d in value.shape]
     return torch.ones(shape, dtype=value.dtype)

@@ -52,7 +52,7 @@ class InsertedBatchNorm:
         return {self.weight: (w * factor.reshape(columns)).astype(np.float32), self.conv_bias: (bias - mean * factor).astype(np.float32)}
 
 
-def folded_weights(weights: Mapping[str, torch.Tensor], inserted: Iterable[InsertedBatchNorm]) -> dict[str, np.ndarray]:
+def fold_weights(weights: Mapping[str, torch.Tensor], inserted: Iterable[InsertedBatchNorm]) -> dict[str, np.ndarray]:
     """The weights of a module by name as arrays, with `inserted` batch norms folded into their convolutions."""
     arrays = {name: to_array(value) for name, value in weights.items()}
     for norm in inserted:

@@ -60,7 +60,7 @@ class BestState:
         if not np.isfinite(mean):
             return mean
         best = np.array(self.errors)
-        if not len(best) or (errors - best).mean() <= _standard_error(errors - best):
+        if not len(best) or (errors - best).mean() <= _compute_standard_error(errors - best):
             self.state = {n: t.detach().clone() for n, t in self.module.state_dict().items()}
             self.epoch = epoch
         if not len(best) or mean <= best.mean():
@@ -106,7 +106,7 @@ class BestState:
         self.state = {n: t.to(device) for n, t in state.items()}
 
 
-def _standard_error(differences: np.ndarray) -> float:
+def _compute_standard_error(differences: np.ndarray) -> float:
     return float(differences.std(ddof=1) / len(differences) ** 0.5) if len(differences) > 1 else 0.0
 
 

@@ -84,14 +84,14 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray | None]]:
         for item in self.source:
-            yield _arrays(item, self.names, "a batch of the data function")
+            yield _split_sample(item, self.names, "a batch of the data function")
 
     def describe(self) -> list[Any]:
         """The identity of the data that a checkpoint stores."""
         return ["batches", len(self)]
 
 
-def training_data(source: str, net: Network, preprocessing: Preprocessing | None = None) -> TrainingData | Batches:
+def read_training_data(source: str, net: Network, preprocessing: Preprocessing | None = None) -> TrainingData | Batches:
     """Data for `net` from FILE.npz (arrays by input name, or a single one, and labels, label, y, targets or y_train), from a folder with
     one subfolder of images per class (sorted by name), or from python:MODULE:FUNCTION, which returns (x, y), a dict, or a sized iterable of
     batches.
@@ -107,7 +107,7 @@ def training_data(source: str, net: Network, preprocessing: Preprocessing | None
     if not path.is_file():
         raise UsageError(f"{source} does not exist: expected FILE.npz, a folder with one subfolder per class, or python:MODULE:FUNCTION")
     found = read_arrays(path, TrainingError)
-    inputs, labels = _arrays({} if isinstance(found, np.ndarray) else found, names, str(path))
+    inputs, labels = _split_sample({} if isinstance(found, np.ndarray) else found, names, str(path))
     return TrainingData(inputs, labels, preprocessing)
 
 
@@ -121,14 +121,14 @@ def _from_function(source: str, names: tuple[str, ...], preprocessing: Preproces
     if isinstance(made, TrainingData | Batches):
         return made
     if isinstance(made, Mapping) or (isinstance(made, tuple) and len(made) == 2 and all(isinstance(a, np.ndarray) for a in made)):
-        inputs, labels = _arrays(made, names, source)
+        inputs, labels = _split_sample(made, names, source)
         return TrainingData(inputs, labels, preprocessing)
     if not isinstance(made, Iterable) or not hasattr(made, "__len__"):
         raise TrainingError(f"{source} returned {type(made).__name__}; it returns (x, y), a dict of arrays, or an iterable of batches with a length")
     return Batches(made, names, preprocessing)
 
 
-def _arrays(sample: Any, names: tuple[str, ...], where: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+def _split_sample(sample: Any, names: tuple[str, ...], where: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
     """Inputs by name and labels from a dict or an (x, y) pair."""
     if not isinstance(sample, Mapping):
         if not isinstance(sample, tuple | list) or len(sample) != 2 or len(names) != 1:

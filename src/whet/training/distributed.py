@@ -39,7 +39,7 @@ class Workers:
 ONE_PROCESS = Workers()
 
 
-def workers() -> Workers:
+def read_workers() -> Workers:
     """The processes by torchrun's environment variables; a single one without them. Raises UsageError for damaged ones."""
     try:
         found = Workers(*(int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))))
@@ -50,7 +50,7 @@ def workers() -> Workers:
 
 def join_process_group(config: FinetuneConfig, device: torch.device) -> Workers:
     """Joins torch's process group if there are several processes. Raises UsageError for settings that do not work there."""
-    found = workers()
+    found = read_workers()
     if found.count == 1:
         return found
     if config.batch % found.count:

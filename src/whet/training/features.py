@@ -11,9 +11,9 @@ _MOST = 4  # features: one per resolution is usual
 def mark_features(student: Network, teacher: Network) -> list[str]:
     """Appends the common features to the outputs of both networks and returns their names: of the Adds with the same name and shape in both, the
     last one of each shape. Raises TrainingError when there is none."""
-    own = {t.name: t for t in _sums(student)}
+    own = {t.name: t for t in _list_sums(student)}
     last: dict[tuple, tuple[Tensor, Tensor]] = {}
-    for t in _sums(teacher):
+    for t in _list_sums(teacher):
         if t.name in own and own[t.name].type == t.type:
             last[tuple(t.shape)] = own[t.name], t
     if not last:
@@ -28,6 +28,6 @@ def mark_features(student: Network, teacher: Network) -> list[str]:
     return [a.name for a, _ in chosen]
 
 
-def _sums(net: Network) -> list[Tensor]:
+def _list_sums(net: Network) -> list[Tensor]:
     sums = [x for x in net.layers if x.op == "Add" and x.output not in net.outputs]
     return [x.output for x in sums if all(t is not None and not t.is_constant for t in x.inputs)]

@@ -20,8 +20,8 @@ from whet.pruning.costs import COUNTED
 from whet.pruning.cut import find_kept_indices
 from whet.pruning.importance import COMPARABLE
 from whet.pruning.knapsack import choose_within, scale_by_weight_count
-from whet.pruning.stepwise import remaining
-from whet.training.batch_norms import InsertedBatchNorm, folded_weights, select_spread_samples
+from whet.pruning.stepwise import list_remaining_groups
+from whet.training.batch_norms import InsertedBatchNorm, fold_weights, select_spread_samples
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
 from whet.training.feeding import Feeder
@@ -32,7 +32,7 @@ Indices = dict[tuple[str, int], np.ndarray]
 """Kept indices by weight name and axis."""
 
 
-def removed_share(schedule: str, done: int, steps: int) -> float:
+def compute_removed_share(schedule: str, done: int, steps: int) -> float:
     """The removed part of all that the schedule removes, after `done` of `steps` cuts (0..1)."""
     left = 1 - done / steps
     return 1 - left**3 if schedule == "cubic" else 1 - left
@@ -66,7 +66,7 @@ class Change:
         return torch.empty_like(p, dtype=value.dtype).copy_(self.cut_tensor(name, value))
 
 
-def optimizer_state_by_name(module: NetworkModule, optimizer: torch.optim.Optimizer) -> dict[str, Mapping[str, Any]]:
+def get_optimizer_state(module: NetworkModule, optimizer: torch.optim.Optimizer) -> dict[str, Mapping[str, Any]]:
     """The optimizer's state by parameter name."""
     return {name: dict(optimizer.state[p]) for name, p in module.named_parameters() if p in optimizer.state}
 
@@ -114,7 +114,7 @@ class GradualPruning:
         """Makes the next cut of `module`, in place; None if the previous cuts have removed enough already."""
         self.done += 1
         present = self._present(module)
-        here = remaining(self.groups, present, {name: len(at) for name, at in self.kept.items()})
+        here = list_remaining_groups(self.groups, present, {name: len(at) for name, at in self.kept.items()})
         choice = choose_within(here, [], self._score(present, here), self._costs(present, here, []), self._budget(self.done), multiple=None)
         sizes, before = {g.name: g.size for g in self.groups}, self._indices()
         for name, at in choice.kept.items():
@@ -138,11 +138,11 @@ class GradualPruning:
 
     def _budget(self, done: int) -> float:
         """The cost that may remain after `done` cuts."""
-        return self._before * (1 - self._share * removed_share(self.config.prune_schedule, done, self.config.prune_steps))
+        return self._before * (1 - self._share * compute_removed_share(self.config.prune_schedule, done, self.config.prune_steps))
 
     def _present(self, module: NetworkModule) -> Network:
         """The network as given with the present cuts and trained weights."""
-        return with_weights(self.cut_network(), folded_weights(module.weights(), self.inserted))
+        return with_weights(self.cut_network(), fold_weights(module.weights(), self.inserted))
 
     def _score(self, present: Network, here: Sequence[Group]) -> dict[str, np.ndarray]:
         kinds: tuple[str, ...] = ("taylor2", "reconstruction") if self.config.prune_importance == "auto" else (self.config.prune_importance,)

@@ -21,10 +21,10 @@ def open_log(path: str) -> Log | None:
     for an empty path. Raises BackendError when TensorBoard is not installed."""
     if not path:
         return None
-    return _csv(Path(path)) if path.lower().endswith(".csv") else _tensorboard(path)
+    return _open_csv(Path(path)) if path.lower().endswith(".csv") else _open_tensorboard(path)
 
 
-def _csv(path: Path) -> Log:
+def _open_csv(path: Path) -> Log:
     def write(history: Sequence[Row]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def _csv(path: Path) -> Log:
     return write
 
 
-def _tensorboard(folder: str) -> Log:
+def _open_tensorboard(folder: str) -> Log:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -22,7 +22,7 @@ from whet.training.data import Batches, TrainingData
 from whet.training.distributed import Workers, copy_state_to_all, join_process_group, wrap_module
 from whet.training.evaluate import accuracy
 from whet.training.feeding import Feeder
-from whet.training.gradual import GradualPruning, optimizer_state_by_name
+from whet.training.gradual import GradualPruning, get_optimizer_state
 from whet.training.graphed import GraphedStep, can_be_graphed
 from whet.training.log import open_log
 from whet.training.loss import Loss, to_outputs
@@ -42,7 +42,7 @@ def rate(config: FinetuneConfig, share: float) -> float:
     return config.lr * (config.last_lr + (1 - config.last_lr) * (1 + math.cos(math.pi * through)) / 2)
 
 
-def optimizer_of(module: NetworkModule, config: FinetuneConfig, graphed: bool = False) -> torch.optim.Optimizer:
+def make_optimizer(module: NetworkModule, config: FinetuneConfig, graphed: bool = False) -> torch.optim.Optimizer:
     """SGD (Nesterov) or AdamW with weight decay on matrices only. `graphed`: capturable, with the learning rate as a device tensor."""
     every = [p for p in module.parameters() if p.requires_grad]
     if not every:
@@ -88,7 +88,7 @@ def fit(
     now = {"model": digest, "data": data.describe(), "settings": config.settings()}
     if gradual is not None and config.checkpoint and os.path.exists(config.checkpoint):
         _repeat_cuts(config.checkpoint, now, gradual, module)
-    optimizer = optimizer_of(module, config, can_be_graphed(config, device))
+    optimizer = make_optimizer(module, config, can_be_graphed(config, device))
     last = config.channels_last if config.channels_last is not None else device.type == "cuda"
     if last:
         module.to(memory_format=torch.channels_last)
@@ -207,13 +207,13 @@ class _Run:
     def _cut(self) -> None:
         """Makes one cut. The optimizer's state and the moving average keep the entries of the remaining weights; the best state is reset."""
         assert self.gradual is not None
-        old = optimizer_state_by_name(self.module, self.optimizer)
+        old = get_optimizer_state(self.module, self.optimizer)
         change = self.gradual.cut_next(self.module)
         if change is None:
             return
         if self.channels_last:
             self.module.to(memory_format=torch.channels_last)
-        self.optimizer = optimizer_of(self.module, self.config, can_be_graphed(self.config, self.device))
+        self.optimizer = make_optimizer(self.module, self.config, can_be_graphed(self.config, self.device))
         change.carry_optimizer(old, self.optimizer, self.module)
         if self.average is not None:
             self.average.state = change.cut_state(self.average.state)

@@ -9,11 +9,11 @@ import torch
 
 from whet.errors import TrainingError
 from whet.network import Network
-from whet.sparsity import is_two_four, reduction_axis, two_four
+from whet.sparsity import find_reduction_axis, is_two_four, two_four
 from whet.training.module import NetworkModule
 
 
-def masks_of(net: Network, kind: str) -> dict[str, np.ndarray]:
+def make_masks(net: Network, kind: str) -> dict[str, np.ndarray]:
     """Masks (bool, True: trained) by weight name. "2:4": for each weight of a Conv, Gemm or MatMul whose reduction axis is a multiple of 4, its
     existing pattern, or the two largest magnitudes of each group of four. "zeros": the zeros of weights with two or more axes.
 
@@ -22,7 +22,7 @@ def masks_of(net: Network, kind: str) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     if kind == "2:4":
         for layer in net.layers:
-            place = reduction_axis(layer)
+            place = find_reduction_axis(layer)
             if place is None:
                 continue
             w, axis = place

@@ -17,9 +17,9 @@ from torch import nn
 from whet.errors import NetworkError, ShapeError, UnsupportedError
 from whet.network import Layer, Network, Origin, Tensor, Weight
 from whet.ops import bind_layer, bind_symbols
-from whet.training.parameters import sort_constants, torch_names
+from whet.training.parameters import make_torch_names, sort_constants
 from whet.training.translate import translate_layer, why_not
-from whet.training.translate._base import TRAINING, to_tensor, torch_dtype
+from whet.training.translate._base import TRAINING, get_torch_dtype, to_tensor
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class NetworkModule(nn.Module):
         self.network = net
         self._patterns = (freeze, train)
         trained, measured, fixed = sort_constants(net, freeze, train)
-        self._paths = torch_names([*trained, *measured])
+        self._paths = make_torch_names([*trained, *measured])
         for t in trained:
             _register(self, self._paths[t], nn.Parameter(to_tensor(t.array())))
         for t in measured:
@@ -124,7 +124,7 @@ class NetworkModule(nn.Module):
     @staticmethod
     def _as_declared(x: torch.Tensor, t: Tensor) -> torch.Tensor:
         """Casts integers after a QuantizeLinear to the declared type; floats keep the autocast type."""
-        return x if t.dtype.is_float else x.to(torch_dtype(t.dtype))
+        return x if t.dtype.is_float else x.to(get_torch_dtype(t.dtype))
 
     def _feeds(self, inputs: tuple[torch.Tensor, ...], named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         names = [t.name for t in self.network.inputs]
@@ -225,12 +225,12 @@ def _cache_per_device(values: np.ndarray) -> Callable[[torch.device], torch.Tens
     """A constant cached per device."""
     made: dict[torch.device, torch.Tensor] = {}
 
-    def on(device: torch.device) -> torch.Tensor:
+    def get_constant(device: torch.device) -> torch.Tensor:
         if device not in made:
             made[device] = to_tensor(values).to(device)
         return made[device]
 
-    return on
+    return get_constant
 
 
 def _register(root: nn.Module, path: str, value: torch.Tensor, *, buffer: bool = False) -> None:

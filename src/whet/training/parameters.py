@@ -88,7 +88,7 @@ def sort_constants(net: Network, freeze: Iterable[str] = (), train: Iterable[str
     return found["trained"], found["measured"], found["fixed"]
 
 
-def torch_names(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
+def make_torch_names(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
     """A valid torch name for each tensor: its own where possible; otherwise dots and empty parts become `_`.
 
     `layer1.0.conv1.weight` is unchanged, so the state dict matches that of the exported model.

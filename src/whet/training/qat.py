@@ -26,7 +26,7 @@ from whet.training.feeding import Feeder
 from whet.training.loop import Progress
 from whet.training.loss import to_outputs
 from whet.training.module import Fakes, NetworkModule
-from whet.training.tuning import Finetuned, device_of, fold_batch_norms, train_module, without_softmax
+from whet.training.tuning import Finetuned, fold_batch_norms, select_device, train_module, without_softmax
 
 Skip = Callable[[Layer], bool] | Iterable[str]
 
@@ -103,7 +103,7 @@ class FakeWeight(nn.Module):
         return (v + (torch.round(v) - v).detach()) * s
 
 
-def quantization_aware(
+def train_quantization_aware(
     net: Network,
     data: TrainingData | Batches,
     config: FinetuneConfig | None = None,
@@ -129,15 +129,17 @@ def quantization_aware(
         raise UsageError("prune_to is for fine-tuning in floating point: prune and fine-tune first, then train for INT8 without it")
     config = config or FinetuneConfig(epochs=2, optimizer="adamw", lr=1e-4, weight_decay=0.0, warmup=0.0)
     skip = skip if callable(skip) else tuple(skip)
-    device = device_of(config.device)
+    device = select_device(config.device)
     made = fold_batch_norms(net)
     sites = find_quantization_sites(made, skip)
     if not sites.layers:
         raise TrainingError(f"'{net.name}' has no quantizable layer: no convolution or matrix product with constant weights")
     if ranges is None:
         feeds = Feeder(made, data, batch=1, device=device)
-        ranges = calibrate(made, _first_batches(feeds, samples), run=_values(made, find_quantization_sites(made).names(), device), zero_points=True)
-    fakes, learned = _fakes(sites, ranges, learn_ranges)
+        ranges = calibrate(
+            made, _iterate_first_batches(feeds, samples), run=_make_runner(made, find_quantization_sites(made).names(), device), zero_points=True
+        )
+    fakes, learned = _make_fakes(sites, ranges, learn_ranges)
     module = NetworkModule(without_softmax(made), freeze=config.freeze, train=config.train, fakes=fakes).to(device)
     answers = None
     if config.distill > 0:
@@ -151,7 +153,7 @@ def quantization_aware(
     return QuantizationAware(quantized, done.network, final, done)
 
 
-def _fakes(sites: QuantizationSites, ranges: Ranges, learn: bool) -> tuple[Fakes, dict[str, FakeActivation]]:
+def _make_fakes(sites: QuantizationSites, ranges: Ranges, learn: bool) -> tuple[Fakes, dict[str, FakeActivation]]:
     """The fake-quantization sites, and the module per tensor; tensors with one range share one."""
     merged = merge_shared_ranges(sites, ranges)
     by_group = {group: FakeActivation(r, learn=learn) for group, r in merged.items()}
@@ -161,14 +163,14 @@ def _fakes(sites: QuantizationSites, ranges: Ranges, learn: bool) -> tuple[Fakes
     return Fakes(values, weights), hows
 
 
-def _first_batches(feeder: Feeder, count: int) -> Iterable[dict[str, np.ndarray]]:
+def _iterate_first_batches(feeder: Feeder, count: int) -> Iterable[dict[str, np.ndarray]]:
     for k, (feeds, _) in enumerate(feeder.all()):
         if k == count:
             return
         yield {n: x.cpu().numpy() for n, x in feeds.items()}
 
 
-def _values(net: Network, wanted: list[str], device: torch.device) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+def _make_runner(net: Network, wanted: list[str], device: torch.device) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
     """Returns a runner that computes the requested tensors of a sample."""
     watched = net.clone()
     inputs = {t.name for t in watched.inputs}

@@ -16,17 +16,17 @@ from whet.errors import TrainingError, UsageError
 from whet.network import Network
 from whet.passes import Phase, run_passes, select
 from whet.pruning.order import check_order, note
-from whet.pruning.recipe import Recipe, recipe_of
+from whet.pruning.recipe import Recipe, make_pruning_recipe
 from whet.registry import import_user_function
-from whet.training.batch_norms import InsertedBatchNorm, folded_weights, insert_batch_norms
+from whet.training.batch_norms import InsertedBatchNorm, fold_weights, insert_batch_norms
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
-from whet.training.distributed import workers
+from whet.training.distributed import read_workers
 from whet.training.evaluate import accuracy
 from whet.training.features import mark_features
 from whet.training.gradual import GradualPruning
 from whet.training.loop import Fitted, Progress, fit
-from whet.training.masks import hold, masks_of, reapply
+from whet.training.masks import hold, make_masks, reapply
 from whet.training.module import NetworkModule, with_weights
 
 
@@ -74,9 +74,9 @@ def finetune(
     check_order(net, "finetune", insist)
     if config.prune_to:
         check_order(net, "prune", insist)
-        if train is not None or workers().count > 1:
+        if train is not None or read_workers().count > 1:
             raise UsageError("prune_to works in one process and with whet's own loop: leave out --train and torchrun, or prune before the training")
-    device = device_of(config.device, gradual=bool(config.prune_to))
+    device = select_device(config.device, gradual=bool(config.prune_to))
     student, answers = without_softmax(net), None
     inserted: list[InsertedBatchNorm] = []
     if train is None and config.batch_norms == "insert" and not config.freeze_batch_norm:
@@ -114,7 +114,7 @@ def train_module(
     gradual: GradualPruning | None = None,
 ) -> Finetuned:
     """Trains `module` on its device and copies its weights into `net`, with the `inserted` batch norms folded and the cuts of `gradual`."""
-    masks = masks_of(module.network, config.masks) if config.masks else {}
+    masks = make_masks(module.network, config.masks) if config.masks else {}
     hold(module, masks)
     started = time.perf_counter()
     fitted = Fitted([], 0, 0, None)
@@ -132,11 +132,11 @@ def train_module(
     about = {"what": title, "steps": fitted.steps, "settings": {k: v for k, v in config.settings().items() if v != getattr(FinetuneConfig(), k)}}
     unchanged = fitted.kept_epoch == 0 and not masks and gradual is None  # without the rounding of inserted batch norms
     present = net if gradual is None else gradual.cut_network()
-    made = with_weights(present, {} if unchanged else folded_weights(module.weights(), inserted), about=json.dumps(about))
+    made = with_weights(present, {} if unchanged else fold_weights(module.weights(), inserted), about=json.dumps(about))
     judge = module if not inserted else NetworkModule(without_softmax(made)).to(next(module.parameters()).device)
     judged = None if test is None else accuracy(judge, test, batch=config.batch)
     return Finetuned(made, fitted.history, fitted.steps, seconds, fitted.resumed_at, judged, masks, fitted.kept_epoch, len(inserted),
-                     None if gradual is None else recipe_of(net, gradual.kept, channel_groups=gradual.groups))  # fmt: skip
+                     None if gradual is None else make_pruning_recipe(net, gradual.kept, channel_groups=gradual.groups))  # fmt: skip
 
 
 def fold_batch_norms(net: Network) -> Network:
@@ -156,14 +156,14 @@ def without_softmax(net: Network) -> Network:
     return made
 
 
-def device_of(name: str, gradual: bool = False) -> torch.device:
+def select_device(name: str, gradual: bool = False) -> torch.device:
     """The torch device of a name; auto prefers CUDA, except for gradual pruning, which no GPU has run yet. Raises TrainingError for an unavailable
     device.
     """
     if name == "auto" and gradual:
         return torch.device("cpu")
     if name == "auto":
-        found = workers()
+        found = read_workers()
         one = f"cuda:{found.local}" if found.count > 1 else "cuda"
         return torch.device(one if torch.cuda.is_available() else "cpu")
     try:

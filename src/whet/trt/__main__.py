@@ -13,7 +13,7 @@ from pathlib import Path
 
 from whet.backends import get_backend
 from whet.trt import connect_cuda_python, connect_polygraphy, install
-from whet.trt.device import backend_name
+from whet.trt.device import get_backend_name
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
             "usage: python -m whet.trt SCRIPT.py|MODULE [ARGUMENTS], for example python -m whet.trt polygraphy run model.onnx --trt --onnxrt"
         )
     install()
-    if get_backend(backend_name()).capabilities.host_memory:
+    if get_backend(get_backend_name()).capabilities.host_memory:
         for connect in (connect_polygraphy, connect_cuda_python):
             with suppress(ImportError):  # not installed
                 connect()

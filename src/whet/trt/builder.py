@@ -8,7 +8,7 @@ from whet.backends import get_backend
 from whet.engine import EnginePlan, engine_bytes
 from whet.errors import WhetError
 from whet.trt.config import IBuilderConfig
-from whet.trt.device import backend_name
+from whet.trt.device import get_backend_name
 from whet.trt.enums import ErrorCodeTRT
 from whet.trt.handle import Handle
 from whet.trt.interfaces import IStreamWriter, report_error
@@ -31,7 +31,7 @@ class Builder(Handle):
         self.max_threads = 1
 
     def _on_gpu(self) -> bool:
-        return not get_backend(backend_name()).capabilities.host_memory
+        return not get_backend(get_backend_name()).capabilities.host_memory
 
     @property
     def platform_has_fast_fp16(self) -> bool:

@@ -72,12 +72,12 @@ class IInt8LegacyCalibrator(IInt8Calibrator):
     algorithm = CalibrationAlgoType.LEGACY_CALIBRATION
 
 
-def method_of(calibrator: Any) -> str:
+def get_calibration_method(calibrator: Any) -> str:
     """whet's calibration method."""
     return METHODS[CalibrationAlgoType(calibrator.get_algorithm())]
 
 
-def samples_of(calibrator: Any, net: Network, shapes: Shapes, read: Reader) -> list[dict[str, np.ndarray]]:
+def read_calibrator_samples(calibrator: Any, net: Network, shapes: Shapes, read: Reader) -> list[dict[str, np.ndarray]]:
     """All samples of a calibrator: its batches, one by one along a dynamic batch axis.
 
     Inputs of `shapes` are read in FP32 if they are floating-point. Raises CalibrationError for a batch without an address per input.

@@ -15,8 +15,8 @@ from whet.errors import BuildError, BuildWarning
 from whet.network import Network
 from whet.precision.cache import write_cache
 from whet.precision.ranges import Range, Ranges
-from whet.trt.calibrator import method_of, samples_of
-from whet.trt.device import backend_name, read_array
+from whet.trt.calibrator import get_calibration_method, read_calibrator_samples
+from whet.trt.device import get_backend_name, read_array
 from whet.trt.enums import (
     BuilderFlag,
     DataType,
@@ -244,7 +244,7 @@ class IBuilderConfig(Handle):
                 cache = str(file)
                 if self._timing_cache.data:
                     file.write_bytes(self._timing_cache.data)
-            config = dataclasses.replace(self.to_whet(net, cache), **_layer_types(network))
+            config = dataclasses.replace(self.to_whet(net, cache), **_collect_layer_types(network))
             calibration = self._calibration(network, net, Path(folder))
             if calibration is None:
                 plan = build(net, config, progress=progress)
@@ -275,10 +275,10 @@ class IBuilderConfig(Handle):
         if known := calibrator.read_calibration_cache():
             cache.write_bytes(bytes(known))
             return Calibration(cache=str(cache))
-        samples = samples_of(calibrator, net, self._calibration_shapes(net), read_array)
+        samples = read_calibrator_samples(calibrator, net, self._calibration_shapes(net), read_array)
         if not samples:
             raise BuildError("the calibrator has neither a cache nor a batch")
-        return Calibration(samples=lambda: samples, cache=str(cache), method=method_of(calibrator), zero_points=False)
+        return Calibration(samples=lambda: samples, cache=str(cache), method=get_calibration_method(calibrator), zero_points=False)
 
     def _calibration_shapes(self, net: Network) -> dict[str, tuple[int, ...]]:
         """The shapes of calibration batches: static ones, or the opt shapes of the calibration profile."""
@@ -305,7 +305,7 @@ class IBuilderConfig(Handle):
             constraints = "obey"
         asks_for_cudnn = self._tactic_sources >= 0 and self._tactic_sources & 1 << TacticSource.CUDNN
         return BuildConfig(
-            backend=backend_name(),
+            backend=get_backend_name(),
             precisions=tuple(name for flag, name in _PRECISIONS.items() if self.get_flag(flag)),
             precision_constraints=constraints,
             sparsity="enable" if self.get_flag(BuilderFlag.SPARSE_WEIGHTS) else "disable",
@@ -317,11 +317,11 @@ class IBuilderConfig(Handle):
             error_on_cache_miss=self.get_flag(BuilderFlag.ERROR_ON_TIMING_CACHE_MISS),
             memory_limit={"workspace": self.max_workspace_size} if self.max_workspace_size else {},
             profiling_verbosity=ProfilingVerbosity(self.profiling_verbosity).name.lower(),
-            tactic_sources=("+CUDNN",) if asks_for_cudnn and has_family(backend_name(), "CUDNN") else (),
+            tactic_sources=("+CUDNN",) if asks_for_cudnn and has_family(get_backend_name(), "CUDNN") else (),
         )
 
 
-def _layer_types(network: INetworkDefinition) -> dict[str, Any]:
+def _collect_layer_types(network: INetworkDefinition) -> dict[str, Any]:
     """The fields of BuildConfig for the precisions and output types that the layers have."""
     states = network.layer_states()
     precisions = tuple((s.name, _LAYER_PRECISIONS[s.precision]) for s in states if s.precision in _LAYER_PRECISIONS)

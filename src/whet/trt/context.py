@@ -11,7 +11,7 @@ import numpy as np
 from whet.engine import display_names, profile_suffix
 from whet.errors import ContextError, WhetError
 from whet.runtime.dlpack import DeviceArray
-from whet.runtime.memory import array_at
+from whet.runtime.memory import make_array_at
 from whet.trt.device import read_array, write_array
 from whet.trt.enums import ErrorCodeTRT, ExecutionContextAllocationStrategy, ProfilingVerbosity, TensorLocation, from_whet
 from whet.trt.handle import Handle
@@ -250,7 +250,7 @@ class IExecutionContext(Handle):
                 self._run_on_copies(stream_handle)
             elif self.engine.engine.backend.capabilities.host_memory:
                 shapes = self._context.input_shapes()
-                arrays = {n: array_at(self._addresses[n], shapes[n], t.dtype.numpy) for n, t in inputs.items()}
+                arrays = {n: make_array_at(self._addresses[n], shapes[n], t.dtype.numpy) for n, t in inputs.items()}
                 self._write(self._context.run(arrays), stream_handle)
             else:
                 self._enqueue(stream_handle)

@@ -17,14 +17,14 @@ def coverage() -> dict[str, str]:
         table[name] = "served"
         found = getattr(package, name)
         if isinstance(found, type):
-            table |= {f"{name}.{member}": "served" for member in _members(found)}
+            table |= {f"{name}.{member}": "served" for member in _iterate_members(found)}
     table |= {name: f"not served: {why}" for name, why in REFUSED.items()}
     for name, state in sorted(table.items()):
         print(f"{name:60} {state}")
     return table
 
 
-def _members(cls: type) -> Iterator[str]:
+def _iterate_members(cls: type) -> Iterator[str]:
     """The public attributes of a class, and those that its methods give to instances."""
     for base in cls.__mro__:
         if base.__module__.startswith("whet."):

@@ -10,7 +10,7 @@ import numpy as np
 
 from whet.backends import Backend, get_backend
 from whet.errors import UsageError
-from whet.runtime.memory import array_at
+from whet.runtime.memory import make_array_at
 
 BACKENDS = ("cpu", "cuda")
 _backend = ""
@@ -27,7 +27,7 @@ def use_backend(name: str) -> None:
     _backend = name
 
 
-def backend_name() -> str:
+def get_backend_name() -> str:
     """The backend of builds."""
     if not _backend:
         use_backend(os.environ.get("WHET_TRT_BACKEND") or "cpu")
@@ -36,9 +36,9 @@ def backend_name() -> str:
 
 def read_array(address: int, shape: tuple[int, ...], dtype: np.dtype, backend: str | None = None) -> np.ndarray:
     """A copy of the array at an address in the backend's memory."""
-    device = get_backend(backend or backend_name())
+    device = get_backend(backend or get_backend_name())
     if device.capabilities.host_memory:
-        return array_at(address, shape, dtype).copy()
+        return make_array_at(address, shape, dtype).copy()
     raw = device.read_address(address, prod(shape) * dtype.itemsize)
     return np.frombuffer(raw.tobytes(), dtype).reshape(shape)
 

@@ -62,15 +62,15 @@ class HostRuntime:
         return self._success, self._memory.malloc(size)
 
     def _free(self, ptr: Any, *_: object) -> tuple[Any]:
-        self._memory.free(_address(ptr))
+        self._memory.free(_get_address(ptr))
         return (self._success,)
 
     def _copy(self, dst: Any, src: Any, count: int, kind: object, *_: object) -> tuple[Any]:
-        self._memory.memcpy(_address(dst), _address(src), count, kind)
+        self._memory.memcpy(_get_address(dst), _get_address(src), count, kind)
         return (self._success,)
 
     def _fill(self, ptr: Any, value: int, count: int, *_: object) -> tuple[Any]:
-        ctypes.memset(_address(ptr), value, count)
+        ctypes.memset(_get_address(ptr), value, count)
         return (self._success,)
 
     def _create_stream(self, *_: object) -> tuple[Any, Any]:
@@ -80,7 +80,7 @@ class HostRuntime:
         return (self._success,)
 
 
-def _address(memory: Any) -> int:
+def _get_address(memory: Any) -> int:
     """The address of memory as cuda-python takes it: an integer, a ctypes pointer, an array, or an object with a buffer."""
     if isinstance(memory, ctypes.c_void_p):
         return memory.value or 0

@@ -33,18 +33,18 @@ class EngineInspector:
         data = self._information()
         if format == LayerInformationFormat.JSON:
             return json.dumps(data, indent=2)
-        return "\n".join(_line(layer) for layer in data["Layers"]) + "\n"
+        return "\n".join(_format_layer(layer) for layer in data["Layers"]) + "\n"
 
     def get_layer_information(self, layer_index: int, format: LayerInformationFormat) -> str:
         """The JSON or the line of one layer."""
         layer = self._information()["Layers"][layer_index]
-        return json.dumps(layer, indent=2) if format == LayerInformationFormat.JSON else _line(layer)
+        return json.dumps(layer, indent=2) if format == LayerInformationFormat.JSON else _format_layer(layer)
 
 
-def _line(layer: dict[str, Any]) -> str:
-    inputs, outputs = (", ".join(_tensor(t) for t in layer[side]) for side in ("Inputs", "Outputs"))
+def _format_layer(layer: dict[str, Any]) -> str:
+    inputs, outputs = (", ".join(_format_tensor(t) for t in layer[side]) for side in ("Inputs", "Outputs"))
     return f"{layer['Name']}, LayerType: {layer['LayerType']}, Inputs: [{inputs}], Outputs: [{outputs}], TacticName: {layer.get('TacticName', '')}"
 
 
-def _tensor(t: dict[str, Any]) -> str:
+def _format_tensor(t: dict[str, Any]) -> str:
     return f"{t['Name']} {t['Dimensions']} {t['Format/Datatype']}"

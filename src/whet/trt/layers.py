@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from whet.errors import WhetError
-from whet.network import Layer, Network, Tensor, symbol
+from whet.network import Layer, Network, Tensor, make_symbol
 from whet.network.dims import lower
 from whet.trt.enums import DataType, LayerType, TensorFormat, TensorLocation, from_whet, to_whet
 from whet.trt.errors import NotServedError
@@ -75,7 +75,7 @@ class ITensor:
         if not self.is_network_input:
             raise NotServedError("ITensor.shape", f"%{self.name} is not an input of the network, so its shape follows from its layer")
         before = self.tensor.type
-        dims = tuple(d if d >= 0 else lower(symbol(f"{self.name}_{i}")) for i, d in enumerate(shape))
+        dims = tuple(d if d >= 0 else lower(make_symbol(f"{self.name}_{i}")) for i, d in enumerate(shape))
         try:
             self.tensor.type = before.with_shape(dims)
             self._definition.infer_types()
@@ -176,7 +176,7 @@ class ITensor:
         dims = list(self.tensor.shape)
         if not self.is_network_input or isinstance(dims[index], int):
             raise NotServedError("ITensor.set_dimension_name", f"axis {index} of %{self.name} is not a dynamic axis of an input")
-        dims[index] = lower(symbol(name))
+        dims[index] = lower(make_symbol(name))
         self.tensor.type = self.tensor.type.with_shape(tuple(dims))
         self._definition.infer_types()
 
@@ -383,11 +383,11 @@ class ILayer:
         return 1
 
 
-def layer_type_of(layer: Layer) -> LayerType:
+def get_trt_layer_type(layer: Layer) -> LayerType:
     """The kind of a layer from ONNX."""
     return _BY_OP.get(layer.op, LayerType.PLUGIN)
 
 
-def axes_of(mask: int) -> tuple[int, ...]:
+def list_mask_axes(mask: int) -> tuple[int, ...]:
     """The axes of a bit mask."""
     return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import BOOL, I32, I64, Layer, Tensor
-from whet.ops import known_values
+from whet.ops import find_known_values
 from whet.trt.enums import (
     ActivationType,
     AttentionNormalizationOp,
@@ -22,7 +22,7 @@ from whet.trt.enums import (
     UnaryOperation,
     to_whet,
 )
-from whet.trt.layers import Emission, ILayer, Option, axes_of
+from whet.trt.layers import Emission, ILayer, Option, list_mask_axes
 
 _ACTIVATIONS = {
     "RELU": "Relu", "SIGMOID": "Sigmoid", "TANH": "Tanh", "LEAKY_RELU": "LeakyRelu", "ELU": "Elu", "SELU": "Selu", "SOFTSIGN": "Softsign",
@@ -129,7 +129,7 @@ class ISoftMaxLayer(ILayer):
     axes = Option()
 
     def emit(self, e: Emission, x: Tensor) -> Tensor:
-        axes = (max(x.type.rank - 3, 0),) if self.axes is None else axes_of(int(self.axes))
+        axes = (max(x.type.rank - 3, 0),) if self.axes is None else list_mask_axes(int(self.axes))
         if len(axes) != 1:
             raise NetworkError(f"a softmax has one axis, not {axes}")
         return e("Softmax", x, axis=axes[0])
@@ -162,7 +162,7 @@ class IReduceLayer(ILayer):
     keep_dims = Option(False)
 
     def emit(self, e: Emission, x: Tensor) -> Tensor:
-        return e(_REDUCE[ReduceOperation(self.op).name], x, axes=axes_of(int(self.axes)), keepdims=int(self.keep_dims))
+        return e(_REDUCE[ReduceOperation(self.op).name], x, axes=list_mask_axes(int(self.axes)), keepdims=int(self.keep_dims))
 
 
 class ITopKLayer(ILayer):
@@ -176,7 +176,7 @@ class ITopKLayer(ILayer):
     indices_type = Option(DataType.INT32)
 
     def emit(self, e: Emission, x: Tensor, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        axes = axes_of(int(self.axes))
+        axes = list_mask_axes(int(self.axes))
         if len(axes) != 1:
             raise NetworkError(f"a top-k has one axis, not {axes}")
         attrs = {"axis": axes[0], "largest": int(self.op == TopKOperation.MAX)}
@@ -197,13 +197,13 @@ class IMatrixMultiplyLayer(ILayer):
             a = e("Unsqueeze", a, axes=(a.type.rank - 1,))
         if self.op1 == MatrixOperation.VECTOR:
             b = e("Unsqueeze", b, axes=(b.type.rank,))
-        y = e("MatMul", _matrix(e, a, self.op0), _matrix(e, b, self.op1))
+        y = e("MatMul", _emit_operand(e, a, self.op0), _emit_operand(e, b, self.op1))
         rank = y.type.rank
         gone = tuple(i for op, i in ((self.op0, rank - 2), (self.op1, rank - 1)) if op == MatrixOperation.VECTOR)
         return e("Squeeze", y, axes=gone) if gone else y
 
 
-def _matrix(e: Emission, t: Tensor, op: MatrixOperation) -> Tensor:
+def _emit_operand(e: Emission, t: Tensor, op: MatrixOperation) -> Tensor:
     rank = t.type.rank
     return e("Transpose", t, perm=(*range(rank - 2), rank - 1, rank - 2)) if op == MatrixOperation.TRANSPOSE else t
 
@@ -231,7 +231,7 @@ class ICumulativeLayer(ILayer):
     reverse = Option(False)
 
     def emit(self, e: Emission, x: Tensor, axis: Tensor) -> Tensor:
-        known = known_values(axis)
+        known = find_known_values(axis)
         if known is None:
             raise UnsupportedError("the axis of a cumulative sum must be known at build time")
         return e("CumSum", x, axis=tuple(known), exclusive=int(self.exclusive), reverse=int(self.reverse))
@@ -248,7 +248,7 @@ class INormalizationLayer(ILayer):
     is_v2 = Option(False)
 
     def emit(self, e: Emission, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        axes, rank, eps = axes_of(int(self.axes)), x.type.rank, float(self.epsilon)
+        axes, rank, eps = list_mask_axes(int(self.axes)), x.type.rank, float(self.epsilon)
         if self.num_groups != 1:
             if axes != tuple(range(2, rank)) and axes != tuple(range(1, rank)):
                 raise UnsupportedError(f"a group normalization is over all axes after the channels, not over {axes}")
@@ -258,7 +258,7 @@ class INormalizationLayer(ILayer):
             ones, zeros = (e.constant(np.full(x.shape[1], v), x.dtype.numpy) for v in (1, 0))  # one scale per group
             y = e("GroupNormalization", x, ones, zeros, num_groups=int(self.num_groups), epsilon=eps)
             per = x.shape[1] // self.num_groups
-            wide = [_per_channel(e, t, per, rank) for t in flat]
+            wide = [_emit_per_channel(e, t, per, rank) for t in flat]
             return e("Add", e("Mul", y, wide[0]), wide[1])
         mean = e("ReduceMean", x, axes=axes, keepdims=1)
         centered = e("Sub", x, mean)
@@ -267,7 +267,7 @@ class INormalizationLayer(ILayer):
         return e("Add", e("Mul", y, scale), bias)
 
 
-def _per_channel(e: Emission, per_group: Tensor, channels: int, rank: int) -> Tensor:
+def _emit_per_channel(e: Emission, per_group: Tensor, channels: int, rank: int) -> Tensor:
     """[groups] to [1, groups * channels, 1, ...]."""
     repeated = e("Expand", e("Unsqueeze", per_group, axes=(1,)), shape=(per_group.shape[0], channels))
     return e("Reshape", repeated, shape=(1, -1, *(1,) * (rank - 2)))
@@ -283,10 +283,10 @@ class IQuantizeLayer(ILayer):
 
     def emit(self, e: Emission, x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
         _check_blocks(self.block_shape)
-        scale = _scalar_or_vector(e, scale)
+        scale = _emit_scale(e, scale)
         zero = [] if zero_point is None else [zero_point]
         attrs = {} if zero else {"output_dtype": to_whet(self.to_type)}
-        return e("QuantizeLinear", x, scale, *zero, axis=_axis(self.axis), **attrs)
+        return e("QuantizeLinear", x, scale, *zero, axis=_get_axis(self.axis), **attrs)
 
 
 class IDequantizeLayer(ILayer):
@@ -300,16 +300,16 @@ class IDequantizeLayer(ILayer):
     def emit(self, e: Emission, x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
         _check_blocks(self.block_shape)
         zero = [] if zero_point is None else [zero_point]
-        y = e("DequantizeLinear", x, _scalar_or_vector(e, scale), *zero, axis=_axis(self.axis))
+        y = e("DequantizeLinear", x, _emit_scale(e, scale), *zero, axis=_get_axis(self.axis))
         return y if y.dtype == to_whet(self.to_type) else e("Cast", y, to=to_whet(self.to_type))
 
 
-def _scalar_or_vector(e: Emission, scale: Tensor) -> Tensor:
+def _emit_scale(e: Emission, scale: Tensor) -> Tensor:
     """A scale of one element as a scalar."""
     return e("Reshape", scale, shape=()) if scale.shape == (1,) else scale
 
 
-def _axis(axis: Any) -> int:
+def _get_axis(axis: Any) -> int:
     return 1 if axis is None or axis < 0 else int(axis)
 
 
@@ -333,7 +333,7 @@ class IAttention(ILayer):
             raise UnsupportedError("attention with quantized scores is not composed here; give the network as ONNX with Q/DQ")
         shared = q.shape[1] // k.shape[1] if isinstance(q.shape[1], int) and isinstance(k.shape[1], int) else 1
         if shared > 1:
-            k, v = (_repeated(e, t, shared) for t in (k, v))
+            k, v = (_emit_repeated_heads(e, t, shared) for t in (k, v))
         scores = e("MatMul", q, e("Transpose", k, perm=(0, 1, 3, 2)))
         if self.causal:
             rows, columns = q.shape[2], k.shape[2]
@@ -348,7 +348,7 @@ class IAttention(ILayer):
         return e("MatMul", scores, v)
 
 
-def _repeated(e: Emission, t: Tensor, count: int) -> Tensor:
+def _emit_repeated_heads(e: Emission, t: Tensor, count: int) -> Tensor:
     """[batch, heads, length, size] with each head repeated."""
     batch, heads, length, size = t.shape
     if not all(isinstance(d, int) for d in (batch, heads, length, size)):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from whet.errors import BuildError, WhetError
-from whet.network import Layer, Network, Tensor, TensorType, symbol
+from whet.network import Layer, Network, Tensor, TensorType, make_symbol
 from whet.network.dims import lower
 from whet.ops import infer_layer
 from whet.trt import math_layers as math
@@ -235,7 +235,7 @@ class INetworkDefinition(Handle):
 
     def add_input(self, name: str, dtype: DataType, shape: Sequence[int]) -> ITensor:
         """A new input; sizes of -1 are dynamic."""
-        dims = tuple(d if d >= 0 else lower(symbol(f"{name}_{i}")) for i, d in enumerate(shape))
+        dims = tuple(d if d >= 0 else lower(make_symbol(f"{name}_{i}")) for i, d in enumerate(shape))
         return ITensor(self, self.whet.add_input(name, TensorType(to_whet(dtype), dims)))
 
     def add_constant(self, shape: Sequence[int], weights: Any) -> shapes.IConstantLayer:

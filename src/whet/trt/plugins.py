@@ -17,7 +17,7 @@ from whet.network import Dim, Expr, Layer, TensorType, static_shape
 from whet.network.dims import ceildiv, floordiv, maximum, minimum
 from whet.ops import OPTIONAL
 from whet.plugins import NumpyTactic, register
-from whet.runtime.memory import aligned_empty
+from whet.runtime.memory import allocate_aligned_array
 from whet.trt.enums import (
     DataType,
     DimensionOperation,
@@ -44,7 +44,7 @@ class PluginField:
 
     def __init__(self, name: str = "", data: Any = None, type: PluginFieldType = PluginFieldType.UNKNOWN):
         self.name, self.type = name, type
-        self.data = np.asarray(() if data is None else data) if not isinstance(data, bytes | str) else _chars(data)
+        self.data = np.asarray(() if data is None else data) if not isinstance(data, bytes | str) else _make_chars(data)
 
     @property
     def size(self) -> int:
@@ -52,7 +52,7 @@ class PluginField:
         return int(self.data.size)
 
 
-def _chars(data: bytes | str) -> np.ndarray:
+def _make_chars(data: bytes | str) -> np.ndarray:
     return np.frombuffer(data.encode() if isinstance(data, str) else data, np.int8)
 
 
@@ -273,10 +273,10 @@ class IPluginV3Layer(ILayer):
         creator = _REGISTRY.creator_of(core.plugin_name)
         fields = plugin.get_capability_interface(PluginCapabilityType.RUNTIME).get_fields_to_serialize()
         types = {f.name: f.type for f in creator.field_names}
-        return e(f"{DOMAIN}.{core.plugin_name}", *inputs, **{f.name: _attribute(f, types.get(f.name, f.type)) for f in fields})
+        return e(f"{DOMAIN}.{core.plugin_name}", *inputs, **{f.name: _convert_field(f, types.get(f.name, f.type)) for f in fields})
 
 
-def _attribute(field: PluginField, type: PluginFieldType) -> Any:
+def _convert_field(field: PluginField, type: PluginFieldType) -> Any:
     if PluginFieldType.CHAR in (type, field.type):
         return field.data.tobytes().decode()
     return tuple(field.data.ravel().tolist())
@@ -287,7 +287,7 @@ def _register(creator: Any) -> None:
     name, version = str(creator.name), str(creator.plugin_version)
     register(
         name,
-        lambda layer: _types(creator, layer),
+        lambda layer: _get_output_types(creator, layer),
         lambda layer, *arrays: _Runner(creator, layer, None)(arrays),
         domain=DOMAIN,
         package_name=name,
@@ -298,7 +298,7 @@ def _register(creator: Any) -> None:
     )
 
 
-def _created(creator: Any, layer: Layer, phase: TensorRTPhase) -> Any:
+def _create_plugin(creator: Any, layer: Layer, phase: TensorRTPhase) -> Any:
     """The plugin of a layer, from its attributes."""
     fields = PluginFieldCollection()
     for f in creator.field_names:
@@ -314,15 +314,15 @@ def _created(creator: Any, layer: Layer, phase: TensorRTPhase) -> Any:
     return plugin
 
 
-def _types(creator: Any, layer: Layer) -> list[TensorType]:
+def _get_output_types(creator: Any, layer: Layer) -> list[TensorType]:
     """Types of the outputs, as the plugin gives them; checks that it takes the operands row-major in their types."""
     inputs = [_present(creator, t) for t in layer.inputs]
-    build = _created(creator, layer, TensorRTPhase.BUILD).get_capability_interface(PluginCapabilityType.BUILD)
+    build = _create_plugin(creator, layer, TensorRTPhase.BUILD).get_capability_interface(PluginCapabilityType.BUILD)
     kinds = [from_whet(t.dtype) for t in inputs]
     made = list(build.get_output_data_types(kinds))
     shapes = build.get_output_shapes([DimsExprs(map(IDimensionExpr, t.shape)) for t in inputs], [], IExprBuilder())
     types = [TensorType(to_whet(k), tuple(d.dim for d in shape)) for k, shape in zip(made, shapes, strict=True)]
-    descs = [DynamicPluginTensorDesc(_desc(t)) for t in (*(t.type for t in inputs), *types)]
+    descs = [DynamicPluginTensorDesc(_make_desc(t)) for t in (*(t.type for t in inputs), *types)]
     for k, d in enumerate(descs):
         if not build.supports_format_combination(k, descs, len(inputs)):
             which = f"input {k}" if k < len(inputs) else f"output {k - len(inputs)}"
@@ -336,7 +336,7 @@ def _present(creator: Any, tensor: Any) -> Any:
     return tensor
 
 
-def _desc(type: TensorType) -> PluginTensorDesc:
+def _make_desc(type: TensorType) -> PluginTensorDesc:
     return PluginTensorDesc(tuple(d if isinstance(d, int) else -1 for d in type.shape), from_whet(type.dtype))
 
 
@@ -351,7 +351,7 @@ class _PluginV3Tactic(NumpyTactic):
         raise AssertionError("plan() gives the kernel another function")
 
     def _tactics(self, layer: Layer) -> list[dict[str, int | str]]:
-        build = _created(self._creator, layer, TensorRTPhase.BUILD).get_capability_interface(PluginCapabilityType.BUILD)
+        build = _create_plugin(self._creator, layer, TensorRTPhase.BUILD).get_capability_interface(PluginCapabilityType.BUILD)
         return [{"tactic": int(t)} for t in build.get_valid_tactics()] or [{}]
 
     def functions(self) -> list[Any]:
@@ -373,20 +373,20 @@ class _Runner:
 
     def __init__(self, creator: Any, layer: Layer, tactic: Any):
         self._where = f"{creator.name} '{layer.name}'"
-        plugin = _created(creator, layer, TensorRTPhase.RUNTIME)
-        self._ins = [_desc(_present(creator, t).type) for t in layer.inputs]
-        self._outs = [_desc(t.type) for t in layer.outputs]
+        plugin = _create_plugin(creator, layer, TensorRTPhase.RUNTIME)
+        self._ins = [_make_desc(_present(creator, t).type) for t in layer.inputs]
+        self._outs = [_make_desc(t.type) for t in layer.outputs]
         dynamic = [[DynamicPluginTensorDesc(d, d.dims, d.dims, d.dims) for d in side] for side in (self._ins, self._outs)]
         build = plugin.get_capability_interface(PluginCapabilityType.BUILD)
         build.configure_plugin(*dynamic)
-        self._workspace = aligned_empty((max(int(build.get_workspace_size(*dynamic) or 0), 1),), np.dtype(np.uint8))
+        self._workspace = allocate_aligned_array((max(int(build.get_workspace_size(*dynamic) or 0), 1),), np.dtype(np.uint8))
         runtime = plugin.get_capability_interface(PluginCapabilityType.RUNTIME)
         attached = runtime.attach_to_context(None) or plugin
         self._runtime = attached.get_capability_interface(PluginCapabilityType.RUNTIME) if isinstance(attached, IPluginV3) else attached
         self._runtime.on_shape_change(self._ins, self._outs)
         if tactic is not None:
             self._runtime.set_tactic(int(tactic))
-        self._results = [aligned_empty(static_shape(t.shape), t.dtype.numpy) for t in layer.outputs]
+        self._results = [allocate_aligned_array(static_shape(t.shape), t.dtype.numpy) for t in layer.outputs]
 
     def __call__(self, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
         ins = [np.ascontiguousarray(a) for a in arrays if a is not None]

@@ -18,7 +18,7 @@ from whet.trt.interfaces import report_error
 from whet.trt.logger import ILogger
 from whet.trt.parser import HasErrors, ParserError
 from whet.trt.runtime import ICudaEngine
-from whet.trt.weights import Weights, array_of
+from whet.trt.weights import Weights, get_array
 
 
 class Refitter(Handle):
@@ -53,7 +53,7 @@ class Refitter(Handle):
         """Sets new values; False for a name that cannot be replaced or values of another size, with the reason in the log."""
         if location != TensorLocation.HOST and not self.engine.engine.backend.capabilities.host_memory:
             raise NotServedError("Refitter.set_named_weights", "weights are given in host memory")
-        known, given = self.engine.engine.refittable_weights(), array_of(weights)
+        known, given = self.engine.engine.refittable_weights(), get_array(weights)
         if name not in known:
             self._report(EngineError(f"the engine has no refittable weight {name!r}; get_all_weights() lists them"))
             return False

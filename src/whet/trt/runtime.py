@@ -104,7 +104,7 @@ class Runtime(Handle):
         return engine
 
 
-def _fixed_sizes(engine: whet.runtime.Engine) -> dict[Dim, int]:
+def _find_fixed_sizes(engine: whet.runtime.Engine) -> dict[Dim, int]:
     """Dynamic sizes of inputs that have one value in all profiles."""
     values: dict[Dim, set[int]] = {}
     for profile in engine.profiles:
@@ -137,7 +137,7 @@ class ICudaEngine(Handle):
         self.debug_tensors = {n.removeprefix(DEBUG_PREFIX): t for n, t in engine.outputs.items() if n.startswith(DEBUG_PREFIX)}
         self._types: dict[str, TensorType] = engine.inputs | self.outputs
         self._names = list(self._types)
-        self._fixed = _fixed_sizes(engine)
+        self._fixed = _find_fixed_sizes(engine)
 
     @property
     def name(self) -> str:

@@ -8,10 +8,10 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import I64, Expr, Layer, Tensor
-from whet.ops import known_values
+from whet.ops import find_known_values
 from whet.trt.enums import DataType, FillOperation, GatherMode, LayerType, SampleMode, ScatterMode, to_whet
 from whet.trt.layers import Emission, ILayer, Option
-from whet.trt.weights import array_of
+from whet.trt.weights import get_array
 
 _FAR = 2**62
 
@@ -24,7 +24,7 @@ class IConstantLayer(ILayer):
     shape = Option(())
 
     def emit(self, e: Emission) -> Tensor:
-        return e("Identity", e.constant(array_of(self.weights).reshape(tuple(self.shape))))
+        return e("Identity", e.constant(get_array(self.weights).reshape(tuple(self.shape))))
 
 
 class IIdentityLayer(ILayer):
@@ -128,7 +128,7 @@ class ISliceLayer(ILayer):
             raise UnsupportedError("a slice with axes as a tensor has no op here; set ISliceLayer.axes")
         chosen = tuple(range(x.type.rank)) if self.axes is None else tuple(self.axes)
         given = (start, size, stride)
-        known: list[Any] = [o if t is None else known_values(t) for t, o in zip(given, (self.start, self.shape, self.stride), strict=True)]
+        known: list[Any] = [o if t is None else find_known_values(t) for t, o in zip(given, (self.start, self.shape, self.stride), strict=True)]
         if all(v is not None and not any(isinstance(d, Expr) for d in v) for v in known):
             begins, sizes, steps = (tuple(map(int, v)) for v in known)
             return self._static(e, x, chosen, begins, sizes, steps, fill)
@@ -236,8 +236,8 @@ class IFillLayer(ILayer):
     def emit(self, e: Emission, shape: Tensor | None = None, alpha: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
         if self.operation != FillOperation.LINSPACE:
             raise UnsupportedError(f"a fill with {FillOperation(self.operation)} has no op: engines are deterministic")
-        dims: Any = tuple(self.shape or ()) if shape is None else known_values(shape)
-        known: list[Any] = [None if t is None else t.array() if t.is_constant else known_values(t) for t in (alpha, beta)]
+        dims: Any = tuple(self.shape or ()) if shape is None else find_known_values(shape)
+        known: list[Any] = [None if t is None else t.array() if t.is_constant else find_known_values(t) for t in (alpha, beta)]
         unknown = any(t is not None and k is None for t, k in zip((alpha, beta), known, strict=True))
         if dims is None or unknown or not all(isinstance(d, int) for d in dims):
             raise UnsupportedError("a fill needs a shape, a start and a step that are known at build time")
@@ -260,7 +260,7 @@ class IAssertionLayer(ILayer):
     message = Option("")
 
     def emit(self, e: Emission, condition: Tensor) -> tuple[()]:
-        known: Any = condition.array() if condition.is_constant else known_values(condition)
+        known: Any = condition.array() if condition.is_constant else find_known_values(condition)
         if known is None:
             raise UnsupportedError(f"the assertion {self.message!r} depends on data, which is not checked at run time; remove it")
         if not np.all(known):

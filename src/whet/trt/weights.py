@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from whet.network import dtype_of
-from whet.runtime.memory import array_at
+from whet.network import get_dtype
+from whet.runtime.memory import make_array_at
 from whet.trt.enums import DataType, from_whet, to_whet
 
 
@@ -17,14 +17,14 @@ class Weights:
     def __init__(self, a: Any = DataType.FLOAT, ptr: int = 0, count: int = 0):
         if isinstance(a, DataType):
             dtype = to_whet(a).numpy
-            self._array = array_at(ptr, (count,), dtype) if ptr and count else np.empty(0, dtype)
+            self._array = make_array_at(ptr, (count,), dtype) if ptr and count else np.empty(0, dtype)
         else:
             self._array = np.asarray(a)
 
     @property
     def dtype(self) -> DataType:
         """The element type."""
-        return from_whet(dtype_of(self._array))
+        return from_whet(get_dtype(self._array))
 
     @property
     def size(self) -> int:
@@ -44,6 +44,6 @@ class Weights:
         return self._array.size
 
 
-def array_of(weights: Any) -> np.ndarray:
+def get_array(weights: Any) -> np.ndarray:
     """The array of Weights or of an array."""
     return weights.numpy() if isinstance(weights, Weights) else np.asarray(weights)

@@ -20,10 +20,10 @@ from whet.trt.enums import (
     ScaleMode,
 )
 from whet.trt.layers import Emission, ILayer, Option
-from whet.trt.weights import array_of
+from whet.trt.weights import get_array
 
 
-def _ints(value: Any, rank: int, default: int) -> tuple[int, ...]:
+def _repeat_per_axis(value: Any, rank: int, default: int) -> tuple[int, ...]:
     """One integer per spatial axis; a single integer counts for all."""
     if value is None:
         return (default,) * rank
@@ -44,7 +44,7 @@ class _Windowed(ILayer):
     def pads(self, x: Tensor, kernel: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]) -> tuple[int, ...]:
         """The pads (begins, then ends). Raises UnsupportedError for a padding mode that needs the size of a dynamic axis."""
         rank = len(kernel)
-        before, after = list(_ints(self.pre_padding, rank, 0)), list(_ints(self.post_padding, rank, 0))
+        before, after = list(_repeat_per_axis(self.pre_padding, rank, 0)), list(_repeat_per_axis(self.post_padding, rank, 0))
         mode = PaddingMode(self.padding_mode)
         if mode == PaddingMode.EXPLICIT_ROUND_DOWN:
             return (*before, *after)
@@ -89,12 +89,12 @@ class IConvolutionLayer(_Windowed):
 
     def emit(self, e: Emission, x: Tensor, kernel: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         rank = x.type.rank - 2
-        size = _ints(self.kernel_size_nd, rank, 1)
-        strides, dilations = _ints(self.stride_nd, rank, 1), _ints(self.dilation_nd, rank, 1)
-        w = kernel if kernel is not None else e.constant(array_of(self.kernel).reshape(self._kernel_shape(x, size)))
+        size = _repeat_per_axis(self.kernel_size_nd, rank, 1)
+        strides, dilations = _repeat_per_axis(self.stride_nd, rank, 1), _repeat_per_axis(self.dilation_nd, rank, 1)
+        w = kernel if kernel is not None else e.constant(get_array(self.kernel).reshape(self._kernel_shape(x, size)))
         b = bias
-        if b is None and self.bias is not None and array_of(self.bias).size:
-            b = e.constant(array_of(self.bias).reshape(-1))
+        if b is None and self.bias is not None and get_array(self.bias).size:
+            b = e.constant(get_array(self.bias).reshape(-1))
         return self._convolve(e, x, w, b, size, strides, dilations)
 
     def _kernel_shape(self, x: Tensor, size: tuple[int, ...]) -> tuple[Any, ...]:
@@ -116,7 +116,7 @@ class IDeconvolutionLayer(IConvolutionLayer):
     def _convolve(self, e: Emission, x: Tensor, w: Tensor, b: Tensor | None, size: Any, strides: Any, dilations: Any) -> Tensor:
         rank = len(size)
         mode = PaddingMode(self.padding_mode)
-        before, after = _ints(self.pre_padding, rank, 0), _ints(self.post_padding, rank, 0)
+        before, after = _repeat_per_axis(self.pre_padding, rank, 0), _repeat_per_axis(self.post_padding, rank, 0)
         if mode in (PaddingMode.SAME_UPPER, PaddingMode.SAME_LOWER):  # output size = input size * stride
             totals = [max(d * (k - 1) + 1 - s, 0) for k, s, d in zip(size, strides, dilations, strict=True)]
             small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
@@ -136,13 +136,13 @@ class IPoolingLayer(_Windowed):
     average_count_excludes_padding = Option(True)
 
     def emit(self, e: Emission, x: Tensor) -> Any:
-        rank = len(_ints(self.window_size_nd, x.type.rank - 2, 1))
-        size, strides = _ints(self.window_size_nd, rank, 1), _ints(self.stride_nd, rank, 1)
+        rank = len(_repeat_per_axis(self.window_size_nd, x.type.rank - 2, 1))
+        size, strides = _repeat_per_axis(self.window_size_nd, rank, 1), _repeat_per_axis(self.stride_nd, rank, 1)
         if self.stride_nd is None:
             strides = size
         mode = PaddingMode(self.padding_mode)
         if mode == PaddingMode.EXPLICIT_ROUND_UP:
-            pads = (*_ints(self.pre_padding, rank, 0), *_ints(self.post_padding, rank, 0))
+            pads = (*_repeat_per_axis(self.pre_padding, rank, 0), *_repeat_per_axis(self.post_padding, rank, 0))
         else:
             pads = self.pads(x, size, strides, (1,) * rank)
         attrs = {"kernel_shape": size, "strides": strides, "pads": pads, "ceil_mode": int(mode == PaddingMode.EXPLICIT_ROUND_UP)}
@@ -192,9 +192,9 @@ class IScaleLayer(ILayer):
     def emit(self, e: Emission, x: Tensor) -> Tensor:
         axis, rank, y = int(self.channel_axis), x.type.rank, x
         for op, weights, neutral in (("Mul", self.scale, 1), ("Add", self.shift, 0), ("Pow", self.power, 1)):
-            if weights is None or not array_of(weights).size:
+            if weights is None or not get_array(weights).size:
                 continue
-            a = array_of(weights).astype(x.dtype.numpy)
+            a = get_array(weights).astype(x.dtype.numpy)
             if np.all(a == neutral):
                 continue
             if self.mode == ScaleMode.UNIFORM:

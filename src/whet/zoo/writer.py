@@ -19,7 +19,7 @@ Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 Shape = Sequence[int | str]
 
 
-def normal(std: float, mean: float = 0.0) -> Init:
+def make_normal_init(std: float, mean: float = 0.0) -> Init:
     """Normally distributed initial values."""
     def init(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         values = rng.standard_normal(shape, np.float32)

@@ -31,15 +31,15 @@ class CpuBackend(Backend):
     capabilities = Capabilities(workers=True, measures_load=True, unsupported_types=frozenset({"f16", "f8e4m3"}))
 
     def __init__(self, threads: int = 0, **_: Any):
-        usable = _threads.usable_cpus()
+        usable = _threads.count_usable_cpus()
         if threads < 0:
             raise BackendError(f"the number of threads is at least 1 (or 0 for all usable ones), not {threads}")
         self.threads = threads or usable
-        features, missing = info.features(), self.capabilities.unsupported_types
+        features, missing = info.list_cpu_features(), self.capabilities.unsupported_types
         if not features & {"avx512_bf16", "amx_bf16"}:
             missing |= {"bf16"}
         self.capabilities = replace(self.capabilities, features=features, cache_bytes=info.cache_bytes(), unsupported_types=missing)
-        self._nothing = _threads.address("omp_get_thread_num")
+        self._nothing = _threads.get_gomp_address("omp_get_thread_num")
         self.activate()
 
     @property
@@ -111,18 +111,18 @@ class CpuBackend(Backend):
         """Model, caches, instruction sets, thread count and wait policy."""
         caches = ",".join(f"L{level}={size}" for level, size in sorted(self.capabilities.cache_bytes.items()))
         spin = _threads.wait_settings()["spin"]
-        return f"{info.model()} | {caches} | {info.feature_text(self.capabilities.features)} | threads={self.threads} spin={spin}"
+        return f"{info.get_cpu_model()} | {caches} | {info.format_features(self.capabilities.features)} | threads={self.threads} spin={spin}"
 
     def describe(self) -> dict[str, Any]:
         """Description of the machine for reports and engine headers."""
         return {
             "backend": "cpu",
-            "model": info.model(),
-            "cpus": _threads.usable_cpus(),
+            "model": info.get_cpu_model(),
+            "cpus": _threads.count_usable_cpus(),
             "threads": self.threads,
             "caches": {f"L{level}": size for level, size in sorted(self.capabilities.cache_bytes.items())},
             "features": sorted(self.capabilities.features),
-            "memory_bytes": info.total_memory(),
+            "memory_bytes": info.get_total_memory(),
             "wait_policy": _threads.wait_settings(),
             "loop": LaunchList(self.threads).loop_kind(),
         }

@@ -11,8 +11,8 @@ from functools import cache
 import numpy as np
 
 from whet.backends.cpu import threads
-from whet.backends.cpu.info import flags
-from whet.backends.cpu.machine_code import function_address, why_no_compiler
+from whet.backends.cpu.info import list_cpu_flags
+from whet.backends.cpu.machine_code import load_function, why_no_compiler
 
 LINE = 64  # bytes of a cache line
 _SHARED = 1 << 14  # bytes: below this size waking the threads costs more than it saves
@@ -77,7 +77,7 @@ def read(array: np.ndarray, count: int) -> None:
 
 def can_evict() -> bool:
     """True if this CPU has clflushopt (x86 since 2015) and a compiler for the code that uses it is installed."""
-    return why_no_compiler() is None and "clflushopt" in flags()
+    return why_no_compiler() is None and "clflushopt" in list_cpu_flags()
 
 
 def evict(at: int, nbytes: int, count: int) -> None:
@@ -86,15 +86,15 @@ def evict(at: int, nbytes: int, count: int) -> None:
 
 
 @cache
-def _function(name: str) -> int:
+def _compile_function(name: str) -> int:
     work, done = (_READ, "") if name == "read" else (_EVICT, _FENCE)
     text = _IR.replace("<NAME>", name).replace("<WORK>", work).replace("<DONE>", done)
-    return function_address(text if name == "evict" else text[text.index("define") :], name)  # the declarations are x86 intrinsics
+    return load_function(text if name == "evict" else text[text.index("define") :], name)  # the declarations are x86 intrinsics
 
 
 def _run(name: str, at: int, nbytes: int, count: int) -> None:
     """Runs the function on all cache lines of the bytes."""
     first = at // LINE * LINE
     lines, count = -(-(at + nbytes - first) // LINE), count if nbytes >= _SHARED else 1
-    context = np.array([threads.address("omp_get_thread_num"), first, lines, -(-lines // count)], np.int64)
-    threads.run_parallel(_function(name), context.ctypes.data, count)
+    context = np.array([threads.get_gomp_address("omp_get_thread_num"), first, lines, -(-lines // count)], np.int64)
+    threads.run_parallel(_compile_function(name), context.ctypes.data, count)

@@ -34,7 +34,7 @@ _ABOVE = {"avx2": _ABOVE_AVX2, "avx512_core": re.compile(rf"(?!avx512(f|cd|bw|dq
 
 
 @cache
-def cpuinfo() -> dict[str, str]:
+def read_cpuinfo() -> dict[str, str]:
     """The first processor's fields; {} without /proc/cpuinfo."""
     try:
         text = CPUINFO.read_text()
@@ -47,15 +47,15 @@ def cpuinfo() -> dict[str, str]:
     return fields
 
 
-def model() -> str:
+def get_cpu_model() -> str:
     """Vendor's name with family, model and stepping, as two CPUs of one name may differ."""
-    f = cpuinfo()
+    f = read_cpuinfo()
     name = f.get("model name") or f.get("Model") or platform.processor() or platform.machine()
     numbers = "-".join(f[k] for k in ("cpu family", "model", "stepping") if k in f)
     return f"{name} ({numbers})" if numbers else name
 
 
-def isa_limit() -> str:
+def get_isa_limit() -> str:
     """The value of WHET_MAX_CPU_ISA; "" without a limit. Raises BackendError for a name that is none of the limits."""
     name = os.environ.get(VARIABLE, "").lower()
     if name and name not in _ABOVE:
@@ -63,25 +63,25 @@ def isa_limit() -> str:
     return name
 
 
-def above_limit(names: Iterable[str]) -> set[str]:
+def select_above_limit(names: Iterable[str]) -> set[str]:
     """Those of `names` (instruction sets, by Linux's or LLVM's names) that WHET_MAX_CPU_ISA hides."""
-    limit = isa_limit()
+    limit = get_isa_limit()
     return {n for n in names if _ABOVE[limit].match(n)} if limit else set()
 
 
-def flags() -> frozenset[str]:
+def list_cpu_flags() -> frozenset[str]:
     """All properties that Linux reports of the CPU, without those that WHET_MAX_CPU_ISA hides."""
-    f = cpuinfo()
+    f = read_cpuinfo()
     found = frozenset((f.get("flags") or f.get("Features") or "").split())
-    return found - above_limit(found)
+    return found - select_above_limit(found)
 
 
-def features() -> frozenset[str]:
+def list_cpu_features() -> frozenset[str]:
     """Instruction sets that kernels may require, by Linux's names."""
-    return flags() & _KEPT
+    return list_cpu_flags() & _KEPT
 
 
-def feature_text(features: frozenset[str]) -> str:
+def format_features(features: frozenset[str]) -> str:
     """The instruction sets as one sorted word list."""
     return " ".join(sorted(features))
 
@@ -108,16 +108,16 @@ def cache_bytes() -> dict[int, int]:
     return total
 
 
-def total_memory() -> int:
+def get_total_memory() -> int:
     """Bytes of memory of the machine."""
     import psutil
 
     return int(psutil.virtual_memory().total)
 
 
-def available_memory() -> int:
+def get_available_memory() -> int:
     """Bytes that can be allocated without swapping, limited by the control group."""
-    limit, free = _cgroup_available(), _read_available()
+    limit, free = _find_cgroup_available(), _read_available()
     if free is None:
         import psutil
 
@@ -134,7 +134,7 @@ def _read_available(path: Path = Path("/proc/meminfo")) -> int | None:
     return None if found is None else 1024 * int(found[1])
 
 
-def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+def _find_cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Bytes left under this process's memory limit (cgroup version 2, as seen from inside a container)."""
     try:
         limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())

@@ -27,11 +27,11 @@ class LaunchList:
 
     def finish(self, loop: loops.Loop | None = None) -> LaunchExecutable:
         """The recorded calls, ready to run. Later address changes of a call take effect, as native words are addresses of argument blocks."""
-        return LaunchExecutable(self.calls, self.threads, loop or loops.loop())
+        return LaunchExecutable(self.calls, self.threads, loop or loops.get_loop())
 
     @staticmethod
     def loop_kind() -> str:
-        return loops.loop_kind()
+        return loops.get_loop_kind()
 
 
 class _Native:
@@ -61,7 +61,7 @@ class LaunchExecutable(Executable):
         self.calls = list(calls)
         self._loop = loop
         # The number of threads is a setting of the calling thread, which may differ between runs, so each run sets it first.
-        self._set_threads: list[tuple[int, ...]] = [(setter, thread_count, 0, 0, 0, 0) for setter in threads.setters()]
+        self._set_threads: list[tuple[int, ...]] = [(setter, thread_count, 0, 0, 0, 0) for setter in threads.list_setters()]
         self._segments: list = []
         self._single: list = []
         rows: list[tuple[int, ...]] = list(self._set_threads)

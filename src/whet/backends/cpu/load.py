@@ -10,7 +10,7 @@ from time import perf_counter
 from whet.backends._base import Load
 
 
-def cpu_seconds() -> tuple[float, float] | None:
+def read_cpu_seconds() -> tuple[float, float] | None:
     """CPU seconds since boot that all processes have used (user, nice, system, interrupts), and steal time (0 on bare metal).
 
     None if the system does not report them.
@@ -35,12 +35,12 @@ def process_seconds() -> float:
 def watch() -> Iterator[Load]:
     """Measures the CPU time that others use inside the block; the Load is complete at its end."""
     load = Load()
-    before, own, start = cpu_seconds(), process_seconds(), perf_counter()
+    before, own, start = read_cpu_seconds(), process_seconds(), perf_counter()
     try:
         yield load
     finally:
         load.seconds = perf_counter() - start
-        after = cpu_seconds()
+        after = read_cpu_seconds()
         if before is not None and after is not None and load.seconds > 0:
             load.stolen = (after[1] - before[1]) / load.seconds
             load.others = max(0.0, (after[0] - before[0]) - (process_seconds() - own)) / load.seconds + load.stolen

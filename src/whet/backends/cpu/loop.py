@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-from whet.backends.cpu.machine_code import function_address, why_no_compiler
+from whet.backends.cpu.machine_code import load_function, why_no_compiler
 
 WORDS = 6
 
@@ -59,7 +59,7 @@ Loop = Callable[[int, int], int]
 
 def run_address() -> int:
     """Address of the compiled loop, `int64 whet_run(int64* steps, int64 count)`, for other compiled code. Requires `why_no_compiler()` to be None."""
-    return function_address(_IR, "whet_run")
+    return load_function(_IR, "whet_run")
 
 
 @cache
@@ -73,7 +73,7 @@ def _to_python_function(function: int) -> Callable[[int, int, int, int], int]:
     return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)(function)
 
 
-def _interpreted(steps: int, count: int) -> int:
+def _run_interpreted(steps: int, count: int) -> int:
     words = (ctypes.c_int64 * (count * WORDS)).from_address(steps)
     for i in range(count):
         fn, a, b, c, d, mask = words[i * WORDS : (i + 1) * WORDS]
@@ -82,17 +82,17 @@ def _interpreted(steps: int, count: int) -> int:
     return -1
 
 
-def loop() -> Loop:
+def get_loop() -> Loop:
     """The fastest loop available in this installation."""
     compiled = _compile_loop()
-    return compiled or _interpreted
+    return compiled or _run_interpreted
 
 
-def interpreted_loop() -> Loop:
+def get_interpreted_loop() -> Loop:
     """The loop without llvmlite: about 0.5 us more per step."""
-    return _interpreted
+    return _run_interpreted
 
 
-def loop_kind() -> str:
+def get_loop_kind() -> str:
     """`compiled` or `interpreted`, for describe()."""
     return "compiled" if _compile_loop() else "interpreted"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.backends import _code_cache
-from whet.backends.cpu.info import above_limit
+from whet.backends.cpu.info import select_above_limit
 from whet.errors import BackendError
 from whet.forks import make_lock_held_during_fork
 
@@ -42,7 +42,7 @@ def why_no_compiler() -> str | None:
     return None
 
 
-def function_address(ir: str | Generated, name: str) -> int:
+def load_function(ir: str | Generated, name: str) -> int:
     """Address of function `name` of a module given as IR text (typed pointers, as LLVM before 17 requires).
 
     Requires `why_no_compiler()` to be None.
@@ -73,15 +73,15 @@ def _load(ir: str | Generated) -> Any:
     """The module's code in memory."""
     import llvmlite.binding as llvm
 
-    machine, target = _target()
-    folder = _folder()
+    machine, target = _get_target()
+    folder = _find_folder()
     if folder is None:
         code = _compile(str(ir))
     else:
         key = hashlib.sha256("\0".join((target, ir if isinstance(ir, str) else ir.key)).encode()).hexdigest()
         path = folder / f"{key}.o"
         is_new = not path.exists()
-        stored = _code_cache.cached_code(path, lambda: _with_digest(_compile(str(ir))))
+        stored = _code_cache.get_cached_code(path, lambda: _with_digest(_compile(str(ir))))
         code = stored[_DIGEST:]
         if _with_digest(code) != stored:  # a damaged file
             path.unlink(missing_ok=True)
@@ -103,14 +103,14 @@ def _compile(ir: str) -> bytes:
     """The object file of a module."""
     import llvmlite.binding as llvm
 
-    machine, _ = _target()
+    machine, _ = _get_target()
     module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _use_opaque_pointers(ir))
     module.verify()
     return bytes(machine.emit_object(module))
 
 
 @cache
-def _target() -> tuple[Any, str]:
+def _get_target() -> tuple[Any, str]:
     """LLVM's description of this CPU, and everything besides the IR that determines the code, as text."""
     import llvmlite
     import llvmlite.binding as llvm
@@ -119,14 +119,14 @@ def _target() -> tuple[Any, str]:
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
     cpu, found = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
-    found.update(dict.fromkeys(above_limit(found), False))
+    found.update(dict.fromkeys(select_above_limit(found), False))
     features = found.flatten()
     machine = target.create_target_machine(cpu=cpu, features=features, opt=3, jit=True)
     version = ".".join(map(str, llvm.llvm_version_info))
     return machine, f"{target.triple} {cpu} {features} LLVM {version} llvmlite {llvmlite.__version__}"
 
 
-def _folder() -> Path | None:
+def _find_folder() -> Path | None:
     """The folder of compiled objects; None if there is none that only this user can write."""
     try:
         return _code_cache.cache_folder("WHET_CPU_CACHE", "objects")

@@ -9,14 +9,14 @@ from math import prod
 import numpy as np
 
 from whet.backends._base import Buffer
-from whet.backends.cpu.info import available_memory
+from whet.backends.cpu.info import get_available_memory
 from whet.errors import BackendError
 
 _MAPPED = 1 << 20  # from this size on each buffer has its own mapping, so that freed memory returns to the system
 _HUGE = 1 << 21  # bytes of a huge page on x86-64, and on AArch64 with pages of 4 KiB
 
 
-def array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def make_array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """The array of `shape` at a host address; the caller keeps the memory alive."""
     nbytes = prod(shape) * dtype.itemsize
     if nbytes == 0:
@@ -33,7 +33,7 @@ def allocate(nbytes: int, alignment: int = 64) -> Buffer:
         raise BackendError(
             f"cannot allocate {nbytes} bytes aligned to {alignment}: sizes are not negative, alignments powers of two to 4096"
         )
-    available = available_memory() if nbytes >= _MAPPED else nbytes  # 0.5 ms; an engine has many small weights
+    available = get_available_memory() if nbytes >= _MAPPED else nbytes  # 0.5 ms; an engine has many small weights
     if nbytes > available:
         raise BackendError(
             f"{nbytes / 2**20:.1f} MiB are needed in one block, but {available / 2**20:.1f} MiB are available. Lower the profile's largest shapes or "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from whet.backends.cpu import threads
-from whet.backends.cpu.machine_code import function_address, why_no_compiler
+from whet.backends.cpu.machine_code import load_function, why_no_compiler
 
 # Context words: omp_set_num_threads, the number of threads to restore, and the call's function and four arguments.
 _IR = """
@@ -43,7 +43,7 @@ start:
 
 def why_not_serial() -> str | None:
     """Reason why single calls of a run cannot have another number of threads than the run; None if they can."""
-    if len(threads.setters()) > 1:
+    if len(threads.list_setters()) > 1:
         return "oneDNN has its own thread pool, which is set for a whole run"
     return why_no_compiler()
 
@@ -52,6 +52,6 @@ class SerialCall:
     """`native`: the native call `step` (function and four arguments) on one thread; afterwards the calling thread has `team` threads again."""
 
     def __init__(self, step: tuple[int, int, int, int, int], team: int) -> None:
-        words = [threads.address("omp_set_num_threads"), team, *(w - (1 << 64) if w >= 1 << 63 else w for w in step)]
+        words = [threads.get_gomp_address("omp_set_num_threads"), team, *(w - (1 << 64) if w >= 1 << 63 else w for w in step)]
         self._context = np.array(words, np.int64)
-        self.native = (function_address(_IR, "whet_serial"), self._context.ctypes.data, 0, 0, 0)
+        self.native = (load_function(_IR, "whet_serial"), self._context.ctypes.data, 0, 0, 0)

@@ -64,12 +64,12 @@ class Sequential:
 
 
 @cache
-def gomp() -> ctypes.CDLL | Sequential:
+def load_gomp() -> ctypes.CDLL | Sequential:
     """libgomp, loaded with whet's settings if it is not loaded yet. Where Linux's packages do not provide it: `Sequential`.
 
     Raises BackendError if it is missing on Linux, naming the packages that provide it.
     """
-    settings = _settings_before_loading()
+    settings = _get_gomp_settings()
     added = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(added)  # also calls putenv(); libgomp's constructor reads that environment
     try:
@@ -93,7 +93,7 @@ def gomp() -> ctypes.CDLL | Sequential:
 
 
 @cache
-def _settings_before_loading() -> dict[str, str]:
+def _get_gomp_settings() -> dict[str, str]:
     """Environment variables to set while libgomp loads; {} if it is already loaded and would not read them."""
     if is_gomp_loaded() or "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ:
         return {}
@@ -115,8 +115,8 @@ def wait_settings() -> dict[str, str]:
     Keys: `spin` (the current GOMP_SPINCOUNT, or 'OMP_WAIT_POLICY=...', or 'default');
     `set_by` ('whet', 'user' or 'loaded before whet').
     """
-    ours = _settings_before_loading()
-    if isinstance(gomp(), Sequential):
+    ours = _get_gomp_settings()
+    if isinstance(load_gomp(), Sequential):
         return {"spin": "no threads", "set_by": "whet"}
     if ours:
         return {"spin": ours["GOMP_SPINCOUNT"], "set_by": "whet"}
@@ -126,17 +126,17 @@ def wait_settings() -> dict[str, str]:
     return {"spin": "default", "set_by": "loaded before whet"}
 
 
-def usable_cpus() -> int:
+def count_usable_cpus() -> int:
     """Number of CPUs available to this process: its current affinity, limited by the cgroup's quota (rounded down, at least 1)."""
-    return 1 if isinstance(gomp(), Sequential) else max(1, math.floor(min(affinity(), cgroup_cpus())))
+    return 1 if isinstance(load_gomp(), Sequential) else max(1, math.floor(min(count_affinity_cpus(), get_cgroup_cpus())))
 
 
-def affinity() -> int:
+def count_affinity_cpus() -> int:
     """Number of CPUs that this process may be scheduled on; all of them on systems without affinities."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:
+def get_cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float:
     """CPUs that the control groups allow, as a fraction (a quota of 150 ms in 100 ms is 1.5); infinity without a limit.
 
     Every group from the process's own up to the root may set a quota; the smallest applies. Both cgroup versions are read.
@@ -152,11 +152,11 @@ def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/p
             continue
         base = root if not controllers else root / "cpu"
         for group in (Path(path.lstrip("/")), *Path(path.lstrip("/")).parents):
-            quotas.append(_quota(base / group))
+            quotas.append(_read_quota(base / group))
     return min(quotas)
 
 
-def _quota(group: Path) -> float:
+def _read_quota(group: Path) -> float:
     """Quota of one control group in CPUs; infinity if it has none or is not visible."""
     try:
         if (group / "cpu.max").exists():
@@ -170,7 +170,7 @@ def _quota(group: Path) -> float:
 
 def get_threads() -> int:
     """Number of threads of the calling thread's next parallel region."""
-    return int(gomp().omp_get_max_threads())
+    return int(load_gomp().omp_get_max_threads())
 
 
 def set_threads(count: int) -> None:
@@ -182,7 +182,7 @@ def set_threads(count: int) -> None:
         raise ContextError(_lost)
     if count < 1:
         raise BackendError(f"a thread pool has at least one thread, not {count}. Use 1 to run without workers.")
-    gomp().omp_set_num_threads(count)
+    load_gomp().omp_set_num_threads(count)
     for pool in _joined:
         pool.set(count)
 
@@ -204,9 +204,9 @@ def register_pool(pool: Pool) -> None:
     _joined.append(pool)
 
 
-def setters() -> list[int]:
+def list_setters() -> list[int]:
     """Addresses of the C functions void(int) that set the thread counts of all pools, for the calling thread."""
-    return [address("omp_set_num_threads"), *(pool.address for pool in _joined)]
+    return [get_gomp_address("omp_set_num_threads"), *(pool.address for pool in _joined)]
 
 
 def run_parallel(function: int, context: int, count: int) -> None:
@@ -214,7 +214,7 @@ def run_parallel(function: int, context: int, count: int) -> None:
 
     The function gets the index of its part from `omp_get_thread_num` (see `address`). A Python callback works, but takes the GIL.
     """
-    gomp().GOMP_parallel(function, context, count, 0)
+    load_gomp().GOMP_parallel(function, context, count, 0)
 
 
 def why_lost_by_fork() -> str:
@@ -228,13 +228,13 @@ def _end_pool() -> None:
     Parent and child start new threads at their next parallel region (about 0.1 ms).
     """
     global _pool_ended
-    if gomp.cache_info().currsize:
-        _pool_ended = gomp().omp_pause_resource_all(_PAUSE_HARD) == 0
+    if load_gomp.cache_info().currsize:
+        _pool_ended = load_gomp().omp_pause_resource_all(_PAUSE_HARD) == 0
 
 
-def _after_fork_in_child() -> None:
+def _mark_lost_after_fork() -> None:
     global _lost
-    if not gomp.cache_info().currsize:
+    if not load_gomp.cache_info().currsize:
         return
     kept = [pool.name for pool in _joined if not pool.survives_fork]
     if kept or not _pool_ended:
@@ -242,12 +242,12 @@ def _after_fork_in_child() -> None:
         _lost += "Start processes with multiprocessing's 'spawn' or 'forkserver' and load the engine in the child."
 
 
-os.register_at_fork(before=_end_pool, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_end_pool, after_in_child=_mark_lost_after_fork)
 
 
-def address(name: str) -> int:
+def get_gomp_address(name: str) -> int:
     """Address of a function of libgomp, for kernels compiled at run time: GOMP_parallel, GOMP_barrier, omp_get_thread_num, ..."""
-    value = ctypes.cast(getattr(gomp(), name), ctypes.c_void_p).value
+    value = ctypes.cast(getattr(load_gomp(), name), ctypes.c_void_p).value
     if value is None:
         raise BackendError(f"{LIBRARY} has no function {name}; a libgomp of GCC 9 or newer is needed.")
     return value

@@ -15,7 +15,7 @@ from whet.backends._base import Call
 from whet.backends.cpu import loop as loops
 from whet.backends.cpu import threads
 from whet.backends.cpu.launch import call_row, name_of
-from whet.backends.cpu.machine_code import function_address, why_no_compiler
+from whet.backends.cpu.machine_code import load_function, why_no_compiler
 from whet.errors import BackendError
 
 # Context words: GOMP_parallel, omp_get_thread_num, omp_get_num_threads, whet_run, number of workers; then for each worker the address of its
@@ -98,7 +98,7 @@ def why_not_parallel(calls: Sequence[Call]) -> str | None:
     """Reason why these launches cannot run on workers; None if they can."""
     if (why := why_no_compiler()) is not None:
         return why
-    if len(threads.setters()) > 1:
+    if len(threads.list_setters()) > 1:
         return "oneDNN has its own thread pool, which the workers would share"
     python = next((c for c in calls if c.native is None), None)
     return None if python is None else f"{name_of(python)} runs in Python, one thread at a time (GIL)"
@@ -113,16 +113,20 @@ class ParallelLaunch(Call):
     def __init__(self, launch_lists: Sequence[Sequence[Call]]):
         if (why := why_not_parallel([call for calls in launch_lists for call in calls])) is not None:
             raise BackendError(f"samples cannot run in parallel: {why}.")
-        prologue = [(setter, 1, 0, 0, 0, 0) for setter in threads.setters()]  # one thread for kernels that ask omp_get_max_threads
+        prologue = [(setter, 1, 0, 0, 0, 0) for setter in threads.list_setters()]  # one thread for kernels that ask omp_get_max_threads
         self._skipped = len(prologue)
         self._calls = [list(calls) for calls in launch_lists]
         self._steps = [np.array([*prologue, *map(call_row, calls)], np.int64) for calls in launch_lists]
-        words = [threads.address("GOMP_parallel"), threads.address("omp_get_thread_num"), threads.address("omp_get_num_threads")]
+        words = [
+            threads.get_gomp_address("GOMP_parallel"),
+            threads.get_gomp_address("omp_get_thread_num"),
+            threads.get_gomp_address("omp_get_num_threads"),
+        ]
         words += [loops.run_address(), len(launch_lists)]
         for steps in self._steps:
             words += [steps.ctypes.data, len(steps), -1]
         self._context = np.array(words, np.int64)
-        self.native = (function_address(_IR, "whet_parallel_launch"), self._context.ctypes.data, 0, 0, 0)
+        self.native = (load_function(_IR, "whet_parallel_launch"), self._context.ctypes.data, 0, 0, 0)
 
     @property
     def implementation(self) -> str:  # type: ignore[override]  # a plain attribute of Call, computed here

@@ -10,8 +10,8 @@ import numpy as np
 
 from whet.backends._base import Backend, Buffer, Capabilities, Difference, backend
 from whet.backends.cuda import driver, nvml
-from whet.backends.cuda.compare import difference
-from whet.backends.cuda.compile import compile_ahead, nvrtc_version
+from whet.backends.cuda.compare import compute_difference
+from whet.backends.cuda.compile import compile_ahead, get_nvrtc_version
 from whet.backends.cuda.executor import GpuExecutable, GpuStream
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Event, Stream
@@ -32,7 +32,7 @@ class CudaBackend(Backend):
     default_device = 0  # the GPU number that `whet exec --device=N` sets
 
     def __init__(self, device: int | None = None, threads: int = 0, **_: Any) -> None:
-        self.device = driver.device(self.default_device if device is None else device)
+        self.device = driver.open_device(self.default_device if device is None else device)
         self.threads = threads or 1  # launches come from one thread; required by the protocol
         major, minor = self.device.capability
         if major < 8:
@@ -90,7 +90,7 @@ class CudaBackend(Backend):
         self.activate()
         out = np.empty(nbytes, np.uint8)
         if nbytes:
-            driver.check_status(driver.cu().cuMemcpyDtoH(out.ctypes.data, address, nbytes))
+            driver.check_status(driver.load_driver().cuMemcpyDtoH(out.ctypes.data, address, nbytes))
         return out
 
     def write_address(self, address: int, data: np.ndarray) -> None:
@@ -98,15 +98,15 @@ class CudaBackend(Backend):
         self.activate()
         source = np.ascontiguousarray(data)
         if source.nbytes:
-            driver.check_status(driver.cu().cuMemcpyHtoD(address, source.ctypes.data, source.nbytes))
-            driver.check_status(driver.cu().cuStreamSynchronize(0))
+            driver.check_status(driver.load_driver().cuMemcpyHtoD(address, source.ctypes.data, source.nbytes))
+            driver.check_status(driver.load_driver().cuStreamSynchronize(0))
 
     def copy_address(self, to: int, source: int, nbytes: int) -> None:
         """Copies bytes from one address on the GPU to another; returns when the copy is complete."""
         self.activate()
         if nbytes:
-            driver.check_status(driver.cu().cuMemcpyDtoD(to, source, nbytes))
-            driver.check_status(driver.cu().cuStreamSynchronize(0))
+            driver.check_status(driver.load_driver().cuMemcpyDtoD(to, source, nbytes))
+            driver.check_status(driver.load_driver().cuStreamSynchronize(0))
 
     @property
     def device_number(self) -> int:
@@ -141,7 +141,7 @@ class CudaBackend(Backend):
     def difference(self, a: Buffer, at: int, b: Buffer, to: int, nbytes: int, dtype: str) -> Difference:
         """Compares `nbytes` of `a` with the reference `b`, elements of type `dtype`, on the GPU."""
         self.activate()
-        return difference(self.device, a.address + at, b.address + to, nbytes, dtype)
+        return compute_difference(self.device, a.address + at, b.address + to, nbytes, dtype)
 
     def compile_ahead(self, sources: Iterable[str]) -> None:
         """Starts compilation of kernels that will be timed soon, on all CPUs."""
@@ -166,8 +166,8 @@ class CudaBackend(Backend):
     def key(self) -> str:
         """Model, capability, multiprocessors, driver and compiler version."""
         major, minor = self.device.capability
-        version = driver.check_status(driver.cu().cuDriverGetVersion())
-        return f"{self.device.name} | sm_{major}{minor} x{self.device.multiprocessors} | driver {version} | nvrtc {nvrtc_version()}"
+        version = driver.check_status(driver.load_driver().cuDriverGetVersion())
+        return f"{self.device.name} | sm_{major}{minor} x{self.device.multiprocessors} | driver {version} | nvrtc {get_nvrtc_version()}"
 
     def describe(self) -> dict[str, Any]:
         """Description of the machine for reports and engine headers."""
@@ -183,8 +183,8 @@ class CudaBackend(Backend):
             "l2_bytes": self.device.l2_bytes,
             "bytes_per_s": self.peaks()["bytes"],
             "peak_flops_per_s": self.peaks()["f16"],
-            "driver": driver.check_status(driver.cu().cuDriverGetVersion()),
-            "nvrtc": nvrtc_version(),
+            "driver": driver.check_status(driver.load_driver().cuDriverGetVersion()),
+            "nvrtc": get_nvrtc_version(),
         }
 
     def peaks(self) -> dict[str, float]:

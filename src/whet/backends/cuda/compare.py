@@ -54,17 +54,17 @@ extern "C" __global__ void __launch_bounds__(256) compare(const __grid_constant_
 KINDS = {"f32": (0, 4), "f16": (1, 2), "bf16": (2, 2), "u8": (3, 1), "i8": (3, 1)}  # i8 as bytes: only equality matters
 
 
-def kernel_text(kind: int) -> str:
+def emit_compare_kernel(kind: int) -> str:
     """Source of the kernel for one kind of element."""
     return f"#define KIND {kind}\n{SOURCE}"
 
 
 @functools.cache
-def _kernel(kind: int, device: Device) -> Kernel:
-    return Module(compile_cubin(kernel_text(kind), name="compare.cu", arch=device.arch)).kernel("compare")
+def _load_kernel(kind: int, device: Device) -> Kernel:
+    return Module(compile_cubin(emit_compare_kernel(kind), name="compare.cu", arch=device.arch)).kernel("compare")
 
 
-def difference(device: Device, a: int, b: int, nbytes: int, dtype: str) -> Difference:
+def compute_difference(device: Device, a: int, b: int, nbytes: int, dtype: str) -> Difference:
     """Compares the values at address `a` with the reference at `b`. Raises BackendError for an unsupported type."""
     if dtype not in KINDS:
         raise BackendError(f"{dtype} cannot be compared on the GPU; supported are {', '.join(KINDS)}. Read the values back instead.")
@@ -75,7 +75,7 @@ def difference(device: Device, a: int, b: int, nbytes: int, dtype: str) -> Diffe
     stream = Stream()
     grid = (max(1, min(2048, -(-count // 2048))), 1, 1)
     arguments = np.array([a, b, result.address, result.address + 16, count], np.uint64)
-    Launch(_kernel(kind, device), grid, 256, arguments.tobytes(), overlap=False).run(stream)
+    Launch(_load_kernel(kind, device), grid, 256, arguments.tobytes(), overlap=False).run(stream)
     stream.synchronize()
     stream.close()
     sums, peaks = result.read((2,), np.float64), result.read((4,), np.uint32, 16)

@@ -23,7 +23,7 @@ FLAGS = ("--std=c++17", "-default-device", "--prec-div=false", "--prec-sqrt=fals
 
 
 @functools.cache
-def nvrtc() -> Any:
+def load_nvrtc() -> Any:
     """NVRTC's binding module. BackendError without the package or the library."""
     try:
         from cuda.bindings import nvrtc as module
@@ -35,9 +35,9 @@ def nvrtc() -> Any:
 
 
 @functools.cache
-def nvrtc_version() -> str:
+def get_nvrtc_version() -> str:
     """The version of the kernel compiler, as "13.0"."""
-    _, major, minor = nvrtc().nvrtcVersion()
+    _, major, minor = load_nvrtc().nvrtcVersion()
     return f"{major}.{minor}"
 
 
@@ -48,7 +48,7 @@ def cache_folder() -> Path:
 
 def cache_key(source: str, arch: str, flags: tuple[str, ...] = FLAGS) -> str:
     """Hash of everything that can change the machine code: source, target, flags and compiler version."""
-    text = "\0".join((source, arch, nvrtc_version(), *flags))
+    text = "\0".join((source, arch, get_nvrtc_version(), *flags))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -92,11 +92,11 @@ os.register_at_fork(after_in_child=_forget_compilations)
 
 
 def _read_or_compile(key: str, source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:
-    return _code_cache.cached_code(cache_folder() / f"{key}.cubin", lambda: _compile(source, name, arch, flags))
+    return _code_cache.get_cached_code(cache_folder() / f"{key}.cubin", lambda: _compile(source, name, arch, flags))
 
 
 def _compile(source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes:
-    rtc = nvrtc()
+    rtc = load_nvrtc()
     good = rtc.nvrtcResult.NVRTC_SUCCESS
     status, program = rtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
     if status != good:
@@ -105,7 +105,7 @@ def _compile(source: str, name: str, arch: str, flags: tuple[str, ...]) -> bytes
         options = [f"--gpu-architecture={arch}".encode(), *(flag.encode() for flag in flags)]
         (status,) = rtc.nvrtcCompileProgram(program, len(options), options)
         if status != good:
-            raise BackendError(f"The kernel {name} does not compile for {arch} with NVRTC {nvrtc_version()}:\n{_log(rtc, program)}")
+            raise BackendError(f"The kernel {name} does not compile for {arch} with NVRTC {get_nvrtc_version()}:\n{_log(rtc, program)}")
         _, size = rtc.nvrtcGetCUBINSize(program)
         code = b" " * size
         (status,) = rtc.nvrtcGetCUBIN(program, code)

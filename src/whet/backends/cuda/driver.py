@@ -26,7 +26,7 @@ _STICKY = frozenset({
 MIN_DRIVER = 12000  # thread-block clusters, programmatic dependent launch and tensor maps came with CUDA 12
 
 
-def _missing_library_error(library: str, remedy: str, error: Exception) -> BackendError:
+def _make_missing_library_error(library: str, remedy: str, error: Exception) -> BackendError:
     return BackendError(f"{library} cannot be loaded ({error}). The CUDA backend needs it. {remedy}, or use --backend=cpu.")
 
 
@@ -35,16 +35,18 @@ class LostContext(BackendError):
 
 
 @functools.cache
-def cu() -> Any:
+def load_driver() -> Any:
     """The driver's binding module, initialized. Raises BackendError without the package, the driver or a GPU."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise _missing_library_error("the package cuda-bindings", "Install it with `pip install whet[cuda]`", error) from error
+        raise _make_missing_library_error("the package cuda-bindings", "Install it with `pip install whet[cuda]`", error) from error
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:  # the binding found no libcuda.so.1
-        raise _missing_library_error("the NVIDIA driver (libcuda.so.1)", "Run this on a machine with an NVIDIA GPU and its driver", error) from error
+        raise _make_missing_library_error(
+            "the NVIDIA driver (libcuda.so.1)", "Run this on a machine with an NVIDIA GPU and its driver", error
+        ) from error
     if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
         raise BackendError("No NVIDIA GPU is visible. Check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use --backend=cpu.")
     if status != driver.CUresult.CUDA_SUCCESS:
@@ -63,7 +65,7 @@ def _to_plain(driver: Any, answer: tuple[Any, ...]) -> Any:
     if status != driver.CUresult.CUDA_SUCCESS:
         text = _describe(driver, status)
         if status.name in _STICKY:
-            here = current_device()
+            here = get_current_device()
             if here is not None:
                 here.lost = here.lost or text
             raise LostContext(text)
@@ -89,7 +91,7 @@ def _describe(driver: Any, status: Any) -> str:
 
 def check_status(answer: tuple[Any, ...]) -> Any:
     """The values of a driver call's answer (None, one value, or a tuple); raises BackendError if its status is not success."""
-    return _to_plain(cu(), answer)
+    return _to_plain(load_driver(), answer)
 
 
 def why_lost_by_fork() -> str:
@@ -97,20 +99,20 @@ def why_lost_by_fork() -> str:
     return _lost
 
 
-def _after_fork_in_child() -> None:
+def _mark_lost_after_fork() -> None:
     global _lost
-    if cu.cache_info().currsize:
+    if load_driver.cache_info().currsize:
         _lost = "a CUDA context does not survive fork(): this child process cannot use the GPU that its parent has opened. "
         _lost += "Start processes with multiprocessing's 'spawn' or 'forkserver' and load the engine in the child."
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_mark_lost_after_fork)
 
 
 def why_unavailable() -> str | None:
     """None if a GPU can be used, else the reason why not."""
     try:
-        cu()
+        load_driver()
     except BackendError as error:
         return str(error)
     return _lost or None
@@ -125,7 +127,7 @@ _devices: dict[int, Device] = {}
 _lock = make_lock()
 
 
-def device(ordinal: int = 0) -> Device:
+def open_device(ordinal: int = 0) -> Device:
     """The GPU number `ordinal`, with its primary context bound to this thread.
 
     A context destroyed by a fault is replaced by a new one. Raises BackendError if the driver does not allow this within a process, and
@@ -146,7 +148,7 @@ def device(ordinal: int = 0) -> Device:
 
 def _renew_context(old: Device) -> Device:
     """A new primary context in place of a lost one. Raises BackendError if the driver provides none that works."""
-    driver = cu()
+    driver = load_driver()
     driver.cuCtxSetCurrent(driver.CUcontext(0))
     driver.cuDevicePrimaryCtxReset(old.handle)
     try:
@@ -160,7 +162,7 @@ def _renew_context(old: Device) -> Device:
     return device
 
 
-def current_device() -> Device | None:
+def get_current_device() -> Device | None:
     """The GPU whose context is bound to this thread."""
     return getattr(_here, "device", None)
 
@@ -174,7 +176,7 @@ def per_device(make: Callable[..., _Made]) -> Callable[..., _Made]:
 
     @functools.wraps(make)
     def call(*args: Any, **named: Any) -> _Made:
-        return cached(current_device(), *args, **named)
+        return cached(get_current_device(), *args, **named)
 
     return call
 
@@ -184,7 +186,7 @@ def release(owner: Device | None, call: Callable[..., Any], handle: Any) -> None
     if _lost:  # it belongs to the parent process
         return
     if owner is None or not owner.lost:
-        if owner is not None and current_device() is None:
+        if owner is not None and get_current_device() is None:
             owner.make_current()
         call(handle)
 
@@ -200,7 +202,7 @@ class Device:
     """One GPU: its primary context (shared with any other library in the process) and its properties."""
 
     def __init__(self, ordinal: int) -> None:
-        driver = cu()
+        driver = load_driver()
         count = check_status(driver.cuDeviceGetCount())
         if not 0 <= ordinal < count:
             raise BackendError(f"There is no GPU number {ordinal}: this machine has {count} (0 to {count - 1}). Choose one with --device=N.")
@@ -220,12 +222,12 @@ class Device:
         self.l2_bytes = self._attribute(number.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
 
     def _attribute(self, which: Any) -> int:
-        return int(check_status(cu().cuDeviceGetAttribute(which, self.handle)))
+        return int(check_status(load_driver().cuDeviceGetAttribute(which, self.handle)))
 
     @property
     def bus_id(self) -> str:
         """The PCI address, which identifies this GPU in NVML too (CUDA_VISIBLE_DEVICES renumbers the ordinals)."""
-        return check_status(cu().cuDeviceGetPCIBusId(32, self.handle)).split(b"\0")[0].decode()
+        return check_status(load_driver().cuDeviceGetPCIBusId(32, self.handle)).split(b"\0")[0].decode()
 
     @property
     def arch(self) -> str:
@@ -239,14 +241,14 @@ class Device:
         if self.lost:
             raise LostContext(self.lost)
         _here.device = self
-        check_status(cu().cuCtxSetCurrent(self.context))
+        check_status(load_driver().cuCtxSetCurrent(self.context))
 
     def peaks(self) -> dict[str, float]:
         """Peak rates of the hardware: bytes per second from memory, operations per second by type ("f16": tensor cores, dense).
 
         From the driver's clocks and bus widths (a multiply-add is two operations); 0.0 if the hardware has no unit for a type.
         """
-        number = cu().CUdevice_attribute
+        number = load_driver().CUdevice_attribute
         clock = 1e3 * self._attribute(number.CU_DEVICE_ATTRIBUTE_CLOCK_RATE)
         memory = 1e3 * self._attribute(number.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
         width = self._attribute(number.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)
@@ -257,4 +259,4 @@ class Device:
 
     def free_memory(self) -> tuple[int, int]:
         """(free, total) bytes of device memory."""
-        return check_status(cu().cuMemGetInfo())
+        return check_status(load_driver().cuMemGetInfo())

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from whet.backends.cuda.driver import check_status, cu, current_device, release
+from whet.backends.cuda.driver import check_status, get_current_device, load_driver, release
 from whet.backends.cuda.stream import Stream
 
 MAX_SHARED = 227 * 1024  # bytes available to a block on Hopper
@@ -21,8 +21,8 @@ class Module:
     """
 
     def __init__(self, code: bytes) -> None:
-        self._device = current_device()
-        self.handle = None if self._device is None else check_status(cu().cuModuleLoadData(code))
+        self._device = get_current_device()
+        self.handle = None if self._device is None else check_status(load_driver().cuModuleLoadData(code))
 
     def kernel(self, name: str, shared: int = 0) -> Kernel:
         """The function `name`, allowed to use `shared` bytes of dynamic shared memory."""
@@ -32,7 +32,7 @@ class Module:
         """Unloads the module; its kernels must not run afterwards."""
         handle, self.handle = self.handle, None
         if handle is not None:
-            release(self._device, cu().cuModuleUnload, handle)
+            release(self._device, load_driver().cuModuleUnload, handle)
 
 
 class Kernel:
@@ -43,7 +43,7 @@ class Kernel:
         self.handle: Any = None
         if module.handle is None:
             return
-        driver = cu()
+        driver = load_driver()
         self.handle = check_status(driver.cuModuleGetFunction(module.handle, name.encode()))
         if shared > 48 * 1024:
             check_status(driver.cuFuncSetAttribute(self.handle, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared))
@@ -52,13 +52,13 @@ class Kernel:
         """Permits clusters of 16 blocks (non-portable size, available on Hopper)."""
         if self.handle is None:
             return
-        number = cu().CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-        check_status(cu().cuFuncSetAttribute(self.handle, number, 1))
+        number = load_driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        check_status(load_driver().cuFuncSetAttribute(self.handle, number, 1))
 
     def attribute(self, which: str) -> int:
         """A function attribute by the end of its name: "NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES"."""
-        number = getattr(cu().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{which}")
-        return int(check_status(cu().cuFuncGetAttribute(number, self.handle)))
+        number = getattr(load_driver().CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{which}")
+        return int(check_status(load_driver().cuFuncGetAttribute(number, self.handle)))
 
 
 class GpuWork(ABC):
@@ -103,12 +103,12 @@ class Launch(GpuWork):
         if self._config is None:
             self._config = self._launch_config()
         self._config.hStream = stream.handle
-        driver = cu()
+        driver = load_driver()
         check_status(driver.cuLaunchKernelEx(self._config, self.kernel.handle, ctypes.addressof(self._pointers), 0))
 
     def _launch_config(self) -> Any:
         """The driver's launch configuration, for any stream; cached, as its creation takes longer than a launch."""
-        driver = cu()
+        driver = load_driver()
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = self.block, 1, 1
@@ -119,7 +119,7 @@ class Launch(GpuWork):
             cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = self.cluster, 1, 1
             attributes.append(cluster)
-        here = current_device()
+        here = get_current_device()
         if self.overlap and here is not None and here.capability >= (9, 0):
             overlap = driver.CUlaunchAttribute()
             overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -134,8 +134,8 @@ class Graph:
     """A list of launches captured once and replayed with one call; the capture keeps programmatic dependent launches between adjacent launches."""
 
     def __init__(self, launches: Iterable[GpuWork], stream: Stream) -> None:
-        driver = cu()
-        self._device = current_device()
+        driver = load_driver()
+        self._device = get_current_device()
         self.launches = list(launches)
         check_status(driver.cuStreamBeginCapture(stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
         try:
@@ -149,10 +149,10 @@ class Graph:
 
     def run(self, stream: Stream) -> None:
         """Replays all launches on the stream."""
-        check_status(cu().cuGraphLaunch(self.handle, stream.handle))
+        check_status(load_driver().cuGraphLaunch(self.handle, stream.handle))
 
     def close(self) -> None:
         """Releases the executable graph."""
         handle, self.handle = self.handle, None
         if handle is not None:
-            release(self._device, cu().cuGraphExecDestroy, handle)
+            release(self._device, load_driver().cuGraphExecDestroy, handle)

@@ -14,7 +14,7 @@ NVRTC = ("libnvrtc.so.13", "libnvrtc.so.12")
 _CUDA = ("nvidia.cu13", "nvidia.cublas", "nvidia.cuda_nvrtc")  # CUDA 13's wheels share a folder, CUDA 12's have one each
 
 
-def candidate_files(names: Sequence[str], packages: Sequence[str] = _CUDA) -> list[str]:
+def list_candidate_files(names: Sequence[str], packages: Sequence[str] = _CUDA) -> list[str]:
     """Candidate files and names for a library, in search order."""
     files = []
     for package in packages:
@@ -28,9 +28,9 @@ def candidate_files(names: Sequence[str], packages: Sequence[str] = _CUDA) -> li
 
 
 @cache
-def first_library(names: tuple[str, ...], packages: tuple[str, ...] = _CUDA) -> Any:
+def find_first_library(names: tuple[str, ...], packages: tuple[str, ...] = _CUDA) -> Any:
     """The first library that loads, or None."""
-    for name in candidate_files(names, packages):
+    for name in list_candidate_files(names, packages):
         try:
             return ctypes.CDLL(name)
         except OSError:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends.cuda.driver import check_status, cu, current_device, release
+from whet.backends.cuda.driver import check_status, get_current_device, load_driver, release
 from whet.errors import BackendError
 
 
@@ -17,11 +17,11 @@ class DeviceBuffer:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = int(nbytes)
         self.address = 0
-        self._device = current_device()
+        self._device = get_current_device()
         try:
-            self.address = int(check_status(cu().cuMemAlloc(max(self.nbytes, 1))))
+            self.address = int(check_status(load_driver().cuMemAlloc(max(self.nbytes, 1))))
         except BackendError as error:
-            free, total = check_status(cu().cuMemGetInfo())
+            free, total = check_status(load_driver().cuMemGetInfo())
             raise BackendError(
                 f"{self.nbytes / 2**20:.1f} MiB of GPU memory were requested, {free / 2**20:.0f} of {total / 2**20:.0f} are free. {error}"
             ) from error
@@ -38,15 +38,17 @@ class DeviceBuffer:
         source = np.ascontiguousarray(array)
         self._check(offset, source.nbytes)
         if source.nbytes:
-            check_status(cu().cuMemcpyHtoD(self.address + offset, source.ctypes.data, source.nbytes))
-            check_status(cu().cuStreamSynchronize(0))  # small copies may return before they are complete, and other streams do not wait for them
+            check_status(load_driver().cuMemcpyHtoD(self.address + offset, source.ctypes.data, source.nbytes))
+            check_status(
+                load_driver().cuStreamSynchronize(0)
+            )  # small copies may return before they are complete, and other streams do not wait for them
 
     def read(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A NumPy copy of the bytes from `offset` on; waits for all work on the context's default stream."""
         out = np.empty(shape, dtype)
         self._check(offset, out.nbytes)
         if out.nbytes:
-            check_status(cu().cuMemcpyDtoH(out.ctypes.data, self.address + offset, out.nbytes))
+            check_status(load_driver().cuMemcpyDtoH(out.ctypes.data, self.address + offset, out.nbytes))
         return out
 
     def copy(self, source: DeviceBuffer, to: int, at: int, nbytes: int) -> None:
@@ -54,27 +56,27 @@ class DeviceBuffer:
         self._check(to, nbytes)
         source._check(at, nbytes)
         if nbytes:
-            check_status(cu().cuMemcpyDtoD(self.address + to, source.address + at, nbytes))
-            check_status(cu().cuStreamSynchronize(0))
+            check_status(load_driver().cuMemcpyDtoD(self.address + to, source.address + at, nbytes))
+            check_status(load_driver().cuStreamSynchronize(0))
 
     def fill(self, byte: int = 0) -> None:
         """Sets every byte; returns when done."""
-        check_status(cu().cuMemsetD8(self.address, byte, self.nbytes))
-        check_status(cu().cuStreamSynchronize(0))
+        check_status(load_driver().cuMemsetD8(self.address, byte, self.nbytes))
+        check_status(load_driver().cuStreamSynchronize(0))
 
     def start_fill(self, stream: Any, byte: int = 0) -> None:
         """Enqueues a memset on the stream."""
-        check_status(cu().cuMemsetD8Async(self.address, byte, self.nbytes, stream.handle))
+        check_status(load_driver().cuMemsetD8Async(self.address, byte, self.nbytes, stream.handle))
 
     def start_write(self, source: PinnedBuffer, stream: Any, offset: int = 0) -> None:
         """Enqueues a copy of all of `source` to `offset` on the stream."""
         self._check(offset, source.nbytes)
-        check_status(cu().cuMemcpyHtoDAsync(self.address + offset, source.address, source.nbytes, stream.handle))
+        check_status(load_driver().cuMemcpyHtoDAsync(self.address + offset, source.address, source.nbytes, stream.handle))
 
     def start_read(self, target: PinnedBuffer, stream: Any, offset: int = 0) -> None:
         """Enqueues a copy from `offset` that fills `target` on the stream."""
         self._check(offset, target.nbytes)
-        check_status(cu().cuMemcpyDtoHAsync(target.address, self.address + offset, target.nbytes, stream.handle))
+        check_status(load_driver().cuMemcpyDtoHAsync(target.address, self.address + offset, target.nbytes, stream.handle))
 
     def _check(self, offset: int, nbytes: int) -> None:
         if offset < 0 or offset + nbytes > self.nbytes:
@@ -86,7 +88,7 @@ class DeviceBuffer:
         """Frees the memory now."""
         address, self.address = self.address, 0
         if address:
-            release(self._device, cu().cuMemFree, address)
+            release(self._device, load_driver().cuMemFree, address)
 
     def __del__(self) -> None:
         if self.address:
@@ -98,15 +100,15 @@ class PinnedBuffer:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = int(nbytes)
-        self._device = current_device()
-        self.address = int(check_status(cu().cuMemHostAlloc(max(self.nbytes, 1), 0)))
+        self._device = get_current_device()
+        self.address = int(check_status(load_driver().cuMemHostAlloc(max(self.nbytes, 1), 0)))
         self.array = np.frombuffer(memoryview((ctypes.c_char * self.nbytes).from_address(self.address)), np.uint8)
 
     def close(self) -> None:
         """Frees the memory; `.array` must not be used afterwards."""
         address, self.address = self.address, 0
         if address:
-            release(self._device, cu().cuMemFreeHost, address)
+            release(self._device, load_driver().cuMemFreeHost, address)
 
     def __del__(self) -> None:
         if self.address:

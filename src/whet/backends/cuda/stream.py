@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whet.backends.cuda.driver import check_status, cu, current_device, release
+from whet.backends.cuda.driver import check_status, get_current_device, load_driver, release
 
 _MAX_WRAPPED = 64
 _wrapped: dict[int, Stream] = {}  # users' streams by address: wrapping one takes a tenth of the time of a call
@@ -14,8 +14,8 @@ class Stream:
     """A non-blocking CUDA stream; launches and copies take its `handle`. `of` wraps a user's stream."""
 
     def __init__(self) -> None:
-        self._device, self._own = current_device(), True
-        self.handle: Any = check_status(cu().cuStreamCreate(cu().CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+        self._device, self._own = get_current_device(), True
+        self.handle: Any = check_status(load_driver().cuStreamCreate(load_driver().CUstream_flags.CU_STREAM_NON_BLOCKING.value))
 
     @classmethod
     def of(cls, stream: Any) -> Stream:
@@ -34,8 +34,8 @@ class Stream:
     @classmethod
     def _wrap(cls, address: int) -> Stream:
         made = cls.__new__(cls)
-        made._device, made._own = current_device(), False
-        made.handle = cu().CUstream(address)
+        made._device, made._own = get_current_device(), False
+        made.handle = load_driver().CUstream(address)
         if len(_wrapped) >= _MAX_WRAPPED:
             _wrapped.clear()
         _wrapped[address] = made
@@ -43,11 +43,11 @@ class Stream:
 
     def synchronize(self) -> None:
         """Waits until all work on the stream is done. Raises BackendError if a kernel failed."""
-        check_status(cu().cuStreamSynchronize(self.handle))
+        check_status(load_driver().cuStreamSynchronize(self.handle))
 
     def wait(self, event: Event) -> None:
         """Later work on this stream starts after `event`."""
-        check_status(cu().cuStreamWaitEvent(self.handle, event.handle, 0))
+        check_status(load_driver().cuStreamWaitEvent(self.handle, event.handle, 0))
 
     def close(self) -> None:
         """Releases the stream; a user's stream stays open."""
@@ -55,7 +55,7 @@ class Stream:
             return
         handle, self.handle = self.handle, None
         if handle is not None:
-            release(self._device, cu().cuStreamDestroy, handle)
+            release(self._device, load_driver().cuStreamDestroy, handle)
 
 
 class Event:
@@ -63,34 +63,34 @@ class Event:
 
     def __init__(self, timing: bool = True, blocking: bool = False) -> None:
         """`blocking`: a waiting thread sleeps until the event instead of polling."""
-        flags = cu().CUevent_flags
+        flags = load_driver().CUevent_flags
         kind = (flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING).value
-        self._device = current_device()
-        self.handle: Any = check_status(cu().cuEventCreate(kind | (flags.CU_EVENT_BLOCKING_SYNC.value if blocking else 0)))
+        self._device = get_current_device()
+        self.handle: Any = check_status(load_driver().cuEventCreate(kind | (flags.CU_EVENT_BLOCKING_SYNC.value if blocking else 0)))
 
     @property
     def done(self) -> bool:
         """True if the event has happened."""
-        status = cu().cuEventQuery(self.handle)
-        if status[0] == cu().CUresult.CUDA_ERROR_NOT_READY:
+        status = load_driver().cuEventQuery(self.handle)
+        if status[0] == load_driver().CUresult.CUDA_ERROR_NOT_READY:
             return False
         check_status(status)
         return True
 
     def record(self, stream: Stream) -> None:
         """Marks the point after the work given to `stream` so far."""
-        check_status(cu().cuEventRecord(self.handle, stream.handle))
+        check_status(load_driver().cuEventRecord(self.handle, stream.handle))
 
     def synchronize(self) -> None:
         """Waits on the host for the event."""
-        check_status(cu().cuEventSynchronize(self.handle))
+        check_status(load_driver().cuEventSynchronize(self.handle))
 
     def since(self, start: Event) -> float:
         """Milliseconds of GPU time from `start` to this event; both must have happened."""
-        return float(check_status(cu().cuEventElapsedTime(start.handle, self.handle)))
+        return float(check_status(load_driver().cuEventElapsedTime(start.handle, self.handle)))
 
     def close(self) -> None:
         """Releases the event."""
         handle, self.handle = self.handle, None
         if handle is not None:
-            release(self._device, cu().cuEventDestroy, handle)
+            release(self._device, load_driver().cuEventDestroy, handle)

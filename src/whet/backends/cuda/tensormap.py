@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from whet.backends.cuda.driver import check_status, cu
+from whet.backends.cuda.driver import check_status, load_driver
 
 _TYPES = {"f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32", "u8": "UINT8"}  # all 8-bit types are copied as bytes
 SIZES = {"f16": 2, "bf16": 2, "f32": 4, "u8": 1}
 
 
-def _common(dtype: str, row_bytes: int, plain: bool = False) -> tuple[Any, Any, Any, Any, Any]:
-    driver = cu()
+def _get_common_arguments(dtype: str, row_bytes: int, plain: bool = False) -> tuple[Any, Any, Any, Any, Any]:
+    driver = load_driver()
     swizzle = "NONE" if plain else {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}[row_bytes]
     return (
         getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[dtype]}"),
@@ -23,20 +23,20 @@ def _common(dtype: str, row_bytes: int, plain: bool = False) -> tuple[Any, Any, 
     )
 
 
-def _bytes(tensor_map: Any) -> bytes:
+def _convert_to_bytes(tensor_map: Any) -> bytes:
     return struct.pack("<16Q", *(int(word) for word in tensor_map.opaque))
 
 
-def tiled_map(address: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], *, plain: bool = False) -> bytes:
+def make_tiled_map(address: int, dtype: str, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], *, plain: bool = False) -> bytes:
     """A map for boxes of a plain tensor. dims and box in elements, innermost first; strides in bytes of all dims but the first.
 
     The box's first dimension times the element size is 16, 32, 64 or 128 bytes and selects the swizzle of shared memory; with `plain`
     rows of any multiple of 16 bytes are contiguous.
     """
-    driver = cu()
-    kind, interleave, swizzle, promotion, fill = _common(dtype, box[0] * SIZES[dtype], plain)
+    driver = load_driver()
+    kind, interleave, swizzle, promotion, fill = _get_common_arguments(dtype, box[0] * SIZES[dtype], plain)
     wide, narrow = driver.cuuint64_t, driver.cuuint32_t
-    return _bytes(
+    return _convert_to_bytes(
         check_status(
             driver.cuTensorMapEncodeTiled(
                 kind,
@@ -55,7 +55,7 @@ def tiled_map(address: int, dtype: str, dims: tuple[int, ...], strides: tuple[in
     )
 
 
-def im2col_map(
+def make_im2col_map(
     address: int,
     dtype: str,
     dims: tuple[int, int, int, int],
@@ -72,10 +72,10 @@ def im2col_map(
     dims: (C, W, H, N); strides in bytes of W, H, N; lower, upper, step: (w, h) corners of the positions of a window's first
     element, relative to the tensor's ends (lower = -pad_begin, upper = pad_end - (kernel-1)*dilation), and the stride.
     """
-    driver = cu()
-    kind, interleave, swizzle, promotion, fill = _common(dtype, channels * SIZES[dtype])
+    driver = load_driver()
+    kind, interleave, swizzle, promotion, fill = _get_common_arguments(dtype, channels * SIZES[dtype])
     wide, narrow = driver.cuuint64_t, driver.cuuint32_t
-    return _bytes(
+    return _convert_to_bytes(
         check_status(
             driver.cuTensorMapEncodeIm2col(
                 kind,

@@ -19,9 +19,9 @@ from whet.ops import (
     bind_layer,
     bind_symbols,
     follow,
-    fused_layers,
-    fused_results,
     get_op,
+    list_fused_layers,
+    list_fused_results,
     run_layer,
     widen_attributes,
 )
@@ -74,10 +74,10 @@ def run_on_items(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, 
         return [data]
     if layer.op == "Fused":
         inner, values = dict(axes), {t: a for t, a in zip(layer.inputs, arrays, strict=True) if t is not None and a is not None}
-        for x in fused_layers(layer):
+        for x in list_fused_layers(layer):
             values.update(zip(x.outputs, run_on_items(x, [_get_array(t, values) for t in x.inputs], inner, items, widen), strict=True))
             inner |= {t: i for t, i in follow(x, inner, items.batch).items() if t in x.outputs}
-        return [values[t] for t in fused_results(layer)]
+        return [values[t] for t in list_fused_results(layer)]
     cut, selected = _recut(layer, selected, axes | followed, items)
     outs = run_layer(widen_attributes(cut) if widen else cut, selected)
     for t, a in zip(layer.outputs, outs, strict=True):

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import capabilities_of
+from whet.backends import get_capabilities
 from whet.builder.config import BuildConfig
 from whet.builder.progress import ProgressLog
 from whet.engine.plan import EnginePlan
 from whet.errors import LockError
-from whet.network import network_text
+from whet.network import format_network
 
 Make = Callable[[BuildConfig, dict[str, Any] | None, ProgressLog], EnginePlan]
 
@@ -37,7 +37,7 @@ def build_profiles(config: BuildConfig, lock: dict[str, Any] | None, make: Make,
         raise LockError(f"the lock has {len(locks)} profiles, the build {len(config.profiles)}. Give the profiles that it was saved with.")
     plans: list[EnginePlan] = []
     for k, (profile, part) in enumerate(zip(config.profiles, locks, strict=True)):
-        threads = plans[0].threads if plans and capabilities_of(config.backend).workers else config.threads
+        threads = plans[0].threads if plans and get_capabilities(config.backend).workers else config.threads
         with log.prefix_stages(f"profile {k}"):
             plans.append(make(dataclasses.replace(config, profiles=(profile,), threads=threads), part, log))
     return join_plans(plans)
@@ -46,8 +46,8 @@ def build_profiles(config: BuildConfig, lock: dict[str, Any] | None, make: Make,
 def join_plans(plans: Sequence[EnginePlan]) -> EnginePlan:
     """Joins plans of one profile each, which have the same inputs, outputs, machine and threads, into one engine."""
     first, *rest = plans
-    text = network_text(first.network)
-    equal = all(p.choices == first.choices and network_text(p.network) == text for p in rest)
+    text = format_network(first.network)
+    equal = all(p.choices == first.choices and format_network(p.network) == text for p in rest)
     libraries = {k: v for p in plans for k, v in p.machine.get("libraries", {}).items()}
     options = first.options | {"profiles": tuple(q for p in plans for q in p.options.get("profiles", ()))}
     described = first.machine | {"libraries": libraries}

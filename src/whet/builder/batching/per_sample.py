@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import Backend, capabilities_of, get_backend
+from whet.backends import Backend, get_backend, get_capabilities
 from whet.builder.assemble import make_sample_parallel
 from whet.builder.batching.per_sample_check import find_batch_difference
 from whet.builder.batching.profiles import resolve_profiles
@@ -47,7 +47,7 @@ def may_run_per_sample(net: Network, config: BuildConfig) -> bool:
     if config.samples != "auto":
         return config.samples in PER_SAMPLE_MODES
     timed = config.optimization_level >= _LEVEL and config.whole_engines > 0 and config.max_tactics != 0
-    if not capabilities_of(config.backend).workers or not timed or len(config.profiles) > 1 or batch_symbol(net) is None:
+    if not get_capabilities(config.backend).workers or not timed or len(config.profiles) > 1 or batch_symbol(net) is None:
         return False
     return _get_batch_size(resolve_profiles(net, config)[0][0]) > 1
 

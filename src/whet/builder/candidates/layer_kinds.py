@@ -17,7 +17,7 @@ from whet.measure.option import Option
 from whet.measure.timing_key import format_layer_text
 from whet.network import I8, Dim, Layer, Network
 from whet.ops import bind_layer
-from whet.tactics import Tactic, root_layer
+from whet.tactics import Tactic, get_root_layer
 
 _NAMED = 5  # layers that a note names
 
@@ -76,7 +76,7 @@ class LayerKinds:
         for layer in self.net.layers:
             if layer.name in self.exempt and layer.op not in ("QuantizeLinear", "DequantizeLinear"):
                 whole = next((name for name, _ in self.unfused if layer.name.startswith(f"{name}.")), None)
-                product = root_layer(layer).op in ("Conv", "Gemm", "MatMul")
+                product = get_root_layer(layer).op in ("Conv", "Gemm", "MatMul")
                 if missing and (product or whole is not None) and self.permissions.demanded(layer) == I8:
                     reason, name = f"this machine has no exact 8-bit kernels ({missing})", whole or layer.name
                 else:

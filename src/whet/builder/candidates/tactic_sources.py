@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from whet.errors import UsageError
 from whet.registry import suggest_name
-from whet.tactics import Tactic, tactics_of
+from whet.tactics import Tactic, list_tactics
 
 TF32 = "TF32"  # a family across libraries and whet's kernels: `--noTF32` switches it off
 #: first words of the names of tactics that call other code than whet's kernels
@@ -29,7 +29,7 @@ def _list_families(t: Tactic) -> set[str]:
 
 def has_family(backend: str, family: str) -> bool:
     """True if a tactic of the backend belongs to a family."""
-    return any(family in _list_families(t) for t in tactics_of(backend))
+    return any(family in _list_families(t) for t in list_tactics(backend))
 
 
 def list_enabled_tactics(backend: str, switches: Iterable[str] = ()) -> list[Tactic]:
@@ -40,7 +40,7 @@ def list_enabled_tactics(backend: str, switches: Iterable[str] = ()) -> list[Tac
     left. A tactic whose library cannot be loaded is left out.
     Raises UsageError for a name that none has.
     """
-    everything = tactics_of(backend)
+    everything = list_tactics(backend)
     chosen, excluded = {t.name for t in everything if not t.opt_in}, set[str]()
     for s in switches:
         name = s.lstrip("+-")
@@ -59,6 +59,6 @@ def list_enabled_tactics(backend: str, switches: Iterable[str] = ()) -> list[Tac
 def find_missing_libraries(backend: str, switches: Iterable[str] = ()) -> list[str]:
     """One sentence for each library of the backend's tactics that cannot be loaded, with the reason; none for those switched off by `-NAME`."""
     off = {s[1:].upper().replace("_", "") for s in switches if s.startswith("-")}
-    concerned = [t for t in tactics_of(backend) if t.library and not t.opt_in and not _list_families(t) & off]
+    concerned = [t for t in list_tactics(backend) if t.library and not t.opt_in and not _list_families(t) & off]
     reasons = {t.library: reason for t in concerned if (reason := t.missing_library()) is not None}
     return [f"No tactic of {name} is used: {reason}" for name, reason in sorted(reasons.items())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from whet.composites import decomposition
+from whet.composites import decompose_layer
 from whet.network import Layer, Network, Tensor, copy_into
 from whet.ops._origin import express
 
@@ -15,7 +15,7 @@ def unfuse(net: Network, layer: Layer) -> list[Layer]:
 
     A Concat that several fused layers share is inserted once.
     """
-    body = decomposition(layer)
+    body = decompose_layer(layer)
     at = net.layers.index(layer)
     seen: dict[Tensor, Tensor] = {inner: outer for inner, outer in zip(body.inputs, layer.inputs, strict=True) if outer is not None}
     for t in body.constants.values():

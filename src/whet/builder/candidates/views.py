@@ -15,7 +15,7 @@ from whet.engine.intersections import Rectangle, list_intersections
 from whet.errors import BuildError
 from whet.measure.option import Option
 from whet.network import Layer, Network
-from whet.tactics import shifted_pairs, view_shifts
+from whet.tactics import iterate_shifted_pairs, view_shifts
 
 #: Ops with in-place kernels that leave every byte unchanged; the same set as in the engine's check.
 _BYTES_STAY = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Slice", "Split", "Dropout", "Transpose"})
@@ -117,7 +117,7 @@ def has_clashes(net: Network, chosen: Mapping[str, Option], views: set[str]) -> 
             written.update(t.name for t in layer.outputs)
         if not shares:
             continue
-        for i, j, shift in shifted_pairs(o.kernel, o.signature):
+        for i, j, shift in iterate_shifted_pairs(o.kernel, o.signature):
             source, out = layer.inputs[i], layer.outputs[j]
             if source is None or source.name not in size or source in net.inputs:
                 continue

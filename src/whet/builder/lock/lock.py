@@ -26,7 +26,7 @@ from whet.errors import BackendError, BuildError, EngineError, LockError
 from whet.files import read_json_text, replace_atomically
 from whet.measure.option import Option
 from whet.measure.timing_key import compute_source_digest
-from whet.network import Network, Tensor, network_text
+from whet.network import Network, Tensor, format_network
 from whet.ops import why_samples_touch
 from whet.runtime.kernels import make_signature
 from whet.tactics import Operand, PlanRefused, Signature, Tactic, get_tactic
@@ -83,8 +83,8 @@ def _lock_of(plan: EnginePlan) -> dict[str, Any]:
         "profiles": [_convert_tuples_to_lists(p.shapes) for p in plan.profiles],
         "passes": list(plan.report.passes.order),
         "unfused": [entry[0] for entry in plan.report.unfused],
-        "tactics": {n: _tactic_to_json(n) for n in used},
-        "layers": [{"name": layer.name, **_choice_to_json(plan.choices[layer.name])} for layer in plan.network.layers],
+        "tactics": {n: _convert_tactic_to_json(n) for n in used},
+        "layers": [{"name": layer.name, **_convert_choice_to_json(plan.choices[layer.name])} for layer in plan.network.layers],
         "arenas": [_convert_tuples_to_lists(a.data()) for a in plan.arenas],
         "digest": plan_digest(plan),
         **{k: encode(v) for k in ("asked", "quantized") if (v := getattr(plan.report, k)) is not None},  # builder/lock/relock.py
@@ -95,9 +95,9 @@ def plan_digest(plan: EnginePlan) -> str:
     """SHA-256 over the network (weights by digest), choices, profiles, arenas, threads and backend."""
     if plan.others:
         return hashlib.sha256("".join(map(plan_digest, plan.by_profile())).encode()).hexdigest()
-    h = hashlib.sha256(network_text(plan.network).encode())
+    h = hashlib.sha256(format_network(plan.network).encode())
     data = [
-        [[layer.name, _choice_to_json(plan.choices[layer.name])] for layer in plan.network.layers],
+        [[layer.name, _convert_choice_to_json(plan.choices[layer.name])] for layer in plan.network.layers],
         [_convert_tuples_to_lists(p.shapes) for p in plan.profiles],
         [_convert_tuples_to_lists(a.data()) for a in plan.arenas],
         [plan.threads, plan.backend],
@@ -151,7 +151,7 @@ def check_lock(lock: Mapping[str, Any], source: Network, config: BuildConfig, ba
         compare(f"the option {k}", was, now)
     for name, pinned in lock["tactics"].items():
         try:
-            now = _tactic_to_json(name)
+            now = _convert_tactic_to_json(name)
         except BuildError:
             moved.append(f"the tactic {name} is gone")
             continue
@@ -272,7 +272,7 @@ def _find_option(choice: Choice, layer, backend: Backend) -> Option:
 
 
 def _list_differences(lock: Mapping[str, Any], plan: EnginePlan) -> list[str]:
-    now = [{"name": layer.name, **_choice_to_json(plan.choices[layer.name])} for layer in plan.network.layers]
+    now = [{"name": layer.name, **_convert_choice_to_json(plan.choices[layer.name])} for layer in plan.network.layers]
     moved = [f"layer '{b['name']}' differs" for a, b in zip(lock["layers"], now, strict=False) if a != b]
     if len(lock["layers"]) != len(now):
         moved.append(f"the engine has {len(now)} layers, the lock {len(lock['layers'])}")
@@ -299,12 +299,12 @@ def _shorten_around(v: Any, other: Any) -> str:
     return ("..." if begin else "") + text[begin : begin + 160]
 
 
-def _tactic_to_json(name: str) -> dict[str, Any]:
+def _convert_tactic_to_json(name: str) -> dict[str, Any]:
     t = get_tactic(name)
     return {"sources": compute_source_digest(t), "library": t.library_version(), "version": t.version}
 
 
-def _choice_to_json(c: Choice) -> dict[str, Any]:
+def _convert_choice_to_json(c: Choice) -> dict[str, Any]:
     return _convert_tuples_to_lists(vars(c))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import read_lock
 from whet.engine.plan import EnginePlan
-from whet.engine.report import QuantizationRecipe, RequestedPrecisions, recipe_from_data
+from whet.engine.report import QuantizationRecipe, RequestedPrecisions, decode_recipe
 from whet.engine.schema import encode
 from whet.errors import CalibrationError, EngineError, LockError, NetworkError
 from whet.precision import Ranges
@@ -72,7 +72,7 @@ def build_locked(
             found = {k: _convert_lists_to_tuples(lock["options"][k]) for k in _FOUND}
             resolved = dataclasses.replace(config, **found)
         else:
-            ranges, floats, tables = read_recipe(recipe_from_data(lock["quantized"], "quantized"))
+            ranges, floats, tables = read_recipe(decode_recipe(lock["quantized"], "quantized"))
     except (EngineError, KeyError, TypeError, ValueError, AttributeError) as e:
         raise LockError(f"the lock {config.lock} is damaged: {e!r}. Write it again with --saveLock.") from e
     if lock.get("quantized") is None:

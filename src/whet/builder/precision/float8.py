@@ -151,7 +151,7 @@ def _build_locked(net: Network, config: BuildConfig, progress: Progress | None, 
     """The engine that the lock holds: its ranges, corrections and layers in FP8, or an engine in floating point."""
     packed = (read_lock(str(config.lock)).get("quantized") or {}).get("rounded", {})
 
-    def low(ranges: Ranges, skip: frozenset[str], tables: bool) -> EnginePlan:
+    def build_low(ranges: Ranges, skip: frozenset[str], tables: bool) -> EnginePlan:
         prepared = prepare(net, config)
         try:
             careful = dataclasses.replace(ranges, rounded=unpack_rounding(prepared, packed))
@@ -161,7 +161,7 @@ def _build_locked(net: Network, config: BuildConfig, progress: Progress | None, 
         plan.report.quantized = make_recipe(ranges, skip, tables, "fp8", packed)
         return plan
 
-    return build_locked(config, lambda locked: build(net, locked, progress=progress, inputs=inputs), low)
+    return build_locked(config, lambda locked: build(net, locked, progress=progress, inputs=inputs), build_low)
 
 
 def _describe_left_out(left: Mapping[str, str]) -> str:

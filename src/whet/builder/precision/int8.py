@@ -37,7 +37,7 @@ from whet.precision import Ranges, find_quantization_sites, quantize
 from whet.precision.budget import Budget
 from whet.precision.tables import TABLE, insert_tables
 from whet.sparsity import TwoFourGuard
-from whet.tactics import tactics_of
+from whet.tactics import list_tactics
 
 _LOOKED_UP = ", activations looked up"
 
@@ -70,7 +70,7 @@ def build_int8(
     """
     net, said = apply_sparsity(net, config)
 
-    def source(plan: EnginePlan) -> Network:
+    def make_source(plan: EnginePlan) -> Network:
         if plan.report.quantized is None:
             return net
         ranges, skip, tables = read_recipe(plan.report.quantized)
@@ -78,8 +78,10 @@ def build_int8(
 
     began, log = perf_counter(), ProgressLog(progress)
     with _share_times(config) as sharing:
-        plan = build_verified(lambda c: _search_int8(net, c, calibration, budget, log, inputs), source, without_sample_mode(sharing), log, inputs)
-        plan = apply_sample_mode(plan, source(plan), sharing, lambda c: build(source(plan), c, progress=log), log, inputs)
+        plan = build_verified(
+            lambda c: _search_int8(net, c, calibration, budget, log, inputs), make_source, without_sample_mode(sharing), log, inputs
+        )
+        plan = apply_sample_mode(plan, make_source(plan), sharing, lambda c: build(make_source(plan), c, progress=log), log, inputs)
     plan.report.notes = [*said, *plan.report.notes, *_note_broken_two_four(net, plan, config)]
     plan.report.build_seconds, plan.report.phase_seconds = perf_counter() - began, log.seconds()  # of all the engines
     return record_request(plan, config)
@@ -132,14 +134,14 @@ def _search_int8(
 def _build_locked(search: PrecisionSearch) -> EnginePlan:
     """The engine of the config's lock, from the ranges and layers that the lock holds."""
 
-    def quantized(ranges: Ranges, float_layers: frozenset[str], tables: bool) -> EnginePlan:
+    def build_quantized(ranges: Ranges, float_layers: frozenset[str], tables: bool) -> EnginePlan:
         search.ranges = ranges
         return Int8(tables=tables).build(search, "", float_layers).plan
 
-    def plain(config: BuildConfig) -> EnginePlan:
+    def build_plain(config: BuildConfig) -> EnginePlan:
         return build(search.net, config, progress=search.progress, inputs=search.inputs)
 
-    return build_locked(search.config, plain, quantized)
+    return build_locked(search.config, build_plain, build_quantized)
 
 
 class Int8(Strategy):
@@ -220,7 +222,7 @@ class Int8(Strategy):
 
     def _can_use_tables(self, search: PrecisionSearch) -> bool:
         """True if the backend has a table kernel and the network an activation for it."""
-        if not any(TABLE in t.composites for t in tactics_of(search.config.backend)):
+        if not any(TABLE in t.composites for t in list_tactics(search.config.backend)):
             return False
         return insert_tables(quantize(search.prepared, search.ranges, skip=make_float_demand_predicate(search.config)), search.ranges) > 0
 
@@ -231,12 +233,12 @@ def _with_progress(calibration: Calibration, progress: Progress) -> Calibration:
     if samples is None:
         return calibration
 
-    def counted() -> Iterator[Mapping[str, np.ndarray]]:
+    def iterate_counted() -> Iterator[Mapping[str, np.ndarray]]:
         for feeds in samples():
             yield feeds
             progress.step("samples")
 
-    return dataclasses.replace(calibration, samples=counted)
+    return dataclasses.replace(calibration, samples=iterate_counted)
 
 
 def _list_demanded_layers(net: Network, layers: list[Layer], config: BuildConfig, notes: list[str]) -> frozenset[str]:

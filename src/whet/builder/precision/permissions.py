@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from whet.backends import capabilities_of, get_backend
+from whet.backends import get_backend, get_capabilities
 from whet.builder.config import BuildConfig
 from whet.engine.report import PermissionUse
 from whet.errors import BackendError, BuildError, UsageError
 from whet.network import BF16, F8E4M3, F16, F32, I8, U8, DType, Layer
 from whet.sparsity.report import is_sparse
-from whet.tactics import Signature, Tactic, is_quantized, root_layer, tactics_of
+from whet.tactics import Signature, Tactic, get_root_layer, is_quantized, list_tactics
 
 #: flag -> storage types that it permits for f32 tensors of the network. int8 and fp8 come with Q/DQ in the network or calibration.
 _PERMITS: dict[str, tuple[DType, ...]] = {"fp32": (), "fp16": (F16,), "bf16": (BF16,), "int8": (), "fp8": (), "best": (F16, BF16)}
@@ -186,7 +186,7 @@ def make_integer_ban(config: BuildConfig) -> Callable[[Layer], str | None] | Non
     if not permissions.demands and not permissions.outputs:
         return None
 
-    def reason(layer: Layer) -> str | None:
+    def find_reason(layer: Layer) -> str | None:
         if not is_quantized(layer):
             return None
         body = layer.regions["body"].layers
@@ -199,7 +199,7 @@ def make_integer_ban(config: BuildConfig) -> Callable[[Layer], str | None] | Non
             return f"--layerOutputTypes keeps the outputs of '{names[0]}' in {output}"
         return None
 
-    return reason
+    return find_reason
 
 
 def is_float8(layer: Layer) -> bool:
@@ -211,23 +211,23 @@ def is_float8(layer: Layer) -> bool:
 
 def has_float8(config: BuildConfig) -> bool:
     """True when the build's backend has FP8 kernels."""
-    if not capabilities_of(config.backend).executes:
+    if not get_capabilities(config.backend).executes:
         return True
-    return any(t.float8 for t in tactics_of(config.backend)) and _explain_old_device(config) is None
+    return any(t.float8 for t in list_tactics(config.backend)) and _explain_old_device(config) is None
 
 
 def explain_missing_float8(layer: Layer, config: BuildConfig) -> str | None:
     """The reason why a fused FP8 layer has no kernel on the backend; None for other layers, and if a kernel accepts it."""
-    if not capabilities_of(config.backend).executes or not is_float8(layer):
+    if not get_capabilities(config.backend).executes or not is_float8(layer):
         return None
     reasons = []
-    for t in tactics_of(config.backend):
+    for t in list_tactics(config.backend):
         if not t.quantized:
             continue
         reason = t.why_not(layer)
         if reason is None:
             return _explain_old_device(config)
-        if root_layer(layer).op in t.ops:
+        if get_root_layer(layer).op in t.ops:
             reasons.append(f"{t.name}: {reason}")
     details = f" ({'; '.join(reasons)})" if reasons else ""
     return f"no kernel of {config.backend} computes this layer in FP8{details}: its values are rounded to e4m3 and computed in floating point"
@@ -235,7 +235,7 @@ def explain_missing_float8(layer: Layer, config: BuildConfig) -> str | None:
 
 def _explain_old_device(config: BuildConfig) -> str | None:
     """The reason why the device has no FP8 kernels although its backend has some."""
-    if F8E4M3.name in capabilities_of(config.backend).unsupported_types:
+    if F8E4M3.name in get_capabilities(config.backend).unsupported_types:
         return None  # no device of this backend has them
     try:
         if F8E4M3.name not in get_backend(config.backend).capabilities.unsupported_types:
@@ -268,7 +268,7 @@ def explain_missing_integer_kernels(tactics: Iterable[Tactic]) -> str | None:
 def _explain_no_integers(config: BuildConfig, signatures: Mapping[str, tuple[Layer, Signature]]) -> str:
     """The reason why no layer computes on 8-bit integers: the network is not quantized, or this machine has no kernels."""
     quantized = any(layer.op == "QuantizeLinear" or is_quantized(layer) for layer, _ in signatures.values())
-    missing = explain_missing_integer_kernels(tactics_of(config.backend)) if quantized else None
+    missing = explain_missing_integer_kernels(list_tactics(config.backend)) if quantized else None
     if missing:
         return f"this machine has no exact 8-bit kernels ({missing}), so that quantized layers compute in floating point"
     return "INT8 needs Q/DQ nodes in the network or calibration (--calibData, --calib)"
@@ -288,7 +288,7 @@ def report_precisions(config: BuildConfig, signatures: dict[str, tuple[Layer, Si
         if p == "fp8":
             used += float8
         reason = ""
-        little = 2 * integers > len(ran) and any(k.name not in capabilities_of(config.backend).unsupported_types for k in kinds)
+        little = 2 * integers > len(ran) and any(k.name not in get_capabilities(config.backend).unsupported_types for k in kinds)
         if not used and not little:  # in a mostly quantized network, unused 16-bit types are not worth a note
             reason = {
                 "int8": _explain_no_integers(config, signatures),

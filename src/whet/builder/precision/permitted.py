@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from whet.backends import capabilities_of
+from whet.backends import get_capabilities
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
 from whet.builder.precision.accuracy_budget import SAMPLES
@@ -56,7 +56,7 @@ def build_permitted(
     int8_calibration = dataclasses.replace(calibration, steps=tuple(s for s in calibration.steps if s != "round"))  # FP8 only
     plan = build_int8(net, config, int8_calibration, budget=budget, progress=progress)
     permitted = "fp8" in wanted or ("best" in wanted and has_ranges)
-    if permitted and not config.lock and capabilities_of(config.backend).executes and has_float8(config):
+    if permitted and not config.lock and get_capabilities(config.backend).executes and has_float8(config):
         return build_float8(net, config, calibration, budget=budget, other=plan, progress=progress)
     return plan
 

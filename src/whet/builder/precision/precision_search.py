@@ -197,7 +197,7 @@ class PrecisionSearch:
 
     def _refine_finalists(self, candidates: list[PrecisionEngine], ranking: Ranking) -> list[PrecisionEngine]:
         """The candidates; the fastest allowed ones in floating point and in low precision are rebuilt if they are near the fastest."""
-        allowed = _within_budget(candidates)
+        allowed = _select_within_budget(candidates)
         is_low = [c.plan.report.quantized is not None for c in candidates]
         refined = list(candidates)
         for group in ([i for i in allowed if is_low[i] == low] for low in (False, True)):
@@ -210,7 +210,7 @@ class PrecisionSearch:
 
     def _keep(self, candidates: Sequence[PrecisionEngine], ranking: Ranking, fit: Fit) -> EnginePlan:
         """The fastest allowed engine, with the comparison in its report."""
-        index = ranking.select(self.strategy.rank_candidates(candidates, _within_budget(candidates)))
+        index = ranking.select(self.strategy.rank_candidates(candidates, _select_within_budget(candidates)))
         times_ms = [1e3 * ranking.seconds(i) for i in range(len(candidates))]
         kept = candidates[index]
         report = kept.plan.report
@@ -249,6 +249,6 @@ class PrecisionSearch:
         return plan
 
 
-def _within_budget(candidates: Sequence[PrecisionEngine]) -> list[int]:
+def _select_within_budget(candidates: Sequence[PrecisionEngine]) -> list[int]:
     """Indices of the candidates that meet the budget, or of the baseline if none does."""
     return [i for i, c in enumerate(candidates) if c.is_allowed] or [0]

@@ -79,16 +79,16 @@ def order_by_frontier(vectors: Mapping[Node, np.ndarray], near: Near) -> list[No
     touches: set[Node] = set()  # nodes with a decided neighbor
     left = set(nodes)
 
-    def growth(n: Node) -> tuple[int, int, int]:
+    def compute_growth(n: Node) -> tuple[int, int, int]:
         return (int(open_edges[n] > 0) - closes[n], -int(n in touches), rank[n])
 
-    waiting = [growth(n) for n in nodes]
+    waiting = [compute_growth(n) for n in nodes]
     heapify(waiting)
     order: list[Node] = []
     while waiting:
         entry = heappop(waiting)
         node = nodes[entry[2]]
-        if node not in left or entry != growth(node):
+        if node not in left or entry != compute_growth(node):
             continue  # outdated: each change of a node's growth adds an entry
         left.discard(node)
         order.append(node)
@@ -104,5 +104,5 @@ def order_by_frontier(vectors: Mapping[Node, np.ndarray], near: Near) -> list[No
                 closes[last] += 1
                 changed.add(last)
         for n in changed:
-            heappush(waiting, growth(n))
+            heappush(waiting, compute_growth(n))
     return order

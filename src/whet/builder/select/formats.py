@@ -156,7 +156,7 @@ def _compute_price(w: Link, a: Operand, b: Operand | None, reformat: ReformatCos
     return 0.0 if b is None or a == b else reformat(w.tensor, a, b)
 
 
-def total(net: Network, picked: Mapping[str, Option], edges: list[Link], reformat: ReformatCost) -> float:
+def compute_total_time(net: Network, picked: Mapping[str, Option], edges: list[Link], reformat: ReformatCost) -> float:
     """Milliseconds of all layers and of the reformats between them; readers of the same format share a reformat."""
     moves = {(id(w.tensor), get_stored_operand(w, picked), get_required_operand(w, picked)): w for w in edges}
     return sum(picked[layer.name].cost for layer in net.layers) + sum(_compute_price(w, a, b, reformat) for (_, a, b), w in moves.items())
@@ -182,7 +182,7 @@ def _share(net, options, picked: dict[str, Option], edges: list[Link], reformat:
             formats[option.signature.inputs[w.slot]] += 1
         picked[name] = option
 
-    def local_cost(name: str) -> float:
+    def compute_local_cost(name: str) -> float:
         touched = {w.tensor: w for w in (*reads[name], *writes[name])}.values()
         moves = sum(_compute_price(w, get_stored_operand(w, picked), b, reformat) for w in touched for b, count in readers[w.tensor].items() if count)
         return picked[name].cost + moves
@@ -195,10 +195,10 @@ def _share(net, options, picked: dict[str, Option], edges: list[Link], reformat:
             others = [o for o in options[name] if o is not before]
             if not others:
                 continue
-            best, best_cost = before, local_cost(name)
+            best, best_cost = before, compute_local_cost(name)
             for o in others:
                 pick(name, o)
-                cost = local_cost(name)
+                cost = compute_local_cost(name)
                 if cost < best_cost - 1e-9:
                     best, best_cost = o, cost
             pick(name, best)
@@ -207,7 +207,7 @@ def _share(net, options, picked: dict[str, Option], edges: list[Link], reformat:
                 changed = True
         if not changed:
             break
-    return picked, total(net, picked, edges, reformat), len(moved)
+    return picked, compute_total_time(net, picked, edges, reformat), len(moved)
 
 
 def _explain_no_assignment(net: Network, options, edges: list[Link], reformat: ReformatCost) -> str:

@@ -12,7 +12,7 @@ from whet.measure.option import Option
 from whet.measure.policy import FUSED_ROUNDS
 from whet.network import Layer, Network
 from whet.ops import bind_layer
-from whet.tactics import root_layer
+from whet.tactics import get_root_layer
 
 _LEVEL = 3  # from which fused layers are timed against their parts
 
@@ -20,7 +20,7 @@ _LEVEL = 3  # from which fused layers are timed against their parts
 def list_fused_parts(search: Search) -> None:
     """Lists the parts that will be timed one by one, so that they compile while other layers are timed (backends that compile ahead)."""
     if _is_enabled(search) and search.backend.capabilities.compiles_ahead:
-        for layer in [x for x in search.layers.values() if x.op == "Fused" and root_layer(x) is x]:
+        for layer in [x for x in search.layers.values() if x.op == "Fused" and get_root_layer(x) is x]:
             for part in list_parts(layer).layers:
                 search.listing.list_kind(bind_layer(part, {}))
 
@@ -44,7 +44,7 @@ def time_unfused(search: Search) -> None:
         if not timed:
             continue
         best = min(timed, key=lambda o: o.cost)
-        if root_layer(found.layer) is found.layer:
+        if get_root_layer(found.layer) is found.layer:
             search.unfused_times[kind] = _time_parts(search, found.layer, best)
             continue
         listed = list_chains(found.layer, best, {o.tactic.name for o in kernels}, search.tactics, search.permissions, search.backend)

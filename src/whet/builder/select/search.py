@@ -33,7 +33,7 @@ SUM_MARGIN = 1.25
 class Search:
     """A context manager: it holds the timing cache open. `listing` has the candidates, `timing` the timers, `bans` the banned options.
 
-    Layers of equal text (timing_key.layer_text) share their candidates and times. Times hold for the first profile's opt shapes.
+    Layers of equal text (timing_key.format_layer) share their candidates and times. Times hold for the first profile's opt shapes.
     `incumbent_ms` is the time of an engine that the selected one competes with.
     """
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from whet.backends import capabilities_of, get_backend
+from whet.backends import get_backend, get_capabilities
 from whet.builder.config import AUTO_THREADS, BuildConfig
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
@@ -25,7 +25,7 @@ _LEVEL = 4  # the least builderOptimizationLevel that times several counts
 
 def list_thread_counts(config: BuildConfig, locked: int | None = None) -> list[int]:
     """Thread counts to build for, usually the fastest first: all usable, half of them, one. Under a lock only the locked count."""
-    if not capabilities_of(config.backend).workers or config.threads > 0:
+    if not get_capabilities(config.backend).workers or config.threads > 0:
         return [config.threads]
     if locked is not None:
         return [locked if config.threads == AUTO_THREADS or config.optimization_level >= _LEVEL else config.threads]

@@ -25,7 +25,7 @@ from whet.measure.timing_key import compute_source_digest
 from whet.network import Layer
 from whet.ops import bind_layer
 from whet.runtime.memory import align_size
-from whet.tactics import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, is_quantized, root_layer
+from whet.tactics import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, get_root_layer, is_quantized
 
 LONGEST_CHAIN = 4  # parts; longer chains read and write too much memory to win
 
@@ -139,7 +139,7 @@ def time_chains(layer: Layer, text: str, best: Option, chains: list[Option], tim
 
 def _list_chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tactic], permissions: Any, backend: Backend) -> list[Option] | str:
     """One option per kernel of the root operation, followed by the first kernel of every other part; or the reason why a part has none."""
-    parts, root_op = list_parts(layer), root_layer(layer).op
+    parts, root_op = list_parts(layer), get_root_layer(layer).op
     stored: dict[str, Operand] = {}
     buffers: dict[str, tuple[str, int]] = {}
     for t, i in parts.inputs.items():

@@ -9,7 +9,7 @@ from whet.builder.candidates.filter import stores_float16
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.views import ViewClashError, resolve_clashes
 from whet.builder.select.engine_candidate import BenchmarkHarness, BrokenKernel, EngineCandidate, Make, select_earliest
-from whet.builder.select.formats import Assignment, ReformatCost, choose_formats, list_links, total
+from whet.builder.select.formats import Assignment, ReformatCost, choose_formats, compute_total_time, list_links
 from whet.builder.select.fusion import time_unfused, unfuse_slower
 from whet.builder.select.refine import refine_in_network
 from whet.builder.select.search import SUM_MARGIN, Search
@@ -169,17 +169,17 @@ def _list_other_variants(search: Search, base: _Variant, known: Mapping[str, lis
     net, cost = base.lowered, search.reformats.cost
     options = known or {layer.name: search.list_usable(layer, net) for layer in net.layers}
 
-    def variant(description: str, options: Mapping[str, list[Option]], cost: ReformatCost) -> _Variant:
+    def make_variant(description: str, options: Mapping[str, list[Option]], cost: ReformatCost) -> _Variant:
         return _Variant(description, choose_formats(net, options, cost), net, base.unfused)
 
     float32 = {n: [o for o in group if not stores_float16(o)] or group for n, group in options.items()}
     changes = not search.backend.capabilities.overlapping_launches and any(len(float32[n]) < len(options[n]) for n in float32)
-    without_float16 = [variant(WIDE, float32, cost)] if changes else []
+    without_float16 = [make_variant(WIDE, float32, cost)] if changes else []
     formats = sorted({o.format for group in options.values() for x in group for o in x.signature.outputs} - {"linear"})
-    single = [variant(f"{f} wherever it can be", _restrict_to_format(options, f), cost) for f in formats]
-    single.sort(key=lambda w: total(net, w.assignment.picked, list_links(net), cost))
-    threefold = variant("reformats weighted threefold", options, _scale_cost(cost, 3.0))
-    third = variant("reformats weighted a third", options, _scale_cost(cost, 0.3))
+    single = [make_variant(f"{f} wherever it can be", _restrict_to_format(options, f), cost) for f in formats]
+    single.sort(key=lambda w: compute_total_time(net, w.assignment.picked, list_links(net), cost))
+    threefold = make_variant("reformats weighted threefold", options, _scale_cost(cost, 3.0))
+    third = make_variant("reformats weighted a third", options, _scale_cost(cost, 0.3))
     return [*without_float16, *single[:1], threefold, *single[1:], third]
 
 
@@ -189,7 +189,9 @@ def _filter_variants(search: Search, known: Sequence[_Variant], others: Sequence
     if search.backend.capabilities.overlapping_launches:
         return list(others)
     least = min(w.assignment.cost for w in known)
-    return [w for w in others if total(w.lowered, w.assignment.picked, list_links(w.lowered), search.reformats.cost) <= SUM_MARGIN * least]
+    return [
+        w for w in others if compute_total_time(w.lowered, w.assignment.picked, list_links(w.lowered), search.reformats.cost) <= SUM_MARGIN * least
+    ]
 
 
 def _make_candidate(search: Search, variant: _Variant, make: Make) -> EngineCandidate:

@@ -77,13 +77,13 @@ def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: BatchIte
         small = find_smaller_type(layer, choice) if t.is_constant else None
         return a.astype(small.numpy).astype(t.dtype.numpy) if small is not None and a.ndim >= 2 and t.dtype.is_float else a
 
-    def stored_as(layer: Layer, i: int, a: np.ndarray) -> np.ndarray:
+    def round_as_stored(layer: Layer, i: int, a: np.ndarray) -> np.ndarray:
         stored = {F16.name: F16, BF16.name: BF16}.get(plan.choices[layer.name].outputs[i][1])
         t = layer.outputs[i]
         return a if stored is None or not t.dtype.is_float else a.astype(stored.numpy).astype(t.dtype.numpy)
 
     if images is not None:
-        return run_network_on_items(net, inputs, images, read=read, write=stored_as)
+        return run_network_on_items(net, inputs, images, read=read, write=round_as_stored)
     env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v) for k, v in inputs.items()})
     values = {t: np.asarray(inputs[t.name]) for t in net.inputs}
     for layer in net.layers:
@@ -91,5 +91,5 @@ def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: BatchIte
         bound = bind_layer(layer, env)
         outs = run_regions(bound, arrays) if layer.regions else run_layer(bound, arrays)
         for i, (t, a) in enumerate(zip(layer.outputs, outs, strict=True)):
-            values[t] = stored_as(layer, i, a)
+            values[t] = round_as_stored(layer, i, a)
     return {t.name: values[t] if t in values else t.array() for t in net.outputs}

@@ -11,7 +11,7 @@ from whet.builder.build import build
 from whet.builder.config import BuildConfig
 from whet.network import Network
 from whet.runtime import Context, Runtime
-from whet.tactics import tactics_of
+from whet.tactics import list_tactics
 from whet.tactics.cpu.onednn._api.library import load_error
 
 
@@ -55,4 +55,4 @@ def _list_sources() -> tuple[str, ...]:
     """Tactic sources without oneDNN, if it cannot be loaded: only the NumPy reference remains."""
     if load_error() is None:
         return ()
-    return tuple(f"-{t.name}" for t in tactics_of("cpu") if not t.name.rpartition("/")[2].startswith("numpy_"))
+    return tuple(f"-{t.name}" for t in list_tactics("cpu") if not t.name.rpartition("/")[2].startswith("numpy_"))

@@ -160,7 +160,7 @@ class NetworkJudge:
 
     def _outputs(self, net: Network, *, widen: bool = False) -> list[np.ndarray]:
         with np.errstate(all="ignore"), native_accumulators():  # the bound is the error of arithmetic in the tensors' own types
-            return list(_reference(net, self.inputs, self.images, widen=widen).values())
+            return list(_run_reference(net, self.inputs, self.images, widen=widen).values())
 
     def _emulate_outputs(self) -> list[np.ndarray]:
         with np.errstate(all="ignore"), native_accumulators():
@@ -187,7 +187,7 @@ class NetworkJudge:
         if checked.network_error > checked.network_bound and has_ties(self.source):
 
             def run(net: Network) -> dict[str, np.ndarray]:
-                return _reference(net, self.inputs, self.images, widen=True)
+                return _run_reference(net, self.inputs, self.images, widen=True)
 
             ties = max(find_worst_error(outputs, truth) for outputs in run_with_nudged_scales(self.source, self.inputs, run))
             checked.emulation_error = max(checked.emulation_error, ties)
@@ -202,6 +202,6 @@ class NetworkJudge:
             checked.failures.append(Failure("", "", checked.network_error, checked.network_bound, what))
 
 
-def _reference(net: Network, inputs: Mapping[str, np.ndarray], images: BatchItems | None, *, widen: bool = False) -> dict[str, np.ndarray]:
+def _run_reference(net: Network, inputs: Mapping[str, np.ndarray], images: BatchItems | None, *, widen: bool = False) -> dict[str, np.ndarray]:
     """Outputs of a network by the reference, for the verified batch items."""
     return run_network(net, inputs, widen=widen) if images is None else run_network_on_items(net, inputs, images, widen=widen)

@@ -16,7 +16,7 @@ from whet.engine.file import write_engine
 from whet.engine.plan import EnginePlan
 from whet.errors import WhetError
 from whet.files import replace_atomically
-from whet.network import network_text
+from whet.network import format_network
 
 VARIABLE = "WHET_FAILED_VERIFICATIONS"  # environment variable: the folder; empty: nothing is saved
 KEPT = 8  # folders; older ones are removed
@@ -41,7 +41,7 @@ def save_failures(plan: EnginePlan, inputs: Mapping[str, np.ndarray], failures: 
     try:
         folder.mkdir(parents=True)
         (folder / "failures.txt").write_text("\n".join(str(f) for f in failures) + "\n")
-        (folder / "network.txt").write_text(network_text(plan.network))
+        (folder / "network.txt").write_text(format_network(plan.network))
         if sum(a.nbytes for a in inputs.values()) <= _MOST_BYTES:
             _save(folder / "inputs.npz", inputs)
         for n, failure in enumerate(failures[:4]):

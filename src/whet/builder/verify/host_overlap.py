@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from whet.backends.cpu.threads import affinity
+from whet.backends.cpu.threads import count_affinity_cpus
 from whet.builder.verify.blas_threads import limit_blas_threads
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class OverlappedWork:
     """
 
     def __init__(self, many: bool):
-        workers = min(_MOST, affinity()) if many else 1
+        workers = min(_MOST, count_affinity_cpus()) if many else 1
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="beside") if workers > 1 else None
         self._most = 2 * workers  # pending results
         self._single = ExitStack()

@@ -15,7 +15,7 @@ import numpy as np
 from whet.builder.candidates.enumerate import count_macs
 from whet.engine.plan import Choice
 from whet.network import DTYPES, DType, Layer, TensorType, static_shape
-from whet.ops import fused_layers
+from whet.ops import list_fused_layers
 
 SHARE = 0.1  # of the cost of comparing all layers once
 LEAST = 2e7  # multiply-adds that are always affordable: about 50 ms of the reference
@@ -109,7 +109,7 @@ def _get_stored_type(type_: TensorType, operand: tuple[str, str] | None) -> DTyp
 
 def _list_ops(layer: Layer) -> set[str]:
     if layer.op == "Fused":
-        return set().union(*(_list_ops(x) for x in fused_layers(layer)))
+        return set().union(*(_list_ops(x) for x in list_fused_layers(layer)))
     return {layer.op} if not layer.regions else {"region"}
 
 

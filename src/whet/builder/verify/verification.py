@@ -30,7 +30,7 @@ from whet.engine.plan import Choice, EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError
 from whet.network import Layer, Network, evaluate, static_shape
-from whet.ops import bind_layer, bind_symbols, fused_layers
+from whet.ops import bind_layer, bind_symbols, list_fused_layers
 from whet.runtime import BoundEngine, WeightStore, bind
 from whet.runtime.memory import read_bytes
 
@@ -280,7 +280,7 @@ def _reads_sizes(net: Network, input_shapes: Mapping[str, tuple[int, ...]], shap
     """True if a layer's values are sizes that differ between two sets of shapes, as those of the Shape of a batch."""
     pairs = [(t.name, t.type) for t in net.inputs]
     environments = [bind_symbols(pairs, s) for s in (input_shapes, shapes)]
-    layers = (x for layer in net.layers for x in (fused_layers(layer) if layer.op == "Fused" else [layer]))
+    layers = (x for layer in net.layers for x in (list_fused_layers(layer) if layer.op == "Fused" else [layer]))
     read = [x.needs(0).shape for x in layers if x.op in ("Shape", "Size")]
     return any(len({evaluate(d, env) for env in environments}) > 1 for shape in read for d in shape)
 

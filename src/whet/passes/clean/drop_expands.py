@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whet.network import Dim, Layer, Tensor
-from whet.ops._reduce import reduced_axes
+from whet.ops._reduce import list_reduced_axes
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 _OPS = ("Add", "And", "Cast", "Div", "Equal", "Greater", "Less", "Max", "Min", "Mul", "Not", "Or", "Pow", "Sub", "Where")
@@ -20,7 +20,7 @@ _REDUCTIONS = ("ReduceMax", "ReduceMin")
 
 @rule(*_OPS, *_REDUCTIONS, phase=Phase.CLEAN, after=["drop_no_ops", "fold_shapes"])
 def drop_expands(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    expands = [maker_of_op(g, t, "Expand") for t in layer.inputs]
+    expands = [find_maker_of_op(g, t, "Expand") for t in layer.inputs]
     if not any(expands):
         return None
     if layer.op in _REDUCTIONS:
@@ -41,7 +41,7 @@ def _reduce_first(g: Graph, layer: Layer, expand: Layer | None) -> Tensor | None
     value, x = layer.inputs[0], None if expand is None else expand.inputs[0]
     if x is None or value is None or x.type.rank != value.type.rank or not layer.attrs.get("keepdims", 1) or len(layer.inputs) > 1:
         return None
-    if any(x.shape[axis] != value.shape[axis] for axis in reduced_axes(layer)) or not g.is_sized(layer.output.shape):
+    if any(x.shape[axis] != value.shape[axis] for axis in list_reduced_axes(layer)) or not g.is_sized(layer.output.shape):
         return None
     reduced = g.add(layer.op, x, name=layer.name, sources=layer.sources, **layer.attrs)
     return g.add("Expand", reduced, shape=tuple(layer.output.shape))

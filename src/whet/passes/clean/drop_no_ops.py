@@ -16,7 +16,7 @@ from whet.rewrite.rules import Phase, Skip, rule
     level=0,
 )  # fmt: skip
 def drop_no_ops(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    x = _unchanged_input(layer)
+    x = _find_unchanged_input(layer)
     if x is None or x.type != layer.output.type:
         return None
     if layer.op == "Identity" and g.is_output(layer.output) and (g.maker(x) is None or g.is_output(x)):
@@ -24,7 +24,7 @@ def drop_no_ops(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return x
 
 
-def _unchanged_input(layer: Layer) -> Tensor | None:
+def _find_unchanged_input(layer: Layer) -> Tensor | None:
     """The input that the layer returns unchanged, or None."""
     x = layer.inputs[0]
     second = layer.input(1)

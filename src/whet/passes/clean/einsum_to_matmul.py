@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from whet.network import Dim, Layer, Tensor
 from whet.network.dims import product
-from whet.ops.einsum import subscripts
+from whet.ops.einsum import parse_subscripts
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
@@ -17,7 +17,7 @@ def einsum_to_matmul(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if len(layer.inputs) != 2:
         return None
     a, b = layer.inputs
-    (left, right), out = subscripts(layer)
+    (left, right), out = parse_subscripts(layer)
     if a is None or b is None or any(c.isdigit() for c in left + right):
         return None
     batch = [c for c in out if c in left and c in right]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from whet.network import Expr, Layer, Tensor
-from whet.ops import OPS, known_values
-from whet.ops._origin import literal
+from whet.ops import OPS, find_known_values
+from whet.ops._origin import make_literal
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, rule
 
@@ -32,7 +32,7 @@ SIZES = {
 
 @rule("*", phase=Phase.CLEAN, level=0)
 def fold_shapes(g: Graph, layer: Layer) -> Tensor | list[Tensor] | None:
-    return _make_constants(g, layer) or _sizes_to_attributes(g, layer)
+    return _make_constants(g, layer) or _convert_sizes_to_attributes(g, layer)
 
 
 def _make_constants(g: Graph, layer: Layer) -> list[Tensor] | None:
@@ -43,17 +43,17 @@ def _make_constants(g: Graph, layer: Layer) -> list[Tensor] | None:
         return None
     if any(g.is_output(t) for t in layer.outputs) and layer.op == "Identity":
         return None
-    return [g.constant(literal(np.array(t.shape_value, t.dtype.numpy).reshape(t.shape)), t.name) for t in layer.outputs]
+    return [g.constant(make_literal(np.array(t.shape_value, t.dtype.numpy).reshape(t.shape)), t.name) for t in layer.outputs]
 
 
-def _sizes_to_attributes(g: Graph, layer: Layer) -> Tensor | list[Tensor] | None:
+def _convert_sizes_to_attributes(g: Graph, layer: Layer) -> Tensor | list[Tensor] | None:
     """The layer with its known size inputs as attributes."""
     if layer.op not in SIZES or layer.op not in OPS:
         return None
     inputs, attrs = list(layer.inputs), dict(layer.attrs)
     for i, name in SIZES[layer.op].items():
         t = layer.input(i)
-        values = known_values(t)
+        values = find_known_values(t)
         if t is not None and values is not None and name in OPS[layer.op].attrs and t.dtype.kind == "int" and g.is_sized(values):
             inputs[i], attrs[name] = None, values
     if inputs == list(layer.inputs):

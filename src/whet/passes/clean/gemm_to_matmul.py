@@ -13,15 +13,15 @@ from whet.ops._origin import express
 from whet.ops._strided import RESHAPES
 from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule(*RESHAPES, phase=Phase.CLEAN, after=["cancel_reshapes"])
 def gemm_to_matmul(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    gemm, y = maker_of_op(g, layer.inputs[0], "Gemm"), layer.output
-    if (product := maker_of_op(g, layer.inputs[0], "MatMul")) is not None:
-        return _between_reshapes(g, layer, product)
+    gemm, y = find_maker_of_op(g, layer.inputs[0], "Gemm"), layer.output
+    if (product := find_maker_of_op(g, layer.inputs[0], "MatMul")) is not None:
+        return _replace_between_reshapes(g, layer, product)
     if gemm is None or y.type.rank < 3 or y.shape[-1] != gemm.output.shape[-1]:
         return None
     a, b, c, attrs = gemm.needs(0), gemm.needs(1), gemm.input(2), gemm.attrs
@@ -44,7 +44,7 @@ def gemm_to_matmul(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return g.add("Add", product, bias, sources=gemm.sources)
 
 
-def _between_reshapes(g: Graph, layer: Layer, product: Layer) -> Tensor | Skip | None:
+def _replace_between_reshapes(g: Graph, layer: Layer, product: Layer) -> Tensor | Skip | None:
     (x, weights), y = product.inputs, layer.output
     before = g.maker(x)
     if x is None or before is None or before.op not in RESHAPES or weights is None or not weights.is_constant or weights.type.rank != 2:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from whet.network import Layer, Tensor
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 
@@ -22,7 +22,7 @@ def heads_of_images(g: Graph, layer: Layer) -> Tensor | Skip | None:
         batch, heads, size, pixels = y.shape
         rows = g.add("Transpose", x, perm=(0, 2, 3, 1), name=f"{layer.name}_pixels", sources=layer.sources)
         return g.add("Transpose", g.add("Reshape", rows, shape=(batch, pixels, heads, size)), perm=(0, 2, 3, 1))
-    turned = maker_of_op(g, x, "Transpose")
+    turned = find_maker_of_op(g, x, "Transpose")
     if turned is None or tuple(turned.attrs["perm"]) != (0, 1, 3, 2) or not _are_pixels(y, x) or not _is_weighted_sum(g, turned.needs(0)):
         return None
     if reason := g.escapes(x, layer):
@@ -54,5 +54,5 @@ def _only_feeds_products(g: Graph, t: Tensor) -> bool:
 
 def _is_weighted_sum(g: Graph, t: Tensor) -> bool:
     """True for the product of a softmax and values."""
-    product = maker_of_op(g, t, "MatMul")
-    return product is not None and maker_of_op(g, product.inputs[0], "Softmax") is not None
+    product = find_maker_of_op(g, t, "MatMul")
+    return product is not None and find_maker_of_op(g, product.inputs[0], "Softmax") is not None

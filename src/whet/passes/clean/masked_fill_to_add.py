@@ -11,7 +11,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.ops import run_layer
-from whet.ops._origin import literal
+from whet.ops._origin import make_literal
 from whet.passes._scores import are_scores, find_only_softmax
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
@@ -38,12 +38,12 @@ def masked_fill_to_add(g: Graph, layer: Layer) -> Tensor | Skip | None:
     shows = _has_keys_last(softmax, scores) and _shows_a_key_in_each_row(condition, shown)
     if not absorbs and not (value <= _HIDES and shows):
         return Skip(f"scores are set to {value:g}: rows of which every key is hidden would change")
-    zero = g.constant(literal(np.array(0.0), scores.dtype), "zero")
-    low = g.constant(literal(np.array(value), scores.dtype), "low")
+    zero = g.constant(make_literal(np.array(0.0), scores.dtype), "zero")
+    low = g.constant(make_literal(np.array(value), scores.dtype), "low")
     mask = g.add("Where", condition, *((zero, low) if shown else (low, zero)))
     if condition.is_constant and isinstance(mask.type.nbytes, int):
         (array,) = run_layer(mask.maker, [t.array() for t in mask.maker.inputs])
-        mask = g.constant(literal(np.ascontiguousarray(array), scores.dtype), "mask")
+        mask = g.constant(make_literal(np.ascontiguousarray(array), scores.dtype), "mask")
     return g.add("Add", scores, mask)
 
 

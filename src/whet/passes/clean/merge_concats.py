@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.ops import axis_of
+from whet.ops import normalize_axis
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
@@ -11,12 +11,12 @@ from whet.rewrite.rules import Phase, Skip, rule
 @rule("Concat", phase=Phase.CLEAN)
 def merge_concats(g: Graph, layer: Layer) -> Tensor | Skip | None:
     rank = layer.output.type.rank
-    axis = axis_of(layer.attrs["axis"], rank)
+    axis = normalize_axis(layer.attrs["axis"], rank)
     inputs: list[Tensor | None] = []
     kept = None
     for t in layer.inputs:
         first = g.maker(t)
-        if t is None or first is None or first.op != "Concat" or axis_of(first.attrs["axis"], rank) != axis:
+        if t is None or first is None or first.op != "Concat" or normalize_axis(first.attrs["axis"], rank) != axis:
             inputs.append(t)
         elif reason := g.escapes(t, layer):
             kept = Skip(reason)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.network.text import value_text
+from whet.network.text import format_value
 from whet.ops import get_op
-from whet.rewrite.constants import assume_equal, equal_weights, fingerprint
+from whet.rewrite.constants import are_equal_weights, assume_equal, compute_fingerprint
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Fired, Phase, network_pass
 
@@ -18,20 +18,20 @@ def merge_equal_layers(g: Graph) -> list[Fired]:
     outputs = set(g.net.outputs)
     fired = []
 
-    def inputs_of(layer: Layer) -> list[Tensor | None]:
+    def list_inputs(layer: Layer) -> list[Tensor | None]:
         return [None if t is None else merged.get(t, t) for t in layer.inputs]
 
     for layer in g.layers:
         if layer.regions or not get_op(layer.op).pure or (layer.op == "Identity" and g.is_output(layer.output)):
             continue
-        inputs = inputs_of(layer)
-        attrs = tuple((k, value_text(v)) for k, v in sorted(layer.attrs.items()))
-        candidates = seen.setdefault((layer.op, attrs, len(layer.outputs), tuple(map(_key, inputs))), [])
-        first = next((x for x in candidates if all(a is b or equal_weights(a, b) for a, b in zip(inputs_of(x), inputs, strict=True))), None)
+        inputs = list_inputs(layer)
+        attrs = tuple((k, format_value(v)) for k, v in sorted(layer.attrs.items()))
+        candidates = seen.setdefault((layer.op, attrs, len(layer.outputs), tuple(map(_make_key, inputs))), [])
+        first = next((x for x in candidates if all(a is b or are_equal_weights(a, b) for a, b in zip(list_inputs(x), inputs, strict=True))), None)
         if first is None:
             candidates.append(layer)
             continue
-        for kept, removed in zip(inputs_of(first), inputs, strict=True):
+        for kept, removed in zip(list_inputs(first), inputs, strict=True):
             if kept is not removed and kept is not None and removed is not None:
                 assume_equal(kept, removed)
         for old, new in zip(layer.outputs, first.outputs, strict=True):
@@ -48,5 +48,5 @@ def merge_equal_layers(g: Graph) -> list[Fired]:
     return fired
 
 
-def _key(t: Tensor | None) -> object:
-    return None if t is None else (fingerprint(t) if t.weight is not None else id(t))
+def _make_key(t: Tensor | None) -> object:
+    return None if t is None else (compute_fingerprint(t) if t.weight is not None else id(t))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.network import Tensor
-from whet.rewrite.constants import assume_equal, fingerprint
+from whet.rewrite.constants import assume_equal, compute_fingerprint
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Fired, Phase, network_pass
 
@@ -15,7 +15,7 @@ def merge_equal_weights(g: Graph) -> list[Fired]:
     for t in list(g.net.constants.values()):
         if g.is_output(t):
             continue
-        known = by_fingerprint.setdefault(fingerprint(t), [])
+        known = by_fingerprint.setdefault(compute_fingerprint(t), [])
         first = next((k for k in known if k.weight is not None and t.weight is not None and k.weight.digest == t.weight.digest), None)
         if first is None:
             known.append(t)

@@ -10,7 +10,7 @@ from whet.network import Layer, Tensor
 from whet.ops._origin import express
 from whet.passes._scores import only_feeds_softmax, split_scores
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 _MOST_BYTES = 1 << 24  # of a sum of constants
@@ -21,7 +21,7 @@ def merge_masks(g: Graph, layer: Layer) -> Tensor | Skip | None:
     outer = split_scores(g, layer)
     if outer is not None and outer[1].weight is not None and not outer[1].weight.array.any() and only_feeds_softmax(g, layer.output):
         return outer[0]
-    inner_add = maker_of_op(g, outer[0], "Add") if outer is not None else None
+    inner_add = find_maker_of_op(g, outer[0], "Add") if outer is not None else None
     inner = split_scores(g, inner_add) if inner_add is not None else None
     if outer is None or inner is None or inner_add is None or not only_feeds_softmax(g, layer.output):
         return None
@@ -31,7 +31,7 @@ def merge_masks(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if scores.dtype.bits < 32:
         return Skip(f"the sum of %{bias.name} and %{mask.name} might overflow {scores.dtype}")
     for a, b in ((bias, mask), (mask, bias)):
-        tile = maker_of_op(g, a, "Tile")
+        tile = find_maker_of_op(g, a, "Tile")
         if tile is not None and tile.inputs[0] is not None and (b.type.rank < a.type.rank or b.shape[0] == 1):
             repeats = tile.attrs.get("repeats")
             if repeats is not None and all(r == 1 for r in repeats[1:]):

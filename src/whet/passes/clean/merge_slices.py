@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.ops import axis_of, given_dims
+from whet.ops import find_given_dims, normalize_axis
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
@@ -18,7 +18,7 @@ def merge_slices(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     if any(t is not None for t in (*layer.inputs[1:], *first.inputs[1:])):
         return None  # the bounds are computed at run time
-    own, inner = _bounds(layer), _bounds(first)
+    own, inner = _get_bounds(layer), _get_bounds(first)
     if set(own[2]) & set(inner[2]):
         return Skip(f"'{first.name}' slices the same axis")
     if reason := g.escapes(x, layer):
@@ -27,10 +27,10 @@ def merge_slices(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return g.add("Slice", first.inputs[0], **bounds)
 
 
-def _bounds(layer: Layer) -> tuple[tuple, ...]:
+def _get_bounds(layer: Layer) -> tuple[tuple, ...]:
     """starts, ends, axes (non-negative) and steps, without defaults."""
-    starts, ends, axes, steps = (given_dims(layer, name, i) for i, name in enumerate(_NAMES, 1))
+    starts, ends, axes, steps = (find_given_dims(layer, name, i) for i, name in enumerate(_NAMES, 1))
     starts, ends = starts or (), ends or ()
     rank = layer.output.type.rank
-    axes_ = tuple(range(len(starts))) if axes is None else tuple(axis_of(a, rank) for a in axes if isinstance(a, int))
+    axes_ = tuple(range(len(starts))) if axes is None else tuple(normalize_axis(a, rank) for a in axes if isinstance(a, int))
     return starts, ends, axes_, (1,) * len(starts) if steps is None else steps

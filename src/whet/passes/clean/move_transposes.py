@@ -14,7 +14,7 @@ from whet.ops import get_op
 from whet.ops._origin import express
 from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import interior_escapes
+from whet.rewrite.matching import find_interior_escape
 from whet.rewrite.rules import Phase, Skip, rule
 
 _MAX_LAYERS = 8  # elementwise layers between two transposes
@@ -28,7 +28,7 @@ def move_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if x is None or perm is None or maker is None or maker.op == "Transpose":
         return None
     members: dict[Layer, None] = {}
-    if reason := _collect(g, x, perm, members) or interior_escapes(g, layer, list(members)):
+    if reason := _collect(g, x, perm, members) or find_interior_escape(g, layer, list(members)):
         return Skip(reason)
     moved: dict[Tensor, Tensor] = {}
     for member in sorted(members, key=g.position):

@@ -9,7 +9,7 @@ from whet.network import Layer, Tensor
 from whet.passes._scores import are_scores, only_feeds_softmax, split_scores
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 
@@ -23,7 +23,7 @@ def scale_masks(g: Graph, layer: Layer) -> Tensor | Skip | None:
             return None
         return g.add("Add", scores, g.add("Neg", mask))
     for t, factor in (layer.inputs, layer.inputs[::-1]) if layer.op == "Mul" else (layer.inputs,):
-        add = maker_of_op(g, t, "Add")
+        add = find_maker_of_op(g, t, "Add")
         parts = split_scores(g, add) if add is not None else None
         if add is None or parts is None or scalar_value(factor) is None or layer.output.type != add.output.type:
             continue

@@ -10,14 +10,14 @@ from whet.network import Layer, Tensor
 from whet.passes._scores import only_feeds_softmax
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Mul", "Div", phase=Phase.CLEAN, after=["fold_constants", "fold_shapes"], level=2)
 def scale_queries(g: Graph, layer: Layer) -> Tensor | Skip | None:
     for scores, factor in (layer.inputs, layer.inputs[::-1]) if layer.op == "Mul" else (layer.inputs,):
-        product = maker_of_op(g, scores, "MatMul")
+        product = find_maker_of_op(g, scores, "MatMul")
         if product is None or scores is None or factor is None or scalar_value(factor) is not None or not only_feeds_softmax(g, layer.output):
             continue
         q, k = product.inputs

@@ -11,10 +11,10 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
-from whet.ops._reduce import reduced_axes
+from whet.ops._reduce import list_reduced_axes
 from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 _REDUCTIONS = ("ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare")
@@ -29,7 +29,7 @@ _UNARY = ("Abs", "Clip", "Reciprocal", "Sqrt")
 def sink_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if layer.op in _REDUCTIONS or layer.op in _UNARY:
         return _sink_below_reduction(g, layer)
-    transposes = [t.maker for t in layer.inputs if maker_of_op(g, t, "Transpose") is not None and t is not None and t.maker is not None]
+    transposes = [t.maker for t in layer.inputs if find_maker_of_op(g, t, "Transpose") is not None and t is not None and t.maker is not None]
     constants = [t for t in layer.inputs if t is not None and t.is_constant]
     if len(transposes) == 1 and not constants and layer.op == "Add":
         return _sink_below_residual(g, layer, transposes[0])
@@ -46,7 +46,7 @@ def sink_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(f"all of {', '.join(repr(t.name) for t in transposes)} are read elsewhere too")
     back = tuple(int(i) for i in np.argsort(perm))
 
-    def inner(t: Tensor | None) -> Tensor | None:
+    def get_untransposed(t: Tensor | None) -> Tensor | None:
         if t is None or t.weight is None:
             return t.maker.inputs[0] if t is not None and t.maker is not None else None
         if t.type.rank <= 1 and perm[-1] == len(perm) - 1:
@@ -54,7 +54,7 @@ def sink_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
         full = reshape_weight(t.weight, (1,) * (len(perm) - t.type.rank) + t.weight.array.shape)
         return g.constant(express("Transpose", full, perm=back), t.name)
 
-    value = g.add(layer.op, *map(inner, layer.inputs), name=layer.name, sources=layer.sources, **layer.attrs)
+    value = g.add(layer.op, *map(get_untransposed, layer.inputs), name=layer.name, sources=layer.sources, **layer.attrs)
     return g.add("Transpose", value, perm=perm)
 
 
@@ -65,14 +65,14 @@ def _is_whole_or_reduced(t: Tensor, y: Tensor) -> bool:
 
 def _sink_below_reduction(g: Graph, layer: Layer) -> Tensor | None:
     """Below a reduction along the last axis, which the Transpose keeps, and below functions of its result."""
-    transpose = maker_of_op(g, layer.inputs[0], "Transpose")
+    transpose = find_maker_of_op(g, layer.inputs[0], "Transpose")
     if transpose is None:
         return None
     perm, last = tuple(transpose.attrs["perm"]), layer.needs(0).type.rank - 1
     if perm[last] != last or any(t is not None and not t.is_constant for t in layer.inputs[1:]):
         return None
     if layer.op in _REDUCTIONS:
-        if tuple(reduced_axes(layer)) != (last,) or not layer.attrs["keepdims"]:
+        if tuple(list_reduced_axes(layer)) != (last,) or not layer.attrs["keepdims"]:
             return None
     elif layer.output.shape[last] != 1:
         return None

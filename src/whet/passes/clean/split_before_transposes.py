@@ -7,19 +7,19 @@ torch.nn.MultiheadAttention transposes [B, S, 3 C] -> [S, B, 3 C], splits it int
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.ops._axes import groups
+from whet.ops._axes import group_axes
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Reshape", phase=Phase.CLEAN, after=["cancel_reshapes", "cancel_transposes", "split_transposes"])
 def split_before_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
     x, y = layer.inputs[0], layer.output
-    transpose = maker_of_op(g, x, "Transpose")
+    transpose = find_maker_of_op(g, x, "Transpose")
     if transpose is None or x is None:
         return None
-    runs = groups(x.shape, y.shape)
+    runs = group_axes(x.shape, y.shape)
     if any(len(xs) != 1 for xs, _ in runs) or not any(sum(y.shape[i] != 1 for i in ys) > 1 for _, ys in runs):
         return None
     if reason := g.escapes(x, layer):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Reshape", phase=Phase.CLEAN, after=["cancel_reshapes", "cancel_transposes"])
 def split_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    transpose = maker_of_op(g, layer.inputs[0], "Transpose")
+    transpose = find_maker_of_op(g, layer.inputs[0], "Transpose")
     if transpose is None:
         return None
     perm, shape, y = tuple(transpose.attrs["perm"]), transpose.output.shape, layer.output

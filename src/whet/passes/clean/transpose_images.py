@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Transpose", "Reshape", phase=Phase.CLEAN, after=["cancel_reshapes", "cancel_transposes"])
 def transpose_images(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    before = maker_of_op(g, layer.inputs[0], "Reshape" if layer.op == "Transpose" else "Transpose")
+    before = find_maker_of_op(g, layer.inputs[0], "Reshape" if layer.op == "Transpose" else "Transpose")
     transpose = layer if layer.op == "Transpose" else before
     if before is None or transpose is None or tuple(transpose.attrs["perm"]) != (0, 2, 1):
         return None

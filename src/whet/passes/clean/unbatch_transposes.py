@@ -8,20 +8,20 @@ from __future__ import annotations
 from whet.network import Layer, Tensor
 from whet.ops._strided import RESHAPES
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import interior_escapes, maker_of_op
+from whet.rewrite.matching import find_interior_escape, find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Reshape", phase=Phase.CLEAN, after=["cancel_reshapes"])
 def unbatch_transposes(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    transpose = maker_of_op(g, layer.inputs[0], "Transpose")
+    transpose = find_maker_of_op(g, layer.inputs[0], "Transpose")
     merge = g.maker(transpose.inputs[0]) if transpose is not None else None
     if transpose is None or merge is None or merge.op not in RESHAPES or tuple(transpose.attrs["perm"]) != (0, 2, 1):
         return None
     x, y = merge.inputs[0], layer.output
     if x is None or y.type.rank < 4 or tuple(y.shape[-2:]) != tuple(transpose.output.shape[-2:]):
         return None
-    if reason := interior_escapes(g, layer, [merge, transpose]):
+    if reason := find_interior_escape(g, layer, [merge, transpose]):
         return Skip(reason)
     rows, columns = transpose.output.shape[-1], transpose.output.shape[-2]
     unmerged = (*y.shape[:-2], rows, columns)

@@ -12,7 +12,7 @@ from whet.network import Dim, Layer, Tensor
 from whet.network.dims import product
 from whet.passes._scores import are_scores, find_only_softmax
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 _ELEMENTWISE = ("Add", "Div", "Mul", "Where")
@@ -20,10 +20,10 @@ _ELEMENTWISE = ("Add", "Div", "Mul", "Where")
 
 @rule("Reshape", "MatMul", phase=Phase.CLEAN, after=["cancel_reshapes", "fold_shapes"], level=2)
 def unmerge_heads(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    return _scores(g, layer) if layer.op == "Reshape" else _result(g, layer)
+    return _unmerge_scores(g, layer) if layer.op == "Reshape" else _unmerge_result(g, layer)
 
 
-def _scores(g: Graph, layer: Layer) -> Tensor | Skip | None:
+def _unmerge_scores(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """The Reshape that splits the first axis of scores moves above the layer that produces them."""
     x, y = layer.inputs[0], layer.output
     maker = g.maker(x)
@@ -53,10 +53,10 @@ def _split(g: Graph, t: Tensor | None, x: Tensor, parts: Sequence[Dim]) -> Tenso
     return g.add("Reshape", t, shape=shape) if all(d != 0 for d in shape) and g.is_sized(shape) else None
 
 
-def _result(g: Graph, layer: Layer) -> Tensor | Skip | None:
+def _unmerge_result(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """MatMul(Reshape(p), v) becomes Reshape(MatMul(p, Reshape(v))) if the Reshape merges the first axes of a softmax."""
     merged, v = layer.inputs
-    reshape = maker_of_op(g, merged, "Reshape")
+    reshape = find_maker_of_op(g, merged, "Reshape")
     p = reshape.inputs[0] if reshape is not None else None
     if reshape is None or merged is None or p is None or v is None or merged.type.rank != v.type.rank or merged.type.rank < 3:
         return None

@@ -16,13 +16,13 @@ from whet.ops._strided import RESHAPES
 from whet.passes._scores import are_scores, only_feeds_softmax
 from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import interior_escapes, maker_of_op
+from whet.rewrite.matching import find_interior_escape, find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Reshape", phase=Phase.CLEAN, after=["fold_shapes"], level=2)
 def unreshape_masks(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    add = maker_of_op(g, layer.inputs[0], "Add")
+    add = find_maker_of_op(g, layer.inputs[0], "Add")
     if add is None or not only_feeds_softmax(g, layer.output):
         return None
     for value, mask in (add.inputs, add.inputs[::-1]):
@@ -30,18 +30,18 @@ def unreshape_masks(g: Graph, layer: Layer) -> Tensor | Skip | None:
         scores = view.inputs[0] if view is not None and view.op in RESHAPES else None
         if view is None or scores is None or mask is None or value is None or scores.type != layer.output.type or not are_scores(g, scores):
             continue
-        groups = _axes_of(value.shape, scores.shape)
+        groups = _find_split_axes(value.shape, scores.shape)
         if value.type != add.output.type or groups is None:
             return Skip(f"%{mask.name}: {mask.type} is not added to a view of %{scores.name}: {scores.type}")
         if not g.is_sized((*value.shape, *mask.shape)):
             return Skip(f"the shape of %{mask.name}: {mask.type} is not known")
-        if reason := interior_escapes(g, layer, [view, add]):
+        if reason := find_interior_escape(g, layer, [view, add]):
             return Skip(reason)
         return g.add("Add", scores, _as_seen(g, mask, value.shape, groups))
     return None
 
 
-def _axes_of(view: Sequence[Dim], shape: Sequence[Dim]) -> list[list[int]] | None:
+def _find_split_axes(view: Sequence[Dim], shape: Sequence[Dim]) -> list[list[int]] | None:
     """The axes of the view into which each axis of `shape` is split; None if the view merges axes."""
     groups: list[list[int]] = []
     at = 0

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("MatMul", phase=Phase.CLEAN, after=["fold_constants", "fold_shapes"], level=2)
 def untranspose_softmax(g: Graph, layer: Layer) -> Tensor | Skip | None:
     values, turned = layer.inputs
-    transpose = maker_of_op(g, turned, "Transpose")
-    softmax = maker_of_op(g, transpose.inputs[0], "Softmax") if transpose is not None else None
+    transpose = find_maker_of_op(g, turned, "Transpose")
+    softmax = find_maker_of_op(g, transpose.inputs[0], "Softmax") if transpose is not None else None
     if transpose is None or softmax is None or values is None or turned is None or values.is_constant or values.type.rank != turned.type.rank:
         return None
     rank = turned.type.rank

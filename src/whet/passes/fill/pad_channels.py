@@ -13,7 +13,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import Layer, Tensor
 from whet.ops import get_op, infer_layer
-from whet.passes._coupled_axes import CoupledAxes, Node, axis_size
+from whet.passes._coupled_axes import CoupledAxes, Node, get_axis_size
 from whet.rewrite.constants import gather_padded
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Fired, Phase, Skip, network_pass
@@ -35,7 +35,7 @@ def pad_channels(g: Graph) -> list[Fired | Skip]:
 
 def _choose_sizes(g: Graph, axes: CoupledAxes) -> tuple[dict[Node, int], list[Fired | Skip]]:
     """New sizes of the leaves that are padded, and notes for the log."""
-    multiples = _multiples(g, axes)
+    multiples = _compute_multiples(g, axes)
     sizes: dict[Node, int] = {}
     reasons: dict[Node, str] = {}
     candidates = [(axes.root(n), read) for d in axes.dense if d.work >= MIN_WORK for n, read in ((d.read, True), (d.made, False)) if n is not None]
@@ -46,7 +46,7 @@ def _choose_sizes(g: Graph, axes: CoupledAxes) -> tuple[dict[Node, int], list[Fi
             multiple = multiples.get(root, g.channel_alignment // 2)
             if len(axes.layout(root, sizes)) % multiple == 0 or (root in reasons and not read):
                 continue
-            padded = _padded_leaves(axes, root, multiple, sizes)
+            padded = _pad_leaves(axes, root, multiple, sizes)
             reason = _why_not_padded(axes, root, multiple, {**sizes, **padded}, padded, read)
             if reason is None:
                 sizes.update(padded)
@@ -54,13 +54,13 @@ def _choose_sizes(g: Graph, axes: CoupledAxes) -> tuple[dict[Node, int], list[Fi
                 reasons.pop(root, None)
             else:
                 reasons.setdefault(root, reason)
-    grown = {root: n for root, _ in candidates if (n := len(axes.layout(root, sizes))) != axis_size(root)}
+    grown = {root: n for root, _ in candidates if (n := len(axes.layout(root, sizes))) != get_axis_size(root)}
     return sizes, _log_entries(g, axes, {**sizes, **grown}, reasons)
 
 
-def _padded_leaves(axes: CoupledAxes, root: Node, multiple: int, sizes: Mapping[Node, int]) -> dict[Node, int]:
+def _pad_leaves(axes: CoupledAxes, root: Node, multiple: int, sizes: Mapping[Node, int]) -> dict[Node, int]:
     """New sizes of an axis's leaves, multiples of `multiple`; the last gap between its parts is extended so that the whole is a multiple too."""
-    leaves = {leaf: sizes.get(leaf, axis_size(leaf)) for leaf in axes.leaves(root)}
+    leaves = {leaf: sizes.get(leaf, get_axis_size(leaf)) for leaf in axes.leaves(root)}
     padded = {leaf: -(-n // multiple) * multiple for leaf, n in leaves.items() if n % multiple and leaf not in axes.gaps}
     missing = -len(axes.layout(root, {**sizes, **padded})) % multiple
     last = next((part for part, _ in reversed(axes.parts_of.get(root, ())) if part in axes.gaps), None)
@@ -69,16 +69,18 @@ def _padded_leaves(axes: CoupledAxes, root: Node, multiple: int, sizes: Mapping[
 
 def _why_not_padded(axes: CoupledAxes, root: Node, multiple: int, sizes: Mapping[Node, int], padded: Mapping[Node, int], read: bool) -> str | None:
     """Why an axis must not be padded so, or None."""
-    fixed = next((axes.locked[leaf] for leaf in axes.leaves(root) if leaf in axes.locked and (leaf in padded or axis_size(leaf) % multiple)), None)
+    fixed = next(
+        (axes.locked[leaf] for leaf in axes.leaves(root) if leaf in axes.locked and (leaf in padded or get_axis_size(leaf) % multiple)), None
+    )
     grown = len(axes.layout(root, sizes))
     if fixed is not None or grown % multiple:
         return fixed or f"{grown} would not be a multiple of {multiple} either"
-    if grown > _MAX_GROWTH * axis_size(root) and not (read and root in padded):
+    if grown > _MAX_GROWTH * get_axis_size(root) and not (read and root in padded):
         return f"{grown} would be more than {_MAX_GROWTH} times as many"
     return None
 
 
-def _multiples(g: Graph, axes: CoupledAxes) -> dict[Node, int]:
+def _compute_multiples(g: Graph, axes: CoupledAxes) -> dict[Node, int]:
     """The required multiple of each axis of 8-bit values; other axes need half of it."""
     stored = (n for layer in g.layers for n in axes.nodes(layer) if n[0].weight is None and n[0].dtype.bits == 8)
     return {axes.root(n): g.channel_alignment for n in stored}
@@ -95,9 +97,9 @@ def _log_entries(g: Graph, axes: CoupledAxes, sizes: Mapping[Node, int], reasons
     for n, (first, *others) in makers.items():
         if n in sizes:
             shared = f", in {len(others)} more layers too" if others else ""
-            notes.append(Fired(f"{axis_size(n)} channels become {sizes[n]}{shared}", first))
+            notes.append(Fired(f"{get_axis_size(n)} channels become {sizes[n]}{shared}", first))
         else:
-            notes.append(Skip(f"its {axis_size(n)} channels are not padded: {reasons[n]}", first))
+            notes.append(Skip(f"its {get_axis_size(n)} channels are not padded: {reasons[n]}", first))
     return notes
 
 
@@ -107,14 +109,14 @@ def _pad(g: Graph, axes: CoupledAxes, sizes: Mapping[Node, int]) -> None:
     padded: dict[Tensor, Tensor] = {}
     scales = {layer.inputs[1] for layer in g.layers if layer.op in ("QuantizeLinear", "DequantizeLinear")}
 
-    def layout(n: Node) -> np.ndarray:
+    def get_layout(n: Node) -> np.ndarray:
         root = axes.root(n)
         if root not in layouts:
             layouts[root] = axes.layout(root, sizes)
         return layouts[root]
 
     for layer in g.layers:
-        changed = {n: at for n in axes.nodes(layer) if len(at := layout(n)) != axis_size(n)}
+        changed = {n: at for n in axes.nodes(layer) if len(at := get_layout(n)) != get_axis_size(n)}
         if not changed:
             continue
         recut = get_op(layer.op).recut
@@ -138,7 +140,7 @@ def _pad(g: Graph, axes: CoupledAxes, sizes: Mapping[Node, int]) -> None:
                 inputs[key] = None if value is None else g.constant(np.asarray(value), f"{layer.name}.{key}")
         layer.inputs = tuple(inputs)
     for layer in g.layers:
-        _infer(layer, layout, axes)
+        _infer(layer, get_layout, axes)
     g.reindex()
     for name, t in list(g.net.constants.items()):
         if not g.readers(t) and not g.is_output(t):

@@ -11,7 +11,7 @@ import numpy as np
 from whet.composites.moves import MOVES
 from whet.network import Layer, Network, Tensor
 from whet.rewrite.constants import gather_padded
-from whet.rewrite.fusing import inner_conv, is_conv
+from whet.rewrite.fusing import find_inner_conv, is_conv
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
@@ -39,15 +39,15 @@ def pad_moved_channels(g: Graph, layer: Layer) -> Tensor | Skip | None:
 
 def _why_not_padded(conv: Layer, channels: int) -> str | None:
     """Why a convolution layer cannot have more output channels, or None."""
-    if inner_conv(conv).attrs["group"] != 1:
+    if find_inner_conv(conv).attrs["group"] != 1:
         return f"'{conv.name}' has several groups"
     if sum(t is not None and not t.is_constant for t in conv.inputs) != 1:
         return f"the epilogue of '{conv.name}' adds a residual"
-    odd = next((t for t in conv.inputs if t is not None and t.is_constant and _channel_axis(t, channels) is None and t.type.elements != 1), None)
+    odd = next((t for t in conv.inputs if t is not None and t.is_constant and _find_channel_axis(t, channels) is None and t.type.elements != 1), None)
     return None if odd is None else f"%{odd.name}: {odd.type} has no axis of the {channels} output channels"
 
 
-def _channel_axis(t: Tensor, channels: int) -> int | None:
+def _find_channel_axis(t: Tensor, channels: int) -> int | None:
     """The axis of a convolution's constant that holds output channels; None for a constant without one."""
     shape = tuple(t.shape)
     if shape[:1] == (channels,) and len(shape) in (1, 4):
@@ -58,10 +58,10 @@ def _channel_axis(t: Tensor, channels: int) -> int | None:
 def _pad_conv(g: Graph, conv: Layer, channels: int) -> Tensor:
     """The convolution layer with filters of zeros appended; their quantization scales are 1."""
     added = -channels % _MULTIPLE
-    scales = {id(t) for t in _weight_scales(conv)}
+    scales = {id(t) for t in _list_weight_scales(conv)}
 
     def pad(t: Tensor | None) -> Tensor | None:
-        axis = None if t is None or not t.is_constant or t.type.elements == 1 else _channel_axis(t, channels)
+        axis = None if t is None or not t.is_constant or t.type.elements == 1 else _find_channel_axis(t, channels)
         if t is None or axis is None or t.weight is None:
             return t
         layout = np.r_[np.arange(channels), np.full(added, -1)]
@@ -75,7 +75,7 @@ def _pad_conv(g: Graph, conv: Layer, channels: int) -> Tensor:
     return result
 
 
-def _weight_scales(conv: Layer) -> list[Tensor]:
+def _list_weight_scales(conv: Layer) -> list[Tensor]:
     """The scales of dequantized constants among a fused convolution's inputs."""
     if conv.op == "Conv":
         return []

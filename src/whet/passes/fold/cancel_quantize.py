@@ -6,17 +6,17 @@ import numpy as np
 
 from whet.network import F8E4M3, F32, Layer, Tensor
 from whet.rewrite.graph import Graph
-from whet.rewrite.quantization import dequantizer, scales_of
+from whet.rewrite.quantization import find_dequantizer, find_scales
 from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("QuantizeLinear", phase=Phase.FOLD, after=["move_dequantize", "move_quantize"])
 def cancel_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    dq = dequantizer(g, layer.inputs[0])
+    dq = find_dequantizer(g, layer.inputs[0])
     if dq is None:
         return None
     x = dq.needs(0)
-    ours, theirs = scales_of(layer), scales_of(dq)
+    ours, theirs = find_scales(layer), find_scales(dq)
     if ours is None or theirs is None:
         return Skip("a scale is computed at run time")
     if ours != theirs:

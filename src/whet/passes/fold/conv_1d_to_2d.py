@@ -9,7 +9,7 @@ from whet.network import Layer, Tensor
 from whet.passes.clean.transpose_images import transpose_images
 from whet.rewrite.constants import reshape_weight
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Replacement, Skip, rule
 
 
@@ -18,7 +18,7 @@ def conv_1d_to_2d(g: Graph, layer: Layer) -> Replacement | Skip | None:
     if g.channel_alignment == 1:
         return None  # kernels for any number of axes
     if layer.op == "Reshape":  # between two of these
-        first = maker_of_op(g, layer.inputs[0], "Reshape")
+        first = find_maker_of_op(g, layer.inputs[0], "Reshape")
         return first.inputs[0] if first is not None and first.needs(0).type == layer.output.type and first.needs(0).type.rank == 4 else None
     if layer.op == "Transpose":  # of such a result, as of any image
         return transpose_images(g, layer)
@@ -46,7 +46,7 @@ def conv_1d_to_2d(g: Graph, layer: Layer) -> Replacement | Skip | None:
 def _to_image(g: Graph, x: Tensor, layer: Layer) -> Tensor:
     """[N, C, L] as [N, C, 1, L]: the image that it was reshaped from, or a Reshape."""
     shape = (x.shape[0], x.shape[1], 1, x.shape[2])
-    reshape = maker_of_op(g, x, "Reshape")
+    reshape = find_maker_of_op(g, x, "Reshape")
     if reshape is not None and tuple(reshape.needs(0).shape) == shape:
         return reshape.needs(0)
     return g.add("Reshape", x, shape=shape, name=f"{layer.name}_image", sources=())

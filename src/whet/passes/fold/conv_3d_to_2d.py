@@ -21,8 +21,8 @@ from whet.network import Dim, Layer, Tensor, Weight, product
 from whet.ops import get_op
 from whet.ops._origin import express
 from whet.ops._window import pool_of
-from whet.ops.conv import attributes as conv_attributes
-from whet.ops.conv_transpose import attributes as transpose_attributes
+from whet.ops.conv import get_window_attributes as conv_attributes
+from whet.ops.conv_transpose import get_window_attributes as transpose_attributes
 from whet.rewrite.constants import gather_padded, reshape_weight
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Fired, Phase, Skip, network_pass
@@ -132,7 +132,7 @@ class _Volumes:
         known = self.images.get(t)
         if known is not None and known.lines == lines:
             return known.image
-        return self.move("Transpose", self.rows_of(t, _rows_shape(t, lines)), perm=_TO_IMAGE)
+        return self.move("Transpose", self.rows_of(t, _compute_rows_shape(t, lines)), perm=_TO_IMAGE)
 
     def _volume(self, t: Tensor) -> Tensor:
         n, c, d, h, w = t.shape
@@ -144,7 +144,7 @@ class _Volumes:
         return t in self.images and self.images[t].lines
 
 
-def _rows_shape(t: Tensor, lines: bool) -> tuple[Dim, ...]:
+def _compute_rows_shape(t: Tensor, lines: bool) -> tuple[Dim, ...]:
     n, c, d, h, w = t.shape
     return (n, d, product((h, w)), c) if lines else (product((n, d)), h, w, c)
 
@@ -236,7 +236,7 @@ def _deconvolve(v: _Volumes, layer: Layer) -> _Images | str:
         return _Images(y, False)
     images, _, height, width = y.shape
     parts = v.move("Reshape", v.move("Transpose", y, perm=_TO_ROWS), shape=(images, height, width, kd, k))
-    rows = v.move("Reshape", v.move("Transpose", parts, perm=(0, 3, 1, 2, 4)), shape=_rows_shape(layer.output, False))
+    rows = v.move("Reshape", v.move("Transpose", parts, perm=(0, 3, 1, 2, 4)), shape=_compute_rows_shape(layer.output, False))
     return _Images(v.move("Transpose", rows, perm=_TO_IMAGE), False)
 
 

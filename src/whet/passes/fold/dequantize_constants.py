@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.network import I32, Layer, Tensor
 from whet.rewrite.graph import Graph
-from whet.rewrite.quantization import WEIGHTED, fold_constant, weights_obstacle
+from whet.rewrite.quantization import WEIGHTED, find_weights_obstacle, fold_constant
 from whet.rewrite.rules import Phase, Skip, rule
 
 
@@ -18,7 +18,7 @@ def dequantize_constants(g: Graph, layer: Layer) -> Tensor | Skip | None:
     y = layer.output
     readers = g.readers(y)
     if x.dtype != I32 and not g.is_output(y) and any(r.op in WEIGHTED and r.input(1) is y for r in readers):
-        reasons = [weights_obstacle(r.op, dict(r.attrs), layer) for r in readers if r.op in WEIGHTED]
+        reasons = [find_weights_obstacle(r.op, dict(r.attrs), layer) for r in readers if r.op in WEIGHTED]
         if None in reasons:
             return None
     return g.constant(fold_constant(layer), y.name)

@@ -7,9 +7,9 @@ stays: backends compute it and the activation after it in one pass over memory.
 from whet.network import Layer, Tensor, Weight
 from whet.ops._origin import express
 from whet.passes._scale import Affine, fold_into
-from whet.rewrite.constants import round_to, scalar_weight, to_float64
+from whet.rewrite.constants import make_scalar_weight, round_to, to_float64
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 
@@ -17,7 +17,7 @@ from whet.rewrite.rules import Phase, Skip, rule
 def fold_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
     head = g.maker(layer.inputs[0])
     flat = head if head is not None and head.op in ("Flatten", "Reshape") else None
-    product = maker_of_op(g, flat.inputs[0], "MatMul") if flat is not None else None
+    product = find_maker_of_op(g, flat.inputs[0], "MatMul") if flat is not None else None
     if product is None and (head is None or head.op not in ("Conv", "ConvTranspose", "Gemm") or head.output is not layer.inputs[0]):
         return None
     statistics = [t.weight for t in layer.inputs[1:] if t is not None and t.weight is not None]
@@ -25,12 +25,12 @@ def fold_batch_norm(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip("its statistics are computed at run time")
     scale = batch_norm_affine(statistics, layer.attrs.get("epsilon", 1e-5))
     if product is not None and flat is not None:
-        return _into_product(g, product, flat, layer, scale)
+        return _fold_into_product(g, product, flat, layer, scale)
     assert head is not None
     return fold_into(g, head, layer, scale)
 
 
-def _into_product(g: Graph, product: Layer, flat: Layer, layer: Layer, scale: Affine) -> Tensor | Skip | None:
+def _fold_into_product(g: Graph, product: Layer, flat: Layer, layer: Layer, scale: Affine) -> Tensor | Skip | None:
     """The batch norm of a product's rows: factors in its weights, shifts in a sum behind it."""
     y, weights = product.output, product.inputs[1]
     if layer.output.type.rank != 2 or y.type.rank < 2 or y.shape[-1] != layer.output.shape[1] or weights is None or weights.type.rank != 2:
@@ -47,5 +47,5 @@ def _into_product(g: Graph, product: Layer, flat: Layer, layer: Layer, scale: Af
 def batch_norm_affine(statistics: list[Weight], epsilon: float) -> Affine:
     """factor = scale / sqrt(variance + epsilon), shift = bias - mean * factor."""
     scale, bias, mean, variance = map(to_float64, statistics)
-    factor = express("Div", scale, express("Sqrt", express("Add", variance, scalar_weight(epsilon))))
+    factor = express("Div", scale, express("Sqrt", express("Add", variance, make_scalar_weight(epsilon))))
     return Affine(factor, express("Sub", bias, express("Mul", mean, factor)))

@@ -4,10 +4,10 @@ A Mul or Div is folded into constant weights of a MatMul too, past its bias if t
 
 from whet.network import Layer, Tensor
 from whet.ops._origin import express
-from whet.passes._scale import Affine, are_finite, channel_axis, fold_into, folded_name, to_channel_vector
-from whet.rewrite.constants import round_to, scalar_weight
+from whet.passes._scale import Affine, are_finite, fold_into, get_channel_axis, make_folded_name, to_channel_vector
+from whet.rewrite.constants import make_scalar_weight, round_to
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import maker_of_op
+from whet.rewrite.matching import find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
 
 _HEADS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -28,7 +28,7 @@ def fold_scale_shift(g: Graph, layer: Layer) -> Tensor | Skip | None:
             continue  # fuse_matmul_bias and fuse_gemm_scale handle these
         if layer.output.type != value.type:
             return Skip(f"%{other.name}: {other.type} broadcasts %{value.name}: {value.type}")
-        per_channel = to_channel_vector(other, value, channel_axis(head))
+        per_channel = to_channel_vector(other, value, get_channel_axis(head))
         if per_channel is None:
             return Skip(f"%{other.name}: {other.type} does not have one value per channel of %{value.name}: {value.type}")
         if not are_finite(per_channel) or (layer.op == "Div" and not per_channel.array.all()):
@@ -37,22 +37,22 @@ def fold_scale_shift(g: Graph, layer: Layer) -> Tensor | Skip | None:
             case "Mul":
                 affine = Affine(factor=per_channel)
             case "Div":
-                affine = Affine(factor=express("Div", scalar_weight(1.0), per_channel))
+                affine = Affine(factor=express("Div", make_scalar_weight(1.0), per_channel))
             case "Add":
                 affine = Affine(shift=per_channel)
             case _:
-                affine = Affine(shift=express("Sub", scalar_weight(0.0), per_channel))
+                affine = Affine(shift=express("Sub", make_scalar_weight(0.0), per_channel))
         return fold_into(g, head, layer, affine)
     return None
 
 
 def _scale_through_bias(g: Graph, layer: Layer, value: Tensor, other: Tensor) -> Tensor | Skip | None:
     """(x @ w + b) * c as x @ (w * c) + b * c, for constants w, b and c along the columns; None for other values."""
-    add = maker_of_op(g, value, "Add")
+    add = find_maker_of_op(g, value, "Add")
     if add is None:
         return None
     for product, bias in (add.inputs, add.inputs[::-1]):
-        head = maker_of_op(g, product, "MatMul")
+        head = find_maker_of_op(g, product, "MatMul")
         if head is None or product is None or bias is None or head.inputs[1] is None or not (head.inputs[1].is_constant and bias.is_constant):
             continue
         axis = product.type.rank - 1
@@ -63,9 +63,9 @@ def _scale_through_bias(g: Graph, layer: Layer, value: Tensor, other: Tensor) ->
             return Skip(f"%{other.name} or %{bias.name} has values that cannot be folded (infinity, NaN or a division by 0)")
         if reason := g.escapes(value, layer) or g.escapes(product, add):
             return Skip(reason)
-        factor = factor if layer.op == "Mul" else express("Div", scalar_weight(1.0), factor)
+        factor = factor if layer.op == "Mul" else express("Div", make_scalar_weight(1.0), factor)
         scaled = fold_into(g, head, add, Affine(factor=factor))
         if isinstance(scaled, Skip):
             return scaled
-        return g.add("Add", scaled, g.constant(round_to(express("Mul", shift, factor), bias.dtype), folded_name(bias)))
+        return g.add("Add", scaled, g.constant(round_to(express("Mul", shift, factor), bias.dtype), make_folded_name(bias)))
     return None

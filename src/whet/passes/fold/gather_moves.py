@@ -12,7 +12,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.ops import run_layer
-from whet.ops._origin import literal
+from whet.ops._origin import make_literal
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
@@ -37,13 +37,13 @@ def gather_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     if not any(m.op == "Concat" for m in copies):
         return None  # Slices and Transposes alone are views for many kernels
-    places = _source_indices(source, members, layer.output)
-    row = _row_length(places, int(source.shape[-1]), int(layer.output.shape[-1]))
+    places = _compute_source_indices(source, members, layer.output)
+    row = _compute_row_length(places, int(source.shape[-1]), int(layer.output.shape[-1]))
     if row < _ROW or places.size // row > _MOST_ROWS:
         return Skip(f"the moved rows have {row} elements")
     at = places.reshape(-1, row)[:, 0] // row
     rows = g.add("Reshape", source, shape=(prod(source.shape) // row, row), sources=())
-    index = g.constant(literal(at) if at.size <= 1024 else at.astype(np.int64), f"{layer.name}.rows")
+    index = g.constant(make_literal(at) if at.size <= 1024 else at.astype(np.int64), f"{layer.name}.rows")
     gathered = g.add("Gather", rows, index, axis=0, name=layer.name, sources=tuple(dict.fromkeys(s for m in members for s in m.sources)))
     return g.add("Reshape", gathered, shape=layer.output.shape, sources=())
 
@@ -86,7 +86,7 @@ def _is_move(layer: Layer) -> bool:
     return layer.op == "Concat" or all(t is None or t.is_constant for t in layer.inputs[1:])
 
 
-def _source_indices(source: Tensor, members: list[Layer], result: Tensor) -> np.ndarray:
+def _compute_source_indices(source: Tensor, members: list[Layer], result: Tensor) -> np.ndarray:
     """The place in `source` of every element of the result."""
     values: dict[Tensor, np.ndarray] = {source: np.arange(prod(source.shape), dtype=np.int32).reshape(source.shape)}
     for m in members:
@@ -95,7 +95,7 @@ def _source_indices(source: Tensor, members: list[Layer], result: Tensor) -> np.
     return values[result]
 
 
-def _row_length(places: np.ndarray, source_row: int, result_row: int) -> int:
+def _compute_row_length(places: np.ndarray, source_row: int, result_row: int) -> int:
     """The length of the longest runs of adjacent elements that begin at multiples of their length."""
     length = int(np.gcd(source_row, result_row))
     runs = places.reshape(-1, length)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor, Weight
-from whet.ops._origin import express, literal
-from whet.ops.conv import attributes
-from whet.passes._scale import folded_name
+from whet.ops._origin import express, make_literal
+from whet.ops.conv import get_window_attributes
+from whet.passes._scale import make_folded_name
 from whet.passes.fold.fold_batch_norm import batch_norm_affine
-from whet.rewrite.constants import along_axis, reshape_weight, round_to, to_float64
+from whet.rewrite.constants import reshape_along_axis, reshape_weight, round_to, to_float64
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 from whet.sparsity import is_two_four
@@ -50,7 +50,7 @@ def merge_parallel_convs(g: Graph, layer: Layer) -> Tensor | Skip | None:
             return Skip(f"the weights of '{b.name}' are computed at run time, or integers")
         if reason := g.escapes(b.output, layer):
             return Skip(reason)
-    found = _conv_kernel(main, other) if other.op == "Conv" else _identity_kernel(main, other)
+    found = _make_conv_kernel(main, other) if other.op == "Conv" else _make_identity_kernel(main, other)
     if isinstance(found, Skip):
         return found
     w, bias = main.needs(1), main.input(2)
@@ -61,17 +61,17 @@ def merge_parallel_convs(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if is_two_four(w.array(), 1) and not is_two_four(weights.array, 1):
         return Skip(f"the sum would not keep the 2:4 pattern of '{main.name}'")
     biases = [x for x in (own.bias, found.bias) if x is not None]
-    inputs = [main.inputs[0], g.constant(round_to(weights, w.dtype), folded_name(w))]
+    inputs = [main.inputs[0], g.constant(round_to(weights, w.dtype), make_folded_name(w))]
     if biases:
         total = biases[0] if len(biases) == 1 else express("Add", *biases)
-        name = folded_name(bias) if bias is not None else f"{w.name.removesuffix('.folded').removesuffix('.weight')}.bias"
+        name = make_folded_name(bias) if bias is not None else f"{w.name.removesuffix('.folded').removesuffix('.weight')}.bias"
         inputs.append(g.constant(round_to(total, w.dtype), name))
     return g.add("Conv", *inputs, **main.attrs)
 
 
-def _conv_kernel(main: Layer, other: Layer) -> _Kernel | Skip:
+def _make_conv_kernel(main: Layer, other: Layer) -> _Kernel | Skip:
     """The other convolution's weights within the kernel of `main`."""
-    (strides, dilations, pads), (own_strides, own_dilations, own_pads) = attributes(main), attributes(other)
+    (strides, dilations, pads), (own_strides, own_dilations, own_pads) = get_window_attributes(main), get_window_attributes(other)
     large, small = (tuple(int(d) for d in x.needs(1).shape[2:]) for x in (main, other))
     r = len(large)
     before = [pads[i] - own_pads[i] for i in range(r)]
@@ -84,13 +84,13 @@ def _conv_kernel(main: Layer, other: Layer) -> _Kernel | Skip:
     w, b = to_float64(other.needs(1).constant()), other.input(2)
     if large != small:
         after = [large[i] - small[i] - n for i, n in enumerate(before)]
-        w = express("Pad", w, None, literal(np.array(0.0)), pads=(0, 0, *before, 0, 0, *after))
+        w = express("Pad", w, None, make_literal(np.array(0.0)), pads=(0, 0, *before, 0, 0, *after))
     return _Kernel(w, None if b is None else to_float64(b.constant()))
 
 
-def _identity_kernel(main: Layer, norm: Layer) -> _Kernel | Skip:
+def _make_identity_kernel(main: Layer, norm: Layer) -> _Kernel | Skip:
     """A batch norm as a kernel as large as that of `main`: the channel's factor at the position of the output pixel, zeros elsewhere."""
-    strides, dilations, pads = attributes(main)
+    strides, dilations, pads = get_window_attributes(main)
     shape, group, r = tuple(int(d) for d in main.needs(1).shape), main.attrs["group"], len(strides)
     places = [pads[i] // dilations[i] for i in range(r)]
     if set(strides) != {1} or shape[0] != shape[1] * group or any(pads[i] % dilations[i] or places[i] >= shape[2 + i] for i in range(r)):
@@ -101,4 +101,4 @@ def _identity_kernel(main: Layer, norm: Layer) -> _Kernel | Skip:
     ones = np.zeros(shape)
     index: tuple[Any, ...] = (np.arange(shape[0]), np.arange(shape[0]) % shape[1], *places)
     ones[index] = 1
-    return _Kernel(express("Mul", literal(ones), along_axis(scale.factor, 0, len(shape))), reshape_weight(scale.shift, (shape[0],)))
+    return _Kernel(express("Mul", make_literal(ones), reshape_along_axis(scale.factor, 0, len(shape))), reshape_weight(scale.shift, (shape[0],)))

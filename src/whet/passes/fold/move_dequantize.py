@@ -5,7 +5,7 @@ from __future__ import annotations
 from whet.network import Layer, Tensor
 from whet.passes._move_quantize import MOVES, add_on_integers, is_padding_exact, why_values_change
 from whet.rewrite.graph import Graph
-from whet.rewrite.quantization import dequantizer, scale_inputs, scales_of
+from whet.rewrite.quantization import find_dequantizer, find_scales, scale_inputs
 from whet.rewrite.rules import Phase, Skip, rule
 
 
@@ -14,13 +14,13 @@ def move_dequantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if layer.op == "Fused" or len(layer.outputs) != 1:
         return None
     data = layer.inputs if layer.op == "Concat" else layer.inputs[:1]
-    makers = [dequantizer(g, t) for t in data]
+    makers = [find_dequantizer(g, t) for t in data]
     if not any(makers) or all(m is None or m.needs(0).is_constant for m in makers):
         return None
     if not all(makers):
         return Skip(f"only {sum(m is not None for m in makers)} of its {len(makers)} inputs are quantized")
     dequantizers = [m for m in makers if m is not None]
-    scales = [scales_of(m) for m in dequantizers]
+    scales = [find_scales(m) for m in dequantizers]
     first, dq = scales[0], dequantizers[0]
     x = dq.needs(0)
     if first is None or not first.per_tensor:

@@ -6,7 +6,7 @@ from whet.network import F8E4M3, Layer, Tensor
 from whet.passes._move_quantize import MOVES, add_on_integers, why_values_change
 from whet.rewrite.fusing import ACTIVATIONS
 from whet.rewrite.graph import Graph
-from whet.rewrite.quantization import WEIGHTED, dequantizer, scale_inputs, scales_of
+from whet.rewrite.quantization import WEIGHTED, find_dequantizer, find_scales, scale_inputs
 from whet.rewrite.rules import Phase, Skip, rule
 
 
@@ -18,7 +18,7 @@ def move_quantize(g: Graph, layer: Layer) -> Tensor | Skip | None:
     data = mover.inputs if mover.op == "Concat" else mover.inputs[:1]
     if all(g.maker(t) is None for t in data):
         return None  # network inputs are quantized at their readers
-    scales = scales_of(layer)
+    scales = find_scales(layer)
     if scales is None or not scales.per_tensor:
         return Skip(f"%{layer.output.name} does not have one constant scale")
     if reason := why_values_change(mover) or g.escapes(mover.output, layer):
@@ -35,4 +35,4 @@ def _can_store_integers(g: Graph, t: Tensor | None) -> bool:
     maker = g.maker(t)
     while maker is not None and maker.op in ACTIVATIONS:
         maker = g.maker(maker.inputs[0])
-    return maker is not None and maker.op in WEIGHTED and dequantizer(g, maker.inputs[1]) is not None
+    return maker is not None and maker.op in WEIGHTED and find_dequantizer(g, maker.inputs[1]) is not None

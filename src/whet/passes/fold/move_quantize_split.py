@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from whet.network import Layer, Tensor
 from whet.rewrite.graph import Graph
-from whet.rewrite.quantization import scale_inputs, scales_of
+from whet.rewrite.quantization import find_scales, scale_inputs
 from whet.rewrite.rules import Phase, Skip, rule
 
 
@@ -21,7 +21,7 @@ def move_quantize_split(g: Graph, layer: Layer) -> Sequence[Tensor] | Skip | Non
         return None
     if any(g.is_output(t) for t in layer.outputs) or any(r.op != "QuantizeLinear" for rs in readers for r in rs) or not all(readers):
         return Skip("some of its parts are used as floating point")
-    scales = [scales_of(q) for q in quantizers]
+    scales = [find_scales(q) for q in quantizers]
     if scales[0] is None or not scales[0].per_tensor or any(s != scales[0] for s in scales):
         return Skip("its parts are quantized with different scales, or with scales computed at run time")
     first = quantizers[0]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from whet.network import Layer, Tensor
-from whet.ops._origin import express, literal
-from whet.passes._scale import folded_name
-from whet.rewrite.constants import round_to, scalar_value, scalar_weight, to_float64
+from whet.ops._origin import express, make_literal
+from whet.passes._scale import make_folded_name
+from whet.rewrite.constants import make_scalar_weight, round_to, scalar_value, to_float64
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
@@ -36,10 +36,10 @@ def move_scales(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(f"the operands are multiplied by {factor}")
     for i, t in enumerate(inputs):
         if t is not None and t.weight is not None:
-            inputs[i] = g.constant(round_to(express("Mul", to_float64(t.weight), scalar_weight(factor)), t.dtype), folded_name(t))
+            inputs[i] = g.constant(round_to(express("Mul", to_float64(t.weight), make_scalar_weight(factor)), t.dtype), make_folded_name(t))
             return g.add("MatMul", *inputs)
     product = g.add("MatMul", *inputs, name=f"{layer.name}/product", sources=layer.sources)
-    return g.add("Mul", product, g.constant(literal(np.array(factor), product.dtype), "scale"))
+    return g.add("Mul", product, g.constant(make_literal(np.array(factor), product.dtype), "scale"))
 
 
 def _match_scaled(g: Graph, t: Tensor | None) -> tuple[Tensor, float] | None:

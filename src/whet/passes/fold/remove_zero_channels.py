@@ -14,11 +14,11 @@ import numpy as np
 
 from whet.network import Layer, Tensor
 from whet.ops import infer_layer
-from whet.ops._origin import express, literal
-from whet.passes._channels import BINARY, Units, channel_count, find_zero_channels, is_depthwise, is_per_channel
+from whet.ops._origin import express, make_literal
+from whet.passes._channels import BINARY, Units, count_channels, find_zero_channels, is_depthwise, is_per_channel
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Fired, Phase, Skip, network_pass
-from whet.sparsity import is_two_four, reduction_axis
+from whet.sparsity import find_reduction_axis, is_two_four
 
 _MULTIPLE = 8
 Cut = Callable[[Tensor | None, int, np.ndarray | None], Tensor | None]
@@ -33,7 +33,7 @@ def remove_zero_channels(g: Graph) -> list[Fired | Skip]:
         return []
     units = Units()
     units.couple(g.net)
-    kept_units = _units_to_keep(units, zero)
+    kept_units = _select_units_to_keep(units, zero)
     patterned = _read_by_two_four(g, zero)
     before = -1
     while len(kept_units) != before:  # keeping a unit for one tensor may split a group of four of another one
@@ -62,7 +62,7 @@ def remove_zero_channels(g: Graph) -> list[Fired | Skip]:
     return notes
 
 
-def _units_to_keep(units: Units, zero: dict[Tensor, np.ndarray]) -> set[int]:
+def _select_units_to_keep(units: Units, zero: dict[Tensor, np.ndarray]) -> set[int]:
     """Roots of the units that are locked, or not zero in some tensor."""
     kept_units = {units.root(i) for i in units.locked}
     for t, flags in zero.items():
@@ -87,7 +87,7 @@ def _read_by_two_four(g: Graph, zero: dict[Tensor, np.ndarray]) -> list[Tensor]:
     """The tensors that 2:4 weights read along their channels."""
     tensors: dict[Tensor, None] = {}
     for layer in g.layers:
-        place = reduction_axis(layer) if layer.op in _PRODUCTS and layer.input(0) in zero else None
+        place = find_reduction_axis(layer) if layer.op in _PRODUCTS and layer.input(0) in zero else None
         if place is not None and place[0].shape[place[1]] == len(zero[layer.needs(0)]) and is_two_four(place[0].array(), place[1]):
             tensors[layer.needs(0)] = None
     return list(tensors)
@@ -129,7 +129,7 @@ def _cut(g: Graph, kept_channels: dict[Tensor, np.ndarray]) -> None:
             return t
         key = (t, axis, at.tobytes())
         if key not in cut_constants:
-            weight = express("Gather", t.weight, literal(at), axis=axis, assumes=(f"{int(t.shape[axis]) - len(at)} channels are zero",))
+            weight = express("Gather", t.weight, make_literal(at), axis=axis, assumes=(f"{int(t.shape[axis]) - len(at)} channels are zero",))
             cut_constants[key] = g.constant(weight, t.name + ".cut")
         return cut_constants[key]
 
@@ -177,7 +177,7 @@ def _cut_inputs(layer: Layer, kept_channels: dict[Tensor, np.ndarray], cut: Cut)
             ]
         case "BatchNormalization":
             return [x, *(cut(t, 0, outs) for t in rest)]
-    if outs is None or channel_count(y) is None:
+    if outs is None or count_channels(y) is None:
         return list(layer.inputs)
     operands = layer.inputs if layer.op in BINARY else (x, *rest)
     return [t if t is None or t.weight is None or not is_per_channel(t, y) else cut(t, t.type.rank + 1 - y.type.rank, outs) for t in operands]

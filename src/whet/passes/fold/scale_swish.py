@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from whet.network import F32, Layer, Tensor
-from whet.ops._origin import literal
+from whet.ops._origin import make_literal
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import interior_escapes, maker_of_op, match_product
+from whet.rewrite.matching import find_interior_escape, find_maker_of_op, match_product
 from whet.rewrite.rules import Phase, Skip, rule
 
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
@@ -20,7 +20,7 @@ _PRODUCTS = ("Conv", "Gemm", "MatMul")
 @rule("Mul", phase=Phase.FOLD)
 def scale_swish(g: Graph, layer: Layer) -> Tensor | Skip | None:
     for x, gate in (layer.inputs, layer.inputs[::-1]):
-        sigmoid = maker_of_op(g, gate, "Sigmoid")
+        sigmoid = find_maker_of_op(g, gate, "Sigmoid")
         arg = sigmoid.inputs[0] if sigmoid is not None else None
         if sigmoid is None or arg is None or x is None or arg is x:
             continue
@@ -29,13 +29,13 @@ def scale_swish(g: Graph, layer: Layer) -> Tensor | Skip | None:
             continue
         if x.dtype != F32 or not (np.isfinite(p.number) and p.number > 0):
             return Skip(f"%{x.name} is {x.dtype}, its factor {p.number:g}: only positive factors of f32 values go into weights")
-        if reason := interior_escapes(g, layer, [sigmoid, *p.layers]):
+        if reason := find_interior_escape(g, layer, [sigmoid, *p.layers]):
             return Skip(reason)
         if not _takes_factor(g, x, {layer, *p.layers}) or not _gives_factor(g, layer):
             return Skip(f"no weights around it take the factor {p.number:g}")
-        z = g.add("Mul", x, g.constant(literal(np.array(p.number), x.dtype), "factor"), name=f"{layer.name}/scaled", sources=p.layers[0].sources)
+        z = g.add("Mul", x, g.constant(make_literal(np.array(p.number), x.dtype), "factor"), name=f"{layer.name}/scaled", sources=p.layers[0].sources)
         silu = g.add("Mul", z, g.add("Sigmoid", z, name=sigmoid.name, sources=sigmoid.sources), name=f"{layer.name}/silu", sources=layer.sources)
-        return g.add("Mul", silu, g.constant(literal(np.array(1 / p.number), x.dtype), "inverse"))
+        return g.add("Mul", silu, g.constant(make_literal(np.array(1 / p.number), x.dtype), "inverse"))
     return None
 
 

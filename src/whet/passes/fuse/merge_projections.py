@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.network import Layer, Tensor, Weight
-from whet.ops._origin import express, literal
+from whet.ops._origin import express, make_literal
 from whet.rewrite.constants import reshape_weight
-from whet.rewrite.fusing import PRODUCTS, epilogue_steps, outer_tensor, root_op
+from whet.rewrite.fusing import PRODUCTS, find_root_op, list_epilogue_steps, outer_tensor
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
@@ -74,7 +74,7 @@ def _find_attention(g: Graph, layer: Layer) -> Layer | Skip | None:
 
 def _match_projection(layer: Layer | None) -> _Projection | None:
     """A product with constant weights whose epilogue is at most a bias; None for another layer."""
-    if layer is None or not root_op(layer, PRODUCTS) or epilogue_steps(layer) not in ([], ["bias"]) or not layer.outputs[0].dtype.is_float:
+    if layer is None or not find_root_op(layer, PRODUCTS) or list_epilogue_steps(layer) not in ([], ["bias"]) or not layer.outputs[0].dtype.is_float:
         return None
     body = layer.regions["body"].layers if layer.op == "Fused" else [layer]
     head = next(x for x in body if x.op in PRODUCTS)
@@ -99,12 +99,12 @@ def _merge(g: Graph, parts: list[_Projection]) -> dict[Tensor, Tensor]:
     """The results of `parts` as parts of one product."""
     first, sizes = parts[0], tuple(p.columns for p in parts)
     weights = g.constant(express("Concat", *(p.weights for p in parts), axis=0 if first.transposed else 1), "projections.weight")
-    op = root_op(first.layer, PRODUCTS)
+    op = find_root_op(first.layer, PRODUCTS)
     names, biased = [p.layer.name.split(" + ") for p in parts], [p.layer.name for p in parts if p.layer.op == "Fused"]
     named = {"name": " + ".join(n[0] for n in names), "sources": tuple(dict.fromkeys(s for p in parts for s in p.layer.sources))}
     inputs = [first.x, weights]
     if any(p.bias is not None for p in parts):
-        zero = literal(np.zeros((), first.weights.array.dtype))
+        zero = make_literal(np.zeros((), first.weights.array.dtype))
         biases = (
             reshape_weight(p.bias, (n,)) if p.bias is not None else express("Expand", zero, shape=(n,)) for p, n in zip(parts, sizes, strict=True)
         )

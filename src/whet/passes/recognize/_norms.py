@@ -15,7 +15,7 @@ def is_square(square: Layer, x: Tensor) -> bool:
     return square.op == "Pow" and square.inputs[0] is x and is_scalar(square.inputs[1], 2.0)
 
 
-def normalized_vector(g: Graph, layer: Layer, norm: Layer, value: Tensor, constant: Tensor, name: str) -> Tensor | Skip:
+def convert_to_norm_parameter(g: Graph, layer: Layer, norm: Layer, value: Tensor, constant: Tensor, name: str) -> Tensor | Skip:
     """The constant operand of `layer` as a parameter of `norm`, whose result `value` is the other operand; `name` is the parameter's in a reason
     to skip it."""
     assert constant.weight is not None

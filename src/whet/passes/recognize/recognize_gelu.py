@@ -7,7 +7,7 @@ import math
 from whet.network import Layer, Tensor
 from whet.rewrite.constants import scalar_value
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import interior_escapes, is_close, is_factor, maker_of_op, match_add_constant, match_product
+from whet.rewrite.matching import find_interior_escape, find_maker_of_op, is_close, is_factor, match_add_constant, match_product
 from whet.rewrite.rules import Phase, Skip, rule
 
 
@@ -30,7 +30,7 @@ def recognize_gelu(g: Graph, layer: Layer) -> Tensor | Skip | None:
             return None if is_factor(g, layer) else Skip(f"the factor is {p.number:g}, that of a GELU is {number:g}")
         if not x.dtype.is_float or x.type != layer.output.type:
             return None
-        if reason := interior_escapes(g, layer, [*interior, *below]):
+        if reason := find_interior_escape(g, layer, [*interior, *below]):
             return Skip(reason)
         return g.add("Gelu", x, approximate="none" if inner.op == "Erf" else "tanh")
     return None
@@ -55,7 +55,7 @@ def _match_tanh(g: Graph, tanh: Layer, x: Tensor) -> tuple[float, list[Layer]] |
     sums = [f for f in p.factors if f is not x]
     if not is_close(p.number, math.sqrt(2 / math.pi)) or len(sums) != 1 or outside > 1:
         return None
-    add = maker_of_op(g, sums[0], "Add")
+    add = find_maker_of_op(g, sums[0], "Add")
     if add is None:
         return None
     layers = [*p.layers, add]
@@ -81,7 +81,7 @@ def _match_monomial(g: Graph, t: Tensor | None, x: Tensor) -> tuple[float, int, 
     p = match_product(g, t)
     power, layers = 0, list(p.layers)
     for f in p.factors:
-        pow_ = maker_of_op(g, f, "Pow")
+        pow_ = find_maker_of_op(g, f, "Pow")
         exponent = scalar_value(pow_.inputs[1]) if pow_ is not None else None
         if f is x:
             power += 1

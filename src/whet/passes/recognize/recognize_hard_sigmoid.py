@@ -5,14 +5,14 @@ from __future__ import annotations
 from whet.network import Layer, Tensor
 from whet.rewrite.constants import is_scalar
 from whet.rewrite.graph import Graph
-from whet.rewrite.matching import interior_escapes, is_close, maker_of_op, match_add_constant, match_product
+from whet.rewrite.matching import find_interior_escape, find_maker_of_op, is_close, match_add_constant, match_product
 from whet.rewrite.rules import Phase, Skip, rule
 
 
 @rule("Mul", "Div", phase=Phase.RECOGNIZE, after=["recognize_hard_swish"])
 def recognize_hard_sigmoid(g: Graph, layer: Layer) -> Tensor | Skip | None:
     p = match_product(g, layer.output)
-    clip = maker_of_op(g, p.factors[0], "Clip") if len(p.factors) == 1 else None
+    clip = find_maker_of_op(g, p.factors[0], "Clip") if len(p.factors) == 1 else None
     if clip is None or not is_close(p.number, 1 / 6) or not is_scalar(clip.input(1), 0.0) or not is_scalar(clip.input(2), 6.0):
         return None
     x, add = match_add_constant(g, clip.inputs[0], 3.0), g.maker(clip.inputs[0])
@@ -20,6 +20,6 @@ def recognize_hard_sigmoid(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     if any(r.op == "Mul" and x in r.inputs for r in g.readers(layer.output)):
         return Skip("it is multiplied by its own input: the two are a hard swish")
-    if reason := interior_escapes(g, layer, [clip, add, *(y for y in p.layers if y is not layer)]):
+    if reason := find_interior_escape(g, layer, [clip, add, *(y for y in p.layers if y is not layer)]):
         return Skip(reason)
     return g.add("HardSigmoid", x, alpha=1 / 6, beta=0.5)

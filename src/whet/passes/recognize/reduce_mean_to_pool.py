@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whet.network import Layer, Tensor
-from whet.ops._reduce import reduced_axes
+from whet.ops._reduce import list_reduced_axes
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
@@ -13,7 +13,7 @@ def reduce_mean_to_pool(g: Graph, layer: Layer) -> Tensor | Skip | None:
     x = layer.inputs[0]
     if x is None or x.type.rank not in (4, 5) or not x.dtype.is_float:
         return None
-    axes = reduced_axes(layer)
+    axes = list_reduced_axes(layer)
     if axes != tuple(range(2, x.type.rank)):
         return Skip(f"it reduces the axes {axes}, pooling reduces all axes after the channels")
     pooled = g.add("GlobalAveragePool", x)

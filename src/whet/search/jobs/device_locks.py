@@ -16,7 +16,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_dir
 
-from whet.backends import capabilities_of
+from whet.backends import get_capabilities
 from whet.errors import BackendError
 
 
@@ -123,7 +123,7 @@ def find_uuid(gpu: str) -> str:
 def find_physical_gpu(device: str) -> str | None:
     """The GPU's physical number or UUID, with CUDA_VISIBLE_DEVICES resolved; None for a CPU."""
     kind, _, ordinal = device.partition(":")
-    if not capabilities_of(kind).numbered_devices:
+    if not get_capabilities(kind).numbered_devices:
         return None
     visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
     n = int(ordinal or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from time import perf_counter
 
-from whet.backends import Backend, capabilities_of, get_backend
+from whet.backends import Backend, get_backend, get_capabilities
 from whet.measure.tensorrt_engine import ComparedEngine
 from whet.network import Network
 from whet.registry import import_user_function
@@ -80,7 +80,7 @@ class Worker:
     @property
     def energy_seconds(self) -> float:
         """Duration of an energy measurement: at least the counter's need, less with a small effort."""
-        return min(capabilities_of(self.recipe.backend).energy_seconds, 4 * self.effort.seconds)
+        return min(get_capabilities(self.recipe.backend).energy_seconds, 4 * self.effort.seconds)
 
     def measure_idle(self) -> None:
         """Measures the device's idle power with this process's context open. Acquires the timing lock."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whet.backends import capabilities_of
+from whet.backends import get_capabilities
 from whet.errors import UsageError
 from whet.frontends import external_files
 from whet.report.stage import STAGE
@@ -55,7 +55,7 @@ class RayWorkers:
             except (ConnectionError, ValueError, RuntimeError) as e:
                 raise UsageError(f"--ray={self.address}: the cluster does not respond: {e}") from e
             self._ours = True
-        cpu = not capabilities_of(self.recipe.backend).numbered_devices
+        cpu = not get_capabilities(self.recipe.backend).numbered_devices
         nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
         places = sum(1 for n in nodes if n.get("CPU", 0)) if cpu else int(sum(n.get("GPU", 0) for n in nodes))
         if not places:

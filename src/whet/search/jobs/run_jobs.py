@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whet import __version__
-from whet.backends import capabilities_of, get_backend
+from whet.backends import get_backend, get_capabilities
 from whet.search.jobs import job as j
 from whet.search.jobs.workers import LocalWorkers, Workers
 from whet.search.outcome.folder import WorkFolder
@@ -108,5 +108,5 @@ class Running:
 
 def describe_software(recipe: AutoRecipe, workers: Workers) -> str:
     """Identity of engines and times: whet's version, and the local processor where it runs the trials (GPUs are not opened here)."""
-    here = capabilities_of(recipe.backend).workers and isinstance(workers, LocalWorkers)
+    here = get_capabilities(recipe.backend).workers and isinstance(workers, LocalWorkers)
     return f"whet {__version__}" + (f" on {get_backend(recipe.backend, threads=recipe.threads).describe().get('model')}" if here else "")

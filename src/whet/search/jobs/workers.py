@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from whet.backends import capabilities_of
+from whet.backends import get_capabilities
 from whet.report.stage import WAITING, stage_of
 from whet.search.jobs import job as j
 
@@ -124,7 +124,7 @@ def _explain_exit(code: int, folder: Path) -> str:
 def list_gpus(device: str) -> tuple[str, ...]:
     """GPU numbers of a device: all for `cuda`, one for `cuda:N`, () for a CPU."""
     kind, _, ordinal = device.partition(":")
-    if not capabilities_of(kind).numbered_devices:
+    if not get_capabilities(kind).numbered_devices:
         return ()
     visible = tuple(v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v)
     if ordinal:

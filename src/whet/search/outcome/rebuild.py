@@ -21,11 +21,11 @@ from whet import __version__
 from whet.builder.assemble import compute_model_digest
 from whet.builder.lock.lock import plan_digest
 from whet.engine import write_engine
-from whet.engine.report import recipe_from_data
+from whet.engine.report import decode_recipe
 from whet.errors import BuildError, LockError, UsageError
 from whet.frontends import network_from_file, network_from_onnx, save_onnx
 from whet.network import Network
-from whet.pruning.recipe import recipe_from_json
+from whet.pruning.recipe import parse_recipe
 from whet.report.stage import stage_of
 from whet.search.jobs import job as j
 from whet.search.jobs.environment import Worker
@@ -166,7 +166,7 @@ def rebuild_job(w: Worker) -> dict[str, Any]:
     if stored["roundings"] is not None:
         with w.lock.training():
             config = build_config(pruned.network, w.recipe, w.candidate, w.effort.level)
-            roundings = recipe_from_data(stored["roundings"], "roundings")
+            roundings = decode_recipe(stored["roundings"], "roundings")
             qat = train_for_int8(pruned, original, roundings, config, w.recipe, w.candidate, w.folder, say=w.say)
         pruned.network, locked = qat.floating, QUANTIZED
         save_onnx(qat.quantized, w.folder / QUANTIZED)
@@ -188,7 +188,7 @@ def _prepare(w: Worker, stored: Mapping[str, Any]) -> tuple[Prepared, Network]:
     with w.lock.hold_for_work():
         w.say("reading")
         net = network_from_file(w.recipe.model)
-        decided = recipe_from_json(stored["pruning"]) if stored["pruning"] is not None else None
+        decided = parse_recipe(stored["pruning"]) if stored["pruning"] is not None else None
         if decided is None and not w.candidate.two_four:
             return Prepared(net), net
         with allow_imports_from(w.recipe.folder):

@@ -46,7 +46,7 @@ def summarize_search(search: SearchResult) -> dict[str, Any]:
         "load": search.final["load"],
         "trials": trials,
         "limits": _find_limits(search),
-        "axes": _axes(search),
+        "axes": _list_axes(search),
         "cost_name": f"time per {'sample' if search.judging.cost_a_sample else 'run'}, relative to the FP32 original",
         "steps": _list_steps(chosen),
         "layers": pair_layers(_get_result(search, rows[0]["folder"])["layers"], chosen["layers"]) if search.chosen else [],
@@ -169,7 +169,7 @@ def _list_steps(chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
 def pair_layers(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Layers of two engines paired by the model nodes they compute; unmatched layers form rows with one side empty."""
 
-    def nodes(x: Mapping[str, Any]) -> frozenset[str]:
+    def get_nodes(x: Mapping[str, Any]) -> frozenset[str]:
         return frozenset(x["sources"]) or frozenset((x["name"],))
 
     left = list(after)
@@ -177,7 +177,7 @@ def pair_layers(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
     for b in before:
         if b["type"] == "Reformat" and not b["sources"]:
             continue
-        partners = [a for a in left if nodes(a) & nodes(b)]
+        partners = [a for a in left if get_nodes(a) & get_nodes(b)]
         for a in partners:
             left.remove(a)
         pairs.append({"name": b["name"], "before": f"{b['tactic']} {b['formats']}", "before_ms": b["ms"],
@@ -215,7 +215,7 @@ def _find_limits(search: SearchResult) -> dict[str, float | None]:
     return {"cost": cost, "metric": metric}
 
 
-def _axes(search: SearchResult) -> list[dict[str, Any]]:
+def _list_axes(search: SearchResult) -> list[dict[str, Any]]:
     """The quantities with a target, each an axis of a plot: its name, the key of a row (None: the cost) and the limit relative to the original.
 
     Without a target in time another quantity comes first; without any the only axis is time.

@@ -1,6 +1,6 @@
 """Reads plain data (YAML, JSON) into frozen dataclasses. Every error names the key; for an unknown key it suggests the nearest known one.
 
-A field's reader is in its metadata: `key(kind, ...)`, where `kind(value, where)` returns the value or raises UsageError.
+A field's reader is in its metadata: `key(kind, ...)`, where `read_value(value, where)` returns the value or raises UsageError.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def read(cls: type[T], data: Any, where: str = "") -> T:
 def make_section_reader(cls: type[T], off: Any = dataclasses.MISSING) -> Kind:
     """Reader of a mapping with the keys of `cls`; if `off` is given, `false` reads as `off` and `true` as the defaults."""
 
-    def kind(value: Any, where: str) -> Any:
+    def read_value(value: Any, where: str) -> Any:
         if off is not dataclasses.MISSING and isinstance(value, bool):
             return read(cls, {}, where) if value else off
         return read(cls, {} if value is None else value, where)
 
-    return kind
+    return read_value
 
 
 def read_string(value: Any, where: str) -> str:
@@ -98,55 +98,55 @@ def flag(value: Any, where: str) -> bool:
 def make_choice_reader(*choices: str) -> Kind:
     """Reader of one of `choices`; the error suggests the nearest."""
 
-    def kind(value: Any, where: str) -> str:
+    def read_value(value: Any, where: str) -> str:
         if value not in choices:
             raise UsageError(f"'{where}' is one of {', '.join(choices)}, not {_format_value(value)}.{suggest_name(str(value), choices)}")
         return str(value)
 
-    return kind
+    return read_value
 
 
 def make_integer_reader(low: int) -> Kind:
     """Reader of an integer of at least `low`."""
 
-    def kind(value: Any, where: str) -> int:
+    def read_value(value: Any, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise UsageError(f"'{where}' is an integer of at least {low}, not {_format_value(value)}")
         return value
 
-    return kind
+    return read_value
 
 
 def make_number_reader(low: float, high: float = float("inf"), *, open_low: bool = False) -> Kind:
     """Reader of a number from `low` to `high`; with `open_low` strictly above `low`."""
 
-    def kind(value: Any, where: str) -> float:
+    def read_value(value: Any, where: str) -> float:
         good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high and not (open_low and value == low)
         if not good:
             limit = "" if high == float("inf") else f" and at most {high:g}"
             raise UsageError(f"'{where}' is a number {'above' if open_low else 'of at least'} {low:g}{limit}, not {_format_value(value)}")
         return float(value)
 
-    return kind
+    return read_value
 
 
 def make_list_reader(kind: Kind) -> Kind:
     """Reader of a list of distinct values; a single value counts as a list of one."""
 
-    def kinds(value: Any, where: str) -> tuple:
+    def read_values(value: Any, where: str) -> tuple:
         values = value if isinstance(value, list | tuple) else [value]
         parsed = tuple(kind(v, f"{where}[{i}]" if len(values) > 1 else where) for i, v in enumerate(values))
         if not parsed or len(set(parsed)) != len(parsed):
             raise UsageError(f"'{where}' is a list of different values, at least one, not {_format_value(value)}")
         return parsed
 
-    return kinds
+    return read_values
 
 
 def make_amount_reader(units: Mapping[str, float], subject: str, *, relative: bool = True) -> Kind:
     """Reader of a number with a unit of `units` (factor to the base unit), or of `0.5x`, a multiple of the original's value."""
 
-    def kind(value: Any, where: str) -> Amount:
+    def read_value(value: Any, where: str) -> Amount:
         match = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([a-zA-Z/]*)\s*", str(value)) if not isinstance(value, bool) else None
         unit = match[2].lower() if match else ""
         if match and unit == "x" and relative:
@@ -159,7 +159,7 @@ def make_amount_reader(units: Mapping[str, float], subject: str, *, relative: bo
             raise UsageError(f"'{where}' is above zero, not {_format_value(value)}")
         return result
 
-    return kind
+    return read_value
 
 
 def read_shapes(value: Any, where: str) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.backends import BACKENDS, capabilities_of
+from whet.backends import BACKENDS, get_capabilities
 from whet.errors import UsageError
 from whet.files import read_bounded
 from whet.measure.tensorrt_engine import find_tensorrt_version
@@ -205,15 +205,15 @@ def recipe_from(data: Any, folder: str | os.PathLike[str] = ".", name: str = "se
     recipe = f.read(AutoRecipe, data)
     base = Path(recipe.folder if recipe.folder != "." else folder).resolve()
 
-    def absolute(path: str) -> str:
+    def make_absolute(path: str) -> str:
         return path if path.startswith("python:") else str((base / path).resolve())
 
-    sources = {n: absolute(v) for n in SOURCES if (v := getattr(recipe.data, n))}
+    sources = {n: make_absolute(v) for n in SOURCES if (v := getattr(recipe.data, n))}
     if recipe.data.preprocess and (base / recipe.data.preprocess).is_file():
-        sources["preprocess"] = absolute(recipe.data.preprocess)
+        sources["preprocess"] = make_absolute(recipe.data.preprocess)
     recipe = dataclasses.replace(
-        recipe, model=absolute(recipe.model), data=dataclasses.replace(recipe.data, **sources), folder=str(base),
-        out=absolute(recipe.out or f"{name}.auto"), timing_cache=absolute(recipe.timing_cache) if recipe.timing_cache else None,
+        recipe, model=make_absolute(recipe.model), data=dataclasses.replace(recipe.data, **sources), folder=str(base),
+        out=make_absolute(recipe.out or f"{name}.auto"), timing_cache=make_absolute(recipe.timing_cache) if recipe.timing_cache else None,
     )  # fmt: skip
     _check(recipe)
     return recipe
@@ -244,7 +244,7 @@ def _check(r: AutoRecipe) -> None:
         except UsageError as e:
             raise UsageError(f"'space.fusion': {e}") from None
     for where, types in (("space.precision", r.space.precision), ("baselines", r.baselines)):
-        missing = [p for p in types if STORAGE.get(p) in capabilities_of(kind).unsupported_types]
+        missing = [p for p in types if STORAGE.get(p) in get_capabilities(kind).unsupported_types]
         if missing:
             raise UsageError(f"'{where}': no kernel of the backend '{kind}' computes in {missing[0]}")
         if r.executor == "tensorrt" and "fp8" in types:
@@ -282,7 +282,7 @@ def _read_yaml(written: str) -> Any:
     class Once(yaml.SafeLoader):
         """A loader that refuses duplicate keys."""
 
-    def mapping(loader: Any, node: Any) -> dict:
+    def construct_mapping(loader: Any, node: Any) -> dict:
         found: dict = {}
         for k, v in node.value:
             name = loader.construct_object(k, deep=True)
@@ -293,12 +293,12 @@ def _read_yaml(written: str) -> Any:
             found[name] = loader.construct_object(v, deep=True)
         return found
 
-    Once.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    Once.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, construct_mapping)
     # YAML 1.2 and JSON read 1e-4 as a number; PyYAML, of YAML 1.1, as text
     Once.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
     try:
         data = yaml.load(written, Once)
-        if _values(data, {}) > _MOST_VALUES:
+        if _count_values(data, {}) > _MOST_VALUES:
             raise UsageError(f"its aliases expand to more than {_MOST_VALUES:,} values")
     except yaml.YAMLError as e:
         raise UsageError(f"malformed YAML: {' '.join(str(e).split())}") from None
@@ -309,11 +309,11 @@ def _read_yaml(written: str) -> Any:
     return data
 
 
-def _values(node: Any, known: dict[int, int]) -> int:
+def _count_values(node: Any, known: dict[int, int]) -> int:
     """Number of values with all aliases expanded; `known` caches the counts of lists and mappings by id."""
     if not isinstance(node, list | dict):
         return 1
     if id(node) not in known:
         inner = [*node, *node.values()] if isinstance(node, dict) else node
-        known[id(node)] = 1 + sum(_values(v, known) for v in inner)
+        known[id(node)] = 1 + sum(_count_values(v, known) for v in inner)
     return known[id(node)]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.backends import capabilities_of, get_backend
+from whet.backends import get_backend, get_capabilities
 from whet.errors import BackendError, PruneError, UsageError
 from whet.network import Network
 from whet.pruning import Group, groups
@@ -211,7 +211,7 @@ def group_classes(net: Network, coupled: Sequence[Group], limit: int) -> dict[st
     """Classes of groups of equal size and role, in network order: at most `limit` (else by size only, else consecutive groups)."""
     op = {layer.name: layer.op for layer in net.layers}
 
-    def role(g: Group) -> str:  # one of ROLES
+    def get_role(g: Group) -> str:  # one of ROLES
         if g.name.endswith(HIDDEN):
             return "residual"
         if "@" in g.name:
@@ -220,17 +220,17 @@ def group_classes(net: Network, coupled: Sequence[Group], limit: int) -> dict[st
             return "groups" if any(op.get(n) == "Conv" for n in g.layers) else "heads"
         return "joined" if any(op.get(n) in ("Add", "Sum", "Concat") for n in g.layers) else "inner"
 
-    def gathered(names: list[str]) -> dict[str, tuple[str, ...]]:
+    def gather_classes(names: list[str]) -> dict[str, tuple[str, ...]]:
         classes_: dict[str, list[str]] = {}
         for name, g in zip(names, coupled, strict=True):
             classes_.setdefault(name, []).append(g.name)
         return {k: tuple(v) for k, v in classes_.items()}
 
-    classes = gathered([f"{g.size} {role(g)}" for g in coupled])
+    classes = gather_classes([f"{g.size} {get_role(g)}" for g in coupled])
     if len(classes) > limit:
-        classes = gathered([f"{g.size} wide" for g in coupled])
+        classes = gather_classes([f"{g.size} wide" for g in coupled])
     if len(classes) > limit:
-        classes = gathered([f"part {i * limit // len(coupled) + 1} of {limit}" for i in range(len(coupled))])
+        classes = gather_classes([f"part {i * limit // len(coupled) + 1} of {limit}" for i in range(len(coupled))])
     return classes
 
 
@@ -271,7 +271,7 @@ def list_missing_types(recipe: AutoRecipe) -> dict[str, str]:
     Numbered devices (GPUs) are not opened: the context would stay open while trials run, and with Ray they are on other machines. If such a
     device has no FP8, the builder reports it and builds a floating-point engine.
     """
-    capabilities = capabilities_of(recipe.backend)
+    capabilities = get_capabilities(recipe.backend)
     if capabilities.numbered_devices:
         return {}
     if not capabilities.executes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.backends import capabilities_of
+from whet.backends import get_capabilities
 from whet.builder import BuildConfig
 from whet.builder.assemble import compute_model_digest
 from whet.builder.build import build
@@ -54,7 +54,7 @@ def make_input_shapes(net: Network, recipe: AutoRecipe, batch: int) -> dict[str,
 def build_config(net: Network, recipe: AutoRecipe, candidate: Candidate, level: int) -> BuildConfig:
     """The builder's options for a candidate. On a GPU, 8-bit precisions also permit FP16 for the layers that stay in floating point."""
     name = candidate.precision
-    also = capabilities_of(recipe.backend).with_8_bits if name in ("int8", "fp8") else ()
+    also = get_capabilities(recipe.backend).with_8_bits if name in ("int8", "fp8") else ()
     permitted = () if name == "fp32" else (*also, name)  # in the flags' order
     shapes = make_input_shapes(net, recipe, candidate.batch)
     static = all(t.type.static for t in net.inputs)

@@ -29,7 +29,7 @@ from whet.search.stages.executor import move_engine, remove_engine, write_tensor
 from whet.search.stages.finetune import is_better
 from whet.search.stages.measure import make_run, time_engines
 from whet.search.stages.prepare import Prepared, count_static_flops
-from whet.search.stages.qat import explain_skip, loses_too_much, train_for_int8
+from whet.search.stages.qat import decide_int8_training, explain_skip, train_for_int8
 
 ENGINE, ONNX, QUANTIZED = "model.engine", "model.onnx", "model.int8.onnx"
 LOCK, CALIBRATION, PRUNING = "lock.json", "calibration.json", "pruning.json"
@@ -92,7 +92,7 @@ def build_trained_engine(
     sign = 1 if w.recipe.higher_is_better else -1
     lost = sign * (prepared.metric["value"] - first.score.value)
     dropped = sign * (reference.value - first.score.value)
-    train, why = loses_too_much(w.recipe.qat, w.job.allowed, lost, dropped, reference.value)
+    train, why = decide_int8_training(w.recipe.qat, w.job.allowed, lost, dropped, reference.value)
     if not train:
         prepared.notes.append(f"not trained for INT8: {why}")
         return None, {"why": why, "kept": "calibrated", "calibrated": first.score.to_plain(), "trained": None}

@@ -67,14 +67,14 @@ def train_network(
 def read_training_set(recipe: AutoRecipe, net: Network) -> Any:
     """data.train in the form of whet.training; CSV files of images are read here."""
     from whet.precision import Preprocessing
-    from whet.training import TrainingData, training_data
+    from whet.training import TrainingData, read_training_data
 
     assert recipe.data.train is not None
     if recipe.data.train.lower().endswith(".csv"):
         dataset = load_labelled(recipe.data.train, net, "data.train", recipe.data.preprocess)
         return TrainingData(dataset.inputs, dataset.labels)
     prepare = Preprocessing.parse(recipe.data.preprocess) if recipe.data.preprocess else None
-    return training_data(recipe.data.train, net, prepare)
+    return read_training_data(recipe.data.train, net, prepare)
 
 
 def is_better(a: float, b: float, recipe: AutoRecipe) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.measure.compare import Ranking, compare, time_calls
 from whet.measure.policy import TRIALS
-from whet.measure.statistics import confidence_interval
+from whet.measure.statistics import compute_confidence_interval
 from whet.runtime import Context
 from whet.search.stages.build_engine import Feeds, sample_feed
 
@@ -61,7 +61,7 @@ def _make_row(ranking: Ranking, i: int) -> dict[str, Any]:
     return {
         "median_ms": float(np.median(ms)), "p99_ms": float(np.percentile(ms, 99)), "mean_ms": float(ms.mean()), "runs": len(ms),
         "ratio": float(np.median(ratios)), "ratio_quartiles": [float(np.percentile(ratios, q)) for q in (25, 75)],
-        "ratio_interval": list(confidence_interval(ratios)),
+        "ratio_interval": list(compute_confidence_interval(ratios)),
     }  # fmt: skip
 
 

@@ -27,18 +27,18 @@ from whet.pruning import (
     count_params,
     cut,
     importance,
+    make_pruning_recipe,
     prune,
-    recipe_of,
     recover,
 )
-from whet.pruning.coupling import groups_for
+from whet.pruning.coupling import list_groups_for
 from whet.pruning.importance import NEED_DATA, Samples
 from whet.pruning.knapsack import Choice
 from whet.pruning.order import check_order, note
 from whet.pruning.stepwise import choose_stepwise
 from whet.search.recipe.recipe import AutoRecipe, Effort, Width
 from whet.search.recipe.space import Candidate, list_groups_to_keep
-from whet.sparsity import parse_pattern, reduction_axis
+from whet.sparsity import find_reduction_axis, parse_pattern
 
 Say = Callable[[str], None]
 Rate = Callable[[Network], dict[str, Any]]  # a network -> its metric as plain data
@@ -87,7 +87,7 @@ def prepare_candidate(
     if candidate.pruned:
         start = perf_counter()
         say("pruning")
-        coupled = groups_for(net, channel_counts if decided is None else decided.groups)
+        coupled = list_groups_for(net, channel_counts if decided is None else decided.groups)
         check_order(net, "prune")
         if decided is not None:
             at = decided.kept()
@@ -97,7 +97,7 @@ def prepare_candidate(
         more = {"steps": steps} if steps > 1 else {}
         note(result.network, "prune", by="whet auto", importance=candidate.importance, **more)
         info = {**more, "by": "whet auto", "importance": candidate.importance, "cut": dict(candidate.widths), "budget": candidate.budget}
-        result.recipe = recipe_of(net, at, about=info, channel_groups=coupled, removed=candidate.removed)
+        result.recipe = make_pruning_recipe(net, at, about=info, channel_groups=coupled, removed=candidate.removed)
         done_steps = ["channels pruned"] if at else []
         done_steps += [f"{len(candidate.removed)} residual branches removed"] if candidate.removed else []
         step(", ".join(done_steps) or "nothing to prune", start, changes_time=bool(done_steps))
@@ -134,7 +134,7 @@ def write_two_four(result: Prepared, data: Mapping[str, np.ndarray], layers: Col
     """Writes 2:4 weights into `layers` of `result.network`, with a least-squares update on `data`, and their names into its recipe."""
     start = perf_counter()
     say("2:4")
-    weighted = [x.name for x in result.network.layers if reduction_axis(x) is not None]
+    weighted = [x.name for x in result.network.layers if find_reduction_axis(x) is not None]
     written = [n for n in weighted if n in layers]
     recipe = result.recipe if result.recipe is not None else Recipe({})
     result.recipe = dataclasses.replace(recipe, about={**recipe.about, TWO_FOUR: written})

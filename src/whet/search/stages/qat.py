@@ -59,7 +59,7 @@ def explain_skip(recipe: AutoRecipe, c: Candidate, plan: EnginePlan) -> str | No
     return explain_missing_torch()
 
 
-def loses_too_much(qat: Mapping[str, Any], allowed: float | None, lost: float, drop: float, original: float) -> tuple[bool, str]:
+def decide_int8_training(qat: Mapping[str, Any], allowed: float | None, lost: float, drop: float, original: float) -> tuple[bool, str]:
     """Decides whether a calibrated engine is trained; returns the decision and its reason.
 
     `lost` is the loss by calibration, `drop` the total loss against the `original` metric, `allowed` the target's limit on `drop`.
@@ -82,7 +82,7 @@ def train_for_int8(
 
     Resumes from a killed job's checkpoint. Raises TrainingError, CalibrationError.
     """
-    from whet.training import quantization_aware
+    from whet.training import train_quantization_aware
 
     assert recipe.qat is not None
     say("qat")
@@ -93,7 +93,7 @@ def train_for_int8(
     data = read_training_set(recipe, original)
 
     def train() -> Any:
-        return quantization_aware(
+        return train_quantization_aware(
             pruned.network, data, settings, ranges=ranges, skip=lambda x: _is_left_out(x, skip), teacher=original,
             progress=make_step_callback(say, "qat")
         )  # fmt: skip

@@ -23,7 +23,7 @@ _LOSSES = 5  # times the permitted loss: up to there the sampler weighs accuracy
 _SAME_IN_A_ROW = 200  # consecutive duplicate points after which the space counts as exhausted
 
 
-def _reference(recipe: AutoRecipe, judging: Judging) -> Reference | None:
+def _compute_reference(recipe: AutoRecipe, judging: Judging) -> Reference | None:
     """The original's cost and several times the permitted loss; None without a target for the accuracy."""
     from whet.search.study.surrogate import Reference
 
@@ -42,7 +42,7 @@ class Scouting:
         self.recipe, self.folder, self.space, self.judging, self.jobs = recipe, folder, space, judging, jobs
         budget = recipe.search
         startup = max(4, min(10, budget.trials // 3))  # random trials before the sampler uses its model
-        self.reference = _reference(recipe, judging)
+        self.reference = _compute_reference(recipe, judging)
         self.study = Study(
             folder.study, space, higher_is_better=recipe.higher_is_better, sampler=budget.sampler, seed=budget.seed, startup=startup,
             reference=self.reference,

@@ -47,7 +47,7 @@ class SurrogateSampler(optuna.samplers.BaseSampler):
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """All dimensions, once enough trials have finished."""
-        done = _trials(study, optuna.trial.TrialState.COMPLETE)
+        done = _list_trials(study, optuna.trial.TrialState.COMPLETE)
         return optuna.search_space.intersection_search_space(done) if len(done) >= self.startup else {}
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
@@ -58,14 +58,16 @@ class SurrogateSampler(optuna.samplers.BaseSampler):
         """The point with the largest expected improvement among random ones and points close to the best."""
         if not search_space:
             return {}
-        done = _trials(study, optuna.trial.TrialState.COMPLETE)
-        failed = _trials(study, optuna.trial.TrialState.FAIL)
-        running = [t for t in _trials(study, optuna.trial.TrialState.RUNNING) if t.number != trial.number and search_space.keys() <= t.params.keys()]
+        done = _list_trials(study, optuna.trial.TrialState.COMPLETE)
+        failed = _list_trials(study, optuna.trial.TrialState.FAIL)
+        running = [
+            t for t in _list_trials(study, optuna.trial.TrialState.RUNNING) if t.number != trial.number and search_space.keys() <= t.params.keys()
+        ]
         space = Encoding(search_space)
         points = np.array([space.indices(t.params) for t in done])
         values = np.array([(t.values[0], self.sign * t.values[1]) for t in done])
         reference = self.reference or Reference(values[:, 0].max(), float(np.median(values[:, 1])), max(float(np.ptp(values[:, 1])) / 50, 1e-9))
-        best = points[_front(values)]
+        best = points[_find_front(values)]
         pool = self._pool(space, best)
         tried = {tuple(p) for p in [*points, *(space.indices(t.params) for t in [*failed, *running] if search_space.keys() <= t.params.keys())]}
         pool = np.array([p for p in pool if tuple(p) not in tried] or pool)
@@ -74,7 +76,7 @@ class SurrogateSampler(optuna.samplers.BaseSampler):
         draws = self._draws(space.encode(points), values, asked, reference)
         if len(running):  # a running trial counts as finished with the predicted values, so that the next one looks elsewhere
             values = np.concatenate([values, draws[:, len(pool) :].mean(0)])
-        gains = improvements(draws[:, : len(pool)].reshape(-1, 2), values, (reference.cost, reference.loss)).reshape(_DRAWS, -1).mean(0)
+        gains = compute_improvements(draws[:, : len(pool)].reshape(-1, 2), values, (reference.cost, reference.loss)).reshape(_DRAWS, -1).mean(0)
         if not gains.any():  # nothing within reach of the reference: towards the smallest distance from it
             gains = -np.maximum(draws[:, : len(pool), 1].mean(0) - reference.loss, 0) / reference.scale
         return space.params(pool[int(np.argmax(gains))])
@@ -107,7 +109,7 @@ class Encoding:
 
     def __init__(self, space: Mapping[str, BaseDistribution]):
         self.names = list(space)
-        self.values = [_values_of(d) for d in space.values()]
+        self.values = [_list_values(d) for d in space.values()]
         self.ordered = np.array([_is_ordered(d) for d in space.values()])
         self.sizes = [len(v) for v in self.values]
 
@@ -140,7 +142,7 @@ def predict(x: np.ndarray, y: np.ndarray, points: np.ndarray) -> tuple[np.ndarra
     middle, spread = y.mean(), max(float(y.std()), 1e-12)
     scaled = (y - middle) / spread
     lengths, root = _fit(x, scaled)
-    across = np.linalg.solve(root, _covariance(x, points, lengths))
+    across = np.linalg.solve(root, _compute_covariance(x, points, lengths))
     mean = across.T @ np.linalg.solve(root, scaled)
     variance = np.maximum(1 + _TREND * ((points - 0.5) ** 2).sum(1) - (across**2).sum(0), 1e-12)
     return middle + spread * mean, spread * np.sqrt(variance)
@@ -153,7 +155,7 @@ def _fit(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     def attempt(lengths: np.ndarray) -> None:
         nonlocal best
-        plain = _covariance(x, x, lengths)
+        plain = _compute_covariance(x, x, lengths)
         for noise in _NOISES:
             root = np.linalg.cholesky(plain + (noise + 1e-8) * np.eye(len(x)))
             white = np.linalg.solve(root, y)
@@ -172,16 +174,16 @@ def _fit(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return best[1], best[2]
 
 
-def _covariance(a: np.ndarray, b: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _compute_covariance(a: np.ndarray, b: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Of a linear trend around the middle of the space plus a smooth function with a length scale for each coordinate."""
     p, q = a / lengths, b / lengths
     squares = np.maximum((p**2).sum(1)[:, None] + (q**2).sum(1)[None] - 2 * p @ q.T, 0)
     return _TREND * (a - 0.5) @ (b - 0.5).T + np.exp(-squares / 2)
 
 
-def improvements(points: np.ndarray, values: np.ndarray, reference: tuple[float, float]) -> np.ndarray:
+def compute_improvements(points: np.ndarray, values: np.ndarray, reference: tuple[float, float]) -> np.ndarray:
     """The hypervolume (area below `reference`) that each of `points` [n, 2] adds to that of `values`; lower is better in both columns."""
-    at = values[_front(values)]
+    at = values[_find_front(values)]
     at = at[(at < reference).all(1)]
     costs = np.concatenate([[-np.inf], at[:, 0], [reference[0]]])
     losses = np.concatenate([[reference[1]], at[:, 1]])  # the least loss of the front at a cost within [costs[i], costs[i + 1]]
@@ -190,21 +192,21 @@ def improvements(points: np.ndarray, values: np.ndarray, reference: tuple[float,
     return (np.maximum(widths, 0) * np.maximum(heights, 0)).sum(1)
 
 
-def hypervolume(values: np.ndarray, reference: tuple[float, float]) -> float:
+def compute_hypervolume(values: np.ndarray, reference: tuple[float, float]) -> float:
     """The area below `reference` that `values` (cost, loss) dominate."""
-    at = values[_front(values)] if len(values) else np.zeros((0, 2))
+    at = values[_find_front(values)] if len(values) else np.zeros((0, 2))
     at = at[(at < reference).all(1)]
     return float((np.diff([*at[:, 0], reference[0]]) * (reference[1] - at[:, 1])).sum())
 
 
-def _front(values: np.ndarray) -> np.ndarray:
+def _find_front(values: np.ndarray) -> np.ndarray:
     """Indices of the non-dominated rows, by ascending first column."""
     order = np.lexsort((values[:, 1], values[:, 0]))
     lower = np.minimum.accumulate(values[order, 1])
     return order[np.concatenate([[True], values[order[1:], 1] < lower[:-1]])]
 
 
-def _trials(study: optuna.Study, state: optuna.trial.TrialState) -> list[FrozenTrial]:
+def _list_trials(study: optuna.Study, state: optuna.trial.TrialState) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(state,))
 
 
@@ -216,7 +218,7 @@ def _is_ordered(d: BaseDistribution) -> bool:
     return len(numbers) == len(d.choices) and numbers == sorted(numbers)
 
 
-def _values_of(d: BaseDistribution) -> list[Any]:
+def _list_values(d: BaseDistribution) -> list[Any]:
     if isinstance(d, optuna.distributions.CategoricalDistribution):
         return list(d.choices)
     assert isinstance(d, optuna.distributions.FloatDistribution)

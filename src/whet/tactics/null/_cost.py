@@ -6,8 +6,8 @@ from math import prod
 
 from whet.backends import Call
 from whet.network import Layer, Tensor, evaluate, format_fits, static_shape
-from whet.tactics._base import Args, Operand, Packed, Signature, Stream, stored_bytes
-from whet.tactics._fused import root_layer
+from whet.tactics._base import Args, Operand, Packed, Signature, Stream, count_stored_bytes
+from whet.tactics._fused import get_root_layer
 
 LAUNCH_SECONDS, BYTES_PER_SECOND, MACS_PER_SECOND = 2e-6, 10e9, 100e9
 
@@ -32,7 +32,7 @@ class NullKernel:
     packed: tuple[Packed, ...] = ()
 
     def __init__(self, layer: Layer, signature: Signature, implementation: str, macs: int = 0, slow: float = 1.0, scratch: int = 0):
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
         self.implementation, self.scratch = implementation, scratch
         constants = [t for t, o in zip(layer.inputs, signature.inputs, strict=True) if t is not None and o is None and t.is_constant]
         weights = sum(evaluate(t.type.nbytes, {}) for t in constants)
@@ -43,7 +43,7 @@ class NullKernel:
         stream.record(NullCall(self.cost))
 
 
-def data_operands(layer: Layer, fmt: str) -> tuple[Operand | None, ...] | None:
+def find_data_operands(layer: Layer, fmt: str) -> tuple[Operand | None, ...] | None:
     """Inputs in `fmt` if their rank supports it, else row-major; None for constants. Returns None if an output does not support it."""
     if not all(format_fits(fmt, t.type.rank) for t in layer.outputs):
         return None
@@ -54,15 +54,15 @@ def format_of(t: Tensor, fmt: str) -> str:
     return fmt if format_fits(fmt, t.type.rank) else "linear"
 
 
-def uniform_signature(layer: Layer, fmt: str, inplace: tuple[tuple[int, int], ...] = ()) -> Signature | None:
+def find_uniform_signature(layer: Layer, fmt: str, inplace: tuple[tuple[int, int], ...] = ()) -> Signature | None:
     """All operands in one format, or None if that is impossible."""
-    ins = data_operands(layer, fmt)
+    ins = find_data_operands(layer, fmt)
     return None if ins is None else Signature(ins, tuple(Operand(fmt, t.dtype) for t in layer.outputs), inplace)
 
 
-def product_macs(layer: Layer) -> int:
+def count_product_macs(layer: Layer) -> int:
     """Multiply-adds of the Conv, Gemm or MatMul of a layer or at the root of a fused one."""
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     out, w = head.outputs[0], head.needs(1)
     shape = static_shape(w.shape)
     per = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.network import Layer
 from whet.tactics._base import Config, Signature, Tactic, tactic
-from whet.tactics.null._cost import NullKernel, uniform_signature
+from whet.tactics.null._cost import NullKernel, find_uniform_signature
 
 
 @tactic
@@ -13,7 +13,7 @@ class NullAny(Tactic):
     fallback = True
 
     def signatures(self, layer: Layer, backend) -> list[Signature]:
-        return [s for s in [uniform_signature(layer, "linear")] if s is not None]
+        return [s for s in [find_uniform_signature(layer, "linear")] if s is not None]
 
     def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
         return "moves values between formats, which null/reformat does" if layer.op == "Reformat" else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from whet.network import FORMATS, Layer
 from whet.ops import get_op
 from whet.tactics._base import Config, Signature, Tactic, tactic
-from whet.tactics.null._cost import NullKernel, uniform_signature
+from whet.tactics.null._cost import NullKernel, find_uniform_signature
 
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 
@@ -20,7 +20,7 @@ class NullMoving(Tactic):
         return "computes poolings and elementwise ops"
 
     def signatures(self, layer: Layer, backend) -> list[Signature]:
-        return [s for f in FORMATS if (s := uniform_signature(layer, f)) is not None]
+        return [s for f in FORMATS if (s := find_uniform_signature(layer, f)) is not None]
 
     def refuses(self, layer: Layer, signature: Signature, backend) -> str | None:
         formats = {o.format for o in (*signature.inputs, *signature.outputs) if o is not None}

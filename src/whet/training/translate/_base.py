@@ -69,7 +69,7 @@ def translate_layer(layer: Layer) -> Compute:
     return TRANSLATIONS[layer.op](layer)
 
 
-def torch_dtype(dtype: DType) -> torch.dtype:
+def get_torch_dtype(dtype: DType) -> torch.dtype:
     """The torch dtype. Raises UnsupportedError when there is none."""
     if dtype.name not in _TORCH:
         raise UnsupportedError(f"tensors of type {dtype} cannot be trained with; there are {', '.join(_TORCH)}")

@@ -12,9 +12,9 @@ from whet.errors import UnsupportedError
 from whet.network import Layer, static_shape
 from whet.ops import pad as _pad
 from whet.ops import slice as _slice
-from whet.ops._base import given_dims, given_ints
-from whet.ops._running import running_axis
-from whet.training.translate._base import Compute, Fixed, torch_dtype, torch_op
+from whet.ops._base import find_given_dims, find_given_ints
+from whet.ops._running import get_running_axis
+from whet.training.translate._base import Compute, Fixed, get_torch_dtype, torch_op
 
 
 @torch_op("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -49,7 +49,7 @@ def _split(layer: Layer) -> Compute:
 
 
 @torch_op("Slice")
-def _slices(layer: Layer) -> Compute:
+def _translate_slice(layer: Layer) -> Compute:
     found = _slice.slice_ranges(layer)
     where = [slice(None)] * layer.output.type.rank
     backward: dict[int, Fixed] = {}
@@ -70,7 +70,7 @@ def _slices(layer: Layer) -> Compute:
 
 
 @torch_op("Pad")
-def _padding(layer: Layer) -> Compute:
+def _translate_pad(layer: Layer) -> Compute:
     both, mode, value = _pad.pad_amounts(layer), layer.attrs["mode"], layer.input(2)
     around = [v for a in reversed(both) for v in a]
     if mode == "constant":
@@ -114,7 +114,7 @@ def _gather_elements(layer: Layer) -> Compute:
 
 @torch_op("Tile")
 def _tile(layer: Layer) -> Compute:
-    repeats = given_ints(layer, "repeats", 1)
+    repeats = find_given_ints(layer, "repeats", 1)
     return lambda x, *_: x.repeat(repeats)
 
 
@@ -124,15 +124,15 @@ def _shape(layer: Layer) -> Compute:
 
 
 @torch_op("ConstantOfShape")
-def _constant_of_shape(layer: Layer) -> Compute:
-    shape, value, dtype = tuple(layer.output.shape), layer.attrs["value"], torch_dtype(layer.output.dtype)
+def _translate_constant_of_shape(layer: Layer) -> Compute:
+    shape, value, dtype = tuple(layer.output.shape), layer.attrs["value"], get_torch_dtype(layer.output.dtype)
     made = Fixed(np.full(shape, value, layer.output.dtype.numpy))
     return lambda *xs: made.like(xs[0], dtype=False) if xs else torch.full(shape, value, dtype=dtype)
 
 
 @torch_op("CumSum")
-def _cumsum(layer: Layer) -> Compute:
-    axis, exclusive, reverse = running_axis(layer), layer.attrs["exclusive"], layer.attrs["reverse"]
+def _translate_cumsum(layer: Layer) -> Compute:
+    axis, exclusive, reverse = get_running_axis(layer), layer.attrs["exclusive"], layer.attrs["reverse"]
 
     def compute(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         y = x.flip(axis) if reverse else x
@@ -143,16 +143,16 @@ def _cumsum(layer: Layer) -> Compute:
 
 
 @torch_op("Trilu")
-def _trilu(layer: Layer) -> Compute:
-    k = given_ints(layer, "k", 1)
+def _translate_trilu(layer: Layer) -> Compute:
+    k = find_given_ints(layer, "k", 1)
     at = 0 if k is None else k[0]
     f = torch.triu if layer.attrs["upper"] else torch.tril
     return lambda x, *_: f(x, at)
 
 
 @torch_op("TopK")
-def _top_k(layer: Layer) -> Compute:
-    axis, largest, k = layer.attrs["axis"], bool(layer.attrs["largest"]), given_dims(layer, "k", 1)
+def _translate_top_k(layer: Layer) -> Compute:
+    axis, largest, k = layer.attrs["axis"], bool(layer.attrs["largest"]), find_given_dims(layer, "k", 1)
     assert k is not None
     (count,) = static_shape(k)
 
@@ -164,7 +164,7 @@ def _top_k(layer: Layer) -> Compute:
 
 
 @torch_op("OneHot")
-def _one_hot(layer: Layer) -> Compute:
+def _translate_one_hot(layer: Layer) -> Compute:
     axis = layer.attrs["axis"] % layer.output.type.rank
     depth = int(layer.output.shape[axis])
     column = [1] * layer.output.type.rank
@@ -179,7 +179,7 @@ def _one_hot(layer: Layer) -> Compute:
 
 
 @torch_op("DepthToSpace")
-def _depth_to_space(layer: Layer) -> Compute:
+def _translate_depth_to_space(layer: Layer) -> Compute:
     s, mode = layer.attrs["blocksize"], layer.attrs["mode"]
     n, c, h, w = layer.needs(0).shape
     if mode == "CRD":

@@ -21,7 +21,7 @@ def _batch_norm(layer: Layer) -> Compute:
 
 
 @torch_op("LayerNormalization")
-def _layer_norm(layer: Layer) -> Compute:
+def _translate_layer_norm(layer: Layer) -> Compute:
     x, epsilon = layer.needs(0), layer.attrs["epsilon"]
     over = tuple(x.shape[layer.attrs["axis"] % x.type.rank :])
     if all(t is None or t.shape == over for t in layer.inputs[1:]):
@@ -36,14 +36,14 @@ def _layer_norm(layer: Layer) -> Compute:
 
 
 @torch_op("RMSNormalization")
-def _rms_norm(layer: Layer) -> Compute:
+def _translate_rms_norm(layer: Layer) -> Compute:
     x, epsilon = layer.needs(0), layer.attrs["epsilon"]
     axes = tuple(range(layer.attrs["axis"] % x.type.rank, x.type.rank))
     return lambda x, scale: x * torch.rsqrt(x.square().mean(axes, keepdim=True) + epsilon) * scale
 
 
 @torch_op("InstanceNormalization")
-def _instance_norm(layer: Layer) -> Compute:
+def _translate_instance_norm(layer: Layer) -> Compute:
     epsilon = layer.attrs["epsilon"]
     return lambda x, scale, bias: F.instance_norm(x, None, None, scale, bias, True, 0.0, epsilon)
 
@@ -55,7 +55,7 @@ def _group_norm(layer: Layer) -> Compute:
 
 
 @torch_op("MeanVarianceNormalization")
-def _mean_variance(layer: Layer) -> Compute:
+def _translate_mean_variance(layer: Layer) -> Compute:
     axes = tuple(layer.attrs["axes"])
 
     def compute(x: torch.Tensor) -> torch.Tensor:
@@ -66,13 +66,13 @@ def _mean_variance(layer: Layer) -> Compute:
 
 
 @torch_op("LpNormalization")
-def _lp_norm(layer: Layer) -> Compute:
+def _translate_lp_norm(layer: Layer) -> Compute:
     axis, p = layer.attrs["axis"], layer.attrs["p"]
     return lambda x: F.normalize(x, p, axis, 1e-30)
 
 
 @torch_op("LRN")
-def _lrn(layer: Layer) -> Compute:
+def _translate_lrn(layer: Layer) -> Compute:
     a = layer.attrs
     before = (a["size"] - 1) // 2
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from whet.network import Layer
-from whet.training.translate._base import Compute, torch_dtype, torch_op
+from whet.training.translate._base import Compute, get_torch_dtype, torch_op
 
 
 def _register(functions: dict[str, Callable[..., torch.Tensor]]) -> None:
@@ -54,15 +54,15 @@ for _name, *_how in (
 
 
 @torch_op("Div")
-def _div(layer: Layer) -> Compute:
+def _translate_div(layer: Layer) -> Compute:
     if layer.output.dtype.is_float:
         return torch.div
     return lambda a, b: torch.div(a, b, rounding_mode="trunc")
 
 
 @torch_op("Pow")
-def _pow(layer: Layer) -> Compute:
-    made = torch_dtype(layer.output.dtype)
+def _translate_pow(layer: Layer) -> Compute:
+    made = get_torch_dtype(layer.output.dtype)
     exponent = layer.inputs[1]
     if exponent is not None and exponent.is_constant and exponent.array().size == 1:
         n = exponent.array().reshape(-1)[0].item()  # a Python scalar: its gradient needs no log(x)
@@ -71,7 +71,7 @@ def _pow(layer: Layer) -> Compute:
 
 
 @torch_op("Mod")
-def _mod(layer: Layer) -> Compute:
+def _translate_mod(layer: Layer) -> Compute:
     return torch.fmod if layer.attrs["fmod"] else torch.remainder
 
 
@@ -88,25 +88,25 @@ def _clip(layer: Layer) -> Compute:
 
 
 @torch_op("Selu")
-def _selu(layer: Layer) -> Compute:
+def _translate_selu(layer: Layer) -> Compute:
     a, g = layer.attrs["alpha"], layer.attrs["gamma"]
     return lambda x: g * torch.where(x > 0, x, a * torch.expm1(torch.minimum(x, torch.zeros_like(x))))
 
 
 @torch_op("HardSigmoid")
-def _hard_sigmoid(layer: Layer) -> Compute:
+def _translate_hard_sigmoid(layer: Layer) -> Compute:
     a, b = layer.attrs["alpha"], layer.attrs["beta"]
     return lambda x: torch.clamp(a * x + b, 0, 1)
 
 
 @torch_op("Swish")
-def _swish(layer: Layer) -> Compute:
+def _translate_swish(layer: Layer) -> Compute:
     alpha = layer.attrs.get("alpha", 1.0)
     return F.silu if alpha == 1 else lambda x: x * torch.sigmoid(alpha * x)
 
 
 @torch_op("ThresholdedRelu")
-def _thresholded_relu(layer: Layer) -> Compute:
+def _translate_thresholded_relu(layer: Layer) -> Compute:
     alpha = layer.attrs["alpha"]
     return lambda x: torch.where(x > alpha, x, torch.zeros_like(x))
 
@@ -127,17 +127,17 @@ def _is_inf(layer: Layer) -> Compute:
 
 @torch_op("Cast", "CastLike")
 def _cast(layer: Layer) -> Compute:
-    dtype = torch_dtype(layer.output.dtype)
+    dtype = get_torch_dtype(layer.output.dtype)
     return lambda x, *_: x.to(dtype)
 
 
 @torch_op("Dropout")
-def _dropout(layer: Layer) -> Compute:
+def _translate_dropout(layer: Layer) -> Compute:
     return lambda x: x  # the drop rate of training is not stored in an inference graph
 
 
 @torch_op("BitShift")
-def _bit_shift(layer: Layer) -> Compute:
+def _translate_bit_shift(layer: Layer) -> Compute:
     return torch.bitwise_left_shift if layer.attrs["direction"] == "LEFT" else torch.bitwise_right_shift
 
 

@@ -17,7 +17,7 @@ _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
-def _padded(layer: Layer, pool: Pool) -> list[int]:
+def _compute_padding(layer: Layer, pool: Pool) -> list[int]:
     r = len(pool.kernel)
     extra = pool.extra(layer.needs(0).shape[2:])
     return to_torch_pads((*pool.pads[:r], *(pool.pads[r + i] + extra[i] for i in range(r))))
@@ -28,9 +28,9 @@ def _cut(layer: Layer) -> tuple[slice, ...]:
 
 
 @torch_op("MaxPool")
-def _max_pool(layer: Layer) -> Compute:
+def _translate_max_pool(layer: Layer) -> Compute:
     pool, where = pool_of(layer), _cut(layer)
-    f, around = _MAX[len(pool.kernel)], _padded(layer, pool)
+    f, around = _MAX[len(pool.kernel)], _compute_padding(layer, pool)
     r = len(pool.kernel)
     half = all(2 * p <= k for p, k in zip(pool.pads[:r], pool.kernel, strict=True))
     if pool.pads[:r] == pool.pads[r:] and half and not any(pool.extra(layer.needs(0).shape[2:])):
@@ -46,10 +46,10 @@ def _max_pool(layer: Layer) -> Compute:
 @torch_op("AveragePool")
 def _average_pool(layer: Layer) -> Compute:
     pool, where, r = pool_of(layer), _cut(layer), len(pool_of(layer).kernel)
-    around = _padded(layer, pool)
+    around = _compute_padding(layer, pool)
     if not any(around) and pool.dilations == (1,) * r:
         return lambda x: _AVERAGE[r](x, pool.kernel, pool.strides)[where]
-    counts = Fixed(_counts(layer, pool))
+    counts = Fixed(_count_window_elements(layer, pool))
     if pool.dilations == (1,) * r:
         volume = float(np.prod(pool.kernel))
         return lambda x: _AVERAGE[r](F.pad(x, around), pool.kernel, pool.strides)[where] * volume / counts.like(x)
@@ -57,19 +57,19 @@ def _average_pool(layer: Layer) -> Compute:
     conv = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[r]
 
     def compute(x: torch.Tensor) -> torch.Tensor:
-        each = F.pad(x, around).reshape(-1, 1, *(n + a for n, a in zip(x.shape[2:], _total(around), strict=True)))
+        each = F.pad(x, around).reshape(-1, 1, *(n + a for n, a in zip(x.shape[2:], _compute_total_padding(around), strict=True)))
         y = conv(each, ones.like(x), None, pool.strides, 0, pool.dilations)
         return y.reshape(*x.shape[:2], *y.shape[2:])[where] / counts.like(x)
 
     return compute
 
 
-def _total(around: list[int]) -> list[int]:
+def _compute_total_padding(around: list[int]) -> list[int]:
     """Padding per axis, first axis first."""
     return [around[i] + around[i + 1] for i in range(0, len(around), 2)][::-1]
 
 
-def _counts(layer: Layer, pool: Pool) -> np.ndarray:
+def _count_window_elements(layer: Layer, pool: Pool) -> np.ndarray:
     """Number of elements per window: [1, 1, *out]."""
     x = layer.needs(0)
     ones = np.ones((1, 1, *x.shape[2:]), np.float32)
@@ -85,12 +85,12 @@ def _counts(layer: Layer, pool: Pool) -> np.ndarray:
 
 
 @torch_op("GlobalAveragePool")
-def _global_average(layer: Layer) -> Compute:
+def _translate_global_average_pool(layer: Layer) -> Compute:
     axes = tuple(range(2, layer.output.type.rank))
     return lambda x: x.mean(axes, keepdim=True)
 
 
 @torch_op("GlobalMaxPool")
-def _global_max(layer: Layer) -> Compute:
+def _translate_global_max_pool(layer: Layer) -> Compute:
     axes = tuple(range(2, layer.output.type.rank))
     return lambda x: x.amax(axes, keepdim=True)

@@ -9,7 +9,7 @@ import torch
 
 from whet.errors import UnsupportedError
 from whet.network import Layer
-from whet.ops.quantize_linear import LARGEST, output_dtype
+from whet.ops.quantize_linear import LARGEST, get_output_dtype
 from whet.training.translate._base import Compute, torch_op
 
 
@@ -28,7 +28,7 @@ class Rounded(torch.autograd.Function):
         return grads[0] * inside / scale, None, None, None, None
 
 
-def bounds(bits: int, signed: bool) -> tuple[float, float]:
+def compute_integer_bounds(bits: int, signed: bool) -> tuple[float, float]:
     """The smallest and largest integer of a type."""
     top = 2 ** (bits - signed) - 1
     return (-top - 1 if signed else 0), top
@@ -40,7 +40,7 @@ def fake(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | float = 0.0,
     return (Rounded.apply(x, scale, zero, low, top) - zero) * scale
 
 
-def _column(layer: Layer, v: torch.Tensor) -> torch.Tensor:
+def _broadcast_to_input(layer: Layer, v: torch.Tensor) -> torch.Tensor:
     """Scales or zero points shaped to broadcast over the layer's input."""
     x, axis = layer.needs(0), layer.attrs["axis"]
     if layer.attrs["block_size"]:
@@ -54,14 +54,14 @@ def _column(layer: Layer, v: torch.Tensor) -> torch.Tensor:
 
 @torch_op("QuantizeLinear")
 def _quantize(layer: Layer) -> Compute:
-    dtype = output_dtype(layer)
+    dtype = get_output_dtype(layer)
     if dtype in LARGEST:
         raise UnsupportedError(f"the network cannot be trained: QuantizeLinear '{layer.name}' makes {dtype}; training knows integers only")
-    low, top = bounds(dtype.bits, dtype.kind == "int")
+    low, top = compute_integer_bounds(dtype.bits, dtype.kind == "int")
 
     def compute(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None) -> torch.Tensor:
-        shift = 0.0 if zero is None else _column(layer, zero.to(torch.float32))
-        return Rounded.apply(x.float(), _column(layer, scale.float()), shift, low, top)
+        shift = 0.0 if zero is None else _broadcast_to_input(layer, zero.to(torch.float32))
+        return Rounded.apply(x.float(), _broadcast_to_input(layer, scale.float()), shift, low, top)
 
     return compute
 
@@ -70,6 +70,6 @@ def _quantize(layer: Layer) -> Compute:
 def _dequantize(layer: Layer) -> Compute:
     def compute(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None) -> torch.Tensor:
         y = x.to(scale.dtype)
-        return (y if zero is None else y - _column(layer, zero.to(scale.dtype))) * _column(layer, scale)
+        return (y if zero is None else y - _broadcast_to_input(layer, zero.to(scale.dtype))) * _broadcast_to_input(layer, scale)
 
     return compute

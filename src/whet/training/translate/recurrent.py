@@ -22,7 +22,7 @@ _PLAIN: dict[str, Function] = {
 
 
 @torch_op("LSTM")
-def _lstm(layer: Layer) -> Compute:
+def _translate_lstm(layer: Layer) -> Compute:
     def step(from_x, r, rb, states, functions, peepholes):
         h, c = states
         f, g, k = functions
@@ -38,7 +38,7 @@ def _lstm(layer: Layer) -> Compute:
 
 
 @torch_op("GRU")
-def _gru(layer: Layer) -> Compute:
+def _translate_gru(layer: Layer) -> Compute:
     linear = bool(layer.attrs["linear_before_reset"])
 
     def step(from_x, r, rb, states, functions, peepholes):
@@ -56,7 +56,7 @@ def _gru(layer: Layer) -> Compute:
 
 
 @torch_op("RNN")
-def _rnn(layer: Layer) -> Compute:
+def _translate_rnn(layer: Layer) -> Compute:
     def step(from_x, r, rb, states, functions, peepholes):
         return (functions[0](_clip(layer, from_x + states[0] @ r.T + rb)),)
 
@@ -68,7 +68,7 @@ def _make_function(layer: Layer, step: Step, usual: bool) -> Compute:
     states = 2 if layer.op == "LSTM" else 1
     backwards = _BACKWARDS[layer.attrs["direction"]]
     names = [n.lower() for n in layer.attrs.get("activations") or _DEFAULTS[layer.op] * len(backwards)]
-    functions = _activations(layer, names)
+    functions = _get_activations(layer, names)
     standard = [n.lower() for n in _DEFAULTS[layer.op] * len(backwards)]
     relu = layer.op == "RNN" and set(names) == {"relu"}
     fits = usual and layer.attrs.get("clip") is None and layer.input(4) is None and layer.input(5 + states) is None
@@ -95,15 +95,15 @@ def _run_torch_layers(op: str, relu: bool, x, w, r, b, first: Sequence[torch.Ten
     """Y [time, directions, batch, units] and the final states by torch's recurrent layers."""
     directions, units = len(w), r.shape[2]
 
-    def ordered(t: torch.Tensor) -> torch.Tensor:
+    def reorder_gates(t: torch.Tensor) -> torch.Tensor:
         gates = t.split(units)
         return torch.cat([gates[k] for k in _GATES[op]])
 
     flat = []
     for d in range(directions):
-        flat += [ordered(w[d]), ordered(r[d])]
+        flat += [reorder_gates(w[d]), reorder_gates(r[d])]
         if b is not None:
-            flat += [ordered(part) for part in b[d].chunk(2)]
+            flat += [reorder_gates(part) for part in b[d].chunk(2)]
     how = (flat, b is not None, 1, 0.0, True, directions == 2, False)  # in training mode: cuDNN has no gradients otherwise
     if op == "LSTM":
         y, *last = torch._VF.lstm(x, tuple(first), *how)
@@ -137,7 +137,7 @@ def _run_steps(
     return torch.stack(ys, dim=1), [torch.stack(s) for s in zip(*lasts, strict=True)]
 
 
-def _activations(layer: Layer, names: Sequence[str]) -> list[list[Function]]:
+def _get_activations(layer: Layer, names: Sequence[str]) -> list[list[Function]]:
     """Functions per direction. Raises UnsupportedError for those with parameters."""
     for name in names:
         if name not in _PLAIN:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from whet.network import Layer
-from whet.ops._reduce import reduced_axes
+from whet.ops._reduce import list_reduced_axes
 from whet.training.translate._base import Compute, torch_op
 
 Reduce = Callable[[torch.Tensor, tuple[int, ...], bool], torch.Tensor]
@@ -38,8 +38,8 @@ _ALONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @torch_op(*_FUNCTIONS)
-def _reduction(layer: Layer) -> Compute:
-    axes, keep, f = reduced_axes(layer), bool(layer.attrs["keepdims"]), _FUNCTIONS[layer.op]
+def _translate_reduction(layer: Layer) -> Compute:
+    axes, keep, f = list_reduced_axes(layer), bool(layer.attrs["keepdims"]), _FUNCTIONS[layer.op]
     if not axes:
         alone = _ALONE.get(layer.op, lambda x: x)
         return lambda x, *_: alone(x)
@@ -47,7 +47,7 @@ def _reduction(layer: Layer) -> Compute:
 
 
 @torch_op("ArgMax", "ArgMin")
-def _arg(layer: Layer) -> Compute:
+def _translate_arg_extremum(layer: Layer) -> Compute:
     f = torch.argmax if layer.op == "ArgMax" else torch.argmin
     axis, keep, last = layer.attrs["axis"], bool(layer.attrs["keepdims"]), layer.attrs["select_last_index"]
     if last:

@@ -7,13 +7,13 @@ import torch
 
 from whet.errors import UnsupportedError
 from whet.network import Layer
-from whet.ops.resize import resampling, resize_targets
+from whet.ops.resize import make_resampling, resize_targets
 from whet.training.translate._base import Compute, Fixed, torch_op
 
 
 @torch_op("Resize")
 def _resize(layer: Layer) -> Compute:
-    how = resampling(layer)
+    how = make_resampling(layer)
     if how.coordinates == "tf_crop_and_resize":
         raise UnsupportedError(f"the network cannot be trained: Resize '{layer.name}' crops (tf_crop_and_resize), which has no trainable form here")
     x = layer.needs(0)

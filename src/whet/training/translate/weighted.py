@@ -21,8 +21,8 @@ def to_torch_pads(pads: tuple[int, ...]) -> list[int]:
 
 
 @torch_op("Conv")
-def _convolution(layer: Layer) -> Compute:
-    strides, dilations, pads = _conv.attributes(layer)
+def _translate_conv(layer: Layer) -> Compute:
+    strides, dilations, pads = _conv.get_window_attributes(layer)
     r, group = len(strides), layer.attrs["group"]
     f = _CONV[r]
     if pads[:r] == pads[r:]:
@@ -32,8 +32,8 @@ def _convolution(layer: Layer) -> Compute:
 
 
 @torch_op("ConvTranspose")
-def _transposed_convolution(layer: Layer) -> Compute:
-    strides, dilations, pads, more = _conv_transpose.attributes(layer)
+def _translate_conv_transpose(layer: Layer) -> Compute:
+    strides, dilations, pads, more = _conv_transpose.get_window_attributes(layer)
     r, group = len(strides), layer.attrs["group"]
     f = _CONV_TRANSPOSE[r]
     if pads[:r] == pads[r:] and all(m < max(s, d) for m, s, d in zip(more, strides, dilations, strict=True)):
@@ -48,7 +48,7 @@ def _transposed_convolution(layer: Layer) -> Compute:
 
 
 @torch_op("Gemm")
-def _gemm(layer: Layer) -> Compute:
+def _translate_gemm(layer: Layer) -> Compute:
     a = layer.attrs
     if a["transB"] and not a["transA"] and a["alpha"] == 1 and a["beta"] == 1 and (layer.input(2) is None or layer.needs(2).type.rank == 1):
         return F.linear
@@ -61,11 +61,11 @@ def _gemm(layer: Layer) -> Compute:
 
 
 @torch_op("MatMul")
-def _matmul(layer: Layer) -> Compute:
+def _translate_matmul(layer: Layer) -> Compute:
     return torch.matmul
 
 
 @torch_op("Einsum")
-def _einsum(layer: Layer) -> Compute:
+def _translate_einsum(layer: Layer) -> Compute:
     equation = layer.attrs["equation"]
     return lambda *xs: torch.einsum(equation, *xs)

@@ -4,7 +4,7 @@ import math
 
 from whet.zoo.layers import conv, gelu, gemm, layer_norm, linear
 from whet.zoo.registry import register
-from whet.zoo.writer import GraphWriter, normal
+from whet.zoo.writer import GraphWriter, make_normal_init
 
 EPS = 1e-6
 
@@ -16,11 +16,11 @@ def convnext(g: GraphWriter, *, blocks: tuple[int, ...] = (3, 3, 9, 3), widths: 
     with g.scope("features"):
         with g.scope("0"):
             x = conv(g, x, "0", 3, widths[0], 4, stride=4, bias=True, gain=1.0)
-            x = _norm_2d(g, x, "1", widths[0], decomposed_layer_norm)
+            x = _build_norm_2d(g, x, "1", widths[0], decomposed_layer_norm)
         for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
             if stage:
                 with g.scope(str(2 * stage)):
-                    x = _norm_2d(g, x, "0", widths[stage - 1], decomposed_layer_norm)
+                    x = _build_norm_2d(g, x, "0", widths[stage - 1], decomposed_layer_norm)
                     x = conv(g, x, "1", widths[stage - 1], width, 2, stride=2, bias=True, gain=1.0)
             with g.scope(str(2 * stage + 1)):
                 for i in range(count):
@@ -29,18 +29,18 @@ def convnext(g: GraphWriter, *, blocks: tuple[int, ...] = (3, 3, 9, 3), widths: 
     with g.scope("avgpool"):
         x = g.op("GlobalAveragePool", x)
     with g.scope("classifier"):
-        x = g.op("Flatten", _norm_2d(g, x, "0", widths[-1], decomposed_layer_norm), axis=1)
+        x = g.op("Flatten", _build_norm_2d(g, x, "0", widths[-1], decomposed_layer_norm), axis=1)
         g.output(gemm(g, x, "2", widths[-1], num_classes), "output", (g.batch, num_classes))
 
 
-def _norm_2d(g: GraphWriter, x: str, name: str, width: int, decomposed: bool) -> str:
+def _build_norm_2d(g: GraphWriter, x: str, name: str, width: int, decomposed: bool) -> str:
     """Layer norm over the channels of x[N,C,H,W], by transposing to channels last and back."""
     y = layer_norm(g, g.op("Transpose", x, perm=[0, 2, 3, 1]), name, width, eps=EPS, decomposed=decomposed)
     return g.op("Transpose", y, perm=[0, 3, 1, 2])
 
 
 def _block(g: GraphWriter, x: str, width: int, decomposed: bool) -> str:
-    scale = g.weight("layer_scale", (width, 1, 1), normal(0.05, 0.3))    # 1e-6 before training, near this after it
+    scale = g.weight("layer_scale", (width, 1, 1), make_normal_init(0.05, 0.3))    # 1e-6 before training, near this after it
     with g.scope("block"):
         y = conv(g, x, "0", width, width, 7, padding=3, groups=width, bias=True, gain=1.0)
         y = layer_norm(g, g.op("Transpose", y, perm=[0, 2, 3, 1]), "2", width, eps=EPS, decomposed=decomposed)

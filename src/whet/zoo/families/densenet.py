@@ -17,7 +17,7 @@ def densenet121(g: GraphWriter, *, blocks: tuple[int, ...] = (6, 12, 24, 16), nu
         channels = 64
         for b, layers in enumerate(blocks):
             with g.scope(f"denseblock{b + 1}"):
-                x = _dense_block(g, x, channels, layers)
+                x = _build_dense_block(g, x, channels, layers)
             channels += layers * GROWTH
             if b < len(blocks) - 1:
                 with g.scope(f"transition{b + 1}"):
@@ -31,7 +31,7 @@ def densenet121(g: GraphWriter, *, blocks: tuple[int, ...] = (6, 12, 24, 16), nu
     g.output(gemm(g, x, "classifier", channels, num_classes), "output", (g.batch, num_classes))
 
 
-def _dense_block(g: GraphWriter, x: str, channels: int, layers: int) -> str:
+def _build_dense_block(g: GraphWriter, x: str, channels: int, layers: int) -> str:
     features = [x]
     for i in range(layers):
         width = channels + i * GROWTH

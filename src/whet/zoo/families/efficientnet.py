@@ -15,41 +15,41 @@ def efficientnet_b0(g: GraphWriter, *, num_classes: int = 1000, image: int = 224
     x = g.input("input", (g.batch, 3, image, image))
     with g.scope("features"):
         with g.scope("0"):
-            x = _conv_bn(g, x, 3, 32, 3, stride=2, gain=1.0)
+            x = _build_conv_bn(g, x, 3, 32, 3, stride=2, gain=1.0)
         cin = 32
         for stage, (expand, kernel, stride, cout, repeats) in enumerate(STAGES):
             with g.scope(str(stage + 1)):
                 for i in range(repeats):
                     with g.scope(str(i)):
-                        x = _mbconv(g, x, cin, cout, expand, kernel, stride if i == 0 else 1)
+                        x = _build_mbconv(g, x, cin, cout, expand, kernel, stride if i == 0 else 1)
                     cin = cout
         with g.scope("8"):
-            x = _conv_bn(g, x, cin, 1280, 1, gain=1.0)
+            x = _build_conv_bn(g, x, cin, 1280, 1, gain=1.0)
     x = flatten_head(g, x)
     with g.scope("classifier"):
         g.output(gemm(g, x, "1", 1280, num_classes), "output", (g.batch, num_classes))
 
 
-def _conv_bn(g: GraphWriter, x: str, cin: int, cout: int, kernel: int, *, stride: int = 1, groups: int = 1, act: bool = True,
+def _build_conv_bn(g: GraphWriter, x: str, cin: int, cout: int, kernel: int, *, stride: int = 1, groups: int = 1, act: bool = True,
              gain: float, scale: float = 1.0) -> str:
     x = conv(g, x, "0", cin, cout, kernel, stride=stride, padding=kernel // 2, groups=groups, gain=gain)
     x = batch_norm(g, x, "1", cout, scale=scale)
     return silu(g, x, "2") if act else x
 
 
-def _mbconv(g: GraphWriter, x: str, cin: int, cout: int, expand: int, kernel: int, stride: int) -> str:
+def _build_mbconv(g: GraphWriter, x: str, cin: int, cout: int, expand: int, kernel: int, stride: int) -> str:
     hidden, shortcut, y, n = cin * expand, stride == 1 and cin == cout, x, 0
     with g.scope("block"):
         if expand != 1:
             with g.scope("0"):
-                y = _conv_bn(g, y, cin, hidden, 1, gain=1.0)
+                y = _build_conv_bn(g, y, cin, hidden, 1, gain=1.0)
             n = 1
         with g.scope(str(n)):
-            y = _conv_bn(g, y, hidden, hidden, kernel, stride=stride, groups=hidden, gain=SILU_GAIN)
+            y = _build_conv_bn(g, y, hidden, hidden, kernel, stride=stride, groups=hidden, gain=SILU_GAIN)
         with g.scope(str(n + 1)):
             y = squeeze_excite(g, y, hidden, max(1, cin // 4), hard=False)
         with g.scope(str(n + 2)):     # the excitation multiplies by about 0.5; the larger gain compensates
-            y = _conv_bn(g, y, hidden, cout, 1, act=False, gain=7.0, scale=BRANCH if shortcut else 1.0)
+            y = _build_conv_bn(g, y, hidden, cout, 1, act=False, gain=7.0, scale=BRANCH if shortcut else 1.0)
     return g.op("Add", y, x) if shortcut else y
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from whet.errors import UsageError
 from whet.zoo.layers import conv, gelu, gemm, layer_norm, linear
 from whet.zoo.registry import register
-from whet.zoo.writer import GraphWriter, normal
+from whet.zoo.writer import GraphWriter, make_normal_init
 
 EPS = 1e-5
 FAR = 2**31 - 1
@@ -45,20 +45,20 @@ def swin(g: GraphWriter, *, blocks: tuple[int, ...] = (2, 2, 6, 2), heads: tuple
 
 def _merge(g: GraphWriter, x: str, width: int, decomposed: bool) -> str:
     """x[N,H,W,C] -> [N,H/2,W/2,2C]: concatenates the four pixels of each 2x2, normalizes and projects."""
-    def every_second(row: int, column: int) -> str:
+    def select_every_second(row: int, column: int) -> str:
         rows = g.op("Slice", x, g.const([row]), g.const([FAR]), g.const([1]), g.const([2]))
         return g.op("Slice", rows, g.const([column]), g.const([FAR]), g.const([2]), g.const([2]))
 
-    x = g.op("Concat", *(every_second(r, c) for c in (0, 1) for r in (0, 1)), axis=3)
+    x = g.op("Concat", *(select_every_second(r, c) for c in (0, 1) for r in (0, 1)), axis=3)
     x = layer_norm(g, x, "norm", 4 * width, eps=EPS, decomposed=decomposed)
     with g.scope("reduction"):
-        return g.op("MatMul", x, g.anonymous_weight("MatMul", "weight", (4 * width, 2 * width), normal(math.sqrt(1 / (4 * width)))))
+        return g.op("MatMul", x, g.anonymous_weight("MatMul", "weight", (4 * width, 2 * width), make_normal_init(math.sqrt(1 / (4 * width)))))
 
 
 def _block(g: GraphWriter, x: str, width: int, heads: int, side: int, window: int, shift: int, decomposed: bool) -> str:
     y = layer_norm(g, x, "norm1", width, eps=EPS, decomposed=decomposed)
     with g.scope("attn"):
-        y = _attention(g, y, width, heads, side, window, shift)
+        y = _build_attention(g, y, width, heads, side, window, shift)
     x = g.op("Add", x, y)
     y = layer_norm(g, x, "norm2", width, eps=EPS, decomposed=decomposed)
     with g.scope("mlp"):
@@ -69,7 +69,7 @@ def _block(g: GraphWriter, x: str, width: int, heads: int, side: int, window: in
     return g.op("Add", x, y)
 
 
-def _attention(g: GraphWriter, x: str, width: int, heads: int, side: int, window: int, shift: int) -> str:
+def _build_attention(g: GraphWriter, x: str, width: int, heads: int, side: int, window: int, shift: int) -> str:
     """Attention within windows: x[N,side,side,width] -> the same shape."""
     count, tokens, size = side // window, window * window, width // heads
     if shift:
@@ -80,7 +80,7 @@ def _attention(g: GraphWriter, x: str, width: int, heads: int, side: int, window
     qkv = g.op("Transpose", g.op("Reshape", qkv, g.const([-1, tokens, 3, heads, size])), perm=[2, 0, 3, 1, 4])
     query, key, value = (g.op("Gather", qkv, g.const(i), axis=0) for i in range(3))
     scores = g.op("MatMul", g.op("Mul", query, g.const(size**-0.5, "float32")), g.op("Transpose", key, perm=[0, 1, 3, 2]))
-    scores = g.op("Add", scores, _position_bias(g, heads, window))
+    scores = g.op("Add", scores, _build_position_bias(g, heads, window))
     if shift:
         scores = g.op("Reshape", scores, g.const([-1, count * count, heads, tokens, tokens]))
         scores = g.op("Add", scores, g.const(_mask(side, window, shift), "float32"))
@@ -100,10 +100,10 @@ def _roll(g: GraphWriter, x: str, shift: int) -> str:
     return x
 
 
-def _position_bias(g: GraphWriter, heads: int, window: int) -> str:
+def _build_position_bias(g: GraphWriter, heads: int, window: int) -> str:
     """The bias [1,heads,tokens,tokens], gathered from the table of relative positions."""
     tokens = window * window
-    table = g.weight("relative_position_bias_table", ((2 * window - 1) ** 2, heads), normal(0.5))
+    table = g.weight("relative_position_bias_table", ((2 * window - 1) ** 2, heads), make_normal_init(0.5))
     places = np.stack(np.meshgrid(np.arange(window), np.arange(window), indexing="ij")).reshape(2, -1)
     apart = places[:, :, None] - places[:, None, :] + window - 1
     index = g.table("relative_position_index", (apart[0] * (2 * window - 1) + apart[1]).reshape(-1))

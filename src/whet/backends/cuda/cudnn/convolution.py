@@ -14,7 +14,7 @@ from typing import Any
 from whet.backends.cuda.cudnn import numbers as n
 from whet.backends.cuda.cudnn.descriptor import Descriptor, make_descriptor
 from whet.backends.cuda.cudnn.library import CudnnError, handle
-from whet.backends.cuda.driver import current_device
+from whet.backends.cuda.driver import get_current_device
 from whet.errors import BackendError
 from whet.forks import cached_property, make_lock
 
@@ -165,9 +165,9 @@ _lock = make_lock()
 _MOST_GRAPHS = 64
 
 
-def graph_of(work: Convolution) -> ConvolutionGraph:
+def get_graph(work: Convolution) -> ConvolutionGraph:
     """The graph of a convolution on the current GPU; the most recent ones are cached."""
-    key = (current_device(), work)
+    key = (get_current_device(), work)
     with _lock:
         graph = _graphs.get(key)
         if graph is None:
@@ -179,11 +179,11 @@ def graph_of(work: Convolution) -> ConvolutionGraph:
 
 def plan_of(work: Convolution, engine: int, knobs: Knobs) -> Plan:
     """The plan of an engine for a convolution on the current GPU; shared by its users and released with the last of them."""
-    key = (current_device(), work, engine, knobs)
+    key = (get_current_device(), work, engine, knobs)
     with _lock:
         plan = _plans.get(key)
     if plan is None:
-        plan = graph_of(work).plan(engine, knobs)
+        plan = get_graph(work).plan(engine, knobs)
         with _lock:
             plan = _plans.setdefault(key, plan)
     return plan
@@ -204,15 +204,15 @@ def list_notes(engine: Descriptor) -> frozenset[str]:
 def list_operations(work: Convolution) -> list[Descriptor]:
     """Descriptors of the convolution and its epilogue operations; intermediate values are virtual and in f32."""
     steps, kind = work.steps, n.DATA_TYPES[work.dtype]
-    x, w = _tensor(X, work.x, work, kind), _tensor(W, work.w, work, kind)
+    x, w = _make_tensor(X, work.x, work, kind), _make_tensor(W, work.w, work, kind)
     number = 10
 
-    def result(i: int) -> Descriptor:
+    def make_result(i: int) -> Descriptor:
         nonlocal number
         number += 1
-        return _tensor(Y, work.y, work, kind) if i == len(steps) else _tensor(number, work.y, work, n.DATA_TYPES["f32"], virtual=True)
+        return _make_tensor(Y, work.y, work, kind) if i == len(steps) else _make_tensor(number, work.y, work, n.DATA_TYPES["f32"], virtual=True)
 
-    value = result(0)
+    value = make_result(0)
     shape = make_descriptor(
         n.CONVOLUTION,
         "a convolution",
@@ -240,19 +240,19 @@ def list_operations(work: Convolution) -> list[Descriptor]:
     )
     operations = [head]
     for i, step in enumerate(steps, 1):
-        after = result(i)
+        after = make_result(i)
         inputs = [(n.OPERATION_X, n.T_DESCRIPTOR, (value,)), (n.OPERATION_Y, n.T_DESCRIPTOR, (after,))]
         if step == "z":
-            inputs.append((n.OPERATION_B, n.T_DESCRIPTOR, (_tensor(Z, work.y, work, kind),)))
+            inputs.append((n.OPERATION_B, n.T_DESCRIPTOR, (_make_tensor(Z, work.y, work, kind),)))
         elif step == "b":
-            inputs.append((n.OPERATION_B, n.T_DESCRIPTOR, (_tensor(B, (1, work.y[1], 1, 1), work, kind),)))
-        point = _activation(work.activation) if step == "act" else _step(n.ADD)
+            inputs.append((n.OPERATION_B, n.T_DESCRIPTOR, (_make_tensor(B, (1, work.y[1], 1, 1), work, kind),)))
+        point = _make_activation(work.activation) if step == "act" else _step(n.ADD)
         operations.append(make_descriptor(n.OPERATION_POINTWISE, f"step {step}", (n.OPERATION_STEP, n.T_DESCRIPTOR, (point,)), *inputs))
         value = after
     return operations
 
 
-def _tensor(number: int, dims: Four, work: Convolution, kind: int, virtual: bool = False) -> Descriptor:
+def _make_tensor(number: int, dims: Four, work: Convolution, kind: int, virtual: bool = False) -> Descriptor:
     _, c, h, w = dims
     strides = (h * w * c, 1, w * c, c) if work.last else (c * h * w, h * w, w, 1)
     return make_descriptor(
@@ -272,7 +272,7 @@ def _step(mode: int, *attributes: tuple[int, int, tuple[Any, ...]]) -> Descripto
     return make_descriptor(n.POINTWISE, "a step", *settings)
 
 
-def _activation(activation: tuple[str, float, float] | None) -> Descriptor:
+def _make_activation(activation: tuple[str, float, float] | None) -> Descriptor:
     kind, low, high = activation or ("clip", 0.0, float("inf"))
     if kind == "clip":
         limits = () if high == float("inf") else ((n.RELU_HIGH, n.T_DOUBLE, (high,)),)
@@ -284,7 +284,7 @@ def _activation(activation: tuple[str, float, float] | None) -> Descriptor:
     return _step(_FUSED[kind])
 
 
-def pointers(values: dict[int, int], workspace: int) -> Descriptor:
+def make_variant_pack(values: dict[int, int], workspace: int) -> Descriptor:
     """The addresses of a run: tensors by number, and the workspace."""
     if any(not v for v in values.values()):
         raise BackendError("an operand of a cuDNN plan has no address. This is a mistake in whet: please report it.")

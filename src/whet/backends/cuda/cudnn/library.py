@@ -11,7 +11,7 @@ from typing import Any
 
 from whet.backends.cuda.cudnn.numbers import STATUS
 from whet.backends.cuda.driver import per_device
-from whet.backends.cuda.libraries import CUBLASLT, NVRTC, first_library
+from whet.backends.cuda.libraries import CUBLASLT, NVRTC, find_first_library
 from whet.backends.cuda.stream import Stream
 from whet.errors import BackendError
 
@@ -29,15 +29,15 @@ class CudnnError(BackendError):
 
 
 @cache
-def library() -> Any:
+def load_library() -> Any:
     """The loaded library, or None if it is not installed (`pip install whet[cudnn]`) or its major version is not 9.
 
     cuBLASLt is loaded first, because cuDNN ends the process if it cannot load it; NVRTC too, for engines compiled at run time.
     """
-    if first_library(CUBLASLT) is None:
+    if find_first_library(CUBLASLT) is None:
         return None
-    first_library(NVRTC)
-    candidate = first_library(_NAMES, ("nvidia.cudnn",))
+    find_first_library(NVRTC)
+    candidate = find_first_library(_NAMES, ("nvidia.cudnn",))
     if candidate is None:
         return None
     candidate.cudnnGetVersion.restype = ctypes.c_size_t
@@ -48,15 +48,15 @@ def library() -> Any:
 
 def require_library() -> Any:
     """The library. Raises BackendError if there is none."""
-    lib = library()
+    lib = load_library()
     if lib is None:
         raise BackendError(f"libcudnn cannot be loaded: pip install whet[cudnn], or build without it. {_OFF}")
     return lib
 
 
-def version() -> str:
+def get_version() -> str:
     """The library's version, "" without the library."""
-    lib = library()
+    lib = load_library()
     if lib is None:
         return ""
     number = int(lib.cudnnGetVersion())
@@ -67,7 +67,7 @@ def check(status: int, call: str) -> None:
     """Raises CudnnError for a status that is not success, with the library's last error message."""
     if status:
         words = ctypes.create_string_buffer(256)
-        last = getattr(library(), "cudnnGetLastErrorString", None)
+        last = getattr(load_library(), "cudnnGetLastErrorString", None)
         if last is not None:
             last(words, ctypes.c_size_t(len(words)))
         raise CudnnError(call, status, words.value.decode(errors="replace").strip())

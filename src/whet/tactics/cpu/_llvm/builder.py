@@ -34,15 +34,15 @@ class Type(NamedTuple):
 FLOAT, HALF, BIT, INT8, INT16, INT32, INT64 = (Type(element) for element in ("float", "half", "i1", "i8", "i16", "i32", "i64"))
 
 
-def literal(numbers: Sequence[float], element: str) -> str:
+def format_literal(numbers: Sequence[float], element: str) -> str:
     """A constant with one value per lane; floats are rounded to f32."""
     if element == "float":
-        return _float_literal(struct.pack(f"<{len(numbers)}f", *numbers))
+        return _format_float_literal(struct.pack(f"<{len(numbers)}f", *numbers))
     return str(int(numbers[0])) if len(numbers) == 1 else f"<{', '.join(f'{element} {int(n)}' for n in numbers)}>"
 
 
 @cache
-def _float_literal(packed: bytes) -> str:
+def _format_float_literal(packed: bytes) -> str:
     """LLVM writes an f32 literal as the bits of the equal f64 value."""
     texts = [f"0x{struct.unpack('<Q', struct.pack('<d', n))[0]:016X}" for (n,) in struct.iter_unpack("<f", packed)]
     return texts[0] if len(texts) == 1 else f"<{', '.join(f'float {t}' for t in texts)}>"
@@ -311,11 +311,11 @@ class Function:
 
     def value(self, number: Value | float, type: Type = INT64) -> Value:
         """A Python number as a constant in every lane; a Value is returned unchanged."""
-        return number if isinstance(number, Value) else Value(self, type, literal([number] * type.lanes, type.element))
+        return number if isinstance(number, Value) else Value(self, type, format_literal([number] * type.lanes, type.element))
 
     def vector(self, numbers: Sequence[float], element: Type = FLOAT) -> Value:
         """A constant with one number per lane."""
-        return Value(self, Type(element.element, len(numbers)), literal(numbers, element.element))
+        return Value(self, Type(element.element, len(numbers)), format_literal(numbers, element.element))
 
     def mask(self, lanes: Sequence[bool]) -> Value:
         """A constant mask of i1."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.network import F32, Layer
-from whet.tactics._fused import EpilogueStep, epilogue_steps
+from whet.tactics._fused import EpilogueStep, find_epilogue_steps
 from whet.tactics.cpu._llvm.builder import Function, Value
 from whet.tactics.cpu.elementwise._operations import OPERATIONS, Emitter
 
@@ -43,7 +43,7 @@ class Chain:
 
 def match_chain(layer: Layer) -> Chain | str:
     """The epilogue of a layer whose result is f32, or why the kernels cannot compute it."""
-    matched = epilogue_steps(layer)
+    matched = find_epilogue_steps(layer)
     if matched is None:
         return "its fused operations do not form a chain"
     steps: list[Step] = []

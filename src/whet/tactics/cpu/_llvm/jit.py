@@ -15,8 +15,8 @@ from typing import Any
 from whet.backends import Call
 from whet.backends.cpu import info, threads
 from whet.backends.cpu.machine_code import Generated, why_no_compiler
-from whet.backends.cpu.machine_code import function_address as function_address
-from whet.tactics.cpu._llvm.work_stealing import make_context, team_ir
+from whet.backends.cpu.machine_code import load_function as load_function
+from whet.tactics.cpu._llvm.work_stealing import emit_team_ir, make_context
 
 
 def why_unavailable() -> str | None:
@@ -25,7 +25,7 @@ def why_unavailable() -> str | None:
 
 
 @cache
-def version() -> str:
+def get_version() -> str:
     """The compiler's version, for timing keys; "" without one."""
     if why_unavailable():
         return ""
@@ -37,18 +37,18 @@ def version() -> str:
 @cache
 def has(feature: str) -> bool:
     """True if kernels may use an instruction set of this CPU, by Linux's name (/proc/cpuinfo)."""
-    return feature in info.flags()
+    return feature in info.list_cpu_flags()
 
 
-def generated(make: Callable[..., str], *arguments: Any) -> str | Generated:
+def generate_lazily(make: Callable[..., str], *arguments: Any) -> str | Generated:
     """The IR `make(*arguments)` for `address`, which generates it only if its object is not kept: a large module takes 50 ms. `make` is a function of
     whet's CPU kernels, and its arguments have a `repr` that says all."""
-    sources = _sources()
+    sources = _compute_sources_digest()
     return Generated(make, arguments, sources) if sources else make(*arguments)
 
 
 @cache
-def _sources() -> str:
+def _compute_sources_digest() -> str:
     """Digest of the source of all CPU kernels; "" if it is not in files."""
     digest, files = hashlib.sha256(), sorted(Path(__file__).parents[1].rglob("*.py"))
     for path in files:
@@ -57,9 +57,9 @@ def _sources() -> str:
 
 
 @cache
-def _team() -> int:
+def _get_team_address() -> int:
     """Address of the function that starts a kernel on the threads of the pool."""
-    return function_address(team_ir(threads.address("GOMP_parallel")), "team")
+    return load_function(emit_team_ir(threads.get_gomp_address("GOMP_parallel")), "team")
 
 
 class ParallelCall(Call):
@@ -75,13 +75,13 @@ class ParallelCall(Call):
         self, function: int, context: list[int], operands: Mapping[int, tuple[str, int]], count: int, implementation: str,
         shifts: dict[int, int] | None = None, step: int = 1,
     ) -> None:  # fmt: skip
-        self._context, self._shifts = make_context(context, count, step, threads.address("omp_get_thread_num")), shifts or {}
+        self._context, self._shifts = make_context(context, count, step, threads.get_gomp_address("omp_get_thread_num")), shifts or {}
         self._operands, self.implementation = operands, implementation
         address = self._context.ctypes.data
         if count == 1:
             self.native: tuple[int, int, int, int, int] | None = (function, address, 0, 0, 0)
         else:
-            self.native = (_team(), function, address, count, 0)
+            self.native = (_get_team_address(), function, address, count, 0)
 
     def run(self) -> None:
         assert self.native is not None

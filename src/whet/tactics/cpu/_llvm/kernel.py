@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.network import DType, Layer
-from whet.tactics._base import Args, Packed, Signature, Stream, Tactic, stored_bytes
+from whet.tactics._base import Args, Packed, Signature, Stream, Tactic, count_stored_bytes
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import INT8, INT32, Function, Pointer, Value
 
@@ -32,7 +32,7 @@ class CompiledTactic(Tactic):
         return super().why_not(layer) or jit.why_unavailable()
 
     def library_version(self) -> str:
-        return jit.version()
+        return jit.get_version()
 
 
 class CompiledKernel:
@@ -45,7 +45,7 @@ class CompiledKernel:
     """Elements or multiplications that one thread computes in the time of starting the others."""
 
     def __init__(self, layer: Layer, signature: Signature, work: int, count: int) -> None:
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
         self.threads = count if work > self.serial_work else 1
 
     def launch(self, stream: Stream, ir: str, name: str, args: Args, words: Sequence[tuple[str, int] | int], items: int, step: int = 1) -> None:
@@ -55,15 +55,15 @@ class CompiledKernel:
         share = -(-items // (self.threads * step)) * step
         context = [*(w if isinstance(w, int) else addresses[w[0]][w[1]] for w in words), share, *args.packed]
         operands = {k: w for k, w in enumerate(words) if not isinstance(w, int)}
-        stream.record(jit.ParallelCall(jit.function_address(ir, name), context, operands, self.threads, self.implementation, step=step))
+        stream.record(jit.ParallelCall(jit.load_function(ir, name), context, operands, self.threads, self.implementation, step=step))
 
 
-def integer_range(dtype: DType) -> tuple[int, int]:
+def get_integer_range(dtype: DType) -> tuple[int, int]:
     """Lowest and highest value of an 8-bit integer type."""
     return (-128, 127) if dtype.name == "i8" else (0, 255)
 
 
-def packed_parameters(*numbers: float) -> Packed:
+def make_packed_parameters(*numbers: float) -> Packed:
     """Scalar parameters of a kernel as one packed f32 operand."""
     line = np.array(numbers, np.float32)
     return Packed(f"line|{line.tobytes().hex()}", line.nbytes, lambda: line.view(np.uint8))

@@ -50,24 +50,24 @@ def range_function(module: Module, name: str, words: Sequence[str]) -> Iterator[
         yield f, SimpleNamespace(**values, context=context, begin=begin, end=end)
 
 
-def thread_index(f: Function, context: Pointer) -> Value:
+def emit_thread_index(f: Function, context: Pointer) -> Value:
     """The index of the running thread, as i64."""
     return f.call_address(context.load(_THREAD_INDEX), INT32).convert("sext", INT64)
 
 
-def thread_count(context: Pointer) -> Value:
+def emit_thread_count(context: Pointer) -> Value:
     return context.load(_THREADS)
 
 
 def _steal(f: Function, part: str, items_word: int, share_word: int) -> None:
     (context,) = f.arguments
     assert isinstance(context, Pointer)
-    threads, items = thread_count(context), context.load(items_word)
+    threads, items = emit_thread_count(context), context.load(items_word)
     with f.when(threads < 2):
         f.call(part, context, 0, items)
         f.returns()
     step, share = context.load(_STEP), context.load(share_word)
-    me = thread_index(f, context)
+    me = emit_thread_index(f, context)
     least = f.maximum(share // (step * PARTS), 1) * step
     with f.loop(0, threads) as victims:
         victim = (me + victims.index) % threads
@@ -85,7 +85,7 @@ def _steal(f: Function, part: str, items_word: int, share_word: int) -> None:
                 f.call(part, context, first + taken, first + following)
 
 
-def team_ir(gomp_parallel: int) -> str:
+def emit_team_ir(gomp_parallel: int) -> str:
     """IR of `void team(function, context, threads, 0)`: resets the counters, then runs `function(context)` on `threads` threads of libgomp."""
     module = Module()
     with module.function("team", ["i64", "i64", "i32", "i64"], internal=False) as f:

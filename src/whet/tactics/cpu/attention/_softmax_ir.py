@@ -24,7 +24,7 @@ mask, rows of a thread, the address of the scale and of the limit behind it."""
 
 
 @cache
-def softmax_ir(masked: bool, tail: int = 0, guard: Guard = Guard.NONE, capped: bool = False) -> str:
+def emit_softmax_ir(masked: bool, tail: int = 0, guard: Guard = Guard.NONE, capped: bool = False) -> str:
     """`softmax(context)` in three passes over a row, which is in the first-level cache.
 
     `tail`: elements of a row after its whole vectors of 16. `guard`: the rows that are 0. `capped`: tanh limits the scaled scores.

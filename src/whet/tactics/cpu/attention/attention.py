@@ -14,13 +14,13 @@ from whet.backends.cpu import threads
 from whet.network import F32, Layer
 from whet.ops._strided import View
 from whet.tactics._attention import Heads, match_attention, why_not_aligned
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
-from whet.tactics.cpu.attention._softmax_ir import softmax_ir
+from whet.tactics.cpu.attention._softmax_ir import emit_softmax_ir
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import RTOL, OneDnnCall, static
+from whet.tactics.cpu.onednn._kernel import RTOL, OneDnnCall, is_static
 
 _SCORES = 1 << 20  # bytes of scores that stay in the second-level caches
 
@@ -45,7 +45,7 @@ class AttentionKernel:
     deterministic = True
 
     def __init__(self, layer: Layer, signature: Signature, heads: Heads, products: tuple[dnn.Descriptor, dnn.Descriptor], group: int, count: int):
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
         self.found, self.group, self.rtol = heads, group, RTOL["f32"]
         self.first = _Product(products[0], {"src": ("input", heads.q.place), "weights": ("input", heads.k.place), "dst": ("output", 1)})
         self.last = _Product(products[1], {"src": ("output", 1), "weights": ("input", heads.v.place), "dst": ("output", 0)})
@@ -64,8 +64,8 @@ class AttentionKernel:
     def enqueue(self, args: Args, stream: Stream) -> None:
         found, group = self.found, self.group
         inner = Args(args.inputs, (args.outputs[0], args.scratch), (), args.scratch + self.scores)
-        ir = softmax_ir(found.mask is not None, found.keys % LANES, found.guard, bool(found.cap))
-        run = jit.function_address(ir, "softmax")
+        ir = emit_softmax_ir(found.mask is not None, found.keys % LANES, found.guard, bool(found.cap))
+        run = jit.load_function(ir, "softmax")
         rows = group * found.rows
         for image in range(found.batch):
             for head in range(0, found.heads, group):
@@ -93,13 +93,13 @@ class Attention(CompiledTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        if not static(layer):
+        if not is_static(layer):
             return None
         heads = match_attention(layer)
         return heads if isinstance(heads, str) else _why_not(layer, heads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         heads = match_attention(layer)
         assert isinstance(heads, Heads)
@@ -111,7 +111,7 @@ class Attention(CompiledTactic):
         heads = match_attention(layer)
         assert isinstance(heads, Heads)
         threads.set_threads(backend.threads)
-        names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _products(heads, _group(heads))]
+        names = [[d.name for d in p.implementations() if not d.name.startswith("ref")][:2] for p in _make_products(heads, _group(heads))]
         return [(("scores", a), ("values", b)) for a in names[0] for b in names[1]]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> AttentionKernel:
@@ -121,7 +121,7 @@ class Attention(CompiledTactic):
         threads.set_threads(backend.threads)
         wanted = dict(config)
         try:
-            first, last = _products(heads, _group(heads))
+            first, last = _make_products(heads, _group(heads))
             chosen = first.select(str(wanted["scores"])), last.select(str(wanted["values"]))
         except dnn.Unimplemented as error:
             raise PlanRefused(str(error)) from None
@@ -131,7 +131,7 @@ class Attention(CompiledTactic):
         return dnn.load_error()
 
     def library_version(self) -> str:
-        return f"{dnn.library_version()} {jit.version()}"
+        return f"{dnn.get_library_version()} {jit.get_version()}"
 
 
 def _why_not(layer: Layer, heads: Heads) -> str | None:
@@ -156,7 +156,7 @@ def _group(heads: Heads) -> int:
     return next(g for g in range(min(heads.heads, most), 0, -1) if heads.heads % g == 0 and all(n % g == 0 for n in sharing))
 
 
-def _products(heads: Heads, group: int) -> tuple[dnn.Descriptor, dnn.Descriptor]:
+def _make_products(heads: Heads, group: int) -> tuple[dnn.Descriptor, dnn.Descriptor]:
     """q . k and scores . v for so many heads of one sample."""
     rows, keys, size = heads.rows, heads.keys, heads.size
     scores = dnn.describe((group, rows, keys), "f32")

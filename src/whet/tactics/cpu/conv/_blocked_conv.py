@@ -9,12 +9,12 @@ from math import prod
 
 from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes
-from whet.tactics._fused import epilogue_steps, outer_input, root_layer, source_index, weight_and_bias
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, count_stored_bytes
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias, outer_input
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
-from whet.tactics.cpu.onednn._kernel import runtime_tensors, static
+from whet.tactics.cpu.onednn._kernel import is_static, list_runtime_tensors
 
 STORED = Operand("nChw16c", F32)
 
@@ -74,12 +74,12 @@ class ConvKernel(ABC):
     name, serial_work = "", 1 << 18  # multiplications that one thread computes in the time of starting the others
 
     def __init__(self, layer: Layer, signature: Signature, tiles: Sequence[Tile], count: int) -> None:
-        fused = steps_of(layer)
+        fused = find_conv_steps(layer)
         assert fused is not None, "the tactic takes no other layers"
         self.steps, self.added = fused
-        self.x = source_index(layer)
-        self.weights, self.bias = weight_and_bias(layer)
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.x = get_source_index(layer)
+        self.weights, self.bias = get_weight_and_bias(layer)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         taps, plane = prod(static_shape(self.weights.shape)[1:]), prod(sides)
         operands, self.parts = [], []
@@ -108,7 +108,7 @@ class ConvKernel(ABC):
             if self.added is not None:
                 operands[3], shifts[3] = ("input", self.added), part.shift
                 context.append(args.inputs[self.added] + part.shift)
-            run = jit.function_address(part.ir, self.name)
+            run = jit.load_function(part.ir, self.name)
             stream.record(jit.ParallelCall(run, context + part.sizes, operands, part.threads, self.implementation, shifts))
 
 
@@ -132,12 +132,12 @@ class FloatConvTactic(CompiledTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         if any(not layer.needs(i).is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
-        if any(t.dtype != F32 for t in runtime_tensors(layer)):
+        if any(t.dtype != F32 for t in list_runtime_tensors(layer)):
             return "computes in 32-bit floating point"
-        steps = steps_of(layer)
+        steps = find_conv_steps(layer)
         if steps is None or not self.takes(steps[0]):
             return f"takes convolutions with {self.epilogues}{', and at most one residual' if self.takes_residual else ''}"
         return self.why_not_conv(head)
@@ -166,16 +166,16 @@ class ConvTactic(FloatConvTactic):
         return self.kernel(layer, signature, tiles, backend.threads)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
-        x = source_index(layer)
+        x = get_source_index(layer)
         return [Signature(tuple(STORED if i == x else None for i in range(len(layer.inputs))), (STORED,))]
 
 
-def steps_of(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
+def find_conv_steps(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:
     """The epilogue as "Silu", "Relu" and "Add" (of one tensor of the result's shape, computed at run time), and the index of the added input;
     None for any other epilogue."""
-    steps = epilogue_steps(layer)
+    steps = find_epilogue_steps(layer)
     if steps is None:
         return None
     names: list[str] = []

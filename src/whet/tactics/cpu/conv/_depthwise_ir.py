@@ -19,7 +19,7 @@ result columns with all taps inside the image; samples * blocks * rows; items pe
 
 
 @cache
-def depthwise_ir(window: int, stride: int, pixels: int, has_avx512dq: bool) -> str:
+def emit_depthwise_ir(window: int, stride: int, pixels: int, has_avx512dq: bool) -> str:
     """`depthwise(context)` for `window` x `window` taps, a stride for both axes and tiles of `pixels`.
 
     A block's weights are its taps, row by row, then its biases, 16 channels each. The columns between `left` and `right` (at least `pixels`) are
@@ -63,7 +63,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, activations: Activations, window
             for j in range(pixels):
                 y_tile.store(activations.silu(rows.results[j]), j * LANES)
 
-        def edge(column: Value) -> None:
+        def emit_edge(column: Value) -> None:
             left = column * stride - w.pad_left
             first_tap = f.maximum(0 - left, 0)
             end_tap = f.minimum(w.width - left, window)
@@ -79,4 +79,4 @@ def _emit_rows(f: Function, w: SimpleNamespace, activations: Activations, window
         with f.loop(w.left, w.right, step=pixels) as tiles:
             tile(f.minimum(tiles.index, last_tile))
         with f.loop(0, edges) as others:
-            edge(f.select(others.index < w.left, others.index, others.index - w.left + w.right))
+            emit_edge(f.select(others.index < w.left, others.index, others.index - w.left + w.right))

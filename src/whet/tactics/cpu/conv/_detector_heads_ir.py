@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu._llvm.builder import FLOAT, INT64, LANES, Function, Module, Pointer, Value
-from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, thread_count, thread_index
+from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
 from whet.tactics.cpu.conv._pointwise_ir import STEP, add_channels
+from whet.tactics.cpu.move._moves_ir import emit_rows_function
 from whet.tactics.cpu.move._moves_ir import list_context_words as moves_words
-from whet.tactics.cpu.move._moves_ir import rows_function
 
 RUN = 4  # values of a run in its table: first row, first pixel, pixels, rows of each
 _WORD = 8  # bytes
@@ -40,31 +40,31 @@ def list_context_words(levels: int) -> tuple[str, ...]:
     return ("target", "numbers", "table", "scratch", *each, "items", "share")
 
 
-def header_bytes(levels: int) -> int:
+def count_header_bytes(levels: int) -> int:
     """Bytes of the context of the moves, before a thread's pixels."""
     return -(-len(moves_words(levels)) * _WORD // 64) * 64
 
 
-def thread_bytes(levels: Sequence[Level], pixels: int) -> int:
+def count_thread_bytes(levels: Sequence[Level], pixels: int) -> int:
     """Scratch bytes per thread; `pixels` of a register tile, since the first one may begin before the item's pixels."""
-    return header_bytes(len(levels)) + max((x.tile + pixels) * x.pitch for x in levels) * 4
+    return count_header_bytes(len(levels)) + max((x.tile + pixels) * x.pitch for x in levels) * 4
 
 
-def heads_ir(moves: Moves, levels: Sequence[Level], blocks: int, pixels: int, has_avx512dq: bool) -> str:
+def emit_heads_ir(moves: Moves, levels: Sequence[Level], blocks: int, pixels: int, has_avx512dq: bool) -> str:
     """`heads(context)`: items are tiles of pixels, level by level. The levels' results are the sources of `moves`, stored channels last with the
     levels' pitches. Register tiles have `blocks` of 16 channels by `pixels`. Raises Refused.
     """
     module = Module()
-    make_rows = rows_function(module, moves, has_avx512dq)
+    make_rows = emit_rows_function(module, moves, has_avx512dq)
     convolve = _convolve(module, blocks, pixels)
     inner_words = moves_words(len(levels))
     with parallel_kernel(module, "heads", list_context_words(len(levels)), "items") as (f, w):
-        (me,) = f.choose([(thread_count(w.context) > 1, lambda: [thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
-        own = w.scratch + me * thread_bytes(levels, pixels)
+        (me,) = f.choose([(emit_thread_count(w.context) > 1, lambda: [emit_thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
+        own = w.scratch + me * count_thread_bytes(levels, pixels)
         inner_context = own.as_pointer(INT64)
         inner_context.store(w.target, inner_words.index("target"))
         inner_context.store(w.numbers, inner_words.index("numbers"))
-        memory = (own + header_bytes(len(levels))).as_pointer(FLOAT)
+        memory = (own + count_header_bytes(len(levels))).as_pointer(FLOAT)
         runs = w.table.as_pointer(INT64)
         with f.loop(w.begin, w.end) as items:
             cases, before = [], 0

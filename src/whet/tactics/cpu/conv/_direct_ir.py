@@ -73,7 +73,7 @@ class Form:
 
 
 @cache
-def direct_ir(form: Form) -> str:
+def emit_direct_ir(form: Form) -> str:
     """`direct(context)` for one form.
 
     Weights are packed in groups of `blocks` of 16 output channels: for each block of input channels, row of the window, input channel and tap of the

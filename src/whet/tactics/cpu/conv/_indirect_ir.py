@@ -24,7 +24,7 @@ from whet.tactics.cpu._llvm.builder import FLOAT, INT64, Function, Module, Point
 from whet.tactics.cpu._llvm.epilogue import Step, emit_chain
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS
 from whet.tactics.cpu._llvm.math import Math
-from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, thread_count, thread_index
+from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
 
 ROWS = 6  # pixels that are computed at once
 UNROLLED = 4  # input channels
@@ -70,19 +70,19 @@ class Form:
         return self.kind == "product"
 
 
-def thread_bytes(form: Form, block: int, taps: int, channels: int) -> int:
+def count_thread_bytes(form: Form, block: int, taps: int, channels: int) -> int:
     """A thread's memory: the table of a block, the number of taps inside the image for each pixel, the accumulators of a tile, copied windows."""
     return 8 * block * (taps + 1) + 4 * ROWS * form.width + (4 * block * taps * channels if form.is_gathered else 0)
 
 
 @cache
-def indirect_ir(form: Form) -> str:
+def emit_indirect_ir(form: Form) -> str:
     """`indirect(context)`."""
     module = Module()
-    sums = {(r, partial): _sums(module, form, r, partial) for r in form.rows for partial in _partials(form)}
+    sums = {(r, partial): _emit_sums(module, form, r, partial) for r in form.rows for partial in _list_partials(form)}
     finish = {masked: _finish(module, form, masked) for masked in (False, True) if form.tail or not masked}
     with parallel_kernel(module, "indirect", list_context_words(form.steps), "items") as (f, w):
-        (me,) = f.choose([(thread_count(w.context) > 1, lambda: [thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
+        (me,) = f.choose([(emit_thread_count(w.context) > 1, lambda: [emit_thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
         memory = w.scratch + me * w.thread_bytes
         taps = w.window_y * w.window_x
         table = memory.as_pointer(INT64)
@@ -100,7 +100,7 @@ def indirect_ir(form: Form) -> str:
     return str(module)
 
 
-def _partials(form: Form) -> tuple[bool, ...]:
+def _list_partials(form: Form) -> tuple[bool, ...]:
     """Whether there are sums of all vectors of a strip, and of the last strip of a group: a product reads no input by vectors."""
     return (False,) if form.reads_channels else (False, True)
 
@@ -193,11 +193,11 @@ def _compute_strip(
         chunk.carry(pixel + rows)
 
 
-def _sums(module: Module, form: Form, rows: int, partial: bool) -> Function:
+def _emit_sums(module: Module, form: Form, rows: int, partial: bool) -> Function:
     """`sums_R(table, block, taps, offset, weights, buffer, channels, left)` writes the accumulators [row][column] of `rows` pixels and a strip.
     `offset` floats are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read."""
     with module.function(f"sums_{rows}{'_part' if partial else ''}", ["i64*", "i64", "i64", "i64", "float*", "float*", "i64", "i64"]) as f:
-        sums = _product_sums(f, form, rows) if form.reads_channels else _channel_sums(f, form, rows, partial)
+        sums = _emit_product_sums(f, form, rows) if form.reads_channels else _emit_channel_sums(f, form, rows, partial)
         buffer = f.arguments[5]
         assert isinstance(buffer, Pointer)
         for r in range(rows):
@@ -206,7 +206,7 @@ def _sums(module: Module, form: Form, rows: int, partial: bool) -> Function:
     return f
 
 
-def _product_sums(f: Function, form: Form, rows: int) -> list[Value]:
+def _emit_product_sums(f: Function, form: Form, rows: int) -> list[Value]:
     """Few rows have several accumulators per result, for consecutive channels: an accumulator takes four cycles from one sum to the next."""
     table, block, taps, offset, weights, _, channels, _ = f.arguments
     assert isinstance(table, Pointer)
@@ -248,7 +248,7 @@ def _product_sums(f: Function, form: Form, rows: int) -> list[Value]:
     return total
 
 
-def _channel_sums(f: Function, form: Form, rows: int, partial: bool) -> list[Value]:
+def _emit_channel_sums(f: Function, form: Form, rows: int, partial: bool) -> list[Value]:
     table, block, taps, offset, weights, _, _, left = f.arguments
     assert isinstance(table, Pointer)
     assert isinstance(weights, Pointer)

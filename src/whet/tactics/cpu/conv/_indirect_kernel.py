@@ -12,12 +12,12 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import F32, Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream
-from whet.tactics._fused import source_index
+from whet.tactics._fused import get_source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.conv._indirect_ir import ROWS, Form, indirect_ir, list_context_words, thread_bytes
-from whet.tactics.cpu.onednn._kernel import runtime_tensors, static, to_f32
+from whet.tactics.cpu.conv._indirect_ir import ROWS, Form, count_thread_bytes, emit_indirect_ir, list_context_words
+from whet.tactics.cpu.onednn._kernel import is_static, list_runtime_tensors, to_f32
 
 _SECOND_CACHE = 1 << 17  # bytes of weights, and of a block's input, that stay in L2
 _ITEMS = 4  # per thread, if there are as many
@@ -25,7 +25,7 @@ _MOST_ROWS = 96  # pixels of a block
 _FEW_CHANNELS = 4  # whose windows are copied
 
 
-def lanes() -> int:
+def count_lanes() -> int:
     """Floats of this CPU's vectors: 512, 256 or 128 bits (NEON, SSE)."""
     return 16 if jit.has("avx512f") else 8 if jit.has("avx2") and jit.has("fma") else 4
 
@@ -70,7 +70,7 @@ class IndirectKernel(CompiledKernel):
         self, layer: Layer, signature: Signature, kind: str, problem: Problem, chain: Chain, x: int, weights: tuple[Tensor, Tensor | None] | None,
         matrix: bool, count: int,
     ) -> None:  # fmt: skip
-        p, n = problem, lanes()
+        p, n = problem, count_lanes()
         is_product = kind == "product"
         super().__init__(layer, signature, p.pixels * p.taps * p.groups * p.channels * (p.taken if is_product else 1), count)
         self.rtol, self.x, self.residual = 1e-5, x, chain.residual
@@ -95,8 +95,8 @@ class IndirectKernel(CompiledKernel):
         sizes = {block, p.pixels - (blocks - 1) * block}
         is_plain = p.taps == 1 and p.window.pads == (0, 0) and _reads_inside(p)
         is_gathered = is_product and p.groups == 1 and p.taps > 1 and p.taken <= _FEW_CHANNELS
-        self.form = Form(kind, n, vectors, _row_counts(sizes), p.channels % n, chain.steps, is_plain, is_gathered)
-        own = thread_bytes(self.form, block, p.taps, p.taken)
+        self.form = Form(kind, n, vectors, _list_row_counts(sizes), p.channels % n, chain.steps, is_plain, is_gathered)
+        own = count_thread_bytes(self.form, block, p.taps, p.taken)
         self.items = blocks * -(-strips // item_strips)
         self.threads = min(self.threads, self.items)
         self.scratch = own * self.threads
@@ -118,7 +118,7 @@ class IndirectKernel(CompiledKernel):
             out = np.zeros(nbytes // 4, np.float32)
             out[zeros_at:] = border
             if weights is not None:
-                out[:bias_at] = pack_weights(matrix_of(to_f32(weights[0]), matrix, is_product), p, width, is_product)
+                out[:bias_at] = pack_weights(convert_to_matrix(to_f32(weights[0]), matrix, is_product), p, width, is_product)
                 if weights[1] is not None:
                     rows = np.zeros((p.groups, group_strips * width), np.float32)
                     rows[:, : p.channels] = to_f32(weights[1]).reshape(p.groups, p.channels)
@@ -134,7 +134,7 @@ class IndirectKernel(CompiledKernel):
         if self.residual is not None:
             operands["added"] = ("input", self.residual)
         words = [operands[name] for name in list_context_words(self.form.steps)[:-2]]
-        self.launch(stream, indirect_ir(self.form), "indirect", args, words, self.items)
+        self.launch(stream, emit_indirect_ir(self.form), "indirect", args, words, self.items)
 
 
 class IndirectTactic(CompiledTactic):
@@ -155,16 +155,16 @@ class IndirectTactic(CompiledTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer) or self.why_not_layer(layer):
             return reason
-        if any(t.dtype != F32 for t in runtime_tensors(layer)):
+        if any(t.dtype != F32 for t in list_runtime_tensors(layer)):
             return "computes in 32-bit floating point"
         chain = match_chain(layer)
         return chain if isinstance(chain, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         chain = match_chain(layer)
-        if self.why_not(layer) or not static(layer) or 0 in static_shape(layer.outputs[0].shape) or isinstance(chain, str):
+        if self.why_not(layer) or not is_static(layer) or 0 in static_shape(layer.outputs[0].shape) or isinstance(chain, str):
             return []
-        read = (source_index(layer), chain.residual)
+        read = (get_source_index(layer), chain.residual)
         return [Signature(tuple(self.operand if i in read else None for i in range(len(layer.inputs))), (self.operand,))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -178,7 +178,7 @@ class IndirectTactic(CompiledTactic):
         return self.plan_kernel(layer, signature, chain, backend.threads)
 
 
-def matrix_of(w: np.ndarray, transposed: bool, is_product: bool) -> np.ndarray:
+def convert_to_matrix(w: np.ndarray, transposed: bool, is_product: bool) -> np.ndarray:
     """Weights as [output channel, input channel of a group, tap], or [output channel, tap]; `transposed`: they are [input, output]."""
     if not is_product:
         return w.reshape(len(w), -1)
@@ -202,7 +202,7 @@ def _reads_inside(p: Problem) -> bool:
     return all((results - 1) * stride + (taps - 1) * step - pad < side for side, results, stride, taps, step, pad in axes)
 
 
-def _row_counts(blocks: set[int]) -> tuple[int, ...]:
+def _list_row_counts(blocks: set[int]) -> tuple[int, ...]:
     """The numbers of pixels computed at once in blocks of these sizes."""
     counts = set()
     for count in blocks:

@@ -47,7 +47,7 @@ def list_context_words(two_outputs: bool, has_initial: bool) -> tuple[str, ...]:
 
 
 @cache
-def pointwise_ir(variant: Variant) -> str:
+def emit_pointwise_ir(variant: Variant) -> str:
     """`pointwise(context)`.
 
     Weights are packed in groups of `blocks`: for each input channel and block the 16 output channels, then the biases. An image has at least

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, Function, Module, Pointer, Type, Value
-from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, thread_count, thread_index
+from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
 from whet.tactics.cpu.conv._winograd_transform import count_tile_inputs, emit_input, emit_output
 
 VECTORS = 2  # of a strip of output channels
@@ -67,7 +67,7 @@ class Form:
 
 
 @cache
-def winograd_ir(form: Form) -> str:
+def emit_winograd_ir(form: Form) -> str:
     """`winograd(context)`, or `inputs(context)` and `products(context)` in the split form."""
     module = Module()
     functions = _Functions(module, form)
@@ -224,7 +224,7 @@ class _Kernel:
 
     def __init__(self, f: Function, w: SimpleNamespace, form: Form, functions: _Functions) -> None:
         self.f, self.w, self.form, self.functions = f, w, form, functions
-        (me,) = f.choose([(thread_count(w.context) > 1, lambda: [thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
+        (me,) = f.choose([(emit_thread_count(w.context) > 1, lambda: [emit_thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
         self.scratch = w.scratch.as_pointer(FLOAT)
         own = self.scratch.at(me * w.thread_floats)
         self.window = own  # the copied window, then the transforms' intermediate values
@@ -239,7 +239,7 @@ class _Kernel:
     def locate_shared_inputs(self, block: Value) -> Pointer:
         """V of a block in the split form: after the memory of all threads, whose size is that of the blocks before."""
         w = self.w
-        return self.scratch.at(thread_count(w.context) * w.thread_floats).at(block * w.block_floats)
+        return self.scratch.at(emit_thread_count(w.context) * w.thread_floats).at(block * w.block_floats)
 
     def emit_for_tiles(self, begin: Value, end: Value, emit: Callable[[Value, Value, Value, Value], None]) -> None:
         """Emits code for the tiles [begin, end): emit(tile, sample, row, column), the row and column of the tile's first result."""

@@ -27,7 +27,7 @@ def count_tile_inputs(m: int) -> int:
 
 
 @cache
-def matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def compute_matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(A, B, G) in float64: the results of a row are A ((G w) * (B x)), with A [m, n], B [n, n], G [n, 3] and n = m + 2."""
     from numpy.polynomial import polynomial  # not needed if compiled objects and packed weights are kept
 
@@ -45,22 +45,22 @@ def matrices(m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return a, b, g
 
 
-def transformed_weights(w: np.ndarray, m: int) -> np.ndarray:
+def transform_weights(w: np.ndarray, m: int) -> np.ndarray:
     """[K, C, 3, 3] to [n * n, C, K], f32; computed in float64 and rounded once."""
-    g = matrices(m)[2]
+    g = compute_matrices(m)[2]
     columns = np.ascontiguousarray(w.transpose(2, 3, 1, 0), np.float64).reshape(TAPS * TAPS, -1)
     return (np.kron(g, g) @ columns).astype(np.float32).reshape(-1, w.shape[1], w.shape[0])
 
 
 def emit_input(f: Function, x: Sequence[Value], m: int) -> list[Value]:
     """B x: the transform of one row or column of n vectors."""
-    b = matrices(m)[1]
-    result = [_combine(f, x, _terms(b[0]))]
+    b = compute_matrices(m)[1]
+    result = [_combine(f, x, _list_terms(b[0]))]
     for k, p in enumerate(PAIRS[m]):
         plus, minus = b[2 * k + 1], b[2 * k + 2]
-        even, odd = _combine(f, x, _terms((plus + minus) / 2)), _combine(f, x, _terms((plus - minus) / (2 * p)))
+        even, odd = _combine(f, x, _list_terms((plus + minus) / 2)), _combine(f, x, _list_terms((plus - minus) / (2 * p)))
         result += [_add_scaled(f, even, p, odd), _add_scaled(f, even, -p, odd)]
-    return [*result, _combine(f, x, _terms(b[-1]))]
+    return [*result, _combine(f, x, _list_terms(b[-1]))]
 
 
 def emit_output(f: Function, x: Sequence[Value], m: int) -> list[Value]:
@@ -75,7 +75,7 @@ def emit_output(f: Function, x: Sequence[Value], m: int) -> list[Value]:
     return result
 
 
-def _terms(row: np.ndarray) -> Combination:
+def _list_terms(row: np.ndarray) -> Combination:
     """The non-zero terms of a row, one with coefficient 1 first."""
     return tuple(sorted(((k, float(c)) for k, c in enumerate(row) if c), key=lambda t: t[1] != 1))
 

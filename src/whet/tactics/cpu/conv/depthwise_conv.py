@@ -14,11 +14,11 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
-from whet.tactics._fused import root_layer
+from whet.tactics._fused import get_root_layer
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile
-from whet.tactics.cpu.conv._depthwise_ir import TILES, depthwise_ir
+from whet.tactics.cpu.conv._depthwise_ir import TILES, emit_depthwise_ir
 from whet.tactics.cpu.onednn._kernel import to_f32
 
 _WINDOWS = (3, 5, 7)
@@ -30,14 +30,14 @@ class DepthwiseKernel(ConvKernel):
     name, serial_work = "depthwise", 1 << 16
 
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
         height, width = static_shape(head.needs(0).shape)[2:]
-        window, stride, pads = _geometry(head)
-        sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_inner_columns(layer)]
+        window, stride, pads = _get_geometry(head)
+        sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_compute_inner_columns(layer)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
         packed = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8), storable=True)
-        return depthwise_ir(window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, packed
+        return emit_depthwise_ir(window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, packed
 
 
 @tactic
@@ -52,7 +52,7 @@ class Depthwise(ConvTactic):
         w, a = head.needs(1), head.attrs
         if head.needs(0).type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % LANES:
             return f"takes depthwise convolutions of images with a multiple of {LANES} channels"
-        window, stride, pads = _geometry(head)
+        window, stride, pads = _get_geometry(head)
         square = len(set(w.shape[2:])) == 1 and len(set(a.get("strides") or (1,))) == 1 and set(a.get("dilations") or (1,)) == {1}
         if not square or window not in _WINDOWS or stride > 2 or max(pads) >= window:
             return "takes square windows of 3, 5 or 7, a stride of 1 or 2, pads smaller than the window"
@@ -70,7 +70,7 @@ class Depthwise(ConvTactic):
         return [Tile(1, sizes["pixels"], static_shape(layer.outputs[0].shape)[1] // LANES)]
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
-        left, right = _inner_columns(layer)
+        left, right = _compute_inner_columns(layer)
         return pixels in TILES and right - left >= pixels
 
 
@@ -83,16 +83,16 @@ def pack_weights(weights: Tensor, bias: Tensor | None) -> np.ndarray:
     return np.ascontiguousarray(rows.reshape(len(rows), channels // LANES, LANES).transpose(1, 0, 2)).reshape(-1)
 
 
-def _geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:
+def _get_geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:
     """Window, stride, and pads (top, left, bottom, right)."""
     a = head.attrs
     return int(head.needs(1).shape[2]), int((a.get("strides") or (1,))[0]), tuple(a.get("pads") or (0,) * 4)
 
 
-def _inner_columns(layer: Layer) -> tuple[int, int]:
+def _compute_inner_columns(layer: Layer) -> tuple[int, int]:
     """The range of result columns with every tap inside the image."""
-    head = root_layer(layer)
-    window, stride, pads = _geometry(head)
+    head = get_root_layer(layer)
+    window, stride, pads = _get_geometry(head)
     width, columns = static_shape(head.needs(0).shape)[3], static_shape(layer.outputs[0].shape)[3]
     left = -(-pads[1] // stride)
     return left, max(left, min(columns, (width - window + pads[1]) // stride + 1))

@@ -14,9 +14,9 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import BF16, F32, DType, Layer, Tensor, static_shape, symbols
+from whet.network import BF16, F32, DType, Layer, Tensor, find_symbols, static_shape
 from whet.ops import bind_layer
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
 from whet.tactics._moves_indices import Refused
 from whet.tactics._moves_runs import Run, runs
 from whet.tactics._moves_tree import Moves
@@ -24,10 +24,10 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu.conv._blocked_conv import Tile
-from whet.tactics.cpu.conv._detector_heads_ir import Level, heads_ir, thread_bytes
+from whet.tactics.cpu.conv._detector_heads_ir import Level, count_thread_bytes, emit_heads_ir
 from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES
 from whet.tactics.cpu.conv.pointwise_conv import pack_weights
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.onednn._kernel import is_static
 
 KIND = "HeadConvs"
 _TILES = (24, 48)  # pixels of an item
@@ -62,10 +62,10 @@ class HeadsKernel:
     def __init__(self, layer: Layer, signature: Signature, blocks: int, pixels: int, tile: int, count: int) -> None:
         heads, view = split_layer(layer)
         self.images = [h.image for h in heads]
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
         groups = [-(-static_shape(h.output.shape)[1] // (blocks * LANES)) for h in heads]
         pitches = {h.source: g * blocks * LANES + _PITCH_PADDING for h, g in zip(heads, groups, strict=True)}
-        moves, run_list = _moves_and_runs(view, signature.outputs[0].format, pitches)
+        moves, run_list = _make_moves_and_runs(view, signature.outputs[0].format, pitches)
         table: list[Run] = []
         levels = []
         for head, g in zip(heads, groups, strict=True):
@@ -79,10 +79,10 @@ class HeadsKernel:
             table += mine
         self.items = sum(x.items for x in levels)
         self.threads = min(count, self.items) if sum(h.work for h in heads) > self.serial_work else 1
-        self.scratch = self.threads * thread_bytes(levels, pixels)
+        self.scratch = self.threads * count_thread_bytes(levels, pixels)
         lines = np.array([(r.row, r.pixel, r.count, r.each) for r in table], np.int64)
         self.packed = (_pack_array(moves.numbers), _pack_array(lines), *(_pack_weights(h, g, blocks) for h, g in zip(heads, groups, strict=True)))
-        self.ir = heads_ir(moves, levels, blocks, pixels, jit.has("avx512dq"))
+        self.ir = emit_heads_ir(moves, levels, blocks, pixels, jit.has("avx512dq"))
         self.implementation = f"{blocks * LANES} channels x {pixels} pixels, items of {tile}"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
@@ -92,7 +92,7 @@ class HeadsKernel:
             operands[len(context)] = ("input", image)
             context += [args.inputs[image], weights]
         context += [self.items, -(-self.items // self.threads)]
-        stream.record(jit.ParallelCall(jit.function_address(self.ir, "heads"), context, operands, self.threads, self.implementation))
+        stream.record(jit.ParallelCall(jit.load_function(self.ir, "heads"), context, operands, self.threads, self.implementation))
 
 
 def _pack_array(values: np.ndarray) -> Packed:
@@ -135,8 +135,8 @@ class Heads(CompiledTactic):
         if BF16 in permitted and jit.has("avx512_bf16"):
             return "the separate layers may be faster in the permitted 16-bit floats"
         dims = {d for t in (*layer.inputs, *layer.outputs) if t is not None for d in t.shape}
-        names = set().union(*(symbols(d) for d in dims))
-        if len(names) > 1 or any(symbols(d) for t in layer.inputs if t is not None for d in t.shape[1:]):
+        names = set().union(*(find_symbols(d) for d in dims))
+        if len(names) > 1 or any(find_symbols(d) for t in layer.inputs if t is not None for d in t.shape[1:]):
             return "images of unknown sizes"
         one = bind_layer(layer, dict.fromkeys(names, 1))
         for signature in self._signatures(one):
@@ -151,7 +151,7 @@ class Heads(CompiledTactic):
         return self._refuses(layer, signature)
 
     def _signatures(self, layer: Layer) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or len(layer.outputs) != 1:
+        if self.why_not(layer) or not is_static(layer) or len(layer.outputs) != 1:
             return []
         images = {h.image for h in split_layer(layer)[0]}
         inputs = tuple(Operand("nChw16c", F32) if i in images else None for i in range(len(layer.inputs)))
@@ -159,7 +159,7 @@ class Heads(CompiledTactic):
         return [Signature(inputs, (Operand(target, F32),)) for target in targets]
 
     def _refuses(self, layer: Layer, signature: Signature) -> str | None:
-        configs = _configs(layer)
+        configs = _list_configs(layer)
         if not configs:
             return "an image has fewer pixels than the smallest tile"
         try:
@@ -169,7 +169,7 @@ class Heads(CompiledTactic):
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        return _configs(layer)
+        return _list_configs(layer)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> HeadsKernel:
         try:
@@ -186,11 +186,11 @@ class Heads(CompiledTactic):
         return HeadsKernel(layer, signature, sizes["blocks"], sizes["pixels"], sizes["tile"], count)
 
 
-def _configs(layer: Layer) -> list[Config]:
+def _list_configs(layer: Layer) -> list[Config]:
     """The two register tiles of lowest cost, with few and many pixels per item."""
     heads, _ = split_layer(layer)
     least = min(prod(static_shape(h.output.shape)[2:]) for h in heads)
-    fit = sorted(((b, p) for b, p in TILES if p <= least), key=lambda t: _cost(heads, *t))[:2]
+    fit = sorted(((b, p) for b, p in TILES if p <= least), key=lambda t: _estimate_cost(heads, *t))[:2]
     return [(("blocks", b), ("pixels", p), ("tile", n)) for b, p in fit for n in _TILES]
 
 
@@ -210,7 +210,7 @@ def split_layer(layer: Layer) -> tuple[list[Head], Layer]:
     return sorted(heads, key=lambda h: -static_shape(h.weights.shape)[1]), view
 
 
-def _moves_and_runs(view: Layer, out: str, pitches: dict[int, int]) -> tuple[Moves, list[Run]]:
+def _make_moves_and_runs(view: Layer, out: str, pitches: dict[int, int]) -> tuple[Moves, list[Run]]:
     """The moves over images stored channels last with these pitches, and the runs (result rows per pixel range). Raises Refused."""
     places = [i for i, t in enumerate(view.inputs) if t is not None and not t.is_constant]
     moves = Moves(view, dict.fromkeys(places, "nhwc"), out, pitches={i: pitches[k] for k, i in enumerate(places)})
@@ -221,7 +221,7 @@ def _moves_and_runs(view: Layer, out: str, pitches: dict[int, int]) -> tuple[Mov
     return moves, found
 
 
-def _cost(heads: list[Head], blocks: int, pixels: int) -> float:
+def _estimate_cost(heads: list[Head], blocks: int, pixels: int) -> float:
     """Multiplications and loads of all levels, in vectors of 16 values."""
     total = 0.0
     for h in heads:

@@ -14,12 +14,12 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Operand, Packed, Signature, tactic
-from whet.tactics._fused import root_layer, source_index
+from whet.tactics._fused import get_root_layer, get_source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
-from whet.tactics.cpu.conv._blocked_conv import STORED, ConvKernel, ConvTactic, Tile, block_counts, list_launches, steps_of
-from whet.tactics.cpu.conv._direct_ir import MOST, REGISTERS, Form, Taps, direct_ir
-from whet.tactics.cpu.onednn._kernel import static, to_f32
+from whet.tactics.cpu.conv._blocked_conv import STORED, ConvKernel, ConvTactic, Tile, block_counts, find_conv_steps, list_launches
+from whet.tactics.cpu.conv._direct_ir import MOST, REGISTERS, Form, Taps, emit_direct_ir
+from whet.tactics.cpu.onednn._kernel import is_static, to_f32
 
 _BLOCKS = range(1, MOST + 1)
 _MIN_PIXELS = 4  # pixels of a tile
@@ -35,21 +35,21 @@ class DirectKernel(ConvKernel):
     name = "direct"
 
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         planes = signature.needs(self.x).format == "linear"
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
         taken, height, width = static_shape(head.needs(0).shape)[1:]
-        top, side = _pads(head)
-        ends = _edge_taps(head, columns, tile.pixels)
+        top, side = _get_pads(head)
+        ends = _find_edge_taps(head, columns, tile.pixels)
         assert ends is not None
         unroll = 1 if planes or taken % 2 else 2
-        form = Form(_window(head), _strides(head), tile.blocks, tile.pixels, unroll, planes, *ends, self.steps, jit.has("avx512dq"))
+        form = Form(_get_window(head), _get_strides(head), tile.blocks, tile.pixels, unroll, planes, *ends, self.steps, jit.has("avx512dq"))
         nbytes = tile.groups * tile.blocks * LANES * 4 * (prod(form.window) * -(-taken // form.step) * form.step + 1)
         sizes = [height, width, rows, columns, taken, -(-channels // LANES), tile.groups, top, side, int(nbytes <= _CACHE)]
         weights, bias = self.weights, self.bias
         key = f"{self.constants}|direct {tile.blocks} {form.step} {tile.channels}"
         packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8), storable=True)
-        return direct_ir(form), sizes, images * tile.groups * rows, packed
+        return emit_direct_ir(form), sizes, images * tile.groups * rows, packed
 
 
 @tactic
@@ -61,17 +61,17 @@ class Direct(ConvTactic):
         a = head.attrs
         if head.needs(0).type.rank != 4 or a["group"] != 1 or set(a.get("dilations") or (1,)) != {1}:
             return "takes convolutions of images with one group and no dilations"
-        window, pads = _window(head), a.get("pads") or (0,) * 4
+        window, pads = _get_window(head), a.get("pads") or (0,) * 4
         if prod(window) == 1 or max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(pads)):
             return f"takes windows of more than one pixel, at most {_WINDOW} a side, and pads smaller than the window"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
-        x, steps = source_index(layer), steps_of(layer)
+        x, steps = get_source_index(layer), find_conv_steps(layer)
         assert steps is not None
-        few = static_shape(root_layer(layer).needs(0).shape)[1] <= _MAX_PLANES and x != steps[1]
+        few = static_shape(get_root_layer(layer).needs(0).shape)[1] <= _MAX_PLANES and x != steps[1]
         image = Operand("linear", STORED.dtype) if few else STORED
         inputs = tuple(image if i == x else STORED if i == steps[1] else None for i in range(len(layer.inputs)))
         inplace = [] if steps[1] in (None, x) else [Signature(inputs, (STORED,), ((steps[1], 0),))]
@@ -85,9 +85,9 @@ class Direct(ConvTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """With SiLU, which gains most: for each number of blocks (one only if no other is possible) the tile that recomputes fewest pixels, with and
         without registers for the weights of all taps of a row. Else the tile of lowest cost. In place no pixel may be computed twice."""
-        steps = steps_of(layer)
+        steps = find_conv_steps(layer)
         assert steps is not None
-        (_, channels, _, columns), wide = static_shape(layer.outputs[0].shape), _window(root_layer(layer))[1]
+        (_, channels, _, columns), wide = static_shape(layer.outputs[0].shape), _get_window(get_root_layer(layer))[1]
         blocks = -(-channels // LANES)
         fit = {b: [p for p in range(_MIN_PIXELS, REGISTERS) if self.fits(layer, signature, b, p)] for b in _BLOCKS}
         some = [b for b in _BLOCKS if fit[b]]
@@ -109,18 +109,18 @@ class Direct(ConvTactic):
         left = -(-static_shape(layer.outputs[0].shape)[1] // LANES) % blocks
         rest = [p for p in range(_MIN_PIXELS, REGISTERS) if left and self.fits(layer, signature, left, p)]
         main = (("blocks", blocks), ("pixels", pixels))
-        return (*main, ("rest", min(rest, key=lambda p: _cost(layer, left, p)))) if left else main
+        return (*main, ("rest", min(rest, key=lambda p: _estimate_cost(layer, left, p)))) if left else main
 
     def cost(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> float:
         """Estimated cost of all channels."""
         sizes = {name: int(value) for name, value in self.config(layer, signature, blocks, pixels)}
-        return sum(t.groups * t.blocks * _cost(layer, t.blocks, t.pixels) for t in list_launches(layer, sizes) or ())
+        return sum(t.groups * t.blocks * _estimate_cost(layer, t.blocks, t.pixels) for t in list_launches(layer, sizes) or ())
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         columns = static_shape(layer.outputs[0].shape)[3]
         if blocks not in _BLOCKS or not _MIN_PIXELS <= pixels <= columns or blocks * (pixels + 1) >= REGISTERS:
             return False
-        return not (signature.inplace and columns % pixels) and _edge_taps(root_layer(layer), columns, pixels) is not None
+        return not (signature.inplace and columns % pixels) and _find_edge_taps(get_root_layer(layer), columns, pixels) is not None
 
 
 def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) -> np.ndarray:
@@ -138,42 +138,42 @@ def pack_weights(weights: Tensor, bias: Tensor | None, tile: Tile, step: int) ->
     return np.concatenate([rows, biases.reshape(groups, group)], axis=1).reshape(-1)
 
 
-def _window(head: Layer) -> tuple[int, int]:
+def _get_window(head: Layer) -> tuple[int, int]:
     high, wide = static_shape(head.needs(1).shape)[2:]
     return high, wide
 
 
-def _strides(head: Layer) -> tuple[int, int]:
+def _get_strides(head: Layer) -> tuple[int, int]:
     down, across = head.attrs.get("strides") or (1, 1)
     return int(down), int(across)
 
 
-def _pads(head: Layer) -> tuple[int, int]:
+def _get_pads(head: Layer) -> tuple[int, int]:
     """Top and left."""
     top, side = (head.attrs.get("pads") or (0, 0))[:2]
     return int(top), int(side)
 
 
-def _cost(layer: Layer, blocks: int, pixels: int) -> float:
+def _estimate_cost(layer: Layer, blocks: int, pixels: int) -> float:
     """Multiplications and loads of a row of 16 output channels, for an input channel and a row of taps. Ranks tiles like their times (ResNets)."""
-    head = root_layer(layer)
-    wide, across, columns = _window(head)[1], _strides(head)[1], static_shape(layer.outputs[0].shape)[3]
+    head = get_root_layer(layer)
+    wide, across, columns = _get_window(head)[1], _get_strides(head)[1], static_shape(layer.outputs[0].shape)[3]
     shared = blocks * (pixels + wide) < REGISTERS
     spread = (pixels - 1) * across + wide if shared else pixels * wide
     return -(-columns // pixels) * (blocks * pixels * wide + blocks * wide + spread) / blocks
 
 
-def _edge_taps(head: Layer, columns: int, pixels: int) -> tuple[Taps, Taps | None] | None:
+def _find_edge_taps(head: Layer, columns: int, pixels: int) -> tuple[Taps, Taps | None] | None:
     """The taps within the image of a row's first and last tile (None: the same one); None if another tile has taps outside the image."""
-    wide, across, side = _window(head)[1], _strides(head)[1], _pads(head)[1]
+    wide, across, side = _get_window(head)[1], _get_strides(head)[1], _get_pads(head)[1]
     width = static_shape(head.needs(0).shape)[3]
 
-    def taps(start: int) -> Taps:
+    def list_taps(start: int) -> Taps:
         """For each tap, the range of pixels of the tile at column `start` with the tap inside the image."""
         firsts = [start * across - side + s for s in range(wide)]
         bounds = [(max(0, -(f // across)), min(pixels, (width - 1 - f) // across + 1)) for f in firsts]
         return tuple((low, max(low, high)) for low, high in bounds)
 
-    if any(taps(q) != ((0, pixels),) * wide for q in range(pixels, columns - pixels, pixels)):
+    if any(list_taps(q) != ((0, pixels),) * wide for q in range(pixels, columns - pixels, pixels)):
         return None
-    return taps(0), None if columns == pixels else taps(columns - pixels)
+    return list_taps(0), None if columns == pixels else list_taps(columns - pixels)

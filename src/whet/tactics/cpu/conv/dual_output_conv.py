@@ -12,16 +12,16 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
-from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
-from whet.tactics._fused import source_index, weight_and_bias, with_outer_inputs
+from whet.network import BF16, DType, Layer, Tensor, find_symbols, static_shape
+from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
+from whet.tactics._fused import get_source_index, get_weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
-from whet.tactics.cpu.conv._blocked_conv import STORED, steps_of
-from whet.tactics.cpu.conv._pointwise_ir import TILES, Variant, pointwise_ir
+from whet.tactics.cpu.conv._blocked_conv import STORED, find_conv_steps
+from whet.tactics.cpu.conv._pointwise_ir import TILES, Variant, emit_pointwise_ir
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, fits_first_cache, group_weights, strip_tiles
-from whet.tactics.cpu.onednn._kernel import static, to_f32
+from whet.tactics.cpu.onednn._kernel import is_static, to_f32
 
 _POINTWISE = Pointwise()
 
@@ -74,19 +74,21 @@ class DualOutputKernel:
         branches, whole = dual_output.branches, dual_output.blocks
         self.x = dual_output.x
         self.threads = min(count, items) if images * plane * taps * sum(w.channels for w in branches) > self.serial_work else 1
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
         sizes = [branches[0].blocks, plane, -(-taps // LANES), whole, taps, tiles, groups, strip_tiles(tile, tiles, taps)]
         self.sizes = [*sizes, items, -(-items // self.threads)]
         key = f"{branches[0].key} {branches[1].key}|forked {blocks}"
         nbytes = groups * (taps + 1) * blocks * LANES * 4
         self.packed = (Packed(key, nbytes, lambda: pack_weights(branches, groups, blocks).view(np.uint8), storable=True),)
-        self.ir = pointwise_ir(Variant(blocks, tile, dual_output.steps, jit.has("avx512dq"), fits_first_cache(blocks, tile, taps), two_outputs=True))
+        self.ir = emit_pointwise_ir(
+            Variant(blocks, tile, dual_output.steps, jit.has("avx512dq"), fits_first_cache(blocks, tile, taps), two_outputs=True)
+        )
         self.implementation = f"{blocks * LANES} channels x {tile} pixels of both"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.inputs[self.x], args.packed[0], *args.outputs, *self.sizes]
         operands = {0: ("input", self.x), 2: ("output", 0), 3: ("output", 1)}
-        stream.record(jit.ParallelCall(jit.function_address(self.ir, "pointwise"), context, operands, self.threads, self.implementation))
+        stream.record(jit.ParallelCall(jit.load_function(self.ir, "pointwise"), context, operands, self.threads, self.implementation))
 
 
 @tactic
@@ -107,13 +109,13 @@ class DualOutputConv(CompiledTactic):
             return branches
         if BF16 in permitted and jit.has("avx512_bf16"):
             return "the separate convolutions may be faster in the permitted 16-bit floats"
-        if any(symbols(d) for d in sides):
+        if any(find_symbols(d) for d in sides):
             return "images of unknown sizes"
         return self.unavailable() or why_not_size(branches.blocks, prod(map(int, sides)))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         branches = split_branches(layer)
-        if isinstance(branches, str) or not static(layer):
+        if isinstance(branches, str) or not is_static(layer):
             return []
         return [Signature(tuple(STORED if i == branches.x else None for i in range(len(layer.inputs))), (STORED, STORED))]
 
@@ -156,10 +158,10 @@ def split_branches(layer: Layer) -> DualOutput | str:
     reason = next((why for part in parts if (why := _POINTWISE.why_not(part)) is not None), None)
     if reason is not None:
         return reason
-    images, steps = [part.needs(source_index(part)) for part in parts], [steps_of(part) for part in parts]
+    images, steps = [part.needs(get_source_index(part)) for part in parts], [find_conv_steps(part) for part in parts]
     if images[0] is not images[1] or steps[0] != steps[1] or steps[0] is None:
         return "the two convolutions read different images, or have different epilogues"
-    first, second = (Branch(*weight_and_bias(part), int(part.outputs[0].shape[1])) for part in parts)
+    first, second = (Branch(*get_weight_and_bias(part), int(part.outputs[0].shape[1])) for part in parts)
     place = next((i for i, t in enumerate(layer.inputs) if t is images[0]), None)
     return "the image is computed within the layer" if place is None else DualOutput((first, second), steps[0][0], place)
 

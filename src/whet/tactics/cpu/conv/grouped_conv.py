@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from whet.network import Layer
 from whet.tactics._base import tactic
-from whet.tactics._fused import root_layer
+from whet.tactics._fused import get_root_layer
 from whet.tactics.cpu.conv.indirect_conv import IndirectConv
 
 
@@ -20,7 +20,7 @@ class GroupedConv(IndirectConv):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        weights, groups = root_layer(layer).needs(1).shape, root_layer(layer).attrs["group"]
+        weights, groups = get_root_layer(layer).needs(1).shape, get_root_layer(layer).attrs["group"]
         if groups == 1 or weights[0] == groups:
             return "takes convolutions with groups of several output channels"
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import Signature, tactic
-from whet.tactics._fused import outer_input, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import get_root_layer, get_source_index, get_weight_and_bias, outer_input
 from whet.tactics.cpu._llvm.epilogue import Chain
 from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Problem, Window
 
@@ -15,7 +15,7 @@ class IndirectConv(IndirectTactic):
     takes_groups = False  # of several output channels
 
     def why_not_layer(self, layer: Layer) -> str | None:
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         if any(not layer.needs(i).is_constant for t in head.inputs[1:] if (i := outer_input(layer, t)) is not None):
             return "the weights are computed at run time"
         if head.needs(0).type.rank != 4:
@@ -25,7 +25,7 @@ class IndirectConv(IndirectTactic):
         return None
 
     def plan_kernel(self, layer: Layer, signature: Signature, chain: Chain, threads: int) -> IndirectKernel:
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         a = head.attrs
         samples, taken, height, width = static_shape(head.needs(0).shape)
         channels, _, *window = static_shape(head.needs(1).shape)
@@ -41,4 +41,4 @@ class IndirectConv(IndirectTactic):
         else:
             problem = Problem(samples, (height, width), (rows, columns), groups, taken // groups, channels // groups, shape)
         kind = "channelwise" if is_depthwise else "product"
-        return IndirectKernel(layer, signature, kind, problem, chain, source_index(layer), weight_and_bias(layer), False, threads)
+        return IndirectKernel(layer, signature, kind, problem, chain, get_source_index(layer), get_weight_and_bias(layer), False, threads)

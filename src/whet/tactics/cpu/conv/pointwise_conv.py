@@ -15,8 +15,8 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
-from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, list_launches, steps_of
-from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, pointwise_ir
+from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, find_conv_steps, list_launches
+from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, emit_pointwise_ir
 from whet.tactics.cpu.onednn._kernel import to_f32
 
 _PIXELS = dict(TILES)
@@ -37,7 +37,7 @@ class PointwiseKernel(ConvKernel):
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
         nbytes = tile.groups * (taps + 1) * tile.blocks * LANES * 4
         packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
-        ir = pointwise_ir(Variant(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), fits_first_cache(tile.blocks, tile.pixels, taps)))
+        ir = emit_pointwise_ir(Variant(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), fits_first_cache(tile.blocks, tile.pixels, taps)))
         return ir, sizes, images * tile.groups * tiles, packed
 
 
@@ -62,7 +62,7 @@ class Pointwise(ConvTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """With SiLU, which gains most, all tiles that fit; else the one with fewest multiplications and loads."""
         _, channels, *sides = static_shape(layer.outputs[0].shape)
-        steps, pixels, blocks = steps_of(layer), prod(sides), -(-channels // LANES)
+        steps, pixels, blocks = find_conv_steps(layer), prod(sides), -(-channels // LANES)
         assert steps is not None
         configs = []
         for b in sorted({1, *block_counts(blocks, [b for b, _ in TILES])}):

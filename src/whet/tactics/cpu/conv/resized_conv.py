@@ -14,18 +14,18 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import BF16, DType, Layer, Tensor, static_shape, symbols
+from whet.network import BF16, DType, Layer, Tensor, find_symbols, static_shape
 from whet.ops import run_layer
-from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
-from whet.tactics._fused import source_index, weight_and_bias, with_outer_inputs
+from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
+from whet.tactics._fused import get_source_index, get_weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
-from whet.tactics.cpu.conv._blocked_conv import STORED, steps_of
-from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, pointwise_ir
+from whet.tactics.cpu.conv._blocked_conv import STORED, find_conv_steps
+from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, emit_pointwise_ir
 from whet.tactics.cpu.conv.dual_output_conv import Branch, list_tiles, pack_weights, split_branches, why_not_size
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, fits_first_cache, strip_tiles
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.onednn._kernel import is_static
 
 _POINTWISE = Pointwise()
 
@@ -78,7 +78,7 @@ class ResizedKernel:
     def __init__(self, layer: Layer, signature: Signature, resized: ResizedInput, blocks: int, count: int) -> None:
         images, tile, groups = static_shape(layer.outputs[0].shape)[0], dict(TILES)[blocks], resized.blocks // blocks
         self.found, two = resized, len(resized.branches) > 1
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
         self.scratch = images * resized.blocks * resized.small.pixels * LANES * 4
         self.sizes, self.threads = [], []
         for image in (resized.small, resized.large):
@@ -90,17 +90,17 @@ class ResizedKernel:
             self.threads.append(threads)
         shapes = [static_shape(t.shape)[2:] for t in (resized.small.tensor, resized.large.tensor)]
         key = f"places|{sorted(resized.resize.attrs.items())} {shapes}"
-        table = Packed(key, resized.large.pixels * 4, lambda: source_offsets(resized.resize).view(np.uint8))
-        self.packed = (_weights(resized, resized.small, blocks, True), _weights(resized, resized.large, blocks, False), table)
+        table = Packed(key, resized.large.pixels * 4, lambda: compute_source_offsets(resized.resize).view(np.uint8))
+        self.packed = (_pack_weights(resized, resized.small, blocks, True), _pack_weights(resized, resized.large, blocks, False), table)
         has_avx512dq = jit.has("avx512dq")
-        self.small_ir = pointwise_ir(Variant(blocks, tile, (), has_avx512dq, fits_first_cache(blocks, tile, resized.small.channels)))
+        self.small_ir = emit_pointwise_ir(Variant(blocks, tile, (), has_avx512dq, fits_first_cache(blocks, tile, resized.small.channels)))
         fetch = fits_first_cache(blocks, tile, resized.large.channels)
-        self.large_ir = pointwise_ir(Variant(blocks, tile, resized.steps, has_avx512dq, fetch, two_outputs=two, has_initial=True))
+        self.large_ir = emit_pointwise_ir(Variant(blocks, tile, resized.steps, has_avx512dq, fetch, two_outputs=two, has_initial=True))
         self.implementation = f"{blocks * LANES} channels x {tile} pixels, upsampled after"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         def record(ir: str, context: list[int], operands: dict[int, tuple[str, int]], k: int) -> None:
-            stream.record(jit.ParallelCall(jit.function_address(ir, "pointwise"), context, operands, self.threads[k], self.implementation))
+            stream.record(jit.ParallelCall(jit.load_function(ir, "pointwise"), context, operands, self.threads[k], self.implementation))
 
         small, large = self.found.small.place, self.found.large.place
         first, second, offsets = args.packed
@@ -116,7 +116,7 @@ class ResizedKernel:
         record(self.large_ir, context, operands, 1)
 
 
-def _weights(resized: ResizedInput, image: Image, blocks: int, biased: bool) -> Packed:
+def _pack_weights(resized: ResizedInput, image: Image, blocks: int, biased: bool) -> Packed:
     """All results' weights of one image, in groups of `blocks`."""
     groups = resized.blocks // blocks
     key = f"{' '.join(w.key for w in resized.branches)}|resized {blocks} {image.taps} {biased}"
@@ -142,13 +142,13 @@ class ResizedConv(CompiledTactic):
             return resized
         if BF16 in permitted and jit.has("avx512_bf16"):
             return "the separate convolutions may be faster in the permitted 16-bit floats"
-        if any(symbols(d) for x in (resized.small, resized.large) for d in x.tensor.shape[2:]):
+        if any(find_symbols(d) for x in (resized.small, resized.large) for d in x.tensor.shape[2:]):
             return "images of unknown sizes"
         return self.unavailable() or _why_not_size(resized)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         resized = split_layer(layer)
-        if isinstance(resized, str) or not static(layer):
+        if isinstance(resized, str) or not is_static(layer):
             return []
         inputs = tuple(STORED if i in (resized.small.place, resized.large.place) else None for i in range(len(layer.inputs)))
         return [Signature(inputs, (STORED,) * len(resized.branches))]
@@ -216,13 +216,13 @@ def _match_convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Branch, ..
         return (branches.branches, branches.steps) if reader.inputs[branches.x] is joined else "the convolutions read another image"
     if (reason := _POINTWISE.why_not(reader)) is not None:
         return reason
-    steps = steps_of(reader)
-    if steps is None or reader.inputs[source_index(reader)] is not joined:
+    steps = find_conv_steps(reader)
+    if steps is None or reader.inputs[get_source_index(reader)] is not joined:
         return "the convolution reads another image"
-    return (Branch(*weight_and_bias(reader), int(reader.outputs[0].shape[1])),), steps[0]
+    return (Branch(*get_weight_and_bias(reader), int(reader.outputs[0].shape[1])),), steps[0]
 
 
-def source_offsets(resize: Layer) -> np.ndarray:
+def compute_source_offsets(resize: Layer) -> np.ndarray:
     """For each pixel of the resized image the offset of its source pixel, in floats of a block of 16 channels. i32, flat."""
     shape = static_shape(resize.needs(0).shape)
     numbers = np.broadcast_to(np.arange(prod(shape[2:]), dtype=np.float64).reshape(shape[2:]), shape)

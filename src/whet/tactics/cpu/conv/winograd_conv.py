@@ -15,13 +15,13 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.network import F32, Layer, Tensor, static_shape
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, stored_bytes, tactic
-from whet.tactics._fused import root_layer, source_index, weight_and_bias
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
+from whet.tactics._fused import get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, steps_of
-from whet.tactics.cpu.conv._winograd_ir import Form, list_context_words, winograd_ir
-from whet.tactics.cpu.conv._winograd_transform import TAPS, count_tile_inputs, transformed_weights
-from whet.tactics.cpu.onednn._kernel import static, to_f32
+from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, find_conv_steps
+from whet.tactics.cpu.conv._winograd_ir import Form, emit_winograd_ir, list_context_words
+from whet.tactics.cpu.conv._winograd_transform import TAPS, count_tile_inputs, transform_weights
+from whet.tactics.cpu.onednn._kernel import is_static, to_f32
 
 _RTOL = {2: 1e-5, 4: 2e-5}
 _LINE = 16  # floats of a cache line
@@ -32,12 +32,12 @@ _COMMON_ROWS = 3
 _GROUP = 8  # blocks of input channels of an item of the split form's input transform
 
 
-def lanes() -> int:
+def count_lanes() -> int:
     """Floats of a vector, and channels per block of the blocked format."""
     return 16 if jit.has("avx512f") else 8
 
 
-def most_rows() -> int:
+def get_row_limit() -> int:
     """Tiles that are multiplied at once: their accumulators for two vectors of output channels fill the registers."""
     return 14 if jit.has("avx512f") else 6
 
@@ -56,11 +56,11 @@ class Image:
     @staticmethod
     def of(tensor: Tensor, stored: str) -> Image:
         _, channels, height, width = static_shape(tensor.shape)
-        blocks = -(-channels // lanes())
+        blocks = -(-channels // count_lanes())
         if stored == "nhwc":
-            return Image(channels, width * channels, lanes(), height * width * channels, blocks, channels % lanes())
-        plane = height * width * lanes()
-        return Image(lanes(), width * lanes(), plane, blocks * plane, blocks, 0)
+            return Image(channels, width * channels, count_lanes(), height * width * channels, blocks, channels % count_lanes())
+        plane = height * width * count_lanes()
+        return Image(count_lanes(), width * count_lanes(), plane, blocks * plane, blocks, 0)
 
     @property
     def whole_blocks(self) -> int:
@@ -73,13 +73,13 @@ class WinogradKernel:
     deterministic, serial_work = True, 1 << 16
 
     def __init__(self, layer: Layer, signature: Signature, sizes: dict[str, int], count: int) -> None:
-        m, head = sizes["m"], root_layer(layer)
+        m, head = sizes["m"], get_root_layer(layer)
         self.tile = m  # rows and columns of results that NaN or infinity in one of their inputs reaches
-        fused = steps_of(layer)
+        fused = find_conv_steps(layer)
         assert fused is not None, "the tactic takes no other layers"
         steps, self.added = fused
-        self.x, self.rtol = source_index(layer), _RTOL[m]
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.x, self.rtol = get_source_index(layer), _RTOL[m]
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
         x = Image.of(head.needs(0), signature.needs(self.x).format)
         y = Image.of(layer.outputs[0], signature.outputs[0].format)
         samples, channels, rows, columns = static_shape(layer.outputs[0].shape)
@@ -94,16 +94,16 @@ class WinogradKernel:
             self.threads = min(self.threads, blocks)
         counts = {tiles // blocks, -(-tiles // blocks)}
         capacity = max(counts)
-        form = Form(m, lanes(), _row_counts(counts), (x.tail, y.tail), steps, jit.has("avx512dq") and lanes() == 16, is_split)
+        form = Form(m, count_lanes(), _list_row_counts(counts), (x.tail, y.tail), steps, jit.has("avx512dq") and count_lanes() == 16, is_split)
         strips = -(-channels // form.width)
         panel_strips = min(sizes["strips"], strips)
         panels = -(-strips // panel_strips)
         matrices = count_tile_inputs(m) ** 2
-        v_pitch, m_pitch = _pitch(x.blocks * capacity * form.lanes), _pitch(panel_strips * capacity * form.width)
+        v_pitch, m_pitch = _compute_pitch(x.blocks * capacity * form.lanes), _compute_pitch(panel_strips * capacity * form.width)
         block_floats = v_pitch * matrices
-        thread_floats = _pitch(form.buffer_floats + m_pitch * matrices + (0 if is_split else block_floats))
+        thread_floats = _compute_pitch(form.buffer_floats + m_pitch * matrices + (0 if is_split else block_floats))
         self.scratch = 4 * (self.threads * thread_floats + (blocks * block_floats if is_split else 0))
-        weights, bias = weight_and_bias(layer)
+        weights, bias = get_weight_and_bias(layer)
         u_floats = matrices * strips * x.blocks * form.lanes * form.width
         digests = "|".join("" if t is None else t.constant().digest for t in (weights, bias))
         key = f"{digests}|winograd {m} {form.lanes} {panel_strips}"
@@ -126,11 +126,11 @@ class WinogradKernel:
         if self.added is not None:
             operands[len(context)] = ("input", self.added)
             context.append(args.inputs[self.added])
-        ir = jit.generated(winograd_ir, self._form)
+        ir = jit.generate_lazily(emit_winograd_ir, self._form)
         for name, items in self._launches:
             words = [*context, *self._sizes, items, -(-items // self.threads)]
             assert len(words) == len(list_context_words(self._form.steps))
-            stream.record(jit.ParallelCall(jit.function_address(ir, name), words, operands, self.threads, self.implementation))
+            stream.record(jit.ParallelCall(jit.load_function(ir, name), words, operands, self.threads, self.implementation))
 
 
 @tactic
@@ -146,12 +146,12 @@ class Winograd(FloatConvTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
-        x, steps = source_index(layer), steps_of(layer)
+        x, steps = get_source_index(layer), find_conv_steps(layer)
         assert steps is not None
         signatures = []
-        for name in ("nhwc", f"nChw{lanes()}c"):
+        for name in ("nhwc", f"nChw{count_lanes()}c"):
             image = Operand(name, F32)
             inputs = tuple(image if i in (x, steps[1]) else None for i in range(len(layer.inputs)))
             signatures += [Signature(inputs, (image,), ((steps[1], 0),))] if steps[1] not in (None, x) else []
@@ -168,13 +168,13 @@ class Winograd(FloatConvTactic):
         """Blocks of two and four times the tiles that are multiplied at once. Left out are the split form if all weights fit L2, the other form if
         they are read from memory, and F(2, 3) or F(4, 3) if it is clearly slower: borders of small images waste less of F(2, 3)'s tiles."""
         samples, channels, rows, columns = static_shape(layer.outputs[0].shape)
-        products = channels * static_shape(root_layer(layer).needs(0).shape)[1]
-        costs = {m: _cost(m, samples * -(-rows // m) * -(-columns // m), products) for m in _RTOL}
+        products = channels * static_shape(get_root_layer(layer).needs(0).shape)[1]
+        costs = {m: _estimate_cost(m, samples * -(-rows // m) * -(-columns // m), products) for m in _RTOL}
         configs: list[Config] = []
         for m, cost in costs.items():
             if cost > _CLEARLY * min(costs.values()):
                 continue
-            weights, most = 4 * products * count_tile_inputs(m) ** 2, most_rows()
+            weights, most = 4 * products * count_tile_inputs(m) ** 2, get_row_limit()
             for split in (0, 1):
                 if (weights > _SECOND_CACHE if split else weights < _MEMORY):
                     configs += [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for n, strips in ((2, 4), (4, 1))]
@@ -207,7 +207,7 @@ class _Pack:
         at = 0
         for first in range(0, count, self.strips):  # panel by panel: the values in float64 stay in the caches
             strips = min(self.strips, count - first)
-            u = transformed_weights(w[first * self.width : (first + strips) * self.width], self.m)
+            u = transform_weights(w[first * self.width : (first + strips) * self.width], self.m)
             panel = packed[at : at + matrices * strips * padded * self.width].reshape(matrices, strips, padded, self.width)
             for k in range(strips):
                 part = u[:, :, k * self.width : (k + 1) * self.width]
@@ -218,15 +218,15 @@ class _Pack:
         return packed.view(np.uint8)
 
 
-def _cost(m: int, tiles: int, products: int) -> float:
+def _estimate_cost(m: int, tiles: int, products: int) -> float:
     """Estimated cost of all tiles: multiplications, and reads of the weights, each for `products` pairs of channels."""
     return float(count_tile_inputs(m) ** 2 * products * (tiles + _READ_COST))
 
 
-def _row_counts(counts: set[int]) -> tuple[int, ...]:
+def _list_row_counts(counts: set[int]) -> tuple[int, ...]:
     """The numbers of tiles that are multiplied at once in blocks of `counts` tiles. The few large ones of small registers are all included, so that
     layers share code."""
-    needed, most = set(), most_rows()
+    needed, most = set(), get_row_limit()
     for count in counts:
         chunks = -(-count // most)
         needed |= {count // chunks, -(-count // chunks)}
@@ -234,6 +234,6 @@ def _row_counts(counts: set[int]) -> tuple[int, ...]:
     return tuple(sorted(needed | common if needed <= common and most <= 2 * _COMMON_ROWS else needed))
 
 
-def _pitch(floats: int) -> int:
+def _compute_pitch(floats: int) -> int:
     """`floats` rounded up to an odd number of cache lines, so that equal offsets in consecutive matrices are in different cache sets."""
     return (-(-floats // _LINE) | 1) * _LINE

@@ -44,7 +44,7 @@ def list_context_words(operands: int, packed: int, outer: int) -> tuple[str, ...
 
 
 @cache
-def elementwise_ir(program: Program, packed: int, steps: tuple[int, ...], uniform: tuple[bool, ...], outer: int, tail: int) -> str:
+def emit_elementwise_ir(program: Program, packed: int, steps: tuple[int, ...], uniform: tuple[bool, ...], outer: int, tail: int) -> str:
     """`elementwise(context)`. The last `packed` operands are constant. `steps`: each operand's stride along a row, 0 or 1. `uniform`: True for an
     operand that is one value. `outer`: axes outside of a row, 0 for one row that threads share. `tail`: elements after a row's whole vectors."""
     module = Module()
@@ -55,7 +55,7 @@ def elementwise_ir(program: Program, packed: int, steps: tuple[int, ...], unifor
         target = w.out.as_pointer(STORAGES[program.dtypes[-1]].memory)
         scalars = [pointers[k].load() if uniform[k] else None for k in range(program.operands)]
         if outer:
-            _rows(emitter, program, words, pointers, target, steps, scalars, outer, tail)
+            _emit_rows(emitter, program, words, pointers, target, steps, scalars, outer, tail)
         else:
             row = _Row(emitter, program, pointers, target, steps, scalars)
             with f.loop(w.begin, w.end - (LANES - 1), step=LANES) as vectors:
@@ -93,7 +93,7 @@ class _Row:
         self._target.store(self._e.to_memory(values[-1], self._program.dtypes[-1]), index)
 
 
-def _rows(
+def _emit_rows(
     emitter: Emitter, program: Program, words: dict[str, Any], pointers: Sequence[Pointer], target: Pointer, steps: Sequence[int],
     scalars: Sequence[Value | None], outer: int, tail: int,
 ) -> None:  # fmt: skip

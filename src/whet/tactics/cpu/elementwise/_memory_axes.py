@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from math import prod
 
 from whet.network import format_fits
-from whet.tactics.cpu.onednn._kernel import image_formats
+from whet.tactics.cpu.onednn._kernel import list_image_formats
 
 _BLOCKS = {"nChw8c": 8, "nChw16c": 16}
 
 
-def memory_shape(form: str, shape: Sequence[int]) -> tuple[int, ...] | None:
+def find_memory_shape(form: str, shape: Sequence[int]) -> tuple[int, ...] | None:
     """The sizes of the axes in memory order; a blocked channel axis is two. None for padded formats."""
     if form == "linear":
         return tuple(shape)
@@ -22,12 +22,12 @@ def memory_shape(form: str, shape: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def broadcast_strides(form: str, shape: Sequence[int], own: Sequence[int], is_row_major: bool) -> tuple[int, ...] | None:
-    """Strides of an operand of shape `own` for each axis of `memory_shape(form, shape)`, 0 along broadcast axes.
+    """Strides of an operand of shape `own` for each axis of `find_memory_shape(form, shape)`, 0 along broadcast axes.
 
     `is_row_major`: the operand is stored row-major, not in `form`. None if an axis of the nest has no stride in the operand.
     """
     full = (1,) * (len(shape) - len(own)) + tuple(own)
-    stored = full if is_row_major else memory_shape(form, full)
+    stored = full if is_row_major else find_memory_shape(form, full)
     if stored is None:
         return None
     dense = [0 if d == 1 else prod(stored[i + 1 :]) for i, d in enumerate(stored)]
@@ -67,7 +67,7 @@ def merge_axes(sizes: Sequence[int], rows: Sequence[Sequence[int]], marks: Seque
     return kept, strides, kept_marks
 
 
-def candidate_formats(shape: Sequence[int]) -> list[str]:
+def list_candidate_formats(shape: Sequence[int]) -> list[str]:
     """The formats of a tensor whose kernels need no padding, the most promising first."""
-    forms = (*image_formats(len(shape)), "linear") if len(shape) == 4 else ("linear",)
-    return [f for f in dict.fromkeys(forms) if format_fits(f, len(shape)) and memory_shape(f, shape) is not None]
+    forms = (*list_image_formats(len(shape)), "linear") if len(shape) == 4 else ("linear",)
+    return [f for f in dict.fromkeys(forms) if format_fits(f, len(shape)) and find_memory_shape(f, shape) is not None]

@@ -110,7 +110,7 @@ def _fold(combine: Callable[[Emitter, Value, Value], Value]) -> Emit:
     return emit
 
 
-def _gelu(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+def _emit_gelu(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
     (x,) = v
     if attrs.get("approximate", "none") == "tanh":
         inner = (x + x * x * x * 0.044715) * 0.7978845608028654
@@ -124,12 +124,12 @@ def _sign(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
     return e.f.select(x > 0, one, e.f.select(x < 0, minus, x))
 
 
-def _abs(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+def _emit_abs(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
     (x,) = v
     return e.f.math("fabs", x) if x.type.element == "float" else e.f.select(x < 0, 0 - x, x)
 
 
-def _pow(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+def _emit_pow(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
     x, exponent = v[0], attrs["exponent"]
     if abs(exponent) == 0.5:
         y = e.f.math("sqrt", x)
@@ -138,7 +138,7 @@ def _pow(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
     return e.number(x, 1.0) / y if exponent < 0 else y
 
 
-def _per_lane(name: str) -> Emit:
+def _make_lane_emitter(name: str) -> Emit:
     return lambda e, a, v: e.f.call_per_lane(name, v[0])
 
 
@@ -150,14 +150,14 @@ def _is_inf(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
 
 
 OPERATIONS: dict[str, Emit] = {
-    "Abs": _abs,
+    "Abs": _emit_abs,
     "Add": lambda e, a, v: v[0] + v[1],
     "And": lambda e, a, v: v[0] & v[1],
     "Cast": lambda e, a, v: e.cast(v[0], a["to"]),
     "Ceil": lambda e, a, v: e.f.math("ceil", v[0]),
     "Celu": lambda e, a, v: e.f.select(v[0] < 0.0, e.math.expm1(v[0] / a["alpha"]) * a["alpha"], v[0]),
     "Clip": _clip,
-    "Cos": _per_lane("cosf"),
+    "Cos": _make_lane_emitter("cosf"),
     "Div": lambda e, a, v: v[0] / v[1],
     "Elu": lambda e, a, v: e.f.select(v[0] < 0.0, e.math.expm1(v[0]) * a["alpha"], v[0]),
     "Equal": _compare(lambda x, y: x.equals(y)),
@@ -165,7 +165,7 @@ OPERATIONS: dict[str, Emit] = {
     "Exp": lambda e, a, v: e.math.exp(v[0]),
     "Expand": lambda e, a, v: v[0],
     "Floor": lambda e, a, v: e.f.math("floor", v[0]),
-    "Gelu": _gelu,
+    "Gelu": _emit_gelu,
     "Greater": _compare(lambda x, y: x > y),
     "GreaterOrEqual": _compare(lambda x, y: x >= y),
     "HardSigmoid": lambda e, a, v: e.math.maximum(e.math.minimum(v[0] * a["alpha"] + a["beta"], e.number(v[0], 1.0)), e.number(v[0], 0.0)),
@@ -187,14 +187,14 @@ OPERATIONS: dict[str, Emit] = {
     "Not": lambda e, a, v: v[0] ^ 1,
     "Or": lambda e, a, v: v[0] | v[1],
     "PRelu": lambda e, a, v: e.f.select(v[0] >= 0.0, v[0], v[0] * v[1]),
-    "Pow": _pow,
+    "Pow": _emit_pow,
     "Reciprocal": lambda e, a, v: e.number(v[0], 1.0) / v[0],
     "Relu": lambda e, a, v: e.f.select(v[0] < e.number(v[0], 0), e.number(v[0], 0), v[0]),
     "Round": lambda e, a, v: e.f.math("rint", v[0]),
     "Selu": lambda e, a, v: e.f.select(v[0] < 0.0, e.math.expm1(v[0]) * (a["alpha"] * a["gamma"]), v[0] * a["gamma"]),
     "Sigmoid": lambda e, a, v: e.math.sigmoid(v[0]),
     "Sign": _sign,
-    "Sin": _per_lane("sinf"),
+    "Sin": _make_lane_emitter("sinf"),
     "Softplus": lambda e, a, v: e.math.softplus(v[0]),
     "Softsign": lambda e, a, v: v[0] / (e.f.math("fabs", v[0]) + 1.0),
     "Sqrt": lambda e, a, v: e.f.math("sqrt", v[0]),
@@ -229,7 +229,7 @@ def why_not_elementwise(layer: Layer) -> str | None:
     if layer.op in ("QuantizeLinear", "DequantizeLinear"):
         return _quantize_refusal(layer)
     if layer.op == "Pow":
-        return None if power_of(layer) is not None else "takes powers of constant exponents: whole numbers up to 8, and 1/2"
+        return None if find_exponent(layer) is not None else "takes powers of constant exponents: whole numbers up to 8, and 1/2"
     if x.name == "f16" and layer.op != "Cast":
         return "computes in f32"
     if layer.op == "Cast" and not layer.attrs.get("saturate", 1):
@@ -253,7 +253,7 @@ def _quantize_refusal(layer: Layer) -> str | None:
     return None
 
 
-def power_of(layer: Layer) -> float | None:
+def find_exponent(layer: Layer) -> float | None:
     """The constant exponent of a Pow if the kernel computes it."""
     exponent = layer.needs(1)
     if layer.needs(0).dtype.name != "f32" or not exponent.is_constant or exponent.array().size != 1 or exponent.type.rank > layer.needs(0).type.rank:
@@ -267,13 +267,13 @@ def power_of(layer: Layer) -> float | None:
 def read_attributes(layer: Layer) -> tuple[tuple[str, Any], ...]:
     """The attributes that `OPERATIONS` reads, hashable."""
     if layer.op == "Pow":
-        return (("exponent", power_of(layer)),)
+        return (("exponent", find_exponent(layer)),)
     if layer.op in ("Cast", "QuantizeLinear"):
         return (("to", layer.outputs[0].dtype.name),)
     return tuple(sorted((k, v) for k, v in layer.attrs.items() if isinstance(v, int | float | str)))
 
 
-def operand_indices(layer: Layer) -> Sequence[int]:
+def list_read_inputs(layer: Layer) -> Sequence[int]:
     """The inputs that the kernel reads."""
     if layer.op in ("Expand", "Pow"):
         return (0,)

@@ -92,7 +92,7 @@ def reduce_ir(op: str, kept_axes: int, reduced_axes: int, inner_reduced: bool, t
                 target.store(kind.finish(reduce_rows(f, kind, at, axes, w.width, tail)), items.index)
             else:
                 start = items.index % w.chunks * (VECTORS * LANES)
-                _inner_kept(f, kind, at.at(start), target.at(row * w.width + start), axes, w.width - start, tail)
+                _emit_inner_kept(f, kind, at.at(start), target.at(row * w.width + start), axes, w.width - start, tail)
     return str(module)
 
 
@@ -135,32 +135,32 @@ def _nest(f: Function, axes: Sequence[tuple[Value, Value]], at: Pointer, totals:
     return loop.results
 
 
-def _inner_kept(f: Function, kind: Reduction, at: Pointer, out: Pointer, axes: Sequence[tuple[Value, Value]], left: Value, tail: int) -> None:
+def _emit_inner_kept(f: Function, kind: Reduction, at: Pointer, out: Pointer, axes: Sequence[tuple[Value, Value]], left: Value, tail: int) -> None:
     """The results of one chunk of the innermost axis, which is kept; `left`: elements from the chunk's start on."""
 
-    def columns(groups: Sequence[tuple[int, int]]) -> None:
+    def emit_columns(groups: Sequence[tuple[int, int]]) -> None:
         """(first element, lanes) of each accumulator."""
 
-        def body(pointer: Pointer, totals: list[Value]) -> list[Value]:
+        def emit_body(pointer: Pointer, totals: list[Value]) -> list[Value]:
             return [kind.step(total, pointer.load(first, lanes)) for total, (first, lanes) in zip(totals, groups, strict=True)]
 
-        def blocks(pointer: Pointer, totals: list[Value]) -> list[Value]:
+        def emit_blocks(pointer: Pointer, totals: list[Value]) -> list[Value]:
             """The last reduced axis in blocks with accumulators of their own."""
             size, stride = axes[-1]
             with f.loop(0, size, step=_ROWS, carried=totals) as outer:
                 end = f.minimum(outer.index + _ROWS, size)
                 with f.loop(outer.index, end, carried=[kind.initial(lanes) for _, lanes in groups]) as loop:
-                    loop.carry(*body(pointer.at(loop.index * stride), loop.values))
+                    loop.carry(*emit_body(pointer.at(loop.index * stride), loop.values))
                 outer.carry(*(kind.combine(a, b) for a, b in zip(outer.values, loop.results, strict=True)))
             return outer.results
 
         initial = [kind.initial(lanes) for _, lanes in groups]
-        totals = _nest(f, axes[:-1], at, initial, blocks) if axes else body(at, initial)
+        totals = _nest(f, axes[:-1], at, initial, emit_blocks) if axes else emit_body(at, initial)
         for total, (first, _) in zip(totals, groups, strict=True):
             out.store(kind.finish(total), first)
 
     with f.when(left >= VECTORS * LANES):
-        columns([(LANES * k, LANES) for k in range(VECTORS)])
+        emit_columns([(LANES * k, LANES) for k in range(VECTORS)])
     if tail:
         groups = [(LANES * k, LANES) for k in range(tail // LANES)]
         done = LANES * len(groups)
@@ -169,4 +169,4 @@ def _inner_kept(f: Function, kind: Reduction, at: Pointer, out: Pointer, axes: S
                 groups.append((done, lanes))
                 done += lanes
         with f.when(left < VECTORS * LANES):
-            columns(groups)
+            emit_columns(groups)

@@ -14,10 +14,10 @@ from whet.tactics._fused import is_quantized
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.elementwise._elementwise_ir import Program, Step, elementwise_ir
-from whet.tactics.cpu.elementwise._memory_axes import broadcast_strides, candidate_formats, memory_shape, merge_axes
-from whet.tactics.cpu.elementwise._operations import OPERATIONS, operand_indices, read_attributes, why_not_elementwise
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.elementwise._elementwise_ir import Program, Step, emit_elementwise_ir
+from whet.tactics.cpu.elementwise._memory_axes import broadcast_strides, find_memory_shape, list_candidate_formats, merge_axes
+from whet.tactics.cpu.elementwise._operations import OPERATIONS, list_read_inputs, read_attributes, why_not_elementwise
+from whet.tactics.cpu.onednn._kernel import is_static
 
 _MAX_OPERANDS = 12
 
@@ -41,11 +41,11 @@ def make_program(layer: Layer) -> _Description | str:
             outer.setdefault(t, i)
     shapes: dict[int, tuple[int, ...]] = {}
     for inner in body:
-        for i in operand_indices(inner):
+        for i in list_read_inputs(inner):
             t = inner.inputs[i]
             if t is None or t not in outer:
                 continue
-            shape = _operand_shape(inner, i)
+            shape = _get_operand_shape(inner, i)
             if shapes.setdefault(outer[t], shape) != shape:
                 return f"%{t.name} broadcasts in two ways"
     places = sorted(shapes, key=lambda i: (layer.needs(i).is_constant, i))
@@ -54,7 +54,7 @@ def make_program(layer: Layer) -> _Description | str:
     numbers: dict[Tensor, int] = {t: places.index(i) for t, i in outer.items() if i in shapes}
     steps: list[Step] = []
     for inner in body:
-        indices = tuple(None if (t := inner.inputs[i]) is None else numbers[t] for i in operand_indices(inner))
+        indices = tuple(None if (t := inner.inputs[i]) is None else numbers[t] for i in list_read_inputs(inner))
         numbers[inner.outputs[0]] = len(places) + len(steps)
         steps.append(Step(inner.op, read_attributes(inner), indices))
     result = layer.regions["body"].outputs[0] if layer.op == "Fused" else layer.outputs[0]
@@ -65,7 +65,7 @@ def make_program(layer: Layer) -> _Description | str:
     return _Description(Program(dtypes, tuple(steps)), tuple(places), tuple(shapes[i] for i in places), packed)
 
 
-def _operand_shape(layer: Layer, i: int) -> tuple[int, ...]:
+def _get_operand_shape(layer: Layer, i: int) -> tuple[int, ...]:
     """The shape that an operand broadcasts from: scales and zero points are aligned with their axis."""
     shape = static_shape(layer.needs(i).shape)
     if prod(shape) == 1:
@@ -85,8 +85,8 @@ class ElementwiseKernel(CompiledKernel):
 
     def __init__(self, layer: Layer, signature: Signature, description: _Description, count: int) -> None:
         shape, form = static_shape(layer.outputs[0].shape), signature.outputs[0].format
-        sizes = memory_shape(form, shape)
-        rows = [_strides(layer, signature, i, own) for i, own in zip(description.places, description.shapes, strict=True)]
+        sizes = find_memory_shape(form, shape)
+        rows = [_find_strides(layer, signature, i, own) for i, own in zip(description.places, description.shapes, strict=True)]
         assert sizes is not None
         dense = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
         sizes_, strides, _ = merge_axes(sizes, [*(r for r in rows if r is not None), dense])
@@ -95,7 +95,7 @@ class ElementwiseKernel(CompiledKernel):
         self.steps = tuple(s[-1] for s in strides[:-1])
         self.strides = [s[:-1] for s in strides[:-1]]
         self.uniform = tuple(not any(s) for s in strides[:-1])
-        self.packed = tuple(_constant(layer.needs(i), form, len(shape), own) for i, own in _constants(layer, description))
+        self.packed = tuple(_pack_constant(layer.needs(i), form, len(shape), own) for i, own in _list_constants(layer, description))
         if any(step not in (0, 1) for step in self.steps):
             raise PlanRefused("an operand is strided along the innermost axis")
 
@@ -105,36 +105,36 @@ class ElementwiseKernel(CompiledKernel):
         rows = prod(self.outer_sizes)
         words: list[tuple[str, int] | int] = [*(("input", i) for i in computed), ("output", 0), rows, self.width, *self.outer_sizes[1:]]
         words += [s for row in self.strides for s in row]
-        ir = elementwise_ir(found.program, found.packed, self.steps, self.uniform, outer, self.width % LANES if outer else 0)
+        ir = emit_elementwise_ir(found.program, found.packed, self.steps, self.uniform, outer, self.width % LANES if outer else 0)
         items, step = (rows, 1) if outer else (self.width, LANES)
         self.launch(stream, ir, "elementwise", args, words, items, step)
 
 
-def _constants(layer: Layer, description: _Description) -> list[tuple[int, tuple[int, ...]]]:
+def _list_constants(layer: Layer, description: _Description) -> list[tuple[int, tuple[int, ...]]]:
     pairs = list(zip(description.places, description.shapes, strict=True))
     return pairs[len(pairs) - description.packed :]
 
 
-def _strides(layer: Layer, signature: Signature, i: int, own: tuple[int, ...]) -> tuple[int, ...] | None:
+def _find_strides(layer: Layer, signature: Signature, i: int, own: tuple[int, ...]) -> tuple[int, ...] | None:
     """Strides of input `i` along the axes of the result in memory."""
     shape, form = static_shape(layer.outputs[0].shape), signature.outputs[0].format
     stored = signature.inputs[i]
     if stored is None:  # a constant, packed in the order of the axes
-        sizes = _packed_shape(form, own, len(shape), shape)
+        sizes = _compute_packed_shape(form, own, len(shape), shape)
         return tuple(0 if d == 1 else prod(sizes[k + 1 :]) for k, d in enumerate(sizes))
     return broadcast_strides(form, shape, own, stored.format == "linear")
 
 
-def _packed_shape(form: str, own: tuple[int, ...], rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _compute_packed_shape(form: str, own: tuple[int, ...], rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     full = (1,) * (rank - len(own)) + own
     if form.startswith("nChw") and full[1] == 1:
         return (full[0], 1, *full[2:], 1)
-    sizes = memory_shape(form, full)
+    sizes = find_memory_shape(form, full)
     assert sizes is not None
     return sizes
 
 
-def _constant(t: Tensor, form: str, rank: int, own: tuple[int, ...]) -> Packed:
+def _pack_constant(t: Tensor, form: str, rank: int, own: tuple[int, ...]) -> Packed:
     """A constant operand in the order of the result's axes."""
     full = (1,) * (rank - len(own)) + own
 
@@ -180,7 +180,7 @@ class Elementwise(CompiledTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         description = make_program(layer)
         if isinstance(description, str):
@@ -188,7 +188,7 @@ class Elementwise(CompiledTactic):
         out = layer.outputs[0]
         shape = static_shape(out.shape)
         listed: list[Signature] = []
-        for form in candidate_formats(shape):
+        for form in list_candidate_formats(shape):
             stored: list[Operand | None] = []
             for t in layer.inputs:
                 if t is None or t.is_constant:
@@ -208,14 +208,14 @@ class Elementwise(CompiledTactic):
         if isinstance(description, str):
             return description
         form, shape = signature.outputs[0].format, static_shape(layer.outputs[0].shape)
-        sizes = memory_shape(form, shape)
+        sizes = find_memory_shape(form, shape)
         if sizes is None:
             return f"the channels are padded in {form}"
         rows = []
         for i, own in zip(description.places, description.shapes, strict=True):
             strides = None
             if len(own) <= len(shape):
-                strides = _strides(layer, signature, i, own)
+                strides = _find_strides(layer, signature, i, own)
             if strides is None:
                 return f"{list(own)} does not broadcast to {list(shape)} in {form}"
             rows.append(strides)

@@ -14,10 +14,10 @@ from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.elementwise._memory_axes import candidate_formats, memory_shape, merge_axes
+from whet.tactics.cpu.elementwise._memory_axes import find_memory_shape, list_candidate_formats, merge_axes
 from whet.tactics.cpu.elementwise._reduce_ir import KINDS, VECTORS, reduce_ir
-from whet.tactics.cpu.onednn._axes import reduced_axes
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.onednn._axes import find_reduced_axes
+from whet.tactics.cpu.onednn._kernel import is_static
 
 _CHUNK = VECTORS * LANES
 
@@ -30,7 +30,7 @@ class ReduceKernel(CompiledKernel):
 
     def __init__(self, layer: Layer, signature: Signature, axes: tuple[int, ...], count: int) -> None:
         shape, form = static_shape(layer.needs(0).shape), signature.needs(0).format
-        sizes = memory_shape(form, shape)
+        sizes = find_memory_shape(form, shape)
         assert sizes is not None
         super().__init__(layer, signature, prod(sizes), count)
         order = [0, *range(2, len(shape)), 1] if form == "nhwc" else list(range(len(shape)))
@@ -70,18 +70,18 @@ class Reduce(CompiledTactic):
             return f"computes in f32, not {layer.needs(0).dtype}"
         if layer.needs(0).is_constant:
             return "its input is constant"
-        return None if reduced_axes(layer) else "there are no axes, or they are known only at run time"
+        return None if find_reduced_axes(layer) else "there are no axes, or they are known only at run time"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         shape = static_shape(layer.needs(0).shape)
-        axes = reduced_axes(layer) or ()
+        axes = find_reduced_axes(layer) or ()
         forms = ["linear"]
         if layer.outputs[0].type.rank == len(shape):
-            forms = [f for f in candidate_formats(shape) if not f.startswith("nChw") or 1 not in axes]
+            forms = [f for f in list_candidate_formats(shape) if not f.startswith("nChw") or 1 not in axes]
         rest = (None,) * (len(layer.inputs) - 1)
         return [Signature((Operand(f, F32), *rest), (Operand(f, F32),)) for f in forms]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ReduceKernel:
-        return ReduceKernel(layer, signature, reduced_axes(layer) or (), backend.threads)
+        return ReduceKernel(layer, signature, find_reduced_axes(layer) or (), backend.threads)

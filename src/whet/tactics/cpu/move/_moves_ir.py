@@ -7,7 +7,17 @@ from functools import partial
 from types import SimpleNamespace
 
 from whet.tactics._moves_indices import COLUMN, ROW, Place, Refused
-from whet.tactics._moves_tree import BLOCK, Moves, Node, blocked_loads, fix_atom, height, list_choices, replace_node, unconditional_nodes
+from whet.tactics._moves_tree import (
+    BLOCK,
+    Moves,
+    Node,
+    compute_height,
+    fix_atom,
+    list_blocked_loads,
+    list_choices,
+    list_unconditional_nodes,
+    replace_node,
+)
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel, range_function
@@ -24,7 +34,7 @@ def list_context_words(sources: int) -> tuple[str, ...]:
     return ("target", "numbers", *(f"source{k}" for k in range(sources)), "rows", "share")
 
 
-def moves_ir(moves: Moves, has_avx512dq: bool, longest: int = LONGEST) -> str:
+def emit_moves_ir(moves: Moves, has_avx512dq: bool, longest: int = LONGEST) -> str:
     """`moves(context)`. Raises Refused for more than `longest` instructions, and for trees without code."""
     module = Module()
     with parallel_kernel(module, "moves", list_context_words(len(moves.sources)), "rows") as (f, words):
@@ -32,7 +42,7 @@ def moves_ir(moves: Moves, has_avx512dq: bool, longest: int = LONGEST) -> str:
     return str(module)
 
 
-def rows_function(module: Module, moves: Moves, has_avx512dq: bool) -> Function:
+def emit_rows_function(module: Module, moves: Moves, has_avx512dq: bool) -> Function:
     """Only `moves.part(context, begin, end)`, for kernels that call it for some rows. Raises Refused."""
     with range_function(module, "moves", list_context_words(len(moves.sources))) as (f, words):
         _emit_rows(f, words, moves, has_avx512dq, LONGEST)
@@ -65,7 +75,7 @@ class _Row:
         by_rows = next((c for c in list_choices(root) if not c[1].by_column), None)
         if by_rows is not None:
             return self._cases(by_rows[1], by_rows[2], [replace_node(root, by_rows, part) for part in by_rows[3]], known)
-        begins = next((a for load in blocked_loads(root) for a, _ in load[3].row.terms), None)
+        begins = next((a for load in list_blocked_loads(root) for a, _ in load[3].row.terms), None)
         if begins is not None:
             if begins in (ROW, COLUMN) or begins[3] > _CASES:
                 raise Refused("rows begin at too many different offsets in blocks of channels")
@@ -167,7 +177,7 @@ class _Row:
         _, place, limits, parts = node
         if place.terms != ((COLUMN, 1),):
             raise Refused("parts join at different columns of different rows")
-        for shared in sorted((n for n in set.intersection(*(unconditional_nodes(p) for p in parts)) if n[0] != "choice"), key=height):
+        for shared in sorted((n for n in set.intersection(*(list_unconditional_nodes(p) for p in parts)) if n[0] != "choice"), key=compute_height):
             self._value(shared, first, lanes, known)
         result: Value | None = None
         start = 0

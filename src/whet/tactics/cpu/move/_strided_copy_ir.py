@@ -14,7 +14,7 @@ WORDS = ("x", "y", *(f"{name}{k}" for name in ("size", "step") for k in range(AX
 
 
 @cache
-def strided_copy_ir(element: str, lanes: int) -> str:
+def emit_strided_copy_ir(element: str, lanes: int) -> str:
     """`strided_copy(context)`: elements of an integer type as long as the copied ones; `lanes` at once if the last stride is 1 (`lanes` above 1)."""
     module = Module()
     with parallel_kernel(module, "strided_copy", WORDS, "lines") as (f, w):

@@ -9,13 +9,13 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.network import F32, Layer
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, count_operand_bytes, tactic
 from whet.tactics._moves_indices import Refused
 from whet.tactics._moves_tree import BLOCK, Moves
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
-from whet.tactics.cpu.move._moves_ir import moves_ir
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.move._moves_ir import emit_moves_ir
+from whet.tactics.cpu.onednn._kernel import is_static
 
 
 class MovesKernel:
@@ -27,8 +27,8 @@ class MovesKernel:
 
     def __init__(self, layer: Layer, signature: Signature, moves: Moves, ir: str, count: int) -> None:
         self.sources, self.rows, self.ir = moves.sources, moves.rows, ir
-        self.inputs = tuple(0 if t is None else operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
-        self.outputs = (operand_bytes(layer.outputs[0], signature.outputs[0]),)
+        self.inputs = tuple(0 if t is None else count_operand_bytes(t, o) for t, o in zip(layer.inputs, signature.inputs, strict=True))
+        self.outputs = (count_operand_bytes(layer.outputs[0], signature.outputs[0]),)
         numbers = moves.numbers
         key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
         self.packed = (Packed(f"{key}|moves", numbers.nbytes, lambda: numbers.view(np.uint8)),)
@@ -37,7 +37,7 @@ class MovesKernel:
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.outputs[0], args.packed[0], *(args.inputs[i] for i in self.sources), self.rows, -(-self.rows // self.threads)]
         operands = {0: ("output", 0)} | {2 + k: ("input", i) for k, i in enumerate(self.sources)}
-        stream.record(jit.ParallelCall(jit.function_address(self.ir, "moves"), context, operands, self.threads, self.implementation))
+        stream.record(jit.ParallelCall(jit.load_function(self.ir, "moves"), context, operands, self.threads, self.implementation))
 
 
 @tactic
@@ -51,9 +51,9 @@ class MovesTactic(CompiledTactic):
         return self.unavailable()
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or len(layer.outputs) != 1:
+        if self.why_not(layer) or not is_static(layer) or len(layer.outputs) != 1:
             return []
-        places = _sources(layer)
+        places = _list_sources(layer)
         if any(t.dtype != F32 for t in (layer.outputs[0], *(layer.needs(i) for i in places))):
             return []
         images = [i for i in places if layer.needs(i).type.rank == 4]
@@ -81,12 +81,12 @@ class MovesTactic(CompiledTactic):
         return MovesKernel(layer, signature, moves, ir, backend.threads)
 
 
-def _sources(layer: Layer) -> list[int]:
+def _list_sources(layer: Layer) -> list[int]:
     """Indices of the inputs that are computed at run time."""
     return [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
 
 
 def _generate(layer: Layer, signature: Signature) -> tuple[Moves, str]:
     """The layer's tree and its code. Raises Refused."""
-    moves = Moves(layer, {i: signature.needs(i).format for i in _sources(layer)}, signature.outputs[0].format)
-    return moves, moves_ir(moves, jit.has("avx512dq"))
+    moves = Moves(layer, {i: signature.needs(i).format for i in _list_sources(layer)}, signature.outputs[0].format)
+    return moves, emit_moves_ir(moves, jit.has("avx512dq"))

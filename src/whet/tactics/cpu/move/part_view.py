@@ -10,10 +10,10 @@ from itertools import accumulate
 
 from whet.backends import Backend
 from whet.errors import EngineError
-from whet.network import Layer, Tensor, format_fits, static_shape, stored_shape
+from whet.network import Layer, Tensor, compute_stored_shape, format_fits, static_shape
 from whet.ops.slice import slice_ranges
-from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, ViewKernel, stored_bytes, tactic
-from whet.tactics.cpu.onednn._kernel import image_formats, static, storage_types
+from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, ViewKernel, count_stored_bytes, tactic
+from whet.tactics.cpu.onednn._kernel import is_static, list_image_formats, list_storage_types
 
 _ALIGNMENT = 64  # bytes: kernels may read and write vectors at the beginning of a part
 _BLOCKED = {"nChw8c": 8, "nChw16c": 16}
@@ -26,7 +26,7 @@ class PartKernel(ViewKernel):
 
     def __init__(self, layer: Layer, signature: Signature, shifts: tuple[int, ...]) -> None:
         self.name, self.pairs, self.shifts = layer.name, signature.inplace, shifts
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         """Raises EngineError if a part is not at its offset; there is nothing to launch."""
@@ -55,36 +55,36 @@ class PartView(Tactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         whole = layer.outputs[0] if layer.op == "Concat" else layer.needs(0)
         signatures = []
-        floats = storage_types([whole], backend)
+        floats = list_storage_types([whole], backend)
         others = [whole.dtype] if whole.dtype.bits >= 8 and whole.dtype.name != "string" else []
         for d in floats or others:
-            for f in image_formats(whole.type.rank) if floats else ("linear",):
+            for f in list_image_formats(whole.type.rank) if floats else ("linear",):
                 o = Operand(f, d)
-                if _shifts(layer, o) is not None:
-                    signatures.append(_signature(layer, o))
+                if _find_shifts(layer, o) is not None:
+                    signatures.append(_make_signature(layer, o))
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return None if _shifts(layer, signature.outputs[0]) is not None else "its parts are not contiguous"
+        return None if _find_shifts(layer, signature.outputs[0]) is not None else "its parts are not contiguous"
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> PartKernel:
-        shifts = _shifts(layer, signature.outputs[0])
+        shifts = _find_shifts(layer, signature.outputs[0])
         assert shifts is not None, "refuses() said so"
         return PartKernel(layer, signature, shifts)
 
 
-def _signature(layer: Layer, o: Operand) -> Signature:
+def _make_signature(layer: Layer, o: Operand) -> Signature:
     if layer.op == "Concat":
         return Signature((o,) * len(layer.inputs), (o,), tuple((i, 0) for i in range(len(layer.inputs))))
     absent = (None,) * (len(layer.inputs) - 1)
     return Signature((o, *absent), (o,) * len(layer.outputs), tuple((0, j) for j in range(len(layer.outputs))))
 
 
-def _shifts(layer: Layer, o: Operand) -> tuple[int, ...] | None:
+def _find_shifts(layer: Layer, o: Operand) -> tuple[int, ...] | None:
     """Offset of each part in bytes, or None if the parts are not contiguous."""
     whole = layer.outputs[0] if layer.op == "Concat" else layer.needs(0)
     if not format_fits(o.format, whole.type.rank):
@@ -102,13 +102,13 @@ def _shifts(layer: Layer, o: Operand) -> tuple[int, ...] | None:
     else:
         axis = layer.attrs["axis"] % len(shape)
         starts = list(accumulate((static_shape(t.shape)[axis] for t in parts[:-1]), initial=0))
-    return _bytes(o, shape, axis, starts, [static_shape(t.shape)[axis] for t in parts])
+    return _find_offsets(o, shape, axis, starts, [static_shape(t.shape)[axis] for t in parts])
 
 
-def _bytes(o: Operand, shape: tuple[int, ...], axis: int, starts: list[int], lengths: list[int]) -> tuple[int, ...] | None:
+def _find_offsets(o: Operand, shape: tuple[int, ...], axis: int, starts: list[int], lengths: list[int]) -> tuple[int, ...] | None:
     """Offsets in bytes of the parts that begin at `starts` along `axis`, if each is contiguous and aligned to 64 bytes."""
     block = _BLOCKED.get(o.format, 1) if axis == 1 else 1
-    stored = static_shape(stored_shape(o.format, shape))
+    stored = static_shape(compute_stored_shape(o.format, shape))
     place = axis if o.format != "nhwc" else (0, len(shape) - 1, *range(1, len(shape) - 1))[axis]
     if any(d != 1 for d in stored[:place]):
         return None

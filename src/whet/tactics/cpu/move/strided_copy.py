@@ -6,12 +6,12 @@ from math import prod
 
 from whet.backends import Backend
 from whet.network import Layer, static_shape
-from whet.network.formats import strides
+from whet.network.formats import compute_strides
 from whet.network.types import DTYPES
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.move._strided_copy_ir import AXES, WORDS, strided_copy_ir
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.move._strided_copy_ir import AXES, WORDS, emit_strided_copy_ir
+from whet.tactics.cpu.onednn._kernel import is_static
 
 _FORMATS = ("linear", "nhwc")
 _VECTOR = 32  # bytes
@@ -31,7 +31,7 @@ class StridedCopyKernel(CompiledKernel):
         self.lines = axes[0][0] * axes[1][0]
         self.threads = min(self.threads, self.lines)
         self.words = [*(n for n, _ in axes), *(s for _, s in axes), self.lines]
-        self.ir = strided_copy_ir(_ELEMENTS[bits], 8 * _VECTOR // bits if axes[-1][1] == 1 else 1)
+        self.ir = emit_strided_copy_ir(_ELEMENTS[bits], 8 * _VECTOR // bits if axes[-1][1] == 1 else 1)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), *self.words]
@@ -57,7 +57,7 @@ class StridedCopy(CompiledTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or 0 in static_shape(layer.outputs[0].shape):
+        if self.why_not(layer) or not is_static(layer) or 0 in static_shape(layer.outputs[0].shape):
             return []
         a, dtype = layer.attrs, layer.outputs[0].dtype
         if layer.op == "Reformat":
@@ -67,23 +67,23 @@ class StridedCopy(CompiledTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if reason := self.unavailable():
             return reason
-        return None if copied_axes(layer, signature) else f"more than {AXES} axes remain after adjacent ones are merged"
+        return None if find_copied_axes(layer, signature) else f"more than {AXES} axes remain after adjacent ones are merged"
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> StridedCopyKernel:
-        axes = copied_axes(layer, signature)
+        axes = find_copied_axes(layer, signature)
         if axes is None or self.why_not(layer):
             raise PlanRefused(self.why_not(layer) or self.refuses(layer, signature, backend) or "")
         return StridedCopyKernel(layer, signature, axes, backend.threads)
 
 
-def copied_axes(layer: Layer, signature: Signature) -> Axes | None:
+def find_copied_axes(layer: Layer, signature: Signature) -> Axes | None:
     """The axes of the copy, or None if there are too many."""
     source, shape = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
-    steps = strides(signature.needs(0).format, source)
+    steps = compute_strides(signature.needs(0).format, source)
     if layer.op == "Transpose":
         perm = layer.attrs.get("perm") or tuple(range(len(source)))[::-1]
         steps = tuple(steps[p] for p in perm)
-    own = strides(signature.outputs[0].format, shape)
+    own = compute_strides(signature.outputs[0].format, shape)
     order = sorted(range(len(shape)), key=lambda i: (-own[i], i))
     merged: Axes = []
     for size, step in ((shape[i], steps[i]) for i in order if shape[i] > 1):

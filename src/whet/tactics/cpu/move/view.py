@@ -9,9 +9,9 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.formats import has_same_bytes
 from whet.network.types import DTYPES, DType
-from whet.tactics._base import Args, Config, Kernel, Operand, Signature, Stream, ViewKernel, operand_bytes, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Kernel, Operand, Signature, Stream, ViewKernel, count_operand_bytes, count_stored_bytes, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, is_static, list_image_formats, list_storage_types
 
 
 class InPlaceKernel:
@@ -20,7 +20,7 @@ class InPlaceKernel:
     scratch, packed, rtol, deterministic, implementation = 0, (), 0.0, True, "in place, nothing to do"
 
     def __init__(self, layer: Layer, signature: Signature) -> None:
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         """Records nothing."""
@@ -54,7 +54,7 @@ class View(OneDnnTactic):
         return has_same_bytes(layer.attrs["source_format"], layer.attrs["format"], static_shape(layer.outputs[0].shape))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         signatures = []
         for source, target in self._operands(layer, backend):
@@ -69,15 +69,15 @@ class View(OneDnnTactic):
         if layer.op == "Reformat":
             dtype = DTYPES[a["dtype"]]
             return [(Operand(a["source_format"], dtype), Operand(a["format"], dtype))]
-        types: list[DType] = storage_types([x, y], backend) or [x.dtype]
+        types: list[DType] = list_storage_types([x, y], backend) or [x.dtype]
         if layer.op in ("Identity", "Dropout"):
-            pairs = [(f, f) for f in image_formats(x.type.rank)]
+            pairs = [(f, f) for f in list_image_formats(x.type.rank)]
         elif layer.op == "Transpose":
-            shape, formats = static_shape(x.shape), image_formats(x.type.rank)
+            shape, formats = static_shape(x.shape), list_image_formats(x.type.rank)
             pairs = [(f, g) for f in formats for g in formats if has_same_bytes(f, g, shape, a["perm"])]
         else:  # with one value per channel several formats have the same bytes
             shape = static_shape(x.shape)
-            pairs = [(f, "linear") for f in image_formats(len(shape)) if has_same_bytes(f, "linear", shape)]
+            pairs = [(f, "linear") for f in list_image_formats(len(shape)) if has_same_bytes(f, "linear", shape)]
         return [(Operand(f, d), Operand(g, d)) for d in types if d.bits >= 8 for f, g in pairs]
 
     def missing_library(self) -> str | None:
@@ -98,5 +98,5 @@ class View(OneDnnTactic):
         return self._plan(lambda: self.recipe(layer, signature, backend), layer, signature, (), backend)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe:
-        layout = dnn.describe((operand_bytes(layer.outputs[0], signature.outputs[0]),), "u8")
+        layout = dnn.describe((count_operand_bytes(layer.outputs[0], signature.outputs[0]),), "u8")
         return Recipe(dnn.reorder(layout, layout), {"src": ("input", 0), "dst": ("output", 0)}, rtol=0.0)

@@ -27,7 +27,7 @@ class _SquaredDistance(Reduction):
 
 
 @cache
-def instance_norm_ir(tail: int) -> str:
+def emit_instance_norm_ir(tail: int) -> str:
     """`instance_norm(context)`: each row is read three times. `tail`: elements of a row after its whole vectors."""
     module = Module()
     with parallel_kernel(module, "instance_norm", WORDS, "count") as (f, w):
@@ -48,15 +48,15 @@ def instance_norm_ir(tail: int) -> str:
 def _scale(f: Function, x: Pointer, y: Pointer, scalars: tuple[Value, Value, Value], width: Value, tail: int) -> None:
     """y = (x - mean) * factor + bias."""
 
-    def part(index: Value, lanes: int) -> None:
+    def emit_part(index: Value, lanes: int) -> None:
         mean, factor, bias = (s.broadcast(lanes) if lanes > 1 else s for s in scalars)
         y.store(f.fma(x.load(index, lanes) - mean, factor, bias), index)
 
     whole = width - tail
     with f.loop(0, whole, step=LANES) as vectors:
-        part(vectors.index, LANES)
+        emit_part(vectors.index, LANES)
     done = 0
     for lanes in (8, 4, 2, 1):
         if tail & lanes:
-            part(whole + done, lanes)
+            emit_part(whole + done, lanes)
             done += lanes

@@ -14,7 +14,7 @@ WORDS = ("x", "y", "count", "width", *LAST_WORDS)
 
 
 @cache
-def row_norm_ir(tail: int, is_centered: bool) -> str:
+def emit_row_norm_ir(tail: int, is_centered: bool) -> str:
     """`row_norm(context)`: each row is read again from the cache for the result, and for its variance if it `is_centered`: LayerNormalization
     subtracts the mean and adds a bias. `tail`: elements of a row after its whole vectors."""
     module = Module()
@@ -27,7 +27,7 @@ def row_norm_ir(tail: int, is_centered: bool) -> str:
         mask = [i < tail for i in range(LANES)]
         whole = w.width - tail if tail else w.width
 
-        def total(x: Pointer, add: Callable[[Value, Value], Value], missing: Value) -> Value:
+        def emit_total(x: Pointer, add: Callable[[Value, Value], Value], missing: Value) -> Value:
             """The sum over a row in every lane; elements after its end are `missing`."""
             with f.loop(0, whole, step=LANES, carried=[zero], at_least_once=not tail) as loop:
                 loop.carry(add(x.load_vector(loop.index), loop.values[0]))
@@ -38,21 +38,21 @@ def row_norm_ir(tail: int, is_centered: bool) -> str:
 
         with f.loop(w.begin, w.end) as rows:
             x, y = (w_.as_pointer(FLOAT).at(rows.index * w.width) for w_ in (w.x, w.y))
-            mean = total(x, lambda value, running: running + value, zero) * inverse_width if is_centered else zero
+            mean = emit_total(x, lambda value, running: running + value, zero) * inverse_width if is_centered else zero
 
-            def centered(value: Value, mean: Value = mean) -> Value:
+            def emit_centered(value: Value, mean: Value = mean) -> Value:
                 return value - mean if is_centered else value
 
-            def add_square(value: Value, total: Value, centered: Callable[[Value], Value] = centered) -> Value:
+            def add_square(value: Value, total: Value, centered: Callable[[Value], Value] = emit_centered) -> Value:
                 value = centered(value)
                 return f.fma(value, value, total)
 
-            inverse: Value = one / f.math("sqrt", total(x, add_square, mean) * inverse_width + epsilon)
+            inverse: Value = one / f.math("sqrt", emit_total(x, add_square, mean) * inverse_width + epsilon)
             with f.loop(0, whole, step=LANES, at_least_once=not tail) as loop:
-                value = centered(x.load_vector(loop.index)) * inverse * scale.load_vector(loop.index)
+                value = emit_centered(x.load_vector(loop.index)) * inverse * scale.load_vector(loop.index)
                 y.at(loop.index).store(value + bias.load_vector(loop.index) if is_centered else value)
             if tail:
-                value = centered(x.at(whole).load_masked(mask, zero)) * inverse * scale.at(whole).load_masked(mask, zero)
+                value = emit_centered(x.at(whole).load_masked(mask, zero)) * inverse * scale.at(whole).load_masked(mask, zero)
                 y.at(whole).store_masked(value + bias.at(whole).load_masked(mask, zero) if is_centered else value, mask)
     return str(module)
 

@@ -16,7 +16,7 @@ chunks."""
 
 
 @cache
-def softmax_columns_ir(tail: int) -> str:
+def emit_softmax_columns_ir(tail: int) -> str:
     """`softmax_columns(context)`: three passes over each chunk. `tail`: columns of a group after its whole chunks."""
     module = Module()
     with parallel_kernel(module, "softmax_columns", WORDS, "items") as (f, w):
@@ -26,7 +26,7 @@ def softmax_columns_ir(tail: int) -> str:
             x, y = (word.as_pointer(FLOAT).at(offset) for word in (w.x, w.y))
             left = w.columns - start
             with f.when(left >= CHUNK):
-                _columns(f, x, y, w.length, w.columns, [(0, LANES), (LANES, LANES)])
+                _emit_columns(f, x, y, w.length, w.columns, [(0, LANES), (LANES, LANES)])
             if tail:
                 groups = [(0, LANES)] * (tail >= LANES)
                 done = LANES * len(groups)
@@ -35,21 +35,21 @@ def softmax_columns_ir(tail: int) -> str:
                         groups.append((done, lanes))
                         done += lanes
                 with f.when(left < CHUNK):
-                    _columns(f, x, y, w.length, w.columns, groups)
+                    _emit_columns(f, x, y, w.length, w.columns, groups)
     return str(module)
 
 
-def _columns(f: Function, x: Pointer, y: Pointer, length: Value, stride: Value, groups: Sequence[tuple[int, int]]) -> None:
+def _emit_columns(f: Function, x: Pointer, y: Pointer, length: Value, stride: Value, groups: Sequence[tuple[int, int]]) -> None:
     """The columns of `groups`, each (first column, lanes)."""
     math = Math(f)
 
-    def numbers(value: float) -> list[Value]:
+    def emit_numbers(value: float) -> list[Value]:
         return [f.value(value, Type("float", lanes)) for _, lanes in groups]
 
-    with f.loop(0, length, carried=numbers(float("-inf"))) as maxima:
+    with f.loop(0, length, carried=emit_numbers(float("-inf"))) as maxima:
         row = x.at(maxima.index * stride)
         maxima.carry(*(math.maximum(m, row.load(at, lanes)) for m, (at, lanes) in zip(maxima.values, groups, strict=True)))
-    with f.loop(0, length, carried=numbers(0.0)) as powers:
+    with f.loop(0, length, carried=emit_numbers(0.0)) as powers:
         source, target = x.at(powers.index * stride), y.at(powers.index * stride)
         totals = []
         for total, largest, (at, lanes) in zip(powers.values, maxima.results, groups, strict=True):
@@ -57,7 +57,7 @@ def _columns(f: Function, x: Pointer, y: Pointer, length: Value, stride: Value, 
             target.store(power, at)
             totals.append(total + power)
         powers.carry(*totals)
-    inverses = [one / total for one, total in zip(numbers(1.0), powers.results, strict=True)]
+    inverses = [one / total for one, total in zip(emit_numbers(1.0), powers.results, strict=True)]
     with f.loop(0, length) as quotients:
         row = y.at(quotients.index * stride)
         for inverse, (at, lanes) in zip(inverses, groups, strict=True):

@@ -14,8 +14,8 @@ from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.norm._instance_norm_ir import instance_norm_ir
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.norm._instance_norm_ir import emit_instance_norm_ir
+from whet.tactics.cpu.onednn._kernel import is_static
 
 
 class InstanceNormKernel(CompiledKernel):
@@ -42,7 +42,7 @@ class InstanceNormKernel(CompiledKernel):
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), self.rows, self.width, self.channels]
-        self.launch(stream, instance_norm_ir(self.width % LANES), "instance_norm", args, words, self.rows)
+        self.launch(stream, emit_instance_norm_ir(self.width % LANES), "instance_norm", args, words, self.rows)
 
 
 @tactic
@@ -61,7 +61,7 @@ class InstanceNorm(CompiledTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         row_major = Operand("linear", F32)
         return [Signature((row_major, None, None), (row_major,), ((0, 0),)), Signature((row_major, None, None), (row_major,))]

@@ -14,8 +14,8 @@ from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.norm._row_norm_ir import row_norm_ir
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.norm._row_norm_ir import emit_row_norm_ir
+from whet.tactics.cpu.onednn._kernel import is_static
 
 
 class RowNormKernel(CompiledKernel):
@@ -47,7 +47,7 @@ class RowNormKernel(CompiledKernel):
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), self.rows, self.width]
-        ir = row_norm_ir(self.width % LANES, self.layer_op == "LayerNormalization")
+        ir = emit_row_norm_ir(self.width % LANES, self.layer_op == "LayerNormalization")
         self.launch(stream, ir, "row_norm", args, words, self.rows)
 
 
@@ -67,7 +67,7 @@ class RmsNorm(CompiledTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or 0 in static_shape(layer.outputs[0].shape):
+        if self.why_not(layer) or not is_static(layer) or 0 in static_shape(layer.outputs[0].shape):
             return []
         rest = (None,) * (len(layer.inputs) - 1)
         return [Signature((Operand("linear", F32), *rest), (Operand("linear", F32),))]

@@ -8,9 +8,9 @@ from whet.backends import Backend
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.elementwise._memory_axes import candidate_formats, memory_shape
-from whet.tactics.cpu.norm._softmax_columns_ir import CHUNK, softmax_columns_ir
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.elementwise._memory_axes import find_memory_shape, list_candidate_formats
+from whet.tactics.cpu.norm._softmax_columns_ir import CHUNK, emit_softmax_columns_ir
+from whet.tactics.cpu.onednn._kernel import is_static
 
 
 class SoftmaxColumnsKernel(CompiledKernel):
@@ -20,21 +20,21 @@ class SoftmaxColumnsKernel(CompiledKernel):
     rtol, implementation = 1e-5, "columns"
 
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
-        outer, self.length, self.columns = _extent(layer, signature.needs(0).format)
+        outer, self.length, self.columns = _get_extents(layer, signature.needs(0).format)
         super().__init__(layer, signature, outer * self.length * self.columns, count)
         self.chunks = -(-self.columns // CHUNK)
         self.items = outer * self.chunks
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), self.items, self.length, self.columns, self.chunks]
-        self.launch(stream, softmax_columns_ir(self.columns % CHUNK), "softmax_columns", args, words, self.items)
+        self.launch(stream, emit_softmax_columns_ir(self.columns % CHUNK), "softmax_columns", args, words, self.items)
 
 
-def _extent(layer: Layer, form: str) -> tuple[int, int, int]:
+def _get_extents(layer: Layer, form: str) -> tuple[int, int, int]:
     """(groups of columns, elements of a column, columns of a group) in memory."""
     shape = static_shape(layer.outputs[0].shape)
     axis = layer.attrs["axis"] % len(shape)
-    sizes = memory_shape(form, shape)
+    sizes = find_memory_shape(form, shape)
     assert sizes is not None
     if form == "nhwc":
         axis = {0: 0, 1: len(shape) - 1}.get(axis, axis - 1)
@@ -53,11 +53,11 @@ class SoftmaxColumns(CompiledTactic):
         return None if layer.needs(0).dtype == F32 and not layer.needs(0).is_constant else "computes in f32"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         listed: list[Signature] = []
-        for form in candidate_formats(static_shape(layer.outputs[0].shape)):
-            if not form.startswith("nChw") and _extent(layer, form)[2] > 1:
+        for form in list_candidate_formats(static_shape(layer.outputs[0].shape)):
+            if not form.startswith("nChw") and _get_extents(layer, form)[2] > 1:
                 operand = Operand(form, F32)
                 listed += [Signature((operand,), (operand,), ((0, 0),)), Signature((operand,), (operand,))]
         return listed

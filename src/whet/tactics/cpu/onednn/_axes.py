@@ -5,7 +5,7 @@ from __future__ import annotations
 from whet.network import Layer
 
 
-def reduced_axes(head: Layer) -> tuple[int, ...] | None:
+def find_reduced_axes(head: Layer) -> tuple[int, ...] | None:
     """The axes of a Reduce op, sorted and non-negative; None if they are known only at run time."""
     rank = head.needs(0).type.rank
     axes = head.attrs.get("axes")

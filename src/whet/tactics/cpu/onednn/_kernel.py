@@ -15,11 +15,11 @@ from whet.backends import Backend, Call
 from whet.backends.cpu import serial, threads
 from whet.network import FORMATS, Layer, Tensor, format_fits, static_shape
 from whet.network.types import BF16, F32, DType
-from whet.tactics._base import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes
-from whet.tactics._fused import root_layer
+from whet.tactics._base import Args, Config, Kernel, Operand, Packed, PlanRefused, Signature, Stream, Tactic, count_stored_bytes
+from whet.tactics._fused import get_root_layer
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._nonfinite import Reference, declared_references
+from whet.tactics.cpu.onednn._nonfinite import Reference, list_declared_references
 
 #: bound on the relative error of one layer by storage type; f32 sums of some thousand products stay below it
 RTOL = {"f32": 1e-5, "bf16": 1e-2}
@@ -90,7 +90,7 @@ class OneDnnCall(Call):
 
 class OneDnnKernel:
     """A planned launch of one oneDNN primitive; `places` gives the tensor of each operand, `offsets` an offset in bytes. `stored` is
-    `stored_bytes(layer, signature)`, for layers of many launches."""
+    `count_stored_bytes(layer, signature)`, for layers of many launches."""
 
     deterministic = True
     team = 1  # see OneDnnCall
@@ -108,7 +108,7 @@ class OneDnnKernel:
     ) -> None:
         self.offsets = dict(offsets or {})
         self.descriptor, self.places, self.packed = descriptor, dict(places), tuple(packed)
-        self.inputs, self.outputs = stored or stored_bytes(layer, signature)
+        self.inputs, self.outputs = stored or count_stored_bytes(layer, signature)
         self.scratch = descriptor.scratch_bytes
         self.implementation = descriptor.name
         self.rtol = RTOL[signature.outputs[0].dtype.name] if rtol is None else rtol
@@ -158,7 +158,7 @@ class OneDnnTactic(Tactic):
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Reference]]:
         """The ops of the layer for which the implementation differs from the reference on NaN or infinities (_nonfinite.py)."""
-        return declared_references(layer, implementation)
+        return list_declared_references(layer, implementation)
 
     @abstractmethod
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
@@ -185,7 +185,7 @@ class OneDnnTactic(Tactic):
         names = [d.name for d in recipe.first.implementations()]
         fast = [n for n in names if not n.startswith(("ref", "simple:any"))]
         if not fast and recipe.work > REFERENCE_LIMIT:
-            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only scalar loops (ref) for this")
+            raise dnn.Unimplemented(f"oneDNN {dnn.load_library().version} has only scalar loops (ref) for this")
         if any(":avx512" in n for n in fast) and not recipe.few_channels:  # the same kernels with half the register are slower
             fast = [n for n in fast if not n.endswith((":avx2", ":avx", ":sse41"))]
         return (fast or names)[:MAX_IMPLEMENTATIONS]
@@ -221,7 +221,7 @@ class OneDnnTactic(Tactic):
         return dnn.load_error()
 
     def library_version(self) -> str:
-        return dnn.library_version()
+        return dnn.get_library_version()
 
 
 class TwoPrimitives(OneDnnTactic):
@@ -254,7 +254,7 @@ class TwoPrimitives(OneDnnTactic):
         return self._plan(lambda: self.second_recipe(layer, signature), layer, signature, config, backend)
 
 
-def thread_count(layer: Layer, backend: Backend) -> int:
+def select_thread_count(layer: Layer, backend: Backend) -> int:
     """Threads for a layer: all, or one if its work takes less time than starting the others."""
     return 1 if backend.threads > 1 and _is_small(layer) and serial.why_not_serial() is None else backend.threads
 
@@ -262,7 +262,7 @@ def thread_count(layer: Layer, backend: Backend) -> int:
 @contextmanager
 def planned_threads(layer: Layer, backend: Backend) -> Iterator[int]:
     """Descriptors made in the block are for the layer's threads, which it yields; afterwards the calling thread has the backend's."""
-    count = thread_count(layer, backend)
+    count = select_thread_count(layer, backend)
     threads.set_threads(count)
     try:
         yield count
@@ -271,7 +271,7 @@ def planned_threads(layer: Layer, backend: Backend) -> Iterator[int]:
 
 
 def _is_small(layer: Layer) -> bool:
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     tensors = [t for t in (*layer.inputs, *head.inputs, *layer.outputs, *head.outputs) if t is not None]
     if not all(t.type.static for t in tensors):
         return False
@@ -288,13 +288,13 @@ def _is_small(layer: Layer) -> bool:
     return prod(left if head.op == "ConvTranspose" else out) * of_each <= SERIAL_PRODUCTS
 
 
-def image_formats(rank: int) -> tuple[str, ...]:
+def list_image_formats(rank: int) -> tuple[str, ...]:
     """Candidate formats for activations of a rank, the most promising first."""
     block = "nChw16c" if (dnn.has_isa("avx512_core") if dnn.load_error() is None else jit.has("avx512f")) else "nChw8c"
     return tuple(f for f in ("nhwc", block, "linear") if f in FORMATS and format_fits(f, rank))
 
 
-def storage_types(tensors: Sequence[Tensor | None], backend: Backend) -> list[DType]:
+def list_storage_types(tensors: Sequence[Tensor | None], backend: Backend) -> list[DType]:
     """Storage types for a layer of these activations: f32 and, if the CPU multiplies it, bf16."""
     names = {t.dtype.name for t in tensors if t is not None}
     if names == {"f32"}:
@@ -302,13 +302,13 @@ def storage_types(tensors: Sequence[Tensor | None], backend: Backend) -> list[DT
     return [BF16] if names == {"bf16"} and dnn.has_isa("avx512_core") else []
 
 
-def static(layer: Layer) -> bool:
+def is_static(layer: Layer) -> bool:
     """True if every shape of the layer is known and none is empty."""
     tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None]
     return all(t.type.static for t in tensors) and all(0 not in static_shape(t.shape) for t in tensors)
 
 
-def runtime_tensors(layer: Layer) -> list[Tensor]:
+def list_runtime_tensors(layer: Layer) -> list[Tensor]:
     """Inputs that are computed at run time, and the outputs."""
     return [t for t in (*layer.inputs, *layer.outputs) if t is not None and not t.is_constant]
 

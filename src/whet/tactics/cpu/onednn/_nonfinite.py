@@ -22,14 +22,14 @@ from functools import reduce
 import numpy as np
 
 from whet.network import Layer
-from whet.tactics._fused import root_layer
+from whet.tactics._fused import get_root_layer
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 Reference = Callable[..., np.ndarray]
 
 
-def _relu(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+def _compute_relu(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
     """NaN gives 0."""
     return np.asarray(np.fmax(x, x.dtype.type(0)))
 
@@ -40,34 +40,34 @@ def _clip(reference: Reference, layer: Layer, x: np.ndarray, low: np.ndarray | N
     return reference(layer, np.where(np.isnan(x), bound, x), low, high)
 
 
-def _hard_sigmoid(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+def _compute_hard_sigmoid(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
     """NaN gives 1."""
     return np.asarray(np.where(np.isnan(x), x.dtype.type(1), reference(layer, x)))
 
 
-def _max(reference: Reference, layer: Layer, *xs: np.ndarray) -> np.ndarray:
+def _compute_max(reference: Reference, layer: Layer, *xs: np.ndarray) -> np.ndarray:
     """The other operand if one is NaN."""
     return reduce(np.fmax, xs)
 
 
-def _min(reference: Reference, layer: Layer, *xs: np.ndarray) -> np.ndarray:
+def _compute_min(reference: Reference, layer: Layer, *xs: np.ndarray) -> np.ndarray:
     """The other operand if one is NaN."""
     return reduce(np.fmin, xs)
 
 
-def _largest(reference: Reference, layer: Layer, x: np.ndarray, *other_inputs: np.ndarray | None) -> np.ndarray:
+def _compute_largest(reference: Reference, layer: Layer, x: np.ndarray, *other_inputs: np.ndarray | None) -> np.ndarray:
     """The maximum without NaNs; for NaN and -inf only, the lowest finite number, which is the initial value."""
     return reference(layer, x if x.dtype.kind in "iu" else np.fmax(x, x.dtype.type(-_LARGEST)), *other_inputs)
 
 
-def _softmax(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+def _compute_softmax(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
     """In a row with NaN or +inf these elements are NaN and the others 0 (LogSoftmax: -inf); with the op the whole row is NaN."""
     others = x.dtype.type(-np.inf if layer.op == "LogSoftmax" else 0)
     odd = np.isnan(x) | (x == np.inf)
     return np.asarray(np.where(odd.any(axis=layer.attrs["axis"], keepdims=True) & ~odd, others, reference(layer, x)))
 
 
-def _gelu(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+def _compute_gelu(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
     """The erf form overflows above half of the largest number: infinity there, NaN for +inf."""
     y = np.array(reference(layer, x))
     if layer.attrs.get("approximate", "none") == "none":
@@ -87,47 +87,47 @@ def _resize(reference: Reference, layer: Layer, x: np.ndarray, *other_inputs: np
     return np.asarray(np.where(np.isinf(y), x.dtype.type(np.nan), y))
 
 
-def _relu_product(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+def _compute_relu_product(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
     """Negative values times 0: -inf gives NaN, NaN stays."""
     return np.asarray(np.where(x > 0, x, x * x.dtype.type(0)))
 
 
-def _sigmoid_plain(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+def _compute_sigmoid_plain(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
     """NaN gives 0."""
     return np.asarray(np.where(np.isnan(x), x.dtype.type(0), reference(layer, x)))
 
 
-def _softmax_plain(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
+def _compute_softmax_plain(reference: Reference, layer: Layer, x: np.ndarray) -> np.ndarray:
     """A row of -inf only gives zeros (LogSoftmax: NaN, like the op)."""
     empty = (x == -np.inf).all(axis=layer.attrs["axis"], keepdims=True)
     return np.asarray(np.where(empty, x.dtype.type(0), reference(layer, x)))
 
 
 KERNELS: dict[str, Reference] = {
-    "Relu": _relu,
+    "Relu": _compute_relu,
     "Clip": _clip,
-    "HardSigmoid": _hard_sigmoid,
-    "Max": _max,
-    "Min": _min,
-    "MaxPool": _largest,
-    "GlobalMaxPool": _largest,
+    "HardSigmoid": _compute_hard_sigmoid,
+    "Max": _compute_max,
+    "Min": _compute_min,
+    "MaxPool": _compute_largest,
+    "GlobalMaxPool": _compute_largest,
     "Resize": _resize,
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
-    "Gelu": _gelu,
+    "Softmax": _compute_softmax,
+    "LogSoftmax": _compute_softmax,
+    "Gelu": _compute_gelu,
 }
 """By op: f(reference of the op, layer, *arrays), the results of oneDNN's kernels; for finite numbers those of the op."""
 
 PLAIN_LOOPS: dict[str, Reference] = {
     **{op: KERNELS[op] for op in ("Clip", "Max", "Min", "MaxPool", "GlobalMaxPool", "Resize")},
-    "Relu": _relu_product,
-    "Sigmoid": _sigmoid_plain,
-    "Softmax": _softmax_plain,
+    "Relu": _compute_relu_product,
+    "Sigmoid": _compute_sigmoid_plain,
+    "Softmax": _compute_softmax_plain,
 }
 """The same for oneDNN's scalar C++ implementations."""
 
 
-def declared_references(layer: Layer, implementation: str) -> list[dict[str, Reference]]:
+def list_declared_references(layer: Layer, implementation: str) -> list[dict[str, Reference]]:
     """The references for the ops of a layer (of its body if it is fused) in an implementation with this oneDNN name; with two tables either holds.
 
     The epilogue of a GEMM follows one or the other, depending on its type and position.
@@ -141,4 +141,4 @@ def declared_references(layer: Layer, implementation: str) -> list[dict[str, Ref
 
 def spreads_nonfinite(layer: Layer, dtype: str) -> bool:
     """True if a layer's product is computed in BF16, so that an infinity or NaN may give more NaNs than the reference."""
-    return dtype == "bf16" and root_layer(layer).op in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+    return dtype == "bf16" and get_root_layer(layer).op in ("Conv", "ConvTranspose", "Gemm", "MatMul")

@@ -16,7 +16,7 @@ from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import Place, Recipe, describe
 
 
-def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
+def find_activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
     """oneDNN's algorithm for a unary op; None if it has none. `attrs` has constant operands as `input1`, `input2`.
 
     Results for NaN and infinities: _nonfinite.py.
@@ -42,7 +42,7 @@ def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
         return dnn.Eltwise("gelu_tanh" if a("approximate", "none") == "tanh" else "gelu_erf")
     power = a("input1")
     if op == "Pow" and power is not None and np.size(power) == 1:
-        exponent = _scalar(power)
+        exponent = _get_scalar(power)
         return dnn.Eltwise("square") if exponent == 2 else dnn.Eltwise("pow", 1.0, exponent)
     if op == "Reciprocal":
         return dnn.Eltwise("pow", 1.0, -1.0)
@@ -56,11 +56,11 @@ def activation(op: str, attrs: Mapping[str, Any]) -> dnn.Eltwise | None:
 
 def clip_bounds(attrs: Mapping[str, Any]) -> tuple[float, float]:
     """A Clip's constant bounds; infinite if it has none."""
-    low, high = (_scalar(attrs[n]) if attrs.get(n) is not None else d for n, d in (("input1", -math.inf), ("input2", math.inf)))
+    low, high = (_get_scalar(attrs[n]) if attrs.get(n) is not None else d for n, d in (("input1", -math.inf), ("input2", math.inf)))
     return low, high
 
 
-def _scalar(value: Any) -> float:
+def _get_scalar(value: Any) -> float:
     return float(np.asarray(value).reshape(-1)[0])
 
 
@@ -110,13 +110,13 @@ def match_post_ops(steps: Sequence[EpilogueStep], layer: Layer, signature: Signa
     out, chain = static_shape(layer.outputs[0].shape), Chain()
     for post in steps:
         if post.other is None:
-            unary = activation(post.op, post.attrs)
+            unary = find_activation(post.op, post.attrs)
             if unary is None:
                 return f"oneDNN has no post-op for {post.op}"
             chain.post_ops.append(unary)
             continue
         if post.op == "Pow" and not post.swapped and layer.needs(post.other).is_constant:
-            power = activation("Pow", {"input1": layer.needs(post.other).array()})
+            power = find_activation("Pow", {"input1": layer.needs(post.other).array()})
             if power is None:
                 return "oneDNN takes one constant exponent, not several"
             chain.post_ops.append(power)
@@ -143,7 +143,7 @@ def _append_prelu(chain: Chain, post: EpilogueStep, layer: Layer, out: tuple[int
     shape = static_shape(slope.shape)
     full = (1,) * (len(out) - len(shape)) + shape
     if all(d == 1 for d in full):
-        unary = activation("LeakyRelu", {"alpha": _scalar(slope.array())})
+        unary = find_activation("LeakyRelu", {"alpha": _get_scalar(slope.array())})
         if unary is None:
             return "oneDNN has no post-op for PRelu with slope 0"
         chain.post_ops.append(unary)
@@ -154,7 +154,7 @@ def _append_prelu(chain: Chain, post: EpilogueStep, layer: Layer, out: tuple[int
         return f"PRelu's slopes {list(shape)} are more than one per channel"
     name = f"prelu{len(chain.post_ops)}"
     chain.post_ops.append(dnn.Prelu(1 << axes[0], math.prod(full)))
-    chain.constants[name] = constant_f32(slope)
+    chain.constants[name] = make_f32_constant(slope)
     return None
 
 
@@ -171,13 +171,13 @@ def _append_binary(
     name = f"post{len(chain.post_ops)}"
     if other.is_constant:
         if all(d == 1 for d in full) and post.op in ("Add", "Mul", "Sub", "Div"):
-            chain.post_ops.append(_scaled(post.op, _scalar(other.array())))
+            chain.post_ops.append(_make_scaling(post.op, _get_scalar(other.array())))
             return None
         wanted = shaper(full) if shaper else full
         if wanted is None:
             return f"{post.op} with a constant of shape {list(shape)} does not fit the matrix"
         chain.post_ops.append(dnn.Binary(_BINARY[post.op], dnn.describe(wanted, "f32")))
-        chain.constants[name] = constant_f32(other)
+        chain.constants[name] = make_f32_constant(other)
         return None
     operand = signature.inputs[post.other]
     if operand is None:
@@ -188,31 +188,31 @@ def _append_binary(
         chain.post_ops.append(dnn.Sum())
         return None
     wanted = shaper(full) if shaper else full
-    if wanted is None or not readable_at_rank(operand, shape, full):
+    if wanted is None or not is_readable_at_rank(operand, shape, full):
         return f"{post.op} with {list(shape)} stored as {operand} does not fit the output {list(out)}"
     chain.post_ops.append(dnn.Binary(_BINARY[post.op], describe(other, operand, wanted)))
     chain.places[name] = ("input", post.other)
     return None
 
 
-def _scaled(op: str, value: float) -> dnn.Eltwise:
+def _make_scaling(op: str, value: float) -> dnn.Eltwise:
     """x <op> value as alpha * x + beta."""
     return dnn.Eltwise("linear", *{"Add": (1.0, value), "Sub": (1.0, -value), "Mul": (value, 0.0), "Div": (1 / value, 0.0)}[op])
 
 
-def constant_f32(tensor: Tensor) -> tuple[str, Callable[[], np.ndarray]]:
+def make_f32_constant(tensor: Tensor) -> tuple[str, Callable[[], np.ndarray]]:
     """Key of a constant as f32, and the function that computes it."""
     return f"{tensor.constant().digest}|f32", lambda: np.asarray(tensor.array(), np.float32)
 
 
-def readable_at_rank(operand: Operand, shape: Sequence[int], full: Sequence[int]) -> bool:
+def is_readable_at_rank(operand: Operand, shape: Sequence[int], full: Sequence[int]) -> bool:
     """True if a tensor stored as `operand` can be read as the rank-padded shape `full` in the same format."""
     if operand.format == "linear" or len(shape) == len(full):
         return True
     return sum(d != 1 for d in shape) <= 1
 
 
-def second_operands(steps: Sequence[EpilogueStep], layer: Layer, out: Operand) -> dict[int, Operand]:
+def select_second_operands(steps: Sequence[EpilogueStep], layer: Layer, out: Operand) -> dict[int, Operand]:
     """How the epilogue's run-time operands are stored: like the output, or row-major if their rank is lower."""
     rank, stored = layer.outputs[0].type.rank, {}
     for post in steps:
@@ -223,7 +223,7 @@ def second_operands(steps: Sequence[EpilogueStep], layer: Layer, out: Operand) -
     return stored
 
 
-def residuals(steps: Sequence[EpilogueStep], layer: Layer) -> list[int]:
+def list_residuals(steps: Sequence[EpilogueStep], layer: Layer) -> list[int]:
     """Inputs that are added with the full shape: each could be added in place."""
     out = layer.outputs[0]
     indices = [p.other for p in steps if p.op == "Add" and p.other is not None]

@@ -14,7 +14,7 @@ from whet.tactics._fused import EpilogueStep
 from whet.tactics._quantized import Parts, Scale, match_quantized, require_quantized
 from whet.tactics.cpu.onednn import _api as dnn
 from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe
-from whet.tactics.cpu.onednn._post_ops import Chain, Shaper, clip_bounds, match_post_ops, readable_at_rank
+from whet.tactics.cpu.onednn._post_ops import Chain, Shaper, clip_bounds, is_readable_at_rank, match_post_ops
 
 __all__ = [
     "OneDnnQuantized",
@@ -25,10 +25,10 @@ __all__ = [
     "drop_implied_bounds",
     "list_same_format_signatures",
     "list_signatures",
+    "make_quantized_attributes",
+    "make_weight_key",
     "match_real_post_ops",
-    "quantized_attributes",
     "require_quantized",
-    "weight_key",
     "why_inexact",
     "why_inexact_operand",
 ]
@@ -60,7 +60,9 @@ class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
         names = super()._usable(recipe)
         exact = [n for n in names if any(word in n for word in _EXACT)]
         if not exact:
-            raise dnn.Unimplemented(f"oneDNN {dnn.library().version} has only kernels with saturating accumulators for this ({', '.join(names)})")
+            raise dnn.Unimplemented(
+                f"oneDNN {dnn.load_library().version} has only kernels with saturating accumulators for this ({', '.join(names)})"
+            )
         return exact
 
 
@@ -78,7 +80,7 @@ def why_inexact_operand(x: Scale) -> str | None:
     return "without VNNI instructions oneDNN adds two products of u8 by i8 in 16 bits, which saturates"
 
 
-def float_types(parts: Parts, backend) -> list[DType]:
+def list_float_types(parts: Parts, backend) -> list[DType]:
     """Storage types for the layer's floating-point operands, [F32] if it has none."""
     floats = parts.stores is None or any(
         t is not None and not t.is_constant and i not in parts.reads and t.dtype.is_float for i, t in enumerate(parts.view.inputs)
@@ -99,7 +101,7 @@ def list_same_format_signatures(layer: Layer, reads: Mapping[int, DType], stores
 def list_signatures(parts: Parts, fmt: str, backend) -> list[Signature]:
     """Signatures with all full-size operands in `fmt`, for each float type; those that add a residual in place come first."""
     signatures, rank = [], parts.view.outputs[0].type.rank
-    for real in float_types(parts, backend):
+    for real in list_float_types(parts, backend):
         inputs: list[Operand | None] = []
         for i, t in enumerate(parts.view.inputs):
             if t is None or t.is_constant:
@@ -163,7 +165,7 @@ def _append_summand(post: EpilogueStep, parts: Parts, signature: Signature, shap
     shape, out = static_shape(t.shape), static_shape(parts.view.outputs[0].shape)
     full = (1,) * (len(out) - len(shape)) + shape
     wanted = shaper(full) if shaper else full
-    if wanted is None or not readable_at_rank(stored, shape, full):
+    if wanted is None or not is_readable_at_rank(stored, shape, full):
         return f"an Add of {list(shape)} stored as {stored} does not fit the output {list(out)}"
     chain.post_ops += [
         dnn.Eltwise("linear", 1.0 / z.number, 0.0),
@@ -174,7 +176,7 @@ def _append_summand(post: EpilogueStep, parts: Parts, signature: Signature, shap
     return chain
 
 
-def quantized_attributes(post_ops: Sequence[dnn.PostOp], parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dnn.Attributes:
+def make_quantized_attributes(post_ops: Sequence[dnn.PostOp], parts: Parts, x: int, w: int, channels: tuple[int, int]) -> dnn.Attributes:
     """The primitive's attributes with these post-ops. `channels` is (mask, count) of weights with a scale per channel."""
     by_channel = parts.reads[w].scale.size > 1
     scales = [("src", 0, 1), ("weights", *channels) if by_channel else ("weights", 0, 1)]
@@ -190,15 +192,15 @@ def add_scales(recipe: Recipe, parts: Parts, x: int, w: int) -> None:
     for name, s in (("src", parts.reads[x]), ("weights", parts.reads[w]), ("dst", parts.stores)):
         if s is None:
             continue
-        recipe.constant(f"scale:{name}", f"scale|{s.scale.tobytes().hex()}", _maker(s.scale))
+        recipe.constant(f"scale:{name}", f"scale|{s.scale.tobytes().hex()}", _make_getter(s.scale))
         if s.zero:
-            recipe.constant(f"zero:{name}", f"zero|{s.zero}", _maker(np.array([s.zero], np.int32)))
+            recipe.constant(f"zero:{name}", f"zero|{s.zero}", _make_getter(np.array([s.zero], np.int32)))
 
 
-def _maker(a: np.ndarray) -> Callable[[], np.ndarray]:
+def _make_getter(a: np.ndarray) -> Callable[[], np.ndarray]:
     return lambda: a
 
 
-def weight_key(parts: Parts, x: int, w: int) -> str:
+def make_weight_key(parts: Parts, x: int, w: int) -> str:
     """Key of packed weights: for a signed input, or one with a zero point, they include compensation terms."""
     return f"{parts.view.needs(w).constant().digest}|{parts.reads[x].dtype}|{bool(parts.reads[x].zero)}"

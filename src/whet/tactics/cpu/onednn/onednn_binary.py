@@ -9,10 +9,19 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import epilogue_steps, outer_input, require_epilogue_steps, root_layer
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, outer_input, require_epilogue_steps
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, runtime_tensors, static, storage_types, to_f32
-from whet.tactics.cpu.onednn._post_ops import Chain, constant_f32, match_post_ops, readable_at_rank, second_operands
+from whet.tactics.cpu.onednn._kernel import (
+    OneDnnTactic,
+    Recipe,
+    describe,
+    is_static,
+    list_image_formats,
+    list_runtime_tensors,
+    list_storage_types,
+    to_f32,
+)
+from whet.tactics.cpu.onednn._post_ops import Chain, is_readable_at_rank, make_f32_constant, match_post_ops, select_second_operands
 
 _ALGORITHMS = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "Sum": "add"}
 
@@ -24,7 +33,7 @@ class OneDnnBinary(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         if head.op == "BatchNormalization":
             if len(layer.outputs) != 1 or any(not layer.needs(i).is_constant for i in _outer_indices(layer, head)[1:]):
                 return "its statistics are computed at run time"
@@ -32,19 +41,19 @@ class OneDnnBinary(OneDnnTactic):
             return f"takes two operands, not {len(head.inputs)}"
         elif any(t.dtype.name not in ("f32", "bf16") for t in head.inputs if t is not None):
             return f"computes floats, not {head.needs(0).dtype}"
-        return "its fused operations do not form a chain" if epilogue_steps(layer) is None else None
+        return "its fused operations do not form a chain" if find_epilogue_steps(layer) is None else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        steps = epilogue_steps(layer)
-        if steps is None or self.why_not(layer) or not static(layer):
+        steps = find_epilogue_steps(layer)
+        if steps is None or self.why_not(layer) or not is_static(layer):
             return []
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         outer, rank = _outer_indices(layer, head), layer.outputs[0].type.rank
         signatures = []
-        for dtype in storage_types(runtime_tensors(layer), backend):
-            for f in image_formats(rank):
+        for dtype in list_storage_types(list_runtime_tensors(layer), backend):
+            for f in list_image_formats(rank):
                 out = Operand(f, dtype)
-                stored = second_operands(steps, layer, out)
+                stored = select_second_operands(steps, layer, out)
                 for i in outer[:1] if head.op == "BatchNormalization" else outer:
                     t = layer.needs(i)
                     if not t.is_constant:
@@ -53,7 +62,7 @@ class OneDnnBinary(OneDnnTactic):
         return signatures
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        steps, head = require_epilogue_steps(layer), root_layer(layer)
+        steps, head = require_epilogue_steps(layer), get_root_layer(layer)
         if head.op == "BatchNormalization":
             return _batch_norm(layer, head, signature)
         fused = match_post_ops(steps, layer, signature)
@@ -67,7 +76,7 @@ class OneDnnBinary(OneDnnTactic):
                 fused = _negate(fused)
         sides: list[dnn.MemoryDesc] = []
         for i in outer:
-            got = _operand_layout(layer.inputs[i], signature.inputs[i], shape, target)
+            got = _find_operand_layout(layer.inputs[i], signature.inputs[i], shape, target)
             if isinstance(got, str):
                 return got
             sides.append(got)
@@ -77,7 +86,7 @@ class OneDnnBinary(OneDnnTactic):
         for name, i in zip(("src", "src1"), outer, strict=True):
             tensor = layer.needs(i)
             if tensor.is_constant:
-                recipe.constant(name, *constant_f32(tensor))
+                recipe.constant(name, *make_f32_constant(tensor))
             else:
                 recipe.places[name] = ("input", i)
         fused.fill(recipe)
@@ -96,7 +105,7 @@ def _outer_indices(layer: Layer, head: Layer) -> list[int]:
     return [i for i in index if i is not None]
 
 
-def _operand_layout(tensor: Tensor | None, stored: Operand | None, shape: tuple[int, ...], target: Operand) -> dnn.MemoryDesc | str:
+def _find_operand_layout(tensor: Tensor | None, stored: Operand | None, shape: tuple[int, ...], target: Operand) -> dnn.MemoryDesc | str:
     """One operand's layout at the output's rank, or why it has none."""
     assert tensor is not None
     own = static_shape(tensor.shape)
@@ -104,7 +113,7 @@ def _operand_layout(tensor: Tensor | None, stored: Operand | None, shape: tuple[
     if tensor.is_constant:
         return dnn.describe(full, "f32")
     assert stored is not None
-    if not readable_at_rank(stored, own, full):
+    if not is_readable_at_rank(stored, own, full):
         return f"{list(own)} stored as {stored} cannot be aligned with {list(shape)}"
     if target.format.startswith("nChw") and full[1] != shape[1]:
         return f"in {target.format} the channels of {list(own)} are padded, so they do not broadcast to {shape[1]}"

@@ -6,8 +6,8 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, runtime_tensors, static, storage_types
-from whet.tactics.cpu.onednn._post_ops import constant_f32
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, is_static, list_image_formats, list_runtime_tensors, list_storage_types
+from whet.tactics.cpu.onednn._post_ops import make_f32_constant
 
 
 @tactic
@@ -22,14 +22,14 @@ class OneDnnConcat(OneDnnTactic):
         return "all of its inputs are constant" if all(t is None or t.is_constant for t in layer.inputs) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         out = layer.outputs[0]
         integers = [out.dtype] if out.dtype.name in ("i8", "u8") else []
         return [
             Signature(tuple(None if t is None or t.is_constant else Operand(f, d) for t in layer.inputs), (Operand(f, d),))
-            for d in integers or storage_types(runtime_tensors(layer), backend)
-            for f in image_formats(out.type.rank)
+            for d in integers or list_storage_types(list_runtime_tensors(layer), backend)
+            for f in list_image_formats(out.type.rank)
             if not (integers and f.startswith("nChw"))
         ]
 
@@ -43,7 +43,7 @@ class OneDnnConcat(OneDnnTactic):
         for i, t in enumerate(layer.inputs):
             assert t is not None
             if t.is_constant:
-                recipe.constant(f"multi{i}", *constant_f32(t), dnn.describe(static_shape(t.shape), "f32"))
+                recipe.constant(f"multi{i}", *make_f32_constant(t), dnn.describe(static_shape(t.shape), "f32"))
             else:
                 recipe.places[f"multi{i}"] = ("input", i)
         return recipe

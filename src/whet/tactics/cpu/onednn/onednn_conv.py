@@ -9,10 +9,27 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import EpilogueStep, epilogue_steps, operand_indices, outer_input, require_epilogue_steps, root_layer, source_index
+from whet.tactics._fused import (
+    EpilogueStep,
+    find_epilogue_steps,
+    get_operand_indices,
+    get_root_layer,
+    get_source_index,
+    outer_input,
+    require_epilogue_steps,
+)
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, runtime_tensors, static, storage_types, to_f32
-from whet.tactics.cpu.onednn._post_ops import match_post_ops, residuals, second_operands
+from whet.tactics.cpu.onednn._kernel import (
+    OneDnnTactic,
+    Recipe,
+    describe,
+    is_static,
+    list_image_formats,
+    list_runtime_tensors,
+    list_storage_types,
+    to_f32,
+)
+from whet.tactics.cpu.onednn._post_ops import list_residuals, match_post_ops, select_second_operands
 
 
 @tactic
@@ -22,41 +39,41 @@ class OneDnnConv(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = root_layer(layer)
-        if any(i is None or not layer.needs(i).is_constant for i in _weights(layer, head)):
+        head = get_root_layer(layer)
+        if any(i is None or not layer.needs(i).is_constant for i in _list_weights(layer, head)):
             return "the weights are computed at run time; oneDNN's fast kernels need them packed in advance"
-        if epilogue_steps(layer) is None:
+        if find_epilogue_steps(layer) is None:
             return "its fused operations do not form a chain"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        steps = epilogue_steps(layer)
-        if steps is None or self.why_not(layer) or not static(layer):
+        steps = find_epilogue_steps(layer)
+        if steps is None or self.why_not(layer) or not is_static(layer):
             return []
-        head = root_layer(layer)
-        x = source_index(layer)
-        formats = [f for f in image_formats(head.needs(0).type.rank) if f != "linear"]
+        head = get_root_layer(layer)
+        x = get_source_index(layer)
+        formats = [f for f in list_image_formats(head.needs(0).type.rank) if f != "linear"]
         pairs = [(f, f) for f in formats]
         if head.needs(0).shape[1] in (1, 2, 3, 4) and head.op == "Conv":
             pairs = [("linear", f) for f in formats] + pairs  # planar images: the kernels of first layers read them
         signatures = []
-        for dtype in storage_types(runtime_tensors(layer), backend):
+        for dtype in list_storage_types(list_runtime_tensors(layer), backend):
             for source, target in pairs:
-                signatures += _signatures(layer, steps, x, Operand(source, dtype), Operand(target, dtype))
+                signatures += _list_signatures(layer, steps, x, Operand(source, dtype), Operand(target, dtype))
         return signatures
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         steps = require_epilogue_steps(layer)
-        head = root_layer(layer)
-        x, w, b = operand_indices(layer)
+        head = get_root_layer(layer)
+        x, w, b = get_operand_indices(layer)
         source, weights = layer.needs(x), layer.needs(w)
         fused = match_post_ops(steps, layer, signature)
         if isinstance(fused, str):
             return fused
         stored, target = signature.needs(x), signature.outputs[0]
         transposed = head.op == "ConvTranspose"
-        shape = grouped_shape(static_shape(weights.shape), head.attrs["group"], transposed)
-        strides, dilations, pads = conv_geometry(head, static_shape(source.shape), static_shape(layer.outputs[0].shape), shape)
+        shape = get_grouped_shape(static_shape(weights.shape), head.attrs["group"], transposed)
+        strides, dilations, pads = get_conv_geometry(head, static_shape(source.shape), static_shape(layer.outputs[0].shape), shape)
         first = dnn.convolution(
             describe(source, stored),
             dnn.describe(shape, stored.dtype.name, "any"),
@@ -80,17 +97,17 @@ class OneDnnConv(OneDnnTactic):
         return recipe
 
 
-def _signatures(layer: Layer, steps: list[EpilogueStep], x: int, source: Operand, target: Operand) -> list[Signature]:
+def _list_signatures(layer: Layer, steps: list[EpilogueStep], x: int, source: Operand, target: Operand) -> list[Signature]:
     """One signature, preceded by one for each residual that can be added in place, which moves least memory."""
-    others = second_operands(steps, layer, target)
+    others = select_second_operands(steps, layer, target)
     if x in others and source != target:
         return []
     inputs = tuple(source if i == x else others.get(i) for i in range(len(layer.inputs)))
-    inplace = [Signature(inputs, (target,), ((i, 0),)) for i in residuals(steps, layer) if i != x]
+    inplace = [Signature(inputs, (target,), ((i, 0),)) for i in list_residuals(steps, layer) if i != x]
     return [*inplace, Signature(inputs, (target,))]
 
 
-def _weights(layer: Layer, head: Layer) -> list[int | None]:
+def _list_weights(layer: Layer, head: Layer) -> list[int | None]:
     return [outer_input(layer, t) for t in head.inputs[1:3] if t is not None]
 
 
@@ -98,7 +115,7 @@ def _digest(tensor: Tensor) -> str:
     return tensor.constant().digest
 
 
-def grouped_shape(shape: tuple[int, ...], group: int, transposed: bool) -> tuple[int, ...]:
+def get_grouped_shape(shape: tuple[int, ...], group: int, transposed: bool) -> tuple[int, ...]:
     """oneDNN's weight shape: ([G,] out, in, ...) also for transposed convolutions, where ONNX has (in, out / G, ...)."""
     if transposed:
         shape = (shape[1] * group, shape[0] // group, *shape[2:])
@@ -106,14 +123,14 @@ def grouped_shape(shape: tuple[int, ...], group: int, transposed: bool) -> tuple
 
 
 def _to_row_major(w: np.ndarray, shape: tuple[int, ...], transposed: bool) -> np.ndarray:
-    """The weights as a row-major array of `grouped_shape`."""
+    """The weights as a row-major array of `get_grouped_shape`."""
     if not transposed:
         return w.reshape(shape)
     group = shape[0] if len(shape) > w.ndim else 1
     return w.reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
-def conv_geometry(
+def get_conv_geometry(
     head: Layer, source: tuple[int, ...], target: tuple[int, ...], weights: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]:
     """Strides, dilations and pads. End pads are adapted to the shapes; a convolution may leave a remainder of its input unread."""

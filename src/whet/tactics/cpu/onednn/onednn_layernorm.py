@@ -8,8 +8,8 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, runtime_tensors, static, storage_types
-from whet.tactics.cpu.onednn._post_ops import constant_f32
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, is_static, list_runtime_tensors, list_storage_types
+from whet.tactics.cpu.onednn._post_ops import make_f32_constant
 
 
 @tactic
@@ -28,10 +28,10 @@ class OneDnnLayerNorm(OneDnnTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         signatures = []
-        for dtype in storage_types(runtime_tensors(layer), backend):
+        for dtype in list_storage_types(list_runtime_tensors(layer), backend):
             operand = Operand("linear", dtype)
             signatures.append(Signature((operand, *(None,) * (len(layer.inputs) - 1)), (operand,)))
         return signatures
@@ -48,5 +48,5 @@ class OneDnnLayerNorm(OneDnnTactic):
         first = dnn.layer_normalization(layout, layout, epsilon, scale="scale" in vectors, shift="shift" in vectors)
         recipe = Recipe(first, {"src": ("input", 0), "dst": ("output", 0)})
         for name, tensor in vectors.items():
-            recipe.constant(name, *constant_f32(tensor))
+            recipe.constant(name, *make_f32_constant(tensor))
         return recipe

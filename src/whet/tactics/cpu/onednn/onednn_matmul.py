@@ -9,10 +9,10 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import epilogue_steps, outer_input, require_epilogue_steps, root_layer
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, outer_input, require_epilogue_steps
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import Recipe, TwoPrimitives, runtime_tensors, static, storage_types, to_f32
-from whet.tactics.cpu.onednn._post_ops import Chain, constant_f32, match_post_ops, residuals, second_operands
+from whet.tactics.cpu.onednn._kernel import Recipe, TwoPrimitives, is_static, list_runtime_tensors, list_storage_types, to_f32
+from whet.tactics.cpu.onednn._post_ops import Chain, list_residuals, make_f32_constant, match_post_ops, select_second_operands
 
 
 @tactic
@@ -23,31 +23,31 @@ class OneDnnMatMul(TwoPrimitives):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         if any(t is not None and t.dtype.name not in ("f32", "bf16") for t in head.inputs):
             return f"computes floats, not {head.needs(0).dtype}"
         if any(t.type.rank < 2 for t in head.inputs[:2] if t is not None):
             return "takes matrices, not vectors"
-        if layer.needs(_input_index(layer, head.inputs[0])).is_constant:
+        if layer.needs(_get_input_index(layer, head.inputs[0])).is_constant:
             return "the first operand is constant; oneDNN packs the second"
-        return "its fused operations do not form a chain" if epilogue_steps(layer) is None else None
+        return "its fused operations do not form a chain" if find_epilogue_steps(layer) is None else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        steps = epilogue_steps(layer)
-        if steps is None or self.why_not(layer) or not static(layer):
+        steps = find_epilogue_steps(layer)
+        if steps is None or self.why_not(layer) or not is_static(layer):
             return []
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         signatures = []
-        for dtype in storage_types(runtime_tensors(layer), backend):
+        for dtype in list_storage_types(list_runtime_tensors(layer), backend):
             out = Operand("linear", dtype)
-            stored = second_operands(steps, layer, out)
+            stored = select_second_operands(steps, layer, out)
             for t in head.inputs:
                 i = outer_input(layer, t)
                 if i is not None and not layer.needs(i).is_constant:
                     stored[i] = out
             inputs = tuple(stored.get(i) for i in range(len(layer.inputs)))
             own = {outer_input(layer, t) for t in head.inputs}
-            signatures += [Signature(inputs, (out,), ((i, 0),)) for i in residuals(steps, layer) if i not in own]
+            signatures += [Signature(inputs, (out,), ((i, 0),)) for i in list_residuals(steps, layer) if i not in own]
             signatures.append(Signature(inputs, (out,)))
         return signatures
 
@@ -58,7 +58,7 @@ class OneDnnMatMul(TwoPrimitives):
         return _Matrices(layer, signature).recipe("inner_product")
 
 
-def _input_index(layer: Layer, tensor: Tensor | None) -> int:
+def _get_input_index(layer: Layer, tensor: Tensor | None) -> int:
     i = outer_input(layer, tensor)
     assert i is not None
     return i
@@ -68,8 +68,8 @@ class _Matrices:
     """One product as a primitive. With a constant matrix on the right, all axes but the last of the left one become rows."""
 
     def __init__(self, layer: Layer, signature: Signature) -> None:
-        self.layer, self.signature, self.head = layer, signature, root_layer(layer)
-        self.a, self.b = (_input_index(layer, t) for t in self.head.inputs[:2])
+        self.layer, self.signature, self.head = layer, signature, get_root_layer(layer)
+        self.a, self.b = (_get_input_index(layer, t) for t in self.head.inputs[:2])
         left, right = layer.needs(self.a), layer.needs(self.b)
         self.left, self.right = left, right
         gemm = self.head.op == "Gemm"
@@ -128,7 +128,7 @@ class _Matrices:
         name = f"post{len(steps.post_ops)}"
         steps.post_ops.append(dnn.Binary("add", dnn.describe(full, "f32" if c.is_constant else self.dtype)))
         if c.is_constant:
-            key, make = constant_f32(c)
+            key, make = make_f32_constant(c)
             steps.constants[name] = (f"{key}|{self.beta}", lambda: make() * np.float32(self.beta))
         else:
             steps.places[name] = ("input", i)
@@ -160,7 +160,7 @@ class _Matrices:
 
     def _orient(self, stored: tuple[int, ...], transposed: bool) -> dnn.MemoryDesc:
         """A row-major operand, or its transpose."""
-        strides = dnn.row_major(stored)
+        strides = dnn.compute_row_major_strides(stored)
         if transposed:
             stored, strides = (*stored[:-2], stored[-1], stored[-2]), (*strides[:-2], strides[-1], strides[-2])
         return dnn.describe(stored, self.dtype, strides=strides)
@@ -172,7 +172,7 @@ class _Matrices:
     def _pack_weights(self, recipe: Recipe, kind: str) -> None:
         """The constant matrix times alpha, described as the primitive's operand, transposed or not."""
         stored, shape = static_shape(self.right.shape), self._weight_shape()
-        strides = dnn.row_major(stored)
+        strides = dnn.compute_row_major_strides(stored)
         turned = (*strides[:-2], strides[-1], strides[-2])
         if kind == "inner_product":  # (N, K)
             given = dnn.describe((shape[1], shape[0]), "f32", strides=strides if self.trans_b else turned)

@@ -11,7 +11,7 @@ from whet.network import Layer, static_shape
 from whet.ops.pad import pad_amounts
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, is_static, list_image_formats, list_storage_types
 
 _MOVABLE = ("i8", "u8")
 
@@ -37,13 +37,13 @@ class OneDnnPad(OneDnnTactic):
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         x, y = layer.inputs[0], layer.outputs[0]
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         absent = (None,) * (len(layer.inputs) - 1)
         return [
             Signature((Operand(f, d), *absent), (Operand(f, d),))
-            for d in storage_types([x, y], backend) or ([y.dtype] if y.dtype.name in _MOVABLE else [])
-            for f in image_formats(y.type.rank)
+            for d in list_storage_types([x, y], backend) or ([y.dtype] if y.dtype.name in _MOVABLE else [])
+            for f in list_image_formats(y.type.rank)
         ]
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
@@ -61,9 +61,9 @@ class OneDnnPad(OneDnnTactic):
         for i in ends:
             filled = parts[i].dims
             plain = dnn.describe(filled, "f32")
-            recipe.constant(f"multi{order.index(i)}", f"filled {value!r}", _maker(filled, value), plain)
+            recipe.constant(f"multi{order.index(i)}", f"filled {value!r}", _make_filler(filled, value), plain)
         return recipe
 
 
-def _maker(shape: tuple[int, ...], value: float) -> Any:
+def _make_filler(shape: tuple[int, ...], value: float) -> Any:
     return lambda: np.full(shape, value, np.float32)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import epilogue_steps, require_epilogue_steps, root_layer, source_index
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, require_epilogue_steps
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._axes import reduced_axes
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, runtime_tensors, static, storage_types
-from whet.tactics.cpu.onednn._post_ops import match_post_ops, second_operands
+from whet.tactics.cpu.onednn._axes import find_reduced_axes
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, is_static, list_image_formats, list_runtime_tensors, list_storage_types
+from whet.tactics.cpu.onednn._post_ops import match_post_ops, select_second_operands
 
 _WHOLE = {"GlobalAveragePool": "avg_exclude_padding", "GlobalMaxPool": "max", "ReduceMean": "avg_exclude_padding"}
 
@@ -23,26 +23,26 @@ class OneDnnPool(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         if len(layer.outputs) != 1:
             return "oneDNN's pooling for inference has no indices output"
-        if epilogue_steps(layer) is None:
+        if find_epilogue_steps(layer) is None:
             return "its fused operations do not form a chain"
         rank = head.needs(0).type.rank
         if not 3 <= rank <= 5:
             return f"pools images of 1 to 3 spatial axes, not rank {rank}"
-        if head.op.startswith("Reduce") and reduced_axes(head) != tuple(range(2, rank)):
+        if head.op.startswith("Reduce") and find_reduced_axes(head) != tuple(range(2, rank)):
             return "takes reductions of all spatial axes"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        steps = epilogue_steps(layer)
-        if steps is None or self.why_not(layer) or not static(layer):
+        steps = find_epilogue_steps(layer)
+        if steps is None or self.why_not(layer) or not is_static(layer):
             return []
-        head = root_layer(layer)
-        x = source_index(layer)
+        head = get_root_layer(layer)
+        x = get_source_index(layer)
         shape = static_shape(head.needs(0).shape)
-        pairs = [(f, f) for f in image_formats(len(shape))]
+        pairs = [(f, f) for f in list_image_formats(len(shape))]
         if head.op in _WHOLE:
             kept = layer.outputs[0].type.rank == len(shape)
             # With one value per channel, nhwc and full blocks of channels have the same bytes as row-major.
@@ -51,18 +51,18 @@ class OneDnnPool(OneDnnTactic):
         signatures = []
         own = layer.needs(x).dtype if x is not None else None
         integers = [own] if own is not None and own.name in ("i8", "u8") and head.op == "MaxPool" and layer is head else []
-        for dtype in integers or storage_types(runtime_tensors(layer), backend):
+        for dtype in integers or list_storage_types(list_runtime_tensors(layer), backend):
             for source, target in pairs:
                 out = Operand(target, dtype)
-                others = second_operands(steps, layer, out)
+                others = select_second_operands(steps, layer, out)
                 signatures.append(
                     Signature(tuple(Operand(source, dtype) if i == x else others.get(i) for i in range(len(layer.inputs))), (out,))
                 )
         return signatures
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        steps, head = require_epilogue_steps(layer), root_layer(layer)
-        x = source_index(layer)
+        steps, head = require_epilogue_steps(layer), get_root_layer(layer)
+        x = get_source_index(layer)
         stored = signature.needs(x)
         source = static_shape(layer.needs(x).shape)
         fused = match_post_ops(steps, layer, signature)

@@ -9,8 +9,8 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, runtime_tensors, static, storage_types
-from whet.tactics.cpu.onednn._post_ops import constant_f32
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, is_static, list_image_formats, list_runtime_tensors, list_storage_types
+from whet.tactics.cpu.onednn._post_ops import make_f32_constant
 
 
 @tactic
@@ -25,9 +25,9 @@ class OneDnnPRelu(OneDnnTactic):
         return None if layer.inputs[1] is not None and layer.inputs[1].is_constant else "the slopes are computed at run time"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
-        types, formats = storage_types(runtime_tensors(layer), backend), image_formats(layer.outputs[0].type.rank)
+        types, formats = list_storage_types(list_runtime_tensors(layer), backend), list_image_formats(layer.outputs[0].type.rank)
         return [Signature((Operand(f, d), None), (Operand(f, d),)) for d in types for f in formats]
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
@@ -38,5 +38,5 @@ class OneDnnPRelu(OneDnnTactic):
             return f"the slopes {list(shape)} differ along several axes"
         first = dnn.prelu(layout, dnn.describe(full, "f32"), layout)
         recipe = Recipe(first, {"src": ("input", 0), "dst": ("output", 0)})
-        recipe.constant("weights", *constant_f32(slope))
+        recipe.constant("weights", *make_f32_constant(slope))
         return recipe

@@ -13,7 +13,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, is_static
 from whet.tactics.cpu.onednn._post_ops import Chain, match_post_ops
 from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, drop_implied_bounds, list_same_format_signatures, require_quantized
 
@@ -31,7 +31,7 @@ class OneDnnQAdd(QuantizedTactic, OneDnnTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         parts = require_quantized(layer)
         return list_same_format_signatures(layer, {i: s.dtype for i, s in parts.reads.items()}, parts.result.dtype)

@@ -13,20 +13,20 @@ from whet.backends import Backend
 from whet.network import Layer, format_fits, static_shape
 from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import Recipe, describe, static, to_f32
+from whet.tactics.cpu.onednn._kernel import Recipe, describe, is_static, to_f32
 from whet.tactics.cpu.onednn._quantized import (
     OneDnnQuantized,
     Parts,
     add_scales,
     list_signatures,
+    make_quantized_attributes,
+    make_weight_key,
     match_real_post_ops,
-    quantized_attributes,
     require_quantized,
-    weight_key,
     why_inexact,
     why_inexact_operand,
 )
-from whet.tactics.cpu.onednn.onednn_conv import conv_geometry, grouped_shape
+from whet.tactics.cpu.onednn.onednn_conv import get_conv_geometry, get_grouped_shape
 
 
 @tactic
@@ -49,7 +49,7 @@ class OneDnnQConv(OneDnnQuantized):
         return why_inexact_operand(parts.reads[x])
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
+        if self.why_not(layer) or not is_static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
         parts = require_quantized(layer)
         return list_signatures(parts, "nhwc", backend)
@@ -64,8 +64,8 @@ class OneDnnQConv(OneDnnQuantized):
         fused = match_real_post_ops(parts, signature)
         if isinstance(fused, str):
             return fused
-        shape = grouped_shape(static_shape(weights.shape), group, False)
-        strides, dilations, pads = conv_geometry(head, static_shape(source.shape), static_shape(view.outputs[0].shape), shape)
+        shape = get_grouped_shape(static_shape(weights.shape), group, False)
+        strides, dilations, pads = get_conv_geometry(head, static_shape(source.shape), static_shape(view.outputs[0].shape), shape)
         first = dnn.convolution(
             describe(source, stored),
             dnn.describe(shape, "i8", "any"),
@@ -74,14 +74,14 @@ class OneDnnQConv(OneDnnQuantized):
             strides,
             dilations,
             pads,
-            quantized_attributes(fused.post_ops, parts, x, w, channels),
+            make_quantized_attributes(fused.post_ops, parts, x, w, channels),
         )
         work = prod(static_shape(view.outputs[0].shape)) * prod(static_shape(weights.shape)[1:])
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, 0.0 if parts.stores else None, work)
         recipe.few_channels = any(d % 16 for d in (source.shape[1], view.outputs[0].shape[1]))
         fused.fill(recipe)
         add_scales(recipe, parts, x, w)
-        key = f"{weight_key(parts, x, w)}|Conv {group}"
+        key = f"{make_weight_key(parts, x, w)}|Conv {group}"
         recipe.constant("weights", key, lambda: np.reshape(weights.array(), shape), dnn.describe(shape, "i8"))
         if b is not None:
             bias = view.needs(b)

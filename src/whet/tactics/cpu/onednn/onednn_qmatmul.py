@@ -13,17 +13,17 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import Recipe, TwoPrimitives, static
-from whet.tactics.cpu.onednn._post_ops import constant_f32
+from whet.tactics.cpu.onednn._kernel import Recipe, TwoPrimitives, is_static
+from whet.tactics.cpu.onednn._post_ops import make_f32_constant
 from whet.tactics.cpu.onednn._quantized import (
     OneDnnQuantized,
     Parts,
     add_scales,
     list_signatures,
+    make_quantized_attributes,
+    make_weight_key,
     match_real_post_ops,
-    quantized_attributes,
     require_quantized,
-    weight_key,
     why_inexact,
     why_inexact_operand,
 )
@@ -60,19 +60,19 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
         return why_inexact_operand(parts.reads[a])
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         parts = require_quantized(layer)
         return list_signatures(parts, "linear", backend)
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        return _product(layer, signature, "matmul")
+        return _make_product(layer, signature, "matmul")
 
     def second_recipe(self, layer: Layer, signature: Signature) -> Recipe | str:
-        return _product(layer, signature, "inner_product")
+        return _make_product(layer, signature, "inner_product")
 
 
-def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
+def _make_product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     """The product as a primitive. With a constant matrix on the right, all axes but the last of the left one are rows."""
     parts = require_quantized(layer)
     head, view = parts.head, parts.view
@@ -86,18 +86,18 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     if kind == "inner_product" and not rows:
         return "an inner product has a constant matrix on its right"
 
-    def flat(shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    def flatten_rows(shape: tuple[int, ...]) -> tuple[int, ...] | None:
         if not rows:
             return shape
         if shape == out:
             return (prod(shape[:-1]), shape[-1])
         return (1, shape[-1]) if prod(shape[:-1]) == 1 else None
 
-    seen = flat(out)
+    seen = flatten_rows(out)
     assert seen is not None
     rank = len(seen)
     channels = (1 if kind == "inner_product" else 1 << (rank - 1), n)
-    fused = match_real_post_ops(parts, signature, flat)
+    fused = match_real_post_ops(parts, signature, flatten_rows)
     if isinstance(fused, str):
         return fused
     if not right.is_constant and parts.reads[b].scale.size > 1:
@@ -106,7 +106,7 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     stored = static_shape(right.shape)
     trans = bool(head.op == "Gemm" and head.attrs["transB"])
     plain = (*stored[:-2], *(stored[:-3:-1] if trans else stored[-2:]))  # (..., K, N)
-    attributes = quantized_attributes(fused.post_ops, parts, a, b, channels)
+    attributes = make_quantized_attributes(fused.post_ops, parts, a, b, channels)
     bias = view.inputs[c] if c is not None else None
     vector = bias is not None and bias.type.elements == n
     if bias is not None and not vector:
@@ -119,20 +119,20 @@ def _product(layer: Layer, signature: Signature, kind: str) -> Recipe | str:
     fused.fill(recipe)
     add_scales(recipe, parts, a, b)
     if bias is not None:
-        key, make = constant_f32(bias)
+        key, make = make_f32_constant(bias)
         recipe.constant("bias", key, lambda: make().reshape(-1))
     if not right.is_constant:
         recipe.places["weights"] = ("input", b)
         return recipe
 
-    def matrix() -> np.ndarray:
+    def make_matrix() -> np.ndarray:
         w = right.array()
         if kind == "inner_product":
             return w if trans else w.T
         return w.T if trans else w
 
-    key = f"{weight_key(parts, a, b)}|{kind} {trans}"
-    recipe.constant("weights", key, lambda: np.ascontiguousarray(matrix()).reshape(shape), dnn.describe(shape, "i8"))
+    key = f"{make_weight_key(parts, a, b)}|{kind} {trans}"
+    recipe.constant("weights", key, lambda: np.ascontiguousarray(make_matrix()).reshape(shape), dnn.describe(shape, "i8"))
     return recipe
 
 

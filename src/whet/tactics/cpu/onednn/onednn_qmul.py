@@ -12,7 +12,7 @@ from whet.errors import BuildError
 from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, static
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, is_static
 from whet.tactics.cpu.onednn._post_ops import Chain, match_post_ops
 from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, drop_implied_bounds, list_same_format_signatures, require_quantized
 
@@ -33,7 +33,7 @@ class OneDnnQMul(QuantizedTactic, OneDnnTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         parts = require_quantized(layer)
         x, factor = require_integer_and_factor(parts)

@@ -9,7 +9,7 @@ from whet.backends import Backend
 from whet.network import Layer, format_fits, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, static
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, is_static
 from whet.tactics.cpu.onednn._quantized import Parts, QuantizedTactic, require_quantized
 from whet.tactics.cpu.onednn.onednn_pool import fit_window
 
@@ -27,7 +27,7 @@ class OneDnnQPool(QuantizedTactic, OneDnnTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.needs(0).type.rank):
+        if self.why_not(layer) or not is_static(layer) or not format_fits("nhwc", layer.needs(0).type.rank):
             return []
         parts = require_quantized(layer)
         x = parts.source_index()

@@ -11,7 +11,7 @@ from whet.backends import Backend
 from whet.network import BF16, F32, Layer, format_fits
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import Recipe, TwoPrimitives, describe, static
+from whet.tactics.cpu.onednn._kernel import Recipe, TwoPrimitives, describe, is_static
 
 _STORED = ("i8", "u8")
 MAX_RANK = 5  # of oneDNN's fast elementwise kernels
@@ -43,7 +43,7 @@ class OneDnnQuantize(TwoPrimitives):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         rank = layer.outputs[0].type.rank
         reals = [F32, BF16] if "avx512_bf16" in backend.capabilities.features and dnn.has_isa("avx512_core_bf16") else [F32]
@@ -57,7 +57,7 @@ class OneDnnQuantize(TwoPrimitives):
         return signatures
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        side, values, shift = scales_of_layer(layer)
+        side, values, shift = get_scales(layer)
         x, stored = layer.needs(0), signature.needs(0)
         mask = 0 if values.size == 1 else 1 << (layer.attrs["axis"] % x.type.rank)
         attributes = dnn.Attributes(scales=((side, mask, values.size),), zero_points=((side, 0, 1),) if shift else ())
@@ -75,7 +75,7 @@ class OneDnnQuantize(TwoPrimitives):
         return [n for n in names if n != "ref:any"]
 
 
-def scales_of_layer(layer: Layer) -> tuple[str, np.ndarray, int]:
+def get_scales(layer: Layer) -> tuple[str, np.ndarray, int]:
     """The scaled side of the conversion, its scales, and the zero point."""
     scale, zero = layer.needs(1), layer.input(2)
     shift = 0 if zero is None or not zero.array().size else int(zero.array().reshape(-1)[0])
@@ -84,7 +84,7 @@ def scales_of_layer(layer: Layer) -> tuple[str, np.ndarray, int]:
 
 def _make_binary(layer: Layer, signature: Signature) -> Recipe | str:
     """max(x, x), scaled and shifted: two and a half times as fast as the reorder from f32 to integers in the same format."""
-    side, values, shift = scales_of_layer(layer)
+    side, values, shift = get_scales(layer)
     x, stored, out = layer.needs(0), signature.needs(0), signature.outputs[0]
     if values.size != 1 or stored.format != out.format or x.type.rank > MAX_RANK:
         return "takes one scale, and the same format before and after"

@@ -9,7 +9,7 @@ from whet.backends import Backend
 from whet.network import Layer, format_fits, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, is_static, list_storage_types
 from whet.tactics.cpu.onednn._nonfinite import Reference
 
 _INTEGERS = ("i8", "u8")
@@ -23,10 +23,10 @@ class OneDnnRearrange(OneDnnTactic):
         return None if layer.composite in self.composites else "cuts channels in two and moves the inner part behind the pixels"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         x, y = layer.needs(0), layer.outputs[0]
-        types = storage_types([x, y], backend) or ([y.dtype] if y.dtype.name in _INTEGERS else [])
+        types = list_storage_types([x, y], backend) or ([y.dtype] if y.dtype.name in _INTEGERS else [])
         rest = (None,) * (len(layer.inputs) - 1)
         formats = [f for f in ("nhwc", "linear") if format_fits(f, x.type.rank)]
         return [Signature((Operand(f, d), *rest), (Operand("linear", d),)) for d in types for f in formats]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
-from whet.tactics._fused import epilogue_steps, root_layer, source_index
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._axes import reduced_axes
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, runtime_tensors, static, storage_types
+from whet.tactics.cpu.onednn._axes import find_reduced_axes
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, is_static, list_image_formats, list_runtime_tensors, list_storage_types
 
 _ALGORITHMS = {
     "ReduceMean": "mean",
@@ -30,29 +30,29 @@ class OneDnnReduce(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        if epilogue_steps(layer):
+        if find_epilogue_steps(layer):
             return "takes single layers, not fused ones"
-        if not reduced_axes(root_layer(layer)):
+        if not find_reduced_axes(get_root_layer(layer)):
             return "there are no axes, or they are known only at run time"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
-        head = root_layer(layer)
-        x = source_index(layer)
+        head = get_root_layer(layer)
+        x = get_source_index(layer)
         rank = head.needs(0).type.rank
         same = layer.outputs[0].type.rank == rank
-        formats = image_formats(rank) if same else ("linear",)
+        formats = list_image_formats(rank) if same else ("linear",)
         return [
             Signature(tuple(Operand(f, d) if i == x else None for i in range(len(layer.inputs))), (Operand(f, d),))
-            for d in storage_types([t for t in runtime_tensors(layer) if t.dtype.is_float], backend)
+            for d in list_storage_types([t for t in list_runtime_tensors(layer) if t.dtype.is_float], backend)
             for f in formats
         ]
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
-        head = root_layer(layer)
-        x, axes = source_index(layer), reduced_axes(head)
+        head = get_root_layer(layer)
+        x, axes = get_source_index(layer), find_reduced_axes(head)
         assert x is not None
         assert axes
         stored = signature.needs(x)

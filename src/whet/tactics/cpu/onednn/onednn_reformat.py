@@ -7,7 +7,7 @@ from whet.network import FORMATS, Layer, format_fits, static_shape
 from whet.network.types import DTYPES
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, runtime_tensors, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, is_static, list_runtime_tensors, list_storage_types
 
 _TYPES = ("f32", "bf16", "f16", "i32", "i8", "u8")
 
@@ -17,11 +17,11 @@ class OneDnnReformat(OneDnnTactic):
     ops = ("Reformat", "Transpose")
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         a, rank = layer.attrs, layer.outputs[0].type.rank
         if layer.op == "Transpose":
-            types = storage_types(runtime_tensors(layer), backend) or [layer.outputs[0].dtype]
+            types = list_storage_types(list_runtime_tensors(layer), backend) or [layer.outputs[0].dtype]
             return [Signature((Operand("linear", d),), (Operand("linear", d),)) for d in types if d.name in _TYPES]
         if any(f not in FORMATS or not format_fits(f, rank) for f in (a["source_format"], a["format"])):
             return []
@@ -37,7 +37,7 @@ class OneDnnReformat(OneDnnTactic):
         if layer.op == "Transpose":
             own = static_shape(layer.needs(0).shape)
             perm = layer.attrs.get("perm") or tuple(range(len(own)))[::-1]
-            strides = dnn.row_major(own)
+            strides = dnn.compute_row_major_strides(own)
             src = dnn.describe(shape, source.dtype.name, strides=[strides[p] for p in perm])
         else:
             src = describe(layer.outputs[0], source)

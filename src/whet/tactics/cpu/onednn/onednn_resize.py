@@ -7,7 +7,7 @@ from whet.network import Layer, format_bytes, static_shape
 from whet.ops.resize import resize_targets
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, describe, is_static, list_image_formats, list_storage_types
 
 _LARGEST = 2**31 - 1  # bytes: its offsets are 32-bit integers
 _LONGEST = 2**24  # pixels of an axis: its index tables have 64 bytes per pixel, with 32-bit offsets; 2^25 crash
@@ -29,12 +29,12 @@ class OneDnnResize(OneDnnTactic):
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         x, y = layer.inputs[0], layer.outputs[0]
-        if self.why_not(layer) or not static(layer) or not 3 <= y.type.rank <= 5:
+        if self.why_not(layer) or not is_static(layer) or not 3 <= y.type.rank <= 5:
             return []
         return [
             Signature((Operand(f, d), *(None,) * (len(layer.inputs) - 1)), (Operand(f, d),))
-            for d in storage_types([x, y], backend) or ([y.dtype] if y.dtype.name in _MOVABLE and layer.attrs["mode"] == "nearest" else [])
-            for f in image_formats(y.type.rank)
+            for d in list_storage_types([x, y], backend) or ([y.dtype] if y.dtype.name in _MOVABLE and layer.attrs["mode"] == "nearest" else [])
+            for f in list_image_formats(y.type.rank)
         ]
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
@@ -52,19 +52,19 @@ class OneDnnResize(OneDnnTactic):
         if mode == "nearest":
             floors = centres == "asymmetric" and a.get("nearest_mode") == "floor"
             rounds = centres in ("half_pixel", "pytorch_half_pixel") and a.get("nearest_mode", "round_prefer_floor").startswith("round")
-            if not whole or not (floors or rounds) or not _plain_scales(layer, source, target):
+            if not whole or not (floors or rounds) or not _has_plain_scales(layer, source, target):
                 return f"nearest with {centres} and these sizes selects other pixels than oneDNN"
         elif mode != "linear" or centres not in ("half_pixel", "pytorch_half_pixel") or a.get("antialias"):
             return f"oneDNN has no {mode} resize with {centres}" + (" and antialiasing" if a.get("antialias") else "")
         elif centres == "pytorch_half_pixel" and 1 in target[2:]:
             return "pytorch_half_pixel treats a length of 1 differently"
-        elif not _plain_scales(layer, source, target):
+        elif not _has_plain_scales(layer, source, target):
             return "the scales are not output size / input size, which oneDNN uses"
         first = dnn.resampling(mode, describe(layer.needs(0), signature.outputs[0]), describe(layer.outputs[0], signature.outputs[0]))
         return Recipe(first, {"src": ("input", 0), "dst": ("output", 0)}, rtol=0.0 if mode == "nearest" else None)
 
 
-def _plain_scales(layer: Layer, source: tuple[int, ...], target: tuple[int, ...]) -> bool:
+def _has_plain_scales(layer: Layer, source: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """True if the scales are exactly the ratio of the sizes (ONNX uses the scale, oneDNN the ratio)."""
     scales = [scale for _, scale in resize_targets(layer)]
     return all(s is None or abs(float(s) * n - m) < 1e-4 for s, n, m in zip(scales, source, target, strict=True))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from whet.backends import Backend
-from whet.network import Layer, static_shape, strides
+from whet.network import Layer, compute_strides, static_shape
 from whet.ops.slice import slice_ranges
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, is_static, list_image_formats, list_storage_types
 
 _MOVABLE = ("i32", "i8", "u8")
 
@@ -34,19 +34,19 @@ class OneDnnSlice(OneDnnTactic):
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         x, y = layer.needs(0), layer.outputs[0]
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
-        types = storage_types([x], backend) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
-        formats = [f for f in image_formats(y.type.rank) if not f.startswith("nChw") and (layer.op == "Slice" or f == "linear")]
+        types = list_storage_types([x], backend) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
+        formats = [f for f in list_image_formats(y.type.rank) if not f.startswith("nChw") and (layer.op == "Slice" or f == "linear")]
         absent = (None,) * (len(layer.inputs) - 1)
         return [Signature((Operand(f, d), *absent), (Operand(f, d),)) for d in types for f in formats]
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         x, y, stored = layer.needs(0), layer.outputs[0], signature.outputs[0]
         own = static_shape(x.shape)
-        steps = list(strides(stored.format, own))
+        steps = list(compute_strides(stored.format, own))
         shape, start = list(own), 0
-        for axis, (first, length, step) in _cuts(layer, own).items():
+        for axis, (first, length, step) in _list_cuts(layer, own).items():
             if step < 0 or not isinstance(first, int) or not isinstance(length, int):
                 return "has a negative step, which no positive stride describes"
             start += first * steps[axis]
@@ -64,7 +64,7 @@ class OneDnnSlice(OneDnnTactic):
         return recipe
 
 
-def _cuts(layer: Layer, shape: tuple[int, ...]) -> dict[int, tuple[Any, Any, int]]:
+def _list_cuts(layer: Layer, shape: tuple[int, ...]) -> dict[int, tuple[Any, Any, int]]:
     """{axis: (first, length, step)}."""
     if layer.op == "Slice":
         return slice_ranges(layer)

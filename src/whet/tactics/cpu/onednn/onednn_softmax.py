@@ -8,7 +8,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, image_formats, runtime_tensors, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnTactic, Recipe, is_static, list_image_formats, list_runtime_tensors, list_storage_types
 
 
 @tactic
@@ -19,11 +19,11 @@ class OneDnnSoftmax(OneDnnTactic):
         return super().why_not(layer) or ("computes softmax alone: what is fused to it stays apart" if layer.op == "Fused" else None)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         rank = layer.outputs[0].type.rank
-        formats = [f for f in image_formats(rank) if f in ("nhwc", "linear")]
-        return [Signature((Operand(f, d),), (Operand(f, d),)) for d in storage_types(runtime_tensors(layer), backend) for f in formats]
+        formats = [f for f in list_image_formats(rank) if f in ("nhwc", "linear")]
+        return [Signature((Operand(f, d),), (Operand(f, d),)) for d in list_storage_types(list_runtime_tensors(layer), backend) for f in formats]
 
     def recipe(self, layer: Layer, signature: Signature, backend: Backend) -> Recipe | str:
         shape, stored = static_shape(layer.outputs[0].shape), signature.outputs[0]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from whet.backends import Backend
-from whet.network import Layer, static_shape, strides
-from whet.ops.split import part_sizes
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.network import Layer, compute_strides, static_shape
+from whet.ops.split import list_part_sizes
+from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, count_stored_bytes, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnKernel, image_formats, static, storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnKernel, is_static, list_image_formats, list_storage_types
 
 _MOVABLE = ("i32", "i8", "u8")
 
@@ -20,7 +20,7 @@ class SplitKernel:
 
     def __init__(self, layer: Layer, signature: Signature, parts: list[OneDnnKernel]) -> None:
         self.parts, self.implementation = parts, parts[0].implementation
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         for part in self.parts:
@@ -42,24 +42,24 @@ class OneDnnSplit(Tactic):
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         x = layer.needs(0)
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
-        types = storage_types([x], backend) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
+        types = list_storage_types([x], backend) or ([x.dtype] if x.dtype.name in _MOVABLE else [])
         absent = (None,) * (len(layer.inputs) - 1)
-        formats = [f for f in image_formats(x.type.rank) if not f.startswith("nChw")]
+        formats = [f for f in list_image_formats(x.type.rank) if not f.startswith("nChw")]
         return [Signature((Operand(f, d), *absent), (Operand(f, d),) * len(layer.outputs)) for d in types for f in formats]
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         return [()]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return None if all(isinstance(n, int) for n in part_sizes(layer)) else "the parts' sizes are known only at run time"
+        return None if all(isinstance(n, int) for n in list_part_sizes(layer)) else "the parts' sizes are known only at run time"
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> SplitKernel:
         x, stored = layer.needs(0), signature.outputs[0]
         own = static_shape(x.shape)
         axis, at, parts = layer.attrs["axis"] % len(own), 0, []
-        steps, nbytes = strides(stored.format, own), stored_bytes(layer, signature)
+        steps, nbytes = compute_strides(stored.format, own), count_stored_bytes(layer, signature)
         for i, y in enumerate(layer.outputs):
             shape = static_shape(y.shape)
             try:
@@ -77,4 +77,4 @@ class OneDnnSplit(Tactic):
         return dnn.load_error()
 
     def library_version(self) -> str:
-        return dnn.library_version()
+        return dnn.get_library_version()

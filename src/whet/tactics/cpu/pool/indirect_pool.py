@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import Signature, tactic
-from whet.tactics._fused import root_layer, source_index
+from whet.tactics._fused import get_root_layer, get_source_index
 from whet.tactics.cpu._llvm.epilogue import Chain
 from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Problem, Window
 
@@ -16,7 +16,7 @@ class IndirectPool(IndirectTactic):
     ops = ("AveragePool", "MaxPool", *_GLOBAL)
 
     def why_not_layer(self, layer: Layer) -> str | None:
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         if len(layer.outputs) != 1 or len(head.outputs) != 1 or head.needs(0).type.rank != 4:
             return "takes images, without indices of the maxima"
         a = head.attrs
@@ -25,7 +25,7 @@ class IndirectPool(IndirectTactic):
         return None
 
     def plan_kernel(self, layer: Layer, signature: Signature, chain: Chain, threads: int) -> IndirectKernel:
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         samples, channels, height, width = static_shape(head.needs(0).shape)
         rows, columns = static_shape(layer.outputs[0].shape)[2:]
         a, shape = head.attrs, Window((height, width))
@@ -35,4 +35,4 @@ class IndirectPool(IndirectTactic):
             shape = Window((int(high), int(wide)), (int(down), int(across)), (int(step_y), int(step_x)), (int(top), int(left)))
         kind = "max" if "Max" in head.op else "padded_mean" if a.get("count_include_pad") else "mean"
         problem = Problem(samples, (height, width), (rows, columns), 1, 1, channels, shape)
-        return IndirectKernel(layer, signature, kind, problem, chain, source_index(layer), None, False, threads)
+        return IndirectKernel(layer, signature, kind, problem, chain, get_source_index(layer), None, False, threads)

@@ -14,7 +14,7 @@ from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu.conv._blocked_conv import STORED
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.onednn._kernel import is_static
 from whet.tactics.cpu.onednn._nonfinite import KERNELS, Reference
 from whet.tactics.cpu.pool._max_pool_ir import Axis, pool_ir
 
@@ -36,12 +36,12 @@ class PoolKernel(CompiledKernel):
         self.threads = min(self.threads, self.planes)
         self.sizes = [height, width, rows, columns]
         self.scratch = self.planes * height * columns * LANES * 4
-        self.ir = pool_ir(*axes(layer))
+        self.ir = pool_ir(*make_axes(layer))
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context = [args.inputs[0], args.outputs[0], args.scratch, *self.sizes, self.planes, -(-self.planes // self.threads)]
         operands = {0: ("input", 0), 1: ("output", 0)}
-        stream.record(jit.ParallelCall(jit.function_address(self.ir, "pool"), context, operands, self.threads, self.implementation))
+        stream.record(jit.ParallelCall(jit.load_function(self.ir, "pool"), context, operands, self.threads, self.implementation))
 
 
 @tactic
@@ -63,7 +63,7 @@ class Pool(CompiledTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        return [] if self.why_not(layer) or not static(layer) else [Signature((STORED,), (STORED,))]
+        return [] if self.why_not(layer) or not is_static(layer) else [Signature((STORED,), (STORED,))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return self.unavailable()
@@ -76,7 +76,7 @@ class Pool(CompiledTactic):
         return [{"MaxPool": KERNELS["MaxPool"]}]
 
 
-def axes(layer: Layer) -> tuple[Axis, Axis]:
+def make_axes(layer: Layer) -> tuple[Axis, Axis]:
     """The windows along columns and along rows."""
     a = layer.attrs
     window, strides, pads = a["kernel_shape"], a.get("strides") or (1, 1), a.get("pads") or (0,) * 4

@@ -19,7 +19,7 @@ of the result, elements of a row of A; packed B by blocks of columns, pairs of r
 
 
 @cache
-def integer_matmul_ir(signed: bool, has_zero: bool, tail: int, size_tail: int) -> str:
+def emit_integer_matmul_ir(signed: bool, has_zero: bool, tail: int, size_tail: int) -> str:
     """`widen(context)` converts A to 16 bits; `product(context)` computes the result. `tail`: columns after the last whole block; `size_tail`:
     elements of a row of A after its last whole vector."""
     module = Module()

@@ -17,9 +17,17 @@ from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
 from whet.tactics._quantized import Parts, require_quantized
 from whet.tactics.cpu._llvm.builder import FLOAT, INT8, INT32, LANES, Module, Value
-from whet.tactics.cpu._llvm.kernel import LAST_WORDS, CompiledKernel, CompiledTactic, integer_range, load_parameters, packed_parameters, to_int8
+from whet.tactics.cpu._llvm.kernel import (
+    LAST_WORDS,
+    CompiledKernel,
+    CompiledTactic,
+    get_integer_range,
+    load_parameters,
+    make_packed_parameters,
+    to_int8,
+)
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.onednn._kernel import is_static
 from whet.tactics.cpu.onednn._quantized import QuantizedTactic, drop_implied_bounds
 from whet.tactics.cpu.onednn.onednn_qmul import find_integer_and_factor, require_integer_and_factor
 
@@ -40,12 +48,12 @@ class GateKernel(CompiledKernel):
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
         reads, stores = parts.reads[self.x], parts.result
         scale = float(np.float32(reads.number) / np.float32(stores.number))
-        self.packed = (packed_parameters(scale, reads.zero, stores.zero, *integer_range(stores.dtype)),)
+        self.packed = (make_packed_parameters(scale, reads.zero, stores.zero, *get_integer_range(stores.dtype)),)
         self.signed = reads.dtype.name == "i8"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         operands = (("input", self.x), ("input", self.factor), ("output", 0))
-        self.launch(stream, gate_ir(self.signed), "gate", args, (*operands, self.images, self.channels, self.pixels), self.pixels)
+        self.launch(stream, emit_gate_ir(self.signed), "gate", args, (*operands, self.images, self.channels, self.pixels), self.pixels)
 
 
 @tactic
@@ -64,7 +72,7 @@ class Gate(QuantizedTactic, CompiledTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
+        if self.why_not(layer) or not is_static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
         parts = require_quantized(layer)
         x, factor = require_integer_and_factor(parts)
@@ -77,7 +85,7 @@ class Gate(QuantizedTactic, CompiledTactic):
 
 
 @cache
-def gate_ir(signed: bool) -> str:
+def emit_gate_ir(signed: bool) -> str:
     """`gate(context)`: for each pixel of a thread's share 16 channels at a time, then one by one."""
     module = Module()
     with parallel_kernel(module, "gate", _WORDS, "pixels") as (f, w):
@@ -88,7 +96,7 @@ def gate_ir(signed: bool) -> str:
         factors = w.factors.as_pointer(FLOAT)
         scale, zero_point, zero, low, high = load_parameters(packed, 5)
 
-        def gated(integers: Value, factor: Value) -> Value:
+        def emit_gated(integers: Value, factor: Value) -> Value:
             real = integers.convert("sext" if signed else "zext", INT32).convert("sitofp", FLOAT) - zero_point.like(factor)
             return to_int8(f, real * (factor * scale.like(factor)), zero, low, high)
 
@@ -100,8 +108,8 @@ def gate_ir(signed: bool) -> str:
                 x, y = x_sample.at(offset), y_sample.at(offset)
                 with f.loop(0, end_of_vectors, step=LANES) as vectors:
                     c = vectors.index
-                    y.store(gated(x.load_vector(c), factor.load_vector(c)), c)
+                    y.store(emit_gated(x.load_vector(c), factor.load_vector(c)), c)
                 with f.loop(vectors.index, w.channels) as rest:
                     c = rest.index
-                    y.store(gated(x.load(c), factor.load(c)), c)
+                    y.store(emit_gated(x.load(c), factor.load(c)), c)
     return str(module)

@@ -15,8 +15,8 @@ from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream,
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.onednn._kernel import static
-from whet.tactics.cpu.quantized._integer_matmul_ir import COLUMNS, integer_matmul_ir
+from whet.tactics.cpu.onednn._kernel import is_static
+from whet.tactics.cpu.quantized._integer_matmul_ir import COLUMNS, emit_integer_matmul_ir
 
 _MAX_SIZE = 2**31 // (255 * 255)  # products that one 32-bit accumulator holds
 
@@ -63,7 +63,7 @@ class IntegerMatMulKernel(CompiledKernel):
     def enqueue(self, args: Args, stream: Stream) -> None:
         zero = self.layer.input(2)
         is_signed = self.layer.needs(0).dtype.name == "i8"
-        ir = integer_matmul_ir(is_signed, zero is not None, self.columns % COLUMNS, self.size % LANES)
+        ir = emit_integer_matmul_ir(is_signed, zero is not None, self.columns % COLUMNS, self.size % LANES)
         a_zero: tuple[str, int] | int = 0 if zero is None else args.packed[2] if zero.is_constant else ("input", 2)
         operands = Args(args.inputs, args.outputs, args.packed[:2], args.scratch)
         widened: list[tuple[str, int] | int] = [("input", 0), args.scratch, self.rows, self.size, self.padded_size]
@@ -95,7 +95,7 @@ class IntegerMatMul(CompiledTactic):
         return "its sums may exceed 32 bits" if static_shape(b.shape)[0] > _MAX_SIZE else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         inputs = tuple(None if t is None or t.is_constant else Operand("linear", t.dtype) for t in layer.inputs)
         return [Signature(inputs, (Operand("linear", layer.outputs[0].dtype),))]

@@ -15,12 +15,12 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import DType, Layer, Tensor, format_fits
 from whet.ops import run_layer
-from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, count_stored_bytes, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import INT8, INT64, Module, Type
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS, CompiledKernel, CompiledTactic
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
-from whet.tactics.cpu.onednn._kernel import static
+from whet.tactics.cpu.onednn._kernel import is_static
 
 KIND = "QuantizedTable"
 _STEP = 64
@@ -53,9 +53,9 @@ class TableKernel(CompiledKernel):
     serial_work = 1 << 15  # bytes
 
     def __init__(self, layer: Layer, signature: Signature, has_vbmi: bool, count: int) -> None:
-        super().__init__(layer, signature, stored_bytes(layer, signature)[1][0], count)
+        super().__init__(layer, signature, count_stored_bytes(layer, signature)[1][0], count)
         self.x = next(i for i, o in enumerate(signature.inputs) if o is not None)
-        results = table(layer)
+        results = compute_table(layer)
         self.packed = (Packed(f"table|{results.tobytes().hex()}", 256, lambda: results.view(np.uint8)),)
         self.has_vbmi = has_vbmi
         self.implementation = "avx512_vbmi" if has_vbmi else "scalar"
@@ -77,9 +77,9 @@ class Table(CompiledTactic):
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         """In any format, in place or not: elements are independent."""
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
-        x, signatures = _integer(layer), []
+        x, signatures = _get_integer_index(layer), []
         for f in ("nhwc", "linear"):
             if format_fits(f, layer.outputs[0].type.rank):
                 inputs = tuple(Operand(f, layer.needs(i).dtype) if i == x else None for i in range(len(layer.inputs)))
@@ -91,15 +91,15 @@ class Table(CompiledTactic):
         return TableKernel(layer, signature, jit.has("avx512vbmi"), backend.threads)
 
 
-def _integer(layer: Layer) -> int:
+def _get_integer_index(layer: Layer) -> int:
     """Index of the input that is looked up."""
     (place,) = (i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant)
     return place
 
 
-def table(layer: Layer) -> np.ndarray:
+def compute_table(layer: Layer) -> np.ndarray:
     """The layer's result for each of the 256 bytes, computed with the reference."""
-    body, x = layer.regions["body"], _integer(layer)
+    body, x = layer.regions["body"], _get_integer_index(layer)
     values: dict[Tensor, np.ndarray] = {}
     for i, (inner, t) in enumerate(zip(body.inputs, map(layer.needs, range(len(layer.inputs))), strict=True)):
         values[inner] = _list_values(t.dtype) if i == x else t.array()

@@ -16,10 +16,18 @@ from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import FLOAT, INT8, LANES, Function, Module, Pointer, Value
-from whet.tactics.cpu._llvm.kernel import LAST_WORDS, CompiledKernel, CompiledTactic, integer_range, load_parameters, packed_parameters, to_int8
+from whet.tactics.cpu._llvm.kernel import (
+    LAST_WORDS,
+    CompiledKernel,
+    CompiledTactic,
+    get_integer_range,
+    load_parameters,
+    make_packed_parameters,
+    to_int8,
+)
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
-from whet.tactics.cpu.onednn._kernel import static
-from whet.tactics.cpu.onednn.onednn_quantize import scales_of_layer
+from whet.tactics.cpu.onednn._kernel import is_static
+from whet.tactics.cpu.onednn.onednn_quantize import get_scales
 
 _CHANNELS = (2, 3, 4)
 _WORDS = ("source", "target", "samples", "pixels", *LAST_WORDS)
@@ -34,8 +42,8 @@ class ImageKernel(CompiledKernel):
         shape = static_shape(layer.needs(0).shape)
         super().__init__(layer, signature, prod(shape), count)
         self.images, self.channels, self.pixels = shape[0], shape[1], prod(shape[2:])
-        _, values, zero = scales_of_layer(layer)
-        self.packed = (packed_parameters(np.float32(1) / values[0], zero, *integer_range(layer.outputs[0].dtype)),)
+        _, values, zero = get_scales(layer)
+        self.packed = (make_packed_parameters(np.float32(1) / values[0], zero, *get_integer_range(layer.outputs[0].dtype)),)
         self.implementation = f"{self.channels} channels"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
@@ -62,7 +70,7 @@ class QuantizeImage(CompiledTactic):
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
+        if self.why_not(layer) or not is_static(layer) or not format_fits("nhwc", layer.outputs[0].type.rank):
             return []
         rest = (None,) * (len(layer.inputs) - 1)
         return [Signature((Operand("linear", F32), *rest), (Operand("nhwc", layer.outputs[0].dtype),))]
@@ -84,15 +92,15 @@ def quantize_ir(channels: int) -> str:
         with f.loop(0, w.samples) as samples:
             x, y = source.at(samples.index * size), target.at(samples.index * size)
 
-            def quantized(pixel: Value, lanes: int, x: Pointer = x) -> list[Value]:
+            def emit_quantized(pixel: Value, lanes: int, x: Pointer = x) -> list[Value]:
                 """The integers of the pixels from `pixel` on, for each channel."""
                 planes = [x.load(w.pixels * c + pixel, lanes) for c in range(channels)]
                 return [to_int8(f, plane * factor.like(plane), zero, low, high) for plane in planes]
 
             with f.loop(w.begin, end_of_vectors, step=LANES) as vectors:
-                y.store(_interleave(f, quantized(vectors.index, LANES)), vectors.index * channels)
+                y.store(_interleave(f, emit_quantized(vectors.index, LANES)), vectors.index * channels)
             with f.loop(vectors.index, w.end) as rest:
-                for c, value in enumerate(quantized(rest.index, 1)):
+                for c, value in enumerate(emit_quantized(rest.index, 1)):
                     y.store(value, rest.index * channels + c)
     return str(module)
 

@@ -23,16 +23,16 @@ padding, rows of a product (all gates, a multiple of BLOCK), 1 if the first dire
 directions."""
 
 
-def scratch_floats(rows: int, padded_units: int) -> int:
+def count_scratch_floats(rows: int, padded_units: int) -> int:
     """Of one item: products of inputs, of the state, h, c."""
     return (STEPS + 1) * rows + 2 * padded_units
 
 
 @cache
-def recurrent_ir(op: str, activations: tuple[str, ...], states: tuple[bool, bool], tail: int) -> str:
+def emit_recurrent_ir(op: str, activations: tuple[str, ...], states: tuple[bool, bool], tail: int) -> str:
     """`recurrent(context)`. `states`: whether the first h and c are given. `tail`: units after the last whole vector."""
     module = Module()
-    products = {n: _product(module, n) for n in (1, STEPS)}
+    products = {n: _emit_product(module, n) for n in (1, STEPS)}
     copy = _copy(module, tail)
     with parallel_kernel(module, "recurrent", WORDS, "items") as (f, w):
         with f.loop(w.begin, w.end) as items:
@@ -116,7 +116,7 @@ def _update(f: Function, op: str, activations: tuple[str, ...], gates: _Gates, h
         h.store(activate(0, gates.total(0)))
 
 
-def _product(module: Module, count: int) -> Function:
+def _emit_product(module: Module, count: int) -> Function:
     """`count` products of the packed matrix with vectors at stride `step`, plus the bias; results at stride `rows` (elements)."""
     with module.function(f"product{count}", ["float*", "i64", "float*", "float*", "float*", "i64", "i64"]) as f:
         x, step, weights, bias, out, size, rows = f.arguments

@@ -12,8 +12,8 @@ from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.onednn._kernel import static
-from whet.tactics.cpu.recurrent._recurrent_ir import BLOCK, GATES, recurrent_ir, scratch_floats
+from whet.tactics.cpu.onednn._kernel import is_static
+from whet.tactics.cpu.recurrent._recurrent_ir import BLOCK, GATES, count_scratch_floats, emit_recurrent_ir
 
 _DEFAULTS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
 _KNOWN = [{"sigmoid"}, {"tanh", "relu"}, {"tanh", "relu"}]  # functions that are 0 at 0, except for gates: padding stays 0
@@ -36,7 +36,7 @@ class RecurrentKernel(CompiledKernel):
         self.rows = -(-self.gates * self.padded_units // BLOCK) * BLOCK
         self.items = self.directions * self.batch
         super().__init__(layer, signature, self.items * self.time * self.rows * (self.size + self.units), min(count, self.items))
-        self.scratch = 4 * self.items * scratch_floats(self.rows, self.padded_units)
+        self.scratch = 4 * self.items * count_scratch_floats(self.rows, self.padded_units)
         digests = [layer.needs(i).constant().digest for i in (1, 2)]
         bias = layer.input(3)
         digests.append("" if bias is None else bias.constant().digest)
@@ -80,11 +80,11 @@ class RecurrentKernel(CompiledKernel):
         is_reversed = int(layer.attrs["direction"] == "reverse")
         sizes = [self.items, n, self.time, self.size, h, self.padded_units, self.rows, is_reversed]
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), *first, *last, args.scratch, *sizes, *strides]
-        ir = recurrent_ir(layer.op, _activations(layer), (given[0], layer.op == "LSTM" and given[1]), h % LANES)
+        ir = emit_recurrent_ir(layer.op, _list_activations(layer), (given[0], layer.op == "LSTM" and given[1]), h % LANES)
         self.launch(stream, ir, "recurrent", args, words, self.items)
 
 
-def _activations(layer: Layer) -> tuple[str, ...]:
+def _list_activations(layer: Layer) -> tuple[str, ...]:
     """The functions of the first direction."""
     defaults = _DEFAULTS[layer.op]
     return tuple(a.lower() for a in layer.attrs.get("activations") or defaults)[: len(defaults)]
@@ -117,7 +117,7 @@ class Recurrent(CompiledTactic):
         return _why_not_activations(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer):
+        if self.why_not(layer) or not is_static(layer):
             return []
         row_major = Operand("linear", F32)
         inputs = tuple(None if t is None or t.is_constant else row_major for t in layer.inputs)
@@ -140,6 +140,6 @@ def _why_not_activations(layer: Layer) -> str | None:
     if len(set(zip(*[iter(names)] * len(defaults), strict=True))) > 1:
         return "the directions have different activations"
     known = _KNOWN if layer.op != "RNN" else _KNOWN[1:]
-    if any(a not in k for a, k in zip(_activations(layer), known, strict=False)):
+    if any(a not in k for a, k in zip(_list_activations(layer), known, strict=False)):
         return f"has no kernel for the activations {', '.join(names)}"
     return None

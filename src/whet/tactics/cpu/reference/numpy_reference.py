@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from whet.backends import Call
-from whet.backends.cpu.memory import array_at
+from whet.backends.cpu.memory import make_array_at
 from whet.errors import BackendError
 from whet.network import Layer, static_shape
 from whet.ops import get_op, is_data_sized, run_layer, run_regions
-from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, stored_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, count_stored_bytes, tactic
 
 
 class NumpyCall(Call):
@@ -30,11 +30,11 @@ class NumpyCall(Call):
             elif o is None:
                 self.reads.append(t.array())
             else:
-                a = array_at(address, static_shape(t.shape), o.dtype.numpy)
+                a = make_array_at(address, static_shape(t.shape), o.dtype.numpy)
                 a.flags.writeable = False
                 self.reads.append(a)
         self.writes = [
-            array_at(p, static_shape(t.shape), o.dtype.numpy)
+            make_array_at(p, static_shape(t.shape), o.dtype.numpy)
             for t, o, p in zip(k.layer.outputs, k.signature.outputs, self.addresses["output"], strict=True)
         ]
 
@@ -67,7 +67,7 @@ class NumpyKernel:
 
     def __init__(self, layer: Layer, signature: Signature, compute: Compute = run_reference, rtol: float = 1e-6):
         self.layer, self.signature, self.compute, self.rtol = layer, signature, compute, rtol
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         stream.record(NumpyCall(self, args))

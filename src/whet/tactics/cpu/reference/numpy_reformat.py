@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from whet.backends import Call
-from whet.backends.cpu.memory import array_at
-from whet.network import FORMATS, Layer, format_fits, from_stored, static_shape, stored_shape, to_stored
+from whet.backends.cpu.memory import make_array_at
+from whet.network import FORMATS, Layer, compute_stored_shape, format_fits, from_stored, static_shape, to_stored
 from whet.network.types import DTYPES
-from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, Signature, Stream, Tactic, count_operand_bytes, tactic
 
 
 class ReformatCall(Call):
@@ -19,8 +19,8 @@ class ReformatCall(Call):
 
     def run(self) -> None:
         k = self.kernel
-        src = array_at(self.at["input"], k.source_shape, k.source.dtype.numpy)
-        dst = array_at(self.at["output"], k.target_shape, k.target.dtype.numpy)
+        src = make_array_at(self.at["input"], k.source_shape, k.source.dtype.numpy)
+        dst = make_array_at(self.at["output"], k.target_shape, k.target.dtype.numpy)
         with np.errstate(over="ignore", invalid="ignore"):
             values = from_stored(src, k.source.format, k.shape).astype(k.target.dtype.numpy, copy=False)
         np.copyto(dst, to_stored(values, k.target.format))
@@ -35,9 +35,9 @@ class ReformatKernel:
     def __init__(self, layer: Layer, signature: Signature):
         self.source, self.target = signature.needs(0), signature.outputs[0]
         self.shape = static_shape(layer.output.shape)
-        self.source_shape = static_shape(stored_shape(self.source.format, self.shape))
-        self.target_shape = static_shape(stored_shape(self.target.format, self.shape))
-        self.inputs, self.outputs = (operand_bytes(layer.needs(0), self.source),), (operand_bytes(layer.output, self.target),)
+        self.source_shape = static_shape(compute_stored_shape(self.source.format, self.shape))
+        self.target_shape = static_shape(compute_stored_shape(self.target.format, self.shape))
+        self.inputs, self.outputs = (count_operand_bytes(layer.needs(0), self.source),), (count_operand_bytes(layer.output, self.target),)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         stream.record(ReformatCall(self, args))

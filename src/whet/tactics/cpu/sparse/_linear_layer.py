@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
-from whet.tactics._fused import EpilogueStep, outer_input, root_layer, weight_and_bias
+from whet.tactics._fused import EpilogueStep, get_root_layer, get_weight_and_bias, outer_input
 from whet.tactics._matrix_product import why_not_gemm
 
 
@@ -28,7 +28,7 @@ def match_epilogue(layer: Layer, chain: Sequence[EpilogueStep] | None) -> Epilog
     if chain is None:
         return "its fused operations do not form a chain"
     out, epilogue = layer.outputs[0].shape, Epilogue()
-    axis = channel_axis(layer)
+    axis = get_output_channel_axis(layer)
     for step in chain:
         other = step.other_tensor
         if other is None:
@@ -51,14 +51,14 @@ def match_epilogue(layer: Layer, chain: Sequence[EpilogueStep] | None) -> Epilog
     return epilogue
 
 
-def channel_axis(layer: Layer) -> int:
+def get_output_channel_axis(layer: Layer) -> int:
     """The axis of the output channels."""
-    return 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1
+    return 1 if get_root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1
 
 
 def why_not_linear(layer: Layer) -> str | None:
     """Why a Gemm, MatMul or Conv is no product of rows with a constant matrix, or None."""
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     if head.op != "Conv":
         return why_not_gemm(layer)
     a = head.attrs
@@ -69,18 +69,18 @@ def why_not_linear(layer: Layer) -> str | None:
     return None
 
 
-def matrix_of(layer: Layer, weights: np.ndarray) -> np.ndarray:
+def convert_to_matrix(layer: Layer, weights: np.ndarray) -> np.ndarray:
     """Constant weights as [output channel, input]."""
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     if head.op == "Conv":
         return weights.reshape(weights.shape[:2])
     return weights if head.op == "Gemm" and head.attrs.get("transB") else weights.T
 
 
-def sizes_of(layer: Layer) -> tuple[int, int, int]:
+def get_matrix_sizes(layer: Layer) -> tuple[int, int, int]:
     """Rows, inputs of a row and output channels."""
-    out, axis = static_shape(layer.outputs[0].shape), channel_axis(layer)
-    shape = static_shape(weight_and_bias(layer)[0].shape)
+    out, axis = static_shape(layer.outputs[0].shape), get_output_channel_axis(layer)
+    shape = static_shape(get_weight_and_bias(layer)[0].shape)
     return prod(out) // out[axis], prod(shape) // out[axis], out[axis]
 
 

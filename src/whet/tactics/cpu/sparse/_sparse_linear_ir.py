@@ -70,14 +70,14 @@ def group_words(bf16: bool) -> int:
     return KEPT // 2 if bf16 else KEPT
 
 
-def item_words(inputs: int, unit: int, bf16: bool = False) -> int:
+def count_item_words(inputs: int, unit: int, bf16: bool = False) -> int:
     """32-bit words of an item's packed weights."""
     groups = inputs // GROUP
     return unit * (1 + groups * group_words(bf16) + -(-groups // (CHUNK // GROUP)))
 
 
 @cache
-def sparse_linear_ir(variant: Variant) -> str:
+def emit_sparse_linear_ir(variant: Variant) -> str:
     """`sparse_linear(context)`."""
     module = Module()
     with parallel_kernel(module, "sparse_linear", list_context_words(variant.steps), "items") as (f, words):
@@ -248,6 +248,6 @@ def _to_float(value: Value) -> Value:
     return value if value.type.element == "float" else (value.convert("zext", INT32) << 16).convert("bitcast", FLOAT)
 
 
-def lanes_of(has_avx512: bool) -> int:
+def count_lanes(has_avx512: bool) -> int:
     """Floats of the longest vector."""
     return LANES if has_avx512 else LANES // 2

@@ -40,14 +40,14 @@ class QVariant(Tiling):
     stores_integers: bool = False
 
 
-def qitem_words(inputs: int, unit: int) -> int:
+def count_qitem_words(inputs: int, unit: int) -> int:
     """32-bit words of an item; `unit` is even."""
     chunks, rest = divmod(inputs // GROUP, CHUNK // GROUP)
     return unit * (PER_CHANNEL + chunks * CHUNK_WORDS + (rest > 0)) + rest * unit // 2
 
 
 @cache
-def sparse_qlinear_ir(variant: QVariant) -> str:
+def emit_sparse_qlinear_ir(variant: QVariant) -> str:
     """`sparse_qlinear(context)`."""
     module = Module()
     with parallel_kernel(module, "sparse_qlinear", WORDS, "items") as (f, words):

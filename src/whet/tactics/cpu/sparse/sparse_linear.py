@@ -12,13 +12,22 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import BF16, F32, DType, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, tactic
-from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics._two_four import compress, why_not_two_four
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.kernel import CompiledKernel
-from whet.tactics.cpu.onednn._kernel import RTOL, runtime_tensors, static, to_f32
-from whet.tactics.cpu.sparse._linear_layer import Epilogue, match_epilogue, matrix_of, sizes_of, skip_zero_weights, why_not_linear
-from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, Variant, item_words, lanes_of, list_context_words, sparse_linear_ir
+from whet.tactics.cpu.onednn._kernel import RTOL, is_static, list_runtime_tensors, to_f32
+from whet.tactics.cpu.sparse._linear_layer import Epilogue, convert_to_matrix, get_matrix_sizes, match_epilogue, skip_zero_weights, why_not_linear
+from whet.tactics.cpu.sparse._sparse_linear_ir import (
+    CHUNK,
+    GROUP,
+    KEPT,
+    Variant,
+    count_item_words,
+    count_lanes,
+    emit_sparse_linear_ir,
+    list_context_words,
+)
 from whet.tactics.cpu.sparse._two_four_tactic import TwoFourTactic, list_tile_configs, tile_of
 
 
@@ -28,9 +37,9 @@ class SparseLinearKernel(CompiledKernel):
     serial_work = 1 << 17
 
     def __init__(self, layer: Layer, signature: Signature, blocks: int, rows: int, lanes: int, count: int) -> None:
-        end = match_epilogue(layer, epilogue_steps(layer))
+        end = match_epilogue(layer, find_epilogue_steps(layer))
         assert isinstance(end, Epilogue)
-        self.rows, self.inputs_of_row, self.channels = sizes_of(layer)
+        self.rows, self.inputs_of_row, self.channels = get_matrix_sizes(layer)
         super().__init__(layer, signature, self.rows * self.inputs_of_row * self.channels // KEPT, count)
         groups, unit = self.inputs_of_row // GROUP, lanes * blocks
         self.chunks, rest_groups = divmod(groups, CHUNK // GROUP)
@@ -39,20 +48,20 @@ class SparseLinearKernel(CompiledKernel):
         has_avx512dq, stored = lanes == 16 and jit.has("avx512dq"), signature.outputs[0].dtype
         self.rtol, bf16 = RTOL[stored.name], stored == BF16
         self.variant = Variant(lanes, blocks, rows, rest_rows, rest_groups, self.channels % unit, tuple(end.steps), has_avx512dq, bf16)
-        self.x, self.residual = source_index(layer), end.residual
-        weights, bias = weight_and_bias(layer)
+        self.x, self.residual = get_source_index(layer), end.residual
+        weights, bias = get_weight_and_bias(layer)
         biases = [t for t in (bias, *end.biases) if t is not None]
         channels = self.channels
 
         def pack() -> np.ndarray:
             total = sum((to_f32(t).reshape(-1) for t in biases), np.zeros(channels, np.float32))
-            return pack_weights(matrix_of(layer, to_f32(weights)), total, lanes, blocks, bf16).view(np.uint8)
+            return pack_weights(convert_to_matrix(layer, to_f32(weights)), total, lanes, blocks, bf16).view(np.uint8)
 
         digests = "|".join(t.constant().digest for t in (weights, *biases))
-        transposed = root_layer(layer).op != "Conv" and not root_layer(layer).attrs.get("transB")
+        transposed = get_root_layer(layer).op != "Conv" and not get_root_layer(layer).attrs.get("transB")
         key = f"{digests}|sparse linear {transposed} {lanes} {blocks} {stored}"
         # storable: a position selects one of four inputs in a register, whatever its bits
-        self.packed = (Packed(key, 4 * self.items * item_words(self.inputs_of_row, unit, bf16), pack, storable=True),)
+        self.packed = (Packed(key, 4 * self.items * count_item_words(self.inputs_of_row, unit, bf16), pack, storable=True),)
         self.implementation = f"{unit} channels x {rows} rows" + (" bf16" if bf16 else "")
 
     def enqueue(self, args: Args, stream: Stream) -> None:
@@ -63,7 +72,7 @@ class SparseLinearKernel(CompiledKernel):
         if self.residual is not None:
             operands["added"] = ("input", self.residual)
         words = [operands[name] for name in list_context_words(self.variant.steps)[:-2]]
-        self.launch(stream, sparse_linear_ir(self.variant), "sparse_linear", args, words, self.items)
+        self.launch(stream, emit_sparse_linear_ir(self.variant), "sparse_linear", args, words, self.items)
 
 
 @tactic
@@ -75,56 +84,56 @@ class SparseLinear(TwoFourTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer) or why_not_linear(layer):
             return reason
-        if {t.dtype for t in runtime_tensors(layer)} not in ({F32}, {BF16}):
+        if {t.dtype for t in list_runtime_tensors(layer)} not in ({F32}, {BF16}):
             return "computes in 32-bit floating point or bf16"
-        end = match_epilogue(layer, epilogue_steps(layer))
+        end = match_epilogue(layer, find_epilogue_steps(layer))
         if isinstance(end, str):
             return end
-        return why_not_two_four(weight_and_bias(layer)[0], f"{self.name} {_order(layer)}", lambda: _filters(layer))
+        return why_not_two_four(get_weight_and_bias(layer)[0], f"{self.name} {_order(layer)}", lambda: _get_filters(layer))
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or 0 in static_shape(layer.outputs[0].shape):
+        if self.why_not(layer) or not is_static(layer) or 0 in static_shape(layer.outputs[0].shape):
             return []
-        end = match_epilogue(layer, epilogue_steps(layer))
+        end = match_epilogue(layer, find_epilogue_steps(layer))
         assert isinstance(end, Epilogue)
-        name = "nhwc" if root_layer(layer).op == "Conv" else "linear"
+        name = "nhwc" if get_root_layer(layer).op == "Conv" else "linear"
         if not format_fits(name, layer.outputs[0].type.rank):
             return []
-        operands = [i in (source_index(layer), end.residual) for i in range(len(layer.inputs))]
-        stored = (Operand(name, t) for t in _storage_types(layer, backend))
+        operands = [i in (get_source_index(layer), end.residual) for i in range(len(layer.inputs))]
+        stored = (Operand(name, t) for t in _list_storage_types(layer, backend))
         return [Signature(tuple(o if is_read else None for is_read in operands), (o,)) for o in stored]
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        rows, _, channels = sizes_of(layer)
-        return list_tile_configs(rows, channels, vector_lanes())
+        rows, _, channels = get_matrix_sizes(layer)
+        return list_tile_configs(rows, channels, count_vector_lanes())
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> SparseLinearKernel:
-        lanes = vector_lanes()
+        lanes = count_vector_lanes()
         return SparseLinearKernel(layer, signature, *tile_of(config, lanes), lanes, backend.threads)
 
     def declares(self, layer: Layer, implementation: str) -> list[dict[str, Callable]]:
-        return [{root_layer(layer).op: skip_zero_weights}]
+        return [{get_root_layer(layer).op: skip_zero_weights}]
 
 
-def _storage_types(layer: Layer, backend: Backend) -> list[DType]:
+def _list_storage_types(layer: Layer, backend: Backend) -> list[DType]:
     """Types of the activations in memory. For f32 layers bf16 is an option where the other tactics of the CPU have it too."""
-    if runtime_tensors(layer)[0].dtype == BF16:
+    if list_runtime_tensors(layer)[0].dtype == BF16:
         return [BF16]
     return [F32, BF16] if "avx512_bf16" in backend.capabilities.features else [F32]
 
 
-def vector_lanes() -> int:
+def count_vector_lanes() -> int:
     """Floats of this CPU's longest vector."""
-    return lanes_of(jit.has("avx512f"))
+    return count_lanes(jit.has("avx512f"))
 
 
 def _order(layer: Layer) -> str:
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     return f"{head.op} {head.attrs.get('transB')}"
 
 
-def _filters(layer: Layer) -> np.ndarray:
-    return matrix_of(layer, weight_and_bias(layer)[0].array())[:, :, None, None]
+def _get_filters(layer: Layer) -> np.ndarray:
+    return convert_to_matrix(layer, get_weight_and_bias(layer)[0].array())[:, :, None, None]
 
 
 def pack_weights(matrix: np.ndarray, bias: np.ndarray, lanes: int, blocks: int, bf16: bool = False) -> np.ndarray:

@@ -10,16 +10,16 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, tactic
-from whet.tactics._fused import root_layer, weight_and_bias
+from whet.tactics._fused import get_root_layer, get_weight_and_bias
 from whet.tactics._quantized import Parts, require_quantized
 from whet.tactics._two_four import compress, why_not_two_four
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.kernel import CompiledKernel, integer_range
-from whet.tactics.cpu.onednn._kernel import static, to_f32
+from whet.tactics.cpu._llvm.kernel import CompiledKernel, get_integer_range
+from whet.tactics.cpu.onednn._kernel import is_static, to_f32
 from whet.tactics.cpu.onednn._quantized import QuantizedTactic, drop_implied_bounds
-from whet.tactics.cpu.sparse._linear_layer import Epilogue, match_epilogue, matrix_of, sizes_of, why_not_linear
-from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, lanes_of
-from whet.tactics.cpu.sparse._sparse_qlinear_ir import HEADER, WORDS, QVariant, qitem_words, sparse_qlinear_ir
+from whet.tactics.cpu.sparse._linear_layer import Epilogue, convert_to_matrix, get_matrix_sizes, match_epilogue, why_not_linear
+from whet.tactics.cpu.sparse._sparse_linear_ir import CHUNK, GROUP, KEPT, count_lanes
+from whet.tactics.cpu.sparse._sparse_qlinear_ir import HEADER, WORDS, QVariant, count_qitem_words, emit_sparse_qlinear_ir
 from whet.tactics.cpu.sparse._two_four_tactic import TwoFourTactic, list_tile_configs, tile_of
 
 _MOST_INPUTS = 1 << 16  # their products of 8-bit integers cannot overflow 32 bits
@@ -33,7 +33,7 @@ class SparseQLinearKernel(CompiledKernel):
     def __init__(self, layer: Layer, signature: Signature, parts: Parts, blocks: int, rows: int, lanes: int, count: int) -> None:
         view, end = parts.view, match_epilogue(parts.view, drop_implied_bounds(parts))
         assert isinstance(end, Epilogue)
-        self.rows, self.inputs_of_row, self.channels = sizes_of(view)
+        self.rows, self.inputs_of_row, self.channels = get_matrix_sizes(view)
         super().__init__(layer, signature, self.rows * self.inputs_of_row * self.channels // KEPT, count)
         self.x, w, _ = parts.operand_indices()
         groups, unit = self.inputs_of_row // GROUP, lanes * blocks
@@ -47,26 +47,26 @@ class SparseQLinearKernel(CompiledKernel):
             lanes, blocks, rows, rest_rows, rest_groups, self.channels % unit, tuple(end.steps), has_avx512dq,
             signed=source.dtype.name == "i8", stores_integers=stores is not None,
         )  # fmt: skip
-        weights, bias = weight_and_bias(view)
+        weights, bias = get_weight_and_bias(view)
         biases = [t for t in (bias, *end.biases) if t is not None]
         channels, zero = self.channels, source.zero + (128 if self.variant.signed else 0)
         factor = np.broadcast_to(source.number * parts.reads[w].scale.astype(np.float64), (channels,)).astype(np.float32)
         header = np.zeros(HEADER, np.float32)
         if stores is not None:
-            header[:4] = 1 / stores.number, stores.zero, *integer_range(stores.dtype)
+            header[:4] = 1 / stores.number, stores.zero, *get_integer_range(stores.dtype)
 
         def pack() -> np.ndarray:
-            matrix = matrix_of(view, weights.array())
+            matrix = convert_to_matrix(view, weights.array())
             start = (-zero * matrix.sum(axis=1, dtype=np.int64)).astype(np.int32)
             total = sum((to_f32(t).reshape(-1) for t in biases), np.zeros(channels, np.float32))
             items = pack_integers(matrix, start, factor, total, lanes, blocks)
             return np.concatenate([header.view(np.uint8), items])
 
-        head = root_layer(view)
+        head = get_root_layer(view)
         order = f"{head.op} {head.attrs.get('transB')} {lanes} {blocks} {zero} {source.key} {parts.reads[w].key} {header.tobytes().hex()}"
         digests = "|".join(t.constant().digest for t in (weights, *biases))
         # storable: a position selects one of four inputs in a register, whatever its bits
-        nbytes = 4 * (HEADER + self.items * qitem_words(self.inputs_of_row, unit))
+        nbytes = 4 * (HEADER + self.items * count_qitem_words(self.inputs_of_row, unit))
         self.packed = (Packed(f"{digests}|sparse qlinear {order}", nbytes, pack, storable=True),)
         self.implementation = f"{unit} channels x {rows} rows"
 
@@ -74,7 +74,7 @@ class SparseQLinearKernel(CompiledKernel):
         sizes = (self.inputs_of_row, self.channels, self.tiles, self.chunks, self.items)
         words: list[tuple[str, int] | int] = [("input", self.x), ("output", 0), *sizes]
         assert len(words) == len(WORDS) - 2
-        self.launch(stream, sparse_qlinear_ir(self.variant), "sparse_qlinear", args, words, self.items)
+        self.launch(stream, emit_sparse_qlinear_ir(self.variant), "sparse_qlinear", args, words, self.items)
 
 
 @tactic
@@ -101,12 +101,12 @@ class SparseQLinear(QuantizedTactic, TwoFourTactic):
         if end.residual is not None or any(i not in (x, w) for i in parts.reads):
             return "adds no residual"
         weights = parts.view.needs(w)
-        head = root_layer(parts.view)
-        reason = why_not_two_four(weights, f"{self.name} {head.op} {head.attrs.get('transB')}", lambda: _filters(parts))
+        head = get_root_layer(parts.view)
+        reason = why_not_two_four(weights, f"{self.name} {head.op} {head.attrs.get('transB')}", lambda: _get_filters(parts))
         return reason or (f"more than {_MOST_INPUTS} inputs" if max(map(int, weights.shape)) > _MOST_INPUTS else None)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if self.why_not(layer) or not static(layer) or 0 in static_shape(layer.outputs[0].shape):
+        if self.why_not(layer) or not is_static(layer) or 0 in static_shape(layer.outputs[0].shape):
             return []
         parts = require_quantized(layer)
         x = parts.source_index()
@@ -117,21 +117,21 @@ class SparseQLinear(QuantizedTactic, TwoFourTactic):
         return [Signature(inputs, (Operand(name, F32 if parts.stores is None else parts.stores.dtype),))]
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        rows, _, channels = sizes_of(require_quantized(layer).view)
-        return list_tile_configs(rows, channels, qvector_lanes())
+        rows, _, channels = get_matrix_sizes(require_quantized(layer).view)
+        return list_tile_configs(rows, channels, count_qvector_lanes())
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> SparseQLinearKernel:
-        lanes = qvector_lanes()
+        lanes = count_qvector_lanes()
         return SparseQLinearKernel(layer, signature, require_quantized(layer), *tile_of(config, lanes), lanes, backend.threads)
 
 
-def qvector_lanes() -> int:
+def count_qvector_lanes() -> int:
     """32-bit lanes of this CPU's longest vector with byte instructions."""
-    return lanes_of(jit.has("avx512f") and jit.has("avx512bw"))
+    return count_lanes(jit.has("avx512f") and jit.has("avx512bw"))
 
 
-def _filters(parts: Parts) -> np.ndarray:
-    return matrix_of(parts.view, weight_and_bias(parts.view)[0].array())[:, :, None, None]
+def _get_filters(parts: Parts) -> np.ndarray:
+    return convert_to_matrix(parts.view, get_weight_and_bias(parts.view)[0].array())[:, :, None, None]
 
 
 def pack_integers(matrix: np.ndarray, start: np.ndarray, factor: np.ndarray, bias: np.ndarray, lanes: int, blocks: int) -> np.ndarray:

@@ -54,14 +54,14 @@ class When:
     macro: str
 
 
-def pointer(to: str) -> CType:
+def make_pointer_type(to: str) -> CType:
     """A pointer to device memory."""
     return CType(f"{to}*", "Q", 8)
 
 
-def array(of: str, count: int) -> CType:
+def make_array_type(of: str, count: int) -> CType:
     """An array of `count` values, "int" for example."""
-    return dataclasses.replace(_NUMBERS[of] if of in _NUMBERS else pointer(of.removesuffix("*")), count=count)
+    return dataclasses.replace(_NUMBERS[of] if of in _NUMBERS else make_pointer_type(of.removesuffix("*")), count=count)
 
 
 _NUMBERS = {"int": CType("int", "i", 4), "u32": CType("u32", "I", 4), "long long": CType("long long", "q", 8), "float": CType("float", "f", 4)}
@@ -70,14 +70,14 @@ UInt32 = Annotated[int, _NUMBERS["u32"]]
 Int64 = Annotated[int, _NUMBERS["long long"]]
 UInt64 = Annotated[int, CType("u64", "Q", 8)]
 Float32 = Annotated[float, _NUMBERS["float"]]
-Pointer = Annotated[int, pointer("u8")]
-ConstPointer = Annotated[int, pointer("const u8")]
-FloatPointer = Annotated[int, pointer("float")]
-ConstFloatPointer = Annotated[int, pointer("const float")]
-ConstIntPointer = Annotated[int, pointer("const int")]
-ConstU16Pointer = Annotated[int, pointer("const u16")]
-Uint4Pointer = Annotated[int, pointer("uint4")]
-ConstUint4Pointer = Annotated[int, pointer("const uint4")]
+Pointer = Annotated[int, make_pointer_type("u8")]
+ConstPointer = Annotated[int, make_pointer_type("const u8")]
+FloatPointer = Annotated[int, make_pointer_type("float")]
+ConstFloatPointer = Annotated[int, make_pointer_type("const float")]
+ConstIntPointer = Annotated[int, make_pointer_type("const int")]
+ConstU16Pointer = Annotated[int, make_pointer_type("const u16")]
+Uint4Pointer = Annotated[int, make_pointer_type("uint4")]
+ConstUint4Pointer = Annotated[int, make_pointer_type("const uint4")]
 TensorMap = Annotated[bytes, CType("TensorMap", "128s", 64)]
 ActivationParameters = Annotated[tuple[float, float], CType("Act", "2f", 4)]
 
@@ -104,7 +104,7 @@ class Fields:
     def members(cls) -> tuple[Member, ...]:
         """All members in order, those of optional parts included."""
         members: list[Member] = []
-        for name, part, ctype, macros in _fields(cls):
+        for name, part, ctype, macros in _list_fields(cls):
             if part is not None:
                 members += [dataclasses.replace(m, macros=(*macros, *m.macros)) for m in part.members()]
             elif ctype is not None:
@@ -113,7 +113,7 @@ class Fields:
 
     def values(self) -> Iterator[tuple[Member, Any]]:
         """The members that are there, with their values; in the order of `members`."""
-        for field, part, ctype, macros in _fields(type(self)):
+        for field, part, ctype, macros in _list_fields(type(self)):
             value = getattr(self, field)
             if value is None:
                 continue
@@ -199,7 +199,7 @@ KERNEL_TEXTS: dict[str, str] = {}
 """Kernels whose text is in the module of their tactic, by name."""
 
 
-def c_structs(kernel: str) -> str:
+def emit_c_structs(kernel: str) -> str:
     """All structures of a kernel file in C. Raises BackendError if none is described."""
     if kernel not in STRUCTURES:  # its tactic has not been imported yet
         from whet.tactics import load_tactics
@@ -214,7 +214,7 @@ _Field = tuple[str, "type[Fields] | None", CType | None, tuple[str, ...]]
 _known_fields: dict[type[Fields], tuple[_Field, ...]] = {}
 
 
-def _fields(cls: type[Fields]) -> tuple[_Field, ...]:
+def _list_fields(cls: type[Fields]) -> tuple[_Field, ...]:
     """Of each field: its name, the part that is put in line or the C type, and its macros."""
     if cls in _known_fields:
         return _known_fields[cls]

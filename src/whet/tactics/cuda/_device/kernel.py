@@ -9,15 +9,15 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda.compile import compile_cubin
-from whet.backends.cuda.driver import current_device, per_device
+from whet.backends.cuda.driver import get_current_device, per_device
 from whet.backends.cuda.executor import GpuCall
 from whet.backends.cuda.launch import GpuWork, Kernel, Launch, Module
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
-from whet.tactics._base import Args, Operand, Packed, Signature, Stream, stored_bytes
+from whet.tactics._base import Args, Operand, Packed, Signature, Stream, count_stored_bytes
 from whet.tactics._fused import EpilogueStep
 from whet.tactics.cuda._device.arguments import Arguments
-from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
+from whet.tactics.cuda._device.source import ACTIVATIONS, emit_kernel_source
 from whet.tactics.cuda.conv._conv import NONE, Activation, PostOps
 
 #: relative error of one layer: rounding of weights and results to the storage type, f32 accumulators in between
@@ -42,7 +42,7 @@ class GpuKernel:
         scratch: int = 0,
         rtol: float | None = None,
     ) -> None:
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
         self.packed, self.scratch, self.implementation = tuple(packed), scratch, implementation
         stored = [o.dtype.name for o in (*signature.inputs, *signature.outputs) if o is not None]
         self.rtol = max((RTOL[name] for name in stored if name in RTOL), default=0.0) if rtol is None else rtol
@@ -62,7 +62,7 @@ def machine_has(backend: Backend, feature: str) -> bool:
     return feature in backend.capabilities.features
 
 
-def shared_limit(backend: Backend) -> int:
+def get_shared_limit(backend: Backend) -> int:
     """Bytes of shared memory that a block can use."""
     return backend.capabilities.shared_memory
 
@@ -75,9 +75,9 @@ def compile_ahead(backend: Backend, sources: Sequence[str]) -> None:
 @per_device
 def load_kernel(name: str, entry: str, constants: tuple[tuple[str, Any], ...], shared: int = 0) -> Kernel:
     """Function `entry` of `<name>` with these constants and dynamic shared memory, compiled and loaded once a process."""
-    here = current_device()
+    here = get_current_device()
     arch = "sm_90a" if here is None else here.arch
-    return Module(compile_cubin(kernel_text(name, dict(constants)), name=name, arch=arch)).kernel(entry, shared)
+    return Module(compile_cubin(emit_kernel_source(name, dict(constants)), name=name, arch=arch)).kernel(entry, shared)
 
 
 def launch(
@@ -98,16 +98,16 @@ def launch(
     return Launch(kernel, grid, block, arguments.pack(), cluster=cluster, label=label)
 
 
-def blocks_of(count: int, each: int) -> int:
+def count_blocks(count: int, each: int) -> int:
     """Blocks that cover `count` things, `each` a block."""
     return max(1, -(-count // each))
 
 
-def activation_of(post: EpilogueStep) -> Activation | None:
+def find_activation(post: EpilogueStep) -> Activation | None:
     """A unary op as a kernel's activation; None if the kernels have none for it. Constant operands are the attributes `input1` and `input2`."""
     a = post.attrs.get
 
-    def number(name: str, otherwise: float) -> float:
+    def get_number(name: str, otherwise: float) -> float:
         value = a(name)
         return otherwise if value is None else float(np.asarray(value).reshape(-1)[0])
 
@@ -115,12 +115,12 @@ def activation_of(post: EpilogueStep) -> Activation | None:
         case "Relu":
             return ("clip", 0.0, np.inf)
         case "Clip":
-            low, high = number("input1", number("min", -np.inf)), number("input2", number("max", np.inf))
+            low, high = get_number("input1", get_number("min", -np.inf)), get_number("input2", get_number("max", np.inf))
             return ("clip", low, high) if low <= high else None
         case "Silu":
             return ("silu", 0.0, 0.0)
         case "Swish":
-            return ("silu", 0.0, 0.0) if number("alpha", 1.0) == 1.0 else None
+            return ("silu", 0.0, 0.0) if get_number("alpha", 1.0) == 1.0 else None
         case "HardSwish":
             return ("hardswish", 0.0, 0.0)
         case "Gelu":
@@ -128,11 +128,11 @@ def activation_of(post: EpilogueStep) -> Activation | None:
         case "Sigmoid" | "Tanh" | "Mish":
             return (post.op.lower(), 0.0, 0.0)
         case "LeakyRelu":
-            return ("leaky_relu", number("alpha", 0.01), 0.0)
+            return ("leaky_relu", get_number("alpha", 0.01), 0.0)
         case "HardSigmoid":
-            return ("hardsigmoid", number("alpha", 0.2), number("beta", 0.5))
+            return ("hardsigmoid", get_number("alpha", 0.2), get_number("beta", 0.5))
         case "Elu":
-            return ("elu", number("alpha", 1.0), 0.0)
+            return ("elu", get_number("alpha", 1.0), 0.0)
     return None
 
 
@@ -168,7 +168,7 @@ def match_epilogue(layer: Layer, steps: Sequence[EpilogueStep] | None, channel_a
     out, epilogue, activated = static_shape(layer.outputs[0].shape), Epilogue(), False
     for post in steps:
         if post.other is None:
-            kind = activation_of(post)
+            kind = find_activation(post)
             if kind is None:
                 return f"computes no {post.op} in its epilogue"
             if activated:
@@ -192,17 +192,17 @@ def match_epilogue(layer: Layer, steps: Sequence[EpilogueStep] | None, channel_a
     return epilogue
 
 
-def packed_array(key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Packed:
-    """A packed weight from a function that makes its array of values; kernels must not compute addresses from them (see `packed_table`)."""
+def make_packed_array(key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Packed:
+    """A packed weight from a function that makes its array of values; kernels must not compute addresses from them (see `make_packed_table`)."""
     return Packed(key, nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8), storable=True)
 
 
-def packed_table(key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Packed:
+def make_packed_table(key: str, nbytes: int, make: Callable[[], np.ndarray]) -> Packed:
     """An array of indices or offsets from the function that makes it: engine files never contain it."""
     return Packed(key, nbytes, lambda: np.ascontiguousarray(make()).reshape(-1).view(np.uint8))
 
 
-def float_types(tensors: Sequence[Tensor | None], kinds: Sequence[DType] = (*FLOAT16_TYPES, F32)) -> list[DType]:
+def list_float_types(tensors: Sequence[Tensor | None], kinds: Sequence[DType] = (*FLOAT16_TYPES, F32)) -> list[DType]:
     """Storage types to offer for float tensors: those of `kinds` for f32 ones, else their own."""
     own = {t.dtype for t in tensors if t is not None}
     if own <= {F32}:
@@ -215,6 +215,6 @@ def all_static(layer: Layer) -> bool:
     return all(t is None or t.type.static for t in (*layer.inputs, *layer.outputs))
 
 
-def same(layer: Layer, stored: dict[int, Operand], out: Operand) -> Signature:
+def make_stored_signature(layer: Layer, stored: dict[int, Operand], out: Operand) -> Signature:
     """A signature with the run-time inputs in `stored` and one output."""
     return Signature(tuple(stored.get(i) for i in range(len(layer.inputs))), (out,))

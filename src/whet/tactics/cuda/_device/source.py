@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from whet.tactics.cuda._device.arguments import KERNEL_TEXTS, c_structs
+from whet.tactics.cuda._device.arguments import KERNEL_TEXTS, emit_c_structs
 
 FAMILIES = Path(__file__).parent.parent  # kernel texts are in the folders of the tactics that launch them
 ACTIVATIONS = {
@@ -29,7 +29,7 @@ EIGHT_BITS = {3: "s32.s8.s8", 4: "s32.u8.s8", 5: "f32.e4m3.e4m3"}  # types of ac
 WEIGHTS_AS_A = {3: "s32.s8.s8", 4: "s32.s8.u8"}  # the same with weights as operand A, which is listed first
 
 
-def wgmma_text(columns: int, bf16: bool, in8: int = 0, weights_as_a: bool = False) -> str:
+def emit_wgmma(columns: int, bf16: bool, in8: int = 0, weights_as_a: bool = False) -> str:
     """Device functions for acc[64 x columns] (+)= A x B over 32 bytes of K: `wgmma` with A in shared memory, `wgmma_registers`.
 
     `in8`: operands of 8 bits (EIGHT_BITS; `weights_as_a`: A are the weights).
@@ -42,14 +42,14 @@ def wgmma_text(columns: int, bf16: bool, in8: int = 0, weights_as_a: bool = Fals
     return _write_wgmma(columns, f"k32.{types}", scales, scales, "float" if in8 == 5 else "int")
 
 
-def wgmma_transposed_text(columns: int, bf16: bool) -> str:
+def emit_transposed_wgmma(columns: int, bf16: bool) -> str:
     """The device function `wgmma_transposed` for acc[64 x columns] (+)= A x B over 16 elements, A in registers, rows of B along its columns."""
     name = "wgmma_registers"
-    text = wgmma_text(columns, bf16)
+    text = emit_wgmma(columns, bf16)
     return text[text.index(f"DEV void {name}(") :].replace(name, "wgmma_transposed").replace("p, 1, 1, 0;", "p, 1, 1, 1;")
 
 
-def wgmma_tf32_text(columns: int) -> str:
+def emit_tf32_wgmma(columns: int) -> str:
     """Device functions for acc[64 x columns] (+)= A x B over 8 elements of TF32: `wgmma` with A in shared memory, `wgmma_registers`."""
     return _write_wgmma(columns, "k8.f32.tf32.tf32", ", 1, 1", ", 1, 1")
 
@@ -60,7 +60,7 @@ def _write_wgmma(columns: int, types: str, memory_flags: str, register_flags: st
     accumulators = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+{"f" if accumulator == "float" else "r"}"(d[{i}])' for i in range(count))
 
-    def function(name: str, parameter: str, registers_of_a: int, a: str, inputs: str, flags: str) -> str:
+    def emit_function(name: str, parameter: str, registers_of_a: int, a: str, inputs: str, flags: str) -> str:
         at = count + registers_of_a
         return (
             f"DEV void {name}({accumulator} (&d)[{count}], {parameter}, u64 b, int add) {{\n"
@@ -72,34 +72,34 @@ def _write_wgmma(columns: int, types: str, memory_flags: str, register_flags: st
 
     four = ", ".join(f"%{count + i}" for i in range(4))
     registers = ", ".join(f'"r"(a[{i}])' for i in range(4))
-    return function("wgmma", "u64 a", 1, f"%{count}", '"l"(a)', memory_flags) + function(
+    return emit_function("wgmma", "u64 a", 1, f"%{count}", '"l"(a)', memory_flags) + emit_function(
         "wgmma_registers", "const u32 (&a)[4]", 4, f"{{{four}}}", registers, register_flags
     )
 
 
 @functools.cache
-def kernel_paths() -> dict[str, Path]:
+def list_kernel_paths() -> dict[str, Path]:
     """Every kernel text (.cu) and device header (.cuh) under tactics/cuda by its file name, which is unique."""
     return {p.name: p for p in sorted(FAMILIES.rglob("*.cu*"))}
 
 
 @functools.cache
-def _file(name: str) -> str:
-    return KERNEL_TEXTS[name] if name in KERNEL_TEXTS else kernel_paths()[name].read_text()
+def _read_file(name: str) -> str:
+    return KERNEL_TEXTS[name] if name in KERNEL_TEXTS else list_kernel_paths()[name].read_text()
 
 
-def kernel_text(name: str, constants: Mapping[str, int]) -> str:
+def emit_kernel_source(name: str, constants: Mapping[str, int]) -> str:
     """The text of `<name>`, complete: no include path is needed to compile it."""
-    text = _file(name)
+    text = _read_file(name)
     if '#include "arguments"' in text:
-        text = text.replace('#include "arguments"', c_structs(name))
+        text = text.replace('#include "arguments"', emit_c_structs(name))
     if '#include "wgmma"' in text:
         columns, tf32 = constants["BN"], "TERMS" in constants
         widths = {columns, constants.get("BN2", columns)}  # of a second product in the same kernel
         bf16, in8, tall = bool(constants.get("BF16", 0)), constants.get("IN8", 0), bool(constants.get("WEIGHTS_AS_A", 0))
-        products = wgmma_tf32_text(columns) if tf32 else "".join(wgmma_text(n, bf16, in8, tall) for n in sorted(widths))
+        products = emit_tf32_wgmma(columns) if tf32 else "".join(emit_wgmma(n, bf16, in8, tall) for n in sorted(widths))
         text = text.replace('#include "wgmma"', products)
     if '#include "wgmma_transposed"' in text:
-        text = text.replace('#include "wgmma_transposed"', wgmma_transposed_text(constants["DV"], bool(constants.get("BF16", 0))))
-    text = re.sub(r'#include "(\w+\.cuh)"', lambda include: _file(include.group(1)), text)
+        text = text.replace('#include "wgmma_transposed"', emit_transposed_wgmma(constants["DV"], bool(constants.get("BF16", 0))))
+    text = re.sub(r'#include "(\w+\.cuh)"', lambda include: _read_file(include.group(1)), text)
     return "".join(f"#define {key} {value}\n" for key, value in sorted(constants.items())) + text

@@ -21,14 +21,14 @@ from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, CType, 
 from whet.tactics.cuda._device.kernel import (
     TYPE,
     GpuKernel,
-    blocks_of,
     compile_ahead,
+    count_blocks,
+    get_shared_limit,
     launch,
     machine_has,
-    packed_array,
-    shared_limit,
+    make_packed_array,
 )
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.attention.attention_fused import AttentionTactic, why_not_heads
 
 SHAPES = ((1, 4), (1, 8), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))  # warps along rows, warps along keys
@@ -81,8 +81,8 @@ class Attention(AttentionTactic):
         heads = match_attention(layer)
         if isinstance(heads, str):
             return []
-        configs = list_tiles(heads, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), shared_limit(backend))
-        compile_ahead(backend, [kernel_text("attention.cu", _constants(heads, c, layer, signature)) for c in configs])
+        configs = list_tiles(heads, backend.capabilities.multiprocessors, machine_has(backend, "sm_90"), get_shared_limit(backend))
+        compile_ahead(backend, [emit_kernel_source("attention.cu", _make_constants(heads, c, layer, signature)) for c in configs])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -93,17 +93,17 @@ class Attention(AttentionTactic):
         known = set(fields) == {"wr", "wk", "mi", "kc", "stages"} and (fields["wr"], fields["wk"]) in SHAPES
         if not known or fields["kc"] not in (16, 32, 64) or fields["stages"] not in (1, 2) or fields["mi"] not in (1, 2):
             raise PlanRefused(f"the kernel has no tile {config}")
-        shared = shared_bytes(heads, config)
-        if shared > min(SHARED, shared_limit(backend)) or not _fits_registers(heads, fields["wr"], fields["mi"], fields["kc"]):
+        shared = count_shared_bytes(heads, config)
+        if shared > min(SHARED, get_shared_limit(backend)) or not _fits_registers(heads, fields["wr"], fields["mi"], fields["kc"]):
             raise PlanRefused(f"a multiprocessor cannot hold {config} for heads of {heads.size}")
-        constants = _constants(heads, config, layer, signature)
-        grid = (blocks_of(heads.rows, 16 * fields["wr"] * fields["mi"]), heads.batch * heads.heads, 1)
+        constants = _make_constants(heads, config, layer, signature)
+        grid = (count_blocks(heads.rows, 16 * fields["wr"] * fields["mi"]), heads.batch * heads.heads, 1)
         packed: list[Packed] = []
         t = None if heads.mask is None else layer.needs(heads.mask.place)
         constant = t is not None and t.is_constant
         if t is not None and t.is_constant:
             values = t.array()
-            packed.append(packed_array(f"{t.constant().digest}|mask f32", values.size * 4, lambda: np.asarray(values, np.float32)))
+            packed.append(make_packed_array(f"{t.constant().digest}|mask f32", values.size * 4, lambda: np.asarray(values, np.float32)))
 
         def make(args: Args) -> list:
             at = [args.inputs[v.place] + v.offset * 2 for v in (heads.q, heads.k, heads.v)]
@@ -161,14 +161,14 @@ def list_tiles(heads: Heads, multiprocessors: int, hopper: bool = True, shared: 
     candidates: list[tuple[float, Config]] = []
     for (wr, wk), mi, kc in product(SHAPES, (1, 2) if hopper else (1,), (16, 32, 64)):
         rows = 16 * wr * mi
-        blocks = blocks_of(heads.rows, rows) * heads.batch * heads.heads
-        chunks = blocks_of(heads.keys, kc * wk)
+        blocks = count_blocks(heads.rows, rows) * heads.batch * heads.heads
+        chunks = count_blocks(heads.keys, kc * wk)
         if (kc * wk >= 2 * max(heads.keys, 32) and (wk > 1 or kc > 32)) or rows >= heads.rows + 48 or (wk > 2 and blocks > 8 * multiprocessors):
             continue
         for stages in (1, 2) if chunks > 1 else (1,):
             config: Config = (("wr", wr), ("wk", wk), ("mi", mi), ("kc", kc), ("stages", stages))
-            if shared_bytes(heads, config) <= min(SHARED, shared) and _fits_registers(heads, wr, mi, kc):
-                turns = blocks_of(blocks * wr * wk, multiprocessors * (12 if mi == 1 else 8))
+            if count_shared_bytes(heads, config) <= min(SHARED, shared) and _fits_registers(heads, wr, mi, kc):
+                turns = count_blocks(blocks * wr * wk, multiprocessors * (12 if mi == 1 else 8))
                 step = 0.4 + kc / 32 * (0.5 + 0.5 * mi)
                 candidates.append((turns * chunks * step * (1.4 if stages == 1 and chunks > 1 else 1) * (1 + 0.05 * wk), config))
     return [c for _, c in sorted(candidates)][:MOST]
@@ -176,7 +176,7 @@ def list_tiles(heads: Heads, multiprocessors: int, hopper: bool = True, shared: 
 
 def _keeps_q_in_registers(heads: Heads) -> bool:
     """True if the rows of q of a warp stay in registers; else they are read from shared memory for every step."""
-    return heads.size <= 128 and _padded(heads.size) // 4 + _padded(heads.value_size) // 2 <= 100
+    return heads.size <= 128 and _pad_size(heads.size) // 4 + _pad_size(heads.value_size) // 2 <= 100
 
 
 def _fits_registers(heads: Heads, wr: int, mi: int, kc: int) -> bool:
@@ -184,29 +184,29 @@ def _fits_registers(heads: Heads, wr: int, mi: int, kc: int) -> bool:
     masked, each_row = heads.mask is not None, heads.mask is not None and heads.mask.strides[-2] != 0
     if wr == 8 and each_row:
         return False
-    size, value_size = _padded(heads.size), _padded(heads.value_size)
+    size, value_size = _pad_size(heads.size), _pad_size(heads.value_size)
     if mi == 1:
         return value_size // 2 + kc // 2 + (size // 4 if _keeps_q_in_registers(heads) else 0) + 100 <= 250
     largest = max(size, value_size)
     return largest <= 96 and kc <= (32 if largest > 64 or masked or heads.cap else 64) and not (largest > 64 and (masked or heads.cap))
 
 
-def _padded(size: int) -> int:
+def _pad_size(size: int) -> int:
     """Elements of a row in the products."""
-    return 16 * blocks_of(size, 16)
+    return 16 * count_blocks(size, 16)
 
 
-def shared_bytes(heads: Heads, config: Config) -> int:
+def count_shared_bytes(heads: Heads, config: Config) -> int:
     """Bytes of dynamic shared memory; mirrors attention.cu."""
     fields = {k: int(v) for k, v in config}
-    chunk, size, value_size = fields["kc"] * fields["wk"], _padded(heads.size), _padded(heads.value_size)
+    chunk, size, value_size = fields["kc"] * fields["wk"], _pad_size(heads.size), _pad_size(heads.value_size)
     keys = size * (chunk + 8) if heads.turned else chunk * (size + 8)
     rows = 0 if _keeps_q_in_registers(heads) else 16 * fields["wr"] * fields["mi"] * (size + 8)
     parts = fields["wr"] * fields["wk"] * fields["mi"] * 16 * (value_size + 4 + 2) * 4 if fields["wk"] > 1 else 0
     return max((fields["stages"] * (keys + chunk * (value_size + 8)) + rows) * 2, parts)
 
 
-def _constants(heads: Heads, config: Config, layer: Layer, signature: Signature) -> dict[str, int]:
+def _make_constants(heads: Heads, config: Config, layer: Layer, signature: Signature) -> dict[str, int]:
     fields = {k: int(v) for k, v in config}
     kind = signature.outputs[0].dtype
     mask, same_rows = -1, 1

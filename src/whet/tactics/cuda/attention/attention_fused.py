@@ -25,15 +25,15 @@ from whet.tactics.cuda._device.kernel import (
     TYPE,
     GpuKernel,
     all_static,
-    blocks_of,
     compile_ahead,
-    float_types,
+    count_blocks,
     launch,
+    list_float_types,
     machine_has,
-    packed_array,
-    same,
+    make_packed_array,
+    make_stored_signature,
 )
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 
 SHARED = 227 * 1024  # bytes of shared memory per block, and per multiprocessor less 1 KiB for each resident block
 NO_MASK, KEYS, ROWS, TILES = range(4)  # MASK of attention_fused.cu
@@ -147,13 +147,13 @@ class AttentionTactic(Tactic):
         read = {v.place for v in (heads.q, heads.k, heads.v)}
         mask = heads.mask.place if heads.mask is not None and not layer.needs(heads.mask.place).is_constant else None
         signatures = []
-        for t in float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], FLOAT16_TYPES):
+        for t in list_float_types([*(layer.inputs[i] for i in read), layer.outputs[0]], FLOAT16_TYPES):
             stored = {i: Operand("linear", t) for i in read}
             if mask is None:
-                signatures.append(same(layer, stored, Operand("linear", t)))
+                signatures.append(make_stored_signature(layer, stored, Operand("linear", t)))
                 continue
             for kind in (t, F32) if layer.needs(mask).dtype == F32 else (t,):
-                signatures.append(same(layer, {**stored, mask: Operand("linear", kind)}, Operand("linear", t)))
+                signatures.append(make_stored_signature(layer, {**stored, mask: Operand("linear", kind)}, Operand("linear", t)))
         return signatures
 
 
@@ -175,7 +175,7 @@ class AttentionFused(AttentionTactic):
         mask = mask_form(heads, layer, signature)
         tiles = list_tiles(heads, mask, backend.capabilities.multiprocessors)
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        compile_ahead(backend, [kernel_text("attention_fused.cu", kernel_constants(heads, mask, t, bf16)) for t in tiles])
+        compile_ahead(backend, [emit_kernel_source("attention_fused.cu", make_constants(heads, mask, t, bf16)) for t in tiles])
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -189,8 +189,8 @@ class AttentionFused(AttentionTactic):
         if refusal := tile_unfit(heads, mask, tile):
             raise PlanRefused(f"{config}: {refusal}")
         kind, causal = signature.outputs[0].dtype.name, heads.causal is not None
-        constants, shared = kernel_constants(heads, mask, tile, kind == "bf16"), shared_bytes(heads, mask, tile)
-        row_blocks = blocks_of(heads.rows, 64 * tile.groups * tile.turns)
+        constants, shared = make_constants(heads, mask, tile, kind == "bf16"), count_shared_bytes(heads, mask, tile)
+        row_blocks = count_blocks(heads.rows, 64 * tile.groups * tile.turns)
         pairs = heads.batch * heads.heads
         units = row_blocks * pairs
         if units * max(heads.heads, row_blocks, pairs) >= 1 << 32:
@@ -200,10 +200,10 @@ class AttentionFused(AttentionTactic):
 
         def tensor_map(view: View, args: Args, lines: int, box: int) -> bytes:
             batches, count, size = view.batches, view.heads, view.shape[-1]
-            batch, head, row = (2 * step for step in (*view.steps(), view.strides[-2] if lines > 1 else blocks_of(size, 8) * 8))
+            batch, head, row = (2 * step for step in (*view.steps(), view.strides[-2] if lines > 1 else count_blocks(size, 8) * 8))
             steps = (row, head or row * lines, batch or row * lines)
             address, dims = args.inputs[view.place] + 2 * view.offset, (size, lines, count, batches)
-            return tensormap.tiled_map(address, kind, dims, steps, (_row_bytes(size) // 2, box, 1, 1))
+            return tensormap.make_tiled_map(address, kind, dims, steps, (_count_row_bytes(size) // 2, box, 1, 1))
 
         def make(args: Args) -> list[GpuWork]:
             address = 0
@@ -236,11 +236,11 @@ class AttentionFused(AttentionTactic):
                 row_turns=tile.turns,
                 rows=heads.rows,
                 keys=heads.keys,
-                by_heads=reciprocal(heads.heads),
-                by_row_blocks=reciprocal(row_blocks),
-                by_pairs=reciprocal(pairs),
-                by_k_group=reciprocal(heads.heads // heads.k.heads),
-                by_v_group=reciprocal(heads.heads // heads.v.heads),
+                by_heads=compute_reciprocal(heads.heads),
+                by_row_blocks=compute_reciprocal(row_blocks),
+                by_pairs=compute_reciprocal(pairs),
+                by_k_group=compute_reciprocal(heads.heads // heads.k.heads),
+                by_v_group=compute_reciprocal(heads.heads // heads.v.heads),
                 k_batch=int(heads.k.batches > 1),
                 v_batch=int(heads.v.batches > 1),
                 diagonal=heads.causal or 0,
@@ -258,7 +258,7 @@ class AttentionFused(AttentionTactic):
         return GpuKernel(layer, signature, make, implementation=", ".join(words), packed=packed)
 
 
-def reciprocal(divisor: int) -> int:
+def compute_reciprocal(divisor: int) -> int:
     """ceil(2^32 / divisor), 0 for 1: the kernel divides n by the upper half of a product (n * divisor below 2^32)."""
     return 0 if divisor == 1 else -(-(1 << 32) // divisor)
 
@@ -306,7 +306,7 @@ def mask_form(heads: Heads, layer: Layer, signature: Signature) -> MaskForm:
 
 def list_tiles(heads: Heads, mask: MaskForm, multiprocessors: int) -> list[Tile]:
     """Tiles to time, the most promising first."""
-    tiles = heads.batch * heads.heads * blocks_of(heads.rows, 64)
+    tiles = heads.batch * heads.heads * count_blocks(heads.rows, 64)
     if tiles <= 1.25 * multiprocessors:
         listed = _list_tiles_for_few_rows(heads, tiles <= 0.6 * multiprocessors)
     elif heads.keys <= 256:
@@ -323,11 +323,11 @@ def _list_tiles_for_few_rows(heads: Heads, fewest: bool) -> list[Tile]:
     tiles = []
     for most in (128, 96, 64):
         for split in (2, 3, 4):
-            bn = _equal_steps(heads.keys, most, split)
-            steps = blocks_of(heads.keys, bn)
+            bn = _compute_equal_steps(heads.keys, most, split)
+            steps = count_blocks(heads.keys, bn)
             tiles.append(Tile(bn, split, split, stages=min(steps, 2 * split), overlap=int(steps > split)))
-    bn = _equal_steps(heads.keys, 128)
-    stages = min(2, blocks_of(heads.keys, bn))
+    bn = _compute_equal_steps(heads.keys, 128)
+    stages = min(2, count_blocks(heads.keys, bn))
     clusters = [Tile(64, 1, cluster=2), Tile(bn, 1, cluster=2, overlap=1), Tile(bn, 2, 2, cluster=2, stages=4)]
     wide = [Tile(bn, 1, stages=stages), Tile(64, 2, stages=4, overlap=1), Tile(bn, 2, stages=stages, overlap=stages - 1)]
     return [wide[0], *tiles, *clusters, *wide[1:]] if fewest else [*wide, *clusters, *tiles]
@@ -335,45 +335,45 @@ def _list_tiles_for_few_rows(heads: Heads, fewest: bool) -> list[Tile]:
 
 def _list_tiles_for_few_keys(heads: Heads) -> list[Tile]:
     """Many heads of few keys: several blocks per multiprocessor, so that loads, products and softmax of different units overlap."""
-    turns = min(8, blocks_of(heads.rows, 64))
+    turns = min(8, count_blocks(heads.rows, 64))
     tiles = []
-    for bn in dict.fromkeys((_equal_steps(heads.keys, 128), _equal_steps(heads.keys, 64))):
-        steps = blocks_of(heads.keys, bn)
+    for bn in dict.fromkeys((_compute_equal_steps(heads.keys, 128), _compute_equal_steps(heads.keys, 64))):
+        steps = count_blocks(heads.keys, bn)
         tiles += [Tile(bn, 1, stages=steps, blocks=blocks) for blocks in (3, 4, 2)]
         tiles += [Tile(bn, 1, stages=steps, blocks=3, overlap=int(steps > 1), turns=t) for t in (turns, 1)]
         tiles += [Tile(bn, wgs, stages=min(8, 2 * steps), overlap=int(steps > 1)) for wgs in (4, 2)]
-        tiles += [Tile(bn, 2, stages=steps, overlap=int(steps > 1), turns=blocks_of(turns, 2))]
-    whole = _equal_steps(heads.keys, 256)
+        tiles += [Tile(bn, 2, stages=steps, overlap=int(steps > 1), turns=count_blocks(turns, 2))]
+    whole = _compute_equal_steps(heads.keys, 256)
     tiles += [Tile(whole, 1, stages=1, blocks=2, turns=t) for t in (turns, 1)]
-    return [*tiles, Tile(whole, 2, stages=1, turns=blocks_of(turns, 2))]
+    return [*tiles, Tile(whole, 2, stages=1, turns=count_blocks(turns, 2))]
 
 
 def _list_tiles_for_long_sequences(heads: Heads) -> list[Tile]:
     """Long sequences: the tensor cores of a multiprocessor are kept busy by three or four warpgroups, or by two that overlap products and softmax."""
-    rows = blocks_of(heads.rows, 64)
+    rows = count_blocks(heads.rows, 64)
     tiles = []
-    for bn in dict.fromkeys(_equal_steps(heads.keys, most) for most in (128, 96, 64)):
-        steps = blocks_of(heads.keys, bn)
+    for bn in dict.fromkeys(_compute_equal_steps(heads.keys, most) for most in (128, 96, 64)):
+        steps = count_blocks(heads.keys, bn)
         stages = min(3, steps)
         tiles += [Tile(bn, 2, stages=2, overlap=1, pingpong=1), Tile(bn, 4, stages=stages), Tile(bn, 3, stages=2, overlap=1)]
-        tiles += [Tile(bn, wgs, stages=steps, overlap=1, turns=blocks_of(rows, wgs)) for wgs in (3, 4) if steps <= 8 and wgs < rows]
-    tiles += [Tile(_equal_steps(heads.keys, 192), 3, stages=3), Tile(64, 1, blocks=2, overlap=1)]
+        tiles += [Tile(bn, wgs, stages=steps, overlap=1, turns=count_blocks(rows, wgs)) for wgs in (3, 4) if steps <= 8 and wgs < rows]
+    tiles += [Tile(_compute_equal_steps(heads.keys, 192), 3, stages=3), Tile(64, 1, blocks=2, overlap=1)]
     return [*tiles, *(Tile(64, wgs, stages=3, overlap=1) for wgs in (3, 2))]
 
 
 def _list_tiles_for_large_heads(heads: Heads) -> list[Tile]:
     """Heads of more than 128 elements: shared memory holds few rows of q and few keys."""
     tiles = []
-    for bn in dict.fromkeys(_equal_steps(heads.keys, most) for most in (64, 32, 16)):
-        stages = min(2, blocks_of(heads.keys, bn))
+    for bn in dict.fromkeys(_compute_equal_steps(heads.keys, most) for most in (64, 32, 16)):
+        stages = min(2, count_blocks(heads.keys, bn))
         tiles += [Tile(bn, 2, stages=stages), Tile(bn, 1, stages=stages, overlap=stages - 1), Tile(bn, 1, stages=1)]
     return tiles
 
 
-def _equal_steps(keys: int, most: int, parts: int = 1) -> int:
+def _compute_equal_steps(keys: int, most: int, parts: int = 1) -> int:
     """Keys per step, at most `most`, so that `parts` shares have the same number of steps and the last step has few keys too many."""
-    steps = parts * blocks_of(keys, most * parts)
-    return 16 * blocks_of(blocks_of(keys, steps), 16)
+    steps = parts * count_blocks(keys, most * parts)
+    return 16 * count_blocks(count_blocks(keys, steps), 16)
 
 
 def tile_of(config: Config) -> Tile:
@@ -386,7 +386,7 @@ def tile_of(config: Config) -> Tile:
 
 def tile_unfit(heads: Heads, mask: MaskForm, tile: Tile) -> str | None:
     """Why the kernel does not run with this tile."""
-    steps, rows = blocks_of(heads.keys, tile.bn), blocks_of(heads.rows, 64)
+    steps, rows = count_blocks(heads.keys, tile.bn), count_blocks(heads.rows, 64)
     listed = tile.bn % 16 == 0 and 16 <= tile.bn <= 256 and 1 <= tile.wgs <= 4 and 1 <= tile.split <= 4 and tile.cluster in (1, 2, 4)
     if not listed or not 1 <= tile.stages <= 8 or not 1 <= tile.blocks <= 4 or tile.overlap not in (0, 1) or tile.pingpong not in (0, 1):
         return "no such tile"
@@ -400,7 +400,7 @@ def tile_unfit(heads: Heads, mask: MaskForm, tile: Tile) -> str | None:
         return "more shares of the keys than steps"
     if 64 * tile.groups * tile.turns >= 64 * rows + 64 * tile.groups:
         return "row tiles without rows"
-    if shared_bytes(heads, mask, tile) > min(SHARED, (228 * 1024) // tile.blocks - 1024):
+    if count_shared_bytes(heads, mask, tile) > min(SHARED, (228 * 1024) // tile.blocks - 1024):
         return "shared memory"
     launch, take = register_counts(heads, mask, tile)
     accumulators = max(tile.bn, heads.value_size) // 2  # of one instruction: ptxas allocates its operands as launched
@@ -422,7 +422,7 @@ def register_counts(heads: Heads, mask: MaskForm, tile: Tile) -> tuple[int, int]
     A multiprocessor has four register files of 16,384; a warp's registers are in one of them. For threads that need more, the producer becomes a
     warpgroup of its own and releases its registers.
     """
-    plain = min(248, 512 // blocks_of(tile.blocks * (4 * tile.wgs + 1), 4) // 8 * 8)
+    plain = min(248, 512 // count_blocks(tile.blocks * (4 * tile.wgs + 1), 4) // 8 * 8)
     if register_need(heads, mask, tile) <= plain:
         return plain, 0
     threads = 128 * (tile.wgs + 1)
@@ -431,15 +431,15 @@ def register_counts(heads: Heads, mask: MaskForm, tile: Tile) -> tuple[int, int]
     return (launch, take) if take > plain else (plain, 0)
 
 
-def shared_bytes(heads: Heads, mask: MaskForm, tile: Tile) -> int:
+def count_shared_bytes(heads: Heads, mask: MaskForm, tile: Tile) -> int:
     """Bytes of dynamic shared memory."""
-    return shared_memory(heads, mask, tile).nbytes
+    return make_shared_memory(heads, mask, tile).nbytes
 
 
-def shared_memory(heads: Heads, mask: MaskForm, tile: Tile) -> SharedMemory:
+def make_shared_memory(heads: Heads, mask: MaskForm, tile: Tile) -> SharedMemory:
     """Tiles of q, k and v, barriers of 8 bytes, partial results of the shares of the keys with their maxima and sums, rows of the mask."""
-    row, value_row = (blocks_of(size, 64) * _row_bytes(size) for size in (heads.size, heads.value_size))
-    buffers = tile.groups * _q_buffers(tile)
+    row, value_row = (count_blocks(size, 64) * _count_row_bytes(size) for size in (heads.size, heads.value_size))
+    buffers = tile.groups * _count_q_buffers(tile)
     own_rows = tile.parts * tile.groups * 64 // tile.cluster if tile.parts > 1 else 0
     shared = SharedMemory().region("q", buffers * 64 * row).region("k", tile.stages * tile.bn * row).region("v", tile.stages * tile.bn * value_row)
     for operand, count in (("q", buffers), ("k", tile.stages), ("v", tile.stages)):
@@ -448,31 +448,31 @@ def shared_memory(heads: Heads, mask: MaskForm, tile: Tile) -> SharedMemory:
     return shared.region("mask", buffers * mask.bytes)
 
 
-def _row_bytes(size: int) -> int:
+def _count_row_bytes(size: int) -> int:
     """Bytes of a row of `size` elements in a slab of shared memory."""
     return 64 if size <= 32 else 128
 
 
-def _q_buffers(tile: Tile) -> int:
+def _count_q_buffers(tile: Tile) -> int:
     return 1 if tile.parts > 1 else 2
 
 
-def kernel_constants(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[str, int]:
+def make_constants(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[str, int]:
     """The constants of attention_fused.cu."""
     launch, take = register_counts(heads, mask, tile)
     return {
-        "D": 16 * blocks_of(heads.size, 16), "DV": heads.value_size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split,
-        "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _q_buffers(tile),
+        "D": 16 * count_blocks(heads.size, 16), "DV": heads.value_size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split,
+        "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _count_q_buffers(tile),
         "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None),
         "GUARDED": int(heads.guard), "CAPPED": int(heads.cap > 0), "MASK": mask.kind, "MASK_TYPE": mask.type,
-        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take, **shared_memory(heads, mask, tile).constants(),
+        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take, **make_shared_memory(heads, mask, tile).constants(),
     }  # fmt: skip
 
 
 def _tile_steps(heads: Heads, view: View, tile: Tile) -> tuple[int, int, int, int]:
     """Tiles of 64 rows x bn keys from batch item to batch item, head to head, row tile to row tile of the packed mask."""
-    steps = blocks_of(heads.keys, tile.bn)
-    tiles = steps * (blocks_of(heads.rows, 64) if view.shape[-2] > 1 else 1)
+    steps = count_blocks(heads.keys, tile.bn)
+    tiles = steps * (count_blocks(heads.rows, 64) if view.shape[-2] > 1 else 1)
     batch, head = view.shape[:2]
     return tiles * head if batch > 1 else 0, tiles if head > 1 else 0, steps if view.shape[-2] > 1 else 0, 0
 
@@ -482,7 +482,7 @@ def _pack_mask(layer: Layer, heads: Heads, mask: MaskForm, tile: Tile) -> Packed
     assert heads.mask is not None
     t, view = layer.needs(heads.mask.place), heads.mask
     batch, count, rows, _ = view.shape
-    steps, tiles = blocks_of(heads.keys, tile.bn), blocks_of(rows, 64)
+    steps, tiles = count_blocks(heads.keys, tile.bn), count_blocks(rows, 64)
     kind, vector = (np.float16, 8) if mask.type else (np.float32, 4)
     shape = (batch, count, tiles, steps, 4, tile.bn // (2 * vector), 32, vector)
 
@@ -499,4 +499,4 @@ def _pack_mask(layer: Layer, heads: Heads, mask: MaskForm, tile: Tile) -> Packed
             return values.transpose(0, 1, 2, 3, 4, 6, 5, 7).astype(kind)
 
     dtype = np.dtype(kind)
-    return packed_array(f"{t.constant().digest}|attention mask {tile.bn} {dtype.name} {view}", math.prod(shape) * dtype.itemsize, make)
+    return make_packed_array(f"{t.constant().digest}|attention mask {tile.bn} {dtype.name} {view}", math.prod(shape) * dtype.itemsize, make)

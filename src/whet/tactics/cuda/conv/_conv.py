@@ -218,14 +218,14 @@ def pack_weights(weights: np.ndarray, bk: int, dtype: np.dtype) -> np.ndarray:
     return out
 
 
-def bias_count(k: int) -> int:
+def count_bias_floats(k: int) -> int:
     """Floats of a packed bias: whole tiles of any width."""
     return -(-k // 256) * 256 + 256
 
 
 def pack_bias(bias: np.ndarray | None, k: int) -> np.ndarray:
     """The bias as float32, filled with zeros."""
-    out = np.zeros(bias_count(k), np.float32)
+    out = np.zeros(count_bias_floats(k), np.float32)
     if bias is not None:
         out[:k] = bias
     return out

@@ -22,7 +22,7 @@ from whet.tactics.cuda._device.arguments import (
     TensorMap,
     When,
 )
-from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
+from whet.tactics.cuda._device.source import ACTIVATIONS, emit_kernel_source
 from whet.tactics.cuda.conv._conv import (
     NO_POST_OPS,
     Between,
@@ -38,7 +38,7 @@ from whet.tactics.cuda.conv._conv import (
 )
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_tiles import Halo
-from whet.tactics.cuda.conv._window_map import window_map
+from whet.tactics.cuda.conv._window_map import make_window_map
 
 
 @dataclass(frozen=True)
@@ -176,20 +176,20 @@ class Features:
         return config.shared + (config.wgs * config.bn * 4 + (config.bm * 8 if config.sk > 1 else 0) + 16 if self.norm else 0)
 
 
-def conv_source(config: ConvConfig, features: Features) -> str:
+def emit_conv_source(config: ConvConfig, features: Features) -> str:
     """The kernel's complete text."""
     f = features
     constants = config.constants(im2col=f.im2col, act=ACTIVATIONS[f.activation], bf16=f.bf16, out_f32=f.out_f32, odd=f.odd)
     more = {"GROUPED": int(f.grouped), "SECOND_INPUT": f.pair, "BETWEEN": int(f.between), "DUAL_OUTPUT": f.fork, "NORM": f.norm}
     if f.between:
         constants["CHAINS"] = 1  # both accumulators are in registers at once
-    return kernel_text("conv.cu", {**constants, **({} if f.types8 is None else f.types8.constants()), **{k: v for k, v in more.items() if v}})
+    return emit_kernel_source("conv.cu", {**constants, **({} if f.types8 is None else f.types8.constants()), **{k: v for k, v in more.items() if v}})
 
 
 @per_device
-def conv_kernel(config: ConvConfig, features: Features) -> Kernel:
-    """The loaded kernel of `conv_source`; compiled on first use, then kept."""
-    code = compile_cubin(conv_source(config, features), name=f"conv_{config}.cu")
+def load_conv_kernel(config: ConvConfig, features: Features) -> Kernel:
+    """The loaded kernel of `emit_conv_source`; compiled on first use, then kept."""
+    code = compile_cubin(emit_conv_source(config, features), name=f"conv_{config}.cu")
     return Module(code).kernel("conv", MAX_SHARED if config.halo else features.shared(config))
 
 
@@ -240,7 +240,7 @@ class ConvProblem:
         return first + (0 if self.second is None else self.second.shape.steps(config.bk)), first
 
 
-def conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: int, label: str = "") -> Launch:
+def make_conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: int, label: str = "") -> Launch:
     """The launch of a problem. Raises BackendError for a configuration that cannot run it."""
     p, shape, features, (steps, first_steps) = problem, problem.shape, problem.features(config), problem.steps(config)
     halo = Halo.of(shape, config) if config.halo else Halo(1, 1, 0, 0)
@@ -250,7 +250,7 @@ def conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: in
         raise BackendError(f"{config} has not {steps} steps. This is a mistake in whet: please report it.")
     tiles_n = -(-shape.k // config.bn)
     tiles = tiles_n * (shape.n * -(-shape.p // halo.rows) if config.halo else -(-shape.m // config.bm))
-    a, b, d, r = _maps(config, problem, halo, steps)
+    a, b, d, r = _make_maps(config, problem, halo, steps)
     arguments = ConvArguments(
         a,
         b,
@@ -267,7 +267,7 @@ def conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: in
         box_bytes=halo.box,
         groups=None if p.groups is None else GroupFields(p.groups.k, p.groups.c),
         scales=p.scales,
-        second=None if p.second is None else _second_fields(config, p.second, first_steps, _tensor_map_type(problem)),
+        second=None if p.second is None else _make_second_fields(config, p.second, first_steps, _get_tensor_map_type(problem)),
         between=None if p.second is None else p.second.between,
         fork=None if p.fork is None else _fork_fields(config, problem, p.fork),
         norm=None if p.norm is None else NormFields(p.norm.column_sums, 1 / shape.c, p.norm.epsilon),
@@ -276,55 +276,57 @@ def conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessors: in
     if config.hold:  # a block's tiles have the same output channels
         grid = max(1, grid // tiles_n) * tiles_n
     shared = config.shared_with(halo.slot) if config.halo else -1
-    kernel = conv_kernel(config, features)
+    kernel = load_conv_kernel(config, features)
     return Launch(kernel, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label, shared=shared)
 
 
-def _maps(config: ConvConfig, problem: ConvProblem, halo: Halo, steps: int) -> tuple[bytes, bytes, bytes, bytes]:
+def _make_maps(config: ConvConfig, problem: ConvProblem, halo: Halo, steps: int) -> tuple[bytes, bytes, bytes, bytes]:
     """Tensor maps of input, weights, output and residual."""
     p, shape, row = problem, problem.shape, steps * config.bk
-    dtype = _tensor_map_type(problem)
+    dtype = _get_tensor_map_type(problem)
     whole = shape if p.groups is None else replace(shape, c=p.groups.channels)
     if p.input_map is not None:
         a = p.input_map
     elif config.halo:
         pixel, size = p.input.pitch * config.size, (whole.c, shape.w, shape.h, shape.n)
         strides = (pixel, pixel * shape.w, pixel * shape.w * shape.h)
-        a = tensormap.tiled_map(p.input.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
+        a = tensormap.make_tiled_map(p.input.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
     else:
-        a = window_map(whole, p.input, dtype, config.bk, config.bm)
+        a = make_window_map(whole, p.input, dtype, config.bk, config.bm)
     filters = -(-shape.k // 32) * 32 if p.types8 else shape.k
-    b = tensormap.tiled_map(p.weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn))
+    b = tensormap.make_tiled_map(p.weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn))
     if config.sk > 1 or config.direct:
         return a, b, bytes(128), bytes(128)  # the kernel uses plain addresses
-    own, box = shape.k if p.fork is None else p.fork.at, _output_box(config, problem)
-    d = tensormap.tiled_map(p.output.address, dtype, (own, shape.m), (p.output.pitch * config.size,), box)
+    own, box = shape.k if p.fork is None else p.fork.at, _get_output_box(config, problem)
+    d = tensormap.make_tiled_map(p.output.address, dtype, (own, shape.m), (p.output.pitch * config.size,), box)
     if p.residual is None:
         return a, b, d, d
-    return a, b, d, tensormap.tiled_map(p.residual.address, dtype, (shape.k, shape.m), (p.residual.pitch * config.size,), box)
+    return a, b, d, tensormap.make_tiled_map(p.residual.address, dtype, (shape.k, shape.m), (p.residual.pitch * config.size,), box)
 
 
-def _tensor_map_type(problem: ConvProblem) -> str:
+def _get_tensor_map_type(problem: ConvProblem) -> str:
     """The type of the operands in tensor maps."""
     return "u8" if problem.types8 else "bf16" if problem.bf16 else "f16"
 
 
-def _output_box(config: ConvConfig, problem: ConvProblem) -> tuple[int, int]:
+def _get_output_box(config: ConvConfig, problem: ConvProblem) -> tuple[int, int]:
     """Channels and rows of a panel of the output tile."""
-    return (problem.features(config).fork or _panel(config), 64)
+    return (problem.features(config).fork or _count_panel_columns(config), 64)
 
 
-def _second_fields(config: ConvConfig, second: SecondInput, first_steps: int, dtype: str) -> SecondInputFields:
-    return SecondInputFields(window_map(second.shape, second.x, dtype, config.bk, config.bm), first_steps, *second.shape.stride)
+def _make_second_fields(config: ConvConfig, second: SecondInput, first_steps: int, dtype: str) -> SecondInputFields:
+    return SecondInputFields(make_window_map(second.shape, second.x, dtype, config.bk, config.bm), first_steps, *second.shape.stride)
 
 
 def _fork_fields(config: ConvConfig, problem: ConvProblem, fork: SecondOutput) -> SecondOutputFields:
-    shape, box = problem.shape, _output_box(config, problem)
-    map_ = tensormap.tiled_map(fork.out.address, _tensor_map_type(problem), (shape.k - fork.at, shape.m), (fork.out.pitch * config.size,), box)
+    shape, box = problem.shape, _get_output_box(config, problem)
+    map_ = tensormap.make_tiled_map(
+        fork.out.address, _get_tensor_map_type(problem), (shape.k - fork.at, shape.m), (fork.out.pitch * config.size,), box
+    )
     return SecondOutputFields(map_, fork.out.address, fork.at, fork.out.pitch)
 
 
-def _panel(config: ConvConfig) -> int:
+def _count_panel_columns(config: ConvConfig) -> int:
     """Columns of a panel of the output tile; as PW in conv.cu."""
     widest = 128 // config.size
     return next(w for w in (widest, widest // 2, widest // 4) if config.bn % w == 0)

@@ -22,7 +22,7 @@ from whet.tactics.cuda._device.arguments import (
     TensorMap,
     When,
 )
-from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
+from whet.tactics.cuda._device.source import ACTIVATIONS, emit_kernel_source
 from whet.tactics.cuda.conv._conv import TYPES, Activation, ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_tiles import Halo
 
@@ -115,7 +115,7 @@ class Tile:
         return f"{self.pixels}x64x{self.bk}_c{self.cluster}_k{self.sk}_m{self.mi}_s{self.stages}" + "_8bit" * (self.size == 1)
 
 
-def halo_of(shape: ConvShape, tile: Tile) -> Halo | str:
+def find_halo(shape: ConvShape, tile: Tile) -> Halo | str:
     """The layout of a tile's pixels, or the reason why none fits."""
     if shape.stride != (1, 1) or shape.dilation != (1, 1) or shape.r * shape.s == 1:
         return "input tiles with all taps take filters of several taps, stride 1 and no dilation"
@@ -127,7 +127,7 @@ def halo_of(shape: ConvShape, tile: Tile) -> Halo | str:
     return Halo(wide, rows, -(-read * row // 1024) * 1024, (rows + shape.r - 1) * wide * row)
 
 
-def shared_bytes(shape: ConvShape, tile: Tile, halo: Halo) -> int:
+def count_shared_bytes(shape: ConvShape, tile: Tile, halo: Halo) -> int:
     """Bytes of dynamic shared memory, alignment slack included; mirrors conv_then_pointwise.cu."""
     parts = tile.sk * 32 * (tile.pixels // tile.sk * 2 + 4) * 4
     between = tile.groups * tile.pixels * 64 * tile.size
@@ -136,7 +136,7 @@ def shared_bytes(shape: ConvShape, tile: Tile, halo: Halo) -> int:
 
 def why_not_tile(tile: Tile, shape: ConvShape, k2: int) -> str | None:
     """The reason why a tile cannot run `shape` and a following product to k2 channels, or None."""
-    halo = halo_of(shape, tile)
+    halo = find_halo(shape, tile)
     if isinstance(halo, str):
         return halo
     if not 1 < tile.cluster <= MOST_BLOCKS or 64 * tile.groups != shape.k or 64 * tile.mi * tile.cluster != k2:
@@ -152,7 +152,7 @@ def why_not_tile(tile: Tile, shape: ConvShape, k2: int) -> str | None:
     held = 5 if tile.size == 2 else 3  # registers of a pixel of the result: its index and its residual
     if tile.mi * tile.pixels // 2 + tile.pixels * tile.mi // 16 * held + _NEEDED * 3 // (1 + tile.size) > _REGISTERS:
         return f"{tile} needs too many registers"
-    need = shared_bytes(shape, tile, halo)
+    need = count_shared_bytes(shape, tile, halo)
     return f"needs {need} bytes of shared memory" if need > MAX_SHARED else None
 
 
@@ -166,7 +166,7 @@ def list_product_tiles(shape: ConvShape, k2: int, multiprocessors: int, size: in
         if k2 % (64 * sk * groups) or (row < 128 and shape.c % (2 * bk * sk) == 0):
             continue
         base = Tile(pixels, sk, groups, k2 // (64 * sk * groups), bk, size=size)
-        halo = halo_of(shape, base)
+        halo = find_halo(shape, base)
         if isinstance(halo, str) or halo.rows * halo.wide + 24 <= pixels - (8 * sk if sk > 1 else 16):
             continue
         blocks = shape.n * -(-shape.p // halo.rows) * base.cluster
@@ -188,7 +188,7 @@ def _estimate(tile: Tile, shape: ConvShape, halo: Halo, blocks: int, multiproces
     late = max(0, first - tile.stages) * 64 * tile.row / 83
     cycles = (first * tile.row // 32 + tile.late * tile.panel // 32) * max(22.0, 16 + tile.pixels / 3.6)
     exchange = (tile.pixels // tile.sk * 64 * 4 * (tile.sk - 1) + tile.pixels * shape.k * tile.size) / 17
-    crowded = 0 if shared_bytes(shape, tile, halo) <= _FEW else 500
+    crowded = 0 if count_shared_bytes(shape, tile, halo) <= _FEW else 500
     turns = -(-blocks // (2 * multiprocessors if crowded == 0 else multiprocessors))
     each = max(late, cycles / 1.9) + exchange / 1.9 + tile.chunks(shape) * halo.box / 83 + tile.pixels * tile.mi * 5
     return (1700 + turns * each + crowded) / 1000
@@ -203,10 +203,10 @@ class Integers:
     scales: IntegerScales = IntegerScales()
 
 
-def product_source(tile: Tile, shape: ConvShape, inner: str, activation: str, bf16: bool, integers: Integers | None = None) -> str:
+def emit_product_source(tile: Tile, shape: ConvShape, inner: str, activation: str, bf16: bool, integers: Integers | None = None) -> str:
     """The kernel's complete text; `inner` is the activation between the two."""
     types8 = {"IN8": 0} if integers is None else {"IN8": TYPES[integers.source], "ADD": TYPES[integers.residual], "WEIGHTS_AS_A": 1}
-    return kernel_text(
+    return emit_kernel_source(
         "conv_then_pointwise.cu",
         {
             "BN": tile.pixels,
@@ -227,11 +227,11 @@ def product_source(tile: Tile, shape: ConvShape, inner: str, activation: str, bf
 
 
 @per_device
-def _kernel(text: str) -> Kernel:
+def _load_kernel(text: str) -> Kernel:
     return Module(compile_cubin(text, name="conv_then_pointwise.cu")).kernel("conv_then_pointwise", MAX_SHARED)
 
 
-def product_launch(
+def make_product_launch(
     tile: Tile,
     shape: ConvShape,
     k2: int,
@@ -245,13 +245,13 @@ def product_launch(
 ) -> Launch:
     """The launch of `shape` and the product to k2 channels. Addresses: input, weights and bias of both, result; residual or 0."""
     x, weights, bias, weights2, bias2, out = addresses
-    dtype, halo = "u8" if integers else "bf16" if bf16 else "f16", halo_of(shape, tile)
+    dtype, halo = "u8" if integers else "bf16" if bf16 else "f16", find_halo(shape, tile)
     assert isinstance(halo, Halo), halo
     pixel, taps, inside = shape.c * tile.size, shape.r * shape.s, shape.k * tile.size
     box = (tile.bk, halo.wide, halo.rows + shape.r - 1, 1)
-    a = tensormap.tiled_map(x, dtype, (shape.c, shape.w, shape.h, shape.n), (pixel, pixel * shape.w, pixel * shape.w * shape.h), box)
-    b = tensormap.tiled_map(weights, dtype, (taps * shape.c, shape.k), (taps * pixel,), (tile.bk, 64))
-    b2 = tensormap.tiled_map(weights2, dtype, (shape.k, k2), (inside,), (tile.panel // tile.size, 64))
+    a = tensormap.make_tiled_map(x, dtype, (shape.c, shape.w, shape.h, shape.n), (pixel, pixel * shape.w, pixel * shape.w * shape.h), box)
+    b = tensormap.make_tiled_map(weights, dtype, (taps * shape.c, shape.k), (taps * pixel,), (tile.bk, 64))
+    b2 = tensormap.make_tiled_map(weights2, dtype, (shape.k, k2), (inside,), (tile.panel // tile.size, 64))
     arguments = ConvThenPointwiseArguments(
         a,
         b,
@@ -276,7 +276,7 @@ def product_launch(
         act2=post_ops.activation[1:],
         integers=None if integers is None else integers.scales,
     )
-    kernel = _kernel(product_source(tile, shape, inner[0], post_ops.activation[0], bf16, integers))
+    kernel = _load_kernel(emit_product_source(tile, shape, inner[0], post_ops.activation[0], bf16, integers))
     grid = shape.n * -(-shape.p // halo.rows) * tile.cluster
-    shared = shared_bytes(shape, tile, halo)
+    shared = count_shared_bytes(shape, tile, halo)
     return Launch(kernel, (grid, 1, 1), 160, arguments.pack(), cluster=tile.cluster, label=label, shared=shared)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Operand, Signature, Tactic
-from whet.tactics._fused import epilogue_steps, is_quantized, root_layer, source_index
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, is_quantized
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
-from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, Epilogue, all_static, float_types, machine_has, match_epilogue, same
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, Epilogue, all_static, list_float_types, machine_has, make_stored_signature, match_epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.conv.conv import conv_shape, why_not_packable
+from whet.tactics.cuda.conv.conv import get_conv_shape, why_not_packable
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class ConvAndProduct(Tactic):
         if isinstance(both, str):
             return []
         places = [i for i in (both.x, both.residual) if i is not None]
-        types = float_types([layer.inputs[both.x], layer.outputs[0]], FLOAT16_TYPES)
-        return [same(layer, {i: Operand("nhwc", t) for i in places}, Operand("nhwc", t)) for t in types]
+        types = list_float_types([layer.inputs[both.x], layer.outputs[0]], FLOAT16_TYPES)
+        return [make_stored_signature(layer, {i: Operand("nhwc", t) for i in places}, Operand("nhwc", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -86,22 +86,22 @@ def match_pair(layer: Layer) -> Pair | str:
         return "computes floats, and the layer is quantized"
     first, second = (with_outer_inputs(x, outer) for x in body.layers)
     for view in (first, second):
-        head = root_layer(view)
+        head = get_root_layer(view)
         if head.op != "Conv" or head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes"
         if reason := why_not_packable(view, head):
             return reason
-    inner, epilogue = match_epilogue(first, epilogue_steps(first)), match_epilogue(second, epilogue_steps(second))
+    inner, epilogue = match_epilogue(first, find_epilogue_steps(first)), match_epilogue(second, find_epilogue_steps(second))
     if isinstance(inner, str):
         return inner
     if isinstance(epilogue, str):
         return epilogue
-    if inner.residual is not None or root_layer(second).attrs["group"] != 1:
+    if inner.residual is not None or get_root_layer(second).attrs["group"] != 1:
         return "takes a first convolution without a residual and a second one without groups"
     fed = {t: i for i, t in enumerate(layer.inputs)}
-    x = first.inputs[source_index(first)]
+    x = first.inputs[get_source_index(first)]
     added = None if epilogue.residual is None else second.inputs[epilogue.residual]
-    read = second.inputs[source_index(second)]
+    read = second.inputs[get_source_index(second)]
     if read is not first.outputs[0] or x not in fed or (added and added not in fed):
         return "the second convolution has other inputs than the first"
     return Pair(first, second, inner, epilogue, fed[x], None if added is None else fed[added])
@@ -111,7 +111,7 @@ def _match_both(layer: Layer) -> Both | str:
     pair = match_pair(layer)
     if isinstance(pair, str):
         return pair
-    behind = conv_shape(pair.second)
+    behind = get_conv_shape(pair.second)
     if not behind.plain:
         return "the second convolution is not 1x1 without stride and padding"
-    return Both(pair.first, pair.second, conv_shape(pair.first), behind.k, pair.inner, pair.epilogue, pair.x, pair.residual)
+    return Both(pair.first, pair.second, get_conv_shape(pair.first), behind.k, pair.inner, pair.epilogue, pair.x, pair.residual)

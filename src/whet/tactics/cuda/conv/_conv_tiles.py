@@ -52,7 +52,7 @@ def why_not_config(config: ConvConfig, shape: ConvShape) -> str | None:
 def list_conv_configs(shape: ConvShape, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
     """All candidates for a shape (elements of `size` bytes), the most promising first: those with input tiles of all taps, then the rest."""
     configs = list_configs(shape.m, shape.k, shape.c, shape.r * shape.s, multiprocessors, size)
-    with_taps = [(_halo_us(c, shape, multiprocessors), c) for c in _list_halo_configs(shape, multiprocessors, size)]
+    with_taps = [(_estimate_halo_us(c, shape, multiprocessors), c) for c in _list_halo_configs(shape, multiprocessors, size)]
     both = sorted([*with_taps, *((estimate_us(c, shape.m, shape.k, shape.steps(c.bk), multiprocessors), c) for c in configs)])
     return [c for _, c in both]
 
@@ -106,7 +106,7 @@ def _count_input_tiles(config: ConvConfig, steps: int, taps: int) -> int:
     return max(((rank + 1) * each - 1) // taps - rank * each // taps + 1 for rank in range(config.sk)) if each else 0
 
 
-def _halo_us(config: ConvConfig, shape: ConvShape, multiprocessors: int) -> float:
+def _estimate_halo_us(config: ConvConfig, shape: ConvShape, multiprocessors: int) -> float:
     """As estimate_us, for input tiles of all taps."""
     halo = Halo.of(shape, config)
     assert not isinstance(halo, str)

@@ -8,11 +8,11 @@ from whet.backends import Backend
 from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import DType
-from whet.ops.conv_transpose import attributes
+from whet.ops.conv_transpose import get_window_attributes
 from whet.tactics._base import Signature, Tactic
-from whet.tactics._fused import epilogue_steps, root_layer
+from whet.tactics._fused import find_epilogue_steps, get_root_layer
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, Epilogue, all_static, blocks_of, launch, match_epilogue
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, Epilogue, all_static, count_blocks, launch, match_epilogue
 from whet.tactics.cuda.conv.conv import list_conv_signatures, why_not_conv
 
 
@@ -65,11 +65,11 @@ class Transposed:
     @staticmethod
     def of(layer: Layer) -> Transposed:
         """For a ConvTranspose of two spatial axes."""
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         n, c, h, w = static_shape(head.needs(0).shape)
         _, k, p, q = static_shape(head.outputs[0].shape)
         r, s = static_shape(head.needs(1).shape)[2:]
-        strides, dilations, pads, _ = attributes(head)
+        strides, dilations, pads, _ = get_window_attributes(head)
         return Transposed(n, c, h, w, k, p, q, r, s, head.attrs["group"], strides, pads[:2], dilations)
 
 
@@ -82,7 +82,7 @@ class TransposedTactic(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         return why_not_conv(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -93,10 +93,10 @@ class TransposedTactic(Tactic):
 
 def match_transposed_epilogue(layer: Layer) -> Epilogue | str:
     """The epilogue, or why it cannot be computed."""
-    return match_epilogue(layer, epilogue_steps(layer))
+    return match_epilogue(layer, find_epilogue_steps(layer))
 
 
-def transposed_launch(
+def make_transposed_launch(
     entry: str, t: Transposed, source: int, weights: int, bias: int, residual: int, out: int, epilogue: Epilogue, kind: DType, label: str
 ) -> Launch:
     """`entry` ("gather" or "direct") with addresses filled in."""
@@ -108,4 +108,4 @@ def transposed_launch(
         source, weights, bias, residual, out, count, *sizes, has_residual=epilogue.post_ops.residual if residual else 0, act=(low, high)
     )
     constants = {"TYPE": TYPE[kind.name], "VEC": vec, "ACT": ACTIVATIONS[activation]}
-    return launch(entry, arguments, constants, (blocks_of(count, 256), 1, 1), 256, label=label)
+    return launch(entry, arguments, constants, (count_blocks(count, 256), 1, 1), 256, label=label)

@@ -23,8 +23,8 @@ from whet.tactics.cuda._device.arguments import (
     Uint4Pointer,
     When,
 )
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, launch, packed_array
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, launch, make_packed_array
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv._conv import Activation, ConvShape, PostOps, permute_rows
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
 
@@ -110,13 +110,13 @@ class FewChannelTile:
     def box(self, s: ConvShape) -> tuple[int, int]:
         """Rows of 128 bytes and image rows of an input tile."""
         packed = 64 // s.c
-        return -(-(leading_pixels(s) + (self.tw - 1) * s.stride[1] + s.s) // packed), (self.th - 1) * s.stride[0] + s.r
+        return -(-(count_leading_pixels(s) + (self.tw - 1) * s.stride[1] + s.s) // packed), (self.th - 1) * s.stride[0] + s.r
 
     def shared(self, s: ConvShape) -> int:
         """Bytes of shared memory; mirrors few_channel.cu."""
         wide, tall = self.box(s)
         slot = -(-wide * tall // 8) * 1024
-        weights = k_chunks(s) * self.bn * 128 + self.bn * 4 + (s.c * 128 + s.c * 4 if self.front else 0)
+        weights = count_k_chunks(s) * self.bn * 128 + self.bn * 4 + (s.c * 128 + s.c * 4 if self.front else 0)
         return 1024 + weights + self.groups * (self.slots + self.front) * slot + 8 + self.groups * self.slots * 8
 
     def why_not(self, s: ConvShape) -> str | None:
@@ -132,12 +132,12 @@ class FewChannelTile:
 
     def source(self, s: ConvShape, post_ops: PostOps, bf16: bool, front: Activation | None = None, adds_input: bool = False) -> str:
         """The kernel's complete text."""
-        return kernel_text("few_channel.cu", self.constants(s, post_ops, bf16, front, adds_input))
+        return emit_kernel_source("few_channel.cu", self.constants(s, post_ops, bf16, front, adds_input))
 
     def constants(self, s: ConvShape, post_ops: PostOps, bf16: bool, front: Activation | None = None, adds_input: bool = False) -> dict[str, int]:
         """The macros of the instance; `front` is the activation of the 1x1 convolution, `adds_input`: the residual is its input."""
         tile = {"TH": self.th, "TW": self.tw, "BN": self.bn, "SLOTS": self.slots, "BLOCKS": self.blocks}
-        shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": leading_pixels(s)}
+        shape = {"C": s.c, "R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "LEAD": count_leading_pixels(s)}
         more = {} if front is None else {"FRONT": 1, "FRONT_ACT": ACTIVATIONS[front[0]], "FRONT_HALVED": int(is_halved(PostOps(front))), "BN2": s.c}
         ends = {"ACT": ACTIVATIONS[post_ops.activation[0]], "HALVED": int(is_halved(post_ops)), "RESIDUAL": post_ops.residual}
         if self.run > 1:
@@ -161,7 +161,7 @@ class Front:
     added: bool = False
 
 
-def few_channel_launch(
+def make_few_channel_launch(
     tile: FewChannelTile,
     s: ConvShape,
     addresses: tuple[int, int, int, int, int],
@@ -174,13 +174,13 @@ def few_channel_launch(
     """The launch of `s`; `addresses` are those of input, packed weights, packed bias, residual (0: none) and result."""
     x, weights, bias, residual, out = addresses
     constants = tile.constants(s, post_ops, dtype == "bf16", None if front is None else front.activation, front is not None and front.added)
-    row, line, (wide, tall) = k_chunks(s) * 64, s.w * s.c * 2, tile.box(s)
-    pixels = tensormap.tiled_map(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
-    filters = tensormap.tiled_map(weights, dtype, (row, filter_rows(s.k, tile.permuted)), (row * 2,), (64, tile.bn))
+    row, line, (wide, tall) = count_k_chunks(s) * 64, s.w * s.c * 2, tile.box(s)
+    pixels = tensormap.make_tiled_map(x, dtype, (64, s.w * s.c // 64, s.h, s.n), (128, line, line * s.h), (64, wide, tall, 1))
+    filters = tensormap.make_tiled_map(weights, dtype, (row, filter_rows(s.k, tile.permuted)), (row * 2,), (64, tile.bn))
     tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
     tiles = s.n * tiles_h * tiles_w
     if front is not None:
-        front_map = tensormap.tiled_map(front.weights, dtype, (64, s.c), (128,), (64, s.c))
+        front_map = tensormap.make_tiled_map(front.weights, dtype, (64, s.c), (128,), (64, s.c))
         first = FrontFields(front_map, front_bias=front.bias, h=s.h, w=s.w, front_act=front.activation[1:])
     arguments = FewChannelArguments(
         pixels,
@@ -256,15 +256,15 @@ def _estimate_us(t: FewChannelTile, s: ConvShape, multiprocessors: int) -> float
     if t.front:
         products += touched / 64 * s.c / 16 * max(20, s.c // 2) / 1.8 + touched * s.c * 0.07
     work = max((wide * tall * 128 + pixels * t.bn * 2) / 60, products)
-    return (k_chunks(s) * t.bn * 128 / 80 + turns * (at_once * work + (700 if t.slots == 2 else 1300))) / 1000
+    return (count_k_chunks(s) * t.bn * 128 / 80 + turns * (at_once * work + (700 if t.slots == 2 else 1300))) / 1000
 
 
-def leading_pixels(s: ConvShape) -> int:
+def count_leading_pixels(s: ConvShape) -> int:
     """Pixels that an input tile has in front of its windows, so that it begins with a whole row of 128 bytes."""
     return -s.pad[1] % (64 // s.c)
 
 
-def k_chunks(s: ConvShape) -> int:
+def count_k_chunks(s: ConvShape) -> int:
     """Rows of 64 elements of K."""
     return -(-s.r * s.s * s.c // 64)
 
@@ -287,9 +287,9 @@ def pack_few_channel_filters(weights: Tensor, dtype: DType, post_ops: PostOps, p
     k, c, r, s = (int(d) for d in weights.shape)
     row, scale = -(-r * s * c // 64) * 64, np.float32(0.5 if is_halved(post_ops) else 1)
 
-    def filters() -> np.ndarray:
+    def make_filters() -> np.ndarray:
         out = np.zeros((filter_rows(k, permuted), row), dtype.numpy)
         out[:k, : r * s * c] = (np.asarray(weights.array(), np.float32) * scale).transpose(0, 2, 3, 1).reshape(k, -1)
         return permute_rows(out) if permuted else out
 
-    return packed_array(f"{weights.constant().digest}|narrow {row} {dtype} {scale} {permuted}", filter_rows(k, permuted) * row * 2, filters)
+    return make_packed_array(f"{weights.constant().digest}|narrow {row} {dtype} {scale} {permuted}", filter_rows(k, permuted) * row * 2, make_filters)

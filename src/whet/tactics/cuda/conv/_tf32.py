@@ -14,11 +14,11 @@ from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import Kernel, Launch, Module
 from whet.tactics._base import Config, PlanRefused
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, Fields, FloatPointer, Int32, TensorMap, When
-from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
+from whet.tactics.cuda._device.source import ACTIVATIONS, emit_kernel_source
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, PostOps, SecondInput, SecondOutput, View
 from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT
 from whet.tactics.cuda.conv._conv_launch import LayerFields
-from whet.tactics.cuda.conv._window_map import window_map
+from whet.tactics.cuda.conv._window_map import make_window_map
 
 PLAIN = PostOps()
 PROMOTE = 4  # K steps after which the accumulators of three products go into f32 registers
@@ -191,14 +191,14 @@ def cut_to_tf32(a: np.ndarray) -> np.ndarray:
     return ((bits + np.where(near, np.uint32(0x1000), np.uint32(0))) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def channel_order(bk: int) -> np.ndarray:
+def compute_channel_order(bk: int) -> np.ndarray:
     """The channel (of bk) at each index of a K step: conv_tf32.cu reads eight adjacent elements per thread."""
     p = np.arange(bk)
     step, place = p // 8, p % 8
     return bk // 4 * (place % 4) + step + place // 4 * (bk // 8)
 
 
-def padded_filters(k: int) -> int:
+def count_padded_filters(k: int) -> int:
     """Rows of packed weights for k output channels."""
     return -(-k // 16) * 16
 
@@ -215,9 +215,9 @@ def pack(rows: np.ndarray, bk: int, terms: int) -> np.ndarray:
     For three products the small parts follow, from row `filters(k)` on. The large part is cut off there, and the small one has its sign and is
     zero only if the weight is: an infinite input times both parts is then the same infinity as times the weight.
     """
-    given, k = rows.shape[0], padded_filters(rows.shape[0])
+    given, k = rows.shape[0], count_padded_filters(rows.shape[0])
     rows = np.pad(rows.reshape(given, -1), ((0, k - given), (0, 0)))
-    transposed = permute_by_16(rows.reshape(k, -1, bk)[:, :, channel_order(bk)].astype(np.float32).reshape(k, -1))
+    transposed = permute_by_16(rows.reshape(k, -1, bk)[:, :, compute_channel_order(bk)].astype(np.float32).reshape(k, -1))
     if terms == 1:
         return cut_to_tf32(transposed)
     whole = np.isfinite(transposed)
@@ -226,18 +226,18 @@ def pack(rows: np.ndarray, bk: int, terms: int) -> np.ndarray:
     return np.concatenate([high, np.where((low == 0) & (high != 0) & whole, np.copysign(np.finfo(np.float32).tiny, high), low)])
 
 
-def kernel_source(
+def emit_tf32_source(
     config: Tf32Config, im2col: bool, activation: str, odd: bool, grouped: bool = False, joined: bool = False, fork: bool = False
 ) -> str:
     """The kernel's complete text."""
     how = {"im2col": im2col, "odd": odd, "grouped": grouped, "joined": joined, "fork": fork}
-    return kernel_text("conv_tf32.cu", config.constants(act=ACTIVATIONS[activation], **how))
+    return emit_kernel_source("conv_tf32.cu", config.constants(act=ACTIVATIONS[activation], **how))
 
 
 @per_device
-def kernel(config: Tf32Config, *how: Any) -> Kernel:
-    """The loaded kernel of `kernel_source(config, *how)`; compiled on first use, then kept."""
-    code = compile_cubin(kernel_source(config, *how), name=f"tf32_{config}.cu")
+def load_tf32_kernel(config: Tf32Config, *how: Any) -> Kernel:
+    """The loaded kernel of `emit_tf32_source(config, *how)`; compiled on first use, then kept."""
+    code = compile_cubin(emit_tf32_source(config, *how), name=f"tf32_{config}.cu")
     return Module(code).kernel("conv", config.shared)
 
 
@@ -266,8 +266,8 @@ def launch(
     steps = first_steps + (0 if second is None else second.shape.steps(config.bk))
     whole = shape if groups is None else replace(shape, c=groups.channels)
     row = steps * config.bk
-    a = window_map(whole, x, "f32", config.bk, config.bm) if input_map is None else input_map
-    b = tensormap.tiled_map(weights, "f32", (row, config.parts * padded_filters(shape.k)), (row * 4,), (config.bk, config.bn))
+    a = make_window_map(whole, x, "f32", config.bk, config.bm) if input_map is None else input_map
+    b = tensormap.make_tiled_map(weights, "f32", (row, config.parts * count_padded_filters(shape.k)), (row * 4,), (config.bk, config.bn))
     tiles_n = -(-shape.k // config.bn)
     tiles = tiles_n * -(-shape.m // config.bm)
     arguments = Tf32ConvArguments(
@@ -277,13 +277,13 @@ def launch(
         0 if residual is None else residual.address,
         out.address,
         LayerFields.of(shape, out, residual, post_ops, (steps, first_steps), (tiles, tiles_n)),
-        low=padded_filters(shape.k),
+        low=count_padded_filters(shape.k),
         group_k=0 if groups is None else groups.k,
         group_c=0 if groups is None else groups.c,
-        second=None if second is None else window_map(second.shape, second.x, "f32", config.bk, config.bm),
+        second=None if second is None else make_window_map(second.shape, second.x, "f32", config.bk, config.bm),
         second_output=None if fork is None else SecondOutputFields(fork.out.address, fork.at, fork.out.pitch),
     )
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
     im2col, odd = input_map is not None or not shape.plain, shape.k % 4 != 0
-    instance = kernel(config, im2col, post_ops.activation[0], odd, groups is not None, second is not None, fork is not None)
+    instance = load_tf32_kernel(config, im2col, post_ops.activation[0], odd, groups is not None, second is not None, fork is not None)
     return Launch(instance, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label)

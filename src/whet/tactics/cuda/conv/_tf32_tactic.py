@@ -12,28 +12,28 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cuda._device.kernel import (
     TYPE,
     Epilogue,
     GpuKernel,
     all_static,
-    blocks_of,
     compile_ahead,
-    float_types,
+    count_blocks,
     launch,
+    list_float_types,
     machine_has,
+    make_packed_array,
+    make_stored_signature,
     match_epilogue,
-    packed_array,
-    same,
 )
 from whet.tactics.cuda.conv import _tf32
 from whet.tactics.cuda.conv._conv import ConvShape, Groups, View
 from whet.tactics.cuda.conv._tf32 import Tf32Config
-from whet.tactics.cuda.conv._window_map import row_window_map
-from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
-from whet.tactics.cuda.conv.group_conv import groups_of, pack_groups, tile_shape
-from whet.tactics.cuda.gemm.gemm import gemm_shape, why_not_product
+from whet.tactics.cuda.conv._window_map import make_row_window_map
+from whet.tactics.cuda.conv.conv import get_conv_shape, make_packed_bias
+from whet.tactics.cuda.conv.group_conv import get_groups, pack_groups, tile_shape
+from whet.tactics.cuda.gemm.gemm import get_gemm_shape, why_not_product
 from whet.tactics.cuda.stem.stem_as_channels import StemAsChannelsArguments
 
 MAX_CONFIGS = 24
@@ -52,12 +52,12 @@ class Work:
     @staticmethod
     def of(layer: Layer) -> Work:
         """For a Conv, Gemm or MatMul."""
-        if root_layer(layer).op != "Conv":
-            s = gemm_shape(layer)
+        if get_root_layer(layer).op != "Conv":
+            s = get_gemm_shape(layer)
             return Work(s, None, s)
-        s = conv_shape(layer)
-        if root_layer(layer).attrs["group"] != 1:
-            return Work(s, groups_of(layer), s)
+        s = get_conv_shape(layer)
+        if get_root_layer(layer).attrs["group"] != 1:
+            return Work(s, get_groups(layer), s)
         if s.c > _FEW or s.c % 4 == 0 or s.dilation[1] != 1:
             return Work(s, None, s)
         row = max(s.pad[1] + s.w, (s.q - 1) * s.stride[1] + s.s)
@@ -88,9 +88,9 @@ class F32Product(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        head, steps = root_layer(layer), epilogue_steps(layer)
-        x = source_index(layer)
-        if F32 not in float_types([head.inputs[0], layer.outputs[0]], (F32,)):
+        head, steps = get_root_layer(layer), find_epilogue_steps(layer)
+        x = get_source_index(layer)
+        if F32 not in list_float_types([head.inputs[0], layer.outputs[0]], (F32,)):
             return []
         conv, rank = head.op == "Conv", layer.outputs[0].type.rank
         form = Operand("nhwc" if conv else "linear", F32)
@@ -98,7 +98,7 @@ class F32Product(Tactic):
         if any(layer.needs(i).type.rank != rank for i in others):
             return []
         sources = [form] if not conv or not Work.of(layer).row else [Operand("linear", F32), form]
-        return [same(layer, {**dict.fromkeys(others, form), x: source}, form) for source in sources]
+        return [make_stored_signature(layer, {**dict.fromkeys(others, form), x: source}, form) for source in sources]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -115,7 +115,7 @@ class F32Product(Tactic):
         if not isinstance(epilogue, str):
             work, kind = Work.of(layer), epilogue.post_ops.activation[0]
             wide = work.row > 0 or not work.shape.plain
-            compile_ahead(backend, [_tf32.kernel_source(c, wide, kind, work.shape.k % 4 != 0, work.groups is not None) for c in configs])
+            compile_ahead(backend, [_tf32.emit_tf32_source(c, wide, kind, work.shape.k % 4 != 0, work.groups is not None) for c in configs])
         return [as_config(c, self.math) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -126,18 +126,18 @@ class F32Product(Tactic):
             raise PlanRefused(str(reason))
         if tile.bk != _tf32.step_channels(shape.c):
             raise PlanRefused(f"{shape.c} channels need steps of {_tf32.step_channels(shape.c)}, not {tile.bk}")
-        head = root_layer(layer)
-        x = source_index(layer)
-        weights, own = weight_and_bias(layer)
+        head = get_root_layer(layer)
+        x = get_source_index(layer)
+        weights, own = get_weight_and_bias(layer)
         rows = shape.steps(tile.bk) * tile.bk
         layout = f"{self.terms} {work} {tile.bn if work.groups else 0} {tile.bk} {head.op} {head.attrs.get('transB')}"
         packed = (
-            packed_array(
+            make_packed_array(
                 f"{weights.constant().digest}|tf32 permuted {layout}",
-                tile.parts * _tf32.padded_filters(shape.k) * rows * 4,
+                tile.parts * _tf32.count_padded_filters(shape.k) * rows * 4,
                 lambda: _tf32.pack(_pack_rows(head, work, np.asarray(weights.array(), np.float32), tile).reshape(shape.k, rows), tile.bk, tile.terms),
             ),
-            packed_bias(epilogue, own, shape.k),
+            make_packed_bias(epilogue, own, shape.k),
         )
         source = signature.needs(x)
         post_ops, residual_at = epilogue.post_ops, epilogue.residual
@@ -148,7 +148,7 @@ class F32Product(Tactic):
             if work.row:
                 start = -(-args.scratch // 16) * 16
                 launches.append(_widen(work, args.inputs[x], start, source.format == "nhwc", backend))
-                windows = _row_windows(work, start, tile)
+                windows = _make_row_windows(work, start, tile)
             launches.append(
                 _tf32.launch(
                     tile,
@@ -200,7 +200,7 @@ def as_config(c: Tf32Config, math: str) -> Config:
 
 
 def _match_epilogue(layer: Layer) -> Epilogue | str:
-    return match_epilogue(layer, epilogue_steps(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
+    return match_epilogue(layer, find_epilogue_steps(layer), 1 if get_root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 
 def _pack_rows(head: Layer, work: Work, filters: np.ndarray, tile: Tf32Config) -> np.ndarray:
@@ -222,13 +222,13 @@ def _pack_rows(head: Layer, work: Work, filters: np.ndarray, tile: Tf32Config) -
 def _widen(work: Work, image: int, to: int, channels_last: bool, backend: Backend) -> Any:
     """The launch that pads an image of few channels; see stem_as_channels.cu."""
     s = work.given
-    grid = (min(blocks_of(s.n * s.h * work.row, 256), 16 * backend.capabilities.multiprocessors), 1, 1)
+    grid = (min(count_blocks(s.n * s.h * work.row, 256), 16 * backend.capabilities.multiprocessors), 1, 1)
     constants = {"FROM": TYPE["f32"], "TO": TYPE["f32"], "CP": _FEW, "NHWC": int(channels_last)}
     arguments = StemAsChannelsArguments(image, to, s.n, s.c, s.h, s.w, wide=work.row, left=s.pad[1])
     return launch("widen", arguments, constants, grid, 256)
 
 
-def _row_windows(work: Work, address: int, tile: Tf32Config) -> bytes:
+def _make_row_windows(work: Work, address: int, tile: Tf32Config) -> bytes:
     """The windows of a filter row as a tensor of overlapping strides."""
     line = work.row * _FEW * 4
-    return row_window_map(work.shape, address, "f32", work.given.stride[1] * _FEW * 4, line, tile.bk, tile.bm)
+    return make_row_window_map(work.shape, address, "f32", work.given.stride[1] * _FEW * 4, line, tile.bk, tile.bm)

@@ -12,7 +12,7 @@ from whet.backends.cuda.launch import Launch
 from whet.tactics._base import Args
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstUint4Pointer, Fields
 from whet.tactics.cuda._device.kernel import launch
-from whet.tactics.cuda.conv._conv import bias_count
+from whet.tactics.cuda.conv._conv import count_bias_floats
 
 THREADS = 128
 SHARED, REGISTERS = 227 * 1024, 65536
@@ -61,10 +61,10 @@ class WeightFields(Fields):
     @staticmethod
     def of(args: Args, channels: int) -> WeightFields:
         """The first two packed operands: weights, and biases followed by the factors."""
-        return WeightFields(args.packed[0], args.packed[1], args.packed[1] + bias_count(channels) * 4)
+        return WeightFields(args.packed[0], args.packed[1], args.packed[1] + count_bias_floats(channels) * 4)
 
 
-def launches(
+def make_launches(
     entry: str, arguments: Arguments, constants: Mapping[str, int], tile: Tile, tiles: int, multiprocessors: int, label: str
 ) -> list[Launch]:
     """The launch of `entry` that computes `tiles` tiles."""

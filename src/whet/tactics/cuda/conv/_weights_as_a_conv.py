@@ -11,7 +11,7 @@ from whet.backends.cuda.launch import MAX_SHARED, Launch
 from whet.tactics._base import Config
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Pointer, TensorMap
 from whet.tactics.cuda._device.kernel import launch
-from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
+from whet.tactics.cuda._device.source import ACTIVATIONS, emit_kernel_source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 
 CHANNELS = 64
@@ -109,12 +109,12 @@ def pack_weights_as_a(weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.ascontiguousarray(rows.reshape(-1, 8, 2, r * s * c).transpose(0, 2, 1, 3)).reshape(rows.shape)
 
 
-def weights_as_a_source(constants: dict[str, int]) -> str:
+def emit_source(constants: dict[str, int]) -> str:
     """The kernel's complete text."""
-    return kernel_text("weights_as_a.cu", constants)
+    return emit_kernel_source("weights_as_a.cu", constants)
 
 
-def weights_as_a_constants(t: WeightsAsATile, s: ConvShape, post_ops: PostOps, bf16: bool) -> dict[str, int]:
+def make_constants(t: WeightsAsATile, s: ConvShape, post_ops: PostOps, bf16: bool) -> dict[str, int]:
     """The macros of an instance."""
     return {
         "TAPS_H": s.r,
@@ -130,20 +130,20 @@ def weights_as_a_constants(t: WeightsAsATile, s: ConvShape, post_ops: PostOps, b
     }
 
 
-def weights_as_a_launch(
+def make_launch(
     t: WeightsAsATile, s: ConvShape, addresses: tuple[int, ...], post_ops: PostOps, bf16: bool, multiprocessors: int, label: str
 ) -> Launch:
     """The launch; `addresses`: input, filters, bias, residual (0: none), result."""
     image, filters, bias, residual, out = addresses
     dtype, c, row, pixels = "bf16" if bf16 else "f16", CHANNELS, s.r * s.s * CHANNELS, s.p * s.q
-    weights = tensormap.tiled_map(filters, dtype, (row, c), (row * 2,), (c, c))
+    weights = tensormap.make_tiled_map(filters, dtype, (row, c), (row * 2,), (c, c))
     strides, box = tuple(c * 2 * n for n in (1, s.w, s.w * s.h)), (c, t.padded_width(s), t.rows + s.r - 1, 1)
-    pixels_map = tensormap.tiled_map(image, dtype, (c, s.w, s.h, s.n), strides, box)
+    pixels_map = tensormap.make_tiled_map(image, dtype, (c, s.w, s.h, s.n), strides, box)
     added = made = bytes(128)  # not used: plain addresses
     if t.stage(s):
         size, each, box = (c, pixels, s.n, 1), (c * 2, pixels * c * 2, s.n * pixels * c * 2), (c, t.rows * s.q, 1, 1)
-        added, made = (tensormap.tiled_map(at, dtype, size, each, box) for at in (residual or out, out))
+        added, made = (tensormap.make_tiled_map(at, dtype, size, each, box) for at in (residual or out, out))
     sizes = (s.k, s.p, s.q, -(-s.p // t.rows), t.tiles(s), s.pad[0], s.pad[1])
     arguments = WeightsAsAConvArguments(weights, pixels_map, added, made, bias, residual, out, *sizes, act=post_ops.activation[1:])
-    constants, grid = weights_as_a_constants(t, s, post_ops, bf16), (min(t.tiles(s), multiprocessors), 1, 1)
+    constants, grid = make_constants(t, s, post_ops, bf16), (min(t.tiles(s), multiprocessors), 1, 1)
     return launch("weights_as_a", arguments, constants, grid, 256, shared=t.shared(s), label=label)

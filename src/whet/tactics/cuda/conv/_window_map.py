@@ -6,12 +6,12 @@ from whet.backends.cuda import tensormap
 from whet.tactics.cuda.conv._conv import ConvShape, View
 
 
-def window_map(shape: ConvShape, x: View, dtype: str, channels: int, pixels: int) -> bytes:
+def make_window_map(shape: ConvShape, x: View, dtype: str, channels: int, pixels: int) -> bytes:
     """The map for copies of `channels` channels of `pixels` windows; `dtype` is a type of tensor maps."""
     pixel = x.pitch * tensormap.SIZES[dtype]
     if shape.plain:
-        return tensormap.tiled_map(x.address, dtype, (shape.c, shape.m), (pixel,), (channels, pixels))
-    return tensormap.im2col_map(
+        return tensormap.make_tiled_map(x.address, dtype, (shape.c, shape.m), (pixel,), (channels, pixels))
+    return tensormap.make_im2col_map(
         x.address,
         dtype,
         (shape.c, shape.w, shape.h, shape.n),
@@ -24,10 +24,10 @@ def window_map(shape: ConvShape, x: View, dtype: str, channels: int, pixels: int
     )
 
 
-def row_window_map(shape: ConvShape, address: int, dtype: str, window_bytes: int, row_bytes: int, channels: int, pixels: int) -> bytes:
+def make_row_window_map(shape: ConvShape, address: int, dtype: str, window_bytes: int, row_bytes: int, channels: int, pixels: int) -> bytes:
     """The map of a tensor whose channels are whole filter rows: its pixels overlap, since windows start every `window_bytes`; image rows have
     `row_bytes`."""
-    return tensormap.im2col_map(
+    return tensormap.make_im2col_map(
         address,
         dtype,
         (shape.c, shape.w, shape.h, shape.n),

@@ -14,7 +14,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, is_quantized, operand_indices, root_layer
+from whet.tactics._fused import find_epilogue_steps, get_operand_indices, get_root_layer, is_quantized
 from whet.tactics._quantized import Parts, match_quantized
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
@@ -24,28 +24,28 @@ from whet.tactics.cuda._device.kernel import (
     GpuKernel,
     all_static,
     compile_ahead,
-    float_types,
+    list_float_types,
     machine_has,
+    make_packed_array,
     match_epilogue,
-    packed_array,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes, PostOps, SecondInput, View, pack_weights, pack_weights8
 from whet.tactics.cuda.conv._conv_config import list_configs_of_steps, pick_varied, step_channels
-from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv.conv import as_config, conv_shape, from_config, packed_bias, why_not_packable
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, emit_conv_source, make_conv_launch
+from whet.tactics.cuda.conv.conv import as_config, from_config, get_conv_shape, make_packed_bias, why_not_packable
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     Factors,
     Output,
     compute_factors,
-    conv_shape_of,
     fold_into_range,
     folds,
-    integer_scales,
-    key_of,
+    get_quantized_conv_shape,
+    get_weight_bytes,
+    make_integer_scales,
+    make_key,
     match_quantized_epilogue,
     pack_factors,
-    weight_bytes,
     why_not_weighted,
 )
 
@@ -102,12 +102,12 @@ class ConcatInputConv(Tactic):
         if isinstance(concat_input, str):
             return []
         if concat_input.parts is None:
-            kinds = float_types([layer.inputs[concat_input.images[0]], layer.outputs[0]], FLOAT16_TYPES)
-            return [_signature(layer, concat_input, Operand("nhwc", t), Operand("nhwc", t)) for t in kinds]
+            kinds = list_float_types([layer.inputs[concat_input.images[0]], layer.outputs[0]], FLOAT16_TYPES)
+            return [_make_signature(layer, concat_input, Operand("nhwc", t), Operand("nhwc", t)) for t in kinds]
         stores = concat_input.parts.stores
         image = layer.needs(concat_input.images[0]).dtype
         results = [stores.dtype] if stores is not None else []
-        return [_signature(layer, concat_input, Operand("nhwc", image), Operand("nhwc", t)) for t in results]
+        return [_make_signature(layer, concat_input, Operand("nhwc", image), Operand("nhwc", t)) for t in results]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -130,7 +130,7 @@ class ConcatInputConv(Tactic):
         order = pick_varied(able, MAX_CONFIGS)
         types8, _, post_ops = _describe_epilogue(concat_input, signature)[:3]
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        compile_ahead(backend, [conv_source(c, Features(activation=post_ops.activation[0], bf16=bf16, types8=types8, pair=1)) for c in order])
+        compile_ahead(backend, [emit_conv_source(c, Features(activation=post_ops.activation[0], bf16=bf16, types8=types8, pair=1)) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -149,22 +149,22 @@ class ConcatInputConv(Tactic):
             def pack() -> np.ndarray:
                 return pack_weights(concat_input.matrix(np.asarray(concat_input.weights.array(), np.float32)), tile.bk, dtype.numpy)
 
-            weights = packed_array(f"{digest}|joined {concat_input.channels} {tile.bk} {dtype}", k * steps * tile.bk * 2, pack)
-            packed = (weights, packed_bias(concat_input.epilogue, concat_input.bias, k))
+            weights = make_packed_array(f"{digest}|joined {concat_input.channels} {tile.bk} {dtype}", k * steps * tile.bk * 2, pack)
+            packed = (weights, make_packed_bias(concat_input.epilogue, concat_input.bias, k))
         else:
             rows = -(-k // 32) * 32
 
             def pack_bytes() -> np.ndarray:
-                return pack_weights8(concat_input.matrix(weight_bytes(concat_input.weights)), tile.bk)
+                return pack_weights8(concat_input.matrix(get_weight_bytes(concat_input.weights)), tile.bk)
 
-            weights = packed_array(f"{digest}|joined 8 bits {concat_input.channels} {tile.bk}", rows * steps * tile.bk, pack_bytes)
+            weights = make_packed_array(f"{digest}|joined 8 bits {concat_input.channels} {tile.bk}", rows * steps * tile.bk, pack_bytes)
             packed = (weights, *pack_factors(f"{numbers[0]}|joined {concat_input.shape}", concat_input.shape, 1, False, numbers[1]))
 
         def make(args: Args) -> list:
             residual = None if concat_input.residual is None else View(args.inputs[concat_input.residual], k)
-            biases, scales = integer_scales(out, args.packed[1], args.packed[2], 1, k) if types8 else (args.packed[1], None)
+            biases, scales = make_integer_scales(out, args.packed[1], args.packed[2], 1, k) if types8 else (args.packed[1], None)
             return [
-                conv_launch(
+                make_conv_launch(
                     tile,
                     ConvProblem(
                         shape=a,
@@ -188,7 +188,7 @@ class ConcatInputConv(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if types8 else RTOL[dtype.name])
 
 
-def _signature(layer: Layer, concat_input: ConcatInput, image: Operand, result: Operand) -> Signature:
+def _make_signature(layer: Layer, concat_input: ConcatInput, image: Operand, result: Operand) -> Signature:
     """The inputs in the form `image`; a residual in its own integer type, or in the type of the result."""
     stored: dict[int, Operand] = dict.fromkeys(concat_input.images, image)
     if concat_input.residual is not None:
@@ -212,11 +212,11 @@ def _describe_epilogue(
         per, shift, out, post_ops = fold_into_range(out, epilogue, stored)
     types8 = EightBitTypes(parts.reads[x].dtype.name, stored, other, False, fold)
 
-    def numbers() -> Factors:
-        weights = weight_bytes(concat_input.weights).reshape(concat_input.shape.k, -1, 1, 1)
+    def make_factors() -> Factors:
+        weights = get_weight_bytes(concat_input.weights).reshape(concat_input.shape.k, -1, 1, 1)
         return compute_factors(parts, epilogue, weights, concat_input.shape, concat_input.bias).times(per, shift)
 
-    return types8, out, post_ops, (f"{key_of(parts, epilogue)} {per} {shift}", numbers)
+    return types8, out, post_ops, (f"{make_key(parts, epilogue)} {per} {shift}", make_factors)
 
 
 def pad_inputs(weights: np.ndarray, channels: Sequence[int], bk: int) -> np.ndarray:
@@ -245,16 +245,16 @@ def match_concat_input(layer: Layer) -> ConcatInput | str:
         if apart.stores is None or apart.stores.dtype.name not in INT8_TYPES or apart.float8:
             reason = reason or "stores integers"
     else:
-        epilogue, head, view = match_epilogue(conv, epilogue_steps(conv)), root_layer(conv), conv
+        epilogue, head, view = match_epilogue(conv, find_epilogue_steps(conv)), get_root_layer(conv), conv
         reason = why_not_packable(conv, head)
     if isinstance(epilogue, str) or reason:
         return reason or str(epilogue)
     if head.op != "Conv" or head.attrs["group"] != 1 or head.needs(0).type.rank != 4:
         return "takes convolutions of two spatial axes and one group"
-    shape = conv_shape_of(parts) if parts is not None else conv_shape(conv)
+    shape = get_quantized_conv_shape(parts) if parts is not None else get_conv_shape(conv)
     if not shape.plain:
         return "the convolution is not 1x1 with stride 1"
-    x, w, b = parts.operand_indices() if parts is not None else operand_indices(view)
+    x, w, b = parts.operand_indices() if parts is not None else get_operand_indices(view)
     if conv.inputs[x] is not joined.outputs[0]:
         return "the convolution does not read the Concat"
     images = [next((i for i, t in enumerate(layer.inputs) if t is outer.get(part)), None) for part in joined.required_inputs()]

@@ -13,22 +13,22 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, outer_input, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias, outer_input
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
     Epilogue,
     GpuKernel,
     all_static,
     compile_ahead,
-    float_types,
+    list_float_types,
     machine_has,
+    make_packed_array,
+    make_stored_signature,
     match_epilogue,
-    packed_array,
-    same,
 )
-from whet.tactics.cuda.conv._conv import ConvShape, Groups, RowNorm, View, bias_count, pack_bias, pack_weights, refuses
+from whet.tactics.cuda.conv._conv import ConvShape, Groups, RowNorm, View, count_bias_floats, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied
-from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, emit_conv_source, make_conv_launch
 from whet.tactics.cuda.conv._conv_tiles import list_conv_configs, why_not_config
 
 MAX_CONFIGS = 30
@@ -45,7 +45,7 @@ class Conv(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         if head.attrs["group"] != 1:
             return "takes convolutions of one group"
         return why_not_conv(layer, head)
@@ -58,11 +58,11 @@ class Conv(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        epilogue = match_epilogue(layer, epilogue_steps(layer))
-        return epilogue if isinstance(epilogue, str) else refuses(conv_shape(layer), epilogue.residual is None)
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer))
+        return epilogue if isinstance(epilogue, str) else refuses(get_conv_shape(layer), epilogue.residual is None)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        shape = conv_shape(layer)
+        shape = get_conv_shape(layer)
         odd = shape.k % 8 != 0
         configs = list_conv_configs(shape, backend.capabilities.multiprocessors)
         if odd:  # only results stored directly from registers can have any address
@@ -70,32 +70,33 @@ class Conv(Tactic):
             direct = (replace(c, direct=1, outs=1) for c in plain)
             configs = list(dict.fromkeys(c for c in direct if c.valid() and why_not_config(c, shape) is None))
         configs = pick_varied(configs, MAX_CONFIGS)
-        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer))
         if not isinstance(epilogue, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
             compile_ahead(
-                backend, [conv_source(c, Features(not shape.plain and not c.halo, epilogue.post_ops.activation[0], bf16, odd=odd)) for c in configs]
+                backend,
+                [emit_conv_source(c, Features(not shape.plain and not c.halo, epilogue.post_ops.activation[0], bf16, odd=odd)) for c in configs],
             )
         return [as_config(c) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        epilogue = match_epilogue(layer, epilogue_steps(layer))
-        shape, tile = conv_shape(layer), from_config(config)
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer))
+        shape, tile = get_conv_shape(layer), from_config(config)
         reason = epilogue if isinstance(epilogue, str) else refuses(shape, epilogue.residual is None and tile.direct == 1)
         reason = reason or why_not_config(tile, shape)
         if reason or isinstance(epilogue, str):
             raise PlanRefused(str(reason))
-        x = source_index(layer)
-        weights, own = weight_and_bias(layer)
+        x = get_source_index(layer)
+        weights, own = get_weight_and_bias(layer)
         dtype = signature.outputs[0].dtype
         rows = shape.steps(tile.bk) * tile.bk
         packed = (
-            packed_array(
+            make_packed_array(
                 f"{weights.constant().digest}|conv krsc {tile.bk} {dtype}",
                 shape.k * rows * 2,
                 lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
             ),
-            packed_bias(epilogue, own, shape.k),
+            make_packed_bias(epilogue, own, shape.k),
         )
 
         def make(args: Args) -> list:
@@ -119,7 +120,7 @@ def launch_with_epilogue(
     groups: Groups | None = None,
     norm: RowNorm | None = None,
 ) -> Launch:
-    """`conv_launch` of 16-bit floats with this epilogue; the first packed operands are weights and biases, the result is the first output."""
+    """`make_conv_launch` of 16-bit floats with this epilogue; the first packed operands are weights and biases, the result is the first output."""
     problem = ConvProblem(
         shape=shape,
         input=x,
@@ -134,7 +135,7 @@ def launch_with_epilogue(
         groups=groups,
         norm=norm,
     )
-    return conv_launch(tile, problem, multiprocessors=backend.capabilities.multiprocessors, label=label)
+    return make_conv_launch(tile, problem, multiprocessors=backend.capabilities.multiprocessors, label=label)
 
 
 def why_not_packable(layer: Layer, head: Layer) -> str | None:
@@ -149,25 +150,25 @@ def why_not_conv(layer: Layer, head: Layer) -> str | None:
     """Why these kernels cannot compute a convolution, or None: they need two spatial axes, packed weights and an epilogue that is a chain."""
     if head.needs(0).type.rank != 4:
         return "takes convolutions of two spatial axes"
-    return why_not_packable(layer, head) or (None if epilogue_steps(layer) is not None else "its fused operations do not form a chain")
+    return why_not_packable(layer, head) or (None if find_epilogue_steps(layer) is not None else "its fused operations do not form a chain")
 
 
 def list_conv_signatures(layer: Layer, source: str, types: Sequence[DType] = FLOAT16_TYPES) -> list[Signature]:
     """Channels last in `types` for the result and the residual; the input in format `source`."""
-    steps, head = epilogue_steps(layer), root_layer(layer)
-    x = source_index(layer)
+    steps, head = find_epilogue_steps(layer), get_root_layer(layer)
+    x = get_source_index(layer)
     signatures = []
-    for dtype in float_types([head.inputs[0], layer.outputs[0]], types):
+    for dtype in list_float_types([head.inputs[0], layer.outputs[0]], types):
         stored = {p.other: Operand("nhwc", dtype) for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant}
         if any(layer.needs(i).type.rank != 4 for i in stored) or (x in stored and source != "nhwc"):
             continue
-        signatures.append(same(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))
+        signatures.append(make_stored_signature(layer, {**stored, x: Operand(source, dtype)}, Operand("nhwc", dtype)))
     return signatures
 
 
-def conv_shape(layer: Layer) -> ConvShape:
+def get_conv_shape(layer: Layer) -> ConvShape:
     """The sizes of a Conv of two spatial axes."""
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     n, c, h, w = static_shape(head.needs(0).shape)
     k, _, r, s = static_shape(head.needs(1).shape)
     a = head.attrs
@@ -176,11 +177,11 @@ def conv_shape(layer: Layer) -> ConvShape:
     )
 
 
-def packed_bias(epilogue: Epilogue, own: Any, channels: int, halved: bool = False) -> Any:
+def make_packed_bias(epilogue: Epilogue, own: Any, channels: int, halved: bool = False) -> Any:
     """The packed bias of a layer: zeros when it has none; with `halved` half of it."""
     digest, scale = own.weight.digest if own is not None else "", np.float32(0.5 if halved else 1)
     key = f"bias {digest} {epilogue.key} {channels}" + " halved" * halved
-    return packed_array(key, bias_count(channels) * 4, lambda: pack_bias(epilogue.bias(own, channels) * scale, channels))
+    return make_packed_array(key, count_bias_floats(channels) * 4, lambda: pack_bias(epilogue.bias(own, channels) * scale, channels))
 
 
 def as_config(c: ConvConfig) -> Config:

@@ -14,7 +14,7 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
@@ -22,17 +22,17 @@ from whet.tactics.cuda._device.kernel import (
     TYPE,
     GpuKernel,
     all_static,
-    blocks_of,
-    float_types,
+    count_blocks,
     launch,
+    list_float_types,
     machine_has,
+    make_packed_array,
+    make_stored_signature,
     match_epilogue,
-    packed_array,
-    same,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, refuses
-from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
-from whet.tactics.cuda.gemm.gemm import gemm_shape, why_not_product
+from whet.tactics.cuda.conv.conv import get_conv_shape, make_packed_bias
+from whet.tactics.cuda.gemm.gemm import get_gemm_shape, why_not_product
 
 
 @dataclass(frozen=True)
@@ -88,22 +88,22 @@ class ConvGeneric(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or self.why_not(layer):
             return []
-        head, steps = root_layer(layer), epilogue_steps(layer)
-        x, form = source_index(layer), "nhwc" if head.op == "Conv" else "linear"
+        head, steps = get_root_layer(layer), find_epilogue_steps(layer)
+        x, form = get_source_index(layer), "nhwc" if head.op == "Conv" else "linear"
         signatures = []
-        for dtype in float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32)):
+        for dtype in list_float_types([head.inputs[0], layer.outputs[0]], (F16, BF16, F32)):
             others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
             if any(layer.needs(i).type.rank != layer.outputs[0].type.rank for i in others):
                 continue
-            signatures.append(same(layer, {i: Operand(form, dtype) for i in (*others, x)}, Operand(form, dtype)))
+            signatures.append(make_stored_signature(layer, {i: Operand(form, dtype) for i in (*others, x)}, Operand(form, dtype)))
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        head = root_layer(layer)
-        epilogue = match_epilogue(layer, epilogue_steps(layer), 1 if head.op == "Conv" else layer.outputs[0].type.rank - 1)
+        head = get_root_layer(layer)
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer), 1 if head.op == "Conv" else layer.outputs[0].type.rank - 1)
         if isinstance(epilogue, str):
             return epilogue
-        shape = conv_shape(layer) if head.op == "Conv" else gemm_shape(layer)
+        shape = get_conv_shape(layer) if head.op == "Conv" else get_gemm_shape(layer)
         tensor_cores = machine_has(backend, "wgmma") and signature.outputs[0].dtype in FLOAT16_TYPES
         one_group = head.op != "Conv" or head.attrs["group"] == 1
         if tensor_cores and one_group and refuses(shape, head.op == "Conv" and epilogue.residual is None) is None:
@@ -111,15 +111,15 @@ class ConvGeneric(Tactic):
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         conv = head.op == "Conv"
-        epilogue = match_epilogue(layer, epilogue_steps(layer), 1 if conv else layer.outputs[0].type.rank - 1)
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer), 1 if conv else layer.outputs[0].type.rank - 1)
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
-        s = conv_shape(layer) if conv else gemm_shape(layer)
+        s = get_conv_shape(layer) if conv else get_gemm_shape(layer)
         group = head.attrs["group"] if conv else 1
-        x = source_index(layer)
-        weights, own = weight_and_bias(layer)
+        x = get_source_index(layer)
+        weights, own = get_weight_and_bias(layer)
         transposed = not conv and (head.op == "MatMul" or not head.attrs.get("transB"))
 
         def filters() -> np.ndarray:
@@ -130,8 +130,8 @@ class ConvGeneric(Tactic):
 
         size = int(np.prod(static_shape(weights.shape))) * 4
         packed = (
-            packed_array(f"{weights.constant().digest}|direct {transposed} f32", size, filters),
-            packed_bias(epilogue, own, s.k),
+            make_packed_array(f"{weights.constant().digest}|direct {transposed} f32", size, filters),
+            make_packed_bias(epilogue, own, s.k),
         )
         kind = epilogue.post_ops.activation[0]
         stored = TYPE[signature.outputs[0].dtype.name]
@@ -142,6 +142,6 @@ class ConvGeneric(Tactic):
             residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
             arguments = ConvGenericArguments.of(s, group, addresses, epilogue.post_ops)
-            return [launch("direct", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
+            return [launch("direct", arguments, constants, (count_blocks(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="direct", packed=packed)

@@ -13,7 +13,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, operand_indices, root_layer
+from whet.tactics._fused import find_epilogue_steps, get_operand_indices, get_root_layer
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
@@ -21,16 +21,16 @@ from whet.tactics.cuda._device.kernel import (
     GpuKernel,
     all_static,
     compile_ahead,
-    float_types,
+    list_float_types,
     machine_has,
+    make_packed_array,
+    make_stored_signature,
     match_epilogue,
-    packed_array,
-    same,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, View, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import list_configs_of_steps, pick_varied, step_channels
-from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
-from whet.tactics.cuda.conv.conv import as_config, bias_count, conv_shape, from_config, why_not_packable
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, emit_conv_source, make_conv_launch
+from whet.tactics.cuda.conv.conv import as_config, count_bias_floats, from_config, get_conv_shape, why_not_packable
 
 MAX_CONFIGS = 24
 
@@ -60,8 +60,8 @@ class ConvSum(Tactic):
         if not all_static(layer) or isinstance(parts, str):
             return []
         return [
-            same(layer, {p.x: Operand("nhwc", dtype) for p in parts}, Operand("nhwc", dtype))
-            for dtype in float_types([layer.inputs[parts[0].x], layer.outputs[0]], FLOAT16_TYPES)
+            make_stored_signature(layer, {p.x: Operand("nhwc", dtype) for p in parts}, Operand("nhwc", dtype))
+            for dtype in list_float_types([layer.inputs[parts[0].x], layer.outputs[0]], FLOAT16_TYPES)
         ]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
@@ -79,7 +79,9 @@ class ConvSum(Tactic):
         m, k, steps, processors = a.shape.m, a.shape.k, a.shape.steps(bk) + b.shape.steps(bk), backend.capabilities.multiprocessors
         order = pick_varied(list_configs_of_steps(m, k, steps, bk, processors), MAX_CONFIGS)
         bf16, kind = signature.outputs[0].dtype.name == "bf16", SecondInput.kind(b.shape)
-        compile_ahead(backend, [conv_source(c, Features(not a.shape.plain, _post_ops(parts).activation[0], bf16, pair=kind)) for c in order])
+        compile_ahead(
+            backend, [emit_conv_source(c, Features(not a.shape.plain, _make_post_ops(parts).activation[0], bf16, pair=kind)) for c in order]
+        )
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -101,13 +103,13 @@ class ConvSum(Tactic):
         key = "+".join(p.weights.constant().digest for p in parts)
         biases = "+".join(t.constant().digest for p in parts for t in (p.bias, *p.epilogue.biases) if t is not None)
         packed = (
-            packed_array(f"{key}|pair krsc {tile.bk} {dtype}", a.shape.k * steps * tile.bk * 2, weights),
-            packed_array(f"bias {biases} {a.shape.k}", bias_count(a.shape.k) * 4, bias),
+            make_packed_array(f"{key}|pair krsc {tile.bk} {dtype}", a.shape.k * steps * tile.bk * 2, weights),
+            make_packed_array(f"bias {biases} {a.shape.k}", count_bias_floats(a.shape.k) * 4, bias),
         )
 
         def make(args: Args) -> list:
             return [
-                conv_launch(
+                make_conv_launch(
                     tile,
                     ConvProblem(
                         shape=a.shape,
@@ -115,7 +117,7 @@ class ConvSum(Tactic):
                         weights=args.packed[0],
                         bias=args.packed[1],
                         output=View(args.outputs[0], a.shape.k),
-                        post_ops=_post_ops(parts),
+                        post_ops=_make_post_ops(parts),
                         bf16=dtype.name == "bf16",
                         second=SecondInput(b.shape, View(args.inputs[b.x], b.shape.c)),
                     ),
@@ -127,7 +129,7 @@ class ConvSum(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"wgmma pair {tile}", packed=packed)
 
 
-def _post_ops(parts: tuple[_Part, _Part]) -> PostOps:
+def _make_post_ops(parts: tuple[_Part, _Part]) -> PostOps:
     """The activation after the sum: that of the adding convolution."""
     return PostOps(next((p.epilogue.post_ops.activation for p in parts if p.epilogue.residual is not None), parts[0].epilogue.post_ops.activation))
 
@@ -141,19 +143,19 @@ def _match_parts(layer: Layer) -> tuple[_Part, _Part] | str:
     views = [with_outer_inputs(x, outer) for x in body.layers]
     parts = []
     for view in views:
-        head = root_layer(view)
+        head = get_root_layer(view)
         if head.op != "Conv" or head.attrs["group"] != 1 or head.needs(0).type.rank != 4:
             return "takes convolutions of one group and two spatial axes"
         if reason := why_not_packable(view, head):
             return reason
-        epilogue = match_epilogue(view, epilogue_steps(view))
+        epilogue = match_epilogue(view, find_epilogue_steps(view))
         if isinstance(epilogue, str):
             return epilogue
-        x, w, b = operand_indices(view)
+        x, w, b = get_operand_indices(view)
         fed = next((i for i, t in enumerate(layer.inputs) if t is view.inputs[x]), None)
         if fed is None:
             return "one convolution reads the other"
-        parts.append(_Part(view, conv_shape(view), fed, view.needs(w), None if b is None else view.inputs[b], epilogue))
+        parts.append(_Part(view, get_conv_shape(view), fed, view.needs(w), None if b is None else view.inputs[b], epilogue))
     first, last = parts
     added = last.epilogue.residual
     has_epilogue = first.epilogue.residual is not None or first.epilogue.post_ops != PostOps()

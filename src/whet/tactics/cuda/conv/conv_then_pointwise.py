@@ -10,12 +10,12 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import root_layer, weight_and_bias
-from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, packed_array
+from whet.tactics._fused import get_root_layer, get_weight_and_bias
+from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, make_packed_array
 from whet.tactics.cuda.conv._conv import pack_weights, refuses
-from whet.tactics.cuda.conv._conv_then_pointwise import Tile, list_product_tiles, product_launch, product_source, why_not_tile
+from whet.tactics.cuda.conv._conv_then_pointwise import Tile, emit_product_source, list_product_tiles, make_product_launch, why_not_tile
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Both, ConvAndProduct
-from whet.tactics.cuda.conv.conv import packed_bias
+from whet.tactics.cuda.conv.conv import make_packed_bias
 
 MAX_CONFIGS = 24
 
@@ -28,7 +28,7 @@ class ConvThenPointwise(ConvAndProduct):
     what = "a convolution and the product behind it"
 
     def why_not_pair(self, both: Both) -> str | None:
-        return None if root_layer(both.first).attrs["group"] == 1 else "takes convolutions of one group"
+        return None if get_root_layer(both.first).attrs["group"] == 1 else "takes convolutions of one group"
 
     def why_not_sizes(self, both: Both, backend: Backend) -> str | None:
         if reason := refuses(both.shape):
@@ -43,7 +43,7 @@ class ConvThenPointwise(ConvAndProduct):
             return []
         configs = list_product_tiles(both.shape, both.k, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.post_ops.activation[0], both.epilogue.post_ops.activation[0]), signature.outputs[0].dtype.name == "bf16"
-        compile_ahead(backend, [product_source(t, both.shape, *kinds, bf16) for t in configs])
+        compile_ahead(backend, [emit_product_source(t, both.shape, *kinds, bf16) for t in configs])
         return [as_config(t) for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -53,18 +53,18 @@ class ConvThenPointwise(ConvAndProduct):
         s, k, dtype = both.shape, both.k, signature.outputs[0].dtype
         if reason := why_not_tile(tile, s, k):
             raise PlanRefused(reason)
-        (filters, own_inner), (weights, own) = weight_and_bias(both.first), weight_and_bias(both.product)
+        (filters, own_inner), (weights, own) = get_weight_and_bias(both.first), get_weight_and_bias(both.product)
 
         def packed_weights(t: Tensor, nbytes: int) -> Any:
             digest = t.constant().digest
             key = f"{digest}|conv krsc 16 {dtype}"
-            return packed_array(key, nbytes, lambda: pack_weights(np.asarray(t.array(), np.float32), 16, dtype.numpy))
+            return make_packed_array(key, nbytes, lambda: pack_weights(np.asarray(t.array(), np.float32), 16, dtype.numpy))
 
         packed = (
             packed_weights(filters, s.k * s.r * s.s * s.c * 2),
-            packed_bias(both.inner, own_inner, s.k),
+            make_packed_bias(both.inner, own_inner, s.k),
             packed_weights(weights, k * s.k * 2),
-            packed_bias(both.epilogue, own, k),
+            make_packed_bias(both.epilogue, own, k),
         )
 
         def make(args: Args) -> list:
@@ -72,7 +72,7 @@ class ConvThenPointwise(ConvAndProduct):
             addresses = (args.inputs[both.x], filters, filters_bias, weights, weights_bias, args.outputs[0])
             residual = 0 if both.residual is None else args.inputs[both.residual]
             inner, outer = both.inner.post_ops.activation, both.epilogue.post_ops
-            return [product_launch(tile, s, k, addresses, residual, inner, outer, dtype.name == "bf16", layer.name)]
+            return [make_product_launch(tile, s, k, addresses, residual, inner, outer, dtype.name == "bf16", layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"wgmma then wgmma {tile}", packed=packed)
 

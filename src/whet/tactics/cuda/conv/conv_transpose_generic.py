@@ -11,10 +11,10 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import source_index, weight_and_bias
-from whet.tactics.cuda._device.kernel import GpuKernel, packed_array
-from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, match_transposed_epilogue, transposed_launch
-from whet.tactics.cuda.conv.conv import packed_bias
+from whet.tactics._fused import get_source_index, get_weight_and_bias
+from whet.tactics.cuda._device.kernel import GpuKernel, make_packed_array
+from whet.tactics.cuda.conv._conv_transpose import Transposed, TransposedTactic, make_transposed_launch, match_transposed_epilogue
+from whet.tactics.cuda.conv.conv import make_packed_bias
 
 
 @tactic
@@ -32,23 +32,23 @@ class ConvTransposeGeneric(TransposedTactic):
         epilogue, t = match_transposed_epilogue(layer), Transposed.of(layer)
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
-        x = source_index(layer)
-        weights, own = weight_and_bias(layer)
+        x = get_source_index(layer)
+        weights, own = get_weight_and_bias(layer)
         kind = signature.outputs[0].dtype
         packed = (
-            packed_array(
+            make_packed_array(
                 f"{weights.constant().digest}|transposed direct {t.group}",
                 int(np.prod(weights.shape)) * 4,
                 lambda: order_by_taps(np.asarray(weights.array(), np.float32), t.group),
             ),
-            packed_bias(epilogue, own, t.k),
+            make_packed_bias(epilogue, own, t.k),
         )
 
         def make(args: Args) -> list:
             residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             weights_at, bias_at = args.packed
             source: int = args.inputs[x]
-            return [transposed_launch("direct", t, source, weights_at, bias_at, residual, args.outputs[0], epilogue, kind, layer.name)]
+            return [make_transposed_launch("direct", t, source, weights_at, bias_at, residual, args.outputs[0], epilogue, kind, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation="direct transposed", packed=packed)
 

@@ -12,7 +12,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, is_quantized, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias, is_quantized
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
@@ -20,16 +20,16 @@ from whet.tactics.cuda._device.kernel import (
     GpuKernel,
     all_static,
     compile_ahead,
-    float_types,
+    list_float_types,
     machine_has,
+    make_packed_array,
     match_epilogue,
-    packed_array,
 )
-from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, SecondOutput, View, bias_count, pack_bias, pack_weights
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, SecondOutput, View, count_bias_floats, pack_bias, pack_weights
 from whet.tactics.cuda.conv._conv_config import ConvConfig, list_configs_of_steps, pick_varied, step_channels
-from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, emit_conv_source, make_conv_launch
 from whet.tactics.cuda.conv.concat_input_conv import match_concat_input, pad_inputs
-from whet.tactics.cuda.conv.conv import as_config, conv_shape, from_config, why_not_conv
+from whet.tactics.cuda.conv.conv import as_config, from_config, get_conv_shape, why_not_conv
 
 MAX_CONFIGS = 24
 
@@ -88,7 +88,7 @@ class DualOutput:
 
     def source(self, tile: ConvConfig, bf16: bool) -> str:
         """The kernel's complete text."""
-        return conv_source(
+        return emit_conv_source(
             tile, Features(activation=self.post_ops.activation[0], bf16=bf16, pair=int(len(self.images) == 2), fork=SecondOutput.panel(self.at, tile))
         )
 
@@ -99,13 +99,15 @@ class DualOutput:
         digest = " ".join(w.weights.constant().digest for w in self.ways)
         biases = " ".join(f"{'' if w.bias is None else w.bias.constant().digest} {w.epilogue.key} {w.shape.k}" for w in self.ways)
         return (
-            packed_array(
+            make_packed_array(
                 f"{digest}|forked {first.channels} {self.bk} {dtype}",
                 k * row * 2,
                 lambda: pack_weights(np.concatenate([w.matrix(self.bk) for w in self.ways]), self.bk, dtype.numpy),
             ),
-            packed_array(
-                f"bias {biases}", bias_count(k) * 4, lambda: pack_bias(np.concatenate([w.epilogue.bias(w.bias, w.shape.k) for w in self.ways]), k)
+            make_packed_array(
+                f"bias {biases}",
+                count_bias_floats(k) * 4,
+                lambda: pack_bias(np.concatenate([w.epilogue.bias(w.bias, w.shape.k) for w in self.ways]), k),
             ),
         )
 
@@ -123,7 +125,7 @@ class DualOutputConv(Tactic):
         if isinstance(dual_output, str):
             return []
         signatures = []
-        for dtype in float_types([layer.inputs[dual_output.images[0]], *layer.outputs], FLOAT16_TYPES):
+        for dtype in list_float_types([layer.inputs[dual_output.images[0]], *layer.outputs], FLOAT16_TYPES):
             image = Operand("nhwc", dtype)
             signatures.append(Signature(tuple(image if i in dual_output.images else None for i in range(len(layer.inputs))), (image, image)))
         return signatures
@@ -160,7 +162,7 @@ class DualOutputConv(Tactic):
         def make(args: Args) -> list:
             views = [View(args.inputs[i], s.c) for i, s in zip(dual_output.images, shapes, strict=True)]
             return [
-                conv_launch(
+                make_conv_launch(
                     tile,
                     ConvProblem(
                         shape=shapes[0],
@@ -212,14 +214,14 @@ def _match_output(part: Layer) -> OutputConv | str:
             return "takes float convolutions without a residual"
         images = tuple(part.needs(i) for i in concat_input.images)
         return OutputConv(concat_input.weights, concat_input.bias, concat_input.epilogue, concat_input.shape, images)
-    head = root_layer(part)
+    head = get_root_layer(part)
     if head.op != "Conv" or head.attrs["group"] != 1 or is_quantized(part):
         return "takes float convolutions of one group"
-    epilogue, reason = match_epilogue(part, epilogue_steps(part)), why_not_conv(part, head)
+    epilogue, reason = match_epilogue(part, find_epilogue_steps(part)), why_not_conv(part, head)
     if isinstance(epilogue, str) or reason:
         return reason or str(epilogue)
-    shape = conv_shape(part)
+    shape = get_conv_shape(part)
     if not shape.plain or epilogue.residual is not None:
         return "takes 1x1 convolutions with stride 1 and without a residual"
-    weights, bias = weight_and_bias(part)
-    return OutputConv(weights, bias, epilogue, shape, (part.needs(source_index(part)),))
+    weights, bias = get_weight_and_bias(part)
+    return OutputConv(weights, bias, epilogue, shape, (part.needs(get_source_index(part)),))

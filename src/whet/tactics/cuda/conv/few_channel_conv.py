@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_source_index, get_weight_and_bias
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, match_epilogue
 from whet.tactics.cuda.conv._few_channel import (
     FewChannelTile,
-    few_channel_launch,
     is_halved,
     list_few_channel_tiles,
+    make_few_channel_launch,
     pack_few_channel_filters,
     why_not_few_channel,
 )
-from whet.tactics.cuda.conv.conv import Conv, conv_shape, packed_bias
+from whet.tactics.cuda.conv.conv import Conv, get_conv_shape, make_packed_bias
 
 
 @tactic
@@ -27,11 +27,11 @@ class FewChannelConv(Conv):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        epilogue = match_epilogue(layer, epilogue_steps(layer))
-        return epilogue if isinstance(epilogue, str) else why_not_few_channel(conv_shape(layer))
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer))
+        return epilogue if isinstance(epilogue, str) else why_not_few_channel(get_conv_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, epilogue = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
+        s, epilogue = get_conv_shape(layer), match_epilogue(layer, find_epilogue_steps(layer))
         configs = list_few_channel_tiles(s, backend.capabilities.multiprocessors)
         if not isinstance(epilogue, str):
             bf16 = signature.outputs[0].dtype.name == "bf16"
@@ -39,18 +39,18 @@ class FewChannelConv(Conv):
         return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), FewChannelTile.of(config)
+        epilogue, s, tile = match_epilogue(layer, find_epilogue_steps(layer)), get_conv_shape(layer), FewChannelTile.of(config)
         reason = epilogue if isinstance(epilogue, str) else why_not_few_channel(s) or tile.why_not(s)
         if isinstance(epilogue, str) or reason:
             raise PlanRefused(str(reason))
-        x, dtype = source_index(layer), signature.outputs[0].dtype
-        weights, own = weight_and_bias(layer)
+        x, dtype = get_source_index(layer), signature.outputs[0].dtype
+        weights, own = get_weight_and_bias(layer)
 
         def make(args: Args) -> list:
             residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             addresses = (args.inputs[x], args.packed[0], args.packed[1], residual, args.outputs[0])
-            return [few_channel_launch(tile, s, addresses, epilogue.post_ops, dtype.name, backend.capabilities.multiprocessors, layer.name)]
+            return [make_few_channel_launch(tile, s, addresses, epilogue.post_ops, dtype.name, backend.capabilities.multiprocessors, layer.name)]
 
         filters = pack_few_channel_filters(weights, dtype, epilogue.post_ops, tile.permuted)
-        packed = (filters, packed_bias(epilogue, own, s.k, is_halved(epilogue.post_ops)))
+        packed = (filters, make_packed_bias(epilogue, own, s.k, is_halved(epilogue.post_ops)))
         return GpuKernel(layer, signature, make, implementation=f"narrow wgmma {tile}", packed=packed)

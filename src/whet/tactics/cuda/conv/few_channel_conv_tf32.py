@@ -11,15 +11,15 @@ from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, FloatPointer, Int32, TensorMap
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, compile_ahead, launch, machine_has, make_packed_array, match_epilogue
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps
 from whet.tactics.cuda.conv._conv_config import REGISTERS, SHARED_LIMIT
-from whet.tactics.cuda.conv._tf32 import cut_to_tf32, padded_filters, permute_by_16, read_config_fields
+from whet.tactics.cuda.conv._tf32 import count_padded_filters, cut_to_tf32, permute_by_16, read_config_fields
 from whet.tactics.cuda.conv._tf32_tactic import F32Product
-from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
+from whet.tactics.cuda.conv.conv import get_conv_shape, make_packed_bias
 from whet.tactics.cuda.conv.conv_tf32 import ConvTf32
 
 _TILES = ((8, 8), (8, 16), (16, 8), (16, 16), (8, 32), (16, 32))  # rows and columns of a warpgroup's results
@@ -114,10 +114,10 @@ class FewChannelConvTf32(F32Product):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        epilogue, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        epilogue, s = match_epilogue(layer, find_epilogue_steps(layer)), get_conv_shape(layer)
         if isinstance(epilogue, str):
             return epilogue
-        if root_layer(layer).attrs["group"] != 1 or s.c not in (32, 64) or s.w % s.stride[1]:
+        if get_root_layer(layer).attrs["group"] != 1 or s.c not in (32, 64) or s.w % s.stride[1]:
             return f"{s.c} channels, {s.w} pixels per row; takes one group of 32 or 64 channels and rows of a multiple of the stride"
         if s.k % 4 or s.k > 256 or s.dilation != (1, 1) or not 1 < s.r * s.s <= 49 or max(s.stride) > 2:
             sizes = f"{s.k} output channels, filter {s.r} x {s.s}, strides {s.stride}"
@@ -125,30 +125,30 @@ class FewChannelConvTf32(F32Product):
         return None if any(t.why_not(s) is None for t in _list_tiles(s)) else "the weights and an image tile exceed shared memory"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, epilogue = conv_shape(layer), match_epilogue(layer, epilogue_steps(layer))
+        s, epilogue = get_conv_shape(layer), match_epilogue(layer, find_epilogue_steps(layer))
         if isinstance(epilogue, str):
             return []
         able = [t for t in _list_tiles(s) if t.why_not(s) is None]
         configs = sorted(able, key=lambda t: (t.estimate_us(s, backend.capabilities.multiprocessors), t))[:_MOST]
-        compile_ahead(backend, [kernel_text("few_channel_tf32.cu", t.constants(s, epilogue.post_ops)) for t in configs])
+        compile_ahead(backend, [emit_kernel_source("few_channel_tf32.cu", t.constants(s, epilogue.post_ops)) for t in configs])
         return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), FewChannelTile.of(config)
+        epilogue, s, tile = match_epilogue(layer, find_epilogue_steps(layer)), get_conv_shape(layer), FewChannelTile.of(config)
         if isinstance(epilogue, str) or tile.why_not(s):
             raise PlanRefused(epilogue if isinstance(epilogue, str) else f"a multiprocessor cannot hold {tile}")
-        x = source_index(layer)
-        weights, own = weight_and_bias(layer)
+        x = get_source_index(layer)
+        weights, own = get_weight_and_bias(layer)
         constants, row = tile.constants(s, epilogue.post_ops), s.r * s.s * s.c
         tiles_h, tiles_w, tiles_n = -(-s.p // tile.th), -(-s.q // tile.tw), -(-s.k // tile.bn)
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
             step, line = s.stride[1], s.w * s.c * 4
-            pixels = tensormap.tiled_map(
+            pixels = tensormap.make_tiled_map(
                 args.inputs[x], "f32", (step * s.c, s.w // step, s.h, s.n), (step * s.c * 4, line, line * s.h), (32, *tile.box(s), 1)
             )
-            filter_rows = tensormap.tiled_map(args.packed[0], "f32", (row, padded_filters(s.k)), (row * 4,), (32, tile.bn))
+            filter_rows = tensormap.make_tiled_map(args.packed[0], "f32", (row, count_padded_filters(s.k)), (row * 4,), (32, tile.bn))
             residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             sizes = (s.p, s.q, s.k, s.pad[0], tiles_h, tiles_w, tiles, tiles_n)
             addresses = (args.packed[1], residual, args.outputs[0])
@@ -157,17 +157,20 @@ class FewChannelConvTf32(F32Product):
             return [launch("few_channel_tf32", arguments, constants, (grid, 1, 1), tile.groups * 128, shared=tile.shared(s), label=layer.name)]
 
         def rows() -> np.ndarray:
-            out = np.zeros((padded_filters(s.k), row), np.float32)
+            out = np.zeros((count_padded_filters(s.k), row), np.float32)
             out[: s.k] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1).reshape(s.k, -1)
             return permute_by_16(cut_to_tf32(out))
 
-        packed = (packed_array(f"{weights.constant().digest}|narrow tf32", padded_filters(s.k) * row * 4, rows), packed_bias(epilogue, own, s.k))
+        packed = (
+            make_packed_array(f"{weights.constant().digest}|narrow tf32", count_padded_filters(s.k) * row * 4, rows),
+            make_packed_bias(epilogue, own, s.k),
+        )
         return GpuKernel(layer, signature, make, implementation=f"narrow wgmma tf32 {tile}", packed=packed, rtol=self.rtol)
 
 
 def _list_tiles(s: ConvShape) -> list[FewChannelTile]:
     """Of each tile, and width of output channels, as many warpgroups as fit, and one fewer."""
-    widths = dict.fromkeys((min(64, padded_filters(s.k)), min(32, padded_filters(s.k))))
+    widths = dict.fromkeys((min(64, count_padded_filters(s.k)), min(32, count_padded_filters(s.k))))
     tiles: list[FewChannelTile] = []
     for th, tw in _TILES:
         for bn in widths:

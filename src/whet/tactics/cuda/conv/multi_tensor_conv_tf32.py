@@ -12,9 +12,9 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, float_types, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, list_float_types, machine_has, make_packed_array
 from whet.tactics.cuda.conv import _tf32
-from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, SecondOutput, View, bias_count, pack_bias
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, SecondInput, SecondOutput, View, count_bias_floats, pack_bias
 from whet.tactics.cuda.conv._tf32 import Tf32Config
 from whet.tactics.cuda.conv._tf32_tactic import as_config
 from whet.tactics.cuda.conv.concat_input_conv import match_concat_input
@@ -55,7 +55,7 @@ class ConvsOfOneInput:
     def source(self, tile: Tf32Config) -> str:
         """The kernel's complete text."""
         how = (self.shapes[0].k % 4 != 0, False, len(self.images) == 2, len(self.ways) == 2)
-        return _tf32.kernel_source(tile, False, self.post_ops.activation[0], *how)
+        return _tf32.emit_tf32_source(tile, False, self.post_ops.activation[0], *how)
 
     def packed(self) -> tuple[Packed, Packed]:
         """Weights of all filters below each other, and their biases."""
@@ -63,13 +63,15 @@ class ConvsOfOneInput:
         digest = " ".join(w.weights.constant().digest for w in self.ways)
         biases = " ".join(f"{'' if w.bias is None else w.bias.constant().digest} {w.epilogue.key} {w.shape.k}" for w in self.ways)
         return (
-            packed_array(
+            make_packed_array(
                 f"{digest}|several tf32 {first.channels} {self.bk}",
-                _tf32.padded_filters(k) * row * 4,
+                _tf32.count_padded_filters(k) * row * 4,
                 lambda: _tf32.pack(np.concatenate([w.matrix(self.bk) for w in self.ways]).reshape(k, row), self.bk, 1),
             ),
-            packed_array(
-                f"bias {biases}", bias_count(k) * 4, lambda: pack_bias(np.concatenate([w.epilogue.bias(w.bias, w.shape.k) for w in self.ways]), k)
+            make_packed_array(
+                f"bias {biases}",
+                count_bias_floats(k) * 4,
+                lambda: pack_bias(np.concatenate([w.epilogue.bias(w.bias, w.shape.k) for w in self.ways]), k),
             ),
         )
 
@@ -84,7 +86,7 @@ class MultiTensorConvTf32(Tactic):
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         convs = match_convs(layer) if all_static(layer) else "static"
-        if isinstance(convs, str) or F32 not in float_types([layer.inputs[convs.images[0]], *layer.outputs], (F32,)):
+        if isinstance(convs, str) or F32 not in list_float_types([layer.inputs[convs.images[0]], *layer.outputs], (F32,)):
             return []
         image, read = Operand("nhwc", F32), {*convs.images, convs.residual}
         return [Signature(tuple(image if i in read else None for i in range(len(layer.inputs))), (image,) * len(layer.outputs))]

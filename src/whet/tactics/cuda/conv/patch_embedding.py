@@ -10,13 +10,13 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
-from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_source_index, get_weight_and_bias
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import RTOL, GpuKernel, blocks_of, compile_ahead, launch, machine_has, match_epilogue, packed_array
+from whet.tactics.cuda._device.kernel import RTOL, GpuKernel, compile_ahead, count_blocks, launch, machine_has, make_packed_array, match_epilogue
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import list_configs, pick_varied
-from whet.tactics.cuda.conv._conv_launch import Features, conv_source
-from whet.tactics.cuda.conv.conv import Conv, as_config, conv_shape, from_config, launch_with_epilogue, list_conv_signatures, packed_bias
+from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
+from whet.tactics.cuda.conv.conv import Conv, as_config, from_config, get_conv_shape, launch_with_epilogue, list_conv_signatures, make_packed_bias
 
 MAX_CONFIGS = 12
 _MOST_BYTES = 256 << 20  # of windows laid out
@@ -64,34 +64,34 @@ class PatchEmbedding(Conv):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        epilogue, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        epilogue, s = match_epilogue(layer, find_epilogue_steps(layer)), get_conv_shape(layer)
         if isinstance(epilogue, str):
             return epilogue
         if s.c % 8 == 0 or s.r * s.s <= 49:
             return "other kernels read these windows in place"
-        product = product_of(s)
+        product = get_product_shape(s)
         if product.m * product.c * 2 > _MOST_BYTES:
             return "the windows are more than 256 MiB"
         return refuses(product)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s = product_of(conv_shape(layer))
+        s = get_product_shape(get_conv_shape(layer))
         configs = pick_varied(list_configs(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors), MAX_CONFIGS, each=5)
-        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer))
         if not isinstance(epilogue, str):
             features = Features(activation=epilogue.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16")
-            compile_ahead(backend, [conv_source(c, features) for c in configs])
+            compile_ahead(backend, [emit_conv_source(c, features) for c in configs])
         return [as_config(c) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), from_config(config)
+        epilogue, s, tile = match_epilogue(layer, find_epilogue_steps(layer)), get_conv_shape(layer), from_config(config)
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
-        shape, dtype = product_of(s), signature.outputs[0].dtype
-        x = source_index(layer)
+        shape, dtype = get_product_shape(s), signature.outputs[0].dtype
+        x = get_source_index(layer)
         source = signature.needs(x)
         planes = source.format == "linear"
-        weights, own = weight_and_bias(layer)
+        weights, own = get_weight_and_bias(layer)
 
         def rows() -> np.ndarray:
             flat = np.asarray(weights.array(), np.float32).transpose(0, *((1, 2, 3) if planes else (2, 3, 1))).reshape(s.k, -1)
@@ -99,8 +99,8 @@ class PatchEmbedding(Conv):
 
         key = f"{weights.constant().digest}|patches{' of planes' * planes} {tile.bk} {dtype}"
         packed = (
-            packed_array(key, shape.k * shape.steps(tile.bk) * tile.bk * 2, rows),
-            packed_bias(epilogue, own, shape.k),
+            make_packed_array(key, shape.k * shape.steps(tile.bk) * tile.bk * 2, rows),
+            make_packed_bias(epilogue, own, shape.k),
         )
         moved = 8 if planes and _has_aligned_runs(s) else 1 if planes else next(n for n in (8, 4, 2, 1) if s.c % n == 0)  # elements
         constants = {"FROM": TYPES[source.dtype.name], "TO": TYPES[dtype.name], "RUN": moved} if planes else {"UNIT": moved * 2}
@@ -111,7 +111,7 @@ class PatchEmbedding(Conv):
             at = -(-args.scratch // 128) * 128
             product = launch_with_epilogue(tile, shape, View(at, shape.c), args, epilogue, dtype, backend, layer.name)
             arguments = Im2colArguments.of(s, args.inputs[x], at, count=count, channels=channels, width=width)
-            return [launch(entry, arguments, constants, (blocks_of(count, 256), 1, 1), 256), product]
+            return [launch(entry, arguments, constants, (count_blocks(count, 256), 1, 1), 256), product]
 
         scratch, rtol = shape.m * shape.c * 2 + 128, RTOL[dtype.name]
         return GpuKernel(layer, signature, make, implementation=f"{entry}, wgmma {tile}", packed=packed, scratch=scratch, rtol=rtol)
@@ -119,7 +119,7 @@ class PatchEmbedding(Conv):
 
 def list_plane_signatures(layer: Layer) -> list[Signature]:
     """Channels last for the result, as the other signatures; the image is row-major."""
-    x = source_index(layer)
+    x = get_source_index(layer)
     return [
         Signature((*s.inputs[:x], Operand("linear", dtype), *s.inputs[x + 1 :]), s.outputs)
         for s in list_conv_signatures(layer, "nhwc")
@@ -127,7 +127,7 @@ def list_plane_signatures(layer: Layer) -> list[Signature]:
     ]
 
 
-def product_of(s: ConvShape) -> ConvShape:
+def get_product_shape(s: ConvShape) -> ConvShape:
     """Windows as rows, padded to a multiple of 16 bytes."""
     return ConvShape(1, 1, s.m, -(-s.r * s.s * s.c // 8) * 8, s.k)
 

@@ -9,18 +9,18 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
-from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, match_epilogue, packed_array
+from whet.tactics._fused import find_epilogue_steps, get_source_index, get_weight_and_bias
+from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, make_packed_array, match_epilogue
 from whet.tactics.cuda.conv._weights_as_a_conv import (
     WeightsAsATile,
+    emit_source,
     list_weights_as_a_tiles,
+    make_constants,
+    make_launch,
     pack_weights_as_a,
-    weights_as_a_constants,
-    weights_as_a_launch,
-    weights_as_a_source,
     why_not_shape,
 )
-from whet.tactics.cuda.conv.conv import Conv, conv_shape, packed_bias
+from whet.tactics.cuda.conv.conv import Conv, get_conv_shape, make_packed_bias
 
 
 @tactic
@@ -30,37 +30,37 @@ class WeightsAsAConv(Conv):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        epilogue = match_epilogue(layer, epilogue_steps(layer))
-        return epilogue if isinstance(epilogue, str) else why_not_shape(conv_shape(layer))
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer))
+        return epilogue if isinstance(epilogue, str) else why_not_shape(get_conv_shape(layer))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        epilogue, s, bf16 = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), signature.outputs[0].dtype.name == "bf16"
+        epilogue, s, bf16 = match_epilogue(layer, find_epilogue_steps(layer)), get_conv_shape(layer), signature.outputs[0].dtype.name == "bf16"
         if isinstance(epilogue, str):
             return []
         configs = list_weights_as_a_tiles(s, epilogue.residual is not None)
-        compile_ahead(backend, [weights_as_a_source(weights_as_a_constants(t, s, epilogue.post_ops, bf16)) for t in configs])
+        compile_ahead(backend, [emit_source(make_constants(t, s, epilogue.post_ops, bf16)) for t in configs])
         return [t.config for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        epilogue, s, tile = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer), WeightsAsATile(**{k: int(v) for k, v in config})
+        epilogue, s, tile = match_epilogue(layer, find_epilogue_steps(layer)), get_conv_shape(layer), WeightsAsATile(**{k: int(v) for k, v in config})
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
         if not tile.fits(s, epilogue.residual is not None):
             raise PlanRefused(why_not_shape(s) or f"{tile} is no tile of {s}")
-        x, (weights, own), dtype = source_index(layer), weight_and_bias(layer), signature.outputs[0].dtype
+        x, (weights, own), dtype = get_source_index(layer), get_weight_and_bias(layer), signature.outputs[0].dtype
         packed = (
-            packed_array(
+            make_packed_array(
                 f"{weights.constant().digest}|upright {dtype}",
                 s.r * s.s * 64 * 64 * 2,
                 lambda: pack_weights_as_a(np.asarray(weights.array(), np.float32), dtype.numpy),
             ),
-            packed_bias(epilogue, own, s.k),
+            make_packed_bias(epilogue, own, s.k),
         )
 
         def make(args: Args) -> list:
             residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             addresses = (args.inputs[x], *args.packed, residual, args.outputs[0])
             bf16, multiprocessors = dtype.name == "bf16", backend.capabilities.multiprocessors
-            return [weights_as_a_launch(tile, s, addresses, epilogue.post_ops, bf16, multiprocessors, layer.name)]
+            return [make_launch(tile, s, addresses, epilogue.post_ops, bf16, multiprocessors, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"wgmma upright {tile.rows} rows s{tile.slots}", packed=packed)

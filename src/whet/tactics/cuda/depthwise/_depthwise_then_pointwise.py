@@ -11,7 +11,7 @@ from whet.backends.cuda import tensormap
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import MAX_SHARED, Kernel, Launch, Module
-from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
+from whet.tactics.cuda._device.source import ACTIVATIONS, emit_kernel_source
 from whet.tactics.cuda.conv._conv import Activation, ConvShape, PostOps, View
 from whet.tactics.cuda.conv._conv_config import ConvConfig
 from whet.tactics.cuda.conv._conv_launch import ConvArguments, DepthwiseFields, LayerFields
@@ -50,7 +50,7 @@ class Pieces:
         return Pieces(rows, wide, pitch, tall, -(-read * config.row // 1024) * 1024, tall * pitch * config.row)
 
 
-def thread_rows(config: ConvConfig, pieces: Pieces) -> int:
+def count_thread_rows(config: ConvConfig, pieces: Pieces) -> int:
     """Rows of the operand that a thread computes: a power of two; fewer if the tile has fewer."""
     full = config.mi * 64 * config.bk // 8 // 128
     if config.wgs * config.mi > 1:
@@ -58,14 +58,14 @@ def thread_rows(config: ConvConfig, pieces: Pieces) -> int:
     return next((r for r in (1, 2, 4) if r < full and r * 1024 // config.bk >= pieces.rows * pieces.wide), full)
 
 
-def depthwise_bytes(shape: ConvShape, bk: int) -> int:
+def count_depthwise_bytes(shape: ConvShape, bk: int) -> int:
     """Bytes of the taps and biases of a K step."""
     return (shape.r * shape.s + 1) * bk * 4
 
 
-def shared_bytes(config: ConvConfig, shape: ConvShape, pieces: Pieces) -> int:
+def count_shared_bytes(config: ConvConfig, shape: ConvShape, pieces: Pieces) -> int:
     """Bytes of dynamic shared memory; mirrors conv.cu."""
-    return config.shared_with(pieces.slot) + 2 * config.bm * config.row + config.halo * depthwise_bytes(shape, config.bk) + 32
+    return config.shared_with(pieces.slot) + 2 * config.bm * config.row + config.halo * count_depthwise_bytes(shape, config.bk) + 32
 
 
 def why_not_config(config: ConvConfig, shape: ConvShape, k: int, multiprocessors: int) -> str | None:
@@ -78,7 +78,7 @@ def why_not_config(config: ConvConfig, shape: ConvShape, k: int, multiprocessors
     accumulators = config.mi * config.bn // 2 + (config.bn // 4 + config.mi * config.bn // 4 if config.direct else 0)
     if config.bm > 256 or accumulators + _NEEDED > config.register_limit or config.bn > _MOST_CHANNELS:
         return f"{config} needs too many registers"
-    need = (shared_bytes(config, shape, pieces) + 1024) * config.blocks
+    need = (count_shared_bytes(config, shape, pieces) + 1024) * config.blocks
     return f"needs {need} bytes of shared memory" if need > MAX_SHARED + 1024 else None
 
 
@@ -102,7 +102,7 @@ def list_configs(shape: ConvShape, k: int, multiprocessors: int) -> list[ConvCon
         for slots, resident, hold in product({1, min(2, each)} if not many else {1, 2, 3}, (1, 2, 3) if many else (1,), (0, steps) if many else (0,)):
             config = replace(base, halo=slots, blocks=resident, hold=hold, stages=2 if many else max(2, base.stages))
             more = replace(config, blocks=resident + 1)
-            if not many and shared_bytes(config, shape, pieces) > _SHARED_OF_FEW:
+            if not many and count_shared_bytes(config, shape, pieces) > _SHARED_OF_FEW:
                 continue
             if why_not_config(config, shape, k, multiprocessors) is None and (
                 not many or resident == 3 or why_not_config(more, shape, k, multiprocessors)
@@ -123,7 +123,7 @@ def _estimate(config: ConvConfig, shape: ConvShape, k: int, pieces: Pieces, bloc
     """A rough time in us, which only orders candidates. A multiprocessor computes about 4 depthwise results of nine taps per ns, reads 40 bytes."""
     steps = -(-shape.c // config.bk)
     each = -(-steps // config.sk)
-    made = thread_rows(config, pieces) * 1024 // config.bk * config.wgs
+    made = count_thread_rows(config, pieces) * 1024 // config.bk * config.wgs
     compute = made * config.bk * shape.r * shape.s / 9 / (4 if config.wgs * config.blocks > 1 else 2.5)
     read = pieces.box / min(40, 4200 / min(blocks, multiprocessors))
     turns = -(-blocks // multiprocessors)
@@ -131,17 +131,17 @@ def _estimate(config: ConvConfig, shape: ConvShape, k: int, pieces: Pieces, bloc
     return (1200 + turns * (each * max(compute, read) + config.bm * config.bn / 15) + ending) / 1000
 
 
-def depthwise_source(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> str:
-    """The kernel's complete text; `rows` are a thread's (thread_rows), `inner` is the activation of the depthwise part."""
+def emit_depthwise_source(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> str:
+    """The kernel's complete text; `rows` are a thread's (count_thread_rows), `inner` is the activation of the depthwise part."""
     constants = config.constants(im2col=False, act=ACTIVATIONS[activation], bf16=bf16)
-    return kernel_text(
+    return emit_kernel_source(
         "conv.cu", {**constants, "DW": shape.stride[0], "DW_R": shape.r, "DW_S": shape.s, "DW_ACT": ACTIVATIONS[inner], "DW_ROWS": rows, "CHAINS": 1}
     )
 
 
 @per_device
-def _kernel(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> Kernel:
-    code = compile_cubin(depthwise_source(config, shape, rows, inner, activation, bf16), name=f"conv_depthwise_{config}.cu")
+def _load_kernel(config: ConvConfig, shape: ConvShape, rows: int, inner: str, activation: str, bf16: bool) -> Kernel:
+    code = compile_cubin(emit_depthwise_source(config, shape, rows, inner, activation, bf16), name=f"conv_depthwise_{config}.cu")
     return Module(code).kernel("conv", MAX_SHARED)
 
 
@@ -155,7 +155,7 @@ def pack_depthwise(weights: np.ndarray, bias: np.ndarray, bk: int) -> np.ndarray
     return out.reshape(r * s + 1, steps, bk).transpose(1, 0, 2)
 
 
-def depthwise_launch(
+def make_depthwise_launch(
     config: ConvConfig,
     shape: ConvShape,
     k: int,
@@ -174,8 +174,8 @@ def depthwise_launch(
     assert isinstance(pieces, Pieces), pieces
     pixel = shape.c * 2
     box = (config.bk, pieces.pitch, pieces.tall, 1)
-    a = tensormap.tiled_map(x, dtype, (shape.c, shape.w, shape.h, shape.n), (pixel, pixel * shape.w, pixel * shape.w * shape.h), box, plain=True)
-    b = tensormap.tiled_map(weights, dtype, (steps * config.bk, k), (steps * config.bk * 2,), (config.bk, config.bn))
+    a = tensormap.make_tiled_map(x, dtype, (shape.c, shape.w, shape.h, shape.n), (pixel, pixel * shape.w, pixel * shape.w * shape.h), box, plain=True)
+    b = tensormap.make_tiled_map(weights, dtype, (steps * config.bk, k), (steps * config.bk * 2,), (config.bk, config.bn))
     tiles_n = -(-k // config.bn)
     tiles = tiles_n * shape.n * -(-shape.p // pieces.rows)
     product = ConvShape(shape.n, shape.p, shape.q, shape.c, k)
@@ -204,15 +204,15 @@ def depthwise_launch(
     grid = tiles * config.sk if config.sk > 1 else min(tiles, multiprocessors * config.blocks)
     if config.hold:  # a block's tiles have the same output channels
         grid = max(1, grid // tiles_n) * tiles_n
-    kernel = _kernel(
-        config, replace(shape, n=1, h=0, w=0, c=0, k=0, pad=(0, 0, 0, 0)), thread_rows(config, pieces), inner[0], post_ops.activation[0], bf16
+    kernel = _load_kernel(
+        config, replace(shape, n=1, h=0, w=0, c=0, k=0, pad=(0, 0, 0, 0)), count_thread_rows(config, pieces), inner[0], post_ops.activation[0], bf16
     )
-    shared = shared_bytes(config, shape, pieces)
+    shared = count_shared_bytes(config, shape, pieces)
     return Launch(kernel, (grid, 1, 1), config.threads, arguments.pack(), cluster=config.sk, label=label, shared=shared)
 
 
-def source_of(config: ConvConfig, shape: ConvShape, k: int, multiprocessors: int, inner: str, activation: str, bf16: bool) -> str:
-    """As depthwise_source, with the rows that the launch will have."""
+def emit_launch_source(config: ConvConfig, shape: ConvShape, k: int, multiprocessors: int, inner: str, activation: str, bf16: bool) -> str:
+    """As emit_depthwise_source, with the rows that the launch will have."""
     pieces = Pieces.of(shape, config, k, multiprocessors)
     assert isinstance(pieces, Pieces), pieces
-    return depthwise_source(config, shape, thread_rows(config, pieces), inner, activation, bf16)
+    return emit_depthwise_source(config, shape, count_thread_rows(config, pieces), inner, activation, bf16)

@@ -85,7 +85,7 @@ def refuses(s: ConvShape, size: int) -> str | None:
     return "takes no dilation" if s.dilation != (1, 1) else f"takes filters of up to {most} taps" if s.r * s.s > most else None
 
 
-def channels_of_a_thread(s: ConvShape, size: int) -> int:
+def count_thread_channels(s: ConvShape, size: int) -> int:
     """Four where their weights fit the registers, else two, of 16-bit floats."""
     return 2 if s.r * s.s > 25 and size == 2 else 4
 
@@ -93,7 +93,7 @@ def channels_of_a_thread(s: ConvShape, size: int) -> int:
 def list_tiles(s: ConvShape, size: int, multiprocessors: int) -> list[Tile]:
     """Candidates, the most promising first; `size` is the bytes of an input element."""
     tiles: dict[Tile, float] = {}
-    vec = channels_of_a_thread(s, size)
+    vec = count_thread_channels(s, size)
     for cg in (16, 24, 32, 48, 64, 72, 80, 96, 120, 128, 144, 192, 240):
         if s.c % cg or cg * size % 16 or (vec == 4 and cg < 32):
             continue
@@ -105,7 +105,9 @@ def list_tiles(s: ConvShape, size: int, multiprocessors: int) -> list[Tile]:
                         for stages in (1, 2):
                             best = _fit(s, Tile(th, rg, tw, wide, cg, stages, 1, vec), size)
                             if best is not None:
-                                tiles[best] = _cost(s, best, multiprocessors) if vec == 4 else _many_taps_us(s, best, multiprocessors)
+                                tiles[best] = (
+                                    _estimate_cost(s, best, multiprocessors) if vec == 4 else _estimate_many_taps_us(s, best, multiprocessors)
+                                )
     ranked = sorted(tiles, key=lambda t: (tiles[t], t))
     if vec == 2:  # of a strip's width and a tile's rows two, with one and two stages or the next best channels
         kinds: dict[tuple[int, int], list[Tile]] = {}
@@ -132,7 +134,7 @@ def _fit(s: ConvShape, tile: Tile, size: int) -> Tile | None:
     return replace(tile, blocks=blocks)
 
 
-def _cost(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
+def _estimate_cost(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
     """A rough order: input read twice at tile borders, idle threads, too few threads to hide latency, an uneven last wave."""
     rows, columns = tile.input(s)
     seams = rows * columns / (tile.rg * tile.th * tile.tw * s.stride[0] * s.stride[1])
@@ -148,7 +150,7 @@ def _cost(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
     return alone * (0.6 + 0.4 * seams) * (0.5 + 0.5 * idle) * (0.7 + 0.3 * uneven) * (1 + 120 / resident) * (0.8 + 0.1 * again * reads)
 
 
-def _many_taps_us(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
+def _estimate_many_taps_us(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
     """A rough time in us for filters of many taps, which are bound by multiplications: a multiprocessor issues four instructions a clock."""
     rows, columns = tile.input(s)
     own_rows, span = (tile.th - 1) * s.stride[0] + s.r, (tile.wide - 1) * s.stride[1] + s.s
@@ -163,7 +165,7 @@ def _many_taps_us(s: ConvShape, tile: Tile, multiprocessors: int) -> float:
     return 2 + s.r * s.s * warps / 1700 + max(compute, read) + 0.2 * min(compute, read)
 
 
-def constants(s: ConvShape, tile: Tile, source: int, target: int, activation: str, fold: bool = False) -> dict[str, int]:
+def make_constants(s: ConvShape, tile: Tile, source: int, target: int, activation: str, fold: bool = False) -> dict[str, int]:
     """The macros of an instance."""
     names = {key.upper(): value for key, value in asdict(tile).items()}
     fixed = {"R": s.r, "S": s.s, "STRIDE_H": s.stride[0], "STRIDE_W": s.stride[1], "FROM": source, "TO": target}
@@ -186,14 +188,14 @@ def tile_launch(
     kind = {0: "f32", 1: "f16", 2: "bf16"}.get(constants["FROM"], "u8")
     x, weights, bias, out = addresses
     fields, grid = place_tiles(s, tile, out, bounds, scales8, multiprocessors)
-    arguments = DepthwiseTileArguments(input_map(x, kind, s, tile, size), weights, bias, fields)
+    arguments = DepthwiseTileArguments(make_input_map(x, kind, s, tile, size), weights, bias, fields)
     return launch("depthwise_tile", arguments, constants, grid, tile.threads, shared=tile.shared(s, size), label=label)
 
 
-def input_map(x: int, kind: str, s: ConvShape, tile: Tile, size: int) -> bytes:
+def make_input_map(x: int, kind: str, s: ConvShape, tile: Tile, size: int) -> bytes:
     """The tensor map of the input of a tile; `size`: bytes of an element."""
     pixel, (rows, columns) = s.c * size, tile.input(s)
-    return tensormap.tiled_map(x, kind, (s.c, s.w, s.h, s.n), (pixel, pixel * s.w, pixel * s.w * s.h), (tile.cg, columns, rows, 1), plain=True)
+    return tensormap.make_tiled_map(x, kind, (s.c, s.w, s.h, s.n), (pixel, pixel * s.w, pixel * s.w * s.h), (tile.cg, columns, rows, 1), plain=True)
 
 
 def place_tiles(

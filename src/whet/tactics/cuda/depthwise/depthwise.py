@@ -11,25 +11,25 @@ from whet.backends.cuda.launch import MAX_SHARED
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Pointer, UInt32
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     TYPE,
     GpuKernel,
     all_static,
-    blocks_of,
     compile_ahead,
+    count_blocks,
     launch,
     machine_has,
+    make_packed_array,
     match_epilogue,
-    packed_array,
 )
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv._conv import NONE, ConvShape
-from whet.tactics.cuda.conv.conv import conv_shape, list_conv_signatures, packed_bias, why_not_conv
+from whet.tactics.cuda.conv.conv import get_conv_shape, list_conv_signatures, make_packed_bias, why_not_conv
 from whet.tactics.cuda.depthwise._depthwise_tile import Tile, list_tiles, tile_launch
-from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
+from whet.tactics.cuda.depthwise._depthwise_tile import make_constants as tile_constants
 from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
 
 
@@ -65,7 +65,7 @@ class Depthwise(Tactic):
     ops = ("Conv",)
 
     def why_not(self, layer: Layer) -> str | None:
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         if reason := super().why_not(layer) or why_not_conv(layer, head):
             return reason
         w = head.needs(1)
@@ -77,7 +77,7 @@ class Depthwise(Tactic):
         return list_conv_signatures(layer, "nhwc", (F16, BF16, F32))
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        epilogue, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        epilogue, s = match_epilogue(layer, find_epilogue_steps(layer)), get_conv_shape(layer)
         if isinstance(epilogue, str):
             return epilogue
         if s.c % 8:
@@ -89,7 +89,7 @@ class Depthwise(Tactic):
         return None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        s = conv_shape(layer)
+        s = get_conv_shape(layer)
         configs: list[Config] = _list_tile_configs(layer, signature, s, backend)
         if max(s.r, s.s) > 7:
             return configs
@@ -98,25 +98,25 @@ class Depthwise(Tactic):
             large = s.r * s.s > 9 and (tall > 1 or wide > 2)  # would not fit the registers
             if not large and (tall == 1 or threads >= 256 * backend.capabilities.multiprocessors):
                 configs.append((("wide", wide), ("tall", tall)))
-                compile_ahead(backend, [kernel_text("depthwise.cu", _constants(layer, signature, wide, tall))])
+                compile_ahead(backend, [emit_kernel_source("depthwise.cu", _make_constants(layer, signature, wide, tall))])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer))
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
-        s, wide, tall = conv_shape(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
-        x = source_index(layer)
-        weights, own = weight_and_bias(layer)
+        s, wide, tall = get_conv_shape(layer), int(dict(config)["wide"]), int(dict(config).get("tall", 0))
+        x = get_source_index(layer)
+        weights, own = get_weight_and_bias(layer)
         kind, low, high = epilogue.post_ops.activation
-        constants = _constants(layer, signature, wide, tall)
+        constants = _make_constants(layer, signature, wide, tall)
         packed = (
-            packed_array(
+            make_packed_array(
                 f"{weights.constant().digest}|depthwise rsc f32",
                 s.r * s.s * s.c * 4,
                 lambda: np.asarray(weights.array(), np.float32).reshape(s.c, s.r * s.s).T,
             ),
-            packed_bias(epilogue, own, s.c),
+            make_packed_bias(epilogue, own, s.c),
         )
         if not tall:
             tile = tile_from(config, s, 2)
@@ -127,7 +127,7 @@ class Depthwise(Tactic):
                 return [tile_launch(s, tile, text, addresses, (low, high), (1.0, 0.0), backend.capabilities.multiprocessors, layer.name)]
 
             return GpuKernel(layer, signature, make_tile_launch, implementation=f"depthwise tile {tile}", packed=packed)
-        grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
+        grid = (count_blocks(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
 
         def make(args: Args) -> list:
             residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
@@ -138,16 +138,16 @@ class Depthwise(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"depthwise {tall}x{wide}", packed=packed)
 
 
-def _constants(layer: Layer, signature: Signature, wide: int, tall: int) -> dict[str, int]:
+def _make_constants(layer: Layer, signature: Signature, wide: int, tall: int) -> dict[str, int]:
     """Macros of depthwise.cu."""
-    s, dtype, epilogue = conv_shape(layer), TYPE[signature.outputs[0].dtype.name], match_epilogue(layer, epilogue_steps(layer))
+    s, dtype, epilogue = get_conv_shape(layer), TYPE[signature.outputs[0].dtype.name], match_epilogue(layer, find_epilogue_steps(layer))
     kind = NONE[0] if isinstance(epilogue, str) else epilogue.post_ops.activation[0]
     return {"FROM": dtype, "TO": dtype, "R": s.r, "S": s.s, "STRIDE": s.stride[1], "WIDE": wide, "TALL": tall, "ACT": ACTIVATIONS[kind]}
 
 
 def _tiles_fit(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> bool:
     """True if the tile kernel takes the layer: 16-bit types, no residual, filters that fit the registers."""
-    epilogue = match_epilogue(layer, epilogue_steps(layer))
+    epilogue = match_epilogue(layer, find_epilogue_steps(layer))
     if isinstance(epilogue, str) or epilogue.residual is not None or signature.outputs[0].dtype == F32:
         return False
     return no_tile(s, 2) is None and machine_has(backend, "tma") and bool(list_tiles(s, 2, backend.capabilities.multiprocessors))
@@ -155,13 +155,15 @@ def _tiles_fit(layer: Layer, signature: Signature, s: ConvShape, backend: Backen
 
 def _list_tile_configs(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> list[Config]:
     """Configurations of the tile kernel, where it has enough work to do: large filters, or enough pixels to fill the tiles."""
-    epilogue, kind = match_epilogue(layer, epilogue_steps(layer)), TYPE[signature.outputs[0].dtype.name]
+    epilogue, kind = match_epilogue(layer, find_epilogue_steps(layer)), TYPE[signature.outputs[0].dtype.name]
     if isinstance(epilogue, str) or not _tiles_fit(layer, signature, s, backend):
         return []
     if s.r * s.s <= 25 and s.m * s.c < 8192 * backend.capabilities.multiprocessors:  # a few values a thread: latency counts, not bytes
         return []
     tiles = list_tiles(s, 2, backend.capabilities.multiprocessors)
-    compile_ahead(backend, [kernel_text("depthwise_tile.cu", tile_constants(s, t, kind, kind, epilogue.post_ops.activation[0])) for t in tiles])
+    compile_ahead(
+        backend, [emit_kernel_source("depthwise_tile.cu", tile_constants(s, t, kind, kind, epilogue.post_ops.activation[0])) for t in tiles]
+    )
     return [tile_config(t) for t in tiles]
 
 

@@ -9,12 +9,18 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
-from whet.tactics._fused import root_layer, weight_and_bias
-from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, packed_array
+from whet.tactics._fused import get_root_layer, get_weight_and_bias
+from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, make_packed_array
 from whet.tactics.cuda.conv._conv import pack_weights
 from whet.tactics.cuda.conv._conv_then_pointwise_layer import Both, ConvAndProduct
-from whet.tactics.cuda.conv.conv import as_config, from_config, packed_bias
-from whet.tactics.cuda.depthwise._depthwise_then_pointwise import depthwise_launch, list_configs, pack_depthwise, source_of, why_not_config
+from whet.tactics.cuda.conv.conv import as_config, from_config, make_packed_bias
+from whet.tactics.cuda.depthwise._depthwise_then_pointwise import (
+    emit_launch_source,
+    list_configs,
+    make_depthwise_launch,
+    pack_depthwise,
+    why_not_config,
+)
 
 MAX_CONFIGS = 24
 _MOST_TAPS = 25
@@ -29,7 +35,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
 
     def why_not_pair(self, both: Both) -> str | None:
         s = both.shape
-        depthwise = root_layer(both.first).attrs["group"] == s.c == s.k
+        depthwise = get_root_layer(both.first).attrs["group"] == s.c == s.k
         return None if depthwise else "takes a depthwise convolution followed by a 1x1"
 
     def why_not_sizes(self, both: Both, backend: Backend) -> str | None:
@@ -47,7 +53,7 @@ class DepthwiseThenPointwise(ConvAndProduct):
         processors = backend.capabilities.multiprocessors
         configs = list_configs(both.shape, both.k, processors)[:MAX_CONFIGS]
         kinds, bf16 = (both.inner.post_ops.activation[0], both.epilogue.post_ops.activation[0]), signature.outputs[0].dtype.name == "bf16"
-        compile_ahead(backend, [source_of(c, both.shape, both.k, processors, *kinds, bf16) for c in configs])
+        compile_ahead(backend, [emit_launch_source(c, both.shape, both.k, processors, *kinds, bf16) for c in configs])
         return [as_config(c) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -57,22 +63,22 @@ class DepthwiseThenPointwise(ConvAndProduct):
         if reason := why_not_config(tile, both.shape, both.k, backend.capabilities.multiprocessors):
             raise PlanRefused(reason)
         s, k, dtype = both.shape, both.k, signature.outputs[0].dtype
-        taps, own_inner = weight_and_bias(both.first)
-        weights, own = weight_and_bias(both.product)
+        taps, own_inner = get_weight_and_bias(both.first)
+        weights, own = get_weight_and_bias(both.product)
         steps = -(-s.c // tile.bk)
         inner_key = f"{taps.constant().digest} {own_inner.constant().digest if own_inner else ''} {both.inner.key}"
         packed = (
-            packed_array(
+            make_packed_array(
                 f"{inner_key}|depthwise steps {tile.bk}",
                 steps * (s.r * s.s + 1) * tile.bk * 4,
                 lambda: pack_depthwise(np.asarray(taps.array(), np.float32), both.inner.bias(own_inner, s.c), tile.bk),
             ),
-            packed_array(
+            make_packed_array(
                 f"{weights.constant().digest}|conv krsc {tile.bk} {dtype}",
                 k * steps * tile.bk * 2,
                 lambda: pack_weights(np.asarray(weights.array(), np.float32), tile.bk, dtype.numpy),
             ),
-            packed_bias(both.epilogue, own, k),
+            make_packed_bias(both.epilogue, own, k),
         )
 
         def make(args: Args) -> list:
@@ -81,6 +87,6 @@ class DepthwiseThenPointwise(ConvAndProduct):
             residual = 0 if both.residual is None else args.inputs[both.residual]
             endings = (both.inner.post_ops.activation, both.epilogue.post_ops)
             blocks = backend.capabilities.multiprocessors
-            return [depthwise_launch(tile, s, k, addresses, residual, *endings, dtype.name == "bf16", blocks, layer.name)]
+            return [make_depthwise_launch(tile, s, k, addresses, residual, *endings, dtype.name == "bf16", blocks, layer.name)]
 
         return GpuKernel(layer, signature, make, implementation=f"depthwise and wgmma {tile}", packed=packed)

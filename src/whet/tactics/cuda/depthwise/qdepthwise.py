@@ -10,23 +10,33 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, Epilogue, GpuKernel, blocks_of, compile_ahead, launch, machine_has, packed_array
-from whet.tactics.cuda._device.source import kernel_text
-from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
-from whet.tactics.cuda.depthwise._depthwise_tile import constants as tile_constants
+from whet.tactics.cuda._device.kernel import (
+    ACTIVATIONS,
+    RTOL,
+    Epilogue,
+    GpuKernel,
+    compile_ahead,
+    count_blocks,
+    launch,
+    machine_has,
+    make_packed_array,
+)
+from whet.tactics.cuda._device.source import emit_kernel_source
+from whet.tactics.cuda.conv._conv import TYPES, ConvShape, count_bias_floats
 from whet.tactics.cuda.depthwise._depthwise_tile import list_tiles, tile_launch
+from whet.tactics.cuda.depthwise._depthwise_tile import make_constants as tile_constants
 from whet.tactics.cuda.depthwise._depthwise_tile import refuses as no_tile
 from whet.tactics.cuda.depthwise.depthwise import DepthwiseArguments, tile_config, tile_from
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     Output,
-    conv_shape_of,
     fold_into_range,
     folds,
-    key_of,
+    get_quantized_conv_shape,
     list_signatures,
+    make_key,
+    match_parts,
     match_quantized_epilogue,
-    parts_of,
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
@@ -48,11 +58,11 @@ class QDepthwise(QuantizedTactic):
         return list_signatures(parts, "nhwc")
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         epilogue = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(epilogue, str):
             return str(epilogue)
-        s = conv_shape_of(parts)
+        s = get_quantized_conv_shape(parts)
         if epilogue.residual is not None or s.dilation != (1, 1):
             return "takes no residual and no dilation"
         if s.c % 8 or s.m * s.c // 8 >= 2**31:
@@ -60,16 +70,17 @@ class QDepthwise(QuantizedTactic):
         return "takes filters up to 7 x 7" if max(s.r, s.s) > 7 else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         assert isinstance(parts, Parts)
-        s, epilogue = conv_shape_of(parts), match_quantized_epilogue(parts)
+        s, epilogue = get_quantized_conv_shape(parts), match_quantized_epilogue(parts)
         assert isinstance(epilogue, Epilogue)
         configs: list[Config] = []
         if _can_tile(parts, s, signature) and machine_has(backend, "tma") and s.m * s.c >= 8192 * backend.capabilities.multiprocessors:
-            tiles, (reads, stores) = list_tiles(s, 1, backend.capabilities.multiprocessors), _types(parts, signature)
+            tiles, (reads, stores) = list_tiles(s, 1, backend.capabilities.multiprocessors), _get_types(parts, signature)
             fold = folds(epilogue, signature.outputs[0].dtype.name)
             compile_ahead(
-                backend, [kernel_text("depthwise_tile.cu", tile_constants(s, t, reads, stores, epilogue.post_ops.activation[0], fold)) for t in tiles]
+                backend,
+                [emit_kernel_source("depthwise_tile.cu", tile_constants(s, t, reads, stores, epilogue.post_ops.activation[0], fold)) for t in tiles],
             )
             configs = [tile_config(t) for t in tiles]
         for wide, tall in ((1, 1), (2, 1), (4, 1), (2, 4), (2, 8)):
@@ -80,11 +91,11 @@ class QDepthwise(QuantizedTactic):
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         epilogue = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(epilogue, str):
             raise PlanRefused(str(epilogue))
-        s, (reads, stores), given = conv_shape_of(parts), _types(parts, signature), dict(config)
+        s, (reads, stores), given = get_quantized_conv_shape(parts), _get_types(parts, signature), dict(config)
         x = parts.source_index()
         zero = parts.reads[x].zero
         out, per, shift, stored = Output.of(parts, epilogue), 1.0, 0.0, signature.outputs[0].dtype.name
@@ -92,10 +103,14 @@ class QDepthwise(QuantizedTactic):
         post_ops = epilogue.post_ops
         if fold:
             per, shift, out, post_ops = fold_into_range(out, epilogue, stored)
-        key = f"{key_of(parts, epilogue)}|depthwise 8 bits {per} {shift}"
+        key = f"{make_key(parts, epilogue)}|depthwise 8 bits {per} {shift}"
         packed = (
-            packed_array(f"{key} weights", s.r * s.s * s.c * 4, lambda: (_scale_weights(parts, s) * per).astype(np.float32).T),
-            packed_array(f"{key} bias", bias_count(s.c) * 4, lambda: (_bias(parts, epilogue, s).astype(np.float64) * per + shift).astype(np.float32)),
+            make_packed_array(f"{key} weights", s.r * s.s * s.c * 4, lambda: (_scale_weights(parts, s) * per).astype(np.float32).T),
+            make_packed_array(
+                f"{key} bias",
+                count_bias_floats(s.c) * 4,
+                lambda: (_compute_bias(parts, epilogue, s).astype(np.float64) * per + shift).astype(np.float32),
+            ),
         )
         kind, low, high = post_ops.activation
         if not int(given.get("tall", 0)):
@@ -109,10 +124,10 @@ class QDepthwise(QuantizedTactic):
                 blocks = backend.capabilities.multiprocessors
                 return [tile_launch(s, tile, text, addresses, (low, high), (out.per_step, out.zero), blocks, layer.name)]
 
-            return _kernel(layer, signature, make_tile_launch, f"depthwise tile {tile}", packed)
+            return _make_kernel(layer, signature, make_tile_launch, f"depthwise tile {tile}", packed)
         wide, tall = int(given["wide"]), int(given["tall"])
         constants = {"FROM": reads, "TO": stores, "R": s.r, "S": s.s, "STRIDE": s.stride[1], "WIDE": wide, "TALL": tall, "ACT": ACTIVATIONS[kind]}
-        grid = (blocks_of(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
+        grid = (count_blocks(s.n * -(-s.p // tall) * -(-s.q // wide) * (s.c // 8), 128), 1, 1)
         fill = (zero & 0xFF) * 0x01010101
 
         def make(args: Args) -> list:
@@ -121,15 +136,15 @@ class QDepthwise(QuantizedTactic):
             arguments = DepthwiseArguments(*addresses, *sizes, act=(low, high), fill=fill, per_step=out.per_step, zero=out.zero)
             return [launch("depthwise", arguments, constants, grid, 128)]
 
-        return _kernel(layer, signature, make, f"depthwise {tall}x{wide}", packed)
+        return _make_kernel(layer, signature, make, f"depthwise {tall}x{wide}", packed)
 
 
-def _kernel(layer: Layer, signature: Signature, make: Any, name: str, packed: Any) -> GpuKernel:
+def _make_kernel(layer: Layer, signature: Signature, make: Any, name: str, packed: Any) -> GpuKernel:
     stored = signature.outputs[0].dtype.name
     return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0 if stored in INT8_TYPES else RTOL[stored])
 
 
-def _types(parts: Parts, signature: Signature) -> tuple[int, int]:
+def _get_types(parts: Parts, signature: Signature) -> tuple[int, int]:
     x = parts.source_index()
     return TYPES[parts.reads[x].dtype.name], TYPES[signature.outputs[0].dtype.name]
 
@@ -149,10 +164,10 @@ def _scale_weights(parts: Parts, s: ConvShape) -> np.ndarray:
     return integers * factor[:, None]
 
 
-def _bias(parts: Parts, epilogue: Epilogue, s: ConvShape) -> np.ndarray:
+def _compute_bias(parts: Parts, epilogue: Epilogue, s: ConvShape) -> np.ndarray:
     """Biases that subtract the zero point: padding is read as the zero point."""
     x, _, b = parts.operand_indices()
-    out = np.zeros(bias_count(s.c), np.float32)
+    out = np.zeros(count_bias_floats(s.c), np.float32)
     own = epilogue.bias(None if b is None else parts.view.inputs[b], s.c).astype(np.float64)
     out[: s.c] = own - parts.reads[x].zero * _scale_weights(parts, s).sum(axis=1)
     return out

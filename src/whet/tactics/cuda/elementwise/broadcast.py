@@ -14,8 +14,8 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
-from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Pointer, UInt32, array
-from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Pointer, UInt32, make_array_type
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, count_blocks, launch
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 from whet.tactics.cuda.elementwise.elementwise import match_chain
 
@@ -39,11 +39,11 @@ class BroadcastArguments(Arguments, kernel="broadcast.cu"):
     b: ConstPointer
     c: ConstPointer
     out: Pointer
-    size: Annotated[Sequence[int], array("u32", 5)]
+    size: Annotated[Sequence[int], make_array_type("u32", 5)]
     count: UInt32
-    a_stride: Annotated[Sequence[int], array("int", 5)]  # elements; 0 along broadcast axes
-    b_stride: Annotated[Sequence[int], array("int", 5)]
-    c_stride: Annotated[Sequence[int], array("int", 5)]
+    a_stride: Annotated[Sequence[int], make_array_type("int", 5)]  # elements; 0 along broadcast axes
+    b_stride: Annotated[Sequence[int], make_array_type("int", 5)]
+    c_stride: Annotated[Sequence[int], make_array_type("int", 5)]
 
 
 @tactic
@@ -86,13 +86,13 @@ class Broadcast(UnfusedTactic):
             return "more than 2**31 elements"
         if layer.outputs[0].dtype.is_float and layer.op not in ("Where", "Cast") and not isinstance(match_chain(layer), str):
             return "`elementwise` takes this"
-        return f"takes at most {_RANK} axes after merging" if len(_axes(layer)[0]) > _RANK else None
+        return f"takes at most {_RANK} axes after merging" if len(_merge_axes(layer)[0]) > _RANK else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         reason = self.refuses(layer, signature, backend)
         if reason:
             raise PlanRefused(reason)
-        sizes, strides = _axes(layer)
+        sizes, strides = _merge_axes(layer)
         fill, count = _RANK - len(sizes), prod(sizes)
         kinds = [_KINDS[o.dtype.name] for o in signature.inputs if o is not None]
         kinds += [0] * (3 - len(kinds))
@@ -111,12 +111,12 @@ class Broadcast(UnfusedTactic):
                 return []
             a, b, c = (*args.inputs, 0, 0)[:3]
             arguments = BroadcastArguments(a, b, c, args.outputs[0], (*(1,) * fill, *sizes), count, steps[0], steps[1], steps[2])
-            return [launch("broadcast", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
+            return [launch("broadcast", arguments, constants, (count_blocks(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="broadcast")
 
 
-def _axes(layer: Layer) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+def _merge_axes(layer: Layer) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """Sizes of the result with adjacent axes merged if every operand is contiguous across them, and each operand's strides."""
     out = static_shape(layer.outputs[0].shape)
     rows: list[list[int]] = []

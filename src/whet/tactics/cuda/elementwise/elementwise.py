@@ -12,9 +12,9 @@ from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape, to_stored
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import EpilogueStep, epilogue_steps, outer_input, root_layer
+from whet.tactics._fused import EpilogueStep, find_epilogue_steps, get_root_layer, outer_input
 from whet.tactics.cuda._device.arguments import Arguments, CType, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, GpuKernel, activation_of, all_static, blocks_of, launch, packed_array
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, TYPE, GpuKernel, all_static, count_blocks, find_activation, launch, make_packed_array
 
 BINARY = {"Add": "a + b", "Sub": "a - b", "Mul": "a * b", "Div": "a / b", "Pow": "powf(a, b)", "Max": "max_nan(a, b)", "Min": "min_nan(a, b)"}
 UNARY = {
@@ -98,11 +98,11 @@ class Elementwise(Tactic):
             assert t is not None
             if t.is_constant:
                 places.append(("packed", len(packed), kind))
-                packed.append(_constant(t, kind, shape, out))
+                packed.append(_pack_constant(t, kind, shape, out))
             else:
                 places.append(("input", where, kind))
         constants = {"TYPE": TYPE[out.dtype.name], "LAST": int(last), "STEPS": chain.text}
-        grid = (blocks_of(count, 2048), 1, 1)
+        grid = (count_blocks(count, 2048), 1, 1)
 
         def make(args: Args) -> list:
             rows = []
@@ -140,12 +140,12 @@ class _Chain:
 
 def match_chain(layer: Layer) -> _Chain | str:
     """The layer as a chain over its first full operand, or why it is none."""
-    steps, head = epilogue_steps(layer), root_layer(layer)
+    steps, head = find_epilogue_steps(layer), get_root_layer(layer)
     if steps is None:
         return "its fused operations do not form a chain"
     out, chain = static_shape(layer.outputs[0].shape), _Chain()
 
-    def kind(i: int) -> int | None:
+    def find_kind(i: int) -> int | None:
         shape = static_shape(layer.needs(i).shape)
         full = (1,) * (len(out) - len(shape)) + shape
         if full == out:
@@ -159,17 +159,17 @@ def match_chain(layer: Layer) -> _Chain | str:
 
     def step(op: str, attrs: Any, other: int | None, swapped: bool) -> str | None:
         if other is None:
-            act = activation_of(EpilogueStep(op, attrs))
+            act = find_activation(EpilogueStep(op, attrs))
             if op in UNARY:
                 chain.unary(UNARY[op])
             elif act is not None:
-                chain.unary(f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})")
+                chain.unary(f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{format_number(act[1])}, {format_number(act[2])}}})")
             elif op in WITH_ATTRIBUTES:
-                chain.unary(WITH_ATTRIBUTES[op].format(**{k: number_text(v) for k, v in attrs.items() if isinstance(v, float)}))
+                chain.unary(WITH_ATTRIBUTES[op].format(**{k: format_number(v) for k, v in attrs.items() if isinstance(v, float)}))
             else:
                 return f"the kernel has no {op}"
             return None
-        how = kind(other)
+        how = find_kind(other)
         if op not in BINARY or how is None:
             return f"the kernel has no {op} with an operand of shape {list(static_shape(layer.needs(other).shape))}"
         chain.operands.append((other, how))
@@ -181,7 +181,7 @@ def match_chain(layer: Layer) -> _Chain | str:
     if head.op in BINARY:
         if len(where) != 2:
             return f"takes {head.op} of two operands"
-        first = next(((i, at) for i, at in enumerate(where) if at is not None and kind(at) == 0 and computed[i]), None)
+        first = next(((i, at) for i, at in enumerate(where) if at is not None and find_kind(at) == 0 and computed[i]), None)
         if first is None:
             return "no operand has the result's shape"
         i, at = first
@@ -202,18 +202,18 @@ def match_chain(layer: Layer) -> _Chain | str:
     return reason or chain
 
 
-def number_text(value: float) -> str:
+def format_number(value: float) -> str:
     """A float as its bits, infinities included."""
     return f"__int_as_float(0x{int(np.float32(value).view(np.uint32)):08x})"
 
 
-def _constant(t: Tensor, kind: int, shape: tuple[int, ...], out: Operand) -> Packed:
+def _pack_constant(t: Tensor, kind: int, shape: tuple[int, ...], out: Operand) -> Packed:
     """A constant operand in f32: one value, one per channel, or all values of the result's shape in its format."""
     assert t.weight is not None
     if kind == 0:
         size = int(np.prod(shape)) * out.dtype.numpy.itemsize
         key = f"{t.weight.digest}|pointwise {shape} {out}"
-        return packed_array(key, size, lambda: to_stored(np.broadcast_to(np.asarray(t.array()), shape).astype(out.dtype.numpy), out.format))
+        return make_packed_array(key, size, lambda: to_stored(np.broadcast_to(np.asarray(t.array()), shape).astype(out.dtype.numpy), out.format))
     channels = shape[1] if len(shape) > 1 else 1
     count = {1: channels, 2: 1, 3: shape[0] * channels if shape else 1}[kind]
-    return packed_array(f"{t.weight.digest}|pointwise f32 {kind}", count * 4, lambda: np.asarray(t.array(), np.float32).reshape(-1))
+    return make_packed_array(f"{t.weight.digest}|pointwise f32 {kind}", count * 4, lambda: np.asarray(t.array(), np.float32).reshape(-1))

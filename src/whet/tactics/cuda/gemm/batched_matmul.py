@@ -11,19 +11,19 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, outer_input, root_layer
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, outer_input
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Float32, Int32, Int64, Pointer
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     FLOAT16_TYPES,
     TYPE,
     GpuKernel,
-    activation_of,
     all_static,
-    blocks_of,
-    float_types,
+    count_blocks,
+    find_activation,
     launch,
-    same,
+    list_float_types,
+    make_stored_signature,
 )
 
 
@@ -50,7 +50,7 @@ class BatchedMatmul(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         a, b = head.needs(0), head.needs(1)
         where = [outer_input(layer, t) for t in (a, b)]
         if any(i is None or layer.needs(i).is_constant for i in where):
@@ -63,25 +63,25 @@ class BatchedMatmul(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        head = root_layer(layer)
-        a, b = _operand_indices(layer)
+        head = get_root_layer(layer)
+        a, b = _get_operand_indices(layer)
         signatures = []
-        for t in float_types([*head.inputs[:2], layer.outputs[0]], (F16, BF16, F32)):
+        for t in list_float_types([*head.inputs[:2], layer.outputs[0]], (F16, BF16, F32)):
             results = [t, F32] if t in FLOAT16_TYPES and layer.outputs[0].dtype == F32 else [t]
-            signatures += [same(layer, {a: Operand("linear", t), b: Operand("linear", t)}, Operand("linear", r)) for r in results]
+            signatures += [make_stored_signature(layer, {a: Operand("linear", t), b: Operand("linear", t)}, Operand("linear", r)) for r in results]
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        sizes = _sizes(layer)
+        sizes = _find_sizes(layer)
         return sizes if isinstance(sizes, str) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        sizes, epilogue = _sizes(layer), _match_epilogue(layer)
+        sizes, epilogue = _find_sizes(layer), _match_epilogue(layer)
         if isinstance(sizes, str) or isinstance(epilogue, str):
             raise PlanRefused(str(sizes) if isinstance(sizes, str) else str(epilogue))
         stack, m, n, k, a_step, b_step = sizes
         scale, (kind, low, high) = epilogue
-        a, b = _operand_indices(layer)
+        a, b = _get_operand_indices(layer)
         dtype = signature.needs(a).dtype
         half = dtype in FLOAT16_TYPES
         constants = {
@@ -92,7 +92,7 @@ class BatchedMatmul(Tactic):
             "WIDE_B": int(n % 8 == 0),
             "ACT": ACTIVATIONS[kind],
         }
-        grid = (blocks_of(n, 64), blocks_of(m, 64), stack) if half else (blocks_of(n, 32), blocks_of(m, 8), stack)
+        grid = (count_blocks(n, 64), count_blocks(m, 64), stack) if half else (count_blocks(n, 32), count_blocks(m, 8), stack)
 
         def make(args: Args) -> list:
             arguments = BatchedMatmulArguments(
@@ -103,17 +103,17 @@ class BatchedMatmul(Tactic):
         return GpuKernel(layer, signature, make, implementation="mma 64x64" if half else "plain product")
 
 
-def _operand_indices(layer: Layer) -> tuple[int, int]:
+def _get_operand_indices(layer: Layer) -> tuple[int, int]:
     """Which inputs of the layer are multiplied."""
-    a, b = (outer_input(layer, t) for t in root_layer(layer).inputs[:2])
+    a, b = (outer_input(layer, t) for t in get_root_layer(layer).inputs[:2])
     assert a is not None
     assert b is not None
     return a, b
 
 
-def _sizes(layer: Layer) -> tuple[int, int, int, int, int, int] | str:
+def _find_sizes(layer: Layer) -> tuple[int, int, int, int, int, int] | str:
     """(matrices, m, n, k, elements from one left matrix to the next, from one right matrix), or why not."""
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     left, right, out = (static_shape(t.shape) for t in (head.needs(0), head.needs(1), head.outputs[0]))
     m, k, n, stack = left[-2], left[-1], right[-1], prod(out[:-2])
     steps = []
@@ -122,14 +122,14 @@ def _sizes(layer: Layer) -> tuple[int, int, int, int, int, int] | str:
         if count not in (1, stack):
             return "an operand broadcasts along some batch axes only"
         steps.append(size if count == stack and stack > 1 else 0)
-    if not m * n * k or stack > 65535 or blocks_of(m, 8) > 65535:
+    if not m * n * k or stack > 65535 or count_blocks(m, 8) > 65535:
         return "takes 1 to 65535 matrices"
     return stack, m, n, k, steps[0], steps[1]
 
 
 def _match_epilogue(layer: Layer) -> tuple[float, tuple[str, float, float]] | str:
     """The factor and the activation after the product, or the reason why the kernel cannot compute them."""
-    steps = epilogue_steps(layer)
+    steps = find_epilogue_steps(layer)
     if steps is None:
         return "its fused operations do not form a chain"
     scale, act = 1.0, ("clip", -float("inf"), float("inf"))
@@ -144,7 +144,7 @@ def _match_epilogue(layer: Layer) -> tuple[float, tuple[str, float, float]] | st
             value = float(np.asarray(t.array(), np.float64).reshape(-1)[0])
             scale = scale * value if post.op == "Mul" else scale / value
             continue
-        activation = activation_of(post)
+        activation = find_activation(post)
         if activation is None or activated:
             return f"the kernel has no {post.op} here"
         act, activated = activation, True

@@ -17,7 +17,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics._matrix_product import why_not_gemm
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
@@ -26,17 +26,17 @@ from whet.tactics.cuda._device.kernel import (
     GpuKernel,
     all_static,
     compile_ahead,
-    float_types,
+    list_float_types,
     machine_has,
+    make_packed_array,
+    make_stored_signature,
     match_epilogue,
-    packed_array,
-    same,
 )
-from whet.tactics.cuda.conv._conv import ConvShape, RowNorm, View, bias_count, pack_bias, pack_weights, refuses
+from whet.tactics.cuda.conv._conv import ConvShape, RowNorm, View, count_bias_floats, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT, ConvConfig, list_configs_of_steps, pick_varied
-from whet.tactics.cuda.conv._conv_launch import Features, conv_source
+from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
 from whet.tactics.cuda.conv.conv import as_config, from_config, launch_with_epilogue
-from whet.tactics.cuda.gemm.gemm import gemm_shape
+from whet.tactics.cuda.gemm.gemm import get_gemm_shape
 
 MAX_CONFIGS = 20
 _KINDS = {"LayerNormalization": 1, "RMSNormalization": 2}  # NORM of conv.cu
@@ -56,7 +56,7 @@ class NormAndProduct:
     @property
     def shape(self) -> ConvShape:
         """The product as a convolution."""
-        return gemm_shape(self.product)
+        return get_gemm_shape(self.product)
 
     @property
     def kind(self) -> int:
@@ -69,21 +69,21 @@ class NormAndProduct:
 
     def matrix(self) -> np.ndarray:
         """The product's weights [columns, channels], float32, without the scales."""
-        head = root_layer(self.product)
-        given = np.asarray(weight_and_bias(self.product)[0].array(), np.float32)
+        head = get_root_layer(self.product)
+        given = np.asarray(get_weight_and_bias(self.product)[0].array(), np.float32)
         return given if head.op == "Gemm" and head.attrs.get("transB") else given.T
 
     def bias(self) -> np.ndarray:
         """The sum of the product's biases and of the shifts' products, float32."""
         shape = self.shape
-        own = self.epilogue.bias(weight_and_bias(self.product)[1], shape.k)
+        own = self.epilogue.bias(get_weight_and_bias(self.product)[1], shape.k)
         shift = _to_vector(self.norm.input(2), shape.c, 0.0)
         return own + (self.matrix().astype(np.float64) @ shift).astype(np.float32)
 
     @property
     def key(self) -> str:
         """Digests of all constants, for keys of packed weights."""
-        parts = [*self.norm.inputs[1:], *weight_and_bias(self.product)]
+        parts = [*self.norm.inputs[1:], *get_weight_and_bias(self.product)]
         return "+".join(t.weight.digest for t in parts if t is not None and t.weight is not None) + self.epilogue.key
 
 
@@ -107,8 +107,8 @@ class NormGemm(Tactic):
         both = match_norm_and_product(layer)
         assert not isinstance(both, str)
         places = [i for i in (both.x, both.residual) if i is not None]
-        types = float_types([layer.inputs[both.x], layer.outputs[0]], FLOAT16_TYPES)
-        return [same(layer, {i: Operand("linear", t) for i in places}, Operand("linear", t)) for t in types]
+        types = list_float_types([layer.inputs[both.x], layer.outputs[0]], FLOAT16_TYPES)
+        return [make_stored_signature(layer, {i: Operand("linear", t) for i in places}, Operand("linear", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -127,7 +127,7 @@ class NormGemm(Tactic):
         tiles = list_configs_of_steps(s.m, s.k, s.c // bk, bk, backend.capabilities.multiprocessors)
         tiles = pick_varied([c for c in tiles if why_not_tile(c, s, both.kind) is None], MAX_CONFIGS, each=6)
         features = Features(activation=both.epilogue.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16", norm=both.kind)
-        compile_ahead(backend, [conv_source(c, features) for c in tiles])
+        compile_ahead(backend, [emit_conv_source(c, features) for c in tiles])
         return [as_config(c) for c in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -144,11 +144,11 @@ class NormGemm(Tactic):
         def sums() -> np.ndarray:  # of the rounded weights: a common offset of a row's channels then cancels
             return pack_bias(filters().reshape(shape.k, -1).astype(np.float64).sum(1).astype(np.float32), shape.k)
 
-        count = bias_count(shape.k) * 4
+        count = count_bias_floats(shape.k) * 4
         packed = (
-            packed_array(f"{both.key}|norm gemm {tile.bk} {dtype}", shape.k * shape.c * 2, filters),
-            packed_array(f"{both.key}|norm gemm bias", count, lambda: pack_bias(both.bias(), shape.k)),
-            packed_array(f"{both.key}|norm gemm sums {dtype}", count, sums),
+            make_packed_array(f"{both.key}|norm gemm {tile.bk} {dtype}", shape.k * shape.c * 2, filters),
+            make_packed_array(f"{both.key}|norm gemm bias", count, lambda: pack_bias(both.bias(), shape.k)),
+            make_packed_array(f"{both.key}|norm gemm sums {dtype}", count, sums),
         )
 
         def make(args: Args) -> list:
@@ -169,11 +169,11 @@ def match_norm_and_product(layer: Layer) -> NormAndProduct | str:
     norm, product = (with_outer_inputs(x, outer) for x in body.layers)
     if reason := why_not_gemm(product):
         return reason
-    epilogue = match_epilogue(product, epilogue_steps(product), product.outputs[0].type.rank - 1)
+    epilogue = match_epilogue(product, find_epilogue_steps(product), product.outputs[0].type.rank - 1)
     if isinstance(epilogue, str):
         return epilogue
     x, rank = norm.inputs[0], norm.needs(0).type.rank
-    if product.inputs[source_index(product)] is not norm.outputs[0] or int(norm.attrs["axis"]) % rank != rank - 1:
+    if product.inputs[get_source_index(product)] is not norm.outputs[0] or int(norm.attrs["axis"]) % rank != rank - 1:
         return "the product does not read rows that are normalized over their last axis"
     if any(t is not None and not t.is_constant for t in norm.inputs[1:]):
         return "the normalization's scale is computed at run time"

@@ -12,8 +12,18 @@ from whet.network import Layer, Tensor, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstPointer, ConstUint4Pointer, Int32, Pointer
-from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, all_static, compile_ahead, float_types, launch, machine_has, packed_array, same
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.kernel import (
+    FLOAT16_TYPES,
+    GpuKernel,
+    all_static,
+    compile_ahead,
+    launch,
+    list_float_types,
+    machine_has,
+    make_packed_array,
+    make_stored_signature,
+)
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv._conv import TYPES
 
 _TILE = 64  # outputs of a cluster
@@ -56,30 +66,30 @@ class PoolGemm(Tactic):
         if not all_static(layer) or layer.outputs[0].type.rank != 2:
             return []
         signatures = []
-        for dtype in float_types([layer.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
+        for dtype in list_float_types([layer.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
             for to in (F32, dtype) if layer.outputs[0].dtype == F32 else (dtype,):
-                signatures.append(same(layer, {0: Operand("nhwc", dtype)}, Operand("linear", to)))
+                signatures.append(make_stored_signature(layer, {0: Operand("nhwc", dtype)}, Operand("linear", to)))
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's clusters (sm_90)"
-        s = _sizes(layer)
+        s = _get_sizes(layer)
         if s.n > _MOST_IMAGES or s.pixels > _MOST_PIXELS:
             return f"{s.n} samples of {s.pixels} pixels; takes at most {_MOST_IMAGES} of {_MOST_PIXELS}"
         return None if s.c % 8 == 0 and _list_splits(s) else f"{s.n} samples of {s.c} channels; takes a multiple of 8 up to {_CLUSTER * 256}"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, ways = _sizes(layer), _list_splits(_sizes(layer))
-        compile_ahead(backend, [kernel_text("pool_gemm.cu", _constants(s, signature, i)) for i in ways])
+        s, ways = _get_sizes(layer), _list_splits(_get_sizes(layer))
+        compile_ahead(backend, [emit_kernel_source("pool_gemm.cu", _make_constants(s, signature, i)) for i in ways])
         return [(("i", i),) for i in ways]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        s, i = _sizes(layer), int(dict(config)["i"])
+        s, i = _get_sizes(layer), int(dict(config)["i"])
         if i not in _list_splits(s):
             raise PlanRefused(f"{s.c} channels are not split into parts of {32 * i}")
         ranks, tiles, dtype = -(-s.c // (32 * i)), -(-s.columns // _TILE), signature.needs(0).dtype
-        constants = _constants(s, signature, i)
+        constants = _make_constants(s, signature, i)
 
         def weights() -> np.ndarray:
             given = np.asarray(s.weights.array(), np.float32)
@@ -97,8 +107,8 @@ class PoolGemm(Tactic):
         digest = s.weights.constant().digest
         own = "" if s.bias is None else s.bias.constant().digest
         packed = (
-            packed_array(f"{digest}|pool gemm {s.transposed} {i} {dtype}", tiles * _TILE * ranks * 64 * i, weights),
-            packed_array(f"bias {own} of {tiles * _TILE}", tiles * _TILE * 4, bias),
+            make_packed_array(f"{digest}|pool gemm {s.transposed} {i} {dtype}", tiles * _TILE * ranks * 64 * i, weights),
+            make_packed_array(f"bias {own} of {tiles * _TILE}", tiles * _TILE * 4, bias),
         )
 
         def make(args: Args) -> list:
@@ -108,7 +118,7 @@ class PoolGemm(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"pool gemm {32 * i} x {ranks}", packed=packed)
 
 
-def _constants(s: _Sizes, signature: Signature, i: int) -> dict[str, int]:
+def _make_constants(s: _Sizes, signature: Signature, i: int) -> dict[str, int]:
     """The macros of an instance."""
     reads, stores = signature.needs(0).dtype.name, signature.outputs[0].dtype.name
     return {"TYPE": TYPES[reads], "TO": TYPES[stores], "I": i, "RANKS": -(-s.c // (32 * i)), "IMAGES": s.n, "PIXELS": s.pixels}
@@ -125,7 +135,7 @@ def _list_splits(s: _Sizes) -> list[int]:
     return configs
 
 
-def _sizes(layer: Layer) -> _Sizes:
+def _get_sizes(layer: Layer) -> _Sizes:
     """The sizes of a layer of fuse_pool_gemm: pooling first, the product last."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))

@@ -16,10 +16,10 @@ from typing import Annotated
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.tactics import tactics_of
+from whet.tactics import list_tactics
 from whet.tactics._base import Args, Config, Operand, Signature
-from whet.tactics.cuda._device.arguments import Arguments, Int64, array
-from whet.tactics.cuda._device.kernel import RTOL, GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda._device.arguments import Arguments, Int64, make_array_type
+from whet.tactics.cuda._device.kernel import RTOL, GpuKernel, all_static, count_blocks, launch
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
 KINDS = {
@@ -30,8 +30,8 @@ _INPUTS, _OUTPUTS = 8, 3
 
 @dataclass(frozen=True)
 class PerValueArguments(Arguments, kernel="per_value.cu"):
-    input: Annotated[Sequence[int], array("const u8*", _INPUTS)]
-    output: Annotated[Sequence[int], array("u8*", _OUTPUTS)]
+    input: Annotated[Sequence[int], make_array_type("const u8*", _INPUTS)]
+    output: Annotated[Sequence[int], make_array_type("u8*", _OUTPUTS)]
     count: Int64  # threads
 
 
@@ -85,15 +85,15 @@ class PerValueTactic(UnfusedTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if any(prod(static_shape(t.shape)) >= 2**31 for t in (*layer.inputs, *layer.outputs) if t is not None):
             return "more than 2**31 elements"
-        for t in tactics_of("cuda"):
+        for t in list_tactics("cuda"):
             if not t.opt_in and not isinstance(t, PerValueTactic) and t.why_not(layer) is None:
                 for other in t.signatures(layer, backend):
-                    if _types(other) == _types(signature) and t.refuses(layer, other, backend) is None:
+                    if _list_types(other) == _list_types(signature) and t.refuses(layer, other, backend) is None:
                         return f"{t.name} computes this"
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        constants: dict[str, str | int] = {"NUMBER": number_type(layer)}
+        constants: dict[str, str | int] = {"NUMBER": get_number_type(layer)}
         constants |= {
             f"KIND{k}": 0 if k >= len(signature.inputs) or (o := signature.inputs[k]) is None else KINDS[o.dtype.name] for k in range(_INPUTS)
         }
@@ -105,20 +105,20 @@ class PerValueTactic(UnfusedTactic):
         def make(args: Args) -> list:
             pointers = ((*args.inputs, *(0,) * _INPUTS)[:_INPUTS], (*args.outputs, *(0,) * _OUTPUTS)[:_OUTPUTS])
             return [
-                launch("per_value", PerValueArguments(*pointers, count), constants | {"BODY": text}, (blocks_of(count, 256), 1, 1), 256)
+                launch("per_value", PerValueArguments(*pointers, count), constants | {"BODY": text}, (count_blocks(count, 256), 1, 1), 256)
                 for text, count in passes
             ]
 
         return GpuKernel(layer, signature, make, implementation="per value", rtol=rtol)
 
 
-def _types(signature: Signature) -> tuple[str, ...]:
+def _list_types(signature: Signature) -> tuple[str, ...]:
     """The types of a signature's floating-point results, or of all results if none is one."""
     kinds = [o.dtype for o in signature.outputs]
     return tuple(k.name for k in kinds if k.is_float) or tuple(k.name for k in kinds)
 
 
-def number_type(layer: Layer) -> str:
+def get_number_type(layer: Layer) -> str:
     """The C++ type of a layer's arithmetic."""
     kinds = {t.dtype for t in (*layer.inputs, *layer.outputs) if t is not None}
     if any(k.is_float for k in kinds):
@@ -126,19 +126,19 @@ def number_type(layer: Layer) -> str:
     return "u64" if any(k.name == "u64" for k in kinds) else "long long"
 
 
-def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+def compute_row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Row-major strides, in elements."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def coordinate_code(shape: Sequence[int], index: str = "i") -> list[str]:
+def emit_coordinates(shape: Sequence[int], index: str = "i") -> list[str]:
     """C++ expressions of the coordinates of element `index` of a row-major tensor."""
-    return [f"({index} / {step} % {size})" if size > 1 else "0" for size, step in zip(shape, strides_of(shape), strict=True)]
+    return [f"({index} / {step} % {size})" if size > 1 else "0" for size, step in zip(shape, compute_row_major_strides(shape), strict=True)]
 
 
-def flat_index_code(places: Sequence[str], shape: Sequence[int]) -> str:
+def emit_flat_index(places: Sequence[str], shape: Sequence[int]) -> str:
     """The C++ expression of the index of the element at these coordinates."""
-    terms = [f"(long long)({x}) * {step}" for x, step in zip(places, strides_of(shape), strict=True) if x != "0"]
+    terms = [f"(long long)({x}) * {step}" for x, step in zip(places, compute_row_major_strides(shape), strict=True) if x != "0"]
     return " + ".join(terms) or "0"
 
 

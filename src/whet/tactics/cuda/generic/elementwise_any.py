@@ -7,7 +7,7 @@ from math import prod
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code, number_type
+from whet.tactics.cuda.generic._per_value import PerValueTactic, emit_coordinates, emit_flat_index, get_number_type
 
 _FOLDED = {"Add": "a + b", "Sum": "a + b", "Mean": "a + b", "Mul": "a * b", "Max": "(a != a || a > b ? a : b)", "Min": "(a != a || a < b ? a : b)"}
 _TEXT = {
@@ -63,29 +63,29 @@ class ElementwiseAny(PerValueTactic):
         return layer.op not in _ORDERED
 
     def why_no_code(self, layer: Layer) -> str | None:
-        found = _expression(layer)
+        found = _emit_expression(layer)
         return None if found else f"the kernel has no {layer.op} of {', '.join(str(t.dtype) for t in layer.inputs if t is not None)}"
 
     def launches(self, layer: Layer) -> Sequence[tuple[str, int]]:
-        y, text = static_shape(layer.outputs[0].shape), _expression(layer) or ""
+        y, text = static_shape(layer.outputs[0].shape), _emit_expression(layer) or ""
         if layer.op == "BitCast":
             word = _WORDS[layer.outputs[0].dtype.bits]
             return [(f"reinterpret_cast<{word}*>(p.output[0])[i] = reinterpret_cast<const {word}*>(p.input[0])[i];", prod(y))]
-        places, values = coordinate_code(y), ""
+        places, values = emit_coordinates(y), ""
         for k, t in enumerate(layer.inputs):
             if t is not None:
                 shape = static_shape(t.shape)
                 own = [p if n > 1 else "0" for p, n in zip(places[len(y) - len(shape) :], shape, strict=True)]
-                values += f"const Number {'abcdefgh'[k]} = in{k}({flat_index_code(own, shape)}); "
+                values += f"const Number {'abcdefgh'[k]} = in{k}({emit_flat_index(own, shape)}); "
         if layer.op == "CastLike":
             values = "const Number a = in0(i);"
         helpers = " ".join(code for name, code in _HELPERS.items() if f"{name}(" in text)
         return [(f"{helpers} {values} put0(i, (Number)({text}));", prod(y))]
 
 
-def _expression(layer: Layer) -> str | None:
+def _emit_expression(layer: Layer) -> str | None:
     """The result over the operands a, b, c ...; None if there is none."""
-    floats, op, a = number_type(layer) in ("float", "double"), layer.op, layer.attrs
+    floats, op, a = get_number_type(layer) in ("float", "double"), layer.op, layer.attrs
     if op in _FOLDED:
         text = _fold(_FOLDED[op], len(layer.inputs))
         return f"({text}) / (Number){len(layer.inputs)}" if op == "Mean" else text

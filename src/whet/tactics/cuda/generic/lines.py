@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from whet.network import Layer, static_shape
-from whet.ops._reduce import reduced_axes
-from whet.ops._running import running_axis
+from whet.ops._reduce import list_reduced_axes
+from whet.ops._running import get_running_axis
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code, strides_of
+from whet.tactics.cuda.generic._per_value import PerValueTactic, compute_row_major_strides, emit_coordinates, emit_flat_index
 
 Passes = Sequence[tuple[str, int]]
 _ABOVE = "(a != a ? b == b : a {} b)"  # a ranks before b; NaN ranks first, as in NumPy's argmax
@@ -23,8 +23,8 @@ def _describe_lines(layer: Layer, axis: int) -> tuple[int, int, int, str]:
     return prod(shape) // entries if entries else 0, entries, inner, f"const long long first = i / {inner} * {inner * entries} + i % {inner};"
 
 
-def _running(layer: Layer) -> Passes:
-    lines, n, step, start = _describe_lines(layer, running_axis(layer))
+def _emit_running(layer: Layer) -> Passes:
+    lines, n, step, start = _describe_lines(layer, get_running_axis(layer))
     total, op = ("(Number)0", "+") if layer.op == "CumSum" else ("(Number)1", "*")
     at = f"first + (long long)({f'{n - 1} - k' if layer.attrs['reverse'] else 'k'}) * {step}"
     update = f"total = total {op} in0(at);"
@@ -46,17 +46,17 @@ def _emit_extreme(layer: Layer, largest: bool, last: bool = False) -> tuple[int,
     return lines, text, n, step
 
 
-def _arg(layer: Layer) -> Passes:
+def _emit_arg_extreme(layer: Layer) -> Passes:
     lines, text, _, _ = _emit_extreme(layer, layer.op == "ArgMax", bool(layer.attrs["select_last_index"]))
     return [(f"{text} index0(i, best);", lines)]
 
 
-def _hardmax(layer: Layer) -> Passes:
+def _emit_hardmax(layer: Layer) -> Passes:
     lines, text, n, step = _emit_extreme(layer, True)
     return [(f"{text} for (int k = 0; k < {n}; ++k) put0(first + (long long)k * {step}, k == best);", lines)]
 
 
-def _lp_normalization(layer: Layer) -> Passes:
+def _emit_lp_normalization(layer: Layer) -> Passes:
     lines, n, step, start = _describe_lines(layer, layer.attrs["axis"])
     add, norm = ("fabs(a)", "sum") if layer.attrs["p"] == 1 else ("a * a", "sqrt(sum)")
     each = f"for (int k = 0; k < {n}; ++k)"
@@ -64,7 +64,7 @@ def _lp_normalization(layer: Layer) -> Passes:
     return [(f"{text} {each} {{ const long long at = first + (long long)k * {step}; put0(at, norm != 0 ? in0(at) / norm : (Number)0); }}", lines)]
 
 
-def _top_k(layer: Layer) -> Passes:
+def _emit_top_k(layer: Layer) -> Passes:
     """A thread per entry of x: its rank is the number of entries before it in the order of results."""
     _, n, step, _ = _describe_lines(layer, layer.attrs["axis"])
     shape, axis = static_shape(layer.needs(0).shape), layer.attrs["axis"] % layer.needs(0).type.rank
@@ -87,7 +87,7 @@ def _top_k(layer: Layer) -> Passes:
     return [(text, prod(shape))]
 
 
-def _lrn(layer: Layer) -> Passes:
+def _emit_lrn(layer: Layer) -> Passes:
     shape, a = static_shape(layer.needs(0).shape), layer.attrs
     c, inner = shape[1], prod(shape[2:])
     low, high = (a["size"] - 1) // 2, a["size"] // 2
@@ -101,7 +101,7 @@ def _lrn(layer: Layer) -> Passes:
     return [(text, prod(shape))]
 
 
-def _mean_variance(layer: Layer) -> Passes:
+def _emit_mean_variance(layer: Layer) -> Passes:
     """A thread per line of the reduced axes."""
     shape = static_shape(layer.needs(0).shape)
     over = {x % len(shape) for x in layer.attrs["axes"]}
@@ -135,14 +135,14 @@ def _normalize(layer: Layer) -> Passes:
     normalized = shape[layer.attrs["axis"] % len(shape) :]
     n, each = prod(normalized), f"for (long long k = 0; k < {prod(normalized)}; ++k)"
 
-    def parameter(i: int) -> str:
+    def emit_parameter(i: int) -> str:
         own = static_shape(layer.needs(i).shape)
-        places = coordinate_code(normalized, "k")[len(normalized) - len(own) :]
-        return f"in{i}({flat_index_code([p if size > 1 else '0' for p, size in zip(places, own, strict=True)], own)})"
+        places = emit_coordinates(normalized, "k")[len(normalized) - len(own) :]
+        return f"in{i}({emit_flat_index([p if size > 1 else '0' for p, size in zip(places, own, strict=True)], own)})"
 
     value = "(in0(first + k) - mean) * scale"
-    value += f" * {parameter(1)}" if layer.input(1) is not None else ""
-    value += f" + {parameter(2)}" if layer.input(2) is not None else ""
+    value += f" * {emit_parameter(1)}" if layer.input(1) is not None else ""
+    value += f" + {emit_parameter(2)}" if layer.input(2) is not None else ""
     mean = "" if rms else f"{each} mean += in0(first + k); mean /= {n};"
     text = f"""
         const long long first = i * {n}; Number mean = 0, square = 0; {mean}
@@ -153,14 +153,14 @@ def _normalize(layer: Layer) -> Passes:
     return [(text, prod(shape) // n if n else 0)]
 
 
-def _product(layer: Layer) -> Passes:
+def _emit_product(layer: Layer) -> Passes:
     """ReduceProd: a thread per result, in the accumulators' type, which holds more than 16-bit values do."""
-    shape, over = static_shape(layer.needs(0).shape), set(reduced_axes(layer))
+    shape, over = static_shape(layer.needs(0).shape), set(list_reduced_axes(layer))
     kept = [d for d in range(len(shape)) if d not in over]
-    strides, n = strides_of(shape), prod(shape[d] for d in over)
+    strides, n = compute_row_major_strides(shape), prod(shape[d] for d in over)
 
     def index(name: str, axes: Sequence[int]) -> str:
-        places = coordinate_code([shape[d] for d in axes], name)
+        places = emit_coordinates([shape[d] for d in axes], name)
         return " + ".join(f"{p} * {strides[d]}ll" for p, d in zip(places, axes, strict=True)) or "0"
 
     each = f"for (long long k = 0; k < {n}; ++k)"
@@ -169,9 +169,9 @@ def _product(layer: Layer) -> Passes:
 
 
 _PASSES: dict[str, Callable[[Layer], Passes]] = {
-    "CumSum": _running, "CumProd": _running, "ArgMax": _arg, "ArgMin": _arg, "Hardmax": _hardmax, "LpNormalization": _lp_normalization,
-    "TopK": _top_k, "LRN": _lrn, "MeanVarianceNormalization": _mean_variance, "LayerNormalization": _normalize, "RMSNormalization": _normalize,
-    "ReduceProd": _product,
+    "CumSum": _emit_running, "CumProd": _emit_running, "ArgMax": _emit_arg_extreme, "ArgMin": _emit_arg_extreme, "Hardmax": _emit_hardmax, "LpNormalization": _emit_lp_normalization,
+    "TopK": _emit_top_k, "LRN": _emit_lrn, "MeanVarianceNormalization": _emit_mean_variance, "LayerNormalization": _normalize, "RMSNormalization": _normalize,
+    "ReduceProd": _emit_product,
 }  # fmt: skip
 _PARAMETERS = {"CumSum": (1,), "CumProd": (1,), "TopK": (1,), "ReduceProd": (1,)}
 #: comparing ops, and a product: its partial results would leave the range of 16 bits

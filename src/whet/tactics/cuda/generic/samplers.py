@@ -12,21 +12,21 @@ from math import prod
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code
+from whet.tactics.cuda.generic._per_value import PerValueTactic, emit_coordinates, emit_flat_index
 
 
-def _grid_sample(layer: Layer) -> str:
+def _emit_grid_sample(layer: Layer) -> str:
     x, grid, y = (static_shape(t.shape) for t in (layer.needs(0), layer.needs(1), layer.outputs[0]))
-    (image, channel, *places), spatial, a = coordinate_code(y), x[2:], layer.attrs
+    (image, channel, *places), spatial, a = emit_coordinates(y), x[2:], layer.attrs
     r, aligned, padding, mode = len(spatial), bool(a["align_corners"]), a["padding_mode"], a["mode"]
-    at = flat_index_code([image, *places, "0"], grid)
+    at = emit_flat_index([image, *places, "0"], grid)
     text = f"const long long base = ({image} * {x[1]} + {channel}) * {prod(spatial)}, at = {at}; Number sum = 0;"
     taps: list[list[tuple[str, str]]] = []
     for d, n in enumerate(spatial):
         text += f"Number g{d} = in1(at + {r - 1 - d}); "
         text += f"g{d} = (g{d} + 1) / 2 * {n - 1};" if aligned else f"g{d} = ((g{d} + 1) * {n} - 1) / 2;"
         if padding != "zeros" and mode != "cubic":
-            text += _into_axis(f"g{d}", n, padding, aligned)
+            text += _emit_axis_mapping(f"g{d}", n, padding, aligned)
         text += f"const Number f{d} = {'rint' if mode == 'nearest' else 'floor'}(g{d}), t{d} = g{d} - f{d};"
         if mode == "nearest":
             taps.append([(f"f{d}", "(Number)1")])
@@ -39,14 +39,14 @@ def _grid_sample(layer: Layer) -> str:
     for chosen in product(*taps):
         own = ""
         for d, (place, _) in enumerate(chosen):
-            own += f"Number q{d} = {place}; {'' if padding == 'zeros' else _into_axis(f'q{d}', spatial[d], padding, aligned)} "
+            own += f"Number q{d} = {place}; {'' if padding == 'zeros' else _emit_axis_mapping(f'q{d}', spatial[d], padding, aligned)} "
         inside = " && ".join(f"q{d} >= 0 && q{d} < {n}" for d, n in enumerate(spatial))
-        index = flat_index_code([f"q{d}" for d in range(r)], spatial)
+        index = emit_flat_index([f"q{d}" for d in range(r)], spatial)
         text += f"{{ {own} if ({inside}) sum += in0(base + {index}) * {' * '.join(w for _, w in chosen)}; }}"
     return f"{'const Number c = -0.75;' if mode == 'cubic' else ''} {text} put0(i, sum);"
 
 
-def _into_axis(v: str, n: int, padding: str, aligned: bool) -> str:
+def _emit_axis_mapping(v: str, n: int, padding: str, aligned: bool) -> str:
     """Statements that map the coordinate `v` into an axis of `n` entries by border or reflection padding."""
     border = f"{v} = {v} < 0 ? 0 : {v} > {n - 1} ? {n - 1} : {v};"
     if padding == "border":
@@ -58,9 +58,9 @@ def _into_axis(v: str, n: int, padding: str, aligned: bool) -> str:
     return f"{v} = fmod(fabs({v} - {start}), {twice}); if ({v} > {once}) {v} = {twice} - {v}; {v} += {start}; {border}"
 
 
-def _roi_align(layer: Layer) -> str:
+def _emit_roi_align(layer: Layer) -> str:
     x, y, a = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape), layer.attrs
-    box, channel, row, column = coordinate_code(y)
+    box, channel, row, column = emit_coordinates(y)
     half, average = a["coordinate_transformation_mode"] == "half_pixel", a["mode"] == "avg"
     text = f"long long image = at2({box}); image = image < 0 ? 0 : image >= {x[0]} ? {x[0] - 1} : image;"
     text += f"const long long base = (image * {x[1]} + {channel}) * {x[2] * x[3]};"
@@ -97,9 +97,9 @@ def _roi_align(layer: Layer) -> str:
     """
 
 
-def _max_roi_pool(layer: Layer) -> str:
+def _emit_max_roi_pool(layer: Layer) -> str:
     x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
-    box, channel, *bins = coordinate_code(y)
+    box, channel, *bins = emit_coordinates(y)
     text = f"Number number = in1({box} * 5); if (!(number > 0)) number = 0; if (number > {x[0] - 1}) number = {x[0] - 1};"
     text += f"const long long base = ((long long)number * {x[1]} + {channel}) * {x[2] * x[3]};"
     for d in (0, 1):
@@ -126,11 +126,11 @@ def _max_roi_pool(layer: Layer) -> str:
     """
 
 
-def _deform_conv(layer: Layer) -> str:
+def _emit_deform_conv(layer: Layer) -> str:
     x, w, y = (static_shape(t.shape) for t in (layer.needs(0), layer.needs(1), layer.outputs[0]))
     a = layer.attrs
     strides, dilations, pads = (tuple(a.get(name) or default) for name, default in (("strides", (1, 1)), ("dilations", (1, 1)), ("pads", (0,) * 4)))
-    (image, k, row, column), (kh, kw), plane, out = coordinate_code(y), w[2:], x[2] * x[3], y[2] * y[3]
+    (image, k, row, column), (kh, kw), plane, out = emit_coordinates(y), w[2:], x[2] * x[3], y[2] * y[3]
     taps, each, shared = kh * kw, x[1] // a["group"], x[1] // a["offset_group"]
     corners = ""
     for dy, dx in product((0, 1), (0, 1)):
@@ -157,7 +157,7 @@ def _deform_conv(layer: Layer) -> str:
 
 
 _BODIES: dict[str, Callable[[Layer], str]] = {
-    "DeformConv": _deform_conv, "GridSample": _grid_sample, "MaxRoiPool": _max_roi_pool, "RoiAlign": _roi_align,
+    "DeformConv": _emit_deform_conv, "GridSample": _emit_grid_sample, "MaxRoiPool": _emit_max_roi_pool, "RoiAlign": _emit_roi_align,
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from math import prod
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code
+from whet.tactics.cuda.generic._per_value import PerValueTactic, emit_coordinates, emit_flat_index
 
 
 def _scale_index(layer: Layer) -> str:
@@ -16,11 +16,11 @@ def _scale_index(layer: Layer) -> str:
     axis, block = layer.attrs["axis"], layer.attrs["block_size"]
     if prod(scales) == 1:
         return "0"
-    places = coordinate_code(shape)
+    places = emit_coordinates(shape)
     if not block:
         return places[axis % len(shape)]
     places[axis % len(shape)] += f" / {block}"
-    return flat_index_code([f"({p})" for p in places], scales)
+    return emit_flat_index([f"({p})" for p in places], scales)
 
 
 def _quantize(layer: Layer) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import prod
 
 from whet.network import Layer, static_shape
-from whet.ops.max_unpool import inferred_sizes
+from whet.ops.max_unpool import infer_sizes
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code, strides_of
+from whet.tactics.cuda.generic._per_value import PerValueTactic, compute_row_major_strides, emit_coordinates, emit_flat_index
 
 _COMBINE = {"none": "b", "add": "a + b", "mul": "a * b", "max": "a != a || a > b ? a : b", "min": "a != a || a < b ? a : b"}
 
@@ -18,28 +18,28 @@ def _write(layer: Layer, to: str, update: str) -> str:
     return f"const long long to = {to}; const Number a = got0(to), b = {update}; put0(to, {combine});"
 
 
-def _elements(layer: Layer) -> tuple[str, int]:
+def _emit_elements(layer: Layer) -> tuple[str, int]:
     """A thread per line of the updates along the axis: lines of the result are separate."""
     x, at = static_shape(layer.needs(0).shape), static_shape(layer.needs(1).shape)
     axis = layer.attrs["axis"] % len(x)
     lines = (*at[:axis], *at[axis + 1 :])
-    places = coordinate_code(lines)
+    places = emit_coordinates(lines)
     target, source = [*places[:axis], "k", *places[axis:]], [*places[:axis], "e", *places[axis:]]
     text = f"""
         for (int e = 0; e < {at[axis]}; ++e) {{
-            const long long from = {flat_index_code(source, at)}; long long k = at1(from); if (k < 0) k += {x[axis]};
+            const long long from = {emit_flat_index(source, at)}; long long k = at1(from); if (k < 0) k += {x[axis]};
             if (k < 0 || k >= {x[axis]}) continue;
-            {_write(layer, flat_index_code(target, x), "in2(from)")}
+            {_write(layer, emit_flat_index(target, x), "in2(from)")}
         }}
     """
     return text, prod(lines)
 
 
-def _nd(layer: Layer) -> tuple[str, int]:
+def _emit_nd(layer: Layer) -> tuple[str, int]:
     """A thread per element of the slices that indices select."""
     x, at = static_shape(layer.needs(0).shape), static_shape(layer.needs(1).shape)
     count, each = at[-1], prod(x[at[-1] :])
-    strides = strides_of(x)
+    strides = compute_row_major_strides(x)
     index = " ".join(
         f"{{ long long k = at1(e * {count} + {d}); if (k < 0) k += {x[d]}; if (k < 0 || k >= {x[d]}) outside = true; at += k * {strides[d]}; }}"
         for d in range(count)
@@ -57,17 +57,17 @@ def _nd(layer: Layer) -> tuple[str, int]:
 def _cache(layer: Layer) -> tuple[str, int]:
     """TensorScatter: an update of a cache from a position per batch item on."""
     x, u = static_shape(layer.needs(0).shape), static_shape(layer.needs(1).shape)
-    axis, places = layer.attrs["axis"] % len(x), coordinate_code(u)
+    axis, places = layer.attrs["axis"] % len(x), emit_coordinates(u)
     start = f"at2({places[0]})" if layer.input(2) is not None else "0"
     wrap = f"k = (k % {x[axis]} + {x[axis]}) % {x[axis]};" if layer.attrs["mode"] == "circular" else ""
     target = [*places[:axis], "k", *places[axis + 1 :]]
-    return f"long long k = {start} + {places[axis]}; {wrap} if (k < 0 || k >= {x[axis]}) return; put0({flat_index_code(target, x)}, in1(i));", prod(u)
+    return f"long long k = {start} + {places[axis]}; {wrap} if (k < 0 || k >= {x[axis]}) return; put0({emit_flat_index(target, x)}, in1(i));", prod(u)
 
 
-def _unpool(layer: Layer) -> str:
+def _emit_unpool(layer: Layer) -> str:
     """Indices are those of a flat result of the inferred size, which may be smaller than the result's own."""
-    y, sizes = static_shape(layer.outputs[0].shape), inferred_sizes(layer, static_shape(layer.needs(0).shape))
-    return f"const long long to = at1(i); if (to >= 0 && to < {prod(sizes)}) put0({flat_index_code(coordinate_code(sizes, 'to'), y)}, in0(i));"
+    y, sizes = static_shape(layer.outputs[0].shape), infer_sizes(layer, static_shape(layer.needs(0).shape))
+    return f"const long long to = at1(i); if (to >= 0 && to < {prod(sizes)}) put0({emit_flat_index(emit_coordinates(sizes, 'to'), y)}, in0(i));"
 
 
 @tactic
@@ -82,6 +82,6 @@ class Scatters(PerValueTactic):
     def launches(self, layer: Layer) -> Sequence[tuple[str, int]]:
         size = prod(static_shape(layer.outputs[0].shape))
         if layer.op == "MaxUnpool":
-            return [("put0(i, 0);", size), (_unpool(layer), prod(static_shape(layer.needs(0).shape)))]
-        write = {"ScatterElements": _elements, "ScatterND": _nd, "TensorScatter": _cache}[layer.op](layer)
+            return [("put0(i, 0);", size), (_emit_unpool(layer), prod(static_shape(layer.needs(0).shape)))]
+        write = {"ScatterElements": _emit_elements, "ScatterND": _emit_nd, "TensorScatter": _cache}[layer.op](layer)
         return [("put0(i, in0(i));", size), write]

@@ -13,26 +13,26 @@ import numpy as np
 
 from whet.network import Layer, static_shape
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code
+from whet.tactics.cuda.generic._per_value import PerValueTactic, emit_coordinates, emit_flat_index
 
 _MOST_ROWS = 16  # of a matrix, which a thread holds
 
 
-def _scalar(layer: Layer, i: int) -> int | None:
+def _find_scalar(layer: Layer, i: int) -> int | None:
     t = layer.input(i)
     return None if t is None else int(np.reshape(t.array(), ()))
 
 
-def _dft(layer: Layer) -> str:
+def _emit_dft(layer: Layer) -> str:
     x, y, a = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape), layer.attrs
-    given = _scalar(layer, 2)
-    axis, places = (-2 if given is None else given) % len(x), coordinate_code(y)
+    given = _find_scalar(layer, 2)
+    axis, places = (-2 if given is None else given) % len(x), emit_coordinates(y)
     folded = bool(a["inverse"] and a["onesided"])  # the upper half of the spectrum is the conjugate of the lower one
-    length = _scalar(layer, 1) or (2 * (x[axis] - 1) if folded else x[axis])
+    length = _find_scalar(layer, 1) or (2 * (x[axis] - 1) if folded else x[axis])
     entries = min(x[axis], length // 2 + 1 if folded else length)
     base = [*places[:axis], "k", *places[axis + 1 : -1]]
-    real = f"in0({flat_index_code([*base, '0'], x)})"
-    imaginary = f"in0({flat_index_code([*base, '1'], x)})" if x[-1] == 2 else "(Number)0"
+    real = f"in0({emit_flat_index([*base, '0'], x)})"
+    imaginary = f"in0({emit_flat_index([*base, '1'], x)})" if x[-1] == 2 else "(Number)0"
     sign = "" if a["inverse"] else "-"
     text = f"""
         Number re = 0, im = 0;
@@ -47,10 +47,10 @@ def _dft(layer: Layer) -> str:
     return f"{text} put0(i, ({result}){f' / {length}' if a['inverse'] else ''});"
 
 
-def _stft(layer: Layer) -> str:
+def _emit_stft(layer: Layer) -> str:
     x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
-    image, frame, frequency, part = coordinate_code(y)
-    step, size = _scalar(layer, 1), _scalar(layer, 3) or static_shape(layer.needs(2).shape)[0]
+    image, frame, frequency, part = emit_coordinates(y)
+    step, size = _find_scalar(layer, 1), _find_scalar(layer, 3) or static_shape(layer.needs(2).shape)[0]
     components = x[2] if len(x) == 3 else 1
     at = f"(({image} * {x[1]} + {frame} * {step} + k) * {components})"
     imaginary = f"in0({at} + 1)" if components == 2 else "(Number)0"
@@ -66,7 +66,7 @@ def _stft(layer: Layer) -> str:
     """
 
 
-def _det(layer: Layer) -> str:
+def _emit_det(layer: Layer) -> str:
     """Elimination with row pivots, in f64."""
     n = static_shape(layer.needs(0).shape)[-1]
     return f"""
@@ -90,7 +90,7 @@ def _det(layer: Layer) -> str:
     """
 
 
-_BODIES: dict[str, Callable[[Layer], str]] = {"DFT": _dft, "Det": _det, "STFT": _stft}
+_BODIES: dict[str, Callable[[Layer], str]] = {"DFT": _emit_dft, "Det": _emit_det, "STFT": _emit_stft}
 _PARAMETERS: dict[str, tuple[int, ...]] = {"DFT": (1, 2), "STFT": (1, 3)}
 
 

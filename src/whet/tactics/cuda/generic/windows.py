@@ -10,16 +10,16 @@ import numpy as np
 from whet.network import Layer, static_shape
 from whet.ops._window import pool_of
 from whet.tactics._base import tactic
-from whet.tactics.cuda.generic._per_value import PerValueTactic, coordinate_code, flat_index_code
+from whet.tactics.cuda.generic._per_value import PerValueTactic, emit_coordinates, emit_flat_index
 
 
-def _taps(x: tuple[int, ...], kernel: Sequence[int], places: Sequence[str], attrs: dict, inner: str) -> str:
+def _emit_taps(x: tuple[int, ...], kernel: Sequence[int], places: Sequence[str], attrs: dict, inner: str) -> str:
     """Loops over the taps of a window that are inside the image around `inner`, which reads the element at `at` with tap `tap`.
 
     `places` are the coordinates of the result; `channel`, which `inner` may loop over, is not part of `at`."""
     r = len(kernel)
     strides, dilations, pads = (attrs.get(k) or d for k, d in (("strides", (1,) * r), ("dilations", (1,) * r), ("pads", (0,) * 2 * r)))
-    at, tap = flat_index_code(["0", "0", *(f"y{d}" for d in range(r))], x), flat_index_code([f"k{d}" for d in range(r)], kernel)
+    at, tap = emit_flat_index(["0", "0", *(f"y{d}" for d in range(r))], x), emit_flat_index([f"k{d}" for d in range(r)], kernel)
     text = f"{{ const long long at = {at}, tap = {tap}; {inner} }}"
     for d in reversed(range(r)):
         where = f"const long long y{d} = {places[d]} * {strides[d]} - {pads[d]} + (long long)k{d} * {dilations[d]};"
@@ -27,9 +27,9 @@ def _taps(x: tuple[int, ...], kernel: Sequence[int], places: Sequence[str], attr
     return text
 
 
-def _conv(layer: Layer) -> str:
+def _emit_conv(layer: Layer) -> str:
     x, w, y = (static_shape(t.shape) for t in (layer.needs(0), layer.needs(1), layer.outputs[0]))
-    image, k, *places = coordinate_code(y)
+    image, k, *places = emit_coordinates(y)
     each, filters = w[1], w[0] // int(layer.attrs.get("group", 1))
     plane, taps = prod(x[2:]), prod(w[2:])
     a, b, start = "in0(base + c * {p}ll + at)", "in1(weight + c * {t}ll + tap)", "0"
@@ -47,19 +47,19 @@ def _conv(layer: Layer) -> str:
     return f"""
         const long long base = ({image} * {x[1]} + {k} / {filters} * {each}) * {plane}, weight = {k} * {each * taps}ll;
         {zeros} Number sum = {start};
-        {_taps(x, w[2:], places, layer.attrs, inner)}
+        {_emit_taps(x, w[2:], places, layer.attrs, inner)}
         put0(i, sum);
     """
 
 
-def _conv_transpose(layer: Layer) -> str:
+def _emit_conv_transpose(layer: Layer) -> str:
     """A thread per value of the result: the taps of which a stride reaches it."""
     x, w, y = (static_shape(t.shape) for t in (layer.needs(0), layer.needs(1), layer.outputs[0]))
     a, r = layer.attrs, len(x) - 2
     strides, dilations, pads = a.get("strides") or (1,) * r, a.get("dilations") or (1,) * r, a.get("pads") or (0,) * 2 * r
-    group, (image, k, *places) = int(a.get("group", 1)), coordinate_code(y)
+    group, (image, k, *places) = int(a.get("group", 1)), emit_coordinates(y)
     each, plane, taps = x[1] // group, prod(x[2:]), prod(w[2:])
-    at, tap = flat_index_code([f"y{d}" for d in range(r)], x[2:]), flat_index_code([f"k{d}" for d in range(r)], w[2:])
+    at, tap = emit_flat_index([f"y{d}" for d in range(r)], x[2:]), emit_flat_index([f"k{d}" for d in range(r)], w[2:])
     text = f"for (int c = 0; c < {each}; ++c) sum += in0(base + c * {plane}ll + {at}) * in1(weight + c * {w[1] * taps}ll + {tap});"
     for d in reversed(range(r)):
         where = f"const long long u{d} = {places[d]} + {pads[d]} - (long long)k{d} * {dilations[d]}, y{d} = u{d} / {strides[d]};"
@@ -78,27 +78,27 @@ def _pool(layer: Layer) -> str:
         kernel, attrs = x[2:], {}
     else:
         kernel, attrs = pool_of(layer).kernel, layer.attrs
-    image, channel, *places = coordinate_code(y)
+    image, channel, *places = emit_coordinates(y)
     start = f"const long long base = ({image} * {x[1]} + {channel}) * {prod(x[2:])};"
     if layer.op == "MaxPool":
         low = np.iinfo(layer.needs(0).dtype.numpy).min if layer.needs(0).dtype.kind in ("int", "uint") else None
         begin = f"Number best = {f'(Number)({low + 1}ll) - 1' if low is not None else '-(Number)(1. / 0.)'};"
         inner = "const Number v = in0(base + at); if (v > best || v != v) best = v;"
-        return f"{start} {begin} {_taps(x, kernel, places, attrs, inner)} put0(i, best);"
+        return f"{start} {begin} {_emit_taps(x, kernel, places, attrs, inner)} put0(i, best);"
     p = layer.attrs["p"]
     inner = f"sum += {'v * v' if p == 2 else f'pow(fabs(v), (Number){p})'};"
     norm = {1: "sum", 2: "sqrt(sum)"}.get(p, f"pow(sum, (Number)(1. / {p}))")
-    return f"{start} Number sum = 0; {_taps(x, kernel, places, attrs, f'const Number v = in0(base + at); {inner}')} put0(i, {norm});"
+    return f"{start} Number sum = 0; {_emit_taps(x, kernel, places, attrs, f'const Number v = in0(base + at); {inner}')} put0(i, {norm});"
 
 
-def _col2im(layer: Layer) -> str:
+def _emit_col2im(layer: Layer) -> str:
     """A thread per pixel: the columns that hold it."""
     x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
     block, r, a = tuple(int(n) for n in layer.needs(2).array()), len(y) - 2, layer.attrs
     strides, dilations, pads = a.get("strides") or (1,) * r, a.get("dilations") or (1,) * r, a.get("pads") or (0,) * 2 * r
     counts = [(n + pads[d] + pads[r + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1 for d, n in enumerate(y[2:])]
-    image, channel, *places = coordinate_code(y)
-    tap, column = flat_index_code([f"k{d}" for d in range(r)], block), flat_index_code([f"y{d}" for d in range(r)], counts)
+    image, channel, *places = emit_coordinates(y)
+    tap, column = emit_flat_index([f"k{d}" for d in range(r)], block), emit_flat_index([f"y{d}" for d in range(r)], counts)
     text = f"sum += in0((({image} * {y[1]} + {channel}) * {prod(block)} + {tap}) * {x[2]} + {column});"
     for d in reversed(range(r)):
         where = f"const long long u{d} = {places[d]} + {pads[d]} - (long long)k{d} * {dilations[d]}, y{d} = u{d} / {strides[d]};"
@@ -108,8 +108,8 @@ def _col2im(layer: Layer) -> str:
 
 
 _BODIES = {
-    "Conv": _conv, "ConvInteger": _conv, "ConvTranspose": _conv_transpose, "LpPool": _pool, "GlobalLpPool": _pool, "MaxPool": _pool,
-    "Col2Im": _col2im,
+    "Conv": _emit_conv, "ConvInteger": _emit_conv, "ConvTranspose": _emit_conv_transpose, "LpPool": _pool, "GlobalLpPool": _pool, "MaxPool": _pool,
+    "Col2Im": _emit_col2im,
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import GpuWork
-from whet.backends.cuda.libraries import CUBLASLT, first_library
+from whet.backends.cuda.libraries import CUBLASLT, find_first_library
 from whet.backends.cuda.stream import Stream
 from whet.errors import BackendError
 
@@ -34,21 +34,21 @@ class _Found(ctypes.Structure):
 
 
 @cache
-def library() -> Any:
+def load_library() -> Any:
     """The loaded library, or None if it is not installed: the package nvidia-cublas, or the system's."""
-    path = first_library(CUBLASLT)
+    path = find_first_library(CUBLASLT)
     if path is not None:
         path.cublasLtGetVersion.restype = ctypes.c_size_t
     return path
 
 
-def version() -> str:
+def get_version() -> str:
     """The library's version, or "" without the library."""
-    lib = library()
+    lib = load_library()
     return "" if lib is None else f"cublasLt {lib.cublasLtGetVersion()}"
 
 
-def _ok(status: int, call: str) -> None:
+def _check_status(status: int, call: str) -> None:
     if status:
         raise BackendError(f"cuBLASLt: {call} failed with status {status}. --tacticSources=-CUBLASLT builds without it.")
 
@@ -56,7 +56,7 @@ def _ok(status: int, call: str) -> None:
 @per_device
 def _handle() -> ctypes.c_void_p:
     handle = ctypes.c_void_p()
-    _ok(library().cublasLtCreate(ctypes.byref(handle)), "cublasLtCreate")
+    _check_status(load_library().cublasLtCreate(ctypes.byref(handle)), "cublasLtCreate")
     return handle
 
 
@@ -79,14 +79,14 @@ class LtLaunch(GpuWork):
     """One product with its addresses, ready to go on a stream (or into a graph's capture)."""
 
     def __init__(self, product: Product, x: int, w: int, bias: int, residual: int, out: int, workspace: int) -> None:
-        lib, p = library(), product
+        lib, p = load_library(), product
         if lib is None:
             raise BackendError("libcublasLt cannot be loaded: pip install nvidia-cublas, or build with --tacticSources=-CUBLASLT.")
         self._lib, self._product = lib, p
         self._x, self._w, self._residual, self._out, self._workspace = x, w, residual or out, out, workspace
         kind = _TYPES[p.dtype]
         self._desc = ctypes.c_void_p()
-        _ok(lib.cublasLtMatmulDescCreate(ctypes.byref(self._desc), _COMPUTE[p.math], _TYPES["f32"]), "cublasLtMatmulDescCreate")
+        _check_status(lib.cublasLtMatmulDescCreate(ctypes.byref(self._desc), _COMPUTE[p.math], _TYPES["f32"]), "cublasLtMatmulDescCreate")
         self._set(_TRANSA, ctypes.c_int(1))
         self._set(_EPILOGUE, ctypes.c_int(_WITH_BIAS + (_RELU if p.relu else 0)))
         self._set(_BIAS, ctypes.c_void_p(bias))
@@ -96,28 +96,28 @@ class LtLaunch(GpuWork):
         self._algo = self._choose()
 
     def _set(self, attribute: int, value: Any) -> None:
-        _ok(self._lib.cublasLtMatmulDescSetAttribute(self._desc, attribute, ctypes.byref(value), ctypes.sizeof(value)), "a descriptor")
+        _check_status(self._lib.cublasLtMatmulDescSetAttribute(self._desc, attribute, ctypes.byref(value), ctypes.sizeof(value)), "a descriptor")
 
     def _layout(self, kind: int, rows: int, columns: int) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
         rows_, columns_ = ctypes.c_uint64(rows), ctypes.c_uint64(columns)
-        _ok(self._lib.cublasLtMatrixLayoutCreate(ctypes.byref(made), kind, rows_, columns_, ctypes.c_int64(rows)), "a matrix layout")
+        _check_status(self._lib.cublasLtMatrixLayoutCreate(ctypes.byref(made), kind, rows_, columns_, ctypes.c_int64(rows)), "a matrix layout")
         return made
 
     def _choose(self) -> _Found:
         """The library's `algo`-th proposal. Raises BackendError when it has fewer."""
         wanted, preference, count = self._product.algo + 1, ctypes.c_void_p(), ctypes.c_int()
-        _ok(self._lib.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cublasLtMatmulPreferenceCreate")
+        _check_status(self._lib.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)), "cublasLtMatmulPreferenceCreate")
         size = ctypes.c_size_t(WORKSPACE)
-        _ok(self._lib.cublasLtMatmulPreferenceSetAttribute(preference, _MAX_WORKSPACE, ctypes.byref(size), 8), "a preference")
+        _check_status(self._lib.cublasLtMatmulPreferenceSetAttribute(preference, _MAX_WORKSPACE, ctypes.byref(size), 8), "a preference")
         aligned = ctypes.c_uint32(self._product.align)
         for operand in _MIN_ALIGNMENTS:  # the library takes 256 bytes for granted
-            _ok(self._lib.cublasLtMatmulPreferenceSetAttribute(preference, operand, ctypes.byref(aligned), 4), "a preference")
+            _check_status(self._lib.cublasLtMatmulPreferenceSetAttribute(preference, operand, ctypes.byref(aligned), 4), "a preference")
         found = (_Found * wanted)()
         w, x, d = self._layouts
         status = self._lib.cublasLtMatmulAlgoGetHeuristic(_handle(), self._desc, w, x, d, d, preference, wanted, found, ctypes.byref(count))
         self._lib.cublasLtMatmulPreferenceDestroy(preference)
-        _ok(status, "cublasLtMatmulAlgoGetHeuristic")
+        _check_status(status, "cublasLtMatmulAlgoGetHeuristic")
         if count.value < wanted or found[wanted - 1].state:
             raise BackendError(f"cuBLASLt proposes {count.value} ways for this product, not {wanted}.")
         return found[wanted - 1]
@@ -131,7 +131,7 @@ class LtLaunch(GpuWork):
             pointer(self._residual), d, pointer(self._out), d, ctypes.byref(self._algo), pointer(self._workspace),
             ctypes.c_size_t(WORKSPACE), pointer(int(stream.handle)),
         )  # fmt: skip
-        _ok(status, "cublasLtMatmul")
+        _check_status(status, "cublasLtMatmul")
 
     def __del__(self) -> None:
         for layout in getattr(self, "_layouts", ()):

@@ -10,13 +10,13 @@ import numpy as np
 
 from whet.backends import Backend
 from whet.backends.cuda.cudnn import library
-from whet.backends.cuda.cudnn.convolution import B, Convolution, Knobs, Plan, Proposal, W, X, Y, Z, graph_of, is_fusible, plan_of
+from whet.backends.cuda.cudnn.convolution import B, Convolution, Knobs, Plan, Proposal, W, X, Y, Z, get_graph, is_fusible, plan_of
 from whet.backends.cuda.cudnn.launch import CudnnLaunch
 from whet.errors import BackendError
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import epilogue_steps, operand_indices, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_operand_indices, get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     RTOL,
@@ -24,15 +24,15 @@ from whet.tactics.cuda._device.kernel import (
     Epilogue,
     GpuKernel,
     all_static,
-    blocks_of,
-    float_types,
+    count_blocks,
     launch,
+    list_float_types,
+    make_packed_array,
+    make_stored_signature,
     match_epilogue,
-    packed_array,
-    same,
 )
 from whet.tactics.cuda.conv.conv import why_not_conv
-from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, number_text, pad_operands
+from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, format_number, pad_operands
 from whet.tactics.cuda.library._library_gemm import TF32_RTOL
 
 MOST_FUSED, MOST_APART, MOST_COMPILED = (
@@ -63,29 +63,29 @@ class LibraryConvolution(Tactic):
     opt_in = True
 
     def library_version(self) -> str:
-        return library.version()
+        return library.get_version()
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         return why_not_conv(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        steps = epilogue_steps(layer) or ()
-        x = operand_indices(layer)[0]
+        steps = find_epilogue_steps(layer) or ()
+        x = get_operand_indices(layer)[0]
         others = [p.other for p in steps if p.other is not None and not layer.needs(p.other).is_constant]
         if any(layer.needs(i).type.rank != 4 for i in others):
             return []
-        types = float_types([root_layer(layer).inputs[0], layer.outputs[0]], self.kinds)
-        return [same(layer, {i: Operand(f, t) for i in (*others, x)}, Operand(f, t)) for t in types for f in self.formats]
+        types = list_float_types([get_root_layer(layer).inputs[0], layer.outputs[0]], self.kinds)
+        return [make_stored_signature(layer, {i: Operand(f, t) for i in (*others, x)}, Operand(f, t)) for t in types for f in self.formats]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not backend.capabilities.executes:
             return "the library plans on the GPU that it runs on"
-        if library.library() is None:
+        if library.load_library() is None:
             return "libcudnn 9 with the cuBLASLt that it needs is not installed: pip install whet[cudnn]"
         epilogue = _match_epilogue(layer)
         return epilogue if isinstance(epilogue, str) else None
@@ -98,10 +98,10 @@ class LibraryConvolution(Tactic):
         out = signature.outputs[0]
         for form, most in (("fused", MOST_FUSED), ("apart", MOST_APART)):
             work = work_of(layer, out, epilogue, form)
-            if work is None or (form == "apart" and not _follows(layer, epilogue)):
+            if work is None or (form == "apart" and not _has_epilogue(layer, epilogue)):
                 continue
             try:
-                proposals = graph_of(work).proposals()
+                proposals = get_graph(work).proposals()
             except BackendError:
                 continue  # no graph of this form: the reason is the same for every engine
             configs += [self._config(form, p) for p in self.choose_proposals(proposals, most, work.last)]
@@ -154,8 +154,8 @@ class LibraryConvolution(Tactic):
             raise PlanRefused(reason)
         if plan.workspace > MOST_WORKSPACE:
             raise PlanRefused(f"engine {engine} asks for {plan.workspace >> 20} MiB of workspace")
-        x = source_index(layer)
-        weights, own = weight_and_bias(layer)
+        x = get_source_index(layer)
+        weights, own = get_weight_and_bias(layer)
         dtype, channels = out.dtype, work.y[1]
         bias_type = dtype.numpy if form == "fused" else np.dtype(np.float32)
         follows = form == "apart"
@@ -165,8 +165,10 @@ class LibraryConvolution(Tactic):
             return (given.transpose(0, 2, 3, 1) if work.last else given).astype(dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.constant().digest}|cudnn {'krsc' if work.last else 'kcrs'} {dtype}", _count(work.w) * dtype.bits // 8, filters),
-            packed_array(
+            make_packed_array(
+                f"{weights.constant().digest}|cudnn {'krsc' if work.last else 'kcrs'} {dtype}", _count(work.w) * dtype.bits // 8, filters
+            ),
+            make_packed_array(
                 f"bias {own.constant().digest if own is not None else ''} {epilogue.key} {channels} {bias_type}",
                 channels * bias_type.itemsize,
                 lambda: epilogue.bias(own, channels).astype(bias_type),
@@ -182,7 +184,7 @@ class LibraryConvolution(Tactic):
             launches: list[Any] = [CudnnLaunch(plan, addresses, -(-args.scratch // 256) * 256)]
             if follows:
                 residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
-                launches.append(_post_ops(work, epilogue, args.outputs[0], args.packed[1], residual))
+                launches.append(_make_post_ops_launch(work, epilogue, args.outputs[0], args.packed[1], residual))
             return launches
 
         kernel = GpuKernel(
@@ -215,7 +217,7 @@ class LibraryConvolution(Tactic):
 
 def work_of(layer: Layer, stored: Operand, epilogue: Epilogue, form: str) -> Convolution | None:
     """The layer as the library's graph: with its epilogue ("fused"; None if it has no such step) or without it ("apart")."""
-    head = root_layer(layer)
+    head = get_root_layer(layer)
     a, transposed = head.attrs, head.op == "ConvTranspose"
     x, w, y = (_get_image_sizes(t) for t in (head.needs(0), head.needs(1), layer.outputs[0]))
     stride, dilation = tuple(a.get("strides") or (1, 1)), tuple(a.get("dilations") or (1, 1))
@@ -223,7 +225,7 @@ def work_of(layer: Layer, stored: Operand, epilogue: Epilogue, form: str) -> Con
     kind, low, high = activation = epilogue.post_ops.activation
     nothing = (kind, low, high) == ("clip", -np.inf, np.inf)
     plain = Convolution(x, w, y, stride, pad, dilation, stored.dtype.name, stored.format == "nhwc", transposed)
-    if form == "apart" or not _follows(layer, epilogue):
+    if form == "apart" or not _has_epilogue(layer, epilogue):
         return plain
     if not nothing and not is_fusible(activation):
         return None
@@ -241,12 +243,12 @@ def _get_image_sizes(t: Tensor) -> tuple[int, int, int, int]:
 
 
 def _match_epilogue(layer: Layer) -> Epilogue | str:
-    return match_epilogue(layer, epilogue_steps(layer))
+    return match_epilogue(layer, find_epilogue_steps(layer))
 
 
-def _follows(layer: Layer, epilogue: Epilogue) -> bool:
+def _has_epilogue(layer: Layer, epilogue: Epilogue) -> bool:
     """True if a bias, a residual or an activation follows the convolution."""
-    own = (*root_layer(layer).inputs, None)[:3][2]
+    own = (*get_root_layer(layer).inputs, None)[:3][2]
     return own is not None or bool(epilogue.biases) or epilogue.residual is not None or epilogue.post_ops.activation != ("clip", -np.inf, np.inf)
 
 
@@ -260,11 +262,11 @@ def _describe_plan(plan: Plan) -> str:
     return f" ({', '.join(told)})" if told else ""
 
 
-def _post_ops(work: Convolution, epilogue: Epilogue, address: int, bias: int, residual: int) -> Any:
+def _make_post_ops_launch(work: Convolution, epilogue: Epilogue, address: int, bias: int, residual: int) -> Any:
     """Bias, residual and activation over a stored result, in place; `address`, `bias` and `residual` (0: none) are device addresses."""
     kind, low, high = epilogue.post_ops.activation
     add = "{{ const Vec8 y = operand(p, {}, at, length); for (int e = 0; e < 8; ++e) x.v[e] += y.v[e]; }} "
-    act = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{number_text(low)}, {number_text(high)}}}); "
+    act = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{format_number(low)}, {format_number(high)}}}); "
     position = epilogue.post_ops.residual
     steps = [add.format(1), *([add.format(2)] if position == 1 else []), act, *([add.format(2)] if position == 2 else [])]
     kind_of = TYPE[work.dtype]
@@ -272,4 +274,4 @@ def _post_ops(work: Convolution, epilogue: Epilogue, address: int, bias: int, re
     count, inner = _count(work.y), work.y[2] * work.y[3]
     constants = {"TYPE": kind_of, "LAST": int(work.last), "STEPS": "".join(steps)}
     arguments = ElementwiseArguments(out=address, input=rows, count=count, channels=work.y[1], inner=inner)
-    return launch("pointwise", arguments, constants, (blocks_of(count, 2048), 1, 1), 256)
+    return launch("pointwise", arguments, constants, (count_blocks(count, 2048), 1, 1), 256)

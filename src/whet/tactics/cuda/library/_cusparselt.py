@@ -12,7 +12,7 @@ from typing import Any
 
 from whet.backends.cuda.driver import per_device
 from whet.backends.cuda.launch import GpuWork
-from whet.backends.cuda.libraries import first_library
+from whet.backends.cuda.libraries import find_first_library
 from whet.backends.cuda.memory import DeviceBuffer
 from whet.backends.cuda.stream import Stream
 from whet.errors import BackendError
@@ -28,15 +28,15 @@ _CONFIG_ID = 0  # of an algorithm
 
 
 @cache
-def library() -> Any:
+def load_library() -> Any:
     """The loaded library, or None if it is not installed: the package nvidia-cusparselt, or the system's."""
-    return first_library(NAMES, PACKAGES)
+    return find_first_library(NAMES, PACKAGES)
 
 
 @cache
-def version() -> str:
+def get_version() -> str:
     """The library's version, or "" without the library or a GPU."""
-    lib = library()
+    lib = load_library()
     if lib is None:
         return ""
     parts = [ctypes.c_int() for _ in range(3)]
@@ -46,7 +46,7 @@ def version() -> str:
     return "cusparseLt " + ".".join(str(p.value) for p in parts)
 
 
-def _ok(status: int, call: str) -> None:
+def _check_status(status: int, call: str) -> None:
     if status:
         raise BackendError(f"cuSPARSELt: {call} failed with status {status}. Leave out --tacticSources=+CUSPARSELT to build without it.")
 
@@ -62,7 +62,7 @@ class _Opaque:
 @per_device
 def _handle() -> _Opaque:
     handle = _Opaque()
-    _ok(library().cusparseLtInit(handle.address), "cusparseLtInit")
+    _check_status(load_library().cusparseLtInit(handle.address), "cusparseLtInit")
     return handle
 
 
@@ -70,7 +70,7 @@ class SparseLtLaunch(GpuWork):
     """One product with its addresses. The weights are compressed into memory of its own when it is made."""
 
     def __init__(self, product: Product, x: int, w: int, bias: int, residual: int, out: int, workspace: int, workspace_bytes: int) -> None:
-        lib, p = library(), product
+        lib, p = load_library(), product
         if lib is None:
             raise BackendError("libcusparseLt cannot be loaded: pip install nvidia-cusparselt-cu13, or leave out --tacticSources=+CUSPARSELT.")
         self._lib, self._x, self._residual, self._out, self._workspace = lib, x, residual or out, out, workspace
@@ -79,21 +79,23 @@ class SparseLtLaunch(GpuWork):
         self._kept = (weights, inputs, results, matmul, choice)
         n, k, m = (ctypes.c_int64(v) for v in (p.n, p.k, p.m))
         align = ctypes.c_uint32(16)
-        _ok(lib.cusparseLtStructuredDescriptorInit(h, weights.address, n, k, k, align, kind, _ROW, _HALF), "cusparseLtStructuredDescriptorInit")
-        _ok(lib.cusparseLtDenseDescriptorInit(h, inputs.address, k, m, k, align, kind, _COLUMN), "cusparseLtDenseDescriptorInit")
-        _ok(lib.cusparseLtDenseDescriptorInit(h, results.address, n, m, n, align, kind, _COLUMN), "cusparseLtDenseDescriptorInit")
+        _check_status(
+            lib.cusparseLtStructuredDescriptorInit(h, weights.address, n, k, k, align, kind, _ROW, _HALF), "cusparseLtStructuredDescriptorInit"
+        )
+        _check_status(lib.cusparseLtDenseDescriptorInit(h, inputs.address, k, m, k, align, kind, _COLUMN), "cusparseLtDenseDescriptorInit")
+        _check_status(lib.cusparseLtDenseDescriptorInit(h, results.address, n, m, n, align, kind, _COLUMN), "cusparseLtDenseDescriptorInit")
         descriptors = (weights.address, inputs.address, results.address, results.address)
-        _ok(lib.cusparseLtMatmulDescriptorInit(h, matmul.address, _PLAIN, _PLAIN, *descriptors, _F32), "cusparseLtMatmulDescriptorInit")
+        _check_status(lib.cusparseLtMatmulDescriptorInit(h, matmul.address, _PLAIN, _PLAIN, *descriptors, _F32), "cusparseLtMatmulDescriptorInit")
         self._set(h, matmul, _BIAS, ctypes.c_void_p(bias))
         if p.relu:
             self._set(h, matmul, _RELU, ctypes.c_int(1))
-        _ok(lib.cusparseLtMatmulAlgSelectionInit(h, choice.address, matmul.address, 0), "cusparseLtMatmulAlgSelectionInit")
+        _check_status(lib.cusparseLtMatmulAlgSelectionInit(h, choice.address, matmul.address, 0), "cusparseLtMatmulAlgSelectionInit")
         number = ctypes.c_int(p.algo)
         if lib.cusparseLtMatmulAlgSetAttribute(h, choice.address, _CONFIG_ID, ctypes.byref(number), ctypes.c_size_t(4)):
             raise BackendError(f"cuSPARSELt has no algorithm {p.algo} for this product.")
-        _ok(lib.cusparseLtMatmulPlanInit(h, self._plan.address, matmul.address, choice.address), "cusparseLtMatmulPlanInit")
+        _check_status(lib.cusparseLtMatmulPlanInit(h, self._plan.address, matmul.address, choice.address), "cusparseLtMatmulPlanInit")
         needed = ctypes.c_size_t()
-        _ok(lib.cusparseLtMatmulGetWorkspace(h, self._plan.address, ctypes.byref(needed)), "cusparseLtMatmulGetWorkspace")
+        _check_status(lib.cusparseLtMatmulGetWorkspace(h, self._plan.address, ctypes.byref(needed)), "cusparseLtMatmulGetWorkspace")
         if needed.value > workspace_bytes:
             raise BackendError(f"cuSPARSELt needs {needed.value} bytes of scratch for this product, {workspace_bytes} are planned.")
         self._one, self._beta = ctypes.c_float(1), ctypes.c_float(1.0 if p.residual else 0.0)
@@ -101,15 +103,15 @@ class SparseLtLaunch(GpuWork):
 
     def _set(self, h: Any, matmul: _Opaque, attribute: int, value: Any) -> None:
         size = ctypes.c_size_t(ctypes.sizeof(value))
-        _ok(self._lib.cusparseLtMatmulDescSetAttribute(h, matmul.address, attribute, ctypes.byref(value), size), "a descriptor")
+        _check_status(self._lib.cusparseLtMatmulDescSetAttribute(h, matmul.address, attribute, ctypes.byref(value), size), "a descriptor")
 
     def _compress(self, h: Any, weights: int) -> DeviceBuffer:
         size, needed = ctypes.c_size_t(), ctypes.c_size_t()
         found = self._lib.cusparseLtSpMMACompressedSize(h, self._plan.address, ctypes.byref(size), ctypes.byref(needed))
-        _ok(found, "cusparseLtSpMMACompressedSize")
+        _check_status(found, "cusparseLtSpMMACompressedSize")
         compressed, scratch, stream = DeviceBuffer(size.value), DeviceBuffer(max(needed.value, 1)), Stream()
         addresses = (ctypes.c_void_p(a) for a in (weights, compressed.address, scratch.address, int(stream.handle)))
-        _ok(self._lib.cusparseLtSpMMACompress(h, self._plan.address, *addresses), "cusparseLtSpMMACompress")
+        _check_status(self._lib.cusparseLtSpMMACompress(h, self._plan.address, *addresses), "cusparseLtSpMMACompress")
         stream.synchronize()
         return compressed
 
@@ -120,7 +122,7 @@ class SparseLtLaunch(GpuWork):
             _handle().address, self._plan.address, ctypes.byref(self._one), pointer(self._compressed.address), pointer(self._x),
             ctypes.byref(self._beta), pointer(self._residual), pointer(self._out), pointer(self._workspace), streams, 1,
         )  # fmt: skip
-        _ok(status, "cusparseLtMatmul")
+        _check_status(status, "cusparseLtMatmul")
 
     def __del__(self) -> None:
         if hasattr(self, "_compressed"):

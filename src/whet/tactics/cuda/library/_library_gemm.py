@@ -14,7 +14,7 @@ from whet.backends.cuda.launch import GpuWork, Launch
 from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic
-from whet.tactics._fused import epilogue_steps, operand_indices, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_operand_indices, get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     RTOL,
@@ -22,17 +22,17 @@ from whet.tactics.cuda._device.kernel import (
     Epilogue,
     GpuKernel,
     all_static,
-    blocks_of,
-    float_types,
+    count_blocks,
     launch,
+    list_float_types,
+    make_packed_array,
+    make_stored_signature,
     match_epilogue,
-    packed_array,
-    same,
 )
-from whet.tactics.cuda.conv.conv import conv_shape, list_conv_signatures
+from whet.tactics.cuda.conv.conv import get_conv_shape, list_conv_signatures
 from whet.tactics.cuda.conv.patch_embedding import Im2colArguments
-from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, number_text, pad_operands
-from whet.tactics.cuda.gemm.gemm import gemm_shape, why_not_product
+from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, format_number, pad_operands
+from whet.tactics.cuda.gemm.gemm import get_gemm_shape, why_not_product
 from whet.tactics.cuda.library import _cublaslt
 from whet.tactics.cuda.library._cublaslt import WORKSPACE, LtLaunch, Product
 
@@ -64,27 +64,27 @@ class LibraryProduct(Tactic):
     windows = True  # lays windows out; else 1x1 convolutions only
 
     def library_version(self) -> str:
-        return _cublaslt.version()
+        return _cublaslt.get_version()
 
     def why_not(self, layer: Layer) -> str | None:
-        groups = "takes convolutions of one group" if root_layer(layer).attrs.get("group", 1) != 1 else None
+        groups = "takes convolutions of one group" if get_root_layer(layer).attrs.get("group", 1) != 1 else None
         return super().why_not(layer) or why_not_product(layer) or groups
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        if root_layer(layer).op == "Conv":
+        if get_root_layer(layer).op == "Conv":
             return list_conv_signatures(layer, "nhwc", self.kinds)
-        head, steps = root_layer(layer), epilogue_steps(layer)
-        x = operand_indices(layer)[0]
+        head, steps = get_root_layer(layer), find_epilogue_steps(layer)
+        x = get_operand_indices(layer)[0]
         others = [p.other for p in steps or () if p.other is not None and not layer.needs(p.other).is_constant]
         signatures = []
-        for t in float_types([head.inputs[0], layer.outputs[0]], self.kinds):
-            signatures.append(same(layer, {i: Operand("linear", t) for i in (*others, x)}, Operand("linear", t)))
+        for t in list_float_types([head.inputs[0], layer.outputs[0]], self.kinds):
+            signatures.append(make_stored_signature(layer, {i: Operand("linear", t) for i in (*others, x)}, Operand("linear", t)))
         return signatures
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if backend.capabilities.executes and _cublaslt.library() is None:
+        if backend.capabilities.executes and _cublaslt.load_library() is None:
             return "libcublasLt is not installed: pip install nvidia-cublas"
         return self.why_not_shape(layer, signature)
 
@@ -95,7 +95,7 @@ class LibraryProduct(Tactic):
             return epilogue
         if epilogue.post_ops.residual == 2:
             return "takes a residual before the activation, not after it"
-        if root_layer(layer).op == "Conv" and not self.windows and not conv_shape(layer).plain:
+        if get_root_layer(layer).op == "Conv" and not self.windows and not get_conv_shape(layer).plain:
             return "expands no windows in this type, which other kernels read in place"
         work = _to_work(layer, signature.outputs[0].dtype)
         size = signature.outputs[0].dtype.bits // 8
@@ -116,10 +116,10 @@ class LibraryProduct(Tactic):
         algo = fields.get("algo")
         if fields.get("math") != self.math or not isinstance(algo, int) or not 0 <= algo < 16:
             raise PlanRefused(f"this tactic computes in {self.math} by one of the library's first 16 proposals, not {fields}")
-        head, dtype = root_layer(layer), signature.outputs[0].dtype
+        head, dtype = get_root_layer(layer), signature.outputs[0].dtype
         size, work = dtype.bits // 8, _to_work(layer, dtype)
-        x = source_index(layer)
-        weights, own = weight_and_bias(layer)
+        x = get_source_index(layer)
+        weights, own = get_weight_and_bias(layer)
         transposed = head.op == "MatMul" or (head.op == "Gemm" and not head.attrs.get("transB"))
 
         def rows() -> np.ndarray:
@@ -128,8 +128,10 @@ class LibraryProduct(Tactic):
             return np.pad(flat, ((0, 0), (0, work.padded - work.k))).astype(dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.constant().digest}|library rows {head.op} {transposed} {work.padded} {dtype}", work.n * work.padded * size, rows),
-            packed_array(
+            make_packed_array(
+                f"{weights.constant().digest}|library rows {head.op} {transposed} {work.padded} {dtype}", work.n * work.padded * size, rows
+            ),
+            make_packed_array(
                 f"bias {own.constant().digest if own is not None else ''} {epilogue.key} {work.n} {dtype}",
                 work.n * size,
                 lambda: epilogue.bias(own, work.n).astype(dtype.numpy),
@@ -146,9 +148,9 @@ class LibraryProduct(Tactic):
             launches: list[Any] = []
             for first in range(0, work.images, work.chunk):
                 count = min(work.chunk, work.images - first)
-                source = args.inputs[x] + first * (work.each * work.k * size if work.plain else _image_bytes(layer, size))
+                source = args.inputs[x] + first * (work.each * work.k * size if work.plain else _count_image_bytes(layer, size))
                 if not work.plain:
-                    launches.append(_windows(layer, work, size, source, start, count))
+                    launches.append(_make_windows_launch(layer, work, size, source, start, count))
                     source = start
                 adds = epilogue.residual is not None
                 product = Product(count * work.each, work.n, work.padded, dtype.name, self.math, relu, adds, algo, gcd(16, step))
@@ -157,7 +159,7 @@ class LibraryProduct(Tactic):
                 addresses = (source, args.packed[0], args.packed[1], residual, args.outputs[0] + at, start + laid_out)
                 launches.append(self.launch_of(product, *addresses))
             if not relu and not nothing:
-                launches.append(_activation(args.outputs[0], work.images * work.each * work.n, dtype.name, kind, low, high))
+                launches.append(_make_activation_launch(args.outputs[0], work.images * work.each * work.n, dtype.name, kind, low, high))
             return launches
 
         rtol = TF32_RTOL if self.math == "tf32" else RTOL[dtype.name]
@@ -166,12 +168,12 @@ class LibraryProduct(Tactic):
 
 
 def _match_epilogue(layer: Layer) -> Epilogue | str:
-    return match_epilogue(layer, epilogue_steps(layer), 1 if root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
+    return match_epilogue(layer, find_epilogue_steps(layer), 1 if get_root_layer(layer).op == "Conv" else layer.outputs[0].type.rank - 1)
 
 
 def _to_work(layer: Layer, dtype: DType) -> _Work:
-    conv = root_layer(layer).op == "Conv"
-    s = conv_shape(layer) if conv else gemm_shape(layer)
+    conv = get_root_layer(layer).op == "Conv"
+    s = get_conv_shape(layer) if conv else get_gemm_shape(layer)
     size = dtype.bits // 8
     k, fill = s.r * s.s * s.c, 16 // size
     plain = s.plain
@@ -181,24 +183,24 @@ def _to_work(layer: Layer, dtype: DType) -> _Work:
     return _Work(images, each, k, padded, s.k, chunk, plain)
 
 
-def _image_bytes(layer: Layer, size: int) -> int:
-    s = conv_shape(layer)
+def _count_image_bytes(layer: Layer, size: int) -> int:
+    s = get_conv_shape(layer)
     return s.h * s.w * s.c * size
 
 
-def _windows(layer: Layer, work: _Work, size: int, source: int, target: int, images: int) -> Launch:
+def _make_windows_launch(layer: Layer, work: _Work, size: int, source: int, target: int, images: int) -> Launch:
     """Expands the windows of `chunk` samples into rows."""
-    s = conv_shape(layer)
+    s = get_conv_shape(layer)
     unit = next(u for u in (16, 8, 4, 2) if (s.c * size) % u == 0)
     c, width = s.c * size // unit, work.padded * size // unit
     count = images * work.each * width
     arguments = Im2colArguments.of(s, source, target, count=count, channels=c, width=width)
-    return launch("im2col", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256)
+    return launch("im2col", arguments, {"UNIT": unit}, (count_blocks(count, 256), 1, 1), 256)
 
 
-def _activation(address: int, count: int, dtype: str, kind: str, low: float, high: float) -> Launch:
+def _make_activation_launch(address: int, count: int, dtype: str, kind: str, low: float, high: float) -> Launch:
     """An activation that the library has not, in place."""
-    steps = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{number_text(low)}, {number_text(high)}}});"
+    steps = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{format_number(low)}, {format_number(high)}}});"
     constants = {"TYPE": TYPE[dtype], "LAST": 1, "STEPS": steps}
     arguments = ElementwiseArguments(out=address, input=pad_operands((address, 0, TYPE[dtype])), count=count, channels=1, inner=1)
-    return launch("pointwise", arguments, constants, (blocks_of(count, 2048), 1, 1), 256)
+    return launch("pointwise", arguments, constants, (count_blocks(count, 2048), 1, 1), 256)

@@ -9,11 +9,11 @@ from whet.backends.cuda.launch import GpuWork
 from whet.network import Layer
 from whet.network.types import BF16, F16
 from whet.tactics._base import Signature, tactic
-from whet.tactics._fused import root_layer, weight_and_bias
+from whet.tactics._fused import get_root_layer, get_weight_and_bias
 from whet.tactics._two_four import why_not_two_four
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.gemm.gemm import gemm_shape
+from whet.tactics.cuda.conv.conv import get_conv_shape
+from whet.tactics.cuda.gemm.gemm import get_gemm_shape
 from whet.tactics.cuda.library import _cusparselt
 from whet.tactics.cuda.library._cublaslt import WORKSPACE, Product
 from whet.tactics.cuda.library._cusparselt import SparseLtLaunch
@@ -30,15 +30,19 @@ class CusparseltHalf(LibraryProduct):
     opt_in = True
 
     def library_version(self) -> str:
-        return _cusparselt.version()
+        return _cusparselt.get_version()
 
     def why_not(self, layer: Layer) -> str | None:
-        return super().why_not(layer) or why_not_two_four(weight_and_bias(layer)[0], f"{self.name} {root_layer(layer).op}", lambda: _filters(layer))
+        return super().why_not(layer) or why_not_two_four(
+            get_weight_and_bias(layer)[0], f"{self.name} {get_root_layer(layer).op}", lambda: _get_filters(layer)
+        )
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        if backend.capabilities.executes and _cusparselt.library() is None:
+        if backend.capabilities.executes and _cusparselt.load_library() is None:
             return "libcusparseLt is not installed: pip install nvidia-cusparselt-cu13"
-        return self.why_not_shape(layer, signature) or _why_not_sizes(conv_shape(layer) if root_layer(layer).op == "Conv" else gemm_shape(layer))
+        return self.why_not_shape(layer, signature) or _why_not_sizes(
+            get_conv_shape(layer) if get_root_layer(layer).op == "Conv" else get_gemm_shape(layer)
+        )
 
     def launch_of(self, product: Product, x: int, w: int, bias: int, residual: int, out: int, workspace: int) -> GpuWork:
         return SparseLtLaunch(product, x, w, bias, residual, out, workspace, WORKSPACE)
@@ -50,8 +54,8 @@ def _why_not_sizes(s: ConvShape) -> str | None:
     return None
 
 
-def _filters(layer: Layer) -> np.ndarray:
-    head, weights = root_layer(layer), np.asarray(weight_and_bias(layer)[0].array(), np.float32)
+def _get_filters(layer: Layer) -> np.ndarray:
+    head, weights = get_root_layer(layer), np.asarray(get_weight_and_bias(layer)[0].array(), np.float32)
     if head.op == "Conv":
         return weights
     return (weights.T if head.op == "MatMul" or not head.attrs.get("transB") else weights)[:, :, None, None]

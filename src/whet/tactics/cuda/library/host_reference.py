@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from whet.backends import Backend
-from whet.backends.cuda.driver import check_status, cu
+from whet.backends.cuda.driver import check_status, load_driver
 from whet.backends.cuda.executor import GpuCall
 from whet.backends.cuda.launch import GpuWork
 from whet.backends.cuda.stream import Stream
 from whet.errors import BackendError
 from whet.network import Layer, from_stored, static_shape
 from whet.ops import run_layer, run_regions
-from whet.tactics import tactics_of
-from whet.tactics._base import Args, Config, Operand, Signature, Tactic, stored_bytes, tactic
+from whet.tactics import list_tactics
+from whet.tactics._base import Args, Config, Operand, Signature, Tactic, count_stored_bytes, tactic
 from whet.tactics.cuda._device.kernel import all_static
 
 
@@ -39,7 +39,7 @@ class HostReference(Tactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if any(t is not None and t.dtype.bits < 8 for t in (*layer.inputs, *layer.outputs)):
             return "elements of less than a byte"
-        for t in tactics_of("cuda"):
+        for t in list_tactics("cuda"):
             if not t.opt_in and t.why_not(layer) is None:
                 if any(t.refuses(layer, s, backend) is None for s in t.signatures(layer, backend)):
                     return f"{t.name} computes this on the GPU"
@@ -56,7 +56,7 @@ class HostKernel:
 
     def __init__(self, layer: Layer, signature: Signature) -> None:
         self.layer, self.signature = layer, signature
-        self.inputs, self.outputs = stored_bytes(layer, signature)
+        self.inputs, self.outputs = count_stored_bytes(layer, signature)
 
     def enqueue(self, args: Args, stream: Any) -> None:
         """Record the step for these addresses."""
@@ -84,7 +84,7 @@ class HostStep(GpuWork):
             else:
                 raw = np.empty(nbytes, np.uint8)
                 if nbytes:
-                    check_status(cu().cuMemcpyDtoH(raw.ctypes.data, address, nbytes))
+                    check_status(load_driver().cuMemcpyDtoH(raw.ctypes.data, address, nbytes))
                 arrays.append(np.array(from_stored(raw.view(o.dtype.numpy).reshape(static_shape(t.shape)), o.format, static_shape(t.shape))))
         with np.errstate(all="ignore"):
             outputs = run_regions(layer, arrays) if layer.regions else run_layer(layer, arrays)
@@ -93,5 +93,5 @@ class HostStep(GpuWork):
                 raise BackendError(f"{layer.op} '{layer.name}' returned shape {list(a.shape)}, planned was {list(static_shape(t.shape))}")
             out = np.ascontiguousarray(a.astype(o.dtype.numpy, copy=False))
             if out.nbytes:
-                check_status(cu().cuMemcpyHtoD(address, out.ctypes.data, out.nbytes))
-        check_status(cu().cuStreamSynchronize(0))
+                check_status(load_driver().cuMemcpyHtoD(address, out.ctypes.data, out.nbytes))
+        check_status(load_driver().cuStreamSynchronize(0))

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from whet.network import Layer
 from whet.tactics._fused import EpilogueStep
 from whet.tactics._moves_indices import ROW, Place
-from whet.tactics._moves_tree import Moves, Node, Refused, height, list_children, unconditional_nodes
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, activation_of
-from whet.tactics.cuda.elementwise.elementwise import BINARY, UNARY, number_text
+from whet.tactics._moves_tree import Moves, Node, Refused, compute_height, list_children, list_unconditional_nodes
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, find_activation
+from whet.tactics.cuda.elementwise.elementwise import BINARY, UNARY, format_number
 
 _LONGEST = 60_000  # characters of generated code: beyond, compiling takes longer than it can gain
 
@@ -93,10 +93,12 @@ class _Writer:
     def _loads(self, root: Node, known: dict[Node, str]) -> tuple[str, dict[Node, str]]:
         """The loads of some branches only, each in its branch; constants of several branches share one load."""
         _, where, limits, parts = root
-        everywhere = set.intersection(*(unconditional_nodes(p) for p in parts))
+        everywhere = set.intersection(*(list_unconditional_nodes(p) for p in parts))
         taken: dict[Node, list[int]] = {}
         for k, part in enumerate(parts):
-            for node in sorted((n for n in unconditional_nodes(part) - everywhere - set(known) if n[0] in ("constant", "source")), key=_emit_leaf):
+            for node in sorted(
+                (n for n in list_unconditional_nodes(part) - everywhere - set(known) if n[0] in ("constant", "source")), key=_emit_leaf
+            ):
                 taken.setdefault(node, []).append(k)
         together: list[list[Node]] = []
         for node, ks in taken.items():
@@ -128,9 +130,9 @@ class _Writer:
 
     def _emit_shared_nodes(self, root: Node, known: dict[Node, str], many: bool = False) -> tuple[str, dict[Node, str]]:
         """Nodes that all branches of a choice need, with their variables."""
-        shared = set.intersection(*(unconditional_nodes(p) for p in root[3]))
+        shared = set.intersection(*(list_unconditional_nodes(p) for p in root[3]))
         text, known = "", dict(known)
-        for node in sorted((n for n in shared if n[0] != "choice"), key=lambda n: (height(n), _format_sort_key(n))):
+        for node in sorted((n for n in shared if n[0] != "choice"), key=lambda n: (compute_height(n), _format_sort_key(n))):
             text += self.value(node, known, many)[0]
         return text, known
 
@@ -146,7 +148,7 @@ class _Writer:
     def value(self, node: Node, known: dict[Node, str], many: bool = False) -> tuple[str, str]:
         """(statements, the variable) of one element, or of `many`; adds to `known`."""
         if node[0] == "number":
-            return "", number_text(node[1])
+            return "", format_number(node[1])
         if node in known:
             return "", known[node]
         self.count += 1
@@ -178,10 +180,10 @@ def _emit_step(node: Node) -> tuple[str, tuple[Node, ...]]:
         return BINARY[op], operands
     if op in UNARY:
         return UNARY[op], operands
-    act = activation_of(EpilogueStep(op, dict(attrs)))
+    act = find_activation(EpilogueStep(op, dict(attrs)))
     if act is None:
         raise Refused(f"the kernel has no {op} of {len(operands)} operands")
-    return f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{number_text(act[1])}, {number_text(act[2])}}})", operands
+    return f"activate<{ACTIVATIONS[act[0]]}>(a, Act{{{format_number(act[1])}, {format_number(act[2])}}})", operands
 
 
 def _emit_leaf(node: Node) -> str:

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from whet.backends import Backend
 from whet.backends.cuda.launch import Launch
-from whet.network import Layer, static_shape, stored_shape
+from whet.network import Layer, compute_stored_shape, static_shape
 from whet.network.types import BF16, F16
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
-from whet.tactics.cuda._device.arguments import Arguments, Int32, Pointer, UInt32, array
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda._device.arguments import Arguments, Int32, Pointer, UInt32, make_array_type
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, count_blocks, launch
 from whet.tactics.cuda.move.reformat import RowsArguments
 
 _PARTS = (2, 4, 8, 32)  # of a launch; the kernel is compiled for each
@@ -24,8 +24,8 @@ _MANY = 1 << 20  # units: from here on a thread moves several
 @dataclass(frozen=True)
 class ConcatArguments(Arguments, kernel="concat.cu"):
     out: Pointer
-    input: Annotated[Sequence[int], array("const u8*", 32)]
-    start: Annotated[Sequence[int], array("int", 33)]  # units of a row in front of each part; _FAR after the last
+    input: Annotated[Sequence[int], make_array_type("const u8*", 32)]
+    start: Annotated[Sequence[int], make_array_type("int", 33)]  # units of a row in front of each part; _FAR after the last
     count: UInt32  # units of all parts
     width: UInt32  # units of a row of all parts
     pitch: Int32  # units of a row of the result
@@ -60,9 +60,9 @@ class Concat(Tactic):
         size = out.dtype.bits // 8
 
         def width(t: Any) -> int:
-            return prod(static_shape(stored_shape(out.format, t.shape))[place:]) * size
+            return prod(static_shape(compute_stored_shape(out.format, t.shape))[place:]) * size
 
-        whole = static_shape(stored_shape(out.format, layer.outputs[0].shape))
+        whole = static_shape(compute_stored_shape(out.format, layer.outputs[0].shape))
         rows, pitch = prod(whole[:place]), width(layer.outputs[0])
         widths = [width(t) for t in layer.inputs]
         unit = next(u for u in (16, 8, 4, 2, 1) if pitch % u == 0 and all(w % u == 0 for w in widths))
@@ -81,7 +81,7 @@ def _copy_parts(addresses: Sequence[int], out: int, widths: list[int], rows: int
     for address, wide in zip(addresses, widths, strict=True):
         if rows and wide:
             arguments = RowsArguments(address, out + at, rows=rows, width=wide // unit, in_pitch=wide // unit, out_pitch=pitch // unit)
-            launches.append(launch("rows", arguments, {"FROM": 0, "TO": 0, "UNIT": unit}, (blocks_of(rows * wide // unit, 256), 1, 1), 256))
+            launches.append(launch("rows", arguments, {"FROM": 0, "TO": 0, "UNIT": unit}, (count_blocks(rows * wide // unit, 256), 1, 1), 256))
         at += wide
     return launches
 
@@ -99,6 +99,6 @@ def _join(addresses: Sequence[int], out: int, widths: list[int], rows: int, pitc
         arguments = ConcatArguments(out + at * unit, sources, starts, count=rows * width, width=width, pitch=pitch // unit)
         each = 4 if rows * width >= _MANY else 1
         constants = {"UNIT": unit, "PARTS": next(n for n in _PARTS if n >= len(group)), "EACH": each}
-        launches.append(launch("concat", arguments, constants, (blocks_of(rows * width, 256 * each), 1, 1), 256))
+        launches.append(launch("concat", arguments, constants, (count_blocks(rows * width, 256 * each), 1, 1), 256))
         at += width
     return launches

@@ -13,9 +13,9 @@ from whet.backends.cuda.launch import GpuWork
 from whet.errors import BackendError, NetworkError
 from whet.network import Layer, Tensor, Weight, static_shape
 from whet.network.types import F32, I8, U8, DType
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, operand_bytes, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, count_operand_bytes, tactic
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
-from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, RTOL, GpuKernel, all_static, float_types, launch, same
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, RTOL, GpuKernel, all_static, launch, list_float_types, make_stored_signature
 from whet.tactics.cuda.move.reformat import ReformatArguments, reformat_launch
 
 _COMPOSITES = ("ConvPool", "ConvThenPointwise", "ConvSum", "DepthwiseThenPointwise", "PoolGemm", "PointwiseThenConv", "QuantizedSum", "SqueezeExcite")
@@ -53,17 +53,17 @@ class Decomposed(Tactic):
         places = [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
         out, signatures = layer.outputs[0], []
         if out.dtype in _INTEGERS and all(layer.needs(i).dtype in _INTEGERS for i in places):
-            return [same(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in places}, Operand("nhwc", out.dtype))]
-        for dtype in float_types([layer.inputs[places[0]], out], (*FLOAT16_TYPES, F32)):
+            return [make_stored_signature(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in places}, Operand("nhwc", out.dtype))]
+        for dtype in list_float_types([layer.inputs[places[0]], out], (*FLOAT16_TYPES, F32)):
             images = [Operand("nhwc", dtype)]
             if layer.composite == "ConvPool":  # the image in its own format
                 images = [Operand(f, t) for t in dict.fromkeys((F32, dtype)) for f in ("linear", "nhwc")]
             results = [Operand("nhwc", dtype)] if out.type.rank == 4 else [Operand("linear", t) for t in dict.fromkeys((F32, dtype))]
-            signatures += [same(layer, dict.fromkeys(places, image), result) for image in images for result in results]
+            signatures += [make_stored_signature(layer, dict.fromkeys(places, image), result) for image in images for result in results]
         return list(dict.fromkeys(signatures))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        steps, scratch = _steps(layer, signature, backend)
+        steps, scratch = _list_steps(layer, signature, backend)
         kernels = [s.kernel for s in steps if s.kernel is not None]
         own = max((k.scratch for k in kernels), default=0)
 
@@ -97,7 +97,7 @@ def _move(step: _Step, source: int, target: int) -> GpuWork:
     return launch(entry, ReformatArguments(source, target, count, rows, columns), constants, grid, 256)
 
 
-def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_Step], int]:
+def _list_steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_Step], int]:
     """The parts in order with the conversions of their operands, and bytes of scratch. Raises PlanRefused."""
     body = layer.regions["body"]
     outer = dict(zip(body.inputs, layer.inputs, strict=True))
@@ -118,7 +118,7 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
     def reserve_scratch(t: Tensor, o: Operand) -> _Place:
         nonlocal used
         place = ("scratch", used)
-        used += -(-operand_bytes(t, o) // _ALIGNMENT) * _ALIGNMENT
+        used += -(-count_operand_bytes(t, o) // _ALIGNMENT) * _ALIGNMENT
         return place
 
     def convert_operand(t: Tensor, wanted: Operand) -> _Place:
@@ -132,7 +132,7 @@ def _steps(layer: Layer, signature: Signature, backend: Backend) -> tuple[list[_
 
     for part in body.layers:
         view = with_outer_inputs(part, outer)
-        kernel, own = _kernel(view, dtype, backend)
+        kernel, own = _select_kernel(view, dtype, backend)
         reads = tuple(None if t is None or o is None else convert_operand(t, o) for t, o in zip(view.inputs, own.inputs, strict=True))
         made, last = view.outputs[0], part is body.layers[-1]
         direct = last and own.outputs[0] == signature.outputs[0]
@@ -154,20 +154,24 @@ def _round_matrix(t: Tensor | None, dtype: DType) -> Tensor | None:
     return Tensor(f"{t.name} in {dtype}", t.type, weight=Weight(weight.array.astype(dtype.numpy).astype(weight.array.dtype), weight.origin))
 
 
-def _kernel(part: Layer, dtype: DType, backend: Backend) -> tuple[GpuKernel, Signature]:
+def _select_kernel(part: Layer, dtype: DType, backend: Backend) -> tuple[GpuKernel, Signature]:
     """The first kernel for a part, with 4-D tensors channels last and others row-major. Raises PlanRefused."""
-    from whet.tactics import tactics_of  # it loads the backend's tactics; an engine loads only those that it names
+    from whet.tactics import list_tactics  # it loads the backend's tactics; an engine loads only those that it names
 
-    def forms(t: Tensor) -> Sequence[Operand]:
+    def list_operands(t: Tensor) -> Sequence[Operand]:
         return [Operand(f, t.dtype if t.dtype in _INTEGERS else dtype) for f in (("nhwc", "linear") if t.type.rank == 4 else ("linear",))]
 
-    for t in sorted((t for t in tactics_of(backend.name) if not isinstance(t, Decomposed)), key=lambda t: (t.fallback, t.name)):
+    for t in sorted((t for t in list_tactics(backend.name) if not isinstance(t, Decomposed)), key=lambda t: (t.fallback, t.name)):
         # Library tactics are excluded, so that the layer runs without libraries, and with --pure.
         if type(t).__module__.startswith(_LIBRARIES) or t.why_not(part) is not None:
             continue
         for s in t.signatures(part, backend):
             fed = zip(part.inputs, s.inputs, strict=True)
-            if s.inplace or s.outputs[0] not in forms(part.outputs[0]) or any(o is not None and (x is None or o not in forms(x)) for x, o in fed):
+            if (
+                s.inplace
+                or s.outputs[0] not in list_operands(part.outputs[0])
+                or any(o is not None and (x is None or o not in list_operands(x)) for x, o in fed)
+            ):
                 continue
             if t.refuses(part, s, backend) is not None:
                 continue

@@ -12,7 +12,7 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch, packed_table
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, count_blocks, launch, make_packed_table
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Gather(Tactic):
         packed: list[Packed] = []
         if at.is_constant:
             key = f"{at.constant().digest}|take i64"
-            packed.append(packed_table(key, max(indices, 1) * 8, lambda: np.asarray(at.array(), np.int64).reshape(-1)))
+            packed.append(make_packed_table(key, max(indices, 1) * 8, lambda: np.asarray(at.array(), np.int64).reshape(-1)))
         wide = at.is_constant or at.dtype.name == "i64"
         constants = {"UNIT": unit, "WIDE_INDEX": int(wide)}
         count = prod(shape[:axis]) * indices * (width // unit)
@@ -75,6 +75,6 @@ class Gather(Tactic):
             arguments = GatherArguments(
                 input=args.inputs[0], at=where, out=args.outputs[0], count=count, entries=shape[axis], indices=indices, width=width // unit
             )
-            return [launch("take", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
+            return [launch("take", arguments, constants, (count_blocks(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"take x{unit}", packed=packed, rtol=0.0)

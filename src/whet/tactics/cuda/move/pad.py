@@ -17,8 +17,8 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.ops.pad import pad_amounts
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Pointer, UInt32, UInt64, array
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch, same
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Pointer, UInt32, UInt64, make_array_type
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, count_blocks, launch, make_stored_signature
 
 _RANK = 6
 _MODES = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
@@ -29,11 +29,11 @@ class PadArguments(Arguments, kernel="pad.cu"):
     input: ConstPointer
     out: Pointer
     value: UInt64  # the bits of a constant, repeated if several elements move as one
-    stride: Annotated[Sequence[int], array("long long", 6)]  # of the input, in elements
-    size: Annotated[Sequence[int], array("int", 6)]  # of the output
-    before: Annotated[Sequence[int], array("int", 6)]  # output place of input element 0
-    low: Annotated[Sequence[int], array("int", 6)]  # the input's elements that are left
-    high: Annotated[Sequence[int], array("int", 6)]
+    stride: Annotated[Sequence[int], make_array_type("long long", 6)]  # of the input, in elements
+    size: Annotated[Sequence[int], make_array_type("int", 6)]  # of the output
+    before: Annotated[Sequence[int], make_array_type("int", 6)]  # output place of input element 0
+    low: Annotated[Sequence[int], make_array_type("int", 6)]  # the input's elements that are left
+    high: Annotated[Sequence[int], make_array_type("int", 6)]
     count: UInt32
 
 
@@ -59,7 +59,7 @@ class Pad(Tactic):
         own = layer.outputs[0].dtype
         kinds = [F16, BF16, own] if own.name == "f32" else [own]
         forms = ("nhwc", "linear") if layer.outputs[0].type.rank == 4 else ("linear",)
-        return [same(layer, {0: Operand(form, k)}, Operand(form, k)) for k in kinds for form in forms]
+        return [make_stored_signature(layer, {0: Operand(form, k)}, Operand(form, k)) for k in kinds for form in forms]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if prod(static_shape(layer.outputs[0].shape)) >= 2**31:
@@ -84,7 +84,7 @@ class Pad(Tactic):
         unit = find_unit(x, both, size)
         if unit > size:
             x, y = (*x[:-1], x[-1] * size // unit), (*y[:-1], y[-1] * size // unit)
-        axes = axes_of(x, y, both)
+        axes = list_pad_axes(x, y, both)
         t = layer.input(2)
         number = np.zeros((), layer.outputs[0].dtype.numpy) if t is None else np.asarray(t.array()).reshape(())
         with np.errstate(over="ignore"):
@@ -97,7 +97,7 @@ class Pad(Tactic):
             constants = {"UNIT": unit, "MODE": _MODES[layer.attrs["mode"]]}
             stride, size, before, low, high = zip(*axes, strict=True)
             arguments = PadArguments(args.inputs[0], args.outputs[0], bits, stride, size, before, low, high, count)
-            return [launch("pad", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
+            return [launch("pad", arguments, constants, (count_blocks(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"pad x{unit}", rtol=0.0)
 
@@ -109,7 +109,7 @@ def find_unit(x: tuple[int, ...], both: Sequence[tuple[int, int]], size: int) ->
     return next((unit for unit in (16, 8, 4) if unit > size and x[-1] * size % unit == 0), size)
 
 
-def axes_of(x: tuple[int, ...], y: tuple[int, ...], both: list[tuple[int, int]]) -> list[tuple[int, int, int, int, int]]:
+def list_pad_axes(x: tuple[int, ...], y: tuple[int, ...], both: list[tuple[int, int]]) -> list[tuple[int, int, int, int, int]]:
     """(stride, output size, before, low, high) of six axes, the missing ones first; see pad.cu."""
     axes, step = [], 1
     for n, out, (a, b) in zip(reversed(x), reversed(y), reversed(both), strict=True):

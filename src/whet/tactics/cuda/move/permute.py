@@ -10,10 +10,10 @@ from typing import Annotated
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
-from whet.ops.split import part_sizes
+from whet.ops.split import list_part_sizes
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int64, Pointer, UInt32, array
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int64, Pointer, UInt32, make_array_type
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, count_blocks, launch
 
 _RANK = 6
 Move = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -25,9 +25,9 @@ class PermuteArguments(Arguments, kernel="permute.cu"):
     input: ConstPointer
     out: Pointer
     start: Int64  # elements
-    stride: Annotated[Sequence[int], array("long long", 6)]  # elements
-    size: Annotated[Sequence[int], array("u32", 6)]
-    divisor: Annotated[Sequence[int], array("u32", 6)]
+    stride: Annotated[Sequence[int], make_array_type("long long", 6)]  # elements
+    size: Annotated[Sequence[int], make_array_type("u32", 6)]
+    divisor: Annotated[Sequence[int], make_array_type("u32", 6)]
     count: UInt32
 
 
@@ -68,7 +68,7 @@ class Permute(Tactic):
         reason = self.refuses(layer, signature, backend)
         if reason:
             raise PlanRefused(reason)
-        moves = _moves(layer)
+        moves = _list_moves(layer)
         size = signature.outputs[0].dtype.bits // 8
         unit = size
         for wider in (16, 8, 4):  # runs of adjacent elements move as one
@@ -85,7 +85,7 @@ class Permute(Tactic):
                     continue
                 walk = ((0,) * fill + strides, (1,) * fill + shape, (1,) * fill + divisors)
                 arguments = PermuteArguments(args.inputs[0], out, start, *walk, count=count)
-                found.append(launch("gather", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256))
+                found.append(launch("gather", arguments, {"UNIT": unit}, (count_blocks(count, 256), 1, 1), 256))
             return found
 
         return GpuKernel(layer, signature, make, implementation=f"gather x{unit}", rtol=0.0)
@@ -96,7 +96,7 @@ def _move_runs(move: Move, run: int) -> Move:
     return start // run, (*shape[:-1], shape[-1] // run), (*(s // run for s in strides[:-1]), 1), divisors
 
 
-def _moves(layer: Layer) -> list[Move]:
+def _list_moves(layer: Layer) -> list[Move]:
     """The part of the input for each output, in stored order."""
     shape = static_shape(layer.needs(0).shape)
     strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -105,7 +105,7 @@ def _moves(layer: Layer) -> list[Move]:
         return [(0, tuple(shape[p] for p in perm), tuple(strides[p] for p in perm), (1,) * len(shape))]
     if layer.op == "Split":
         axis, at, parts = int(layer.attrs["axis"]) % len(shape), 0, []
-        for part in part_sizes(layer):
+        for part in list_part_sizes(layer):
             parts.append((at * strides[axis], (*shape[:axis], int(part), *shape[axis + 1 :]), strides, (1,) * len(shape)))
             at += int(part)
         return parts

@@ -9,7 +9,7 @@ from whet.backends import Backend
 from whet.network import DTYPES, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, count_blocks, launch
 from whet.tactics.cuda.conv._conv import TYPES
 
 _FORMATS = ("linear", "nhwc")
@@ -75,6 +75,6 @@ def reformat_launch(shape: tuple[int, ...], source: Operand, target: Operand) ->
     constants = {"FROM": TYPES[source.dtype.name], "TO": TYPES[target.dtype.name], "UNIT": 1}
     pixels = prod(shape[2:]) if len(shape) > 2 else 1
     if source.format == target.format or shape[1] == 1 or pixels == 1:
-        return "convert", constants, (blocks_of(prod(shape), 2048), 1, 1), 0, 0
+        return "convert", constants, (count_blocks(prod(shape), 2048), 1, 1), 0, 0
     rows, columns = (shape[1], pixels) if source.format == "linear" else (pixels, shape[1])
-    return "transpose", constants, (blocks_of(columns, 32), blocks_of(rows, 32), shape[0]), rows, columns
+    return "transpose", constants, (count_blocks(columns, 32), count_blocks(rows, 32), shape[0]), rows, columns

@@ -12,10 +12,20 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.ops.resize import resampling, resize_targets
+from whet.ops.resize import make_resampling, resize_targets
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstIntPointer, ConstPointer, Float32, Int32, Pointer, UInt32
-from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, packed_table, same
+from whet.tactics.cuda._device.kernel import (
+    TYPE,
+    GpuKernel,
+    all_static,
+    count_blocks,
+    launch,
+    list_float_types,
+    make_packed_array,
+    make_packed_table,
+    make_stored_signature,
+)
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
 _MOST_TAPS = 64  # along an axis
@@ -60,13 +70,13 @@ class Resize(UnfusedTactic):
         if self.why_not(layer) or not all_static(layer):
             return []
         forms = ("nhwc", "linear") if layer.needs(0).type.rank == 4 else ("linear",)
-        kinds = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
-        return [same(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
+        kinds = list_float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
+        return [make_stored_signature(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if max(prod(static_shape(t.shape)) for t in (layer.needs(0), layer.outputs[0])) >= 2**31:
             return "more than 2**31 elements"
-        resampled = resampled_axes(layer)
+        resampled = list_resampled_axes(layer)
         at = [a.axis for a in resampled]
         if len(at) > 2 or (len(at) == 2 and at[1] != at[0] + 1):
             return f"axes {at} are resampled; takes one, or two adjacent axes"
@@ -79,7 +89,7 @@ class Resize(UnfusedTactic):
         if reason:
             raise PlanRefused(reason)
         x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
-        resampled, last = resampled_axes(layer), signature.outputs[0].format == "nhwc"
+        resampled, last = list_resampled_axes(layer), signature.outputs[0].format == "nhwc"
         if last:
             x, y = tuple(x[i] for i in (0, 2, 3, 1)), tuple(y[i] for i in (0, 2, 3, 1))
         still = np.zeros((1, 1), np.int64), np.ones((1, 1))
@@ -92,7 +102,7 @@ class Resize(UnfusedTactic):
         packed = tuple(
             pack(f"resize {kind} {_digest(table)}", table.size * 4, partial(table.astype, kind))
             for pair in tables
-            for table, kind, pack in zip(pair, (np.int32, np.float32), (packed_table, packed_array), strict=True)
+            for table, kind, pack in zip(pair, (np.int32, np.float32), (make_packed_table, make_packed_array), strict=True)
         )
         (in_a, out_a), (in_b, out_b) = sides
         count = prod(y) // vec
@@ -104,14 +114,14 @@ class Resize(UnfusedTactic):
             at_a, weight_a, at_b, weight_b = args.packed
             sizes = (count, in_a, in_b, out_a, out_b, inner // vec, taps[0], taps[1])
             arguments = ResizeArguments(args.inputs[0], args.outputs[0], at_a, at_b, weight_a, weight_b, *sizes, beyond=beyond)
-            return [launch("resize", arguments, {"TYPE": TYPE[kind.name], "VEC": vec}, (blocks_of(count, 256), 1, 1), 256)]
+            return [launch("resize", arguments, {"TYPE": TYPE[kind.name], "VEC": vec}, (count_blocks(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"resize {taps[0]}x{taps[1]} taps x{vec}", packed=packed)
 
 
-def resampled_axes(layer: Layer) -> list[Axis]:
+def list_resampled_axes(layer: Layer) -> list[Axis]:
     """The axes that change, with their tables; in order of the axes."""
-    how, x = resampling(layer), static_shape(layer.needs(0).shape)
+    how, x = make_resampling(layer), static_shape(layer.needs(0).shape)
     axes = [int(i) % len(x) for i in layer.attrs.get("axes") or range(len(x))]
     t = layer.input(1)
     roi = np.asarray(t.array(), np.float64) if t is not None and t.is_constant and t.array().size else None
@@ -128,13 +138,13 @@ def resampled_axes(layer: Layer) -> list[Axis]:
         weights = np.ones(places.shape) if weights is None else weights
         if outside is not None:
             places[outside, 0] = -1
-        if out == n and not (places < 0).any() and np.array_equal(_matrix(places, weights, n), np.eye(n)):
+        if out == n and not (places < 0).any() and np.array_equal(_make_matrix(places, weights, n), np.eye(n)):
             continue
         tables.append(Axis(axis, places, weights))
     return sorted(tables, key=lambda a: a.axis)
 
 
-def _matrix(places: np.ndarray, weights: np.ndarray, n: int) -> np.ndarray:
+def _make_matrix(places: np.ndarray, weights: np.ndarray, n: int) -> np.ndarray:
     matrix = np.zeros((len(places), n))
     np.add.at(matrix, (np.arange(len(places))[:, None], places), weights)
     return matrix

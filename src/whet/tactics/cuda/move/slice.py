@@ -9,7 +9,7 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16
 from whet.ops.slice import slice_ranges
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, count_blocks, launch
 from whet.tactics.cuda.move.permute import PermuteArguments
 
 _RANK = 6
@@ -65,7 +65,7 @@ class Slice(Tactic):
                 return []
             walk = ((*(0,) * fill, *strides), (*(1,) * fill, *sizes), (1,) * _RANK)
             arguments = PermuteArguments(args.inputs[0], args.outputs[0], start, *walk, count=count)
-            return [launch("gather", arguments, {"UNIT": unit}, (blocks_of(count, 256), 1, 1), 256)]
+            return [launch("gather", arguments, {"UNIT": unit}, (count_blocks(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"slice x{unit}", rtol=0.0)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from whet.backends import Backend
 from whet.network import Layer, format_fits, static_shape
 from whet.network.formats import has_same_bytes
-from whet.tactics._base import Args, Config, Operand, Signature, Tactic, ViewKernel, operand_bytes, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, launch
+from whet.tactics._base import Args, Config, Operand, Signature, Tactic, ViewKernel, count_operand_bytes, tactic
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, count_blocks, launch
 from whet.tactics.cuda.move.reformat import RowsArguments
 
 
@@ -56,7 +56,7 @@ class View(Tactic):
         return signatures
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        nbytes = operand_bytes(layer.outputs[0], signature.outputs[0])
+        nbytes = count_operand_bytes(layer.outputs[0], signature.outputs[0])
 
         def make(args: Args) -> list:
             if args.inputs[0] == args.outputs[0]:
@@ -65,7 +65,7 @@ class View(Tactic):
             constants = {"FROM": 0, "TO": 0, "UNIT": unit}
             count = nbytes // unit
             arguments = RowsArguments(args.inputs[0], args.outputs[0], rows=1, width=count, in_pitch=count, out_pitch=count)
-            return [launch("rows", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
+            return [launch("rows", arguments, constants, (count_blocks(count, 256), 1, 1), 256)]
 
         if signature.inplace:
             return AliasKernel(layer, signature, make, implementation="alias", rtol=0.0)

@@ -12,7 +12,16 @@ from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, packed_array, same
+from whet.tactics.cuda._device.kernel import (
+    TYPE,
+    GpuKernel,
+    all_static,
+    count_blocks,
+    launch,
+    list_float_types,
+    make_packed_array,
+    make_stored_signature,
+)
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
 _SOFT = {"Softmax": 0, "LogSoftmax": 1}
@@ -52,7 +61,10 @@ class Normalize(UnfusedTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        return [same(layer, {0: Operand("linear", t)}, Operand("linear", t)) for t in float_types([layer.inputs[0]], (F16, BF16, F32))]
+        return [
+            make_stored_signature(layer, {0: Operand("linear", t)}, Operand("linear", t))
+            for t in list_float_types([layer.inputs[0]], (F16, BF16, F32))
+        ]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         shape = static_shape(layer.outputs[0].shape)
@@ -61,7 +73,7 @@ class Normalize(UnfusedTactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         shape, kind = static_shape(layer.outputs[0].shape), TYPE[signature.outputs[0].dtype.name]
         number = (_SOFT | _NORMS)[layer.op]
-        length, per, groups, inner = _rows(layer, shape)
+        length, per, groups, inner = _get_row_sizes(layer, shape)
         if inner > 1:
             return self._lines(layer, signature, shape, {"TYPE": kind, "OP": number, "T": 32, "ITEMS": 1, "WIDE": 0, "EARLY": 0}, length, inner)
         parts, rows = -(-length // 8), prod(shape) // length
@@ -85,7 +97,7 @@ class Normalize(UnfusedTactic):
             arguments = NormalizeArguments(
                 args.inputs[0], args.outputs[0], scale, shift, rows=rows, length=length, per=per, groups=groups, epsilon=epsilon
             )
-            return [launch("normalize", arguments, constants, (blocks_of(rows, block // threads), 1, 1), block)]
+            return [launch("normalize", arguments, constants, (count_blocks(rows, block // threads), 1, 1), block)]
 
         return GpuKernel(layer, signature, make, implementation=f"rows x{threads}", packed=packed)
 
@@ -94,12 +106,12 @@ class Normalize(UnfusedTactic):
 
         def make(args: Args) -> list:
             arguments = LinesArguments(args.inputs[0], args.outputs[0], count=count, length=length, inner=inner)
-            return [launch("lines", arguments, constants, (blocks_of(count, 128), 1, 1), 128)]
+            return [launch("lines", arguments, constants, (count_blocks(count, 128), 1, 1), 128)]
 
         return GpuKernel(layer, signature, make, implementation="lines")
 
 
-def _rows(layer: Layer, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+def _get_row_sizes(layer: Layer, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """Elements of a row, of the part of a row with one scale, rows before scales repeat, stride between elements of a row."""
     if layer.op in _SOFT:
         axis = int(layer.attrs["axis"]) % len(shape)
@@ -115,7 +127,7 @@ def _spread(t: Tensor, op: str, count: int, shape: tuple[int, ...]) -> Packed:
     """A scale or shift as `count` f32 values: spread over the normalized axes, or one a channel."""
     assert t.weight is not None
 
-    def values() -> np.ndarray:
+    def spread_values() -> np.ndarray:
         a = np.asarray(t.array(), np.float32)
         if op in ("LayerNormalization", "RMSNormalization"):
             target: list[int] = []
@@ -128,4 +140,4 @@ def _spread(t: Tensor, op: str, count: int, shape: tuple[int, ...]) -> Packed:
             a = np.broadcast_to(a.reshape(a.shape[max(0, a.ndim - len(target)) :]), target or (1,))
         return np.ascontiguousarray(a).reshape(-1)
 
-    return packed_array(f"{t.weight.digest}|norm {op} {count} {shape}", count * 4, values)
+    return make_packed_array(f"{t.weight.digest}|norm {op} {count} {shape}", count * 4, spread_values)

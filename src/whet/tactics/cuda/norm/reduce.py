@@ -13,10 +13,10 @@ from typing import Annotated, Any
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
-from whet.ops._reduce import reduced_axes
+from whet.ops._reduce import list_reduced_axes
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
-from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int64, Pointer, UInt32, array
-from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, same
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int64, Pointer, UInt32, make_array_type
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, count_blocks, launch, list_float_types, make_stored_signature
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
 _OPS = {
@@ -32,10 +32,10 @@ class ReduceArguments(Arguments, kernel="reduce.cu"):
     input: ConstPointer
     out: Pointer
     results: Int64
-    kept_stride: Annotated[Sequence[int], array("long long", 4)]  # elements; outermost first
-    over_stride: Annotated[Sequence[int], array("long long", 4)]
-    kept: Annotated[Sequence[int], array("u32", 4)]
-    over: Annotated[Sequence[int], array("u32", 4)]
+    kept_stride: Annotated[Sequence[int], make_array_type("long long", 4)]  # elements; outermost first
+    over_stride: Annotated[Sequence[int], make_array_type("long long", 4)]
+    kept: Annotated[Sequence[int], make_array_type("u32", 4)]
+    over: Annotated[Sequence[int], make_array_type("u32", 4)]
     count: UInt32  # elements of one result, or groups of eight
 
 
@@ -50,7 +50,7 @@ class Reduce(UnfusedTactic):
         if self.why_not(layer) or not all_static(layer):
             return []
         kinds = (F32,) if layer.op == "ReduceProd" else (F16, BF16, F32)  # the product of many values leaves the range of 16 bits
-        return [same(layer, {0: Operand("linear", t)}, Operand("linear", t)) for t in float_types([layer.inputs[0]], kinds)]
+        return [make_stored_signature(layer, {0: Operand("linear", t)}, Operand("linear", t)) for t in list_float_types([layer.inputs[0]], kinds)]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if prod(static_shape(layer.needs(0).shape)) >= 2**31:
@@ -80,7 +80,7 @@ class Reduce(UnfusedTactic):
                 over=over[0],
                 count=count,
             )
-            return [launch("reduce", arguments, constants, (blocks_of(results, 256 // threads), 1, 1), 256)]
+            return [launch("reduce", arguments, constants, (count_blocks(results, 256 // threads), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation=f"reduce x{threads}" + (" by eights" if wide else ""))
 
@@ -98,7 +98,7 @@ def _vectorize_walks(kept_walk: Walk, reduced_walk: Walk) -> tuple[Walk, Walk, i
 
 def _list_walks(layer: Layer) -> tuple[Walk, Walk] | str:
     """How to walk over the kept and over the reduced axes, or why the kernel cannot."""
-    shape, axes = static_shape(layer.needs(0).shape), reduced_axes(layer)
+    shape, axes = static_shape(layer.needs(0).shape), list_reduced_axes(layer)
     runs: list[list[Any]] = []  # [reduced, size, stride]
     stride = 1
     for i in reversed(range(len(shape))):

@@ -10,7 +10,7 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Fields, Float32, Int32, Pointer
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, blocks_of, float_types, launch, same
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, count_blocks, launch, list_float_types, make_stored_signature
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 from whet.tactics.cuda.conv._conv import TYPES
 
@@ -59,7 +59,7 @@ class Pool(UnfusedTactic):
             return reason
         if len(layer.outputs) != 1 or layer.needs(0).type.rank != 4:
             return "takes two spatial axes and returns no indices"
-        if layer.op == "ReduceMean" and _axes(layer) != (2, 3):
+        if layer.op == "ReduceMean" and _list_axes(layer) != (2, 3):
             return "takes means over height and width"
         return None
 
@@ -69,10 +69,10 @@ class Pool(UnfusedTactic):
         outs: tuple[str, ...] = ("nhwc",)
         if _is_global(layer):  # one value a channel: both formats are the same bytes
             outs = ("linear", "nhwc") if layer.outputs[0].type.rank == 4 else ("linear",)
-        types = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
+        types = list_float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
         if layer.op == "MaxPool" and layer.outputs[0].dtype.name in ("i8", "u8", "f8e4m3"):
             types = [layer.outputs[0].dtype]
-        return [same(layer, {0: Operand("nhwc", t)}, Operand(f, t)) for t in types for f in outs]
+        return [make_stored_signature(layer, {0: Operand("nhwc", t)}, Operand(f, t)) for t in types for f in outs]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         channels = layer.needs(0).shape[1]
@@ -103,7 +103,7 @@ def pool_launch(
     n, c, h, w = source
     constants = {"TYPE": reads, "TO": stores, "MAX": int(layer.op == "MaxPool"), "R": 0, "S": 0}
     if _is_global(layer):
-        return "global_average", constants, (blocks_of(c, 64), n, 1), PoolSizes(n, h, w, c, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, h, w)
+        return "global_average", constants, (count_blocks(c, 64), n, 1), PoolSizes(n, h, w, c, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, h, w)
     a, (p, q) = layer.attrs, target[2:]
     kernel, strides = a["kernel_shape"], a.get("strides") or (1, 1)
     pads, dilations = a.get("pads") or (0, 0, 0, 0), a.get("dilations") or (1, 1)
@@ -114,11 +114,11 @@ def pool_launch(
     constants |= {"R": int(kernel[0]), "S": int(kernel[1])} if kernel[0] * kernel[1] <= 25 else {}
     each = 16 // _SIZES[reads]
     if layer.op == "MaxPool" and reads in (1, 2, 3, 4) and kernel[0] * kernel[1] <= 25 and c % each == 0:
-        return "packed_max", constants, (blocks_of(n * p * q * (c // each), 256), 1, 1), sizes
-    return "pool", constants, (blocks_of(n * p * q * (c // 8), 256), 1, 1), sizes
+        return "packed_max", constants, (count_blocks(n * p * q * (c // each), 256), 1, 1), sizes
+    return "pool", constants, (count_blocks(n * p * q * (c // 8), 256), 1, 1), sizes
 
 
-def _axes(layer: Layer) -> tuple[int, ...]:
+def _list_axes(layer: Layer) -> tuple[int, ...]:
     given = layer.attrs.get("axes")
     if given is None and layer.input(1) is not None and layer.needs(1).is_constant:
         given = layer.needs(1).array().reshape(-1).tolist()

@@ -15,8 +15,8 @@ from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.ops._window import pool_of
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
-from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer, array
-from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, blocks_of, float_types, launch, same
+from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Int64, Pointer, make_array_type
+from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, count_blocks, launch, list_float_types, make_stored_signature
 
 _GLOBAL = ("GlobalAveragePool", "GlobalMaxPool")
 
@@ -27,13 +27,13 @@ class PoolGenericArguments(Arguments, kernel="pool_generic.cu"):
     out: Pointer
     count: Int64
     channels: Int32
-    in_size: Annotated[Sequence[int], array("int", 3)]
-    out_size: Annotated[Sequence[int], array("int", 3)]
-    kernel: Annotated[Sequence[int], array("int", 3)]
-    stride: Annotated[Sequence[int], array("int", 3)]
-    before: Annotated[Sequence[int], array("int", 3)]
-    after: Annotated[Sequence[int], array("int", 3)]
-    dilation: Annotated[Sequence[int], array("int", 3)]
+    in_size: Annotated[Sequence[int], make_array_type("int", 3)]
+    out_size: Annotated[Sequence[int], make_array_type("int", 3)]
+    kernel: Annotated[Sequence[int], make_array_type("int", 3)]
+    stride: Annotated[Sequence[int], make_array_type("int", 3)]
+    before: Annotated[Sequence[int], make_array_type("int", 3)]
+    after: Annotated[Sequence[int], make_array_type("int", 3)]
+    dilation: Annotated[Sequence[int], make_array_type("int", 3)]
 
 
 @tactic
@@ -54,8 +54,8 @@ class PoolGeneric(Tactic):
         if self.why_not(layer) or not all_static(layer):
             return []
         forms = ("nhwc", "linear") if layer.outputs[0].type.rank == 4 else ("linear",)
-        kinds = float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
-        return [same(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
+        kinds = list_float_types([layer.inputs[0], layer.outputs[0]], (F16, BF16, F32))
+        return [make_stored_signature(layer, {0: Operand(form, t)}, Operand(form, t)) for t in kinds for form in forms]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return "more than 2**31 elements" if prod(static_shape(layer.needs(0).shape)) >= 2**31 else None
@@ -63,7 +63,7 @@ class PoolGeneric(Tactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         x, y = static_shape(layer.needs(0).shape), static_shape(layer.outputs[0].shape)
         stored, largest = signature.outputs[0], layer.op in ("MaxPool", "GlobalMaxPool")
-        rows = axes_of(layer, x, y)
+        rows = list_pool_axes(layer, x, y)
         constants = {
             "TYPE": TYPE[stored.dtype.name],
             "MAX": int(largest),
@@ -74,12 +74,12 @@ class PoolGeneric(Tactic):
 
         def make(args: Args) -> list:
             arguments = PoolGenericArguments(args.inputs[0], args.outputs[0], count, x[1], *rows)
-            return [launch("pool", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
+            return [launch("pool", arguments, constants, (count_blocks(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="pool x1", rtol=0.0 if largest else None)
 
 
-def axes_of(layer: Layer, x: tuple[int, ...], y: tuple[int, ...]) -> list[tuple[int, ...]]:
+def list_pool_axes(layer: Layer, x: tuple[int, ...], y: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Input sizes, output sizes, kernel, strides, padding before and after, dilations: of three axes each, the missing ones first."""
     r = len(x) - 2
     if layer.op in _GLOBAL:

@@ -11,7 +11,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, ConstU16Pointer, Pointer
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import (
@@ -20,16 +20,16 @@ from whet.tactics.cuda._device.kernel import (
     GpuKernel,
     all_static,
     compile_ahead,
-    float_types,
     launch,
+    list_float_types,
     machine_has,
+    make_packed_array,
+    make_stored_signature,
     match_epilogue,
-    packed_array,
-    same,
 )
-from whet.tactics.cuda._device.source import ACTIVATIONS, kernel_text
+from whet.tactics.cuda._device.source import ACTIVATIONS, emit_kernel_source
 from whet.tactics.cuda.conv._conv import TYPES, Activation
-from whet.tactics.cuda.conv.conv import packed_bias
+from whet.tactics.cuda.conv.conv import make_packed_bias
 
 _CLUSTERS = (8, 4)  # blocks of an image
 _ITEMS = {256: 20, 512: 14}  # pixels that a thread can hold in registers
@@ -107,8 +107,8 @@ class SqueezeExcite(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if not all_static(layer) or isinstance(gate := _match_gate(layer), str):
             return []
-        types = float_types([layer.inputs[gate.x], layer.outputs[0]], FLOAT16_TYPES)
-        return [same(layer, {gate.x: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
+        types = list_float_types([layer.inputs[gate.x], layer.outputs[0]], FLOAT16_TYPES)
+        return [make_stored_signature(layer, {gate.x: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -125,7 +125,7 @@ class SqueezeExcite(Tactic):
         if isinstance(gate, str):
             return []
         ways = _list_splits(gate, backend.capabilities.multiprocessors)
-        compile_ahead(backend, [kernel_text("squeeze_excite.cu", _constants(gate, w, signature)) for w in ways])
+        compile_ahead(backend, [emit_kernel_source("squeeze_excite.cu", _make_constants(gate, w, signature)) for w in ways])
         return [(("channels", w.channels), ("pixels", w.pixels), ("threads", w.threads)) for w in ways]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -135,7 +135,7 @@ class SqueezeExcite(Tactic):
         if not way.fits(gate):
             raise PlanRefused(f"{way} does not divide {gate.pixels} pixels of {gate.c} channels")
         dtype, own = signature.outputs[0].dtype, gate.c // way.channels
-        constants = _constants(gate, way, signature)
+        constants = _make_constants(gate, way, signature)
 
         def packed_weights(t: Tensor, transposed: bool) -> Any:
             def make() -> np.ndarray:
@@ -144,10 +144,10 @@ class SqueezeExcite(Tactic):
                 return rows.reshape(gate.hidden, way.channels, own).transpose(1, 0, 2).astype(dtype.numpy)
 
             digest = t.constant().digest
-            return packed_array(f"{digest}|squeeze {transposed} {way.channels} {dtype}", gate.c * gate.hidden * 2, make)
+            return make_packed_array(f"{digest}|squeeze {transposed} {way.channels} {dtype}", gate.c * gate.hidden * 2, make)
 
         (w1, w2), ((end1, own1), (end2, own2)) = gate.weights, gate.biases
-        biases = packed_bias(end1, own1, gate.hidden), packed_bias(end2, own2, gate.c)
+        biases = make_packed_bias(end1, own1, gate.hidden), make_packed_bias(end2, own2, gate.c)
         packed = (packed_weights(w1, False), packed_weights(w2, True), *biases)
 
         def make(args: Args) -> list:
@@ -161,7 +161,7 @@ class SqueezeExcite(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 
-def _constants(gate: _Gate, way: _Split, signature: Signature) -> dict[str, int]:
+def _make_constants(gate: _Gate, way: _Split, signature: Signature) -> dict[str, int]:
     """The macros of an instance."""
     return {
         "TYPE": TYPES[signature.outputs[0].dtype.name], "G": gate.c // 8 // way.channels, "CC": way.channels, "CP": way.pixels,
@@ -199,12 +199,12 @@ def _match_gate(layer: Layer) -> _Gate | str:
     made = []
     for conv in convs:
         view = with_outer_inputs(conv, outer)
-        end = match_epilogue(view, epilogue_steps(view))
+        end = match_epilogue(view, find_epilogue_steps(view))
         if isinstance(end, str):
             return end
         if end.residual is not None:
             return "a product of the means adds something other than a bias"
-        made.append((end, *weight_and_bias(view)))
+        made.append((end, *get_weight_and_bias(view)))
     (end1, w1, b1), (end2, w2, b2) = made
     place = next(i for i, t in enumerate(layer.inputs) if t is outer[x])
     ends = (end1.post_ops.activation, end2.post_ops.activation)

@@ -10,20 +10,20 @@ from whet.network import Layer, Tensor
 from whet.tactics._base import Packed
 from whet.tactics._quantized import Parts, match_quantized
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
-from whet.tactics.cuda._device.kernel import Epilogue, packed_array
-from whet.tactics.cuda.conv._conv import ConvShape, PostOps, bias_count, pack_weights
+from whet.tactics.cuda._device.kernel import Epilogue, make_packed_array
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, count_bias_floats, pack_weights
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     Output,
     compute_factors,
-    conv_shape_of,
     fold_into_range,
     folds,
+    get_quantized_conv_shape,
+    get_weight_bytes,
     has_border,
-    key_of,
+    make_key,
     match_quantized_epilogue,
     pack_factors,
-    weight_bytes,
     why_not_weighted,
 )
 
@@ -49,16 +49,16 @@ class Half:
         return fold_into_range(Output.of(self.parts, self.epilogue), self.epilogue, self.stored)
 
     def packed(self) -> tuple[Packed, Packed]:
-        """Weights as rows [k][r][s][c] of i8; bias_count(k) biases and as many factors, in parts of the range of results."""
+        """Weights as rows [k][r][s][c] of i8; count_bias_floats(k) biases and as many factors, in parts of the range of results."""
         view, s, (per, shift, _, _) = self.parts.view, self.shape, self.folded_epilogue()
         _, w, b = self.parts.operand_indices()
         weights, bias = view.needs(w), None if b is None else view.inputs[b]
 
         def array() -> np.ndarray:
-            return weight_bytes(weights)
+            return get_weight_bytes(weights)
 
-        digest, key = weights.constant().digest, key_of(self.parts, self.epilogue)
-        rows = packed_array(f"{digest}|conv krsc 8 bits", s.k * s.r * s.s * s.c, lambda: pack_weights(array(), 16, np.dtype(np.int8)))
+        digest, key = weights.constant().digest, make_key(self.parts, self.epilogue)
+        rows = make_packed_array(f"{digest}|conv krsc 8 bits", s.k * s.r * s.s * s.c, lambda: pack_weights(array(), 16, np.dtype(np.int8)))
         numbers, _ = pack_factors(
             f"{key}|product {s} {per} {shift}", s, 1, False, lambda: compute_factors(self.parts, self.epilogue, array(), s, bias).times(per, shift)
         )
@@ -66,7 +66,7 @@ class Half:
 
     def factor(self, numbers: int) -> int:
         """The address of the factors, which follow the biases at `numbers`."""
-        return numbers + bias_count(self.shape.k) * 4
+        return numbers + count_bias_floats(self.shape.k) * 4
 
 
 @dataclass(frozen=True)
@@ -127,4 +127,4 @@ def match_half(conv: Layer) -> Half | str:
     added = None if epilogue.residual is None else conv.inputs[epilogue.residual]
     if epilogue.residual is not None and (epilogue.residual not in parts.reads or parts.reads[epilogue.residual].dtype.name not in INT8_TYPES):
         return "takes a residual of integers"
-    return Half(parts, epilogue, conv_shape_of(parts), conv.needs(parts.source_index()), added)
+    return Half(parts, epilogue, get_quantized_conv_shape(parts), conv.needs(parts.source_index()), added)

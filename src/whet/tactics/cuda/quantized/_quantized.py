@@ -13,15 +13,15 @@ from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Operand, Packed, Signature
 from whet.tactics._quantized import FLOAT8, Parts, match_quantized
-from whet.tactics.cuda._device.kernel import Epilogue, match_epilogue, packed_array, packed_table
-from whet.tactics.cuda.conv._conv import ConvShape, PostOps, Scales, bias_count
+from whet.tactics.cuda._device.kernel import Epilogue, make_packed_array, make_packed_table, match_epilogue
+from whet.tactics.cuda.conv._conv import ConvShape, PostOps, Scales, count_bias_floats
 
 INT8_TYPES = ("i8", "u8")
 BYTES = (*INT8_TYPES, FLOAT8)  # types of one byte an element
 
 
 @functools.lru_cache(maxsize=8)
-def parts_of(layer: Layer) -> Parts | str:
+def match_parts(layer: Layer) -> Parts | str:
     """The quantized layer without its Q and DQ layers, or the reason why not; the last few are cached, as every candidate needs them."""
     return match_quantized(layer, float8=True)
 
@@ -44,13 +44,13 @@ def why_not_weighted(parts: Parts) -> str | None:
     return None if parts.reads[x].scale.size == 1 else "its input has more than one scale"
 
 
-def float8_rtol(products: int) -> float:
+def compute_float8_rtol(products: int) -> float:
     """Bound on the error of a layer that adds this many float8 products. Hopper's tensor cores keep about 14 bits of such a sum and truncate
     the rest; measured on the H200 for 4608 products in one chain: 2.9e-3 of the largest result (one rounding of e4m3: 3e-2 of each value)."""
     return 1e-3 + 8e-7 * products
 
 
-def weight_bytes(t: Tensor) -> np.ndarray:
+def get_weight_bytes(t: Tensor) -> np.ndarray:
     """Weights of one byte each as i8: integers unchanged, float8 values as their bits."""
     a = np.ascontiguousarray(t.array())
     return np.asarray(a, np.int8) if t.dtype.name in INT8_TYPES else a.view(np.int8)
@@ -156,7 +156,7 @@ def compute_factors(parts: Parts, epilogue: Epilogue, weights: np.ndarray, shape
     if not reads.zero:
         return Factors(factor.astype(np.float32), plain[None].astype(np.float32), np.zeros(0, np.uint16))
     taps = weights.astype(np.float64).sum(axis=1)  # [k, r, s]
-    rows, columns = _taps_inside(shape, 0), _taps_inside(shape, 1)
+    rows, columns = _list_taps_inside(shape, 0), _list_taps_inside(shape, 1)
     kinds = [(r, c) for r in dict.fromkeys(rows) for c in dict.fromkeys(columns)]
     table = [plain - reads.zero * factor * (taps * np.outer(r, c)).sum(axis=(1, 2)) for r, c in kinds]
     number = {kind: i for i, kind in enumerate(kinds)}
@@ -167,10 +167,10 @@ def compute_factors(parts: Parts, epilogue: Epilogue, weights: np.ndarray, shape
 def has_border(parts: Parts, shape: ConvShape) -> bool:
     """True if biases depend on the pixel: the input has a zero point, and some windows read padding."""
     x = parts.source_index()
-    return bool(parts.reads[x].zero) and len({*_taps_inside(shape, 0)}) * len({*_taps_inside(shape, 1)}) > 1
+    return bool(parts.reads[x].zero) and len({*_list_taps_inside(shape, 0)}) * len({*_list_taps_inside(shape, 1)}) > 1
 
 
-def _taps_inside(shape: ConvShape, axis: int) -> list[tuple[bool, ...]]:
+def _list_taps_inside(shape: ConvShape, axis: int) -> list[tuple[bool, ...]]:
     """The taps within the image, for each output row (or column)."""
     count, taps, size = ((shape.p, shape.r, shape.h), (shape.q, shape.s, shape.w))[axis]
     at = [[o * shape.stride[axis] - shape.pad[axis] + t * shape.dilation[axis] for t in range(taps)] for o in range(count)]
@@ -178,10 +178,10 @@ def _taps_inside(shape: ConvShape, axis: int) -> list[tuple[bool, ...]]:
 
 
 def pack_factors(key: str, shape: ConvShape, classes: int, border: bool, make: Any) -> tuple[Packed, Packed]:
-    """[classes] biases, then the factors, each bias_count(k) floats; and the class of each pixel. `make` gives the Factors."""
-    count = bias_count(shape.k)
+    """[classes] biases, then the factors, each count_bias_floats(k) floats; and the class of each pixel. `make` gives the Factors."""
+    count = count_bias_floats(shape.k)
 
-    def floats() -> np.ndarray:
+    def make_floats() -> np.ndarray:
         f = make()
         out = np.zeros((classes + 1, count), np.float32)
         out[:classes, : shape.k], out[classes, : shape.k] = f.bias, f.factor
@@ -189,30 +189,30 @@ def pack_factors(key: str, shape: ConvShape, classes: int, border: bool, make: A
 
     pixels = shape.p * shape.q if border else 1
     return (
-        packed_array(f"{key} factors", (classes + 1) * count * 4, floats),
-        packed_table(f"{key} classes", pixels * 2, lambda: make().classes if border else np.zeros(1, np.uint16)),
+        make_packed_array(f"{key} factors", (classes + 1) * count * 4, make_floats),
+        make_packed_table(f"{key} classes", pixels * 2, lambda: make().classes if border else np.zeros(1, np.uint16)),
     )
 
 
 def count_classes(shape: ConvShape) -> int:
     """Classes of pixels with the same taps within the image."""
-    return len({*_taps_inside(shape, 0)}) * len({*_taps_inside(shape, 1)})
+    return len({*_list_taps_inside(shape, 0)}) * len({*_list_taps_inside(shape, 1)})
 
 
-def integer_scales(out: Output, factors_at: int, classes_at: int, classes: int, k: int) -> tuple[int, Scales]:
+def make_integer_scales(out: Output, factors_at: int, classes_at: int, classes: int, k: int) -> tuple[int, Scales]:
     """Address of the biases, and the scales of the launch."""
-    pitch = bias_count(k)
+    pitch = count_bias_floats(k)
     return factors_at, Scales(factors_at + classes * pitch * 4, classes_at, out.per_step, out.zero, out.add_step, out.add_shift, pitch)
 
 
-def key_of(parts: Parts, epilogue: Epilogue) -> str:
+def make_key(parts: Parts, epilogue: Epilogue) -> str:
     """The scales and biases that packed constants depend on, as a key."""
     x, w, b = parts.operand_indices()
     t, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
     return f"{t.constant().digest}|{parts.reads[x].key}|{parts.reads[w].key}|{bias.constant().digest if bias is not None else ''}|{epilogue.key}"
 
 
-def conv_shape_of(parts: Parts) -> ConvShape:
+def get_quantized_conv_shape(parts: Parts) -> ConvShape:
     """The sizes of a quantized Conv of two spatial axes."""
     a = parts.head.attrs
     n, c, h, w = static_shape(parts.head.needs(0).shape)

@@ -12,7 +12,7 @@ from whet.tactics._quantized import Parts, match_quantized
 from whet.tactics.cuda._device.fused_body import with_outer_inputs
 from whet.tactics.cuda._device.kernel import Epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.quantized._quantized import INT8_TYPES, conv_shape_of, match_quantized_epilogue, why_not_weighted
+from whet.tactics.cuda.quantized._quantized import INT8_TYPES, get_quantized_conv_shape, match_quantized_epilogue, why_not_weighted
 
 
 @dataclass(frozen=True)
@@ -57,4 +57,4 @@ def match_image(layer: Layer, composite: str) -> Image | str:
             return "takes an f32 image that is quantized to the convolution's input"
         step, read = float(np.asarray(scale.array(), np.float32).reshape(-1)[0]), floats
     image = next((i for i, t in enumerate(layer.inputs) if t is read), None)
-    return "the image is computed within the layer" if image is None else Image(parts, epilogue, conv_shape_of(parts), image, step)
+    return "the image is computed within the layer" if image is None else Image(parts, epilogue, get_quantized_conv_shape(parts), image, step)

@@ -9,7 +9,7 @@ from whet.network import Layer
 from whet.tactics._base import Signature, Tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import all_static
-from whet.tactics.cuda.quantized._quantized import parts_of
+from whet.tactics.cuda.quantized._quantized import match_parts
 
 
 class QuantizedTactic(Tactic):
@@ -21,7 +21,7 @@ class QuantizedTactic(Tactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         if isinstance(parts, str):
             return parts
         if parts.float8 and not self.float8:
@@ -31,7 +31,7 @@ class QuantizedTactic(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         assert isinstance(parts, Parts), parts
         return self.list_signatures(layer, parts)
 

@@ -13,9 +13,9 @@ from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, Float32, Int64, Pointer
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, blocks_of, launch
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, count_blocks, launch
 from whet.tactics.cuda.conv._conv import TYPES
-from whet.tactics.cuda.quantized._quantized import match_quantized_epilogue, parts_of
+from whet.tactics.cuda.quantized._quantized import match_parts, match_quantized_epilogue
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
 
@@ -60,7 +60,7 @@ class QAdd(QuantizedTactic):
         return signatures
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         epilogue = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(epilogue, str) or parts.stores is None:
             raise PlanRefused(str(epilogue))
@@ -84,6 +84,6 @@ class QAdd(QuantizedTactic):
                 per_step=1 / stores.number,
                 zero=stores.zero,
             )
-            return [launch("qadd", arguments, constants, (blocks_of(count, 2048), 1, 1), 256)]
+            return [launch("qadd", arguments, constants, (count_blocks(count, 2048), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="qadd", rtol=0.0)

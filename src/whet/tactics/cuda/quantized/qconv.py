@@ -12,10 +12,10 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, compile_ahead, machine_has, packed_array
+from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, compile_ahead, machine_has, make_packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes, View, pack_weights8, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied
-from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, emit_conv_source, make_conv_launch
 from whet.tactics.cuda.conv._conv_tiles import list_conv_configs, why_not_config
 from whet.tactics.cuda.conv.conv import as_config, from_config
 from whet.tactics.cuda.quantized._quantized import (
@@ -25,21 +25,21 @@ from whet.tactics.cuda.quantized._quantized import (
     Factors,
     Output,
     compute_factors,
-    conv_shape_of,
+    compute_float8_rtol,
     count_classes,
-    float8_rtol,
     fold_into_float8,
     fold_into_range,
     folds,
     folds_float8,
+    get_quantized_conv_shape,
+    get_weight_bytes,
     has_border,
-    integer_scales,
-    key_of,
     list_signatures,
+    make_integer_scales,
+    make_key,
+    match_parts,
     match_quantized_epilogue,
     pack_factors,
-    parts_of,
-    weight_bytes,
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
@@ -57,32 +57,32 @@ class QConv(QuantizedTactic):
     def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         if parts.head.attrs["group"] != 1 or parts.head.needs(0).type.rank != 4:
             return "takes convolutions of two spatial axes and one group"
-        return why_not_weighted(parts) or why_not_float8(parts, conv_channels(parts))
+        return why_not_weighted(parts) or why_not_float8(parts, get_conv_channels(parts))
 
     def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
         return list_signatures(parts, "nhwc")
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         if isinstance(parts, str):
             return parts
-        return refuses_product(parts, merge_pixel_pairs(conv_shape_of(parts)), backend)
+        return refuses_product(parts, merge_pixel_pairs(get_quantized_conv_shape(parts)), backend)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         assert isinstance(parts, Parts)
-        shape = merge_pixel_pairs(conv_shape_of(parts))
-        return product_configs(parts, shape, signature, list_conv_configs(shape, backend.capabilities.multiprocessors, 1), backend)
+        shape = merge_pixel_pairs(get_quantized_conv_shape(parts))
+        return list_product_configs(parts, shape, signature, list_conv_configs(shape, backend.capabilities.multiprocessors, 1), backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         if isinstance(parts, str):
             raise PlanRefused(parts)
         w = parts.view.needs(parts.operand_indices()[1])
-        return product_plan(layer, parts, conv_shape_of(parts), signature, config, backend, lambda: weight_bytes(w), "conv")
+        return plan_product(layer, parts, get_quantized_conv_shape(parts), signature, config, backend, lambda: get_weight_bytes(w), "conv")
 
 
-def conv_channels(parts: Parts) -> tuple[Any, Any]:
+def get_conv_channels(parts: Parts) -> tuple[Any, Any]:
     """Input and output channels of a convolution."""
     return parts.head.needs(0).shape[1], parts.head.needs(1).shape[0]
 
@@ -110,7 +110,7 @@ def refuses_product(parts: Parts, shape: ConvShape, backend: Backend, axis: int 
     return epilogue if isinstance(epilogue, str) else refuses(shape, epilogue.residual is None, 1)
 
 
-def instance_types(parts: Parts, epilogue: Epilogue, signature: Signature, shape: ConvShape) -> EightBitTypes:
+def make_instance_types(parts: Parts, epilogue: Epilogue, signature: Signature, shape: ConvShape) -> EightBitTypes:
     """The types of an instance."""
     x = parts.source_index()
     other = "" if epilogue.residual is None else signature.needs(epilogue.residual).dtype.name
@@ -127,24 +127,24 @@ def can_store(tile: ConvConfig, types8: EightBitTypes, shape: ConvShape) -> bool
     return not staged or (types8.result in BYTES and types8.residual in ("", *BYTES) and shape.k % 16 == 0)
 
 
-def product_configs(
+def list_product_configs(
     parts: Parts, shape: ConvShape, signature: Signature, configs: list[ConvConfig], backend: Backend, axis: int = 1
 ) -> Sequence[Config]:
     """The first of `configs` that can run and store this; tiles that cannot go through shared memory store directly."""
     epilogue = match_quantized_epilogue(parts, axis)
     if isinstance(epilogue, str):
         return []
-    types8 = instance_types(parts, epilogue, signature, shape)
+    types8 = make_instance_types(parts, epilogue, signature, shape)
     able = (c for c in configs if c.outs < 3 or epilogue.residual is not None)  # the third tile is for a residual in flight
     direct = (c if can_store(c, types8, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
     most = MAX_CONFIGS + (6 if epilogue.residual is not None else 0)
     good = pick_varied(list(dict.fromkeys(c for c in direct if c.valid() and why_not_config(c, shape) is None)), most)
     kind, odd = epilogue.post_ops.activation[0], shape.k % 8 != 0
-    compile_ahead(backend, [conv_source(c, Features(not shape.plain and not c.halo, kind, odd=odd, types8=types8)) for c in good])
+    compile_ahead(backend, [emit_conv_source(c, Features(not shape.plain and not c.halo, kind, odd=odd, types8=types8)) for c in good])
     return [as_config(c) for c in good]
 
 
-def product_plan(
+def plan_product(
     layer: Layer,
     parts: Parts,
     shape: ConvShape,
@@ -161,20 +161,20 @@ def product_plan(
     reason = epilogue if isinstance(epilogue, str) else refuses(shape, epilogue.residual is None, 1) or why_not_config(tile, shape)
     if reason or isinstance(epilogue, str):
         raise PlanRefused(str(reason))
-    types8 = instance_types(parts, epilogue, signature, shape)
+    types8 = make_instance_types(parts, epilogue, signature, shape)
     if not can_store(tile, types8, shape):
         raise PlanRefused(f"{tile} cannot store {types8.result} with {shape.k} channels and this residual")
     x, w, b = parts.operand_indices()
     bias = None if b is None else parts.view.inputs[b]
-    classes, key = count_classes(shape) if types8.border else 1, key_of(parts, epilogue)
+    classes, key = count_classes(shape) if types8.border else 1, make_key(parts, epilogue)
     digest = parts.view.needs(w).constant().digest
     rows = shape.steps(tile.bk) * tile.bk
 
-    def filters() -> np.ndarray:
+    def make_filters() -> np.ndarray:
         given = array()
         return given if shape is single else np.kron(np.eye(2, dtype=np.int8), given[:, :, 0, 0])[:, :, None, None]
 
-    def numbers() -> Factors:
+    def make_factors() -> Factors:
         found = compute_factors(parts, epilogue, array(), single, bias)
         found = found if shape is single else Factors(np.tile(found.factor, 2), np.tile(found.bias, (1, 2)), found.classes)
         return found.times(per, shift)
@@ -186,16 +186,18 @@ def product_plan(
     elif types8.fold:
         per, shift, out, post_ops = fold_into_range(out, epilogue, types8.result)
     packed = (
-        packed_array(f"{digest}|{name} 8 bits {tile.bk} {shape is single}", -(-shape.k // 32) * 32 * rows, lambda: pack_weights8(filters(), tile.bk)),
-        *pack_factors(f"{key}|{name} {shape} {per} {shift}", shape, classes, types8.border, numbers),
+        make_packed_array(
+            f"{digest}|{name} 8 bits {tile.bk} {shape is single}", -(-shape.k // 32) * 32 * rows, lambda: pack_weights8(make_filters(), tile.bk)
+        ),
+        *pack_factors(f"{key}|{name} {shape} {per} {shift}", shape, classes, types8.border, make_factors),
     )
 
     def make(args: Args) -> list:
         residual = None if epilogue.residual is None else View(args.inputs[epilogue.residual], shape.k)
-        biases, scales = integer_scales(out, args.packed[1], args.packed[2], classes, shape.k)
+        biases, scales = make_integer_scales(out, args.packed[1], args.packed[2], classes, shape.k)
         source = View(args.inputs[x], shape.c)
         return [
-            conv_launch(
+            make_conv_launch(
                 tile,
                 ConvProblem(
                     shape=shape,
@@ -215,5 +217,5 @@ def product_plan(
 
     rtol = 0.0 if types8.result in INT8_TYPES else RTOL.get(types8.result, 0.0)
     if FLOAT8 in (types8.source, types8.result):
-        rtol = max(rtol, float8_rtol(single.r * single.s * single.c))
+        rtol = max(rtol, compute_float8_rtol(single.r * single.s * single.c))
     return GpuKernel(layer, signature, make, implementation=f"wgmma {types8.source} {tile}", packed=packed, rtol=rtol)

@@ -21,21 +21,21 @@ from whet.tactics.cuda._device.arguments import (
     TensorMap,
     UInt32,
 )
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, Epilogue, GpuKernel, compile_ahead, machine_has, packed_array
-from whet.tactics.cuda._device.source import kernel_text as text
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, Epilogue, GpuKernel, compile_ahead, machine_has, make_packed_array
+from whet.tactics.cuda._device.source import emit_kernel_source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
-from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, list_tile_widths, pack_for_registers
+from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, list_tile_widths, make_launches, pack_for_registers
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
-    conv_shape_of,
     folds,
+    get_quantized_conv_shape,
+    get_weight_bytes,
+    match_parts,
     match_quantized_epilogue,
-    parts_of,
-    weight_bytes,
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.stem.qstem import stem_factors
+from whet.tactics.cuda.stem.qstem import make_stem_factors
 
 _MOST_TAPS = 16
 
@@ -90,25 +90,25 @@ class QConvFewChannel(QuantizedTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        parts = parts_of(layer)
-        return parts if isinstance(parts, str) else why_not_few_channel_integer(conv_shape_of(parts))
+        parts = match_parts(layer)
+        return parts if isinstance(parts, str) else why_not_few_channel_integer(get_quantized_conv_shape(parts))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         assert isinstance(parts, Parts)
         epilogue = match_quantized_epilogue(parts)
         assert not isinstance(epilogue, str)
-        fit = [t for t in list_integer_tiles(conv_shape_of(parts)) if t.fits(epilogue.residual is not None)]
+        fit = [t for t in list_integer_tiles(get_quantized_conv_shape(parts)) if t.fits(epilogue.residual is not None)]
         good = [t for t in fit if replace(t, blocks=t.blocks + 2) not in fit]  # as many blocks as fit, and one less
         compile_ahead(backend, [text("qconv_few_channel.cu", t.constants(parts, epilogue)) for t in good])
         return [(("wide", t.wide), ("tall", t.tall), ("blocks", t.blocks)) for t in good]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         epilogue = parts if isinstance(parts, str) else match_quantized_epilogue(parts)
         if isinstance(parts, str) or isinstance(epilogue, str):
             raise PlanRefused(str(epilogue))
-        s = conv_shape_of(parts)
+        s = get_quantized_conv_shape(parts)
         if reason := why_not_few_channel_integer(s):
             raise PlanRefused(reason)
         x, w, _ = parts.operand_indices()
@@ -116,22 +116,22 @@ class QConvFewChannel(QuantizedTactic):
         constants = tile.constants(parts, epilogue)
         tiles_y, tiles_x = -(-s.p // tile.lines), -(-s.q // tile.wide)
         tiles, stride = s.n * tiles_y * tiles_x, s.stride[0]
-        numbers, out, post_ops = stem_factors(parts, epilogue, s, signature.outputs[0].dtype.name)
+        numbers, out, post_ops = make_stem_factors(parts, epilogue, s, signature.outputs[0].dtype.name)
         outside = (parts.reads[x].zero & 0xFF) * 0x01010101
-        rows = packed_array(
+        rows = make_packed_array(
             f"{weights.constant().digest}|narrow 8 bits {stride}", tile.steps * THREADS * 16,
-            lambda: filters_to_registers(weight_bytes(weights), s)
+            lambda: pack_filters_for_registers(get_weight_bytes(weights), s)
         )
 
         def make(args: Args) -> list:
             pair = s.c * stride
             image = (pair, s.w // stride, s.h, s.n)
-            pixels = tensormap.tiled_map(args.inputs[x], "u8", image, (pair, s.w * s.c, s.h * s.w * s.c), (s.c, tile.columns, tile.rows, 1))
+            pixels = tensormap.make_tiled_map(args.inputs[x], "u8", image, (pair, s.w * s.c, s.h * s.w * s.c), (s.c, tile.columns, tile.rows, 1))
             residual = 0 if epilogue.residual is None else args.inputs[epilogue.residual]
             sizes = (s.h, s.w // stride, s.p, s.q, tiles_y, tiles_x, tiles)
             ends = (post_ops.activation[1:], out.per_step, out.zero, out.add_step, outside & 0xFFFFFFFF)
             arguments = QConvFewChannelArguments(pixels, WeightFields.of(args, s.k), residual, args.outputs[0], *sizes, *ends)
-            return launches("qconv_few_channel", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
+            return make_launches("qconv_few_channel", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
 
         name = f"narrow wgmma {parts.reads[x].dtype} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=(rows, numbers), rtol=0.0)
@@ -219,7 +219,7 @@ def list_integer_tiles(s: ConvShape) -> list[FewChannelIntegerTile]:
     ]
 
 
-def filters_to_registers(weights: np.ndarray, s: ConvShape) -> np.ndarray:
+def pack_filters_for_registers(weights: np.ndarray, s: ConvShape) -> np.ndarray:
     """Filters [k, c, r, s] of i8 as registers of operand A: K runs over image rows, taps, channels."""
     side, step = 64 // s.k, s.stride[0]
     depth = (side - 1) * step + s.r

@@ -11,25 +11,25 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, blocks_of, launch, machine_has, packed_array
-from whet.tactics.cuda.conv._conv import TYPES, ConvShape, bias_count
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, count_blocks, launch, machine_has, make_packed_array
+from whet.tactics.cuda.conv._conv import TYPES, ConvShape, count_bias_floats
 from whet.tactics.cuda.conv._conv import refuses as no_tensor_cores
 from whet.tactics.cuda.conv.conv_generic import ConvGenericArguments
 from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     Factors,
     Output,
-    conv_shape_of,
-    key_of,
+    get_quantized_conv_shape,
     list_signatures,
+    make_key,
+    match_parts,
     match_quantized_epilogue,
     pack_factors,
-    parts_of,
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 from whet.tactics.cuda.quantized.qconv import merge_pixel_pairs
-from whet.tactics.cuda.quantized.qgemm import filter_matrix, row_shape, why_not_rows
+from whet.tactics.cuda.quantized.qgemm import filter_matrix, get_row_shape, why_not_rows
 
 
 @tactic
@@ -48,7 +48,7 @@ class QConvGeneric(QuantizedTactic):
         return list_signatures(parts, "nhwc" if parts.head.op == "Conv" else "linear")
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         if isinstance(parts, str):
             return parts
         conv = parts.head.op == "Conv"
@@ -56,21 +56,21 @@ class QConvGeneric(QuantizedTactic):
         if isinstance(epilogue, str):
             return epilogue
         group = int(parts.head.attrs["group"]) if conv else 1
-        s = conv_shape_of(parts) if conv else row_shape(parts)
+        s = get_quantized_conv_shape(parts) if conv else get_row_shape(parts)
         fits_tensor_cores = machine_has(backend, "wgmma") and group == 1 and s.c > 4
         if fits_tensor_cores and no_tensor_cores(merge_pixel_pairs(s) if conv else s, epilogue.residual is None, 1) is None:
             return "a tensor-core kernel takes this"
         return None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         if isinstance(parts, str):
             raise PlanRefused(parts)
         conv = parts.head.op == "Conv"
         epilogue = match_quantized_epilogue(parts, 1 if conv else layer.outputs[0].type.rank - 1)
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
-        s: ConvShape = conv_shape_of(parts) if conv else row_shape(parts)
+        s: ConvShape = get_quantized_conv_shape(parts) if conv else get_row_shape(parts)
         group = int(parts.head.attrs["group"]) if conv else 1
         x, w, b = parts.operand_indices()
         weights, bias = parts.view.needs(w), None if b is None else parts.view.inputs[b]
@@ -83,9 +83,9 @@ class QConvGeneric(QuantizedTactic):
             factor = np.broadcast_to(parts.reads[w].scale.astype(np.float64) * parts.reads[x].number, (s.k,))
             return Factors(factor.astype(np.float32), epilogue.bias(bias, s.k)[None], np.zeros(0, np.uint16))
 
-        key = f"{key_of(parts, epilogue)}|direct {conv} {s}"
+        key = f"{make_key(parts, epilogue)}|direct {conv} {s}"
         packed = (
-            packed_array(f"{key} weights", int(np.prod(static_shape(weights.shape))) * 4, filters),
+            make_packed_array(f"{key} weights", int(np.prod(static_shape(weights.shape))) * 4, filters),
             pack_factors(key, s, 1, False, numbers)[0],
         )
         kind = epilogue.post_ops.activation[0]
@@ -106,8 +106,8 @@ class QConvGeneric(QuantizedTactic):
                 zero=out.zero,
                 add_step=out.add_step,
                 add_shift=out.add_shift,
-                factor=args.packed[1] + bias_count(s.k) * 4,
+                factor=args.packed[1] + count_bias_floats(s.k) * 4,
             )
-            return [launch("direct", arguments, constants, (blocks_of(count, 256), 1, 1), 256)]
+            return [launch("direct", arguments, constants, (count_blocks(count, 256), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="direct", packed=packed, rtol=0.0 if stored in INT8_TYPES else RTOL[stored])

@@ -10,13 +10,13 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, machine_has, packed_array, same
-from whet.tactics.cuda.conv._conv import Between, EightBitTypes, Scales, SecondInput, View, bias_count, pack_weights8, refuses
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, machine_has, make_packed_array, make_stored_signature
+from whet.tactics.cuda.conv._conv import Between, EightBitTypes, Scales, SecondInput, View, count_bias_floats, pack_weights8, refuses
 from whet.tactics.cuda.conv._conv_config import ConvConfig, estimate_us, list_large_batch_configs, pick_varied, step_channels
-from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, conv_launch, conv_source
+from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, emit_conv_source, make_conv_launch
 from whet.tactics.cuda.conv.conv import as_config, from_config
 from whet.tactics.cuda.quantized._qconv_then_pointwise_layer import Half, split_halves
-from whet.tactics.cuda.quantized._quantized import has_border, weight_bytes
+from whet.tactics.cuda.quantized._quantized import get_weight_bytes, has_border
 
 MAX_CONFIGS = 24
 
@@ -45,7 +45,7 @@ class _Sum:
 
     def weights(self, bk: int) -> np.ndarray:
         """Rows of the first convolution; those of the second follow."""
-        rows = [pack_weights8(weight_bytes(h.parts.view.needs(h.parts.operand_indices()[1])), bk) for h in (self.first, self.last)]
+        rows = [pack_weights8(get_weight_bytes(h.parts.view.needs(h.parts.operand_indices()[1])), bk) for h in (self.first, self.last)]
         count = -(-self.last.shape.k // 32) * 32
         return np.concatenate([r.reshape(count, -1) for r in rows], axis=1)
 
@@ -70,7 +70,9 @@ class QConvSum(Tactic):
             return []
         stores = conv_sum.last.parts.stores
         assert stores is not None
-        return [same(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in (conv_sum.x, conv_sum.y)}, Operand("nhwc", stores.dtype))]
+        return [
+            make_stored_signature(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in (conv_sum.x, conv_sum.y)}, Operand("nhwc", stores.dtype))
+        ]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -91,7 +93,7 @@ class QConvSum(Tactic):
         order = pick_varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
         kind, post_ops = SecondInput.kind(s), conv_sum.last.folded_epilogue()[3]
         how = Features(im2col=not conv_sum.first.shape.plain, activation=post_ops.activation[0], types8=conv_sum.types8(), pair=kind, between=True)
-        compile_ahead(backend, [conv_source(c, how) for c in order])
+        compile_ahead(backend, [emit_conv_source(c, how) for c in order])
         return [as_config(c) for c in order]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -105,7 +107,7 @@ class QConvSum(Tactic):
         key = "+".join(h.parts.view.needs(h.parts.operand_indices()[1]).constant().digest for h in (conv_sum.first, conv_sum.last))
         rows = -(-b.k // 32) * 32 * steps * tile.bk
         packed = (
-            packed_array(f"{key}|pair 8 bits {tile.bk}", rows, lambda: conv_sum.weights(tile.bk)),
+            make_packed_array(f"{key}|pair 8 bits {tile.bk}", rows, lambda: conv_sum.weights(tile.bk)),
             conv_sum.first.packed()[1],
             conv_sum.last.packed()[1],
         )
@@ -114,7 +116,7 @@ class QConvSum(Tactic):
             weights, early, numbers = args.packed
             between = Between(early, conv_sum.first.factor(early), inner.per_step, inner.zero)
             return [
-                conv_launch(
+                make_conv_launch(
                     tile,
                     ConvProblem(
                         shape=a,
@@ -124,7 +126,7 @@ class QConvSum(Tactic):
                         output=View(args.outputs[0], b.k),
                         post_ops=post_ops,
                         types8=conv_sum.types8(),
-                        scales=Scales(conv_sum.last.factor(numbers), 0, out.per_step, out.zero, out.add_step, out.add_shift, bias_count(b.k)),
+                        scales=Scales(conv_sum.last.factor(numbers), 0, out.per_step, out.zero, out.add_step, out.add_shift, count_bias_floats(b.k)),
                         second=SecondInput(b, View(args.inputs[conv_sum.y], b.c), between),
                     ),
                     multiprocessors=backend.capabilities.multiprocessors,

@@ -8,15 +8,15 @@ from dataclasses import replace
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, machine_has, same
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, machine_has, make_stored_signature
 from whet.tactics.cuda.conv._conv import refuses
 from whet.tactics.cuda.conv._conv_then_pointwise import (
     Integers,
     IntegerScales,
     Tile,
+    emit_product_source,
     list_product_tiles,
-    product_launch,
-    product_source,
+    make_product_launch,
     why_not_tile,
 )
 from whet.tactics.cuda.conv.conv_then_pointwise import MAX_CONFIGS, as_config
@@ -42,7 +42,9 @@ class QConvThenPointwise(Tactic):
             return []
         assert both.product.parts.stores is not None
         places = [i for i in (both.x, both.residual) if i is not None]
-        return [same(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in places}, Operand("nhwc", both.product.parts.stores.dtype))]
+        return [
+            make_stored_signature(layer, {i: Operand("nhwc", layer.needs(i).dtype) for i in places}, Operand("nhwc", both.product.parts.stores.dtype))
+        ]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
@@ -63,7 +65,7 @@ class QConvThenPointwise(Tactic):
             return []
         configs = list_product_tiles(both.first.shape, both.product.shape.k, backend.capabilities.multiprocessors, 1)[:MAX_CONFIGS]
         inner, last = (h.epilogue.post_ops.activation[0] for h in (both.first, both.product))
-        compile_ahead(backend, [product_source(t, both.first.shape, inner, last, False, _types(both)) for t in configs])
+        compile_ahead(backend, [emit_product_source(t, both.first.shape, inner, last, False, _get_types(both)) for t in configs])
         return [as_config(t) for t in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -79,15 +81,15 @@ class QConvThenPointwise(Tactic):
             weights, numbers, weights2, numbers2 = args.packed
             factors = (both.first.factor(numbers), both.product.factor(numbers2))
             scales = IntegerScales(*factors, inner.per_step, inner.zero, out.per_step, out.zero, out.add_step)
-            integers = replace(_types(both), scales=scales)
+            integers = replace(_get_types(both), scales=scales)
             residual = 0 if both.residual is None else args.inputs[both.residual]
             addresses = (args.inputs[both.x], weights, numbers, weights2, numbers2, args.outputs[0])
-            return [product_launch(tile, s, k, addresses, residual, between.activation, post_ops, False, layer.name, integers)]
+            return [make_product_launch(tile, s, k, addresses, residual, between.activation, post_ops, False, layer.name, integers)]
 
         packed = (*both.first.packed(), *both.product.packed())
         return GpuKernel(layer, signature, make, implementation=f"wgmma then wgmma {both.first.stored} {tile}", packed=packed, rtol=0.0)
 
 
-def _types(both: Both8) -> Integers:
+def _get_types(both: Both8) -> Integers:
     added = both.product.added
     return Integers(both.first.stored, both.product.stored if added is None else added.dtype.name)

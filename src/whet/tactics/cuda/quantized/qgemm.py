@@ -14,9 +14,9 @@ from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import GpuKernel
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.conv._conv_config import list_configs
-from whet.tactics.cuda.quantized._quantized import list_signatures, parts_of, weight_bytes, why_not_weighted
+from whet.tactics.cuda.quantized._quantized import get_weight_bytes, list_signatures, match_parts, why_not_weighted
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.quantized.qconv import product_configs, product_plan, refuses_product, why_not_float8
+from whet.tactics.cuda.quantized.qconv import list_product_configs, plan_product, refuses_product, why_not_float8
 
 
 @tactic
@@ -34,22 +34,22 @@ class QGemm(QuantizedTactic):
         return list_signatures(parts, "linear")
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        parts = parts_of(layer)
-        return parts if isinstance(parts, str) else refuses_product(parts, row_shape(parts), backend, layer.outputs[0].type.rank - 1)
+        parts = match_parts(layer)
+        return parts if isinstance(parts, str) else refuses_product(parts, get_row_shape(parts), backend, layer.outputs[0].type.rank - 1)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         assert isinstance(parts, Parts)
-        s = row_shape(parts)
+        s = get_row_shape(parts)
         configs = list_configs(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors, 1)
-        return product_configs(parts, s, signature, configs, backend, layer.outputs[0].type.rank - 1)
+        return list_product_configs(parts, s, signature, configs, backend, layer.outputs[0].type.rank - 1)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         if isinstance(parts, str):
             raise PlanRefused(parts)
         last = layer.outputs[0].type.rank - 1
-        return product_plan(layer, parts, row_shape(parts), signature, config, backend, lambda: filter_matrix(parts), "gemm", last)
+        return plan_product(layer, parts, get_row_shape(parts), signature, config, backend, lambda: filter_matrix(parts), "gemm", last)
 
 
 def why_not_rows(parts: Parts) -> str | None:
@@ -68,12 +68,12 @@ def why_not_rows(parts: Parts) -> str | None:
 
 def filter_matrix(parts: Parts) -> np.ndarray:
     """The integers of the second matrix as filters [k, c, 1, 1]."""
-    given = weight_bytes(parts.view.needs(parts.operand_indices()[1]))
+    given = get_weight_bytes(parts.view.needs(parts.operand_indices()[1]))
     transposed = parts.head.op == "MatMul" or not parts.head.attrs.get("transB")
     return (given.T if transposed else given)[:, :, None, None]
 
 
-def row_shape(parts: Parts) -> ConvShape:
+def get_row_shape(parts: Parts) -> ConvShape:
     """The product as a 1x1 convolution over a row of pixels."""
     *rows, inner = static_shape(parts.head.needs(0).shape)
     return ConvShape(1, 1, prod(rows), inner, static_shape(parts.head.outputs[0].shape)[-1])

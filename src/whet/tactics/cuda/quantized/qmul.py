@@ -10,9 +10,9 @@ from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Float32, Pointer, UInt32
-from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, blocks_of, launch
+from whet.tactics.cuda._device.kernel import FLOAT16_TYPES, GpuKernel, count_blocks, launch
 from whet.tactics.cuda.conv._conv import TYPES
-from whet.tactics.cuda.quantized._quantized import INT8_TYPES, parts_of
+from whet.tactics.cuda.quantized._quantized import INT8_TYPES, match_parts
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
 
@@ -38,7 +38,7 @@ class QMul(QuantizedTactic):
     def why_not_parts(self, layer: Layer, parts: Parts) -> str | None:
         if parts.stores is None or parts.stores.dtype.name not in INT8_TYPES or parts.steps or layer.outputs[0].type.rank != 4:
             return "gates integer images and stores integers"
-        x, gate = _operand_indices(parts)
+        x, gate = _find_operand_indices(parts)
         if x is None or gate is None:
             return "takes one operand of integers and one of floats"
         image, number = parts.view.inputs[x], parts.view.inputs[gate]
@@ -48,7 +48,7 @@ class QMul(QuantizedTactic):
         return None if fits else f"factors of shape {list(number.shape)}; takes one for each channel of each sample"
 
     def list_signatures(self, layer: Layer, parts: Parts) -> list[Signature]:
-        x, gate = _operand_indices(parts)
+        x, gate = _find_operand_indices(parts)
         number = None if gate is None else layer.inputs[gate]
         if parts.stores is None or x is None or gate is None or number is None:
             return []
@@ -65,10 +65,10 @@ class QMul(QuantizedTactic):
         return "more than 2**34 values" if prod(static_shape(layer.outputs[0].shape)) >= 2**34 else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         if isinstance(parts, str) or parts.stores is None:
             raise PlanRefused(str(parts))
-        x, gate = _operand_indices(parts)
+        x, gate = _find_operand_indices(parts)
         assert x is not None
         assert gate is not None
         reads, stores, kind = parts.reads[x], parts.stores, signature.needs(gate)
@@ -81,12 +81,12 @@ class QMul(QuantizedTactic):
             arguments = QMulArguments(
                 args.inputs[x], args.inputs[gate], args.outputs[0], *sizes, step=step, shift=-reads.zero * step, zero=float(stores.zero)
             )
-            return [launch("qmul", arguments, constants, (blocks_of(sizes[0], 1024), 1, 1), 256)]
+            return [launch("qmul", arguments, constants, (count_blocks(sizes[0], 1024), 1, 1), 256)]
 
         return GpuKernel(layer, signature, make, implementation="qmul", rtol=0.0)
 
 
-def _operand_indices(parts: Parts) -> tuple[int | None, int | None]:
+def _find_operand_indices(parts: Parts) -> tuple[int | None, int | None]:
     """Indices of the integers and the factors among the inputs."""
     both = [parts.place(t) for t in parts.head.inputs]
     whole = [i for i in both if i in parts.reads]

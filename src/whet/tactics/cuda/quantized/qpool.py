@@ -9,7 +9,7 @@ from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import GpuKernel, launch
 from whet.tactics.cuda.conv._conv import TYPES
 from whet.tactics.cuda.pool.pool import PoolArguments, counts_ceil_padding, pool_launch
-from whet.tactics.cuda.quantized._quantized import parts_of
+from whet.tactics.cuda.quantized._quantized import match_parts
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
 
@@ -35,7 +35,7 @@ class QPool(QuantizedTactic):
         return [Signature(ins, (Operand(f, parts.stores.dtype),)) for f in forms]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         if isinstance(parts, str):
             return parts
         channels = parts.head.needs(0).shape[1]
@@ -44,7 +44,7 @@ class QPool(QuantizedTactic):
         return "ceil_mode adds padding, which the kernel does not count" if counts_ceil_padding(parts.head) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         if isinstance(parts, str) or parts.stores is None:
             raise PlanRefused(str(parts))
         x = parts.source_index()

@@ -9,9 +9,9 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Operand, Signature
-from whet.tactics.cuda._device.kernel import all_static, float_types
+from whet.tactics.cuda._device.kernel import all_static, list_float_types
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
-from whet.tactics.cuda.elementwise.elementwise import number_text
+from whet.tactics.cuda.elementwise.elementwise import format_number
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
@@ -45,7 +45,7 @@ class RecurrentTactic(UnfusedTactic):
         if self.why_not(layer) or not all_static(layer):
             return []
         signatures = []
-        for kind in float_types([layer.inputs[0], *layer.outputs], (F16, BF16, F32)):
+        for kind in list_float_types([layer.inputs[0], *layer.outputs], (F16, BF16, F32)):
             ins: list[Operand | None] = [Operand("linear", kind), None, None, None, None, None, None, None][: len(layer.inputs)]
             for i in (4, 5, 6):
                 if (t := layer.input(i)) is not None:
@@ -54,20 +54,20 @@ class RecurrentTactic(UnfusedTactic):
         return signatures
 
 
-def activation_names(layer: Layer) -> list[str]:
+def list_activation_names(layer: Layer) -> list[str]:
     """Its activations in lower case, those of the first direction first."""
     directions = 2 if layer.attrs["direction"] == "bidirectional" else 1
     return [n.lower() for n in layer.attrs.get("activations") or DEFAULTS[layer.op] * directions]
 
 
-def cell_constants(layer: Layer, table: Expressions = ACTIVATIONS) -> dict[str, Any]:
+def make_cell_constants(layer: Layer, table: Expressions = ACTIVATIONS) -> dict[str, Any]:
     """The constants of cell.cuh and those of its model, with activations from `table`."""
     attrs = layer.attrs
     return {
         "MODEL": list(GATES).index(layer.op), "BATCH_FIRST": int(bool(attrs["layout"])), "BACKWARDS": int(attrs["direction"] == "reverse"),
         "LINEAR_BEFORE_RESET": int(bool(attrs.get("linear_before_reset"))), "INPUT_FORGET": int(bool(attrs.get("input_forget"))),
-        "CLIP": number_text(attrs.get("clip") or 0.0), "PEEPHOLES": int(has_peepholes(layer)),
-        **{f"ACT{i}": text for i, text in enumerate(_expressions(layer, table))},
+        "CLIP": format_number(attrs.get("clip") or 0.0), "PEEPHOLES": int(has_peepholes(layer)),
+        **{f"ACT{i}": text for i, text in enumerate(_list_expressions(layer, table))},
     }  # fmt: skip
 
 
@@ -76,15 +76,15 @@ def has_peepholes(layer: Layer) -> bool:
     return layer.op == "LSTM" and layer.input(7) is not None
 
 
-def _expressions(layer: Layer, table: Expressions) -> list[str]:
+def _list_expressions(layer: Layer, table: Expressions) -> list[str]:
     """Three expressions over x, and over the direction d if the directions differ."""
     each = len(DEFAULTS[layer.op])
     alphas, betas = (iter(layer.attrs.get(k) or ()) for k in ("activation_alpha", "activation_beta"))
     texts = []
-    for name in activation_names(layer):
+    for name in list_activation_names(layer):
         text, defaults = table[name]
         values = [next(given, default) for given, default in zip((alphas, betas), defaults, strict=False)]
-        texts.append(text.format(*map(number_text, values)))
+        texts.append(text.format(*map(format_number, values)))
     expressions = []
     for i in range(each):
         own: Sequence[str] = texts[i::each]

@@ -19,9 +19,19 @@ from whet.backends import Backend
 from whet.network import DType, Layer, static_shape
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstIntPointer, ConstPointer, FloatPointer, Pointer
-from whet.tactics.cuda._device.kernel import RTOL, TYPE, GpuKernel, blocks_of, compile_ahead, launch, machine_has, packed_array, shared_limit
-from whet.tactics.cuda._device.source import kernel_text
-from whet.tactics.cuda.recurrent._recurrent import ACTIVATIONS, GATES, RecurrentTactic, activation_names, cell_constants, has_peepholes
+from whet.tactics.cuda._device.kernel import (
+    RTOL,
+    TYPE,
+    GpuKernel,
+    compile_ahead,
+    count_blocks,
+    get_shared_limit,
+    launch,
+    machine_has,
+    make_packed_array,
+)
+from whet.tactics.cuda._device.source import emit_kernel_source
+from whet.tactics.cuda.recurrent._recurrent import ACTIVATIONS, GATES, RecurrentTactic, has_peepholes, list_activation_names, make_cell_constants
 
 _CLUSTERS = (2, 4, 8, 16)  # st.async needs a launch with clusters
 _TILES = (1, 2, 4)  # of a warp
@@ -118,7 +128,7 @@ class _Distribution:
 
 def why_not_run(layer: Layer, signature: Signature) -> str | None:
     """Why a layer is left to `recurrent`: no GPU has run the kernel for so few units."""
-    units = _sizes(layer, signature).units
+    units = _get_sizes(layer, signature).units
     return None if units >= _FEWEST_UNITS else f"{layer.op} of {units} units: verified on a GPU from {_FEWEST_UNITS} units on"
 
 
@@ -133,7 +143,7 @@ class ClusterRecurrent(RecurrentTactic):
         """Why the kernel does not take the layer; None: `plan` takes it, even if `refuses` does not offer it."""
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's clusters (sm_90)"
-        sizes = _sizes(layer, signature)
+        sizes = _get_sizes(layer, signature)
         if not prod((sizes.directions, sizes.steps, sizes.sequences, sizes.units, sizes.inputs)):
             return "the layer is empty"
         if sizes.parts == 2 and (reason := _exceeds_f16(layer)):
@@ -145,29 +155,29 @@ class ClusterRecurrent(RecurrentTactic):
         return f"no cluster of {_CLUSTERS[-1]} blocks holds the recurrent weights of {sizes.units} units"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        sizes = _sizes(layer, signature)
+        sizes = _get_sizes(layer, signature)
         found = _list_distributions(sizes, backend)
-        compile_ahead(backend, [kernel_text("cluster_recurrent.cu", _constants(layer, signature, sizes, x)) for x in found])
+        compile_ahead(backend, [emit_kernel_source("cluster_recurrent.cu", _make_constants(layer, signature, sizes, x)) for x in found])
         return [tuple(asdict(x).items()) for x in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        sizes, distribution = _sizes(layer, signature), _Distribution(**{k: int(v) for k, v in config})
-        if not distribution.fits(sizes, shared_limit(backend)):
+        sizes, distribution = _get_sizes(layer, signature), _Distribution(**{k: int(v) for k, v in config})
+        if not distribution.fits(sizes, get_shared_limit(backend)):
             raise PlanRefused(f"{distribution} does not hold {sizes.units} units")
         kind, holes = signature.outputs[0].dtype, has_peepholes(layer)
-        constants = _constants(layer, signature, sizes, distribution)
+        constants = _make_constants(layer, signature, sizes, distribution)
         packed = [_pack_inputs(layer, kind, sizes), _pack_recurrent(layer, kind, sizes), _pack_bias(layer, sizes)]
         if holes:
             peepholes = layer.needs(7)
             key = f"{peepholes.constant().digest}|recurrent f32"
-            packed.append(packed_array(key, sizes.directions * 3 * sizes.units * 4, lambda: np.asarray(peepholes.array(), np.float32)))
+            packed.append(make_packed_array(key, sizes.directions * 3 * sizes.units * 4, lambda: np.asarray(peepholes.array(), np.float32)))
         places = sizes.steps * sizes.sequences
         rows = sizes.directions * sizes.rows
         if sizes.parts == 2:
-            grid, threads = (blocks_of(rows, 128), blocks_of(places, 8), 1), 128
+            grid, threads = (count_blocks(rows, 128), count_blocks(places, 8), 1), 128
         else:
-            row_warps, k_warps, positions = _product(sizes)
-            grid, threads = (blocks_of(rows, 16 * row_warps), blocks_of(places, 8 * positions), 1), 32 * row_warps * k_warps
+            row_warps, k_warps, positions = _select_product_split(sizes)
+            grid, threads = (count_blocks(rows, 16 * row_warps), count_blocks(places, 8 * positions), 1), 32 * row_warps * k_warps
 
         def make(args: Args) -> list:
             given = (*args.inputs, *(0,) * 8)
@@ -192,7 +202,7 @@ class ClusterRecurrent(RecurrentTactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, scratch=places * rows * 4, rtol=rtol)
 
 
-def _sizes(layer: Layer, signature: Signature) -> _Sizes:
+def _get_sizes(layer: Layer, signature: Signature) -> _Sizes:
     x, (directions, _, units) = static_shape(layer.needs(0).shape), static_shape(layer.needs(2).shape)
     steps, sequences = (x[1], x[0]) if layer.attrs["layout"] else (x[0], x[1])
     twice = layer.op == "GRU" and not layer.attrs.get("linear_before_reset")
@@ -201,7 +211,7 @@ def _sizes(layer: Layer, signature: Signature) -> _Sizes:
 
 def _exceeds_f16(layer: Layer) -> str | None:
     """Reason why states or recurrent weights in f32 may exceed the range of f16."""
-    if not _BOUNDED.issuperset(activation_names(layer)):
+    if not _BOUNDED.issuperset(list_activation_names(layer)):
         return "multiplies states in f32 only if its activations are bounded"
     first, weights = layer.input(5), layer.needs(2)
     if first is not None and (not first.is_constant or np.abs(first.array()).max(initial=0) > _LARGEST_WEIGHT):
@@ -210,21 +220,21 @@ def _exceeds_f16(layer: Layer) -> str | None:
     return None if largest <= _LARGEST_WEIGHT else f"the recurrent weights reach {largest:g}; takes up to {_LARGEST_WEIGHT:g} in f32"
 
 
-def _product(sizes: _Sizes) -> tuple[int, int, int]:
+def _select_product_split(sizes: _Sizes) -> tuple[int, int, int]:
     """Warps of a block along rows and along inputs, and groups of eight positions, of the product with the inputs."""
     return (1, 4, 4) if sizes.steps * sizes.sequences <= _FEW_POSITIONS else (4, 1, 8)
 
 
-def _constants(layer: Layer, signature: Signature, sizes: _Sizes, distribution: _Distribution) -> dict[str, Any]:
+def _make_constants(layer: Layer, signature: Signature, sizes: _Sizes, distribution: _Distribution) -> dict[str, Any]:
     """The macros of an instance."""
     kind = signature.outputs[0].dtype.name
-    row_warps, k_warps, positions = _product(sizes)
+    row_warps, k_warps, positions = _select_product_split(sizes)
     return {
         "DIRECTIONS": sizes.directions, "STEPS": sizes.steps, "SEQUENCES": sizes.sequences, "INPUTS": sizes.inputs, "UNITS": sizes.units,
         "TYPE": TYPE[kind], "BF16": int(kind == "bf16"), "CLUSTER": distribution.cluster, "WARPS": distribution.warps,
         "TILES": distribution.tiles, "COLUMNS": distribution.columns, "IN_REGISTERS": distribution.in_registers(sizes),
         "ROW_WARPS": row_warps, "K_WARPS": k_warps, "POSITIONS": positions,
-        **cell_constants(layer, ACTIVATIONS if kind == "f32" else _FAST),
+        **make_cell_constants(layer, ACTIVATIONS if kind == "f32" else _FAST),
     }  # fmt: skip
 
 
@@ -236,7 +246,7 @@ def _list_distributions(sizes: _Sizes, backend: Backend) -> list[_Distribution]:
         for tiles in _TILES:
             for columns in _COLUMNS:
                 distribution = _Distribution(cluster, -(-own // tiles), tiles, columns)
-                if distribution.fits(sizes, shared_limit(backend)) and (columns == 1 or 2 * columns < sizes.sequences):
+                if distribution.fits(sizes, get_shared_limit(backend)) and (columns == 1 or 2 * columns < sizes.sequences):
                     found[distribution] = _estimate(sizes, distribution, backend.capabilities.multiprocessors)
     return sorted(found, key=lambda w: (found[w], w.cluster, w.warps))[:_MOST_CONFIGS]
 
@@ -276,7 +286,7 @@ def _pack_inputs(layer: Layer, kind: DType, sizes: _Sizes) -> Packed:
         return full.astype(kind.numpy)
 
     key = f"{w.constant().digest}|cluster recurrent inputs {layer.op} {kind}"
-    return packed_array(key, sizes.directions * sizes.rows * columns * kind.numpy.itemsize, make)
+    return make_packed_array(key, sizes.directions * sizes.rows * columns * kind.numpy.itemsize, make)
 
 
 def _pack_recurrent(layer: Layer, kind: DType, sizes: _Sizes) -> Packed:
@@ -296,7 +306,7 @@ def _pack_recurrent(layer: Layer, kind: DType, sizes: _Sizes) -> Packed:
         return split.transpose(0, 1, 2, 5, 4, 6, 7, 3, 8)  # [..., step, row, quarter, pair, upper, one]
 
     key = f"{r.constant().digest}|cluster recurrent {layer.op} {kind}"
-    return packed_array(key, sizes.directions * sizes.tiles * sizes.parts * sizes.depth * 512, make)
+    return make_packed_array(key, sizes.directions * sizes.tiles * sizes.parts * sizes.depth * 512, make)
 
 
 def _pack_bias(layer: Layer, sizes: _Sizes) -> Packed:
@@ -316,4 +326,4 @@ def _pack_bias(layer: Layer, sizes: _Sizes) -> Packed:
 
     digest = "zeros" if bias is None else bias.constant().digest
     key = f"{digest}|cluster recurrent bias {layer.op} {apart} {sizes.units}"
-    return packed_array(key, sizes.directions * sizes.rows * 4, make)
+    return make_packed_array(key, sizes.directions * sizes.rows * 4, make)

@@ -14,8 +14,8 @@ from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Signature, tactic
 from whet.tactics.cuda._device.arguments import Arguments, ConstFloatPointer, ConstIntPointer, ConstPointer, FloatPointer, Pointer
-from whet.tactics.cuda._device.kernel import RTOL, TYPE, GpuKernel, blocks_of, launch, packed_array
-from whet.tactics.cuda.recurrent._recurrent import GATES, RecurrentTactic, cell_constants, has_peepholes
+from whet.tactics.cuda._device.kernel import RTOL, TYPE, GpuKernel, count_blocks, launch, make_packed_array
+from whet.tactics.cuda.recurrent._recurrent import GATES, RecurrentTactic, has_peepholes, make_cell_constants
 
 _SHARED = 48 << 10  # bytes
 
@@ -57,19 +57,19 @@ class Recurrent(RecurrentTactic):
         def transposed(i: int):
             size = prod(static_shape(layer.needs(i).shape)) * kind.numpy.itemsize
             key = f"{layer.needs(i).constant().digest}|recurrent {kind}"
-            return packed_array(key, size, lambda: np.asarray(layer.needs(i).array(), np.float32).transpose(0, 2, 1).astype(kind.numpy))
+            return make_packed_array(key, size, lambda: np.asarray(layer.needs(i).array(), np.float32).transpose(0, 2, 1).astype(kind.numpy))
 
         def constant(i: int, shape: tuple[int, ...]):
             t = layer.input(i)
             key = "recurrent zeros" if t is None else f"{t.constant().digest}|recurrent f32"
-            return packed_array(key, prod(shape) * 4, lambda: np.zeros(shape, np.float32) if t is None else np.asarray(t.array(), np.float32))
+            return make_packed_array(key, prod(shape) * 4, lambda: np.zeros(shape, np.float32) if t is None else np.asarray(t.array(), np.float32))
 
         holes = has_peepholes(layer)
         packed = [transposed(1), transposed(2), constant(3, (directions, 2 * rows)), *([constant(7, (directions, 3 * h))] if holes else [])]
         block = min(1024, max(32, -(-rows // 32) * 32))
         constants = {
             "DIRECTIONS": directions, "STEPS": steps, "SEQUENCES": sequences, "INPUTS": x[2], "UNITS": h, "GATES": gates,
-            "TYPE": TYPE[kind.name], "WEIGHTS": TYPE[kind.name], "BLOCK": block, **cell_constants(layer),
+            "TYPE": TYPE[kind.name], "WEIGHTS": TYPE[kind.name], "BLOCK": block, **make_cell_constants(layer),
         }  # fmt: skip
         states = 2 if layer.op == "LSTM" else 1
 
@@ -84,7 +84,7 @@ class Recurrent(RecurrentTactic):
             if not count:
                 return []
             return [
-                launch("project", arguments, constants, (blocks_of(count, 256), 1, 1), 256),
+                launch("project", arguments, constants, (count_blocks(count, 256), 1, 1), 256),
                 launch("recur", arguments, constants, (directions * sequences, 1, 1), block),
             ]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics.cuda._device.source import emit_kernel_source
 
 _TYPES = {1: "f32.f16.f16", 2: "f32.bf16.bf16", 3: "s32.s8.s8", 4: "s32.s8.u8", 5: "f32.e4m3.e4m3"}  # accumulator, weights, input by IN
 
 
-def wgmma_sparse_text(columns: int, kind: int) -> str:
+def emit_sparse_wgmma(columns: int, kind: int) -> str:
     """Device functions `wgmma_sparse0` and `wgmma_sparse1`: acc[64 x columns] (+)= A x B over 64 bytes of a row of B (K = 32 elements of 16 bits
     or 64 of 8 bits), A compressed in shared memory.
 
@@ -31,6 +31,6 @@ def wgmma_sparse_text(columns: int, kind: int) -> str:
     )
 
 
-def sparse_text(constants: Mapping[str, int]) -> str:
+def emit_sparse_source(constants: Mapping[str, int]) -> str:
     """The text of sparse.cu with these constants; it compiles without include paths."""
-    return kernel_text("sparse.cu", constants).replace('#include "wgmma_sparse"', wgmma_sparse_text(constants["BN"], constants["IN"]))
+    return emit_kernel_source("sparse.cu", constants).replace('#include "wgmma_sparse"', emit_sparse_wgmma(constants["BN"], constants["IN"]))

@@ -16,9 +16,9 @@ from whet.tactics._two_four import compress
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, Int32, TensorMap
 from whet.tactics.cuda._device.source import ACTIVATIONS
 from whet.tactics.cuda.conv._conv import NO_POST_OPS, TYPES, ConvShape, PostOps, View, pack_weights
-from whet.tactics.cuda.conv._window_map import window_map
+from whet.tactics.cuda.conv._window_map import make_window_map
 from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES, pair_rows, register_metadata
-from whet.tactics.cuda.sparse._kernel_text import sparse_text
+from whet.tactics.cuda.sparse._kernel_text import emit_sparse_source
 from whet.tactics.cuda.sparse._tile import SparseTile
 
 
@@ -105,7 +105,7 @@ class RowTile(Protocol):
     def cluster(self) -> int: ...
 
 
-def padded_rows(tile: RowTile, channels: int) -> int:
+def count_padded_rows(tile: RowTile, channels: int) -> int:
     """Channels of all tiles, those beyond the last output channel included."""
     unit = tile.bm * tile.cluster
     return -(-channels // unit) * unit
@@ -128,7 +128,7 @@ def pack_sparse(weights: np.ndarray, tile: RowTile, in_size: int, paired: bool) 
         rows = pair_rows(whole)
     compressed = compress(rows)
     words = register_metadata(compressed.metadata, in_size)
-    tiles = padded_rows(tile, len(weights)) // ROWS
+    tiles = count_padded_rows(tile, len(weights)) // ROWS
     metadata = np.zeros((words.shape[0], tiles, *words.shape[2:]), np.uint32)
     metadata[:, : words.shape[1]] = words
     return compressed.values, metadata
@@ -136,13 +136,13 @@ def pack_sparse(weights: np.ndarray, tile: RowTile, in_size: int, paired: bool) 
 
 def pack_floats(tile: RowTile, bias: np.ndarray, factor: np.ndarray | None = None) -> np.ndarray:
     """Biases [k], then factors [k] (ones by default), each filled up to whole tiles, float32."""
-    out = np.zeros((2, padded_rows(tile, len(bias))), np.float32)
+    out = np.zeros((2, count_padded_rows(tile, len(bias))), np.float32)
     out[0, : len(bias)] = bias
     out[1, : len(bias)] = 1 if factor is None else factor
     return out
 
 
-def sparse_constants(tile: SparseTile, types: Types, im2col: bool, post_ops: PostOps) -> dict[str, int]:
+def make_sparse_constants(tile: SparseTile, types: Types, im2col: bool, post_ops: PostOps) -> dict[str, int]:
     """The macros of an instance."""
     size, residual = types.out_size, post_ops.residual > 0
     return {
@@ -170,17 +170,17 @@ def sparse_constants(tile: SparseTile, types: Types, im2col: bool, post_ops: Pos
 
 @per_device
 def _load_instance(constants: tuple[tuple[str, int], ...], shared: int) -> Kernel:
-    return Module(compile_cubin(sparse_text(dict(constants)), name="sparse.cu")).kernel("sparse", shared)
+    return Module(compile_cubin(emit_sparse_source(dict(constants)), name="sparse.cu")).kernel("sparse", shared)
 
 
-def band_of(tile: SparseTile, in_size: int, units_m: int, multiprocessors: int) -> int:
+def compute_band(tile: SparseTile, in_size: int, units_m: int, multiprocessors: int) -> int:
     """Units along the channels that share a pass over the pixels, so that blocks at work together read the fewest bytes."""
     weights = tile.bm * tile.cluster * (in_size / 2 + 1 / 8)
     best = math.sqrt(multiprocessors / tile.cluster * tile.bn * in_size / weights)
     return max(1, min(units_m, round(best)))
 
 
-def sparse_launch(
+def make_sparse_launch(
     tile: SparseTile,
     shape: ConvShape,
     x: View,
@@ -200,13 +200,13 @@ def sparse_launch(
     stored = "u8" if types.out_size == 1 else types.result
     steps, part = shape.steps(bk), tile.bn // tile.cluster
     rows = -(-shape.k // 16) * 16 if types.out_size == 1 else shape.k
-    a = tensormap.tiled_map(packed.values, source, (steps * bk // 2, rows), (steps * STEP_BYTES // 2,), (bk // 2, tile.bm))
-    b = window_map(shape, x, source, bk, part)
+    a = tensormap.make_tiled_map(packed.values, source, (steps * bk // 2, rows), (steps * STEP_BYTES // 2,), (bk // 2, tile.bm))
+    b = make_window_map(shape, x, source, bk, part)
     box = (64, tile.chunk_pixels(types.out_size))
-    d = tensormap.tiled_map(out.address, stored, (shape.k, shape.m), (out.pitch * types.out_size,), box)
+    d = tensormap.make_tiled_map(out.address, stored, (shape.k, shape.m), (out.pitch * types.out_size,), box)
     added = residual if residual is not None else out
-    r = tensormap.tiled_map(added.address, stored, (shape.k, shape.m), (added.pitch * types.out_size,), box)
-    channels = padded_rows(tile, shape.k)
+    r = tensormap.make_tiled_map(added.address, stored, (shape.k, shape.m), (added.pitch * types.out_size,), box)
+    channels = count_padded_rows(tile, shape.k)
     units_m, tiles_n = channels // (tile.bm * tile.cluster), -(-shape.m // tile.bn)
     n8 = Scales() if scales is None else scales
     arguments = SparseArguments(
@@ -226,7 +226,7 @@ def sparse_launch(
         units=units_m * tiles_n,
         units_m=units_m,
         tiles_n=tiles_n,
-        group=band_of(tile, size, units_m, multiprocessors),
+        group=compute_band(tile, size, units_m, multiprocessors),
         act=post_ops.activation[1:],
         per_step=n8.per_step,
         zero=n8.zero,
@@ -235,6 +235,6 @@ def sparse_launch(
     )
     grid = min(units_m * tiles_n, multiprocessors * tile.blocks // tile.cluster) * tile.cluster
     post_ops = post_ops if residual is not None else PostOps(post_ops.activation)
-    constants = sparse_constants(tile, types, not shape.plain, post_ops)
+    constants = make_sparse_constants(tile, types, not shape.plain, post_ops)
     kernel = _load_instance(tuple(sorted(constants.items())), tile.shared(size, types.out_size, residual is not None))
     return Launch(kernel, (grid, 1, 1), tile.threads, arguments.pack(), cluster=tile.cluster, label=label)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from whet.backends.cuda.launch import Launch
 from whet.tactics._base import Config, PlanRefused
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Int32, Pointer
-from whet.tactics.cuda._device.kernel import TYPE, blocks_of, launch
+from whet.tactics.cuda._device.kernel import TYPE, count_blocks, launch
 from whet.tactics.cuda._device.source import ACTIVATIONS
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, View
 from whet.tactics.cuda.sparse._compress import ROWS
@@ -86,13 +86,13 @@ def list_mma_tiles(shape: ConvShape, multiprocessors: int, shared_limit: int) ->
         wanted = {1, *(n * multiprocessors // blocks for n in (1, 2) if blocks < multiprocessors)}
         tiles += [replace(t, splits=s) for s in sorted({min(w, MAX_SPLITS, steps // LEAST_STEPS) for w in wanted} | {1}) if s >= 1]
 
-    def cost(t: MmaTile) -> float:
+    def estimate_cost(t: MmaTile) -> float:
         blocks = -(-shape.k // t.bm) * -(-shape.m // t.bn) * t.splits
         waves = -(-blocks // multiprocessors)
         work = t.bm * t.bn * (1 + 32 / t.bm + 32 / t.bn) * -(-steps // t.splits)  # products, and the bytes that a tile reads for them
         return waves * work + (0 if t.splits == 1 else 1e-3 * shape.m * shape.k * t.splits)  # and the partial sums
 
-    return sorted(dict.fromkeys(tiles), key=cost)
+    return sorted(dict.fromkeys(tiles), key=estimate_cost)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class SparseMmaArguments(Arguments, kernel="sparse_mma.cu"):
     act: ActivationParameters
 
 
-def mma_constants(tile: MmaTile, dtype: str, post_ops: PostOps) -> dict[str, int]:
+def make_mma_constants(tile: MmaTile, dtype: str, post_ops: PostOps) -> dict[str, int]:
     """The macros of an instance for a storage type "f16" or "bf16"."""
     sizes = {"WM": tile.wm, "WN": tile.wn, "MI": tile.mi, "NI": tile.ni, "STAGES": tile.stages}
     kinds = {"BF16": int(dtype == "bf16"), "TO": TYPE[dtype], "ADD": TYPE[dtype]}
@@ -136,16 +136,16 @@ def mma_constants(tile: MmaTile, dtype: str, post_ops: PostOps) -> dict[str, int
     return {**sizes, **kinds, "ACT": ACTIVATIONS[post_ops.activation[0]], "RESIDUAL": post_ops.residual}
 
 
-def partial_bytes(tile: MmaTile, shape: ConvShape) -> int:
+def count_partial_bytes(tile: MmaTile, shape: ConvShape) -> int:
     """Bytes of the partial sums of a tile that splits K, else 0."""
     return tile.splits * shape.m * shape.k * 4 if tile.splits > 1 else 0
 
 
-def mma_launches(
+def make_mma_launches(
     tile: MmaTile, shape: ConvShape, x: View, packed: Packed24, out: View, dtype: str, post_ops: PostOps, residual: int, partial: int, label: str = ""
 ) -> list[Launch]:
     """The launches of `shape` with addresses filled in; `packed` holds operands of `pack_sparse_operands` with this tile,
-    `residual` is an address or 0, `partial` that of `partial_bytes`."""
+    `residual` is an address or 0, `partial` that of `count_partial_bytes`."""
     tiles_m, tiles_n = -(-shape.k // tile.bm), -(-shape.m // tile.bn)
     steps = shape.steps(BK)
     arguments = SparseMmaArguments(
@@ -171,9 +171,9 @@ def mma_launches(
         row_tiles=tiles_m * tile.bm // ROWS,
         act=post_ops.activation[1:],
     )
-    constants = mma_constants(tile, dtype, post_ops)
+    constants = make_mma_constants(tile, dtype, post_ops)
     grid = (tiles_m, tiles_n, arguments.splits)
     first = launch("sparse_mma", arguments, constants, grid, tile.threads, shared=tile.shared, label=label)
     if tile.splits == 1:
         return [first]
-    return [first, launch("finish", arguments, constants, (blocks_of(shape.m * shape.k // 8, 256), 1, 1), 256, label=label)]
+    return [first, launch("finish", arguments, constants, (count_blocks(shape.m * shape.k // 8, 256), 1, 1), 256, label=label)]

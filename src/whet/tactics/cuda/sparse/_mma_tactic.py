@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature
-from whet.tactics._fused import source_index, weight_and_bias
-from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, machine_has, shared_limit
-from whet.tactics.cuda._device.source import kernel_text
+from whet.tactics._fused import get_source_index, get_weight_and_bias
+from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, get_shared_limit, machine_has
+from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv._conv import PostOps, View
 from whet.tactics.cuda.sparse._launch import Packed24, Types
-from whet.tactics.cuda.sparse._mma_launch import list_mma_tiles, mma_constants, mma_launches, partial_bytes, tile_of
+from whet.tactics.cuda.sparse._mma_launch import count_partial_bytes, list_mma_tiles, make_mma_constants, make_mma_launches, tile_of
 from whet.tactics.cuda.sparse._two_four_layer import pack_sparse_operands, why_not_shape
 from whet.tactics.cuda.sparse.sparse_conv import SparseTactic
 
@@ -31,25 +31,25 @@ class SparseMmaTactic(SparseTactic):
         elif not any(machine_has(backend, c) for c in _CAPABILITIES):
             return f"needs the sparse tensor cores of {', '.join(_CAPABILITIES)}"
         end = self.match_epilogue(layer)
-        return end if isinstance(end, str) else why_not_shape(self.shape(layer), _types(signature))
+        return end if isinstance(end, str) else why_not_shape(self.shape(layer), _get_types(signature))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         end = self.match_epilogue(layer)
         if isinstance(end, str):
             return []
-        tiles = list_mma_tiles(self.shape(layer), backend.capabilities.multiprocessors, shared_limit(backend))[:MAX_CONFIGS]
+        tiles = list_mma_tiles(self.shape(layer), backend.capabilities.multiprocessors, get_shared_limit(backend))[:MAX_CONFIGS]
         post_ops = end.post_ops if end.residual is not None else PostOps(end.post_ops.activation)
-        compile_ahead(backend, [kernel_text("sparse_mma.cu", mma_constants(t, signature.outputs[0].dtype.name, post_ops)) for t in tiles])
+        compile_ahead(backend, [emit_kernel_source("sparse_mma.cu", make_mma_constants(t, signature.outputs[0].dtype.name, post_ops)) for t in tiles])
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         end, shape, dtype = self.match_epilogue(layer), self.shape(layer), signature.outputs[0].dtype
-        types = _types(signature)
+        types = _get_types(signature)
         reason = end if isinstance(end, str) else why_not_shape(shape, types)
         if reason or isinstance(end, str):
             raise PlanRefused(str(reason))
-        tile = tile_of(config, shared_limit(backend))
-        x, (weights, bias) = source_index(layer), weight_and_bias(layer)
+        tile = tile_of(config, get_shared_limit(backend))
+        x, (weights, bias) = get_source_index(layer), get_weight_and_bias(layer)
         packed = pack_sparse_operands(
             f"{weights.constant().digest}|{self.name} {dtype}",
             tile,
@@ -65,12 +65,12 @@ class SparseMmaTactic(SparseTactic):
             residual = 0 if end.residual is None else args.inputs[end.residual]
             source_view, out = View(args.inputs[x], shape.c), View(args.outputs[0], shape.k)
             packed24, partial = Packed24(*args.packed), -(-args.scratch // 256) * 256
-            return mma_launches(tile, shape, source_view, packed24, out, dtype.name, post_ops, residual, partial, layer.name)
+            return make_mma_launches(tile, shape, source_view, packed24, out, dtype.name, post_ops, residual, partial, layer.name)
 
-        partial = partial_bytes(tile, shape)
+        partial = count_partial_bytes(tile, shape)
         return GpuKernel(layer, signature, make, implementation=f"sparse mma {tile}", packed=packed, scratch=256 + partial if partial else 0)
 
 
-def _types(signature: Signature) -> Types:
+def _get_types(signature: Signature) -> Types:
     dtype = signature.outputs[0].dtype
     return Types(dtype.name, dtype.name)

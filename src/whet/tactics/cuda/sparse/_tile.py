@@ -39,9 +39,9 @@ class SparseTile:
 
         The sum must not exceed the registers of the block at launch, when all threads have equally many: else `setmaxnreg` waits forever.
         """
-        if self.registers <= _equal_share(self.wgs * 4 + 1, self.blocks):
+        if self.registers <= _compute_equal_share(self.wgs * 4 + 1, self.blocks):
             return 0, 0
-        given = _equal_share(self.wgs * 4 + 4, self.blocks) * (self.wgs + 1)
+        given = _compute_equal_share(self.wgs * 4 + 4, self.blocks) * (self.wgs + 1)
         own = min(240, (given - 24) // self.wgs // 8 * 8)
         return own, given - self.wgs * own
 
@@ -105,7 +105,7 @@ class SparseTile:
         return f"{self.bm}x{self.bn}_w{self.wgs}_s{self.stages}_c{self.cluster}_b{self.blocks}"
 
 
-def _equal_share(warps: int, blocks: int) -> int:
+def _compute_equal_share(warps: int, blocks: int) -> int:
     """Registers of a thread if all have equally many: warps share four register files of 512 per lane, given out in eights."""
     return min(255, 512 // -(-warps * blocks // 4) // 8 * 8)
 

@@ -9,20 +9,20 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused
-from whet.tactics.cuda._device.kernel import Epilogue, compile_ahead, packed_array, packed_table
+from whet.tactics.cuda._device.kernel import Epilogue, compile_ahead, make_packed_array, make_packed_table
 from whet.tactics.cuda.conv._conv import ConvShape, PostOps, View
 from whet.tactics.cuda.sparse._compress import ROWS, STEP_BYTES
-from whet.tactics.cuda.sparse._kernel_text import sparse_text
+from whet.tactics.cuda.sparse._kernel_text import emit_sparse_source
 from whet.tactics.cuda.sparse._launch import (
     Packed24,
     RowTile,
     Scales,
     Types,
+    count_padded_rows,
+    make_sparse_constants,
+    make_sparse_launch,
     pack_floats,
     pack_sparse,
-    padded_rows,
-    sparse_constants,
-    sparse_launch,
     step_elements,
 )
 from whet.tactics.cuda.sparse._tile import SparseTile, list_sparse_tiles, pick_varied_tiles
@@ -47,7 +47,7 @@ def list_sparse_configs(shape: ConvShape, types: Types, post_ops: PostOps, backe
     steps = shape.steps(step_elements(types.in_size))
     configs = list_sparse_tiles(shape.m, shape.k, steps, types.in_size, types.out_size, post_ops.residual > 0, backend.capabilities.multiprocessors)
     tiles = pick_varied_tiles(configs, MAX_CONFIGS)
-    compile_ahead(backend, [sparse_text(sparse_constants(t, types, not shape.plain, post_ops)) for t in tiles])
+    compile_ahead(backend, [emit_sparse_source(make_sparse_constants(t, types, not shape.plain, post_ops)) for t in tiles])
     return [t.config for t in tiles]
 
 
@@ -76,12 +76,14 @@ def pack_sparse_operands(
     """
     paired = types.out_size == 1
     rows = -(-shape.k // 16) * 16 if paired else shape.k
-    steps, tiles = shape.steps(step_elements(types.in_size)), padded_rows(tile, shape.k) // ROWS
+    steps, tiles = shape.steps(step_elements(types.in_size)), count_padded_rows(tile, shape.k) // ROWS
     words = steps * tiles * 512 * (2 if types.in_size == 1 else 1)
     return (
-        packed_array(f"{key}|sparse values {paired}", rows * steps * STEP_BYTES // 2, lambda: pack_sparse(filters(), tile, types.in_size, paired)[0]),
-        packed_table(f"{key}|sparse metadata {paired} {tiles}", words, lambda: pack_sparse(filters(), tile, types.in_size, paired)[1]),
-        packed_array(f"{floats_key}|sparse floats {tiles}", tiles * ROWS * 8, lambda: pack_floats(tile, *floats())),
+        make_packed_array(
+            f"{key}|sparse values {paired}", rows * steps * STEP_BYTES // 2, lambda: pack_sparse(filters(), tile, types.in_size, paired)[0]
+        ),
+        make_packed_table(f"{key}|sparse metadata {paired} {tiles}", words, lambda: pack_sparse(filters(), tile, types.in_size, paired)[1]),
+        make_packed_array(f"{floats_key}|sparse floats {tiles}", tiles * ROWS * 8, lambda: pack_floats(tile, *floats())),
     )
 
 
@@ -99,7 +101,7 @@ def launch_of(
 ) -> list:
     """The launch of a planned layer: input `x`, the operands of `pack_sparse_operands`, the residual of the epilogue."""
     return [
-        sparse_launch(
+        make_sparse_launch(
             tile,
             shape,
             View(args.inputs[x], shape.c),

@@ -11,11 +11,11 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import DType
 from whet.tactics._base import Args, Config, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics._two_four import why_not_two_four
 from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, all_static, machine_has, match_epilogue
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.conv.conv import conv_shape, list_conv_signatures, why_not_conv
+from whet.tactics.cuda.conv.conv import get_conv_shape, list_conv_signatures, why_not_conv
 from whet.tactics.cuda.sparse._launch import Types
 from whet.tactics.cuda.sparse._two_four_layer import launch_of, list_sparse_configs, pack_sparse_operands, tile_of, why_not_shape
 
@@ -44,30 +44,30 @@ class SparseTactic(Tactic):
 
     def match_epilogue(self, layer: Layer) -> Epilogue | str:
         """The epilogue, or why the kernel cannot compute it."""
-        return match_epilogue(layer, epilogue_steps(layer), self.channel_axis(layer))
+        return match_epilogue(layer, find_epilogue_steps(layer), self.channel_axis(layer))
 
     def why_not(self, layer: Layer) -> str | None:
         reason = super().why_not(layer) or self.why_not_kind(layer)
-        return reason or why_not_two_four(weight_and_bias(layer)[0], self.name, lambda: self.filters(layer))
+        return reason or why_not_two_four(get_weight_and_bias(layer)[0], self.name, lambda: self.filters(layer))
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
         end = self.match_epilogue(layer)
-        return end if isinstance(end, str) else why_not_shape(self.shape(layer), _types(signature.outputs[0].dtype))
+        return end if isinstance(end, str) else why_not_shape(self.shape(layer), _get_types(signature.outputs[0].dtype))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         end = self.match_epilogue(layer)
-        return [] if isinstance(end, str) else list_sparse_configs(self.shape(layer), _types(signature.outputs[0].dtype), end.post_ops, backend)
+        return [] if isinstance(end, str) else list_sparse_configs(self.shape(layer), _get_types(signature.outputs[0].dtype), end.post_ops, backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         end, shape, dtype = self.match_epilogue(layer), self.shape(layer), signature.outputs[0].dtype
-        types = _types(dtype)
+        types = _get_types(dtype)
         reason = end if isinstance(end, str) else why_not_shape(shape, types)
         if reason or isinstance(end, str):
             raise PlanRefused(str(reason))
         tile = tile_of(config, types, end.residual is not None)
-        x, (weights, bias) = source_index(layer), weight_and_bias(layer)
+        x, (weights, bias) = get_source_index(layer), get_weight_and_bias(layer)
         packed = pack_sparse_operands(
             f"{weights.constant().digest}|{self.name} {dtype}",
             tile,
@@ -84,7 +84,7 @@ class SparseTactic(Tactic):
         return GpuKernel(layer, signature, make, implementation=f"sparse wgmma {tile}", packed=packed)
 
 
-def _types(dtype: DType) -> Types:
+def _get_types(dtype: DType) -> Types:
     return Types(dtype.name, dtype.name)
 
 
@@ -95,17 +95,17 @@ class SparseConv(SparseTactic):
     ops = ("Conv",)
 
     def why_not_kind(self, layer: Layer) -> str | None:
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         return "takes convolutions of one group" if head.attrs["group"] != 1 else why_not_conv(layer, head)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         return list_conv_signatures(layer, "nhwc") if all_static(layer) and not self.why_not(layer) else []
 
     def filters(self, layer: Layer) -> np.ndarray:
-        return np.asarray(weight_and_bias(layer)[0].array(), np.float32)
+        return np.asarray(get_weight_and_bias(layer)[0].array(), np.float32)
 
     def shape(self, layer: Layer) -> ConvShape:
-        return conv_shape(layer)
+        return get_conv_shape(layer)
 
     def channel_axis(self, layer: Layer) -> int:
         return 1

@@ -20,19 +20,19 @@ from whet.tactics.cuda.quantized._quantized import (
     INT8_TYPES,
     Output,
     compute_factors,
-    conv_shape_of,
-    float8_rtol,
+    compute_float8_rtol,
     fold_into_float8,
     fold_into_range,
+    get_quantized_conv_shape,
     has_border,
-    key_of,
     list_signatures,
+    make_key,
+    match_parts,
     match_quantized_epilogue,
-    parts_of,
     why_not_weighted,
 )
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
-from whet.tactics.cuda.quantized.qconv import conv_channels, instance_types, why_not_float8
+from whet.tactics.cuda.quantized.qconv import get_conv_channels, make_instance_types, why_not_float8
 from whet.tactics.cuda.sparse._launch import Scales, Types
 from whet.tactics.cuda.sparse._two_four_layer import launch_of, list_sparse_configs, pack_sparse_operands, tile_of, why_not_shape
 
@@ -72,7 +72,7 @@ class SparseQuantizedTactic(QuantizedTactic):
         return [s for s in list_signatures(parts, self.format) if s.outputs[0].dtype.bits <= 16]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         if isinstance(parts, str):
             return parts
         if not machine_has(backend, "wgmma"):
@@ -92,18 +92,18 @@ class SparseQuantizedTactic(QuantizedTactic):
         return why_not_shape(shape, types)
 
     def _types(self, parts: Parts, end: Epilogue, signature: Signature) -> Types:
-        types8 = instance_types(parts, end, signature, self.shape(parts))
+        types8 = make_instance_types(parts, end, signature, self.shape(parts))
         return Types(types8.source, types8.result, types8.residual, types8.fold)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         assert isinstance(parts, Parts)
         end = match_quantized_epilogue(parts, self.channel_axis(layer))
         assert isinstance(end, Epilogue)
         return list_sparse_configs(self.shape(parts), self._types(parts, end, signature), end.post_ops, backend)
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        parts = parts_of(layer)
+        parts = match_parts(layer)
         reason = parts if isinstance(parts, str) else self._why_not_sizes(layer, parts, signature)
         if reason or isinstance(parts, str):
             raise PlanRefused(str(reason))
@@ -125,7 +125,7 @@ class SparseQuantizedTactic(QuantizedTactic):
 
         packed = pack_sparse_operands(
             f"{parts.view.needs(w).constant().digest}|{self.name}", tile, shape, types, lambda: self.filters(parts),
-            f"{key_of(parts, end)}|{self.name} {shape} {per} {shift}", floats,
+            f"{make_key(parts, end)}|{self.name} {shape} {per} {shift}", floats,
         )  # fmt: skip
         scales = Scales(out.per_step, out.zero, out.add_step, out.add_shift)
 
@@ -134,7 +134,7 @@ class SparseQuantizedTactic(QuantizedTactic):
 
         rtol = 0.0 if types.result in INT8_TYPES else RTOL.get(types.result, 0.0)
         if FLOAT8 in (types.source, types.result):
-            rtol = max(rtol, float8_rtol(shape.r * shape.s * shape.c))
+            rtol = max(rtol, compute_float8_rtol(shape.r * shape.s * shape.c))
         return GpuKernel(layer, signature, make, implementation=f"sparse wgmma {types.source} {tile}", packed=packed, rtol=rtol)
 
 
@@ -149,10 +149,10 @@ class SparseQConv(SparseQuantizedTactic):
         return parts.view.needs(parts.operand_indices()[1]).array()
 
     def shape(self, parts: Parts) -> ConvShape:
-        return conv_shape_of(parts)
+        return get_quantized_conv_shape(parts)
 
     def channels(self, parts: Parts) -> tuple[Any, Any]:
-        return conv_channels(parts)
+        return get_conv_channels(parts)
 
     def why_not_kind(self, parts: Parts) -> str | None:
         images = parts.head.attrs["group"] == 1 and parts.head.needs(0).type.rank == 4

@@ -15,7 +15,7 @@ from whet.network import Layer
 from whet.tactics._base import tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.quantized.qgemm import row_shape, why_not_rows
+from whet.tactics.cuda.quantized.qgemm import get_row_shape, why_not_rows
 from whet.tactics.cuda.sparse.sparse_qconv import SparseQuantizedTactic
 
 
@@ -31,7 +31,7 @@ class SparseQGemm(SparseQuantizedTactic):
         return (weights.T if transposed else weights)[:, :, None, None]
 
     def shape(self, parts: Parts) -> ConvShape:
-        return row_shape(parts)
+        return get_row_shape(parts)
 
     def channels(self, parts: Parts) -> tuple[Any, Any]:
         return parts.head.needs(0).shape[-1], parts.head.outputs[0].shape[-1]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, same
-from whet.tactics.cuda._device.source import kernel_text as text
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, make_stored_signature
+from whet.tactics.cuda._device.source import emit_kernel_source as text
 from whet.tactics.cuda.quantized._quantized_image import Image, match_image
-from whet.tactics.cuda.stem.qstem import integer_stem_constants, integer_stem_kernel, list_integer_stem_configs, why_not_integer_stem
+from whet.tactics.cuda.stem.qstem import list_integer_stem_configs, make_integer_stem_constants, make_integer_stem_kernel, why_not_integer_stem
 
 _COMPOSITE = "QuantizeThenConv"
 
@@ -35,7 +35,10 @@ class QStemImage(Tactic):
         if isinstance(image, str) or not all_static(layer) or image.parts.stores is None:
             return []
         dtype = layer.needs(image.image).dtype
-        return [same(layer, {image.image: Operand(form, dtype)}, Operand("nhwc", image.parts.stores.dtype)) for form in ("linear", "nhwc")]
+        return [
+            make_stored_signature(layer, {image.image: Operand(form, dtype)}, Operand("nhwc", image.parts.stores.dtype))
+            for form in ("linear", "nhwc")
+        ]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         image = match_image(layer, _COMPOSITE)
@@ -47,11 +50,11 @@ class QStemImage(Tactic):
         configs, source, stores = list_integer_stem_configs(image.shape), signature.inputs[image.image], signature.outputs[0].dtype.name
         tiles = ({k: int(v) for k, v in c} for c in configs)
         parts, epilogue, shape = image.parts, image.epilogue, image.shape
-        compile_ahead(backend, [text("stem.cu", integer_stem_constants(parts, epilogue, shape, t, source, stores, floats=True)) for t in tiles])
+        compile_ahead(backend, [text("stem.cu", make_integer_stem_constants(parts, epilogue, shape, t, source, stores, floats=True)) for t in tiles])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         image = match_image(layer, _COMPOSITE)
         if isinstance(image, str):
             raise PlanRefused(image)
-        return integer_stem_kernel(layer, image.parts, image.epilogue, signature, config, backend, image.image, image.step)
+        return make_integer_stem_kernel(layer, image.parts, image.epilogue, signature, config, backend, image.image, image.step)

@@ -15,13 +15,13 @@ from whet.network import Layer, static_shape
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, Float32, Int32, Pointer
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, all_static, compile_ahead, machine_has, packed_array, same
-from whet.tactics.cuda._device.source import kernel_text as text
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, GpuKernel, all_static, compile_ahead, machine_has, make_packed_array, make_stored_signature
+from whet.tactics.cuda._device.source import emit_kernel_source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
-from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, launches, list_tile_widths, pack_for_registers
+from whet.tactics.cuda.conv._weights_as_a import THREADS, WeightFields, fits_multiprocessor, list_tile_widths, make_launches, pack_for_registers
 from whet.tactics.cuda.quantized._quantized import folds
 from whet.tactics.cuda.quantized._quantized_image import Image, match_image
-from whet.tactics.cuda.stem.qstem import stem_factors
+from whet.tactics.cuda.stem.qstem import make_stem_factors
 from whet.tactics.cuda.stem.stem_pool import pool_window
 
 _COMPOSITES = ("ConvPool", "QuantizeThenConv")
@@ -67,7 +67,7 @@ class QStemOverlap(Tactic):
         image = _match_parts(layer)
         if isinstance(image, str) or not all_static(layer) or image.parts.stores is None:
             return []
-        return [same(layer, {image.image: Operand("linear", F32)}, Operand("nhwc", image.parts.stores.dtype))]
+        return [make_stored_signature(layer, {image.image: Operand("linear", F32)}, Operand("nhwc", image.parts.stores.dtype))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         image = _match_parts(layer)
@@ -81,7 +81,7 @@ class QStemOverlap(Tactic):
         image = _match_parts(layer)
         assert isinstance(image, Image)
         good = [c for c in _list_tiles(layer, image.shape) if c.fits()]
-        compile_ahead(backend, [text("qstem_overlap.cu", _constants(layer, image, signature, c)) for c in good])
+        compile_ahead(backend, [text("qstem_overlap.cu", _make_constants(layer, image, signature, c)) for c in good])
         return [(("wide", c.wide), ("tall", c.tall), ("blocks", c.blocks)) for c in good]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -92,23 +92,23 @@ class QStemOverlap(Tactic):
             raise PlanRefused(reason)
         s, parts = image.shape, image.parts
         tile = _Tile(s, _has_pool(layer), *(int(v) for _, v in config))
-        constants = _constants(layer, image, signature, tile)
+        constants = _make_constants(layer, image, signature, tile)
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_y, tiles_x = -(-p // tile.stored_rows), -(-s.q // tile.wide)
         tiles = s.n * tiles_y * tiles_x
-        numbers, out, post_ops = stem_factors(parts, image.epilogue, s, signature.outputs[0].dtype.name)
+        numbers, out, post_ops = make_stem_factors(parts, image.epilogue, s, signature.outputs[0].dtype.name)
         weights = parts.view.inputs[parts.operand_indices()[1]]
         assert weights is not None
         step, zero = image.step, parts.reads[parts.source_index()].zero
         assert step is not None
         key, size = f"{weights.constant().digest}|stem 8 bits {s.pad}", tile.steps * THREADS * 16
-        packed = (packed_array(key, size, lambda: pack_fragments(weights.array(), s)), numbers)
+        packed = (make_packed_array(key, size, lambda: pack_fragments(weights.array(), s)), numbers)
 
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.p, s.q, p, q, s.pad[0] + s.pad[0] % 2, s.pad[1] + s.pad[1] % 2, tiles_y, tiles_x, tiles)
             ends = (post_ops.activation[1:], out.per_step, out.zero, 1.0 / step, zero)
             arguments = QStemOverlapArguments(WeightFields.of(args, s.k), args.inputs[image.image], args.outputs[0], *sizes, *ends)
-            return launches("qstem_overlap", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
+            return make_launches("qstem_overlap", arguments, constants, tile, tiles, backend.capabilities.multiprocessors, layer.name)
 
         name = f"stem of integers{' pooled' if tile.pooled else ''} {tile.tall}x{tile.wide} b{tile.blocks}"
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
@@ -140,7 +140,7 @@ class _Tile:
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        ty, tx = _window_cells(self.shape)
+        ty, tx = _count_window_cells(self.shape)
         lines = 2 * self.tall + 1 if self.pooled else self.stored_rows
         stage = self.side * (self.wide // 2 if self.pooled else self.wide) * self.shape.k
         return 1024 + -(-(lines + ty - 1) * (self.wide + tx - 1) * 16 // 128) * 128 + 2 * stage
@@ -168,7 +168,7 @@ def _has_pool(layer: Layer) -> bool:
 def _why_not_sizes(layer: Layer, image: Image) -> str | None:
     """The reason why the kernel cannot compute these sizes, or None."""
     s, scales = image.shape, image.parts.reads
-    if s.stride != (2, 2) or s.dilation != (1, 1) or max(_window_cells(s)) > 4 or s.c > 4 or s.k not in (32, 64) or s.w % 2:
+    if s.stride != (2, 2) or s.dilation != (1, 1) or max(_count_window_cells(s)) > 4 or s.c > 4 or s.k not in (32, 64) or s.w % 2:
         return (
             f"{s.c} input and {s.k} output channels, filter {s.r} x {s.s}, strides {s.stride}, {s.w} columns; takes at most 4, 32 or 64,"
             "8 x 8 counted from an even column, strides of 2, no dilation, an even number"
@@ -185,14 +185,14 @@ def _why_not_sizes(layer: Layer, image: Image) -> str | None:
     return None
 
 
-def _window_cells(s: ConvShape) -> tuple[int, int]:
+def _count_window_cells(s: ConvShape) -> tuple[int, int]:
     """Rows and columns of 16-byte cells (2 x 2 pixels of the image) that a window reads."""
     return (s.pad[0] % 2 + s.r + 1) // 2, (s.pad[1] % 2 + s.s + 1) // 2
 
 
 def step_positions(s: ConvShape) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
     """The two places (row, column) of each step of 32 bytes of K, as step_place and step_apart of qstem_overlap.cu have them."""
-    ty, tx = _window_cells(s)
+    ty, tx = _count_window_cells(s)
     depth = ty + 64 // s.k - 1
     places: list[tuple[tuple[int, int], tuple[int, int] | None]] = [((y, x), (y, x + 1)) for y in range(depth) for x in range(0, tx - 1, 2)]
     if tx % 2:
@@ -202,7 +202,7 @@ def step_positions(s: ConvShape) -> list[tuple[tuple[int, int], tuple[int, int] 
 
 def pack_fragments(weights: np.ndarray, s: ConvShape) -> np.ndarray:
     """Filters [k, c, r, s] of i8 as registers of operand A: [step, thread, 16 bytes]."""
-    k, c, (ty, tx) = s.k, s.c, _window_cells(s)
+    k, c, (ty, tx) = s.k, s.c, _count_window_cells(s)
     by_place = np.zeros((k, ty * 2, tx * 2, c), np.int8)
     top, left = s.pad[0] % 2, s.pad[1] % 2
     by_place[:, top : top + s.r, left : left + s.s] = np.asarray(weights, np.int8).transpose(0, 2, 3, 1)
@@ -226,10 +226,10 @@ def _list_tiles(layer: Layer, s: ConvShape) -> list[_Tile]:
     return [_Tile(s, False, w, tall, blocks) for w in list_tile_widths(s.q) for tall in (2, 4) for blocks in (2, 3, 4)]
 
 
-def _constants(layer: Layer, image: Image, signature: Signature, tile: _Tile) -> dict[str, int]:
+def _make_constants(layer: Layer, image: Image, signature: Signature, tile: _Tile) -> dict[str, int]:
     """The macros of an instance."""
     s, parts, stores = image.shape, image.parts, signature.outputs[0].dtype.name
-    ty, tx = _window_cells(s)
+    ty, tx = _count_window_cells(s)
     kind = TYPES[parts.reads[parts.source_index()].dtype.name]
     return {
         "C": s.c, "TY": ty, "TX": tx, "BN": tile.wide, "KC": s.k, "TALL": tile.tall,

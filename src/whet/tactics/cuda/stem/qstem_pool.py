@@ -9,11 +9,17 @@ from whet.backends import Backend
 from whet.backends.cuda import tensormap
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, launch, machine_has, same
-from whet.tactics.cuda._device.source import kernel_text as text
+from whet.tactics.cuda._device.kernel import GpuKernel, all_static, compile_ahead, launch, machine_has, make_stored_signature
+from whet.tactics.cuda._device.source import emit_kernel_source as text
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized._quantized_image import Image, match_image
-from whet.tactics.cuda.stem.qstem import integer_arguments, integer_stem_constants, integer_stem_row, integer_stem_shared, pack_integer_stem
+from whet.tactics.cuda.stem.qstem import (
+    count_integer_row_bytes,
+    count_integer_shared_bytes,
+    make_integer_arguments,
+    make_integer_stem_constants,
+    pack_integer_stem,
+)
 from whet.tactics.cuda.stem.stem import PooledFields, StemSizes
 from whet.tactics.cuda.stem.stem_pool import TILES, pool_window, tile_of_windows, why_not_window
 
@@ -36,7 +42,10 @@ class QStemPool(Tactic):
         if isinstance(image, str) or not all_static(layer) or image.parts.stores is None:
             return []
         dtype = layer.needs(image.image).dtype
-        return [same(layer, {image.image: Operand(form, dtype)}, Operand("nhwc", image.parts.stores.dtype)) for form in ("linear", "nhwc")]
+        return [
+            make_stored_signature(layer, {image.image: Operand(form, dtype)}, Operand("nhwc", image.parts.stores.dtype))
+            for form in ("linear", "nhwc")
+        ]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         image = match_image(layer, "ConvPool")
@@ -59,9 +68,9 @@ class QStemPool(Tactic):
             pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + s.s) // threads) * s.c
             for blocks in (1, 2, 3, 4):
                 fits = threads <= 1024 and blocks * threads <= 2048 and 100 + pixels <= 65536 // (blocks * threads)
-                if fits and _shared_bytes(s, pool, ph, pw) * blocks < 220 * 1024:
+                if fits and _count_shared_bytes(s, pool, ph, pw) * blocks < 220 * 1024:
                     good.append((("ph", ph), ("pw", pw), ("blocks", blocks)))
-        compile_ahead(backend, [text("stem.cu", _constants(layer, image, signature, c)) for c in good])
+        compile_ahead(backend, [text("stem.cu", _make_constants(layer, image, signature, c)) for c in good])
         return good
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -72,16 +81,20 @@ class QStemPool(Tactic):
             raise PlanRefused(reason)
         s, parts, epilogue = image.shape, image.parts, image.epilogue
         (ph, pw, blocks), pool = (int(v) for _, v in config), pool_window(layer)
-        constants, shared, threads = _constants(layer, image, signature, config), _shared_bytes(s, pool, ph, pw), tile_of_windows(pool, ph, pw)[2]
+        constants, shared, threads = (
+            _make_constants(layer, image, signature, config),
+            _count_shared_bytes(s, pool, ph, pw),
+            tile_of_windows(pool, ph, pw)[2],
+        )
         *_, p, q = static_shape(layer.outputs[0].shape)
         tiles_h, tiles_w = -(-p // ph), -(-q // pw)
-        tiles, row = s.n * tiles_h * tiles_w, integer_stem_row(s)
+        tiles, row = s.n * tiles_h * tiles_w, count_integer_row_bytes(s)
         packed, out, post_ops = pack_integer_stem(parts, epilogue, s, signature.outputs[0].dtype.name)
 
         def make(args: Args) -> list:
-            box = tensormap.tiled_map(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
+            box = tensormap.make_tiled_map(args.packed[0], "u8", (row, constants["BN"]), (row,), (128, constants["BN"]))
             sizes = StemSizes.of(s, tiles_h, tiles_w)
-            arguments = integer_arguments(parts, post_ops, s, out, args, args.inputs[image.image], sizes, box, image.step, PooledFields(p, q))
+            arguments = make_integer_arguments(parts, post_ops, s, out, args, args.inputs[image.image], sizes, box, image.step, PooledFields(p, q))
             grid = (min(tiles, backend.capabilities.multiprocessors * blocks), 1, 1)
             return [launch("stem", arguments, constants, grid, threads, shared=shared, label=layer.name)]
 
@@ -89,17 +102,17 @@ class QStemPool(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=0.0)
 
 
-def _shared_bytes(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
+def _count_shared_bytes(s: ConvShape, pool: tuple[int, int, int], ph: int, pw: int) -> int:
     """Bytes of shared memory; mirrors stem.cu."""
     th, tw, threads = tile_of_windows(pool, ph, pw)
-    return integer_stem_shared(s, th, tw) + 128 + threads // 2 * 64
+    return count_integer_shared_bytes(s, th, tw) + 128 + threads // 2 * 64
 
 
-def _constants(layer: Layer, image: Image, signature: Signature, config: Config) -> dict[str, int]:
+def _make_constants(layer: Layer, image: Image, signature: Signature, config: Config) -> dict[str, int]:
     """The macros of an instance."""
     (ph, pw, blocks), pool = (int(v) for _, v in config), pool_window(layer)
     th, tw, _ = tile_of_windows(pool, ph, pw)
     source, stores, tile = signature.inputs[image.image], signature.outputs[0].dtype.name, {"th": th, "tw": tw, "blocks": blocks}
-    own = integer_stem_constants(image.parts, image.epilogue, image.shape, tile, source, stores, floats=image.step is not None)
+    own = make_integer_stem_constants(image.parts, image.epilogue, image.shape, tile, source, stores, floats=image.step is not None)
     more = {"POOL": 1, "POOL_H": ph, "POOL_W": pw, "POOL_STRIDE": pool[1], "POOL_PAD": pool[2]}
     return {**own, **more}

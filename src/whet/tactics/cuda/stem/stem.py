@@ -16,7 +16,7 @@ from whet.backends.cuda import tensormap
 from whet.network import Layer, Tensor
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
-from whet.tactics._fused import epilogue_steps, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_source_index, get_weight_and_bias
 from whet.tactics.cuda._device.arguments import (
     ActivationParameters,
     Arguments,
@@ -29,10 +29,10 @@ from whet.tactics.cuda._device.arguments import (
     TensorMap,
     When,
 )
-from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
-from whet.tactics.cuda._device.source import kernel_text as text
+from whet.tactics.cuda._device.kernel import ACTIVATIONS, RTOL, GpuKernel, compile_ahead, launch, machine_has, make_packed_array, match_epilogue
+from whet.tactics.cuda._device.source import emit_kernel_source as text
 from whet.tactics.cuda.conv._conv import TYPES, ConvShape
-from whet.tactics.cuda.conv.conv import conv_shape, packed_bias
+from whet.tactics.cuda.conv.conv import get_conv_shape, make_packed_bias
 from whet.tactics.cuda.stem.stem_as_channels import FirstLayer
 
 TILES = ((8, 16), (4, 16), (8, 32), (16, 16), (4, 32))  # output rows and columns of a block
@@ -91,7 +91,7 @@ class Stem(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        epilogue, s = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        epilogue, s = match_epilogue(layer, find_epilogue_steps(layer)), get_conv_shape(layer)
         if isinstance(epilogue, str):
             return epilogue
         if s.c > 4 or s.k > 128 or s.k % 8 or s.s > 16 or s.r > 16:
@@ -99,45 +99,45 @@ class Stem(FirstLayer):
         return "takes no dilation" if s.dilation != (1, 1) else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        s = conv_shape(layer)
+        s = get_conv_shape(layer)
         configs: list[Config] = []
         for th, tw in TILES:
             for blocks in (1, 2, 3, 4):
                 threads = th * tw * 2
-                pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + float_taps(s)) // threads) * s.c
-                registers = _columns(s) * 3 // 4 + pixels + 30  # accumulators and biases, the next pixels, fragments and addresses
+                pixels = -(-((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + count_float_taps(s)) // threads) * s.c
+                registers = _count_columns(s) * 3 // 4 + pixels + 30  # accumulators and biases, the next pixels, fragments and addresses
                 if (
                     blocks * threads <= 1024
                     and registers <= 65536 // (blocks * threads)
-                    and shared_bytes(s, th, tw, float_taps(s)) * blocks < 220 * 1024
+                    and count_shared_bytes(s, th, tw, count_float_taps(s)) * blocks < 220 * 1024
                 ):
                     configs.append((("th", th), ("tw", tw), ("blocks", blocks)))
-        epilogue = match_epilogue(layer, epilogue_steps(layer))
-        source = signature.inputs[source_index(layer)]
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer))
+        source = signature.inputs[get_source_index(layer)]
         if not isinstance(epilogue, str):
             kind, dtype = epilogue.post_ops.activation[0], signature.outputs[0].dtype.name
-            compile_ahead(backend, [text("stem.cu", stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in configs])
+            compile_ahead(backend, [text("stem.cu", make_stem_constants(s, {k: int(v) for k, v in c}, kind, source, dtype)) for c in configs])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer))
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
-        s, tile = conv_shape(layer), {k: int(v) for k, v in config}
-        x = source_index(layer)
-        weights, own = weight_and_bias(layer)
+        s, tile = get_conv_shape(layer), {k: int(v) for k, v in config}
+        x = get_source_index(layer)
+        weights, own = get_weight_and_bias(layer)
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
         assert weights is not None
-        row = stem_row(s)
-        packed = (pack_stem_filters(s, weights, dtype), packed_bias(epilogue, own, s.k))
-        constants = stem_constants(s, tile, epilogue.post_ops.activation[0], source, dtype.name)
+        row = count_row_elements(s)
+        packed = (pack_stem_filters(s, weights, dtype), make_packed_bias(epilogue, own, s.k))
+        constants = make_stem_constants(s, tile, epilogue.post_ops.activation[0], source, dtype.name)
         tiles_h, tiles_w = -(-s.p // tile["th"]), -(-s.q // tile["tw"])
         tiles = s.n * tiles_h * tiles_w
 
         def make(args: Args) -> list:
-            shared = shared_bytes(s, tile["th"], tile["tw"], float_taps(s))
-            box = tensormap.tiled_map(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
+            shared = count_shared_bytes(s, tile["th"], tile["tw"], count_float_taps(s))
+            box = tensormap.make_tiled_map(args.packed[0], dtype.name, (row, s.k), (row * 2,), (64, constants["BN"]))
             arguments = StemArguments(
                 box, args.packed[1], args.inputs[x], args.outputs[0], StemSizes.of(s, tiles_h, tiles_w), act=epilogue.post_ops.activation[1:]
             )
@@ -149,29 +149,31 @@ class Stem(FirstLayer):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, rtol=rtol)
 
 
-def stem_row(s: ConvShape) -> int:
+def count_row_elements(s: ConvShape) -> int:
     """Elements of a packed filter of floats: whole rows of 64."""
-    return _chunks(s, float_taps(s)) * 64
+    return _count_chunks(s, count_float_taps(s)) * 64
 
 
 def pack_stem_filters(s: ConvShape, weights: Tensor, dtype: DType) -> Packed:
     """Filters of floats as stem.cu reads them: rows of taps of four channels."""
-    taps = float_taps(s)
+    taps = count_float_taps(s)
 
-    def filters() -> np.ndarray:
+    def make_filters() -> np.ndarray:
         given = np.asarray(weights.array(), np.float32)  # [k, c, r, s]
         side = np.zeros((s.k, s.r, taps, 4), np.float32)
         side[:, :, : s.s, : s.c] = given.transpose(0, 2, 3, 1)
-        out = np.zeros((s.k, stem_row(s)), dtype.numpy)
+        out = np.zeros((s.k, count_row_elements(s)), dtype.numpy)
         out[:, : side[0].size] = side.reshape(s.k, -1)
         return out
 
-    return packed_array(f"{weights.constant().digest}|first {taps} {stem_row(s)} {dtype}", s.k * stem_row(s) * 2, filters)
+    return make_packed_array(
+        f"{weights.constant().digest}|first {taps} {count_row_elements(s)} {dtype}", s.k * count_row_elements(s) * 2, make_filters
+    )
 
 
-def stem_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:
+def make_stem_constants(s: ConvShape, tile: dict[str, int], activation: str, source: Any, dtype: str) -> dict[str, int]:
     """The macros of an instance for floats."""
-    taps = float_taps(s)
+    taps = count_float_taps(s)
     even = s.stride[1] % 2 == 0 and s.w % 2 == 0 and s.pad[1] % 2 == 0 and taps % 2 == 0  # tiles, filter rows and image rows begin at even pixels
     return {
         "C": s.c,
@@ -182,7 +184,7 @@ def stem_constants(s: ConvShape, tile: dict[str, int], activation: str, source: 
         "TH": tile["th"],
         "TW": tile["tw"],
         "BLOCKS": tile["blocks"],
-        "BN": _columns(s),
+        "BN": _count_columns(s),
         "FROM": TYPES[source.dtype.name],
         "NHWC": int(source.format == "nhwc"),
         "PAIRS": int(even and source.dtype == F32 and source.format != "nhwc"),
@@ -194,27 +196,27 @@ def stem_constants(s: ConvShape, tile: dict[str, int], activation: str, source: 
     }
 
 
-def float_taps(s: ConvShape) -> int:
+def count_float_taps(s: ConvShape) -> int:
     """Taps of a float filter row, padded to a multiple of 2 if all rows together are then a multiple of 4, else of 4: a step has 16 elements."""
     twos = -(-s.s // 2) * 2
-    return twos if s.r * twos % 4 == 0 else integer_taps(s)
+    return twos if s.r * twos % 4 == 0 else count_integer_taps(s)
 
 
-def integer_taps(s: ConvShape) -> int:
+def count_integer_taps(s: ConvShape) -> int:
     """Taps of a filter row, padded to a multiple of 4: 16 elements of K."""
     return -(-s.s // 4) * 4
 
 
-def _columns(s: ConvShape) -> int:
+def _count_columns(s: ConvShape) -> int:
     return -(-s.k // 16) * 16
 
 
-def _chunks(s: ConvShape, taps: int) -> int:
+def _count_chunks(s: ConvShape, taps: int) -> int:
     """Rows of 64 elements of K."""
     return -(-s.r * taps // 16)
 
 
-def shared_bytes(s: ConvShape, th: int, tw: int, taps: int) -> int:
+def count_shared_bytes(s: ConvShape, th: int, tw: int, taps: int) -> int:
     """Bytes of shared memory; mirrors stem.cu."""
     patch = ((th - 1) * s.stride[0] + s.r) * ((tw - 1) * s.stride[1] + taps) * 8
-    return 1024 + _chunks(s, taps) * _columns(s) * 128 + patch + 32
+    return 1024 + _count_chunks(s, taps) * _count_columns(s) * 128 + patch + 32

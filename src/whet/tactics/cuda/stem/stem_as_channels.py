@@ -17,7 +17,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.network.types import F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import epilogue_steps, root_layer, source_index, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int32, Pointer
 from whet.tactics.cuda._device.kernel import (
     FLOAT16_TYPES,
@@ -25,20 +25,20 @@ from whet.tactics.cuda._device.kernel import (
     TYPE,
     GpuKernel,
     all_static,
-    blocks_of,
     compile_ahead,
-    float_types,
+    count_blocks,
     launch,
+    list_float_types,
     machine_has,
+    make_packed_array,
+    make_stored_signature,
     match_epilogue,
-    packed_array,
-    same,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import list_configs
-from whet.tactics.cuda.conv._conv_launch import Features, conv_source
-from whet.tactics.cuda.conv._window_map import row_window_map
-from whet.tactics.cuda.conv.conv import as_config, conv_shape, from_config, launch_with_epilogue, packed_bias, why_not_conv
+from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
+from whet.tactics.cuda.conv._window_map import make_row_window_map
+from whet.tactics.cuda.conv.conv import as_config, from_config, get_conv_shape, launch_with_epilogue, make_packed_bias, why_not_conv
 
 MAX_CONFIGS = 12
 
@@ -83,7 +83,7 @@ class FirstLayer(Tactic):
     ops = ("Conv",)
 
     def why_not(self, layer: Layer) -> str | None:
-        head = root_layer(layer)
+        head = get_root_layer(layer)
         if reason := super().why_not(layer) or why_not_conv(layer, head):
             return reason
         if head.attrs["group"] != 1:
@@ -95,15 +95,15 @@ class FirstLayer(Tactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not all_static(layer):
             return []
-        head, steps = root_layer(layer), epilogue_steps(layer)
-        x = source_index(layer)
+        head, steps = get_root_layer(layer), find_epilogue_steps(layer)
+        x = get_source_index(layer)
         if any(p.other is not None and not layer.needs(p.other).is_constant for p in steps or ()):
             return []
         signatures = []
-        for dtype in float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
+        for dtype in list_float_types([head.inputs[0], layer.outputs[0]], FLOAT16_TYPES):
             for source in dict.fromkeys((head.needs(0).dtype, dtype)):
                 for form in ("linear", "nhwc"):
-                    signatures.append(same(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))
+                    signatures.append(make_stored_signature(layer, {x: Operand(form, source)}, Operand("nhwc", dtype)))
         return signatures
 
 
@@ -114,7 +114,7 @@ class StemAsChannels(FirstLayer):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        epilogue, shape = match_epilogue(layer, epilogue_steps(layer)), conv_shape(layer)
+        epilogue, shape = match_epilogue(layer, find_epilogue_steps(layer)), get_conv_shape(layer)
         if isinstance(epilogue, str):
             return epilogue
         if shape.dilation[1] != 1:
@@ -124,21 +124,21 @@ class StemAsChannels(FirstLayer):
         return refuses(replace(TapsAsChannels.of(shape).shape, c=8))
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        s, epilogue = TapsAsChannels.of(conv_shape(layer)).shape, match_epilogue(layer, epilogue_steps(layer))
+        s, epilogue = TapsAsChannels.of(get_conv_shape(layer)).shape, match_epilogue(layer, find_epilogue_steps(layer))
         configs = list_configs(s.m, s.k, s.c, s.r, backend.capabilities.multiprocessors)[:MAX_CONFIGS]
         if not isinstance(epilogue, str):
             how = Features(True, epilogue.post_ops.activation[0], signature.outputs[0].dtype.name == "bf16", odd=s.k % 8 != 0)
-            compile_ahead(backend, [conv_source(c, how) for c in configs])
+            compile_ahead(backend, [emit_conv_source(c, how) for c in configs])
         return [as_config(c) for c in configs]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        epilogue = match_epilogue(layer, epilogue_steps(layer))
+        epilogue = match_epilogue(layer, find_epilogue_steps(layer))
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
-        shape, tile = conv_shape(layer), from_config(config)
+        shape, tile = get_conv_shape(layer), from_config(config)
         wide = TapsAsChannels.of(shape)
-        x = source_index(layer)
-        weights, own = weight_and_bias(layer)
+        x = get_source_index(layer)
+        weights, own = get_weight_and_bias(layer)
         source, dtype = signature.inputs[x], signature.outputs[0].dtype
         assert source is not None
         assert weights is not None
@@ -151,8 +151,8 @@ class StemAsChannels(FirstLayer):
             return pack_weights(side.reshape(shape.k, shape.s * wide.channels, shape.r, 1), tile.bk, dtype.numpy)
 
         packed = (
-            packed_array(f"{weights.constant().digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),
-            packed_bias(epilogue, own, shape.k),
+            make_packed_array(f"{weights.constant().digest}|stem {wide.channels} {tile.bk} {dtype}", shape.k * rows * 2, filters),
+            make_packed_bias(epilogue, own, shape.k),
         )
         constants = {"FROM": TYPE[source.dtype.name], "TO": TYPE[dtype.name], "CP": wide.channels, "NHWC": int(source.format == "nhwc")}
         pixels = shape.n * shape.h * wide.row
@@ -160,8 +160,8 @@ class StemAsChannels(FirstLayer):
         def make(args: Args) -> list:
             line = wide.row * wide.channels * 2
             seen = wide.shape
-            windows = row_window_map(seen, args.scratch, dtype.name, shape.stride[1] * wide.channels * 2, line, tile.bk, tile.bm)
-            grid = (min(blocks_of(pixels, 256), 16 * backend.capabilities.multiprocessors), 1, 1)
+            windows = make_row_window_map(seen, args.scratch, dtype.name, shape.stride[1] * wide.channels * 2, line, tile.bk, tile.bm)
+            grid = (min(count_blocks(pixels, 256), 16 * backend.capabilities.multiprocessors), 1, 1)
             image = StemAsChannelsArguments(args.inputs[x], args.scratch, shape.n, shape.c, shape.h, shape.w, wide=wide.row, left=shape.pad[1])
             return [
                 launch("widen", image, constants, grid, 256),

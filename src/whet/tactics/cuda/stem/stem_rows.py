@@ -14,13 +14,13 @@ from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import F32, DType
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, tactic
-from whet.tactics._fused import epilogue_steps, weight_and_bias
+from whet.tactics._fused import find_epilogue_steps, get_weight_and_bias
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstPointer, ConstUint4Pointer, Int32, Pointer
-from whet.tactics.cuda._device.kernel import RTOL, TYPE, Epilogue, GpuKernel, compile_ahead, launch, machine_has, match_epilogue, packed_array
-from whet.tactics.cuda._device.source import kernel_text as text
+from whet.tactics.cuda._device.kernel import RTOL, TYPE, Epilogue, GpuKernel, compile_ahead, launch, machine_has, make_packed_array, match_epilogue
+from whet.tactics.cuda._device.source import emit_kernel_source as text
 from whet.tactics.cuda.conv._conv import ConvShape
-from whet.tactics.cuda.conv.conv import conv_shape
-from whet.tactics.cuda.stem.stem_pool import StemPool, body_convolution, image_index, pool_window
+from whet.tactics.cuda.conv.conv import get_conv_shape
+from whet.tactics.cuda.stem.stem_pool import StemPool, get_image_index, make_body_convolution, pool_window
 
 _ROWS = (1, 2, 4, 7, 8, 14, 28)  # pooled rows of a block
 _RING = 16  # image rows that a block keeps
@@ -71,8 +71,8 @@ class StemRows(StemPool):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's tensor cores (sm_90a)"
-        conv = body_convolution(layer)
-        epilogue, s = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv)
+        conv = make_body_convolution(layer)
+        epilogue, s = match_epilogue(conv, find_epilogue_steps(conv)), get_conv_shape(conv)
         if isinstance(epilogue, str):
             return epilogue
         if epilogue.post_ops.activation[0] != "clip":
@@ -84,7 +84,7 @@ class StemRows(StemPool):
         return None if _pools_pairs(layer) else "takes pooling windows of 3 x 3, strides of 2 and padding 1"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        s = conv_shape(body_convolution(layer))
+        s = get_conv_shape(make_body_convolution(layer))
         *_, p, q = static_shape(layer.outputs[0].shape)
         configs: dict[Config, float] = {}
         for wide in dict.fromkeys(-(-q // (4 * parts)) * 4 for parts in range(1, 9)):
@@ -92,27 +92,27 @@ class StemRows(StemPool):
             if columns.bn > 128:
                 continue
             for rows, blocks in ((r, b) for r in _ROWS if r <= p for b in (1, 2, 3, 4)):
-                if _registers(s, columns) <= 65536 // (128 * blocks) and _shared_bytes(s, columns) * blocks < 220 * 1024:
+                if _estimate_registers(s, columns) <= 65536 // (128 * blocks) and _count_shared_bytes(s, columns) * blocks < 220 * 1024:
                     config: Config = (("rows", rows), ("wide", wide), ("blocks", blocks))
                     configs[config] = _estimate(s, columns, p, rows, blocks, backend.capabilities.multiprocessors)
         best = sorted(configs, key=lambda c: (configs[c], c))[:MAX_CONFIGS]
-        compile_ahead(backend, list(dict.fromkeys(text("stem_rows.cu", _constants(s, signature, c, q)) for c in best)))
+        compile_ahead(backend, list(dict.fromkeys(text("stem_rows.cu", _make_constants(s, signature, c, q)) for c in best)))
         return best
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         if reason := self.refuses(layer, signature, backend):
             raise PlanRefused(reason)
-        conv = body_convolution(layer)
-        epilogue, s, place = match_epilogue(conv, epilogue_steps(conv)), conv_shape(conv), image_index(layer, conv)
+        conv = make_body_convolution(layer)
+        epilogue, s, place = match_epilogue(conv, find_epilogue_steps(conv)), get_conv_shape(conv), get_image_index(layer, conv)
         assert not isinstance(epilogue, str)
-        weights, own = weight_and_bias(conv)
+        weights, own = get_weight_and_bias(conv)
         source, dtype = signature.inputs[place], signature.outputs[0].dtype
         assert source is not None
         assert weights is not None
         *_, p, q = static_shape(layer.outputs[0].shape)
         rows, wide, blocks = (int(v) for _, v in config)
-        columns, constants, strips = Columns.of(q, wide), _constants(s, signature, config, q), -(-p // rows)
-        shared = _shared_bytes(s, columns)
+        columns, constants, strips = Columns.of(q, wide), _make_constants(s, signature, config, q), -(-p // rows)
+        shared = _count_shared_bytes(s, columns)
 
         def make(args: Args) -> list:
             sizes = (s.h, s.w, s.k, p, q, rows, strips, wide, columns.tiles)
@@ -131,14 +131,14 @@ def _pools_pairs(layer: Layer) -> bool:
     return square and not a.get("ceil_mode") and set(a.get("dilations") or (1,)) == {1} and pool_window(layer) == (3, 2, 1)
 
 
-def _lead(s: ConvShape) -> int:
+def _count_leading_columns(s: ConvShape) -> int:
     """Columns from the start of a filter row to a result's first tap: the padding, plus one zero tap if it is odd."""
     return s.pad[1] + s.pad[1] % 2
 
 
-def _halves(s: ConvShape) -> int:
+def _count_halves(s: ConvShape) -> int:
     """Groups of four taps in a filter row."""
-    return max(-(-(s.s + s.pad[1] % 2) // 4), -(-_lead(s) // 4))
+    return max(-(-(s.s + s.pad[1] % 2) // 4), -(-_count_leading_columns(s) // 4))
 
 
 def _pack_fragments(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tensor | None, dtype: DType) -> Packed:
@@ -146,10 +146,10 @@ def _pack_fragments(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tens
 
     The fourth channel of three taps is the bias. A lane's two rows of the operand are two neighbouring channels of the result.
     """
-    steps = s.r * _halves(s)
+    steps = s.r * _count_halves(s)
 
-    def fragments() -> np.ndarray:
-        side = np.zeros((64, s.r, _halves(s) * 4, 4), np.float32)
+    def make_fragments() -> np.ndarray:
+        side = np.zeros((64, s.r, _count_halves(s) * 4, 4), np.float32)
         at = s.pad[1] % 2
         side[: s.k, :, at : at + s.s, : s.c] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1)
         left, most = epilogue.bias(own, s.k), float(ml_dtypes.finfo(dtype.numpy).max)
@@ -163,34 +163,34 @@ def _pack_fragments(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tens
 
     digest = own.constant().digest if own is not None else ""
     key = f"{weights.constant().digest}|first rows {s.r} {s.s} {s.pad[1]} {dtype} bias {digest} {epilogue.key}"
-    return packed_array(key, steps * 4 * 32 * 16, fragments)
+    return make_packed_array(key, steps * 4 * 32 * 16, make_fragments)
 
 
-def _quads(s: ConvShape, columns: Columns) -> int:
+def _count_quads(s: ConvShape, columns: Columns) -> int:
     """Groups of four pixels in a block's image row; mirrors stem_rows.cu."""
-    left = -(-_lead(s) // 4) * 4
-    return (2 * columns.bn - 2 + left - _lead(s) + 4 * _halves(s) + 3) // 4
+    left = -(-_count_leading_columns(s) // 4) * 4
+    return (2 * columns.bn - 2 + left - _count_leading_columns(s) + 4 * _count_halves(s) + 3) // 4
 
 
-def _shared_bytes(s: ConvShape, columns: Columns) -> int:
-    return 128 + _RING * _quads(s, columns) * 32
+def _count_shared_bytes(s: ConvShape, columns: Columns) -> int:
+    return 128 + _RING * _count_quads(s, columns) * 32
 
 
-def _registers(s: ConvShape, columns: Columns) -> int:
+def _estimate_registers(s: ConvShape, columns: Columns) -> int:
     """Registers of a thread: accumulators, weights, the maxima of the row above, the rest. NVRTC reports 165 for 112 columns and 7 x 7."""
-    return columns.bn // 2 + 4 * s.r * _halves(s) + columns.bn // 8 + 42
+    return columns.bn // 2 + 4 * s.r * _count_halves(s) + columns.bn // 8 + 42
 
 
 def _estimate(s: ConvShape, columns: Columns, pooled: int, rows: int, blocks: int, multiprocessors: int) -> float:
     """A rough time in cycles, which only orders candidates."""
     total = s.n * -(-pooled // rows) * columns.tiles
-    row = s.r * _halves(s) * columns.bn // 2  # of the tensor cores
+    row = s.r * _count_halves(s) * columns.bn // 2  # of the tensor cores
     together = min(blocks, -(-total // multiprocessors))
     turns = -(-total // (multiprocessors * together))
     return turns * (1500 + (2 * rows + 1) * max(together * row, row + 500))
 
 
-def _constants(s: ConvShape, signature: Signature, config: Config, pooled: int) -> dict[str, int]:
+def _make_constants(s: ConvShape, signature: Signature, config: Config, pooled: int) -> dict[str, int]:
     """The macros of an instance."""
     _, wide, blocks = (int(v) for _, v in config)
     columns = Columns.of(pooled, wide)
@@ -198,8 +198,8 @@ def _constants(s: ConvShape, signature: Signature, config: Config, pooled: int) 
     return {
         "C": s.c,
         "R": s.r,
-        "HALVES": _halves(s),
-        "LEAD": _lead(s),
+        "HALVES": _count_halves(s),
+        "LEAD": _count_leading_columns(s),
         "PAD_H": s.pad[0],
         "BN": columns.bn,
         "SKIP": columns.skip,

@@ -10,9 +10,9 @@ The set_threads() in force when a descriptor is made is the one it is made for: 
 
 from whet.tactics.cpu.onednn._api.attributes import BINARY, ELTWISE, Attributes, Binary, Eltwise, PostOp, Prelu, Sum
 from whet.tactics.cpu.onednn._api.conv import convolution
-from whet.tactics.cpu.onednn._api.library import Unimplemented, has_isa, library, library_version, load_error
+from whet.tactics.cpu.onednn._api.library import Unimplemented, get_library_version, has_isa, load_error, load_library
 from whet.tactics.cpu.onednn._api.matmul import inner_product, matmul
-from whet.tactics.cpu.onednn._api.memory import ALIGNMENT, MemoryDesc, allocate_aligned, describe, row_major
+from whet.tactics.cpu.onednn._api.memory import ALIGNMENT, MemoryDesc, allocate_aligned, compute_row_major_strides, describe
 from whet.tactics.cpu.onednn._api.move import concat, pack, reorder
 from whet.tactics.cpu.onednn._api.norm import layer_normalization, softmax
 from whet.tactics.cpu.onednn._api.pointwise import binary, eltwise, prelu, sum_of
@@ -20,8 +20,41 @@ from whet.tactics.cpu.onednn._api.primitive import Call, Descriptor, Primitive, 
 from whet.tactics.cpu.onednn._api.window import pooling, reduction, resampling
 
 __all__ = [
-    "ALIGNMENT", "BINARY", "ELTWISE", "Attributes", "Binary", "Call", "Descriptor", "Eltwise", "MemoryDesc", "PostOp", "Prelu", "Primitive", "Sum",
-    "Unimplemented", "allocate_aligned", "binary", "concat", "convolution", "describe", "eltwise", "has_isa", "inner_product",
-    "layer_normalization", "library", "library_version", "load_error", "matmul", "pack", "pooling", "prelu", "reduction", "reorder", "resampling",
-    "row_major", "run", "softmax", "sum_of",
+    "ALIGNMENT",
+    "BINARY",
+    "ELTWISE",
+    "Attributes",
+    "Binary",
+    "Call",
+    "Descriptor",
+    "Eltwise",
+    "MemoryDesc",
+    "PostOp",
+    "Prelu",
+    "Primitive",
+    "Sum",
+    "Unimplemented",
+    "allocate_aligned",
+    "binary",
+    "compute_row_major_strides",
+    "concat",
+    "convolution",
+    "describe",
+    "eltwise",
+    "get_library_version",
+    "has_isa",
+    "inner_product",
+    "layer_normalization",
+    "load_error",
+    "load_library",
+    "matmul",
+    "pack",
+    "pooling",
+    "prelu",
+    "reduction",
+    "reorder",
+    "resampling",
+    "run",
+    "softmax",
+    "sum_of",
 ]  # fmt: skip

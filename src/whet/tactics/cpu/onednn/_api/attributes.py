@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from whet.errors import BackendError
-from whet.tactics.cpu.onednn._api.library import library
+from whet.tactics.cpu.onednn._api.library import load_library
 from whet.tactics.cpu.onednn._api.memory import DTYPES, MemoryDesc, describe
 
 #: exec arguments by operand name (dnnl_types.h)
@@ -94,7 +94,7 @@ class Attributes:
     @contextmanager
     def native(self) -> Iterator[int]:
         """A dnnl_primitive_attr_t for the time of a primitive descriptor's creation, which copies it."""
-        lib = library()
+        lib = load_library()
         attr = lib.make("primitive_attr_create")
         post_ops = lib.make("post_ops_create")
         try:
@@ -116,7 +116,7 @@ class Attributes:
 
 
 def _append(post_ops: int, post: PostOp) -> None:
-    lib = library()
+    lib = load_library()
     if isinstance(post, Sum):
         lib.call("post_ops_append_sum", post_ops, post.scale, post.zero_point, DTYPES[post.dtype] if post.dtype else 0)
     elif isinstance(post, Eltwise):

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from whet.backends.cpu import pools, threads
-from whet.backends.cpu.info import isa_limit
+from whet.backends.cpu.info import get_isa_limit
 from whet.errors import BackendError
 from whet.forks import make_lock_held_during_fork
 
@@ -84,7 +84,7 @@ class Library:
     def __init__(self, path: str) -> None:
         self.path = path
         self.runtime = ""
-        threads.gomp()  # first: its settings are read when it loads, and oneDNN's OpenMP build would load it
+        threads.load_gomp()  # first: its settings are read when it loads, and oneDNN's OpenMP build would load it
         try:
             self.lib = C.CDLL(path)
         except OSError as error:
@@ -110,7 +110,7 @@ class Library:
         self.engine = self.make("engine_create", 1, 0)
         self.stream = self.make("stream_create", self.engine, 1)
         self.execute_address = C.cast(self.lib.dnnl_primitive_execute, c_void_p).value
-        pool = pools.pool_of_library(self.lib, self.runtime, threads.gomp())
+        pool = pools.pool_of_library(self.lib, self.runtime, threads.load_gomp())
         if pool is not None:
             self.runtime = pool.name
             threads.register_pool(pool)
@@ -130,7 +130,7 @@ class Library:
                 f"{self.path} is a build of oneDNN {self.version} for the CPU runtime '{self.runtime}', which whet does not use (a "
                 "SYCL build takes about ten times longer per call). Unset WHET_ONEDNN, or point it at an OpenMP or TBB build."
             )
-        if limit := isa_limit():
+        if limit := get_isa_limit():
             self.lib.dnnl_set_max_cpu_isa(_ISA[limit])  # without effect on a CPU that has less
         self.isa = int(self.lib.dnnl_get_effective_cpu_isa())
 
@@ -158,17 +158,17 @@ class Library:
         return out.value
 
 
-def _candidates() -> list[str]:
+def _list_candidates() -> list[str]:
     """Candidate paths of libdnnl.so.3, the preferred one first."""
     named = os.environ.get("WHET_ONEDNN")
     if named:
         if not Path(named).is_file():
             raise BackendError(f"WHET_ONEDNN={named} is not a file. It must name the shared library itself (libdnnl.so.3).")
         return [named]
-    return [p for p in (*_installed(), f"{sys.prefix}/lib/libdnnl.so.3") if Path(p).is_file()] or ["libdnnl.so.3"]
+    return [p for p in (*_iterate_installed(), f"{sys.prefix}/lib/libdnnl.so.3") if Path(p).is_file()] or ["libdnnl.so.3"]
 
 
-def _installed() -> Iterator[str]:
+def _iterate_installed() -> Iterator[str]:
     """libdnnl.so.3 of the installed package, from its list of files. Reading that with importlib.metadata takes 20 ms of imports (email, socket)."""
     for folder in dict.fromkeys(sys.path):
         for record in Path(folder).glob("onednn_cpu_gomp-*.dist-info/RECORD"):
@@ -179,9 +179,9 @@ def _installed() -> Iterator[str]:
 
 
 @cache
-def library() -> Library:
+def load_library() -> Library:
     """The process's oneDNN, loaded at the first call. Raises BackendError that names the package to install."""
-    return Library(_candidates()[0])
+    return Library(_list_candidates()[0])
 
 
 @cache
@@ -191,7 +191,7 @@ def load_error() -> str | None:
     Raises BackendError if WHET_ONEDNN names a library that cannot be used: it was asked for.
     """
     try:
-        library()
+        load_library()
     except BackendError as error:
         if os.environ.get("WHET_ONEDNN"):
             raise
@@ -199,9 +199,9 @@ def load_error() -> str | None:
     return None
 
 
-def library_version() -> str:
+def get_library_version() -> str:
     """The properties that timings and engines depend on: version, commit, threading runtime and instruction set."""
-    lib = library()
+    lib = load_library()
     return f"onednn {lib.version} {lib.hash} {lib.runtime} isa={lib.isa:#x}"
 
 
@@ -210,12 +210,12 @@ _ISA = {"sse41": 0x1, "avx2": 0x7, "avx512_core": 0x27, "avx512_core_vnni": 0x67
 
 def has_isa(name: str) -> bool:
     """True if oneDNN uses this x86 instruction set here (sse41, avx2, avx512_core, ..._vnni, ..._bf16, ..._fp16); False without oneDNN."""
-    return load_error() is None and library().isa & _ISA[name] == _ISA[name]
+    return load_error() is None and load_library().isa & _ISA[name] == _ISA[name]
 
 
 _long = c_int64  # dnnl_dim_t
 
 
-def dims_array(values: tuple[int, ...] | list[int]) -> C.Array:
+def make_dims_array(values: tuple[int, ...] | list[int]) -> C.Array:
     """dnnl_dims_t of `values` (at most 12)."""
     return (_long * 12)(*values)

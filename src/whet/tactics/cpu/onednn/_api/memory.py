@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from whet.errors import BackendError
-from whet.tactics.cpu.onednn._api.library import dims_array, library
+from whet.tactics.cpu.onednn._api.library import load_library, make_dims_array
 
 #: dnnl_data_type_t by whet's names
 DTYPES = {"f16": 1, "bf16": 2, "f32": 3, "i32": 4, "i8": 5, "u8": 6}
@@ -28,40 +28,40 @@ class MemoryDesc:
 
     def __init__(self, handle: int, text: str) -> None:
         self.handle, self.text = handle, text
-        self._free = weakref.finalize(self, library().lib.dnnl_memory_desc_destroy, handle)
+        self._free = weakref.finalize(self, load_library().lib.dnnl_memory_desc_destroy, handle)
 
     @property
     def nbytes(self) -> int:
         """Bytes of a buffer in this layout, padding included; 0 for an absent operand."""
-        return int(library().lib.dnnl_memory_desc_get_size(self.handle))
+        return int(load_library().lib.dnnl_memory_desc_get_size(self.handle))
 
     @property
     def dims(self) -> tuple[int, ...]:
         """The logical shape."""
         count, values = C.c_int(), C.POINTER(C.c_int64)()
-        library().call("memory_desc_query", self.handle, _Q_NDIMS, C.byref(count))
+        load_library().call("memory_desc_query", self.handle, _Q_NDIMS, C.byref(count))
         if not count.value:
             return ()
-        library().call("memory_desc_query", self.handle, _Q_DIMS, C.byref(values))
+        load_library().call("memory_desc_query", self.handle, _Q_DIMS, C.byref(values))
         return tuple(values[i] for i in range(count.value))
 
     @property
     def dtype(self) -> str:
         """whet's name of the element type."""
         code = C.c_int()
-        library().call("memory_desc_query", self.handle, _Q_TYPE, C.byref(code))
+        load_library().call("memory_desc_query", self.handle, _Q_TYPE, C.byref(code))
         return _NAMES[code.value]
 
     def __repr__(self) -> str:
         return self.text
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MemoryDesc) and bool(library().lib.dnnl_memory_desc_equal(self.handle, other.handle))
+        return isinstance(other, MemoryDesc) and bool(load_library().lib.dnnl_memory_desc_equal(self.handle, other.handle))
 
     __hash__ = None  # type: ignore[assignment]  # object's method becomes None: Python's way to make a class unhashable
 
 
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+def compute_row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides in elements of a dense row-major array (1 for empty axes)."""
     return tuple(math.prod(max(d, 1) for d in shape[i + 1 :]) for i in range(len(shape)))
 
@@ -74,20 +74,20 @@ def describe(shape: Sequence[int], dtype: str, fmt: str = "linear", strides: Seq
     shape = tuple(shape) or (1,)
     if len(shape) > 12 or dtype not in DTYPES:
         raise BackendError(f"oneDNN holds no {dtype} tensor of rank {len(shape)}; types: {', '.join(DTYPES)}; rank: at most 12.")
-    lib, code, dims = library(), DTYPES[dtype], dims_array(shape)
+    lib, code, dims = load_library(), DTYPES[dtype], make_dims_array(shape)
     if strides is None and fmt in ("any", *_BLOCKED):
         tag = _ANY if fmt == "any" else _BLOCKED[fmt].get(len(shape))
         if tag is None:
             raise BackendError(f"format {fmt} holds no tensor of rank {len(shape)}")
         return MemoryDesc(lib.make("memory_desc_create_with_tag", len(shape), dims, code, tag), f"{dtype}{list(shape)}:{fmt}")
     if strides is None:
-        strides = row_major(shape)
+        strides = compute_row_major_strides(shape)
         if fmt == "nhwc":
-            last = row_major((shape[0], *shape[2:], shape[1]))
+            last = compute_row_major_strides((shape[0], *shape[2:], shape[1]))
             strides = (last[0], last[-1], *last[1:-1])
         elif fmt != "linear":
             raise BackendError(f"oneDNN tactics know no format {fmt!r}")
-    handle = lib.make("memory_desc_create_with_strides", len(shape), dims, code, dims_array(tuple(strides)))
+    handle = lib.make("memory_desc_create_with_strides", len(shape), dims, code, make_dims_array(tuple(strides)))
     return MemoryDesc(handle, f"{dtype}{list(shape)}:{list(strides)}")
 
 
@@ -98,24 +98,24 @@ def copy_borrowed(handle: int | None, origin: str, extra: str = "") -> MemoryDes
     """
     if not handle:
         raise BackendError("oneDNN returned no memory descriptor for an operand that the primitive has")
-    copy = MemoryDesc(library().make("memory_desc_clone", handle), _layout(handle) or origin)
-    if extra and copy.dtype == "i8" and copy.nbytes > _dense_bytes(handle):
-        copy.text += f" and {copy.nbytes - _dense_bytes(handle)} bytes for {extra}"
+    copy = MemoryDesc(load_library().make("memory_desc_clone", handle), _describe_layout(handle) or origin)
+    if extra and copy.dtype == "i8" and copy.nbytes > _count_dense_bytes(handle):
+        copy.text += f" and {copy.nbytes - _count_dense_bytes(handle)} bytes for {extra}"
     return copy
 
 
-def _dense_bytes(handle: int) -> int:
+def _count_dense_bytes(handle: int) -> int:
     """Bytes of the elements of an 8-bit layout, padding included."""
     values, ndims = C.POINTER(C.c_int64)(), C.c_int()
-    library().call("memory_desc_query", handle, _Q_NDIMS, C.byref(ndims))
-    library().call("memory_desc_query", handle, _Q_PADDED, C.byref(values))
+    load_library().call("memory_desc_query", handle, _Q_NDIMS, C.byref(ndims))
+    load_library().call("memory_desc_query", handle, _Q_PADDED, C.byref(values))
     return math.prod(values[i] for i in range(ndims.value))
 
 
-def _layout(handle: int) -> str | None:
+def _describe_layout(handle: int) -> str | None:
     """Type, shape, padded shape, strides and inner blocks as text; None for an opaque layout."""
     kind, ndims, code, count = (C.c_int() for _ in range(4))
-    query = library().call
+    query = load_library().call
     query("memory_desc_query", handle, _Q_KIND, C.byref(kind))
     if kind.value != _BLOCKED_KIND:
         return None

@@ -8,14 +8,14 @@ import numpy as np
 
 from whet.backends.cpu import threads
 from whet.tactics.cpu.onednn._api.attributes import Attributes
-from whet.tactics.cpu.onednn._api.library import library
+from whet.tactics.cpu.onednn._api.library import load_library
 from whet.tactics.cpu.onednn._api.memory import MemoryDesc
 from whet.tactics.cpu.onednn._api.primitive import NO_ATTRIBUTES, Descriptor, build, run
 
 
 def reorder(src: MemoryDesc, dst: MemoryDesc, attributes: Attributes = NO_ATTRIBUTES) -> Descriptor:
     """dst = src in another layout or type; the shapes are equal. Scales of src and dst make it a (de)quantization."""
-    lib = library()
+    lib = load_library()
     with attributes.native() as attr:
         handle = lib.make("reorder_primitive_desc_create", src.handle, lib.engine, dst.handle, lib.engine, attr)
     text = f"reorder({src}, {dst}) {attributes} threads={threads.get_threads()}"

@@ -14,7 +14,7 @@ from whet.backends.cpu import threads
 from whet.errors import BackendError
 from whet.forks import cached_property, make_reentrant_lock
 from whet.tactics.cpu.onednn._api.attributes import ARGS, MULTIPLE_SRC, SCALES, ZERO_POINTS, Attributes, Binary
-from whet.tactics.cpu.onednn._api.library import Unimplemented, dims_array, library
+from whet.tactics.cpu.onednn._api.library import Unimplemented, load_library, make_dims_array
 from whet.tactics.cpu.onednn._api.memory import MemoryDesc, allocate_aligned, copy_borrowed, describe
 
 _Q_IMPL, _Q_SCRATCHPAD, _Q_EXEC_ARG = 8, 136, 255
@@ -34,7 +34,7 @@ class Descriptor:
 
     def __init__(self, handle: int, operands: tuple[str, ...], vectors: Mapping[str, MemoryDesc], text: str) -> None:
         self.handle, self.operands, self.vectors, self.text = handle, operands, vectors, text
-        self._free = weakref.finalize(self, library().lib.dnnl_primitive_desc_destroy, handle)
+        self._free = weakref.finalize(self, load_library().lib.dnnl_primitive_desc_destroy, handle)
         self._walk: Iterator[Descriptor] | None = None
         self._found: list[Descriptor] = []
 
@@ -42,14 +42,14 @@ class Descriptor:
     def name(self) -> str:
         """oneDNN's name of the implementation, such as brgconv:avx512_core."""
         text = C.c_char_p()
-        library().call("primitive_desc_query", self.handle, _Q_IMPL, 0, C.byref(text))
+        load_library().call("primitive_desc_query", self.handle, _Q_IMPL, 0, C.byref(text))
         return (text.value or b"").decode("ascii", "replace")
 
     def md(self, operand: str) -> MemoryDesc:
         """Layout that the implementation wants or gives for an operand; packed weights are asked for here."""
         if operand in self.vectors:
             return self.vectors[operand]
-        found = library().lib.dnnl_primitive_desc_query_md(self.handle, _Q_EXEC_ARG, arg_code(operand))
+        found = load_library().lib.dnnl_primitive_desc_query_md(self.handle, _Q_EXEC_ARG, get_arg_code(operand))
         extra = ""
         if operand == "weights":
             extra = f"{self.md('src').dtype} input" + (" with a zero point" if "zero:src" in self.vectors else "")
@@ -58,8 +58,8 @@ class Descriptor:
     @cached_property
     def scratch_bytes(self) -> int:
         """Bytes of scratchpad that each call needs."""
-        handle = library().lib.dnnl_primitive_desc_query_md(self.handle, _Q_SCRATCHPAD, 0)
-        return int(library().lib.dnnl_memory_desc_get_size(handle)) if handle else 0
+        handle = load_library().lib.dnnl_primitive_desc_query_md(self.handle, _Q_SCRATCHPAD, 0)
+        return int(load_library().lib.dnnl_memory_desc_get_size(handle)) if handle else 0
 
     def implementations(self) -> Iterator[Descriptor]:
         """Every implementation, in oneDNN's order of preference; names that come again are left out.
@@ -81,7 +81,7 @@ class Descriptor:
         for found in self.implementations():
             if found.name == name:
                 return found
-        raise Unimplemented(f"oneDNN {library().version} has no implementation {name!r} of this primitive here")
+        raise Unimplemented(f"oneDNN {load_library().version} has no implementation {name!r} of this primitive here")
 
     def primitive(self) -> Primitive:
         """Its compiled code: made once for equal descriptors and shared, the latest few hundred being kept.
@@ -99,7 +99,7 @@ class Descriptor:
 
 def _walk(first: Descriptor) -> Iterator[Descriptor]:
     """Clones of each implementation. Only the handle that was created can be walked (a clone has no list), so this moves it on."""
-    lib, walker = library(), first.handle
+    lib, walker = load_library(), first.handle
     first.handle = lib.make("primitive_desc_clone", walker)
     first._free.detach()
     first._free = weakref.finalize(first, lib.lib.dnnl_primitive_desc_destroy, first.handle)
@@ -126,11 +126,11 @@ class Primitive:
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
-        self.handle = library().make("primitive_create", descriptor.handle)
-        self._free = weakref.finalize(self, library().lib.dnnl_primitive_destroy, self.handle)
+        self.handle = load_library().make("primitive_create", descriptor.handle)
+        self._free = weakref.finalize(self, load_library().lib.dnnl_primitive_destroy, self.handle)
         self._mds = {n: descriptor.md(n) for n in descriptor.operands}
         if descriptor.scratch_bytes:
-            found = library().lib.dnnl_primitive_desc_query_md(descriptor.handle, _Q_SCRATCHPAD, 0)
+            found = load_library().lib.dnnl_primitive_desc_query_md(descriptor.handle, _Q_SCRATCHPAD, 0)
             self._mds["scratchpad"] = copy_borrowed(found, "scratchpad")
 
     @property
@@ -154,13 +154,13 @@ class Call:
     """
 
     def __init__(self, primitive: Primitive, addresses: Mapping[str, int]) -> None:
-        lib = library()
+        lib = load_library()
         self.primitive = primitive
         self.memories: dict[str, int] = {}
         self._free = weakref.finalize(self, _destroy_all, lib.lib.dnnl_memory_destroy, self.memories)
         for name, md in primitive.operands.items():
             self.memories[name] = lib.make("memory_create", md.handle, lib.engine, addresses.get(name) or None)
-        pairs = [ExecArg(arg_code(n), m) for n, m in self.memories.items()]
+        pairs = [ExecArg(get_arg_code(n), m) for n, m in self.memories.items()]
         self.args = (ExecArg * len(pairs))(*pairs)
         self._step = (primitive.handle, lib.stream, len(pairs), C.addressof(self.args))
         self._run, self._set_data_handle = lib.lib.dnnl_primitive_execute, lib.lib.dnnl_memory_set_data_handle
@@ -169,19 +169,19 @@ class Call:
     def step(self) -> tuple[int, int, int, int, int]:
         """(function address, primitive, stream, argument count, argument array address), as a compiled plan loop wants it:
         int32 function(void*, void*, int32, void*); 0 is success."""
-        return (library().execute_address or 0, *self._step)
+        return (load_library().execute_address or 0, *self._step)
 
     def bind(self, operand: str, address: int) -> None:
         """Point an operand at another buffer. Called per run for users' memory, hence without `Library.call`. Raises BackendError."""
         status = self._set_data_handle(self.memories[operand], address or None)
         if status:
-            raise BackendError(f"oneDNN {library().version}: dnnl_memory_set_data_handle failed, status {status}.")
+            raise BackendError(f"oneDNN {load_library().version}: dnnl_memory_set_data_handle failed, status {status}.")
 
     def __call__(self) -> None:
         """Run once and wait. Raises BackendError."""
         status = self._run(*self._step)
         if status:
-            raise BackendError(f"oneDNN {library().version}: {self.primitive.descriptor.name} failed at run time, status {status}.")
+            raise BackendError(f"oneDNN {load_library().version}: {self.primitive.descriptor.name} failed at run time, status {status}.")
 
 
 def _destroy_all(destroy: Callable[[int], int], memories: dict[str, int]) -> None:
@@ -194,27 +194,27 @@ def build(function: str, operands: tuple[str, ...], attributes: Attributes, *arg
 
     An argument is a number, a MemoryDesc, None, or a list of them: of MemoryDesc, of float, or of int (a dnnl_dims_t).
     """
-    lib = library()
+    lib = load_library()
     with attributes.native() as attr:
-        handle = lib.make(function + "_primitive_desc_create", lib.engine, *map(_native, args), attr)
+        handle = lib.make(function + "_primitive_desc_create", lib.engine, *map(_convert_to_native, args), attr)
     text = f"{function}{args} {attributes} threads={threads.get_threads()}"
     return Descriptor(handle, (*operands, *attributes.operands()), attributes.vectors(), text)
 
 
-def _native(value: object) -> object:
+def _convert_to_native(value: object) -> object:
     if isinstance(value, MemoryDesc):
         return value.handle
     if not isinstance(value, list):
         return value
     if isinstance(value[0], MemoryDesc):
         return (C.c_void_p * len(value))(*[m.handle for m in value])
-    return (C.c_float * len(value))(*value) if isinstance(value[0], float) else dims_array(value)
+    return (C.c_float * len(value))(*value) if isinstance(value[0], float) else make_dims_array(value)
 
 
 @cache
-def _post_op_base() -> int:
+def _find_post_op_base() -> int:
     """DNNL_ARG_ATTR_MULTIPLE_POST_OP_BASE, which changed within version 3: found by asking a primitive with one binary post-op."""
-    md, lib = describe((2, 2), "f32"), library()
+    md, lib = describe((2, 2), "f32"), load_library()
     with Attributes(post_ops=(Binary("add", md),)).native() as attr:
         probe = lib.make("binary_primitive_desc_create", lib.engine, 0x1FFF0, md.handle, md.handle, md.handle, attr)
     try:
@@ -228,18 +228,18 @@ def _post_op_base() -> int:
 
 
 @cache
-def arg_code(operand: str) -> int:
+def get_arg_code(operand: str) -> int:
     """The number of an operand in dnnl_exec_arg_t: src, weights, ..., multi<i> (of a concat), post<i>, prelu<i>, scale:x, zero:x."""
     if operand.startswith("post"):
-        return _post_op_base() * (int(operand[4:]) + 1) | ARGS["src1"]
+        return _find_post_op_base() * (int(operand[4:]) + 1) | ARGS["src1"]
     if operand.startswith("prelu"):
-        return _post_op_base() * (int(operand[5:]) + 1) | ARGS["weights"]
+        return _find_post_op_base() * (int(operand[5:]) + 1) | ARGS["weights"]
     if operand.startswith("multi"):
         return MULTIPLE_SRC + int(operand[5:])
     if operand.startswith("scale:"):
-        return SCALES | arg_code(operand[6:])
+        return SCALES | get_arg_code(operand[6:])
     if operand.startswith("zero:"):
-        return ZERO_POINTS | arg_code(operand[5:])
+        return ZERO_POINTS | get_arg_code(operand[5:])
     return ARGS[operand]
 
 
