@@ -76,8 +76,8 @@ sys.platform = "darwin"
 del os.sched_getaffinity, mmap.MADV_HUGEPAGE
 from whet.backends.cpu import info, threads
 info.CPUINFO = info.CACHES = Path("/nowhere")
-threads.cgroup_cpus.__defaults__ = (Path("/nowhere"), Path("/nowhere"))
-assert threads.usable_cpus() == 1
+threads.get_cgroup_cpus.__defaults__ = (Path("/nowhere"), Path("/nowhere"))
+assert threads.count_usable_cpus() == 1
 """
 #: As on a Graviton: no oneDNN, and the instruction sets of its /proc/cpuinfo.
 ARM = """

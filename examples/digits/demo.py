@@ -288,7 +288,8 @@ def conclusions(original: Row, pruned: Row, sparse: Row, console: Console) -> No
     empty, total = sum(int((f == 0).sum()) for f in filters), sum(len(f) for f in filters)
     took = 1 / sparse.speed(original)
     console.print(
-        f"Unstructured: {compute_zero_fraction(sparse.net):.0%} of the weights are zero, the time is {took:.2f}x the original's: no gain. The zeros are "
+        f"Unstructured: {compute_zero_fraction(sparse.net):.0%} of the weights are zero, the time is {took:.2f}x the original's: no gain. "
+        f"The zeros are "
         f"scattered ({empty} of {total} filters are wholly zero), a dense kernel multiplies by zero as by any other number, and no "
         "tactic here skips single zeros: the parameters and FLOPs that the engine works through stay the same. "
         "Only a reduction that the engine can exploit counts."

@@ -158,8 +158,8 @@ def test_the_cuda_kernel_compiles_and_its_parameters_match(installed):
     code = f"""
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.ops import OPS, sample_layer, get_op
-from whet.tactics import Args, tactics_of
-tactics = {{t.name: t for t in tactics_of("cuda")}}
+from whet.tactics import Args, list_tactics
+tactics = {{t.name: t for t in list_tactics("cuda")}}
 gather, gpu = tactics["cuda/whet_deformable.gather"], CompileOnlyGpu()
 for k, pointers in ((0, 4), (1, 5)):
     _, layer, _ = sample_layer({OP!r}, get_op({OP!r}).samples[k])
@@ -182,8 +182,8 @@ def test_the_triton_kernel_compiles_without_a_gpu(installed):
 import warnings
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.ops import get_op, sample_layer
-from whet.tactics import Args, tactics_of
-tactic, gpu = next(t for t in tactics_of("cuda") if t.name == "cuda/whet_deformable.triton"), CompileOnlyGpu()
+from whet.tactics import Args, list_tactics
+tactic, gpu = next(t for t in list_tactics("cuda") if t.name == "cuda/whet_deformable.triton"), CompileOnlyGpu()
 _, biased, _ = sample_layer({OP!r}, get_op({OP!r}).samples[1])
 _, layer, _ = sample_layer({OP!r}, get_op({OP!r}).samples[0])
 (signature,) = tactic.signatures(layer, gpu)

@@ -6,13 +6,13 @@ import pytest
 
 from report.page_parser import chart_data, check_page, parsed
 from report.sample import HOSTILE, sample
-from whet.report import search_page
+from whet.report import render_search_page
 from whet.report._html import format_digits
 from whet.report._pareto import plot_pareto
 
 
 def test_external_text_does_not_become_markup_and_nothing_is_requested():
-    page = search_page(sample())
+    page = render_search_page(sample())
     check_page(page)
     assert "<script>alert" not in page
     assert "".join(parsed(page).words).count(HOSTILE) >= 5
@@ -20,29 +20,29 @@ def test_external_text_does_not_become_markup_and_nothing_is_requested():
 
 def test_all_trials_are_listed():
     d = sample()
-    words = "".join(parsed(search_page(d)).words)
+    words = "".join(parsed(render_search_page(d)).words)
     for t in d["trials"]:
         assert t["verdict"] in words
     for text in ("The target is met.", "What each step gave", "Layer by layer", "channels pruned", "survivor", "whet exec --loadEngine=model.engine"):
         assert text in words
     d["met"] = False
-    assert "The target is not met" in "".join(parsed(search_page(d)).words)
+    assert "The target is not met" in "".join(parsed(render_search_page(d)).words)
 
 
 def test_the_pareto_set_of_the_compared_engines_is_marked():
     d = sample()
-    assert "Pareto set</small>" not in search_page(d)
+    assert "Pareto set</small>" not in render_search_page(d)
     d["rows"][2]["front"] = True
-    assert search_page(d).count("trial 1<small>Pareto set</small>") == 1
+    assert render_search_page(d).count("trial 1<small>Pareto set</small>") == 1
 
 
 def test_measured_energy_is_shown_gross_and_net():
     d = sample()
-    assert "net mJ" not in search_page(d)
+    assert "net mJ" not in render_search_page(d)
     for k, r in enumerate(d["rows"]):
         r["energy"] = {"mj": 16.5 - k, "net_mj": 7.25 - k, "watts": 300.0, "idle_watts": 120.0, "about": "a counter; net of 120 W at rest"}
     d["trials"][0]["energy"] = {"mj": 3.5, "net_mj": None, "about": "a counter"}
-    page = search_page(d)
+    page = render_search_page(d)
     words = "".join(parsed(page).words)
     assert "mJ a sample" in words
     assert "net mJ" in words
@@ -54,7 +54,7 @@ def test_measured_energy_is_shown_gross_and_net():
 
 
 def test_code_in_reasons_is_marked():
-    assert "only 1: <code>space.batch: [1, 8]</code> searches over it" in search_page(sample())
+    assert "only 1: <code>space.batch: [1, 8]</code> searches over it" in render_search_page(sample())
 
 
 @pytest.mark.parametrize("higher", [True, False])
@@ -115,7 +115,7 @@ def test_a_trial_names_those_beneath_its_mark():
 
 
 def test_bars_end_at_the_99th_percentile_and_steps_are_a_waterfall():
-    figures = chart_data(search_page(sample()))["figures"]
+    figures = chart_data(render_search_page(sample()))["figures"]
     bars = figures["latency"]["data"][0]
     assert bars["x"] == pytest.approx([2.0, 0.9, 0.6])
     assert [x + e for x, e in zip(bars["x"], bars["error_x"]["array"], strict=True)] == pytest.approx([3.0, 1.35, 0.9])
@@ -133,14 +133,14 @@ def test_bars_end_at_the_99th_percentile_and_steps_are_a_waterfall():
 def test_each_step_with_a_time_is_in_the_waterfall():
     data = sample()
     data["steps"][0]["ms"], data["steps"][1]["ms"] = 2.1, 0.9
-    figures = chart_data(search_page(data))["figures"]
+    figures = chart_data(render_search_page(data))["figures"]
     assert figures["step-ms"]["data"][0]["x"] == pytest.approx([2.1, 0.9 - 2.1, 0.6 - 0.9, 0.6]), "the original's own time comes first"
 
 
 @pytest.fixture(scope="module")
 def shown(chromium, tmp_path_factory):
     file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(search_page(sample()), encoding="utf-8")
+    file.write_text(render_search_page(sample()), encoding="utf-8")
     chromium.open_report(file, 1100, 900)
     return chromium
 
@@ -178,7 +178,7 @@ def test_a_page_of_many_trials_is_no_longer_than_one_of_few(chromium, tmp_path):
     d["trials"] = [
         first | {"number": k, "cost": places[k % 3][0], "metric": {**first["metric"], "value": places[k % 3][1]}, "kept": False} for k in range(300)
     ]
-    (tmp_path / "crowded.html").write_text(search_page(d), encoding="utf-8")
+    (tmp_path / "crowded.html").write_text(render_search_page(d), encoding="utf-8")
     chromium.open_report(tmp_path / "crowded.html", 390, 844)
     assert chromium.run("document.documentElement.scrollHeight") < 6000
     assert chromium.run("document.documentElement.scrollWidth <= window.innerWidth")
@@ -196,9 +196,9 @@ def _target_boxes(page):
 
 
 def test_the_target_box_is_that_of_the_quantities_with_a_target():
-    boxes = _target_boxes(search_page(_with_axes(("size of the engine file", "engine_bytes", 0.4))))
+    boxes = _target_boxes(render_search_page(_with_axes(("size of the engine file", "engine_bytes", 0.4))))
     assert boxes == {"pareto": [(0.4, 98.6)]}
-    page = search_page(_with_axes(("time per run", None, 0.5), ("memory", "memory_bytes", 0.6)))
+    page = render_search_page(_with_axes(("time per run", None, 0.5), ("memory", "memory_bytes", 0.6)))
     assert _target_boxes(page) == {"pareto": [(0.5, 98.6)], "pareto-memory_bytes": [(0.6, 98.6)]}
     figures = chart_data(page)["figures"]
     engines = [x for t in figures["pareto-memory_bytes"]["data"][2:] for x in t["x"]]
@@ -208,27 +208,27 @@ def test_the_target_box_is_that_of_the_quantities_with_a_target():
 
 def test_energy_that_was_not_measured_has_no_plot():
     d = _with_axes(("energy per sample", "mj", 0.5))
-    assert _target_boxes(search_page(d)) == {}
+    assert _target_boxes(render_search_page(d)) == {}
     for k, r in enumerate([*d["rows"], *(t for t in d["trials"] if t["state"] == "done")]):
         r["energy"] = {"mj": 10.0 - k, "about": "a counter"}
-    assert _target_boxes(search_page(d)) == {"pareto": [(0.5, 98.6)]}
+    assert _target_boxes(render_search_page(d)) == {"pareto": [(0.5, 98.6)]}
 
 
 def test_results_without_axes_show_time():
-    assert _target_boxes(search_page(sample())) == {"pareto": [(0.5, 98.6)]}
+    assert _target_boxes(render_search_page(sample())) == {"pareto": [(0.5, 98.6)]}
 
 
 def test_cuts_are_explained_in_words():
     d = sample() | {"classes": {"48 inner": f"48 channels inside a block {HOSTILE}"}}
-    words = "".join(parsed(search_page(d)).words)
+    words = "".join(parsed(render_search_page(d)).words)
     assert "48 inner: 48 channels inside a block" in words
-    assert "What the cuts are" not in "".join(parsed(search_page(sample())).words)
+    assert "What the cuts are" not in "".join(parsed(render_search_page(sample())).words)
 
 
 @pytest.mark.parametrize("width", [390, *(pytest.param(w, marks=pytest.mark.slow) for w in (768, 1920))])
 def test_it_is_readable_from_390_to_1920_pixels(chromium, tmp_path, width):
     """Nothing is wider than the window except tables, which scroll."""
-    (tmp_path / "p.html").write_text(search_page(_with_axes(("time per run", None, 0.5), ("memory", "memory_bytes", 0.6))), encoding="utf-8")
+    (tmp_path / "p.html").write_text(render_search_page(_with_axes(("time per run", None, 0.5), ("memory", "memory_bytes", 0.6))), encoding="utf-8")
     chromium.open_report(tmp_path / "p.html", width, 900)
     assert chromium.run("document.documentElement.scrollWidth <= window.innerWidth")
     assert chromium.run("document.querySelectorAll('.chart .main-svg').length") >= 6

@@ -7,7 +7,7 @@ import pytest
 
 from report.page_parser import chart_data
 from report.sample import sample
-from whet.report.search_page import _render_ratio, format_ratio, search_page
+from whet.report.search_page import _render_ratio, format_ratio, render_search_page
 from whet.search.stages import measure
 
 
@@ -77,4 +77,4 @@ def test_the_page_shows_intervals_and_reads_results_without():
     assert format_ratio({"ratio": 0.7}) == "0.700x"
     page = sample()
     page["trials"][0]["latency"]["ratio_interval"] = [0.44, 0.46]
-    assert "0.450x (0.440 to 0.460) of the original" in chart_data(search_page(page))["figures"]["pareto"]["data"][1]["hovertext"][0]
+    assert "0.450x (0.440 to 0.460) of the original" in chart_data(render_search_page(page))["figures"]["pareto"]["data"][1]["hovertext"][0]

@@ -60,7 +60,7 @@ def test_thread_counts():
 def test_usable_cpus_follow_affinity():
     assert 1 <= threads.count_usable_cpus() <= len(os.sched_getaffinity(0))
     pin = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    pinned = child(pin + "from whet.backends.cpu import threads; print(threads.usable_cpus())")
+    pinned = child(pin + "from whet.backends.cpu import threads; print(threads.count_usable_cpus())")
     assert pinned.strip() == "1"
 
 

@@ -99,7 +99,8 @@ def _print_outcome(outcome: Any, data: dict[str, Any]) -> None:
         ms = r["latency"]
         missed = "; ".join(c["text"] for c in r["checks"] if not c["met"])
         cells = [
-            r["name"], r["what"], format_digits(r["metric"]["value"], 4), format_digits(r["drop"]["value"]), format_digits(ms["median_ms"]), format_digits(ms["p99_ms"]),
+            r["name"], r["what"], format_digits(r["metric"]["value"], 4), format_digits(r["drop"]["value"]),
+            format_digits(ms["median_ms"]), format_digits(ms["p99_ms"]),
             format_ratio(ms), format_digits(r["throughput"]), format_digits(r["memory_bytes"] / 2**20), missed or "met",
         ]  # fmt: skip
         cells += [format_digits(r["energy"].get(k)) for k in ("mj", "net_mj")] if metered else []

@@ -51,14 +51,14 @@ def _make_page(source: str, profile: int) -> str:
         if profile >= max(len(plan.profiles), 1):
             raise UsageError(f"--profile={profile}: the engine has {max(len(plan.profiles), 1)} profile(s), numbered from 0")
         return render_engine_page(plan, title=Path(source).stem, profile=profile)
-    from whet.report import render_comparison_page, render_sensitivity_page, render_sparsity_page, search_page
+    from whet.report import render_comparison_page, render_search_page, render_sensitivity_page, render_sparsity_page
 
     data = _read_json(source)
     known = set(data) if isinstance(data, dict) else set()
     title = Path(source).stem
     try:
         if {"trials", "rows", "steps"} <= known:
-            return search_page(data)
+            return render_search_page(data)
         if {"engines", "layers"} <= known:
             return render_comparison_page(data, title=title)
         if "settings" in known:

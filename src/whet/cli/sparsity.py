@@ -108,7 +108,7 @@ def _format_shapes(model: str, batch: int, text: str | None) -> str:
 
 def _print_layers(out: Any, advice: Any) -> None:
     """Prints the layers of one setting: times, saving, removed magnitude, and the reason or the tactic."""
-    rows = [[_format_ms(x.dense_ms), _format_ms(x.sparse_ms), _format_ms(x.saved_ms), _format_percent(x.removed_magnitude), x.layer, x.reason or x.sparse_tactic]
+    rows = [[*map(_format_ms, (x.dense_ms, x.sparse_ms, x.saved_ms)), _format_percent(x.removed_magnitude), x.layer, x.reason or x.sparse_tactic]
             for x in advice.layers]  # fmt: skip
     print_table(out, [">dense ms", ">sparse ms", ">saved", ">removed", "layer", "result"], rows, below=("layer", "result"))
 

@@ -61,7 +61,7 @@ def convert_inner_product(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Embed")
-def embed(layer: Layer) -> Tensor:
+def convert_embed(layer: Layer) -> Tensor:
     p = layer.param.embed_param
     w = layer.weight(layer.blob(0, (p.input_dim, p.num_output), "weights"), "weights")
     y = layer.add("Gather", w, layer.add("Cast", layer.x, to=I64), axis=0)
@@ -69,7 +69,7 @@ def embed(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Scale", "Bias")
-def scale(layer: Layer) -> Tensor:
+def convert_scale(layer: Layer) -> Tensor:
     """y = x * scale (+ bias), the factors broadcast from `axis` on. A Scale of a BatchNorm becomes the gamma and beta of that layer."""
     is_scale = layer.type == "Scale"
     p = layer.param.scale_param if is_scale else layer.param.bias_param
@@ -103,7 +103,7 @@ def scale(layer: Layer) -> Tensor:
 
 
 @caffe_layer("BatchNorm")
-def batch_norm(layer: Layer) -> Tensor:
+def convert_batch_norm(layer: Layer) -> Tensor:
     p = layer.param.batch_norm_param
     if p.HasField("use_global_stats") and not p.use_global_stats:
         raise layer.unsupported("use_global_stats is false, so it normalizes with the statistics of each batch; set it to true")
@@ -177,7 +177,7 @@ def convert_mvn(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Normalize")
-def normalize(layer: Layer) -> Tensor:
+def convert_normalize(layer: Layer) -> Tensor:
     """SSD's L2 normalization with a learned scale."""
     p, x = layer.param.norm_param, layer.x
     axes = layer.ints(*range(1, x.type.rank)) if p.across_spatial else layer.ints(1)
@@ -203,7 +203,7 @@ def convert_relu(layer: Layer) -> Tensor:
 
 
 @caffe_layer("ReLU6", "Clip")
-def clip(layer: Layer) -> Tensor:
+def convert_clip(layer: Layer) -> Tensor:
     p = layer.param.clip_param
     low, high = (0.0, layer.param.relu6_param.threshold) if layer.type == "ReLU6" else (p.min, p.max)
     return layer.add("Clip", layer.x, layer.scalar(low), layer.scalar(high))

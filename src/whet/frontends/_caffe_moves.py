@@ -12,13 +12,13 @@ from whet.network import F32, Tensor
 
 
 @caffe_layer("Concat")
-def concat(layer: Layer) -> Tensor:
+def convert_concat(layer: Layer) -> Tensor:
     p = layer.param.concat_param
     return layer.add("Concat", *layer.bottoms, axis=layer.axis(p.concat_dim if p.HasField("concat_dim") else p.axis))
 
 
 @caffe_layer("Slice")
-def slice_layer(layer: Layer) -> list[Tensor]:
+def convert_slice(layer: Layer) -> list[Tensor]:
     p, tops = layer.param.slice_param, len(layer.source.tops)
     axis = layer.axis(p.slice_dim if p.HasField("slice_dim") else p.axis)
     (size,) = layer.require_static(layer.x.shape[axis : axis + 1], "the sliced axis")
@@ -31,7 +31,7 @@ def slice_layer(layer: Layer) -> list[Tensor]:
 
 
 @caffe_layer("Split")
-def split(layer: Layer) -> list[Tensor]:
+def convert_split(layer: Layer) -> list[Tensor]:
     return [layer.x] * len(layer.source.tops)
 
 
@@ -41,7 +41,7 @@ def convert_dropout(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Flatten")
-def flatten(layer: Layer) -> Tensor:
+def convert_flatten(layer: Layer) -> Tensor:
     p, shape = layer.param.flatten_param, layer.x.shape
     first, last = layer.axis(p.axis), layer.axis(p.end_axis)
     if first == 1 and last == layer.x.type.rank - 1:
@@ -53,7 +53,7 @@ def flatten(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Reshape")
-def reshape(layer: Layer) -> Tensor:
+def convert_reshape(layer: Layer) -> Tensor:
     """Replaces `num_axes` axes from `axis` on: 0 copies the bottom's size, one -1 is inferred."""
     p, shape = layer.param.reshape_param, layer.x.shape
     first = p.axis if p.axis >= 0 else layer.x.type.rank + p.axis + 1
@@ -69,13 +69,13 @@ def reshape(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Permute")
-def permute(layer: Layer) -> Tensor:
+def convert_permute(layer: Layer) -> Tensor:
     order = list(layer.param.permute_param.order)
     return layer.add("Transpose", layer.x, perm=(*order, *(i for i in range(layer.x.type.rank) if i not in order)))
 
 
 @caffe_layer("ShuffleChannel")
-def shuffle_channel(layer: Layer) -> Tensor:
+def convert_shuffle_channel(layer: Layer) -> Tensor:
     group, (n, c, *rest) = layer.param.shuffle_channel_param.group, layer.x.shape
     (channels,) = layer.require_static([c], "the number of channels")
     if not group or channels % group:
@@ -86,7 +86,7 @@ def shuffle_channel(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Tile")
-def tile(layer: Layer) -> Tensor:
+def convert_tile(layer: Layer) -> Tensor:
     p = layer.param.tile_param
     repeats = [1] * layer.x.type.rank
     repeats[layer.axis(p.axis)] = p.tiles
@@ -94,7 +94,7 @@ def tile(layer: Layer) -> Tensor:
 
 
 @caffe_layer("Crop")
-def crop(layer: Layer) -> Tensor:
+def convert_crop(layer: Layer) -> Tensor:
     p, x = layer.param.crop_param, layer.x
     if len(layer.bottoms) != 2:
         raise layer.unsupported("it needs two bottoms: what is cropped, and the size")

@@ -106,7 +106,8 @@ def make_flop_costs(net: Network, channel_groups: Sequence[Group], blocks: Seque
 
 #: cost models of the targets that are counted: f(net, groups, branches)
 COUNTED: Mapping[str, Callable[[Network, Sequence[Group], Sequence[Branch]], Costs]] = {
-    "flops": make_flop_costs, "params": make_parameter_costs, "channels": lambda net, channel_groups, blocks: make_channel_costs(channel_groups, blocks),
+    "flops": make_flop_costs, "params": make_parameter_costs,
+    "channels": lambda net, channel_groups, blocks: make_channel_costs(channel_groups, blocks),
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ def make_figure(traces: Sequence[dict[str, Any]], **layout: Any) -> Figure:
     return {"data": list(traces), "layout": {"xaxis": {}, "yaxis": {}, "showlegend": False} | layout}
 
 
-def index_axis(title: str, count: int) -> dict[str, Any]:
+def make_index_axis(title: str, count: int) -> dict[str, Any]:
     """An x axis of `count` numbered bars, with ticks at whole numbers."""
     axis: dict[str, Any] = {"title": {"text": title}, "showgrid": False}
     return axis | ({"dtick": 1} if count <= _FEW else {})

@@ -59,7 +59,7 @@ def plot_graph(d: EngineData, colors: dict[str, str]) -> tuple[Figure, int]:
             "mode": "text",
             "x": [1.0] * len(rows),
             "y": [r for r, *_ in rows],
-            "text": [_label(x, text, part) for _, x, text, part in rows],
+            "text": [_format_label(x, text, part) for _, x, text, part in rows],
             "textposition": "middle right",
             "textfont": {"size": 11.5},
             "hoverinfo": "skip",
@@ -95,7 +95,7 @@ def plot_graph(d: EngineData, colors: dict[str, str]) -> tuple[Figure, int]:
     return shown, max(ROW * row + 20, 120)
 
 
-def _label(x: ReportLayer, text: str, part: bool) -> str:
+def _format_label(x: ReportLayer, text: str, part: bool) -> str:
     ms = "" if part or x.facts.ms is None else f"{x.facts.ms:.3f} ms  "
     return f"{ms}{h(shorten(text, 56))}"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from whet.inspector.alignment import format_setting
 from whet.inspector.summary import shorten, shorten_name
-from whet.report._figures import PALETTE, Figure, format_hover, index_axis, make_figure, plot_bars
+from whet.report._figures import PALETTE, Figure, format_hover, make_figure, make_index_axis, plot_bars
 from whet.report._html import Html, format_digits, h, render_table, tag
 from whet.report._page import make_page, render_chart
 
@@ -36,7 +36,7 @@ def render_comparison_page(data: Data, *, title: str = "comparison", about: str 
         render_chart("latency", "Latency of each engine", 90 + 34 * len(engines)),
     ]
     if len(engines) > 1:
-        figures["change"] = _change(engines)
+        figures["change"] = _plot_change(engines)
         body += [tag("h2", f"Time compared with {engines[0]['name']}"), render_chart("change", "Change of the time", 90 + 34 * (len(engines) - 1))]
     body += [tag("h2", "Engines"), _render_engines(engines)]
     names = [e["name"] for e in engines if "layers" in e]  # engines of other tools have no layers
@@ -89,7 +89,7 @@ def _plot_latency(engines: Sequence[Data]) -> Figure:
     )
 
 
-def _change(engines: Sequence[Data]) -> Figure:
+def _plot_change(engines: Sequence[Data]) -> Figure:
     """Bars to the right are slower than the first engine; grey where the interval includes no change."""
     rest = engines[1:]
     values = [100 * e["change"] for e in rest]
@@ -131,7 +131,7 @@ def _sum_ms(layers: Sequence[Data]) -> float | None:
     return None if not times or None in times else sum(times)
 
 
-def _group_name(group: Data) -> str:
+def _format_group_name(group: Data) -> str:
     return shorten_name(" + ".join(group["nodes"])) if group["nodes"] else "(added by the builder)"
 
 
@@ -144,7 +144,7 @@ def _plot_groups(names: Sequence[str], groups: Sequence[Data]) -> Figure:
         times = [_sum_ms(groups[k]["engines"][e]) for k in kept]
         hover = [
             format_hover(
-                _group_name(groups[k]), name, "not timed" if t is None else f"{t:.4f} ms", *(x["tactic"] for x in groups[k]["engines"][e][:6])
+                _format_group_name(groups[k]), name, "not timed" if t is None else f"{t:.4f} ms", *(x["tactic"] for x in groups[k]["engines"][e][:6])
             )
             for k, t in zip(kept, times, strict=True)
         ]
@@ -166,7 +166,7 @@ def _plot_groups(names: Sequence[str], groups: Sequence[Data]) -> Figure:
         barmode="group",
         yaxis={"title": {"text": "ms"}},
         margin={"t": 30},
-        xaxis=index_axis("group of layers, in the order of the network", len(kept)),
+        xaxis=make_index_axis("group of layers, in the order of the network", len(kept)),
     )
 
 
@@ -186,7 +186,7 @@ def _render_layers(names: Sequence[str], groups: Sequence[Data]) -> Html:
     for g in groups:
         rows.append(
             (
-                _group_name(g),
+                _format_group_name(g),
                 *(format_digits(_sum_ms(x), 4) for x in g["engines"]),
                 _describe_difference(g),
             )
@@ -197,7 +197,7 @@ def _render_layers(names: Sequence[str], groups: Sequence[Data]) -> Html:
 
 
 def _render_detail(names: Sequence[str], group: Data) -> Html:
-    parts = [tag("h3", _group_name(group)), tag("p", ", ".join(group["nodes"]) or "Layers without a node of the model.", class_="dim")]
+    parts = [tag("h3", _format_group_name(group)), tag("p", ", ".join(group["nodes"]) or "Layers without a node of the model.", class_="dim")]
     for name, layers in zip(names, group["engines"], strict=True):
         rows = [(format_digits(x["ms"], 4), Html(h(x["tactic"]) + tag("small", f"{x['kernel']} {x['types']}")), x["layer"]) for x in layers]
         parts += [tag("h3", name), render_table(("ms", "tactic, kernel, types", "layer"), rows, right=(0,)) if rows else tag("p", "no layer")]

@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.engine import EnginePlan
 from whet.inspector.summary import select_relevant_refusals, shorten
-from whet.report._figures import PALETTE, Figure, format_hover, index_axis, make_figure, plot_bars
+from whet.report._figures import PALETTE, Figure, format_hover, make_figure, make_index_axis, plot_bars
 from whet.report._graph import plot_graph
 from whet.report._html import Html, format_digits, h, render_table, tag
 from whet.report._page import make_page, render_chart
@@ -175,7 +175,7 @@ def _time_by_layer(d: EngineData, colors: dict[str, str]) -> Figure:
     return make_figure(
         traces,
         showlegend=len(traces) > 1,
-        xaxis=index_axis("layer", len(d.layers)),
+        xaxis=make_index_axis("layer", len(d.layers)),
         yaxis={"title": {"text": "ms"}},
         bargap=0.15,
         margin={"t": 30},
@@ -263,7 +263,7 @@ def _plot_precision(d: EngineData, colors: dict[str, str]) -> Figure:
         [marks, zeros],
         yaxis=axis,
         yaxis2={"domain": [0, 0.28], "title": {"text": "% zeros"}, "range": [0, 100]},
-        xaxis=index_axis("layer", len(d.layers)) | {"anchor": "y2"},
+        xaxis=make_index_axis("layer", len(d.layers)) | {"anchor": "y2"},
     )
 
 
@@ -298,7 +298,7 @@ def _plot_memory(d: EngineData) -> Figure:
         "name": "live",
         "hoverinfo": "skip",
     }
-    return make_figure([rectangles, line], barmode="overlay", yaxis={"title": {"text": "MiB"}}, xaxis=index_axis("layer", len(d.layers)))
+    return make_figure([rectangles, line], barmode="overlay", yaxis={"title": {"text": "MiB"}}, xaxis=make_index_axis("layer", len(d.layers)))
 
 
 def _count_covered_bytes(intervals: Sequence[tuple[int, int]]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.report._html import format_digits
-from whet.report.stage import WAITING, stage_of
+from whet.report.stage import WAITING, find_stage
 
 _SHOWN = 12  # trials in the table
 
@@ -97,9 +97,9 @@ class SearchLive:
     def summary(self) -> str:
         """The phase and the running jobs with their stages, on one line."""
         running = list(self.running.items())
-        jobs = [f"{folder.name} {stage_of(folder) or 'starting'} ({time.monotonic() - since:.0f} s)" for folder, (_, since) in running]
+        jobs = [f"{folder.name} {find_stage(folder) or 'starting'} ({time.monotonic() - since:.0f} s)" for folder, (_, since) in running]
         left = self.eta()
-        about = "" if left is None else f", about {_time(left)} left"
+        about = "" if left is None else f", about {_format_time(left)} left"
         return f"{self.phase_name or 'starting'} {min(self.done, self.total)} of {self.total}{about}" + (f": {', '.join(jobs)}" if jobs else "")
 
     def view(self) -> Any:
@@ -110,10 +110,10 @@ class SearchLive:
 
         left = self.eta()
         parts: list[Any] = []
-        about = "" if left is None else f", about {_time(left)} left in this phase"
+        about = "" if left is None else f", about {_format_time(left)} left in this phase"
         parts.append(Text(f"{self.phase_name or 'starting'}: {min(self.done, self.total)} of {self.total}{about}", style="bold"))
         for folder, (what, since) in self.running.items():
-            stage = stage_of(folder) or "starting"
+            stage = find_stage(folder) or "starting"
             parts.append(Text(f"  {folder.name}: {stage} ({time.monotonic() - since:.0f} s)  {what}", overflow="ellipsis", no_wrap=True))
         found = self.find_best()
         if found is not None:
@@ -137,7 +137,7 @@ class SearchLive:
             return
         self._drawn = time.monotonic()
         for folder in self.running:
-            stage = stage_of(folder)
+            stage = find_stage(folder)
             if not stage.startswith(WAITING):
                 self._waits.pop(folder, None)
             elif time.monotonic() - self._waits.setdefault(folder, time.monotonic()) > self.long_wait_s:
@@ -149,7 +149,7 @@ class SearchLive:
             return
         what = f"{result['state']}: {result['reason']}" if result["state"] != "done" else f"{_describe_result(result)}  {_describe_candidate(result)}"
         left = self.eta()
-        self._say(f"{result['role']} {folder.name} ({self.done}/{self.total}" + (f", {_time(left)} left" if left else "") + f"): {what}")
+        self._say(f"{result['role']} {folder.name} ({self.done}/{self.total}" + (f", {_format_time(left)} left" if left else "") + f"): {what}")
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -181,5 +181,5 @@ def _describe_candidate(r: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -19,11 +19,11 @@ Data = Mapping[str, Any]
 _MIB = 2.0**20
 
 
-def search_page(data: Data) -> str:
+def render_search_page(data: Data) -> str:
     """The page as self-contained HTML without external requests, enforced by its content security policy."""
     parts = [
         _render_head(data),
-        _plot(data),
+        _render_plots(data),
         _render_comparison(data),
         _render_steps(data),
         _render_layers(data),
@@ -58,11 +58,11 @@ def _render_head(d: Data) -> Html:
         tag("p", tag("b", chosen["name"]), ": ", _join_lines(chosen["what"])),
         tag("p", *checks),
         tag("div",
-            _tile(f"{format_digits(1 / chosen['latency']['ratio'])}x", "the original's speed, timed interleaved with it"),
-            _tile(f"{format_digits(original['latency']['median_ms'])} → {format_digits(chosen['latency']['median_ms'])} ms", "a run, median"),
-            _tile(f"{format_digits(original['metric']['value'], 4)} → {format_digits(chosen['metric']['value'], 4)}", f"{d['metric']}, {seen}"),
-            _tile(f"{format_digits(original['memory_bytes'] / _MIB)} → {format_digits(chosen['memory_bytes'] / _MIB)} MiB", "peak memory"),
-            _tile(f"{format_digits(original['engine_bytes'] / _MIB)} → {format_digits(chosen['engine_bytes'] / _MIB)} MiB", "engine file"),
+            _render_tile(f"{format_digits(1 / chosen['latency']['ratio'])}x", "the original's speed, timed interleaved with it"),
+            _render_tile(f"{format_digits(original['latency']['median_ms'])} → {format_digits(chosen['latency']['median_ms'])} ms", "a run, median"),
+            _render_tile(" → ".join(format_digits(x["metric"]["value"], 4) for x in (original, chosen)), f"{d['metric']}, {seen}"),
+            _render_tile(f"{format_digits(original['memory_bytes'] / _MIB)} → {format_digits(chosen['memory_bytes'] / _MIB)} MiB", "peak memory"),
+            _render_tile(f"{format_digits(original['engine_bytes'] / _MIB)} → {format_digits(chosen['engine_bytes'] / _MIB)} MiB", "engine file"),
             *_render_energy_tile(original["energy"], chosen["energy"]),
             class_="tiles"),
         *(tag("p", n, class_="dim") for n in d["warnings"]),
@@ -73,11 +73,11 @@ def _render_energy_tile(before: Data, after: Data) -> list[Html]:
     """Energy per sample, net of idle power if known."""
     for kind, what in (("net_mj", "energy a sample, without power at rest"), ("mj", "energy a sample")):
         if before.get(kind) is not None and after.get(kind) is not None:
-            return [_tile(f"{format_digits(before[kind])} → {format_digits(after[kind])} mJ", what)]
+            return [_render_tile(f"{format_digits(before[kind])} → {format_digits(after[kind])} mJ", what)]
     return []
 
 
-def _tile(value: str, title: str) -> Html:
+def _render_tile(value: str, title: str) -> Html:
     return tag("div", tag("b", value), tag("span", title), class_="tile")
 
 
@@ -112,7 +112,7 @@ def _list_points(d: Data, axis: Data) -> list[dict[str, Any]]:
     return points
 
 
-def _plot(d: Data) -> Html:
+def _render_plots(d: Data) -> Html:
     if not any(t["state"] == "done" for t in d["trials"]) and not d["rows"]:
         return tag("p", "No trial finished.")
     note = "Ring: chosen. Line: Pareto set of the trials in time. Triangle: below the plot."
@@ -144,12 +144,12 @@ def _plot_latency(d: Data) -> Figure:
 def _list_waterfalls(d: Data) -> dict[str, str]:
     """The figures of what each step brought, with the titles of their axes; only quantities that every shown step has."""
     wanted = {"step-ms": "median ms of a run", "step-params": "million parameters", "step-flops": "MFLOPs", "step-metric": d["metric"]}
-    return {name: title for name, title in wanted.items() if len(_step_totals(d, name)[1]) > 1}
+    return {name: title for name, title in wanted.items() if len(_list_step_totals(d, name)[1]) > 1}
 
 
 def _plot_steps(d: Data, name: str, title: str) -> Figure:
     """The change of one quantity by each step."""
-    steps, values = _step_totals(d, name)
+    steps, values = _list_step_totals(d, name)
     changes = ["", *(f" ({b - a:+.3g})" if b != a else " (=)" for a, b in itertools.pairwise(values))]
     shown = [format_digits(v, 4) + change for v, change in zip(values, changes, strict=True)]
     hover = [format_hover(s, text) for s, text in zip(steps, shown, strict=True)]
@@ -159,7 +159,7 @@ def _plot_steps(d: Data, name: str, title: str) -> Figure:
     )
 
 
-def _step_totals(d: Data, name: str) -> tuple[list[str], list[float]]:
+def _list_step_totals(d: Data, name: str) -> tuple[list[str], list[float]]:
     """(names, values) of the steps with a known quantity. An original without its own time takes that of the compared engines."""
 
     def get_step_value(s: Data) -> float | None:
@@ -210,7 +210,8 @@ def _render_comparison(d: Data) -> Html:
             _join_lines(r["what"]), _render_interval(format_digits(m["value"], 4), m, 4), _render_interval(format_digits(drop["value"]), drop, 3),
             format_digits(ms["median_ms"]), format_digits(ms["p99_ms"]), _render_ratio(ms), format_digits(r["throughput"]),
             format_digits(r["memory_bytes"] / _MIB), format_digits(r["engine_bytes"] / _MIB),
-            *([format_digits(r["energy"]["mj"]), format_digits(r["energy"].get("net_mj"))] if metered else []), format_digits(r["build_seconds"]), format_digits(r["params"]),
+            *([format_digits(r["energy"]["mj"]), format_digits(r["energy"].get("net_mj"))] if metered else []),
+            format_digits(r["build_seconds"]), format_digits(r["params"]),
             format_digits(r["flops"] / 1e6) if r["flops"] else "-",
         ))  # fmt: skip
         classes.append("chosen" if i == d["chosen"] else None)
@@ -258,7 +259,8 @@ def _render_steps(d: Data) -> Html:
     falls = Html("")
     if len(steps) > 1:
         charts = [
-            render_chart(name, f"{title} after each step", 110 + 38 * len(_step_totals(d, name)[1])) for name, title in _list_waterfalls(d).items()
+            render_chart(name, f"{title} after each step", 110 + 38 * len(_list_step_totals(d, name)[1]))
+            for name, title in _list_waterfalls(d).items()
         ]
         falls = tag("div", *charts, class_="pairs")
     return Html(tag("h2", "What each step gave") + falls + render_table(head, rows, right=range(2, 7)) + tag("p", note, class_="dim"))
@@ -270,7 +272,8 @@ def _render_layers(d: Data) -> Html:
         return Html("")
     most = max([r["before_ms"] or 0.0 for r in rows] + [r["after_ms"] or 0.0 for r in rows]) or 1.0
     cells = [
-        (shorten_name(r["name"]), render_bar((r["before_ms"] or 0) / most, "before"), format_digits(r["before_ms"]), render_bar((r["after_ms"] or 0) / most),
+        (shorten_name(r["name"]), render_bar((r["before_ms"] or 0) / most, "before"), format_digits(r["before_ms"]),
+         render_bar((r["after_ms"] or 0) / most),
          format_digits(r["after_ms"]), r["before"] or "-", r["after"] or "-")
         for r in rows
     ]  # fmt: skip
@@ -301,7 +304,8 @@ def _render_trials(d: Data) -> Html:
     more = tag("p", "Not searched over:") + tag("ul", *left) if left else ""
     field = tag("input", id="filter", data_table="trials", placeholder="show only trials with…", aria_label="filter the trials")
     return tag("section", tag("h2", "Tried, kept and rejected"), tag("p", field),
-               tag("div", render_table(("trial", "what", "x original", "median ms", d["metric"], "took s", "what became of it"), rows, right=(0, 2, 3, 4, 5),
+               tag("div", render_table(("trial", "what", "x original", "median ms", d["metric"], "took s", "what became of it"), rows,
+                                       right=(0, 2, 3, 4, 5),
                                 classes=classes), class_="limited"), Html(explained), Html(more), id="trials")  # fmt: skip
 
 

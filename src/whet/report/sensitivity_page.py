@@ -27,9 +27,9 @@ def render_sensitivity_page(data: Data, *, title: str = "sensitivity") -> str:
     shown = rows[:_SHOWN]
     rest = f" The {len(rows) - len(shown)} least sensitive layers are in the table only." if len(rows) > len(shown) else ""
     about = "Bar: SNR with this layer alone in low precision; short is sensitive. Dot: with this layer and all below it in low precision."
-    tiles = [_tile(f"{data['all_db']:.1f} dB", f"SNR of the outputs with all {len(rows)} layers in {precision}")]
+    tiles = [_render_tile(f"{data['all_db']:.1f} dB", f"SNR of the outputs with all {len(rows)} layers in {precision}")]
     if data["float_ms"] is not None and data["low_ms"] is not None:
-        tiles.append(_tile(f"{format_digits(data['float_ms'])} → {format_digits(data['low_ms'])} ms", f"engine in FP32 and in {precision}"))
+        tiles.append(_render_tile(f"{format_digits(data['float_ms'])} → {format_digits(data['low_ms'])} ms", f"engine in FP32 and in {precision}"))
     body = [
         tag("h1", title),
         tag("p", f"Sensitivity of the layers to {precision}, on {data['samples']} samples, the most sensitive first.", class_="dim"),
@@ -45,7 +45,7 @@ def render_sensitivity_page(data: Data, *, title: str = "sensitivity") -> str:
     return make_page(f"whet: {title}", Html("\n".join(body)), {"sensitivity": _plot_layers(shown)})
 
 
-def _tile(value: str, label: str) -> Html:
+def _render_tile(value: str, label: str) -> Html:
     return tag("div", tag("b", value), tag("span", label), class_="tile")
 
 

@@ -31,7 +31,7 @@ def render_sparsity_page(data: Data, *, title: str = "2:4 sparsity") -> str:
     figures = {f"setting{k}": _plot_speedups(timed, k, keys) for k in range(len(timed))}
     note = "A point is a layer; a line connects the geometric means of one kind of layers. Above the dashed line the sparse kernel is faster."
     plots = [
-        tag("section", tag("h3", _label(s)), render_chart(f"setting{k}", f"Speed-up of 2:4 sparse kernels, {_label(s)}", 320))
+        tag("section", tag("h3", _format_label(s)), render_chart(f"setting{k}", f"Speed-up of 2:4 sparse kernels, {_format_label(s)}", 320))
         for k, s in enumerate(timed)
     ]
     body = [
@@ -47,7 +47,7 @@ def render_sparsity_page(data: Data, *, title: str = "2:4 sparsity") -> str:
         tag("p", "Speed-up: dense over sparse time. Removed: the share of the weights' magnitude that 2:4 takes.", class_="dim"),
         tag(
             "div",
-            tag("section", _filter_field(), tag("div", _render_layers(settings, keys), class_="limited"), id="layers"),
+            tag("section", _render_filter_field(), tag("div", _render_layers(settings, keys), class_="limited"), id="layers"),
             tag("div", tag("p", "Select a row."), id="detail", aria_live="polite"),
             class_="columns",
         ),
@@ -55,12 +55,12 @@ def render_sparsity_page(data: Data, *, title: str = "2:4 sparsity") -> str:
     return make_page(f"whet: {title}", Html("\n".join(body)), figures, {key: _render_detail(settings, node) for node, key in keys.items()})
 
 
-def _label(s: Data) -> str:
+def _format_label(s: Data) -> str:
     """The setting in a few characters."""
     return s["precision"] + ("" if s["batch"] is None else f", batch {s['batch']}")
 
 
-def _filter_field() -> Html:
+def _render_filter_field() -> Html:
     return tag("p", tag("input", id="filter", data_table="layers", placeholder="show only layers with…", aria_label="filter the layers"))
 
 
@@ -68,7 +68,7 @@ def _render_verdicts(settings: Sequence[Data]) -> Html:
     """Each verdict once, with the settings that it is for."""
     labels: dict[str, list[str]] = {}
     for s in settings:
-        labels.setdefault(s["verdict"], []).append(_label(s))
+        labels.setdefault(s["verdict"], []).append(_format_label(s))
     if len(labels) == 1:
         return tag("p", settings[0]["verdict"], class_="verdict")
     return tag("ul", *(tag("li", tag("b", "; ".join(names)), ": ", verdict) for verdict, names in labels.items()))
@@ -131,7 +131,13 @@ def _render_settings(settings: Sequence[Data]) -> Html:
                 f"{low:+.1%} to {high:+.1%}",
             )
         rows.append(
-            (_label(s), format_digits(s["total_ms"] + s["other_ms"], 4), format_digits(s["saved_ms"]), f"{s['predicted_share']:.1%}", *measured)
+            (
+                _format_label(s),
+                format_digits(s["total_ms"] + s["other_ms"], 4),
+                format_digits(s["saved_ms"]),
+                f"{s['predicted_share']:.1%}",
+                *measured,
+            )
         )
     return render_table(head, rows, right=range(1, len(head)))
 
@@ -154,7 +160,7 @@ def _render_layers(settings: Sequence[Data], keys: Mapping[str, str]) -> Html:
         removed = "-" if x["removed_magnitude"] is None else f"{x['removed_magnitude']:.0%}"
         rows.append((shorten_name(node), x["kind"], f"{x['in_channels']}-{x['out_channels']}", removed, *map(_format_gain, found)))
         classes.append(None if any(x["saved_ms"] > 0 for x in known) else "rejected")
-    head = ("layer", "kernel", "channels", "removed", *map(_label, settings))
+    head = ("layer", "kernel", "channels", "removed", *map(_format_label, settings))
     return render_table(head, rows, right=range(2, len(head)), classes=classes, keys=list(keys.values()))
 
 
@@ -170,5 +176,5 @@ def _render_detail(settings: Sequence[Data], node: str) -> Html:
             ("2:4", format_digits(x["sparse_ms"], 4), x["sparse_tactic"] or "-"),
         ]
         result = x["reason"] or f"saves {format_digits(x['saved_ms'])} ms"
-        parts += [tag("h3", _label(s)), tag("p", result), render_table(("weights", "ms", "tactic"), rows, right=(1,))]
+        parts += [tag("h3", _format_label(s)), tag("p", result), render_table(("weights", "ms", "tactic"), rows, right=(1,))]
     return Html("".join(parts))

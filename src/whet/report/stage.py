@@ -8,7 +8,7 @@ STAGE = "stage.txt"
 WAITING = "waiting for the device"  # a stage excluded from time limits
 
 
-def stage_of(folder: Path) -> str:
+def find_stage(folder: Path) -> str:
     """The current stage of a job; empty before the first one."""
     try:
         return (folder / STAGE).read_text(encoding="utf-8")

@@ -127,7 +127,7 @@ def list_chains(layer: Layer, best: Option, fused: set[str], tactics: list[Tacti
 
 
 def time_chains(layer: Layer, text: str, best: Option, chains: list[Option], timer: Timer) -> UnfusedTime:
-    """Times the chains of `layer` (`text` is its layer_text) against `best`."""
+    """Times the chains of `layer` (`text` is its format_layer) against `best`."""
     whole = dataclasses.replace(best, rank=0, ms=None)
     timer.time(layer, f"{text}\nin turns with its parts", [whole, *chains])
     timed = [c for c in chains if c.ms is not None]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from whet.backends import get_capabilities
-from whet.report.stage import WAITING, stage_of
+from whet.report.stage import WAITING, find_stage
 from whet.search.jobs import job as j
 
 #: thread counts of libraries with their own pools, which would compete with the engine's threads; 1 unless the user sets them
@@ -67,7 +67,7 @@ class LocalWorkers:
         ended: list[tuple[Path, str | None]] = []
         for folder, r in list(self._running.items()):
             code, now = r.process.poll(), time.monotonic()
-            if stage_of(folder).startswith(WAITING):
+            if find_stage(folder).startswith(WAITING):
                 r.begun += now - r.seen
             r.seen = now
             late = now - r.begun > self.timeout

@@ -13,7 +13,7 @@ from whet.builder.lock.lock import plan_digest
 from whet.engine import read_engine
 from whet.errors import BuildError, EngineError, WhetError
 from whet.pruning import load_recipe
-from whet.report import search_page
+from whet.report import render_search_page
 from whet.search.jobs import job as j
 from whet.search.outcome.rebuild import RECIPE, make_deploy_recipe
 from whet.search.outcome.result import SearchResult
@@ -50,7 +50,7 @@ def write_deploy(result: SearchResult) -> dict[str, Any]:
     report["commands"] = list_commands(result, source)
     j.write_json(new / RECIPE, make_deploy_recipe(result.recipe, _read_candidate(source), source))
     j.write_json(new / DATA, report)
-    (new / PAGE).write_text(search_page(report), encoding="utf-8")
+    (new / PAGE).write_text(render_search_page(report), encoding="utf-8")
     (new / README).write_text(_format_readme(result, report, source, new), encoding="utf-8")
     if folder.deploy.exists():
         os.replace(folder.deploy, old)

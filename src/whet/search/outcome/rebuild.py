@@ -26,7 +26,7 @@ from whet.errors import BuildError, LockError, UsageError
 from whet.frontends import network_from_file, network_from_onnx, save_onnx
 from whet.network import Network
 from whet.pruning.recipe import parse_recipe
-from whet.report.stage import stage_of
+from whet.report.stage import find_stage
 from whet.search.jobs import job as j
 from whet.search.jobs.environment import Worker
 from whet.search.jobs.workers import make_workers
@@ -144,7 +144,7 @@ def _run(recipe: AutoRecipe, work: Path, progress: Callable[[str], None] | None)
         workers.start(work)
         while not (ended := workers.collect_finished()):
             if progress is not None:
-                progress(stage_of(work))
+                progress(find_stage(work))
             time.sleep(_POLL)
     (_, problem), *_ = ended
     return j.read_result(work) or {"state": "failed", "reason": problem}

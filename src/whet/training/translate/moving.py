@@ -18,31 +18,31 @@ from whet.training.translate._base import Compute, Fixed, get_torch_dtype, torch
 
 
 @torch_op("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-def _reshape(layer: Layer) -> Compute:
+def _translate_reshape(layer: Layer) -> Compute:
     shape = tuple(layer.output.shape)
     return lambda x, *_: x.reshape(shape)
 
 
 @torch_op("Expand")
-def _expand(layer: Layer) -> Compute:
+def _translate_expand(layer: Layer) -> Compute:
     shape = tuple(layer.output.shape)
     return lambda x, *_: x.expand(shape)
 
 
 @torch_op("Transpose")
-def _transpose(layer: Layer) -> Compute:
+def _translate_transpose(layer: Layer) -> Compute:
     perm = tuple(layer.attrs.get("perm") or reversed(range(layer.output.type.rank)))
     return lambda x: x.permute(perm)
 
 
 @torch_op("Concat")
-def _concat(layer: Layer) -> Compute:
+def _translate_concat(layer: Layer) -> Compute:
     axis = layer.attrs["axis"]
     return lambda *xs: torch.cat(xs, axis)
 
 
 @torch_op("Split")
-def _split(layer: Layer) -> Compute:
+def _translate_split(layer: Layer) -> Compute:
     axis = layer.attrs["axis"]
     sizes = [t.shape[axis] for t in layer.outputs]
     return lambda x, *_: torch.split(x, sizes, axis)
@@ -94,7 +94,7 @@ def _translate_pad(layer: Layer) -> Compute:
 
 
 @torch_op("Gather")
-def _gather(layer: Layer) -> Compute:
+def _translate_gather(layer: Layer) -> Compute:
     x = layer.needs(0)
     axis = layer.attrs["axis"] % x.type.rank
     n, shape = x.shape[axis], tuple(layer.output.shape)
@@ -107,19 +107,19 @@ def _gather(layer: Layer) -> Compute:
 
 
 @torch_op("GatherElements")
-def _gather_elements(layer: Layer) -> Compute:
+def _translate_gather_elements(layer: Layer) -> Compute:
     axis = layer.attrs["axis"]
     return lambda x, at: torch.gather(x, axis, torch.where(at < 0, at + x.shape[axis], at).to(torch.int64))
 
 
 @torch_op("Tile")
-def _tile(layer: Layer) -> Compute:
+def _translate_tile(layer: Layer) -> Compute:
     repeats = find_given_ints(layer, "repeats", 1)
     return lambda x, *_: x.repeat(repeats)
 
 
 @torch_op("Shape")
-def _shape(layer: Layer) -> Compute:
+def _translate_shape(layer: Layer) -> Compute:
     raise UnsupportedError(f"the network cannot be trained: Shape '{layer.name}' reads a shape that is known only at run time")
 
 
@@ -189,7 +189,7 @@ def _translate_depth_to_space(layer: Layer) -> Compute:
 
 
 @torch_op("SpaceToDepth")
-def _space_to_depth(layer: Layer) -> Compute:
+def _translate_space_to_depth(layer: Layer) -> Compute:
     s = layer.attrs["blocksize"]
     n, c, h, w = layer.needs(0).shape
     order = (0, 3, 5, 1, 2, 4) if layer.attrs["mode"] == "DCR" else (0, 1, 3, 5, 2, 4)

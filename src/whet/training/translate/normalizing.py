@@ -10,7 +10,7 @@ from whet.training.translate._base import Compute, torch_op
 
 
 @torch_op("BatchNormalization", training=True)
-def _batch_norm(layer: Layer) -> Compute:
+def _translate_batch_norm(layer: Layer) -> Compute:
     """ONNX's momentum is the weight of the old value, torch's the weight of the new one."""
     epsilon, new = layer.attrs["epsilon"], 1 - layer.attrs["momentum"]
 
@@ -49,7 +49,7 @@ def _translate_instance_norm(layer: Layer) -> Compute:
 
 
 @torch_op("GroupNormalization")
-def _group_norm(layer: Layer) -> Compute:
+def _translate_group_norm(layer: Layer) -> Compute:
     groups, epsilon = layer.attrs["num_groups"], layer.attrs["epsilon"]
     return lambda x, scale, bias: F.group_norm(x, groups, scale, bias, epsilon)
 

@@ -76,7 +76,7 @@ def _translate_mod(layer: Layer) -> Compute:
 
 
 @torch_op("Clip")
-def _clip(layer: Layer) -> Compute:
+def _translate_clip(layer: Layer) -> Compute:
     bounds = []
     for i, name in ((1, "min"), (2, "max")):
         t, given = layer.input(i), layer.attrs.get(name)
@@ -112,13 +112,13 @@ def _translate_thresholded_relu(layer: Layer) -> Compute:
 
 
 @torch_op("Shrink")
-def _shrink(layer: Layer) -> Compute:
+def _translate_shrink(layer: Layer) -> Compute:
     bias, lambd = layer.attrs["bias"], layer.attrs["lambd"]
     return lambda x: torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, torch.zeros_like(x)))
 
 
 @torch_op("IsInf")
-def _is_inf(layer: Layer) -> Compute:
+def _translate_is_inf(layer: Layer) -> Compute:
     positive, negative = layer.attrs["detect_positive"], layer.attrs["detect_negative"]
     return lambda x: (torch.isposinf(x) if positive else torch.zeros_like(x, dtype=torch.bool)) | (
         torch.isneginf(x) if negative else torch.zeros_like(x, dtype=torch.bool)
@@ -126,7 +126,7 @@ def _is_inf(layer: Layer) -> Compute:
 
 
 @torch_op("Cast", "CastLike")
-def _cast(layer: Layer) -> Compute:
+def _translate_cast(layer: Layer) -> Compute:
     dtype = get_torch_dtype(layer.output.dtype)
     return lambda x, *_: x.to(dtype)
 

@@ -44,7 +44,7 @@ def _translate_max_pool(layer: Layer) -> Compute:
 
 
 @torch_op("AveragePool")
-def _average_pool(layer: Layer) -> Compute:
+def _translate_average_pool(layer: Layer) -> Compute:
     pool, where, r = pool_of(layer), _cut(layer), len(pool_of(layer).kernel)
     around = _compute_padding(layer, pool)
     if not any(around) and pool.dilations == (1,) * r:

@@ -53,7 +53,7 @@ def _broadcast_to_input(layer: Layer, v: torch.Tensor) -> torch.Tensor:
 
 
 @torch_op("QuantizeLinear")
-def _quantize(layer: Layer) -> Compute:
+def _translate_quantize(layer: Layer) -> Compute:
     dtype = get_output_dtype(layer)
     if dtype in LARGEST:
         raise UnsupportedError(f"the network cannot be trained: QuantizeLinear '{layer.name}' makes {dtype}; training knows integers only")
@@ -67,7 +67,7 @@ def _quantize(layer: Layer) -> Compute:
 
 
 @torch_op("DequantizeLinear")
-def _dequantize(layer: Layer) -> Compute:
+def _translate_dequantize(layer: Layer) -> Compute:
     def compute(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None) -> torch.Tensor:
         y = x.to(scale.dtype)
         return (y if zero is None else y - _broadcast_to_input(layer, zero.to(scale.dtype))) * _broadcast_to_input(layer, scale)

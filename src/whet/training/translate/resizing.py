@@ -12,7 +12,7 @@ from whet.training.translate._base import Compute, Fixed, torch_op
 
 
 @torch_op("Resize")
-def _resize(layer: Layer) -> Compute:
+def _translate_resize(layer: Layer) -> Compute:
     how = make_resampling(layer)
     if how.coordinates == "tf_crop_and_resize":
         raise UnsupportedError(f"the network cannot be trained: Resize '{layer.name}' crops (tf_crop_and_resize), which has no trainable form here")

@@ -25,7 +25,7 @@ def convnext(g: GraphWriter, *, blocks: tuple[int, ...] = (3, 3, 9, 3), widths: 
             with g.scope(str(2 * stage + 1)):
                 for i in range(count):
                     with g.scope(str(i)):
-                        x = _block(g, x, width, decomposed_layer_norm)
+                        x = _build_block(g, x, width, decomposed_layer_norm)
     with g.scope("avgpool"):
         x = g.op("GlobalAveragePool", x)
     with g.scope("classifier"):
@@ -39,7 +39,7 @@ def _build_norm_2d(g: GraphWriter, x: str, name: str, width: int, decomposed: bo
     return g.op("Transpose", y, perm=[0, 3, 1, 2])
 
 
-def _block(g: GraphWriter, x: str, width: int, decomposed: bool) -> str:
+def _build_block(g: GraphWriter, x: str, width: int, decomposed: bool) -> str:
     scale = g.weight("layer_scale", (width, 1, 1), make_normal_init(0.05, 0.3))    # 1e-6 before training, near this after it
     with g.scope("block"):
         y = conv(g, x, "0", width, width, 7, padding=3, groups=width, bias=True, gain=1.0)

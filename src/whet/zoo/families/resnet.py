@@ -22,12 +22,12 @@ def resnet(g: GraphWriter, *, bottleneck: bool, blocks: tuple[int, ...], groups:
             for block in range(count):
                 stride = 2 if stage > 0 and block == 0 else 1
                 with g.scope(str(block)):
-                    x = _block(g, x, cin, planes, stride, bottleneck, groups, group_width)
+                    x = _build_block(g, x, cin, planes, stride, bottleneck, groups, group_width)
                 cin = planes * expansion
     g.output(gemm(g, flatten_head(g, x), "fc", cin, num_classes), "output", (g.batch, num_classes))
 
 
-def _block(g: GraphWriter, x: str, cin: int, planes: int, stride: int, bottleneck: bool, groups: int, group_width: int) -> str:
+def _build_block(g: GraphWriter, x: str, cin: int, planes: int, stride: int, bottleneck: bool, groups: int, group_width: int) -> str:
     cout = planes * 4 if bottleneck else planes
     if bottleneck:
         width = planes * group_width // 64 * groups

@@ -15,7 +15,7 @@ def squeezenet1_1(g: GraphWriter, *, num_classes: int = 1000, image: int = 224) 
         x = relu(g, conv(g, x, "0", 3, 64, 3, stride=2, bias=True, gain=1.0), "1")
         for index in range(2, 13):
             with g.scope(str(index)):
-                x = _fire(g, x, *FIRES[index]) if index in FIRES else max_pool(g, x, 3, stride=2, ceil=True)
+                x = _build_fire(g, x, *FIRES[index]) if index in FIRES else max_pool(g, x, 3, stride=2, ceil=True)
     with g.scope("classifier"):
         x = relu(g, conv(g, x, "1", 512, num_classes, 1, bias=True), "2")
         with g.scope("3"):
@@ -23,7 +23,7 @@ def squeezenet1_1(g: GraphWriter, *, num_classes: int = 1000, image: int = 224) 
     g.output(g.op("Flatten", x, axis=1), "output", (g.batch, num_classes))
 
 
-def _fire(g: GraphWriter, x: str, cin: int, squeezed: int, expanded: int) -> str:
+def _build_fire(g: GraphWriter, x: str, cin: int, squeezed: int, expanded: int) -> str:
     x = relu(g, conv(g, x, "squeeze", cin, squeezed, 1, bias=True), "squeeze_activation")
     one = relu(g, conv(g, x, "expand1x1", squeezed, expanded, 1, bias=True), "expand1x1_activation")
     three = relu(g, conv(g, x, "expand3x3", squeezed, expanded, 3, padding=1, bias=True), "expand3x3_activation")

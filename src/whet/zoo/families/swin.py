@@ -31,19 +31,19 @@ def swin(g: GraphWriter, *, blocks: tuple[int, ...] = (2, 2, 6, 2), heads: tuple
         for stage, count in enumerate(blocks):
             if stage:
                 with g.scope(str(2 * stage)):
-                    x = _merge(g, x, width, decomposed_layer_norm)
+                    x = _build_merging(g, x, width, decomposed_layer_norm)
                 side, width = side // 2, 2 * width
             with g.scope(str(2 * stage + 1)):
                 for i in range(count):
                     shift = window // 2 if i % 2 and side > window else 0
                     with g.scope(str(i)):
-                        x = _block(g, x, width, heads[stage], side, window, shift, decomposed_layer_norm)
+                        x = _build_block(g, x, width, heads[stage], side, window, shift, decomposed_layer_norm)
     x = layer_norm(g, x, "norm", width, eps=EPS, decomposed=decomposed_layer_norm)
     x = g.op("GlobalAveragePool", g.op("Transpose", x, perm=[0, 3, 1, 2]))
     g.output(gemm(g, g.op("Flatten", x, axis=1), "head", width, num_classes), "output", (g.batch, num_classes))
 
 
-def _merge(g: GraphWriter, x: str, width: int, decomposed: bool) -> str:
+def _build_merging(g: GraphWriter, x: str, width: int, decomposed: bool) -> str:
     """x[N,H,W,C] -> [N,H/2,W/2,2C]: concatenates the four pixels of each 2x2, normalizes and projects."""
     def select_every_second(row: int, column: int) -> str:
         rows = g.op("Slice", x, g.const([row]), g.const([FAR]), g.const([1]), g.const([2]))
@@ -55,7 +55,7 @@ def _merge(g: GraphWriter, x: str, width: int, decomposed: bool) -> str:
         return g.op("MatMul", x, g.anonymous_weight("MatMul", "weight", (4 * width, 2 * width), make_normal_init(math.sqrt(1 / (4 * width)))))
 
 
-def _block(g: GraphWriter, x: str, width: int, heads: int, side: int, window: int, shift: int, decomposed: bool) -> str:
+def _build_block(g: GraphWriter, x: str, width: int, heads: int, side: int, window: int, shift: int, decomposed: bool) -> str:
     y = layer_norm(g, x, "norm1", width, eps=EPS, decomposed=decomposed)
     with g.scope("attn"):
         y = _build_attention(g, y, width, heads, side, window, shift)
@@ -73,7 +73,7 @@ def _build_attention(g: GraphWriter, x: str, width: int, heads: int, side: int, 
     """Attention within windows: x[N,side,side,width] -> the same shape."""
     count, tokens, size = side // window, window * window, width // heads
     if shift:
-        x = _roll(g, x, shift)
+        x = _build_roll(g, x, shift)
     x = g.op("Reshape", x, g.const([-1, count, window, count, window, width]))
     x = g.op("Reshape", g.op("Transpose", x, perm=[0, 1, 3, 2, 4, 5]), g.const([-1, tokens, width]))
     qkv = linear(g, x, "qkv", width, 3 * width, std=math.sqrt(1 / width))
@@ -83,16 +83,16 @@ def _build_attention(g: GraphWriter, x: str, width: int, heads: int, side: int, 
     scores = g.op("Add", scores, _build_position_bias(g, heads, window))
     if shift:
         scores = g.op("Reshape", scores, g.const([-1, count * count, heads, tokens, tokens]))
-        scores = g.op("Add", scores, g.const(_mask(side, window, shift), "float32"))
+        scores = g.op("Add", scores, g.const(_compute_mask(side, window, shift), "float32"))
         scores = g.op("Reshape", scores, g.const([-1, heads, tokens, tokens]))
     y = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), value), perm=[0, 2, 1, 3])
     y = linear(g, g.op("Reshape", y, g.const([-1, tokens, width])), "proj", width, width, std=math.sqrt(1 / width) / 2)
     y = g.op("Reshape", y, g.const([-1, count, count, window, window, width]))
     y = g.op("Reshape", g.op("Transpose", y, perm=[0, 1, 3, 2, 4, 5]), g.const([-1, side, side, width]))
-    return _roll(g, y, -shift) if shift else y
+    return _build_roll(g, y, -shift) if shift else y
 
 
-def _roll(g: GraphWriter, x: str, shift: int) -> str:
+def _build_roll(g: GraphWriter, x: str, shift: int) -> str:
     """x[N,H,W,C] rotated up and left by `shift` (down and right if negative)."""
     for axis in (1, 2):
         parts = [g.op("Slice", x, g.const([a]), g.const([b]), g.const([axis]), g.const([1])) for a, b in ((shift, FAR), (0, shift))]
@@ -111,7 +111,7 @@ def _build_position_bias(g: GraphWriter, heads: int, window: int) -> str:
     return g.op("Unsqueeze", g.op("Transpose", bias, perm=[2, 0, 1]), g.const([0]))
 
 
-def _mask(side: int, window: int, shift: int) -> np.ndarray:
+def _compute_mask(side: int, window: int, shift: int) -> np.ndarray:
     """[1,windows,1,tokens,tokens]: -100 between pixels that the shift moved together from opposite edges."""
     region = np.zeros((side, side))
     edges = (slice(0, side - window), slice(side - window, side - shift), slice(side - shift, side))

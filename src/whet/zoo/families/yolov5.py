@@ -29,18 +29,18 @@ def yolov5s(g: GraphWriter, *, num_classes: int = 80, image: int = 640) -> None:
     x = _build_layer(g, 9, _build_sppf, x, 512, 512)
 
     top = _build_layer(g, 10, _build_conv, x, 512, 256, 1, 1)
-    x = _build_layer(g, 12, _concat, _build_layer(g, 11, _upsample, top), p4)
+    x = _build_layer(g, 12, _build_concat, _build_layer(g, 11, _upsample, top), p4)
     x = _build_layer(g, 13, _build_c3, x, 512, 256, 1, False)
     middle = _build_layer(g, 14, _build_conv, x, 256, 128, 1, 1)
-    x = _build_layer(g, 16, _concat, _build_layer(g, 15, _upsample, middle), p3)
+    x = _build_layer(g, 16, _build_concat, _build_layer(g, 15, _upsample, middle), p3)
     out3 = _build_layer(g, 17, _build_c3, x, 256, 128, 1, False)
-    x = _build_layer(g, 19, _concat, _build_layer(g, 18, _build_conv, out3, 128, 128, 3, 2), middle)
+    x = _build_layer(g, 19, _build_concat, _build_layer(g, 18, _build_conv, out3, 128, 128, 3, 2), middle)
     out4 = _build_layer(g, 20, _build_c3, x, 256, 256, 1, False)
-    x = _build_layer(g, 22, _concat, _build_layer(g, 21, _build_conv, out4, 256, 256, 3, 2), top)
+    x = _build_layer(g, 22, _build_concat, _build_layer(g, 21, _build_conv, out4, 256, 256, 3, 2), top)
     out5 = _build_layer(g, 23, _build_c3, x, 512, 512, 1, False)
 
     boxes = sum(3 * (image // stride) ** 2 for stride in STRIDES)
-    detections = _build_layer(g, 24, _detect, [out3, out4, out5], (128, 256, 512), num_classes, image)
+    detections = _build_layer(g, 24, _build_detect, [out3, out4, out5], (128, 256, 512), num_classes, image)
     g.output(detections, "output0", (g.batch, boxes, 5 + num_classes))
 
 
@@ -87,11 +87,11 @@ def _upsample(g: GraphWriter, x: str) -> str:
                 coordinate_transformation_mode="asymmetric", cubic_coeff_a=-0.75)
 
 
-def _concat(g: GraphWriter, x: str, skip: str) -> str:
+def _build_concat(g: GraphWriter, x: str, skip: str) -> str:
     return g.op("Concat", x, skip, axis=1)
 
 
-def _detect(g: GraphWriter, features: list[str], channels: tuple[int, ...], num_classes: int, image: int) -> str:
+def _build_detect(g: GraphWriter, features: list[str], channels: tuple[int, ...], num_classes: int, image: int) -> str:
     fields, levels = 5 + num_classes, []
     for i, (feature, cin, stride) in enumerate(zip(features, channels, STRIDES, strict=True)):
         side = image // stride

@@ -169,8 +169,10 @@ def _emit_product(layer: Layer) -> Passes:
 
 
 _PASSES: dict[str, Callable[[Layer], Passes]] = {
-    "CumSum": _emit_running, "CumProd": _emit_running, "ArgMax": _emit_arg_extreme, "ArgMin": _emit_arg_extreme, "Hardmax": _emit_hardmax, "LpNormalization": _emit_lp_normalization,
-    "TopK": _emit_top_k, "LRN": _emit_lrn, "MeanVarianceNormalization": _emit_mean_variance, "LayerNormalization": _normalize, "RMSNormalization": _normalize,
+    "CumSum": _emit_running, "CumProd": _emit_running, "ArgMax": _emit_arg_extreme, "ArgMin": _emit_arg_extreme, "Hardmax": _emit_hardmax,
+    "LpNormalization": _emit_lp_normalization,
+    "TopK": _emit_top_k, "LRN": _emit_lrn, "MeanVarianceNormalization": _emit_mean_variance, "LayerNormalization": _normalize,
+    "RMSNormalization": _normalize,
     "ReduceProd": _emit_product,
 }  # fmt: skip
 _PARAMETERS = {"CumSum": (1,), "CumProd": (1,), "TopK": (1,), "ReduceProd": (1,)}

@@ -95,7 +95,8 @@ def _format_literal(value: Any) -> str:
 
 
 _BODIES: dict[str, Callable[[Layer], str]] = {
-    "GatherElements": _gather_elements, "GatherND": _gather_nd, "Tile": _tile, "Trilu": _emit_trilu, "EyeLike": _emit_eye_like, "OneHot": _emit_one_hot,
+    "GatherElements": _gather_elements, "GatherND": _gather_nd, "Tile": _tile, "Trilu": _emit_trilu,
+    "EyeLike": _emit_eye_like, "OneHot": _emit_one_hot,
     "ReverseSequence": _reverse_sequence, "DepthToSpace": _emit_depth_to_space, "SpaceToDepth": _space_to_depth,
     "ConstantOfShape": _emit_constant_of_shape,
     "Range": lambda layer: "put0(i, in0(0) + (Number)i * in2(0));",

@@ -165,7 +165,8 @@ def pack_integer_stem(parts: Parts, epilogue: Epilogue, s: ConvShape, stored: st
 
 
 def make_stem_factors(parts: Parts, epilogue: Epilogue, s: ConvShape, stored: str) -> tuple[Packed, Output, PostOps]:
-    """Biases and factors (count_bias_floats(k) floats each), the output's quantization, and the activation. Pixels outside the image are the zero point."""
+    """Biases and factors (count_bias_floats(k) floats each), the output's quantization, and the activation. Pixels outside the image are the zero
+    point."""
     x, w, b = parts.operand_indices()
     weights, bias = parts.view.inputs[w], None if b is None else parts.view.inputs[b]
     assert weights is not None

@@ -194,7 +194,8 @@ def pack_stem_filters(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Te
         return permute_by_16(cut_to_tf32(out))
 
     bias = "" if own is None else own.constant().digest
-    key = f"{weights.constant().digest} {bias} {epilogue.key}|first tf32 {count_leading_pixels(s)} {s.stride[1]} {count_row_elements(s)} {count_padded_channels(s)}"
+    sizes = f"{count_leading_pixels(s)} {s.stride[1]} {count_row_elements(s)} {count_padded_channels(s)}"
+    key = f"{weights.constant().digest} {bias} {epilogue.key}|first tf32 {sizes}"
     return make_packed_array(key, count_padded_channels(s) * count_row_elements(s) * 4, make_filters)
 
 
