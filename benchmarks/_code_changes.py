@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
-#: a line per commit that renames only: its first 12 digits, and the reason why it changes no behaviour
+#: a line per commit that renames: its subject, which commits of several branches may share
 SAME_BEHAVIOUR = Path(__file__).parent / "same_behaviour.txt"
 ABSENT = "0" * 40
 C_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -41,7 +41,7 @@ class History:
     """The commits of a repository's HEAD with the files that they change; merges count as nothing, since their parents do."""
 
     def __init__(self, repository: Path, same_behaviour: Iterable[str] = (), store: Path | None = None) -> None:
-        """`same_behaviour`: beginnings of the ids of commits that do not count; `store`: a file that keeps digests for the next time."""
+        """`same_behaviour`: subjects of commits of which name changes do not count; `store`: a file that keeps digests for the next time."""
         self.repository = repository
         self.same_behaviour = tuple(same_behaviour)
         self.store = store
@@ -101,28 +101,31 @@ class History:
         for commit, change in self.commits_of.get(path, []):
             if commit.id not in later:
                 continue
-            if not commit.id.startswith(self.same_behaviour) and self._changes_code(change):
+            listed = commit.subject in self.same_behaviour
+            if self._changes_code(change) and not (listed and self._renames_only(change)):
                 yield commit
             if change.old_path != path:
                 yield from self._list_commits(change.old_path, later)
                 return
 
     def list_renames(self, last: int) -> Iterator[str]:
-        """Of the last commits, lines for the list of those that change the names of things in the package and no behaviour."""
+        """Of the last commits, lines for the list: commits of which more than half of the files change the names of things only."""
         for commit in self.commits[:last]:
-            package = [c for c in commit.changes if is_inside(c.new_path, "src") and self._changes_code(c)]
-            if package and not commit.id.startswith(self.same_behaviour) and not any(self.explain_behaviour(commit)):
-                yield f"{commit.id[:12]} {commit.subject}"
+            changes = self.list_code_changes(commit)
+            if commit.subject not in self.same_behaviour and sum(map(self._renames_only, changes)) > len(changes) / 2:
+                yield commit.subject
 
-    def explain_behaviour(self, commit: Commit) -> Iterator[str]:
-        """Each file of the package in which a commit does more than rename, with the difference."""
-        for change in commit.changes:
-            if not is_inside(change.new_path, "src") or not self._changes_code(change):
-                continue
-            if ABSENT in (change.old_blob, change.new_blob) or not change.new_path.endswith(".py"):
-                yield f"{change.new_path}: only changes of Python files are compared"
-            elif said := describe_difference(self.read_blob(change.old_blob), self.read_blob(change.new_blob)):
-                yield f"{change.new_path}: {said}"
+    def list_code_changes(self, commit: Commit) -> list[FileChange]:
+        """The files of the package of which a commit changes code."""
+        return [c for c in commit.changes if is_inside(c.new_path, "src") and self._changes_code(c)]
+
+    def _renames_only(self, change: FileChange) -> bool:
+        if ABSENT in (change.old_blob, change.new_blob) or not change.new_path.endswith(".py"):
+            return False
+        key = change.old_blob + change.new_blob
+        if key not in self._digests:
+            self._digests[key] = describe_difference(self.read_blob(change.old_blob), self.read_blob(change.new_blob))
+        return not self._digests[key]
 
     def _changes_code(self, change: FileChange) -> bool:
         return self._digest(change.old_blob, change.old_path) != self._digest(change.new_blob, change.new_path)
@@ -176,10 +179,9 @@ def run_git(repository: Path, *words: str) -> str | None:
     return None if done.returncode else done.stdout
 
 
-def read_same_behaviour(path: Path = SAME_BEHAVIOUR) -> dict[str, str]:
-    """Commit -> reason, of the list of commits that rename only."""
-    lines = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
-    return {commit: reason for commit, reason in lines}
+def read_same_behaviour(path: Path = SAME_BEHAVIOUR) -> list[str]:
+    """The subjects of commits that rename."""
+    return [line.strip() for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
 
 
 def is_inside(path: str, folder: str) -> bool:
@@ -247,14 +249,15 @@ class ProseStripper(ast.NodeTransformer):
 def describe_difference(old: str, new: str) -> str:
     """Why two Python texts do not compute the same up to the names of things, or "" if they do.
 
-    The trees must be alike, and within each function or class of the module each old name must become one new name and no two old names
-    the same one. Texts may differ where they hold a name that was changed.
+    The trees must be alike, and within each function or class of the module an old name may become one new name or stay, and no two old names
+    may become the same one. (It stays in some places where a function and an argument had the same name.) Texts may differ where they hold a
+    name that was changed.
     """
     before, after = (strip_prose(ast.parse(text)) for text in (old, new))
     if len(before.body) != len(after.body):
         return f"{len(before.body)} statements became {len(after.body)}"
     pairs = [_Names(x, y) for x, y in zip(before.body, after.body, strict=True)]
-    renamed = {a: b for names in pairs for a, b in names.forward.items() if a != b}
+    renamed = {a: b for names in pairs for a, b in names.renamed.items()}
     for names in pairs:
         if said := names.said or names.describe_texts(renamed):
             return said
@@ -265,8 +268,8 @@ class _Names:
     """The names of one statement of a module and of its successor, in pairs."""
 
     def __init__(self, before: ast.AST, after: ast.AST) -> None:
-        self.forward: dict[str, str] = {}
-        self.backward: dict[str, str] = {}
+        self.renamed: dict[str, str] = {}  # old -> new
+        self.origins: dict[str, str] = {}  # new -> old
         self.texts: list[tuple[str, str]] = []
         self.said = self._compare(before, after)
 
@@ -291,8 +294,10 @@ class _Names:
         if isinstance(before, ast.AST):
             return next((said for f in before._fields if (said := self._compare(getattr(before, f), getattr(after, f)))), "")
         if isinstance(before, str) and isinstance(after, str):  # an identifier
-            if self.forward.setdefault(before, after) != after or self.backward.setdefault(after, before) != before:
-                return f"{before} became {after}, elsewhere {self.forward[before]}; {after} was {self.backward.get(after)}"
+            if before != after and self.renamed.setdefault(before, after) != after:
+                return f"{before} became {after}, elsewhere {self.renamed[before]}"
+            if self.origins.setdefault(after, before) != before:
+                return f"{before} became {after}, as {self.origins[after]} did"
             return ""
         return "" if before == after else f"{before!r} became {after!r}"
 

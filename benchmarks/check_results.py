@@ -5,13 +5,13 @@
     python benchmarks/check_results.py --strict   exit 1 if any result is stale or has no clean commit
     python benchmarks/check_results.py --json     the same as JSON
     python benchmarks/check_results.py --files    also each changed file with the last commit that changed it
-    python benchmarks/check_results.py --renames N   the commits among the last N that rename only, as lines for same_behaviour.txt
+    python benchmarks/check_results.py --renames N   the commits among the last N that rename, as lines for same_behaviour.txt
 
 A record is a result file, or a row of it with a commit of its own. It measures the script of its command and the paths that MEASURED names for
 that script; other scripts measure DEFAULT and, by the folder of the result, the tactics of one backend. A record is stale if a commit after its
 own changed what one of these files computes and that change is still there. Comments, docstrings, layout, types, imports and texts of errors
-compute nothing (see _code_changes.py), and commits of same_behaviour.txt, which rename only, do not count. What the changed files mean for a
-result, a reader decides.
+compute nothing (see _code_changes.py), and of commits of same_behaviour.txt the files that change names only do not count. What the changed
+files mean for a result, a reader decides.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--strict", action="store_true", help="exit 1 if any result should be measured again")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--files", action="store_true", help="list the changed files")
-    parser.add_argument("--renames", type=int, metavar="N", help="list the commits among the last N that rename only")
+    parser.add_argument("--renames", type=int, metavar="N", help="list the commits among the last N that rename")
     options = parser.parse_args()
     history = History(ROOT, read_same_behaviour(), ROOT / "build" / "code_digests.json")
     try:
