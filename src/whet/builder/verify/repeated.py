@@ -88,7 +88,7 @@ def _find_record(plan: EnginePlan, source: Network, backend: Backend, inputs: Ma
     return find_record(plan, f"verification {h.hexdigest()}", backend, list_library_versions(plan.choices, backend))
 
 
-def _list_parts(plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> Iterator[bytes]:
+def _list_parts(plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> Iterator[bytes | memoryview]:
     yield format_network(plan.network).encode()  # it has the digests of all weights, as that of the source has
     yield compute_model_digest(source).encode()
     yield to_json(codec.encode_choices(plan.choices))
