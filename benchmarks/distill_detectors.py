@@ -1,6 +1,6 @@
 """Cut detectors distilled from the uncut ones on unlabelled photos: reads and writes networks of pruned_detectors.py's folder.
 
-    python benchmarks/distill_detectors.py --pack photos.npz [--more DIR]         # with the shared data folder: even photos, as JPEG
+    python benchmarks/distill_detectors.py --pack photos.npz [--more DIR]         # with the shared data folder: even photos, as WebP
     python benchmarks/distill_detectors.py --photos photos.npz --models DIR --cuts DIR --out DIR [--seconds 60]      # with a GPU
 
 The evaluation photos (the odd ones of COCO and of the face photos) are not among them. `--more` adds the photos of a folder's subfolders
@@ -36,11 +36,12 @@ NEAR, SAME = 40, 22  # hashes of 256 bits with fewer different bits: resembles a
 PLAIN = 0.65  # share of the time after which the views are plain
 EVALUATIONS, MEAN = 20, 0.998  # evaluations of the held-out photos in a training; decay of the running mean per step
 SIDE = 512  # photos are read as squares of this side, resized like the detectors' own preprocessing
-STORED = {"scenes": 480, "crowds": 480, "objects": 320}  # longest sides in the file
+STORED = {"scenes": 448, "crowds": 448, "objects": 320}  # longest sides in the file
+QUALITY = 74  # of the photos in the file (WebP)
 RATES = (1e-3, 2e-3, 4e-3)  # learning rates that are tried
 DECAY, CLIP, WARMUP = 1e-4, 10.0, 0.05
 TRIED, TIMED, SKIPPED = 0.04, 20, 5  # share of the time for a learning rate; steps of a format that are timed, after those that are not
-FORMATS = (("bf16", True), ("bf16", False), ("tf32", False))  # number format; channels last
+FORMATS = (("bf16", True), ("bf16", False), ("tf32", False), ("tf32", True))  # number format; channels last
 HINTS = 3.0  # initial weight of the convolutions' mean relative squared error; it decays to 0 at half of the time
 
 
@@ -130,7 +131,7 @@ def any_batch(path: Path):
 
 
 def pack(out: Path, more: Path | None) -> None:
-    """Training photos, as JPEG bytes in one file, with the kind of each."""
+    """Training photos, as WebP bytes in one file, with the kind of each."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from PIL import Image
 
@@ -153,7 +154,7 @@ def pack(out: Path, more: Path | None) -> None:
         seen = np.concatenate([seen, bits[None]])
         pieces.append(_smaller(image.convert("RGB"), STORED[kind]))
         kinds.append(kind)
-    np.savez(out, jpeg=np.frombuffer(b"".join(pieces), np.uint8), len=np.array([len(p) for p in pieces]), kind=np.array(kinds))
+    np.savez(out, bytes=np.frombuffer(b"".join(pieces), np.uint8), len=np.array([len(p) for p in pieces]), kind=np.array(kinds))
     counts = ", ".join(f"{kinds.count(k)} {k}" for k in ("scenes", "crowds", "objects"))
     print(f"{out}: {counts}; {left} left out as similar to an evaluation photo or to another one; {out.stat().st_size / 1e6:.1f} MB")
 
@@ -165,10 +166,10 @@ def _hash(image) -> np.ndarray:
 
 
 def _smaller(image, side: int) -> bytes:
-    """As JPEG, at most `side` pixels per side."""
+    """As WebP, at most `side` pixels per side."""
     image.thumbnail((side, side))
     written = io.BytesIO()
-    image.save(written, "JPEG", quality=78)
+    image.save(written, "WEBP", quality=QUALITY)
     return written.getvalue()
 
 
@@ -179,7 +180,7 @@ def photos(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from PIL import Image
 
     with np.load(path) as f:
-        raw, lengths, kinds = f["jpeg"], f["len"], f["kind"]
+        raw, lengths, kinds = f["bytes"], f["len"], f["kind"]
     ends = np.cumsum(lengths)
 
     def one(i: int) -> np.ndarray:
@@ -471,7 +472,7 @@ def distil(net, path: Path, how: Taught, views: Views, recipe, start: Path, args
         return whole, NetworkModule(cut).to(args.device), hints
 
     whole, cut, hints = pair()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     precision, times = fastest_format(whole, lambda: cut, how, views, lambda: hints, args)
     print(f"seconds per step: {times}", flush=True)
     tried: dict[float, float] = {}
