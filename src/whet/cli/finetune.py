@@ -26,7 +26,7 @@ def _make_option(flag: str, field: str, text: str, **how: Any) -> Any:
 
 @click.command()
 @click.argument("model", type=click.Path())
-@click.option("--data", "data_source", required=True, help="FILE.npz, a folder with one subfolder of images per class, or python:MODULE:FUNCTION.")
+@click.option("--data", "data_source", required=True, help="FILE.npz, python:MODULE:FUNCTION, or a folder of images (a subfolder per class; without: no labels).")
 @click.option("--test", "test_source", help="Labelled test data, from the same kinds of sources: accuracy per epoch and of the result.")
 @click.option("--preprocess", help="Preprocessing of images, as --calibPreprocess of whet exec: scale:1/255,mean:..,std:..")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="ONNX file to write (default: MODEL.tuned.onnx).")
@@ -53,6 +53,7 @@ def _make_option(flag: str, field: str, text: str, **how: Any) -> Any:
 @_make_option("loss", "loss", f"{', '.join(LOSSES)}, or python:MODULE:FUNCTION(outputs, labels).")
 @_make_option("labelSmoothing", "label_smoothing", "Label smoothing of the cross entropy.", type=float)
 @_make_option("distill", "distill", "Weight of the distance to the teacher in the loss; 1 needs no labels.", type=float)
+@_make_option("distillLoss", "distill_loss", "auto, or python:MODULE:FUNCTION(outputs, teacher outputs), as for detectors.")
 @_make_option("temperature", "temperature", "Distillation temperature of classifiers.", type=float)
 @_make_option("features", "features", "Weight of the distance to the teacher's features in the loss.", type=float)
 @_make_option("views", "views", "Augmented views per sample, used in rotation, with one teacher output each. 0: always new views.", type=int)
