@@ -9,7 +9,7 @@ photo of scenes and crowds is held out: the state with the smallest loss on thes
 A cut network starts from the result of whet's recovery. Each step shows both networks the same views: crops of random position and size,
 mirrored or not, brighter or darker. The loss covers the whole detector's outputs: its scores at all positions (the quality focal loss of Li et
 al. 2020, which weighs positions of disagreement), its boxes at positions with detections; and, with a decaying weight, the kept channels of each
-convolution (hints, Romero et al. 2015), until half of the time. The fastest of several number formats and memory layouts is timed first, then
+convolution (hints, Romero et al. 2015), until a third of the time. The fastest of several number formats and memory layouts is timed first, then
 the learning rate with the smallest loss after a short run is chosen. With `--resume` a network trained by an earlier call starts in place of
 the recovered one.
 """
@@ -33,16 +33,16 @@ from _smaller import rounded
 IMAGENET = 1000  # photos of one object each, for variety
 HELD_OUT = 10  # one photo of so many scenes or crowds is for choosing the state
 NEAR, SAME = 40, 22  # hashes of 256 bits with fewer different bits: resembles an evaluation photo; the same photo as another one
-PLAIN = 0.65  # share of the time after which the views are plain
+PLAIN, HINTED = 0.45, 0.3  # shares of the time after which the views are plain, and until which there are hints
 EVALUATIONS, MEAN = 20, 0.998  # evaluations of the held-out photos in a training; decay of the running mean per step
 SIDE = 512  # photos are read as squares of this side, resized like the detectors' own preprocessing
 STORED = {"scenes": 448, "crowds": 448, "objects": 320}  # longest sides in the file
-QUALITY = 74  # of the photos in the file (WebP)
+QUALITY = 62  # of the photos in the file (WebP)
 RATES = (1e-3, 2e-3, 4e-3)  # learning rates that are tried
 DECAY, CLIP, WARMUP = 1e-4, 10.0, 0.05
 TRIED, TIMED, SKIPPED = 0.04, 20, 5  # share of the time for a learning rate; steps of a format that are timed, after those that are not
 FORMATS = (("bf16", True), ("bf16", False), ("tf32", False), ("tf32", True))  # number format; channels last
-HINTS = 3.0  # initial weight of the convolutions' mean relative squared error; it decays to 0 at half of the time
+HINTS = 3.0  # initial weight of the convolutions' mean relative squared error; it decays to 0 at HINTED
 
 
 @dataclass(frozen=True)
@@ -433,12 +433,12 @@ def train(teacher, cut, how: Taught, views: Views, hints: Hints, args: argparse.
     if best is not None:
         best.compare()
     while (share := (time.time() - began) / seconds) < 1 or not done:
-        if hinted and whole_run and share > 0.5:
+        if hinted and whole_run and share > HINTED:
             training, _ = start_training(teacher, cut, how, hints, args, precision, with_hints=False, optimizer=optimizer)
             hinted = False
         views.plain = whole_run and share > PLAIN
         training.rate(lr * min(share / WARMUP, (1 + math.cos(math.pi * min(share, 1.0))) / 2 if whole_run else 1.0))
-        hints.weight.fill_(HINTS * max(1 - 2 * share, 0.0) if whole_run else HINTS)
+        hints.weight.fill_(HINTS * max(1 - share / HINTED, 0.0) if whole_run else HINTS)
         total = total + training.step({"x": views.batch(args.batch)}, None)
         done += 1
         if best is not None:
