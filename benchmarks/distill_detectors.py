@@ -9,7 +9,7 @@ photo of scenes and crowds is held out: the state with the smallest loss on thes
 A cut network starts from the result of whet's recovery. Each step shows both networks the same views: crops of random position and size,
 mirrored or not, brighter or darker. The loss covers the whole detector's outputs: its scores at all positions (the quality focal loss of Li et
 al. 2020, which weighs positions of disagreement), its boxes at positions with detections; and, with a decaying weight, the kept channels of each
-convolution (hints, Romero et al. 2015), until a third of the time. The fastest of several number formats and memory layouts is timed first, then
+convolution (hints, Romero et al. 2015), until a third of the time. Batch norms are inserted for the training and folded after it. The fastest of several number formats and memory layouts is timed first, then
 the learning rate with the smallest loss after a short run is chosen. With `--resume` a network trained by an earlier call starts in place of
 the recovered one.
 """
@@ -39,6 +39,7 @@ SIDE = 512  # photos are read as squares of this side, resized like the detector
 STORED = {"scenes": 448, "crowds": 448, "objects": 320}  # longest sides in the file
 QUALITY = 62  # of the photos in the file (WebP)
 RATES = (1e-3, 2e-3, 4e-3)  # learning rates that are tried
+NORMALIZED = 8  # batches that the statistics of inserted batch norms are measured on
 DECAY, CLIP, WARMUP = 1e-4, 10.0, 0.05
 TRIED, TIMED, SKIPPED = 0.04, 20, 5  # share of the time for a learning rate; steps of a format that are timed, after those that are not
 FORMATS = (("bf16", True), ("bf16", False), ("tf32", False), ("tf32", True))  # number format; channels last
@@ -287,12 +288,14 @@ class Hints:
         from whet.pruning.cut import find_kept_indices
 
         at = {t.name: torch.from_numpy(i).to(device) for (t, axis), i in find_kept_indices(original, channels).items() if axis == 1}
-        outputs = {t.name for t in cut.outputs}
-        self.names = [y.name for layer in cut.layers if layer.op == "Conv" for y in layer.outputs if y.name not in outputs]
+        outputs, users = {t.name for t in cut.outputs}, cut.users()
+        inner = [layer.output for layer in cut.layers if layer.op == "Conv" and layer.output.name not in outputs]
+        self.names = [t.name for t in inner]
         self.at = [at.get(n) for n in self.names]
-        for net in (teacher, cut):
-            for name in self.names:
-                net.mark_output(net.tensor(name))
+        for t in inner:
+            teacher.mark_output(teacher.tensor(t.name))
+            reader = users[t][0][0]
+            cut.mark_output(reader.output if reader.op == "BatchNormalization" else t)
         self.weight = torch.tensor(HINTS, device=device)
 
     def loss(self, mine: list, theirs: list):
@@ -458,18 +461,28 @@ def train(teacher, cut, how: Taught, views: Views, hints: Hints, args: argparse.
 
 
 def distil(net, path: Path, how: Taught, views: Views, recipe, start: Path, args: argparse.Namespace, seconds: float, keep: Callable):
-    """The trained module of the network in `start`, and a record of the training. `keep(module)` saves the best state so far."""
+    """Trains the network in `start` and returns a record of the training. `keep(weights, about)` saves the best state so far and the final one."""
     import torch
 
+    from whet.training import TrainingData
+    from whet.training.batch_norms import InsertedBatchNorm, fold_weights, insert_batch_norms
     from whet.training.module import NetworkModule
 
     began = time.time()
 
+    inserted: list[InsertedBatchNorm] = []
+
     def pair():
         teacher, cut = any_batch(path), any_batch(start)
+        if args.norms:
+            seen = TrainingData({cut.inputs[0].name: torch.cat([views.batch(args.batch) for _ in range(NORMALIZED)]).cpu().numpy()})
+            cut, inserted[:] = insert_batch_norms(cut, seen, batch=args.batch, device=torch.device(args.device))
         hints = Hints(net, teacher, cut, recipe.kept(), args.device)
         whole = NetworkModule(teacher).to(args.device).eval().requires_grad_(False)
         return whole, NetworkModule(cut).to(args.device), hints
+
+    def save(module, about: str = "{}") -> None:
+        keep(fold_weights(module.weights(), inserted), about)
 
     whole, cut, hints = pair()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
@@ -484,11 +497,12 @@ def distil(net, path: Path, how: Taught, views: Views, recipe, start: Path, args
     lr = min(tried, key=lambda r: tried[r] if math.isfinite(tried[r]) else math.inf) if tried else args.lr[0]
     whole, cut, hints = pair()
     left = max(seconds - (time.time() - began), 1.0)
-    steps, history, best = train(whole, cut, how, views, hints, args, precision, lr, left, keep)
-    told = {"steps": steps, "batch": args.batch, "seconds": round(left, 1), "lr": lr, "format": precision, "seconds_per_step": times,
+    steps, history, best = train(whole, cut, how, views, hints, args, precision, lr, left, save)
+    told = {"steps": steps, "batch_norms": len(inserted), "batch": args.batch, "seconds": round(left, 1), "lr": lr, "format": precision, "seconds_per_step": times,
             "tried": {f"{r:g}": v for r, v in tried.items() if math.isfinite(v)}, "loss": history[:: max(1, len(history) // 12)],
             "held_out_photos": len(views.held), "held_out_loss": best.history, "held_out_best": round(best.value, 4)}  # fmt: skip
-    return cut, told
+    save(cut, json.dumps({"what": "distilled", **told}))
+    return told
 
 
 def main() -> int:
@@ -507,6 +521,7 @@ def main() -> int:
     p.add_argument("--lr", type=float, nargs="+", default=RATES, help=f"the highest learning rate; the best of several (default: {RATES})")
     p.add_argument("--format", choices=("bf16", "tf32"), help="number format, bf16 with channels last (default: the fastest is timed)")
     p.add_argument("--resume", type=Path, help="folder of networks that an earlier call trained, to train on")
+    p.add_argument("--no-norms", dest="norms", action="store_false", help="do not insert batch norms for the training")
     p.add_argument("--device", default="cuda")
     p.add_argument("--no-graph", dest="graph", action="store_false", help="do not record a step as a CUDA graph")
     p.add_argument("--out", type=Path, default=Path(".detectors"))
@@ -516,7 +531,7 @@ def main() -> int:
         return 0
     from whet.frontends import network_from_onnx, save_onnx
     from whet.pruning import load_recipe
-    from whet.training.module import from_module
+    from whet.training.module import with_weights
 
     args.out.mkdir(parents=True, exist_ok=True)
     pixels, kinds = photos(args.photos)
@@ -532,12 +547,11 @@ def main() -> int:
             start, recipe = args.cuts / f"{stem}.recovered.onnx", load_recipe(args.cuts / f"{stem}.recipe.json")
             start = args.resume / f"{stem}.onnx" if args.resume and (args.resume / f"{stem}.onnx").exists() else start
 
-            def keep(module, about="{}", start=start, stem=stem) -> None:
-                save_onnx(rounded(from_module(network_from_onnx(start), module, about=about)), args.out / f"{stem}.onnx")
+            def keep(weights, about, start=start, stem=stem) -> None:
+                save_onnx(rounded(with_weights(network_from_onnx(start), weights, about=about)), args.out / f"{stem}.onnx")
 
-            module, record = distil(net, path, how, views, recipe, start, args, seconds[name], keep)
+            record = distil(net, path, how, views, recipe, start, args, seconds[name], keep)
             told[stem] = {"photos": len(pixels), **({"resumed": True} if args.resume else {}), **record}
-            keep(module, json.dumps({"what": "distilled", **told[stem]}))
             print(stem, told[stem], flush=True)
             (args.out / f"{name}.told.json").write_text(json.dumps(told, indent=1) + "\n")
     return 0
