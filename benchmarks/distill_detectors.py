@@ -9,9 +9,9 @@ photo of scenes and crowds is held out: the state with the smallest loss on thes
 A cut network starts from the result of whet's recovery. Each step shows both networks the same views: crops of random position and size,
 mirrored or not, brighter or darker. The loss covers the whole detector's outputs: its scores at all positions (the quality focal loss of Li et
 al. 2020, which weighs positions of disagreement), its boxes at positions with detections; and, with a decaying weight, the kept channels of each
-convolution (hints, Romero et al. 2015), until a third of the time. Batch norms are inserted for the training and folded after it. The fastest of several number formats and memory layouts is timed first, then
-the learning rate with the smallest loss after a short run is chosen. With `--resume` a network trained by an earlier call starts in place of
-the recovered one.
+convolution (hints, Romero et al. 2015), until a third of the time. Batch norms are inserted for the training and folded after it. The fastest
+of several number formats and memory layouts is timed first, then the learning rate with the smallest loss after a short run is chosen. With
+`--resume` a network trained by an earlier call starts in place of the recovered one.
 """
 
 from __future__ import annotations
@@ -498,8 +498,8 @@ def distil(net, path: Path, how: Taught, views: Views, recipe, start: Path, args
     whole, cut, hints = pair()
     left = max(seconds - (time.time() - began), 1.0)
     steps, history, best = train(whole, cut, how, views, hints, args, precision, lr, left, save)
-    told = {"steps": steps, "batch_norms": len(inserted), "batch": args.batch, "seconds": round(left, 1), "lr": lr, "format": precision, "seconds_per_step": times,
-            "tried": {f"{r:g}": v for r, v in tried.items() if math.isfinite(v)}, "loss": history[:: max(1, len(history) // 12)],
+    told = {"steps": steps, "batch_norms": len(inserted), "batch": args.batch, "seconds": round(left, 1), "lr": lr, "format": precision,
+            "seconds_per_step": times, "tried": {f"{r:g}": v for r, v in tried.items() if math.isfinite(v)}, "loss": history[:: max(1, len(history) // 12)],
             "held_out_photos": len(views.held), "held_out_loss": best.history, "held_out_best": round(best.value, 4)}  # fmt: skip
     save(cut, json.dumps({"what": "distilled", **told}))
     return told

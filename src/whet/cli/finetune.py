@@ -26,7 +26,9 @@ def _make_option(flag: str, field: str, text: str, **how: Any) -> Any:
 
 @click.command()
 @click.argument("model", type=click.Path())
-@click.option("--data", "data_source", required=True, help="FILE.npz, python:MODULE:FUNCTION, or a folder of images (a subfolder per class; without: no labels).")
+@click.option(
+    "--data", "data_source", required=True, help="FILE.npz, python:MODULE:FUNCTION, or a folder of images (a subfolder per class; without: no labels)."
+)
 @click.option("--test", "test_source", help="Labelled test data, from the same kinds of sources: accuracy per epoch and of the result.")
 @click.option("--preprocess", help="Preprocessing of images, as --calibPreprocess of whet exec: scale:1/255,mean:..,std:..")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="ONNX file to write (default: MODEL.tuned.onnx).")

@@ -93,8 +93,8 @@ class Batches:
 
 def read_training_data(source: str, net: Network, preprocessing: Preprocessing | None = None) -> TrainingData | Batches:
     """Data for `net` from FILE.npz (arrays by input name, or a single one, and labels, label, y, targets or y_train), from a folder with
-    one subfolder of images per class (sorted by name) or with images alone (no labels), or from python:MODULE:FUNCTION, which returns (x, y), a dict, or a sized iterable of
-    batches.
+    one subfolder of images per class (sorted by name) or with images alone (no labels), or from python:MODULE:FUNCTION, which returns (x, y), a
+    dict, or a sized iterable of batches.
 
     Raises UsageError for a missing source, TrainingError for data that do not fit the network.
     """
