@@ -499,7 +499,8 @@ def distil(net, path: Path, how: Taught, views: Views, recipe, start: Path, args
     left = max(seconds - (time.time() - began), 1.0)
     steps, history, best = train(whole, cut, how, views, hints, args, precision, lr, left, save)
     told = {"steps": steps, "batch_norms": len(inserted), "batch": args.batch, "seconds": round(left, 1), "lr": lr, "format": precision,
-            "seconds_per_step": times, "tried": {f"{r:g}": v for r, v in tried.items() if math.isfinite(v)}, "loss": history[:: max(1, len(history) // 12)],
+            "seconds_per_step": times, "tried": {f"{r:g}": v for r, v in tried.items() if math.isfinite(v)},
+            "loss": history[:: max(1, len(history) // 12)],
             "held_out_photos": len(views.held), "held_out_loss": best.history, "held_out_best": round(best.value, 4)}  # fmt: skip
     save(cut, json.dumps({"what": "distilled", **told}))
     return told

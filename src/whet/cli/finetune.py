@@ -27,7 +27,7 @@ def _make_option(flag: str, field: str, text: str, **how: Any) -> Any:
 @click.command()
 @click.argument("model", type=click.Path())
 @click.option(
-    "--data", "data_source", required=True, help="FILE.npz, python:MODULE:FUNCTION, or a folder of images (a subfolder per class; without: no labels)."
+    "--data", "data_source", required=True, help="FILE.npz, python:MODULE:FUNCTION, or a folder of images (one subfolder per class, or no labels)."
 )
 @click.option("--test", "test_source", help="Labelled test data, from the same kinds of sources: accuracy per epoch and of the result.")
 @click.option("--preprocess", help="Preprocessing of images, as --calibPreprocess of whet exec: scale:1/255,mean:..,std:..")
