@@ -5,8 +5,9 @@ lossless ones; MNIST: a random selection).
         [--models resnet56 resnet20 vit_mnist lenet_mnist] [--importance auto l1 fpgm taylor2 random --depth auto on off]
         [--hidden off on] [--workers N]
 
-A row has the accuracy as cut (`top1_cut`) and after recovery without labels (`top1`), and the share of up to 3,000 other images, neither tested
-nor calibrated with, that the recovered network classifies as the whole one does (`agreement`). `--hidden on` also cuts the residual width of a transformer.
+A row has the accuracy as cut (`top1_cut`) and after recovery without labels (`top1`), and the share of up to 3,000 other images, neither tested nor
+calibrated with, that the recovered network classifies as the whole one does (`agreement`). `--hidden on` also cuts the residual width of a
+transformer.
 """
 
 from __future__ import annotations
