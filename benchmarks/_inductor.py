@@ -18,18 +18,26 @@ from typing import Any
 
 
 class Turn:
-    """A reentrant lock (for one thread) among the processes that share a GPU."""
+    """A reentrant lock (for one thread) among the processes that share a GPU. Processes in the queue (`queues`) wait for one another first, so that
+    a process outside the queue waits for at most one of them."""
 
-    def __init__(self, gpu: str) -> None:
-        with open(Path(tempfile.gettempdir()) / f"gpu_peers.{os.getuid()}.{gpu}.lock", "w") as file:
-            # files of an ending process are closed in ascending order: this one after the GPU's, whose memory is free by then
-            self.file = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 900)
-        self.depth, self.waited = 0, 0.0
+    def __init__(self, gpu: str, queues: bool = False) -> None:
+        def lock_file(name: str) -> int:
+            with open(Path(tempfile.gettempdir()) / f"gpu_peers.{os.getuid()}.{gpu}.{name}", "w") as file:
+                # files of an ending process are closed in ascending order: this one after the GPU's, whose memory is free by then
+                return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 900)
+
+        self.file, self.queue = lock_file("lock"), lock_file("queue")
+        self.queues, self.depth, self.waited = queues, 0, 0.0
 
     def __enter__(self) -> None:
         if not self.depth:
             begun = time.perf_counter()
+            if self.queues:
+                fcntl.flock(self.queue, fcntl.LOCK_EX)
             fcntl.flock(self.file, fcntl.LOCK_EX)
+            if self.queues:
+                fcntl.flock(self.queue, fcntl.LOCK_UN)
             self.waited += time.perf_counter() - begun
         self.depth += 1
 

@@ -2,10 +2,11 @@
 
 `python benchmarks/cpu_peers.py [--cases resnet18:1,resnet18:8] [--processes 6] [--folder FOLDER] [--stage build|time] [--out FILE]`
 
-A case is a network and a batch; NAME@32 is the network with inputs of 32 x 32. whet's engine is built once and saved (`--stage build` stops there,
-`--stage time` takes what is in FOLDER); each process loads it together with the peers' sessions of the same ONNX file, all with the same
-number of threads, checks that the outputs agree, and times interleaved blocks of inferences, forwards and backwards (a peer's threads may spin
-after a run, so each block starts with a pause and discarded runs). Half of the processes start with whet, half with the last peer.
+A case is a network of the zoo, or of the test data in $WHET_DATA, and a batch; NAME@32 is the network with inputs of 32 x 32. whet's engine is built
+once and saved (`--stage build` stops there, `--stage time` takes what is in FOLDER); each process loads it together with the peers' sessions of the
+same ONNX file, all with the same number of threads (of tiny networks whet builds engines with fewer threads too, and keeps the fastest), checks that
+the outputs agree, and times interleaved blocks of inferences, forwards and backwards (a peer's threads may spin after a run, so each block starts
+with a pause and discarded runs). Half of the processes start with whet, half with the last peer.
 `ratio` is the better peer's time over whet's (above 1: whet is faster), the median over processes; `ratio_low` and `ratio_high` are its
 95 % interval (order statistics). The peers are at their best settings (_cpu_runners.py); where OpenVINO's default precision hint is BF16, that is
 shown too and does not count here. `others_cpus` is the largest external load of a process; one above 0.2 is repeated (at most twice), and a
@@ -44,8 +45,11 @@ from _record import alone, median_interval, provenance
 BARS = {
     "resnet18": {1: 1.65, 8: 1.85}, "resnet34": {1: 1.65, 8: 1.85}, "vgg16": {1: 1.65, 8: 1.85}, "resnet50": {1: 1.2}, "yolov5s": {1: 1.3},
     "unet": {1: 1.3}, "mobilenet_v2": {1: 1.15}, "mobilenet_v3_large": {1: 1.15}, "efficientnet_b0": {1: 1.15}, "mobilenet_v2@32": {1: 1.1},
-    "bert_base": {1: 1.0}, "vit_b_16": {1: 1.0},
+    "bert_base": {1: 1.0}, "vit_b_16": {1: 1.0}, "lenet5": {1: 1.1}, "resnet8_mlperftiny": {1: 1.1}, "resnet20_cifar10": {1: 1.1},
+    "resnet56_cifar10": {1: 1.1},
 }  # fmt: skip
+TINY = 1.1  # the bar of tiny networks: whet's builder times them on fewer threads too
+FOLDERS = {"resnet8_mlperftiny": "cifar10", "resnet20_cifar10": "cifar10", "resnet56_cifar10": "cifar10"}  # networks of the test data, 32 x 32
 LEAST = 0.98  # for every other network
 OPTIONS = {"bert_base": {"sequence": 128}}
 CASES = ",".join(f"{n}:{b}" for b in (1, 8) for n in BARS)
@@ -72,19 +76,25 @@ def feed(inputs: dict[str, list]) -> dict[str, np.ndarray]:
 
 
 def save_model(name: str, batch: int, path: Path) -> None:
-    """The zoo's network, with inputs of SIZE x SIZE if the name ends with @SIZE."""
+    """A network of the zoo, with inputs of SIZE x SIZE if the name ends with @SIZE, or of the test data."""
     import onnx
 
     import whet.zoo
 
     network, _, size = name.partition("@")
-    whet.zoo.save(network, path, batch=batch, **OPTIONS.get(network, {}))
-    if size:
+    if network in FOLDERS:
+        model = onnx.load(Path(os.environ["WHET_DATA"]) / FOLDERS[network] / f"{network}.onnx")
+    else:
+        whet.zoo.save(network, path, batch=batch, **OPTIONS.get(network, {}))
+        if not size:
+            return
         model = onnx.load(path)
-        for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
-            dim.dim_value = int(size)
-        del model.graph.value_info[:]
-        onnx.save(model, path)
+    batch_dim, *_, height, width = model.graph.input[0].type.tensor_type.shape.dim
+    batch_dim.dim_value = batch
+    if size:
+        height.dim_value = width.dim_value = int(size)
+    del model.graph.value_info[:]
+    onnx.save(model, path)
 
 
 #: openvino is at its default precision hint
@@ -93,8 +103,8 @@ PEERS = ("ort", "openvino_f32")  # compute in FP32 as whet here; the faster coun
 
 
 def load_runners(order: list[str], files: dict[str, Path], threads: int, ort: OrtOptions) -> dict[str, Run]:
-    """The runners in this order."""
-    return {n: RUNNERS[n](files[n], threads, *([ort] if n == "ort" else [])) for n in order}
+    """The runners in this order. The engine has its own thread count, at most `threads`."""
+    return {n: RUNNERS[n](files[n], 0 if n == "whet" else threads, *([ort] if n == "ort" else [])) for n in order}
 
 
 def worker(args: argparse.Namespace) -> None:
@@ -143,17 +153,20 @@ def block(run, arrays) -> list[float]:
 def prepare(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
     """Writes the model, the engine and facts about it to `folder`."""
     from whet.builder import BuildConfig, build
+    from whet.builder.config import AUTO_THREADS
     from whet.engine import write_engine
     from whet.frontends import network_from_onnx
 
     model = folder / f"{name}-{batch}.onnx"
     save_model(name, batch, model)
     net = network_from_onnx(model)
-    plan = build(net, BuildConfig(threads=args.threads, timing_cache=str(folder / "timings.sqlite"), optimization_level=args.level))
+    threads = AUTO_THREADS if bar_of(name, 1) == TINY else args.threads
+    plan = build(net, BuildConfig(threads=threads, timing_cache=str(folder / "timings.sqlite"), optimization_level=args.level))
     write_engine(plan, folder / f"{name}-{batch}.engine")
     facts = {
         "inputs": {t.name: [t.dtype.numpy.name, *(int(d) for d in t.shape)] for t in net.inputs},
         "build_seconds": round(plan.report.build_seconds, 2), "build_disturbed": len(plan.report.timing.disturbed_cpus), "level": args.level,
+        "whet_threads": plan.threads,
     }  # fmt: skip
     (folder / f"{name}-{batch}.json").write_text(json.dumps(facts))
     print(f"{name} batch {batch}: built in {facts['build_seconds']} s, {facts['build_disturbed']} disturbed timings", flush=True)

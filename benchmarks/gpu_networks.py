@@ -2,21 +2,25 @@
 
     python benchmarks/gpu_networks.py [--rows bert_base_128:1,vit_b_16:32,...] [--exporter torchscript|dynamo] [--attention sdpa|eager]
                                       [--opset N] [--peers eager,compile,tensorrt] [--ahead N] [--budget SECONDS] [--limit SECONDS A BUILD]
-                                      [--layers] [--without PASS,...] [--quantized int8,fp8]
+                                      [--layers] [--without PASS,...] [--quantized int8,fp8] [--gpus N] [--builds]
 
 Each row is a process of its own: the network with random weights (seed 0) is exported to ONNX at a fixed batch (by the other exporter if the first
-fails; the row says which), built at FP16 with verification (cold caches), and timed in rounds that alternate between whet's engine, torch eager in
-FP16 (channels last for images), torch.compile (max-autotune) and, where it is installed, TensorRT's engine of the same ONNX file; all are GPU times
-of isolated replays of a CUDA graph. `error` is the greatest difference from torch in FP32 on the CPU, relative to the greatest output; `build_s`
-includes verification, `stages_s` are its longest stages. Rows are built and timed one after the other, as they become ready, while the networks of
-the next ones are made and exported by `--ahead` processes. A row that fails states the error and the stages that it has reached, a row that is
-stopped the stages; `banned` are kernels that verification refused. torch.compile's kernels are compiled while the row waits, too; all timings of
-the processes, Inductor's and the builder's, take turns on the GPU. `compile_prepare_s` and `eager_prepare_s` include this waiting.
+fails; the row says which), built at FP16 with verification (without a timing cache), and timed in rounds that alternate between whet's engine, torch
+eager in FP16 (channels last for images), torch.compile (max-autotune) and, where it is installed, TensorRT's engine of the same ONNX file; all are
+GPU times of isolated replays of a CUDA graph. `error` is the greatest difference from torch in FP32 on the CPU, relative to the greatest output;
+`build_s` includes verification, `stages_s` are its longest stages. Rows are built and timed one after the other, as they become ready, while the
+networks of the next ones are made and exported by `--ahead` processes, which leave the CPUs and the GPU to the build first. With --gpus N this
+happens on each of N GPUs, with its own equal share of the CPUs; each takes the next of the rows that are left. A row that fails states the error and
+the stages that it has reached, a row that is stopped the stages; `banned` are kernels that verification refused. torch.compile's kernels are compiled
+while the row waits, too; all timings of the processes, Inductor's and the builder's, take turns on the GPU. `compile_prepare_s` and `eager_prepare_s`
+include this waiting.
 --layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
 --without times a second engine, built without these passes, interleaved with the others. --quantized does so with engines for which INT8 or FP8 are
 permitted too, calibrated on mirrored and on shifted inputs, within an accuracy budget of 30 dB; `<type>_snr_db` is that of the outputs against torch
 in FP32 (`snr_db`: of the FP16 engine), `<type>_layers` counts the layers that the choice by time and accuracy left in that type, and
 `<type>_engines` has time and decibels of each engine that was compared.
+--builds: kernels that earlier rows compiled are not used, and `rebuild_s` is the time of a second build by the same process, with the timing cache
+and the kernels of the first one; with --ahead 0 nothing else uses the row's CPUs.
 Results: $OUT/gpu_networks.json.
 Needs torch, torchvision, timm and transformers.
 """
@@ -33,9 +37,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +48,17 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 ROUNDS, REPLAYS = 7, 30
+
+
+def give_way(steps: int) -> None:
+    """Lets other processes use the CPUs first (`steps` above 0), or no longer (0, for privileged users). Threads keep what they began with."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, steps)
+
+
+def take_share(things: Sequence[Any], part: int, parts: int) -> Sequence[Any]:
+    """The things of one of `parts` equal parts, in order."""
+    return things[part * len(things) // parts : (part + 1) * len(things) // parts]
 
 
 class Stages:
@@ -179,19 +195,28 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         row: dict[str, Any] = {"exporter": export(net, named, path, tuple(sorted(EXPORTERS, key=lambda e: e != args.exporter)), args.opset)}
         row["export_s"] = round(time.perf_counter() - begun, 1)
         peers = [p for p in args.peers.split(",") if p]
-        turn = Turn(os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+        turn = Turn(os.environ.get("CUDA_VISIBLE_DEVICES", "0"), queues=True)
         if "compile" in peers:
             exclusive(turn)
         replays = capture_torch(net, values, [p for p in peers if p != "tensorrt"], turn, row)
         print("EXPORTED", flush=True)
         sys.stdin.readline()
+        give_way(0)
+        turn.queues = False
         torch.set_num_threads(threads)
         gpu = get_backend("cuda")
         share(type(gpu), turn)
         begun = time.perf_counter()
-        plan = build(network_from_onnx(path), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=""), progress=Stages())
+        config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache=f"{folder}/times.json" if args.builds else "")
+        if args.builds:
+            os.environ["WHET_CUDA_CACHE"] = f"{folder}/kernels"
+        plan = build(network_from_onnx(path), config, progress=Stages())
         row["build_s"] = round(time.perf_counter() - begun, 1)
         row["stages_s"] = {k: round(s, 1) for k, s in sorted(plan.report.phase_seconds.items(), key=lambda x: -x[1])[:5]}
+        if args.builds:
+            begun = time.perf_counter()
+            build(network_from_onnx(path), config)
+            row["rebuild_s"] = round(time.perf_counter() - begun, 1)
         row["layers"] = len(plan.network.layers)
         row["layer_kinds"] = dict(Counter(layer.composite or layer.op for layer in plan.network.layers).most_common(12))
         write_engine(plan, f"{folder}/model.engine")
@@ -213,8 +238,8 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         sides: dict[str, Callable[[int], float]] = {"whet": lambda count: statistics.median(bound.seconds(count)) * 1e3}
         if args.without:
             row["without"] = args.without.split(",")
-            config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", passes=tuple(f"-{n}" for n in row["without"]))
-            other = build(network_from_onnx(path), config)
+            passes = tuple(f"-{n}" for n in row["without"])
+            other = build(network_from_onnx(path), BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="", passes=passes))
             other_bound = bind(other, gpu)
             other_bound.run()
             row["without_layers"] = len(other.network.layers)
@@ -258,14 +283,22 @@ class Worker:
     """The process of one row: exports, and waits until it may build and time. It is stopped `limit` seconds after the start of either, and at
     `end` (of time.perf_counter)."""
 
-    def __init__(self, networks: str, args: argparse.Namespace, end: float) -> None:
+    def __init__(self, networks: str, args: argparse.Namespace, end: float, lane: int) -> None:
         self.asked, self.limit, self.end = networks, args.limit, end
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(args.gpus)))).split(",")
+        cpus = take_share(sorted(os.sched_getaffinity(0)), lane, args.gpus)
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus[lane]} if args.gpus > 1 else dict(os.environ)
         passed_on = ("exporter", "attention", "opset", "peers", "without", "quantized")
-        options = [f"--{n}={getattr(args, n)}" for n in passed_on] + ["--layers"] * args.layers
+        options = (
+            [f"--{n}={getattr(args, n)}" for n in passed_on]
+            + ["--layers"] * args.layers
+            + ["--builds"] * args.builds
+            + ["--cpus", ",".join(map(str, cpus))]
+        )
         self.errors = tempfile.TemporaryFile("w+")
         pipe = subprocess.PIPE
         command = [sys.executable, __file__, "--one", networks, *options]
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True, env=environment)
         self.stages: list[str] = []
         self.timed: dict[str, Any] = {}
 
@@ -314,12 +347,52 @@ def take_ready(workers: list[Worker], end: float) -> Worker:
 
 
 def run_one(args: argparse.Namespace) -> None:
-    """Prints the row of one network, or its error in brief."""
+    """Prints the row of one network, or its error in brief. Its libraries are imported on its own CPUs, so that they start that many threads."""
+    os.sched_setaffinity(0, map(int, args.cpus.split(",")))
+    give_way(10)
     try:
         print("ROW " + json.dumps(measure_row(args)), flush=True)
     except Exception as e:  # noqa: BLE001 - any class: the row states what failed
         text = f"{type(e).__name__}: {e}"
         print("FAILED " + json.dumps({"failed": text if len(text) < 700 else f"{text[:350]} ... {text[-350:]}"}), flush=True)
+
+
+class Record:
+    """The rows measured so far, by all GPUs: printed and written after each."""
+
+    def __init__(self) -> None:
+        from _record import provenance
+
+        self.rows: list[dict[str, Any]] = []
+        self.origin = provenance(("numpy", "torch", "torchvision", "timm", "transformers"))
+        self.guard = threading.Lock()
+
+    def add(self, row: dict[str, Any]) -> None:
+        with self.guard:
+            self.rows.append(row)
+            print(json.dumps({k: v for k, v in row.items() if not k.endswith("layer_us")}), flush=True)
+            device = next((r["device"] for r in self.rows if "device" in r), "")
+            text = json.dumps({**self.origin, "device": device, "rows": self.rows}, indent=1)
+            Path(os.environ.get("OUT", "."), "gpu_networks.json").write_text(text + "\n")
+
+
+def measure_lane(waiting: deque[str], args: argparse.Namespace, end: float, record: Record, lane: int) -> None:
+    """Measures rows on one GPU until none is left, or until `end` (of time.perf_counter). The first rows are dealt: each GPU gets long ones."""
+    workers = [Worker(asked, args, end, lane) for asked in args.dealt[lane :: args.gpus]]
+    while True:
+        with record.guard:
+            while waiting and len(workers) <= args.ahead and time.perf_counter() < end:
+                workers.append(Worker(waiting.popleft(), args, end, lane))
+        if not workers:
+            return
+        if time.perf_counter() > end:
+            print("left out:", *[w.asked for w in workers], flush=True)
+            for worker in workers:
+                worker.process.kill()
+            return
+        worker = take_ready(workers, end)
+        name, batch = worker.asked.split(":")
+        record.add({"network": name, "batch": int(batch), **worker.row()})
 
 
 def main() -> None:
@@ -337,30 +410,19 @@ def main() -> None:
     p.add_argument("--layers", action="store_true", help="the time of each layer, too")
     p.add_argument("--without", default="", help="passes, separated by commas, that a second engine is built without")
     p.add_argument("--quantized", default="", help="int8, fp8 or both: engines with these types permitted within 30 dB, too")
+    p.add_argument("--gpus", type=int, default=1, help="GPUs that measure rows, each with an equal share of the CPUs")
+    p.add_argument("--builds", action="store_true", help="times builds without and with the files that a build leaves")
     p.add_argument("--one", help=argparse.SUPPRESS)
+    p.add_argument("--cpus", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.one:
         return run_one(args)
-    from _record import provenance
-
-    begun, rows, waiting = time.perf_counter(), [], args.rows.split(",")
-    workers: list[Worker] = []
-    while waiting or workers:
-        if time.perf_counter() - begun > args.budget:
-            print("left out:", *[w.asked for w in workers], *waiting, flush=True)
-            for worker in workers:
-                worker.process.kill()
-            break
-        while waiting and len(workers) <= args.ahead:
-            workers.append(Worker(waiting.pop(0), args, begun + args.budget))
-        worker = take_ready(workers, begun + args.budget)
-        name, batch = worker.asked.split(":")
-        rows.append({"network": name, "batch": int(batch), **worker.row()})
-        print(json.dumps({k: v for k, v in rows[-1].items() if not k.endswith("layer_us")}), flush=True)
-        folder = Path(os.environ.get("OUT", "."))
-        device = next((r["device"] for r in rows if "device" in r), "")
-        record = {**provenance(("numpy", "torch", "torchvision", "timm", "transformers")), "device": device, "rows": rows}
-        (folder / "gpu_networks.json").write_text(json.dumps(record, indent=1) + "\n")
+    rows, at_once = args.rows.split(","), args.gpus * (args.ahead + 1)
+    end, record, args.dealt, waiting = time.perf_counter() + args.budget, Record(), rows[:at_once], deque(rows[at_once:])
+    with ThreadPoolExecutor(args.gpus) as lanes:
+        list(lanes.map(partial(measure_lane, waiting, args, end, record), range(args.gpus)))
+    if waiting:
+        print("left out:", *waiting, flush=True)
 
 
 if __name__ == "__main__":

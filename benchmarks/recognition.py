@@ -39,7 +39,7 @@ TOLERANCE = 1e-4
 BATCH = 2
 #: layers that do the work of a network; every other one is left over
 WORK = (
-    "Attention", "AveragePool", "Conv", "ConvSum", "ConvTranspose", "DepthwiseThenPointwise", "Gather", "Gemm", "GlobalAveragePool",
+    "Attention", "AveragePool", "Conv", "ConvSum", "ConvTranspose", "DepthwiseThenPointwise", "GatedProduct", "Gather", "Gemm", "GlobalAveragePool",
     "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LSTM", "LayerNormalization", "MatMul", "MaxPool", "NormThenProduct",
     "PoolGemm", "RMSNormalization", "Resize", "SqueezeExcite",
 )  # fmt: skip

@@ -34,7 +34,7 @@ NAMES: dict[str, _Name] = {
     **_make_table("names", noFuse="no_fuse", passes="passes", tacticSources="tactic_sources"),
     **_make_table(
         "true", deterministic="deterministic", errorOnTimingCacheMiss="error_on_cache_miss", insist="insist", retime="retime", strict="strict",
-        strictNumerics="strict_numerics",
+        strictNumerics="strict_numerics", verifyAgain="verify_again",
     ),
     **_make_table(
         "text", best="precisions=('best',)", bf16="precisions=('bf16',)", fp16="precisions=('fp16',)", fp8="precisions=('fp8',)",

@@ -212,7 +212,7 @@ def test_where_the_pool_cannot_be_ended_the_child_raises_instead_of_hanging(engi
     from whet.backends.cpu import threads
 
     class Oldest:
-        name, address, survives_fork = "tbb", threads.address("omp_set_num_threads"), False
+        name, address, survives_fork = "tbb", threads.get_gomp_address("omp_set_num_threads"), False
 
         def set(self, count):
             pass

@@ -1,4 +1,4 @@
-"""GPUs before Hopper: kernels compile for them, Hopper's tensor-core tactics refuse with a reason, and notes name untested hardware."""
+"""GPUs other than Hopper: kernels compile for them, Hopper's tensor-core tactics refuse with a reason, and notes name untested hardware."""
 
 import sys
 from collections import Counter, OrderedDict
@@ -25,7 +25,7 @@ AMPERE = CompileOnlyGpu("sm_80")
 # : kernels built entirely on wgmma and bulk copies
 HOPPER_ONLY = {"conv", "stem", "gemm", "stem_as_channels", "qconv", "qstem", "group_conv"}
 OURS = [t for t in list_tactics("cuda") if ".library." not in type(t).__module__]
-SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024}  # bytes of shared memory per block
+SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_89": 99 * 1024, "sm_100": 227 * 1024}  # bytes of shared memory per block
 EACH = 2  # samples of a tactic, and instances of a kernel file, that are tested
 
 
@@ -83,7 +83,7 @@ def instances():
 
 
 @COMPILER_FLAGS
-@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_86", marks=pytest.mark.slow), "sm_89"])
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_86", marks=pytest.mark.slow), "sm_89", "sm_100"])
 def test_kernels_compile(instances, arch, flags):
     try:
         compiler.load_nvrtc()
@@ -145,7 +145,9 @@ def device(capability):
 
 def test_notes_name_kernels_never_run_on_this_gpu(monkeypatch):
     assert device((9, 0)).caution == ""
-    assert "8.6: whet's kernels were only run on 9.0" in device((8, 6)).caution
+    assert "8.6: whet's kernels were only run on 9.0. Tests compile them for 8.0, 8.6, 8.9 and 10.0." in device((8, 6)).caution
+    assert "Tests compile them" in device((10, 0)).caution
+    assert "They were never compiled for it" in device((8, 7)).caution
     assert "They were never compiled for it" in device((12, 0)).caution
     null = get_backend("null")
     monkeypatch.setattr(type(null), "caution", device((8, 0)).caution, raising=False)

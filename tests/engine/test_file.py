@@ -18,6 +18,7 @@ from whet.engine import (
     probe_inputs,
     probe_shapes,
     read_engine,
+    weights,
     write_engine,
 )
 from whet.engine.check import check_plan
@@ -268,3 +269,27 @@ def test_a_plan_that_cannot_be_read_back_is_refused_and_leaves_no_file(tmp_path)
     with pytest.raises(EngineError, match="cannot be read back"):
         write_engine(plan, tmp_path / "e.engine")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_written_is_read_back_without_evaluating_it_again(tmp_path, monkeypatch):
+    """Arrays are compared by digest, expressions by their text; a difference in either is found."""
+    w = np.random.default_rng(0).standard_normal((64, 64)).astype("f4")
+    net = Network("turned", "lowered")
+    turned = net.constant(Weight(np.ascontiguousarray(w.T), Origin("Transpose", args=(Origin("source", "w"),), attrs=(("perm", (1, 0)),))), "turned")
+    net.mark_output(net.add("Add", net.add("Add", net.add_input("x", parse_type("f32[64,64]")), turned), net.constant(w, "v")), "y")
+    net.source = {"w": w}
+    plan = make_plan(net)
+    applied, apply, parse = [], weights._apply, weights.parse_value
+    monkeypatch.setattr(weights, "_apply", lambda *args: applied.append(args[0]) or apply(*args))
+    write_engine(plan, tmp_path / "a.engine")
+    assert applied == ["Transpose"], "once, by the writer"
+    read_engine(tmp_path / "a.engine")
+    assert applied == ["Transpose"] * 2
+    with monkeypatch.context() as m:
+        m.setattr(weights, "parse_value", lambda text: tuple(reversed(parse(text))))
+        with pytest.raises(EngineError, match="cannot be read back"):
+            write_engine(plan, tmp_path / "b.engine")
+    plan.network.constants["v"].weight.__dict__["digest"] = "0" * 64
+    with pytest.raises(EngineError, match=r"cannot be read back: .*digest"):
+        write_engine(plan, tmp_path / "c.engine")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.engine"]

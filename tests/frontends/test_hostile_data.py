@@ -122,7 +122,7 @@ def test_every_reader_of_arrays_refuses_a_bomb(tmp_path):
         (lambda: list(calibration_data(str(path), net)), CalibrationError),
         (lambda: load_unlabelled(str(path), net, 4), CalibrationError),
         (lambda: load_labelled(str(path), net, "data.score"), CalibrationError),
-        (lambda: training.training_data(str(path), net), TrainingError),
+        (lambda: training.read_training_data(str(path), net), TrainingError),
         (lambda: read_input(path, "x", (1, 3, 8, 8), np.dtype(np.float32)), UsageError),
     ]:
         with pytest.raises(error, match="over 100 times as many"):

@@ -359,8 +359,8 @@ def child(code, **environment):
     return done.stdout + done.stderr
 
 
-LOAD = "from whet.tactics.cpu.onednn._api import library_version\nfrom whet.errors import BackendError\n"
-TRY = LOAD + "try:\n    print(library_version())\nexcept BackendError as e:\n    print('BackendError:', e)\n"
+LOAD = "from whet.tactics.cpu.onednn._api import get_library_version\nfrom whet.errors import BackendError\n"
+TRY = LOAD + "try:\n    print(get_library_version())\nexcept BackendError as e:\n    print('BackendError:', e)\n"
 
 
 def test_the_library_is_named_or_refused():
@@ -372,7 +372,7 @@ def test_the_library_is_named_or_refused():
 
 @pytest.mark.parametrize(("runtime", "major", "words"), [(512, 3, "'sycl'"), (8, 3, "'threadpool'"), (2, 2, "version 3")])
 def test_a_wrong_build_is_refused(runtime, major, words):
-    module = sys.modules["whet.tactics.cpu.onednn._api.load_library"]
+    module = sys.modules["whet.tactics.cpu.onednn._api.library"]
     version = module._Version(major, 2, 0, b"abc", runtime, 0)
 
     class Answers:
@@ -388,7 +388,7 @@ def test_a_wrong_build_is_refused(runtime, major, words):
 def test_missing_libgomp_names_the_package():
     code = (
         "from whet.backends.cpu import threads\nfrom whet.errors import BackendError\nthreads.LIBRARY = 'libgomp-missing.so.1'\n"
-        "try:\n    threads.gomp()\nexcept BackendError as e:\n    print(e)\n"
+        "try:\n    threads.load_gomp()\nexcept BackendError as e:\n    print(e)\n"
     )
     text = child(code)
     assert "apt-get install libgomp1" in text

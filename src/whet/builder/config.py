@@ -25,7 +25,8 @@ _LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS, "se
 _LARGEST_SEED = 2**32 - 1  # of NumPy's RandomState
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("threads", "optimization_level", "avg_timing", "max_tactics", "whole_engines", "seed"), (Integral, "an int")),
-    **dict.fromkeys(("strict", "error_on_cache_miss", "verify", "deterministic", "strict_numerics", "in_network"), (bool, "True or False")),
+    **dict.fromkeys(("strict", "error_on_cache_miss", "verify", "verify_again", "deterministic"), (bool, "True or False")),
+    **dict.fromkeys(("strict_numerics", "in_network"), (bool, "True or False")),
     "backend": (str, "the name of a backend, such as 'cpu' or 'cuda'"),
 }
 
@@ -54,6 +55,7 @@ class BuildConfig:
     tactic_sources: tuple[str, ...] = ()  # "-name", "+name": tactics, or families such as ONEDNN and NUMPY, in order
     memory_limit: dict[str, int] = field(default_factory=dict)  # bytes by pool: "workspace", "arena"
     verify: bool = True
+    verify_again: bool = False  # verify also if this very engine passed verification on this machine before
     deterministic: bool = False
     strict_numerics: bool = False  # no Winograd, and no kernel that loses NaN or infinities
     lock: str | None = None  # a lock file to obey

@@ -82,6 +82,7 @@ def build_config(o: Options, log: Log, net) -> Any:
         memory_limit=pools,
         tactic_sources=_list_sources(o),
         verify="noVerify" not in o,
+        verify_again="verifyAgain" in o,
         deterministic="deterministic" in o,
         strict_numerics="strictNumerics" in o,
         lock=o.get("lock") or None,

@@ -69,6 +69,7 @@ def _make_flags() -> list[Flag]:
         ("deterministic", "", "only tactics with reproducible results"),
         ("strictNumerics", "", "no Winograd, and no kernel that loses NaN or infinities"),
         ("noVerify", "", "do not compare the engine with the reference after the build"),
+        ("verifyAgain", "", "compare it also if this very engine passed on this machine before"),
         ("markDebug", "NAMES", "values of the model that become outputs of the engine, for --saveDebugTensors (* matches any text; they are not fused)"),
         ("strict", "", "refuse, instead of reporting, permissions and flags that cannot be used"),
         ("monitorMemory", "", "report memory while building"),

@@ -13,7 +13,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from whet.engine.layout import Section, read_sections, read_table_digests, write
 from whet.engine.plan import EnginePlan
 from whet.engine.report import defer_report, report_from_data, report_to_data
 from whet.engine.text import read_text
-from whet.engine.weights import collect, iterate_constants, join_sources, read_weights
+from whet.engine.weights import collect, iterate_constants, join_sources, list_expressions, read_weights
 from whet.errors import EngineError, NetworkError, WhetError
 from whet.network import format_network
 from whet.network.text import VERSION as TEXT_VERSION
@@ -107,16 +107,20 @@ def read_engine(source: Source, *, defer: bool = False) -> EnginePlan:
     Raises EngineError, and nothing else, for a file that is truncated, damaged, hostile or of another version. With `defer` each weight, and the
     build's report, is read and checked by its first access, which raises the EngineError: those that nothing reads take no time.
     """
+    return _read_source(source, defer)
+
+
+# reading
+
+
+def _read_source(source: Source, defer: bool, evaluated: Collection[tuple[str, str]] | None = None) -> EnginePlan:
     opened = _Opened(source)
     try:
-        return _read(opened.data, defer)
+        return _read(opened.data, defer, evaluated)
     except EngineError as e:
         raise EngineError(f"{opened.name}: {e}") from e
     except (WhetError, ValueError, TypeError, KeyError, IndexError, OverflowError, SyntaxError, MemoryError, RecursionError) as e:
         raise EngineError(f"{opened.name}: it cannot be read: {type(e).__name__}: {str(e)[:300]}") from e
-
-
-# reading
 
 
 def release_pages(plan: EnginePlan) -> None:
@@ -169,7 +173,7 @@ def _require(parts: Mapping[str, memoryview]) -> None:
         raise EngineError(f"the engine has no section '{missing[0] if missing else 'packed'}': it is incomplete")
 
 
-def _read(data: memoryview, defer: bool) -> EnginePlan:
+def _read(data: memoryview, defer: bool, evaluated: Collection[tuple[str, str]] | None) -> EnginePlan:
     parts = read_sections(data, SECTIONS, _DEEP)
     _require(parts)
     digests = read_table_digests(data)
@@ -182,7 +186,7 @@ def _read(data: memoryview, defer: bool) -> EnginePlan:
     if header["text_version"].integer() != TEXT_VERSION:
         raise EngineError(f"its network text has version {header['text_version'].value}, this whet reads {TEXT_VERSION}: build it again")
     require(plugins)
-    weights, sources = read_weights(Reader(from_json(parts["index"], "index"), "index"), parts["weights"], defer=defer)
+    weights, sources = read_weights(Reader(from_json(parts["index"], "index"), "index"), parts["weights"], defer=defer, evaluated=evaluated)
 
     def read_info() -> Reader:
         return Reader(from_json(parts["info"], "info"), "info").object("report", "whet", *(["further"] if "further" in parts else []))
@@ -305,9 +309,12 @@ def _digest(sections: Mapping[str, tuple[int, bytes]]) -> str:
 
 
 def _read_back(name: str, plan: EnginePlan) -> None:
-    """Checks that the written file opens as the same engine, so that a plan that cannot be read back is refused now."""
+    """Checks that the written file opens as the same engine, so that a plan that cannot be read back is refused now. All sections are read, and the
+    digests of all arrays are compared. Expressions were evaluated when they were written: one that is read with the same text has the same value.
+    """
+    nets = [*(p.network for p in plan.by_profile()), *([plan.tail.network] if plan.tail is not None else [])]
     try:
-        again = read_engine(name)
+        again = _read_source(name, defer=False, evaluated=list_expressions(nets))
     except EngineError as e:
         raise EngineError(f"the engine cannot be read back: {re.sub(re.escape(name) + ': ', '', str(e))}") from e
     was, now = ([t.constant().digest for part in p.by_profile() for t in iterate_constants(part.network)] for p in (plan, again))

@@ -7,7 +7,7 @@ origin. Reading evaluates expressions within a budget of bytes and compares dige
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -201,10 +201,32 @@ class Budget:
 Node = tuple[Origin, list[int | None], str, int]  # origin, numbers of the arguments, digest of a source's array, number of operations
 
 
-def read_weights(index: Reader, data: memoryview, *, defer: bool = False) -> tuple[list[Weight], Mapping[str, np.ndarray]]:
+def list_expressions(nets: Iterable[Network]) -> set[tuple[str, str]]:
+    """(digest, text of the expression) of the constants."""
+    return {(w.digest, _format_expression(w.origin)) for net in nets for t in iterate_constants(net) if (w := t.weight) is not None}
+
+
+def _format_expression(origin: Origin) -> str:
+    """The operations of an expression with their attributes, in a fixed order; "" for more operations than an engine file may have: with shared
+    parts the text could grow exponentially."""
+    parts: list[str] = []
+    todo: list[Origin | None] = [origin]
+    while todo:
+        o = todo.pop()
+        parts.append("none" if o is None else repr((o.op, o.name, len(o.args), o.attrs, o.output, o.assumes)))
+        if len(parts) > 2 * MAX_NODES:
+            return ""
+        todo += () if o is None else o.args
+    return "\n".join(parts)
+
+
+def read_weights(
+    index: Reader, data: memoryview, *, defer: bool = False, evaluated: Collection[tuple[str, str]] | None = None
+) -> tuple[list[Weight], Mapping[str, np.ndarray]]:
     """The constants in order, with origins, and by name the source weights in expressions.
 
     The digest of every array and constant is checked: now, or with `defer` by its first access, so that arrays that nothing reads take no time.
+    `evaluated` has expressions that were evaluated before and gave these digests (see `list_expressions`): they are not evaluated again.
     Arrays are views of `data` (the mapped file). Raises EngineError.
     """
     index.object("weights", "nodes", "constants")
@@ -215,7 +237,14 @@ def read_weights(index: Reader, data: memoryview, *, defer: bool = False) -> tup
     if defer:
         return _defer_constants(rows, nodes, arrays, budget)
     map_in_threads(arrays.__getitem__, list(arrays))
-    return _compute_constants(rows, nodes, arrays, budget)
+    if evaluated is None:
+        return _compute_constants(rows, nodes, arrays, budget)
+    weights, sources = _defer_constants(rows, nodes, arrays, budget)
+    for c, w in zip(rows, weights, strict=True):
+        text = "" if c.stored else _format_expression(w.origin)
+        if not c.stored and (not text or (c.digest, text) not in evaluated):
+            _ = w.array  # evaluates it and compares its digest
+    return weights, sources
 
 
 @dataclass(frozen=True)

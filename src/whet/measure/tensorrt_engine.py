@@ -140,7 +140,7 @@ def _import_package() -> Any:
 def _choose_memory_backend(trt: Any) -> Backend:
     """The backend that owns the memory of addresses given to the package: CUDA, or that of whet.trt under TensorRT's name."""
     device = getattr(trt, "device", None)
-    return get_backend(device.backend_name() if trt.__name__ == "whet.trt" and device is not None else "cuda")
+    return get_backend(device.get_backend_name() if trt.__name__ == "whet.trt" and device is not None else "cuda")
 
 
 def _make_logger(trt: Any) -> Any:

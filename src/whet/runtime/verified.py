@@ -1,9 +1,9 @@
 """Records of engine files whose probe passed on this machine, so that the next load of the same file does not run it again.
 
-A record is an empty file in the user's cache folder. Its name is a digest of everything that the probe depends on: the digest of the engine file
-(which covers the digests of all its sections), the device and its libraries, the versions of Python and NumPy, and whet's own sources with those of
-its kernels. Any difference is another name, so that the probe runs again. The environment variable WHET_VERIFIED gives another folder, or is 0: no
-records.
+A record is a file in the user's cache folder, empty unless it is one of a build (builder/verify/repeated.py). Its name is a digest of everything
+that the probe depends on: the digest of the engine file (which covers the digests of all its sections), the device and its libraries, the versions
+of Python and NumPy, and whet's own sources with those of its kernels. Any difference is another name, so that the probe runs again. The environment
+variable WHET_VERIFIED gives another folder, or is 0: no records.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from whet.backends import Backend
 from whet.backends._code_cache import cache_folder, limit_files
 from whet.engine.plan import EnginePlan
 from whet.errors import BackendError
+from whet.files import replace_atomically
 
 VARIABLE = "WHET_VERIFIED"
 _MOST_FILES = 4096
 
 
 def find_record(plan: EnginePlan, digest: str, backend: Backend, libraries: Mapping[str, str]) -> Path | None:
-    """The file that exists if the engine file with this digest was verified here; None if there can be no record: the plan is not from a file (no
+    """The file that exists if the engine with this digest was verified here; None if there can be no record: the plan is not from a file (no
     digest), it uses plugins (whose sources are not known), records are turned off, or another user can write to their folder. `libraries` are
     the versions of the tactics' libraries."""
     if not digest or plan.plugins or os.environ.get(VARIABLE) == "0":
@@ -42,10 +43,11 @@ def find_record(plan: EnginePlan, digest: str, backend: Backend, libraries: Mapp
     return folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def write_record(record: Path) -> None:
-    """Notes that the engine file was verified. A full or read-only disk is no error: the probe then runs again."""
+def write_record(record: Path, content: bytes = b"") -> None:
+    """Notes that the engine was verified. A full or read-only disk is no error: it is then verified again."""
     with suppress(OSError):
-        record.touch(mode=0o600)
+        with replace_atomically(record) as part:
+            part.write_bytes(content)
         limit_files(record.parent, _MOST_FILES)
 
 

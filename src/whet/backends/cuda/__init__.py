@@ -18,6 +18,7 @@ from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 
 MEASURED = (9, 0)  # the compute capability on which whet's kernels were tested
+COMPILED = "8.0, 8.6, 8.9 and 10.0"  # those for which tests compile kernels without running them
 
 
 @backend
@@ -48,7 +49,7 @@ class CudaBackend(Backend):
             return ""
         return (
             f"{self.device.name} has compute capability {major}.{minor}: whet's kernels were only run on 9.0. "
-            + ("Tests compile them for 8.0, 8.6 and 8.9. " if major == 8 else "They were never compiled for it. ")
+            + (f"Tests compile them for {COMPILED}. " if f"{major}.{minor}" in COMPILED else "They were never compiled for it. ")
             + "Tensor-core convolutions come from libraries there (cuBLASLt; more with --tacticSources=+CUDNN). Engines are verified as always."
         )
 

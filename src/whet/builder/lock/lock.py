@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.backends import Backend, get_backend
-from whet.builder.assemble import assemble, compute_model_digest, make_sample_parallel
+from whet.builder.assemble import KernelMemory, assemble, compute_model_digest, make_sample_parallel
 from whet.builder.batching.profiles import OPT, bind_profile_symbols, bound_layers
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.unfuse import unfuse
@@ -221,7 +221,7 @@ def _replay(choices: dict[str, Choice], source: Network, lowered: Network, profi
         if name not in reformats:
             raise LockError(_format_text([f"the engine needs a reformat '{name}' that the lock does not have"]))
         chosen[name] = _find_option(reformats[name], moved[name], backend)
-    return assemble(net, chosen, profiles, backend, config, source)
+    return assemble(net, chosen, profiles, config, source, KernelMemory(backend))
 
 
 class _LockedReformats:

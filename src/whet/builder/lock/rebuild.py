@@ -12,9 +12,8 @@ from whet.builder.batching.per_sample import verify_sample_parallel
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import build_locked_plan
 from whet.builder.progress import ProgressLog
-from whet.builder.verify.verification import verify_engine
+from whet.builder.verify.repeated import verify_once
 from whet.engine.plan import EnginePlan, Profile
-from whet.engine.probe import make_probe
 from whet.engine.report import SelectionRecord, Unfused
 from whet.errors import VerificationError
 from whet.network import Network
@@ -38,10 +37,9 @@ def rebuild_locked(
     if plan.arenas[0].concurrent_samples:
         failure = verify_sample_parallel(plan, source, backend, config, inputs, log)
     else:
-        checked = verify_engine(plan, source, backend, inputs, config, log)
-        failure = str(checked.failures[0]) if checked.failures else None
-        plan.report.verification = checked.report()
-        plan.probe = make_probe(plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
+        verified = verify_once(plan, source, backend, inputs, config, log)
+        verified.complete(plan)
+        failure = next(iter(verified.report.failures), None)
     if failure is not None:
         raise VerificationError(f"the locked engine fails verification: {failure}. Build without --lock.")
     return plan

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from whet.builder.assemble import assemble
+from whet.builder.assemble import KernelMemory, assemble
 from whet.builder.explain import record_selection
 from whet.builder.lowering import blame_pass
 from whet.builder.select.fusion import list_fused_parts, time_unfused
 from whet.builder.select.search import Search
 from whet.builder.select.whole_engine import BrokenKernel, select_engine
-from whet.builder.verify.verification import ban, ban_failures, ban_nearest, make_verification_inputs, verify_engine
+from whet.builder.verify.repeated import verify_once
+from whet.builder.verify.verification import ban, ban_failures, ban_nearest, make_verification_inputs
 from whet.engine.plan import EnginePlan, Profile
-from whet.engine.probe import make_probe
 from whet.errors import VerificationError
 from whet.network import Network
 
@@ -25,12 +25,12 @@ _MAX_NETWORK_BANS = 8  # tactics banned because the network's error is too large
 def search_verified_engine(search: Search, source: Network, profiles: Sequence[Profile], inputs: Mapping[str, np.ndarray] | None) -> EnginePlan:
     """The fastest engine with the results of `source`, with its report and probe. Raises VerificationError."""
     config, backend, log = search.config, search.backend, search.log
-    failure, network_bans = "", 0
+    failure, network_bans, kernels = "", 0, KernelMemory(backend)
     with search:
         for _ in range(_MAX_REBUILDS):
             _time_candidates(search)
             try:
-                selected = select_engine(search, lambda net, chosen: assemble(net, chosen, profiles, backend, config, source))
+                selected = select_engine(search, lambda net, chosen: assemble(net, chosen, profiles, config, source, kernels))
             except BrokenKernel as e:
                 failure = str(e)
                 ban(search, e.layer, e.option, failure, log)
@@ -38,10 +38,10 @@ def search_verified_engine(search: Search, source: Network, profiles: Sequence[P
             record_selection(search, selected)
             if not config.verify or not backend.capabilities.executes:
                 return selected.plan
-            checked = verify_engine(selected.plan, source, backend, inputs, config, log)
-            selected.plan.report.verification = checked.report()
-            if not checked.failures:
-                selected.plan.probe = make_probe(selected.plan, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
+            verified = verify_once(selected.plan, source, backend, inputs, config, log)
+            verified.complete(selected.plan)
+            checked = verified.checked
+            if checked is None or not checked.failures:
                 return selected.plan
             if any(f.layer for f in checked.failures):
                 ban_failures(search, checked, selected, log)

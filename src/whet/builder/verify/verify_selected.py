@@ -11,9 +11,8 @@ from whet.backends import get_backend
 from whet.builder.batching.per_profile import select_inputs
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Progress, ProgressLog
-from whet.builder.verify.verification import verify_engine
+from whet.builder.verify.repeated import verify_once
 from whet.engine.plan import EnginePlan
-from whet.engine.probe import make_probe
 from whet.network import Network
 
 
@@ -38,11 +37,9 @@ def build_verified(
     log = ProgressLog(progress)
     for k, part in enumerate(plan.by_profile()):
         own = config if not plan.others else dataclasses.replace(config, profiles=config.profiles[k : k + 1])
-        checked = verify_engine(part, source(plan), backend, select_inputs(inputs, own), own, log)
-        if checked.failures:
+        verified = verify_once(part, source(plan), backend, select_inputs(inputs, own), own, log)
+        if verified.probe is None:
             return make(config)
-        whole = plan.part(k)[0]
-        whole.report.verification = checked.report()
-        whole.probe = make_probe(part, checked.probe_outputs, seed=config.seed, rtol=checked.probe_rtol)
+        verified.complete(plan.part(k)[0])
     plan.report.notes += log.notes
     return plan

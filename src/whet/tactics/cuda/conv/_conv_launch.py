@@ -170,6 +170,7 @@ class Features:
     between: bool = False
     fork: int = 0  # channels of a panel of two outputs
     norm: int = 0  # rows of the input are normalized: 1 layer norm, 2 root mean square
+    gated: bool = False  # the residual after the activation is multiplied
 
     def shared(self, config: ConvConfig) -> int:
         """Bytes of dynamic shared memory of an instance without input tiles of all taps."""
@@ -180,7 +181,8 @@ def emit_conv_source(config: ConvConfig, features: Features) -> str:
     """The kernel's complete text."""
     f = features
     constants = config.constants(im2col=f.im2col, act=ACTIVATIONS[f.activation], bf16=f.bf16, out_f32=f.out_f32, odd=f.odd)
-    more = {"GROUPED": int(f.grouped), "SECOND_INPUT": f.pair, "BETWEEN": int(f.between), "DUAL_OUTPUT": f.fork, "NORM": f.norm}
+    more = {"GROUPED": int(f.grouped), "SECOND_INPUT": f.pair, "BETWEEN": int(f.between), "DUAL_OUTPUT": f.fork}
+    more |= {"NORM": f.norm, "GATED": int(f.gated)}
     if f.between:
         constants["CHAINS"] = 1  # both accumulators are in registers at once
     return emit_kernel_source("conv.cu", {**constants, **({} if f.types8 is None else f.types8.constants()), **{k: v for k, v in more.items() if v}})
@@ -217,6 +219,7 @@ class ConvProblem:
     second: SecondInput | None = None
     fork: SecondOutput | None = None  # the last output channels are a second output (1x1, 16-bit floats)
     norm: RowNorm | None = None  # of the rows of a plain input (16-bit floats)
+    gated: bool = False  # the residual, which follows the activation, is multiplied (16-bit floats)
 
     def features(self, config: ConvConfig) -> Features:
         """The macros of the instance that computes this with a configuration."""
@@ -232,6 +235,7 @@ class ConvProblem:
             between=self.second is not None and self.second.between is not None,
             fork=0 if self.fork is None else SecondOutput.panel(self.fork.at, config),
             norm=0 if self.norm is None else self.norm.kind,
+            gated=self.gated,
         )
 
     def steps(self, config: ConvConfig) -> tuple[int, int]:

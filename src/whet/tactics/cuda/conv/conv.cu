@@ -17,6 +17,7 @@
 // With DUAL_OUTPUT (floats of 16 bits; how many channels of both results a panel has) the output channels are those of two results: from second_from on, of the second.
 // With NORM (1 layer norm, 2 root mean square) a row of the input is normalized over all its channels, the K of a plain product: the weights contain the scales, and
 // the warps that multiply also read the rows for their mean and deviation, from which the epilogue computes (sum - mean * column_sums[k]) / deviation.
+// With GATED the residual after the activation is multiplied, not added.
 // OUTS (1 to 3) output tiles are buffered: with more than one, the residual of the next OUTS - 1 tiles is loaded and the last tile stored during the current epilogue.
 // REALLOCATE (registers): with three warpgroups that multiply, the loading warp is one of a warpgroup, which gives its registers to them (setmaxnreg): each of their
 // threads has so many instead of 128.
@@ -50,6 +51,9 @@
 #define NORM 0
 #endif
 
+#ifndef GATED
+#define GATED 0
+#endif
 #ifndef REALLOCATE
 #define REALLOCATE 0
 #endif
@@ -70,6 +74,7 @@ constexpr int WORKERS = WGS * 128, THREADS = WORKERS + (REALLOCATE ? 128 : 32);
 static_assert(BN % PW == 0 && BM % SK == 0 && !((OUT_F32 || HALO || ODD) && STAGED) && !(ODD && SK > 1), "tile");
 static_assert(!DUAL_OUTPUT || (PW == DUAL_OUTPUT && DUAL_OUTPUT <= 64 && !IN8 && !OUT_F32 && !ODD && !HALO), "two results");
 static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
+static_assert(!GATED || !IN8, "gates of 16-bit floats");
 static_assert(!ONCE || (ONCE <= STAGES && !STAGED && !HOLD && !DW), "steps with slots of their own");
 static_assert(!REALLOCATE || (SK == 1 && BLOCKS == 1 && WORKERS * REALLOCATE + 128 * 32 <= 65536), "registers of a multiprocessor");
 static_assert(!NORM || !(IN8 || HALO || IM2COL || DW || DUAL_OUTPUT), "rows are normalized in plain products of 16-bit floats");
@@ -248,6 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             };
             if (STAGED && p.has_residual && (OUTS == 1 || turn == 0) && warp % 4 == 0 && one) {
                 if (turn == 0) wait_for_previous();
+                else store_wait_read();  // of the tile before, from the same slot
                 ask_residual(tile, place, res_bar);
                 if (OUTS == 3 && tile + stride < p.tiles) ask_residual(tile + stride, extra + OUT_BYTES, res_full + 8 * (group * OUTS + 1));
             }
@@ -276,8 +282,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
             uint2 kept_between[MI][2][BN / 32];
 #endif
 #include "conv_multiply.cuh"
-            if (STAGED && OUTS > 1 && warp % 4 == 0 && one) {
-                if (p.has_residual && tile + (OUTS - 1) * stride < p.tiles) {
+            if (STAGED && warp % 4 == 0 && one) {
+                if (OUTS > 1 && p.has_residual && tile + (OUTS - 1) * stride < p.tiles) {
                     const int other = OUTS == 3 ? (own_out ? own_out - 1 : 2) : own_out ^ 1;
                     store_wait_read();  // of the other slot
                     ask_residual(tile + (OUTS - 1) * stride, extra + other * OUT_BYTES, res_full + 8 * (group * OUTS + other));
@@ -291,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
 #include "conv_epilogue_16bit.cuh"
 #endif
         }
-        if (STAGED && OUTS > 1 && warp % 4 == 0 && one) store_wait_read();  // shared memory must outlive its readers
+        if (STAGED && warp % 4 == 0 && one) store_wait_read();  // shared memory must outlive its readers
     }
     if (SK > 1 && warp >= WGS * 4) { __syncwarp(); cluster_wait(); }
 }

@@ -119,6 +119,7 @@ def launch_with_epilogue(
     input_map: bytes | None = None,
     groups: Groups | None = None,
     norm: RowNorm | None = None,
+    gated: bool = False,
 ) -> Launch:
     """`make_conv_launch` of 16-bit floats with this epilogue; the first packed operands are weights and biases, the result is the first output."""
     problem = ConvProblem(
@@ -134,6 +135,7 @@ def launch_with_epilogue(
         input_map=input_map,
         groups=groups,
         norm=norm,
+        gated=gated,
     )
     return make_conv_launch(tile, problem, multiprocessors=backend.capabilities.multiprocessors, label=label)
 

@@ -70,7 +70,6 @@ if (DIRECT && (OUT_F32 || ODD)) {  // no residual
         for (int i = 0; i < MI; ++i)
             for (int j = 0; j < PANELS; ++j) store_panel(p, place + ((group * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (group * MI + i) * 64);
         store_commit();
-        if (OUTS == 1) store_wait_read();
     }
 } else {
     cluster_wait();  // all blocks of the cluster run: their shared memory may be written

@@ -62,7 +62,6 @@ if (SK == 1) {
                 for (int j = 0; j < PANELS; ++j)
                     store_box2(&p.d, place + ((group * MI + i) * PANELS + j) * PANEL_BYTES, n0 + j * PW, m0 + (group * MI + i) * 64);
             store_commit();
-            if (OUTS == 1) store_wait_read();
         }
     }
 } else {

@@ -1,8 +1,13 @@
 // Parts of conv.cu, which defines the constants and Args: the epilogue of a result, and the addresses that a tile and a K step read and write.
+#if GATED
+#define COMBINE(X, R) ((X) * (R))
+#else
+#define COMBINE(X, R) ((X) + (R))
+#endif
 // The end of every result: v is the sum with its bias, r the residual.
 DEV float finish(const Args& p, float v, float r) {
     const float x = activate<ACT>(p.has_residual == 1 ? v + r : v, p.act);
-    return p.has_residual == 2 ? x + r : x;
+    return p.has_residual == 2 ? COMBINE(x, r) : x;
 }
 // Converts two of them to 16-bit floats.
 DEV u32 finish_two(const Args& p, float x, float y, float2 r) {
@@ -10,7 +15,7 @@ DEV u32 finish_two(const Args& p, float x, float y, float2 r) {
     x = p.has_residual == 1 ? x + r.x : x;
     y = p.has_residual == 1 ? y + r.y : y;
     activate_two<ACT>(x, y, p.act);
-    return p.has_residual == 2 ? pack(x + r.x, y + r.y) : pack(x, y);
+    return p.has_residual == 2 ? pack(COMBINE(x, r.x), COMBINE(y, r.y)) : pack(x, y);
 }
 // Offset of a pixel's 16-bit values from output channel `col` on.
 DEV u8* result(const Args& p, int row, int col) {

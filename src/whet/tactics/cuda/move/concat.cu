@@ -1,5 +1,6 @@
 // Concatenation in one launch: row r of the result is that of each part in turn. Constants: UNIT (bytes that move as one), PARTS (at most),
-// EACH (units of a thread; their loads are issued before the first store). Missing parts start at 2^31 - 1.
+// EACH (units of a thread; their loads are issued before the first store). Missing parts start at 2^31 - 1. With SHIFTED a part's row is that many rows
+// further within a period of rows, and zeros beyond its ends.
 #include "common.cuh"
 
 #include "arguments"
@@ -25,7 +26,13 @@ extern "C" __global__ void __launch_bounds__(256) concat(const __grid_constant__
 #pragma unroll
         for (int k = 1; k < PARTS; ++k) part += column >= (u32)p.start[k];
         const u32 start = p.start[part], end = min((u32)p.start[part + 1], p.width);
+#if SHIFTED
+        const u32 from = row + p.shift[part];
+        value[e] = Unit{};
+        if (row % p.period + p.shift[part] < p.period) value[e] = reinterpret_cast<const Unit*>(p.input[part])[from * (end - start) + column - start];
+#else
         value[e] = reinterpret_cast<const Unit*>(p.input[part])[row * (end - start) + column - start];
+#endif
         to[e] = row * p.pitch + column;
     }
 #pragma unroll

@@ -12,13 +12,21 @@ from whet.backends.cuda.launch import Launch
 from whet.network import Layer, compute_stored_shape, static_shape
 from whet.network.types import BF16, F16
 from whet.tactics._base import Args, Config, Operand, Signature, Tactic, tactic
-from whet.tactics.cuda._device.arguments import Arguments, Int32, Pointer, UInt32, make_array_type
+from whet.tactics.cuda._device.arguments import Arguments, Fields, Int32, Pointer, UInt32, When, make_array_type
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, count_blocks, launch
 from whet.tactics.cuda.move.reformat import RowsArguments
 
 _PARTS = (2, 4, 8, 32)  # of a launch; the kernel is compiled for each
 _FAR = 2**31 - 1
 _MANY = 1 << 20  # units: from here on a thread moves several
+
+
+@dataclass(frozen=True)
+class ShiftFields(Fields):
+    """Shifts of the parts' rows."""
+
+    shift: Annotated[Sequence[int], make_array_type("u32", 32)]  # rows from a row of the result to that of each part, modulo 2^32
+    period: UInt32  # rows within which they are shifted
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,7 @@ class ConcatArguments(Arguments, kernel="concat.cu"):
     count: UInt32  # units of all parts
     width: UInt32  # units of a row of all parts
     pitch: Int32  # units of a row of the result
+    shifts: Annotated[ShiftFields | None, When("SHIFTED")] = None
 
 
 @tactic
@@ -66,7 +75,7 @@ class Concat(Tactic):
         rows, pitch = prod(whole[:place]), width(layer.outputs[0])
         widths = [width(t) for t in layer.inputs]
         unit = next(u for u in (16, 8, 4, 2, 1) if pitch % u == 0 and all(w % u == 0 for w in widths))
-        make_launches = _join if dict(config).get("joint") else _copy_parts
+        make_launches = join if dict(config).get("joint") else _copy_parts
 
         def make(args: Args) -> list:
             return make_launches(args.inputs, args.outputs[0], widths, rows, pitch, unit)
@@ -86,8 +95,11 @@ def _copy_parts(addresses: Sequence[int], out: int, widths: list[int], rows: int
     return launches
 
 
-def _join(addresses: Sequence[int], out: int, widths: list[int], rows: int, pitch: int, unit: int) -> list[Launch]:
-    """A launch for each 32 parts; sizes in bytes."""
+def join(
+    addresses: Sequence[int], out: int, widths: list[int], rows: int, pitch: int, unit: int, *, shifts: Sequence[int] = (), period: int = 0
+) -> list[Launch]:
+    """A launch for each 32 parts; sizes in bytes. With `shifts` (of at most 32 parts) a part's rows are those so many rows further within each
+    `period` of rows, and zeros beyond its ends."""
     most, launches, at = _PARTS[-1], [], 0
     parts = [(a, w // unit) for a, w in zip(addresses, widths, strict=True) if w]
     for first in range(0, len(parts) if rows else 0, most):
@@ -96,9 +108,10 @@ def _join(addresses: Sequence[int], out: int, widths: list[int], rows: int, pitc
         width = sum(w for _, w in group)
         free = most - len(group)
         sources, starts = (*(a for a, _ in group), *(0,) * free), (*start, *(_FAR,) * (free + 1))
-        arguments = ConcatArguments(out + at * unit, sources, starts, count=rows * width, width=width, pitch=pitch // unit)
+        moved = ShiftFields([n % 2**32 for n in (*shifts, *(0,) * (most - len(shifts)))], period) if shifts else None
+        arguments = ConcatArguments(out + at * unit, sources, starts, count=rows * width, width=width, pitch=pitch // unit, shifts=moved)
         each = 4 if rows * width >= _MANY else 1
-        constants = {"UNIT": unit, "PARTS": next(n for n in _PARTS if n >= len(group)), "EACH": each}
+        constants = {"UNIT": unit, "PARTS": next(n for n in _PARTS if n >= len(group)), "EACH": each} | ({"SHIFTED": 1} if shifts else {})
         launches.append(launch("concat", arguments, constants, (count_blocks(rows * width, 256 * each), 1, 1), 256))
         at += width
     return launches
