@@ -5,12 +5,12 @@
     python benchmarks/pruned_detectors.py --stages judge,time --work FOLDER      # evaluates the folder's networks, times them on an idle machine
 
 Three steps per ratio: as cut; with weights fitted layer by layer (least squares on 24 photos); and, if present in the folder, distilled from the
-whole detector on unlabelled photos. NanoDet is evaluated by AP50 against COCO's labels, the face detector (whose photos have no labels) by
-the agreement of its boxes with those of the whole detector: mean average precision with the whole detector's confident boxes as ground truth.
-All learn from the even photos and are evaluated on the odd ones, by ONNX Runtime. Three kinds of cuts (`--ways`): `default`, a FLOP reduction with the default
-options of `whet prune` and --steps=3, `chosen`, the same in one step with second-order Taylor terms, both on those 24 photos, and `even`, the same
-share of each layer's channels by their activations. Times: single images,
-all engines interleaved, this CPU. Needs the shared data folder (../shared/data or WHET_DATA).
+whole detector on unlabelled photos. NanoDet is evaluated by AP50 against COCO's labels, the face detector (whose photos have no labels) by the
+agreement of its boxes with those of the whole detector: mean average precision with the whole detector's confident boxes as ground truth. All learn
+from the even photos and are evaluated on the odd ones, by ONNX Runtime. Three kinds of cuts (`--ways`): `default`, a FLOP reduction with the
+default options of `whet prune` and --steps=3, `chosen`, the same in one step with second-order Taylor terms, both on those 24 photos, and `even`,
+the same share of each layer's channels by their activations. Times: single images, all engines interleaved, this CPU. Needs the shared data folder
+(../shared/data or WHET_DATA).
 """
 
 from __future__ import annotations
@@ -137,8 +137,10 @@ def run_on_photos(net: Network, feeds: list[dict[str, np.ndarray]]) -> list[real
     """The outputs for each photo, by ONNX Runtime: accuracy needs no timed engine."""
     import onnxruntime as ort
 
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1  # more would wait for each other on a busy machine
     with tempfile.TemporaryDirectory() as folder:
-        session = ort.InferenceSession(str(save_onnx(net, Path(folder) / "net.onnx")), providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(str(save_onnx(net, Path(folder) / "net.onnx")), options, providers=["CPUExecutionProvider"])
     names = [t.name for t in session.get_outputs()]
     return [dict(zip(names, session.run(None, feed), strict=True)) for feed in feeds]
 
