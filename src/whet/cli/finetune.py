@@ -67,7 +67,7 @@ def _make_option(flag: str, field: str, text: str, **how: Any) -> Any:
 @_make_option("pruneEnd", "prune_end", "Share of the training before the last cut.", type=float)
 @_make_option("pruneImportance", "prune_importance", "Importance as for whet prune; auto: taylor2, else reconstruction.")
 @_make_option("augment", "augment", "crop:N, flip, cutmix:PERCENT (with --distill=1), separated by commas.")
-@_make_option("device", "device", "auto (a GPU if there is one; the CPU with --pruneTo), cpu, cuda, cuda:N.")
+@_make_option("device", "device", "auto (a GPU if there is one), cpu, cuda, cuda:N.")
 @_make_option("seed", "seed", "Seed of sample order and augmentation.", type=int)
 @_make_option("checkpoint", "checkpoint", "Checkpoint file; an interrupted training continues from it.")
 @_make_option("checkpointSeconds", "checkpoint_seconds", "Seconds between two checkpoints.", type=float)

@@ -48,7 +48,7 @@ class FinetuneConfig:
     features: float = 0.0  # weight of the distance to the teacher's features: sums of residual branches with equal shape
     log: str = ""  # FILE.csv, or a folder for TensorBoard: one row per epoch
     augment: str = ""  # comma-separated: crop:N (pad by N, random crop), flip (horizontal), cutmix:PERCENT (with distill=1)
-    device: str = "auto"  # auto (a GPU if there is one; with prune_to the CPU) | cpu | cuda | cuda:1 ...
+    device: str = "auto"  # auto (a GPU if there is one) | cpu | cuda | cuda:1 ...
     channels_last: bool | None = None  # None: on CUDA for 4-dimensional inputs
     graph: bool | None = None  # one CUDA graph per step; None: on CUDA where possible (not in fp16, not with a user-defined loss)
     compile: bool = False  # torch.compile fuses elementwise layers: up to a minute of compilation, then shorter steps
