@@ -1,7 +1,7 @@
 """torch.compile's cache for several networks: filled on one machine without disturbing its timings, packed, and used on another.
 
 Most of a first max-autotune is CPU time for compiling Triton's candidates. Several processes can compile in parallel if only one at a time
-uses the GPU: `exclusive` puts each of Inductor's timings, and the first run of its result, under a lock. The settings are those of `compiled`,
+uses the GPU: `exclusive` puts each of Inductor's timings under a lock. The settings are those of `compiled`,
 for filling and for measuring, so that the cache keys agree.
 """
 
@@ -16,16 +16,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+#: seconds for which the GPU stays with a process outside the queue after its turn: its next measurement follows soon
+LINGERS = 0.2
+
 
 class Turn:
-    """A reentrant lock (for one thread) among the processes that share a GPU. Processes in the queue (`queues`) wait for one another first, so that
-    a process outside the queue waits for at most one of them."""
+    """A reentrant lock (for one thread) among the processes that share a GPU. Processes in the queue (`queues`) wait for one another first, and
+    until no process outside the queue had a turn for LINGERS: such a process waits for one turn at most, and then measures without interruption."""
 
     def __init__(self, gpu: str, queues: bool = False) -> None:
         def lock_file(name: str) -> int:
-            with open(Path(tempfile.gettempdir()) / f"gpu_peers.{os.getuid()}.{gpu}.{name}", "w") as file:
-                # files of an ending process are closed in ascending order: this one after the GPU's, whose memory is free by then
-                return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 900)
+            path = Path(tempfile.gettempdir()) / f"gpu_peers.{os.getuid()}.{gpu}.{name}"
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # files of an ending process are closed in ascending order: this one after the GPU's, whose memory is free by then
+            last = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 900)
+            os.close(file)
+            return last
 
         self.file, self.queue = lock_file("lock"), lock_file("queue")
         self.queues, self.depth, self.waited = queues, 0, 0.0
@@ -36,14 +42,24 @@ class Turn:
             if self.queues:
                 fcntl.flock(self.queue, fcntl.LOCK_EX)
             fcntl.flock(self.file, fcntl.LOCK_EX)
+            while self.queues and time.monotonic() - self._find_last_turn() < LINGERS:
+                fcntl.flock(self.file, fcntl.LOCK_UN)
+                time.sleep(LINGERS / 4)
+                fcntl.flock(self.file, fcntl.LOCK_EX)
             if self.queues:
                 fcntl.flock(self.queue, fcntl.LOCK_UN)
             self.waited += time.perf_counter() - begun
         self.depth += 1
 
+    def _find_last_turn(self) -> float:
+        """The end of the last turn of a process outside the queue, by the clock that all processes share."""
+        return float(os.pread(self.file, 32, 0) or b"-inf")
+
     def __exit__(self, *_: object) -> None:
         self.depth -= 1
         if not self.depth:
+            if not self.queues:
+                os.pwrite(self.file, f"{time.monotonic():<32.6f}".encode(), 0)
             fcntl.flock(self.file, fcntl.LOCK_UN)
 
 
@@ -68,13 +84,13 @@ def compiled(net: Any) -> Any:
 
 
 def exclusive(turn: Turn) -> None:
-    """Makes Inductor in this process hold `turn` while it times kernels and runs its result for the first time.
+    """Makes Inductor in this process hold `turn` while it times kernels.
 
     Candidates are compiled by threads: after its pool of processes the candidates are compiled again, serially, during timing
     (observed with torch 2.11: 0.45 s per candidate, against 0.01 s with threads).
     """
     import torch
-    from torch._inductor import async_compile, output_code, select_algorithm
+    from torch._inductor import async_compile, select_algorithm
     from torch._inductor.runtime.benchmarking import benchmarker
 
     def run_in_turn(function: Callable) -> Callable:
@@ -102,13 +118,6 @@ def exclusive(turn: Turn) -> None:
             pool.use_process_pool = usual
 
     selector.make_precompile_fn = by_threads
-    usual_call = output_code.CompiledFxGraph.__call__
-
-    def first(graph: Any, inputs: Any) -> Any:
-        output_code.CompiledFxGraph.__call__ = usual_call
-        return run_in_turn(usual_call)(graph, inputs)
-
-    output_code.CompiledFxGraph.__call__ = first
 
 
 def pack(folder: Path, archive: Path) -> int:

@@ -16,8 +16,8 @@ while the row waits, too; all timings of the processes, Inductor's and the build
 include this waiting.
 --layers adds the time of each layer of whet's engine in us (consecutive launches of the same layer overlap, as in the network), with its kernel.
 --without times a second engine, built without these passes, interleaved with the others. --quantized does so with engines for which INT8 or FP8 are
-permitted too, calibrated on mirrored and on shifted inputs, within an accuracy budget of 30 dB; `<type>_snr_db` is that of the outputs against torch
-in FP32 (`snr_db`: of the FP16 engine), `<type>_layers` counts the layers that the choice by time and accuracy left in that type, and
+permitted too, calibrated on four mirrored and four shifted inputs, within an accuracy budget of 30 dB; `<type>_snr_db` is that of the outputs against
+torch in FP32 (`snr_db`: of the FP16 engine), `<type>_layers` counts the layers that the choice by time and accuracy left in that type, and
 `<type>_engines` has time and decibels of each engine that was compared.
 --builds: kernels that earlier rows compiled are not used, and `rebuild_s` is the time of a second build by the same process, with the timing cache
 and the kernels of the first one; with --ahead 0 nothing else uses the row's CPUs.
@@ -48,6 +48,12 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 ROUNDS, REPLAYS = 7, 30
+ANSWERS = sys.stdout
+
+
+def answer(text: str) -> None:
+    """Writes a line for the process that started this one."""
+    print(text, file=ANSWERS, flush=True)
 
 
 def give_way(steps: int) -> None:
@@ -68,7 +74,7 @@ class Stages:
         self.begun = time.perf_counter()
 
     def stage(self, name: str, total: int) -> None:
-        print(f"STAGE {name} ({total}) from {time.perf_counter() - self.begun:.1f} s", flush=True)
+        answer(f"STAGE {name} ({total}) from {time.perf_counter() - self.begun:.1f} s")
 
     def step(self, stage: str, done: int = 1) -> None:
         pass
@@ -113,7 +119,9 @@ def build_quantized(path: str, kind: str, named: dict[str, Any]) -> Any:
     from whet.frontends.onnx import network_from_onnx
     from whet.precision.budget import Budget
 
-    samples = [{n: change(v).numpy() for n, v in named.items()} for change in (lambda v: v.flip(-1), lambda v: v.roll(7, -1))]
+    changes = (lambda v: v.flip(-1), lambda v: v.roll(7, -1))
+    count = min(4, *(len(v) for v in named.values()))
+    samples = [{n: change(v)[i : i + 1].numpy() for n, v in named.items()} for change in changes for i in range(count)]
     build_engine = build_int8 if kind == "int8" else build_float8
     config = BuildConfig(backend="cuda", precisions=("fp16",), timing_cache="")
     return build_engine(network_from_onnx(path), config, Calibration(lambda: samples), budget=Budget("snr", 30.0), progress=Stages())
@@ -199,9 +207,10 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         if "compile" in peers:
             exclusive(turn)
         replays = capture_torch(net, values, [p for p in peers if p != "tensorrt"], turn, row)
-        print("EXPORTED", flush=True)
+        answer("EXPORTED")
         sys.stdin.readline()
         give_way(0)
+        os.sched_setaffinity(0, map(int, args.cpus.split(",")))
         turn.queues = False
         torch.set_num_threads(threads)
         gpu = get_backend("cuda")
@@ -271,7 +280,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
         row[f"{side}_ms"] = round(statistics.median(measured), 4)
         if side != "whet":
             row[f"against_{side}"] = round(statistics.median(b / a for a, b in zip(times["whet"], measured, strict=True)), 3)
-    print("TIMED " + json.dumps(row), flush=True)
+    answer("TIMED " + json.dumps(row))
     if args.layers:
         with turn:
             for key, (its_plan, its_bound) in timed.items():
@@ -348,13 +357,17 @@ def take_ready(workers: list[Worker], end: float) -> Worker:
 
 def run_one(args: argparse.Namespace) -> None:
     """Prints the row of one network, or its error in brief. Its libraries are imported on its own CPUs, so that they start that many threads."""
-    os.sched_setaffinity(0, map(int, args.cpus.split(",")))
+    global ANSWERS
+    ANSWERS = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # exporters print, too
+    cpus = [int(c) for c in args.cpus.split(",")]
+    os.sched_setaffinity(0, cpus[: len(cpus) - len(cpus) // 3 * bool(args.ahead)])  # a third is left to the row that builds
     give_way(10)
     try:
-        print("ROW " + json.dumps(measure_row(args)), flush=True)
+        answer("ROW " + json.dumps(measure_row(args)))
     except Exception as e:  # noqa: BLE001 - any class: the row states what failed
         text = f"{type(e).__name__}: {e}"
-        print("FAILED " + json.dumps({"failed": text if len(text) < 700 else f"{text[:350]} ... {text[-350:]}"}), flush=True)
+        answer("FAILED " + json.dumps({"failed": text if len(text) < 700 else f"{text[:350]} ... {text[-350:]}"}))
 
 
 class Record:

@@ -6,14 +6,14 @@ import sys
 import click
 import pytest
 
-from whet.cli import _read_summary, group
+from whet.cli import group, read_summary
 
 LONG = 1000  # characters, so that click shortens nothing
 
 
 @pytest.mark.parametrize("name", group.list_commands(click.Context(group)))
 def test_the_summary_is_the_commands_own(name):
-    assert _read_summary(name).rstrip(".") == group.get_command(click.Context(group), name).get_short_help_str(LONG).rstrip(".")
+    assert read_summary(name).rstrip(".") == group.get_command(click.Context(group), name).get_short_help_str(LONG).rstrip(".")
 
 
 def test_help_imports_neither_numpy_nor_a_subcommand():

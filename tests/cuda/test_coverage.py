@@ -6,14 +6,14 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER
 
-from whet import zoo
+from support.zoo_structure import read_zoo_structure
 from whet.builder import BuildConfig
 from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.lowering import lower_network
-from whet.frontends.onnx import network_from_onnx
 from whet.network import Network, parse_type
 from whet.network.types import F16, F32
+from whet.tactics import list_tactics
 
 TENSOR_CORES = {"cuda/conv", "cuda/conv_sum", "cuda/conv_then_pointwise", "cuda/conv_transpose", "cuda/dual_output_conv", "cuda/stem"}
 
@@ -48,7 +48,7 @@ def covered(net, kind, *passes):
 @pytest.mark.parametrize("kind", [F16, F32], ids=str)
 @pytest.mark.parametrize("name", ["unet", "densenet121", "resnext50_32x4d", "lenet5", "swin_t", "mobilenet_v2"])
 def test_every_layer_has_a_kernel(name, kind):
-    for layer, found in covered(network_from_onnx(zoo.build(name, batch=1)), kind):
+    for layer, found in covered(read_zoo_structure(name, batch=1), kind):
         assert found, f"nothing computes {layer}"
         ends = [t for t in (layer.inputs[0], layer.outputs[0]) if t is not None and t.dtype.is_float and t.type.rank > 1]
         aligned = all(t.shape[1] % 8 == 0 for t in ends)
@@ -102,4 +102,23 @@ def test_volumes_are_computed_on_tensor_cores(make):
         assert layer.needs(0).type.rank == 4
         assert {t.name for t in found} & TENSOR_CORES, f"only slow kernels take {layer}"
     left = [x for x, found in layers if any(t.type.rank == 5 for t in x.outputs) and not {"cuda/view"} & {t.name for t in found}]
-    assert {x.op for x in left} <= {"Concat", "Pad", "Slice", "Transpose"}, left
+    assert {x.composite or x.op for x in left} <= {"Concat", "ConcatShifts", "Pad", "Slice", "Transpose"}, left
+
+
+@pytest.mark.parametrize("channels", [1, 3, 9, 21])
+@pytest.mark.parametrize("batch", [1, 32])
+def test_few_output_channels_of_large_images_have_tensor_core_kernels(channels, batch):
+    """The last convolution of networks for super-resolution and segmentation; a number of channels that is no multiple of 8."""
+    net = Network("last")
+    x = net.add_input("x", parse_type(f"f32[{batch},32,224,224]"))
+    weights = net.constant(np.zeros((channels, 32, 3, 3), np.float32))
+    net.mark_output(net.add("Conv", x, weights, net.constant(np.zeros(channels, np.float32)), pads=(1, 1, 1, 1)), "y")
+    layer = net.layers[-1]
+    found = {}
+    for tactic in list_tactics("cuda"):
+        if tactic.name in ("cuda/conv", "cuda/conv_tf32", "cuda/conv_3xtf32"):
+            for signature in tactic.signatures(layer, HOPPER):
+                assert tactic.refuses(layer, signature, HOPPER) is None
+                found[signature.outputs[0].dtype.name, tactic.name] = len(tactic.configs(layer, signature, HOPPER))
+    assert found.keys() == {("f16", "cuda/conv"), ("bf16", "cuda/conv"), ("f32", "cuda/conv_tf32"), ("f32", "cuda/conv_3xtf32")}
+    assert all(found.values()), found

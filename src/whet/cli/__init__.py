@@ -45,7 +45,7 @@ class Subcommands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _read_summary(name)) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, read_summary(name)) for name in self.list_commands(ctx)])
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         name = args[0] if args else ""
@@ -54,7 +54,7 @@ class Subcommands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _read_summary(name: str) -> str:
+def read_summary(name: str) -> str:
     """The summary of a subcommand, read from its source: importing all subcommands takes longer than the rest of `whet --help`."""
     import ast
     import re

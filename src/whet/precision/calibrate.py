@@ -70,7 +70,7 @@ def calibrate(
             continue
         wanted = (forced or {}).get(t.name, method)
         candidates = list_candidate_ranges(h, LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
-        found.tensors[t.name] = _select_range(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
+        found.tensors[t.name] = select_range(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
         if tell is not None:
             tell(t.name)
     return found
@@ -151,7 +151,7 @@ def list_candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram
     return found
 
 
-def _select_range(sites: QuantizationSites, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
+def select_range(sites: QuantizationSites, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
     """Selects the candidate with the smallest output error of the consumer layers (of the tensor itself when it has none).
 
     Min-max stays unless another candidate is better by the factor CUT_PAYS.
@@ -159,7 +159,7 @@ def _select_range(sites: QuantizationSites, t: Tensor, candidates: list[Range], 
     wrong, right = [0.0] * len(candidates), 0.0
     readers: list[Layer | None] = [x for x in sites.layers if x.inputs[0] is t] or [None]
     for layer in readers:
-        x = np.concatenate([crop_middle(np.asarray(v[t.name], np.float32), layer) for v in values])
+        x = np.concatenate([_take_items(crop_middle(np.asarray(v[t.name], np.float32), layer), len(values)) for v in values])
         want = (x if layer is None else compute_layer(layer, x, None)).astype(np.float64)
         right += float(np.sum(want**2))
         for k, r in enumerate(candidates):
@@ -186,6 +186,14 @@ def crop_middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.nda
     if x.ndim > 3:  # an image with the channels last, or heads
         cuts[-3] = slice(0, crop)
     return x[tuple(cuts)]
+
+
+def _take_items(x: np.ndarray, samples: int) -> np.ndarray:
+    """Items of a sample's activation [N, ..., rows, channels] or [N, channels, spatial...], evenly spaced: as many as make JUDGES items of all
+    `samples`, more if they have fewer than _ROWS rows. A sample of a large static batch thereby costs no more than samples of one item."""
+    rows = max(1, int(np.prod(x.shape[1:-1]))) if x.ndim > 2 else 1
+    most = max(JUDGES // samples, -(-_ROWS // rows), 1)
+    return x if len(x) <= most else x[np.linspace(0, len(x) - 1, most).astype(int)]
 
 
 def _crop_centre(x: np.ndarray, conv: Layer | None, crop: int) -> np.ndarray:

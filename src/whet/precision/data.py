@@ -125,7 +125,7 @@ def _read_file(path: Path, net: Network) -> Iterator[dict[str, np.ndarray]]:
 
 
 def split_samples(arrays: Mapping[str, np.ndarray], net: Network, where: str) -> Iterator[dict[str, np.ndarray]]:
-    """Splits arrays into samples of the network's fixed batch size, or of batch 1 if it is dynamic."""
+    """Splits arrays into samples of the network's fixed batch size, or of batch 1 if it is dynamic or larger than the arrays."""
     lengths = set()
     for t in net.inputs:
         if t.name not in arrays:
@@ -137,16 +137,18 @@ def split_samples(arrays: Mapping[str, np.ndarray], net: Network, where: str) ->
         if a.ndim != t.type.rank:
             raise CalibrationError(f"{where}: the array for '{t.name}' has shape {list(a.shape)}, the input is {t.type}")
         lengths.add(len(a) // batch if a.ndim else 1)
+    alone = lengths == {0} and all(t.type.rank > 1 for t in net.inputs)
+    if alone:
+        lengths = {len(arrays[t.name]) for t in net.inputs}
     if len(lengths) != 1:
         raise CalibrationError(f"{where}: the arrays hold different numbers of samples ({', '.join(map(str, sorted(lengths)))})")
     for i in range(lengths.pop()):
-        yield {t.name: _sample(arrays[t.name], t, i, where) for t in net.inputs}
+        yield {t.name: _sample(arrays[t.name], t, i, where, 1 if alone else _get_batch_size(t)) for t in net.inputs}
 
 
-def _sample(a: np.ndarray, t: Tensor, i: int, where: str) -> np.ndarray:
-    batch = _get_batch_size(t)
+def _sample(a: np.ndarray, t: Tensor, i: int, where: str, batch: int) -> np.ndarray:
     part = a[i * batch : (i + 1) * batch] if a.ndim else a
-    for axis, (have, want) in enumerate(zip(part.shape, t.shape, strict=True)):
+    for axis, (have, want) in enumerate(zip(part.shape, (batch, *t.shape[1:]) if a.ndim else t.shape, strict=True)):
         if isinstance(want, int) and have != want:
             raise CalibrationError(f"{where}: '{t.name}' has {have} along axis {axis}, the input is {t.type}")
     return np.ascontiguousarray(part.astype(t.dtype.numpy, copy=False))

@@ -74,7 +74,7 @@ def recover(
     readers = recovered.users()
     for n, layer in enumerate(recovered.layers):
         note = "ran"
-        if config.least_squares and _is_fittable(layer, readers):
+        if config.least_squares and is_fittable(layer, readers):
             other = _find_other_summand(layer, n, recovered, original, small, readers)
             aim = layer.name if other is None else other[0]
             if not big.run_to(aim):
@@ -84,9 +84,9 @@ def recover(
             summand = None if other is None else small.value(other[1])
             if summand is not None:
                 target = target - summand
-                if (added := _find_added_bias(layer, readers)) is not None:
+                if (added := find_added_bias(layer, readers)) is not None:
                     target = target - added[1].array()
-            bounds = _Bounds(*_find_bounds(layer, recovered, readers, summed=other is not None), summand)
+            bounds = _Bounds(*find_bounds(layer, recovered, readers, summed=other is not None), summand)
             note = _fit(layer, small, target, config, rng, readers, bounds)
         if config.batch_norms and layer.op == "BatchNormalization":
             note = _measure(layer, small.value(layer.needs(0)))
@@ -128,7 +128,7 @@ def _measure(layer: Layer, x: np.ndarray) -> str:
     return "mean and variance re-estimated"
 
 
-def _is_fittable(layer: Layer, readers) -> bool:
+def is_fittable(layer: Layer, readers) -> bool:
     """True if the layer multiplies by a constant that no other layer reads."""
     w = layer.input(1)
     if layer.op not in ("Conv", "Gemm", "MatMul") or w is None or not w.is_constant or len(readers.get(w, [])) != 1:
@@ -146,7 +146,7 @@ def _find_other_summand(
 ) -> tuple[str, Tensor] | None:
     """The name and the other input of the Add that alone reads the layer (or the layer plus its bias), if that input is computed and both
     networks run the Add before the next layer to fit."""
-    added = _find_added_bias(layer, readers)
+    added = find_added_bias(layer, readers)
     result = layer.output if added is None else added[0].output
     users = readers.get(result, [])
     if len(users) != 1 or users[0][0].op != "Add" or layer.output in net.outputs or result in net.outputs:
@@ -171,9 +171,9 @@ class _Bounds:
     summand: np.ndarray | None = None  # in the shape of the layer's outputs
 
 
-def _find_bounds(layer: Layer, net: Network, readers, *, summed: bool) -> tuple[float | None, float | None]:
+def find_bounds(layer: Layer, net: Network, readers, *, summed: bool) -> tuple[float | None, float | None]:
     """The bounds of the Relu or Clip that alone reads the layer with its bias (`summed`: the Add of that and another tensor)."""
-    added = _find_added_bias(layer, readers)
+    added = find_added_bias(layer, readers)
     t = layer.output if added is None else added[0].output
     t = readers[t][0][0].output if summed else t
     users = readers.get(t, [])
@@ -202,16 +202,16 @@ def _fit(
     """Solves for the layer's weights; returns a message for `progress`."""
     x, wt = sweep.value(layer.needs(0)), layer.needs(1)
     w, group = wt.array(), layer.attrs.get("group", 1)
-    bias, norm = _find_bias(layer, readers), _find_norm_mean(layer, readers)
+    bias, norm = find_bias(layer, readers), find_norm_mean(layer, readers)
     intercept, kind = bias is not None or norm is not None, select_row_type(config.ridge)
     if layer.op == "Conv":
         positions = want.shape[0] * int(np.prod(want.shape[2:]))
-        at = _sample_positions(positions, _compute_row_limit(config.rows, int(np.prod(w.shape[1:]))), rng)
+        at = sample_positions(positions, compute_row_limit(config.rows, int(np.prod(w.shape[1:]))), rng)
         rows, matrix = gather_conv_rows(layer, x, w, at, kind), convert_conv_to_matrix(w, group)
         targets, *summands = (gather_conv_outputs(y, group, at, kind) for y in (want, bounds.summand) if y is not None)
     else:
         flat = x.reshape(-1, x.shape[-1])
-        at = _sample_positions(len(flat), _compute_row_limit(config.rows, x.shape[-1]), rng)
+        at = sample_positions(len(flat), compute_row_limit(config.rows, x.shape[-1]), rng)
         rows = flat[at][None].astype(kind)
         targets, *summands = (y.reshape(-1, y.shape[-1])[at][None].astype(kind) for y in (want, bounds.summand) if y is not None)
         matrix = (w.T if layer.attrs.get("transB") else w)[None].astype(np.float64)
@@ -244,16 +244,17 @@ def _sum_squares(a: np.ndarray) -> float:
     return float(np.sum(np.square(a), dtype=np.float64))
 
 
-def _compute_row_limit(rows: int, unknowns: int) -> int:
+def compute_row_limit(rows: int, unknowns: int) -> int:
+    """Rows of a least-squares problem that fit into memory, at least four per unknown."""
     return max(min(rows, _NUMBERS // unknowns), 4 * unknowns)
 
 
-def _sample_positions(n: int, limit: int, rng: np.random.Generator) -> np.ndarray:
+def sample_positions(n: int, limit: int, rng: np.random.Generator) -> np.ndarray:
     """At most `limit` random positions out of n, sorted."""
     return np.arange(n) if n <= limit else np.sort(rng.choice(n, limit, replace=False))
 
 
-def _find_added_bias(layer: Layer, readers) -> tuple[Layer, Tensor] | None:
+def find_added_bias(layer: Layer, readers) -> tuple[Layer, Tensor] | None:
     """The Add that alone reads a MatMul, and its constant with one value per output, if no other layer reads that."""
     users = readers.get(layer.output, [])
     if layer.op != "MatMul" or len(users) != 1 or users[0][0].op != "Add":
@@ -264,9 +265,9 @@ def _find_added_bias(layer: Layer, readers) -> tuple[Layer, Tensor] | None:
     return (add, b) if fits and len(readers.get(b, [])) == 1 and add.output.type == layer.output.type else None
 
 
-def _find_bias(layer: Layer, readers) -> Tensor | None:
+def find_bias(layer: Layer, readers) -> Tensor | None:
     """The layer's constant bias (one value per output), if no other layer reads it."""
-    added = _find_added_bias(layer, readers)
+    added = find_added_bias(layer, readers)
     if added is not None:
         return added[1]
     b = layer.input(2)
@@ -275,7 +276,7 @@ def _find_bias(layer: Layer, readers) -> Tensor | None:
     return b if b.type.rank == 1 and b.shape[0] == layer.output.shape[1] else None
 
 
-def _find_norm_mean(layer: Layer, readers) -> Tensor | None:
+def find_norm_mean(layer: Layer, readers) -> Tensor | None:
     """The running mean of a batch norm that is the only reader of the layer's output; it can absorb an intercept."""
     users = readers.get(layer.output, [])
     if layer.op != "Conv" or len(users) != 1 or users[0][0].op != "BatchNormalization" or users[0][1] != 0:

@@ -78,7 +78,7 @@ def run_on_items(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, 
             values.update(zip(x.outputs, run_on_items(x, [_get_array(t, values) for t in x.inputs], inner, items, widen), strict=True))
             inner |= {t: i for t, i in follow(x, inner, items.batch).items() if t in x.outputs}
         return [values[t] for t in list_fused_results(layer)]
-    cut, selected = _recut(layer, selected, axes | followed, items)
+    cut, selected = recut_layer(layer, selected, axes | followed, items)
     outs = run_layer(widen_attributes(cut) if widen else cut, selected)
     for t, a in zip(layer.outputs, outs, strict=True):
         to = followed.get(t)
@@ -87,7 +87,7 @@ def run_on_items(layer: Layer, arrays: Sequence[np.ndarray | None], axes: Axes, 
     return outs
 
 
-def _bind_layers(net: Network, env: Mapping[str, Dim]) -> Iterator[tuple[Layer, Layer, dict[Tensor, Tensor]]]:
+def bind_layers(net: Network, env: Mapping[str, Dim]) -> Iterator[tuple[Layer, Layer, dict[Tensor, Tensor]]]:
     """Each layer, the layer with its symbols replaced, and the tensors of the latter -> those of the former.
 
     Indices of Gathers that are computed from sizes alone are constants of the bound layer: the entries that each item takes must be known.
@@ -133,7 +133,7 @@ def run_network_on_items(
 
     axes: Axes = {t: BatchAxis(0) for t in net.inputs}
     values: dict[Tensor, np.ndarray] = {t: convert(items.take(np.asarray(inputs[t.name]), BatchAxis(0))) for t in net.inputs}
-    for layer, bound, twins in _bind_layers(net, env):
+    for layer, bound, twins in bind_layers(net, env):
         here: Axes = {b: axes[t] for b, t in twins.items() if t in axes}
         arrays = [None if t is None else read(layer, t, values[t]) if t in values else convert(read(layer, t, t.array())) for t in layer.inputs]
         outs = run_on_items(bound, arrays, here, items, widen)
@@ -163,7 +163,7 @@ def find_batch_axes(net: Network, shapes: Mapping[str, tuple[int, ...]], batch: 
     axes: Axes = {t: BatchAxis(0) for t in net.inputs}
     parts: dict[str, dict[str, BatchAxis]] = {}
     fixed = set()
-    for layer, bound, twins in _bind_layers(net, env):
+    for layer, bound, twins in bind_layers(net, env):
         found = follow(bound, {b: axes[t] for b, t in twins.items() if t in axes}, batch)
         axes |= {twins[b]: i for b, i in found.items() if twins[b] in layer.outputs}
         parts[layer.name] = {b.name: i for b, i in found.items() if b in bound.inputs}
@@ -178,7 +178,7 @@ def _get_array(t: Tensor | None, values: Mapping[Tensor, np.ndarray | None]) -> 
     return None if t is None else values[t] if t in values else t.array()
 
 
-def _recut(layer: Layer, arrays: list[np.ndarray | None], axes: Axes, items: BatchItems) -> tuple[Layer, list[np.ndarray | None]]:
+def recut_layer(layer: Layer, arrays: list[np.ndarray | None], axes: Axes, items: BatchItems) -> tuple[Layer, list[np.ndarray | None]]:
     """The layer and its inputs for fewer items, with shape operands adapted by its op (Reshape's target, Resize's sizes)."""
     recut = get_op(layer.op).recut
     tensors = [t for t in (*layer.inputs, *layer.outputs) if t is not None and t in axes]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from whet.builder.assemble import compute_model_digest
+from whet.builder.batching.rebatch import match_batch
 from whet.builder.config import BuildConfig
 from whet.builder.progress import Progress, Silent
 from whet.builder.verify.segments import SegmentedRuns
@@ -55,6 +56,7 @@ class Judge:
     ):  # fmt: skip
         """`run_of` makes the runs of derived networks (default: in segments)."""
         self.budget, self.log = budget, progress or Silent()
+        prepared = match_batch(prepared, samples)
         run_of = run_of or SegmentedRuns(prepared, samples)
         self.analysis = Analysis(prepared, precision, samples, run_of, ranges, get_cache_file(prepared, precision, config))
         self.judged = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.builder.assemble import compute_model_digest
+from whet.builder.batching.rebatch import match_batch
 from whet.builder.config import BuildConfig
 from whet.builder.verify.engine_values import EngineRun
 from whet.engine.report import CalibrationStep
@@ -83,6 +84,7 @@ def get_calibrated_ranges(
     if steps and calibration.cache and not calibration.cache.endswith(".json"):
         note(f"{calibration.cache} is TensorRT's cache format, which holds only scales: {', '.join(steps)} are left out. Name a .json cache.")
         steps = ()
+    prepared = match_batch(prepared, calibration.samples())
     found = _compute_ranges(prepared, calibration, model)
     if steps:
         found, rows = _improve_ranges(prepared, found, calibration, model, steps, note, inform)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from whet.builder.batching.rebatch import match_batch
 from whet.builder.config import BuildConfig
 from whet.builder.precision.accuracy_budget import Judge
 from whet.builder.precision.calibration import Calibration, get_calibrated_ranges
@@ -51,6 +52,7 @@ def calibrate_float8_ranges(
         if not ranges.corrections:
             notes.append("FP8 without calibration data has no corrections of biases: it loses more than it must. Give --calibData.")
         return ranges
+    prepared = match_batch(prepared, samples())
     left = list_excluded_layers(prepared)
     heard = notes if info is None else info
     plain_ranges = _with_sums(prepared, correct_biases(prepared, ranges, samples(), EngineRun, left), calibration, left, heard, enough_db)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.builder.batching.rebatch import match_batch
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
 from whet.builder.precision.accuracy_budget import get_cache_file
@@ -67,7 +68,8 @@ def analyze_sensitivity(
     if not chosen:
         chosen = _draw_inputs(net, samples)
         notes.append("There is no calibration data: the layers are judged on random values, which is not representative. Give --calibData.")
-    analysis = Analysis(prepared, precision, chosen, SegmentedRuns(prepared, chosen), ranges, get_cache_file(prepared, precision, config))
+    judged = match_batch(prepared, chosen)
+    analysis = Analysis(judged, precision, chosen, SegmentedRuns(judged, chosen), ranges, get_cache_file(judged, precision, config))
     log.stage(f"each layer alone in {precision}", len(analysis.layers))
     rows = analysis.rank_layers(tell=log.step)
     log.stage("cumulative sensitivity", len(rows))

@@ -164,8 +164,8 @@ def list_configs_of_steps(m: int, k: int, steps: int, bk: int, terms: int, multi
             continue
         if grid * 6 < multiprocessors and 2 * sk <= min(steps, 16) and bn > 16:
             continue  # a larger split exists and keeps more multiprocessors busy
-        if grid > 40 * multiprocessors and wgs * bn < 64:
-            continue
+        if grid > 40 * multiprocessors and wgs * bn < 64 and bn < k:
+            continue  # larger tiles exist
         small = grid <= 2 * multiprocessors
         able: list[Tf32Config] = []  # the deepest ring for each number of resident blocks that there are tiles for
         for blocks in range(1, 2 if sk > 1 else min(5, -(-grid // multiprocessors)) + 1):

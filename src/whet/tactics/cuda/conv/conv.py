@@ -34,6 +34,11 @@ from whet.tactics.cuda.conv._conv_tiles import list_conv_configs, why_not_config
 MAX_CONFIGS = 30
 
 
+def _with_registers(c: ConvConfig) -> ConvConfig | None:
+    """The configuration with as many resident blocks as its registers allow; None if not even one fits."""
+    return next((fewer for n in range(c.blocks, 0, -1) if (fewer := replace(c, blocks=n)).valid()), None)
+
+
 @tactic
 class Conv(Tactic):
     """One group, two spatial axes, a multiple of 8 channels; any kernel, stride, padding and dilation."""
@@ -67,8 +72,8 @@ class Conv(Tactic):
         configs = list_conv_configs(shape, backend.capabilities.multiprocessors)
         if odd:  # only results stored directly from registers can have any address
             plain = [c for c in configs if c.sk == 1 and c.mi == 1 and c.bn <= 128] or [replace(c, sk=1, halo=0, once=0) for c in configs]
-            direct = (replace(c, direct=1, outs=1) for c in plain)
-            configs = list(dict.fromkeys(c for c in direct if c.valid() and why_not_config(c, shape) is None))
+            direct = [replace(c, direct=1, outs=1) for c in plain if why_not_config(replace(c, direct=1, outs=1), shape) is None]
+            configs = list(dict.fromkeys(c for c in direct if c.valid())) or list(dict.fromkeys(filter(None, map(_with_registers, direct))))
         configs = pick_varied(configs, MAX_CONFIGS)
         epilogue = match_epilogue(layer, find_epilogue_steps(layer))
         if not isinstance(epilogue, str):
