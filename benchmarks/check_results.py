@@ -1,26 +1,30 @@
 """Lists published results that are older than the code they measure, or whose origin is incomplete.
 
-    python benchmarks/check_results.py [NAME...]  a line per commit of every result file (or of the named ones), then the counts
+    python benchmarks/check_results.py            how many records of each result file are current, and what changed since its newest record
+    python benchmarks/check_results.py NAME...    every reason of the result files whose folder/name contains one of these
     python benchmarks/check_results.py --strict   exit 1 if any result is stale or has no clean commit
     python benchmarks/check_results.py --json     the same as JSON
+    python benchmarks/check_results.py --files    also each changed file with the last commit that changed it
+    python benchmarks/check_results.py --renames N   the commits among the last N that rename, as lines for same_behaviour.txt
 
-A result measures the script of its command and the paths that MEASURED names for that script; other scripts measure DEFAULT and, by the folder
-of the result, the tactics of one backend. It is stale if one of these files has other code than at the commit of the result: comments,
-docstrings and the layout of lines are no code. What the number of changed files means for a result, a reader decides.
+A record is a result file, or a row of it with a commit of its own. It measures the script of its command and the paths that MEASURED names for
+that script; other scripts measure DEFAULT and, by the folder of the result, the tactics of one backend. A record is stale if a commit after its
+own changed what one of these files computes and that change is still there. Comments, docstrings, layout, types, imports and texts of errors
+compute nothing (see _code_changes.py), and of commits of same_behaviour.txt the files that change names only do not count. What the changed
+files mean for a result, a reader decides.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import re
-import subprocess
 import sys
-from functools import cache
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from _code_changes import Commit, History, read_same_behaviour
 from _record import find_gaps, runs_of
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +63,7 @@ MEASURED: dict[str, tuple[tuple[str, ...], bool, tuple[str, ...]]] = {
 MUTATED = ("pruning", "precision", "passes", "builder", "engine")
 
 
-def of_command(command: str, device: str) -> tuple[str, ...]:
+def list_measured(command: str, device: str) -> tuple[str, ...]:
     """The paths that a result with this command measures, on the device whose folder it is in."""
     script = next(iter(re.findall(r"\S+\.py\b", command)), "")
     if script == "tests/mutation/run.py":
@@ -69,64 +73,37 @@ def of_command(command: str, device: str) -> tuple[str, ...]:
     return (*(f"src/whet/{f}".rstrip("/") for f in folders), *others, *([script] if script else []))
 
 
-def code_of(text: str, path: str) -> str:
-    """What is compared of a file: a Python file without comments, docstrings and layout."""
-    if not path.endswith(".py"):
-        return text
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return text
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [x for x in node.body if not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))]
-    return ast.dump(tree)
-
-
-@cache
-def changed_files(commit: str, paths: tuple[str, ...], repository: Path) -> int | None:
-    """How many files under `paths` differ between `commit` and HEAD, 0 if none differs in code; None if the history has no such commit."""
-    listed = _git(repository, "diff", "--name-only", commit, "HEAD", "--", *paths)
-    if listed is None:
-        return None
-    files = listed.splitlines()
-    return len(files) if any(_code_at(commit, f, repository) != _code_at("HEAD", f, repository) for f in files) else 0
-
-
-@cache
-def _code_at(commit: str, path: str, repository: Path) -> str | None:
-    text = _git(repository, "show", f"{commit}:{path}")
-    return None if text is None else code_of(text, path)
-
-
-def _git(repository: Path, *words: str) -> str | None:
-    done = subprocess.run(["git", *words], cwd=repository, capture_output=True, text=True, errors="replace", check=False)
-    return None if done.returncode else done.stdout
-
-
-def state_of(run: dict[str, Any], device: str, repository: Path) -> str:
+def explain_state(run: dict[str, Any], device: str, history: History, files: bool = False) -> str:
     """Why a run should be measured again, or "" if nothing that it measures has changed since and its origin is complete."""
     commit = str(run.get("commit") or "")
     reasons = find_gaps(run)
     if commit:
         plain = commit.removesuffix("+changes")
-        changed = changed_files(plain, of_command(str(run.get("command", "")), device), repository)
+        changed = history.list_changes(plain, list_measured(str(run.get("command", "")), device))
         if changed is None:
             reasons.append(f"its commit {plain} is not in the history")
         elif changed:
-            reasons.append(f"{changed} of the files that it measures have changed since {plain}")
+            reasons.append(describe_changes(plain, changed, history, files))
     return "; ".join(reasons)
 
 
-def check(results: Path, repository: Path, names: tuple[str, ...] = ()) -> dict[str, list[str]]:
-    """Result file (folder/name) -> distinct reasons to measure it again; empty if it is current."""
+def describe_changes(since: str, changed: dict[str, Commit], history: History, files: bool = False) -> str:
+    """Changed files by folder, and the latest commit among them."""
+    folders = Counter("/".join(Path(name).parent.parts[:3]).removeprefix("src/whet/") or name for name in changed)
+    last = min({c.id for c in changed.values()}, key=[c.id for c in history.commits].index)
+    subject = next(c.subject for c in changed.values() if c.id == last)
+    said = f"since {since} changed: {', '.join(f'{folder} {n}' for folder, n in folders.most_common())}; last in {last[:12]} ({subject[:60]})"
+    return said + "".join(f"\n{'':8}{commit.id[:12]} {name}" for name, commit in changed.items() if files)
+
+
+def check(results: Path, history: History, names: tuple[str, ...] = (), files: bool = False) -> dict[str, dict[str, int]]:
+    """Result file (folder/name) -> distinct reasons to measure rows again, with the number of records; "" counts the current ones."""
     found = {}
     for path in sorted(results.glob("*/*.json")):
         if names and not any(name in str(path.relative_to(results)) for name in names):
             continue
-        runs = list(runs_of(json.loads(path.read_text())))
-        reasons = dict.fromkeys(state_of(run, path.parent.name, repository) for run in runs)
-        found[str(path.relative_to(results))] = [r for r in reasons if r]
+        runs = sorted(runs_of(json.loads(path.read_text())), key=lambda run: str(run.get("date") or ""), reverse=True)
+        found[str(path.relative_to(results))] = dict(Counter(explain_state(run, path.parent.name, history, files) for run in runs))
     return found
 
 
@@ -135,18 +112,34 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only result files whose folder/name contains one of these")
     parser.add_argument("--strict", action="store_true", help="exit 1 if any result should be measured again")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--files", action="store_true", help="list the changed files")
+    parser.add_argument("--renames", type=int, metavar="N", help="list the commits among the last N that rename")
     options = parser.parse_args()
-    found = check(RESULTS, ROOT, tuple(options.names))
-    again = {name: reasons for name, reasons in found.items() if reasons}
+    history = History(ROOT, read_same_behaviour(), ROOT / "build" / "code_digests.json")
+    try:
+        if options.renames:
+            print("\n".join(history.list_renames(options.renames)))
+            return 0
+        found = check(RESULTS, history, tuple(options.names), options.files)
+    finally:
+        history.close()
     if options.json:
         print(json.dumps(found, indent=1))
     else:
-        for name, reasons in found.items():
-            print(f"{name:40} {reasons[0] if reasons else 'current'}")
-            for reason in reasons[1:]:  # rows of other commits
-                print(f"{'':40} {reason}")
-        print(f"{len(found) - len(again)} of {len(found)} result files are current")
-    return 1 if options.strict and again else 0
+        print_states(found, bool(options.names or options.files))
+    return 1 if options.strict and any(set(reasons) != {""} for reasons in found.values()) else 0
+
+
+def print_states(found: dict[str, dict[str, int]], every_reason: bool) -> None:
+    for name, reasons in found.items():
+        records, current = sum(reasons.values()), reasons.get("", 0)
+        print(f"{name:40} {'current' if current == records else f'{current} of {records} records are current'}")
+        stale = [(n, reason) for reason, n in reasons.items() if reason]
+        for n, reason in stale if every_reason else stale[:1]:  # the newest first
+            print(f"    {f'{n} of {records}: ' if records > 1 else ''}{reason}")
+    files = sum(set(reasons) == {""} for reasons in found.values())
+    records = sum(sum(reasons.values()) for reasons in found.values())
+    print(f"{files} of {len(found)} result files and {sum(r.get('', 0) for r in found.values())} of {records} records are current")
 
 
 if __name__ == "__main__":

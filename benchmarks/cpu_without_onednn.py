@@ -100,6 +100,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(args.folder or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         names, rows = args.networks.split(","), []
         for name in names if args.stage != "time" else ():
             build_engines(name, args, folder)

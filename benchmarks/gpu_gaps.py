@@ -127,7 +127,7 @@ def time_tactics(machine: Any, layer: Layer, kinds: tuple, until: float) -> dict
                     packed.append(weights[p.key].address)
                 scratch = machine.allocate(kernel.scratch + 1)
                 args = Args(tuple(0 if b is None else b.address for b in ins), tuple(b.address for b in outs), tuple(packed), scratch.address)
-                launches = kernel._make(args)
+                launches = kernel.launches(args)
                 count = max(1, REPEATS // len(launches))
                 graph = Graph(list(launches) * count, stream)
                 us = timed(graph, stream, count)

@@ -6,19 +6,25 @@ from collections.abc import Generator
 from contextlib import nullcontext
 
 import pytest
+from _pytest.runner import runtestprotocol  # what plugins that report tests themselves use; pytest has no public name for it
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from platformdirs import user_cache_dir
 
 import whet.composites  # noqa: F401  (samples of fused layers, in one order whichever test file is collected first)
 from support.datasets import root
-from support.standin_gpu import standin_gpu as standin_gpu  # a fixture for tests in several folders
+from support.exporting import shared_registry as shared_registry
+from support.standin_gpu import standin_gpu as standin_gpu  # fixtures for tests in several folders
 from whet.backends import Load
 from whet.backends.cpu import CpuBackend
 from whet.backends.cpu.threads import wait_settings
+from whet.measure import timing_cache
 
 # deadlines of examples depend on the load of the machine, not on the code
 settings.register_profile("whet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("whet")
+# Hypothesis would parse all files of whet for numbers and texts to try: seconds in each process, and examples that change with unrelated code.
+providers.is_local_module_file = lambda path: False
 
 
 def pytest_configure() -> None:
@@ -28,6 +34,7 @@ def pytest_configure() -> None:
     The first library to load libgomp sets the mode: whet's own loading here makes tests independent of earlier tests with PyTorch.
     """
     wait_settings()
+    timing_cache.SYNCHRONOUS = "OFF"  # thousands of commits do not wait for the disk, 8 ms each: no test takes the power away
     CpuBackend.watch = lambda self: nullcontext(Load(others=0.0))
     os.environ["WHET_FAILED_VERIFICATIONS"] = ""
     os.environ["WHET_VERIFIED"] = "0"  # every load runs its checks; the tests of records give a folder
@@ -48,6 +55,18 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+        gc.set_threshold(20_000, 20, 20)  # a network has thousands of objects
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A process of pytest-xdist sends one message about a test that passed, its result, in place of five: their receiver is one process for all."""
+    if not hasattr(item.config, "workerinput") or item.config.getoption("durations") is not None:
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.fixture

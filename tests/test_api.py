@@ -92,7 +92,7 @@ def test_calls_from_many_threads(engine):
     for t in threads:
         t.join()
     assert wrong == []
-    assert 1 <= len(engine._pool._idle) <= 6
+    assert 1 <= len(engine._pool.idle) <= 6
 
 
 def test_a_failed_call_leaves_the_engine_usable(engine):
@@ -151,6 +151,7 @@ def test_int8_with_samples_and_a_budget():
         np.testing.assert_allclose(engine(data[:2]), expected(data[:2]), atol=0.2)
 
 
+@pytest.mark.usefixtures("shared_registry")
 def test_a_torch_module_in_one_call():
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")

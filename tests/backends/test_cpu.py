@@ -273,7 +273,7 @@ def test_a_limit_reaches_the_compiler(limit, monkeypatch):
     monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "znver4")
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap(dict.fromkeys(names, True)))
     monkeypatch.setenv(info.VARIABLE, limit)
-    machine, text = machine_code._get_target.__wrapped__()
+    machine, text = machine_code.get_target.__wrapped__()
     ir = """
         define void @add(<16 x float>* %a, <16 x float>* %b) {
           %x = load <16 x float>, <16 x float>* %a
@@ -282,7 +282,7 @@ def test_a_limit_reaches_the_compiler(limit, monkeypatch):
           store <16 x float> %z, <16 x float>* %a
           ret void
         }"""
-    module = llvm.parse_assembly(machine_code._use_opaque_pointers(ir) if llvm.llvm_version_info[0] >= 17 else ir)
+    module = llvm.parse_assembly(machine_code.use_opaque_pointers(ir) if llvm.llvm_version_info[0] >= 17 else ir)
     assembly = machine.emit_assembly(module)
     assert ("zmm" in assembly) == (limit != "avx2")
     assert ("ymm" in assembly) == (limit == "avx2")

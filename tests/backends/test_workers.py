@@ -85,6 +85,6 @@ def test_without_a_compiler_there_are_no_workers(monkeypatch):
 
 @pytest.mark.parametrize("text", ["i32 ()*", "i64 (i64*, i64)*", "void (i64, i64, i32, i32)*", "void (i64*)*", "i64*"])
 def test_the_code_has_opaque_pointers_for_newer_compilers(text):
-    assert text in workers._IR
-    assert machine_code._use_opaque_pointers(text) == "ptr"
-    assert not re.search(r"\w\*|\)\*", machine_code._use_opaque_pointers(workers._IR + loop._IR))
+    assert text in workers.IR
+    assert machine_code.use_opaque_pointers(text) == "ptr"
+    assert not re.search(r"\w\*|\)\*", machine_code.use_opaque_pointers(workers.IR + loop.IR))

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from whet.builder.explain import _explain_rejection
+from whet.builder.explain import explain_rejection
 from whet.builder.lock import rebuild
 from whet.builder.precision import comparison, permitted
 from whet.builder.precision.accuracy_budget import PlanRun
 from whet.builder.precision.calibration import Calibration
-from whet.builder.precision.comparison import _sum_adjacent_ms, find_slow_layers, list_identifying_names
+from whet.builder.precision.comparison import find_slow_layers, list_identifying_names, sum_adjacent_ms
 from whet.builder.precision.float16 import find_small_type
 from whet.builder.precision.precision_search import PrecisionSearch
 from whet.builder.select import unfused_time, whole_engine
@@ -41,14 +41,14 @@ def option(ms, spread=0.0, cold=None, signature="a"):
     ],
 )
 def test_reasons_of_options_that_were_not_chosen(other, text):
-    assert _explain_rejection(other, option(1.0, cold=2.0)) == text
+    assert explain_rejection(other, option(1.0, cold=2.0)) == text
 
 
 def test_reasons_relative_to_an_option_without_time_or_with_spread():
-    assert _explain_rejection(option(1.0), option(None)) == "listed after the chosen one, and nothing was timed"
-    assert _explain_rejection(option(0.002), option(0.0)) == "2 us slower"
-    assert _explain_rejection(option(1.5, cold=2.0), option(1.0)) == "50 % slower"
-    assert _explain_rejection(option(1.5), option(1.0, spread=0.5)) == "not distinguishable from the chosen one by time"
+    assert explain_rejection(option(1.0), option(None)) == "listed after the chosen one, and nothing was timed"
+    assert explain_rejection(option(0.002), option(0.0)) == "2 us slower"
+    assert explain_rejection(option(1.5, cold=2.0), option(1.0)) == "50 % slower"
+    assert explain_rejection(option(1.5), option(1.0, spread=0.5)) == "not distinguishable from the chosen one by time"
 
 
 QUANTIZED = """
@@ -72,12 +72,12 @@ def test_readers_share_the_time_of_the_movement_before_them():
     net = parse_network(QUANTIZED)
     relu = next(x for x in net.layers if x.op == "Relu")
     plan, times = SimpleNamespace(network=net), {"q": 100.0, "d": 3.0, "r": 5.0, "f": 100.0, "t": 100.0}
-    assert _sum_adjacent_ms(relu, plan, times) == 6.5
-    assert _sum_adjacent_ms(relu, plan, times, only="Reformat") == 0.0
-    assert _sum_adjacent_ms(relu, plan, times, only="DequantizeLinear") == 1.5
-    assert _sum_adjacent_ms(relu, plan, {}) == 0.0
+    assert sum_adjacent_ms(relu, plan, times) == 6.5
+    assert sum_adjacent_ms(relu, plan, times, only="Reformat") == 0.0
+    assert sum_adjacent_ms(relu, plan, times, only="DequantizeLinear") == 1.5
+    assert sum_adjacent_ms(relu, plan, {}) == 0.0
     first = net.layers[0]
-    assert _sum_adjacent_ms(first, plan, times) == 3.0, "an input of the network has no maker"
+    assert sum_adjacent_ms(first, plan, times) == 3.0, "an input of the network has no maker"
 
 
 def test_layers_that_are_not_faster_in_quantized_form(monkeypatch):
@@ -113,14 +113,14 @@ def test_the_small_type_of_most_outputs(types, expected):
 def test_sentences_about_an_accuracy_budget(dropped, end, holds):
     search = SimpleNamespace(layers=range(9), strategy=SimpleNamespace(title="INT8"), info=[], notes=[])
     fit = SimpleNamespace(verdict=SimpleNamespace(text="held"), dropped={str(i): "w" for i in range(dropped)}, holds=holds)
-    PrecisionSearch._report_budget(search, SimpleNamespace(text="1 %"), fit)
+    PrecisionSearch.report_budget(search, SimpleNamespace(text="1 %"), fit)
     assert (search.info if holds else search.notes) == [f"Accuracy: 1 %; held with {dropped} of 9 layers kept out of INT8 {end}"]
     assert not (search.notes if holds else search.info)
 
 
 def test_a_budget_that_costs_no_layer():
     search = SimpleNamespace(layers=range(9), strategy=SimpleNamespace(title="FP8"), info=[], notes=[])
-    PrecisionSearch._report_budget(search, SimpleNamespace(text="1 %"), SimpleNamespace(verdict=None, dropped={}, holds=False))
+    PrecisionSearch.report_budget(search, SimpleNamespace(text="1 %"), SimpleNamespace(verdict=None, dropped={}, holds=False))
     assert search.notes == ["Accuracy: 1 %; not judged: no layer has to leave FP8 for it."]
 
 
@@ -341,10 +341,10 @@ def test_the_variant_with_unfused_layers_is_described(monkeypatch, count, text):
     net = SimpleNamespace(layers=[])
     monkeypatch.setattr(whole_engine, "unfuse_slower", lambda search: (net, ["reason"] * count))
     monkeypatch.setattr(whole_engine, "choose_formats", lambda net, options, cost: "assignment")
-    variant = whole_engine._find_unfused_variant(SimpleNamespace(reformats=SimpleNamespace(cost=None)))
+    variant = whole_engine.find_unfused_variant(SimpleNamespace(reformats=SimpleNamespace(cost=None)))
     assert variant.what == f"least sum of times, {text}"
     monkeypatch.setattr(whole_engine, "unfuse_slower", lambda search: None)
-    assert whole_engine._find_unfused_variant(SimpleNamespace()) is None
+    assert whole_engine.find_unfused_variant(SimpleNamespace()) is None
 
 
 @pytest.mark.parametrize(("parts", "outputs", "quantized", "start"), [

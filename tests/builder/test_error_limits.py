@@ -146,7 +146,7 @@ def test_nudges_go_up_and_down_by_the_same_amount():
     assert added == [[], [], [256 * NUDGE * 0.5], [-256 * NUDGE * 0.5]]
 
 
-@pytest.mark.parametrize("run", [comparison._run_once, truth._measure_seconds])
+@pytest.mark.parametrize("run", [comparison.run_once, truth.measure_seconds])
 def test_a_comparison_times_one_run_at_a_time(run):
     asked = []
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.builder.memory.planner import Block, Use, _find_best_placement, plan_memory
+from whet.builder.memory.planner import Block, Use, find_best_placement, plan_memory
 from whet.errors import MemoryLimitError
 from whet.runtime.memory import ALIGNMENT
 
@@ -170,9 +170,9 @@ BEST_PLACEMENTS = {
 @pytest.mark.parametrize("order", BEST_PLACEMENTS)
 def test_each_order_of_placement_is_the_best_for_some_blocks(order):
     blocks, most = BEST_PLACEMENTS[order]
-    assert _find_best_placement([Block(name, 64 * units, first, last) for name, units, first, last in blocks])[1] == 64 * most
+    assert find_best_placement([Block(name, 64 * units, first, last) for name, units, first, last in blocks])[1] == 64 * most
 
 
 def test_of_equally_good_placements_that_by_first_step_precedes_that_by_interval():
     blocks = [Block("a", 320, 4, 8), Block("b", 320, 0, 4), Block("c", 256, 3, 4), Block("d", 384, 5, 5)]
-    assert _find_best_placement(blocks) == ({"b": 0, "c": 320, "a": 576, "d": 0}, 896)
+    assert find_best_placement(blocks) == ({"b": 0, "c": 320, "a": 576, "d": 0}, 896)

@@ -22,7 +22,7 @@ from whet.builder.memory.planner import Block, Use, list_overlaps, plan_memory
 from whet.builder.verify.differences import compare_output
 from whet.builder.verify.input_kinds import KINDS, list_input_kinds, list_tests, make_values
 from whet.builder.verify.rounding_ties import run_with_nudged_scales
-from whet.builder.verify.segments import _find_cuts, _make_segments
+from whet.builder.verify.segments import find_cuts, make_segments
 from whet.builder.verify.shape_extents import list_other_shapes
 from whet.errors import WhetError
 from whet.measure.timing_key import format_layer_text
@@ -124,8 +124,8 @@ def test_errors_of_outputs():
 def test_cuts_of_random_networks():
     lines = []
     for title, net in [*((f"mixed {s}", random_network(s, 30)) for s in range(25)), *((f"moves {s}", Moves(s).make(14)) for s in range(25))]:
-        cuts = _find_cuts(net)
-        parts = _make_segments(net, cuts, [t.name for t in net.outputs])
+        cuts = find_cuts(net)
+        parts = make_segments(net, cuts, [t.name for t in net.outputs])
         sizes = None if parts is None else [len(p.key) for p in parts]
         lines.append(f"{title}: {len(net.layers)} layers, {'; '.join(', '.join(c) for c in cuts)}: {sizes}")
     compare_with_record(GOLDEN / "cuts.txt", lines)

@@ -103,6 +103,6 @@ def test_an_engine_that_fails_and_one_with_foreign_kernels_have_no_record(verifi
             assert repeated.verify_once(plan, net, backend, None, again, None).checked is failed
     name = plan.choices[plan.network.layers[0].name].tactic
     foreign = type("Foreign", (type(TACTICS[name]),), {"__module__": "of_the_user"})()
-    assert repeated._find_record(plan, net, backend, None, CONFIG) is not None
+    assert repeated.find_verification_record(plan, net, backend, None, CONFIG) is not None
     monkeypatch.setitem(TACTICS, name, foreign)
-    assert repeated._find_record(plan, net, backend, None, CONFIG) is None
+    assert repeated.find_verification_record(plan, net, backend, None, CONFIG) is None

@@ -104,7 +104,7 @@ def test_little_memory_costs_work_but_not_accuracy():
     expected = Analysis(net, "int8", data, SegmentedRuns(net, data), ranges).snr(["b6"])
     runs = SegmentedRuns(net, data, cache_bytes=30000)  # three values of 9216 bytes
     assert Analysis(net, "int8", data, runs, ranges).snr(["b6"]) == pytest.approx(expected, abs=1e-9)
-    assert sum(map(len, runs._known.values())) == 3
+    assert sum(map(len, runs.known.values())) == 3
 
 
 def test_reused_input_arrays_with_other_values_are_detected():

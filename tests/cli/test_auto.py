@@ -13,7 +13,7 @@ pytest.importorskip("yaml", reason="recipes need PyYAML: pip install 'whet[searc
 
 from report.sample import sample
 from whet.cli import main
-from whet.cli.auto import _print_outcome
+from whet.cli.auto import print_outcome
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -63,7 +63,7 @@ def test_the_table_fits_the_terminal(width, capsys, monkeypatch):
     found = sample()
     for row in found["rows"]:
         row["throughput"] = 123456.0
-    _print_outcome(SimpleNamespace(met=True, folder=SimpleNamespace(deploy=Path("d"))), found)
+    print_outcome(SimpleNamespace(met=True, folder=SimpleNamespace(deploy=Path("d"))), found)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     head = next(line for line in lines if line.startswith("engine "))

@@ -54,7 +54,7 @@ def test_a_stage_of_unknown_length_has_no_total(usual):
     with BuildProgress() as progress:
         progress.stage("calibration", 0)
         progress.step("samples")
-        task = progress._bar.tasks[0]
+        task = progress.bar.tasks[0]
         assert (task.total, task.completed) == (None, 1)
         progress.stage("int8: timing", 5)
-        assert [(t.description, t.total) for t in progress._bar.tasks] == [("int8: timing", 5)]
+        assert [(t.description, t.total) for t in progress.bar.tasks] == [("int8: timing", 5)]

@@ -12,7 +12,7 @@ from whet.cli import group
 from whet.inspector.alignment import NO_NODE, align_layers, find_differing_settings
 from whet.measure.engine_comparison import compute_output_difference
 from whet.network import parse_network
-from whet.report.comparison_page import _describe_difference
+from whet.report.comparison_page import describe_difference
 
 NET = """network n source
 in %x: f32[1,8,16,16]
@@ -155,7 +155,7 @@ def test_layers_that_differ_in_formats_alone_name_them(files):
     assert a != b
     assert b.endswith(f"{other})")
     layers = [g.to_dict() for g in align_layers([first, second])]
-    assert [_describe_difference(g) for g in layers if not g["same_choices"]] == ["formats"]
+    assert [describe_difference(g) for g in layers if not g["same_choices"]] == ["formats"]
 
 
 def test_output_differences():

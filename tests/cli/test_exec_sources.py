@@ -65,6 +65,7 @@ def with_example():
 """
 
 
+@pytest.mark.usefixtures("shared_registry")
 def test_a_torch_module_is_built_from_the_function_that_makes_it(tmp_path, monkeypatch):
     pytest.importorskip("onnxscript", reason="the extra 'export' is not installed")
     (tmp_path / "mynets.py").write_text(MODULE)

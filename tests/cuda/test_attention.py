@@ -22,7 +22,7 @@ from whet.composites.attention import make_attention_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.network import Network, parse_network, parse_type
 from whet.ops import sample_layer
-from whet.tactics._attention import Guard, View, _join_leading_axes, make_plain_view, match_attention, without_period
+from whet.tactics._attention import Guard, View, join_leading_axes, make_plain_view, match_attention, without_period
 from whet.tactics._base import PlanRefused, get_tactic
 from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.attention import attention_fused as fused
@@ -296,7 +296,7 @@ def test_constant_masks_are_packed_in_the_order_of_the_accumulators(shape):
     tile = fused.Tile(48, 1)
     kernel = fused.AttentionFused().plan(layer, signature, tile.config, HOPPER)
     packed = kernel.packed[0].make().view(np.float16).astype(np.float32).reshape(-1, 4, 48 // 16, 32, 8)
-    per_batch, per_head, per_row_tile, _ = fused._tile_steps(heads, heads.mask, tile)
+    per_batch, per_head, per_row_tile, _ = fused.count_tile_steps(heads, heads.mask, tile)
     mask = np.broadcast_to(arrays[-1].astype(np.float16), (2, 3, 70, 90))
     for batch, head, row, key in ((0, 0, 0, 0), (1, 2, 69, 89), (0, 1, 33, 50), (1, 0, 8, 47), (1, 1, 17, 64)):
         values = packed[batch * per_batch + head * per_head + row // 64 * per_row_tile + key // 48, row % 64 // 16]
@@ -557,7 +557,7 @@ def test_leading_axes_that_are_one_step_are_joined():
     out = make_plain_view(0, (batch, windows, rows, heads, size))
     for order in ((0, 1, 3, 2, 4), (0, 3, 1, 2, 4), (3, 1, 0, 2, 4)):  # Twins, NesT, and one that no exporter writes
         views = {name: stacked.take(3, i).transpose(order) for i, name in enumerate("qkv")} | {"mask": None, "out": out.transpose(order)}
-        joined = _join_leading_axes(views)
+        joined = join_leading_axes(views)
         assert "mask" not in joined
         assert joined["q"].shape == (batch * windows, heads, rows, size)
         assert joined["v"].strides == (3 * rows * step, size, 3 * step, 1)
@@ -566,7 +566,7 @@ def test_leading_axes_that_are_one_step_are_joined():
         whole = array.reshape(batch, windows, rows, 3, heads, size)[..., 1, :, :].transpose(0, 1, 3, 2, 4)
         np.testing.assert_array_equal(elements(array, joined["k"]), whole.reshape(batch * windows, heads, rows, size))
     mask = {**views, "mask": make_plain_view(1, (1, windows, 1, 1, rows))}
-    assert _join_leading_axes(mask) is None, "a mask per window repeats for every batch item"
+    assert join_leading_axes(mask) is None, "a mask per window repeats for every batch item"
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

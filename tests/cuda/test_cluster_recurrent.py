@@ -124,10 +124,10 @@ def test_weights_stay_in_registers(tmp_path):
 
     _net, layer, _ = layer_of(*recurrent("LSTM", 4, 1, 64, 256))
     signature = TACTIC.signatures(layer, HOPPER)[0]
-    sizes = cluster_recurrent._get_sizes(layer, signature)
-    way = cluster_recurrent._Distribution(cluster=8, warps=8, tiles=1, columns=1)
+    sizes = cluster_recurrent.get_sizes(layer, signature)
+    way = cluster_recurrent.Distribution(cluster=8, warps=8, tiles=1, columns=1)
     assert way.in_registers(sizes) == sizes.depth
-    text = sass(compile_cubin(emit_kernel_source("cluster_recurrent.cu", cluster_recurrent._make_constants(layer, signature, sizes, way))), tmp_path)
+    text = sass(compile_cubin(emit_kernel_source("cluster_recurrent.cu", cluster_recurrent.make_macros(layer, signature, sizes, way))), tmp_path)
     assert text.count("HMMA.16816") >= sizes.depth, "products run on the tensor cores"
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 

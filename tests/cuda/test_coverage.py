@@ -6,12 +6,11 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER
 
-from whet import zoo
+from support.zoo_structure import read_zoo_structure
 from whet.builder import BuildConfig
 from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.builder.candidates.unfuse import unfuse
 from whet.builder.lowering import lower_network
-from whet.frontends.onnx import network_from_onnx
 from whet.network import Network, parse_type
 from whet.network.types import F16, F32
 from whet.tactics import list_tactics
@@ -49,7 +48,7 @@ def covered(net, kind, *passes):
 @pytest.mark.parametrize("kind", [F16, F32], ids=str)
 @pytest.mark.parametrize("name", ["unet", "densenet121", "resnext50_32x4d", "lenet5", "swin_t", "mobilenet_v2"])
 def test_every_layer_has_a_kernel(name, kind):
-    for layer, found in covered(network_from_onnx(zoo.build(name, batch=1)), kind):
+    for layer, found in covered(read_zoo_structure(name, batch=1), kind):
         assert found, f"nothing computes {layer}"
         ends = [t for t in (layer.inputs[0], layer.outputs[0]) if t is not None and t.dtype.is_float and t.type.rank > 1]
         aligned = all(t.shape[1] % 8 == 0 for t in ends)

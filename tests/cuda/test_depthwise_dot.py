@@ -14,7 +14,7 @@ from whet.tactics import list_tactics
 from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.depthwise._depthwise_tile import Tile
 from whet.tactics.cuda.depthwise.depthwise import tile_from
-from whet.tactics.cuda.depthwise.qdepthwise_dot import _make_constants, count_words, pack_taps
+from whet.tactics.cuda.depthwise.qdepthwise_dot import count_words, make_macros, pack_taps
 from whet.tactics.cuda.quantized._quantized import get_quantized_conv_shape, match_parts, match_quantized_epilogue
 
 TACTIC = next(t for t in list_tactics("cuda") if t.name == "cuda/qdepthwise_dot")
@@ -86,7 +86,7 @@ def test_instances_compile_without_spills(shape):
     s = get_quantized_conv_shape(parts)
     for config in TACTIC.configs(layer, signature, HOPPER)[:2]:
         tile = tile_from(config, s, 1)
-        text = emit_kernel_source("depthwise_dot.cu", _make_constants(parts, match_quantized_epilogue(parts), s, tile, signature))
+        text = emit_kernel_source("depthwise_dot.cu", make_macros(parts, match_quantized_epilogue(parts), s, tile, signature))
         assert compile_cubin(text, name="depthwise_dot.cu", arch="sm_90a").startswith(b"\x7fELF")
 
 

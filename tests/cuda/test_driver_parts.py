@@ -71,7 +71,7 @@ def test_ranges_carry_the_users_names(monkeypatch):
     seen = []
     fake = SimpleNamespace(push_range=lambda label, domain: seen.append((label, domain)), pop_range=lambda domain: seen.append(domain))
     monkeypatch.setitem(sys.modules, "nvtx", fake)
-    nvtx._load_package.cache_clear()
+    nvtx.load_package.cache_clear()
     monkeypatch.delenv("WHET_NVTX", raising=False)
     assert not nvtx.is_enabled()
     monkeypatch.setenv("WHET_NVTX", "0")
@@ -81,11 +81,11 @@ def test_ranges_carry_the_users_names(monkeypatch):
     with nvtx.range_of("/layer1/conv1/Conv"):
         seen.append("inside")
     assert seen == [("/layer1/conv1/Conv", "whet"), "inside", "whet"]
-    nvtx._load_package.cache_clear()
+    nvtx.load_package.cache_clear()
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with pytest.raises(BackendError, match="pip install nvtx"):
         nvtx.is_enabled()
-    nvtx._load_package.cache_clear()
+    nvtx.load_package.cache_clear()
 
 
 def test_differences_are_relative_to_the_reference():
@@ -136,4 +136,4 @@ def test_callers_that_alternate_between_buffers_capture_one_graph_for_each(monke
         run(output)
     run(10)  # its graph was the oldest one and is closed
     assert len(CountedGraph.captured) == 2 + executor.MAX_GRAPHS + 1
-    assert len(engine._graphs) == executor.MAX_GRAPHS
+    assert len(engine.graphs) == executor.MAX_GRAPHS

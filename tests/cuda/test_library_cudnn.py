@@ -154,10 +154,10 @@ def test_the_pack_is_off_by_default_and_switched_as_a_family():
     ],
 )
 def test_flags_of_exec_choose_the_packs(flags, packs):
-    from whet.cli._exec_config import Options, _list_sources
+    from whet.cli._exec_config import Options, list_tactic_sources
     from whet.cli._exec_flags import parse
 
-    chosen = list_enabled_tactics("cuda", _list_sources(Options(*parse(["--onnx=x.onnx", "--backend=cuda", *flags]))))
+    chosen = list_enabled_tactics("cuda", list_tactic_sources(Options(*parse(["--onnx=x.onnx", "--backend=cuda", *flags]))))
     assert {t.name.rpartition("/")[2] for t in chosen if t.name.startswith(("cuda/cublaslt_", "cuda/cudnn_"))} == packs
 
 
@@ -360,10 +360,10 @@ def test_plans_and_workspaces_are_freed(gpu):
             kernels.append(t.plan(layer, signature, config, gpu))
         except (PlanRefused, library.CudnnError):
             continue
-    assert len(convolution._plans) >= len(kernels) > 3
+    assert len(convolution.live_plans) >= len(kernels) > 3
     assert all(k.scratch >= 256 for k in kernels)
-    before = len(convolution._plans)
+    before = len(convolution.live_plans)
     count = len({k.implementation for k in kernels})
     del kernels
-    assert before - len(convolution._plans) >= count
-    assert _cudnn_conv.work_of(layer, signature.outputs[0], _cudnn_conv._match_epilogue(layer), "apart") is not None
+    assert before - len(convolution.live_plans) >= count
+    assert _cudnn_conv.work_of(layer, signature.outputs[0], _cudnn_conv.match_cudnn_epilogue(layer), "apart") is not None

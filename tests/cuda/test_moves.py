@@ -30,7 +30,7 @@ from whet.tactics import get_tactic, is_quantized, list_tactics
 from whet.tactics._moves_indices import Refused
 from whet.tactics.cuda._device.source import emit_kernel_source, list_kernel_paths
 from whet.tactics.cuda.move._moves import MovesCode
-from whet.tactics.cuda.move.moves import _make_constants, _match_moves
+from whet.tactics.cuda.move.moves import make_macros, match_moves
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _half import half
@@ -133,7 +133,7 @@ def test_grouped_rows_load_first_and_store_16_bytes(tmp_path):
     layer, _, signature, configs = yolo_head(8)
     assert [dict(c)["together"] for c in configs] == [4, 4, 8, 8]
     for config in configs:
-        constants = _make_constants(_match_moves(layer, signature, config), signature, config)
+        constants = make_macros(match_moves(layer, signature, config), signature, config)
         text = sass(compile_cubin(emit_kernel_source("moves.cu", constants)), tmp_path)
         many = dict(config)["together"] * 3  # elements of a thread, from each of three levels
         assert text.count("LDG.E.U16") == 3 * many
@@ -185,7 +185,7 @@ def test_the_code_compiles_for_gpus(i):
         assert tactic.refuses(layer, signature, HOPPER) is None
         wide = [c for c in tactic.configs(layer, signature, HOPPER) if "together" in dict(c)]
         for config in ((), (("rows", 1),), (("rows", 4),), *wide):
-            text = emit_kernel_source("moves.cu", _make_constants(_match_moves(layer, signature, config), signature, config))
+            text = emit_kernel_source("moves.cu", make_macros(match_moves(layer, signature, config), signature, config))
             for arch in ("sm_90a", "sm_80") if config in wide and "bulk" not in dict(config) else ("sm_90a",):
                 compile_cubin(text, name="moves.cu", arch=arch)
 

@@ -78,7 +78,7 @@ def instances():
             for _, layer, signature in offered(t, AMPERE)[0]:
                 kernel = t.plan(layer, signature, t.configs(layer, signature, AMPERE)[0], AMPERE)
                 places = [tuple(4096 * (i + 1) for i in range(n)) for n in (len(layer.inputs), len(layer.outputs), len(kernel.packed))]
-                kernel._make(Args(*places, 1 << 20))
+                kernel.launches(Args(*places, 1 << 20))
     return [(name, constants, shared) for (name, constants), shared in seen.items()]
 
 

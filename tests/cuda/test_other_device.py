@@ -13,7 +13,7 @@ from whet.backends import get_backend
 from whet.backends.cuda import CudaBackend, driver
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.builder import BuildConfig, build
-from whet.cli._infer import _compute_type
+from whet.cli._infer import get_compute_type
 from whet.engine.plan import Choice
 from whet.errors import BackendError, EngineError
 from whet.network import Network, parse_type
@@ -106,7 +106,7 @@ def test_without_its_tensor_cores_a_layer_runs_on_a_kernel_of_the_gpu(op, tactic
 
 def test_layers_are_measured_against_the_units_that_compute_them():
     def kind(inputs, config=(), out="f32"):
-        return _compute_type(SimpleNamespace(choice=Choice("t", config, inputs, (("nhwc", out),))))
+        return get_compute_type(SimpleNamespace(choice=Choice("t", config, inputs, (("nhwc", out),))))
 
     f32 = (("nhwc", "f32"), None)
     assert kind(f32) == "f32"

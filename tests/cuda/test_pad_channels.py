@@ -5,8 +5,7 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_coverage import covered
 
-from whet import zoo
-from whet.frontends.onnx import network_from_onnx
+from support.zoo_structure import read_zoo_structure
 from whet.network.types import F16
 from whet.pruning import PruneConfig, prune
 
@@ -22,6 +21,6 @@ def slow(net, *passes):
 def test_odd_widths_have_kernels(name):
     """Residual sums, depthwise convolutions, Concats of all earlier outputs, Splits and heads."""
     options = {"blocks": (3, 4, 3, 2)} if name == "densenet121" else {}
-    net = prune(network_from_onnx(zoo.build(name, batch=1, **options)), PruneConfig(ratio=0.3, scope="group", multiple=1)).network
+    net = prune(read_zoo_structure(name, batch=1, **options), PruneConfig(ratio=0.3, scope="group", multiple=1)).network
     assert len(slow(net, "-pad_channels")) > 15
     assert slow(net) == []

@@ -17,7 +17,7 @@ from whet.composites.pool_chain import POOL_CHAIN, pool_chain_sample
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import OPS, run_network, sample_layer
 from whet.tactics.cuda._device.source import emit_kernel_source
-from whet.tactics.cuda.pool.pool_chain import PoolChain, _make_constants
+from whet.tactics.cuda.pool.pool_chain import PoolChain, make_macros
 
 HOPPER = CompileOnlyGpu()
 
@@ -48,7 +48,7 @@ def test_rows_then_columns_equal_the_reference(sample):
     assert t.plan(layer, signature, (), HOPPER).rtol == 0
     x = (40 * np.random.default_rng(0).standard_normal(layer.inputs[0].shape)).astype(layer.inputs[0].dtype.numpy)
     (want,) = run_network(network, {network.inputs[0].name: x}).values()
-    assert np.array_equal(as_the_kernel(x, _make_constants(layer, signature, 1)), want)
+    assert np.array_equal(as_the_kernel(x, make_macros(layer, signature, 1)), want)
 
 
 def test_large_images_and_odd_channels_are_refused():

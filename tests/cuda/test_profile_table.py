@@ -13,7 +13,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from whet import zoo
 from whet.backends.cuda import driver
 from whet.builder import BuildConfig, build
-from whet.cli._infer import _profile_table
+from whet.cli._infer import print_profile_table
 from whet.network import Network, parse_type
 
 
@@ -31,7 +31,7 @@ def test_a_row_has_bytes_operations_bound_and_share_of_the_peak():
         for layer in plan.network.layers
     ]
     lines: list[str] = []
-    _profile_table(SimpleNamespace(requested=lines.append), context, records, {"x": (1, 64, 32, 32)})
+    print_profile_table(SimpleNamespace(requested=lines.append), context, records, {"x": (1, 64, 32, 32)})
     assert lines[0].split() == ["Time(ms)", "Avg.(ms)", "Median(ms)", "Time(%)", "MB", "GFLOP", "Bound", "Peak(%)", "Layer"]
     rows = {words[-1]: words for words in map(str.split, lines[1:-1])}
     conv = rows[names["Conv"]]

@@ -7,7 +7,7 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, compute, judge, planned, reference
 
 from whet.ops import Sample, sample_layer
-from whet.tactics.cuda.norm.reduce import _OPS, Reduce, _list_walks, _vectorize_walks
+from whet.tactics.cuda.norm.reduce import OPS, Reduce, list_walks, vectorize_walks
 
 # : shape, axes, vectorized walk: 1 the reduced elements, 2 the results, 0 neither
 CASES = [
@@ -30,7 +30,7 @@ def places(walk, eights):
 @pytest.mark.parametrize(("shape", "axes", "wide"), CASES, ids=str)
 def test_walks_reach_every_element_of_a_result_once(shape, axes, wide):
     layer, (x, _) = layer_of(shape, axes)
-    kept, over, found = _vectorize_walks(*_list_walks(layer))
+    kept, over, found = vectorize_walks(*list_walks(layer))
     assert found == wide
     results, elements = places(kept, wide == 2), places(over, wide == 1)
     got = x.reshape(-1)[results[:, None] + elements].sum(1, dtype=np.float64)
@@ -42,7 +42,7 @@ def test_walks_reach_every_element_of_a_result_once(shape, axes, wide):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", sorted(_OPS))
+@pytest.mark.parametrize("op", sorted(OPS))
 @pytest.mark.parametrize(("shape", "axes", "wide"), CASES, ids=str)
 def test_every_op_along_every_axis(gpu, op, shape, axes, wide):
     layer, arrays = layer_of(shape, axes, op)

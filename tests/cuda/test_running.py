@@ -60,7 +60,7 @@ def test_every_batch_of_a_profile_equals_the_reference_and_keeps_its_graph(dynam
         x = feed(batch, batch)
         assert close(context.run({"x": x})["y"], run_network(net, {"x": x})["y"])
     assert len(context._bounds) == 3
-    assert all(b.executable._graph is not None for b in context._bounds.values())
+    assert all(b.executable.graph is not None for b in context._bounds.values())
     with pytest.raises(ShapeError, match="takes 1 to 8"):
         context.run({"x": feed(9)})
 
@@ -174,7 +174,7 @@ def test_results_without_a_graph_are_the_same(dynamic):
     bound.executable.use_graph, bound.executable.graph_refused = True, "as if the driver had refused it"
     bound.executable.discard_graphs()
     assert np.array_equal(context.run({"x": x})["y"], with_graph)
-    assert bound.executable._graph is None
+    assert bound.executable.graph is None
     assert close(with_graph, run_network(net, {"x": x})["y"])
 
 

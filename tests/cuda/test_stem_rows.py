@@ -37,8 +37,8 @@ def test_there_are_samples_of_every_filter():
 
 def ring_of(image, s, columns, first_column):
     """Rows of the image in the kernel's layout, [row, slot * 4], with rows of ones and padding; and the start of the first window."""
-    lead, left = rows._count_leading_columns(s), -(-rows._count_leading_columns(s) // 4) * 4
-    slots, x0 = rows._count_quads(s, columns) * 4, 2 * first_column - left
+    lead, left = rows.count_leading_columns(s), -(-rows.count_leading_columns(s) // 4) * 4
+    slots, x0 = rows.count_quads(s, columns) * 4, 2 * first_column - left
     out = np.zeros((s.h + 2 * s.r, slots, 4), np.float32)
     out[..., 3] = 1
     for slot in range(slots):
@@ -68,7 +68,7 @@ def test_windows_times_fragments_equal_the_convolution(i):
         ring, at = ring_of(arrays[0][0], s, columns, first)
         for y in (0, s.p // 2, s.p - 1):
             lines = ring[s.r + 2 * y - s.pad[0] : s.r + 2 * y - s.pad[0] + s.r]
-            windows = np.stack([lines[:, at + 8 * n : at + 8 * n + 16 * rows._count_halves(s)].reshape(-1) for n in range(columns.bn)])
+            windows = np.stack([lines[:, at + 8 * n : at + 8 * n + 16 * rows.count_halves(s)].reshape(-1) for n in range(columns.bn)])
             got = filters @ windows.T
             for n in range(columns.bn):
                 if 0 <= first + n < s.q:

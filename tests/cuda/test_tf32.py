@@ -16,7 +16,7 @@ from support.selection import with_long_variants
 from whet.backends.cuda.compile import compile_cubin
 from whet.builder.candidates.tactic_sources import list_enabled_tactics
 from whet.builder.verify.emulation import round_to_tf32
-from whet.cli._exec_config import _list_sources
+from whet.cli._exec_config import list_tactic_sources
 from whet.network import F32
 from whet.ops import OPS, Sample, sample_layer
 from whet.tactics import get_tactic
@@ -132,7 +132,7 @@ def test_no_tf32_disables_every_tactic_that_rounds_to_tf32():
         layer, _ = sample_at(op, i)
         rounding |= {t.name for t, _, config, _ in planned(layer, HOPPER, most=1) if ("math", "tf32") in config}
     assert {"cuda/stem_tf32", "cuda/few_channel_conv_tf32", "cuda/multi_tensor_conv_tf32", "cuda/conv_tf32"} <= rounding
-    left = {t.name for t in list_enabled_tactics("cuda", _list_sources({"backend": "cuda", "tacticSources": "+CUDNN", "noTF32": "noTF32"}))}
+    left = {t.name for t in list_enabled_tactics("cuda", list_tactic_sources({"backend": "cuda", "tacticSources": "+CUDNN", "noTF32": "noTF32"}))}
     assert not left & rounding
     split = {"cuda/conv_3xtf32", "cuda/conv_transpose_3xtf32"}  # operands are sums of TF32 parts, as accurate as f32
     assert split <= left

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from whet.engine.file import SECTIONS
-from whet.engine.layout import _ENTRY, _HEAD, Section, read_sections, write_sections
+from whet.engine.layout import ENTRY, HEAD, Section, read_sections, write_sections
 from whet.ops import OPS
 
 _DEEP = frozenset({"weights", "packed"})
@@ -79,8 +79,8 @@ def overwrite(rng: random.Random, data: bytes) -> bytes:
 
 
 def table(rng: random.Random, data: bytes) -> bytes:
-    magic, version, count, size, zero, _ = _HEAD.unpack(data[: _HEAD.size])
-    rows = [list(_ENTRY.unpack(data[_HEAD.size + k * _ENTRY.size :][: _ENTRY.size])) for k in range(count)]
+    magic, version, count, size, zero, _ = HEAD.unpack(data[: HEAD.size])
+    rows = [list(ENTRY.unpack(data[HEAD.size + k * ENTRY.size :][: ENTRY.size])) for k in range(count)]
     k = rng.randrange(count)
     match rng.randrange(9):
         case 0:
@@ -102,10 +102,10 @@ def table(rng: random.Random, data: bytes) -> bytes:
             version = rng.randrange(1 << 32)
         case 8:
             count = rng.choice([0, count - 1, count + 1, 31, 33, 2**31, 2**32 - 1])
-    body = b"".join(_ENTRY.pack(*r) for r in rows)
-    start = _HEAD.pack(magic, version, count, size, zero, b"")[:32]
-    claimed = (body + data[_HEAD.size + len(body) :])[: min(count * _ENTRY.size, len(data))]
-    return start + hashlib.sha256(start + claimed).digest() + body + data[_HEAD.size + len(body) :]
+    body = b"".join(ENTRY.pack(*r) for r in rows)
+    start = HEAD.pack(magic, version, count, size, zero, b"")[:32]
+    claimed = (body + data[HEAD.size + len(body) :])[: min(count * ENTRY.size, len(data))]
+    return start + hashlib.sha256(start + claimed).digest() + body + data[HEAD.size + len(body) :]
 
 
 def _u64(rng: random.Random, old: int) -> int:

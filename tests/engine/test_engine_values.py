@@ -9,11 +9,11 @@ import pytest
 from whet.engine import codec, file, host_tail, packed, weights
 from whet.engine.json_data import Reader, from_json
 from whet.engine.layout import Section
-from whet.engine.names import _find_root, display_names, profile_suffix
+from whet.engine.names import display_names, find_root, profile_suffix
 from whet.errors import EngineError
 from whet.network import Network, Origin, Weight, parse_network
 from whet.ops._origin import express, make_literal
-from whet.precision.histogram import _compute_bin_centres
+from whet.precision.histogram import compute_bin_centres
 
 
 def layer(name, *sources, op="Conv", **more):
@@ -53,8 +53,8 @@ def test_the_root_of_a_fused_layer(ops, composite, root):
     inner.regions["body"] = SimpleNamespace(layers=leaves[1:])
     fused = layer("fused", op="Fused")
     fused.composite, fused.regions["body"] = composite, SimpleNamespace(layers=[leaves[0], inner])
-    assert _find_root(fused) is (None if root is None else leaves[root])
-    assert _find_root(leaves[0]) is None
+    assert find_root(fused) is (None if root is None else leaves[root])
+    assert find_root(leaves[0]) is None
 
 
 def test_the_digest_of_a_section_is_that_of_its_bytes_with_padding():
@@ -82,16 +82,16 @@ def test_canonical_json_is_read():
 def test_sections_that_belong_together(more, refused):
     parts = dict.fromkeys((*file.REQUIRED, *more), memoryview(b""))
     if not refused:
-        file._require(parts)
+        file.require_sections(parts)
     else:
         with pytest.raises(EngineError, match="no section 'packed'"):
-            file._require(parts)
+            file.require_sections(parts)
 
 
 @pytest.mark.parametrize("name", file.REQUIRED)
 def test_a_missing_section_is_named(name):
     with pytest.raises(EngineError, match=f"no section '{name}'"):
-        file._require(dict.fromkeys((n for n in file.REQUIRED if n != name), memoryview(b"")))
+        file.require_sections(dict.fromkeys((n for n in file.REQUIRED if n != name), memoryview(b"")))
 
 
 def stored(*rows):
@@ -130,7 +130,7 @@ def test_tables_of_packed_weights_that_do_not_fit_are_refused(rows):
 
 
 def test_centres_of_bins():
-    centre, high = _compute_bin_centres()
+    centre, high = compute_bin_centres()
     one = 0x3F80  # upper bits of 1.0
     assert high[one] == pytest.approx(1 + 2**-7 - 2**-23, abs=0)
     assert centre[one] == (1.0 + high[one]) / 2
@@ -158,18 +158,18 @@ def probed(shapes, outputs):
 )
 def test_probes_have_the_networks_inputs_and_outputs(shapes, outputs, text):
     if text is None:
-        file._check_probe(probed(shapes, outputs))
+        file.check_probe(probed(shapes, outputs))
     else:
         with pytest.raises(EngineError, match=text):
-            file._check_probe(probed(shapes, outputs))
+            file.check_probe(probed(shapes, outputs))
 
 
 def test_a_probe_without_profiles_has_the_static_shape():
     plan = probed({"x": [2, 3]}, "yz")
     plan.profiles = []
-    file._check_probe(plan)
+    file.check_probe(plan)
     plan.probe = None
-    file._check_probe(plan)
+    file.check_probe(plan)
 
 
 def test_sources_are_the_weights_that_constants_use_unchanged():
@@ -189,10 +189,10 @@ def test_sources_are_the_weights_that_constants_use_unchanged():
 def test_an_operation_on_weights_has_only_the_results_of_its_type():
     x = np.float32([1, -2, 3])
     args, attrs = [x], {}
-    np.testing.assert_array_equal(weights._apply("Neg", args, attrs, 0, weights.Budget(1 << 10)), -x)
+    np.testing.assert_array_equal(weights.apply_op("Neg", args, attrs, 0, weights.Budget(1 << 10)), -x)
     for output in (1, 2, -1):
         with pytest.raises(EngineError):
-            weights._apply("Neg", args, attrs, output, weights.Budget(1 << 10))
+            weights.apply_op("Neg", args, attrs, output, weights.Budget(1 << 10))
 
 
 @pytest.mark.parametrize(
@@ -203,18 +203,18 @@ def test_the_largest_indices_of_operands_computed_in_place(pair, fits):
         "tactic": "t", "config": [], "inputs": [], "outputs": [], "inplace": [list(pair)], "implementation": "i", "rtol": 0.5, "deterministic": True,
     }  # fmt: skip
     if fits:
-        assert codec._decode_choice(Reader(data, "choice")).inplace == (pair,)
+        assert codec.decode_choice(Reader(data, "choice")).inplace == (pair,)
     else:
         with pytest.raises(EngineError, match="inplace"):
-            codec._decode_choice(Reader(data, "choice"))
+            codec.decode_choice(Reader(data, "choice"))
 
 
 @pytest.mark.parametrize(("op", "is_exact"), [("Neg", True), ("Exp", False), ("com.microsoft.Gelu", False), ("plugin.Scale", False)])
 def test_sources_of_an_expression_are_listed_for_exact_operations_only(op, is_exact):
     a = np.float32([1, 2])
     origin = Origin.of_operation("Mul", (Origin.of_operation(op, (Origin("source", "a"),), (), 0, name="t"), make_literal(a).origin), (), 0, name="u")
-    assert list(weights._list_sources(origin, {"a": a, "b": a})) == (["a"] if is_exact else [])
-    assert weights._list_sources(origin, {"b": a}) == {}
+    assert list(weights.list_sources(origin, {"a": a, "b": a})) == (["a"] if is_exact else [])
+    assert weights.list_sources(origin, {"b": a}) == {}
 
 
 @pytest.mark.parametrize(("steps", "stored"), [(1, False), (16, False), (17, True), (33, True)])

@@ -276,11 +276,11 @@ def test_what_is_written_is_read_back_without_evaluating_it_again(tmp_path, monk
     w = np.random.default_rng(0).standard_normal((64, 64)).astype("f4")
     net = Network("turned", "lowered")
     turned = net.constant(Weight(np.ascontiguousarray(w.T), Origin("Transpose", args=(Origin("source", "w"),), attrs=(("perm", (1, 0)),))), "turned")
-    net.mark_output(net.add("Add", net.add("Add", net.add_input("x", parse_type("f32[64,64]")), turned), net.constant(w, "v")), "y")
+    net.mark_output(net.add("MatMul", net.add("MatMul", net.add_input("x", parse_type("f32[64,64]")), turned), net.constant(w, "v")), "y")
     net.source = {"w": w}
     plan = make_plan(net)
-    applied, apply, parse = [], weights._apply, weights.parse_value
-    monkeypatch.setattr(weights, "_apply", lambda *args: applied.append(args[0]) or apply(*args))
+    applied, apply, parse = [], weights.apply_op, weights.parse_value
+    monkeypatch.setattr(weights, "apply_op", lambda *args: applied.append(args[0]) or apply(*args))
     write_engine(plan, tmp_path / "a.engine")
     assert applied == ["Transpose"], "once, by the writer"
     read_engine(tmp_path / "a.engine")

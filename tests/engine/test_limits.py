@@ -12,7 +12,7 @@ from whet.engine import codec, display_names, engine_bytes, read_engine, schema,
 from whet.engine.check import check_plan
 from whet.engine.file import SECTIONS
 from whet.engine.json_data import LARGEST, Reader
-from whet.engine.layout import _ENTRY, _HEAD, MAX_SECTIONS, VERSION, Section, read_sections, read_table_digests, write_sections
+from whet.engine.layout import ENTRY, HEAD, MAX_SECTIONS, VERSION, Section, read_sections, read_table_digests, write_sections
 from whet.engine.packed import make_packed_sections as packed_sections
 from whet.engine.probe import probe_differs
 from whet.engine.weights import Budget
@@ -45,11 +45,11 @@ def test_integers_include_both_limits(low, high):
 
 @pytest.mark.parametrize("value", [-(1 << 62), -1, 0, 1 << 62])
 def test_values_of_tuning_configs_have_63_bits(value):
-    assert codec._decode_config(Reader([["tile", value]], "config")) == (("tile", value),)
+    assert codec.decode_config(Reader([["tile", value]], "config")) == (("tile", value),)
     beyond = value + (1 if value >= 0 else -1) * (1 << 62)
     if abs(beyond) > 1 << 62:
         with pytest.raises(EngineError, match="an integer from"):
-            codec._decode_config(Reader([["tile", beyond]], "config"))
+            codec.decode_config(Reader([["tile", beyond]], "config"))
 
 
 def test_texts_may_have_their_longest_length():
@@ -135,7 +135,7 @@ def test_texts_of_the_header_may_have_their_longest_length(key):
 
 
 def test_records_may_have_texts_as_long_as_the_largest_section_with_records():
-    assert schema._LONGEST_TEXT == max(SECTIONS[n] for n in SECTIONS if n not in ("weights", "packed"))
+    assert schema.LONGEST_TEXT == max(SECTIONS[n] for n in SECTIONS if n not in ("weights", "packed"))
 
 
 @pytest.mark.parametrize("row", [0, 2])
@@ -143,9 +143,9 @@ def test_records_may_have_texts_as_long_as_the_largest_section_with_records():
 def test_reserved_bytes_of_the_section_table_must_be_zero(row, part):
     """A reader that ignored them would let two files with other bytes have one digest, and a later format could not use them."""
     data = bytearray(written(*(Section(n, [b"x"]) for n in KNOWN)))
-    at = _HEAD.size + row * _ENTRY.size + (_ENTRY.size - 1 if part == "reserved" else 20)
+    at = HEAD.size + row * ENTRY.size + (ENTRY.size - 1 if part == "reserved" else 20)
     data[at] = 1
-    table = data[_HEAD.size : _HEAD.size + len(KNOWN) * _ENTRY.size]
+    table = data[HEAD.size : HEAD.size + len(KNOWN) * ENTRY.size]
     data[32:64] = hashlib.sha256(bytes(data[:32]) + bytes(table)).digest()
     with pytest.raises(EngineError, match="unknown or duplicated"):
         read_sections(memoryview(bytes(data)), KNOWN, frozenset())
@@ -177,7 +177,7 @@ def test_scratch_may_end_before_the_arena_and_not_behind_it():
 
 def header(count, table, size=None, rest=b""):
     """A file with this section table, a valid digest, and `rest` after it."""
-    start = _HEAD.pack(b"whet-eng", VERSION, count, _HEAD.size + len(table) + len(rest) if size is None else size, b"", b"")[:32]
+    start = HEAD.pack(b"whet-eng", VERSION, count, HEAD.size + len(table) + len(rest) if size is None else size, b"", b"")[:32]
     return memoryview(start + hashlib.sha256(start + table).digest() + table + rest)
 
 
@@ -188,14 +188,14 @@ def header(count, table, size=None, rest=b""):
 ])  # fmt: skip
 def test_numbers_of_sections(count, entries, said):
     with pytest.raises(EngineError, match=said):
-        read_sections(header(count, bytes(_ENTRY.size * entries)), KNOWN, frozenset())
+        read_sections(header(count, bytes(ENTRY.size * entries)), KNOWN, frozenset())
 
 
 def test_a_section_ends_within_the_file_and_the_last_one_at_its_end():
     content, at = b"x" * 64, 192
     for size, said in ((64, None), (65, "should begin at 192 and end within 256"), (256, "should begin at 192 and end within 256")):
-        table = _ENTRY.pack(b"a", at, size, hashlib.sha256(content).digest(), b"")
-        data = header(1, table, rest=bytes(at - _HEAD.size - _ENTRY.size) + content)
+        table = ENTRY.pack(b"a", at, size, hashlib.sha256(content).digest(), b"")
+        data = header(1, table, rest=bytes(at - HEAD.size - ENTRY.size) + content)
         assert len(data) == 256
         if said is None:
             assert bytes(read_sections(data, KNOWN, frozenset())["a"]) == content
@@ -203,33 +203,33 @@ def test_a_section_ends_within_the_file_and_the_last_one_at_its_end():
             with pytest.raises(EngineError, match=said):
                 read_sections(data, KNOWN, frozenset())
     for more in (1, 64, 100, 1000):
-        table = _ENTRY.pack(b"a", at, 64, hashlib.sha256(content).digest(), b"")
+        table = ENTRY.pack(b"a", at, 64, hashlib.sha256(content).digest(), b"")
         with pytest.raises(EngineError, match=f"the engine has {more} bytes after its last section"):
-            read_sections(header(1, table, rest=bytes(at - _HEAD.size - _ENTRY.size) + content + bytes(more)), KNOWN, frozenset())
+            read_sections(header(1, table, rest=bytes(at - HEAD.size - ENTRY.size) + content + bytes(more)), KNOWN, frozenset())
 
 
 def test_a_constant_names_an_expression_that_exists():
     rows = Reader([["d", "f32[2]", 1, None]], "constants")
     for nodes in (["n"], []):
         with pytest.raises(EngineError, match="constants"):
-            list(weights._read_constants(rows, nodes, {}))
+            list(weights.read_constants(rows, nodes, {}))
     with pytest.raises(EngineError, match="an integer from 0 to 0, it is '1'"):
-        list(weights._read_constants(rows, ["n"], {}))
-    (constant,) = weights._read_constants(rows, ["n", "m"], {})
+        list(weights.read_constants(rows, ["n"], {}))
+    (constant,) = weights.read_constants(rows, ["n", "m"], {})
     assert constant.node == 1
 
 
 @pytest.mark.parametrize(("size", "have"), [(16, 8), (16, 15), (16, 0)])
 def test_an_array_ends_within_the_weights(size, have):
     with pytest.raises(EngineError, match=f"an array of {size} bytes at 0, within the {have} of the weights"):
-        weights._read_arrays(Reader([["w", "f32[4]", 0, size, "d"]], "index"), memoryview(bytes(have)))
-    _, types = weights._read_arrays(Reader([["w", "f32[4]", 0, 16, "d"]], "index"), memoryview(bytes(16)))
+        weights.read_arrays(Reader([["w", "f32[4]", 0, size, "d"]], "index"), memoryview(bytes(have)))
+    _, types = weights.read_arrays(Reader([["w", "f32[4]", 0, 16, "d"]], "index"), memoryview(bytes(16)))
     assert [str(t) for t in types.values()] == ["f32[4]"]
 
 
 def test_a_source_may_have_a_name_of_ten_thousand_letters():
     def read(length):
-        return weights._read_nodes(Reader([["source", "n" * length, [], "d", 0, []]], "nodes"))
+        return weights.read_nodes(Reader([["source", "n" * length, [], "d", 0, []]], "nodes"))
 
     assert read(10_000)[0][0].name == "n" * 10_000
     with pytest.raises(EngineError, match="text of at most 10000 characters"):

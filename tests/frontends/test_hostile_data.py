@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 
 from whet.array_files import read_arrays
-from whet.cli._infer import _read as read_input
+from whet.cli._infer import read_input_file as read_input
 from whet.errors import CalibrationError, FrontendError, TrainingError, UsageError, WhetError
 from whet.files import read_bounded
 from whet.frontends import external_files, network_from_onnx

@@ -10,7 +10,7 @@ from trex_rules import FORMATS, check_layers, check_profile
 from handmade import PlainBackend, blocked_conv_net, conv_net, make_plan
 from whet import zoo
 from whet.builder import BuildConfig, build
-from whet.cli.explain import _describe_selection
+from whet.cli.explain import describe_selection
 from whet.engine import Candidate, LayerTimes, engine_bytes, read_engine
 from whet.engine.report import PassFired, PassRecord, PassSkipped
 from whet.errors import UsageError
@@ -315,7 +315,7 @@ def test_settings_are_written_for_people(value, text):
       "5 layers could not be reduced exactly; times of whole engines: from the cache")],
 )  # fmt: skip
 def test_the_selection_is_described_in_a_sentence(choice, text):
-    assert _describe_selection(choice) == text
+    assert describe_selection(choice) == text
 
 
 def test_rows_and_lines_for_the_terminal():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from whet.builder import BuildConfig, build
-from whet.cli.exec import _log_sparse_layers
+from whet.cli.exec import log_sparse_layers
 from whet.inspector import engine_information, explain, sparsity_lines, sparsity_rows
 from whet.inspector.summary import make_explanation
 from whet.network import parse_network
@@ -89,7 +89,7 @@ def test_the_layer_json_and_explain_have_it(plan):
 def test_the_log_has_tensorrts_lines_before_the_table(plan):
     log = SimpleNamespace(lines=[])
     log.info = log.result = log.lines.append
-    _log_sparse_layers(log, plan)
+    log_sparse_layers(log, plan)
     first, second, *table = log.lines
     names = [n for n in plan.choices if "sparse" in plan.choices[n].tactic]
     assert len(names) == 1

@@ -135,9 +135,9 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
 
 def test_a_full_disk_is_named_as_such(tmp_path):
     with TimingCache(tmp_path / "t.sqlite") as cache:
-        assert cache._db is not None
-        pages = cache._db.execute("PRAGMA page_count").fetchone()[0]
-        cache._db.execute(f"PRAGMA max_page_count = {pages}")
+        assert cache.database is not None
+        pages = cache.database.execute("PRAGMA page_count").fetchone()[0]
+        cache.database.execute(f"PRAGMA max_page_count = {pages}")
 
         def fill() -> None:
             with cache.transaction():
@@ -171,8 +171,8 @@ def test_a_default_cache_on_a_full_disk_is_abandoned(tmp_path, monkeypatch):
     monkeypatch.setattr("whet.measure.timing_cache.get_default_path", lambda: tmp_path / "t.sqlite")
     said: list[str] = []
     with TimingCache(None, said.append) as cache:
-        assert cache._db is not None
-        cache._db.execute(f"PRAGMA max_page_count = {cache._db.execute('PRAGMA page_count').fetchone()[0]}")
+        assert cache.database is not None
+        cache.database.execute(f"PRAGMA max_page_count = {cache.database.execute('PRAGMA page_count').fetchone()[0]}")
         with cache.transaction():
             for i in range(2000):
                 cache.put(f"key-{i}" * 20, Timed(1.0, 0.1, 8), {})

@@ -84,7 +84,7 @@ def draw(root: Path, package: str, sample: int, seed: int) -> list[Mutant]:
         except AttributeError:  # Cosmic Ray 8.7: ExceptionReplacer knows no dotted names
             continue
         if changed is not None and meaning_of(changed) != meaning_of(sources[module]) and _parameters(changed) == _parameters(sources[module]):
-            mutants.append(_mutant(package, module, row, name, sources[module], changed))
+            mutants.append(make_mutant(package, module, row, name, sources[module], changed))
         if len(mutants) >= sample:
             break
     return sorted(mutants, key=lambda m: (m.module, m.line, m.name))
@@ -148,7 +148,7 @@ def _positions(tree: object, operator: object) -> Iterator[int]:
             yield row
 
 
-def _mutant(package: str, module: str, row: int, operator: str, source: str, changed: str) -> Mutant:
+def make_mutant(package: str, module: str, row: int, operator: str, source: str, changed: str) -> Mutant:
     old, new = source.splitlines(keepends=True), changed.splitlines(keepends=True)
     edits = tuple(
         (i1, i2, tuple(new[j1:j2])) for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if tag != "equal"

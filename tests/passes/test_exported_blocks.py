@@ -18,6 +18,7 @@ from whet.builder.lowering import lower_network
 from whet.frontends.onnx import network_from_onnx
 from whet.ops import run_network
 
+pytestmark = pytest.mark.usefixtures("shared_registry")
 EXPORTERS = {"torchscript": {"dynamo": False, "opset_version": 17}, "dynamo18": {"dynamo": True, "opset_version": 18},
              "dynamo23": {"dynamo": True, "opset_version": 23},
              **{f"torchscript{n}": {"dynamo": False, "opset_version": n} for n in (13, 14, 15, 20)}}  # fmt: skip

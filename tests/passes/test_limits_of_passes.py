@@ -10,8 +10,8 @@ from whet.passes import lower
 from whet.passes._coupled_axes import CoupledAxes
 from whet.passes._scale import to_channel_vector
 from whet.passes._scores import are_scores
-from whet.passes.clean.unreshape_masks import _find_split_axes
-from whet.passes.fold.merge_parallel_convs import _make_conv_kernel
+from whet.passes.clean.unreshape_masks import find_split_axes
+from whet.passes.fold.merge_parallel_convs import make_conv_kernel
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
@@ -154,7 +154,7 @@ out %y
     ((1, 6), (6,), [[0, 1]]), ((2, 3, 2), (2, 3), None),
 ])  # fmt: skip
 def test_axes_of_a_view(view, shape, groups):
-    assert _find_split_axes(view, shape) == groups
+    assert find_split_axes(view, shape) == groups
 
 
 def test_scores_are_products_of_two_computed_values():
@@ -188,7 +188,7 @@ const %v: f32[4,3,2,2] = seed(2)
 out %a
 out %b
 """)
-    found = _make_conv_kernel(*net.layers)
+    found = make_conv_kernel(*net.layers)
     assert (not isinstance(found, Skip)) == merges
     assert merges or found.reason == "'a' and 'b' have other groups or strides"
 

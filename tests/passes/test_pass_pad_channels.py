@@ -14,7 +14,7 @@ from whet.ops import run_network
 from whet.ops._origin import evaluate_origin
 from whet.passes import lower
 from whet.passes.fill import pad_channels
-from whet.passes.final.pad_moved_channels import _find_channel_axis
+from whet.passes.final.pad_moved_channels import find_channel_axis
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 seeds = st.integers(0, 10**6)
@@ -168,4 +168,4 @@ def test_padded_weights_follow_the_weights_of_the_model():
 )  # fmt: skip
 def test_the_axis_of_a_constant_that_holds_output_channels(shape, axis):
     net = parse_network(f"network n source\nin %x: f32[2]\nconst %c: f32[{shape}] = seed(1)\n%y = Relu(%x)\nout %y")
-    assert _find_channel_axis(net.constants["c"], 6) == axis
+    assert find_channel_axis(net.constants["c"], 6) == axis

@@ -8,11 +8,11 @@ from whet.precision.calibrate import crop_middle, list_candidate_ranges
 from whet.precision.histogram import Histogram
 from whet.precision.insert import compute_float8_weight_scales, round_to_e4m3
 from whet.precision.methods import LIMITS
-from whet.precision.quantization_sites import _Finder, is_never_negative
+from whet.precision.quantization_sites import SiteFinder, is_never_negative
 from whet.precision.ranges import Range
 from whet.precision.scaling import find_sites
 from whet.precision.steps import StepReport
-from whet.precision.tables import _LARGEST, find_code
+from whet.precision.tables import LARGEST, find_code
 
 
 def layer_of(text: str):
@@ -179,13 +179,13 @@ def test_attempts_are_counted_by_method():
 @pytest.mark.parametrize(("kind", "highest"), [("Silu", 6.0), ("Gelu", 1.5), ("Mish", 3.0)])
 def test_a_table_s_encoding_is_better_than_others(kind, highest):
     """Judged by simulation: inputs of a normal distribution up to 3.5 standard deviations, encoded, decoded and put into the function."""
-    from whet.precision.tables import _FUNCTIONS
+    from whet.precision.tables import FUNCTIONS
 
-    f = _FUNCTIONS[kind]
+    f = FUNCTIONS[kind]
     top = highest
     for _ in range(80):
         top += highest - float(f(np.array(top)))
-    x = np.random.default_rng(0).standard_normal(2000) * top / _LARGEST
+    x = np.random.default_rng(0).standard_normal(2000) * top / LARGEST
     x = x[np.abs(x) <= top]
 
     def error(squeeze, step, zero):
@@ -223,6 +223,6 @@ const %slope: f32[4,1,1] = [0.5,0.25,0.5,0.25]
 %y = Add(%a, %x)
 out %y
 """)
-    finder = _Finder(net, lambda layer: False, frozenset())
+    finder = SiteFinder(net, lambda layer: False, frozenset())
     (a,) = (t for t in net.tensors() if t.name == "a")
     assert finder.takes_sum(a) == takes

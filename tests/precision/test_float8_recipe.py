@@ -16,7 +16,7 @@ from whet.builder import BuildConfig, build
 from whet.builder.lock.relock import make_recipe, read_recipe
 from whet.builder.lowering import lower_network
 from whet.builder.precision.calibration import Calibration, prepare
-from whet.builder.precision.float8 import _describe_left_out, build_float8
+from whet.builder.precision.float8 import build_float8, describe_left_out
 from whet.builder.precision.float8_ranges import calibrate_float8_ranges, find_sensitive_layers, insert_float8
 from whet.builder.verify.engine_values import EngineRun
 from whet.errors import BuildError
@@ -236,7 +236,7 @@ def test_the_most_sensitive_layers_leave_float8_until_outputs_have_enough_decibe
 
 
 def test_excluded_layers_are_named_with_their_reasons():
-    said = _describe_left_out({**{f"d{i}": "one group" for i in range(6)}, "last": "nothing behind it"})
+    said = describe_left_out({**{f"d{i}": "one group" for i in range(6)}, "last": "nothing behind it"})
     assert said == "Not in FP8: d0, d1, d2, d3 and 2 more (one group); last (nothing behind it)."
 
 

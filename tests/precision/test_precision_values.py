@@ -9,18 +9,18 @@ from whet.errors import CalibrationError, UsageError
 from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.precision import Budget, Preprocessing, calibration_data, emulate_network, find_quantization_sites, read_cache, rounding, steps, write_cache
-from whet.precision.calibrate import _select_range
+from whet.precision.calibrate import select_range
 from whet.precision.compare import compare
 from whet.precision.data import name_samples
 from whet.precision.float8 import compute_mean_inputs, correct_biases, pack_rounding, unpack_rounding
-from whet.precision.histogram import Histogram, _compute_bin_centres
+from whet.precision.histogram import Histogram, compute_bin_centres
 from whet.precision.insert import fake_quantize_weights, round_weights_to_float8
 from whet.precision.measures import compute_cosine, compute_output_cosine, compute_output_snr, compute_powers, to_decibels
 from whet.precision.methods import LIMITS
 from whet.precision.ranges import Range, Ranges
 from whet.precision.rounding import (
-    _BLOCK,
-    _DAMP,
+    BLOCK_COLUMNS,
+    DAMPING,
     adapt_weights,
     as_rows,
     compute_expected_error,
@@ -216,7 +216,7 @@ def test_rows_of_products_are_their_inputs():
 def round_one_by_one(w, scale, h):
     """GPTQ by its definition: round the column with the largest diagonal, then move the other columns to where the error is least."""
     n = len(h)
-    h = h + _DAMP * np.diag(h).mean() * np.eye(n)
+    h = h + DAMPING * np.diag(h).mean() * np.eye(n)
     w, out = w.copy(), np.empty_like(w)
     left = list(np.argsort(-np.diag(h), kind="stable"))
     while left:
@@ -228,7 +228,7 @@ def round_one_by_one(w, scale, h):
     return out
 
 
-@pytest.mark.parametrize("n", [1, 5, _BLOCK + 7])
+@pytest.mark.parametrize("n", [1, 5, BLOCK_COLUMNS + 7])
 def test_adaptive_rounding_by_its_definition(n):
     rng = np.random.default_rng(n)
     inputs = rng.standard_normal((4 * n + 3, n)) @ (rng.standard_normal((n, n)) / n + np.diag(rng.uniform(0.2, 2, n)))
@@ -283,7 +283,7 @@ def test_a_clipping_range_must_halve_the_error(wide, method, reader):
     x = np.random.default_rng(0).uniform(-1, 1, (64, 1)).astype("f4")
     ranges = [Range(-wide, wide, "minmax"), Range(-1.0, 1.0, "mse"), Range(-0.5, 0.5, "entropy")]
     errors = [float(np.sum((r.fake_quantize(x) - x) ** 2) / np.sum(x**2)) for r in ranges]
-    got = _select_range(find_quantization_sites(net), net.inputs[0], ranges, [{"x": x}])
+    got = select_range(find_quantization_sites(net), net.inputs[0], ranges, [{"x": x}])
     assert (got.method, got.high, got.error) == (method, {"minmax": wide, "mse": 1.0}[method], pytest.approx(errors[method == "mse"], rel=1e-4))
 
 
@@ -421,7 +421,7 @@ def test_the_channels_of_an_image_are_those_of_its_layout(tmp_path, layout, size
 
 
 def test_the_centre_of_a_bin_is_the_mean_of_its_ends():
-    centres, high = _compute_bin_centres()
+    centres, high = compute_bin_centres()
     for low in (0.25, 1.0, 3.0):
         k = int(np.float32(low).view(np.uint32)) >> 16
         following = float((np.uint32((k + 1) << 16)).view(np.float32))

@@ -167,6 +167,9 @@ def test_steps_are_stored_in_the_cache(tmp_path):
     first = get_calibrated_ranges(net, made, calibration, BuildConfig(), pytest.fail, tried, notes.append)
     assert "kept: scaling" in notes[-1]
     assert any(r.kept for r in tried)
+    ends = [r for r in tried if r.at == "outputs"]  # one option is kept: the one that the note names
+    assert [r.step for r in ends if r.kept] == [notes[-1].rpartition("kept: ")[2].rstrip(".")]
+    assert len(ends) > 1
     again = read_cache(tmp_path / "c.json", made)
     assert set(again.scalings) == set(first.scalings)
     for name, s in first.scalings.items():

@@ -14,7 +14,7 @@ from whet.network import Network, parse_network, parse_type
 from whet.ops import run_network
 from whet.precision import quantize
 from whet.precision.ranges import Range, Ranges
-from whet.precision.tables import _FUNCTIONS, Code, _get_highest_value, _insert, find_code, insert_tables
+from whet.precision.tables import FUNCTIONS, Code, find_code, get_highest_value, insert, insert_tables
 from whet.runtime import Runtime
 from whet.tactics import is_quantized
 from whet.tactics.cpu._llvm import jit
@@ -52,11 +52,11 @@ def data(n=8):
     return [{"x": rng.standard_normal((1, 8, 12, 12)).astype(np.float32)} for _ in range(n)]
 
 
-@pytest.mark.parametrize("kind", sorted(_FUNCTIONS))
+@pytest.mark.parametrize("kind", sorted(FUNCTIONS))
 @pytest.mark.parametrize("highest", [0.3, 1.0, 4.0, 20.0])
 def test_a_code_loses_little_precision(kind, highest):
     """Rounding before the activation costs less than 5 dB on normal values; a second rounding of equal size costs 3 dB."""
-    f, found = _FUNCTIONS[kind], find_code(kind, highest)
+    f, found = FUNCTIONS[kind], find_code(kind, highest)
     x = np.random.default_rng(0).standard_normal(20000) * highest / 3.5
     y = f(x)
     step = (y.max() - y.min()) / 255
@@ -205,14 +205,14 @@ def test_the_highest_value_of_a_quantization(inputs, highest):
         %y = QuantizeLinear(%x, {inputs}{", axis=1" if "4" in inputs else ""}{"" if "," in inputs else ", output_dtype=i8"})
         out %y
         """)
-    assert _get_highest_value(net.layers[0]) == highest
+    assert get_highest_value(net.layers[0]) == highest
 
 
 def test_the_code_of_an_activation_is_inserted_with_a_squeeze_only_where_it_has_one():
     for squeeze, ops in ((1.0, []), (0.5, [0.5, 2.0])):
         net = parse_network("network n source\nin %x: f32[4]\n%a = Relu(%x)\n%y = Swish(%a)\nout %y")
         a, swish = net.layers[0].output, net.layers[1]
-        _insert(net, a, [swish], Code(squeeze, np.float32(0.25), 3))
+        insert(net, a, [swish], Code(squeeze, np.float32(0.25), 3))
         net.sort()
         assert [x.attrs["alpha"] for x in net.layers if x.op == "LeakyRelu"] == ops
         want = ["QuantizeLinear", "DequantizeLinear"] if not ops else ["LeakyRelu", "QuantizeLinear", "DequantizeLinear", "LeakyRelu"]

@@ -96,4 +96,4 @@ def test_announced_layers_are_listed_once_and_only_while_they_wait(events):
         assert sum(kind == "compile" for kind, _ in events) == asked
         meter.announce(base.values())
         assert sum(kind == "compile" for kind, _ in events) == asked
-        assert not meter._announced
+        assert not meter.announced

@@ -132,7 +132,7 @@ def test_sums_inherit_the_mark_of_their_parts(machine):
     base = lower_to_static_layers(net, NULL)
     with Meter(NULL, LatencyTable(), base) as meter:
         truth = {name: meter.ms(x) for name, x in base.items()}
-        assert not meter._held, "layers with final times are released"
+        assert not meter.retimable, "layers with final times are released"
     machine.others = 1.0
     with Meter(NULL, LatencyTable(), base) as meter:
         whole = {name: meter.ms(x) for name, x in base.items()}

@@ -10,17 +10,17 @@ from whet.network import parse_network
 from whet.ops import run_network
 from whet.pruning import branches, groups
 from whet.pruning.cut import find_kept_indices
-from whet.pruning.importance import _normalize, compute_norms, sum_distances, sum_magnitudes, sum_slices
+from whet.pruning.importance import compute_norms, normalize_scores, sum_distances, sum_magnitudes, sum_slices
 from whet.pruning.recovery import (
     RecoveryConfig,
-    _compute_row_limit,
-    _find_added_bias,
-    _find_bias,
-    _find_norm_mean,
-    _is_fittable,
-    _sample_positions,
+    compute_row_limit,
+    find_added_bias,
+    find_bias,
+    find_norm_mean,
+    is_fittable,
     recover,
     reestimate_batch_norms,
+    sample_positions,
 )  # fmt: skip
 
 
@@ -31,9 +31,9 @@ def layer_of(text: str, op: str):
 
 def test_positions_are_all_or_a_sorted_sample():
     rng = np.random.default_rng(0)
-    assert _sample_positions(4, 5, rng).tolist() == [0, 1, 2, 3]
-    assert _sample_positions(5, 5, rng).tolist() == [0, 1, 2, 3, 4]
-    some = _sample_positions(600, 300, rng)
+    assert sample_positions(4, 5, rng).tolist() == [0, 1, 2, 3]
+    assert sample_positions(5, 5, rng).tolist() == [0, 1, 2, 3, 4]
+    some = sample_positions(600, 300, rng)
     assert some.tolist() == sorted(set(some.tolist()))
     assert len(some) == 300
     assert 0 <= some[0]
@@ -44,7 +44,7 @@ def test_positions_are_all_or_a_sorted_sample():
     ("rows", "unknowns", "limit"), [(100, 10, 100), (30, 10, 40), (32768, 1 << 10, 1 << 14), (32768, 1 << 14, 1 << 16), (8, 2, 8)]
 )
 def test_rows_of_a_fit(rows, unknowns, limit):
-    assert _compute_row_limit(rows, unknowns) == limit
+    assert compute_row_limit(rows, unknowns) == limit
 
 
 CONV = "in %x: f32[1,2,4,4]\nconst %w: f32[3,2,1,1] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n"
@@ -60,7 +60,7 @@ CONV = "in %x: f32[1,2,4,4]\nconst %w: f32[3,2,1,1] = [1.0, 2.0, 3.0, 4.0, 5.0, 
     ],
 )
 def test_the_bias_that_a_fit_may_set(text, expected):
-    b = _find_bias(*layer_of(text, "Conv"))
+    b = find_bias(*layer_of(text, "Conv"))
     assert (None if b is None else b.name) == expected
 
 
@@ -70,7 +70,7 @@ def test_the_bias_that_a_fit_may_set(text, expected):
 )
 def test_the_bias_of_a_gemm_has_a_value_per_output(shape, expected):
     text = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\nconst %b: " + shape + "\n%y = Gemm(%x, %w, %b)\nout %y"
-    b = _find_bias(*layer_of(text, "Gemm"))
+    b = find_bias(*layer_of(text, "Gemm"))
     assert (None if b is None else b.name) == expected
 
 
@@ -95,9 +95,9 @@ MATMUL = "in %x: f32[4,2]\nconst %w: f32[2,3] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n
 )
 def test_the_bias_that_is_added_to_a_product(text, expected):
     layer, readers = layer_of(MATMUL + text, "MatMul")
-    added = _find_added_bias(layer, readers)
+    added = find_added_bias(layer, readers)
     assert (added is not None) == expected
-    assert _find_bias(layer, readers) is (added[1] if added else None)
+    assert find_bias(layer, readers) is (added[1] if added else None)
     if added:
         assert (added[0].op, added[1].name) == ("Add", "b")
 
@@ -117,7 +117,7 @@ NORM = (
     ],
 )
 def test_the_mean_that_absorbs_an_intercept(text, expected):
-    mean = _find_norm_mean(*layer_of(CONV + NORM + text, "Conv"))
+    mean = find_norm_mean(*layer_of(CONV + NORM + text, "Conv"))
     assert (None if mean is None else mean.name) == expected
 
 
@@ -148,7 +148,7 @@ def test_the_mean_that_absorbs_an_intercept(text, expected):
     ],
 )
 def test_layers_that_are_fitted(text, op, fits):
-    assert _is_fittable(*layer_of(text, op)) is fits
+    assert is_fittable(*layer_of(text, op)) is fits
 
 
 def test_statistics_of_batch_norms_are_those_of_the_data():
@@ -192,8 +192,8 @@ def test_norms_of_units(monkeypatch):
         assert sum_magnitudes(w, 1, at).tolist() == [4.5, 2.0, 6.0]
         assert compute_norms(w, 1, np.array([[0, 1]])) == pytest.approx([np.sqrt(1 + 9 + 0.25 + 4)])
         assert sum_slices(np.abs, np.zeros((0, 3), np.float32), 1).tolist() == [0, 0, 0]
-    assert _normalize(np.array([1.0, 3.0])).tolist() == [0.5, 1.5]
-    assert _normalize(np.zeros(3)).tolist() == [1.0, 1.0, 1.0]
+    assert normalize_scores(np.array([1.0, 3.0])).tolist() == [0.5, 1.5]
+    assert normalize_scores(np.zeros(3)).tolist() == [1.0, 1.0, 1.0]
 
 
 TWO = """

@@ -126,7 +126,7 @@ def test_with_a_latency_target_a_selection_must_be_as_fast(monkeypatch):
     monkeypatch.setattr(pruning, "measure_held_out_errors", lambda *a: [0.5, 0.4])
     for after, wanted, error in ((0.7, other, 0.4), (0.9, choice, None)):
         monkeypatch.setattr(pruning, "measure_latencies", lambda *a, after=after, **k: [1.0, after])
-        got, told, _ = pruning._select_by_outputs(net, how, found, choice, report, pruning._Others(None, (other,)), samples(), None)
+        got, told, _ = pruning.select_by_outputs(net, how, found, choice, report, pruning.OtherChoices(None, (other,)), samples(), None)
         assert got is wanted
         assert told.engine_ms == (1.0, 0.7)
         assert (told.floor and told.floor.chosen) == error

@@ -13,12 +13,12 @@ from whet.frontends import network_from_onnx
 from whet.network import Weight, parse_network
 from whet.ops import OPS, run_layer, run_network, sample_layer
 from whet.pruning import PruneConfig, Samples, branches, groups, importance, prune, silence_branches, zero_channels
-from whet.pruning._vjp import _MOVES, _RULES, backpropagate, needs_cotangent
+from whet.pruning._vjp import MOVES, RULES, backpropagate, needs_cotangent
 from whet.pruning.importance import KINDS
 
 RNG = np.random.default_rng(0)
 POINTWISE = {"Relu", "Mul", "Div", "Clip", "PRelu", "HardSwish", "Pow"}  # a sample of them: all share one code path
-CASES = [(n, i) for n, o in sorted(OPS.items()) if n in {*_RULES, *_MOVES, *POINTWISE} for i in range(len(o.samples))]
+CASES = [(n, i) for n, o in sorted(OPS.items()) if n in {*RULES, *MOVES, *POINTWISE} for i in range(len(o.samples))]
 
 
 @pytest.mark.parametrize(("name", "i"), CASES)
@@ -87,11 +87,11 @@ def test_first_order_taylor_is_exact_for_a_linear_loss():
     """Without labels the loss is linear in the inputs of the last layer: z is the change by removing a unit."""
     net, x = chain(), np.random.default_rng(5).standard_normal((5, 4)).astype(np.float32)
     (g,) = groups(net)
-    from whet.pruning.sensitivity import _compute_seeds, compute_gates
+    from whet.pruning.sensitivity import compute_gates, compute_seeds
 
     seen = compute_gates(net, [g], [], {"x": x}, seed=3, batch=5)
     y = run_network(net, {"x": x})
-    (c,) = _compute_seeds(net, y, None, np.random.default_rng(3)).values()
+    (c,) = compute_seeds(net, y, None, np.random.default_rng(3)).values()
     for unit in range(g.size):
         without = run_network(zero_channels(net, {g.name: [k for k in range(g.size) if k != unit]}), {"x": x})["y"]
         np.testing.assert_allclose(seen.z[g.name][:, unit], ((y["y"] - without) * c).sum(1), rtol=1e-3, atol=1e-5)

@@ -13,15 +13,15 @@ from whet.pruning import apply_pattern, compare, groups, latency_cost, permute
 from whet.pruning._layer_inputs import gather_inputs
 from whet.pruning._vjp import backpropagate
 from whet.pruning.compare import Comparison, Facts
-from whet.pruning.importance import _of_gates
+from whet.pruning.importance import compute_gate_scores
 from whet.pruning.knapsack import Choice, find_edges
 from whet.pruning.prune import Pruned
-from whet.pruning.reconstruction import _compute_gain, _compute_output_size, _draw_positions
-from whet.pruning.rounding import _count_steps_per_comparison
-from whet.pruning.sensitivity import _run_batch, _sum_units
+from whet.pruning.reconstruction import compute_gain, compute_output_size, draw_positions
+from whet.pruning.rounding import count_steps_per_comparison
+from whet.pruning.sensitivity import run_batch, sum_units
 from whet.pruning.shrink import shrink_layer
 from whet.pruning.sizes import Overlaps, Part
-from whet.pruning.sparsity_advice import EngineTimes, _count_traffic_bytes, _Rates
+from whet.pruning.sparsity_advice import EngineTimes, PeakRates, count_traffic_bytes
 from whet.pruning.target import Target
 from whet.sparsity import force_two_four, parse_pattern
 
@@ -93,8 +93,8 @@ def test_products_with_a_vector_have_no_gradient(a, b):
 
 def test_first_and_second_order_scores_are_those_of_their_kind():
     seen = SimpleNamespace(energy={"g": np.array([4.0, 9.0])}, first=lambda name: f"first of {name}", second=lambda name: f"second of {name}")
-    assert _of_gates(seen, "activation", "g").tolist() == [2, 3]
-    assert [_of_gates(seen, kind, "g") for kind in ("taylor1", "taylor", "taylor2")] == ["first of g", "second of g", "second of g"]
+    assert compute_gate_scores(seen, "activation", "g").tolist() == [2, 3]
+    assert [compute_gate_scores(seen, kind, "g") for kind in ("taylor1", "taylor", "taylor2")] == ["first of g", "second of g", "second of g"]
 
 
 @pytest.mark.parametrize("axis", [1, 2])
@@ -104,8 +104,8 @@ def test_sums_of_units_are_per_sample(samples, axis):
     a = np.random.default_rng(0).standard_normal((6, 4, 4))
     units = np.array([[0, 2], [1, 3]])
     per = a.reshape(samples, 6 // samples, 4, 4).sum((1, 4 - axis))
-    np.testing.assert_allclose(_sum_units(a, axis, units, samples), np.stack([per[:, u].sum(1) for u in units], axis=1))
-    np.testing.assert_allclose(_sum_units(a, -1, units, samples), a.reshape(samples, -1).sum(1)[:, None])
+    np.testing.assert_allclose(sum_units(a, axis, units, samples), np.stack([per[:, u].sum(1) for u in units], axis=1))
+    np.testing.assert_allclose(sum_units(a, -1, units, samples), a.reshape(samples, -1).sum(1)[:, None])
 
 
 def test_sums_of_units_that_samples_share_are_split_evenly():
@@ -113,7 +113,7 @@ def test_sums_of_units_that_samples_share_are_split_evenly():
     for axis, samples in ((0, 3), (1, 4), (1, 5)):
         units = np.array([[0], [2], [3]])
         want = np.array([np.take(a, u, axis=axis).sum() for u in units]) / samples
-        np.testing.assert_allclose(_sum_units(a, axis, units, samples), np.tile(want, (samples, 1)))
+        np.testing.assert_allclose(sum_units(a, axis, units, samples), np.tile(want, (samples, 1)))
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -122,7 +122,7 @@ def test_the_energy_of_a_gate_is_its_mean_square(axis):
     x = np.random.default_rng(0).standard_normal((3, 4)).astype("f4")
     units = np.array([[0], [2]])
     edges = {(net.layers[0].name, 0): [("g", axis, units)]}
-    _, energy = _run_batch(net, edges, {"x": x}, None, np.random.default_rng(0), False)
+    _, energy = run_batch(net, edges, {"x": x}, None, np.random.default_rng(0), False)
     want = {0: (x**2).sum(1)[[0, 2]] / 3, 1: (x**2).sum(0)[[0, 2]] / 3, -1: np.mean(x**2)[None]}[axis]
     np.testing.assert_allclose(energy["g"], want, rtol=1e-6)
 
@@ -151,7 +151,7 @@ def test_an_error_is_relative_to_the_sum_that_it_enters(text, gain, scale):
         {text}
         out %y
         """)
-    gains, size = _compute_gain(net.layers[0], net.users(), {t: t.name for t in net.tensors()})
+    gains, size = compute_gain(net.layers[0], net.users(), {t: t.name for t in net.tensors()})
     assert size == scale
     np.testing.assert_allclose(np.broadcast_to(gains, 2), gain, rtol=1e-4)
 
@@ -167,7 +167,7 @@ def test_a_pattern_that_fits_nowhere_says_why():
 
 
 def test_several_steps_are_taken_per_comparison_where_layers_depend_on_each_width():
-    counts = [_count_steps_per_comparison(SimpleNamespace(wide=wide, sizes=[2] * n)) for wide in (False, True) for n in (1, 11, 12, 36)]
+    counts = [count_steps_per_comparison(SimpleNamespace(wide=wide, sizes=[2] * n)) for wide in (False, True) for n in (1, 11, 12, 36)]
     assert counts == [1, 1, 1, 1, 1, 1, 2, 4]
 
 
@@ -192,15 +192,15 @@ def test_a_layer_that_was_lowered_with_other_inputs_keeps_its_time(monkeypatch):
     base = {"same": layer("Add(%x, %b)", 8), "fewer": layer("Add(%x, %b)", 8), "more": layer("Relu(%x)", 8)}
     small = {"same": layer("Add(%x, %b)", 6), "fewer": layer("Relu(%x)", 6), "more": layer("Add(%x, %b)", 6), "new": layer("Relu(%x)", 6)}
     monkeypatch.setattr(latency_cost, "lower_to_static_layers", lambda net, config: small)
-    assert latency_cost._compute_axis_shrinkage(None, base, None) == {"same": {("in", 0, 0): 2, ("in", 1, 0): 2, ("out", 0, 0): 2}}
+    assert latency_cost.compute_axis_shrinkage(None, base, None) == {"same": {("in", 0, 0): 2, ("in", 1, 0): 2, ("out", 0, 0): 2}}
 
 
 def test_rates_without_a_declared_peak_or_a_timed_layer_are_zero():
     backend = SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=()))
-    rates = _Rates.of(backend, [])
+    rates = PeakRates.of(backend, [])
     assert (rates.bytes_per_ms, rates.macs_per_ms, rates.declared, rates.sparse_arithmetic) == (0, 0, {}, False)
     fast = SimpleNamespace(peaks=lambda: {"bytes": 5e3}, capabilities=SimpleNamespace(features=("wgmma",)))
-    assert (_Rates.of(fast, []).bytes_per_ms, _Rates.of(fast, []).sparse_arithmetic) == (5, True)
+    assert (PeakRates.of(fast, []).bytes_per_ms, PeakRates.of(fast, []).sparse_arithmetic) == (5, True)
 
 
 def test_a_target_is_tightened_by_how_far_the_engine_missed_it(monkeypatch):
@@ -220,7 +220,7 @@ def test_a_target_is_tightened_by_how_far_the_engine_missed_it(monkeypatch):
     meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
     config, costs = SimpleNamespace(engines=True, build=None), SimpleNamespace()
     target = Target("latency", ratio=0.5)
-    choice, report, larger = prune._select_by_engine_time(None, config, target, [], lambda: costs, meter, within, lambda costs, share: share, None)
+    choice, report, larger = prune.select_by_engine_time(None, config, target, [], lambda: costs, meter, within, lambda costs, share: share, None)
     assert asked == pytest.approx([0.5, 0.5 * 0.5 / 0.9, 0.5 * 0.5 / 0.9 * 0.5 / 0.6])
     assert (choice.after, report.predicted, larger) == (asked[-1], (1.0, asked[-1]), asked[-1])
 
@@ -242,7 +242,7 @@ def test_the_search_ends_when_the_engine_meets_the_target(monkeypatch, after, tr
     backend, table = SimpleNamespace(capabilities=SimpleNamespace(executes=True)), SimpleNamespace(save=lambda: None)
     meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
     config, target = SimpleNamespace(engines=True, build=None), Target("latency", ratio=0.5)
-    prune._select_by_engine_time(None, config, target, [], SimpleNamespace, meter, within, lambda costs, share: share, None)
+    prune.select_by_engine_time(None, config, target, [], SimpleNamespace, meter, within, lambda costs, share: share, None)
     assert asked == pytest.approx([0.5 * (5 / after) ** n for n in range(tries)])
 
 
@@ -252,21 +252,21 @@ def test_floors_are_the_time_of_bytes_and_of_products_at_the_peak_rates():
     kernel = SimpleNamespace(packed=[], inputs=[128], outputs=[64])
     signature = SimpleNamespace(inputs=(SimpleNamespace(dtype=SimpleNamespace(name="f32")), None))
     option = SimpleNamespace(kernel=kernel, signature=signature, cost=2.0, ms=1)
-    none = _Rates.of(SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=())), [])
+    none = PeakRates.of(SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=())), [])
     assert none.floors_ms(net.layers[0], option) == (0.0, 0.0)
     declared = SimpleNamespace(peaks=lambda: {"bytes": 112e3, "f32": 32e3}, capabilities=SimpleNamespace(features=()))
-    assert _Rates.of(declared, []).floors_ms(net.layers[0], option) == (2.0, 4.0)
-    timed = _Rates.of(SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=())), [SimpleNamespace(layer=net.layers[0], dense=option)])
+    assert PeakRates.of(declared, []).floors_ms(net.layers[0], option) == (2.0, 4.0)
+    timed = PeakRates.of(SimpleNamespace(peaks=dict, capabilities=SimpleNamespace(features=())), [SimpleNamespace(layer=net.layers[0], dense=option)])
     assert (timed.bytes_per_ms, timed.macs_per_ms) == (112, 32)
     assert timed.floors_ms(net.layers[0], option) == (2.0, 2.0)
 
 
 def test_all_positions_are_taken_up_to_four_per_unknown():
     rng = np.random.default_rng(0)
-    assert len(_draw_positions(9000, 3000, rng)) == len(_draw_positions(12000, 3000, rng)) - 3000 == 9000
-    assert len(_draw_positions(12001, 3000, rng)) == 12000
-    assert len(_draw_positions(9000, 2000, rng)) == 8192
-    some = _draw_positions(9000, 5, rng)
+    assert len(draw_positions(9000, 3000, rng)) == len(draw_positions(12000, 3000, rng)) - 3000 == 9000
+    assert len(draw_positions(12001, 3000, rng)) == 12000
+    assert len(draw_positions(9000, 2000, rng)) == 8192
+    some = draw_positions(9000, 5, rng)
     assert len(some) == 8192
     assert (np.diff(some) > 0).all()
 
@@ -294,7 +294,7 @@ def test_layers_that_would_take_too_long_are_not_refitted():
 ])  # fmt: skip
 def test_positions_of_a_convolution_are_those_of_its_output(attrs):
     net = parse_network(f"network n source\nin %x: f32[2,3,8,9]\nconst %w: f32[4,3,3,2] = seed(1)\n%y = Conv(%x, %w{attrs})\nout %y\n")
-    assert tuple(_compute_output_size(net.layers[0], np.zeros((2, 3, 8, 9)))) == net.outputs[0].shape[2:]
+    assert tuple(compute_output_size(net.layers[0], np.zeros((2, 3, 8, 9)))) == net.outputs[0].shape[2:]
 
 
 def test_an_engine_without_2_4_weights_has_no_remark_on_them():
@@ -319,10 +319,10 @@ const %w: f32[4,{first + 8},1,1] = seed(3)
 %y = Conv(%c, %w)
 out %y
 """)
-        readers = permute._list_readers(net, ())
+        readers = permute.list_readers(net, ())
         if count:
             assert [t.name for t, _, _ in readers] == ["w"]
-        found = [permute._concatenate_scores(g, readers, lambda layer, array, axis: np.abs(array)) for g in groups(net)]
+        found = [permute.concatenate_scores(g, readers, lambda layer, array, axis: np.abs(array)) for g in groups(net)]
         assert sum(m is not None for m in found) == count
         for m in found:
             assert m is None or m.shape == (4, 8)
@@ -332,8 +332,8 @@ def test_traffic_counts_each_constant_that_a_kernel_does_not_pack():
     net = parse_network("network n source\nin %x: f32[8,4]\nconst %w: f32[4,2] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
     kernel = SimpleNamespace(packed=[], inputs=[128], outputs=[64])
     stored = SimpleNamespace(dtype=SimpleNamespace(name="f32"))
-    assert _count_traffic_bytes(net.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, None)))) == 128 + 64 + 32
-    assert _count_traffic_bytes(net.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, stored)))) == 128 + 64
+    assert count_traffic_bytes(net.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, None)))) == 128 + 64 + 32
+    assert count_traffic_bytes(net.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, stored)))) == 128 + 64
     clip = parse_network("network n source\nin %x: f32[8]\nconst %h: f32[] = [1]\n%y = Clip(%x, none, %h)\nout %y\n")
     kernel = SimpleNamespace(packed=[], inputs=[32], outputs=[32])
-    assert _count_traffic_bytes(clip.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, None, None)))) == 32 + 32 + 4
+    assert count_traffic_bytes(clip.layers[0], SimpleNamespace(kernel=kernel, signature=SimpleNamespace(inputs=(stored, None, None)))) == 32 + 32 + 4

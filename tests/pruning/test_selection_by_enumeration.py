@@ -200,7 +200,7 @@ def test_all_entries_are_priced_if_they_are_few_enough():
     assert few.asked == 0
     assert not few.price_all(10)
     assert few.asked == 0
-    entries = sum(int(np.isnan(t.prices).sum()) for t in few._terms)
+    entries = sum(int(np.isnan(t.prices).sum()) for t in few.terms)
     assert not few.price_all(entries - 1)
     assert few.price_all(entries)
     assert few.asked == entries

@@ -15,7 +15,7 @@ from whet.pruning.costs import Costs
 from whet.pruning.cut import cut
 from whet.pruning.floor import reweight_scores
 from whet.pruning.permute import reorder
-from whet.pruning.reconstruction import _WIDEST, _contracts, compute_reconstruction_scores
+from whet.pruning.reconstruction import MOST_UNKNOWNS, compute_reconstruction_scores, is_contracted
 from whet.pruning.recovery import RecoveryConfig, recover
 from whet.pruning.unstructured import compute_zero_fraction, zero_smallest
 
@@ -87,10 +87,10 @@ CONTRACTIONS = [
     ("Conv(%x, %w)", "1,8,4,4", "3,8,3,3", 2, False),
     ("Conv(%x, %w, group=2)", "1,8,4,4", "4,4,3,3", 1, False),
     ("Conv(%x, %w)", "1,1000,4,4", "3,1000,3,3", 1, False),  # its Gram matrix would be too large
-    ("Conv(%x, %w)", f"1,{_WIDEST},1,1", f"1,{_WIDEST},1,1", 1, True),  # the largest one
-    ("Conv(%x, %w)", f"1,{_WIDEST + 1},1,1", f"1,{_WIDEST + 1},1,1", 1, False),
-    ("Gemm(%x, %w)", f"1,{_WIDEST}", f"{_WIDEST},1", 1, True),
-    ("Gemm(%x, %w)", f"1,{_WIDEST + 1}", f"{_WIDEST + 1},1", 1, False),
+    ("Conv(%x, %w)", f"1,{MOST_UNKNOWNS},1,1", f"1,{MOST_UNKNOWNS},1,1", 1, True),  # the largest one
+    ("Conv(%x, %w)", f"1,{MOST_UNKNOWNS + 1},1,1", f"1,{MOST_UNKNOWNS + 1},1,1", 1, False),
+    ("Gemm(%x, %w)", f"1,{MOST_UNKNOWNS}", f"{MOST_UNKNOWNS},1", 1, True),
+    ("Gemm(%x, %w)", f"1,{MOST_UNKNOWNS + 1}", f"{MOST_UNKNOWNS + 1},1", 1, False),
     ("Gemm(%x, %w)", "5,8", "8,3", 1, True),
     ("Gemm(%x, %w)", "5,8", "8,3", 0, False),
     ("Gemm(%x, %w, transA=1)", "8,5", "8,3", 1, False),
@@ -106,10 +106,10 @@ CONTRACTIONS = [
 def test_products_that_a_fit_can_be_made_for(text, x, w, axis, contracts):
     used = "" if "%w" in text else "%z = Add(%w, %w)\n"
     net = parse_network(f"network n source\nin %x: f32[{x}]\nconst %w: f32[{w}] = seed(1)\n{used}%y = {text}\nout %y")
-    assert _contracts(net.layers[-1], axis) == contracts
+    assert is_contracted(net.layers[-1], axis) == contracts
     if "MatMul" in text:
         other = parse_network(f"network n source\nin %x: f32[{x}]\nin %w: f32[{w}]\n%y = {text}\nout %y")
-        assert not _contracts(other.layers[-1], axis)
+        assert not is_contracted(other.layers[-1], axis)
 
 
 def test_channels_that_are_always_zero_have_finite_scores_and_go_first():

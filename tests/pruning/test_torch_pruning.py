@@ -23,6 +23,7 @@ from whet.pruning.meter import Meter
 from whet.sparsity import list_eligible_layers
 from whet.sparsity.report import describe_zeros
 
+pytestmark = pytest.mark.usefixtures("shared_registry")
 EXAMPLE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 

@@ -71,8 +71,8 @@ def test_a_reason_may_contain_a_layer_name_in_brackets(heard, tmp_path):
 
 
 def test_a_line_lists_all_changes_to_the_original():
-    from whet.report.search_live import _describe_candidate
+    from whet.report.search_live import describe_candidate
     from whet.search.recipe.space import Candidate
 
     c = Candidate(budget=0.3, precision="int8", two_four=True, fusion="-fuse_conv_add", batch=4, removed=("a",))
-    assert _describe_candidate({"candidate": c.to_plain()}) == "int8, batch 4, 2:4, passes -fuse_conv_add, latency budget 30 %, 1 branches removed"
+    assert describe_candidate({"candidate": c.to_plain()}) == "int8, batch 4, 2:4, passes -fuse_conv_add, latency budget 30 %, 1 branches removed"

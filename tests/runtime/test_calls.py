@@ -32,7 +32,7 @@ def test_tensors_of_another_batch_than_the_last_one(engine):
         y = engine(tensor(engine, (batch, 64)), tensor(engine, (batch, 64)))
         assert isinstance(y, DeviceArray)
         assert y.shape == (batch, 64)
-    (context,) = engine._pool._idle
+    (context,) = engine._pool.idle
     assert context._users == {}, "a pooled context keeps no array of the user"
 
 

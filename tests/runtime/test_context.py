@@ -185,7 +185,7 @@ def test_in_place_tensors_move_with_a_bound_output():
     context.execute()
     np.testing.assert_array_equal(y, np.maximum(x, 0))
     np.testing.assert_array_equal(x, before)
-    assert not context._bound().value("a").any(), "the first Relu wrote into the arena, not over y"
+    assert not context.launches().value("a").any(), "the first Relu wrote into the arena, not over y"
 
 
 def test_an_input_modified_in_place_is_copied():

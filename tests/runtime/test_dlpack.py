@@ -46,24 +46,24 @@ def test_exported_tensors_can_be_imported(dtype):
 def test_memory_lives_exactly_as_long_as_its_tensor():
     owner = Owner()
     watched = weakref.ref(owner)
-    before = len(dlpack._exported)
+    before = len(dlpack.exported)
     got = to_device_array("x", Tensor(DeviceArray(4096, (2,), F32, 0, owner)))
     del owner
     gc.collect()
     assert watched() is not None
-    assert len(dlpack._exported) == before + 1
+    assert len(dlpack.exported) == before + 1
     del got
     gc.collect()
     assert watched() is None
-    assert len(dlpack._exported) == before
+    assert len(dlpack.exported) == before
 
 
 def test_a_tensor_that_is_not_row_major_is_refused():
     class Strided(DeviceArray):
         def __dlpack__(self, *, stream=None):
             capsule = DeviceArray.__dlpack__(self)
-            at = dlpack._api.PyCapsule_GetPointer(capsule, b"dltensor")
-            tensor = dlpack.ctypes.cast(at, dlpack.ctypes.POINTER(dlpack._Managed)).contents.tensor
+            at = dlpack.python_api.PyCapsule_GetPointer(capsule, b"dltensor")
+            tensor = dlpack.ctypes.cast(at, dlpack.ctypes.POINTER(dlpack.ManagedTensor)).contents.tensor
             self.kept.append((dlpack.ctypes.c_int64 * 2)(*self.steps))
             tensor.strides = self.kept[-1]
             return capsule

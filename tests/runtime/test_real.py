@@ -124,7 +124,7 @@ def test_weights_are_shared_between_contexts_and_freed(plan):
     for c in contexts:
         c.run({"input": images(4)})
     one = engine.memory(contexts[0]).packed
-    assert one == contexts[0]._bound().nbytes()["packed"]
+    assert one == contexts[0].launches().nbytes()["packed"]
     for c in contexts:
         c.run({"input": images(2)})  # another shape: the same packed weights if the kernels need the same layout
     assert engine.memory().packed <= 2 * one

@@ -136,11 +136,11 @@ def test_the_first_call_uses_the_launches_of_the_probe(file, probes):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine = Runtime().load(file)
-    (context,) = engine._pool._idle
-    bound = context._bound()
+    (context,) = engine._pool.idle
+    bound = context.launches()
     engine.run(X)
-    assert engine._pool._idle == [context]
-    assert context._bound() is bound
+    assert engine._pool.idle == [context]
+    assert context.launches() is bound
 
 
 def test_a_report_is_read_when_it_is_used(file):

@@ -7,7 +7,7 @@ import pytest
 
 from report.page_parser import chart_data
 from report.sample import sample
-from whet.report.search_page import _render_ratio, format_ratio, render_search_page
+from whet.report.search_page import format_ratio, render_ratio, render_search_page
 from whet.search.stages import measure
 
 
@@ -67,12 +67,12 @@ def test_a_contradiction_that_stays_is_uncertain_and_cannot_win(monkeypatch):
     assert rows[1]["ratio"] == pytest.approx(0.717)
     assert rows[1]["contradiction"] == pytest.approx([0.332, 0.717])
     assert load["disturbed"]
-    assert "uncertain: 0.332 or 0.717" in _render_ratio(rows[1])
+    assert "uncertain: 0.332 or 0.717" in render_ratio(rows[1])
 
 
 def test_the_page_shows_intervals_and_reads_results_without():
-    assert _render_ratio({"ratio": 0.7, "ratio_interval": [0.69, 0.71]}) == "0.700<small>0.690 to 0.710</small>"
-    assert _render_ratio({"ratio": 0.7}) == "0.700"
+    assert render_ratio({"ratio": 0.7, "ratio_interval": [0.69, 0.71]}) == "0.700<small>0.690 to 0.710</small>"
+    assert render_ratio({"ratio": 0.7}) == "0.700"
     assert format_ratio({"ratio": 0.7, "ratio_interval": [0.69, 0.71]}) == "0.700x (0.690 to 0.710)"
     assert format_ratio({"ratio": 0.7}) == "0.700x"
     page = sample()

@@ -76,19 +76,19 @@ def make_scouting(case, tmp_path, done=2, **search):
 
 
 def test_trials_may_be_stopped_once_there_are_as_many_engines_as_survivors(case, tmp_path):
-    assert Scouting._stop_above(make_scouting(case, tmp_path)[0]) == 10.0, "five times the permitted loss"
-    assert Scouting._stop_above(make_scouting(case, tmp_path, done=1)[0]) is None
-    assert Scouting._stop_above(make_scouting(case, tmp_path, early_stop=False)[0]) is None
+    assert Scouting.get_loss_limit(make_scouting(case, tmp_path)[0]) == 10.0, "five times the permitted loss"
+    assert Scouting.get_loss_limit(make_scouting(case, tmp_path, done=1)[0]) is None
+    assert Scouting.get_loss_limit(make_scouting(case, tmp_path, early_stop=False)[0]) is None
     self, _ = make_scouting(case, tmp_path)
     self.reference = None
-    assert Scouting._stop_above(self) is None, "without a target for the accuracy no loss is too large"
+    assert Scouting.get_loss_limit(self) is None, "without a target for the accuracy no loss is too large"
 
 
 @pytest.mark.parametrize(("precision", "cost"), [("fp32", 2.0), ("int8", 1.0)])
 def test_the_study_learns_the_loss_and_the_cost_by_flops(case, tmp_path, precision, cost):
     self, told = make_scouting(case, tmp_path)
     stopped = {"state": "stopped", "metric": {"value": 60.0}, "drop": {"value": 37.0}, "flops_ratio": 0.25, "reason": "loses 37"}
-    Scouting._tell(self, Trial(7, replace(Candidate(), precision=precision), stopped))
+    Scouting.record_result(self, Trial(7, replace(Candidate(), precision=precision), stopped))
     ((number, values, about),) = told
     assert (number, values) == (7, (cost, 60.0))
     assert about["misses"] == [37.0 / 2.0 - 1]

@@ -34,7 +34,7 @@ def workers(tmp_path):
     )
     for name in ("a", "b", "c", "d"):
         (tmp_path / name).mkdir()
-        made._running[name] = tmp_path / name
+        made.running[name] = tmp_path / name
     return made, ended, cancelled
 
 

@@ -114,11 +114,8 @@ def test_child_processes_end_with_their_trial(tmp_path, monkeypatch):
 
 
 def test_a_trial_without_parent_ends_its_child_processes(tmp_path):
-    from whet.search.jobs import child
-
-    script = "import threading\nfrom whet.search.jobs.child import _wait_for_end_of_parent\n"
-    script += f"threading.Thread(target=_wait_for_end_of_parent).start()\n{LINGERS}"
-    assert callable(child._wait_for_end_of_parent)
+    script = "import threading\nfrom whet.search.jobs.child import wait_for_end_of_parent\n"
+    script += f"threading.Thread(target=wait_for_end_of_parent).start()\n{LINGERS}"
     p = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, start_new_session=True)
     assert until(lambda: (tmp_path / "begun").exists() and len(lingering(tmp_path)) == 2)
     p.stdin.close()  # as the system does when the parent has ended

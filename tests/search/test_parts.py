@@ -357,10 +357,10 @@ def test_an_unreadable_study_is_reported_in_one_line(case, tmp_path):
 
 
 def test_int8_without_gain_is_reported():
-    from whet.search.outcome.summary import _remark_on_unused_int8
+    from whet.search.outcome.summary import remark_on_unused_int8
 
     def words(precision: str, **layers: int) -> str:
-        return _remark_on_unused_int8({"candidate": {"precision": precision}, "precision": layers})
+        return remark_on_unused_int8({"candidate": {"precision": precision}, "precision": layers})
 
     assert words("int8", f32=3) == " (computes in floating point: INT8 was not faster)"
     assert words("int8", f32=1, u8=2) == words("int8", i8=2) == words("fp8", f8e4m3=2) == words("fp32", f32=3) == ""

@@ -52,8 +52,8 @@ WRITERS = {
     "engine": lambda path, net, plan: whet.write_engine(plan, path),
     "lock": lambda path, net, plan: save_lock(plan, path),
     "onnx": lambda path, net, plan: whet.save_onnx(net, path),
-    "export": lambda path, net, plan: exec_command._write(path, "x" * 10000, Log(quiet=True)),
-    "values": lambda path, net, plan: run_command._save(str(path), ({"y": np.ones(4000)}, {"y": np.ones(4000)})),
+    "export": lambda path, net, plan: exec_command.write_text_file(path, "x" * 10000, Log(quiet=True)),
+    "values": lambda path, net, plan: run_command.save_compared_values(str(path), ({"y": np.ones(4000)}, {"y": np.ones(4000)})),
 }
 
 

@@ -40,7 +40,7 @@ def run(plan, pytestconfig):
 
 
 def mutant(plan, changed, line=10):
-    return plan._mutant("p", "src/whet/p/a.py", line, "operator", SOURCE, changed)
+    return plan.make_mutant("p", "src/whet/p/a.py", line, "operator", SOURCE, changed)
 
 
 def test_a_mutant_changes_one_place_and_survives_json(plan):
@@ -142,7 +142,7 @@ def test_code_of_existing_functions_is_replaced(plan, monkeypatch, tmp_path):
     exec(compile(source, str(tmp_path / module), "exec"), scope)
 
     def put(old, new):
-        made = plan._mutant("p", module, 1, "operator", source, source.replace(old, new))
+        made = plan.make_mutant("p", module, 1, "operator", source, source.replace(old, new))
         return mutated.replace_code(made, mutated.existing_functions())
 
     assert put("x + x", "x * x")  # in a comprehension of a decorated function
@@ -195,7 +195,7 @@ def test_a_run_of_mutants(plan, run, monkeypatch, tmp_path):
     (root / "tests/pruning/test_a.py").write_text(SMALL_TESTS.format(package="whet_small"))
     (root / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    slow\n")
     changes = (("x + x", "x * x"), ("i += 1", "i -= 1"), ("LIMIT = 3", "LIMIT = 4"), ("return 1", "return 2"), ("i < n", "i != n"))
-    made = [plan._mutant("pruning", module, 5, "operator", source, source.replace(a, b)) for a, b in changes]
+    made = [plan.make_mutant("pruning", module, 5, "operator", source, source.replace(a, b)) for a, b in changes]
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "plan.json").write_text(json.dumps(plan.to_data(made)))

@@ -150,7 +150,7 @@ def test_without_a_compiler_the_reason_is_given(monkeypatch):
 
 @JIT
 def test_pointers_have_the_syntax_of_the_compiler():
-    opaque = machine_code._use_opaque_pointers("load <16 x float>, <16 x float>* %a, i64* %b, i32 ()* %f")
+    opaque = machine_code.use_opaque_pointers("load <16 x float>, <16 x float>* %a, i64* %b, i32 ()* %f")
     assert opaque == "load <16 x float>, ptr %a, ptr %b, ptr %f"
 
 

@@ -139,10 +139,10 @@ def test_code_for_other_machines(target):
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    from whet.backends.cpu.machine_code import _use_opaque_pointers
+    from whet.backends.cpu.machine_code import use_opaque_pointers
 
     ir = emit_indirect_ir(Form("product", 4, 2, (6,), 0, (Step("Relu"),)))
-    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _use_opaque_pointers(ir))
+    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else use_opaque_pointers(ir))
     machine = llvm.Target.from_triple(target).create_target_machine(opt=3, features="+neon" if "aarch64" in target else "+avx2,+fma")
     assembly = machine.emit_assembly(module)
     product = assembly[assembly.index("sums_6:") :]

@@ -6,7 +6,7 @@ from test_compiled_kernels import JIT
 from test_onednn_tactics import CPU, Listed, check, compute, fused, place
 
 from whet.backends.cpu import CpuBackend
-from whet.backends.cpu.machine_code import _use_opaque_pointers
+from whet.backends.cpu.machine_code import use_opaque_pointers
 from whet.builder import BuildConfig, build
 from whet.composites._two_four_samples import (
     draw_integer_weights,
@@ -157,7 +157,7 @@ def test_avx512_code_selects_with_one_instruction():
         integers = isinstance(variant, QVariant)
         text = emit_sparse_qlinear_ir(variant) if integers else emit_sparse_linear_ir(variant)
         instruction, per_group = ("vpmaddwd", 1) if integers else ("vpermilps", 2)
-        module = llvm.parse_assembly(text if llvm.llvm_version_info[0] < 17 else _use_opaque_pointers(text))
+        module = llvm.parse_assembly(text if llvm.llvm_version_info[0] < 17 else use_opaque_pointers(text))
         selections = [line for line in machine.emit_assembly(module).splitlines() if instruction in line and f"%{register}" in line]
         groups = 8 + variant.rest_groups
         assert len(selections) == groups * per_group * variant.blocks * (variant.rows + variant.rest_rows)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from whet.tactics import TACTICS, _list_modules, load_tactics
+from whet.tactics import TACTICS, list_modules, load_tactics
 
 _LOAD = """
 import json, sys
@@ -36,4 +36,4 @@ def test_every_tactic_is_found_by_its_name(backend):
     load_tactics(backend)
     for name, t in TACTICS.items():
         if type(t).__module__.startswith(f"whet.tactics.{backend}."):
-            assert _list_modules(backend)[name.partition("/")[2]] == type(t).__module__
+            assert list_modules(backend)[name.partition("/")[2]] == type(t).__module__

@@ -373,7 +373,7 @@ def test_the_library_is_named_or_refused():
 @pytest.mark.parametrize(("runtime", "major", "words"), [(512, 3, "'sycl'"), (8, 3, "'threadpool'"), (2, 2, "version 3")])
 def test_a_wrong_build_is_refused(runtime, major, words):
     module = sys.modules["whet.tactics.cpu.onednn._api.library"]
-    version = module._Version(major, 2, 0, b"abc", runtime, 0)
+    version = module.Version(major, 2, 0, b"abc", runtime, 0)
 
     class Answers:
         def __call__(self):
@@ -382,7 +382,7 @@ def test_a_wrong_build_is_refused(runtime, major, words):
     library = module.Library.__new__(module.Library)
     library.path, library.lib = "other.so", types.SimpleNamespace(dnnl_version=Answers(), dnnl_get_effective_cpu_isa=lambda: 1)
     with pytest.raises(BackendError, match=words):
-        library._check_version()
+        library.check_version()
 
 
 def test_missing_libgomp_names_the_package():

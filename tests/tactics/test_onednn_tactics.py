@@ -544,6 +544,6 @@ def test_plain_loops_are_selected_only_for_small_work():
     x, w = dnn.describe((1, 8, 8, 8), "f32"), dnn.describe((8, 8, 3, 3), "f32", "any")
     first = dnn.convolution(x, w, None, x, (1, 1), (1, 1), ((1, 1), (1, 1)), dnn.Attributes((dnn.Binary("add", x),)))
     tactic = get_tactic("cpu/onednn_conv")
-    assert tactic._usable(Recipe(first, {}, work=1e3)) == ["ref:any"]
+    assert tactic.list_usable(Recipe(first, {}, work=1e3)) == ["ref:any"]
     with pytest.raises(dnn.Unimplemented, match="scalar loops"):
-        tactic._usable(Recipe(first, {}, work=1e9))
+        tactic.list_usable(Recipe(first, {}, work=1e9))

@@ -123,7 +123,7 @@ def test_views_paste_the_same_view_of_the_other_sample():
     plain = Feeder(small(), data(), augment="", **how)
     mixed = Feeder(small(), data(), augment="cutmix:100", **how)
     alone, both = (np.concatenate([f["x"].numpy() for f in feeder.view(1, 64)]) for feeder in (plain, mixed))
-    drawn = mixed._drawn(1)
+    drawn = mixed.draw(1)
     changed = 0
     for i, other in enumerate(drawn.other.tolist()):
         mine, theirs = both[i] == alone[i], both[i] == alone[other]

@@ -16,7 +16,7 @@ from whet.ops import run_network
 from whet.precision import Ranges, find_quantization_sites
 from whet.precision.ranges import Range
 from whet.training import FinetuneConfig, NetworkModule, TrainingData, accuracy, finetune, train_quantization_aware
-from whet.training.qat import FakeActivation, FakeWeight, _make_fakes
+from whet.training.qat import FakeActivation, FakeWeight, make_fakes
 from whet.training.tuning import fold_batch_norms
 
 
@@ -61,7 +61,7 @@ def test_the_module_equals_the_exported_network(learned, digits):
     places = find_quantization_sites(fold_batch_norms(learned))
     assert ops.count("QuantizeLinear") == len(places.roots)
     assert ops.count("DequantizeLinear") == len(places.roots) + len(places.layers) == 3 + 3
-    module = NetworkModule(got.floating, fakes=_make_fakes(find_quantization_sites(got.floating), got.ranges, False)[0]).eval()
+    module = NetworkModule(got.floating, fakes=make_fakes(find_quantization_sites(got.floating), got.ranges, False)[0]).eval()
     x = digits[1].inputs["x"][:50]
     with torch.no_grad():
         trained = module(torch.from_numpy(x)).numpy()
@@ -81,7 +81,7 @@ def test_training_recovers_the_loss_by_poor_ranges(learned, digits):
     run_network(made, {"x": digits[0].inputs["x"][:100]}, watch=lambda t, a: watched.__setitem__(t.name, float(np.abs(a).max())))
     watched["x"] = 1.0
     poor = Ranges({t.name: Range(0.0, watched[t.name] / 8) for t in places.roots})
-    quantized = NetworkModule(made, fakes=_make_fakes(places, poor, False)[0])
+    quantized = NetworkModule(made, fakes=make_fakes(places, poor, False)[0])
     before = accuracy(quantized, digits[1])
     config = FinetuneConfig(**{**FAST, "epochs": 2, "lr": 0.02}, distill=0.5)
     got = train_quantization_aware(learned, digits[0], config, ranges=poor, learn_ranges=False, test=digits[1])

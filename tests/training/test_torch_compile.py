@@ -23,7 +23,10 @@ from whet.torch_compile.engine_call import match_none
 ROOT = Path(__file__).parents[2]
 QUICK = {"optimization_level": 0, "timing_cache": "", "threads": 1}
 LOG = "whet.torch_compile"
-pytestmark = pytest.mark.filterwarnings("ignore::whet.runtime.EngineWarning")  # other shapes than the tuned ones may use other kernels
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::whet.runtime.EngineWarning"),  # other shapes than the tuned ones may use other kernels
+    pytest.mark.usefixtures("shared_registry"),
+]
 
 
 class Residual(nn.Module):
@@ -106,9 +109,9 @@ def test_results_are_new_tensors(residual):
 def test_kernels_use_the_tensors_memory_and_copy_only_what_they_cannot(residual):
     module, fast = residual
     values = torch.randn(2, 3, 8, 8)
-    signature = fast._call.signature([values])
+    signature = fast.engine_call.signature([values])
     fast(values)
-    (slot,) = signature._idle[0]
+    (slot,) = signature.idle[0]
     slot.sources[0].fill_(7.0)
     shifted = torch.empty(values.numel() + 1)[1:].view(values.shape).copy_(values)  # 4 bytes after an aligned address
     columns = values.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
@@ -133,10 +136,10 @@ def test_calls_after_a_remembered_one_take_other_tensors(residual, monkeypatch, 
     }  # fmt: skip
     assert negative.is_neg()
     for name, other in others.items():
-        fast._call.latest.matches = match_none  # those of another test
+        fast.engine_call.latest.matches = match_none  # those of another test
         close(fast(values), module(values))
-        assert fast._call.latest.matches(values) == guarded
-        assert fast._call.latest.matches(other) == (guarded and name == "of the last"), name
+        assert fast.engine_call.latest.matches(values) == guarded
+        assert fast.engine_call.latest.matches(other) == (guarded and name == "of the last"), name
         close(fast(other), module(other))
         close(fast(values), module(values))
     before = fast.fallbacks
@@ -179,8 +182,8 @@ def test_threads_share_a_module_and_idle_contexts_are_bounded(residual):
     for t in threads:
         t.join()
     assert wrong == []
-    call = fast._call
-    assert 1 <= call.contexts == sum(len(i) for s in call._signatures.values() for i in s._idle.values()) <= 8
+    call = fast.engine_call
+    assert 1 <= call.contexts == sum(len(i) for s in call.signatures.values() for i in s.idle.values()) <= 8
 
 
 @torch.no_grad()

@@ -56,7 +56,7 @@ def report_candidates(search: Search, net: Network, chosen: Mapping[str, Option]
     report: dict[str, list[Candidate]] = {}
     for layer in net.layers:
         selected, *others = _sort_options(search, layer, chosen)
-        reasons = [search.why_not_option(layer, o, net) or o.note or _explain_rejection(o, selected) for o in others]
+        reasons = [search.why_not_option(layer, o, net) or o.note or explain_rejection(o, selected) for o in others]
         rows = [selected.candidate(), *(o.candidate(reason) for o, reason in zip(others, reasons, strict=True))]
         unfused = search.unfused_times.get(search.kind_of[layer.name])
         if unfused is not None:
@@ -87,7 +87,8 @@ def _sort_options(search: Search, layer: Layer, chosen: Mapping[str, Option]) ->
     return [selected, *sorted(others, key=lambda o: (o.ms is None, o.ms or 0.0, o.rank))]
 
 
-def _explain_rejection(o: Option, selected: Option) -> str:
+def explain_rejection(o: Option, selected: Option) -> str:
+    """Why a timed option lost to the selected one."""
     if o.ms is None or selected.ms is None:
         return "listed after the chosen one, and nothing was timed"
     cold = "" if not o.cold_ms or not selected.cold_ms else f", {(o.cold_ms / selected.cold_ms - 1) * 100:+.0f} % with cold weights"

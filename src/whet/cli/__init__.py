@@ -45,16 +45,22 @@ class Subcommands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _read_summary(name)) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, read_summary(name)) for name in self.list_commands(ctx)])
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         name = args[0] if args else ""
+        if name in _BUILDING:
+            raise click.UsageError(f"there is no subcommand {name!r}: whet exec --onnx=MODEL --saveEngine=FILE builds, runs and times an engine", ctx)
         if self.get_command(ctx, name) is None:
             raise click.UsageError(f"there is no subcommand {name!r}.{suggest_name(name, self.list_commands(ctx))}", ctx)
         return super().resolve_command(ctx, args)
 
 
-def _read_summary(name: str) -> str:
+#: words for the subcommand exec, none of which looks like its name
+_BUILDING = ("bench", "benchmark", "build", "compile", "convert", "optimize", "profile", "run", "time", "trtexec")
+
+
+def read_summary(name: str) -> str:
     """The summary of a subcommand, read from its source: importing all subcommands takes longer than the rest of `whet --help`."""
     import ast
     import re

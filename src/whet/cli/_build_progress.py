@@ -22,7 +22,7 @@ class BuildProgress:
         self.notes: list[str] = []
         self._steps = Steps("building")
         self._lines = ProgressLines(self._steps)
-        self._bar: Any = None
+        self.bar: Any = None
         self._task: Any = None
         self._interrupted = False
         self._previous_handler: Any = None  # of SIGINT; None while this bar does not handle it
@@ -31,8 +31,8 @@ class BuildProgress:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGINT, self._interrupt)
         if self.enabled:
-            self._bar = make_progress_bar()
-            self._bar.start()
+            self.bar = make_progress_bar()
+            self.bar.start()
         else:
             self._lines.__enter__()
         return self
@@ -40,8 +40,8 @@ class BuildProgress:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._previous_handler is not None:
             signal.signal(signal.SIGINT, self._previous_handler)
-        if self._bar is not None:
-            self._bar.stop()
+        if self.bar is not None:
+            self.bar.stop()
         else:
             self._lines.__exit__()
         if kind is None:
@@ -55,11 +55,11 @@ class BuildProgress:
         self._raise_interrupt()
         self._steps.name = name
         self._steps.update(0, total, "")
-        if self._bar is None:
+        if self.bar is None:
             return
         if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(name, total=total or None, what="")
+            self.bar.remove_task(self._task)
+        self._task = self.bar.add_task(name, total=total or None, what="")
 
     def _raise_interrupt(self) -> None:
         if self._interrupted:
@@ -68,8 +68,8 @@ class BuildProgress:
     def step(self, description: str, done: int = 1) -> None:
         self._raise_interrupt()
         self._steps.update(self._steps.done + done, self._steps.total, description)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=done, what=description[:80])
+        if self.bar is not None and self._task is not None:
+            self.bar.update(self._task, advance=done, what=description[:80])
 
     def note(self, text: str) -> None:
         self.notes.append(text)

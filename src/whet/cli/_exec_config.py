@@ -80,7 +80,7 @@ def build_config(o: Options, log: Log, net) -> Any:
         timing_cache=cache,
         error_on_cache_miss="errorOnTimingCacheMiss" in o,
         memory_limit=pools,
-        tactic_sources=_list_sources(o),
+        tactic_sources=list_tactic_sources(o),
         verify="noVerify" not in o,
         verify_again="verifyAgain" in o,
         deterministic="deterministic" in o,
@@ -107,7 +107,7 @@ def _parse_layer_types(o: Options, log: Log, net, flag: str) -> tuple[tuple[str,
     return tuple(pairs)
 
 
-def _list_sources(o: Options) -> tuple[str, ...]:
+def list_tactic_sources(o: Options) -> tuple[str, ...]:
     """The switches of --tacticSources, and those that flags such as --pure and --noTF32 imply on this backend."""
     given = tuple(p for p in o.get("tacticSources").split(",") if p)
     flags = get_capabilities(o.get("backend", "cpu")).flag_sources

@@ -95,10 +95,11 @@ def make_inputs(engine: Any, shapes: dict[str, tuple[int, ...]], spec: str) -> d
             raise UsageError(f"--loadInputs: the engine has no input {name!r}; its inputs: {', '.join(shapes)}")
         files[name] = path
     arrays = draw_inputs(engine, shapes)
-    return {n: _read(Path(files[n]), n, shape, engine.dtype(n).numpy) if n in files else arrays[n] for n, shape in shapes.items()}
+    return {n: read_input_file(Path(files[n]), n, shape, engine.dtype(n).numpy) if n in files else arrays[n] for n, shape in shapes.items()}
 
 
-def _read(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def read_input_file(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An input's array from an .npy, .npz or raw file. UsageError for a file of another size or shape."""
     if path.suffix in (".npz", ".npy"):
         found = read_arrays(path, UsageError, "--loadInputs: ")
         if isinstance(found, dict) and not found:
@@ -133,7 +134,7 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray], engine
         log.requested(f"=== Profile ({records[0]['count']} iterations ) ===")
         if context.engine.plan.arenas[context.profile_index].concurrent_samples:
             log.requested("Samples run separately: times are those of one sample.")
-        _profile_table(log, context, records[1:], {k: v.shape for k, v in feed.items()})
+        print_profile_table(log, context, records[1:], {k: v.shape for k, v in feed.items()})
         if disturbed := find_contradiction({f"{i}: {r['name']}": r["medianMs"] for i, r in enumerate(records[1:])}, engine_ms):
             log.requested(disturbed)
     if "splitFusions" in o:
@@ -143,7 +144,7 @@ def _profile(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray], engine
         print_parts(log, context, records[1:], {k: v.shape for k, v in feed.items()}, cache)
 
 
-def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]) -> None:
+def print_profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]) -> None:
     """Prints the time per layer; if the device's peak rates are known, also bytes, FLOPs, the bound and the share of peak (roofline)."""
     from whet.inspector.facts import layer_facts
 
@@ -155,7 +156,7 @@ def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes
         roofline = ""
         if peaks:
             f = facts[i]
-            moved, computed = f.bytes / peaks["bytes"], f.flops / (peaks[_compute_type(f)] or float("inf"))
+            moved, computed = f.bytes / peaks["bytes"], f.flops / (peaks[get_compute_type(f)] or float("inf"))
             share = 100 * 1e3 * max(moved, computed) / r["medianMs"] if r["medianMs"] > 0 else 0.0
             bound = "memory" if moved >= computed else "compute"
             roofline = f"{f.bytes / 1e6:8.2f} {f.flops / 1e9:8.3f}   {bound:<7}  {share:7.1f}   "
@@ -164,7 +165,7 @@ def _profile_table(log: Log, context: Any, records: list[dict[str, Any]], shapes
     log.requested(f"{total:11.2f}  {average:11.4f}  {middle:11.4f}     100.0   Total")
 
 
-def _compute_type(f: Any) -> str:
+def get_compute_type(f: Any) -> str:
     """The key of the device's peak rates for a layer: its input type, or its output type if it reads f32 and writes a smaller type.
 
     A layer with only f32 operands counts as FP32, unless its kernel computes in TF32.

@@ -71,7 +71,7 @@ def command(
     if as_json:
         click.echo(json.dumps(data, indent=1))
     else:
-        _print_outcome(outcome, data)
+        print_outcome(outcome, data)
     return 0 if outcome.met else MISSED
 
 
@@ -81,7 +81,7 @@ def _parse_seconds(text: str) -> float:
     return float(read_seconds(text, "--timeout"))
 
 
-def _print_outcome(outcome: Any, data: dict[str, Any]) -> None:
+def print_outcome(outcome: Any, data: dict[str, Any]) -> None:
     """Prints the compared engines as a table, the verdict, and the paths of the results."""
     from rich.text import Text
 

@@ -177,7 +177,7 @@ def _build(o: Options, log: Log):
         each = f"; {arena.concurrent_samples} concurrent sample(s), each in {arena.total}" if arena.concurrent_samples else ""
         log.info(f"Total Activation Memory: {count_arena_bytes(plan, k)} bytes (profile {k}, including scratch {scratch}{each})")
     if "sparsity" in o and o.get("sparsity") != "disable":
-        _log_sparse_layers(log, plan)
+        log_sparse_layers(log, plan)
     seconds = time.perf_counter() - start
     if "saveEngine" in o:
         write_engine(plan, o.get("saveEngine"))
@@ -302,7 +302,8 @@ def _apply_sparsity(log: Log, net, config):
     return net
 
 
-def _log_sparse_layers(log: Log, plan) -> None:
+def log_sparse_layers(log: Log, plan) -> None:
+    """Logs the layers that could be sparse, those that are, and why the rest are dense."""
     from whet.inspector import sparsity_lines, sparsity_rows
     from whet.sparsity import list_eligible_layers
     from whet.sparsity.report import explain_dense_layers, list_sparse_layers
@@ -332,7 +333,7 @@ def _print_layers(o: Options, log: Log, engine) -> None:
         import json
 
         path = Path(o.get("exportLayerInfo"))
-        _write(path, json.dumps(engine_information(engine.plan, verbosity), indent=1), log)
+        write_text_file(path, json.dumps(engine_information(engine.plan, verbosity), indent=1), log)
         if verbosity != "detailed":
             log.warn(
                 f"{path} holds layer names only, as the engine was built; build with --profilingVerbosity=detailed for formats, tactics, "
@@ -344,7 +345,8 @@ def _print_layers(o: Options, log: Log, engine) -> None:
                 log.requested(f"Profile {k}: {name} min {format_shape(lo)} opt {format_shape(opt)} max {format_shape(hi)}")
 
 
-def _write(path: Path, text: str, log: Log) -> None:
+def write_text_file(path: Path, text: str, log: Log) -> None:
+    """Writes a file that a flag asked for. UsageError if it cannot be written."""
     try:
         with replace_atomically(path) as part:
             part.write_text(text)

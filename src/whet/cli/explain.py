@@ -102,7 +102,7 @@ def _print_engine(console: Any, d: dict[str, Any], top: int, verified: str) -> N
     elif why := d["samples"].get("why"):
         console.print(f"The samples of a batch run together: {why}")
     if d["choice"]:
-        console.print(_describe_selection(d["choice"]))
+        console.print(describe_selection(d["choice"]))
     if d["engines"]:
         rows = [[_format_ms(e["ms"]), _format_ms(e["spread_ms"]), e["what"]] for e in d["engines"]]
         title = "Whole engines timed; the first is kept, and replaced only by one that is faster beyond the noise"
@@ -126,7 +126,7 @@ def _print_engine(console: Any, d: dict[str, Any], top: int, verified: str) -> N
         console.print(style_text(("found", "cyan"), f" {text}"))
 
 
-def _describe_selection(choice: dict[str, Any]) -> str:
+def describe_selection(choice: dict[str, Any]) -> str:
     """How formats and tactics were selected, in one sentence; the other search methods with the sums that they reached."""
     total = choice.get("sum_of_layers_ms")
     method, _, then = choice["method"].partition(", ")

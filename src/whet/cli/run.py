@@ -55,7 +55,7 @@ def command(model: str, other: str | None, against: str | None, as_json: bool, s
         raise UsageError(f"{theirs} is an engine; --against {against} runs ONNX models: give the engine's model as the second argument")
     comparison, types, values = _compare(model, theirs, against, o)
     if save:
-        _save(save, values)
+        save_compared_values(save, values)
     if as_json:
         click.echo(json.dumps({"model": model, "other": theirs, "against": against, **_convert_comparison_to_json(comparison)}, indent=1))
     else:
@@ -130,7 +130,8 @@ def _make_random(t: Any, shapes: dict[str, tuple[int, ...]], rng: np.random.Gene
     return np.asarray(drawn).astype(t.dtype.numpy)
 
 
-def _save(path: str, values: tuple[dict, dict]) -> None:
+def save_compared_values(path: str, values: tuple[dict, dict]) -> None:
+    """Writes the compared values of both sides as .npz. UsageError if that fails."""
     from whet.errors import UsageError
     from whet.files import replace_atomically
 

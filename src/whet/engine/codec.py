@@ -19,14 +19,15 @@ def encode_choices(choices: Mapping[str, Choice]) -> dict[str, Any]:
 
 
 def decode_choices(data: Reader) -> dict[str, Choice]:
-    return {name: _decode_choice(r) for name, r in data.items()}
+    return {name: decode_choice(r) for name, r in data.items()}
 
 
-def _decode_choice(r: Reader) -> Choice:
+def decode_choice(r: Reader) -> Choice:
+    """A layer's choice from its record. EngineError for a damaged one."""
     r.object("tactic", "config", "inputs", "outputs", "inplace", "implementation", "rtol", "deterministic")
     return Choice(
         tactic=r["tactic"].text(200),
-        config=_decode_config(r["config"]),
+        config=decode_config(r["config"]),
         inputs=tuple(o.optional(_decode_operand) for o in r["inputs"].rows()),
         outputs=tuple(_decode_operand(o) for o in r["outputs"].rows()),
         inplace=tuple((a.integer(0, 10**6), b.integer(0, 10**6)) for a, b in (p.rows(2) for p in r["inplace"].rows())),
@@ -36,7 +37,8 @@ def _decode_choice(r: Reader) -> Choice:
     )
 
 
-def _decode_config(r: Reader) -> tuple[tuple[str, int | str], ...]:
+def decode_config(r: Reader) -> tuple[tuple[str, int | str], ...]:
+    """A tactic's configuration from its record."""
     made: list[tuple[str, int | str]] = []
     for name, value in (pair.rows(2) for pair in r.rows()):
         made.append((name.text(200), value.text(1000) if isinstance(value.value, str) else value.integer(-(1 << 62), 1 << 62)))

@@ -94,7 +94,7 @@ def engine_versions(source: Source) -> dict[str, Any]:
 
     with _open(source) as data:
         parts = read_sections(data, SECTIONS, _DEEP)
-        _require(parts)
+        require_sections(parts)
         info = Reader(from_json(parts["info"], "info"), "info").free()
         header = Reader(from_json(parts["header"], "header"), "header").free()
         digest = _digest(read_table_digests(data))
@@ -167,7 +167,8 @@ def _open(source: Source) -> _Opened:
     return _Opened(source)
 
 
-def _require(parts: Mapping[str, memoryview]) -> None:
+def require_sections(parts: Mapping[str, memoryview]) -> None:
+    """Raises EngineError for a missing section."""
     missing = [n for n in REQUIRED if n not in parts]
     if missing or ("packed" in parts) != ("packed_index" in parts):
         raise EngineError(f"the engine has no section '{missing[0] if missing else 'packed'}': it is incomplete")
@@ -175,7 +176,7 @@ def _require(parts: Mapping[str, memoryview]) -> None:
 
 def _read(data: memoryview, defer: bool, evaluated: Collection[tuple[str, str]] | None) -> EnginePlan:
     parts = read_sections(data, SECTIONS, _DEEP)
-    _require(parts)
+    require_sections(parts)
     digests = read_table_digests(data)
     if digests["weights"][1] != hashlib.sha256(parts["index"]).digest():
         raise EngineError("section 'weights' is damaged: its digest does not match")
@@ -221,7 +222,7 @@ def _read(data: memoryview, defer: bool, evaluated: Collection[tuple[str, str]] 
         plan.tail = host_tail.from_data(tail, weights[of_tail:])
     check_plan(plan)
     for part in plan.by_profile():
-        _check_probe(part)
+        check_probe(part)
     if "packed" in parts:
         plan.packed = packed.read(
             Reader(from_json(parts["packed_index"], "packed_index"), "packed_index"), parts["packed"], digests["packed"][1], defer=defer
@@ -229,7 +230,8 @@ def _read(data: memoryview, defer: bool, evaluated: Collection[tuple[str, str]] 
     return plan
 
 
-def _check_probe(plan: EnginePlan) -> None:
+def check_probe(plan: EnginePlan) -> None:
+    """Raises EngineError if the probe does not fit the network and its profile."""
     if not plan.probe:
         return
     inputs = {t.name: t for t in plan.network.inputs}

@@ -33,8 +33,8 @@ MAGIC = b"whet-eng"
 VERSION = 3
 ALIGNMENT = 64
 MAX_SECTIONS = 32
-_HEAD = struct.Struct("<8sIIQ8s32s")
-_ENTRY = struct.Struct("<24sQQ32s24s")
+HEAD = struct.Struct("<8sIIQ8s32s")
+ENTRY = struct.Struct("<24sQQ32s24s")
 
 
 class Sink(Protocol):
@@ -75,13 +75,13 @@ def pad_to_alignment(n: int) -> int:
 
 def write_sections(sections: Sequence[Section], out: Sink) -> None:
     """Writes a whole file."""
-    at = pad_to_alignment(_HEAD.size + _ENTRY.size * len(sections))
+    at = pad_to_alignment(HEAD.size + ENTRY.size * len(sections))
     table = b""
     for s in sections:
-        table += _ENTRY.pack(s.name.encode(), at, s.size, s.content_digest(), b"")
+        table += ENTRY.pack(s.name.encode(), at, s.size, s.content_digest(), b"")
         at = pad_to_alignment(at + s.size)
     total = at
-    start = _HEAD.pack(MAGIC, VERSION, len(sections), total, b"", b"")[:32]
+    start = HEAD.pack(MAGIC, VERSION, len(sections), total, b"", b"")[:32]
     head = start + hashlib.sha256(start + table).digest() + table
     out.write(head + bytes(pad_to_alignment(len(head)) - len(head)))
     for s in sections:
@@ -100,26 +100,26 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
     """
     if bytes(data[: len(MAGIC)]) != MAGIC and (kind := "an ONNX model" if _looks_like_onnx(data) else name_kind(data)):
         raise EngineError(f"this is not an engine of whet, but {kind}: `whet exec --onnx=MODEL --saveEngine=FILE` writes engines")
-    if len(data) < _HEAD.size:
-        raise EngineError(f"this is not an engine: {len(data)} bytes are fewer than the {_HEAD.size} of a header")
-    magic, version, count, size, zero, digest = _HEAD.unpack(data[: _HEAD.size])
+    if len(data) < HEAD.size:
+        raise EngineError(f"this is not an engine: {len(data)} bytes are fewer than the {HEAD.size} of a header")
+    magic, version, count, size, zero, digest = HEAD.unpack(data[: HEAD.size])
     if magic != MAGIC:
         raise EngineError("this is not an engine of whet: it does not begin with 'whet-eng'")
     if version != VERSION:
         raise EngineError(f"the engine has format version {version}, this whet reads {VERSION}: build it again, or open it with that whet")
     if size != len(data):
         raise EngineError(f"the engine should have {size} bytes, it has {len(data)}: it was truncated or extended")
-    end = _HEAD.size + _ENTRY.size * count
+    end = HEAD.size + ENTRY.size * count
     if not 0 < count <= MAX_SECTIONS or end > len(data) or any(zero):
         raise EngineError(f"the engine is damaged: {count} sections in {len(data)} bytes")
-    table = data[_HEAD.size : end]
+    table = data[HEAD.size : end]
     if hashlib.sha256(bytes(data[:32]) + bytes(table)).digest() != digest:
         raise EngineError("the engine is damaged: the digest of its section table does not match")
     sections: dict[str, memoryview] = {}
     at, last = pad_to_alignment(end), 0
     _all_zero(data[end:at], "after the table")
     for k in range(count):
-        raw, offset, size, digest, zero = _ENTRY.unpack(table[k * _ENTRY.size : (k + 1) * _ENTRY.size])
+        raw, offset, size, digest, zero = ENTRY.unpack(table[k * ENTRY.size : (k + 1) * ENTRY.size])
         name = raw.rstrip(b"\0").decode("ascii", "replace")
         if name not in known or name in sections or any(zero) or raw != name.encode("ascii", "replace").ljust(24, b"\0"):
             raise EngineError(f"the engine has a section '{name}' that is unknown or duplicated: it is damaged or from a newer whet")
@@ -145,10 +145,10 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
 
 def read_table_digests(data: memoryview) -> dict[str, tuple[int, bytes]]:
     """(size, digest) per section of data accepted by `read_sections`."""
-    count = _HEAD.unpack(data[: _HEAD.size])[2]
+    count = HEAD.unpack(data[: HEAD.size])[2]
     digests = {}
     for k in range(count):
-        raw, _, size, digest, _ = _ENTRY.unpack(data[_HEAD.size + k * _ENTRY.size : _HEAD.size + (k + 1) * _ENTRY.size])
+        raw, _, size, digest, _ = ENTRY.unpack(data[HEAD.size + k * ENTRY.size : HEAD.size + (k + 1) * ENTRY.size])
         digests[raw.rstrip(b"\0").decode()] = (size, digest)
     return digests
 

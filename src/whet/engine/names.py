@@ -35,7 +35,7 @@ def _display(layer: Layer) -> str:
         return f"Reformat {layer.inputs[0].name if layer.inputs[0] else ''} to {layer.attrs.get('dtype')}:{layer.attrs.get('format')}"
     if not layer.sources:
         return layer.name
-    root = _find_root(layer)
+    root = find_root(layer)
     first = () if root is None else tuple(s for s in root.sources if s in layer.sources)
     sources = tuple(dict.fromkeys((*first, *layer.sources)))
     if len(sources) > 12:
@@ -43,7 +43,7 @@ def _display(layer: Layer) -> str:
     return " + ".join(sources)
 
 
-def _find_root(layer: Layer) -> Layer | None:
+def find_root(layer: Layer) -> Layer | None:
     """The root operation of a fused layer: the one that its composite kind names, else its first convolution or matrix product, if any."""
     if layer.op != "Fused":
         return None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from whet.engine.json_data import LARGEST, Reader, to_json_data
 
-_LONGEST_TEXT = 1 << 26  # characters: the size of the largest section with records
+LONGEST_TEXT = 1 << 26  # characters: the size of the largest section with records
 _T = TypeVar("_T")
 _Decode = Callable[[Reader], Any]
 
@@ -100,7 +100,7 @@ def _record(kind: Any) -> _Decode:
 
 
 _SCALARS: dict[Any, _Decode] = {
-    str: lambda r: r.text(_LONGEST_TEXT),
+    str: lambda r: r.text(LONGEST_TEXT),
     bool: Reader.flag,
     int: lambda r: r.integer(-LARGEST),
     float: Reader.number,

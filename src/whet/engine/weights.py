@@ -98,7 +98,7 @@ def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray]) -> Pool:
         w = t.weight
         assert w is not None
         number = _add_origin(pool, w.origin, {})
-        leaves = {} if w.origin.op == "source" or number is None else _list_sources(w.origin, sources)
+        leaves = {} if w.origin.op == "source" or number is None else list_sources(w.origin, sources)
         stored = None
         spent = _count_evaluation_bytes(w, leaves) if leaves and number is not None else None
         if spent is not None and evaluated + spent <= 8 * (stored_bytes + sum(a.nbytes for a in leaves.values())) + _SPARE // 2:
@@ -137,7 +137,7 @@ def _add_origin(pool: Pool, origin: Origin, seen: dict[int, int | None]) -> int 
     return index
 
 
-def _list_sources(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def list_sources(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays of all sources of an expression by name; {} if one is missing or an operation is not exact."""
     arrays: dict[str, np.ndarray] = {}
     todo, count = [origin], 0
@@ -174,7 +174,7 @@ def _evaluate(o: Origin, leaves: Mapping[str, np.ndarray], known: dict[int, np.n
             known[id(o)] = np.asarray(leaves[o.name])
         else:
             args = [None if a is None else _evaluate(a, leaves, known, budget) for a in o.args]
-            known[id(o)] = _apply(o.op, args, dict(o.attrs), o.output, budget)
+            known[id(o)] = apply_op(o.op, args, dict(o.attrs), o.output, budget)
     return known[id(o)]
 
 
@@ -230,10 +230,10 @@ def read_weights(
     Arrays are views of `data` (the mapped file). Raises EngineError.
     """
     index.object("weights", "nodes", "constants")
-    arrays, types = _read_arrays(index["weights"], data)
-    nodes = _read_nodes(index["nodes"])
+    arrays, types = read_arrays(index["weights"], data)
+    nodes = read_nodes(index["nodes"])
     budget = Budget(16 * len(data) + _SPARE)
-    rows = list(_read_constants(index["constants"], nodes, types))
+    rows = list(read_constants(index["constants"], nodes, types))
     if defer:
         return _defer_constants(rows, nodes, arrays, budget)
     map_in_threads(arrays.__getitem__, list(arrays))
@@ -265,7 +265,8 @@ class _Constant:
         return self.row.fail("a constant that has its type and digest")
 
 
-def _read_constants(rows: Reader, nodes: Sequence[Node], types: Mapping[str, TensorType]) -> Iterator[_Constant]:
+def read_constants(rows: Reader, nodes: Sequence[Node], types: Mapping[str, TensorType]) -> Iterator[_Constant]:
+    """The constants, each with its stored array, its expression or both."""
     for row in rows.rows():
         digest, type_text, number, stored = row.rows(4)
         type_, node = _decode_type(type_text), None
@@ -300,7 +301,7 @@ def _compute_constants(
                 raise c.fail()
             if not c.stored:
                 computed.append((c, w))
-                if leaves := _list_sources(w.origin, sources):
+                if leaves := list_sources(w.origin, sources):
                     w.compute_again_by(partial(_evaluate_again, w.origin, leaves))
             object.__setattr__(w, "digest", c.digest)  # checked with the array, or below
             weights[c.key] = w
@@ -366,7 +367,7 @@ def _decode_type(r: Reader) -> TensorType:
     return type_
 
 
-def _read_arrays(rows: Reader, data: memoryview) -> tuple[LazyArrays, dict[str, TensorType]]:
+def read_arrays(rows: Reader, data: memoryview) -> tuple[LazyArrays, dict[str, TensorType]]:
     """Arrays and their types by digest; the digest of each is compared by its first access."""
     compute: dict[str, Callable[[], np.ndarray]] = {}
     types: dict[str, TensorType] = {}
@@ -405,10 +406,14 @@ def _make_damage_error(name: str) -> EngineError:
     return EngineError(f"the weight '{name[:80]}' is damaged: its digest does not match, or it is a duplicate")
 
 
-def _read_nodes(rows: Reader) -> list[Node]:
+def read_nodes(rows: Reader) -> list[Node]:
+    """The nodes of the expressions; arguments are earlier nodes."""
     nodes: list[Node] = []
     values: dict[str, Any] = {}  # of attributes by text: most are the same for all layers
     for k, row in enumerate(rows.rows()):
+        if (node := _read_computed_node(row.value, k, nodes, values)) is not None:
+            nodes.append(node)
+            continue
         op, name, args, attrs, output, rest = row.rows(6)
         if len(args.rows()) > _MAX_ARGS:
             raise args.fail(f"at most {_MAX_ARGS} arguments")
@@ -430,6 +435,28 @@ def _read_nodes(rows: Reader) -> list[Node]:
         origin = Origin(op.value, name.text(10000), tuple(parents), tuple(pairs), output.integer(0, 10**6), _decode_assumptions(rest))
         nodes.append((origin, numbers, "", cost))
     return nodes
+
+
+def _read_computed_node(row: Any, k: int, nodes: Sequence[Node], values: Mapping[str, Any]) -> Node | None:
+    """Node `k` if it is a valid operation whose attributes have known values: most rows are, and this takes a fraction of the time. None for
+    any other row, which is then read piece by piece."""
+    if type(row) is not list or len(row) != 6:
+        return None
+    op, name, args, attrs, output, rest = row
+    is_plain = type(op) is str and op != "source" and len(op) <= 100 and name == "" and rest == [] and type(output) is int and 0 <= output <= 10**6
+    if not is_plain or type(args) is not list or type(attrs) is not list or len(args) > _MAX_ARGS:
+        return None
+    if not all(a is None or (type(a) is int and 0 <= a < k) for a in args):
+        return None
+    pairs = []
+    for pair in attrs:
+        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or len(pair[0]) > 200 or type(pair[1]) is not str:
+            return None
+        if pair[1] not in values:
+            return None
+        pairs.append((pair[0], values[pair[1]]))
+    cost = 1 + sum(nodes[n][3] for n in args if n is not None)
+    return Origin(op, "", tuple(None if n is None else nodes[n][0] for n in args), tuple(pairs), output), args, "", cost
 
 
 def _decode_assumptions(r: Reader) -> tuple[str, ...]:
@@ -482,7 +509,7 @@ def _evaluate_node(
             raise EngineError(f"a constant is computed by {origin.op[:40]}, which is not an exact operation: it should be stored by value")
         try:
             given = [None if a is None else values[a] for a in args]
-            values[n] = _apply(origin.op, given, dict(origin.attrs), origin.output, budget)
+            values[n] = apply_op(origin.op, given, dict(origin.attrs), origin.output, budget)
         except _WHAT_BREAKS as e:
             raise EngineError(f"a constant cannot be computed: {origin.op[:40]}: {str(e)[:200]}") from e
         if small is not None and values[n].nbytes <= _SMALL:
@@ -501,7 +528,7 @@ def _drop_after_last_use(node: int, values: dict[int, np.ndarray], uses: dict[in
         values.pop(node, None)
 
 
-def _apply(op: str, args: list[np.ndarray | None], attrs: dict[str, Any], output: int, budget: Budget) -> np.ndarray:
+def apply_op(op: str, args: list[np.ndarray | None], attrs: dict[str, Any], output: int, budget: Budget) -> np.ndarray:
     """One operation on arrays; the size of the result is inferred and charged to the budget before it is computed."""
     if op == "literal":
         values, dtype = attrs["values"], attrs["dtype"]

@@ -20,6 +20,7 @@ from platformdirs import user_cache_dir
 from whet.errors import CacheError
 
 VERSION = 1
+SYNCHRONOUS = "NORMAL"  # SQLite: a commit waits for the disk
 _WAIT_SECONDS = 60.0
 _LONGEST_VALUE = 2**24  # bytes
 
@@ -69,7 +70,7 @@ class TimingCache:
         self.hits = self.misses = 0
         self._note = note if path is None else None
         self._new: dict[str, Timed] = {}
-        self._db = self._open() if self.path is not None else None
+        self.database = self._open() if self.path is not None else None
 
     def _open(self) -> sqlite3.Connection | None:
         assert self.path is not None
@@ -77,7 +78,7 @@ class TimingCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             db = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
             db.text_factory = _decode
-            db.execute("PRAGMA synchronous=NORMAL")
+            db.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
             if foreign := find_foreign(db):
                 db.close()
                 self._give_up(f"it holds {foreign}, which whet does not write")
@@ -108,7 +109,7 @@ class TimingCache:
     def peek(self, key: str) -> Timed | None:
         """As `get`, but counts nothing."""
         found = self._new.get(key)
-        if found is None and self._db is not None:
+        if found is None and self.database is not None:
             row = self._run("SELECT ms, spread_ms, samples FROM timings WHERE key = ?", (key,))
             if row:
                 ms, spread, samples = row[0]
@@ -119,25 +120,25 @@ class TimingCache:
     def put(self, key: str, timed: Timed, about: dict[str, str]) -> None:
         """Stores a time; `about` is a human-readable description (tactic, layer, signature, machine)."""
         self._new[key] = timed
-        if self._db is not None:
+        if self.database is not None:
             row = (key, float(timed.ms), float(timed.spread_ms), int(timed.samples), json.dumps(about), time.time())
             self._run("INSERT OR REPLACE INTO timings VALUES (?, ?, ?, ?, ?, ?)", row)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Commits all rows put inside at once: a commit waits for the disk (8 ms), and a layer has tens of times."""
-        if self._db is not None:
+        if self.database is not None:
             self._run("BEGIN IMMEDIATE", ())
         try:
             yield
         finally:
-            if self._db is not None and self._db.in_transaction:  # a full disk has ended it already
+            if self.database is not None and self.database.in_transaction:  # a full disk has ended it already
                 self._run("COMMIT", ())
 
     def _run(self, statement: str, values: tuple) -> list:
-        assert self._db is not None
+        assert self.database is not None
         try:
-            return self._db.execute(statement, values).fetchall()
+            return self.database.execute(statement, values).fetchall()
         except (sqlite3.Error, UnicodeError) as e:  # messages quote names of a damaged file
             self.close()
             self._give_up(str(e), e)
@@ -152,14 +153,14 @@ class TimingCache:
         self._note(f"{problem} Times are not kept for the next build; --timingCacheFile names another file.")
 
     def __len__(self) -> int:
-        return int(self._run("SELECT count(*) FROM timings", ())[0][0]) if self._db is not None else len(self._new)
+        return int(self._run("SELECT count(*) FROM timings", ())[0][0]) if self.database is not None else len(self._new)
 
     def close(self) -> None:
         """Closes the file; times put by this object can still be read from it."""
-        if self._db is not None:
+        if self.database is not None:
             with contextlib.suppress(sqlite3.Error):
-                self._db.close()
-            self._db = None
+                self.database.close()
+            self.database = None
 
     def __enter__(self) -> TimingCache:
         return self

@@ -110,24 +110,26 @@ def make_timing_key(tactic: Tactic, layer: str, signature: Signature, config: Co
 def compute_source_digest(tactic: Tactic) -> str:
     """SHA-256 over the source files of a tactic: its module, the modules it imports from whet.tactics and whet.backends (a plugin's: from its own
     package too), and the kernel sources (.cu, .cuh) in the folders of these modules."""
-    return _compute_digest(tactic.source_modules())
+    return compute_digest(tactic.source_modules())
 
 
 @cache
-def _compute_digest(modules: tuple[str, ...]) -> str:
+def compute_digest(modules: tuple[str, ...]) -> str:
+    """The digest of the source files of modules, of all modules that these import, and of the kernels beside them."""
     h, folders = hashlib.sha256(), set()
     for name in sorted({name for module in modules for name in find_transitive_modules(module)}):
         path = _find_file(name)
         if path is not None:
-            h.update(f"{name} {_read_content(path)}\0".encode())
+            h.update(f"{name} {read_content(path)}\0".encode())
             folders.add(path.parent)
     for path in sorted({p for folder in folders for p in folder.glob("*.cu*")}):
-        h.update(f"{path.name} {_read_content(path)}\0".encode())
+        h.update(f"{path.name} {read_content(path)}\0".encode())
     return h.hexdigest()
 
 
 @cache
-def _read_content(path: Path) -> str:
+def read_content(path: Path) -> str:
+    """A file's digest."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -145,12 +147,12 @@ def find_transitive_modules(module: str) -> set[str]:
         if name in found or path is None:
             continue
         found.add(name)
-        waiting.extend(_list_imports(path, name.partition(".")[0]))
+        waiting.extend(list_imports(path, name.partition(".")[0]))
     return found
 
 
 @cache
-def _list_imports(path: Path, package: str) -> tuple[str, ...]:
+def list_imports(path: Path, package: str) -> tuple[str, ...]:
     """The names under whet.tactics, whet.backends and (if it is not whet) `package` imported by a source file: modules, and attributes that may be
     modules."""
     found: list[str] = []

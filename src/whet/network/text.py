@@ -31,6 +31,10 @@ from whet.network.weight import Weight
 VERSION = 2
 _NAME = r"[\w./:$#+-]*[\w./$#+-]"  # a name that needs no quotes; it does not end in ':', which precedes a type
 _PLAIN = re.compile(_NAME)
+_WORD, _OP = re.compile(r"\w+"), re.compile(r"\w+(\.\w+)*")  # ops of plugins are <domain>.<op>
+_SEED, _VALUE, _NOT_FINITE = re.compile(r"\d{1,18}"), re.compile(r"[-+\w.]+"), re.compile(r"-?(?:inf|nan)")
+_TYPE, _DIM = re.compile(r"\w+\[[^\]]*\]"), re.compile(r"<[^>]*>")
+_QUOTED, _STRING = re.compile(r'"(?:[^"\\]|\\.)*"'), re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _SMALL = 16  # constants up to this many elements are written as lists
 
 
@@ -192,7 +196,7 @@ def _read_layer(net: Network, s: _Scanner, lines: deque, known: ChainMap[str, Te
         if not s.accept(","):
             break
     s.take("=")
-    op = s.match(r"\w+(\.\w+)*", "an op")  # ops of plugins are <domain>.<op>
+    op = s.match(_OP, "an op")
     s.take("(")
     inputs: list[Tensor | None] = []
     attrs: dict[str, Any] = {}
@@ -264,7 +268,7 @@ def _read_constant(s: _Scanner, name: str, type_: TensorType, arrays) -> np.ndar
             raise NetworkError(f"the values of %{name} ({digest[:19]}...) were not given")
         return array
     if s.accept("seed("):
-        k = int(s.match(r"\d{1,18}", "a whole number"))
+        k = int(s.match(_SEED, "a whole number"))
         s.take(")")
         return np.random.default_rng(k).standard_normal(shape).astype(type_.dtype.numpy)
     values = s.value()
@@ -286,7 +290,7 @@ class _Scanner:
         return NetworkError(f"line {self.line}: expected {expected} at {self.text[self.at : self.at + 40]!r}")
 
     def skip(self) -> None:
-        while self.at < len(self.text) and self.text[self.at] == " ":
+        while self.text.startswith(" ", self.at):
             self.at += 1
 
     def peek(self) -> str:
@@ -294,32 +298,33 @@ class _Scanner:
         return self.text[self.at : self.at + 1]
 
     def accept(self, s: str) -> bool:
-        self.skip()
-        if self.text.startswith(s, self.at):
-            self.at += len(s)
-            return True
-        return False
+        if not self.text.startswith(s, self.at):
+            self.skip()
+            if not self.text.startswith(s, self.at):
+                return False
+        self.at += len(s)
+        return True
 
     def take(self, s: str) -> None:
         if not self.accept(s):
             raise self.fail(repr(s))
 
-    def match(self, pattern: str, expected: str) -> str:
+    def match(self, pattern: re.Pattern[str], expected: str) -> str:
         self.skip()
-        m = re.compile(pattern).match(self.text, self.at)
+        m = pattern.match(self.text, self.at)
         if not m:
             raise self.fail(expected)
         self.at = m.end()
         return m[0]
 
     def word(self) -> str:
-        return self.match(r"[\w]+", "a word")
+        return self.match(_WORD, "a word")
 
     def name(self) -> str:
-        return self.string() if self.peek() == '"' else self.match(_NAME, "a name")
+        return self.string() if self.peek() == '"' else self.match(_PLAIN, "a name")
 
     def string(self) -> str:
-        raw = self.match(r'"(?:[^"\\]|\\.)*"', "a quoted string")[1:-1]
+        raw = self.match(_QUOTED, "a quoted string")[1:-1]
         return re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1], raw)
 
     def tensor_name(self) -> str:
@@ -327,7 +332,7 @@ class _Scanner:
         return self.name()
 
     def type(self) -> TensorType:
-        return parse_type(self.match(r"\w+\[[^\]]*\]", "a type such as f32[N,3]"))
+        return parse_type(self.match(_TYPE, "a type such as f32[N,3]"))
 
     def value(self) -> Any:
         ch = self.peek()
@@ -342,18 +347,18 @@ class _Scanner:
                     break
             return tuple(items)
         if ch == "<":
-            return parse_dim(self.match(r"<[^>]*>", "a dimension")[1:-1])
+            return parse_dim(self.match(_DIM, "a dimension")[1:-1])
         if ch in ("'", '"'):
-            raw = self.match(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "a string")
+            raw = self.match(_STRING, "a string")
             try:
                 return ast.literal_eval(raw)
             except (SyntaxError, ValueError):  # a null byte, an unknown escape
                 raise self.fail("a string") from None
         if self.accept("float('"):
-            v = float(self.match(r"-?(?:inf|nan)", "inf or nan"))
+            v = float(self.match(_NOT_FINITE, "inf or nan"))
             self.take("')")
             return v
-        token = self.match(r"[-+\w.]+", "a value")
+        token = self.match(_VALUE, "a value")
         if token in ("True", "False", "None"):
             return {"True": True, "False": False, "None": None}[token]
         if token in DTYPES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import ml_dtypes
@@ -127,6 +128,7 @@ def check_size(t: TensorType, where: str) -> None:
 _TYPE = re.compile(r"(\w+)\[([^\]]*)\]")
 
 
+@lru_cache(4096)
 def parse_type(text: str) -> TensorType:
     """`f32[N,3,224,224]` as a TensorType. Raises NetworkError."""
     m = _TYPE.fullmatch(text.strip())

@@ -8,7 +8,6 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Se
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.forks import make_reentrant_lock
-from whet.network import Dim, DType, Expr, Layer, Tensor, TensorType, Weight, check_size, static_shape
+from whet.network import Dim, DType, Expr, Layer, Tensor, TensorType, check_size
 from whet.plugin_packages import load_installed, make_advice
 from whet.registry import load_folder, suggest_name
 
@@ -328,12 +327,8 @@ def find_known_values(t: Tensor | None) -> tuple[Dim, ...] | None:
         return None
     if t.shape_value is not None or t.weight is None:
         return t.shape_value
-    return _to_int_values(t.weight.array) if _is_small(t.weight) else None
-
-
-def _is_small(w: Weight) -> bool:
-    """True for a weight whose values are tracked. The array of another one is not read: it may not be computed yet."""
-    return prod(static_shape(w.type.shape)) <= MAX_VALUES
+    a = t.weight.array
+    return _to_int_values(a) if a.size <= MAX_VALUES else None
 
 
 def find_known_array(t: Tensor | None) -> np.ndarray | None:
@@ -341,7 +336,7 @@ def find_known_array(t: Tensor | None) -> np.ndarray | None:
     if t is None:
         return None
     if t.weight is not None:
-        return t.weight.array if _is_small(t.weight) else None
+        return t.weight.array if t.weight.array.size <= MAX_VALUES else None
     if t.shape_value is None:
         return None
     symbolic = any(isinstance(v, Expr) for v in t.shape_value)

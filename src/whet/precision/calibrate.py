@@ -70,7 +70,7 @@ def calibrate(
             continue
         wanted = (forced or {}).get(t.name, method)
         candidates = list_candidate_ranges(h, LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
-        found.tensors[t.name] = _select_range(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
+        found.tensors[t.name] = select_range(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
         if tell is not None:
             tell(t.name)
     return found
@@ -151,7 +151,7 @@ def list_candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram
     return found
 
 
-def _select_range(sites: QuantizationSites, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
+def select_range(sites: QuantizationSites, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
     """Selects the candidate with the smallest output error of the consumer layers (of the tensor itself when it has none).
 
     Min-max stays unless another candidate is better by the factor CUT_PAYS.

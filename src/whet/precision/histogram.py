@@ -17,7 +17,7 @@ BINS = 1 << 16
 
 
 @cache
-def _compute_bin_centres() -> tuple[np.ndarray, np.ndarray]:
+def compute_bin_centres() -> tuple[np.ndarray, np.ndarray]:
     """Centre and largest magnitude of each bin of positive values."""
     start = np.arange(BINS // 2, dtype=np.uint32) << np.uint32(16)
     with np.errstate(invalid="ignore"):  # the last bins stand for NaN, which is never counted
@@ -67,5 +67,5 @@ class Histogram:
         half = BINS // 2
         counts = self.counts[:half] + self.counts[half:]
         at = np.flatnonzero(counts)
-        middles, tops = _compute_bin_centres()
+        middles, tops = compute_bin_centres()
         return middles[at], np.minimum(tops[at], self.largest), counts[at]

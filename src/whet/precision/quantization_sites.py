@@ -56,7 +56,7 @@ def find_quantization_sites(net: Network, skip: Callable[[Layer], bool] | Iterab
     """
     names = set() if callable(skip) else set(skip)
     skips: Callable[[Layer], bool] = skip if callable(skip) else lambda x: x.name in names or bool(names & set(x.sources))
-    return _Finder(net, skips, frozenset(float_sums)).find()
+    return SiteFinder(net, skips, frozenset(float_sums)).find()
 
 
 class Sets(Generic[_T]):
@@ -82,7 +82,7 @@ class Sets(Generic[_T]):
 _Use = tuple[Tensor, Layer]
 
 
-class _Finder:
+class SiteFinder:
     def __init__(self, net: Network, skips: Callable[[Layer], bool], float_sums: frozenset[str]):
         self.net, self.users, self.float_sums = net, net.users(), float_sums
         self.own = {layer for layer in net.layers if _has_quantized_form(layer) and not skips(layer)}

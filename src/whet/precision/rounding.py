@@ -17,8 +17,8 @@ from whet.precision._taps import Taps
 
 ROWS = 16384  # input windows that H is computed from, over all samples
 WIDEST = 4608  # largest number of weights per output channel: H has this number squared elements
-_DAMP = 0.01  # damping, relative to the mean diagonal
-_BLOCK = 64  # columns per block whose errors are distributed together
+DAMPING = 0.01  # damping, relative to the mean diagonal
+BLOCK_COLUMNS = 64  # columns per block whose errors are distributed together
 _PAYS = 0.98
 Grid = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(column of weights, scale per row) -> the nearest representable values, in real units."""
@@ -72,13 +72,13 @@ def round_rows(w: np.ndarray, scales: np.ndarray, h: np.ndarray, grid: Grid) -> 
     """Rounds weights [k, n] (f64) to the grid (representable values times the scale of each row), compensating errors by H [n, n]."""
     n = w.shape[1]
     order = np.argsort(-np.diag(h), kind="stable")
-    damped = h[np.ix_(order, order)] + _DAMP * max(float(np.diag(h).mean()), 1e-30) * np.eye(n)
+    damped = h[np.ix_(order, order)] + DAMPING * max(float(np.diag(h).mean()), 1e-30) * np.eye(n)
     # Upper Cholesky factor of the inverse: row j distributes the error of column j over the later columns.
     lower = np.linalg.cholesky(damped[::-1, ::-1])
     upper = np.linalg.inv(lower)[::-1, ::-1]  # inverse(damped) = upper.T @ upper, upper triangular
     left, out = np.array(w[:, order], np.float64), np.empty_like(w, dtype=np.float64)
-    for start in range(0, n, _BLOCK):
-        end = min(start + _BLOCK, n)
+    for start in range(0, n, BLOCK_COLUMNS):
+        end = min(start + BLOCK_COLUMNS, n)
         errors = np.empty((w.shape[0], end - start))
         for j in range(start, end):
             out[:, j] = grid(left[:, j], scales)

@@ -26,7 +26,7 @@ _WEIGHTED = ("Conv", "Gemm", "MatMul")
 _SQUEEZES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
 _CUTS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 _PARTS = (0.6, 0.8, 1.0)  # clipping limits relative to the largest value, for small ones
-_LARGEST = 3.5  # the largest value in standard deviations
+LARGEST = 3.5  # the largest value in standard deviations
 _LEVELS = 255
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -46,7 +46,7 @@ def _mish(x: np.ndarray) -> np.ndarray:
 
 
 #: Functions that approach x above zero and 0 below.
-_FUNCTIONS: dict[str, Function] = {"Silu": _silu, "Gelu": _gelu, "Mish": _mish}
+FUNCTIONS: dict[str, Function] = {"Silu": _silu, "Gelu": _gelu, "Mish": _mish}
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ def insert_tables(net: Network, ranges: Ranges) -> int:
         if found is None:
             continue
         kind, x, quantizers = found
-        highest, own = max(_get_highest_value(q) for q in quantizers), ranges.tensors.get(layer.output.name)
+        highest, own = max(get_highest_value(q) for q in quantizers), ranges.tensors.get(layer.output.name)
         if own is not None:
             highest = min(highest, own.high)  # the integers may cover a larger range when a Concat shares it
         if not np.isfinite(highest) or highest <= 0:
             continue
-        _insert(net, x, [r for r, _ in users[x]], find_code(kind, float(np.float32(highest))))
+        insert(net, x, [r for r, _ in users[x]], find_code(kind, float(np.float32(highest))))
         count += 1
     if count:
         net.sort()
@@ -84,12 +84,12 @@ def insert_tables(net: Network, ranges: Ranges) -> int:
 @cache
 def find_code(kind: str, highest: float) -> Code:
     """The encoding with the smallest error for activation `kind` ("Silu", "Gelu", "Mish") with results up to `highest`."""
-    f = _FUNCTIONS[kind]
+    f = FUNCTIONS[kind]
     top = highest
     for _ in range(60):  # fixed-point iteration for f(top) = highest
         top += highest - float(f(np.array(top)))
-    x = np.linspace(-_LARGEST, _LARGEST, 1401) * (top / _LARGEST)
-    weight = np.exp(-0.5 * (x * _LARGEST / top) ** 2)
+    x = np.linspace(-LARGEST, LARGEST, 1401) * (top / LARGEST)
+    weight = np.exp(-0.5 * (x * LARGEST / top) ** 2)
     best, least = Code(1.0, np.float32(1), 0), np.inf
     for squeeze in _SQUEEZES:
         for cut in (*(c for c in _CUTS if c < top), *(p * top for p in _PARTS)):
@@ -117,7 +117,7 @@ def _match_activation(net: Network, layer: Layer, users: Users) -> tuple[str, Te
     readers = [r for r, _ in users.get(layer.output, [])]
     if not readers or any(r.op != "QuantizeLinear" for r in readers) or not _is_quantized_product(x.maker):
         return None
-    return layer.op if layer.op in _FUNCTIONS else "Silu", x, readers
+    return layer.op if layer.op in FUNCTIONS else "Silu", x, readers
 
 
 def _is_swish(layer: Layer) -> bool:
@@ -149,7 +149,7 @@ def _is_dequantized(t: Tensor | None) -> bool:
     return only_moves(maker) and all(_is_dequantized(x) for x in (maker.inputs if maker.op == "Concat" else maker.inputs[:1]))
 
 
-def _get_highest_value(q: Layer) -> float:
+def get_highest_value(q: Layer) -> float:
     """The largest value that a Q layer represents without saturating."""
     scale, zero = q.inputs[1], q.input(2)
     if scale is None or scale.weight is None or scale.array().size != 1 or q.output.dtype.name not in ("i8", "u8"):
@@ -158,7 +158,7 @@ def _get_highest_value(q: Layer) -> float:
     return float(scale.array().reshape(-1)[0]) * ((127 if q.output.dtype.name == "i8" else 255) - at)
 
 
-def _insert(net: Network, x: Tensor, readers: list[Layer], code: Code) -> None:
+def insert(net: Network, x: Tensor, readers: list[Layer], code: Code) -> None:
     """Inserts x -> compress -> Q -> DQ -> expand for all readers of x."""
     scale = net.constant(make_literal(np.asarray(code.scale)), f"{x.name}.scale")
     zero = net.constant(make_literal(np.asarray(code.zero, np.uint8)), f"{x.name}.zero")

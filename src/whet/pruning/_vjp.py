@@ -20,7 +20,7 @@ from whet.ops.conv import get_window_attributes as conv_attributes
 Arrays = list[np.ndarray | None]
 Rule = Callable[[Layer, Arrays, list[np.ndarray], list[np.ndarray]], Arrays]
 
-_MOVES = frozenset(
+MOVES = frozenset(
     "Reshape Flatten Squeeze Unsqueeze Identity Dropout Transpose Concat Split Slice Gather Pad Expand Tile DepthToSpace SpaceToDepth".split()
 )
 _STEP = 1e-6  # step of the central difference, relative to 1 + |x|
@@ -31,10 +31,10 @@ def backpropagate(layer: Layer, inputs: Arrays, outputs: list[np.ndarray], cotan
 
     Raises UnsupportedError for an op without a rule.
     """
-    rule = _RULES.get(layer.op)
+    rule = RULES.get(layer.op)
     if rule is not None:
         return rule(layer, inputs, outputs, cotangents)
-    if layer.op in _MOVES:
+    if layer.op in MOVES:
         return _scatter_cotangents(layer, inputs, cotangents)
     if get_op(layer.op).pointwise and not layer.regions:
         return _backpropagate_pointwise(layer, inputs, cotangents[0])
@@ -221,7 +221,7 @@ def _reduce(mean: bool) -> Callable[[Layer, Arrays, np.ndarray, np.ndarray], np.
     return rule
 
 
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     "Conv": _wrap_first_input_rule(_backpropagate_conv),
     "ConvTranspose": _wrap_first_input_rule(_backpropagate_conv_transpose),
     "Gemm": _wrap_first_input_rule(_backpropagate_gemm),

@@ -72,7 +72,7 @@ def importance(
                 net, channel_groups, blocks, samples.data, labels=samples.labels, weighted=kind != "reconstruction", seed=seed, progress=progress
             )
         seen = compute_gates(net, channel_groups, blocks, samples.data, samples.labels, seed=seed, backwards=kind != "activation", progress=progress)
-        scores = {name: _of_gates(seen, kind, name) for name in [*(g.name for g in channel_groups), *(b.name for b in blocks)]}
+        scores = {name: compute_gate_scores(seen, kind, name) for name in [*(g.name for g in channel_groups), *(b.name for b in blocks)]}
     else:
         scores = _of_weights(channel_groups, kind, seed, net)
     bad = next((name for name, v in scores.items() if not np.isfinite(v).all()), None)
@@ -80,7 +80,7 @@ def importance(
         raise PruneError(f"{name_of(kind)} gives {bad!r} scores that are not finite: its weights or activations hold NaN or "
                          "infinite values. `whet run` shows where they begin.")  # fmt: skip
     if normalize or (normalize is None and kind not in COMPARABLE):
-        scores = {**scores, **{g.name: _normalize(scores[g.name]) for g in channel_groups}}
+        scores = {**scores, **{g.name: normalize_scores(scores[g.name]) for g in channel_groups}}
     for b in blocks:
         if b.name not in scores:
             inside = set(b.layers)
@@ -89,11 +89,13 @@ def importance(
     return scores
 
 
-def _normalize(v: np.ndarray) -> np.ndarray:
+def normalize_scores(v: np.ndarray) -> np.ndarray:
+    """Scores with mean 1; ones if no score is positive."""
     return v / v.mean() if v.mean() > 0 else np.ones(len(v))
 
 
-def _of_gates(seen: Gates, kind: str, name: str) -> np.ndarray:
+def compute_gate_scores(seen: Gates, kind: str, name: str) -> np.ndarray:
+    """The scores of a gate by a criterion that needs data."""
     return np.sqrt(seen.energy[name]) if kind == "activation" else seen.first(name) if kind == "taylor1" else seen.second(name)
 
 
@@ -159,7 +161,7 @@ def _collect_scales(channel_groups: Sequence[Group], net: Network | None) -> dic
     for g in channel_groups:
         parts = [np.abs(t.array().astype(np.float64))[at].mean(1) for t, _, at in g.weights() if t in gammas]
         with_norm += bool(parts)
-        scores[g.name] = np.mean([_normalize(p) for p in parts], axis=0) if parts else _score_units(g, compute_norms)
+        scores[g.name] = np.mean([normalize_scores(p) for p in parts], axis=0) if parts else _score_units(g, compute_norms)
     if not with_norm:
         raise PruneError("the importance bn_scale needs batch norms, and no group has one (exporters fold them): choose l2 or taylor1")
     return scores

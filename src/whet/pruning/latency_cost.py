@@ -57,7 +57,7 @@ def make_latency_costs(
     waiting, done = _split_independent(channel_groups, near), 0
     while waiting:
         some = waiting.pop()
-        touched = _compute_axis_shrinkage(cut(net, {g.name: range(g.size - 1) for g in some}, channel_groups), base, config)
+        touched = compute_axis_shrinkage(cut(net, {g.name: range(g.size - 1) for g in some}, channel_groups), base, config)
         owner = {name: [g for g in some if g.name in near[name]] for name in touched}
         if len(some) > 1 and any(len(gs) != 1 for gs in owner.values()):
             waiting += [[g] for g in some]  # a changed layer that no group explains
@@ -126,7 +126,7 @@ def _split_independent(channel_groups: Sequence[Group], near: Mapping[str, set[s
     return sets
 
 
-def _compute_axis_shrinkage(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> dict[str, dict[Slot, int]]:
+def compute_axis_shrinkage(small: Network, base: Mapping[str, Layer], config: BuildConfig) -> dict[str, dict[Slot, int]]:
     """The axis shrinkage of each layer of `base` when one unit is cut: {layer: {slot: elements}}."""
     made: dict[str, dict[Slot, int]] = {}
     for name, after in lower_to_static_layers(small, config).items():

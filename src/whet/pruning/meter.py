@@ -52,11 +52,11 @@ class Meter:
         versions = sorted(f"{t.name} {t.version} {compute_source_digest(t)} {t.library_version()}" for t in self.tactics)
         self._tactics = hashlib.sha256("\n".join(versions).encode()).hexdigest()
         self.device = str(self.backend.key())
-        self._announced: dict[str, Candidates] = {}  # by layer text; listed and being compiled
+        self.announced: dict[str, Candidates] = {}  # by layer text; listed and being compiled
         self._neighbours = ExternalLoadMonitor(self.backend)
         self._anew = replace(self.timer, cache=RemeasuringCache(self.cache), loads=LoadLog())
         self._asked: set[str] = set()  # keys
-        self._held: dict[str, Layer] = {}  # by key: layers that may be re-timed (keeping all would hold a copy of the weights for every width)
+        self.retimable: dict[str, Layer] = {}  # by key: layers that may be re-timed (keeping all would hold a copy of the weights for every width)
         self._now: set[str] = set()  # keys timed by this meter
         self._sums: dict[str, set[str]] = {}  # key of an unfused layer -> keys of its parts
 
@@ -86,8 +86,8 @@ class Meter:
             return
         for layer in layers:
             text = format_layer_text(layer)
-            if text not in self._announced and self.table.get(self.key(text)) is None:
-                self._announced[text] = candidates = self._list(layer)
+            if text not in self.announced and self.table.get(self.key(text)) is None:
+                self.announced[text] = candidates = self._list(layer)
                 if not candidates.options and layer.op == "Fused":
                     self.announce(_list_parts(layer))
 
@@ -112,13 +112,13 @@ class Meter:
         if row is None or (key not in self._now and (self.retime or (row.others and self._neighbours.quiet()))):
             row = self._time(key, layer, text, self.timer if row is None and not self.retime else self._anew)
         elif row.others:
-            self._held[key] = layer
+            self.retimable[key] = layer
         return row.ms
 
     def settle(self) -> int:
         """Re-times requested rows that were timed under external load, if that load is gone; returns their number."""
         self._note(self._neighbours.end())
-        busy = {k: x for k, x in self._held.items() if self.table.rows[k].others}
+        busy = {k: x for k, x in self.retimable.items() if self.table.rows[k].others}
         if not busy or not self._neighbours.quiet():
             return 0
         self._now -= busy.keys()
@@ -143,7 +143,7 @@ class Meter:
         row = Row(self.device, self._precisions, self.timer.conditions.state, text, name, ms, spread, others)
         self.table.put(key, row)
         self._now.add(key)
-        self._held[key] = layer
+        self.retimable[key] = layer
         self._note(self._neighbours.record(key))
         return row
 
@@ -154,10 +154,10 @@ class Meter:
                 self.table.mark(key, window.others)
         for key in window.keys:
             if not self.table.rows[key].others:
-                self._held.pop(key, None)
+                self.retimable.pop(key, None)
 
     def _best(self, key: str, layer: Layer, text: str, timer: Timer) -> Option | float:
-        candidates = self._announced.pop(text, None) or self._list(layer)
+        candidates = self.announced.pop(text, None) or self._list(layer)
         options = candidates.options
         if not options and layer.op == "Fused":
             parts = _list_parts(layer)

@@ -42,9 +42,9 @@ def permute_channels(
     its pattern.
     """
     scores = scores or (lambda layer, array, axis: np.abs(np.asarray(array, np.float32)))
-    readers = _list_readers(net, skip)
+    readers = list_readers(net, skip)
     plain = [g for g in groups(net) if "@" not in g.name and g.size % 4 == 0 and g.size > 4]
-    found = [(g, m) for g in plain if (m := _concatenate_scores(g, readers, scores)) is not None]
+    found = [(g, m) for g in plain if (m := concatenate_scores(g, readers, scores)) is not None]
     patterned = {w for w, axis, _ in readers if is_two_four(w.array(), axis)}
     found = [(g, m) for g, m in found if not any(t in patterned for t, _ in g.members)]
     work = [m.shape[0] * m.shape[1] ** 2 for _, m in found]
@@ -79,7 +79,7 @@ def reorder(net: Network, orders: Mapping[str, np.ndarray], channel_groups: list
     return verify(made)
 
 
-def _list_readers(net: Network, skip: Collection[str]) -> list[tuple[Tensor, int, str]]:
+def list_readers(net: Network, skip: Collection[str]) -> list[tuple[Tensor, int, str]]:
     """(weight, reduction axis, layer) of the layers with weights of which four inputs may be adjacent."""
     found = []
     for layer in net.layers:
@@ -89,7 +89,7 @@ def _list_readers(net: Network, skip: Collection[str]) -> list[tuple[Tensor, int
     return found
 
 
-def _concatenate_scores(g: Group, readers: list[tuple[Tensor, int, str]], scores: Scores) -> np.ndarray | None:
+def concatenate_scores(g: Group, readers: list[tuple[Tensor, int, str]], scores: Scores) -> np.ndarray | None:
     """The scores of all weights that read the group, float32 [rows, channels of the group]; None if there are none."""
     parts = []
     for w, axis, name in readers:

@@ -193,7 +193,7 @@ def prune(
         more = _score_alternatives(net, config, found, blocks, samples, progress) if compared and samples is not None else {}
         choice, report, others = _select_for_target(net, config, found, blocks, scores, more, config.target, samples, progress)
         if data is not None and config.recovery is not None and (others.trials or others.alternatives or others.uniform is not None):
-            choice, report, by = _select_by_outputs(net, config, found, choice, report, others, data, progress)
+            choice, report, by = select_by_outputs(net, config, found, choice, report, others, data, progress)
             config = replace(config, importance=by)
     small = cut(net, choice.kept, found, removed=choice.removed)
     note(small, "prune", **_summarize_config(config))
@@ -278,7 +278,7 @@ def _score_alternatives(
 
 
 @dataclass(frozen=True)
-class _Others:
+class OtherChoices:
     """Selections to compare with: uniform cuts (None: there are none that narrow), those with reweighted importances, and those by other
     importances."""
 
@@ -297,7 +297,7 @@ def _select_for_target(
     target: Target,
     samples: Samples | None,
     progress: Progress | None,
-) -> tuple[Choice, Report, _Others]:
+) -> tuple[Choice, Report, OtherChoices]:
     """The selection for a target by `scores`, its report, and other selections of the same cost, also by the scores of other importances."""
     if config.importance in COMPARABLE:
         blocks = list_removable(net, blocks, scores)
@@ -310,10 +310,10 @@ def _select_for_target(
         scaled = reweight_scores(by, config.seed, trial)
         return choose_within(channel_groups, blocks, scaled, costs, share * costs.total({}), multiple=multiple, progress=progress)
 
-    def choose_others(costs: Costs, share: float) -> _Others:
+    def choose_others(costs: Costs, share: float) -> OtherChoices:
         uniform = find_uniform_choice(channel_groups, weights, costs, share * costs.total({}), multiple) if config.floor else None
         trials = tuple(choose_for_share(costs, share, n) for n in range(1, config.trials + 1))
-        return _Others(uniform, trials, {kind: choose_for_share(costs, share, by=by) for kind, by in alternatives.items()})
+        return OtherChoices(uniform, trials, {kind: choose_for_share(costs, share, by=by) for kind, by in alternatives.items()})
 
     if target.kind not in TIMED:
         counted = COUNTED[target.kind]
@@ -344,7 +344,7 @@ def _select_for_target(
     with ExitStack() as stack:
         base = lower_to_static_layers(net, config.build)
         meter = stack.enter_context(Meter(config.build, LatencyTable(config.table), base, retime=config.retime))
-        return _select_by_engine_time(
+        return select_by_engine_time(
             net,
             config,
             target,
@@ -357,7 +357,7 @@ def _select_for_target(
         )
 
 
-def _select_by_engine_time(
+def select_by_engine_time(
     net: Network,
     config: PruneConfig,
     target: Target,
@@ -365,9 +365,9 @@ def _select_by_engine_time(
     priced: Callable[[], Costs],
     meter: Meter,
     within: Callable[[Costs, float], Choice],
-    others: Callable[[Costs, float], _Others],
+    others: Callable[[Costs, float], OtherChoices],
     progress: Progress | None,
-) -> tuple[Choice, Report, _Others]:
+) -> tuple[Choice, Report, OtherChoices]:
     """A selection whose engine (without engines: sum of layer times) meets the target. Timings taken under external load are repeated when the
     load has ended."""
     costs = priced()
@@ -408,8 +408,8 @@ def _select_by_engine_time(
     return choice, report, more
 
 
-def _select_by_outputs(
-    net: Network, config: PruneConfig, channel_groups: Sequence[Group], choice: Choice, report: Report, others: _Others,
+def select_by_outputs(
+    net: Network, config: PruneConfig, channel_groups: Sequence[Group], choice: Choice, report: Report, others: OtherChoices,
     data: Mapping[str, np.ndarray], progress: Progress | None,
 ) -> tuple[Choice, Report, str | Own]:  # fmt: skip
     """The best of all selections by the outputs on held-out samples, and its importance. With a latency target another selection replaces `choice`

@@ -26,7 +26,7 @@ _ROWS, _PER_UNKNOWN = 8192, 4  # positions of a Gram matrix: at least the first,
 _DAMPING = 1e-3  # relative to the mean diagonal of a Gram matrix, as the ridge of the recovery
 _STEPS = 64  # removal steps of a group: larger groups lose several units per step
 _LEAST = 1e-6  # of the mean sensitivity of a layer's channels: ties between channels without influence are broken by their errors
-_WIDEST = 4608  # unknowns of a layer above which only the energy of its inputs is used
+MOST_UNKNOWNS = 4608  # unknowns of a layer above which only the energy of its inputs is used
 
 
 @dataclass
@@ -126,8 +126,8 @@ class _Variances:
                     self.of[t] = max(float(np.var(sweep.value(t), dtype=np.float64)), 1e-30)
 
     def gains(self, layer: Layer, users, count: int) -> np.ndarray | float:
-        """The factor of each of the `count` output channels that makes the mean of their squared errors relative to a variance (_compute_gain)."""
-        gains, variance = _compute_gain(layer, users, self.of)
+        """The factor of each of the `count` output channels that makes the mean of their squared errors relative to a variance (compute_gain)."""
+        gains, variance = compute_gain(layer, users, self.of)
         return gains / np.sqrt(variance * count)
 
     def energy(self, x: np.ndarray, sum_: Tensor) -> float:
@@ -197,7 +197,7 @@ def _measure(
             for g, axis, indices in at.get(read, ()):
                 if g.name in passed_on:
                     continue
-                if i == 0 and _contracts(layer, axis):
+                if i == 0 and is_contracted(layer, axis):
                     shared = shared if shared is not None else _compute_quadratic(layer, sweep.value(read), users, scale, rng)
                     w, h = shared
                     rows = indices
@@ -215,16 +215,16 @@ def _measure(
     return quadratics, energies
 
 
-def _contracts(layer: Layer, axis: int) -> bool:
+def is_contracted(layer: Layer, axis: int) -> bool:
     """True if the layer multiplies this axis of its first input by a constant matrix of a manageable size."""
     w = layer.input(1)
     if w is None or not w.is_constant:
         return False
     if layer.op == "Conv":
-        return axis == 1 and layer.attrs["group"] == 1 and int(np.prod(w.shape[1:])) <= _WIDEST
+        return axis == 1 and layer.attrs["group"] == 1 and int(np.prod(w.shape[1:])) <= MOST_UNKNOWNS
     last = layer.needs(0).type.rank - 1
     plain = layer.op == "MatMul" or (layer.op == "Gemm" and not layer.attrs["transA"])
-    return plain and w.type.rank == 2 and axis == last and layer.needs(0).shape[last] <= _WIDEST
+    return plain and w.type.rank == 2 and axis == last and layer.needs(0).shape[last] <= MOST_UNKNOWNS
 
 
 def _compute_quadratic(
@@ -233,13 +233,13 @@ def _compute_quadratic(
     """Weights [k, outputs] in relative units, and the inverse of the damped Gram matrix of the centred inputs, divided by the rows."""
     w = layer.needs(1).array()
     if layer.op == "Conv":
-        count = x.shape[0] * int(np.prod([d for d in _compute_output_size(layer, x)]))
+        count = x.shape[0] * int(np.prod([d for d in compute_output_size(layer, x)]))
         k = int(np.prod(w.shape[1:]))
-        rows = gather_conv_rows(layer, x, w, _draw_positions(count, k, rng))[0]
+        rows = gather_conv_rows(layer, x, w, draw_positions(count, k, rng))[0]
         matrix = convert_conv_to_matrix(w, 1)[0]
     else:
         flat = x.reshape(-1, x.shape[-1])
-        rows = flat[_draw_positions(len(flat), x.shape[-1], rng)].astype(np.float64)
+        rows = flat[draw_positions(len(flat), x.shape[-1], rng)].astype(np.float64)
         matrix = (w.T if layer.attrs.get("transB") else w).astype(np.float64)
     rows = rows - rows.mean(0)
     gram = rows.T @ rows / len(rows)
@@ -247,7 +247,8 @@ def _compute_quadratic(
     return matrix * scale.gains(layer, users, matrix.shape[1]), np.linalg.inv(gram)
 
 
-def _compute_output_size(layer: Layer, x: np.ndarray) -> Sequence[int]:
+def compute_output_size(layer: Layer, x: np.ndarray) -> Sequence[int]:
+    """The spatial sizes of a convolution's output for an input of this shape."""
     from whet.ops.conv import get_window_attributes
 
     strides, dilations, pads = get_window_attributes(layer)
@@ -256,12 +257,13 @@ def _compute_output_size(layer: Layer, x: np.ndarray) -> Sequence[int]:
     return [(x.shape[2 + i] + pads[i] + pads[r + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(r)]
 
 
-def _draw_positions(count: int, unknowns: int, rng: np.random.Generator) -> np.ndarray:
+def draw_positions(count: int, unknowns: int, rng: np.random.Generator) -> np.ndarray:
+    """The rows that a least-squares problem takes: all, or a random part that determines its unknowns well."""
     limit = max(_ROWS, _PER_UNKNOWN * unknowns)
     return np.arange(count) if count <= limit else np.sort(rng.choice(count, limit, replace=False))
 
 
-def _compute_gain(layer: Layer, users, scale: Mapping[Tensor, float]) -> tuple[np.ndarray | float, float]:
+def compute_gain(layer: Layer, users, scale: Mapping[Tensor, float]) -> tuple[np.ndarray | float, float]:
     """Gain per output channel and the reference variance: those of the Add with another computed tensor that the output reaches through batch
     norms and constant additions, else those of the output itself."""
     t, gains = layer.output, np.ones(1)

@@ -73,7 +73,7 @@ def recover(
     readers = recovered.users()
     for n, layer in enumerate(recovered.layers):
         note = "ran"
-        if config.least_squares and _is_fittable(layer, readers):
+        if config.least_squares and is_fittable(layer, readers):
             other = _find_other_summand(layer, n, recovered, original, small, readers)
             aim = layer.name if other is None else other[0]
             if not big.run_to(aim):
@@ -82,7 +82,7 @@ def recover(
             target = _take_kept_part(big.value(want), want.name, indexes)
             if other is not None:
                 target = target - small.value(other[1])
-                if (added := _find_added_bias(layer, readers)) is not None:
+                if (added := find_added_bias(layer, readers)) is not None:
                     target = target - added[1].array()
             note = _fit(layer, small, target, config, rng, readers)
         if config.batch_norms and layer.op == "BatchNormalization":
@@ -125,7 +125,7 @@ def _measure(layer: Layer, x: np.ndarray) -> str:
     return "mean and variance re-estimated"
 
 
-def _is_fittable(layer: Layer, readers) -> bool:
+def is_fittable(layer: Layer, readers) -> bool:
     """True if the layer multiplies by a constant that no other layer reads."""
     w = layer.input(1)
     if layer.op not in ("Conv", "Gemm", "MatMul") or w is None or not w.is_constant or len(readers.get(w, [])) != 1:
@@ -143,7 +143,7 @@ def _find_other_summand(
 ) -> tuple[str, Tensor] | None:
     """The name and the other input of the Add that alone reads the layer (or the layer plus its bias), if that input is computed and both
     networks run the Add before the next layer to fit."""
-    added = _find_added_bias(layer, readers)
+    added = find_added_bias(layer, readers)
     result = layer.output if added is None else added[0].output
     users = readers.get(result, [])
     if len(users) != 1 or users[0][0].op != "Add" or layer.output in net.outputs or result in net.outputs:
@@ -170,15 +170,15 @@ def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, r
     """Solves for the layer's weights; returns a message for `progress`."""
     x, wt = sweep.value(layer.needs(0)), layer.needs(1)
     w, group = wt.array(), layer.attrs.get("group", 1)
-    bias, norm = _find_bias(layer, readers), _find_norm_mean(layer, readers)
+    bias, norm = find_bias(layer, readers), find_norm_mean(layer, readers)
     intercept, kind = bias is not None or norm is not None, select_row_type(config.ridge)
     if layer.op == "Conv":
         positions = want.shape[0] * int(np.prod(want.shape[2:]))
-        at = _sample_positions(positions, _compute_row_limit(config.rows, int(np.prod(w.shape[1:]))), rng)
+        at = sample_positions(positions, compute_row_limit(config.rows, int(np.prod(w.shape[1:]))), rng)
         rows, targets, matrix = gather_conv_rows(layer, x, w, at, kind), gather_conv_outputs(want, group, at, kind), convert_conv_to_matrix(w, group)
     else:
         flat, given = x.reshape(-1, x.shape[-1]), want.reshape(-1, want.shape[-1])
-        at = _sample_positions(len(flat), _compute_row_limit(config.rows, x.shape[-1]), rng)
+        at = sample_positions(len(flat), compute_row_limit(config.rows, x.shape[-1]), rng)
         rows, targets = flat[at][None].astype(kind), given[at][None].astype(kind)
         matrix = (w.T if layer.attrs.get("transB") else w)[None].astype(np.float64)
     if layer.op != "MatMul" and bias is not None:
@@ -204,16 +204,17 @@ def _sum_squares(a: np.ndarray) -> float:
     return float(np.sum(np.square(a), dtype=np.float64))
 
 
-def _compute_row_limit(rows: int, unknowns: int) -> int:
+def compute_row_limit(rows: int, unknowns: int) -> int:
+    """Rows of a least-squares problem that fit into memory, at least four per unknown."""
     return max(min(rows, _NUMBERS // unknowns), 4 * unknowns)
 
 
-def _sample_positions(n: int, limit: int, rng: np.random.Generator) -> np.ndarray:
+def sample_positions(n: int, limit: int, rng: np.random.Generator) -> np.ndarray:
     """At most `limit` random positions out of n, sorted."""
     return np.arange(n) if n <= limit else np.sort(rng.choice(n, limit, replace=False))
 
 
-def _find_added_bias(layer: Layer, readers) -> tuple[Layer, Tensor] | None:
+def find_added_bias(layer: Layer, readers) -> tuple[Layer, Tensor] | None:
     """The Add that alone reads a MatMul, and its constant with one value per output, if no other layer reads that."""
     users = readers.get(layer.output, [])
     if layer.op != "MatMul" or len(users) != 1 or users[0][0].op != "Add":
@@ -224,9 +225,9 @@ def _find_added_bias(layer: Layer, readers) -> tuple[Layer, Tensor] | None:
     return (add, b) if fits and len(readers.get(b, [])) == 1 and add.output.type == layer.output.type else None
 
 
-def _find_bias(layer: Layer, readers) -> Tensor | None:
+def find_bias(layer: Layer, readers) -> Tensor | None:
     """The layer's constant bias (one value per output), if no other layer reads it."""
-    added = _find_added_bias(layer, readers)
+    added = find_added_bias(layer, readers)
     if added is not None:
         return added[1]
     b = layer.input(2)
@@ -235,7 +236,7 @@ def _find_bias(layer: Layer, readers) -> Tensor | None:
     return b if b.type.rank == 1 and b.shape[0] == layer.output.shape[1] else None
 
 
-def _find_norm_mean(layer: Layer, readers) -> Tensor | None:
+def find_norm_mean(layer: Layer, readers) -> Tensor | None:
     """The running mean of a batch norm that is the only reader of the layer's output; it can absorb an intercept."""
     users = readers.get(layer.output, [])
     if layer.op != "Conv" or len(users) != 1 or users[0][0].op != "BatchNormalization" or users[0][1] != 0:

@@ -62,7 +62,7 @@ def step_down(tables: Tables, x: Values, target: float, fixed_variable: int = -1
                 found.append((rates[n], v, int(at[n])))
         if not found:
             return None
-        for _, v, n in sorted(found)[: _count_steps_per_comparison(tables)]:
+        for _, v, n in sorted(found)[: count_steps_per_comparison(tables)]:
             x[v] = n
             cost = tables.cost(x)
             if cost <= target:
@@ -81,14 +81,14 @@ def fill_budget(tables: Tables, x: Values, target: float) -> Values:
                 found.append(best)
         if not found:
             return x
-        for _, v, n in sorted(found)[: _count_steps_per_comparison(tables)]:
+        for _, v, n in sorted(found)[: count_steps_per_comparison(tables)]:
             old, x[v] = x[v], n
             if tables.cost(x) > target:
                 x[v] = old
                 break
 
 
-def _count_steps_per_comparison(tables: Tables) -> int:
+def count_steps_per_comparison(tables: Tables) -> int:
     """Steps taken per comparison of all variables: several if many layers depend on each width, since comparisons are slow then."""
     return 1 + len(tables.sizes) // 12 if tables.wide else 1
 

@@ -71,7 +71,7 @@ def compute_gates(
     energy: dict[str, list[np.ndarray]] = {}
     for start in range(0, count - size + 1 if fixed else count, size):
         chunk = {k: v[start : start + size] for k, v in data.items()}
-        zs, squares = _run_batch(net, edges, chunk, None if labels is None else labels[start : start + size], rng, backwards)
+        zs, squares = run_batch(net, edges, chunk, None if labels is None else labels[start : start + size], rng, backwards)
         for name, v in zs.items():
             z.setdefault(name, []).append(v)
         for name, v in squares.items():
@@ -104,7 +104,7 @@ def compute_mean_absolute_gradients(
             if layer.name in layers and (found := _compute_weight_gradients(layer, inputs, cotangents[0], samples)) is not None:
                 total[layer.name] = total.get(layer.name, 0) + found
 
-        run.backward(_compute_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
+        run.backward(compute_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
         done += samples
     return {name: g / max(done, 1) for name, g in total.items()}
 
@@ -150,7 +150,7 @@ def compute_output_sensitivities(
                 if t.dtype.is_float and c.ndim:
                     total[t] = total.get(t, 0) + np.einsum("n...,n...->...", c, c)
 
-        run.backward(_compute_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
+        run.backward(compute_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
     return {t: np.asarray(v, np.float32) / (size * len(starts)) for t, v in total.items()}
 
 
@@ -177,7 +177,7 @@ def _collect_edges(net: Network, channel_groups: Sequence[Group], blocks: Sequen
     return edges
 
 
-def _run_batch(
+def run_batch(
     net: Network, edges: Mapping[tuple[str, int], list[_Edge]], data: Mapping[str, np.ndarray], labels, rng, backwards: bool
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """z [samples, units] and mean squares [units] by gate, for one batch."""
@@ -190,15 +190,15 @@ def _run_batch(
             for name, axis, indices in edges.get((layer.name, i), ()):
                 a = run.value(t)
                 assert a is not None
-                energy[name] = energy.get(name, 0) + (_sum_units(a * a, axis, indices, 1)[0] / a.shape[0] if axis >= 0 else np.mean(a * a)[None])
+                energy[name] = energy.get(name, 0) + (sum_units(a * a, axis, indices, 1)[0] / a.shape[0] if axis >= 0 else np.mean(a * a)[None])
     if not backwards:
         return z, energy
 
     def close(layer: Layer, i: int, value: np.ndarray, cotangent: np.ndarray) -> None:
         for name, axis, indices in edges.get((layer.name, i), ()):
-            z[name] = z.get(name, 0) + _sum_units(value * cotangent, axis, indices, n)
+            z[name] = z.get(name, 0) + sum_units(value * cotangent, axis, indices, n)
 
-    run.backward(_compute_seeds(net, run.outputs, labels, rng), read=close)
+    run.backward(compute_seeds(net, run.outputs, labels, rng), read=close)
     return z, energy
 
 
@@ -258,7 +258,7 @@ def _backpropagate(layer: Layer, env, inputs, outs, full):
         raise PruneError(f"{e}: choose the importance l2 or activation, or write your own (python:MODULE:FUNCTION)") from e
 
 
-def _sum_units(a: np.ndarray, axis: int, indices: np.ndarray, samples: int) -> np.ndarray:
+def sum_units(a: np.ndarray, axis: int, indices: np.ndarray, samples: int) -> np.ndarray:
     """Sums of `a` per sample (the outermost part of axis 0) and unit: float64 [samples, units]."""
     if axis < 0:
         return a.reshape(samples, -1).sum(1, dtype=np.float64)[:, None]
@@ -270,7 +270,7 @@ def _sum_units(a: np.ndarray, axis: int, indices: np.ndarray, samples: int) -> n
     return per[:, indices].sum(2)
 
 
-def _compute_seeds(net: Network, outputs: Mapping[str, np.ndarray], labels: np.ndarray | None, rng: np.random.Generator) -> dict[Tensor, np.ndarray]:
+def compute_seeds(net: Network, outputs: Mapping[str, np.ndarray], labels: np.ndarray | None, rng: np.random.Generator) -> dict[Tensor, np.ndarray]:
     """Cotangents of the outputs."""
     if labels is None:
         seeds = {}

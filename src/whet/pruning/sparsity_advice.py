@@ -209,7 +209,7 @@ def advise_sparsity(net: Network, config: BuildConfig, progress: Progress | None
             except PruneError:  # the build names layers that nothing computes
                 continue
         reason = "" if any(x.sparse is not None for x in timed) else _why_no_sparse_tactics(config, meter)
-        rates = _Rates.of(meter.backend, timed)
+        rates = PeakRates.of(meter.backend, timed)
     removed = _compute_removed_magnitudes(net)
     first = next(iter(resolve_profiles(net, config)[0][0].shapes.values()), ((), (), ()))[OPT] if net.inputs else ()
     advice = SparsityAdvice(
@@ -300,7 +300,7 @@ def _build_probe() -> Network:
 
 
 @dataclass(frozen=True)
-class _Rates:
+class PeakRates:
     """Peak bytes and multiply-adds per ms: declared by the device, else (`declared` is empty) the highest rates of this network's layers.
     `sparse_arithmetic`: the device multiplies 2:4 weights at a higher rate than dense ones."""
 
@@ -310,11 +310,11 @@ class _Rates:
     sparse_arithmetic: bool
 
     @staticmethod
-    def of(backend: Backend, timed: list[_Timed]) -> _Rates:
+    def of(backend: Backend, timed: list[_Timed]) -> PeakRates:
         best = [(x.layer, x.dense) for x in timed if x.dense is not None and x.dense.ms]
         peaks = backend.peaks()
-        return _Rates(
-            peaks["bytes"] / 1e3 if peaks else max((_count_traffic_bytes(layer, o) / o.cost for layer, o in best), default=0.0),
+        return PeakRates(
+            peaks["bytes"] / 1e3 if peaks else max((count_traffic_bytes(layer, o) / o.cost for layer, o in best), default=0.0),
             max((count_macs(layer) / o.cost for layer, o in best), default=0.0),
             peaks,
             "wgmma" in backend.capabilities.features,
@@ -325,17 +325,17 @@ class _Rates:
         stored = next((s.dtype.name for s in o.signature.inputs if s is not None), "f32")
         kind = {"u8": "i8"}.get(stored, "f8" if stored.startswith("f8") else stored)
         peak = self.declared.get(kind, 0.0) / 2e3 or self.macs_per_ms
-        return _count_traffic_bytes(layer, o) / self.bytes_per_ms if self.bytes_per_ms else 0.0, count_macs(layer) / peak if peak else 0.0
+        return count_traffic_bytes(layer, o) / self.bytes_per_ms if self.bytes_per_ms else 0.0, count_macs(layer) / peak if peak else 0.0
 
 
-def _count_traffic_bytes(layer: Layer, o: Option) -> int:
+def count_traffic_bytes(layer: Layer, o: Option) -> int:
     """Bytes that a kernel reads and writes, weights included: as packed, else as they are in the network."""
     constants = [t for t, s in zip(layer.inputs, o.signature.inputs, strict=True) if t is not None and t.is_constant and s is None]
     weights = sum(p.nbytes for p in o.kernel.packed) or sum(evaluate(t.type.nbytes, {}) for t in constants)
     return sum(o.kernel.inputs) + sum(o.kernel.outputs) + weights
 
 
-def _make_advice(x: _Timed, nodes: set[str], removed: Mapping[str, float], rates: _Rates) -> LayerAdvice:
+def _make_advice(x: _Timed, nodes: set[str], removed: Mapping[str, float], rates: PeakRates) -> LayerAdvice:
     found = find_reduction_axis(x.layer)
     assert found is not None
     w, axis = found
@@ -366,7 +366,7 @@ def _compute_noise_ms(x: _Timed) -> float:
     return max(x.sparse.noise_ms, x.dense.noise_ms, _REPEATS * x.dense.cost)
 
 
-def _why_not(x: _Timed, rates: _Rates) -> str:
+def _why_not(x: _Timed, rates: PeakRates) -> str:
     """The reason why 2:4 does not pay for a layer; "" if it does."""
     found = find_reduction_axis(x.layer)
     assert found is not None

@@ -64,11 +64,11 @@ class Tables:
         self._first = len(self.groups)  # variables from here on are branches
         self._of = {g.name: v for v, g in enumerate(self.groups)}
         self._losses = self._loss_tables(scores)
-        self._terms = self._cost_terms()
+        self.terms = self._cost_terms()
         self._added = {self._first + n: costs.added[b.name] for n, b in enumerate(blocks) if costs.added.get(b.name)}
-        self.wide = any(t.far is not None for t in self._terms)  # some layer depends on more widths than a table can hold
+        self.wide = any(t.far is not None for t in self.terms)  # some layer depends on more widths than a table can hold
         self._near: list[list[_Term]] = [[] for _ in self.sizes]
-        for t in self._terms:
+        for t in self.terms:
             for v in (*t.groups, *t.branches):
                 self._near[v].append(t)
         self._by_loss: list[list[Scope]] = [[s for s in self._losses if v in s] for v in range(len(self.sizes))]
@@ -155,9 +155,9 @@ class Tables:
 
     def price_all(self, most: int) -> bool:
         """Prices all table entries if at most `most` are unknown; returns True if all costs are known afterwards."""
-        unknown = sum(int(np.isnan(t.prices).sum()) for t in self._terms)
+        unknown = sum(int(np.isnan(t.prices).sum()) for t in self.terms)
         if unknown <= most:
-            for t in self._terms:
+            for t in self.terms:
                 if t.far is None:
                     for at in product(*(range(n) for n in t.prices.shape)):
                         self._price(t, at)
@@ -208,7 +208,7 @@ class Tables:
     def cost(self, x: Sequence[int]) -> float:
         """Total cost at these values."""
         total = 0.0
-        for t in self._terms:
+        for t in self.terms:
             if not t.branches or not any(x[b] for b in t.branches):
                 at = tuple([x[v] for v in t.groups])
                 known = t.memo.get(at)
@@ -234,7 +234,7 @@ class Tables:
 
     def scopes(self) -> list[Scope]:
         """The scopes of the tables of `weighed`."""
-        return list(dict.fromkeys([*self._losses, *(t.scope for t in self._terms if t.scope), *((v,) for v in self._added)]))
+        return list(dict.fromkeys([*self._losses, *(t.scope for t in self.terms if t.scope), *((v,) for v in self._added)]))
 
     def weigh_tables(self, price: float, losses: float = 1.0) -> tuple[list[np.ndarray], float]:
         """Tables of `losses` * loss + `price` * (known or bounded cost), in the order of `scopes`, and a constant."""
@@ -242,7 +242,7 @@ class Tables:
         constant = 0.0
         for s, table in self._losses.items():
             tables[s] += losses * table
-        for t in self._terms:
+        for t in self.terms:
             if t.scope:
                 stay = (slice(None),) * len(t.kept) + (0,) * len(t.branches)
                 tables[t.scope][stay] += price * _bound_prices(t.prices)

@@ -67,7 +67,7 @@ def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: fl
             bound = c.launches()
             bound.feed(draw_inputs(engine, c.input_shapes(shapes)))
             bounds.append(bound)
-        ranking = compare([partial(_measure_seconds, b) for b in bounds], PRUNED.with_seconds(seconds))
+        ranking = compare([partial(measure_seconds, b) for b in bounds], PRUNED.with_seconds(seconds))
         first = 1e3 * ranking.seconds(0)
         measured = []
         for i, (engine, c, plan) in enumerate(zip(engines, contexts, plans, strict=True)):
@@ -83,7 +83,8 @@ def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: fl
             e.close()
 
 
-def _measure_seconds(bound: BoundEngine) -> float:
+def measure_seconds(bound: BoundEngine) -> float:
+    """Seconds of one run."""
     return bound.seconds(1)[0]
 
 

@@ -170,7 +170,7 @@ def _plot_groups(names: Sequence[str], groups: Sequence[Data]) -> Figure:
     )
 
 
-def _describe_difference(g: Data) -> str:
+def describe_difference(g: Data) -> str:
     """Differences between the engines in a group of layers."""
     if g["same_choices"]:
         return ""
@@ -188,7 +188,7 @@ def _render_layers(names: Sequence[str], groups: Sequence[Data]) -> Html:
             (
                 _format_group_name(g),
                 *(format_digits(_sum_ms(x), 4) for x in g["engines"]),
-                _describe_difference(g),
+                describe_difference(g),
             )
         )
         classes.append("rejected" if g["same_choices"] else None)

@@ -127,7 +127,7 @@ class SearchLive:
             else:
                 ms = r["latency"]
                 ratio, median = format_digits(ms["ratio"]), format_digits(ms["median_ms"])
-                t.add_row(name, _describe_candidate(r), ratio, median, format_digits(r["metric"]["value"], 4), format_digits(r["drop"]["value"]))
+                t.add_row(name, describe_candidate(r), ratio, median, format_digits(r["metric"]["value"], 4), format_digits(r["drop"]["value"]))
         parts.append(t)
         return Group(*parts)
 
@@ -147,7 +147,7 @@ class SearchLive:
     def _say_result(self, folder: Path, result: Mapping[str, Any]) -> None:
         if self.live:
             return
-        what = f"{result['state']}: {result['reason']}" if result["state"] != "done" else f"{_describe_result(result)}  {_describe_candidate(result)}"
+        what = f"{result['state']}: {result['reason']}" if result["state"] != "done" else f"{_describe_result(result)}  {describe_candidate(result)}"
         left = self.eta()
         self._say(f"{result['role']} {folder.name} ({self.done}/{self.total}" + (f", {_format_time(left)} left" if left else "") + f"): {what}")
 
@@ -162,7 +162,8 @@ def _describe_result(r: Mapping[str, Any]) -> str:
             f"metric {format_digits(r['metric']['value'], 4)}, lost {format_digits(r['drop']['value'])}")  # fmt: skip
 
 
-def _describe_candidate(r: Mapping[str, Any]) -> str:
+def describe_candidate(r: Mapping[str, Any]) -> str:
+    """A candidate in a few words: precision, batch, cuts."""
     c = r["candidate"]
     cuts = [v for v in c.get("widths", {}).values() if v > 0]
     parts = [c["precision"]]

@@ -188,7 +188,7 @@ def format_ratio(ms: Data) -> str:
     return f"{format_digits(ms['ratio'])}x" + (f" ({format_digits(low, 3)} to {format_digits(high, 3)})" if low is not None else "")
 
 
-def _render_ratio(ms: Data) -> Html:
+def render_ratio(ms: Data) -> Html:
     """The time relative to the original's with its 95 % interval; what contradicts it, if something does."""
     if "contradiction" in ms:
         return Html(h(format_digits(ms["ratio"])) + tag("small", "uncertain: " + " or ".join(format_digits(v) for v in ms["contradiction"])))
@@ -208,7 +208,7 @@ def _render_comparison(d: Data) -> Html:
         rows.append((
             Html(h(r["name"]) + front), "met" if r["met"] else tag("span", "; ".join(c["text"] for c in r["checks"] if not c["met"]), class_="miss"),
             _join_lines(r["what"]), _render_interval(format_digits(m["value"], 4), m, 4), _render_interval(format_digits(drop["value"]), drop, 3),
-            format_digits(ms["median_ms"]), format_digits(ms["p99_ms"]), _render_ratio(ms), format_digits(r["throughput"]),
+            format_digits(ms["median_ms"]), format_digits(ms["p99_ms"]), render_ratio(ms), format_digits(r["throughput"]),
             format_digits(r["memory_bytes"] / _MIB), format_digits(r["engine_bytes"] / _MIB),
             *([format_digits(r["energy"]["mj"]), format_digits(r["energy"].get("net_mj"))] if metered else []),
             format_digits(r["build_seconds"]), format_digits(r["params"]),
@@ -291,7 +291,7 @@ def _render_trials(d: Data) -> Html:
         if ok:
             ms = t["latency"]
             figures = [
-                Html(_render_ratio(ms) + busy),
+                Html(render_ratio(ms) + busy),
                 format_digits(ms["median_ms"]),
                 format_digits(t["metric"]["value"], 4),
                 format_digits(t["seconds"]),

@@ -36,7 +36,7 @@ class ContextPool:
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        self._idle: list[Context] = []
+        self.idle: list[Context] = []
         self._lock = make_lock()
         self._open = True
 
@@ -44,23 +44,23 @@ class ContextPool:
         """A context for the calling thread, which calls `take_back` with it after a successful call, and closes it after a failed one. Raises
         ContextError for a closed engine, BackendError without memory for a new context."""
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            if self.idle:
+                return self.idle.pop()
         return self._engine.create_context()
 
     def take_back(self, context: Context) -> None:
         """Keeps a context for later calls, or closes it."""
         with self._lock:
-            keep = self._open and len(self._idle) < _MAX_IDLE
+            keep = self._open and len(self.idle) < _MAX_IDLE
             if keep:
-                self._idle.append(context)
+                self.idle.append(context)
         if not keep:
             context.close()
 
     def close(self) -> None:
         """Closes the idle contexts, and the lent ones when they come back."""
         with self._lock:
-            idle, self._idle, self._open = self._idle, [], False
+            idle, self.idle, self._open = self.idle, [], False
         for context in idle:
             context.close()
 

@@ -25,22 +25,22 @@ class _Tensor(ctypes.Structure):
     )  # fmt: skip
 
 
-class _Managed(ctypes.Structure):
+class ManagedTensor(ctypes.Structure):
     pass
 
 
-_DELETER = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
-_Managed._fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _DELETER))
-_api = ctypes.pythonapi
-_api.PyCapsule_GetPointer.restype = ctypes.c_void_p
-_api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
-_api.PyCapsule_New.restype = ctypes.py_object
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.POINTER(ManagedTensor))
+ManagedTensor._fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _DELETER))
+python_api = ctypes.pythonapi
+python_api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+python_api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+python_api.PyCapsule_New.restype = ctypes.py_object
 _DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-_api.PyCapsule_New.argtypes = (ctypes.c_void_p, ctypes.c_char_p, _DESTRUCTOR)
-_api.PyCapsule_IsValid.restype = ctypes.c_int
-_api.PyCapsule_IsValid.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
-_raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
-_exported: dict[int, Any] = {}  # address of the structure -> objects that an exported tensor keeps alive
+python_api.PyCapsule_New.argtypes = (ctypes.c_void_p, ctypes.c_char_p, _DESTRUCTOR)
+python_api.PyCapsule_IsValid.restype = ctypes.c_int
+python_api.PyCapsule_IsValid.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+_raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", python_api))
+exported: dict[int, Any] = {}  # address of the structure -> objects that an exported tensor keeps alive
 
 
 @dataclass(frozen=True)
@@ -62,26 +62,26 @@ class DeviceArray:
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         """A capsule. Its contents are complete after `execute`; after `enqueue` the caller orders its reads by the stream."""
-        managed = _Managed()
+        managed = ManagedTensor()
         sizes = (ctypes.c_int64 * max(len(self.shape), 1))(*self.shape)
         kind = "bfloat" if self.dtype == BF16 else self.dtype.kind
         managed.tensor = _Tensor(self.address, CUDA, self.device, len(self.shape), _CODES[kind], self.dtype.bits, 1, sizes, None, 0)
         address = ctypes.addressof(managed)
         managed.deleter = _forget
-        _exported[address] = (managed, sizes, self.owner)
-        return _api.PyCapsule_New(address, b"dltensor", _destroy)
+        exported[address] = (managed, sizes, self.owner)
+        return python_api.PyCapsule_New(address, b"dltensor", _destroy)
 
 
 @_DESTRUCTOR
 def _destroy(capsule: int) -> None:
     """Destructor of a capsule that was never consumed (consumers rename a capsule)."""
-    if _api.PyCapsule_IsValid(capsule, b"dltensor"):
-        _exported.pop(_raw_pointer(capsule, b"dltensor"), None)
+    if python_api.PyCapsule_IsValid(capsule, b"dltensor"):
+        exported.pop(_raw_pointer(capsule, b"dltensor"), None)
 
 
 @_DELETER
 def _forget(managed: Any) -> None:
-    _exported.pop(ctypes.addressof(managed.contents), None)
+    exported.pop(ctypes.addressof(managed.contents), None)
 
 
 def on_gpu(value: Any) -> bool:
@@ -95,7 +95,7 @@ def to_device_array(name: str, value: Any) -> DeviceArray:
     if isinstance(value, DeviceArray):
         return value
     capsule = value.__dlpack__(stream=-1)  # -1: no synchronization; the caller orders the run
-    t = ctypes.cast(_api.PyCapsule_GetPointer(capsule, b"dltensor"), ctypes.POINTER(_Managed)).contents.tensor
+    t = ctypes.cast(python_api.PyCapsule_GetPointer(capsule, b"dltensor"), ctypes.POINTER(ManagedTensor)).contents.tensor
     shape = tuple(int(t.shape[i]) for i in range(t.ndim))
     if t.strides:
         steps, want = [int(t.strides[i]) for i in range(t.ndim)], [prod(shape[i + 1 :]) for i in range(t.ndim)]

@@ -86,14 +86,14 @@ def load_tactic(name: str) -> None:
     """Imports the module of one tactic, so that an engine is opened without importing all tactics of its backend. Imports all of them if no file
     has this name, as for a plugin's tactic. Raises BackendError for an unknown backend."""
     backend, _, stem = name.partition("/")
-    if name not in TACTICS and (module := _list_modules(backend).get(stem)) is not None:
+    if name not in TACTICS and (module := list_modules(backend).get(stem)) is not None:
         import_module(module)
     if name not in TACTICS:
         load_tactics(backend)
 
 
 @cache
-def _list_modules(backend: str) -> dict[str, str]:
+def list_modules(backend: str) -> dict[str, str]:
     """Modules of a backend's tactics by file name, from the names of files only: importing their packages takes ten times as long."""
     get_backend_class(backend)
     modules: dict[str, str] = {}

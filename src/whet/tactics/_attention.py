@@ -141,7 +141,7 @@ def without_period(heads: Heads) -> Heads:
 
 
 def _match_heads(q: View, k: View, v: View, mask: View | None, out: View, scale: float) -> Heads | str:
-    joined = _join_leading_axes({"q": q, "k": k, "v": v, "mask": mask, "out": out})
+    joined = join_leading_axes({"q": q, "k": k, "v": v, "mask": mask, "out": out})
     if joined is None or len(q.shape) < 2:
         return f"batch and heads are {len(out.shape) - 2} axes that are not two steps in memory"
     q, k, v, mask, out = joined["q"], joined["k"], joined["v"], joined.get("mask"), joined["out"]
@@ -169,7 +169,7 @@ def _match_heads(q: View, k: View, v: View, mask: View | None, out: View, scale:
     return heads
 
 
-def _join_leading_axes(views: dict[str, View | None]) -> dict[str, View] | None:
+def join_leading_axes(views: dict[str, View | None]) -> dict[str, View] | None:
     """The views with at most two axes before the last two. Axes of size 1 are dropped; two axes become one if every view walks them in equal steps.
     None if too many axes are left."""
     present = {name: view for name, view in views.items() if view is not None}

@@ -45,7 +45,7 @@ class EngineCall:
         self.device = torch.device("cpu") if self.engine.backend.capabilities.host_memory else torch.device("cuda", self.engine.backend.device_number)
         self._check = self.engine.create_context()
         self._lock = make_lock()
-        self._signatures: OrderedDict[tuple[Any, ...], Signature] = OrderedDict()
+        self.signatures: OrderedDict[tuple[Any, ...], Signature] = OrderedDict()
         self.latest = Signature(self, (), "no tensors were given")
         self.contexts = 0  # those of all signatures
 
@@ -55,7 +55,7 @@ class EngineCall:
         if len(tensors) == len(self.inputs) and latest.matches(*tensors):
             return latest
         key = tuple(map(_describe, tensors))
-        found = self._signatures.get(key) or self._add(key, tensors)
+        found = self.signatures.get(key) or self._add(key, tensors)
         found.used = next(_clock)
         if not found.why_unfit and not found.retired:
             if not found.matches(*tensors):
@@ -65,11 +65,11 @@ class EngineCall:
 
     def _add(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> Signature:
         with self._lock:
-            found = self._signatures.get(key)  # another thread may have added it
+            found = self.signatures.get(key)  # another thread may have added it
             if found is None:
-                found = self._signatures[key] = Signature(self, [t.shape for t in tensors], self._why_unfit(tensors))
-            if len(self._signatures) > _MAX_ACCEPTED:
-                _, old = self._signatures.popitem(last=False)
+                found = self.signatures[key] = Signature(self, [t.shape for t in tensors], self._why_unfit(tensors))
+            if len(self.signatures) > _MAX_ACCEPTED:
+                _, old = self.signatures.popitem(last=False)
                 old.retired, old.matches = True, match_none
                 self.contexts -= old.drop_idle()
         return found
@@ -97,7 +97,7 @@ class EngineCall:
         slot = (_GpuSlot if self.device.type == "cuda" else _CpuSlot)(self, signature)
         with self._lock:
             self.contexts += 1
-            for other in sorted(self._signatures.values(), key=lambda s: s.used):
+            for other in sorted(self.signatures.values(), key=lambda s: s.used):
                 if self.contexts <= _MAX_IDLE:
                     break
                 if other is not signature:
@@ -124,14 +124,14 @@ class Signature:
         self._on_gpu = call.device.type == "cuda"
         self._current_stream = make_stream_getter(call.device) if self._on_gpu else int
         self._idle_on_cpu: list[_Slot] = []
-        self._idle: dict[int, list[_Slot]] = {0: self._idle_on_cpu}  # by CUDA stream: runs on one stream are ordered, so they may share a context
+        self.idle: dict[int, list[_Slot]] = {0: self._idle_on_cpu}  # by CUDA stream: runs on one stream are ordered, so they may share a context
 
     def run(self, tensors: Sequence[Any]) -> list[Any]:
         """New tensors with the outputs, which require no gradients. On a GPU the work is enqueued on torch's current stream."""
         stream, idle = 0, self._idle_on_cpu
         if self._on_gpu:
             stream = self._current_stream()
-            idle = self._idle.get(stream) or self._idle.setdefault(stream, [])
+            idle = self.idle.get(stream) or self.idle.setdefault(stream, [])
         try:
             slot = idle.pop()  # atomic, as append is
         except IndexError:
@@ -177,7 +177,7 @@ class Signature:
     def drop_idle(self) -> int:
         """Releases the idle contexts; returns their number."""
         dropped = 0
-        for idle in self._idle.values():
+        for idle in self.idle.values():
             while idle:
                 try:
                     idle.pop()

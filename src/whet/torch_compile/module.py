@@ -237,7 +237,7 @@ class CompiledModule(torch.nn.Module):
     def __init__(self, module: Any, call: EngineCall, signature: _Signature, results: _Results):
         super().__init__()
         object.__setattr__(self, "original", module)  # not a submodule: train() and to() do not change what the engine computes
-        self._call, self._signature, self._results = call, signature, results
+        self.engine_call, self._signature, self._results = call, signature, results
         count = len(signature.at) if signature.plain else -1  # of arguments, if all are tensors
         # one attribute for all that a call reads: a module's attributes are slow, as torch.nn.Module has __getattr__
         self._prepared = call, count, results.one_tensor, self._forward_hooks, self._forward_pre_hooks
@@ -248,12 +248,12 @@ class CompiledModule(torch.nn.Module):
     @property
     def engine(self) -> Any:
         """The loaded engine."""
-        return self._call.engine
+        return self.engine_call.engine
 
     @property
     def plan(self) -> Any:
         """The engine's plan."""
-        return self._call.engine.plan
+        return self.engine_call.engine.plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `forward`. The common case, tensors only and no hooks, comes first: torch's dispatch of hooks takes longer than the rest of a call."""
@@ -278,7 +278,7 @@ class CompiledModule(torch.nn.Module):
         tensors, why = self._signature.tensors(args, kwargs)
         if why:
             return self._eager(why, args, kwargs)
-        signature = self._call.signature(tensors)
+        signature = self.engine_call.signature(tensors)
         if signature.why_unfit:
             return self._eager(signature.why_unfit, args, kwargs)
         return self._results.of(signature.run(tensors))
@@ -292,4 +292,4 @@ class CompiledModule(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """The original module's name and the engine."""
-        return f"{type(self.original).__name__}, {self._call.engine!r}"
+        return f"{type(self.original).__name__}, {self.engine_call.engine!r}"

@@ -57,7 +57,7 @@ class Feeder:
                     yield self._ready(tensors, number, i), given, None
             return
         order = torch.from_numpy(np.random.default_rng([self.seed, number]).permutation(len(self.data))).to(self.device)
-        drawn = self._drawn(number % self.views) if self.views else None
+        drawn = self.draw(number % self.views) if self.views else None
         for i in range(start, self.steps):
             at = self.workers.share(order[i * self.batch : (i + 1) * self.batch])
             feeds = self._ready(self._pick(at), number, i) if drawn is None else self._augment(at, drawn)
@@ -65,7 +65,7 @@ class Feeder:
 
     def view(self, number: int, batch: int) -> Iterator[dict[str, torch.Tensor]]:
         """All samples of one view, in order."""
-        drawn = self._drawn(number)
+        drawn = self.draw(number)
         for i in range(0, len(self.data), batch):
             yield self._augment(torch.arange(i, min(i + batch, len(self.data)), device=self.device), drawn)
 
@@ -89,7 +89,7 @@ class Feeder:
             tensors = {n: self.augment(x.to(self.device), self.generator) if x.ndim == 4 else x for n, x in tensors.items()}
         return {n: self._prepare(x) for n, x in tensors.items()}
 
-    def _drawn(self, view: int) -> Draws:
+    def draw(self, view: int) -> Draws:
         """The random draws of a view."""
         self.generator.manual_seed(_seed(self.seed, view))
         return self.augment.draw(len(self.data), self.generator, self.device)

@@ -139,7 +139,7 @@ def train_quantization_aware(
         ranges = calibrate(
             made, _iterate_first_batches(feeds, samples), run=_make_runner(made, find_quantization_sites(made).names(), device), zero_points=True
         )
-    fakes, learned = _make_fakes(sites, ranges, learn_ranges)
+    fakes, learned = make_fakes(sites, ranges, learn_ranges)
     module = NetworkModule(without_softmax(made), freeze=config.freeze, train=config.train, fakes=fakes).to(device)
     answers = None
     if config.distill > 0:
@@ -153,7 +153,7 @@ def train_quantization_aware(
     return QuantizationAware(quantized, done.network, final, done)
 
 
-def _make_fakes(sites: QuantizationSites, ranges: Ranges, learn: bool) -> tuple[Fakes, dict[str, FakeActivation]]:
+def make_fakes(sites: QuantizationSites, ranges: Ranges, learn: bool) -> tuple[Fakes, dict[str, FakeActivation]]:
     """The fake-quantization sites, and the module per tensor; tensors with one range share one."""
     merged = merge_shared_ranges(sites, ranges)
     by_group = {group: FakeActivation(r, learn=learn) for group, r in merged.items()}

@@ -15,7 +15,7 @@ from whet.backends.cpu.machine_code import load_function, why_no_compiler
 
 WORDS = 6
 
-_IR = """
+IR = """
 define i64 @whet_run(i64* %steps, i64 %count) {
 start:
   %any = icmp sgt i64 %count, 0
@@ -59,7 +59,7 @@ Loop = Callable[[int, int], int]
 
 def run_address() -> int:
     """Address of the compiled loop, `int64 whet_run(int64* steps, int64 count)`, for other compiled code. Requires `why_no_compiler()` to be None."""
-    return load_function(_IR, "whet_run")
+    return load_function(IR, "whet_run")
 
 
 @cache

@@ -73,7 +73,7 @@ def _load(ir: str | Generated) -> Any:
     """The module's code in memory."""
     import llvmlite.binding as llvm
 
-    machine, target = _get_target()
+    machine, target = get_target()
     folder = _find_folder()
     if folder is None:
         code = _compile(str(ir))
@@ -103,14 +103,14 @@ def _compile(ir: str) -> bytes:
     """The object file of a module."""
     import llvmlite.binding as llvm
 
-    machine, _ = _get_target()
-    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else _use_opaque_pointers(ir))
+    machine, _ = get_target()
+    module = llvm.parse_assembly(ir if llvm.llvm_version_info[0] < 17 else use_opaque_pointers(ir))
     module.verify()
     return bytes(machine.emit_object(module))
 
 
 @cache
-def _get_target() -> tuple[Any, str]:
+def get_target() -> tuple[Any, str]:
     """LLVM's description of this CPU, and everything besides the IR that determines the code, as text."""
     import llvmlite
     import llvmlite.binding as llvm
@@ -134,6 +134,6 @@ def _find_folder() -> Path | None:
         return None
 
 
-def _use_opaque_pointers(ir: str) -> str:
+def use_opaque_pointers(ir: str) -> str:
     """Converts typed pointers to LLVM 17's opaque pointers."""
     return re.sub(r"(<\d+ x (i\d+|float|half)>|(i\d+|void) \([^()]*\)|i\d+|float|half)\*", "ptr", re.sub(r"\.p0v\d+f32\b", ".p0", ir))

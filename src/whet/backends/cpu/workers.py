@@ -20,7 +20,7 @@ from whet.errors import BackendError
 
 # Context words: GOMP_parallel, omp_get_thread_num, omp_get_num_threads, whet_run, number of workers; then for each worker the address of its
 # steps, their count, and the result of whet_run. Thread i runs the lists i, i + team size, ...: the team may be smaller than requested.
-_IR = """
+IR = """
 define void @whet_worker(i64* %context) {
 start:
   %me.p = getelementptr i64, i64* %context, i64 1
@@ -126,7 +126,7 @@ class ParallelLaunch(Call):
         for steps in self._steps:
             words += [steps.ctypes.data, len(steps), -1]
         self._context = np.array(words, np.int64)
-        self.native = (load_function(_IR, "whet_parallel_launch"), self._context.ctypes.data, 0, 0, 0)
+        self.native = (load_function(IR, "whet_parallel_launch"), self._context.ctypes.data, 0, 0, 0)
 
     @property
     def implementation(self) -> str:  # type: ignore[override]  # a plain attribute of Call, computed here

@@ -84,8 +84,8 @@ class GpuExecutable(Executable):
         self.stream = Stream()
         self.use_graph = True
         self.graph_refused = ""
-        self._graph: Graph | None = None
-        self._graphs: OrderedDict[tuple[tuple[int, ...], ...], Graph] = OrderedDict()  # by the addresses of the calls in _moved
+        self.graph: Graph | None = None
+        self.graphs: OrderedDict[tuple[tuple[int, ...], ...], Graph] = OrderedDict()  # by the addresses of the calls in _moved
         self._moved: dict[int, GpuCall] = {}  # calls whose addresses have changed, by id
         self._events: tuple[Event, Event] | None = None
         self._single: dict[int, Graph] = {}  # one graph per call, for the profiler
@@ -99,9 +99,9 @@ class GpuExecutable(Executable):
         if len(self._moved) != before:  # the graphs' keys have no addresses of these calls
             self.discard_graphs()
         key = self._addresses()
-        self._graph = self._graphs.get(key)
-        if self._graph is not None:
-            self._graphs.move_to_end(key)
+        self.graph = self.graphs.get(key)
+        if self.graph is not None:
+            self.graphs.move_to_end(key)
         for graph in self._single.values():
             graph.close()
         self._single.clear()
@@ -111,27 +111,27 @@ class GpuExecutable(Executable):
 
     def discard_graphs(self) -> None:
         """The next run captures its graph again."""
-        self._graph = None
-        for graph in self._graphs.values():
+        self.graph = None
+        for graph in self.graphs.values():
             graph.close()
-        self._graphs.clear()
+        self.graphs.clear()
 
     def prepare(self) -> None:
         """Captures the graph now instead of at the first run."""
         self._device.make_current()
-        if self._graph is None and self.use_graph and not self.graph_refused:
+        if self.graph is None and self.use_graph and not self.graph_refused:
             launches = [launch for call in self.calls for launch in call.launches]  # kernels must be loaded before a capture starts
             if any(launch.on_host for launch in launches):
                 self.graph_refused = "a layer runs on the host"
                 return
             try:
-                self._graph = self._graphs[self._addresses()] = Graph(launches, self.stream)
+                self.graph = self.graphs[self._addresses()] = Graph(launches, self.stream)
             except LostContext:
                 raise
             except BackendError as e:
                 self.graph_refused = str(e)
-            if len(self._graphs) > MAX_GRAPHS:
-                self._graphs.popitem(last=False)[1].close()
+            if len(self.graphs) > MAX_GRAPHS:
+                self.graphs.popitem(last=False)[1].close()
 
     def enqueue(self, stream: Stream | None = None) -> None:
         """Starts all launches on a stream (default: the executable's own)."""
@@ -142,8 +142,8 @@ class GpuExecutable(Executable):
                 with nvtx.range_of(call.label):
                     for launch in call.launches:
                         launch.run(target)
-        elif self._graph is not None and self.use_graph:
-            self._graph.run(target)
+        elif self.graph is not None and self.use_graph:
+            self.graph.run(target)
         else:
             for call in self.calls:
                 for launch in call.launches:

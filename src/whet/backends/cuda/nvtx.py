@@ -16,7 +16,8 @@ from whet.errors import BackendError
 
 
 @cache
-def _load_package() -> Any:
+def load_package() -> Any:
+    """The package nvtx. BackendError without it."""
     try:
         import nvtx
     except ImportError as error:
@@ -26,14 +27,14 @@ def _load_package() -> Any:
 
 def is_enabled() -> bool:
     """True if ranges are on. Raises BackendError if they are on and the package is missing."""
-    return "WHET_NVTX" in os.environ and os.environ["WHET_NVTX"] not in ("", "0") and _load_package() is not None
+    return "WHET_NVTX" in os.environ and os.environ["WHET_NVTX"] not in ("", "0") and load_package() is not None
 
 
 @contextmanager
 def range_of(label: str) -> Iterator[None]:
     """A range around the launches of a layer."""
-    _load_package().push_range(label or "layer", domain="whet")
+    load_package().push_range(label or "layer", domain="whet")
     try:
         yield
     finally:
-        _load_package().pop_range(domain="whet")
+        load_package().pop_range(domain="whet")

@@ -54,7 +54,7 @@ def plan_memory(uses: Sequence[Use], inputs: Mapping[str, int], outputs: Sequenc
     extents = {b.name: b.nbytes for b in blocks}
     own = [n for n in dict.fromkeys((*inputs, *outputs)) if n in sizes]
     roots_of_own = {groups.root(n) for n in own}
-    offsets, top = _find_best_placement([b for b in blocks if b.name not in roots_of_own])
+    offsets, top = find_best_placement([b for b in blocks if b.name not in roots_of_own])
     scratch = max((u.scratch for u in uses), default=0)
     scratch_offset = top
     top += align_size(scratch)
@@ -97,7 +97,7 @@ def _make_blocks(uses: Sequence[Use], inputs: Mapping[str, int]) -> tuple[list[B
     return [Block(n, groups.get_extent(n), *spans[n]) for n in spans], groups, sizes
 
 
-def _find_best_placement(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
+def find_best_placement(blocks: Sequence[Block]) -> tuple[dict[str, int], int]:
     """The smallest of several greedy placements: by size, by size times length of the live interval, by first step, by interval length.
 
     Placing by first step alone takes time n log n. The other orders need the list of overlapping blocks, whose length may be quadratic: beyond

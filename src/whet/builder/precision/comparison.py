@@ -34,8 +34,8 @@ def compare_layer_times(floats: EnginePlan, integers: EnginePlan, layers: list[L
         theirs = [x for x in floats.network.layers if own & list_identifying_names(x)]
         if len(mine) != 1 or not theirs:
             continue
-        cost = after.get(mine[0].name, 0.0) + _sum_adjacent_ms(mine[0], integers, after)
-        reference = sum(before.get(x.name, 0.0) + _sum_adjacent_ms(x, floats, before, only="Reformat") for x in theirs)
+        cost = after.get(mine[0].name, 0.0) + sum_adjacent_ms(mine[0], integers, after)
+        reference = sum(before.get(x.name, 0.0) + sum_adjacent_ms(x, floats, before, only="Reformat") for x in theirs)
         found[layer.name] = (reference, cost)
     return found
 
@@ -44,7 +44,7 @@ def _get_layer_times(plan: EnginePlan) -> dict[str, float]:
     return dict(plan.report.layer_ms)
 
 
-def _sum_adjacent_ms(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
+def sum_adjacent_ms(layer: Layer, plan: EnginePlan, times: Mapping[str, float], only: str = "") -> float:
     """Milliseconds of the adjacent data-movement layers and tables; producers are shared among their readers."""
     users = plan.network.users()
     kinds = (only,) if only else _MOVING
@@ -72,8 +72,9 @@ def compare_engines(plans: list[EnginePlan], backend: Backend, config: BuildConf
         bound.feed(inputs)
         bound.seconds(1)
         bounds.append(bound)
-    return compare([partial(_run_once, b) for b in bounds], PRECISIONS)
+    return compare([partial(run_once, b) for b in bounds], PRECISIONS)
 
 
-def _run_once(bound: BoundEngine) -> float:
+def run_once(bound: BoundEngine) -> float:
+    """Seconds of one run."""
     return bound.seconds(1)[0]

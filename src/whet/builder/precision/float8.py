@@ -132,7 +132,7 @@ class Float8(Strategy):
             return
         search.info.append(f"FP8 pays: {shown}; {len(self.left_out)} layers stay out for accuracy or size.")
         if self.left_out:
-            search.info.append(_describe_left_out(self.left_out))
+            search.info.append(describe_left_out(self.left_out))
 
 
 def _without_float8(floats: EnginePlan, why: str, config: BuildConfig) -> EnginePlan:
@@ -164,7 +164,7 @@ def _build_locked(net: Network, config: BuildConfig, progress: Progress | None, 
     return build_locked(config, lambda locked: build(net, locked, progress=progress, inputs=inputs), build_low)
 
 
-def _describe_left_out(left: Mapping[str, str]) -> str:
+def describe_left_out(left: Mapping[str, str]) -> str:
     """A message that lists the layers not in FP8 by reason."""
     names: dict[str, list[str]] = {}
     for name, why in left.items():

@@ -171,13 +171,13 @@ class PrecisionSearch:
             candidates.append(self._build_within_budget(float_layers))
             self.set_verdict(candidates[-1])
         if self.strategy.reports_accuracy:
-            self._report_budget(judge.budget, fit)
+            self.report_budget(judge.budget, fit)
         return fit
 
     def _build_within_budget(self, float_layers: frozenset[str]) -> PrecisionEngine:
         return self.strategy.build(self, f"{self.strategy.name} without {len(float_layers)} layers, within the budget", float_layers)
 
-    def _report_budget(self, budget: Budget, fit: Fit) -> None:
+    def report_budget(self, budget: Budget, fit: Fit) -> None:
         """Adds a sentence about the budget: to the notes if it is missed or was not judged, else to the info."""
         text = f"Accuracy: {budget.text}; {fit.verdict.text if fit.verdict else 'not judged'}"
         if fit.dropped:
@@ -238,7 +238,7 @@ class PrecisionSearch:
         plan = self.strategy.build(self, self.strategy.name, frozenset(fit.dropped)).plan
         if self.judge is not None and self.strategy.reports_accuracy:
             plan.report.accuracy = make_accuracy_record(self.judge.budget, fit, "emulation", None)
-            self._report_budget(self.judge.budget, fit)
+            self.report_budget(self.judge.budget, fit)
         self.notes.append(f"{self.strategy.title} is used wherever possible: at this level nothing is timed, so it may not be faster")
         return self._report(plan)
 

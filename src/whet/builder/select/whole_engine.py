@@ -142,7 +142,7 @@ def _try_list_engines(search: Search, make: Make) -> list[EngineCandidate]:
     several = several and not search.cannot_win(first.assignment.cost)
     variants = [first]
     if several:
-        unfused = _find_unfused_variant(search)
+        unfused = find_unfused_variant(search)
         if unfused is not None:
             variants = [unfused, first] if unfused.assignment.cost < first.assignment.cost else [first, unfused]
         variants += _filter_variants(search, variants, _list_other_variants(search, variants[0], options if variants[0] is first else None))
@@ -153,7 +153,7 @@ def _try_list_engines(search: Search, make: Make) -> list[EngineCandidate]:
     return [_make_candidate(search, variant, make) for variant in distinct[: max(search.config.whole_engines, 1) if several else 1]]
 
 
-def _find_unfused_variant(search: Search) -> _Variant | None:
+def find_unfused_variant(search: Search) -> _Variant | None:
     """The least sum of times of the network in which fused layers slower than their parts are unfused; None if there are none."""
     result = unfuse_slower(search)
     if result is None:

@@ -24,14 +24,14 @@ class EngineRun:
 
     def __init__(self, net: Network, names: Iterable[str]):
         self.net, self.names = net, list(names)
-        self._contexts: dict[tuple, Context] = {}
+        self.contexts: dict[tuple, Context] = {}
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         shapes = {t.name: tuple(np.shape(feeds[t.name])) for t in self.net.inputs}
         key = tuple(shapes.items())
-        if key not in self._contexts:
-            self._contexts[key] = self._context(shapes)
-        got = self._contexts[key].run(feeds)
+        if key not in self.contexts:
+            self.contexts[key] = self._context(shapes)
+        got = self.contexts[key].run(feeds)
         return {n: feeds[n] if n in shapes else got[n] for n in self.names}
 
     def _context(self, shapes: dict[str, tuple[int, ...]]) -> Context:
@@ -45,13 +45,13 @@ class EngineRun:
         dynamic = any(not t.type.static for t in watched.inputs)
         config = BuildConfig(
             threads=1, optimization_level=0, passes=("none", "+dequantize_weights"), verify=False, timing_cache="", whole_engines=0,
-            profiles=((shapes, shapes, shapes),) if dynamic else (), tactic_sources=_list_sources(),
+            profiles=((shapes, shapes, shapes),) if dynamic else (), tactic_sources=list_tactic_sources(),
         )  # fmt: skip
         return Runtime(backend="cpu", threads=1).load(build(watched, config)).create_context()
 
 
 @cache
-def _list_sources() -> tuple[str, ...]:
+def list_tactic_sources() -> tuple[str, ...]:
     """Tactic sources without oneDNN, if it cannot be loaded: only the NumPy reference remains."""
     if load_error() is None:
         return ()

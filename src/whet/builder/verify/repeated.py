@@ -64,7 +64,7 @@ def verify_once(
     plan: EnginePlan, source: Network, backend: Backend, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig, log: ProgressLog
 ) -> Verified:
     """Verifies an engine against its source network, or reads the result from the record of an earlier build on this machine."""
-    record = _find_record(plan, source, backend, inputs, config)
+    record = find_verification_record(plan, source, backend, inputs, config)
     known = None if config.verify_again else _read_record(record)
     if known is not None:
         return known
@@ -77,7 +77,9 @@ def verify_once(
     return verified
 
 
-def _find_record(plan: EnginePlan, source: Network, backend: Backend, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> Path | None:
+def find_verification_record(
+    plan: EnginePlan, source: Network, backend: Backend, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig
+) -> Path | None:
     """The file of the record; None if there can be none: see whet.runtime.verified.find_record, and kernels from outside whet."""
     if any(c.tactic not in TACTICS or not type(TACTICS[c.tactic]).__module__.startswith("whet.") for c in plan.choices.values()):
         return None
@@ -88,7 +90,7 @@ def _find_record(plan: EnginePlan, source: Network, backend: Backend, inputs: Ma
     return find_record(plan, f"verification {h.hexdigest()}", backend, list_library_versions(plan.choices, backend))
 
 
-def _list_parts(plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> Iterator[bytes]:
+def _list_parts(plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray] | None, config: BuildConfig) -> Iterator[bytes | memoryview]:
     yield format_network(plan.network).encode()  # it has the digests of all weights, as that of the source has
     yield compute_model_digest(source).encode()
     yield to_json(codec.encode_choices(plan.choices))

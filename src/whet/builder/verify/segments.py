@@ -47,15 +47,15 @@ class SegmentedRuns:
     ):
         self.cache_bytes, self._engine_of = cache_bytes, engine_of
         self.outputs = [t.name for t in net.outputs]
-        self.cuts = _find_cuts(net)
-        self.own = _make_segments(net, self.cuts, self.outputs) or []
+        self.cuts = find_cuts(net)
+        self.own = make_segments(net, self.cuts, self.outputs) or []
         self._engines: dict[_Segment, EngineRun] = {}
         self._samples = list(samples)  # kept alive, so that no other object gets the same id
-        self._known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # per sample: the tensors that cross each cut
+        self.known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # per sample: the tensors that cross each cut
         self._bytes = 0
 
     def __call__(self, net: Network, names: list[str]) -> EngineRun | _SegmentedRun:
-        found = _make_segments(net, self.cuts, self.outputs) if self.own and names == self.outputs else None
+        found = make_segments(net, self.cuts, self.outputs) if self.own and names == self.outputs else None
         if found is None:
             return self._engine_of(net, names)
         same = [a == b for a, b in zip(found, self.own, strict=True)]
@@ -71,12 +71,12 @@ class SegmentedRuns:
 
     def read_known(self, feeds: Values, most: int) -> tuple[int, dict[str, np.ndarray]]:
         """(number of leading segments of the base network, at most `most`, cached for a sample; the values at the last cut)."""
-        before = self._known.get(id(feeds), [])[:most]
+        before = self.known.get(id(feeds), [])[:most]
         return len(before), dict(before[-1]) if before else dict(feeds)
 
     def keep(self, feeds: Values, cut: int, values: Mapping[str, np.ndarray]) -> None:
         """Caches the tensors that cross a cut for a sample, if those of earlier cuts are cached and there is room."""
-        size, before = sum(a.nbytes for a in values.values()), self._known.get(id(feeds))
+        size, before = sum(a.nbytes for a in values.values()), self.known.get(id(feeds))
         if before is not None and len(before) == cut and self._bytes + size <= self.cache_bytes:
             self._bytes += size
             before.append(dict(values))
@@ -99,7 +99,7 @@ class _SegmentedRun:
         return {n: values[n] for n in self.runs.outputs}
 
 
-def _find_cuts(net: Network) -> list[tuple[str, ...]]:
+def find_cuts(net: Network) -> list[tuple[str, ...]]:
     """Names of the tensors that cross each cut; none if a region captures outer tensors (If, Loop) or the network is short."""
     layers = net.layers
     length = max(_SHORTEST, round(sqrt(len(layers))))
@@ -129,7 +129,7 @@ def _find_cuts(net: Network) -> list[tuple[str, ...]]:
     return found
 
 
-def _make_segments(net: Network, cuts: Sequence[tuple[str, ...]], outputs: Sequence[str]) -> list[_Segment] | None:
+def make_segments(net: Network, cuts: Sequence[tuple[str, ...]], outputs: Sequence[str]) -> list[_Segment] | None:
     """The segments of a network at the cuts; None if there are no cuts or other tensors cross them."""
     if not cuts:
         return None

@@ -30,7 +30,7 @@ def unreshape_masks(g: Graph, layer: Layer) -> Tensor | Skip | None:
         scores = view.inputs[0] if view is not None and view.op in RESHAPES else None
         if view is None or scores is None or mask is None or value is None or scores.type != layer.output.type or not are_scores(g, scores):
             continue
-        groups = _find_split_axes(value.shape, scores.shape)
+        groups = find_split_axes(value.shape, scores.shape)
         if value.type != add.output.type or groups is None:
             return Skip(f"%{mask.name}: {mask.type} is not added to a view of %{scores.name}: {scores.type}")
         if not g.is_sized((*value.shape, *mask.shape)):
@@ -41,7 +41,7 @@ def unreshape_masks(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return None
 
 
-def _find_split_axes(view: Sequence[Dim], shape: Sequence[Dim]) -> list[list[int]] | None:
+def find_split_axes(view: Sequence[Dim], shape: Sequence[Dim]) -> list[list[int]] | None:
     """The axes of the view into which each axis of `shape` is split; None if the view merges axes."""
     groups: list[list[int]] = []
     at = 0

@@ -43,11 +43,11 @@ def _why_not_padded(conv: Layer, channels: int) -> str | None:
         return f"'{conv.name}' has several groups"
     if sum(t is not None and not t.is_constant for t in conv.inputs) != 1:
         return f"the epilogue of '{conv.name}' adds a residual"
-    odd = next((t for t in conv.inputs if t is not None and t.is_constant and _find_channel_axis(t, channels) is None and t.type.elements != 1), None)
+    odd = next((t for t in conv.inputs if t is not None and t.is_constant and find_channel_axis(t, channels) is None and t.type.elements != 1), None)
     return None if odd is None else f"%{odd.name}: {odd.type} has no axis of the {channels} output channels"
 
 
-def _find_channel_axis(t: Tensor, channels: int) -> int | None:
+def find_channel_axis(t: Tensor, channels: int) -> int | None:
     """The axis of a convolution's constant that holds output channels; None for a constant without one."""
     shape = tuple(t.shape)
     if shape[:1] == (channels,) and len(shape) in (1, 4):
@@ -61,7 +61,7 @@ def _pad_conv(g: Graph, conv: Layer, channels: int) -> Tensor:
     scales = {id(t) for t in _list_weight_scales(conv)}
 
     def pad(t: Tensor | None) -> Tensor | None:
-        axis = None if t is None or not t.is_constant or t.type.elements == 1 else _find_channel_axis(t, channels)
+        axis = None if t is None or not t.is_constant or t.type.elements == 1 else find_channel_axis(t, channels)
         if t is None or axis is None or t.weight is None:
             return t
         layout = np.r_[np.arange(channels), np.full(added, -1)]

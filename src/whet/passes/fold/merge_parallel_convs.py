@@ -50,7 +50,7 @@ def merge_parallel_convs(g: Graph, layer: Layer) -> Tensor | Skip | None:
             return Skip(f"the weights of '{b.name}' are computed at run time, or integers")
         if reason := g.escapes(b.output, layer):
             return Skip(reason)
-    found = _make_conv_kernel(main, other) if other.op == "Conv" else _make_identity_kernel(main, other)
+    found = make_conv_kernel(main, other) if other.op == "Conv" else _make_identity_kernel(main, other)
     if isinstance(found, Skip):
         return found
     w, bias = main.needs(1), main.input(2)
@@ -69,7 +69,7 @@ def merge_parallel_convs(g: Graph, layer: Layer) -> Tensor | Skip | None:
     return g.add("Conv", *inputs, **main.attrs)
 
 
-def _make_conv_kernel(main: Layer, other: Layer) -> _Kernel | Skip:
+def make_conv_kernel(main: Layer, other: Layer) -> _Kernel | Skip:
     """The other convolution's weights within the kernel of `main`."""
     (strides, dilations, pads), (own_strides, own_dilations, own_pads) = get_window_attributes(main), get_window_attributes(other)
     large, small = (tuple(int(d) for d in x.needs(1).shape[2:]) for x in (main, other))

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     """Runs the job in the folder and writes result.json, also on failure."""
     folder = Path(argv[0]).resolve()
     if "--watch" in argv:
-        threading.Thread(target=_wait_for_end_of_parent, daemon=True).start()
+        threading.Thread(target=wait_for_end_of_parent, daemon=True).start()
     with hold_file_lock(folder / j.LOCK):  # held by an orphaned child that is still exiting
         job = j.Job.read(folder)
         for leftover in folder.iterdir():
@@ -49,7 +49,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _wait_for_end_of_parent() -> None:
+def wait_for_end_of_parent() -> None:
+    """Ends this process when its parent has ended, which closes the pipe to standard input."""
     while os.read(0, 4096):
         pass
     if os.getpgrp() == os.getpid():  # group leader: child processes end with it

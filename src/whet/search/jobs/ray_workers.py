@@ -38,7 +38,7 @@ class RayWorkers:
     def __init__(self, recipe: AutoRecipe, address: str):
         self.recipe, self.address, self.timeout = recipe, address, recipe.search.trial_timeout
         self.slots = 1
-        self._running: dict[Any, Path] = {}
+        self.running: dict[Any, Path] = {}
         self._ours = False
 
     def __enter__(self) -> RayWorkers:
@@ -80,14 +80,14 @@ class RayWorkers:
         files = {f"{Path(p).name}/{f.name}": f.read_bytes() for p in (job["reference"], *job["folders"]) if p for f in sorted(Path(p).iterdir())
                  if f.is_file() and f.name not in _STAYS}  # fmt: skip
         ref = self._run.remote(job, files, self._shared, self.timeout)
-        self._running[ref] = folder
+        self.running[ref] = folder
 
     def collect_finished(self) -> list[tuple[Path, str | None]]:
         """Jobs that ended since the last call; their files are written into their folders, the result last."""
         ended: list[tuple[Path, str | None]] = []
-        done, _ = self.ray.wait(list(self._running), num_returns=len(self._running), timeout=0) if self._running else ([], [])
+        done, _ = self.ray.wait(list(self.running), num_returns=len(self.running), timeout=0) if self.running else ([], [])
         for ref in done:
-            folder = self._running.pop(ref)
+            folder = self.running.pop(ref)
             try:
                 files: Mapping[str, bytes] = self.ray.get(ref)
             except self.ray.exceptions.RayError as e:
@@ -103,9 +103,9 @@ class RayWorkers:
 
     def stop(self) -> None:
         """Cancels running jobs; they restart when the search resumes."""
-        for ref in self._running:
+        for ref in self.running:
             self.ray.cancel(ref, force=True)
-        self._running.clear()
+        self.running.clear()
 
     def _collect_files(self) -> dict[str, bytes]:
         """Files needed by every job, by path: `model/` with external weights, `data.score/`, ..., `modules/`."""

@@ -81,12 +81,12 @@ def _make_row(search: SearchResult, i: int) -> dict[str, Any]:
         **r, "kind": "original" if original else "survivor", "cost": search.points[i][0] / _get_original_cost(search),
         "met": all(x.met for x in checked), "checks": list_checks(checked),
         "name": f"original, {c.precision}" + (f", batch {c.batch}" if c.batch != 1 else "") if original else f"trial {int(r['folder'])}",
-        "what": ("as it is" if original else c.words()) + _remark_on_unused_int8(own) + _describe_int8(own.get("qat")), "qat": own.get("qat"),
+        "what": ("as it is" if original else c.words()) + remark_on_unused_int8(own) + _describe_int8(own.get("qat")), "qat": own.get("qat"),
         "build_seconds": own["build_seconds"], "params": own["params"], "flops": own["flops"], "precision": own["precision"],
     }  # fmt: skip
 
 
-def _remark_on_unused_int8(result: Mapping[str, Any]) -> str:
+def remark_on_unused_int8(result: Mapping[str, Any]) -> str:
     """A remark if 8 bits were permitted but the engine computes in floating point."""
     asked = result["candidate"]["precision"]
     if asked not in ("int8", "fp8") or any(kind.startswith(_EIGHT_BITS) for kind in result["precision"]):
@@ -123,7 +123,7 @@ def _list_trials(search: SearchResult, rows: Sequence[Mapping[str, Any]]) -> lis
         if r["state"] == "done":
             checked = search.judging.trial_checks(t)
             row |= {k: r[k] for k in ("metric", "drop", "latency", "throughput", "memory_bytes", "engine_bytes", "energy", "build_seconds", "load")}
-            row |= {"met": all(c.met for c in checked), "checks": list_checks(checked), "what": row["what"] + _remark_on_unused_int8(r)}
+            row |= {"met": all(c.met for c in checked), "checks": list_checks(checked), "what": row["what"] + remark_on_unused_int8(r)}
             if t.same_as is None:
                 row |= {"cost": points[t.number].point[0] / _get_original_cost(search), "front": t.number in front}
         row["kept"] = t.same_as is None and f"{t.number:04d}" in kept

@@ -72,10 +72,10 @@ class Scouting:
             for folder, problem in self.jobs.wait():
                 trial = self.running.pop(folder)
                 trial.result = self.jobs.result(folder, problem)
-                self._tell(trial)
+                self.record_result(trial)
                 for twin in [t for t in self.trials.values() if t.same_as == trial.number and t.result is None]:
                     twin.result = trial.result
-                    self._tell(twin, is_reused=True)
+                    self.record_result(twin, is_reused=True)
         if self.drawn_again >= _SAME_IN_A_ROW:
             self.jobs.note(f"{_SAME_IN_A_ROW} duplicate points were drawn in a row: the space of {self.space.size()} points is exhausted")
         return [self.trials[n] for n in sorted(self.trials)]
@@ -94,7 +94,7 @@ class Scouting:
             trial.same_as, trial.result = self.known[key].number, self.known[key].result
             self.drawn_again += 1
         if trial.result is not None:
-            self._tell(trial, is_reused=True)
+            self.record_result(trial, is_reused=True)
             return
         twin = next((t for t in self.running.values() if self.space.key(t.candidate) == key), None)
         if twin is not None:  # reported when that trial has a result
@@ -103,11 +103,11 @@ class Scouting:
             self.drawn_again += 1
             return
         self.drawn_again = 0
-        self.jobs.job("scout", trial, self.space, self.recipe.scout, self._stop_above()).write(folder)
+        self.jobs.job("scout", trial, self.space, self.recipe.scout, self.get_loss_limit()).write(folder)
         self.running[folder] = trial
         self.jobs.begin(folder, trial.candidate.words())
 
-    def _stop_above(self) -> float | None:
+    def get_loss_limit(self) -> float | None:
         """The loss above which a trial gets no engine: that of the sampler's reference, once there are as many engines as survivors are wanted."""
         measured = sum(t.same_as is None and t.result is not None and t.result["state"] == "done" for t in self.trials.values())
         if self.reference is None or not self.recipe.search.early_stop or measured < self.recipe.survivor.count:
@@ -136,7 +136,7 @@ class Scouting:
             self.jobs.note(f"{others} trials were measured with another whet version or processor; originals and survivors are rebuilt")
         return lost
 
-    def _tell(self, trial: Trial, is_reused: bool = False) -> None:
+    def record_result(self, trial: Trial, is_reused: bool = False) -> None:
         r = trial.result
         assert r is not None
         about: dict[str, Any] = {"candidate": trial.candidate.to_plain(), "state": r["state"]}

@@ -159,7 +159,7 @@ class Plan:
     notes: frozenset[str]
 
 
-_plans: weakref.WeakValueDictionary[Any, Plan] = weakref.WeakValueDictionary()
+live_plans: weakref.WeakValueDictionary[Any, Plan] = weakref.WeakValueDictionary()
 _graphs: dict[Any, ConvolutionGraph] = {}
 _lock = make_lock()
 _MOST_GRAPHS = 64
@@ -181,11 +181,11 @@ def plan_of(work: Convolution, engine: int, knobs: Knobs) -> Plan:
     """The plan of an engine for a convolution on the current GPU; shared by its users and released with the last of them."""
     key = (get_current_device(), work, engine, knobs)
     with _lock:
-        plan = _plans.get(key)
+        plan = live_plans.get(key)
     if plan is None:
         plan = get_graph(work).plan(engine, knobs)
         with _lock:
-            plan = _plans.setdefault(key, plan)
+            plan = live_plans.setdefault(key, plan)
     return plan
 
 

@@ -174,13 +174,13 @@ class OneDnnTactic(Tactic):
             try:
                 got = self.recipe(layer, signature, backend)
                 if isinstance(got, Recipe):
-                    self._usable(got)
+                    self.list_usable(got)
             except dnn.Unimplemented as error:
                 got = f"{error} with {signature}"
         self._last = (layer, signature, backend.threads, got)
         return got
 
-    def _usable(self, recipe: Recipe) -> list[str]:
+    def list_usable(self, recipe: Recipe) -> list[str]:
         """Names of the implementations to time. Raises Unimplemented if there are none."""
         names = [d.name for d in recipe.first.implementations()]
         fast = [n for n in names if not n.startswith(("ref", "simple:any"))]
@@ -197,7 +197,7 @@ class OneDnnTactic(Tactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         got = self._recipe(layer, signature, backend)
         with planned_threads(layer, backend):
-            return [] if isinstance(got, str) else [(("impl", name),) for name in self._usable(got)]
+            return [] if isinstance(got, str) else [(("impl", name),) for name in self.list_usable(got)]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         return self._plan(lambda: self._recipe(layer, signature, backend), layer, signature, config, backend)
@@ -243,7 +243,7 @@ class TwoPrimitives(OneDnnTactic):
         with planned_threads(layer, backend):
             try:
                 other = self.second_recipe(layer, signature)
-                names = [] if isinstance(other, str) else self.select_implementations(self._usable(other))
+                names = [] if isinstance(other, str) else self.select_implementations(self.list_usable(other))
             except dnn.Unimplemented:
                 names = []
         return base + [(("kind", second), ("impl", n)) for n in names]

@@ -56,8 +56,8 @@ class QuantizedTactic(Tactic):
 class OneDnnQuantized(QuantizedTactic, OneDnnTactic):
     """Uses only implementations that accumulate exactly on this CPU."""
 
-    def _usable(self, recipe: Recipe) -> list[str]:
-        names = super()._usable(recipe)
+    def list_usable(self, recipe: Recipe) -> list[str]:
+        names = super().list_usable(recipe)
         exact = [n for n in names if any(word in n for word in _EXACT)]
         if not exact:
             raise dnn.Unimplemented(

@@ -210,7 +210,7 @@ class AttentionFused(AttentionTactic):
             mask_steps: tuple[int, ...] = (0, 0, 0, 0)
             if mask.kind == TILES:
                 assert heads.mask is not None
-                address, mask_steps = args.packed[0], _tile_steps(heads, heads.mask, tile)
+                address, mask_steps = args.packed[0], count_tile_steps(heads, heads.mask, tile)
             elif heads.mask is not None and mask.kind:
                 address = args.inputs[heads.mask.place] + heads.mask.offset * (2 if mask.type else 4)
                 mask_steps = heads.mask.strides
@@ -469,7 +469,7 @@ def make_constants(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict
     }  # fmt: skip
 
 
-def _tile_steps(heads: Heads, view: View, tile: Tile) -> tuple[int, int, int, int]:
+def count_tile_steps(heads: Heads, view: View, tile: Tile) -> tuple[int, int, int, int]:
     """Tiles of 64 rows x bn keys from batch item to batch item, head to head, row tile to row tile of the packed mask."""
     steps = count_blocks(heads.keys, tile.bn)
     tiles = steps * (count_blocks(heads.rows, 64) if view.shape[-2] > 1 else 1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import product
 
 SHARED_LIMIT = 227 * 1024  # bytes a block may have on Hopper
@@ -188,7 +190,8 @@ LARGE_TILES = (
 )  # warpgroups, 64-row tiles of each, channels
 
 
-def list_large_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessors: int, size: int = 2) -> list[ConvConfig]:
+@cache
+def list_large_batch_configs(k: int, steps: int, bk: int, size: int = 2) -> tuple[ConvConfig, ...]:
     """Candidates for many pixels: large tiles, persistent blocks, as many of them as fit."""
     configs = set()
     for wgs, mi, bn in LARGE_TILES:
@@ -208,7 +211,7 @@ def list_large_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessor
                 more = replace(config, blocks=blocks + 1)
                 if config.valid() and (not more.valid() or blocks == most) and not (stages > 3 and steps <= 2):
                     configs.add(config)
-    return sorted(configs)
+    return tuple(sorted(configs))
 
 
 def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors: int) -> float:
@@ -260,7 +263,7 @@ def list_configs(m: int, k: int, c: int, taps: int, multiprocessors: int, size: 
     return list_configs_of_steps(m, k, taps * -(-c // bk), bk, multiprocessors, size)
 
 
-def _pick_promising(configs: list[ConvConfig], m: int, k: int, steps: int, multiprocessors: int) -> list[ConvConfig]:
+def _pick_promising(configs: Sequence[ConvConfig], m: int, k: int, steps: int, multiprocessors: int) -> list[ConvConfig]:
     """The _MIDDLE most promising configurations, two of a tile at most: those with the most stages."""
     counts: Counter[tuple] = Counter()
     picked = []
@@ -277,7 +280,7 @@ def list_configs_of_steps(m: int, k: int, steps: int, bk: int, multiprocessors: 
     configs: set[ConvConfig] = set()
     if m <= 30000:
         configs.update(list_small_batch_configs(m, k, steps, bk, multiprocessors, size))
-    large = list_large_batch_configs(m, k, steps, bk, multiprocessors, size)
+    large = list_large_batch_configs(k, steps, bk, size)
     if m >= 3000:
         configs.update(large)
     elif -(-m // 128) * -(-k // 128) >= _MIDDLE_TILES * multiprocessors:

@@ -80,7 +80,7 @@ class QDepthwiseDot(QDepthwise):
         tiles = [t for t in list_tiles(s, 1, backend.capabilities.multiprocessors) if _estimate_registers(s, t) <= _REGISTERS]
         tiles = tiles if s.m * s.c >= _MANY * backend.capabilities.multiprocessors else tiles[:3]
         if not isinstance(epilogue, str):
-            compile_ahead(backend, [emit_kernel_source("depthwise_dot.cu", _make_constants(parts, epilogue, s, t, signature)) for t in tiles])
+            compile_ahead(backend, [emit_kernel_source("depthwise_dot.cu", make_macros(parts, epilogue, s, t, signature)) for t in tiles])
         return [tile_config(t) for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
@@ -93,7 +93,7 @@ class QDepthwiseDot(QDepthwise):
         out, per, shift, post_ops = Output.of(parts, epilogue), 1.0, 0.0, epilogue.post_ops
         if folds(epilogue, stored):
             per, shift, out, post_ops = fold_into_range(out, epilogue, stored)
-        constants, pitch = _make_constants(parts, epilogue, s, tile, signature), count_bias_floats(s.c)
+        constants, pitch = make_macros(parts, epilogue, s, tile, signature), count_bias_floats(s.c)
         kinds, taken = count_words(s, tile)
         w = parts.view.needs(parts.operand_indices()[1])
         key = f"{make_key(parts, epilogue)}|depthwise dot"
@@ -138,7 +138,7 @@ def _compute_factors(parts: Parts, epilogue: Epilogue, s: ConvShape, per: float,
     return out
 
 
-def _make_constants(parts: Parts, epilogue: Epilogue, s: ConvShape, tile: Tile, signature: Signature) -> dict[str, int]:
+def make_macros(parts: Parts, epilogue: Epilogue, s: ConvShape, tile: Tile, signature: Signature) -> dict[str, int]:
     """The macros of an instance."""
     x, stored = parts.source_index(), signature.outputs[0].dtype.name
     reads = TYPES[parts.reads[x].dtype.name]

@@ -87,11 +87,11 @@ class LibraryConvolution(Tactic):
             return "the library plans on the GPU that it runs on"
         if library.load_library() is None:
             return "libcudnn 9 with the cuBLASLt that it needs is not installed: pip install whet[cudnn]"
-        epilogue = _match_epilogue(layer)
+        epilogue = match_cudnn_epilogue(layer)
         return epilogue if isinstance(epilogue, str) else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        epilogue = _match_epilogue(layer)
+        epilogue = match_cudnn_epilogue(layer)
         if isinstance(epilogue, str):
             return []
         configs: list[Config] = []
@@ -140,7 +140,7 @@ class LibraryConvolution(Tactic):
         return (("math", self.math), ("form", form), ("engine", p.engine), *((f"k{k}", v) for k, v in p.knobs))
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        epilogue = _match_epilogue(layer)
+        epilogue = match_cudnn_epilogue(layer)
         if isinstance(epilogue, str):
             raise PlanRefused(epilogue)
         form, engine, knobs = self._read(config)
@@ -242,7 +242,8 @@ def _get_image_sizes(t: Tensor) -> tuple[int, int, int, int]:
     return n, c, h, w
 
 
-def _match_epilogue(layer: Layer) -> Epilogue | str:
+def match_cudnn_epilogue(layer: Layer) -> Epilogue | str:
+    """The epilogue as cuDNN computes it, or why it cannot."""
     return match_epilogue(layer, find_epilogue_steps(layer))
 
 

@@ -73,7 +73,7 @@ class Moves(Tactic):
         sizes = [static_shape(t.shape) for t in (*(layer.needs(i) for i in _list_sources(layer)), layer.outputs[0])]
         if any(functools.reduce(int.__mul__, s, 1) >= 2**31 for s in sizes):
             return "more than 2**31 elements"
-        moves = _match_moves(layer, signature)
+        moves = match_moves(layer, signature)
         return moves if isinstance(moves, str) else None
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
@@ -82,17 +82,17 @@ class Moves(Tactic):
         if _LEAST <= row <= 32 * _EACH:
             bulk = [((), (("bulk", 1),))[b] for b in reversed(range(1 + machine_has(backend, "tma")))]
             wide = [(("together", n), *b) for n in _TOGETHER if n * row * signature.outputs[0].dtype.bits % 128 == 0 for b in bulk]
-            configs = [*(c for c in wide if not isinstance(_match_moves(layer, signature, c), str)), *configs]  # promising ones first
-        made = [(m, c) for c in configs for m in [_match_moves(layer, signature, c)] if not isinstance(m, str)]
-        compile_ahead(backend, [emit_kernel_source("moves.cu", _make_constants(m, signature, c)) for m, c in made])
+            configs = [*(c for c in wide if not isinstance(match_moves(layer, signature, c), str)), *configs]  # promising ones first
+        made = [(m, c) for c in configs for m in [match_moves(layer, signature, c)] if not isinstance(m, str)]
+        compile_ahead(backend, [emit_kernel_source("moves.cu", make_macros(m, signature, c)) for m, c in made])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        moves = _match_moves(layer, signature, config)
+        moves = match_moves(layer, signature, config)
         if isinstance(moves, str):
             raise PlanRefused(moves)
         many = _count_rows_per_warp(config)
-        numbers, constants = moves.numbers, _make_constants(moves, signature, config)
+        numbers, constants = moves.numbers, make_macros(moves, signature, config)
         key = "+".join(t.weight.digest for t in layer.inputs if t is not None and t.weight is not None)
         packed = (make_packed_array(f"{key}|moves", numbers.nbytes, lambda: numbers),)
         count = functools.reduce(int.__mul__, static_shape(layer.outputs[0].shape), 1)
@@ -114,7 +114,8 @@ def _list_sources(layer: Layer) -> list[int]:
     return [i for i, t in enumerate(layer.inputs) if t is not None and not t.is_constant]
 
 
-def _match_moves(layer: Layer, signature: Signature, config: Config = ()) -> MovesCode | str:
+def match_moves(layer: Layer, signature: Signature, config: Config = ()) -> MovesCode | str:
+    """The code of the moves, or why there is none."""
     formats = {i: signature.needs(i).format for i in _list_sources(layer)}
     return describe_moves(lambda: MovesCode(layer, formats, signature.outputs[0].format, bool(config), int(dict(config).get("together", 1))))
 
@@ -130,7 +131,8 @@ def _count_warps(row: int) -> int:
     return -(-row // (32 * _EACH))
 
 
-def _make_constants(code: MovesCode, signature: Signature, config: Config) -> dict[str, Any]:
+def make_macros(code: MovesCode, signature: Signature, config: Config) -> dict[str, Any]:
+    """The macros of an instance."""
     stored, many, joint = signature.needs(code.sources[0]), _count_rows_per_warp(config), dict(config).get("together", 0)
     each = -(-code.row // (32 * _count_warps(code.row))) if code.row else _EACH
     types: dict[str, Any] = {"FROM": TYPES[stored.dtype.name], "TO": TYPES[signature.outputs[0].dtype.name]}

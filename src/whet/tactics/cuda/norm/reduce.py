@@ -19,7 +19,7 @@ from whet.tactics.cuda._device.arguments import Arguments, ConstPointer, Int64, 
 from whet.tactics.cuda._device.kernel import TYPE, GpuKernel, all_static, count_blocks, launch, list_float_types, make_stored_signature
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
-_OPS = {
+OPS = {
     "ReduceSum": 0, "ReduceMean": 1, "ReduceMax": 2, "ReduceMin": 3, "ReduceProd": 4, "ReduceSumSquare": 5, "ReduceL2": 6, "ReduceL1": 7,
     "ReduceLogSum": 8, "ReduceLogSumExp": 9,
 }  # fmt: skip
@@ -43,7 +43,7 @@ class ReduceArguments(Arguments, kernel="reduce.cu"):
 class Reduce(UnfusedTactic):
     """Neighbouring axes count as one; at most four runs of kept and of reduced ones."""
 
-    ops = tuple(_OPS)
+    ops = tuple(OPS)
     constants = "the axes are"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -57,17 +57,17 @@ class Reduce(UnfusedTactic):
             return "more than 2**31 elements"
         if not prod(static_shape(layer.needs(0).shape)):
             return "it is empty"
-        walks = _list_walks(layer)
+        walks = list_walks(layer)
         return walks if isinstance(walks, str) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        walks = _list_walks(layer)
+        walks = list_walks(layer)
         if isinstance(walks, str):
             raise PlanRefused(walks)
-        kept, over, wide = _vectorize_walks(*walks)
+        kept, over, wide = vectorize_walks(*walks)
         results, count = prod(kept[0]), prod(over[0])
         threads = 1 if count <= 8 or (over[1][-1] != 1 and results >= 4096) else 32 if count <= 2048 or results >= 2048 else 256
-        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "OP": _OPS[layer.op], "T": threads, "WIDE": wide}
+        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "OP": OPS[layer.op], "T": threads, "WIDE": wide}
 
         def make(args: Args) -> list:
             arguments = ReduceArguments(
@@ -85,7 +85,7 @@ class Reduce(UnfusedTactic):
         return GpuKernel(layer, signature, make, implementation=f"reduce x{threads}" + (" by eights" if wide else ""))
 
 
-def _vectorize_walks(kept_walk: Walk, reduced_walk: Walk) -> tuple[Walk, Walk, int]:
+def vectorize_walks(kept_walk: Walk, reduced_walk: Walk) -> tuple[Walk, Walk, int]:
     """The walks in steps of eight adjacent elements, if these are whole 16-byte vectors: of one result (1) or of eight results (2)."""
     for wide, walk, other in ((1, reduced_walk, kept_walk), (2, kept_walk, reduced_walk)):
         (*sizes, last), (*steps, step) = walk
@@ -96,7 +96,7 @@ def _vectorize_walks(kept_walk: Walk, reduced_walk: Walk) -> tuple[Walk, Walk, i
     return kept_walk, reduced_walk, 0
 
 
-def _list_walks(layer: Layer) -> tuple[Walk, Walk] | str:
+def list_walks(layer: Layer) -> tuple[Walk, Walk] | str:
     """How to walk over the kept and over the reduced axes, or why the kernel cannot."""
     shape, axes = static_shape(layer.needs(0).shape), list_reduced_axes(layer)
     runs: list[list[Any]] = []  # [reduced, size, stride]

@@ -55,13 +55,13 @@ class PoolChain(Tactic):
             if c % (side * _count_channels_per_vector(signature)) == 0 and _count_shared_bytes(h, w, side) <= get_shared_limit(backend)
         ]
         configs: list[Config] = [(("side", side),) for side in sides]
-        compile_ahead(backend, [emit_kernel_source("pool_chain.cu", _make_constants(layer, signature, side)) for side in sides])
+        compile_ahead(backend, [emit_kernel_source("pool_chain.cu", make_macros(layer, signature, side)) for side in sides])
         return configs
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         n, c, h, w = static_shape(layer.needs(0).shape)
         side = int(dict(config).get("side", 1))
-        constants = _make_constants(layer, signature, side)
+        constants = make_macros(layer, signature, side)
 
         def make(args: Args) -> list:
             groups, shared = c // _count_channels_per_vector(signature), _count_shared_bytes(h, w, side)
@@ -81,7 +81,8 @@ def _count_shared_bytes(h: int, w: int, side: int = 1) -> int:
     return 2 * 16 * side * h * w
 
 
-def _make_constants(layer: Layer, signature: Signature, side: int) -> dict[str, int]:
+def make_macros(layer: Layer, signature: Signature, side: int) -> dict[str, int]:
+    """The macros of an instance."""
     h, w = static_shape(layer.needs(0).shape)[2:]
     pools = [x for x in layer.regions["body"].layers if x.op == "MaxPool"]
     kind = signature.outputs[0].dtype.name

@@ -89,7 +89,7 @@ class QConvSum(Tactic):
             return []
         s, bk, processors = conv_sum.last.shape, conv_sum.bk(), backend.capabilities.multiprocessors
         steps = conv_sum.steps(bk)
-        every = (c for c in list_large_batch_configs(s.m, s.k, steps, bk, processors, 1) if _supports_two_accumulators(c))
+        every = (c for c in list_large_batch_configs(s.k, steps, bk, 1) if _supports_two_accumulators(c))
         order = pick_varied(sorted(every, key=lambda c: (estimate_us(c, s.m, s.k, steps, processors), c)), MAX_CONFIGS)
         kind, post_ops = SecondInput.kind(s), conv_sum.last.folded_epilogue()[3]
         how = Features(im2col=not conv_sum.first.shape.plain, activation=post_ops.activation[0], types8=conv_sum.types8(), pair=kind, between=True)

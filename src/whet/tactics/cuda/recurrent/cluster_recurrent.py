@@ -94,7 +94,7 @@ class _Sizes:
 
 
 @dataclass(frozen=True)
-class _Distribution:
+class Distribution:
     """Distribution of a direction to a cluster: blocks, warps of a block, tiles of a warp, groups of four sequences."""
 
     cluster: int
@@ -128,7 +128,7 @@ class _Distribution:
 
 def why_not_run(layer: Layer, signature: Signature) -> str | None:
     """Why a layer is left to `recurrent`: no GPU has run the kernel for so few units."""
-    units = _get_sizes(layer, signature).units
+    units = get_sizes(layer, signature).units
     return None if units >= _FEWEST_UNITS else f"{layer.op} of {units} units: verified on a GPU from {_FEWEST_UNITS} units on"
 
 
@@ -143,7 +143,7 @@ class ClusterRecurrent(RecurrentTactic):
         """Why the kernel does not take the layer; None: `plan` takes it, even if `refuses` does not offer it."""
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's clusters (sm_90)"
-        sizes = _get_sizes(layer, signature)
+        sizes = get_sizes(layer, signature)
         if not prod((sizes.directions, sizes.steps, sizes.sequences, sizes.units, sizes.inputs)):
             return "the layer is empty"
         if sizes.parts == 2 and (reason := _exceeds_f16(layer)):
@@ -155,17 +155,17 @@ class ClusterRecurrent(RecurrentTactic):
         return f"no cluster of {_CLUSTERS[-1]} blocks holds the recurrent weights of {sizes.units} units"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        sizes = _get_sizes(layer, signature)
+        sizes = get_sizes(layer, signature)
         found = _list_distributions(sizes, backend)
-        compile_ahead(backend, [emit_kernel_source("cluster_recurrent.cu", _make_constants(layer, signature, sizes, x)) for x in found])
+        compile_ahead(backend, [emit_kernel_source("cluster_recurrent.cu", make_macros(layer, signature, sizes, x)) for x in found])
         return [tuple(asdict(x).items()) for x in found]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        sizes, distribution = _get_sizes(layer, signature), _Distribution(**{k: int(v) for k, v in config})
+        sizes, distribution = get_sizes(layer, signature), Distribution(**{k: int(v) for k, v in config})
         if not distribution.fits(sizes, get_shared_limit(backend)):
             raise PlanRefused(f"{distribution} does not hold {sizes.units} units")
         kind, holes = signature.outputs[0].dtype, has_peepholes(layer)
-        constants = _make_constants(layer, signature, sizes, distribution)
+        constants = make_macros(layer, signature, sizes, distribution)
         packed = [_pack_inputs(layer, kind, sizes), _pack_recurrent(layer, kind, sizes), _pack_bias(layer, sizes)]
         if holes:
             peepholes = layer.needs(7)
@@ -202,7 +202,8 @@ class ClusterRecurrent(RecurrentTactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed, scratch=places * rows * 4, rtol=rtol)
 
 
-def _get_sizes(layer: Layer, signature: Signature) -> _Sizes:
+def get_sizes(layer: Layer, signature: Signature) -> _Sizes:
+    """The sizes of a recurrent layer."""
     x, (directions, _, units) = static_shape(layer.needs(0).shape), static_shape(layer.needs(2).shape)
     steps, sequences = (x[1], x[0]) if layer.attrs["layout"] else (x[0], x[1])
     twice = layer.op == "GRU" and not layer.attrs.get("linear_before_reset")
@@ -225,7 +226,7 @@ def _select_product_split(sizes: _Sizes) -> tuple[int, int, int]:
     return (1, 4, 4) if sizes.steps * sizes.sequences <= _FEW_POSITIONS else (4, 1, 8)
 
 
-def _make_constants(layer: Layer, signature: Signature, sizes: _Sizes, distribution: _Distribution) -> dict[str, Any]:
+def make_macros(layer: Layer, signature: Signature, sizes: _Sizes, distribution: Distribution) -> dict[str, Any]:
     """The macros of an instance."""
     kind = signature.outputs[0].dtype.name
     row_warps, k_warps, positions = _select_product_split(sizes)
@@ -238,20 +239,20 @@ def _make_constants(layer: Layer, signature: Signature, sizes: _Sizes, distribut
     }  # fmt: skip
 
 
-def _list_distributions(sizes: _Sizes, backend: Backend) -> list[_Distribution]:
+def _list_distributions(sizes: _Sizes, backend: Backend) -> list[Distribution]:
     """Distributions that fit, the most promising first."""
-    found: dict[_Distribution, float] = {}
+    found: dict[Distribution, float] = {}
     for cluster in _CLUSTERS:
         own = -(-sizes.tiles // cluster)
         for tiles in _TILES:
             for columns in _COLUMNS:
-                distribution = _Distribution(cluster, -(-own // tiles), tiles, columns)
+                distribution = Distribution(cluster, -(-own // tiles), tiles, columns)
                 if distribution.fits(sizes, get_shared_limit(backend)) and (columns == 1 or 2 * columns < sizes.sequences):
                     found[distribution] = _estimate(sizes, distribution, backend.capabilities.multiprocessors)
     return sorted(found, key=lambda w: (found[w], w.cluster, w.warps))[:_MOST_CONFIGS]
 
 
-def _estimate(sizes: _Sizes, distribution: _Distribution, multiprocessors: int) -> float:
+def _estimate(sizes: _Sizes, distribution: Distribution, multiprocessors: int) -> float:
     """Rough cycles of a step, which only order candidates: products of a scheduler or their latency, weights from shared memory, exchange."""
     products = distribution.tiles * distribution.columns * sizes.parts * sizes.depth
     tensor = max(-(-distribution.warps // 4) * products * 8, products * 33 / max(4, distribution.tiles * distribution.columns))

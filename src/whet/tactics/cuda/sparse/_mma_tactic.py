@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from whet.backends import Backend
 from whet.network import Layer
-from whet.tactics._base import Args, Config, PlanRefused, Signature
-from whet.tactics._fused import get_source_index, get_weight_and_bias
+from whet.tactics._base import Args, Config, Signature
+from whet.tactics._fused import get_source_index
 from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, get_shared_limit, machine_has
 from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.conv._conv import PostOps, View
-from whet.tactics.cuda.sparse._launch import Packed24, Types
+from whet.tactics.cuda.sparse._launch import Packed24
 from whet.tactics.cuda.sparse._mma_launch import count_partial_bytes, list_mma_tiles, make_mma_constants, make_mma_launches, tile_of
-from whet.tactics.cuda.sparse._two_four_layer import pack_sparse_operands, why_not_shape
 from whet.tactics.cuda.sparse.sparse_conv import SparseTactic
 
 FEW_PIXELS = 1024  # on Hopper; its wgmma kernels do not split K
@@ -30,8 +29,7 @@ class SparseMmaTactic(SparseTactic):
                 return f"Hopper (sm_90a) has faster 2:4 kernels for more than {FEW_PIXELS} pixels"
         elif not any(machine_has(backend, c) for c in _CAPABILITIES):
             return f"needs the sparse tensor cores of {', '.join(_CAPABILITIES)}"
-        end = self.match_epilogue(layer)
-        return end if isinstance(end, str) else why_not_shape(self.shape(layer), _get_types(signature))
+        return self.why_not_sizes(layer, signature)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         end = self.match_epilogue(layer)
@@ -43,34 +41,16 @@ class SparseMmaTactic(SparseTactic):
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        end, shape, dtype = self.match_epilogue(layer), self.shape(layer), signature.outputs[0].dtype
-        types = _get_types(signature)
-        reason = end if isinstance(end, str) else why_not_shape(shape, types)
-        if reason or isinstance(end, str):
-            raise PlanRefused(str(reason))
-        tile = tile_of(config, get_shared_limit(backend))
-        x, (weights, bias) = get_source_index(layer), get_weight_and_bias(layer)
-        packed = pack_sparse_operands(
-            f"{weights.constant().digest}|{self.name} {dtype}",
-            tile,
-            shape,
-            types,
-            lambda: self.filters(layer).astype(dtype.numpy),
-            f"{bias.constant().digest if bias is not None else ''} {end.key} {shape.k}",
-            lambda: (end.bias(bias, shape.k), None),
-        )
+        end, shape, types = self.match_problem(layer, signature)
+        tile, x = tile_of(config, get_shared_limit(backend)), get_source_index(layer)
         post_ops = end.post_ops if end.residual is not None else PostOps(end.post_ops.activation)
 
         def make(args: Args) -> list:
             residual = 0 if end.residual is None else args.inputs[end.residual]
             source_view, out = View(args.inputs[x], shape.c), View(args.outputs[0], shape.k)
             packed24, partial = Packed24(*args.packed), -(-args.scratch // 256) * 256
-            return make_mma_launches(tile, shape, source_view, packed24, out, dtype.name, post_ops, residual, partial, layer.name)
+            return make_mma_launches(tile, shape, source_view, packed24, out, types.result, post_ops, residual, partial, layer.name)
 
         partial = count_partial_bytes(tile, shape)
+        packed = self.pack_operands(layer, signature, end, tile)
         return GpuKernel(layer, signature, make, implementation=f"sparse mma {tile}", packed=packed, scratch=256 + partial if partial else 0)
-
-
-def _get_types(signature: Signature) -> Types:
-    dtype = signature.outputs[0].dtype
-    return Types(dtype.name, dtype.name)

@@ -131,14 +131,14 @@ def _pools_pairs(layer: Layer) -> bool:
     return square and not a.get("ceil_mode") and set(a.get("dilations") or (1,)) == {1} and pool_window(layer) == (3, 2, 1)
 
 
-def _count_leading_columns(s: ConvShape) -> int:
+def count_leading_columns(s: ConvShape) -> int:
     """Columns from the start of a filter row to a result's first tap: the padding, plus one zero tap if it is odd."""
     return s.pad[1] + s.pad[1] % 2
 
 
-def _count_halves(s: ConvShape) -> int:
+def count_halves(s: ConvShape) -> int:
     """Groups of four taps in a filter row."""
-    return max(-(-(s.s + s.pad[1] % 2) // 4), -(-_count_leading_columns(s) // 4))
+    return max(-(-(s.s + s.pad[1] % 2) // 4), -(-count_leading_columns(s) // 4))
 
 
 def _pack_fragments(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tensor | None, dtype: DType) -> Packed:
@@ -146,10 +146,10 @@ def _pack_fragments(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tens
 
     The fourth channel of three taps is the bias. A lane's two rows of the operand are two neighbouring channels of the result.
     """
-    steps = s.r * _count_halves(s)
+    steps = s.r * count_halves(s)
 
     def make_fragments() -> np.ndarray:
-        side = np.zeros((64, s.r, _count_halves(s) * 4, 4), np.float32)
+        side = np.zeros((64, s.r, count_halves(s) * 4, 4), np.float32)
         at = s.pad[1] % 2
         side[: s.k, :, at : at + s.s, : s.c] = np.asarray(weights.array(), np.float32).transpose(0, 2, 3, 1)
         left, most = epilogue.bias(own, s.k), float(ml_dtypes.finfo(dtype.numpy).max)
@@ -166,25 +166,25 @@ def _pack_fragments(s: ConvShape, weights: Tensor, epilogue: Epilogue, own: Tens
     return make_packed_array(key, steps * 4 * 32 * 16, make_fragments)
 
 
-def _count_quads(s: ConvShape, columns: Columns) -> int:
+def count_quads(s: ConvShape, columns: Columns) -> int:
     """Groups of four pixels in a block's image row; mirrors stem_rows.cu."""
-    left = -(-_count_leading_columns(s) // 4) * 4
-    return (2 * columns.bn - 2 + left - _count_leading_columns(s) + 4 * _count_halves(s) + 3) // 4
+    left = -(-count_leading_columns(s) // 4) * 4
+    return (2 * columns.bn - 2 + left - count_leading_columns(s) + 4 * count_halves(s) + 3) // 4
 
 
 def _count_shared_bytes(s: ConvShape, columns: Columns) -> int:
-    return 128 + _RING * _count_quads(s, columns) * 32
+    return 128 + _RING * count_quads(s, columns) * 32
 
 
 def _estimate_registers(s: ConvShape, columns: Columns) -> int:
     """Registers of a thread: accumulators, weights, the maxima of the row above, the rest. NVRTC reports 165 for 112 columns and 7 x 7."""
-    return columns.bn // 2 + 4 * s.r * _count_halves(s) + columns.bn // 8 + 42
+    return columns.bn // 2 + 4 * s.r * count_halves(s) + columns.bn // 8 + 42
 
 
 def _estimate(s: ConvShape, columns: Columns, pooled: int, rows: int, blocks: int, multiprocessors: int) -> float:
     """A rough time in cycles, which only orders candidates."""
     total = s.n * -(-pooled // rows) * columns.tiles
-    row = s.r * _count_halves(s) * columns.bn // 2  # of the tensor cores
+    row = s.r * count_halves(s) * columns.bn // 2  # of the tensor cores
     together = min(blocks, -(-total // multiprocessors))
     turns = -(-total // (multiprocessors * together))
     return turns * (1500 + (2 * rows + 1) * max(together * row, row + 500))
@@ -198,8 +198,8 @@ def _make_constants(s: ConvShape, signature: Signature, config: Config, pooled: 
     return {
         "C": s.c,
         "R": s.r,
-        "HALVES": _count_halves(s),
-        "LEAD": _count_leading_columns(s),
+        "HALVES": count_halves(s),
+        "LEAD": count_leading_columns(s),
         "PAD_H": s.pad[0],
         "BN": columns.bn,
         "SKIP": columns.skip,

@@ -62,7 +62,7 @@ class Unimplemented(BackendError):
     """oneDNN has no implementation of this primitive for these types and layouts; a tactic turns it into a refusal."""
 
 
-class _Version(C.Structure):
+class Version(C.Structure):
     """dnnl_version_t."""
 
     _fields_ = [
@@ -93,7 +93,7 @@ class Library:
                 "OpenMP or TBB build's libdnnl.so.3, whose own libraries (libiomp5.so or libtbb.so.12; of Intel's builds also libimf.so) "
                 "must be on LD_LIBRARY_PATH when Python starts."
             ) from None
-        self._check_version()
+        self.check_version()
         for name, arguments in _SIGNATURES.items():
             function = getattr(self.lib, "dnnl_" + name, None)
             if function is None:
@@ -115,10 +115,10 @@ class Library:
             self.runtime = pool.name
             threads.register_pool(pool)
 
-    def _check_version(self) -> None:
+    def check_version(self) -> None:
         if not hasattr(self.lib, "dnnl_version"):
             raise BackendError(f"{self.path} is not oneDNN: it has no function dnnl_version. Reinstall the package onednn-cpu-gomp.")
-        self.lib.dnnl_version.restype = C.POINTER(_Version)
+        self.lib.dnnl_version.restype = C.POINTER(Version)
         v = self.lib.dnnl_version().contents
         self.version = f"{v.major}.{v.minor}.{v.patch}"
         self.hash = (v.hash or b"").decode("ascii", "replace")[:8]
