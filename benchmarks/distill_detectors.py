@@ -1,6 +1,6 @@
 """Cut detectors distilled from the uncut ones on unlabelled photos: reads and writes networks of pruned_detectors.py's folder.
 
-    python benchmarks/distill_detectors.py --pack photos.npz [--more DIR]         # with the shared data folder: even photos, as JPEG
+    python benchmarks/distill_detectors.py --pack photos.npz [--more DIR]         # with the shared data folder: even photos, as WebP
     python benchmarks/distill_detectors.py --photos photos.npz --models DIR --cuts DIR --out DIR [--seconds 60]      # with a GPU
 
 The evaluation photos (the odd ones of COCO and of the face photos) are not among them. `--more` adds the photos of a folder's subfolders
@@ -9,9 +9,9 @@ photo of scenes and crowds is held out: the state with the smallest loss on thes
 A cut network starts from the result of whet's recovery. Each step shows both networks the same views: crops of random position and size,
 mirrored or not, brighter or darker. The loss covers the whole detector's outputs: its scores at all positions (the quality focal loss of Li et
 al. 2020, which weighs positions of disagreement), its boxes at positions with detections; and, with a decaying weight, the kept channels of each
-convolution (hints, Romero et al. 2015), until half of the time. The fastest of several number formats and memory layouts is timed first, then
-the learning rate with the smallest loss after a short run is chosen. With `--resume` a network trained by an earlier call starts in place of
-the recovered one.
+convolution (hints, Romero et al. 2015), until a third of the time. Batch norms are inserted for the training and folded after it. The fastest
+of several number formats and memory layouts is timed first, then the learning rate with the smallest loss after a short run is chosen. With
+`--resume` a network trained by an earlier call starts in place of the recovered one.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from _smaller import rounded
 IMAGENET = 1000  # photos of one object each, for variety
 HELD_OUT = 10  # one photo of so many scenes or crowds is for choosing the state
 NEAR, SAME = 40, 22  # hashes of 256 bits with fewer different bits: resembles an evaluation photo; the same photo as another one
-PLAIN = 0.65  # share of the time after which the views are plain
+PLAIN, HINTED = 0.45, 0.3  # shares of the time after which the views are plain, and until which there are hints
 EVALUATIONS, MEAN = 20, 0.998  # evaluations of the held-out photos in a training; decay of the running mean per step
 SIDE = 512  # photos are read as squares of this side, resized like the detectors' own preprocessing
-STORED = {"scenes": 480, "crowds": 480, "objects": 320}  # longest sides in the file
+STORED = {"scenes": 448, "crowds": 448, "objects": 320}  # longest sides in the file
+QUALITY = 62  # of the photos in the file (WebP)
 RATES = (1e-3, 2e-3, 4e-3)  # learning rates that are tried
+NORMALIZED = 8  # batches that the statistics of inserted batch norms are measured on
 DECAY, CLIP, WARMUP = 1e-4, 10.0, 0.05
 TRIED, TIMED, SKIPPED = 0.04, 20, 5  # share of the time for a learning rate; steps of a format that are timed, after those that are not
-FORMATS = (("bf16", True), ("bf16", False), ("tf32", False))  # number format; channels last
-HINTS = 3.0  # initial weight of the convolutions' mean relative squared error; it decays to 0 at half of the time
+FORMATS = (("bf16", True), ("bf16", False), ("tf32", False), ("tf32", True))  # number format; channels last
+HINTS = 3.0  # initial weight of the convolutions' mean relative squared error; it decays to 0 at HINTED
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def any_batch(path: Path):
 
 
 def pack(out: Path, more: Path | None) -> None:
-    """Training photos, as JPEG bytes in one file, with the kind of each."""
+    """Training photos, as WebP bytes in one file, with the kind of each."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from PIL import Image
 
@@ -153,7 +155,7 @@ def pack(out: Path, more: Path | None) -> None:
         seen = np.concatenate([seen, bits[None]])
         pieces.append(_smaller(image.convert("RGB"), STORED[kind]))
         kinds.append(kind)
-    np.savez(out, jpeg=np.frombuffer(b"".join(pieces), np.uint8), len=np.array([len(p) for p in pieces]), kind=np.array(kinds))
+    np.savez(out, bytes=np.frombuffer(b"".join(pieces), np.uint8), len=np.array([len(p) for p in pieces]), kind=np.array(kinds))
     counts = ", ".join(f"{kinds.count(k)} {k}" for k in ("scenes", "crowds", "objects"))
     print(f"{out}: {counts}; {left} left out as similar to an evaluation photo or to another one; {out.stat().st_size / 1e6:.1f} MB")
 
@@ -165,10 +167,10 @@ def _hash(image) -> np.ndarray:
 
 
 def _smaller(image, side: int) -> bytes:
-    """As JPEG, at most `side` pixels per side."""
+    """As WebP, at most `side` pixels per side."""
     image.thumbnail((side, side))
     written = io.BytesIO()
-    image.save(written, "JPEG", quality=78)
+    image.save(written, "WEBP", quality=QUALITY)
     return written.getvalue()
 
 
@@ -179,7 +181,7 @@ def photos(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from PIL import Image
 
     with np.load(path) as f:
-        raw, lengths, kinds = f["jpeg"], f["len"], f["kind"]
+        raw, lengths, kinds = f["bytes"], f["len"], f["kind"]
     ends = np.cumsum(lengths)
 
     def one(i: int) -> np.ndarray:
@@ -286,12 +288,14 @@ class Hints:
         from whet.pruning.cut import find_kept_indices
 
         at = {t.name: torch.from_numpy(i).to(device) for (t, axis), i in find_kept_indices(original, channels).items() if axis == 1}
-        outputs = {t.name for t in cut.outputs}
-        self.names = [y.name for layer in cut.layers if layer.op == "Conv" for y in layer.outputs if y.name not in outputs]
+        outputs, users = {t.name for t in cut.outputs}, cut.users()
+        inner = [layer.output for layer in cut.layers if layer.op == "Conv" and layer.output.name not in outputs]
+        self.names = [t.name for t in inner]
         self.at = [at.get(n) for n in self.names]
-        for net in (teacher, cut):
-            for name in self.names:
-                net.mark_output(net.tensor(name))
+        for t in inner:
+            teacher.mark_output(teacher.tensor(t.name))
+            reader = users[t][0][0]
+            cut.mark_output(reader.output if reader.op == "BatchNormalization" else t)
         self.weight = torch.tensor(HINTS, device=device)
 
     def loss(self, mine: list, theirs: list):
@@ -432,12 +436,12 @@ def train(teacher, cut, how: Taught, views: Views, hints: Hints, args: argparse.
     if best is not None:
         best.compare()
     while (share := (time.time() - began) / seconds) < 1 or not done:
-        if hinted and whole_run and share > 0.5:
+        if hinted and whole_run and share > HINTED:
             training, _ = start_training(teacher, cut, how, hints, args, precision, with_hints=False, optimizer=optimizer)
             hinted = False
         views.plain = whole_run and share > PLAIN
         training.rate(lr * min(share / WARMUP, (1 + math.cos(math.pi * min(share, 1.0))) / 2 if whole_run else 1.0))
-        hints.weight.fill_(HINTS * max(1 - 2 * share, 0.0) if whole_run else HINTS)
+        hints.weight.fill_(HINTS * max(1 - share / HINTED, 0.0) if whole_run else HINTS)
         total = total + training.step({"x": views.batch(args.batch)}, None)
         done += 1
         if best is not None:
@@ -457,21 +461,31 @@ def train(teacher, cut, how: Taught, views: Views, hints: Hints, args: argparse.
 
 
 def distil(net, path: Path, how: Taught, views: Views, recipe, start: Path, args: argparse.Namespace, seconds: float, keep: Callable):
-    """The trained module of the network in `start`, and a record of the training. `keep(module)` saves the best state so far."""
+    """Trains the network in `start` and returns a record of the training. `keep(weights, about)` saves the best state so far and the final one."""
     import torch
 
+    from whet.training import TrainingData
+    from whet.training.batch_norms import InsertedBatchNorm, fold_weights, insert_batch_norms
     from whet.training.module import NetworkModule
 
     began = time.time()
 
+    inserted: list[InsertedBatchNorm] = []
+
     def pair():
         teacher, cut = any_batch(path), any_batch(start)
+        if args.norms:
+            seen = TrainingData({cut.inputs[0].name: torch.cat([views.batch(args.batch) for _ in range(NORMALIZED)]).cpu().numpy()})
+            cut, inserted[:] = insert_batch_norms(cut, seen, batch=args.batch, device=torch.device(args.device))
         hints = Hints(net, teacher, cut, recipe.kept(), args.device)
         whole = NetworkModule(teacher).to(args.device).eval().requires_grad_(False)
         return whole, NetworkModule(cut).to(args.device), hints
 
+    def save(module, about: str = "{}") -> None:
+        keep(fold_weights(module.weights(), inserted), about)
+
     whole, cut, hints = pair()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     precision, times = fastest_format(whole, lambda: cut, how, views, lambda: hints, args)
     print(f"seconds per step: {times}", flush=True)
     tried: dict[float, float] = {}
@@ -483,11 +497,13 @@ def distil(net, path: Path, how: Taught, views: Views, recipe, start: Path, args
     lr = min(tried, key=lambda r: tried[r] if math.isfinite(tried[r]) else math.inf) if tried else args.lr[0]
     whole, cut, hints = pair()
     left = max(seconds - (time.time() - began), 1.0)
-    steps, history, best = train(whole, cut, how, views, hints, args, precision, lr, left, keep)
-    told = {"steps": steps, "batch": args.batch, "seconds": round(left, 1), "lr": lr, "format": precision, "seconds_per_step": times,
-            "tried": {f"{r:g}": v for r, v in tried.items() if math.isfinite(v)}, "loss": history[:: max(1, len(history) // 12)],
+    steps, history, best = train(whole, cut, how, views, hints, args, precision, lr, left, save)
+    told = {"steps": steps, "batch_norms": len(inserted), "batch": args.batch, "seconds": round(left, 1), "lr": lr, "format": precision,
+            "seconds_per_step": times, "tried": {f"{r:g}": v for r, v in tried.items() if math.isfinite(v)},
+            "loss": history[:: max(1, len(history) // 12)],
             "held_out_photos": len(views.held), "held_out_loss": best.history, "held_out_best": round(best.value, 4)}  # fmt: skip
-    return cut, told
+    save(cut, json.dumps({"what": "distilled", **told}))
+    return told
 
 
 def main() -> int:
@@ -506,6 +522,7 @@ def main() -> int:
     p.add_argument("--lr", type=float, nargs="+", default=RATES, help=f"the highest learning rate; the best of several (default: {RATES})")
     p.add_argument("--format", choices=("bf16", "tf32"), help="number format, bf16 with channels last (default: the fastest is timed)")
     p.add_argument("--resume", type=Path, help="folder of networks that an earlier call trained, to train on")
+    p.add_argument("--no-norms", dest="norms", action="store_false", help="do not insert batch norms for the training")
     p.add_argument("--device", default="cuda")
     p.add_argument("--no-graph", dest="graph", action="store_false", help="do not record a step as a CUDA graph")
     p.add_argument("--out", type=Path, default=Path(".detectors"))
@@ -515,7 +532,7 @@ def main() -> int:
         return 0
     from whet.frontends import network_from_onnx, save_onnx
     from whet.pruning import load_recipe
-    from whet.training.module import from_module
+    from whet.training.module import with_weights
 
     args.out.mkdir(parents=True, exist_ok=True)
     pixels, kinds = photos(args.photos)
@@ -531,12 +548,11 @@ def main() -> int:
             start, recipe = args.cuts / f"{stem}.recovered.onnx", load_recipe(args.cuts / f"{stem}.recipe.json")
             start = args.resume / f"{stem}.onnx" if args.resume and (args.resume / f"{stem}.onnx").exists() else start
 
-            def keep(module, about="{}", start=start, stem=stem) -> None:
-                save_onnx(rounded(from_module(network_from_onnx(start), module, about=about)), args.out / f"{stem}.onnx")
+            def keep(weights, about, start=start, stem=stem) -> None:
+                save_onnx(rounded(with_weights(network_from_onnx(start), weights, about=about)), args.out / f"{stem}.onnx")
 
-            module, record = distil(net, path, how, views, recipe, start, args, seconds[name], keep)
+            record = distil(net, path, how, views, recipe, start, args, seconds[name], keep)
             told[stem] = {"photos": len(pixels), **({"resumed": True} if args.resume else {}), **record}
-            keep(module, json.dumps({"what": "distilled", **told[stem]}))
             print(stem, told[stem], flush=True)
             (args.out / f"{name}.told.json").write_text(json.dumps(told, indent=1) + "\n")
     return 0

@@ -5,12 +5,12 @@
     python benchmarks/pruned_detectors.py --stages judge,time --work FOLDER      # evaluates the folder's networks, times them on an idle machine
 
 Three steps per ratio: as cut; with weights fitted layer by layer (least squares on 24 photos); and, if present in the folder, distilled from the
-whole detector on unlabelled photos. NanoDet is evaluated by AP50 against COCO's labels, the face detector (whose photos have no labels) by
-the agreement of its boxes with those of the whole detector: mean average precision with the whole detector's confident boxes as ground truth.
-All learn from the even photos and are evaluated on the odd ones. Three kinds of cuts (`--ways`): `default`, a FLOP reduction with the default
-options of `whet prune` and --steps=3, `chosen`, the same in one step with second-order Taylor terms, both on those 24 photos, and `even`, the same
-share of each layer's channels by their activations. Times: single images,
-all engines interleaved, this CPU. Needs the shared data folder (../shared/data or WHET_DATA).
+whole detector on unlabelled photos. NanoDet is evaluated by AP50 against COCO's labels, the face detector (whose photos have no labels) by the
+agreement of its boxes with those of the whole detector: mean average precision with the whole detector's confident boxes as ground truth. All learn
+from the even photos and are evaluated on the odd ones, by ONNX Runtime. Three kinds of cuts (`--ways`): `default`, a FLOP reduction with the
+default options of `whet prune` and --steps=3, `chosen`, the same in one step with second-order Taylor terms, both on those 24 photos, and `even`,
+the same share of each layer's channels by their activations. Times: single images, all engines interleaved, this CPU. Needs the shared data folder
+(../shared/data or WHET_DATA).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,12 +133,24 @@ def contexts_of(nets: list[tuple[str, Network]]) -> list[Context]:
     return [Runtime(backend="cpu").load(build(net, BuildConfig())).create_context() for _, net in nets]
 
 
+def run_on_photos(net: Network, feeds: list[dict[str, np.ndarray]]) -> list[realdata.Outputs]:
+    """The outputs for each photo, by ONNX Runtime: accuracy needs no timed engine."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1  # more would wait for each other on a busy machine
+    with tempfile.TemporaryDirectory() as folder:
+        session = ort.InferenceSession(str(save_onnx(net, Path(folder) / "net.onnx")), options, providers=["CPUExecutionProvider"])
+    names = [t.name for t in session.get_outputs()]
+    return [dict(zip(names, session.run(None, feed), strict=True)) for feed in feeds]
+
+
 def judge(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> list[dict]:
     """A row for the whole detector and two or three for each ratio: as cut, recovered, and distilled."""
     _, _, feeds = samples(detector)
     judged = list(range(1, len(feeds), 2))
     nets = networks(detector, cuts, work)
-    found = [[detector.boxes(c.run(feeds[i])) for i in judged] for c in contexts_of(nets)]
+    found = [[detector.boxes(out) for out in run_on_photos(net, [feeds[i] for i in judged])] for _, net in nets]
     sure = [b[b[:, 1] >= detector.sure][:, [0, 2, 3, 4, 5]] for b in found[0]]
     truth = detector.labels(judged) if detector.labels else sure
     rows = []

@@ -16,6 +16,7 @@ from whet.pruning.recovery import (
     compute_row_limit,
     find_added_bias,
     find_bias,
+    find_bounds,
     find_norm_mean,
     is_fittable,
     recover,
@@ -149,6 +150,29 @@ def test_the_mean_that_absorbs_an_intercept(text, expected):
 )
 def test_layers_that_are_fitted(text, op, fits):
     assert is_fittable(*layer_of(text, op)) is fits
+
+
+BOUNDED = CONV + "const %b: f32[3] = [1.0, 2.0, 3.0]\nconst %l: f32[] = [-1.0]\nconst %h: f32[] = [6.0]\nin %o: f32[1,3,4,4]\n%c = Conv(%x, %w, %b)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "summed", "expected"),
+    [
+        ("%y = Relu(%c)\nout %y", False, (0.0, None)),
+        ("%y = Clip(%c, %l, %h)\nout %y", False, (-1.0, 6.0)),
+        ("%y = Clip(%c, %l)\nout %y", False, (-1.0, None)),
+        ("%y = Sigmoid(%c)\nout %y", False, (None, None)),
+        ("%y = Relu(%c)\nout %y\nout %c", False, (None, None)),
+        ("%y = Relu(%c)\n%z = Neg(%c)\nout %y\nout %z", False, (None, None)),
+        ("%s = Add(%c, %o)\n%y = Relu(%s)\nout %y", True, (0.0, None)),
+        ("%s = Add(%c, %o)\n%y = Relu(%s)\nout %y", False, (None, None)),
+        ("%s = Add(%c, %o)\n%y = Relu(%s)\nout %y\nout %s", True, (None, None)),
+    ],
+)
+def test_the_bounds_beyond_which_all_outputs_mean_the_same(text, summed, expected):
+    net = parse_network("network n source\n" + BOUNDED + text)
+    layer = next(x for x in net.layers if x.op == "Conv")
+    assert find_bounds(layer, net, net.users(), summed=summed) == expected
 
 
 def test_statistics_of_batch_norms_are_those_of_the_data():

@@ -26,6 +26,29 @@ def test_solve_is_least_squares():
         np.testing.assert_allclose(np.concatenate([w[g], b[g][None]]), want, atol=1e-8)
 
 
+@pytest.mark.parametrize("side", ["low", "high"])
+def test_outputs_beyond_a_bound_leave_the_fit_to_the_others(side):
+    """Below the bound the targets are large noise: with it the fit finds the weights, without it the noise moves them."""
+    rng = np.random.default_rng(0)
+    x, true = rng.normal(size=(1, 400, 5)), rng.normal(size=(1, 5, 2))
+    y = x @ true
+    noisy, bound = np.where(y < 0, y - rng.exponential(20, y.shape), y), np.zeros_like(y)
+    sign = 1 if side == "low" else -1
+    fit = {"low": Problem(x, noisy, low=bound), "high": Problem(x, -noisy, high=bound)}[side]
+    start = np.zeros((1, 5, 2))
+    bounded, _ = solve(fit, start, ridge=1e-9, intercept=False)
+    plain, _ = solve(Problem(x, sign * noisy), start, ridge=1e-9, intercept=False)
+    assert np.abs(sign * bounded - true).max() < 0.3 < np.abs(sign * plain - true).max()
+    assert np.sum((fit.find_nearest_targets(x @ bounded) - x @ bounded) ** 2) < 0.1 * np.sum((fit.find_nearest_targets(x @ plain) - x @ plain) ** 2)
+
+
+def test_targets_beyond_a_bound_follow_the_outputs_up_to_it():
+    y, made = np.array([[[-2.0], [-2.0], [0.5], [3.0], [3.0]]]), np.array([[[-5.0], [1.0], [-1.0], [4.0], [2.0]]])
+    bounds = {"low": np.zeros_like(y), "high": np.full_like(y, 2.5)}
+    assert Problem(y, y, **bounds).find_nearest_targets(made).ravel().tolist() == [-5.0, 0.0, 0.5, 4.0, 2.5]
+    assert Problem(y, y).find_nearest_targets(made) is y
+
+
 def test_a_ridge_stays_near_the_weights_and_without_data_equals_them():
     x, y, start = RNG.standard_normal((1, 300, 7)), RNG.standard_normal((1, 300, 5)), RNG.standard_normal((1, 7, 5))
     far, _ = solve(Problem(x, y), start, ridge=0.0, intercept=False)

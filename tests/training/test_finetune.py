@@ -76,6 +76,22 @@ def test_a_pruned_network_recovers_by_distillation_alone(learned, digits):
     assert got.accuracy > 0.85
 
 
+def test_a_users_distance_to_the_teacher_replaces_the_default_one(tmp_path, monkeypatch, learned, digits):
+    (tmp_path / "apart.py").write_text("calls = []\ndef apart(mine, theirs):\n    calls.append((mine.shape, theirs.shape))\n"
+                                       "    return (mine - theirs).abs().mean()\n")  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    unlabelled = TrainingData(digits[0].inputs)
+    config = FinetuneConfig(**{**FAST, "epochs": 2}, distill=1.0, distill_loss="python:apart:apart")
+    got = finetune(digits_net(), unlabelled, config, teacher=learned.network, test=digits[1])
+    assert got.accuracy > 0.5  # of ten classes
+    import apart
+
+    assert apart.calls
+    assert all(a == b for a, b in apart.calls)
+    with pytest.raises(UsageError, match="distill_loss is auto or python"):
+        FinetuneConfig(distill_loss="kl")
+
+
 def test_a_final_softmax_is_excluded_from_training_and_kept(digits):
     got = finetune(digits_net(softmax=True), digits[0], FinetuneConfig(**FAST), test=digits[1])
     assert got.accuracy > 0.9
@@ -258,6 +274,16 @@ def test_data_come_from_files_folders_and_functions(tmp_path, monkeypatch, digit
     assert found.classes == tuple(sorted(set(map(str, y))))
     assert len(found) == 40
     assert sorted(found.labels) == sorted(np.searchsorted(found.classes, y.astype(str)))
+    plain = tmp_path / "unlabelled"
+    plain.mkdir()
+    for f in sorted((tmp_path / "images").glob("*/*.png"))[:5]:
+        f.rename(plain / f.name)
+    unlabelled = read_training_data(str(plain), net, Preprocessing.parse("scale:1/255"))
+    assert len(unlabelled) == 5
+    assert unlabelled.labels is None
+    (plain / f.name).rename(tmp_path / "images" / f.name)
+    with pytest.raises(TrainingError, match="both in subfolders"):
+        read_training_data(str(tmp_path / "images"), net)
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n"
         "def arrays():\n    return np.zeros((8, 1, 8, 8), np.float32), np.zeros(8, np.int64)\n"

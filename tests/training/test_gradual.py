@@ -130,14 +130,11 @@ def test_a_training_reaches_the_share_and_still_learns(net, data, tmp_path):
     assert same_bits(again.network, done.network)
 
 
-def test_gradual_pruning_takes_a_gpu_only_if_told_so(data, monkeypatch):
-    """No GPU has run it yet: `auto` is the CPU."""
+def test_a_device_is_a_gpu_if_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert select_device("auto").type == "cuda"
-    assert select_device("auto", gradual=True).type == "cpu"
-    assert select_device("cuda", gradual=True).type == "cuda"
-    config = FinetuneConfig(**{**SHORT, "device": "auto", "epochs": 1, "prune_steps": 1})
-    assert finetune(folded_net(), data, config).cuts is not None  # on the CPU: there is no GPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert select_device("auto").type == "cpu"
 
 
 def test_a_single_cut_before_the_training(data):

@@ -26,7 +26,9 @@ def _make_option(flag: str, field: str, text: str, **how: Any) -> Any:
 
 @click.command()
 @click.argument("model", type=click.Path())
-@click.option("--data", "data_source", required=True, help="FILE.npz, a folder with one subfolder of images per class, or python:MODULE:FUNCTION.")
+@click.option(
+    "--data", "data_source", required=True, help="FILE.npz, python:MODULE:FUNCTION, or a folder of images (one subfolder per class, or no labels)."
+)
 @click.option("--test", "test_source", help="Labelled test data, from the same kinds of sources: accuracy per epoch and of the result.")
 @click.option("--preprocess", help="Preprocessing of images, as --calibPreprocess of whet exec: scale:1/255,mean:..,std:..")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="ONNX file to write (default: MODEL.tuned.onnx).")
@@ -53,6 +55,7 @@ def _make_option(flag: str, field: str, text: str, **how: Any) -> Any:
 @_make_option("loss", "loss", f"{', '.join(LOSSES)}, or python:MODULE:FUNCTION(outputs, labels).")
 @_make_option("labelSmoothing", "label_smoothing", "Label smoothing of the cross entropy.", type=float)
 @_make_option("distill", "distill", "Weight of the distance to the teacher in the loss; 1 needs no labels.", type=float)
+@_make_option("distillLoss", "distill_loss", "auto, or python:MODULE:FUNCTION(outputs, teacher outputs), as for detectors.")
 @_make_option("temperature", "temperature", "Distillation temperature of classifiers.", type=float)
 @_make_option("features", "features", "Weight of the distance to the teacher's features in the loss.", type=float)
 @_make_option("views", "views", "Augmented views per sample, used in rotation, with one teacher output each. 0: always new views.", type=int)
@@ -64,7 +67,7 @@ def _make_option(flag: str, field: str, text: str, **how: Any) -> Any:
 @_make_option("pruneEnd", "prune_end", "Share of the training before the last cut.", type=float)
 @_make_option("pruneImportance", "prune_importance", "Importance as for whet prune; auto: taylor2, else reconstruction.")
 @_make_option("augment", "augment", "crop:N, flip, cutmix:PERCENT (with --distill=1), separated by commas.")
-@_make_option("device", "device", "auto (a GPU if there is one; the CPU with --pruneTo), cpu, cuda, cuda:N.")
+@_make_option("device", "device", "auto (a GPU if there is one), cpu, cuda, cuda:N.")
 @_make_option("seed", "seed", "Seed of sample order and augmentation.", type=int)
 @_make_option("checkpoint", "checkpoint", "Checkpoint file; an interrupted training continues from it.")
 @_make_option("checkpointSeconds", "checkpoint_seconds", "Seconds between two checkpoints.", type=float)

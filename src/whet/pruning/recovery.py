@@ -4,7 +4,8 @@ Layers are fitted in execution order, each on the outputs of its already recover
 
 - least squares: a Conv, Gemm or MatMul gets the weights (and bias, or batch-norm mean) that best reproduce the original layer's kept outputs
   from its inputs; closed form with a ridge penalty towards the cut weights. A layer that only an Add reads aims at the original sum minus
-  the present other input, so that it also corrects errors of the shortcut;
+  the present other input, so that it also corrects errors of the shortcut. Where a Relu or Clip follows, values that it maps to the same bound
+  count as equal, so that the weights serve the values that pass;
 - batch norms: running mean and variance are re-estimated.
 """
 
@@ -80,11 +81,13 @@ def recover(
                 raise PruneError(f"layer '{layer.name}' comes earlier in the original: the networks do not belong together")
             (want,) = (t for x in original.layers if x.name == aim for t in x.outputs)
             target = _take_kept_part(big.value(want), want.name, indexes)
-            if other is not None:
-                target = target - small.value(other[1])
+            summand = None if other is None else small.value(other[1])
+            if summand is not None:
+                target = target - summand
                 if (added := find_added_bias(layer, readers)) is not None:
                     target = target - added[1].array()
-            note = _fit(layer, small, target, config, rng, readers)
+            bounds = _Bounds(*find_bounds(layer, recovered, readers, summed=other is not None), summand)
+            note = _fit(layer, small, target, config, rng, readers, bounds)
         if config.batch_norms and layer.op == "BatchNormalization":
             note = _measure(layer, small.value(layer.needs(0)))
         small.step()
@@ -159,6 +162,33 @@ def _find_other_summand(
     return add.name, other
 
 
+@dataclass(frozen=True)
+class _Bounds:
+    """Bounds (None: there is none) of a layer's outputs plus bias and `summand` beyond which all values mean the same to the reader."""
+
+    low: float | None = None
+    high: float | None = None
+    summand: np.ndarray | None = None  # in the shape of the layer's outputs
+
+
+def find_bounds(layer: Layer, net: Network, readers, *, summed: bool) -> tuple[float | None, float | None]:
+    """The bounds of the Relu or Clip that alone reads the layer with its bias (`summed`: the Add of that and another tensor)."""
+    added = find_added_bias(layer, readers)
+    t = layer.output if added is None else added[0].output
+    t = readers[t][0][0].output if summed else t
+    users = readers.get(t, [])
+    if len(users) != 1 or users[0][1] != 0 or t in net.outputs or layer.output in net.outputs:
+        return None, None
+    reader = users[0][0]
+    if reader.op == "Relu":
+        return 0.0, None
+    bounds = [reader.input(i) for i in (1, 2)] if reader.op == "Clip" else [None, None]
+    if any(b is not None and not b.is_constant for b in bounds):
+        return None, None
+    low, high = (None if b is None else float(b.array()) for b in bounds)
+    return low, high
+
+
 def _take_kept_part(y: np.ndarray, name: str, indexes: Mapping[tuple[str, int], np.ndarray]) -> np.ndarray:
     for i in range(y.ndim):
         if (name, i) in indexes:
@@ -166,7 +196,9 @@ def _take_kept_part(y: np.ndarray, name: str, indexes: Mapping[tuple[str, int], 
     return y
 
 
-def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, rng: np.random.Generator, readers) -> str:
+def _fit(
+    layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, rng: np.random.Generator, readers, bounds: _Bounds
+) -> str:  # fmt: skip
     """Solves for the layer's weights; returns a message for `progress`."""
     x, wt = sweep.value(layer.needs(0)), layer.needs(1)
     w, group = wt.array(), layer.attrs.get("group", 1)
@@ -175,20 +207,28 @@ def _fit(layer: Layer, sweep: Sweep, want: np.ndarray, config: RecoveryConfig, r
     if layer.op == "Conv":
         positions = want.shape[0] * int(np.prod(want.shape[2:]))
         at = sample_positions(positions, compute_row_limit(config.rows, int(np.prod(w.shape[1:]))), rng)
-        rows, targets, matrix = gather_conv_rows(layer, x, w, at, kind), gather_conv_outputs(want, group, at, kind), convert_conv_to_matrix(w, group)
+        rows, matrix = gather_conv_rows(layer, x, w, at, kind), convert_conv_to_matrix(w, group)
+        targets, *summands = (gather_conv_outputs(y, group, at, kind) for y in (want, bounds.summand) if y is not None)
     else:
-        flat, given = x.reshape(-1, x.shape[-1]), want.reshape(-1, want.shape[-1])
+        flat = x.reshape(-1, x.shape[-1])
         at = sample_positions(len(flat), compute_row_limit(config.rows, x.shape[-1]), rng)
-        rows, targets = flat[at][None].astype(kind), given[at][None].astype(kind)
+        rows = flat[at][None].astype(kind)
+        targets, *summands = (y.reshape(-1, y.shape[-1])[at][None].astype(kind) for y in (want, bounds.summand) if y is not None)
         matrix = (w.T if layer.attrs.get("transB") else w)[None].astype(np.float64)
-    if layer.op != "MatMul" and bias is not None:
-        targets = targets - bias.array().reshape(targets.shape[0], 1, -1).astype(kind)
-    before = _sum_squares(targets - rows @ matrix.astype(kind))
+    offset = np.zeros((1, 1, 1), kind) if bias is None else bias.array().reshape(targets.shape[0], 1, -1).astype(kind)
+    if layer.op != "MatMul":
+        targets = targets - offset
+    others = sum(summands, offset)
+    low, high = (None if v is None else np.broadcast_to(kind(v) - others, targets.shape) for v in (bounds.low, bounds.high))
+    problem = Problem(rows, targets, low, high)
+    unfitted = rows @ matrix.astype(kind)
+    before = _sum_squares(problem.find_nearest_targets(unfitted) - unfitted)
     size = _sum_squares(targets)
     if before <= 1e-12 * max(size, 1e-30):
         return "already exact"
-    fitted, shift = solve(Problem(rows, targets), matrix, ridge=config.ridge, intercept=intercept)
-    after = _sum_squares(targets - rows @ fitted.astype(kind) - shift[:, None].astype(kind))
+    fitted, shift = solve(problem, matrix, ridge=config.ridge, intercept=intercept)
+    made = rows @ fitted.astype(kind) + shift[:, None].astype(kind)
+    after = _sum_squares(problem.find_nearest_targets(made) - made)
     if layer.op == "Conv":
         _set(wt, convert_matrix_to_conv(fitted, w))
     else:

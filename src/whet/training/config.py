@@ -36,6 +36,7 @@ class FinetuneConfig:
     loss: str = "auto"  # auto | cross_entropy | mse | python:module:function(outputs, labels)
     label_smoothing: float = 0.0
     distill: float = 0.0  # share of the distillation loss (distance to the teacher's outputs); 1: no labels needed
+    distill_loss: str = "auto"  # auto (see training/loss.py) | python:module:function(outputs, the teacher's outputs): for detectors, for example
     temperature: float = 4.0  # softmax temperature of the distillation of classifiers
     views: int = 0  # number of augmented views per sample, used cyclically with cached teacher outputs; 0: a new view at every step
     masks: str = ""  # fixed zeros: "" none, 2:4 (by magnitude where there is no pattern), zeros (the existing ones)
@@ -47,7 +48,7 @@ class FinetuneConfig:
     features: float = 0.0  # weight of the distance to the teacher's features: sums of residual branches with equal shape
     log: str = ""  # FILE.csv, or a folder for TensorBoard: one row per epoch
     augment: str = ""  # comma-separated: crop:N (pad by N, random crop), flip (horizontal), cutmix:PERCENT (with distill=1)
-    device: str = "auto"  # auto (a GPU if there is one; with prune_to the CPU) | cpu | cuda | cuda:1 ...
+    device: str = "auto"  # auto (a GPU if there is one) | cpu | cuda | cuda:1 ...
     channels_last: bool | None = None  # None: on CUDA for 4-dimensional inputs
     graph: bool | None = None  # one CUDA graph per step; None: on CUDA where possible (not in fp16, not with a user-defined loss)
     compile: bool = False  # torch.compile fuses elementwise layers: up to a minute of compilation, then shorter steps
@@ -70,6 +71,8 @@ class FinetuneConfig:
                 raise UsageError(f"{name} is one of {', '.join(k or '(none)' for k in known)}, not {getattr(self, name)!r}")
         if self.loss not in LOSSES and not self.loss.startswith("python:"):
             raise UsageError(f"loss is one of {', '.join(LOSSES)} or python:MODULE:FUNCTION, not {self.loss!r}")
+        if self.distill_loss != "auto" and not self.distill_loss.startswith("python:"):
+            raise UsageError(f"distill_loss is auto or python:MODULE:FUNCTION, not {self.distill_loss!r}")
         for name in ("distill", "warmup", "last_lr", "label_smoothing", "momentum", "holdout"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} is from 0 to 1, not {getattr(self, name)}")

@@ -1,4 +1,4 @@
-"""Training data: array files, image folders with one subfolder per class, or a user function."""
+"""Training data: array files, image folders (labelled by one subfolder per class, or without labels), or a user function."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Batches:
 
 def read_training_data(source: str, net: Network, preprocessing: Preprocessing | None = None) -> TrainingData | Batches:
     """Data for `net` from FILE.npz (arrays by input name, or a single one, and labels, label, y, targets or y_train), from a folder with
-    one subfolder of images per class (sorted by name), or from python:MODULE:FUNCTION, which returns (x, y), a dict, or a sized iterable of
-    batches.
+    one subfolder of images per class (sorted by name) or with images alone (no labels), or from python:MODULE:FUNCTION, which returns (x, y), a
+    dict, or a sized iterable of batches.
 
     Raises UsageError for a missing source, TrainingError for data that do not fit the network.
     """
@@ -105,7 +105,7 @@ def read_training_data(source: str, net: Network, preprocessing: Preprocessing |
     if path.is_dir():
         return _from_folder(path, net, preprocessing)
     if not path.is_file():
-        raise UsageError(f"{source} does not exist: expected FILE.npz, a folder with one subfolder per class, or python:MODULE:FUNCTION")
+        raise UsageError(f"{source} does not exist: expected FILE.npz, a folder of images, or python:MODULE:FUNCTION")
     found = read_arrays(path, TrainingError)
     inputs, labels = _split_sample({} if isinstance(found, np.ndarray) else found, names, str(path))
     return TrainingData(inputs, labels, preprocessing)
@@ -146,11 +146,15 @@ def _split_sample(sample: Any, names: tuple[str, ...], where: str) -> tuple[dict
 
 
 def _from_folder(path: Path, net: Network, preprocessing: Preprocessing | None) -> TrainingData:
-    """Images uint8 [N, H, W, C] resized to the input; the class is the index of the subfolder."""
+    """Images uint8 [N, H, W, C] resized to the input; the class is the index of the subfolder. Images outside subfolders have no labels."""
     classes = sorted(p for p in path.iterdir() if p.is_dir())
     files = [(f, k) for k, c in enumerate(classes) for f in sorted(c.iterdir()) if f.suffix.lower() in _IMAGES]
-    if not files:
-        raise TrainingError(f"{path} holds no subfolders with images ({', '.join(_IMAGES)}): one subfolder per class")
+    loose = [(f, -1) for f in sorted(path.iterdir()) if f.suffix.lower() in _IMAGES]
+    if not files and not loose:
+        raise TrainingError(f"{path} holds no images ({', '.join(_IMAGES)}): give one subfolder per class, or images without labels")
+    if files and loose:
+        raise TrainingError(f"{path} holds images both in subfolders (one per class) and outside ('{loose[0][0].name}'): which ones have labels?")
+    files, classes = (files, classes) if files else (loose, [])
     try:
         from PIL import Image
     except ImportError:
@@ -170,5 +174,5 @@ def _from_folder(path: Path, net: Network, preprocessing: Preprocessing | None) 
         except OSError as e:
             raise TrainingError(f"{f} cannot be decoded: {e}") from e
         pixels[i] = np.asarray(image, np.uint8).reshape(pixels.shape[1:])
-    labels = np.array([k for _, k in files], np.int64)
+    labels = np.array([k for _, k in files], np.int64) if classes else None
     return TrainingData({t.name: pixels}, labels, p, tuple(c.name for c in classes))

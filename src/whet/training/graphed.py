@@ -24,7 +24,7 @@ _WARM = 4  # eager steps before the capture
 def can_be_graphed(config: FinetuneConfig, device: torch.device) -> bool:
     """True if a step never synchronizes with the host: on CUDA, without the fp16 loss scaler and without a user-defined loss (which may read
     values), with one batch per step, unless `config.graph` is False."""
-    fits = device.type == "cuda" and config.precision != "fp16" and config.loss in ("auto", "cross_entropy", "mse")
+    fits = device.type == "cuda" and config.precision != "fp16" and config.loss in ("auto", "cross_entropy", "mse") and config.distill_loss == "auto"
     return fits and config.accumulate == 1 and config.graph is not False
 
 

@@ -21,13 +21,17 @@ class Loss:
     """loss(outputs, labels, teacher outputs) = (1 - distill) * hard + distill * soft.
 
     hard: cross entropy for integer labels and logits [N, classes], otherwise mean squared error. soft (Hinton et al., arXiv:1503.02531):
-    T^2 * KL divergence of the softened logits; for other outputs the mean squared error divided by the teacher's variance. The outputs after the
+    T^2 * KL divergence of the softened logits; for other outputs the mean squared error divided by the teacher's variance; or a user-defined
+    function(outputs, teacher outputs) of all outputs, which gets one of them alone if the network has no others. The outputs after the
     first `outputs` are features (Romero et al., arXiv:1412.6550): `features` times the mean of their errors, each relative to its variance.
     """
 
     def __init__(self, config: FinetuneConfig, outputs: int | None = None):
         self.config, self.outputs = config, outputs
-        self.own = import_user_function(config.loss, "--loss") if config.loss.startswith("python:") else None
+        self.own, self.own_soft = (
+            import_user_function(source, flag) if source.startswith("python:") else None
+            for source, flag in ((config.loss, "--loss"), (config.distill_loss, "--distillLoss"))
+        )
 
     def __call__(self, outputs: tuple[torch.Tensor, ...], labels: torch.Tensor | None, teacher: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
         share = self.config.distill
@@ -45,8 +49,15 @@ class Loss:
         if share > 0:
             if teacher is None:
                 raise TrainingError("distillation needs a teacher: the network before it was pruned")
-            total = total + share * sum(self.soft(a.float(), b.float()) for a, b in zip(outputs, teacher, strict=True)) / len(outputs)
+            total = total + share * self.distance(outputs, teacher)
         return total
+
+    def distance(self, outputs: tuple[torch.Tensor, ...], teacher: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The distillation loss."""
+        if self.own_soft is None:
+            return sum(self.soft(a.float(), b.float()) for a, b in zip(outputs, teacher, strict=True)) / len(outputs)
+        mine, theirs = (tuple(t.float() for t in some) for some in (outputs, teacher))
+        return self.own_soft(mine, theirs) if len(mine) > 1 else self.own_soft(mine[0], theirs[0])
 
     def hard(self, outputs: tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
         """The label loss."""

@@ -76,7 +76,7 @@ def finetune(
         check_order(net, "prune", insist)
         if train is not None or read_workers().count > 1:
             raise UsageError("prune_to works in one process and with whet's own loop: leave out --train and torchrun, or prune before the training")
-    device = select_device(config.device, gradual=bool(config.prune_to))
+    device = select_device(config.device)
     student, answers = without_softmax(net), None
     inserted: list[InsertedBatchNorm] = []
     if train is None and config.batch_norms == "insert" and not config.freeze_batch_norm:
@@ -156,12 +156,8 @@ def without_softmax(net: Network) -> Network:
     return made
 
 
-def select_device(name: str, gradual: bool = False) -> torch.device:
-    """The torch device of a name; auto prefers CUDA, except for gradual pruning, which no GPU has run yet. Raises TrainingError for an unavailable
-    device.
-    """
-    if name == "auto" and gradual:
-        return torch.device("cpu")
+def select_device(name: str) -> torch.device:
+    """The torch device of a name; auto prefers CUDA. Raises TrainingError for an unavailable device."""
     if name == "auto":
         found = read_workers()
         one = f"cuda:{found.local}" if found.count > 1 else "cuda"

@@ -98,9 +98,8 @@ def _list_parts(plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarr
     yield to_json(encode({k: v for k, v in vars(config).items() if k not in _WITHOUT_EFFECT}))
     yield repr(sorted((k, v) for k, v in os.environ.items() if k.startswith(_LIBRARIES))).encode()
     for name, a in sorted((inputs or {}).items()):
-        a = np.ascontiguousarray(a)
-        yield f"{name} {a.dtype} {a.shape}".encode()
-        yield a.reshape(-1).view(np.uint8).data if a.size else b""
+        yield f"{name} {np.asarray(a).dtype} {np.shape(a)}".encode()
+        yield np.asarray(a).tobytes()
 
 
 def _read_record(record: Path | None) -> Verified | None:
