@@ -259,7 +259,9 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
             quantized = build_quantized(path, kind, named)
             row[f"{kind}_build_s"] = round(time.perf_counter() - begun, 1)
             compared = quantized.report.precision_choice
-            row[f"{kind}_engines"] = [[c.what, round(c.ms, 4), c.accuracy and round(c.accuracy, 2), c.kept] for c in compared]
+            row[f"{kind}_engines"] = [
+                {"what": c.what, "ms": round(c.ms, 4), "snr_db": c.accuracy and round(c.accuracy, 2), "kept": c.kept} for c in compared
+            ]
             row[f"{kind}_layers"] = sum(map(is_quantized, quantized.network.layers))
             write_engine(quantized, f"{folder}/{kind}.engine")
             with Runtime().load(f"{folder}/{kind}.engine") as engine:

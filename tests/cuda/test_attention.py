@@ -602,3 +602,20 @@ def test_a_constant_mask_that_repeats_along_the_batch_stays_small():
     (attention,) = [x for x in lowered.layers if x.composite == "Attention"]
     heads = match_attention(attention)
     assert (heads.batch, heads.mask.period, without_period(heads).mask.shape) == (600, 200, (200, 2, 49, 49))
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_large_causal_mask_of_a_batch_is_folded_for_one_item(equal):
+    """As the dynamo exporter writes a causal mask: a constant of bools for each item, and a Where of finfo.min."""
+    net = Network("causal")
+    q, k, v = (net.add("Relu", net.add_input(n, parse_type("f32[3,2,1024,32]"))) for n in "qkv")
+    may = np.broadcast_to(np.tri(1024, dtype=bool), (3, 1, 1024, 1024)).copy()
+    may[2, 0, 1, 0] = equal
+    zero, least = (net.constant(np.array(c, np.float32)) for c in (0, np.finfo(np.float32).min))
+    scores = net.add("Mul", net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2))), net.constant(np.array(0.2, np.float32)))
+    scores = net.add("Add", scores, net.add("Where", net.constant(may), zero, least))
+    net.mark_output(net.add("MatMul", net.add("Softmax", scores, axis=-1), v))
+    lowered, _ = lower_network(net, BuildConfig(backend="cuda"))
+    assert ("Where" in [x.op for x in lowered.layers]) != equal
+    (attention,) = [x for x in lowered.layers if x.composite == "Attention"]
+    assert any(t.is_constant and t.shape == (1, 1, 1024, 1024) for t in attention.required_inputs()) == equal

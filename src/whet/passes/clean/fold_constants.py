@@ -2,8 +2,8 @@
 
 A layer with a result much larger than its inputs (an Expand of a scalar) is kept, to keep the engine small, unless the result is a weight,
 also after further layers on constants: kernels need weights in advance. Arithmetic (the masks of shifted windows) is folded up to a larger size than
-repetition: it would run again for every inference. QuantizeLinear and DequantizeLinear
-are kept because they give the storage type of a weight.
+repetition: it would run again for every inference. Beyond that size one item is folded of a Where that is equal for all items. QuantizeLinear and
+DequantizeLinear are kept because they give the storage type of a weight.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fold_constants(g: Graph, layer: Layer) -> list[Tensor] | Skip | None:
     input_bytes = sum(t.type.nbytes for t in inputs if isinstance(t.type.nbytes, int))
     small = _SMALL if layer.op in _REPEATING else _COMPUTED
     if output_bytes > max(small, _GROWTH * input_bytes) and (output_bytes > _WEIGHT or not _is_weight(g, layer)):
-        return Skip(f"the constant would have {output_bytes} bytes, its inputs have {input_bytes}")
+        return _fold_equal_items(g, layer) or Skip(f"the constant would have {output_bytes} bytes, its inputs have {input_bytes}")
     if reason := g.budget.why_not(layer):
         return Skip(reason)
     arrays = run_layer(layer, [None if t is None else t.array() for t in layer.inputs])
@@ -50,6 +50,20 @@ def fold_constants(g: Graph, layer: Layer) -> list[Tensor] | Skip | None:
         dense = np.array(a, order="C")  # a copy: a view would keep the memory of another weight alive
         constants.append(g.constant(Weight(dense, Origin.of_operation(layer.op, origins, attrs, t.index, name=t.name)), t.name))
     return constants
+
+
+def _fold_equal_items(g: Graph, layer: Layer) -> list[Tensor] | None:
+    """The result of a Where that is the same for each item of a batch (a causal mask), as an Expand of that of one item; else None."""
+    shape = layer.outputs[0].shape
+    if layer.op != "Where" or len(shape) < 2 or not isinstance(shape[0], int) or shape[0] < 2:
+        return None
+    parts = []
+    for t in layer.required_inputs():
+        whole = t.type.rank == len(shape) and t.shape[0] != 1
+        if whole and not np.array_equal(t.array()[1:], t.array()[:-1]):
+            return None
+        parts.append(g.add("Slice", t, axes=(0,), starts=(0,), ends=(1,), steps=(1,)) if whole else t)
+    return [g.add("Expand", g.add("Where", *parts), shape=shape)]
 
 
 def _is_weight(g: Graph, layer: Layer) -> bool:
