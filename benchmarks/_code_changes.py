@@ -102,7 +102,7 @@ class History:
             if commit.id not in later:
                 continue
             listed = commit.subject in self.same_behaviour
-            if self._changes_code(change) and not (listed and self._renames_only(change)):
+            if self._changes_code(change) and not (listed and self.has_only_renames(change)):
                 yield commit
             if change.old_path != path:
                 yield from self._list_commits(change.old_path, later)
@@ -112,14 +112,14 @@ class History:
         """Of the last commits, lines for the list: commits of which more than half of the files change the names of things only."""
         for commit in self.commits[:last]:
             changes = self.list_code_changes(commit)
-            if commit.subject not in self.same_behaviour and sum(map(self._renames_only, changes)) > len(changes) / 2:
+            if commit.subject not in self.same_behaviour and sum(map(self.has_only_renames, changes)) > len(changes) / 2:
                 yield commit.subject
 
     def list_code_changes(self, commit: Commit) -> list[FileChange]:
         """The files of the package of which a commit changes code."""
         return [c for c in commit.changes if is_inside(c.new_path, "src") and self._changes_code(c)]
 
-    def _renames_only(self, change: FileChange) -> bool:
+    def has_only_renames(self, change: FileChange) -> bool:
         if ABSENT in (change.old_blob, change.new_blob) or not change.new_path.endswith(".py"):
             return False
         key = change.old_blob + change.new_blob

@@ -17,6 +17,7 @@ from whet.builder.select import unfused_time, whole_engine
 from whet.builder.select.layer_timing import LayerTiming
 from whet.builder.verify.differences import find_worst_error
 from whet.builder.verify.error_bounds import FACTOR, FLOOR, Checked, Compared, Failure, NetworkJudge
+from whet.builder.verify.repeated import Verified
 from whet.errors import ShapeError, VerificationError
 from whet.network import parse_network
 
@@ -360,9 +361,8 @@ def test_layers_that_are_not_timed_in_parts(monkeypatch, parts, outputs, quantiz
 def test_the_first_failure_of_a_locked_engine_is_reported(monkeypatch):
     plan = SimpleNamespace(report=SimpleNamespace(), arenas=[SimpleNamespace(concurrent_samples=0)])
     monkeypatch.setattr(rebuild, "build_locked_plan", lambda *args: plan)
-    monkeypatch.setattr(rebuild, "make_probe", lambda *args, **more: "probe")
     checked = Checked()
-    monkeypatch.setattr(rebuild, "verify_engine", lambda *args: checked)
+    monkeypatch.setattr(rebuild, "verify_once", lambda *args: Verified(checked.report(), None if checked.failures else "probe", checked))
     backend = SimpleNamespace(capabilities=SimpleNamespace(executes=True))
     config = SimpleNamespace(verify=True, seed=0)
     arguments = ({"unfused": ["a"]}, None, None, [], backend, config, None, None)

@@ -185,12 +185,12 @@ def test_an_error_in_a_later_profile_is_raised_before_the_first_is_built():
 
 
 def test_verification_data_are_used_by_the_profiles_they_fit(monkeypatch):
-    seen, real = [], verified_search.verify_engine
+    seen, real = [], verified_search.verify_once
 
     def noted(plan, net, machine, inputs, *arguments):
         seen.append(None if inputs is None else inputs["x"].shape[0])
         return real(plan, net, machine, inputs, *arguments)
 
-    monkeypatch.setattr(verified_search, "verify_engine", noted)
+    monkeypatch.setattr(verified_search, "verify_once", noted)
     build(NET, dataclasses.replace(QUICK, optimization_level=0), inputs=inputs(NET, N=2))
     assert seen == [None, 2]

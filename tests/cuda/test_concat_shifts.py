@@ -7,11 +7,11 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, compute, judge, reference
 
 from support.host_cuda import HostLaunch, compile_launches, host_compiler
-from whet.composites.concat_shifts import concat_shifts_sample, list_parts
+from whet.composites.concat_shifts import concat_shifts_sample
 from whet.ops import sample_layer
 from whet.tactics import Args
 from whet.tactics.cuda.move import concat
-from whet.tactics.cuda.move.concat_shifts import ConcatShifts
+from whet.tactics.cuda.move.concat_shifts import ConcatShifts, list_parts
 
 SHAPES = {
     "depth taps": ((1, 6, 5, 4, 32), (1, 0, -1), 1),

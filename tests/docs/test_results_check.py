@@ -209,5 +209,5 @@ def test_commits_listed_as_renames_rename():
             pytest.skip("this checkout has no history")
         some = [c for c in commits[0].changes if c.new_path.startswith("src/")][:12]  # a commit may rename in hundreds of files
         changes = history.list_code_changes(_code_changes.Commit(commits[0].id, subject, some))
-        assert sum(map(history._renames_only, changes)) > len(changes) / 2
+        assert sum(map(history.has_only_renames, changes)) > len(changes) / 2
     history.close()

@@ -110,6 +110,8 @@ def _run(engine) -> str:
             feed[t.name] = np.zeros(shape, t.dtype.numpy)
         try:
             engine.create_context(k).run(feed)
+        except EngineError as e:  # a weight is read and checked when it is first needed
+            return f"refused at its first use: {e}"
         except WhetError as e:
             return f"opened: {type(e).__name__}: {e}"
     return "opened and ran"

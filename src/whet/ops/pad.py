@@ -24,6 +24,16 @@ def pad_amounts(layer):
     return result
 
 
+def find_shift(layer):
+    """(axis, positions added in front) of a Pad with zeros that keeps the shape and changes one axis, or None."""
+    pads = layer.attrs.get("pads")
+    if layer.attrs.get("mode", "constant") != "constant" or pads is None or any(t is not None for t in layer.inputs[1:]):
+        return None
+    rank = len(pads) // 2
+    moved = [k for k in range(rank) if pads[k] or pads[rank + k]]
+    return (moved[0], int(pads[moved[0]])) if len(moved) == 1 and pads[moved[0]] == -pads[rank + moved[0]] else None
+
+
 def infer(layer):
     x, mode = layer.inputs[0], layer.attrs["mode"]
     if mode not in MODES:

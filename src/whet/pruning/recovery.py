@@ -185,7 +185,7 @@ def find_bounds(layer: Layer, net: Network, readers, *, summed: bool) -> tuple[f
     bounds = [reader.input(i) for i in (1, 2)] if reader.op == "Clip" else [None, None]
     if any(b is not None and not b.is_constant for b in bounds):
         return None, None
-    low, high = (None if b is None else float(b.array()) for b in bounds)
+    low, high = (None if b is None else float(b.array().item()) for b in bounds)
     return low, high
 
 

@@ -9,11 +9,34 @@ from collections.abc import Sequence
 from math import prod
 
 from whet.backends import Backend
-from whet.composites.concat_shifts import list_parts
 from whet.network import Layer, static_shape
+from whet.ops.pad import find_shift
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics.cuda._device.kernel import GpuKernel, all_static, list_float_types, make_stored_signature
 from whet.tactics.cuda.move.concat import join
+
+
+def list_parts(layer: Layer) -> list[tuple[int, int, int]] | None:
+    """(index of the input, axis, shift) of each part of a fused layer; None for another body."""
+    body = layer.regions["body"]
+    last = body.layers[-1]
+    if last.op != "Concat" or body.outputs != [last.outputs[0]] or any(x.op != "Pad" for x in body.layers[:-1]):
+        return None
+    places, padded = {t: i for i, t in enumerate(body.inputs)}, {x.outputs[0]: x for x in body.layers[:-1]}
+    parts = []
+    for t in last.inputs:
+        pad = None if t is None else padded.get(t)
+        source = t if pad is None else pad.inputs[0]
+        shift = (0, 0) if pad is None else find_shift(pad)
+        if source not in places or shift is None:
+            return None
+        parts.append((places[source], *shift))
+    shifted = {axis for _, axis, n in parts if n}
+    rank = last.output.type.rank
+    if int(last.attrs["axis"]) % rank != rank - 1 or len(shifted) > 1 or rank - 1 in shifted or len(static_shape(last.output.shape)) != rank:
+        return None
+    axis = next(iter(shifted), 0)
+    return [(i, axis, n) for i, _, n in parts]
 
 
 @tactic
