@@ -24,7 +24,7 @@ def test_help_imports_neither_numpy_nor_a_subcommand():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize(("word", "named"), [("build", "whet exec --onnx=MODEL"), ("run", "whet exec --onnx=MODEL"), ("prun", "'prune'")])
+@pytest.mark.parametrize(("word", "named"), [("build", "whet exec --onnx=MODEL"), ("benchmark", "whet exec --onnx=MODEL"), ("prun", "'prune'")])
 def test_a_word_that_is_no_subcommand_names_the_one_meant(word, named):
     done = CliRunner().invoke(group, [word, "--onnx=model.onnx"])
     assert done.exit_code == 2

@@ -57,7 +57,7 @@ class Subcommands(click.Group):
 
 
 #: words for the subcommand exec, none of which looks like its name
-_BUILDING = ("bench", "benchmark", "build", "compile", "convert", "optimize", "profile", "run", "time", "trtexec")
+_BUILDING = ("bench", "benchmark", "build", "compile", "convert", "optimize", "profile", "time", "trtexec")
 
 
 def read_summary(name: str) -> str:
