@@ -3,12 +3,12 @@
 import gc
 import os
 from collections.abc import Generator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from importlib import import_module
 
 import pytest
 from _pytest.runner import runtestprotocol  # what plugins that report tests themselves use; pytest has no public name for it
 from hypothesis import HealthCheck, settings
-from hypothesis.internal.conjecture import providers
 from platformdirs import user_cache_dir
 
 import whet.composites  # noqa: F401  (samples of fused layers, in one order whichever test file is collected first)
@@ -24,7 +24,8 @@ from whet.measure import timing_cache
 settings.register_profile("whet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("whet")
 # Hypothesis would parse all files of whet for numbers and texts to try: seconds in each process, and examples that change with unrelated code.
-providers.is_local_module_file = lambda path: False
+with suppress(ImportError):  # old releases do not parse files
+    import_module("hypothesis.internal.conjecture.providers").is_local_module_file = lambda path: False
 
 
 def pytest_configure() -> None:
