@@ -1,4 +1,4 @@
-"""Which commits change what code computes: comments, docstrings, layout, types, imports and texts of errors do not count, nor do listed renames."""
+"""Finds commits that change the behaviour of code: comments, docstrings, layout, types, imports, texts of errors and listed renames do not count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
-#: a line per commit that renames: its subject, which commits of several branches may share
+#: subjects of commits that rename, one per line; commits of several branches may share a subject
 SAME_BEHAVIOUR = Path(__file__).parent / "same_behaviour.txt"
 ABSENT = "0" * 40
 C_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -109,14 +109,14 @@ class History:
                 return
 
     def list_renames(self, last: int) -> Iterator[str]:
-        """Of the last commits, lines for the list: commits of which more than half of the files change the names of things only."""
+        """Lines for the list: the last commits in which more than half of the files change names only."""
         for commit in self.commits[:last]:
             changes = self.list_code_changes(commit)
             if commit.subject not in self.same_behaviour and sum(map(self.has_only_renames, changes)) > len(changes) / 2:
                 yield commit.subject
 
     def list_code_changes(self, commit: Commit) -> list[FileChange]:
-        """The files of the package of which a commit changes code."""
+        """The files of the package whose code a commit changes."""
         return [c for c in commit.changes if is_inside(c.new_path, "src") and self._changes_code(c)]
 
     def has_only_renames(self, change: FileChange) -> bool:
@@ -174,7 +174,7 @@ def read_change(line: str) -> FileChange:
 
 
 def run_git(repository: Path, *words: str) -> str | None:
-    """What a command of git prints, or None if it fails."""
+    """The output of a git command, or None if it fails."""
     done = subprocess.run(["git", *words], cwd=repository, capture_output=True, text=True, errors="replace", check=False)
     return None if done.returncode else done.stdout
 
@@ -189,7 +189,7 @@ def is_inside(path: str, folder: str) -> bool:
 
 
 def digest_code(text: str, path: str) -> str:
-    """A digest of what a file computes: without comments and layout, in Python also without the parts that `strip_prose` removes."""
+    """A digest of a file's code: without comments and layout, in Python also without the parts removed by `strip_prose`."""
     if path.endswith(".py"):
         try:
             text = ast.dump(strip_prose(ast.parse(text)))

@@ -1,6 +1,6 @@
 """Lists published results that are older than the code they measure, or whose origin is incomplete.
 
-    python benchmarks/check_results.py            how many records of each result file are current, and what changed since its newest record
+    python benchmarks/check_results.py            the current records of each result file, and the changes since its newest record
     python benchmarks/check_results.py NAME...    every reason of the result files whose folder/name contains one of these
     python benchmarks/check_results.py --strict   exit 1 if any result is stale or has no clean commit
     python benchmarks/check_results.py --json     the same as JSON
@@ -9,9 +9,9 @@
 
 A record is a result file, or a row of it with a commit of its own. It measures the script of its command and the paths that MEASURED names for
 that script; other scripts measure DEFAULT and, by the folder of the result, the tactics of one backend. A record is stale if a commit after its
-own changed what one of these files computes and that change is still there. Comments, docstrings, layout, types, imports and texts of errors
-compute nothing (see _code_changes.py), and of commits of same_behaviour.txt the files that change names only do not count. What the changed
-files mean for a result, a reader decides.
+own changed the code of one of these files and that change is still there. Comments, docstrings, layout, types, imports and texts of errors
+do not count (see _code_changes.py), nor do files of commits of same_behaviour.txt that change names only. The reader decides whether a
+changed file matters for a result.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def answer(text: str) -> None:
 
 
 def give_way(steps: int) -> None:
-    """Lets other processes use the CPUs first (`steps` above 0), or no longer (0, for privileged users). Threads keep what they began with."""
+    """Lowers the CPU priority (`steps` above 0), or restores it (0, for privileged users). Threads that run already keep theirs."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, steps)
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext, suppress
 from importlib import import_module
 
 import pytest
-from _pytest.runner import runtestprotocol  # what plugins that report tests themselves use; pytest has no public name for it
+from _pytest.runner import runtestprotocol  # plugins with reports of their own use it; pytest has no public name for it
 from hypothesis import HealthCheck, settings
 from platformdirs import user_cache_dir
 

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from whet.builder.precision import comparison
 from whet.builder.verify.differences import compare_output, compute_float8_error, compute_output_error, compute_relative_error
 from whet.builder.verify.rounding_ties import NUDGE, has_ties, run_with_nudged_scales
+from whet.measure.compare import measure_run
 from whet.network import DTYPES, F8E4M3, parse_network
 from whet.ops import run_network
-from whet.pruning import truth
 
 I8, U8, I32 = DTYPES["i8"], DTYPES["u8"], DTYPES["i32"]
 
@@ -146,13 +145,12 @@ def test_nudges_go_up_and_down_by_the_same_amount():
     assert added == [[], [], [256 * NUDGE * 0.5], [-256 * NUDGE * 0.5]]
 
 
-@pytest.mark.parametrize("run", [comparison.run_once, truth.measure_seconds])
-def test_a_comparison_times_one_run_at_a_time(run):
+def test_a_comparison_times_one_run_at_a_time():
     asked = []
 
     def seconds(repeats):
         asked.append(repeats)
         return [0.25] * repeats
 
-    assert run(SimpleNamespace(seconds=seconds)) == 0.25
+    assert measure_run(SimpleNamespace(seconds=seconds)) == 0.25
     assert asked == [1]

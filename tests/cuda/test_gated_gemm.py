@@ -1,4 +1,4 @@
-"""A product and the Mul by its gate in one launch: its machine code, what it refuses, and on a GPU every tile."""
+"""A product and the Mul by its gate in one launch: machine code, refusals, and on a GPU every tile."""
 
 import pytest
 

@@ -14,13 +14,27 @@ from dataclasses import dataclass, field
 from math import hypot, inf
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from whet.backends import Load
 from whet.measure.policy import PATIENCE, Policy, Stage
 from whet.measure.statistics import compute_confidence_interval, compute_noise, compute_standard_error, estimate_typical_time, lower_quartile, spread
 
 Run = Callable[[], float]
+
+
+class Timeable(Protocol):
+    """An engine that times its own runs."""
+
+    def seconds(self, repeats: int) -> list[float]:
+        """The seconds of `repeats` runs."""
+        ...
+
+
+def measure_run(bound: Timeable) -> float:
+    """Seconds of one run: comparisons take turns after each."""
+    return bound.seconds(1)[0]
+
 
 
 @dataclass

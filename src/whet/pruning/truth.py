@@ -14,11 +14,11 @@ from whet.builder.precision.calibration import Calibration, is_explicit
 from whet.builder.precision.int8 import build_int8
 from whet.engine.plan import EnginePlan
 from whet.measure.benchmark import draw_inputs
-from whet.measure.compare import compare
+from whet.measure.compare import compare, measure_run
 from whet.measure.policy import PRUNED
 from whet.measure.statistics import compute_confidence_interval
 from whet.network import Network
-from whet.runtime import BoundEngine, Runtime
+from whet.runtime import Runtime
 
 Progress = Callable[[int, int, str], None]
 
@@ -67,7 +67,7 @@ def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: fl
             bound = c.launches()
             bound.feed(draw_inputs(engine, c.input_shapes(shapes)))
             bounds.append(bound)
-        ranking = compare([partial(measure_seconds, b) for b in bounds], PRUNED.with_seconds(seconds))
+        ranking = compare([partial(measure_run, b) for b in bounds], PRUNED.with_seconds(seconds))
         first = 1e3 * ranking.seconds(0)
         measured = []
         for i, (engine, c, plan) in enumerate(zip(engines, contexts, plans, strict=True)):
@@ -81,11 +81,6 @@ def measure_engines(nets: Sequence[Network], config: BuildConfig, *, seconds: fl
             c.close()
         for e in engines:
             e.close()
-
-
-def measure_seconds(bound: BoundEngine) -> float:
-    """Seconds of one run."""
-    return bound.seconds(1)[0]
 
 
 def _plan(net: Network, config: BuildConfig) -> EnginePlan:

@@ -27,7 +27,7 @@ from whet.engine.plan import EnginePlan, Profile
 from whet.engine.probe import make_probe, probe_inputs, probe_shapes
 from whet.engine.report import BuildReport, SampleModes
 from whet.errors import BackendError, BuildError, EngineError
-from whet.measure.compare import Ranking, compare
+from whet.measure.compare import Ranking, compare, measure_run
 from whet.measure.policy import SAMPLE_MODES
 from whet.network import Network
 from whet.ops import batch_symbol, why_samples_touch
@@ -180,13 +180,9 @@ def _compare(runs: Sequence[Any], plan: EnginePlan, backend: Backend, config: Bu
     for run in runs:
         run.feed(inputs)
         run.seconds(1)
-    ranking = compare([partial(_run_once, r) for r in runs], SAMPLE_MODES, watch=backend.watch)
+    ranking = compare([partial(measure_run, r) for r in runs], SAMPLE_MODES, watch=backend.watch)
     backend.activate()
     return ranking
-
-
-def _run_once(run: Any) -> float:
-    return float(run.seconds(1)[0])
 
 
 def _explain_memory_refusal(plan: EnginePlan, config: BuildConfig) -> str | None:

@@ -10,10 +10,10 @@ from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import computes_on_integers
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
-from whet.measure.compare import Ranking, compare
+from whet.measure.compare import Ranking, compare, measure_run
 from whet.measure.policy import PRECISIONS
 from whet.network import Layer
-from whet.runtime import BoundEngine, WeightStore, bind
+from whet.runtime import WeightStore, bind
 
 _MOVING = ("QuantizeLinear", "DequantizeLinear", "Reformat")
 
@@ -72,9 +72,4 @@ def compare_engines(plans: list[EnginePlan], backend: Backend, config: BuildConf
         bound.feed(inputs)
         bound.seconds(1)
         bounds.append(bound)
-    return compare([partial(run_once, b) for b in bounds], PRECISIONS)
-
-
-def run_once(bound: BoundEngine) -> float:
-    """Seconds of one run."""
-    return bound.seconds(1)[0]
+    return compare([partial(measure_run, b) for b in bounds], PRECISIONS)

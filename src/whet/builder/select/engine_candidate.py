@@ -13,7 +13,7 @@ from whet.builder.select.formats import Assignment
 from whet.builder.select.search import Search
 from whet.engine.plan import EnginePlan
 from whet.errors import BackendError, BuildError
-from whet.measure.compare import compare
+from whet.measure.compare import compare, measure_run
 from whet.measure.option import Option
 from whet.measure.policy import ENGINES
 from whet.measure.statistics import compute_noise, estimate_typical_time, spread
@@ -101,13 +101,9 @@ class BenchmarkHarness:
         """Times the candidates interleaved and sets their samples. Raises BrokenKernel if one of their kernels fails."""
         assert self.search.timer is not None
         bounds = [self.bind(e) for e in candidates]
-        ranking = compare([partial(_run_once, b) for b in bounds], ENGINES, watch=self.search.backend.watch, loads=self.search.timer.loads)
+        ranking = compare([partial(measure_run, b) for b in bounds], ENGINES, watch=self.search.backend.watch, loads=self.search.timer.loads)
         for e, samples in zip(candidates, ranking.samples, strict=True):
             e.samples, e.disturbed, e.drift = [s * 1e3 for s in samples], ranking.disturbed, 1.0
-
-
-def _run_once(bound: BoundEngine) -> float:
-    return bound.seconds(1)[0]
 
 
 def select_earliest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:

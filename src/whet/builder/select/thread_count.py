@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from whet.backends import get_backend, get_capabilities
 from whet.builder.config import AUTO_THREADS, BuildConfig
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.engine.report import ThreadCountTime
-from whet.measure.compare import compare
+from whet.measure.compare import compare, measure_run
 from whet.measure.policy import THREAD_COUNTS
 from whet.runtime import bind
 
@@ -46,7 +45,7 @@ def select_fastest_plan(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePla
         bound = bind(plan, backend)
         bound.feed(probe_inputs(plan.network, seed, probe_shapes(plan)))
         bounds.append(bound)
-    ranking = compare([partial(_run_once, b) for b in bounds], THREAD_COUNTS, watch=backends[0].watch)
+    ranking = compare([partial(measure_run, b) for b in bounds], THREAD_COUNTS, watch=backends[0].watch)
     kept = ranking.select(range(len(plans)))
     rows = [ThreadCountTime(p.threads, ranking.seconds(k) * 1e3, ranking.spread(k) * 1e3) for k, p in enumerate(plans)]
     load = ranking.load
@@ -58,7 +57,3 @@ def select_fastest_plan(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePla
     texts = plan.report.notes if busy else plan.report.info
     texts.append(f"threads were chosen by time ({said}); the engine takes {plan.threads}{busy}")
     return plan
-
-
-def _run_once(bound: Any) -> float:
-    return float(bound.seconds(1)[0])
