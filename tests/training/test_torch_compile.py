@@ -18,7 +18,7 @@ from torch import nn
 import whet
 from whet.errors import BackendError, FrontendError, UsageError, WhetError
 from whet.torch_compile import CompileOptions, Input
-from whet.torch_compile.engine_call import match_none
+from whet.torch_compile.engine_call import Signature, match_none
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"optimization_level": 0, "timing_cache": "", "threads": 1}
@@ -187,6 +187,25 @@ def test_threads_share_a_module_and_idle_contexts_are_bounded(residual):
 
 
 @torch.no_grad()
+def test_a_call_on_a_gpu_takes_no_context_with_cpu_memory(residual, monkeypatch):
+    """torch's default stream on a GPU has the address 0, which stands for the CPU elsewhere."""
+    _, fast = residual
+    call, streams = fast.engine_call, []
+
+    class GpuSlot:
+        def run(self, tensors, stream):
+            streams.append(stream)
+            return []
+
+    monkeypatch.setattr(call, "device", torch.device("cuda", 0))
+    monkeypatch.setattr("whet.torch_compile.engine_call.make_stream_getter", lambda device: lambda: 0)
+    monkeypatch.setattr(call, "new_slot", lambda signature: GpuSlot())
+    signature = Signature(call, [(1, 16)], "")
+    for run in (signature.run, signature.run_matching, signature.run_matching):
+        run([torch.zeros(1, 16)])
+    assert streams == [0, 0, 0]
+
+
 def test_hooks_of_a_compiled_module_run(residual):
     _, fast = residual
     seen = []

@@ -124,7 +124,8 @@ class Signature:
         self._on_gpu = call.device.type == "cuda"
         self._current_stream = make_stream_getter(call.device) if self._on_gpu else int
         self._idle_on_cpu: list[_Slot] = []
-        self.idle: dict[int, list[_Slot]] = {0: self._idle_on_cpu}  # by CUDA stream: runs on one stream are ordered, so they may share a context
+        # by CUDA stream: runs on one stream are ordered, so they may share a context. torch's default stream is 0: on a GPU that is a list of its own
+        self.idle: dict[int, list[_Slot]] = {} if self._on_gpu else {0: self._idle_on_cpu}
 
     def run(self, tensors: Sequence[Any]) -> list[Any]:
         """New tensors with the outputs, which require no gradients. On a GPU the work is enqueued on torch's current stream."""
