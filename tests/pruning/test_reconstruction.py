@@ -8,7 +8,7 @@ from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.pruning import PruneConfig, Samples, Target, branches, cut, groups, importance, prune, recover
 from whet.pruning.prune import COMPARED
-from whet.pruning.reconstruction import compute_variance, find_channel_axes
+from whet.pruning.reconstruction import compute_variance, find_channel_axes, find_output_channel_axes
 from whet.pruning.recovery import RecoveryConfig
 
 NET = """network n source
@@ -51,7 +51,7 @@ def test_scores_add_up_to_the_error_of_a_refit_relative_to_the_sum(case):
     stream = x["x"] @ w0
     r = np.maximum(stream @ w, 0)
     branch = r @ v
-    total = (stream + branch).var(0).mean()
+    total = (stream + branch).var()
     kept = np.sort(np.argsort(-scores["w"], kind="stable")[:10])
     centred = r - r.mean(0)
     fitted = centred[:, kept] @ np.linalg.lstsq(centred[:, kept], centred @ v, rcond=None)[0]
@@ -104,6 +104,7 @@ def test_the_axis_of_the_channels_follows_transposes_and_layers_that_keep_the_ch
         out %h
         """)
     assert {t.name: axis for t, axis in find_channel_axes(net).items()} == {"a": 1, "p": 1, "t": 3, "s": 3, "m": 3, "h": 1}
+    assert {t.name: axis for t, axis in find_output_channel_axes(net).items()} == {"h": 1}, "a later product reads the others"
 
 
 def test_a_variance_is_that_within_channels_but_never_zero():
