@@ -64,7 +64,8 @@ def test_scores_add_up_to_the_error_of_a_refit_relative_to_the_sum(case):
 def test_differences_between_the_means_of_channels_do_not_count_as_their_variance(layers):
     """A detector's logits of rare classes have means far apart: without its inputs such a head would seem to lose nothing."""
     conv = "const %v: f32[6,8,1,1] = seed(2)", "%y: f32[N,6,4,4] = Conv(%r, %v, %b)"
-    product = "const %v: f32[8,6] = seed(2)", "%t: f32[N,4,4,8] = Transpose(%r, perm=(0, 2, 3, 1))\n%m: f32[N,4,4,6] = MatMul(%t, %v)\n%y: f32[N,4,4,6] = Add(%m, %b)"
+    steps = "%t = Transpose(%r, perm=(0, 2, 3, 1))", "%m = MatMul(%t, %v)", "%y = Add(%m, %b)"
+    product = "const %v: f32[8,6] = seed(2)", "\n".join(steps)
     weight, reader = conv if layers == "a convolution" else product
     x = {"x": np.random.default_rng(0).standard_normal((64, 4, 6, 6)).astype(np.float32)}
     scores = []

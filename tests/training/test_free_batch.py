@@ -118,3 +118,17 @@ def test_networks_that_mix_samples_say_so(layers, why):
         free_batch(net, TrainingData(random_data(net, 8)), 4, CPU)
     assert why in str(e.value)
     assert isinstance(e.value.__cause__, NetworkError | RuntimeError)
+
+
+def test_a_teacher_with_a_fixed_batch_is_asked_for_larger_ones():
+    net = parse_network(TRANSFORMER)
+    data = TrainingData(random_data(net, 40))
+    config = FinetuneConfig(epochs=1, batch=20, optimizer="adamw", lr=1e-9, distill=1.0, batch_norms="keep", device="cpu")
+    assert finetune(net, data, config, teacher=net).history[0]["loss"] == pytest.approx(0, abs=1e-3)
+
+
+def test_shapes_that_passes_have_made_attributes_are_adapted_too():
+    net = parse_network("network n source\nin %x: f32[1,2,6]\n%y = Reshape(%x, shape=(1, 4, 3))\nout %y")
+    made = copy_with_dynamic_batch(net)
+    assert made.layers[0].attrs["shape"] == (-1, 4, 3)
+    assert str(made.outputs[0].type) == "f32[batch,4,3]"

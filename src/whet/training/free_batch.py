@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,11 +49,11 @@ def copy_with_dynamic_batch(net: Network) -> Network:
     for t in net.constants.values():
         twin[t] = made.constant(t.constant(), t.name)
     for layer in net.layers:
-        inputs = _adapt_inputs(layer, [None if t is None else twin[t] for t in layer.inputs], made)
+        inputs, attrs = _adapt(layer, [None if t is None else twin[t] for t in layer.inputs], made)
         regions = {k: copy_into(r, Network(r.name, r.stage), twin) for k, r in layer.regions.items()}
         names = [t.name for t in layer.outputs]
         try:
-            new = made.add_layer(layer.op, inputs, dict(layer.attrs), name=layer.name, outputs=names, regions=regions, sources=layer.sources)
+            new = made.add_layer(layer.op, inputs, {**layer.attrs, **attrs}, name=layer.name, outputs=names, regions=regions, sources=layer.sources)
         except NetworkError as e:
             raise NetworkError(f"{layer.op} '{layer.name}': {e}") from e
         twin.update(zip(layer.outputs, new.outputs, strict=True))
@@ -65,27 +66,32 @@ def copy_with_dynamic_batch(net: Network) -> Network:
     return verify(made)
 
 
-def _adapt_inputs(layer: Layer, inputs: list[Tensor | None], made: Network) -> list[Tensor | None]:
-    """The inputs of a layer whose constants hold the fixed batch: shapes of Reshape and Expand, sizes of Resize, parts of Concat."""
-    x = inputs[0]
+def _adapt(layer: Layer, inputs: list[Tensor | None], made: Network) -> tuple[list[Tensor | None], dict[str, Any]]:
+    """The inputs of a layer, and changed attributes, where constants hold the fixed batch: shapes of Reshape and Expand, sizes of Resize, parts of
+    Concat."""
+    x = inputs[0] if inputs else None
     axis = None if x is None else _find_dynamic_axis(x)
     if layer.op == "Concat":
-        return [*_repeat_constants(layer, [t for t in inputs if t is not None], made)]
-    if axis is None or x is None:
-        return inputs
+        return [*_repeat_constants(layer, [t for t in inputs if t is not None], made)], {}
+    if axis is None or x is None or layer.op not in ("Reshape", "Expand", "Resize"):
+        return inputs, {}
     shape = layer.outputs[0].shape
-    if layer.op == "Reshape" and layer.input(1) is not None and layer.needs(1).is_constant:
-        before = math.prod(layer.needs(0).shape[:axis])
-        at = next((k for k in range(len(shape)) if math.prod(shape[:k]) == before), None)
-        if at is not None:
-            return [x, made.constant(np.array([*shape[:at], -1, *shape[at + 1 :]], np.int64), f"{layer.name}.shape")]
-    if layer.op == "Expand" and layer.needs(1).is_constant:
-        at = axis + len(shape) - x.type.rank
-        return [x, made.constant(np.array([1 if k == at else d for k, d in enumerate(shape)], np.int64), f"{layer.name}.shape")]
-    if layer.op == "Resize" and layer.input(3) is not None and layer.needs(3).is_constant and not layer.attrs.get("axes"):
+    if layer.op == "Resize":
+        if layer.input(3) is None or not layer.needs(3).is_constant or layer.attrs.get("axes"):
+            return inputs, {}
         factors = np.array(shape, np.float64) / np.array(layer.needs(0).shape, np.float64)
-        return [x, inputs[1], made.constant(factors.astype(np.float32), f"{layer.name}.scales")]
-    return inputs
+        return [x, inputs[1], made.constant(factors.astype(np.float32), f"{layer.name}.scales")], {}
+    if layer.input(1) is not None and not layer.needs(1).is_constant:
+        return inputs, {}
+    if layer.op == "Expand":
+        at, size = axis + len(shape) - x.type.rank, 1
+    else:
+        before = math.prod(layer.needs(0).shape[:axis])
+        at, size = next((k for k in range(len(shape)) if math.prod(shape[:k]) == before), -1), -1
+    target = tuple(size if k == at else int(d) for k, d in enumerate(shape))
+    if layer.input(1) is None:
+        return inputs, {"shape": target}
+    return [x, made.constant(np.array(target, np.int64), f"{layer.name}.shape")], {}
 
 
 def _find_dynamic_axis(t: Tensor) -> int | None:

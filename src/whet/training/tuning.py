@@ -85,7 +85,7 @@ def finetune(
     if config.distill > 0 or config.features > 0:
         if teacher is None:
             raise UsageError("distill or features is above 0, but there is no teacher: give the network before it was pruned")
-        taught = free_batch(fold_batch_norms(without_softmax(teacher)), data, config.batch, device)
+        taught = fold_batch_norms(free_batch(without_softmax(teacher), data, config.batch, device))
         if config.features > 0:
             mark_features(student, taught)
         answers = NetworkModule(taught).to(device).eval().requires_grad_(False)
