@@ -8,8 +8,8 @@ Three steps per ratio: as cut; with weights fitted layer by layer (least squares
 whole detector on unlabelled photos. NanoDet is evaluated by AP50 against COCO's labels, the face detector (whose photos have no labels) by the
 agreement of its boxes with those of the whole detector: mean average precision with the whole detector's confident boxes as ground truth. All learn
 from the even photos and are evaluated on the odd ones, by ONNX Runtime. Three kinds of cuts (`--ways`): `default`, a FLOP reduction with the
-default options of `whet prune` and --steps=3, `chosen`, the same in one step with second-order Taylor terms, both on those 24 photos, and `even`,
-the same share of each layer's channels by their activations. Times: single images, all engines interleaved, this CPU. Needs the shared data folder
+default options of `whet prune`, `chosen`, the same with second-order Taylor terms, both on those 24 photos, and `even`, the same share of each
+layer's channels by their activations. Times: single images, all engines interleaved, this CPU. Needs the shared data folder
 (../shared/data or WHET_DATA).
 """
 
@@ -45,7 +45,6 @@ OUT = Path(__file__).parent / "results" / "cpu" / "pruned_detectors.json"
 ROUNDS, EACH = 12, 10
 WAYS = {"default": "fewer FLOPs", "chosen": "fewer FLOPs, chosen", "even": "of each layer"}
 TIMES = ("whet_ms", "speed", "speed_low", "speed_high")
-STEPS = 3  # of the default cuts
 RECOVERY = 24  # photos for fitting the weights: thousands of positions each
 
 Boxes = list[np.ndarray]  # per image [n, 6]: class, score, corners
@@ -102,7 +101,7 @@ def config_of(ratio: float, way: str) -> PruneConfig:
     if way == "even":
         return PruneConfig(ratio=ratio, scope="group", importance="activation")
     target = Target("flops", ratio=1 - ratio)
-    return PruneConfig(target=target, importance="taylor2") if way == "chosen" else PruneConfig(target=target, steps=STEPS)
+    return PruneConfig(target=target, importance="taylor2") if way == "chosen" else PruneConfig(target=target)
 
 
 def make(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> None:

@@ -3,11 +3,12 @@ lossless ones; MNIST: a random selection).
 
     python benchmarks/pruning_defaults.py --data FOLDER --out benchmarks/results/cpu/pruning_defaults.json
         [--models resnet56 resnet20 vit_mnist lenet_mnist] [--importance auto l1 fpgm taylor2 random --depth auto on off]
-        [--hidden off on] [--workers N]
+        [--hidden off on] [--workers N] [--target flops | latency --table FILE]
 
 A row has the accuracy as cut (`top1_cut`) and after recovery without labels (`top1`), and the share of up to 3,000 other images, neither tested nor
 calibrated with, that the recovered network classifies as the whole one does (`agreement`). `--hidden on` also cuts the residual width of a
-transformer.
+transformer. `--target latency`: the shares are of the measured latency on one CPU thread (`latency`: that of the built engine), with a latency table
+that later calls use again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from _record import provenance
 
+from whet.builder import BuildConfig
 from whet.frontends import network_from_onnx, save_onnx
 from whet.network import Network
 from whet.pruning import PruneConfig, Target, prune
@@ -71,11 +73,11 @@ def find_classes(net: Network, images: np.ndarray) -> np.ndarray:
 
 def measure(case: tuple) -> dict:
     """The row of one cut."""
-    data, model, share, seed, multiple, importance, depth, hidden = case
+    data, model, share, seed, multiple, importance, depth, hidden, kind, table = case
     net, images, labels, pool = load(data, model)
     some = np.random.default_rng(seed).choice(len(pool), IMAGES, replace=False)
-    config = PruneConfig(target=Target("flops", ratio=share), importance=importance, multiple=multiple, seed=seed, depth=DEPTH[depth],
-                         hidden=hidden)  # fmt: skip
+    config = PruneConfig(target=Target(kind, ratio=share), importance=importance, multiple=multiple, seed=seed, depth=DEPTH[depth],
+                         hidden=hidden, table=table, build=BuildConfig(threads=1))  # fmt: skip
     others = pool[np.setdiff1d(np.arange(len(pool)), some)[:AGREED]]
     start = time.perf_counter()
     pruned = prune(net, config, {net.inputs[0].name: pool[some]})
@@ -83,7 +85,9 @@ def measure(case: tuple) -> dict:
     before, after = pruned.report.flops or (1, 1)
     floor = pruned.report.floor
     errors = {} if floor is None else {"output_error": round(floor.chosen, 4), "uniform_error": round(floor.uniform, 4)}
-    return {"model": model, "target": share, "seed": seed, "multiple": multiple, "flops": round(after / before, 4),
+    times = pruned.report.engine_ms
+    latency = {} if times is None else {"latency": round(times[1] / times[0], 4), "ms": [round(t, 4) for t in times]}
+    return {"model": model, "target": share, "seed": seed, **latency, "multiple": multiple, "flops": round(after / before, 4),
             "parameters": round(pruned.report.params[1] / pruned.report.params[0], 4), "hidden": hidden,
             "importance": pruned.recipe.about["importance"], "depth": depth, "branches_removed": len(pruned.recipe.removed), **errors,
             "top1_whole": round(top1(net, images, labels), 2), "top1_cut": round(top1(pruned.cut, images, labels), 2),
@@ -96,17 +100,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with cifar10/ and mnist/")
     parser.add_argument("--models", nargs="+", default=["resnet56"])
-    parser.add_argument("--shares", nargs="+", type=float, default=[0.6, 0.4], help="FLOPs to keep")
+    parser.add_argument("--shares", nargs="+", type=float, default=[0.6, 0.4], help="of the target to keep")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="one calibration set each")
     parser.add_argument("--multiple", type=int, help="kept channels are a multiple of this (default: that of prune)")
     parser.add_argument("--importance", nargs="+", default=["auto"])
     parser.add_argument("--depth", nargs="+", default=["auto"], choices=list(DEPTH), help="removal of residual branches")
     parser.add_argument("--hidden", nargs="+", default=["off"], choices=["off", "on"], help="cut the residual width through norms")
+    parser.add_argument("--target", default="flops", choices=["flops", "latency"], help="what the shares are of")
+    parser.add_argument("--table", help="with latencies: latency table to use and extend")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     cases = [
-        (args.data, model, share, seed, args.multiple, importance, depth, hidden == "on")
+        (args.data, model, share, seed, args.multiple, importance, depth, hidden == "on", args.target, args.table)
         for model in args.models for share in args.shares for importance in args.importance for depth in args.depth
         for hidden in args.hidden for seed in args.seeds
     ]  # fmt: skip
