@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
-from test_tactics import HOPPER, judge, reference
+from test_tactics import HOPPER, compute, judge, planned, reference
 
 from support.host_cluster import plan_on_host, run_on_host
 from support.host_cuda import host_compiler
@@ -94,6 +94,21 @@ def test_two_launches_match_the_reference_on_the_host(monkeypatch):
     for _net, layer, arrays, signature, kernel, ins, outs, _memory in cases:
         fed = [a if x is None else from_stored(x, o.format, a.shape).astype(a.dtype) for a, x, o in zip(arrays, ins, signature.inputs, strict=True)]
         judge(from_stored(outs[0], "nhwc", fed[0].shape), reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, str(signature))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("image", "hidden"),
+    [("f32[1,48,190,190]", 12), ("f32[1,1632,12,12]", 68), ("f32[4,336,48,48]", 14), ("f32[1,24,7,7]", 250), ("f32[3,264,9,5]", 8)],
+)
+def test_gates_match_the_reference(gpu, image, hidden):
+    net, layer, arrays = sample_layer("Fused", squeeze_excite_sample(image, hidden))
+    ran = set()
+    for t, signature, config, kernel in planned(layer, gpu):
+        got, fed = compute(gpu, layer, arrays, signature, kernel)
+        judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{t.name} {signature} {config}")
+        ran.add(t.name)
+    assert "cuda/squeeze_excite_split" in ran, net.name
 
 
 def test_images_larger_than_a_cluster_are_not_fused_into_one_launch():
