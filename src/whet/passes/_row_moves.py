@@ -72,7 +72,7 @@ def add_row_move(g: Graph, x: Tensor, rows: np.ndarray, shape: tuple[int, ...], 
 
 def _moves_rows(layer: Layer) -> bool:
     """True for a layer with static shapes that only moves rows and keeps their length."""
-    x = layer.inputs[0]
+    x = layer.input(0)
     if x is None or layer.op not in (*VIEWS, "Transpose", "Gather") or len(layer.outputs) != 1 or not x.type.static or not layer.output.type.static:
         return False
     if x.type.rank < 2 or layer.output.type.rank < 2 or x.shape[-1] != layer.output.shape[-1]:

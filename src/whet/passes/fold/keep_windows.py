@@ -59,7 +59,7 @@ def _keep_moved_input(g: Graph, layer: Layer, x: Tensor, back: RowMove) -> dict[
     if normed.type != moved_norm.type:
         normed = g.add("Reshape", normed, shape=static_shape(moved_norm.shape), sources=())
     total = g.add("Add", back.source, moved, name=layer.name, sources=layer.sources)
-    result = add_row_move(g, total, back.rows, static_shape(layer.output.shape), f"{layer.name}.rows")
+    result = add_row_move(g, total, back.rows, static_shape(layer.output.shape), f"{layer.name}.back")
     return {moved_norm: normed, layer.output: result}
 
 
@@ -104,12 +104,12 @@ def _is_row_wise(layer: Layer) -> bool:
     if len(inner) != 1 or len(layer.outputs) != 1 or layer.regions or layer.output.shape[:-1] != inner[0].shape[:-1]:
         return False
     if layer.op in _NORMS:
-        return inner[0] is layer.inputs[0] and _normalizes_rows(layer)
+        return inner[0] is layer.input(0) and _normalizes_rows(layer)
     if layer.op == "MatMul":
-        return inner[0] is layer.inputs[0] and layer.needs(1).type.rank == 2
+        return inner[0] is layer.input(0) and layer.needs(1).type.rank == 2
     if layer.op in ("Add", "Div", "Mul", "Pow", "Sub"):
         return layer.output.type == inner[0].type and all(t is inner[0] or (t is not None and t.type.rank <= 1) for t in layer.inputs)
-    return layer.op in _UNARY and inner[0] is layer.inputs[0]
+    return layer.op in _UNARY and inner[0] is layer.input(0)
 
 
 def _normalizes_rows(norm: Layer) -> bool:
@@ -127,4 +127,4 @@ def _compute_on_moved(g: Graph, layer: Layer, x: Tensor, moved: RowMove, body: l
         t = g.add(member.op, *inputs, name=member.name, sources=member.sources, **attrs)
     pair = (t, moved.source) if branch == 0 else (moved.source, t)
     total = g.add("Add", *pair, name=layer.name, sources=layer.sources)
-    return add_row_move(g, total, moved.rows, static_shape(layer.output.shape), f"{layer.name}.rows")
+    return add_row_move(g, total, moved.rows, static_shape(layer.output.shape), f"{layer.name}.back")
