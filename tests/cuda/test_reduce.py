@@ -140,8 +140,11 @@ def test_shares_of_a_mean_over_an_image(gpu, image):
 @pytest.mark.parametrize(("shape", "axes"), [("[1,64,90,90]", (2, 3)), ("[20000,40]", (0,)), ("[3,100003]", (1,))], ids=str)
 def test_shares_of_every_op(gpu, op, shape, axes):
     layer, arrays = layer_of(shape, axes, op)
-    if op in ("ReduceLogSum", "ReduceProd"):
-        arrays[0] = (1 + 1e-5 * np.abs(arrays[0])).astype(np.float32)
+    if op == "ReduceLogSum":
+        arrays[0] = np.abs(arrays[0])
+    if op == "ReduceProd":  # few factors that are not 1: others would round the product at each step
+        few = np.arange(arrays[0].size).reshape(arrays[0].shape) % 977 == 0
+        arrays[0] = np.where(few, 1 + 0.01 * np.abs(arrays[0]), 1).astype(np.float32)
     shared = 0
     for t, signature, config, kernel in planned(layer, gpu):
         if t.name == "cuda/reduce":
@@ -158,10 +161,10 @@ def test_every_op_along_every_axis(gpu, op, shape, axes, wide):
     layer, arrays = layer_of(shape, axes, op)
     if op in ("ReduceLogSum", "ReduceProd"):  # logarithms of positive sums; products that stay in range
         arrays[0] = (1 + 0.01 * np.abs(arrays[0])).astype(np.float32)
-    ran = 0
+    ran = set()
     for t, signature, config, kernel in planned(layer, gpu):
         if t.name == "cuda/reduce":
             got, fed = compute(gpu, layer, arrays, signature, kernel)
             judge(got[0], reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{signature} {config}")
-            ran += 1
-    assert ran == (1 if op == "ReduceProd" else 3)
+            ran.add(signature)
+    assert len(ran) == (1 if op == "ReduceProd" else 3)
