@@ -40,6 +40,18 @@ def test_tiles_of_many_taps_fit(n, size, c):
         assert quarter * t.registers(s) <= 512
 
 
+@pytest.mark.parametrize(
+    ("n", "size", "c", "taps", "stride", "least", "most"),
+    [(1, 24, 960, 5, 1, 3, 4), (1, 48, 336, 5, 1, 3, 4), (1, 14, 240, 5, 1, 0, 0), (1, 48, 192, 3, 1, 0, 0), (8, 48, 336, 5, 1, 5, 18)],
+)
+def test_tiles_of_five_taps_compete_on_single_images(n, size, c, taps, stride, least, most):
+    layer, _ = layer_of(n, size, c, taps, stride)
+    signature = next(s for s in TACTIC.signatures(layer, HOPPER) if s.outputs[0].dtype.name == "f16")
+    tiles = [dict(config) for config in TACTIC.configs(layer, signature, HOPPER) if "tall" not in dict(config)]
+    assert least <= len(tiles) <= most
+    assert all(TACTIC.plan(layer, signature, tuple(config.items()), HOPPER) for config in tiles)
+
+
 @pytest.mark.parametrize(("taps", "stride"), [(7, 1), (7, 2), (9, 1)])
 def test_machine_code_of_many_taps_has_no_spills(taps, stride, tmp_path):
     s = shape_of(8, 28, 96, taps, stride)
@@ -66,7 +78,7 @@ def test_filters_beyond_the_registers_are_refused():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "size", "c", "taps", "stride", "act"), [
     (1, 56, 96, 7, 1, "Relu"), (4, 28, 192, 7, 1, "silu"), (1, 14, 384, 7, 1, "Relu"), (3, 7, 768, 7, 1, "Gelu"), (2, 31, 48, 7, 2, "Relu"),
-    (2, 30, 32, 9, 1, "Relu"),
+    (2, 30, 32, 9, 1, "Relu"), (1, 24, 240, 5, 1, "silu"), (1, 48, 144, 5, 2, "silu"),
 ])  # fmt: skip
 def test_every_tile_matches_the_reference(gpu, n, size, c, taps, stride, act):
     layer, arrays = layer_of(n, size, c, taps, stride, act)

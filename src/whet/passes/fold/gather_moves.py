@@ -1,7 +1,7 @@
 """Several layers that only move whole rows of one tensor become one Gather of rows at constant indices.
 
 Shifted windows are rolled (Slices and a Concat along each axis) and partitioned (Reshape, Transpose, Reshape): seven copies become one. Patch merging
-(strided Slices and a Concat) likewise. Chains with a single copy stay as they are.
+(strided Slices and a Concat) likewise, and two such Gathers in a row. Chains with a single copy stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
 _VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-_COPIES = frozenset({"Concat", "Slice", "Transpose"})
+_COPIES = frozenset({"Concat", "Gather", "Slice", "Transpose"})
 _MOST_LAYERS = 64
 _MOST_ELEMENTS = 1 << 25  # of a tensor whose places are followed
 _MOST_ROWS = 1 << 18
@@ -33,9 +33,10 @@ def gather_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     source, members = subgraph
     copies = [m for m in members if m.op in _COPIES]
-    if len(copies) < 3 or max(prod(t.shape) for t in (source, layer.output)) > _MOST_ELEMENTS:
+    gathers = sum(m.op == "Gather" for m in copies)
+    if (len(copies) < 3 and gathers < 2) or max(prod(t.shape) for t in (source, layer.output)) > _MOST_ELEMENTS:
         return None
-    if not any(m.op == "Concat" for m in copies):
+    if not any(m.op == "Concat" for m in copies) and gathers < 2:
         return None  # Slices and Transposes alone are views for many kernels
     places = _compute_source_indices(source, members, layer.output)
     row = _compute_row_length(places, int(source.shape[-1]), int(layer.output.shape[-1]))

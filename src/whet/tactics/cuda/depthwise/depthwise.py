@@ -154,13 +154,17 @@ def _tiles_fit(layer: Layer, signature: Signature, s: ConvShape, backend: Backen
 
 
 def _list_tile_configs(layer: Layer, signature: Signature, s: ConvShape, backend: Backend) -> list[Config]:
-    """Configurations of the tile kernel, where it has enough work to do: large filters, or enough pixels to fill the tiles."""
+    """Configurations of the tile kernel, where it has enough work to do: large filters, or enough values to fill the tiles. With filters of more
+    than 9 taps the other kernel reads much more than the image, so that tiles win earlier; then only the most promising ones are candidates."""
     epilogue, kind = match_epilogue(layer, find_epilogue_steps(layer)), TYPE[signature.outputs[0].dtype.name]
     if isinstance(epilogue, str) or not _tiles_fit(layer, signature, s, backend):
         return []
-    if s.r * s.s <= 25 and s.m * s.c < 8192 * backend.capabilities.multiprocessors:  # a few values a thread: latency counts, not bytes
+    each, few = s.m * s.c / backend.capabilities.multiprocessors, 8192  # values; below `few` latency counts, not bytes
+    if each < (few if s.r * s.s <= 9 else few / 8) and s.r * s.s <= 25:
         return []
     tiles = list_tiles(s, 2, backend.capabilities.multiprocessors)
+    if each < few and s.r * s.s <= 25:
+        tiles = tiles[:4]
     compile_ahead(
         backend, [emit_kernel_source("depthwise_tile.cu", tile_constants(s, t, kind, kind, epilogue.post_ops.activation[0])) for t in tiles]
     )
