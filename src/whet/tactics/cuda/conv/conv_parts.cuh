@@ -126,7 +126,10 @@ DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out
         for (int e = 0; e < 8; ++e) v[e] = finish(p, v[e], ADD >= 3 && ADD < 5 ? r.v[e] * p.add_step + p.add_shift : r.v[e] * p.add_step);
     } else {
 #pragma unroll
-        for (int e = 0; e < 8; ++e) v[e] = activate<ACT>(v[e], p.act);
+        for (int e = 0; e < 8; e += 2) {
+            if (TO) activate_two<ACT>(v[e], v[e + 1], p.act);   // to 16 or 8 bits
+            else { v[e] = activate<ACT>(v[e], p.act); v[e + 1] = activate<ACT>(v[e + 1], p.act); }
+        }
     }
     Vec8 y;
 #pragma unroll
