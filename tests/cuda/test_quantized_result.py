@@ -111,7 +111,7 @@ def test_attention_with_8_bit_results_has_no_spills(stored, shape, tmp_path):
     assert not re.search(r"\b(LDL|STL)\b", text), "no register spills"
 
 
-STAGED = [ConvConfig(2, 1, 192, 128, 4, size=1), ConvConfig(3, 1, 128, 128, 4, size=1), ConvConfig(3, 1, 64, 128, 6, size=1), ConvConfig(2, 1, 96, 128, 4, size=1)]
+STAGED = [ConvConfig(*tile, 128, 4, size=1) for tile in ((2, 1, 192), (3, 1, 128), (3, 1, 64), (2, 1, 96))]
 
 
 @pytest.mark.parametrize("tile", STAGED, ids=str)
@@ -153,8 +153,9 @@ NORMS = [
 ]  # fmt: skip
 HEADS = [
     ((32, 12, 128, 128, 64), {"layout": "merged", "scale": "Mul"}), ((8, 12, 197, 197, 64), {"layout": "merged", "scale": "Mul"}),
-    ((1, 12, 128, 128, 64), {"layout": "rows"}), ((2, 4, 130, 130, 64), {"layout": "rows", "causal": -np.inf}), ((1, 2, 20, 30, 40), {"layout": "rows"}),
-    ((2, 3, 24, 40, 72), {"layout": "rows", "mask": (2, 1, 1, 40)}), ((1, 2, 600, 600, 128), {"layout": "rows"}),
+    ((1, 12, 128, 128, 64), {"layout": "rows"}), ((2, 4, 130, 130, 64), {"layout": "rows", "causal": -np.inf}),
+    ((1, 2, 20, 30, 40), {"layout": "rows"}), ((2, 3, 24, 40, 72), {"layout": "rows", "mask": (2, 1, 1, 40)}),
+    ((1, 2, 600, 600, 128), {"layout": "rows"}),
 ]  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 MOST_WORKERS = 8  # each has the activations of a sample in memory
-_T, _R = TypeVar("_T"), TypeVar("_R")
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 def count_workers() -> int:
@@ -19,8 +20,8 @@ def count_workers() -> int:
 
 
 def map_concurrently(compute: Callable[[_T], _R], items: Iterable[_T], workers: int) -> Iterator[_R]:
-    """compute(item) of each item in order, on `workers` threads (1: the calling one). At most `workers` items are taken ahead of the results that were
-    read, so that samples are loaded when they are needed. Raises the first error in the order of the items."""
+    """compute(item) of each item in order, on `workers` threads (1: the calling one). At most `workers` items are taken ahead of the results that
+    were read, so that samples are loaded when they are needed. Raises the first error in the order of the items."""
     if workers <= 1:
         yield from map(compute, items)
         return

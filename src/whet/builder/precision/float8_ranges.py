@@ -22,6 +22,7 @@ from whet.network import Network
 from whet.precision import Analysis, Ranges, find_quantization_sites, quantize, select_samples
 from whet.precision.budget import Budget
 from whet.precision.calibrate import compute_content_digest
+from whet.precision.concurrent import count_workers
 from whet.precision.float8 import correct_biases, list_excluded_layers, round_weights_adaptively, skip_sums
 from whet.precision.sensitivity import RunOf
 

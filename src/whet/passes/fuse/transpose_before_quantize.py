@@ -1,7 +1,7 @@
 """Moves the QuantizeLinear of attention's result after the Transpose that follows, which then becomes part of the attention layer.
 
-Phase FOLD moves QuantizeLinear before layers that only move values, towards a layer that can store integers. Attention computes in floating point; its
-kernels write the result with any strides.
+Phase FOLD moves QuantizeLinear before layers that only move values, towards a layer that can store integers. Attention computes in floating point;
+its kernels write the result with any strides.
 """
 
 from __future__ import annotations

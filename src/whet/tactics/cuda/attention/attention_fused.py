@@ -480,7 +480,8 @@ def make_constants(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool, stored:
         "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _count_q_buffers(tile),
         "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None),
         "GUARDED": int(heads.guard), "CAPPED": int(heads.cap > 0), "MASK": mask.kind, "MASK_TYPE": mask.type,
-        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "STORED": stored, "REGISTERS": launch, "TAKE": take, **make_shared_memory(heads, mask, tile).constants(),
+        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "STORED": stored, "REGISTERS": launch, "TAKE": take,
+        **make_shared_memory(heads, mask, tile).constants(),
     }  # fmt: skip
 
 

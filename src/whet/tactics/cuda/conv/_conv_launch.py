@@ -304,11 +304,11 @@ def _make_maps(config: ConvConfig, problem: ConvProblem, halo: Halo, steps: int)
     if config.sk > 1 or config.direct:
         return a, b, bytes(128), bytes(128)  # the kernel uses plain addresses
     own, box = shape.k if p.fork is None else p.fork.at, _get_output_box(config, problem)
-    stored, size = (dtype, config.size) if p.types8 is None or p.types8.result_bytes == 1 else (p.types8.result, p.types8.result_bytes)
-    d = tensormap.make_tiled_map(p.output.address, stored, (own, shape.m), (p.output.pitch * size,), box)
+    stored, each = (dtype, config.size) if p.types8 is None or p.types8.result_bytes == 1 else (p.types8.result, p.types8.result_bytes)
+    d = tensormap.make_tiled_map(p.output.address, stored, (own, shape.m), (p.output.pitch * each,), box)
     if p.residual is None:
         return a, b, d, d
-    return a, b, d, tensormap.make_tiled_map(p.residual.address, stored, (shape.k, shape.m), (p.residual.pitch * size,), box)
+    return a, b, d, tensormap.make_tiled_map(p.residual.address, stored, (shape.k, shape.m), (p.residual.pitch * each,), box)
 
 
 def _get_tensor_map_type(problem: ConvProblem) -> str:

@@ -83,7 +83,8 @@ class Normalize(UnfusedTactic):
         number = (_SOFT | _NORMS)[layer.op]
         length, per, groups, inner = _get_row_sizes(layer, shape)
         if inner > 1:
-            return self._lines(layer, signature, shape, {"TYPE": kind, "OP": number, "T": 32, "ITEMS": 1, "WIDE": 0, "EARLY": 0, **stored.constants}, length, inner)
+            constants = {"TYPE": kind, "OP": number, "T": 32, "ITEMS": 1, "WIDE": 0, "EARLY": 0, **stored.constants}
+            return self._lines(layer, signature, shape, constants, length, inner)
         parts, rows = -(-length // 8), prod(shape) // length
         threads = next((t for t in (4, 8, 16, 32, 128) if parts <= t * (_KEPT if t > 32 or parts > 96 else 3)), 512)
         items = -(-parts // threads)
