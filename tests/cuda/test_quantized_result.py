@@ -137,10 +137,10 @@ def test_large_tiles_take_16_bit_results():
 GELU = [("i8", (0.02, 0, "i8")), ("f8e4m3", (0.02, None, "f8e4m3")), ("i8", None)]
 
 
-@pytest.mark.parametrize(("source", "result"), [("i8", "i8"), ("f8e4m3", "f8e4m3"), ("i8", "f16")])
-def test_gelu_of_small_results_takes_one_special_function(source, result, tmp_path):
+@pytest.mark.parametrize("result", ["i8", "f16"])
+def test_gelu_of_small_results_takes_one_special_function(result, tmp_path):
     tile = ConvConfig(2, 1, 128, 128, 4, size=1)
-    text = sass(compile_cubin(emit_conv_source(tile, Features(activation="gelu", types8=EightBitTypes(source, result)))), tmp_path)
+    text = sass(compile_cubin(emit_conv_source(tile, Features(activation="gelu", types8=EightBitTypes("i8", result)))), tmp_path)
     assert text.count("MUFU.TANH") == 64, "one for each result of a thread"
     assert "MUFU.EX2" not in text
 
