@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 
-from whet.network import I8, U8, Network, parse_type
+from whet.network import F8E4M3, F32, I8, U8, Network, parse_type
 from whet.ops import run_network
 from whet.passes import PASSES, lower
 
 
 def quantizer(net, scale, zero):
-    """Q and DQ with one scale: x -> dequantized x, as in exported models."""
-    s, z = net.constant(np.float32(scale), "s"), net.constant(zero, "z")
+    """Q and DQ with one scale: x -> dequantized x, as in exported models. Without a zero point: of e4m3."""
+    scales = [net.constant(np.float32(scale), "s"), *([] if zero is None else [net.constant(zero, "z")])]
+    to_float8 = {"output_dtype": F8E4M3} if zero is None else {}
 
     def fake(t):
-        return net.add("DequantizeLinear", net.add("QuantizeLinear", t, s, z), s, z)
+        return net.add("DequantizeLinear", net.add("QuantizeLinear", t, *scales, **to_float8), *scales)
 
     return fake
 
@@ -159,4 +160,46 @@ def test_random_quantized_networks_keep_their_results():
             # weights that compute in floats in the end are rounded to f32 once
             np.testing.assert_allclose(got[name], a, rtol=1e-5, err_msg=f"seed {seed}")
     bare = {"quantize_weights", "fold_quantized_batch_norm", "dequantize_constants"}  # covered by their golden files and above
+    bare |= {"transpose_before_quantize", "fuse_quantized_result"}  # of transformers: below
     assert fired >= {p for p in PASSES if "quantize" in p} - bare
+
+
+def quantized_block(float8, residual):
+    """A transformer's attention with Q/DQ around its products; with `residual` the norm's result is added to the block's."""
+    rng = np.random.default_rng(3)
+    net = Network("block")
+    fake = quantizer(net, 0.01, None) if float8 else quantizer(net, 0.03, np.int8(0))
+    x = net.add_input("x", parse_type("f32[2,6,16]"))
+    gain, shift = (net.constant(rng.standard_normal(16).astype(np.float32), n) for n in ("gain", "shift"))
+    normed = net.add("LayerNormalization", x, gain, shift)
+    read, sizes = fake(normed), net.constant(np.array([2, 6, 4, 4]), "sizes")
+
+    def project(t, perm=None):
+        if float8:
+            scale = net.constant(rng.uniform(0.5, 2, 16).astype(np.float32) / 100)
+            w = net.constant((rng.standard_normal((16, 16)) * 30).astype(F8E4M3.numpy))
+            y = net.add("MatMul", t, net.add("DequantizeLinear", w, scale, axis=1))
+        else:
+            y = net.add("MatMul", t, weights(net, rng, 16, 16, axis=1))
+        y = net.add("Add", y, net.constant(rng.standard_normal(16).astype(np.float32)))
+        return y if perm is None else net.add("Transpose", net.add("Reshape", y, sizes), perm=perm)
+
+    q, k, v = (project(read, perm) for perm in ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)))
+    mixed = net.add("MatMul", net.add("Softmax", net.add("MatMul", q, k), axis=-1), v)
+    rows = net.add("Reshape", net.add("Transpose", mixed, perm=(0, 2, 1, 3)), net.constant(np.array([2, 6, 16]), "rows"))
+    net.mark_output(net.add("Add", project(fake(rows)), normed if residual else x), "y")
+    return net
+
+
+@pytest.mark.parametrize("float8", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_quantized_attention_is_one_product_and_stores_8_bits(float8, residual):
+    net = quantized_block(float8, residual)
+    after, log = lower(net, refuses=lambda layer: None, check=True)
+    assert [x.composite or x.op for x in after.layers] == ["QuantizedResult", "MatMul", "QuantizedResult", "Reshape", "MatMul"]
+    assert log.counts()["merge_projections"] == log.counts()["transpose_before_quantize"] == 1
+    kind = F8E4M3 if float8 else I8
+    assert [t.dtype for x in after.layers[:3] for t in x.outputs] == [*[F32] * residual, kind, F32, kind]
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 6, 16)).astype(np.float32)}
+    want, got = (run_network(n, feeds, widen=True)["y"] for n in (net, after))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

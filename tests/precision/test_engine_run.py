@@ -16,8 +16,8 @@ def test_without_onednn_the_reference_computes(monkeypatch):
     try:
         run = engine_run.EngineRun(net, names)
         found = calibrate(net, samples(2), run=run, method="minmax")
-        (context,) = run.contexts.values()
-        assert {c.tactic.rpartition("/")[2] for c in context.engine.plan.choices.values()} <= {"numpy_reference", "numpy_reformat"}
+        (plan,) = run.plans
+        assert {c.tactic.rpartition("/")[2] for c in plan.choices.values()} <= {"numpy_reference", "numpy_reformat"}
     finally:
         engine_run.list_tactic_sources.cache_clear()
     for name, r in usual.tensors.items():

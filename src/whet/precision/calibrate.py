@@ -15,6 +15,7 @@ import numpy as np
 from whet.errors import BuildWarning, CalibrationError, UsageError
 from whet.network import Layer, Network, Tensor
 from whet.ops import run_layer, run_network
+from whet.precision.concurrent import map_concurrently
 from whet.precision.histogram import Histogram
 from whet.precision.insert import fake_quantize_weights
 from whet.precision.methods import LIMITS
@@ -45,11 +46,13 @@ def calibrate(
     zero_points: bool = True,
     model: str = "",
     tell: Callable[[str], None] | None = None,
+    workers: int = 1,
 ) -> Ranges:
     """Calibrates the tensors of `find_quantization_sites(net)` over `samples` (inputs by name, batch 1 if the batch is dynamic).
 
     `run` computes a sample (default: the reference in NumPy); `method` is one of METHODS, or "auto": per tensor the one with the
     smallest error, min-max unless another halves it. `forced` sets the method per tensor. `zero_points` allows zero points for skewed ranges.
+    Samples, then tensors, are processed by `workers` threads, for which `run` must be safe; the ranges do not depend on their number.
     Raises CalibrationError for missing data, NaN or infinities, and constant inputs, naming the tensor; UsageError for an
     unknown method. A constant inner tensor gets a range that has its value, with a BuildWarning.
     """
@@ -60,33 +63,42 @@ def calibrate(
     if not sites.roots:
         raise CalibrationError(f"'{net.name}' has no quantizable layer: no convolution or matrix product with constant weights")
     run = run or _make_reference_run(net, sites.names())
-    histograms, judges, count = _count(sites, samples, run, tell)
+    histograms, judges, count = _count(sites, samples, run, tell, workers)
     _check(net, histograms, count)
-    values = [run(feeds) for feeds in judges]
+    values = list(map_concurrently(run, judges, workers))
     found = Ranges(model=model, samples=count)
-    for t in sites.roots:
+
+    def choose_range(t: Tensor) -> Range:
         if (h := histograms[t.name]).low == h.high:
-            found.tensors[t.name] = _make_constant_range(h.low)
-            continue
+            return _make_constant_range(h.low)
         wanted = (forced or {}).get(t.name, method)
         candidates = list_candidate_ranges(h, LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
-        found.tensors[t.name] = select_range(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
-        if tell is not None:
+        return select_range(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
+
+    for t, chosen in zip(sites.roots, map_concurrently(choose_range, sites.roots, workers), strict=True):
+        found.tensors[t.name] = chosen
+        if tell is not None and chosen.method != "constant":
             tell(t.name)
     return found
 
 
 def _count(
-    sites: QuantizationSites, samples: Iterable[Feeds], run: Run, tell: Callable[[str], None] | None
+    sites: QuantizationSites, samples: Iterable[Feeds], run: Run, tell: Callable[[str], None] | None, workers: int
 ) -> tuple[dict[str, Histogram], list[Feeds], int]:
     """Returns the histograms, the evaluation samples (smallest digests first) and the number of samples."""
     histograms = {name: Histogram() for name in sites.names()}
     kept: list[tuple[str, Feeds]] = []
     count = 0
-    for feeds in samples:
-        values = run(feeds)
-        for name, h in histograms.items():
+
+    def count_values(feeds: Feeds) -> tuple[Feeds, dict[str, Histogram]]:
+        values, own = run(feeds), {name: Histogram() for name in histograms}
+        for name, h in own.items():
             h.add(values[name], name)
+        return feeds, own
+
+    for feeds, own in map_concurrently(count_values, samples, workers):
+        for name, h in own.items():
+            histograms[name].merge(h)
         kept = sorted([*kept, (compute_content_digest(feeds), feeds)], key=lambda e: e[0])[:JUDGES]
         count += 1
         if tell is not None:

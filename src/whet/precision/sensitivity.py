@@ -18,6 +18,7 @@ from whet.errors import CacheError, CalibrationError, NetworkError
 from whet.files import read_json_text, replace_atomically
 from whet.network import Network, format_network
 from whet.precision.calibrate import Feeds, Run, compute_content_digest
+from whet.precision.concurrent import map_concurrently
 from whet.precision.emulate import emulate_network, list_candidates
 from whet.precision.measures import EXACT_DB, Values, compute_output_snr, compute_powers, to_decibels
 from whet.precision.ranges import Ranges
@@ -58,14 +59,21 @@ class Analysis:
     """
 
     def __init__(
-        self, net: Network, precision: str, samples: Sequence[Feeds], run_of: RunOf, ranges: Ranges | None = None, file: str | Path | None = None
-    ):
+        self, net: Network, precision: str, samples: Sequence[Feeds], run_of: RunOf, ranges: Ranges | None = None, file: str | Path | None = None,
+        workers: int = 1,
+    ):  # fmt: skip
+        """`workers` threads run different samples at the same time; the runs that `run_of` makes must be safe for that."""
+        self.workers = workers
         self.net, self.precision, self.samples, self.run_of, self.ranges = net, precision, list(samples), run_of, ranges
         self.layers = list_candidates(net, precision)
         self.outputs = [t.name for t in net.outputs]
         self.exact = run_of(net, self.outputs)
-        self.wants: list[Values] = [self.exact(f) for f in self.samples]
+        self.wants: list[Values] = self.run_samples(self.exact)
         self._memory = _Memory(file, self._make_key())
+
+    def run_samples(self, run: Run) -> list[Values]:
+        """The values of each sample."""
+        return list(map_concurrently(run, self.samples, self.workers))
 
     def run(self, only: Iterable[str] | None = None) -> Run:
         """A runner of the network with only these layers rounded (None: all)."""
@@ -79,8 +87,7 @@ class Analysis:
         known = self._memory.get(names)
         if known is None:
             self._need_samples()
-            run = self.run(names)
-            known = compute_output_snr(self.wants, [run(f) for f in self.samples])
+            known = compute_output_snr(self.wants, self.run_samples(self.run(names)))
             self._memory.put(names, known)
         return known
 

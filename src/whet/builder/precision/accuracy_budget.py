@@ -24,6 +24,7 @@ from whet.errors import ShapeError, UsageError
 from whet.measure.timing_cache import get_default_path
 from whet.network import Network
 from whet.precision.budget import Budget, Verdict
+from whet.precision.concurrent import count_workers
 from whet.precision.ranges import Ranges
 from whet.precision.sensitivity import Analysis, Feeds, LayerSensitivity, RunOf
 from whet.runtime import Runtime
@@ -58,7 +59,7 @@ class Judge:
         self.budget, self.log = budget, progress or Silent()
         prepared = match_batch(prepared, samples)
         run_of = run_of or SegmentedRuns(prepared, samples)
-        self.analysis = Analysis(prepared, precision, samples, run_of, ranges, get_cache_file(prepared, precision, config))
+        self.analysis = Analysis(prepared, precision, samples, run_of, ranges, get_cache_file(prepared, precision, config), count_workers())
         self.judged = 0
 
     @property

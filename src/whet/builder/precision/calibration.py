@@ -12,12 +12,14 @@ import numpy as np
 from whet.builder.assemble import compute_model_digest
 from whet.builder.batching.rebatch import match_batch
 from whet.builder.config import BuildConfig
+from whet.builder.verify.blas_threads import limit_blas_threads
 from whet.builder.verify.engine_values import EngineRun
 from whet.engine.report import CalibrationStep
 from whet.network import Network
 from whet.passes import Phase, run_passes, select
 from whet.precision import Analysis, Ranges, calibrate, find_quantization_sites, read_cache, select_samples, write_cache
 from whet.precision.calibrate import compute_content_digest
+from whet.precision.concurrent import count_workers
 from whet.precision.quantization_sites import is_never_negative
 from whet.precision.ranges import Range
 from whet.precision.scaling import apply_scalings
@@ -99,10 +101,11 @@ def _compute_ranges(prepared: Network, calibration: Calibration, model: str, lef
     """Ranges from all samples but those with the digests `left_out`."""
     assert calibration.samples is not None
     samples = (f for f in calibration.samples() if not left_out or compute_content_digest(f) not in left_out)
-    return calibrate(
-        prepared, samples, run=EngineRun(prepared, find_quantization_sites(prepared).names()), method=calibration.method,
-        forced=dict(calibration.forced), zero_points=calibration.zero_points, model=model,
-    )  # fmt: skip
+    with limit_blas_threads(1):
+        return calibrate(
+            prepared, samples, run=EngineRun(prepared, find_quantization_sites(prepared).names()), method=calibration.method,
+            forced=dict(calibration.forced), zero_points=calibration.zero_points, model=model, workers=count_workers(),
+        )  # fmt: skip
 
 
 def _improve_ranges(

@@ -22,6 +22,7 @@ from whet.network import Network
 from whet.precision import Analysis, Ranges, find_quantization_sites, quantize, select_samples
 from whet.precision.budget import Budget
 from whet.precision.calibrate import compute_content_digest
+from whet.precision.concurrent import count_workers
 from whet.precision.float8 import correct_biases, list_excluded_layers, round_weights_adaptively, skip_sums
 from whet.precision.sensitivity import RunOf
 
@@ -71,7 +72,7 @@ def calibrate_float8_ranges(
         return plain_ranges
     careful = correct_biases(prepared, careful, list_other_samples(), EngineRun, left)
     names = [x.name for x in find_quantization_sites(prepared, left).layers]
-    near, far = (Analysis(prepared, "fp8", judges, EngineRun, r).snr(names) for r in (plain_ranges, careful))
+    near, far = (Analysis(prepared, "fp8", judges, EngineRun, r, workers=count_workers()).snr(names) for r in (plain_ranges, careful))
     kept = far >= near + _LEAST_GAIN_DB
     said = "kept" if kept else "not kept"
     heard.append(f"FP8 weights rounded against their layers' errors: {near:.1f} dB to {far:.1f} at the outputs, on other samples; {said}.")
@@ -86,11 +87,11 @@ def _with_sums(prepared: Network, ranges: Ranges, calibration: Calibration, left
     judges = select_samples(calibration.samples(), _JUDGES) if names and sums else []
     if not judges:
         return ranges
-    near = Analysis(prepared, "fp8", judges, EngineRun, ranges).snr(names)
+    near = Analysis(prepared, "fp8", judges, EngineRun, ranges, workers=count_workers()).snr(names)
     if near >= enough_db:
         return ranges
     wide = dataclasses.replace(ranges, float_sums=sums)
-    far = Analysis(prepared, "fp8", judges, EngineRun, wide).snr(names)
+    far = Analysis(prepared, "fp8", judges, EngineRun, wide, workers=count_workers()).snr(names)
     if far < near + _LEAST_GAIN_DB:
         return ranges
     heard.append(f"FP8: the sums of skip connections stay in 16 bits, which brings {near:.1f} dB to {far:.1f} at the outputs; products are in FP8.")

@@ -22,6 +22,7 @@ from whet.builder.verify.segments import SegmentedRuns
 from whet.engine.plan import EnginePlan
 from whet.network import Layer, Network
 from whet.precision import Analysis, LayerSensitivity, Ranges, emulate_network, select_samples
+from whet.precision.concurrent import count_workers
 
 
 @dataclass
@@ -69,7 +70,7 @@ def analyze_sensitivity(
         chosen = _draw_inputs(net, samples)
         notes.append("There is no calibration data: the layers are judged on random values, which is not representative. Give --calibData.")
     judged = match_batch(prepared, chosen)
-    analysis = Analysis(judged, precision, chosen, SegmentedRuns(judged, chosen), ranges, get_cache_file(judged, precision, config))
+    analysis = Analysis(judged, precision, chosen, SegmentedRuns(judged, chosen), ranges, get_cache_file(judged, precision, config), count_workers())
     log.stage(f"each layer alone in {precision}", len(analysis.layers))
     rows = analysis.rank_layers(tell=log.step)
     log.stage("cumulative sensitivity", len(rows))

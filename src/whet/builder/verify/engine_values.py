@@ -9,8 +9,10 @@ import numpy as np
 
 from whet.builder.build import build
 from whet.builder.config import BuildConfig
+from whet.engine.plan import EnginePlan
+from whet.forks import make_lock
 from whet.network import Network
-from whet.runtime import Context, Runtime
+from whet.runtime import Context, Engine, Runtime
 from whet.tactics import list_tactics
 from whet.tactics.cpu.onednn._api.library import load_error
 
@@ -19,22 +21,34 @@ class EngineRun:
     """A network's values by an FP32 engine of fixed kernels on one thread: the same bits for the same sample under any load.
 
     Without oneDNN (possible on GPU machines) the NumPy reference computes the values: equal up to rounding, but slower.
-    Q/DQ and casts are separate layers, so a network from precision.emulated computes its roundings in FP32.
+    Q/DQ and casts are separate layers, so a network from precision.emulated computes its roundings in FP32. Threads may run different samples at
+    the same time; inputs that the network does not have are ignored.
     """
 
     def __init__(self, net: Network, names: Iterable[str]):
         self.net, self.names = net, list(names)
-        self.contexts: dict[tuple, Context] = {}
+        self._engines: dict[tuple, Engine] = {}
+        self._idle: dict[tuple, list[Context]] = {}
+        self._guard = make_lock()
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         shapes = {t.name: tuple(np.shape(feeds[t.name])) for t in self.net.inputs}
         key = tuple(shapes.items())
-        if key not in self.contexts:
-            self.contexts[key] = self._context(shapes)
-        got = self.contexts[key].run(feeds)
+        with self._guard:
+            if key not in self._engines:
+                self._engines[key], self._idle[key] = self._build_engine(shapes), []
+            context = self._idle[key].pop() if self._idle[key] else self._engines[key].create_context()
+        got = context.run({n: feeds[n] for n in shapes})
+        with self._guard:
+            self._idle[key].append(context)
         return {n: feeds[n] if n in shapes else got[n] for n in self.names}
 
-    def _context(self, shapes: dict[str, tuple[int, ...]]) -> Context:
+    @property
+    def plans(self) -> list[EnginePlan]:
+        """The plans of the engines that were built, one for each set of input shapes."""
+        return [e.plan for e in self._engines.values()]
+
+    def _build_engine(self, shapes: dict[str, tuple[int, ...]]) -> Engine:
         watched = self.net.clone()
         watched.outputs = []
         inputs = {t.name for t in watched.inputs}
@@ -47,7 +61,7 @@ class EngineRun:
             threads=1, optimization_level=0, passes=("none", "+dequantize_weights"), verify=False, timing_cache="", whole_engines=0,
             profiles=((shapes, shapes, shapes),) if dynamic else (), tactic_sources=list_tactic_sources(),
         )  # fmt: skip
-        return Runtime(backend="cpu", threads=1).load(build(watched, config)).create_context()
+        return Runtime(backend="cpu", threads=1).load(build(watched, config))
 
 
 @cache

@@ -13,6 +13,7 @@ from math import sqrt
 import numpy as np
 
 from whet.builder.verify.engine_values import EngineRun
+from whet.forks import make_lock
 from whet.network import F32, Layer, Network, Tensor
 
 _SHORTEST = 4  # layers between two cuts
@@ -53,6 +54,7 @@ class SegmentedRuns:
         self._samples = list(samples)  # kept alive, so that no other object gets the same id
         self.known: dict[int, list[dict[str, np.ndarray]]] = {id(f): [] for f in self._samples}  # per sample: the tensors that cross each cut
         self._bytes = 0
+        self._guard = make_lock()  # samples may be run by several threads, each sample by one at a time
 
     def __call__(self, net: Network, names: list[str]) -> EngineRun | _SegmentedRun:
         found = make_segments(net, self.cuts, self.outputs) if self.own and names == self.outputs else None
@@ -77,9 +79,10 @@ class SegmentedRuns:
     def keep(self, feeds: Values, cut: int, values: Mapping[str, np.ndarray]) -> None:
         """Caches the tensors that cross a cut for a sample, if those of earlier cuts are cached and there is room."""
         size, before = sum(a.nbytes for a in values.values()), self.known.get(id(feeds))
-        if before is not None and len(before) == cut and self._bytes + size <= self.cache_bytes:
-            self._bytes += size
-            before.append(dict(values))
+        with self._guard:
+            if before is not None and len(before) == cut and self._bytes + size <= self.cache_bytes:
+                self._bytes += size
+                before.append(dict(values))
 
 
 class _SegmentedRun:
