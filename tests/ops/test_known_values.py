@@ -27,7 +27,8 @@ def _number(d):
 
 
 X = "in %x: f32[N,3,H,W]\nconst %i0: i64[1] = [0]\nconst %i2: i64[1] = [2]\nconst %two: i64[1] = [2]\nconst %minus: i64[1] = [-1]\n"
-X += "const %s2: i64[] = [2]\nconst %i9: i64[1] = [9]\nconst %n9: i64[] = [9]\nconst %f2: f32[1] = [2.0]\nconst %half: f32[1] = [2.5]\n%s = Shape(%x)\n"
+X += "const %s2: i64[] = [2]\nconst %i9: i64[1] = [9]\nconst %f2: f32[1] = [2.0]\nconst %half: f32[1] = [2.5]\n"
+X += "const %n9: i64[] = [9]\n%s = Shape(%x)\n"
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def _match_parameter(g: Graph, layer: Layer) -> Tensor | Skip | None:
         if norm is None or value is None or other is None or other.weight is None:
             continue
         x, scale, bias = norm.inputs
-        if not all(t is not None and t.weight is not None and t.weight.origin.op == "literal" for t in ((bias,) if layer.op == "Add" else (scale, bias))):
+        if any(t is None or t.weight is None or t.weight.origin.op != "literal" for t in ((bias,) if layer.op == "Add" else (scale, bias))):
             return None  # it has a bias, or a scale and a bias, already
         rank, channels = value.type.rank, value.shape[1]
         dims = (1,) * (rank - other.type.rank) + tuple(other.shape)
