@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from whet.errors import UnsupportedError
-from whet.network import F32, I64, Network, make_symbol, parse_dim, parse_network
+from whet.network import F32, I64, Network, evaluate, make_symbol, parse_dim, parse_network
 from whet.ops import find_known_values, run_network
 
 
@@ -21,8 +21,6 @@ def folded(text: str):
 
 
 def _number(d):
-    from whet.network import evaluate
-
     return evaluate(d, {"N": 5, "H": 6, "W": 7})
 
 
@@ -137,6 +135,15 @@ def test_a_symbol_and_an_expression_broadcast_to_the_symbol():
     """A Slice may keep one element or all, by a dynamic size; the other operand has the symbol's size."""
     net = parse_network("in %x: f32[N,4]\nin %b: f32[max(3-N,1),4]\n%y = Add(%x, %b)\n%z = Add(%b, %x)\nout %y\nout %z\n")
     assert [str(t.type) for t in net.outputs] == ["f32[N,4]", "f32[N,4]"]
+
+
+def test_a_range_of_fractions_up_to_a_dynamic_size_has_a_known_length():
+    """Pixel centres: 0.5, 1.5, ... below H // 8 as a float."""
+    text = "in %x: f32[1,2,H]\nconst %k: i64[] = [8]\nconst %i: i64[] = [2]\nconst %a: f32[] = [0.5]\nconst %c: f32[] = [0.75]\n%s = Shape(%x)\n"
+    text += "%h = Gather(%s, %i)\n%d = Div(%h, %k)\n%f = Cast(%d, to=f32)\n%y = Range(%a, %f, %c)\nout %y\n"
+    net = parse_network(text)
+    for h in (16, 40, 71):
+        assert evaluate(net.outputs[0].shape[0], {"H": h}) == len(run_network(net, {"x": np.ones((1, 2, h), np.float32)})["y"])
 
 
 def test_pads_up_to_a_multiple_of_a_dynamic_size():
