@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
 from whet.backends import Backend
 from whet.backends.cpu.fault import FaultCall
 from whet.network import Layer, static_shape
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu.move._gather_ir import AXES, emit_gather_ir
+from whet.tactics.cpu.move.strided_copy import pack_array
 from whet.tactics.cpu.onednn._kernel import is_static
 
 _VECTOR = 32  # bytes
@@ -67,10 +66,7 @@ class GatherKernel(CompiledKernel):
         given = dict(zip(("x", "at"), layer.required_inputs(), strict=True))
         constant = next((name for name, t in given.items() if t.is_constant), "")
         if constant:
-            t = given[constant]
-            array = t.array
-            nbytes = prod(static_shape(t.shape)) * t.dtype.bits // 8
-            self.packed = (Packed(f"{t.constant().digest}|rows", nbytes, lambda: np.ascontiguousarray(array()).reshape(-1).view(np.uint8)),)
+            self.packed = (pack_array(given[constant]),)
         bits = layer.outputs[0].dtype.bits
         self.ir = emit_gather_ir(_ELEMENTS[bits], 8 * _VECTOR // bits, given["at"].dtype.name, len(rows.sizes), constant)
         self.operands: list[tuple[str, int] | int] = [0 if t.is_constant else ("input", i) for i, t in enumerate(given.values())]
