@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import whet
-from whet.errors import BuildWarning, ContextError, EngineError, ShapeError, UsageError
+from whet.errors import BuildWarning, ContextError, EngineError, NetworkError, ShapeError, UsageError
 from whet.network import parse_network
 from whet.ops import run_network
 
@@ -245,6 +245,15 @@ def test_the_notes_of_a_build_are_warnings_at_the_callers_line():
     with pytest.warns(BuildWarning, match="no profile gives its shape") as found:
         whet.build(parse_network(ONE), **QUICK)
     assert found[0].filename == __file__
+
+
+def test_a_failed_build_says_which_sizes_were_taken_as_1():
+    text = "in %x: f32[N,4]\nconst %i: i64[1] = [3]\n%r = Relu(%x)\n%y = Gather(%r, %i, axis=0)\nout %y\n"
+    with pytest.raises(NetworkError, match=r"index 3(.|\n)*dynamic sizes became 1: 'x' f32\[N,4\] as \[1, 4\].*give its usual sizes with profiles="):
+        whet.build(parse_network(text), **QUICK)
+    with pytest.raises(NetworkError, match=r"^(?!(.|\n)*became 1)"):
+        whet.build(parse_network(text), shapes={"x": (2, 4)}, **QUICK)
+    assert whet.build(parse_network(text), shapes={"x": (4, 4)}, **QUICK).plan.network.layers
 
 
 def test_the_examples_of_the_docstrings_run(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -14,6 +15,11 @@ _TENSORFLOW = "whet.network_from_tensorflow and all commands read it, through tf
 _TORCH = "Load it in PyTorch and export it: torch.onnx.export(model, example_inputs, 'model.onnx')"
 _CAFFE = "Give both files to whet.network_from_caffe, or to `whet exec --deploy=NET.prototxt --model=NET.caffemodel`"
 _ENGINE = "Engines are not rebuilt into models. Run it with `whet exec --loadEngine=FILE`, or give the .onnx file that it was built from"
+_ORIGINAL = "Give the .onnx file that it was converted from, or export the original model to ONNX"
+_TENSORRT = "Build from the .onnx file that it was built from"
+_PADDLE = "Convert it: paddle2onnx --model_dir FOLDER --model_filename FILE --params_filename PARAMETERS --save_file model.onnx"
+_EXPORTED = "Export it: torch.onnx.export(torch.export.load('FILE'), f='model.onnx', dynamo=True)"
+_TREES = "Convert the trained model to ONNX: skl2onnx for scikit-learn, onnxmltools for XGBoost and LightGBM"
 _ARRAYS = "As data it belongs to --calibData, --loadInputs or --data; the model is an .onnx file"
 
 _Kind = tuple[str, str]  # (what it is, the way out)
@@ -21,7 +27,8 @@ _Kind = tuple[str, str]  # (what it is, the way out)
 #: first bytes -> kind
 _MAGIC: tuple[tuple[bytes, _Kind], ...] = (
     (b"whet-eng", ("an engine built by whet", _ENGINE)),
-    (b"ftrt", ("an engine (plan) of TensorRT", "Build from the .onnx file that it was built from")),
+    (b"ftrt", ("an engine (plan) of TensorRT", _TENSORRT)),
+    (b"ptrt", ("an engine (plan) of TensorRT", _TENSORRT)),
     (b"\x89HDF\r\n\x1a\n", ("an HDF5 file, as Keras saves models (.h5)", _TENSORFLOW)),
     (b"\x93NUMPY", ("a NumPy array (.npy)", _ARRAYS)),
     (b"GGUF", ("a GGUF file of llama.cpp", "whet does not run such models; export the original one to ONNX")),
@@ -35,6 +42,17 @@ _MAGIC: tuple[tuple[bytes, _Kind], ...] = (
     (b"%PDF", ("a PDF document", "Give the .onnx file of the model")),
 )
 
+#: pattern in a text's beginning -> kind
+_TEXT: tuple[tuple[str, _Kind], ...] = (
+    (r"^(<\?xml[^>]*>)?\s*<net\b", ("an OpenVINO model", _ORIGINAL)),
+    (r"<PMML\b", ("a PMML model", _TREES)),
+    (r'^\s*\{\s*"base_code"\s*:\s*\{[^}]*"pir"', ("a PaddlePaddle model", _PADDLE)),
+    (r"^7767517\s", ("an ncnn model", _ORIGINAL)),
+    (r"^\s*(#.*\s+)*\[net\]", ("the description of a Darknet model", _ORIGINAL)),
+    (r"^tree\s+version=v", ("a LightGBM model", _TREES)),
+    (r'^\s*\{\s*"(learner"|version"\s*:.*"learner")', ("an XGBoost model", _TREES)),
+)
+
 #: extension -> kind, for formats without a signature
 _EXTENSION: dict[str, _Kind] = {
     ".caffemodel": ("the weights of a Caffe model", _CAFFE),
@@ -45,6 +63,15 @@ _EXTENSION: dict[str, _Kind] = {
     ".pb": ("named as a TensorFlow graph (GraphDef)", _TENSORFLOW),
     ".pt": ("named as a PyTorch model", _TORCH),
     ".pth": ("named as a PyTorch model", _TORCH),
+    ".pt2": ("named as an exported program of PyTorch", _EXPORTED),
+    ".pdmodel": ("a PaddlePaddle model", _PADDLE),
+    ".pdiparams": ("the parameters of a PaddlePaddle model", _PADDLE),
+    ".param": ("named as an ncnn model", _ORIGINAL),
+    ".bin": ("named as weights without a graph, as OpenVINO, ncnn and PyTorch save them", _ORIGINAL),
+    ".mnn": ("named as an MNN model", _ORIGINAL),
+    ".weights": ("named as the weights of a Darknet model", _ORIGINAL),
+    ".cfg": ("named as the description of a Darknet model", _ORIGINAL),
+    ".ubj": ("named as an XGBoost model", _TREES),
     ".mlmodel": ("a Core ML model", "Export the original model to ONNX"),
     ".safetensors": ("weights without a graph (safetensors)", _TORCH),
 }
@@ -81,6 +108,8 @@ def _find_folder_kind(path: Path) -> _Kind | None:
     if path.suffix == ".mlpackage":
         return _EXTENSION[".mlmodel"]
     models = sorted(p.name for p in path.glob("*.onnx"))
+    if not models and (path / "config.json").exists():
+        return "a folder of a Hugging Face model", f"Export it: optimum-cli export onnx --model {path} {path}-onnx"
     return ("a folder", f"Give the .onnx file in it: {', '.join(models[:3])}") if models else None
 
 
@@ -90,8 +119,6 @@ def _find_file_kind(path: Path) -> _Kind | None:
         suffix = path.suffix.lower()
         if path.name == "saved_model.pb":
             return "the graph of a TensorFlow SavedModel", _TENSORFLOW
-        if head.lstrip().startswith(b"<net") and suffix == ".xml":
-            return "an OpenVINO model", "Give the .onnx file that it was converted from"
         found = _find_content_kind(head, lambda: f)
     named = _EXTENSION.get(suffix)
     if named is not None and (found is None or found[0].startswith("a text file")):
@@ -105,6 +132,8 @@ def _find_content_kind(head: bytes, open_whole: Callable[[], IO[bytes]]) -> _Kin
             return kind
     if head[4:8] == b"TFL3":
         return "a TensorFlow Lite model", _TENSORFLOW
+    if head[4:8] == b"ORTM":
+        return "a model in ONNX Runtime's own format (.ort)", "Give the .onnx file that it was converted from"
     if head.startswith(b"PK\x03\x04"):
         return _find_zip_kind(open_whole())
     if len(head) > 9 and head[8:10] in (b'{"', b"{ ") and int.from_bytes(head[:8], "little") < 1 << 27:
@@ -128,6 +157,8 @@ def _find_zip_kind(file: IO[bytes]) -> _Kind:
         if has("constants.pkl"):
             return "a TorchScript model of PyTorch (.pt)", _TORCH
         return "a checkpoint of PyTorch (.pt, .pth)", _TORCH
+    if has("archive_format") or has("models/model.json"):
+        return "an exported program of PyTorch (.pt2)", _EXPORTED
     if has("model.weights.h5") or (has("config.json") and has("metadata.json")):
         return "a Keras model (.keras)", _TENSORFLOW
     if names and all(n.endswith(".npy") for n in names):
@@ -154,6 +185,9 @@ def _find_text_kind(head: bytes) -> _Kind | None:
     start = text.lstrip()[:200].lower()
     if start.startswith(("<!doctype html", "<html")):
         return "a web page: the download gave a page instead of the model", "Download the file itself (on GitHub: the raw file)"
+    for pattern, kind in _TEXT:
+        if re.search(pattern, text):
+            return kind
     if ("layer {" in text or "layers {" in text or "layer{" in text) and "type:" in text:
         return _EXTENSION[".prototxt"]
     return "a text file", "Give the .onnx file of the model"

@@ -274,6 +274,15 @@ def test_groups_of_tensors_that_share_bytes():
 TWO = parse_network("network n source\nin %x: f32[N,3,H]\nin %m: f32[2,5]\n%y = Relu(%x)\n%z = Relu(%m)\nout %y\nout %z")
 
 
+@pytest.mark.parametrize("line", ["%y = Reshape(%x, shape=(1, 12))", "%y = Concat(%x, %z, axis=1)"])
+def test_a_batch_size_that_the_exporter_fixed_is_refused_before_the_build(line):
+    net = parse_network(f"network n source\nin %x: f32[N,3,4]\nconst %z: f32[1,3,4] = seed(1)\n{line}\nout %y")
+    low, high = {"x": (1, 3, 4)}, {"x": (2, 3, 4)}
+    resolve_profiles(net, BuildConfig(profiles=((low, low, low),)))
+    with pytest.raises(ShapeError, match=r"cannot take 'x' \[2, 3, 4\]: .*Give the input shapes that the model was made for"):
+        resolve_profiles(net, BuildConfig(profiles=((low, low, high),)))
+
+
 def test_profiles_get_every_input_and_missing_shapes():
     (profile,), notes = resolve_profiles(TWO, BuildConfig())
     assert profile.shapes == {"x": ((1, 3, 1),) * 3, "m": ((2, 5),) * 3}

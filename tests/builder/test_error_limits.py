@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from whet.builder.verify.differences import compare_output, compute_float8_error, compute_output_error, compute_relative_error
+from whet.builder.verify.error_bounds import compare_layer
 from whet.builder.verify.rounding_ties import NUDGE, has_ties, run_with_nudged_scales
 from whet.measure.compare import measure_run
 from whet.network import DTYPES, F8E4M3, parse_network
@@ -154,3 +155,24 @@ def test_a_comparison_times_one_run_at_a_time():
 
     assert measure_run(SimpleNamespace(seconds=seconds)) == 0.25
     assert asked == [1]
+
+
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceSum"])
+def test_a_sum_of_values_that_cancel_is_judged_by_their_size(op):
+    """The mean of normalized values is 0 but for rounding errors; a sum that misses a value, or one not in f32, is still wrong."""
+    net = parse_network(f"in %x: f32[64,48]\n%y = {op}(%x, axes=(1,), keepdims=0)\nout %y\n")
+    choice = SimpleNamespace(tactic="cpu/reduce", implementation="rows", rtol=1e-5, inputs=(("linear", "f32"),), outputs=(("linear", "f32"),))
+    x = np.random.default_rng(0).standard_normal((64, 48))
+    x = ((x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)).astype(np.float32)
+    divisor = 48 if op == "ReduceMean" else 1
+    exact = x.astype(np.float64).sum(1) / divisor
+    sequential = np.cumsum(x, axis=1, dtype=np.float32)[:, -1] / np.float32(divisor)
+    assert compute_relative_error(sequential, exact)[0] > 0.01  # relative to results that are rounding errors themselves
+
+    def find_failure(got):
+        return compare_layer(net.layers[0], choice, [x], [got.astype(np.float32)]).failure
+
+    assert find_failure(sequential) is None
+    assert find_failure(x[:, :-1].astype(np.float64).sum(1) / divisor) is not None
+    assert find_failure(x.astype(np.float16).astype(np.float64).sum(1) / divisor) is not None
+    assert find_failure(np.full(64, np.nan)) is not None

@@ -50,6 +50,21 @@ FILES = {
     "page.onnx": (b"<!DOCTYPE html><html>not found</html>", "a web page", "Download the file itself"),
     "notes.onnx": ("Übersicht\nno model\n".encode(), "a text file", ".onnx file"),
     "plan.onnx": (b"ftrt" + bytes(60), "an engine (plan) of TensorRT", ".onnx file"),
+    "old.engine": (b"ptrt" + bytes(60), "an engine (plan) of TensorRT", ".onnx file"),
+    "program.pt2": (archive("p/models/model.json", "p/archive_format"), "an exported program of PyTorch", "torch.export.load("),
+    "net.xml": (b'<?xml version="1.0"?>\n<net name="a" version="11"><layers/></net>', "an OpenVINO model", "converted from"),
+    "net.bin": (b"\xff\xff" + bytes(60), "named as weights without a graph, as OpenVINO", "converted from"),
+    "trees.pmml": (b'<?xml version="1.0"?>\n<PMML version="4.4"><Header/></PMML>', "a PMML model", "skl2onnx"),
+    "inference.pdmodel": (b"\x0a\x10" + bytes(60), "a PaddlePaddle model", "paddle2onnx"),
+    "inference.json": (b'{"base_code":{"magic":"pir","trainable":false}}', "a PaddlePaddle model", "paddle2onnx"),
+    "net.param": (b"7767517\n3 3\nInput data 0 1 data\n", "an ncnn model", "converted from"),
+    "net.mnn": (b"\x20\x00\x00\x00" + bytes(60), "named as an MNN model", "converted from"),
+    "net.ort": (b"\x18\x00\x00\x00ORTM" + bytes(60), "a model in ONNX Runtime's own format", "converted from"),
+    "yolo.cfg": (b"# comment\n[net]\nbatch=1\n[convolutional]\n", "the description of a Darknet model", "converted from"),
+    "yolo.weights": (b"\x00\x00\x00\x00\x02" + bytes(60), "named as the weights of a Darknet model", "converted from"),
+    "lgb.txt": (b"tree\nversion=v4\nnum_class=1\n", "a LightGBM model", "onnxmltools"),
+    "xgb.json": (b'{"learner":{"attributes":{}},"version":[2,0,3]}', "an XGBoost model", "onnxmltools"),
+    "xgb.ubj": (b"{L\x00\x00", "named as an XGBoost model", "onnxmltools"),
     "net.tar.gz": (b"\x1f\x8b" + bytes(60), "compressed with gzip", "Unpack"),
 }
 
@@ -69,6 +84,12 @@ def test_an_engine_given_as_a_model(tmp_path):
     (tmp_path / "net.engine").write_bytes(engine())
     with pytest.raises(FrontendError, match=r"net\.engine is not an ONNX model, but an engine built by whet.*--loadEngine=.*net\.engine"):
         network_from_onnx(tmp_path / "net.engine")
+
+
+def test_a_folder_of_a_hugging_face_model(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(FrontendError, match=r"is a folder of a Hugging Face model. Export it: optimum-cli export onnx --model"):
+        network_from_onnx(tmp_path)
 
 
 def test_a_saved_model_folder_and_a_folder_with_a_model(tmp_path, monkeypatch):

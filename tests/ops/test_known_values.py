@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from whet.errors import UnsupportedError
-from whet.network import F32, I64, Network, make_symbol, parse_dim, parse_network
+from whet.network import F32, I64, Network, evaluate, make_symbol, parse_dim, parse_network
 from whet.ops import find_known_values, run_network
 
 
@@ -21,13 +21,12 @@ def folded(text: str):
 
 
 def _number(d):
-    from whet.network import evaluate
-
     return evaluate(d, {"N": 5, "H": 6, "W": 7})
 
 
 X = "in %x: f32[N,3,H,W]\nconst %i0: i64[1] = [0]\nconst %i2: i64[1] = [2]\nconst %two: i64[1] = [2]\nconst %minus: i64[1] = [-1]\n"
-X += "const %s2: i64[] = [2]\nconst %i9: i64[1] = [9]\nconst %f2: f32[1] = [2.0]\nconst %half: f32[1] = [2.5]\n%s = Shape(%x)\n"
+X += "const %s2: i64[] = [2]\nconst %i9: i64[1] = [9]\nconst %f2: f32[1] = [2.0]\nconst %half: f32[1] = [2.5]\n"
+X += "const %n9: i64[] = [9]\n%s = Shape(%x)\n"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +55,16 @@ X += "const %s2: i64[] = [2]\nconst %i9: i64[1] = [9]\nconst %f2: f32[1] = [2.0]
         ("%e = Equal(%s, %s)\n%y = Where(%e, %i9, %s)", "9 9 9 9"),
         ("%e = Equal(%s, %two)\n%y = Where(%e, %i9, %s)", None),
         ("%n = Size(%s)\n%z = Unsqueeze(%n, %i0)\n%y = ConstantOfShape(%z, value=1, dtype=i64)", "1 1 1 1"),
+        ("%y = Mod(%s, %two)", "N-2*((N)//(2)) 1 H-2*((H)//(2)) W-2*((W)//(2))"),
+        ("%y = Mod(%s, %two, fmod=1)", None),
+        ("%y = ReduceSum(%s, keepdims=0)", "W+N+H+3"),
+        ("%y = ReduceMax(%s)", "max(W,max(H,max(3,N)))"),
+        ("%y = ReduceMin(%s)", "min(W,min(H,min(3,N)))"),
+        ("%y = ReduceProd(%s, noop_with_empty_axes=1)", None),
+        ("%y = Tile(%s, %two)", "N 3 H W N 3 H W"),
+        ("%a = Gather(%s, %i2)\n%y = Expand(%a, %two)", "H H"),
+        ("%y = Clip(%s, %s2, %n9)", "min(9,max(2,N)) 3 min(9,max(2,H)) min(9,max(2,W))"),
+        ("%y = Clip(%s, %s2)", "max(2,N) 3 max(2,H) max(2,W)"),
         ("%y = Identity(%s)", "N 3 H W"),
         ("%y = Neg(%s)", "-N -3 -H -W"),
         ("%z = ReduceSum(%x, keepdims=0)\n%c = Cast(%z, to=i64)\n%y = Unsqueeze(%c, %i0)", None),
@@ -120,3 +129,27 @@ def test_small_constants_sliced_by_a_symbol_are_unknown():
     assert str(net.outputs[0].type) == "i64[1,min(8,S)]"
     assert net.outputs[0].shape_value is None
     assert net.outputs[1].shape_value is None
+
+
+def test_a_symbol_and_an_expression_broadcast_to_the_symbol():
+    """A Slice may keep one element or all, by a dynamic size; the other operand has the symbol's size."""
+    net = parse_network("in %x: f32[N,4]\nin %b: f32[max(3-N,1),4]\n%y = Add(%x, %b)\n%z = Add(%b, %x)\nout %y\nout %z\n")
+    assert [str(t.type) for t in net.outputs] == ["f32[N,4]", "f32[N,4]"]
+
+
+def test_a_range_of_fractions_up_to_a_dynamic_size_has_a_known_length():
+    """Pixel centres: 0.5, 1.5, ... below H // 8 as a float."""
+    text = "in %x: f32[1,2,H]\nconst %k: i64[] = [8]\nconst %i: i64[] = [2]\nconst %a: f32[] = [0.5]\nconst %c: f32[] = [0.75]\n%s = Shape(%x)\n"
+    text += "%h = Gather(%s, %i)\n%d = Div(%h, %k)\n%f = Cast(%d, to=f32)\n%y = Range(%a, %f, %c)\nout %y\n"
+    net = parse_network(text)
+    for h in (16, 40, 71):
+        assert evaluate(net.outputs[0].shape[0], {"H": h}) == len(run_network(net, {"x": np.ones((1, 2, h), np.float32)})["y"])
+
+
+def test_pads_up_to_a_multiple_of_a_dynamic_size():
+    text = "in %x: f32[1,2,H]\nconst %k: i64[1] = [8]\nconst %z: i64[5] = [0, 0, 0, 0, 0]\n%h = Shape(%x, start=2)\n%m = Neg(%h)\n"
+    text += "%p = Mod(%m, %k)\n%pads = Concat(%z, %p, axis=0)\n%y = Pad(%x, %pads)\nout %y\n"
+    net = parse_network(text)
+    assert str(net.outputs[0].type.shape[2]) == "-8*((-H)//(8))"
+    for h in (3, 8, 13):
+        assert run_network(net, {"x": np.ones((1, 2, h), np.float32)})["y"].shape == (1, 2, -(-h // 8) * 8)

@@ -20,13 +20,13 @@ seeds = st.integers(0, 10**6)
 QUANTIZED = {p for p in PASSES if "quantize" in p}
 # : Spellings of exporters: test_exported_blocks.py exports networks with them.
 EXPORTED = {
-    "einsum_to_matmul", "masked_fill_to_add", "merge_masks", "recognize_rms_norm", "scale_masks",
+    "einsum_to_matmul", "masked_fill_to_add", "merge_masks", "recognize_group_norm", "recognize_rms_norm", "scale_masks",
     "drop_true_masks", "gather_to_reshape", "tile_to_expand", "scale_queries", "unbatch_transposes",
     "unmerge_heads", "unreshape_masks", "keep_reduced_axes", "merge_parallel_convs",
     # of test_random_moves.py, and for kernels of channels last
     "gather_moves", "gemm_to_matmul", "sink_transposes", "split_before_transposes", "split_transposes", "transpose_images", "transpose_to_reshape",
     "conv_1d_to_2d", "conv_3d_to_2d", "fuse_shuffle", "lift_activations", "scale_swish",
-    "fuse_concat_shifts", "fuse_gated_product",
+    "drop_empty_parts", "fuse_concat_shifts", "fuse_gated_product",
     # conv_3d_to_2d: test_random_volumes.py; taps and gated products: golden files and tests/cuda; attention of convolutional networks: golden files
     "heads_of_images", "keep_windows", "untranspose_softmax",
 }  # fmt: skip

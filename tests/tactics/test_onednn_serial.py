@@ -8,12 +8,18 @@ from test_compiled_kernels import JIT
 from test_onednn_tactics import compute
 
 from whet.backends.cpu import CpuBackend, serial, threads
+from whet.network.types import F32
 from whet.ops import run_layer, sample_layer
 from whet.ops._samples import Sample
 from whet.tactics import get_tactic
 from whet.tactics.cpu.onednn import _kernel
 
 pytestmark = JIT
+
+
+def list_f32_signatures(tactic, layer, machine):
+    """CPUs with instructions for bf16 have more."""
+    return [s for s in tactic.signatures(layer, machine) if s.outputs[0].dtype == F32]
 
 
 def layer_of(op, inputs, **attrs):
@@ -36,12 +42,25 @@ def test_small_layers_run_on_one_thread(name, op, small, large, is_small, monkey
     machine, tactic = CpuBackend(threads=2), get_tactic(name)
     monkeypatch.setattr("test_onednn_tactics.CPU", machine)
     (want,) = run_layer(layer, arrays)
-    for signature in tactic.signatures(layer, machine):
+    for signature in list_f32_signatures(tactic, layer, machine):
         for config in tactic.configs(layer, signature, machine):
             kernel, got, _ = compute(layer, arrays, tactic, signature, config)
             assert kernel.team == (2 if is_small else 1)
             assert ("threads=1" in kernel.descriptor.text) is is_small
             np.testing.assert_allclose(got[0], want, rtol=1e-4, atol=1e-5)
+    assert threads.get_threads() == 2
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_the_parts_of_a_small_split_are_moved_by_one_thread(is_small, monkeypatch):
+    layer, arrays = layer_of("Split", ["f32[1,12,192]" if is_small else "f32[64,12,192]"], axis=-1, split=(96, 96))
+    machine, tactic = CpuBackend(threads=2), get_tactic("cpu/onednn_split")
+    monkeypatch.setattr("test_onednn_tactics.CPU", machine)
+    for signature in list_f32_signatures(tactic, layer, machine):
+        kernel, got, _ = compute(layer, arrays, tactic, signature, ())
+        assert {part.team for part in kernel.parts} == {2 if is_small else 1}
+        for part, want in zip(got, run_layer(layer, arrays), strict=True):
+            np.testing.assert_array_equal(part, want)
     assert threads.get_threads() == 2
 
 

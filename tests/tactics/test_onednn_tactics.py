@@ -547,3 +547,18 @@ def test_plain_loops_are_selected_only_for_small_work():
     assert tactic.list_usable(Recipe(first, {}, work=1e3)) == ["ref:any"]
     with pytest.raises(dnn.Unimplemented, match="scalar loops"):
         tactic.list_usable(Recipe(first, {}, work=1e9))
+
+
+@pytest.mark.parametrize("divisor", [0.0, 1e-40, 3.4e38, 4.0, np.inf])
+def test_a_product_is_divided_as_a_post_op_only_by_what_has_a_reciprocal(divisor):
+    conv = get_tactic("cpu/onednn_conv")
+    layer, arrays = fused("Conv", [X, W, B, np.array(divisor, np.float32)], lambda g, x, w, b, z: g.add("Div", g.add("Conv", x, w, b, **PADS), z))
+    reasons = {conv.refuses(layer, s, CPU) for s in conv.signatures(layer, CPU)}
+    if divisor in (4.0, np.inf):
+        assert None in reasons
+    else:
+        assert f"the reciprocal of the divisor {np.float32(divisor):g} is no normal f32 value" in reasons
+        assert None not in reasons
+    if divisor != 1e-40:  # quotients that do not overflow are the rounding errors of the sums
+        with np.errstate(all="ignore"):
+            check(layer, arrays)

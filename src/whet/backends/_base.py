@@ -116,6 +116,8 @@ class Call(ABC):
     native: tuple[int, int, int, int, int] | None = None
     #: False: the native function returns nothing; True: it returns a status, 0 on success
     returns_status: bool = True
+    #: what another status than success means, as a message for the user; "": the kernel itself failed
+    failure: str = ""
     #: the library's or kernel's name, for messages; "": the class name
     implementation: str = ""
     #: names of the source nodes, for profilers

@@ -12,7 +12,7 @@ import numpy as np
 from whet.backends import get_backend
 from whet.builder.batching.per_profile import build_profiles, has_profile_plans, select_inputs
 from whet.builder.batching.per_sample import PER_SAMPLE_MODES, may_run_per_sample, select_sample_mode
-from whet.builder.batching.profiles import resolve_profiles
+from whet.builder.batching.profiles import describe_assumed_shapes, resolve_profiles
 from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.candidates.tactic_sources import find_missing_libraries, list_enabled_tactics
 from whet.builder.config import BuildConfig
@@ -28,7 +28,7 @@ from whet.builder.select.thread_count import list_thread_counts, select_fastest_
 from whet.builder.select.verified_search import search_verified_engine
 from whet.engine.plan import EnginePlan
 from whet.engine.text import check_text_limits
-from whet.errors import BuildError, EngineError, UsageError
+from whet.errors import BackendError, BuildError, EngineError, NetworkError, NoTacticError, UsageError
 from whet.network import Network
 
 
@@ -53,7 +53,12 @@ def build(
     net, tail = split_host_tail(net)
     if config.lock:
         check_locked_tail(read_lock(config.lock), tail)
-    plan = _build_split(net, config, progress, inputs, incumbent_ms)
+    try:
+        plan = _build_split(net, config, progress, inputs, incumbent_ms)
+    except (BackendError, NetworkError, NoTacticError) as e:
+        if hint := describe_assumed_shapes(net, config):
+            e.args = (f"{e}\n{hint}",)
+        raise
     if tail is not None:
         plan.tail = tail
         plan.report.notes.append(describe_host_tail(tail))

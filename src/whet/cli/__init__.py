@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from whet.cli._failures import describe_failure
+from whet.cli._other_tools import SUBCOMMANDS, refuse_options_of_exec
 from whet.cli._termination import Termination
 from whet.errors import WhetError
 from whet.option_names import keep_flags
@@ -31,6 +32,10 @@ class Subcommands(click.Group):
         with ProgressLines(lambda: f"whet {ctx.invoked_subcommand or ''}"):
             return super().invoke(ctx)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        refuse_options_of_exec(ctx, args)
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         from pkgutil import iter_modules
 
@@ -49,15 +54,11 @@ class Subcommands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]):
         name = args[0] if args else ""
-        if name in _BUILDING:
-            raise click.UsageError(f"there is no subcommand {name!r}: whet exec --onnx=MODEL --saveEngine=FILE builds, runs and times an engine", ctx)
+        if name in SUBCOMMANDS:
+            raise click.UsageError(f"there is no subcommand {name!r}: {SUBCOMMANDS[name]}", ctx)
         if self.get_command(ctx, name) is None:
             raise click.UsageError(f"there is no subcommand {name!r}.{suggest_name(name, self.list_commands(ctx))}", ctx)
         return super().resolve_command(ctx, args)
-
-
-#: words for the subcommand exec, none of which looks like its name
-_BUILDING = ("bench", "benchmark", "build", "compile", "convert", "optimize", "profile", "time", "trtexec")
 
 
 def read_summary(name: str) -> str:

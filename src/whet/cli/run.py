@@ -11,11 +11,13 @@ from typing import Any
 import click
 import numpy as np
 
+from whet.cli._other_tools import ComparesLikePolygraphy
+
 #: Relative error up to which values match, by the smallest type that the engine may store.
 _TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2, "int8": 0.2}
 
 
-@click.command()
+@click.command(cls=ComparesLikePolygraphy)
 @click.argument("model", type=click.Path())
 @click.argument("other", required=False, type=click.Path(dir_okay=False))
 @click.option("--against", type=click.Choice(["onnxruntime", "reference", "whet"]), help="Runtime of OTHER (default: onnxruntime; engines: whet).")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from whet.network import Layer, TensorType
+from whet.network import Dim, Layer, TensorType
 from whet.ops._axes import convert_attributes_to_inputs, find_given_axes, make_attribute_exporter, map_axes, needs_opset
-from whet.ops._base import INTS, Couple, op, to_ints
+from whet.ops._base import INTS, Couple, find_known_values, op, to_ints
 from whet.ops._types import require_numeric_input
 
 
@@ -33,6 +34,17 @@ def list_kept_couples(layer: Layer, axes: tuple[int, ...]) -> list[Couple]:
     x, y = layer.needs(0), layer.output
     rest = [i for i in range(x.type.rank) if i not in axes]
     return map_axes(x, y, {a: a if layer.attrs["keepdims"] else b for b, a in enumerate(rest)})
+
+
+def shape_value_by(pick: Callable[[Dim, Dim], Dim]) -> Callable[[Layer], list[tuple[Dim, ...] | None]]:
+    """`shape_value` of a reduction of all elements of a vector of dims with `pick`."""
+
+    def shape_value(layer: Layer) -> list[tuple[Dim, ...] | None]:
+        values = find_known_values(layer.inputs[0])
+        whole = layer.needs(0).type.rank == 1 and list_reduced_axes(layer) == (0,)
+        return [(reduce(pick, values),) if values and whole else None]
+
+    return shape_value
 
 
 def read(node, g):

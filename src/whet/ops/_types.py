@@ -61,8 +61,13 @@ def broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Dim, ...]:
         elif isinstance(x - y, int):  # also N and N + 3, of which one would have to be 1
             raise NetworkError(f"shapes {list(map(str, a))} and {list(map(str, b))} do not broadcast")
         else:
-            out.append(y if isinstance(x, int) is False and isinstance(y, int) else x)
+            out.append(min(x, y, key=_rank_certainty))
     return tuple(out)
+
+
+def _rank_certainty(d: Dim) -> int:
+    """0 for a size, 1 for a symbol, 2 for an expression: of two dims of unknown relation, an expression such as max(S - 7, 1) may be 1."""
+    return 0 if isinstance(d, int) else 1 if str(d).isidentifier() else 2
 
 
 def may_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:

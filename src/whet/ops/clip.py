@@ -3,7 +3,8 @@
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.ops._base import op
+from whet.network import maximum, minimum
+from whet.ops._base import find_known_values, op
 from whet.ops._types import list_same_axis_couples
 
 
@@ -19,6 +20,17 @@ def compute_reference(layer, x, low=None, high=None):
     if low is not None:
         x = np.maximum(x, low.reshape(()))
     return x if high is None else np.minimum(x, high.reshape(()))
+
+
+def shape_value(layer):
+    """Bounds of dims; None if a value is unknown."""
+    values = find_known_values(layer.inputs[0])
+    bounds = [None if t is None else find_known_values(t) for t in (layer.input(1), layer.input(2))]
+    if values is None or any(t is not None and b is None for t, b in zip(layer.inputs[1:], bounds, strict=False)):
+        return [None]
+    low, high = (b and b[0] for b in bounds)
+    values = values if low is None else tuple(maximum(v, low) for v in values)
+    return [values if high is None else tuple(minimum(v, high) for v in values)]
 
 
 def read(node, g):
@@ -46,5 +58,6 @@ op(
         (["f16[3,7]", np.array(0, np.float16), np.array(1, np.float16)], {}),
     ],
     couples=lambda layer: list_same_axis_couples(layer.inputs[0], layer.output),
+    shape_value=shape_value,
     pointwise=True,
 )

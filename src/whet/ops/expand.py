@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import make_attribute_exporter
-from whet.ops._base import INTS, Couple, find_given_dims, op, replace_given, to_ints
+from whet.ops._base import INTS, Couple, find_given_dims, fold_dims, op, replace_given, to_ints
 from whet.ops._types import broadcast
 
 
@@ -45,6 +45,7 @@ op(
     couples=list_couples,
     zeros=(),
     recut=recut,
+    shape_value=lambda layer: fold_dims(layer, 1),
     to_onnx=make_attribute_exporter("shape"),
     samples=[
         (["f32[1,16,1,1]", np.array([1, 16, 5, 7])], {}),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from whet.ops._base import op
+from whet.ops._base import fold_dims, op
 from whet.ops._binary import infer_binary, list_binary_couples
 
 op(
@@ -18,5 +18,6 @@ op(
         (["f32[3,5]", "f32[5]"], {}),
     ],
     couples=list_binary_couples,
+    shape_value=lambda layer: [None] if layer.attrs["fmod"] else fold_dims(layer, 1),
     pointwise=True,
 )

@@ -1,11 +1,11 @@
 """Pad: `mode` constant (with the value of input 2), reflect, edge or wrap. Pads (input 1, or attribute) are begins, then ends, of
-the axes of input 3 (all without it); negative pads crop."""
+the axes of input 3 (all without it); negative pads crop. Pads may follow from dynamic sizes."""
 
 import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import convert_attributes_to_inputs, make_attribute_exporter, needs_opset
-from whet.ops._base import INTS, Couple, find_given_ints, op, replace_given, to_ints
+from whet.ops._base import INTS, Couple, find_given_dims, find_given_ints, op, replace_given, to_ints
 from whet.ops._types import normalize_axis
 
 MODES = ("constant", "reflect", "edge", "wrap")
@@ -13,7 +13,7 @@ MODES = ("constant", "reflect", "edge", "wrap")
 
 def pad_amounts(layer):
     """(before, after) for each axis of x."""
-    x, pads = layer.inputs[0], find_given_ints(layer, "pads", 1)
+    x, pads = layer.inputs[0], find_given_dims(layer, "pads", 1)
     axes = find_given_ints(layer, "axes", 3)
     axes = tuple(range(x.type.rank)) if axes is None else tuple(normalize_axis(a, x.type.rank) for a in axes)
     if pads is None or len(pads) != 2 * len(axes):
@@ -28,6 +28,8 @@ def find_shift(layer):
     """(axis, positions added in front) of a Pad with zeros that keeps the shape and changes one axis, or None."""
     pads = layer.attrs.get("pads")
     if layer.attrs.get("mode", "constant") != "constant" or pads is None or any(t is not None for t in layer.inputs[1:]):
+        return None
+    if not all(isinstance(p, int) for p in pads):
         return None
     rank = len(pads) // 2
     moved = [k for k in range(rank) if pads[k] or pads[rank + k]]
@@ -44,8 +46,7 @@ def infer(layer):
     shape = [d + a + b for d, (a, b) in zip(x.shape, pad_amounts(layer), strict=True)]
     for d, n, (a, b) in zip(shape, x.shape, pad_amounts(layer), strict=True):
         if (
-            isinstance(d, int)
-            and isinstance(n, int)
+            all(isinstance(k, int) for k in (d, n, a, b))
             and (n + min(a, 0) + min(b, 0) < (mode != "constant") or (mode == "reflect" and max(a, b) >= max(n, 1)))
         ):
             raise NetworkError(f"pads {(a, b)} are invalid for an axis of {n} in mode {mode}")
@@ -72,7 +73,7 @@ def list_couples(layer):
     for i, (a, b) in enumerate(pad_amounts(layer)):
         if (a, b) == (0, 0):
             result.append(Couple(x, i, y, i))
-        elif layer.attrs["mode"] == "constant" and min(a, b) >= 0 and isinstance(x.shape[i], int):
+        elif layer.attrs["mode"] == "constant" and all(isinstance(k, int) for k in (a, b, x.shape[i])) and min(a, b) >= 0:
             result.append(Couple(x, i, y, i, b_at=a, count=x.shape[i]))
     return result
 

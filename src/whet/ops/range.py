@@ -1,9 +1,13 @@
 """Range: start, start + step, ... below the limit; the three scalars must be known at build time."""
 
+from collections.abc import Sequence
+from fractions import Fraction
+from math import lcm
+
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.network import TensorType, ceildiv
+from whet.network import Dim, TensorType, ceildiv
 from whet.ops._base import find_known_values, op
 
 
@@ -16,11 +20,27 @@ def infer(layer):
         if c == 0:
             raise NetworkError("its step is 0")
         return TensorType(dtype, (max(int(np.ceil((b - a) / c)), 0),))
-    values = [find_known_values(t) for t in layer.inputs]
-    if any(v is None for v in values):
+    scaled = _scale_to_integers([_find_scalar(t) for t in layer.inputs])
+    if scaled is None:
         raise UnsupportedError(f"Range '{layer.name}': its length is computed from data at run time; it must be known from constants and shapes")
-    (a,), (b,), (c,) = values
+    a, b, c = scaled
     return TensorType(dtype, (ceildiv(b - a, c),))
+
+
+def _find_scalar(t) -> Dim | Fraction | None:
+    """A scalar's value, exactly; None if it is known only at run time or not finite."""
+    if (known := find_known_values(t)) is not None:
+        return known[0]
+    value = t.array().item() if t.is_constant else np.nan
+    return Fraction(value) if np.isfinite(value) else None
+
+
+def _scale_to_integers(values: Sequence[Dim | Fraction | None]) -> list[Dim] | None:
+    """The values times their least common denominator: a Range of them has the same length."""
+    if any(v is None for v in values):
+        return None
+    factor = lcm(*(v.denominator for v in values if isinstance(v, Fraction)))
+    return [int(v * factor) if isinstance(v, Fraction) else v * factor for v in values if v is not None]
 
 
 op(

@@ -1,13 +1,7 @@
 """ReduceProd: the product over axes."""
 
-from whet.network import product
-from whet.ops._base import find_known_values
-from whet.ops._reduce import register_reduction
+from operator import mul
 
+from whet.ops._reduce import register_reduction, shape_value_by
 
-def shape_value(layer):
-    got = find_known_values(layer.inputs[0])
-    return [(product(got),) if got is not None and layer.inputs[0].type.rank == 1 else None]
-
-
-register_reduction("ReduceProd", lambda x, axes, keep: x.prod(axis=axes, keepdims=keep), shape_value=shape_value)
+register_reduction("ReduceProd", lambda x, axes, keep: x.prod(axis=axes, keepdims=keep), shape_value=shape_value_by(mul))

@@ -1,5 +1,9 @@
 """ReduceSum: the sum over axes."""
 
-from whet.ops._reduce import register_reduction
+from operator import add
 
-register_reduction("ReduceSum", lambda x, axes, keep: x.sum(axis=axes, keepdims=keep), zeros_add_nothing=True)
+from whet.ops._reduce import register_reduction, shape_value_by
+
+register_reduction(
+    "ReduceSum", lambda x, axes, keep: x.sum(axis=axes, keepdims=keep), zeros_add_nothing=True, shape_value=shape_value_by(add)
+)

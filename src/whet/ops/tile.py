@@ -4,7 +4,7 @@ import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import make_attribute_exporter
-from whet.ops._base import INTS, Couple, find_given_dims, op, to_ints
+from whet.ops._base import INTS, Couple, find_given_dims, fold_dims, op, to_ints
 
 
 def infer(layer):
@@ -21,6 +21,7 @@ op(
     attrs={"repeats": INTS},
     couples=lambda layer: [Couple(layer.needs(0), i, layer.output, i) for i, r in enumerate(find_given_dims(layer, "repeats", 1) or ()) if r == 1],
     zeros=(),
+    shape_value=lambda layer: fold_dims(layer, 1),
     to_onnx=make_attribute_exporter("repeats"),
     samples=[
         (["f32[2,3,4]", np.array([1, 2, 1])], {}),

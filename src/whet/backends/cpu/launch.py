@@ -46,6 +46,8 @@ class _Native:
         failed = self.loop(self.address, self.count)
         if failed >= 0:
             call = self.calls[failed]
+            if not isinstance(call, str) and call.failure:
+                raise BackendError(call.failure)
             name = name_of(call)
             raise BackendError(
                 f"the kernel {name} failed at run time. Build the engine again on this machine: verification bans such kernels."

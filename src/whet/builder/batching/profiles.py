@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from whet.builder.config import BuildConfig
 from whet.engine.plan import Profile
 from whet.errors import NetworkError, ShapeError, UsageError
-from whet.network import Dim, Layer, Network, static_shape, substitute
+from whet.network import Dim, Layer, Network, Tensor, static_shape, substitute
 from whet.ops import bind_layer, bind_symbols, infer_layer
 from whet.registry import suggest_name
 
 MIN, OPT, MAX = 0, 1, 2
-_CHECKED = frozenset({"Gemm", "MatMul", "Add", "Sub", "Mul", "Div"})  # whose operands have to fit each other
+_CHECKED = frozenset({"Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "Concat", "Reshape"})  # whose operands have to fit each other
 
 
 def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], list[str]]:
@@ -35,7 +35,7 @@ def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], 
             shapes = [s.get(name) for s in given]
             filled = next((s for s in (shapes[OPT], shapes[MAX], shapes[MIN]) if s is not None), None)
             if filled is None and not t.type.static:
-                filled = static_shape(tuple(substitute(d, dict.fromkeys(t.type.symbols(), 1)) for d in t.shape))
+                filled = _fill_with_ones(t)
                 notes.append(f"input '{name}' is {t.type}, and no profile gives its shape: the engine is built for {list(filled)}. Use --optShapes.")
             filled = filled if filled is not None else static_shape(t.shape)
             low, opt, high = (tuple(int(d) for d in (s if s is not None else filled)) for s in shapes)
@@ -51,9 +51,24 @@ def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], 
     return profiles, notes
 
 
+def _fill_with_ones(t: Tensor) -> tuple[int, ...]:
+    """The shape of an input with 1 for every symbol."""
+    return static_shape(tuple(substitute(d, dict.fromkeys(t.type.symbols(), 1)) for d in t.shape))
+
+
+def describe_assumed_shapes(net: Network, config: BuildConfig) -> str:
+    """The inputs whose dynamic sizes a build takes as 1 because no profile gives them, as a hint for a build that failed; "" for none."""
+    named = {n for profile in config.profiles for shapes in profile for n in shapes}
+    assumed = [t for t in net.inputs if not t.type.static and t.name not in named]
+    if not assumed:
+        return ""
+    shapes = ", ".join(f"'{t.name}' {t.type} as {list(_fill_with_ones(t))}" for t in assumed)
+    return f"No shapes were given, so dynamic sizes became 1: {shapes}. The model may not accept that; give its usual sizes with --optShapes."
+
+
 def _check_operands(net: Network, env: Mapping[str, Dim], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ShapeError if the operands of a product or sum do not fit each other in these shapes: a classifier or position embeddings made for
-    another image size."""
+    """Raises ShapeError if the operands of a product, sum or Concat do not fit each other in these shapes, or if a Reshape is for another number of
+    elements: a classifier or position embeddings made for another image size, or a batch size that the exporter fixed."""
     for layer in net.layers:
         if layer.op in _CHECKED and not all(t is None or t.type.static for t in layer.inputs):
             try:

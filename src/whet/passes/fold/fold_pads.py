@@ -21,6 +21,8 @@ def fold_pads(g: Graph, layer: Layer) -> Tensor | Skip | None:
     if value is not None and scalar_value(value) is None:
         return Skip(f"'{pad.name}' pads with values computed at run time")
     padding = pad_amounts(pad)
+    if not all(isinstance(p, int) for both in padding for p in both):
+        return Skip(f"'{pad.name}' pads by amounts that follow from a dynamic size")
     if any(a or b for a, b in padding[:2]):
         return Skip(f"'{pad.name}' pads the batch or the channels")
     if any(a < 0 or b < 0 for a, b in padding):

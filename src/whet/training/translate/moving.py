@@ -72,6 +72,8 @@ def _translate_slice(layer: Layer) -> Compute:
 @torch_op("Pad")
 def _translate_pad(layer: Layer) -> Compute:
     both, mode, value = _pad.pad_amounts(layer), layer.attrs["mode"], layer.input(2)
+    if not all(isinstance(v, int) for a in both for v in a):
+        raise UnsupportedError(f"Pad '{layer.name}': its pads follow from a dynamic size. Give the input's size to train the network")
     around = [v for a in reversed(both) for v in a]
     if mode == "constant":
         fill = 0 if value is None else value.array().reshape(-1)[0].item()

@@ -1,4 +1,7 @@
-"""LLVM IR of InstanceNormalization: rows, the pixels of one channel, less their mean, over their deviation, times a scale, plus a bias."""
+"""LLVM IR of InstanceNormalization and GroupNormalization: rows less their mean, over their deviation, times a scale, plus a bias per channel.
+
+A row has the pixels of one channel, or of a group of channels.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from whet.tactics.cpu._llvm.kernel import LAST_WORDS
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 from whet.tactics.cpu.elementwise._reduce_ir import Reduction, reduce_rows
 
-WORDS = ("x", "y", "count", "width", "channels", *LAST_WORDS)
-"""The context of `instance_norm`: f32 rows in and out, their count and length, channels; packed: LANES parameters (epsilon, 1 / width), then scale
-and bias of all channels."""
+WORDS = ("x", "y", "count", "width", "group", "groups", *LAST_WORDS)
+"""The context of `instance_norm`: f32 rows in and out, their count, pixels of a channel, channels of a row, rows of a batch item; packed: LANES
+parameters (epsilon, 1 / elements of a row), then scale and bias of all channels."""
 
 
 class _SquaredDistance(Reduction):
@@ -27,21 +30,25 @@ class _SquaredDistance(Reduction):
 
 
 @cache
-def emit_instance_norm_ir(tail: int) -> str:
-    """`instance_norm(context)`: each row is read three times. `tail`: elements of a row after its whole vectors."""
+def emit_instance_norm_ir(row_tail: int, tail: int) -> str:
+    """`instance_norm(context)`: each row is read three times. `row_tail`, `tail`: elements of a row, of a channel, after their whole vectors."""
     module = Module()
     with parallel_kernel(module, "instance_norm", WORDS, "count") as (f, w):
         parameters = w.packed.as_pointer(FLOAT)
-        epsilon, inverse_width = parameters.load(0), parameters.load(1)
+        epsilon, inverse_length = parameters.load(0), parameters.load(1)
         one = f.value(1.0, FLOAT)
+        length = w.width * w.group
         with f.loop(w.begin, w.end) as rows:
-            x, y = (word.as_pointer(FLOAT).at(rows.index * w.width) for word in (w.x, w.y))
-            channel = rows.index % w.channels
-            mean = reduce_rows(f, Reduction(f, "ReduceSum"), x, [], w.width, tail) * inverse_width
-            variance = reduce_rows(f, _SquaredDistance(f, mean), x, [], w.width, tail) * inverse_width
-            factor = parameters.at(LANES).load(channel) * (one / f.math("sqrt", variance + epsilon))
-            bias = parameters.at(LANES).at(w.channels).load(channel)
-            _scale(f, x, y, (mean, factor, bias), w.width, tail)
+            x, y = (word.as_pointer(FLOAT).at(rows.index * length) for word in (w.x, w.y))
+            mean = reduce_rows(f, Reduction(f, "ReduceSum"), x, [], length, row_tail) * inverse_length
+            variance = reduce_rows(f, _SquaredDistance(f, mean), x, [], length, row_tail) * inverse_length
+            inverse_deviation = one / f.math("sqrt", variance + epsilon)
+            first = rows.index % w.groups * w.group
+            with f.loop(0, w.group) as channels:
+                channel, at = first + channels.index, channels.index * w.width
+                factor = parameters.at(LANES).load(channel) * inverse_deviation
+                bias = parameters.at(LANES).at(w.groups * w.group).load(channel)
+                _scale(f, x.at(at), y.at(at), (mean, factor, bias), w.width, tail)
     return str(module)
 
 

@@ -1,4 +1,4 @@
-"""InstanceNormalization with constant scale and bias, in f32: also the normalization of a GroupNorm, whose groups exporters write as channels.
+"""InstanceNormalization and GroupNormalization with constant scale and bias, in f32. Older exports write the groups of a GroupNorm as channels.
 
 For coverage: otherwise NumPy computes it.
 """
@@ -25,29 +25,31 @@ class InstanceNormKernel(CompiledKernel):
     rtol, implementation = 1e-5, "rows"
 
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
-        batch, self.channels, *spatial = static_shape(layer.outputs[0].shape)
-        self.rows, self.width = batch * self.channels, prod(spatial)
-        super().__init__(layer, signature, self.rows * self.width, count)
-        epsilon, width, channels = float(layer.attrs["epsilon"]), self.width, self.channels
+        batch, channels, *spatial = static_shape(layer.outputs[0].shape)
+        self.groups = layer.attrs.get("num_groups", channels)
+        self.rows, self.width, self.group = batch * self.groups, prod(spatial), channels // self.groups
+        self.length = self.width * self.group
+        super().__init__(layer, signature, self.rows * self.length, count)
+        epsilon, length = float(layer.attrs["epsilon"]), self.length
         scale, bias = layer.needs(1), layer.needs(2)
 
         def pack() -> np.ndarray:
             values = np.zeros(LANES + 2 * channels, np.float32)
-            values[:2] = epsilon, 1 / width
+            values[:2] = epsilon, 1 / length
             values[LANES:] = np.concatenate([scale.array().reshape(-1), bias.array().reshape(-1)])
             return values.view(np.uint8)
 
-        key = f"{scale.constant().digest}|{bias.constant().digest}|instance norm {width} {epsilon!r}"
+        key = f"{scale.constant().digest}|{bias.constant().digest}|instance norm {length} {epsilon!r}"
         self.packed = (Packed(key, 4 * (LANES + 2 * channels), pack),)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
-        words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), self.rows, self.width, self.channels]
-        self.launch(stream, emit_instance_norm_ir(self.width % LANES), "instance_norm", args, words, self.rows)
+        words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), self.rows, self.width, self.group, self.groups]
+        self.launch(stream, emit_instance_norm_ir(self.length % LANES, self.width % LANES), "instance_norm", args, words, self.rows)
 
 
 @tactic
 class InstanceNorm(CompiledTactic):
-    ops = ("InstanceNormalization",)
+    ops = ("GroupNormalization", "InstanceNormalization")
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):

@@ -171,7 +171,10 @@ def _append_binary(
     name = f"post{len(chain.post_ops)}"
     if other.is_constant:
         if all(d == 1 for d in full) and post.op in ("Add", "Mul", "Sub", "Div"):
-            chain.post_ops.append(_make_scaling(post.op, _get_scalar(other.array())))
+            scaling = _make_scaling(post.op, _get_scalar(other.array()))
+            if isinstance(scaling, str):
+                return scaling
+            chain.post_ops.append(scaling)
             return None
         wanted = shaper(full) if shaper else full
         if wanted is None:
@@ -195,9 +198,14 @@ def _append_binary(
     return None
 
 
-def _make_scaling(op: str, value: float) -> dnn.Eltwise:
-    """x <op> value as alpha * x + beta."""
-    return dnn.Eltwise("linear", *{"Add": (1.0, value), "Sub": (1.0, -value), "Mul": (value, 0.0), "Div": (1 / value, 0.0)}[op])
+def _make_scaling(op: str, value: float) -> dnn.Eltwise | str:
+    """x <op> value as alpha * x + beta, or why it cannot be: a divisor whose reciprocal is no normal f32 value."""
+    if op == "Div":
+        least, greatest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+        if np.isfinite(value) and not 1 / greatest <= abs(value) <= 1 / least:
+            return f"the reciprocal of the divisor {value:g} is no normal f32 value"
+        op, value = "Mul", 1 / value
+    return dnn.Eltwise("linear", *{"Add": (1.0, value), "Sub": (1.0, -value), "Mul": (value, 0.0)}[op])
 
 
 def make_f32_constant(tensor: Tensor) -> tuple[str, Callable[[], np.ndarray]]:

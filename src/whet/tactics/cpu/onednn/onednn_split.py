@@ -7,7 +7,7 @@ from whet.network import Layer, compute_strides, static_shape
 from whet.ops.split import list_part_sizes
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, Tactic, count_stored_bytes, tactic
 from whet.tactics.cpu.onednn import _api as dnn
-from whet.tactics.cpu.onednn._kernel import OneDnnKernel, is_static, list_image_formats, list_storage_types
+from whet.tactics.cpu.onednn._kernel import OneDnnKernel, is_static, list_image_formats, list_storage_types, planned_threads
 
 _MOVABLE = ("i32", "i8", "u8")
 
@@ -60,17 +60,20 @@ class OneDnnSplit(Tactic):
         own = static_shape(x.shape)
         axis, at, parts = layer.attrs["axis"] % len(own), 0, []
         steps, nbytes = compute_strides(stored.format, own), count_stored_bytes(layer, signature)
-        for i, y in enumerate(layer.outputs):
-            shape = static_shape(y.shape)
-            try:
-                move = dnn.reorder(
-                    dnn.describe(shape, stored.dtype.name, strides=steps), dnn.describe(shape, stored.dtype.name, stored.format)
-                )
-            except dnn.Unimplemented as error:
-                raise PlanRefused(str(error)) from None
-            offsets = {"src": at * steps[axis] * stored.dtype.bits // 8}
-            parts.append(OneDnnKernel(layer, signature, move, {"src": ("input", 0), "dst": ("output", i)}, (), 0.0, offsets, nbytes))
-            at += shape[axis]
+        with planned_threads(layer, backend) as count:
+            for i, y in enumerate(layer.outputs):
+                shape = static_shape(y.shape)
+                try:
+                    move = dnn.reorder(
+                        dnn.describe(shape, stored.dtype.name, strides=steps), dnn.describe(shape, stored.dtype.name, stored.format)
+                    )
+                except dnn.Unimplemented as error:
+                    raise PlanRefused(str(error)) from None
+                offsets = {"src": at * steps[axis] * stored.dtype.bits // 8}
+                part = OneDnnKernel(layer, signature, move, {"src": ("input", 0), "dst": ("output", i)}, (), 0.0, offsets, nbytes)
+                part.team = backend.threads if count < backend.threads else 1
+                parts.append(part)
+                at += shape[axis]
         return SplitKernel(layer, signature, parts)
 
     def missing_library(self) -> str | None:
