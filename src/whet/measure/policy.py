@@ -167,8 +167,6 @@ ENGINES = Policy(
     attempts=2,
     resolution=0.003,  # whole engines repeat to three thousandths
 )
-#: The factor by which an engine recalled from the cache may be slower than the recorded times of the others; above it all are timed again.
-RECALL_DOUBT = 1.05
 #: Of the fastest engine: engines up to here are re-timed together with the engine of kernels selected in the network.
 ENGINE_NEAR = 1.06
 #: Engines of different precisions: they may nearly tie, and the selection decides about accuracy too, so more rounds.
