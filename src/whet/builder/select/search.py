@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from whet.backends import Backend
 from whet.builder.batching.profiles import OPT, bind_profile_symbols, bound_layers
@@ -59,7 +58,6 @@ class Search:
         self.listing = LayerKinds(net, self.env, tactics, backend, permissions, config, log, self.timing.start_compiling)
         self.layers, self.kinds, self.kind_of = self.listing.layers, self.listing.kinds, self.listing.kind_of
         self.cache, self.timer = self.timing.cache, self.timing.timer
-        self.disturbed = False  # by external load, while the candidates were listed and timed
         self.unfused_times: dict[str, UnfusedTime] = {}  # by kind of fused layer
         self.history = EngineHistory(self.cache, () if self.timer is None else self.timer.environment, self.kind_of)
         self.reformats = Reformats(tactics, backend, self.env, self.timing.make_reformat_timer(), self.other_shapes)
@@ -77,13 +75,6 @@ class Search:
         layers = bound_layers(self.net, self.env)
         tensors = [*self.net.constants.values(), *(t for layer in layers.values() for t in layer.outputs)]
         return sum(evaluate(t.type.nbytes, {}) for t in tensors if t.type.static)
-
-    @contextmanager
-    def watch_load(self) -> Iterator[None]:
-        """Sets `disturbed` by the external load during the block."""
-        with self.backend.watch() as load:
-            yield
-        self.disturbed = load.disturbed
 
     def time_all(self) -> None:
         """Times the kinds of layers that have several options."""

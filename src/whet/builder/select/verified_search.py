@@ -28,8 +28,7 @@ def search_verified_engine(search: Search, source: Network, profiles: Sequence[P
     failure, network_bans, kernels = "", 0, KernelMemory(backend)
     with search:
         for _ in range(_MAX_REBUILDS):
-            with search.watch_load():
-                _time_candidates(search)
+            _time_candidates(search)
             try:
                 selected = select_engine(search, lambda net, chosen: assemble(net, chosen, profiles, config, source, kernels))
             except BrokenKernel as e:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from whet.backends import Backend
 from whet.builder.candidates.filter import stores_float16
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.views import ViewClashError, resolve_clashes
@@ -22,6 +24,7 @@ from whet.measure.policy import ENGINE_NEAR
 from whet.network import Network, Tensor
 from whet.tactics import Operand
 
+_LOAD_SAMPLE_S = 0.2  # /proc counts in ticks of 10 ms
 WIDE = "no 16-bit floats"  # the layers' times select types; this variant lets the whole engine's time decide
 
 
@@ -52,7 +55,8 @@ class SelectedEngine:
 def select_engine(search: Search, make: Make) -> SelectedEngine:
     """Builds different engines, times them interleaved and selects the fastest, or the first of those that do not differ.
 
-    If the timing cache has their times, nothing is timed: the same engine as in the earlier build is selected."""
+    If the timing cache has their times, the engine of the earlier build is selected and nothing is timed, unless the times of a layer contradict
+    that of the engine."""
     search.log.stage("choice", 1)
     candidates = _list_engines(search, make)
     timed = search.timer is not None and search.backend.capabilities.executes and search.config.whole_engines > 0
@@ -61,7 +65,7 @@ def select_engine(search: Search, make: Make) -> SelectedEngine:
         return SelectedEngine(first, [], first.assignment.cost)
     harness = BenchmarkHarness(search, probe_inputs(candidates[0].plan.network, search.config.seed, probe_shapes(candidates[0].plan)))
     best = time_and_select(search, make, harness, list(candidates))
-    if not best.recalled and search.retime_contradictions(best.candidate.lowered, best.chosen, best.candidate.ms):
+    if search.retime_contradictions(best.candidate.lowered, best.chosen, best.candidate.ms):
         time_unfused(search)
         best = time_and_select(search, make, harness, _list_engines(search, make))
     return best
@@ -105,14 +109,20 @@ def _set_times(search: Search, candidates: list[EngineCandidate], harness: Bench
     """Sets the times of all candidates: from the timing cache if it has them all for this set of engines, else measured. Times that were measured
     under external load are used while there is such load: times taken now would be no better."""
     known, disturbed = search.history.read_times(candidates), False
-    if known is None and search.disturbed:
-        known, disturbed = search.history.read_times(candidates, disturbed=True), True
+    if known is None and (loaded := search.history.read_times(candidates, disturbed=True)) is not None and sample_load(search.backend):
+        known, disturbed = loaded, True
     for k, e in enumerate(candidates):
-        e.samples, e.recalled_time, e.drift = [], None if known is None else known[k], 1.0
-        e.disturbed = disturbed and known is not None
+        e.samples, e.recalled_time, e.drift, e.disturbed = [], None if known is None else known[k], 1.0, disturbed
     if known is None:
         harness.measure(candidates)
         search.history.write_times(candidates)
+
+
+def sample_load(backend: Backend) -> bool:
+    """True if the machine is under external load at this moment."""
+    with backend.watch() as load:
+        time.sleep(_LOAD_SAMPLE_S)
+    return load.disturbed
 
 
 def _list_engines(search: Search, make: Make) -> list[EngineCandidate]:
