@@ -11,7 +11,6 @@ from whet.backends import get_backend
 from whet.builder import BuildConfig, Silent, build
 from whet.builder.build import build as build_stages
 from whet.builder.select.search import Search
-from whet.builder.select.whole_engine import SelectedEngine
 from whet.engine.check import check_plan
 from whet.errors import BuildError, MemoryLimitError, NoTacticError, ShapeError, UsageError
 from whet.network import Network, parse_network, parse_type
@@ -142,7 +141,6 @@ def test_progress_reports_stages_and_steps(compared_again, monkeypatch):
 
     watch = Watch()
     monkeypatch.setattr(Search, "retime_contradictions", lambda *_: ["conv"] if compared_again else [])  # as on a machine under load
-    monkeypatch.setattr(SelectedEngine, "is_doubtful", False)  # load between the two comparisons would cause a third one
     build(residual(), QUICK, progress=watch)
     assert [n for n, _ in watch.stages].count("whole engines") == 1 + compared_again
     # the parts of a fused layer that is slower than they are are timed in a stage of their own

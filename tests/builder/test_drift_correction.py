@@ -63,7 +63,7 @@ def test_candidates_that_are_not_retimed_are_scaled_by_the_drift_factor(drift, m
     log = SimpleNamespace(stage=lambda name, total: None, phase=lambda name: None, step=lambda name: None)
     config = SimpleNamespace(optimization_level=3, in_network=True)
     harness = SimpleNamespace(measure=measure, bind=lambda e: SimpleNamespace(run_timed=None))
-    history = SimpleNamespace(read_times=lambda engines: None, write_times=lambda engines: None)
+    history = SimpleNamespace(**dict.fromkeys(("read_times", "write_times", "write_selected", "write_layer_times"), lambda *_, **__: None))
     for e in (a, b, c, refined):
         e.net = SimpleNamespace(layers=[])
     search = SimpleNamespace(config=config, cannot_win=lambda ms: False, log=log, history=history, backend=get_backend("null"))

@@ -1,5 +1,6 @@
 """Results of earlier whole-network measurements are read from the timing cache; damaged or forged rows do not change results."""
 
+import contextlib
 import dataclasses
 import shutil
 import sqlite3
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from nets import inputs, residual
 
-from whet.backends import get_backend
+from whet.backends import Load, get_backend
 from whet.builder import BuildConfig, Silent, build
 from whet.builder.progress import ProgressLog
 from whet.builder.select import whole_engine
@@ -18,9 +19,7 @@ from whet.builder.select.engine_candidate import BenchmarkHarness, EngineCandida
 from whet.builder.select.formats import Assignment
 from whet.builder.select.search import Search
 from whet.builder.verify.host_overlap import OverlappedWork
-from whet.engine.report import EngineTime
 from whet.measure.engine_history import EngineHistory
-from whet.measure.timing_cache import Timed
 from whet.ops import run_network
 from whet.runtime import bind
 
@@ -35,8 +34,8 @@ def no_retiming(monkeypatch):
 
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
-    """A config with a cache; times of such short networks vary by more than RECALL_DOUBT between builds."""
-    monkeypatch.setattr(whole_engine, "RECALL_DOUBT", np.inf)
+    """A config with a cache. Comparisons count as undisturbed on a busy machine too."""
+    monkeypatch.setattr(EngineCandidate, "disturbed", property(lambda e: False, lambda e, value: None), raising=False)
     return dataclasses.replace(QUICK, timing_cache=str(tmp_path / "t.sqlite"))
 
 
@@ -63,6 +62,15 @@ def timed(monkeypatch):
     return calls
 
 
+def change(path, statement, *values):
+    """Runs a statement on a timing cache; returns the number of changed rows."""
+    db = sqlite3.connect(path)
+    changed = db.execute(statement, values).rowcount
+    db.commit()
+    db.close()
+    return changed
+
+
 def test_a_second_build_compares_no_engines(cached, timed, monkeypatch):
     first = build(residual(), cached)
     timed.clear()
@@ -74,36 +82,45 @@ def test_a_second_build_compares_no_engines(cached, timed, monkeypatch):
     again = build(residual(), cached)
     assert again.choices == first.choices
     assert [e.what for e in again.report.engines] == [e.what for e in first.report.engines]
-    assert [len(c) for c in timed] == [1], "only the selected one, for the report"
+    assert timed == []
+    assert (again.report.latency_ms, again.report.layer_ms) == (first.report.latency_ms, first.report.layer_ms)
     assert "earlier build" in again.report.choice.engines_timed
     assert not first.report.choice.engines_timed
     assert again.report.timing.misses == 0
 
 
-def test_implausible_recalled_times_are_measured_again(timed, monkeypatch):
-    """An engine recalled with a time of one nanosecond is slower now than the recalled times of the others: all are timed again, once."""
+@pytest.fixture
+def several(monkeypatch):
+    """Variants of equal assignment are candidates too, so that there are always several."""
     monkeypatch.setattr(Assignment, "differs_from", lambda a, b: True)
-    monkeypatch.setattr(EngineHistory, "read_times", lambda _, candidates: [Timed(1e-6 * (1 + (k > 0)), 0.0, 9) for k in range(len(candidates))])
-    config = dataclasses.replace(QUICK, in_network=False)
-    for doubt, calls in ((np.inf, 1), (1.05, 2)):
-        timed.clear()
-        monkeypatch.setattr(whole_engine, "RECALL_DOUBT", doubt)
-        report = build(residual(), config).report
-        assert [len(c) for c in timed] == [1, len(report.engines)][:calls]
-        assert len(report.engines) > 1
-        assert bool(report.choice.engines_timed) == (calls == 1)
-        assert all(e.ms > 1e-5 for e in report.engines) == (calls == 2), "measured, not recalled"
 
 
-def test_recalled_times_are_not_doubted_under_external_load():
-    candidate = EngineCandidate("kept", *[None] * 6)
-    best = whole_engine.SelectedEngine(candidate, [EngineTime("", 3.0, 0.0), EngineTime("", 2.0, 0.0), EngineTime("", 4.0, 0.0)], 1.0, recalled=True)
-    assert best.is_doubtful
-    assert not dataclasses.replace(best, recalled=False).is_doubtful
-    assert not dataclasses.replace(best, engines=best.engines[:1]).is_doubtful
-    assert not dataclasses.replace(best, engines=[EngineTime("", 2.05, 0.0), EngineTime("", 2.0, 0.0)]).is_doubtful
-    candidate.disturbed = True
-    assert not best.is_doubtful
+def test_a_recorded_selection_is_kept_whatever_the_times(cached, timed, several):
+    """Engines of nearly equal speed: the recalled noise differs from that of the samples, and another engine could be selected."""
+    config = dataclasses.replace(cached, in_network=False)
+    first = build(residual(), config).report
+    timed.clear()
+    change(cached.timing_cache, "UPDATE timings SET ms = 1e-6 WHERE about LIKE '%whole engine%' AND about NOT LIKE ?", f"%: {first.choice.kept}\"%")
+    again = build(residual(), config).report
+    assert len(again.engines) > 1
+    assert again.choice.kept == first.choice.kept
+    assert min(e.ms for e in again.engines) == 1e-6
+    assert timed == []
+
+
+def test_retime_times_everything_and_replaces_the_recorded_selection(cached, timed, several):
+    config = dataclasses.replace(cached, in_network=False)
+    build(residual(), config)
+    assert build(residual(), config).report.timing.misses == 0
+    timed.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whole_engine, "select_earliest", lambda candidates: candidates[-1])
+        report = build(residual(), dataclasses.replace(config, retime=True)).report
+    assert report.timing.misses > 0
+    assert [len(c) for c in timed] == [len(report.engines)]
+    assert len(report.engines) > 1
+    assert not report.choice.engines_timed
+    assert build(residual(), config).report.choice.kept == report.choice.kept
 
 
 def test_only_weights_may_differ(cached):
@@ -151,15 +168,14 @@ def test_engines_with_other_edges_have_other_keys(cached, monkeypatch):
         "UPDATE timings SET ms = 0.0 WHERE key < '8'",
         "DELETE FROM timings WHERE about LIKE '%the network with it%'",
         "DELETE FROM timings WHERE about LIKE '%whole engine%'",
+        "DELETE FROM timings WHERE about LIKE '%selected engine%'",
+        "DELETE FROM timings WHERE about LIKE '%layer of a whole engine%'",
     ],
 )
 def test_damaged_rows_change_no_result(cached, filled_cache, damage):
     net = residual()
     shutil.copy(filled_cache, cached.timing_cache)
-    db = sqlite3.connect(cached.timing_cache)
-    changed = db.execute(damage).rowcount
-    db.commit()
-    db.close()
+    changed = change(cached.timing_cache, damage)
     assert changed or "the network with it" in damage, "possibly no kernel was nearly as fast by itself"
     plan = build(net, dataclasses.replace(cached, verify=True))
     assert plan.report.verification.failures == []
@@ -174,20 +190,43 @@ def test_damaged_rows_change_no_result(cached, filled_cache, damage):
     assert np.abs(bound.fetch()["y"] - want).max() <= 1e-5 * np.abs(want).max()
 
 
-def test_disturbed_times_are_not_stored(cached, monkeypatch):
-    measure = BenchmarkHarness.measure
+def test_times_under_load_are_used_only_under_load(timed, tmp_path, monkeypatch):
+    config = dataclasses.replace(QUICK, timing_cache=str(tmp_path / "t.sqlite"), in_network=False)
+    measure, load = BenchmarkHarness.measure, [True]
 
-    def disturbed(harness, candidates):
+    def measure_under_load(harness, candidates):
         measure(harness, candidates)
         for e in candidates:
-            e.disturbed = True
+            e.disturbed = load[0]
 
-    monkeypatch.setattr(BenchmarkHarness, "measure", disturbed)
-    build(residual(), cached)
-    db = sqlite3.connect(cached.timing_cache)
-    (rows,) = db.execute("SELECT count(*) FROM timings WHERE about LIKE '%whole engine%'").fetchone()
-    db.close()
-    assert rows == 0
+    monkeypatch.setattr(BenchmarkHarness, "measure", measure_under_load)
+    monkeypatch.setattr(whole_engine, "sample_load", lambda backend: load[0])
+
+    def count_comparisons():
+        timed.clear()
+        report = build(residual(), config).report
+        return len(timed), report.choice.engines_timed
+
+    assert count_comparisons() == (1, "")
+    assert count_comparisons() == (0, "by an earlier build under external load (timing cache)")
+    load[0] = False
+    assert count_comparisons() == (1, ""), "an idle machine gives better times"
+    assert count_comparisons() == (0, "by an earlier build (timing cache)")
+    load[0] = True
+    assert count_comparisons() == (0, "by an earlier build (timing cache)")
+
+
+def test_external_load_is_sampled():
+    class Loaded:
+        def __init__(self, others):
+            self.others = others
+
+        @contextlib.contextmanager
+        def watch(self):
+            yield (load := Load())
+            load.others, load.seconds = self.others, 0.2
+
+    assert [whole_engine.sample_load(Loaded(others)) for others in (None, 0.1, 1.0)] == [False, False, True]
 
 
 def test_phase_seconds_add_up_to_the_build_time(monkeypatch):

@@ -1,6 +1,8 @@
 """The number of threads: measured on request, named in the report, fixed by a lock."""
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,6 +36,36 @@ def test_counts_are_measured_on_request_and_at_high_levels():
     assert counts(optimization_level=4)[-1] == 1
     assert counts(backend="null", optimization_level=5) == [0]
     assert list_thread_counts(dataclasses.replace(QUICK, threads=AUTO_THREADS), locked=1) == [1]
+
+
+@pytest.mark.skipif(USABLE < 2, reason="one CPU: there is no choice")
+@pytest.mark.parametrize(("many", "one", "expected"), [(1e-4, 1e-4, 1), (1.02e-4, 1e-4, 1), (0.5e-4, 1e-4, USABLE)])
+def test_of_counts_that_do_not_differ_the_smallest_is_kept(monkeypatch, many, one, expected):
+    """Runs on several threads scatter by multiples: a large spread does not keep the larger count."""
+
+    def scatter(runs, *args, **options):
+        count = len(runs)
+        k = itertools.count()
+        times = [lambda: many * (6 if next(k) % 5 in (2, 4) else 1), *[lambda: one] * (count - 1)]
+        return compare(times, *args, **options)
+
+    compare = thread_count.compare
+    monkeypatch.setattr(thread_count, "compare", scatter)
+    assert build(residual(), dataclasses.replace(QUICK, threads=AUTO_THREADS)).threads == expected
+
+
+def test_a_thread_count_is_timed_after_a_pause(monkeypatch):
+    calls = []
+    monkeypatch.setattr(thread_count.time, "sleep", lambda s: calls.append("pause"))
+
+    def time_runs(repeats):
+        calls.append(repeats)
+        return [seconds] * repeats
+
+    for seconds, expected in ((1e-4, ["pause", 1, 4]), (0.1, ["pause", 1])):
+        calls.clear()
+        assert thread_count.measure_after_pause(SimpleNamespace(seconds=time_runs)) == seconds
+        assert calls == expected
 
 
 @pytest.mark.skipif(USABLE < 2, reason="one CPU: there is no choice")

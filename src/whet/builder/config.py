@@ -25,7 +25,7 @@ _LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS, "se
 _LARGEST_SEED = 2**32 - 1  # of NumPy's RandomState
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("threads", "optimization_level", "avg_timing", "max_tactics", "whole_engines", "seed"), (Integral, "an int")),
-    **dict.fromkeys(("strict", "error_on_cache_miss", "verify", "verify_again", "deterministic"), (bool, "True or False")),
+    **dict.fromkeys(("strict", "error_on_cache_miss", "retime", "verify", "verify_again", "deterministic"), (bool, "True or False")),
     **dict.fromkeys(("strict_numerics", "in_network"), (bool, "True or False")),
     "backend": (str, "the name of a backend, such as 'cpu' or 'cuda'"),
 }
@@ -52,6 +52,7 @@ class BuildConfig:
     max_tactics: int = -1  # cap on tactics timed per layer; -1: by level
     timing_cache: str | None = None  # file; None: the user's cache folder; "": none
     error_on_cache_miss: bool = False
+    retime: bool = False  # time also what the timing cache has, and replace it there
     tactic_sources: tuple[str, ...] = ()  # "-name", "+name": tactics, or families such as ONEDNN and NUMPY, in order
     memory_limit: dict[str, int] = field(default_factory=dict)  # bytes by pool: "workspace", "arena"
     verify: bool = True
@@ -82,5 +83,7 @@ class BuildConfig:
         for name, least in _LEAST.items():
             if (value := getattr(self, name)) < least:
                 raise UsageError(f"BuildConfig.{name}: {value} is too small; the least is {least}")
+        if self.retime and self.error_on_cache_miss:
+            raise UsageError("BuildConfig: retime times everything again, which error_on_cache_miss forbids; set one of them")
         if self.seed > _LARGEST_SEED:
             raise UsageError(f"BuildConfig.seed: {self.seed} is too large; the largest is {_LARGEST_SEED}")

@@ -20,7 +20,10 @@ from whet.passes import PassLog
 from whet.runtime.kernels import make_signature
 
 #: Options that control the search, not its result: the engine does not store them.
-_SEARCH_ONLY = {"timing_cache", "lock", "error_on_cache_miss", "avg_timing", "max_tactics", "whole_engines", "in_network", "verify", "verify_again"}
+_SEARCH_ONLY = {
+    *("timing_cache", "lock", "error_on_cache_miss", "retime", "avg_timing", "max_tactics", "whole_engines", "in_network"),
+    *("verify", "verify_again"),
+}
 
 
 def record_selection(search: Search, selected: SelectedEngine) -> None:

@@ -19,7 +19,7 @@ from whet.network import Network
 from whet.runtime.profiles import Shapes, find_nearest_profile
 
 MOST_PROFILES = 4  # of a retune for recorded shapes
-_NOT_STORED = frozenset({"backend", "threads", "profiles", "timing_cache", "error_on_cache_miss", "lock", "verify", "verify_again"})
+_NOT_STORED = frozenset({"backend", "threads", "profiles", "timing_cache", "error_on_cache_miss", "retime", "lock", "verify", "verify_again"})
 #: largest values of stored options that multiply a retune's time; no build of a user needs more
 _MOST = {"optimization_level": 5, "avg_timing": 1000, "max_tactics": 100_000, "whole_engines": 64, "seed": (1 << 32) - 1}
 

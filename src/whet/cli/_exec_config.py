@@ -79,6 +79,7 @@ def build_config(o: Options, log: Log, net) -> Any:
         max_tactics=o.number("maxTactics"),
         timing_cache=cache,
         error_on_cache_miss="errorOnTimingCacheMiss" in o,
+        retime="retime" in o,
         memory_limit=pools,
         tactic_sources=list_tactic_sources(o),
         verify="noVerify" not in o,

@@ -116,6 +116,7 @@ def _make_flags() -> list[Flag]:
         ("timingCacheFile", "FILE", "timing cache to use (default: the user's cache folder)"),
         ("noBuilderCache", "", "ignore the timing cache: time everything, store nothing"),
         ("errorOnTimingCacheMiss", "", "fail if a measurement is missing in the timing cache"),
+        ("retime", "", "time everything again and replace what the timing cache has"),
     ])  # fmt: skip
     add_missing("Timing cache", "noCompilationCache", "CPU kernels are not compiled at build time")
     add("Inference", [

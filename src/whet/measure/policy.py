@@ -167,8 +167,6 @@ ENGINES = Policy(
     attempts=2,
     resolution=0.003,  # whole engines repeat to three thousandths
 )
-#: The factor by which an engine recalled from the cache may be slower than the recorded times of the others; above it all are timed again.
-RECALL_DOUBT = 1.05
 #: Of the fastest engine: engines up to here are re-timed together with the engine of kernels selected in the network.
 ENGINE_NEAR = 1.06
 #: Engines of different precisions: they may nearly tie, and the selection decides about accuracy too, so more rounds.
@@ -181,8 +179,9 @@ PRECISIONS = Policy(
 )
 #: A batch at once or sample by sample: engines differ in how they use the threads, so their times scatter differently.
 SAMPLE_MODES = replace(PRECISIONS, stages=(Stage(rounds=(3, 30), budget=Budget(1.5), drop=_ENGINE_DROP),))
-#: One engine on several thread counts. The first run after another count builds the thread pool and does not count.
-THREAD_COUNTS = Policy(stages=(Stage(rounds=(5, 30), budget=Budget(0.8)),), block=Block(discard=1), resolution=0.003)
+#: One engine on several thread counts. The first run after another count builds the thread pool and does not count. Runs on several threads scatter
+#: by multiples where the system places the threads badly: 3 % of the fastest decide nevertheless.
+THREAD_COUNTS = Policy(stages=(Stage(rounds=(5, 30), budget=Budget(0.8)),), block=Block(discard=1), resolution=0.003, noise_limit=0.03)
 #: Times the whole engine: a layer's recorded time beyond it was taken under load. Caches may be colder for a layer alone than in the network.
 CONTRADICTION = 1.5
 #: Layers of the kept engine, for the report; a long engine has three runs.

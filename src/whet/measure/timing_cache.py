@@ -60,15 +60,17 @@ def _decode(text: bytes) -> str:
 
 
 class TimingCache:
-    """`get`, `put`; counts hits and misses. With `path` "" nothing outlives this object.
+    """`get`, `put`; counts hits and misses. With `path` "" nothing outlives this object. With `overwrite` only times put by this object are found,
+    so that everything is timed again; they replace those in the file.
 
     An unusable file raises CacheError. An unusable default file is reported to `note` instead, if given, and not used.
     """
 
-    def __init__(self, path: str | Path | None = None, note: Callable[[str], None] | None = None):
+    def __init__(self, path: str | Path | None = None, note: Callable[[str], None] | None = None, *, overwrite: bool = False):
         self.path = get_default_path() if path is None else Path(path) if path else None
         self.hits = self.misses = 0
         self._note = note if path is None else None
+        self._overwrite = overwrite
         self._new: dict[str, Timed] = {}
         self.database = self._open() if self.path is not None else None
 
@@ -109,7 +111,7 @@ class TimingCache:
     def peek(self, key: str) -> Timed | None:
         """As `get`, but counts nothing."""
         found = self._new.get(key)
-        if found is None and self.database is not None:
+        if found is None and self.database is not None and not self._overwrite:
             row = self._run("SELECT ms, spread_ms, samples FROM timings WHERE key = ?", (key,))
             if row:
                 ms, spread, samples = row[0]
@@ -123,6 +125,12 @@ class TimingCache:
         if self.database is not None:
             row = (key, float(timed.ms), float(timed.spread_ms), int(timed.samples), json.dumps(about), time.time())
             self._run("INSERT OR REPLACE INTO timings VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def remove(self, key: str) -> None:
+        """Removes the time recorded under this key, if there is one."""
+        self._new.pop(key, None)
+        if self.database is not None:
+            self._run("DELETE FROM timings WHERE key = ?", (key,))
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:

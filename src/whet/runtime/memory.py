@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
-from typing import Any
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import ml_dtypes
@@ -20,6 +20,7 @@ from whet.network import DType, Weight, compute_stored_shape, static_shape, to_s
 from whet.tactics import Operand, Packed
 
 _STEPS_AHEAD = 8
+Task = TypeVar("Task")
 ALIGNMENT = 64  # bytes; a cache line, and the alignment of vector loads and stores
 
 
@@ -125,34 +126,42 @@ class WeightStore:
             return sum(s.buffer.nbytes for s in self._held.values())
 
     def _get(self, key: str, nbytes: int, create: Callable[[], np.ndarray]) -> Shared:
+        """The buffer under a key. Different ones may be created by several threads at once; one that two threads have created is kept once."""
         with self._lock:
             shared = self._held.get(key)
-            if shared is None:
-                shared = Shared(self.backend.allocate(max(nbytes, 1), ALIGNMENT))
-                write_bytes(self.backend, shared.buffer, 0, create())
-                self._held[key] = shared
+        if shared is not None:
             return shared
+        created = Shared(self.backend.allocate(max(nbytes, 1), ALIGNMENT))
+        write_bytes(self.backend, created.buffer, 0, create())
+        with self._lock:
+            return self._held.setdefault(key, created)
 
 
-class ReadAhead:
-    """Runs the tasks of numbered steps in two threads, a few steps before each is waited for: reading and hashing release the GIL."""
+class ReadAhead(Generic[Task]):
+    """Runs tasks in two threads, a few before the one that is waited for: reading, hashing and copying release the GIL."""
 
-    def __init__(self, tasks: Sequence[Callable[[], None]]):
-        """Without tasks, no step is waited for."""
-        self._tasks, self._waiting = tasks, deque[Future[None]]()
+    def __init__(self, work: Callable[[Task], Any]):
+        """`work` is done for each task."""
+        self._work, self._waiting = work, deque[tuple[Task, Future[Any]]]()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="whet-weights")
-        self._submitted = 0
 
-    def __enter__(self) -> ReadAhead:
+    def __enter__(self) -> ReadAhead[Task]:
         return self
 
-    def wait_for(self, step: int) -> None:
-        """Returns when the task of a step is done; steps are given in order. An exception of the task is raised here."""
-        while self._submitted < min(step + _STEPS_AHEAD, len(self._tasks)):
-            self._waiting.append(self._pool.submit(self._tasks[self._submitted]))
-            self._submitted += 1
-        if self._waiting:
-            self._waiting.popleft().result()
+    def submit(self, task: Task) -> Iterator[tuple[Task, Any]]:
+        """Starts a task; yields the oldest ones with their results if too many are waiting."""
+        self._waiting.append((task, self._pool.submit(self._work, task)))
+        while len(self._waiting) > _STEPS_AHEAD:
+            yield self._take()
+
+    def finish(self) -> Iterator[tuple[Task, Any]]:
+        """Yields the tasks that were not yielded yet, in the order of submission, with their results. An exception of a task is raised here."""
+        while self._waiting:
+            yield self._take()
+
+    def _take(self) -> tuple[Task, Any]:
+        task, future = self._waiting.popleft()
+        return task, future.result()
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)

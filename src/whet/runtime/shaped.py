@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from whet.backends import Backend
 from whet.engine.file import release_mapping
@@ -58,41 +57,59 @@ def make_shaped_plan(
     net = plan.network
     env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes)
     steps = []
-    for layer in net.layers:
-        if layer.name not in plan.choices:
-            raise EngineError(f"layer '{layer.name}' has no choice: the engine is incomplete")
-        refusal = configs.explain_refusal(plan, profile, layer, backend) if configs is not None else None
-        steps.append(plan_layer(bind_layer(layer, env) if env else layer, plan.choices[layer.name], backend, refusal))
-    _check_inplace(plan, profile, steps)
+    weights = StepWeights(plan, store)
+    with ReadAhead(weights.read) as ahead:  # beside the planning of the next steps
+        for layer in net.layers:
+            if layer.name not in plan.choices:
+                raise EngineError(f"layer '{layer.name}' has no choice: the engine is incomplete")
+            refusal = configs.explain_refusal(plan, profile, layer, backend) if configs is not None else None
+            step = plan_layer(bind_layer(layer, env) if env else layer, plan.choices[layer.name], backend, refusal)
+            steps.append(step)
+            for taken, _held in ahead.submit(step):
+                weights.load(taken)
+        _check_inplace(plan, profile, steps)
+        for taken, _held in ahead.finish():
+            weights.load(taken)
     types = {t.name: t.type.with_shape(evaluate(d, env) for d in t.shape) for t in net.tensors()}
-    packed: list[list[Shared]] = []
-    constants: list[dict[int, Shared]] = []
-    unreleased = 0
-    with ReadAhead([partial(_read_weights, s, store) for s in steps] if plan.data is not None else []) as ahead:
-        for number, s in enumerate(steps):
-            ahead.wait_for(number)
-            packed.append([store.packed(p) for p in s.kernel.packed])
-            held = {}
-            for i, (t, o) in enumerate(zip(s.layer.inputs, s.signature.inputs, strict=True)):
-                if t is not None and t.weight is not None and o is not None:
-                    held[i] = store.constant(t.weight, o)
-            constants.append(held)
-            for t in s.layer.inputs:
-                if t is not None and t.weight is not None:
-                    t.weight.release()  # a copy in the kernel's layout is in use
-            unreleased += sum(p.nbytes for p in s.kernel.packed)
-            if unreleased >= _RELEASE_EACH:
-                release_mapping(plan)
-                unreleased = 0
-    return ShapedPlan(plan, profile, dict(shapes), env, steps, map_storage(plan), types, packed, constants)
+    return ShapedPlan(plan, profile, dict(shapes), env, steps, map_storage(plan), types, weights.packed, weights.constants)
 
 
-def _read_weights(step: Planned, store: WeightStore) -> None:
-    """Reads the weights of a step from the engine file: packed ones, else the constants to pack."""
-    if all([store.read_prepacked(p) for p in step.kernel.packed]) and not any(step.signature.inputs[i] for i in _list_constant_inputs(step)):
-        return
-    for i in _list_constant_inputs(step):
-        _ = step.layer.needs(i).array()
+class StepWeights:
+    """Puts the weights of an engine's steps into a store. `packed` and `constants` hold those of the steps loaded so far."""
+
+    def __init__(self, plan: EnginePlan, store: WeightStore):
+        self.plan, self.store = plan, store
+        self.packed: list[list[Shared]] = []
+        self.constants: list[dict[int, Shared]] = []
+        self._unreleased = 0
+
+    def read(self, step: Planned) -> list[Shared]:
+        """Reads the weights of a step from the engine file, in any thread: puts packed ones into the store (the result holds them there), else reads
+        the constants to pack."""
+        if self.plan.data is None:
+            return []
+        stored = [self.store.read_prepacked(p) for p in step.kernel.packed]
+        held = [self.store.packed(p) for p, is_stored in zip(step.kernel.packed, stored, strict=True) if is_stored]
+        if len(held) < len(stored) or any(step.signature.inputs[i] for i in _list_constant_inputs(step)):
+            for i in _list_constant_inputs(step):
+                _ = step.layer.needs(i).array()
+        return held
+
+    def load(self, step: Planned) -> None:
+        """Packs the other weights of a step, and releases what was read from the file. Steps are loaded in order."""
+        self.packed.append([self.store.packed(p) for p in step.kernel.packed])
+        held = {}
+        for i, (t, o) in enumerate(zip(step.layer.inputs, step.signature.inputs, strict=True)):
+            if t is not None and t.weight is not None and o is not None:
+                held[i] = self.store.constant(t.weight, o)
+        self.constants.append(held)
+        for t in step.layer.inputs:
+            if t is not None and t.weight is not None:
+                t.weight.release()  # a copy in the kernel's layout is in use
+        self._unreleased += sum(p.nbytes for p in step.kernel.packed)
+        if self._unreleased >= _RELEASE_EACH:
+            release_mapping(self.plan)
+            self._unreleased = 0
 
 
 def _list_constant_inputs(step: Planned) -> list[int]:

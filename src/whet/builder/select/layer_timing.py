@@ -29,7 +29,7 @@ class LayerTiming:
         self.backend, self.config, self.log = backend, config, log
         level = min(max(config.optimization_level, 0), 5)
         self.cap = config.max_tactics if config.max_tactics >= 0 else _TIMED[level]
-        self.cache = TimingCache("" if self.cap == 0 else config.timing_cache, log.note)
+        self.cache = TimingCache("" if self.cap == 0 else config.timing_cache, log.note, overwrite=config.retime)
         self.timer = None if self.cap == 0 else self._make_timer(Conditions.of(backend, footprint), config.avg_timing)
         self._slow = SlowImplementations()
 
@@ -49,7 +49,7 @@ class LayerTiming:
         for found in todo:
             self.log.step(f"{found.layer.name}: {len(found.options)} tactics")
             self.time_kind(found)
-        if load := self.timer.loads.describe("choices may be off. Build again when it is idle."):
+        if load := self.timer.loads.describe("choices may be off. Build again with --retime when it is idle."):
             self.log.note(load)
 
     def time_kind(self, candidates: Candidates) -> None:

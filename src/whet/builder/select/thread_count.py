@@ -1,24 +1,30 @@
 """Selecting the thread count: whole engines are built for several counts and timed interleaved.
 
-Small networks may run faster on fewer threads than there are, since every parallel region waits for its slowest thread. An engine has one
+Small networks may run faster on fewer threads than there are, since every parallel region waits for its slowest thread. Each run is timed after a
+pause in which the pool's threads fall asleep, as between requests: the system may wake them on the CPU of the calling thread, where they stay for
+many runs and take several times as long (docs/design/threads.md). Of counts that do not differ the smallest is kept. An engine has one
 count: oneDNN's primitives are created for one count, and libgomp rebuilds its thread pool between regions of different counts, which takes
 longer than a small layer.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
+from statistics import median
 
 from whet.backends import get_backend, get_capabilities
 from whet.builder.config import AUTO_THREADS, BuildConfig
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.engine.report import ThreadCountTime
-from whet.measure.compare import compare, measure_run
+from whet.measure.compare import Timeable, compare
 from whet.measure.policy import THREAD_COUNTS
 from whet.runtime import bind
 
+_PAUSE_S = 0.002  # before a sample: longer than threads spin
+_RUNS, _SHORT_S = 5, 1e-3  # the sample of a run shorter than that is the median of so many
 _LEVEL = 4  # the least builderOptimizationLevel that times several counts
 
 
@@ -35,7 +41,7 @@ def list_thread_counts(config: BuildConfig, locked: int | None = None) -> list[i
 
 
 def select_fastest_plan(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
-    """The fastest plan, or the first of those that do not differ. It gets a report of the counts and their times."""
+    """The fastest plan, or that of fewest threads of those that do not differ. It gets a report of the counts and their times."""
     if len(plans) == 1:
         return plans[0]
     backends = [get_backend(p.backend, threads=p.threads) for p in plans]
@@ -45,8 +51,8 @@ def select_fastest_plan(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePla
         bound = bind(plan, backend)
         bound.feed(probe_inputs(plan.network, seed, probe_shapes(plan)))
         bounds.append(bound)
-    ranking = compare([partial(measure_run, b) for b in bounds], THREAD_COUNTS, watch=backends[0].watch)
-    kept = ranking.select(range(len(plans)))
+    ranking = compare([partial(measure_after_pause, b) for b in bounds], THREAD_COUNTS, watch=backends[0].watch)
+    kept = ranking.select(sorted(range(len(plans)), key=lambda k: plans[k].threads))
     rows = [ThreadCountTime(p.threads, ranking.seconds(k) * 1e3, ranking.spread(k) * 1e3) for k, p in enumerate(plans)]
     load = ranking.load
     backends[kept].activate()
@@ -57,3 +63,10 @@ def select_fastest_plan(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePla
     texts = plan.report.notes if busy else plan.report.info
     texts.append(f"threads were chosen by time ({said}); the engine takes {plan.threads}{busy}")
     return plan
+
+
+def measure_after_pause(bound: Timeable) -> float:
+    """Seconds of one run after the pool's threads have fallen asleep and were woken again."""
+    time.sleep(_PAUSE_S)
+    first = bound.seconds(1)
+    return first[0] if first[0] >= _SHORT_S else median(first + bound.seconds(_RUNS - 1))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from whet.backends import Backend
 from whet.builder.candidates.filter import stores_float16
 from whet.builder.candidates.reformats import with_reformats
 from whet.builder.candidates.views import ViewClashError, resolve_clashes
@@ -18,10 +20,11 @@ from whet.engine.probe import probe_inputs, probe_shapes
 from whet.engine.report import EngineTime, SelectionRecord
 from whet.measure.layer_profile import profile_layers
 from whet.measure.option import Option
-from whet.measure.policy import ENGINE_NEAR, RECALL_DOUBT
+from whet.measure.policy import ENGINE_NEAR
 from whet.network import Network, Tensor
 from whet.tactics import Operand
 
+_LOAD_SAMPLE_S = 0.2  # /proc counts in ticks of 10 ms
 WIDE = "no 16-bit floats"  # the layers' times select types; this variant lets the whole engine's time decide
 
 
@@ -39,24 +42,21 @@ class SelectedEngine:
         return self.candidate.plan
 
     @property
-    def is_doubtful(self) -> bool:
-        """True if an engine selected by cached times now takes clearly longer than the cached time of another one. The cached times may come
-        from a moment of external load that no process shows, such as another virtual machine of the host."""
-        others = [e.ms for e in self.engines[1:]]
-        return self.recalled and not self.candidate.disturbed and bool(others) and self.engines[0].ms > RECALL_DOUBT * min(others)
-
-    @property
     def chosen(self) -> dict[str, Option]:
         return self.candidate.chosen
 
     def make_selection_record(self) -> SelectionRecord:
         c = self.candidate.assignment
-        timed = "by an earlier build (timing cache)" if self.recalled else ""
+        load = " under external load" if self.candidate.disturbed else ""
+        timed = f"by an earlier build{load} (timing cache)" if self.recalled else ""
         return SelectionRecord(c.method, self.estimate_ms, self.candidate.what, timed, len(c.core), dict(c.tried) if c.core else {})
 
 
 def select_engine(search: Search, make: Make) -> SelectedEngine:
-    """Builds different engines, times them interleaved and selects the fastest, or the first of those that do not differ."""
+    """Builds different engines, times them interleaved and selects the fastest, or the first of those that do not differ.
+
+    If the timing cache has their times, the engine of the earlier build is selected and nothing is timed, unless the times of a layer contradict
+    that of the engine."""
     search.log.stage("choice", 1)
     candidates = _list_engines(search, make)
     timed = search.timer is not None and search.backend.capabilities.executes and search.config.whole_engines > 0
@@ -67,18 +67,15 @@ def select_engine(search: Search, make: Make) -> SelectedEngine:
     best = time_and_select(search, make, harness, list(candidates))
     if search.retime_contradictions(best.candidate.lowered, best.chosen, best.candidate.ms):
         time_unfused(search)
-        candidates = _list_engines(search, make)
-        best = time_and_select(search, make, harness, list(candidates))
-    return time_and_select(search, make, harness, candidates, remeasure=True) if best.is_doubtful else best
+        best = time_and_select(search, make, harness, _list_engines(search, make))
+    return best
 
 
-def time_and_select(
-    search: Search, make: Make, harness: BenchmarkHarness, candidates: list[EngineCandidate], *, remeasure: bool = False
-) -> SelectedEngine:
-    """The fastest of these and of one with kernels selected in the network. Cached times are used unless `remeasure`."""
+def time_and_select(search: Search, make: Make, harness: BenchmarkHarness, candidates: list[EngineCandidate]) -> SelectedEngine:
+    """The fastest of these and of one with kernels selected in the network. Times and the selection are read from the timing cache if it has them."""
     # one step for each engine that is not bound yet, the engine of runners-up, the refined engine, and the final run
     search.log.stage("whole engines", sum(e.bound is None for e in candidates) + 3)
-    _set_times(search, candidates, harness, remeasure)
+    _set_times(search, candidates, harness)
     if search.config.optimization_level >= 3 and search.config.in_network and not search.cannot_win(candidates[0].assignment.cost):
         search.log.phase("choice in the network")
         refined = refine_in_network(search, min(candidates, key=lambda e: e.ms), make, harness)
@@ -88,31 +85,44 @@ def time_and_select(
             leader_ms = leader.ms
             candidates.append(refined)
             retimed = candidates if overlaps else [e for e in candidates if e is refined or e.ms <= ENGINE_NEAR * leader_ms]
-            _set_times(search, retimed, harness, remeasure)
+            _set_times(search, retimed, harness)
             for e in candidates:
                 e.drift = 1.0 if e in retimed else leader.ms / leader_ms  # candidates that were not re-timed are scaled by the drift factor
             if overlaps and refined.ms <= min(e.ms for e in candidates):
                 candidates.insert(0, candidates.pop())  # preferred even within the noise: each of its changes was faster in the network
-    selected = select_earliest(candidates)
-    recalled = not selected.samples
-    if recalled:
-        harness.measure([selected])  # for the report, and to check the cached times
-    search.log.step("in place")
-    selected.plan.report.latency_ms = selected.ms
-    bound = harness.bind(selected)
-    selected.plan.report.layer_ms = profile_layers(bound.run_timed, [layer.name for layer in selected.net.layers], selected.ms, search.backend.watch)
+    recalled = not any(e.samples for e in candidates)
+    selected = (search.history.read_selected(candidates) if recalled else None) or select_earliest(candidates)
+    layer_ms = search.history.read_layer_times(selected) if recalled else None
+    if layer_ms is None:
+        search.log.step("in place")
+        bound = harness.bind(selected)
+        layer_ms = profile_layers(bound.run_timed, [layer.name for layer in selected.net.layers], selected.ms, search.backend.watch)
+        search.history.write_layer_times(selected, layer_ms)
+    if not recalled:
+        search.history.write_selected(candidates, selected)
+    selected.plan.report.latency_ms, selected.plan.report.layer_ms = selected.ms, layer_ms
     engines = [EngineTime(e.what, e.ms, e.spread) for e in (selected, *(e for e in candidates if e is not selected))]
     return SelectedEngine(selected, engines, selected.assignment.cost, recalled)
 
 
-def _set_times(search: Search, candidates: list[EngineCandidate], harness: BenchmarkHarness, remeasure: bool) -> None:
-    """Sets the times of all candidates: from the timing cache if it has them all for this set of engines, else (or with `remeasure`) measured."""
-    known = None if remeasure else search.history.read_times(candidates)
+def _set_times(search: Search, candidates: list[EngineCandidate], harness: BenchmarkHarness) -> None:
+    """Sets the times of all candidates: from the timing cache if it has them all for this set of engines, else measured. Times that were measured
+    under external load are used while there is such load: times taken now would be no better."""
+    known, disturbed = search.history.read_times(candidates), False
+    if known is None and (loaded := search.history.read_times(candidates, disturbed=True)) is not None and sample_load(search.backend):
+        known, disturbed = loaded, True
     for k, e in enumerate(candidates):
-        e.samples, e.recalled_time, e.drift = [], None if known is None else known[k], 1.0
+        e.samples, e.recalled_time, e.drift, e.disturbed = [], None if known is None else known[k], 1.0, disturbed
     if known is None:
         harness.measure(candidates)
         search.history.write_times(candidates)
+
+
+def sample_load(backend: Backend) -> bool:
+    """True if the machine is under external load at this moment."""
+    with backend.watch() as load:
+        time.sleep(_LOAD_SAMPLE_S)
+    return load.disturbed
 
 
 def _list_engines(search: Search, make: Make) -> list[EngineCandidate]:

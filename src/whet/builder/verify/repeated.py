@@ -38,7 +38,8 @@ from whet.runtime.verified import find_record, is_recorded, write_record
 from whet.tactics import TACTICS
 
 _LONGEST = 1 << 24  # bytes of a record: 256 values for each output
-_WITHOUT_EFFECT = frozenset({"timing_cache", "error_on_cache_miss", "verify_again"})  # options that change neither an engine nor its verification
+#: options that change neither an engine nor its verification
+_WITHOUT_EFFECT = frozenset({"timing_cache", "error_on_cache_miss", "retime", "verify_again"})
 _LIBRARIES = ("WHET_", "ONEDNN_", "DNNL_", "OMP_", "GOMP_", "KMP_", "CUDA_", "NVIDIA_", "CUDNN_", "CUBLAS", "OPENBLAS_", "NPY_")
 REPEATED = "this very engine passed verification on this machine before, so it was not verified again; --verifyAgain verifies it in any case"
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from whet.backends import Call
 from whet.backends.cpu import info, threads
-from whet.backends.cpu.machine_code import Generated, why_no_compiler
+from whet.backends.cpu.machine_code import Generated as Generated
 from whet.backends.cpu.machine_code import load_function as load_function
+from whet.backends.cpu.machine_code import why_no_compiler
 from whet.tactics.cpu._llvm.work_stealing import emit_team_ir, make_context
 
 

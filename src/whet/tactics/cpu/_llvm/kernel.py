@@ -48,7 +48,9 @@ class CompiledKernel:
         self.inputs, self.outputs = count_stored_bytes(layer, signature)
         self.threads = count if work > self.serial_work else 1
 
-    def launch(self, stream: Stream, ir: str, name: str, args: Args, words: Sequence[tuple[str, int] | int], items: int, step: int = 1) -> None:
+    def launch(
+        self, stream: Stream, ir: str | jit.Generated, name: str, args: Args, words: Sequence[tuple[str, int] | int], items: int, step: int = 1
+    ) -> None:
         """Records a launch of the function `name` of `ir` over `items`, shared in multiples of `step`. Each word is an operand of the layer
         ("input" | "output", index) or an integer."""
         addresses = {"input": args.inputs, "output": args.outputs}

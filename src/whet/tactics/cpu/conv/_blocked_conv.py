@@ -60,7 +60,7 @@ class Launch:
     """A launch: its code, the sizes in its context (last: items and items per thread), its threads, and the byte offset of its output channels in the
     result and in the addend."""
 
-    ir: str
+    ir: str | jit.Generated
     sizes: list[int]
     threads: int
     shift: int
@@ -93,7 +93,7 @@ class ConvKernel(ABC):
         self.implementation = "" + " + ".join(f"{t.blocks * LANES} channels x {t.pixels} pixels" for t in tiles)
 
     @abstractmethod
-    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
+    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str | jit.Generated, list[int], int, Packed]:
         """A tile's code, sizes, number of items, and packed weights and biases."""
 
     @property

@@ -134,7 +134,7 @@ class IndirectKernel(CompiledKernel):
         if self.residual is not None:
             operands["added"] = ("input", self.residual)
         words = [operands[name] for name in list_context_words(self.form.steps)[:-2]]
-        self.launch(stream, emit_indirect_ir(self.form), "indirect", args, words, self.items)
+        self.launch(stream, jit.generate_lazily(emit_indirect_ir, self.form), "indirect", args, words, self.items)
 
 
 class IndirectTactic(CompiledTactic):

@@ -29,7 +29,7 @@ class DepthwiseKernel(ConvKernel):
 
     name, serial_work = "depthwise", 1 << 16
 
-    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
+    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str | jit.Generated, list[int], int, Packed]:
         head = get_root_layer(layer)
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
         height, width = static_shape(head.needs(0).shape)[2:]
@@ -37,7 +37,7 @@ class DepthwiseKernel(ConvKernel):
         sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_compute_inner_columns(layer)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
         packed = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8), storable=True)
-        return emit_depthwise_ir(window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, packed
+        return jit.generate_lazily(emit_depthwise_ir, window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, packed
 
 
 @tactic

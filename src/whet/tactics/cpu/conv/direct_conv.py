@@ -34,7 +34,7 @@ class DirectKernel(ConvKernel):
 
     name = "direct"
 
-    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
+    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str | jit.Generated, list[int], int, Packed]:
         head = get_root_layer(layer)
         planes = signature.needs(self.x).format == "linear"
         images, channels, rows, columns = static_shape(layer.outputs[0].shape)
@@ -49,7 +49,7 @@ class DirectKernel(ConvKernel):
         weights, bias = self.weights, self.bias
         key = f"{self.constants}|direct {tile.blocks} {form.step} {tile.channels}"
         packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile, form.step).view(np.uint8), storable=True)
-        return emit_direct_ir(form), sizes, images * tile.groups * rows, packed
+        return jit.generate_lazily(emit_direct_ir, form), sizes, images * tile.groups * rows, packed
 
 
 @tactic

@@ -80,9 +80,8 @@ class DualOutputKernel:
         key = f"{branches[0].key} {branches[1].key}|forked {blocks}"
         nbytes = groups * (taps + 1) * blocks * LANES * 4
         self.packed = (Packed(key, nbytes, lambda: pack_weights(branches, groups, blocks).view(np.uint8), storable=True),)
-        self.ir = emit_pointwise_ir(
-            Variant(blocks, tile, dual_output.steps, jit.has("avx512dq"), fits_first_cache(blocks, tile, taps), two_outputs=True)
-        )
+        variant = Variant(blocks, tile, dual_output.steps, jit.has("avx512dq"), fits_first_cache(blocks, tile, taps), two_outputs=True)
+        self.ir = jit.generate_lazily(emit_pointwise_ir, variant)
         self.implementation = f"{blocks * LANES} channels x {tile} pixels of both"
 
     def enqueue(self, args: Args, stream: Stream) -> None:

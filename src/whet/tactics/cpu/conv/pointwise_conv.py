@@ -29,7 +29,7 @@ class PointwiseKernel(ConvKernel):
 
     name = "pointwise"
 
-    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str, list[int], int, Packed]:
+    def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str | jit.Generated, list[int], int, Packed]:
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         pixels, taps = prod(sides), static_shape(self.weights.shape)[1]
         tiles = -(-pixels // tile.pixels)
@@ -37,7 +37,8 @@ class PointwiseKernel(ConvKernel):
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
         nbytes = tile.groups * (taps + 1) * tile.blocks * LANES * 4
         packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
-        ir = emit_pointwise_ir(Variant(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), fits_first_cache(tile.blocks, tile.pixels, taps)))
+        variant = Variant(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), fits_first_cache(tile.blocks, tile.pixels, taps))
+        ir = jit.generate_lazily(emit_pointwise_ir, variant)
         return ir, sizes, images * tile.groups * tiles, packed
 
 

@@ -93,13 +93,15 @@ class ResizedKernel:
         table = Packed(key, resized.large.pixels * 4, lambda: compute_source_offsets(resized.resize).view(np.uint8))
         self.packed = (_pack_weights(resized, resized.small, blocks, True), _pack_weights(resized, resized.large, blocks, False), table)
         has_avx512dq = jit.has("avx512dq")
-        self.small_ir = emit_pointwise_ir(Variant(blocks, tile, (), has_avx512dq, fits_first_cache(blocks, tile, resized.small.channels)))
+        small = Variant(blocks, tile, (), has_avx512dq, fits_first_cache(blocks, tile, resized.small.channels))
+        self.small_ir = jit.generate_lazily(emit_pointwise_ir, small)
         fetch = fits_first_cache(blocks, tile, resized.large.channels)
-        self.large_ir = emit_pointwise_ir(Variant(blocks, tile, resized.steps, has_avx512dq, fetch, two_outputs=two, has_initial=True))
+        large = Variant(blocks, tile, resized.steps, has_avx512dq, fetch, two_outputs=two, has_initial=True)
+        self.large_ir = jit.generate_lazily(emit_pointwise_ir, large)
         self.implementation = f"{blocks * LANES} channels x {tile} pixels, upsampled after"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
-        def record(ir: str, context: list[int], operands: dict[int, tuple[str, int]], k: int) -> None:
+        def record(ir: str | jit.Generated, context: list[int], operands: dict[int, tuple[str, int]], k: int) -> None:
             stream.record(jit.ParallelCall(jit.load_function(ir, "pointwise"), context, operands, self.threads[k], self.implementation))
 
         small, large = self.found.small.place, self.found.large.place

@@ -15,7 +15,7 @@ import numpy as np
 from whet.backends import Backend
 from whet.network import F32, Layer, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Signature, Stream, tactic
-from whet.tactics.cpu._llvm.builder import FLOAT, INT8, LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.builder import FLOAT, INT8, LANES, Module, Pointer, Value
 from whet.tactics.cpu._llvm.kernel import (
     LAST_WORDS,
     CompiledKernel,
@@ -25,6 +25,7 @@ from whet.tactics.cpu._llvm.kernel import (
     make_packed_parameters,
     to_int8,
 )
+from whet.tactics.cpu._llvm.packing import interleave
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 from whet.tactics.cpu.onednn._kernel import is_static
 from whet.tactics.cpu.onednn.onednn_quantize import get_scales
@@ -98,17 +99,8 @@ def quantize_ir(channels: int) -> str:
                 return [to_int8(f, plane * factor.like(plane), zero, low, high) for plane in planes]
 
             with f.loop(w.begin, end_of_vectors, step=LANES) as vectors:
-                y.store(_interleave(f, emit_quantized(vectors.index, LANES)), vectors.index * channels)
+                y.store(interleave(f, emit_quantized(vectors.index, LANES)), vectors.index * channels)
             with f.loop(vectors.index, w.end) as rest:
                 for c, value in enumerate(emit_quantized(rest.index, 1)):
                     y.store(value, rest.index * channels + c)
     return str(module)
-
-
-def _interleave(f: Function, planes: list[Value]) -> Value:
-    """Vectors of two to four channels as one, pixel by pixel."""
-    channels = len(planes)
-    missing = f.undefined(planes[0].type)
-    a, b, c, d = [*planes, missing, missing][:4]
-    first, second = (f.shuffle(x, y, range(2 * LANES)) for x, y in ((a, b), (c, d)))
-    return f.shuffle(first, second, [channel * LANES + pixel for pixel in range(LANES) for channel in range(channels)])

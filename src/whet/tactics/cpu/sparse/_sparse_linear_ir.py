@@ -20,12 +20,12 @@ from types import SimpleNamespace
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, INT16, INT32, LANES, Function, Module, Pointer, Type, Value
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS
+from whet.tactics.cpu._llvm.packing import round_to_bf16
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 CHUNK = 32  # inputs whose positions fill one 32-bit word
 GROUP = 4
 KEPT = 2  # weights of a group
-_NAN = 0x7FC0  # bf16
 _SELECT = {8: "llvm.x86.avx.vpermilvar.ps.256", 16: "llvm.x86.avx512.vpermilvar.ps.512"}
 
 
@@ -233,9 +233,7 @@ class _Kernel(ProductKernel):
     def _store_bf16(self, y: Pointer, value: Value, count: int) -> None:
         """Stores the first `count` values, rounded to nearest even."""
         f = self.f
-        bits = value.convert("bitcast", INT32)
-        rounded = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
-        halves = f.select(value.is_nan(), f.value(_NAN, bits.type), rounded).convert("trunc", INT16)
+        halves = round_to_bf16(f, value)
         if count == self.v.lanes:
             y.store(halves)
             return
