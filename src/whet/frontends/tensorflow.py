@@ -41,7 +41,7 @@ _SAVED = ("saved_model.pb", "saved_model.pbtxt")
 def find_tensorflow_kind(path: str | os.PathLike) -> str | None:
     """"saved_model", "keras", "graph_def" or "tflite" by the folder's files or the extension; None for other files."""
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         return "saved_model" if any((path / name).exists() for name in _SAVED) else None
     if path.name in _SAVED:
         return "saved_model"
