@@ -24,12 +24,14 @@ _ARRAYS = "As data it belongs to --calibData, --loadInputs or --data; the model 
 
 _Kind = tuple[str, str]  # (what it is, the way out)
 
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_KERAS_CONFIG = b"model_config"  # the attribute in which Keras saves a model's layers; files of weights do not have it
+
 #: first bytes -> kind
 _MAGIC: tuple[tuple[bytes, _Kind], ...] = (
     (b"whet-eng", ("an engine built by whet", _ENGINE)),
     (b"ftrt", ("an engine (plan) of TensorRT", _TENSORRT)),
     (b"ptrt", ("an engine (plan) of TensorRT", _TENSORRT)),
-    (b"\x89HDF\r\n\x1a\n", ("an HDF5 file, as Keras saves models (.h5)", _TENSORFLOW)),
     (b"\x93NUMPY", ("a NumPy array (.npy)", _ARRAYS)),
     (b"GGUF", ("a GGUF file of llama.cpp", "whet does not run such models; export the original one to ONNX")),
     (b"\x1f\x8b", ("compressed with gzip", "Unpack it with gunzip or tar -x first")),
@@ -78,7 +80,7 @@ _EXTENSION: dict[str, _Kind] = {
 
 
 def describe_kind(source: str | os.PathLike[str] | bytes | memoryview) -> str | None:
-    """The kind and the way out for a file, folder or content of a known kind: "an HDF5 file, .... Export ...". None for unknown kinds.
+    """The kind and the way out for a file, folder or content of a known kind: "a checkpoint of PyTorch. Load it ...". None for unknown kinds.
 
     The content decides; the extension only for formats without a signature.
     """
@@ -87,8 +89,18 @@ def describe_kind(source: str | os.PathLike[str] | bytes | memoryview) -> str | 
 
 
 def name_kind(source: str | os.PathLike[str] | bytes | memoryview) -> str | None:
-    """The kind alone: "an HDF5 file, ..."."""
+    """The kind alone: "a checkpoint of PyTorch"."""
     found = _find_kind(source)
+    return None if found is None else found[0]
+
+
+def name_content(path: str | os.PathLike[str]) -> str | None:
+    """The kind that a file's content shows, whatever the file is called; None for folders, unreadable files and unknown content."""
+    try:
+        with Path(path).open("rb") as f:
+            found = _find_content_kind(f.read(_HEAD), lambda: f)
+    except (OSError, ValueError):
+        return None
     return None if found is None else found[0]
 
 
@@ -130,6 +142,8 @@ def _find_content_kind(head: bytes, open_whole: Callable[[], IO[bytes]]) -> _Kin
     for magic, kind in _MAGIC:
         if head.startswith(magic):
             return kind
+    if head.startswith(_HDF5):
+        return _find_hdf5_kind(open_whole())
     if head[4:8] == b"TFL3":
         return "a TensorFlow Lite model", _TENSORFLOW
     if head[4:8] == b"ORTM":
@@ -139,6 +153,16 @@ def _find_content_kind(head: bytes, open_whole: Callable[[], IO[bytes]]) -> _Kin
     if len(head) > 9 and head[8:10] in (b'{"', b"{ ") and int.from_bytes(head[:8], "little") < 1 << 27:
         return _EXTENSION[".safetensors"]
     return _find_text_kind(head)
+
+
+def _find_hdf5_kind(file: IO[bytes]) -> _Kind:
+    file.seek(0)
+    tail = b""
+    while block := file.read(1 << 20):
+        if _KERAS_CONFIG in tail + block:
+            return "a Keras model (HDF5)", _TENSORFLOW
+        tail = block[-len(_KERAS_CONFIG) :]
+    return "an HDF5 file without a Keras model: weights or data alone", "Save the whole model in Keras: model.save('model.keras')"
 
 
 def _find_zip_kind(file: IO[bytes]) -> _Kind:

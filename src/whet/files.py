@@ -11,16 +11,23 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_JSON = 2**28  # bytes of a lock, a pruning recipe, a table: real ones have kilobytes to megabytes
+_PIECE = 1 << 16  # bytes read at once, if the file's size is not known
 LARGEST_MESSAGE = 1_900_000_000  # bytes of weights in an ONNX file; protobuf limits messages to 2 GiB
 
 
 def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
     """The contents of a file of at most `most` bytes; also of a pipe or device. Raises OSError for a file that is larger or cannot be read."""
+    if "\0" in os.fsdecode(path):
+        raise OSError(errno.EINVAL, "its name has a null character", os.fspath(path))
+    parts, left = [], most + 1
     with open(path, "rb") as f:
-        data = f.read(most + 1)
-    if len(data) > most:
+        size = os.fstat(f.fileno()).st_size  # 0 for pipes and devices
+        while left and (part := f.read(min(left, max(size + 1, _PIECE)))):  # `read` allocates what it is asked for, before it reads
+            parts.append(part)
+            left -= len(part)
+    if not left:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, the most that is read", os.fspath(path))
-    return data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def read_json_text(path: str | os.PathLike[str]) -> str:
@@ -38,12 +45,17 @@ def replace_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
     if target.exists() and not target.is_file():
         yield target
         return
-    part = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}.part")
+    part = target.with_name(f"{_cut_name(target.name)}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         yield part
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _cut_name(name: str) -> str:
+    """The beginning of a file's name, which leaves room for an ending within the 255 bytes that file systems permit."""
+    return os.fsdecode(os.fsencode(name)[:200])
 
 
 def write_onnx(model: Any, path: Path, save: Callable[..., None], external_above: int = LARGEST_MESSAGE) -> None:
@@ -52,9 +64,13 @@ def write_onnx(model: Any, path: Path, save: Callable[..., None], external_above
     Raises OSError; callers add the context.
     """
     if sum(len(t.raw_data) for t in model.graph.initializer) > external_above:
-        data = path.with_name(path.name + ".data")
-        data.unlink(missing_ok=True)  # onnx appends to an existing file
-        save(model, path, save_as_external_data=True, location=data.name)
+        import tempfile  # only for models of gigabytes
+
+        data = path.name + ".data"
+        with tempfile.TemporaryDirectory(prefix=f".{_cut_name(path.name)}.", dir=path.parent) as folder:
+            save(model, Path(folder) / path.name, save_as_external_data=True, location=data)
+            os.replace(Path(folder) / data, path.with_name(data))
+            os.replace(Path(folder) / path.name, path)
         return
     with replace_atomically(path) as part:
         part.write_bytes(model.SerializeToString())

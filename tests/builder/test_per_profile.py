@@ -16,6 +16,7 @@ from whet.builder import BuildConfig, build, plan_digest, save_lock
 from whet.builder.batching.per_profile import join_plans
 from whet.builder.retune import retune
 from whet.builder.select import verified_search
+from whet.builder.verify import verify_selected
 from whet.engine import engine_bytes, engine_digest, read_engine
 from whet.engine.json_data import from_json, to_json
 from whet.errors import EngineError, LockError, ShapeError, UsageError
@@ -194,3 +195,18 @@ def test_verification_data_are_used_by_the_profiles_they_fit(monkeypatch):
     monkeypatch.setattr(verified_search, "verify_once", noted)
     build(NET, dataclasses.replace(QUICK, optimization_level=0), inputs=inputs(NET, N=2))
     assert seen == [None, 2]
+
+
+def test_a_selected_engine_is_verified_part_by_part_each_at_its_own_profile(plan, monkeypatch):
+    """Without a profile, the layers of the second part would be checked at the shapes of no profile."""
+    seen = []
+
+    def record(part, source, backend, given, config, log):
+        seen.append((part.profiles, config.profiles, given))
+        return real(part, source, backend, given, config, log)
+
+    real = verify_selected.verify_once
+    monkeypatch.setattr(verify_selected, "verify_once", record)
+    verify_selected.build_verified(lambda config: plan, lambda plan: NET, QUICK, None, inputs(NET, N=4))
+    assert [config for _, config, _ in seen] == [PROFILES[:1], PROFILES[1:]]
+    assert [given is not None for _, _, given in seen] == [False, True]  # four samples fit the second profile only

@@ -107,6 +107,14 @@ def test_little_memory_costs_work_but_not_accuracy():
     assert sum(map(len, runs.known.values())) == 3
 
 
+def test_half_a_gigabyte_of_values_is_kept():
+    sample = {"x": np.zeros(1, np.float32)}
+    for size, kept in ((512 << 20, 1), ((512 << 20) + 1, 0)):
+        runs = SegmentedRuns(deep_network(), [sample])
+        runs.keep(sample, 0, {"a": np.broadcast_to(np.uint8(0), (size,))})  # no memory: one byte repeated
+        assert len(runs.known[id(sample)]) == kept
+
+
 def test_reused_input_arrays_with_other_values_are_detected():
     net, data = deep_network(), samples(3)
     run = SegmentedRuns(net, data[:1])(net, ["y"])

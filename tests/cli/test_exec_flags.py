@@ -118,6 +118,13 @@ def test_files_are_checked_before_the_build(tmp_path):
     with pytest.raises(UsageError, match="not a regular file"):  # root could replace the device by an engine
         check_files(options("--saveEngine=/dev/null"))
     check_files(options(f"--saveEngine={tmp_path}/new.engine"))
+    (tmp_path / "m.onnx").write_bytes(b"model")
+    (tmp_path / "x.npy").write_bytes(b"input")
+    for read in (f"--onnx={tmp_path}/m.onnx", f"--deploy={tmp_path}/m.onnx", f"--lock={tmp_path}/m.onnx", f"--refitFromOnnx={tmp_path}/m.onnx"):
+        with pytest.raises(UsageError, match=r"--saveEngine=.*m\.onnx would overwrite a file that this command reads"):
+            check_files(options(read, f"--saveEngine={tmp_path}/sub/../m.onnx"))
+    with pytest.raises(UsageError, match=r"--exportTimes=.*x\.npy would overwrite a file that this command reads"):
+        check_files(options(f"--loadInputs=x:{tmp_path}/x.npy", f"--exportTimes={tmp_path}/x.npy"))
 
 
 @pytest.mark.parametrize(

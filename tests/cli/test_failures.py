@@ -167,3 +167,16 @@ def test_names_that_the_terminal_cannot_encode(tmp_path):
     assert rb"\u5c42" in whet("debug", "precision", "m.onnx", "--fp16", "--noTimes", "--samples=1", "--plot=p.html")
     assert "层" in (tmp_path / "p.html").read_text(encoding="utf-8")
     assert "größe: " in (tmp_path / "c.cache").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_caller_that_closed_standard_streams(closed, tmp_path):
+    """Files must not get descriptors 1 and 2, into which libraries and children write; sys.stderr is None then."""
+    net = Network("small")
+    net.mark_output(net.add("Relu", net.add_input("x", parse_type("f32[4]"))), "y")
+    save_onnx(net, tmp_path / "m.onnx")
+    flags = "--onnx=m.onnx --builderOptimizationLevel=0 --skipInference --saveEngine=m.engine"
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -m whet exec {flags} {closed}"], cwd=tmp_path, env=env, timeout=120, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "m.engine").read_bytes().startswith(b"whet-eng")

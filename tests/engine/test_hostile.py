@@ -58,6 +58,8 @@ def nodes(tree, *rows):
         ([["Add", "", [2, 0], [], 0, []]], r"nodes\[2\].*integer from 0 to 1"),
         ([["Add", "", [0, 0], [], 0, []]], "a constant that has its type and digest"),
         ([["Add", "", [0, 1], [], 3, []]], "gives no weight 3"),
+        ([["Add", "", [0, 0], [["n" * 201, "1"]], 0, []]], "at most 200"),
+        ([["Add", "", [0, None], [], 0, []]], "gives no weight|a constant that has its type and digest|inconsistent|cannot be computed"),
         ([["Add", "", [0], [], 0, []]], "cannot be computed"),
         ([["Add", "", [0, None], [], 0, []]], "cannot be computed"),
         ([["Transpose", "", [0], [["perm", "((((" * 1000]], 0, []]], "an attribute's value"),
@@ -88,6 +90,8 @@ def test_doubling_shared_expressions_costs_one_evaluation_each(good):
         (lambda rows: rows[0].__setitem__(4, "0" * 64), "digest does not match"),
         (lambda rows: rows.append(rows[0]), "an array of"),
         (lambda rows: rows.clear(), "their index says otherwise"),
+        (lambda rows: rows[0].__setitem__(1, "f32[" + ",".join(["1"] * 31 + ["4"]) + "]"), "digest does not match"),  # 32 axes
+        (lambda rows: rows[0].__setitem__(1, "f32[" + ",".join(["1"] * 32 + ["4"]) + "]"), "a static tensor type"),
         (lambda rows: rows[0].__setitem__(1, "f32[" + ",".join(["1"] * 40 + ["4", "3", "3", "3"]) + "]"), "a static tensor type"),
     ],
 )
@@ -143,6 +147,7 @@ def test_texts(good, old, new, text):
         (lambda t: t.update(text_version=3), "text has version 3, this whet reads 2"),
         (lambda t: t["profiles"][0]["x"][0].__setitem__(0, -1), r"header.profiles\[0\].x\[0\]\[0\]"),
         (lambda t: t["profiles"][0]["x"][2].__setitem__(0, 2**40), "takes .* bytes, the engine says"),
+        (lambda t: [shape.append(1) for shape in t["profiles"][0]["x"]], "its shapes of 'x' are not of rank 4"),
         (lambda t: t["profiles"].append(t["profiles"][0]), "2 profiles and 1 arenas"),
         (lambda t: t.update(name="other"), "the header says 'other'"),
         (lambda t: t["machine"].update(libraries=["x"]), "header.machine.libraries should be an object"),

@@ -36,7 +36,8 @@ def npy():
 
 
 FILES = {
-    "net.h5": (b"\x89HDF\r\n\x1a\n" + bytes(200), "an HDF5 file, as Keras saves models", "whet.network_from_tensorflow"),
+    "net.h5": (b"\x89HDF\r\n\x1a\n" + bytes((1 << 20) - 12) + b"model_config", "a Keras model (HDF5)", "whet.network_from_tensorflow"),
+    "weights.h5": (b"\x89HDF\r\n\x1a\n" + bytes(200), "an HDF5 file without a Keras model: weights or data alone", "model.save('model.keras')"),
     "net.keras": (archive("metadata.json", "config.json", "model.weights.h5"), "a Keras model", "whet.network_from_tensorflow"),
     "deploy.prototxt": (b'name: "net"\nlayer {\n  name: "c"\n  type: "Convolution"\n}\n', "the description of a Caffe model", "network_from_caffe"),
     "net.caffemodel": (b"\x0a\x03net\xa2\x06\x04abcd", "the weights of a Caffe model", "whet.network_from_caffe"),

@@ -19,6 +19,7 @@ from whet.errors import BackendError, FrontendError
 from whet.frontends import model_kind, network_from_tensorflow
 from whet.ops import run_network
 
+KERAS_HDF5 = b"\x89HDF\r\n\x1a\n" + bytes(5000) + b"model_config"
 PYTHON = os.environ.get("WHET_TENSORFLOW_PYTHON") or sys.executable
 
 
@@ -46,12 +47,12 @@ def test_a_folder_is_a_saved_model_if_it_holds_one(tmp_path):
 
 
 def test_without_tensorflow_the_error_says_what_to_install(tmp_path, monkeypatch):
-    (tmp_path / "a.h5").write_bytes(b"\x89HDF")
+    (tmp_path / "a.h5").write_bytes(KERAS_HDF5)
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'tf2onnx'\" >&2\nexit 1\n")
     fake.chmod(0o755)
     monkeypatch.setenv("WHET_TENSORFLOW_PYTHON", str(fake))
-    with pytest.raises(BackendError, match=r"No module named 'tf2onnx'.*whet\[tf\].*WHET_TENSORFLOW_PYTHON"):
+    with pytest.raises(BackendError, match=r"a\.h5 is a Keras model: .*No module named 'tf2onnx'.*whet\[tf\].*WHET_TENSORFLOW_PYTHON"):
         network_from_tensorflow(tmp_path / "a.h5")
     monkeypatch.setenv("WHET_TENSORFLOW_PYTHON", str(tmp_path / "nowhere"))
     with pytest.raises(BackendError, match="cannot start"):
@@ -59,7 +60,7 @@ def test_without_tensorflow_the_error_says_what_to_install(tmp_path, monkeypatch
 
 
 def test_a_failed_conversion_gives_tensorflows_reason(tmp_path, monkeypatch):
-    (tmp_path / "a.h5").write_bytes(b"\x89HDF")
+    (tmp_path / "a.h5").write_bytes(KERAS_HDF5)
     fake = tmp_path / "python"
     fake.write_text("#!/bin/sh\necho 'Traceback' >&2\necho 'ValueError: Unknown layer: Mine.' >&2\necho 'more' >&2\nexit 1\n")
     fake.chmod(0o755)
@@ -68,6 +69,21 @@ def test_a_failed_conversion_gives_tensorflows_reason(tmp_path, monkeypatch):
         network_from_tensorflow(tmp_path / "a.h5")
     with pytest.raises(FrontendError, match="no such file"):
         network_from_tensorflow(tmp_path / "absent.h5")
+
+
+@pytest.mark.parametrize(("name", "content", "error"), [
+    ("weights.h5", b"\x89HDF\r\n\x1a\n" + bytes(3000), r"named as a Keras model, but is an HDF5 file without a Keras model"),
+    ("page.h5", b"<!DOCTYPE html><html>not found</html>", "named as a Keras model, but is a web page"),
+    ("plan.keras", b"whet-eng" + bytes(60), "named as a Keras model, but is an engine built by whet"),
+    ("zeros.hdf5", bytes(600), "named as a Keras model, but is of another kind, or damaged"),
+    ("none.tflite", b"", "named as a TensorFlow Lite model, but is empty"),
+    ("frozen.pb", b"\x89PNG" + bytes(60), "named as a frozen graph of TensorFlow, but is an image"),
+])  # fmt: skip
+def test_a_file_of_another_kind_is_named_before_tensorflow_is_started(name, content, error, tmp_path, monkeypatch):
+    (tmp_path / name).write_bytes(content)
+    monkeypatch.setenv("WHET_TENSORFLOW_PYTHON", str(tmp_path / "nowhere"))
+    with pytest.raises(FrontendError, match=error):
+        network_from_tensorflow(tmp_path / name)
 
 
 MODELS = {"pretrainedResnet.h5": "resnet8_mlperftiny", "vww_96.h5": "vww_mobilenet025_96"}  # file -> its row in the data's README

@@ -55,6 +55,21 @@ def machine(monkeypatch):
     return state
 
 
+def test_load_is_looked_for_again_when_the_last_look_is_no_longer_valid(machine, monkeypatch):
+    looks, real = [], NullBackend.watch
+
+    def watch(self):
+        looks.append(1)
+        return real(self)
+
+    monkeypatch.setattr(NullBackend, "watch", watch)
+    monitor = busy.ExternalLoadMonitor(get_backend("null"))
+    for valid_s, more in ((3600.0, 1), (3600.0, 0), (0.0, 1), (0.0, 1)):
+        monitor.valid_s, before = valid_s, len(looks)
+        assert monitor.quiet()
+        assert len(looks) - before == more
+
+
 @pytest.fixture(scope="module")
 def net():
     return network_from_onnx(zoo.build("lenet5"))

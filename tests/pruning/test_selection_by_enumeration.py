@@ -419,19 +419,45 @@ def test_the_search_solves_knapsacks_that_steps_and_exchanges_do_not(seed):
         assert (tables.loss(found.x), found.bound) == (pytest.approx(best), pytest.approx(best, rel=2e-6))
 
 
-@pytest.mark.parametrize(("seed", "count"), [(0, 170), (1, 446), (2, 88), (3, 144)])
-def test_a_cost_that_no_width_changes_does_not_weaken_the_bounds(seed, count, monkeypatch):
+@pytest.mark.parametrize(
+    ("size", "seed", "share", "count"), [(10, 0, 0.6, 170), (10, 1, 0.6, 446), (10, 2, 0.6, 88), (10, 3, 0.6, 144), (10, 7, 0.7, 314), (14, 0, 0.6, 350)]
+)
+def test_a_cost_that_no_width_changes_does_not_weaken_the_bounds(size, seed, share, count, monkeypatch):
     """With a target that is larger by as much, branch and bound expands the same nodes, no more than recorded here."""
-    costs, regrets, nodes = parallel(10, [1] * 10, seed=seed)[1] + 10, Swept.regrets, []
+    costs, regrets, nodes = parallel(size, [1] * size, seed=seed)[1] + 10, Swept.regrets, []
     monkeypatch.setattr(Swept, "regrets", lambda swept, n, x: (nodes.append(n), regrets(swept, n, x))[1])
     expanded = []
     for constant in (0, 64):
         nodes.clear()
-        tables, _ = parallel(10, costs, seed=seed, constant=constant)
-        found = Search(tables, float(round(0.6 * costs.sum())) + constant).run()
+        tables, _ = parallel(size, costs, seed=seed, constant=constant)
+        found = Search(tables, float(round(share * costs.sum())) + constant).run()
         expanded.append((len(nodes), found.x, tables.loss(found.x)))
     assert expanded[0] == expanded[1]
     assert 50 < expanded[0][0] <= count
+
+
+@pytest.mark.parametrize("share", [0.95, 0.7, 0.3, 0.05])
+@pytest.mark.parametrize("count", [13, 24])
+def test_prices_of_tables_that_are_too_wide_are_bracketed_and_bisected(count, share, monkeypatch):
+    """By factors of four until one state is within the target and one is not, then by geometric means until they are 2 % apart."""
+    costs, weigh, prices = np.random.default_rng(count).permutation(3 * count)[:count] + 5.0, Tables.weigh_tables, []
+    tables, losses = parallel(count, costs, total=True)
+
+    def record(self, price, *weights):
+        if not weights and prices[-1:] != [price]:
+            prices.append(price)
+        return weigh(self, price, *weights)
+
+    monkeypatch.setattr(Tables, "weigh_tables", record)
+    totals: list[float] = []
+    Search(tables, share * costs.sum(), lambda done, of, what: totals.append(float(what.split()[0]))).run()
+    assert prices[0] == pytest.approx(losses.sum() / costs.sum())
+    low, high = 0.0, INF
+    for price, total, following in zip(prices, totals, [*prices[1:], None], strict=True):
+        low, high = (price, high) if total > share * costs.sum() else (low, price)
+        want = price * 4 if high == INF else price / 4 if low == 0 else (low * high) ** 0.5
+        assert (following is None) == (high < 1.02 * low)
+        assert following is None or following == pytest.approx(want)
 
 
 @pytest.mark.parametrize("share", [0.95, 0.7, 0.5, 0.2, 0.05])

@@ -9,6 +9,7 @@ from whet.pruning import PruneConfig, groups, importance, prune
 from whet.pruning.costs import make_flop_costs
 from whet.pruning.knapsack import choose_within
 from whet.pruning.prune import Report
+from whet.pruning.target import Target
 
 TEXT = """network n source
 in %x: f32[N,3,8,8]
@@ -22,6 +23,14 @@ const %u: f32[8,40,1,1] = seed(3)
 %e = Conv(%d, %u)
 out %e
 """
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "at"), [("latency", 3.0, "2 ms"), ("throughput", 1.0, "500/s"), ("flops", 3.0, "2"), ("params", 3.0, "2"), ("channels", 3.0, "2")]
+)
+def test_a_target_that_is_met_names_the_cost_in_its_unit(kind, value, at):
+    with pytest.raises(PruneError, match=rf"is already met: the network is at {at}$"):
+        Target(kind, value=value).of(2.0)
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, -1e9, float("nan")])

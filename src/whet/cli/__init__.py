@@ -102,6 +102,7 @@ def group() -> None:
 def main(argv: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 success, 1 an error with a printed message (WhetError, OSError, MemoryError), 2 wrong usage,
     130 interrupted (SIGINT), 143 terminated (SIGTERM, which ends a command in the same way)."""
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):  # characters outside the terminal's encoding are written as \\u....
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -130,6 +131,17 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(e.__cause__, KeyboardInterrupt):  # Python 3.11 wraps exceptions in __set_name__, while a module with dataclasses is imported
             _exit_interrupted(termination)
         raise
+
+
+def _open_missing_streams() -> None:
+    """Opens the standard streams that the caller closed (`2>&-`, some daemons) as /dev/null: a file opened later would get descriptor 1 or 2,
+    into which libraries and child processes write."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  open until the process ends
 
 
 def _exit_interrupted(termination: Termination) -> NoReturn:

@@ -16,6 +16,8 @@ from whet.errors import UsageError
 
 _WRITTEN = ("saveEngine", "saveLock", "exportTimes", "exportOutput", "exportProfile", "exportLayerInfo", "timingCacheFile")
 
+_READ = ("onnx", "torch", "deploy", "model", "lock", "calib", "calibData", "refitFromOnnx")
+
 
 def check_values(o: Options) -> None:
     """Reads every number, shape and list of percentiles. Raises UsageError for the first that cannot be read."""
@@ -30,7 +32,8 @@ def check_values(o: Options) -> None:
 
 def check_files(o: Options) -> None:
     """Refuses files that cannot be written or read. Raises UsageError."""
-    check_writable(**{name: o.get(name) for name in _WRITTEN if name in o})
+    given = [path for _, path in values.split_names(o.get("loadInputs"))] if "loadInputs" in o else []
+    check_writable(*(o.get(name) for name in _READ if name in o), *given, **{name: o.get(name) for name in _WRITTEN if name in o})
     target = Path(o.get("saveEngine"))
     if "saveEngine" in o and target.exists() and not target.is_file():
         raise UsageError(

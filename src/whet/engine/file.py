@@ -22,7 +22,7 @@ import numpy as np
 from whet.engine import codec, host_tail, packed, profile_plans
 from whet.engine.check import check_plan
 from whet.engine.json_data import Reader, from_json, to_json
-from whet.engine.layout import Section, read_sections, read_table_digests, write_sections
+from whet.engine.layout import Section, read_sections, read_table_digests, require_whole, write_sections
 from whet.engine.plan import EnginePlan
 from whet.engine.report import defer_report, report_from_data, report_to_data
 from whet.engine.text import read_text
@@ -252,6 +252,8 @@ _HEADER = (
 
 
 def _list_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray] | None, *, info: bool = True) -> list[Section]:
+    if plan.data is not None:
+        require_whole(plan.data)
     try:
         return list(_make_sections(plan, plan.packed if packed_weights is None else packed_weights, info))
     except (NetworkError, TypeError, ValueError) as e:

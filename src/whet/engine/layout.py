@@ -15,6 +15,7 @@ The digest of a section covers its bytes, except for `deep` sections, whose read
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,6 +142,13 @@ def read_sections(data: memoryview, known: Mapping[str, int], deep: frozenset[st
     if at != len(data):
         raise EngineError(f"the engine has {len(data) - at} bytes after its last section")
     return sections
+
+
+def require_whole(data: memoryview) -> None:
+    """Raises EngineError if the mapped file that holds `data` has become shorter: reading bytes that it no longer has ends the process (SIGBUS)."""
+    mapped = data.obj
+    if isinstance(mapped, mmap.mmap) and mapped.size() < len(mapped):
+        raise EngineError("the engine's file became shorter while it was open: replace engine files by renaming new ones, do not write into them")
 
 
 def read_table_digests(data: memoryview) -> dict[str, tuple[int, bytes]]:

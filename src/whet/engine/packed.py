@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from whet.engine.json_data import Reader, to_json
-from whet.engine.layout import LazyArrays, Section, map_in_threads, pad_to_alignment
+from whet.engine.layout import LazyArrays, Section, map_in_threads, pad_to_alignment, require_whole
 from whet.errors import EngineError
 
 
@@ -52,6 +52,7 @@ def read(index: Reader, data: memoryview, digest: bytes, *, defer: bool = False)
 
 
 def _check(raw: memoryview, key: str, digest: str) -> np.ndarray:
+    require_whole(raw)
     if hashlib.sha256(raw).hexdigest() != digest:
         raise EngineError(f"the packed weight '{key[:60]}' is damaged: its digest does not match")
     return np.frombuffer(raw, np.uint8) if len(raw) else np.empty(0, np.uint8)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from whet.engine.json_data import LARGEST, Reader
-from whet.engine.layout import LazyArrays, map_in_threads, pad_to_alignment
+from whet.engine.layout import LazyArrays, map_in_threads, pad_to_alignment, require_whole
 from whet.errors import EngineError, NetworkError
 from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Weight, get_dtype, parse_type, static_shape
 from whet.network.text import format_value, parse_value
@@ -394,6 +394,7 @@ def read_arrays(rows: Reader, data: memoryview) -> tuple[LazyArrays, dict[str, T
 
 def _check_array(raw: memoryview, type_: TensorType, name: str, digest: str) -> np.ndarray:
     """The array of these bytes. Raises EngineError if its digest is another one."""
+    require_whole(raw)
     flat = np.frombuffer(raw, np.uint8).view(type_.dtype.numpy) if len(raw) else np.empty(0, type_.dtype.numpy)
     array = flat.reshape(static_shape(type_.shape))
     array.flags.writeable = False

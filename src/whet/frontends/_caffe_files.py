@@ -14,6 +14,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from whet.errors import FrontendError
+from whet.files import read_bounded
 from whet.frontends._caffe_schema import V1_TYPES, get_binary_net, get_text_net
 
 _MOST = 2**31 - 1  # protobuf's own limit of one message
@@ -48,7 +49,8 @@ def read_prototxt(path: str | os.PathLike) -> CaffeModel:
     try:
         text_format.Parse(data.decode("utf-8", "replace"), net, allow_unknown_field=True)
     except text_format.ParseError as e:
-        raise FrontendError(f"{path} is not a Caffe prototxt: {e} (line:column). Give the deploy prototxt; weights go into the caffemodel.") from e
+        where = str(e)[:200]  # protobuf quotes the whole line
+        raise FrontendError(f"{path} is not a Caffe prototxt: {where} (line:column). Give the deploy prototxt; weights go into the caffemodel.") from e
     if net.layer and net.layers:
         raise FrontendError(f"{path} has both `layer` and `layers`. Upgrade it with Caffe's upgrade_net_proto_text.")
     layers = [_make_layer(m, path) for m in (*net.layer, *net.layers) if _in_test_phase(m)]
@@ -126,9 +128,7 @@ def _read_bytes(path: Path) -> bytes:
     try:
         if path.is_dir():
             raise FrontendError(f"{path} is a folder; give the file.")
-        if path.stat().st_size > _MOST:
-            raise FrontendError(f"{path} has more than {_MOST} bytes, protobuf's limit.")
-        data = path.read_bytes()
+        data = read_bounded(path, _MOST)
     except (OSError, ValueError) as e:
         raise FrontendError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}. Check the path and its permissions.") from e
     if not data:

@@ -38,8 +38,10 @@ def load_model(source: str | os.PathLike | bytes | onnx.ModelProto) -> tuple[onn
         if size > _MOST:
             raise FrontendError(f"{path} has {size} bytes; a protobuf message has at most {_MOST}. Save it again with external data.")
         data = read_bounded(path, _MOST)
-    except (OSError, ValueError, MemoryError) as e:
+    except (OSError, ValueError) as e:
         raise FrontendError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}. Check the path and its permissions.") from e
+    except MemoryError as e:
+        raise FrontendError(f"cannot read {path}: its {size:,} bytes need more memory than this process may use.") from e
     return _check(_parse(data, str(path), path), str(path), path), path.resolve().parent
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 
 from whet.errors import BackendError, FrontendError
+from whet.file_kinds import name_content
 from whet.frontends._onnx_shapes import UserShapes
 from whet.frontends.onnx import network_from_onnx
 from whet.frontends.onnx_check import Report, check_onnx
@@ -27,6 +28,12 @@ _INSTALL = (
     "WHET_TENSORFLOW_PYTHON=tf/bin/python names"
 )
 _KINDS = {".h5": "keras", ".hdf5": "keras", ".keras": "keras", ".pb": "graph_def", ".tflite": "tflite"}
+_TITLES = {
+    "saved_model": "a TensorFlow SavedModel",
+    "keras": "a Keras model",
+    "graph_def": "a frozen graph of TensorFlow",
+    "tflite": "a TensorFlow Lite model",
+}
 _UNNAMED = "unk__"  # how tf2onnx calls sizes without a name
 _SAVED = ("saved_model.pb", "saved_model.pbtxt")
 
@@ -34,7 +41,7 @@ _SAVED = ("saved_model.pb", "saved_model.pbtxt")
 def find_tensorflow_kind(path: str | os.PathLike) -> str | None:
     """"saved_model", "keras", "graph_def" or "tflite" by the folder's files or the extension; None for other files."""
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         return "saved_model" if any((path / name).exists() for name in _SAVED) else None
     if path.name in _SAVED:
         return "saved_model"
@@ -83,6 +90,8 @@ def onnx_from_tensorflow(path: str | os.PathLike) -> onnx.ModelProto:
         raise FrontendError(f"cannot read {path}: there is no such file")
     if kind == "saved_model" and not source.is_dir():
         source = source.parent
+    if source.is_file():
+        _check_content(source, kind)
     python = os.environ.get("WHET_TENSORFLOW_PYTHON") or sys.executable
     with tempfile.TemporaryDirectory(prefix="whet-tf-") as folder:
         target = Path(folder) / "model.onnx"
@@ -95,15 +104,30 @@ def onnx_from_tensorflow(path: str | os.PathLike) -> onnx.ModelProto:
         except subprocess.TimeoutExpired as e:
             raise FrontendError(f"{path}: tf2onnx took longer than {_TIMEOUT} s. Convert the model by hand: python -m tf2onnx.convert") from e
         if done.returncode or not target.exists():
-            raise _make_conversion_error(path, python, done.stderr)
+            raise _make_conversion_error(path, kind, python, done.stderr)
         return onnx.load(target)
 
 
-def _make_conversion_error(path: str | os.PathLike, python: str, stderr: str) -> Exception:
+def _check_content(path: Path, kind: str) -> None:
+    """Raises FrontendError for a file whose content cannot be of the kind that its extension names; TensorFlow is not needed to say so."""
+    content = name_content(path)
+    if kind == "graph_def":
+        fits = content is None  # a message without a signature
+    else:
+        fits = content is not None and content.startswith(_TITLES[kind])
+    if not fits:
+        raise FrontendError(f"{path} is named as {_TITLES[kind]}, but is {content or _describe_unknown(path)}. Give the model's own file.")
+
+
+def _describe_unknown(path: Path) -> str:
+    return "of another kind, or damaged" if path.stat().st_size else "empty"
+
+
+def _make_conversion_error(path: str | os.PathLike, kind: str, python: str, stderr: str) -> Exception:
     lines = [line for line in stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else "it stopped without a message"
     if "No module named" in last:
-        return BackendError(f"reading {path} needs tensorflow and tf2onnx, and {python} says: {last}. {_INSTALL}.")
+        return BackendError(f"{path} is {_TITLES[kind]}: reading it needs tensorflow and tf2onnx, and {python} says: {last}. {_INSTALL}.")
     reason = next((line for line in reversed(lines) if "Error" in line.partition(":")[0]), last)
     return FrontendError(
         f"{path} cannot be converted by tf2onnx: {reason[:500]}. Export it again with a newer TensorFlow (a SavedModel: model.export(folder)), or "

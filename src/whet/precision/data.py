@@ -94,7 +94,7 @@ def calibration_data(source: str, net: Network, preprocessing: Preprocessing | N
         yield from _from_function(source, net)
         return
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):
         files = sorted(p for p in path.iterdir() if p.suffix.lower() in (*IMAGES, ".npz", ".npy"))
         if not files:
             raise CalibrationError(f"{source} holds no .npz, .npy or image files ({', '.join(IMAGES)})")
@@ -104,7 +104,7 @@ def calibration_data(source: str, net: Network, preprocessing: Preprocessing | N
             else:
                 yield from _read_file(p, net)
         return
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"{source}: no such file or folder; expected DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION")
     yield from _read_file(path, net)
 

@@ -50,7 +50,7 @@ class LatencyTable:
     def __init__(self, path: str | os.PathLike | None = None, *, save_interval_s: float = 2.0):
         self.save_interval_s = save_interval_s
         self.path = Path(path) if path is not None else None
-        self.rows: dict[str, Row] = _read(self.path) if self.path is not None and self.path.exists() else {}
+        self.rows: dict[str, Row] = {} if self.path is None or _is_missing(self.path) else _read(self.path)
         self._stored = dict(self.rows)  # as last read from the file or written to it
         self.added = 0
         self._unsaved = 0
@@ -99,6 +99,17 @@ class LatencyTable:
         except OSError as e:
             raise CacheError(f"cannot write the latency table {self.path}: {e.strerror}. Check that the folder exists and can be written.") from e
         self._stored, self._unsaved, self._saved = dict(self.rows), 0, time.monotonic()
+
+
+def _is_missing(path: Path) -> bool:
+    """True for a path at which a new file can be written; a path that cannot be used is found before the first measurement."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
 
 
 def _is_quieter(row: Row, ours: Row | None) -> bool:

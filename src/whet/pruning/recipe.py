@@ -173,7 +173,10 @@ def load_recipe(path: str | os.PathLike) -> Recipe:
         raise PruneError(f"cannot read {path}: {e.strerror}. Check the path.") from e
     except (ValueError, RecursionError) as e:
         raise PruneError(f"{path} is not JSON: {e}") from e
-    recipe = parse_recipe(data)
+    try:
+        recipe = parse_recipe(data)
+    except PruneError as e:
+        raise PruneError(f"{path}: {e}") from None
     if not data.get("masks"):
         return recipe
     library = _import_safetensors()

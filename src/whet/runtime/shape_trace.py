@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import EngineError
+from whet.files import read_bounded
 from whet.forks import make_lock
 
 Shapes = dict[str, tuple[int, ...]]
@@ -64,9 +65,7 @@ class ShapeTrace:
 def read_trace(path: str | os.PathLike) -> list[tuple[Shapes, int]]:
     """The shapes in a file with the number of their runs, most frequent first. Raises EngineError for a file that holds something else."""
     try:
-        if Path(path).stat().st_size > _LARGEST:
-            raise EngineError(f"{path} is larger than any record of shapes")
-        data = json.loads(Path(path).read_text())
+        data = json.loads(read_bounded(path, _LARGEST))
         rows = [({str(n): tuple(map(_require_size, s)) for n, s in row["shapes"].items()}, _require_size(row["runs"])) for row in data["runs"]]
     except OSError as e:
         raise EngineError(f"cannot read {path}: {e.strerror}. Record shapes with whet.load(engine, record_shapes='{path}').") from e

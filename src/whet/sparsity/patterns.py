@@ -125,7 +125,7 @@ def read_template(path: str | os.PathLike[str]) -> np.ndarray:
     shape. Raises UsageError for a file that cannot be read, and for templates that are empty, too large, or keep nothing.
     """
     try:
-        data = _load(read_bounded(path, _LARGEST_FILE).decode())
+        data = _load(read_bounded(path, _LARGEST_FILE).decode(), path)
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(f"--pattern=template:{path} cannot be read: {e.strerror if isinstance(e, OSError) else 'it is no text'}") from e
     given = data.get("alternatives") if isinstance(data, dict) else [data]
@@ -147,15 +147,15 @@ def read_template(path: str | os.PathLike[str]) -> np.ndarray:
     return same.astype(bool)
 
 
-def _load(text: str) -> Any:
+def _load(text: str, path: str | os.PathLike[str]) -> Any:
     try:
         import yaml
     except ImportError:
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UsageError("YAML templates need PyYAML: pip install 'whet[search]' (a JSON template needs nothing)") from None
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as e:
-        raise UsageError(f"the template is no YAML: {' '.join(str(e).split())[:200]}") from e
+    except (yaml.YAMLError, ValueError, RecursionError) as e:  # ValueError: an integer of thousands of digits, a date that does not exist
+        raise UsageError(f"{path}: the template is no YAML: {' '.join(str(e).split())[:200]}") from e

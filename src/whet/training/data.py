@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,9 +103,9 @@ def read_training_data(source: str, net: Network, preprocessing: Preprocessing |
     if source.startswith("python:"):
         return _from_function(source, names, preprocessing)
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):
         return _from_folder(path, net, preprocessing)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"{source} does not exist: expected FILE.npz, a folder of images, or python:MODULE:FUNCTION")
     found = read_arrays(path, TrainingError)
     inputs, labels = _split_sample({} if isinstance(found, np.ndarray) else found, names, str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ def load_unlabelled(source: str, net: Network, samples: int, preprocess: str | N
 
 def takes_first_samples(source: str) -> bool:
     """True if the first samples are taken (functions, folders of arrays), False if evenly spaced ones."""
-    return not Path(source).is_file() and not list_images(source)
+    return not os.path.isfile(source) and not list_images(source)
 
 
 def load_labelled(source: str, net: Network, subject: str, preprocess: str | None = None) -> Labelled:
@@ -70,7 +71,7 @@ def load_labelled(source: str, net: Network, subject: str, preprocess: str | Non
         returned, labels = _read_pairs(import_user_function(source, subject)(), net, source)
     else:
         path = Path(source)
-        files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        files = sorted(path.glob("*.npz")) if os.path.isdir(path) else [path]
         if not files:
             raise CalibrationError(f"{subject}: {source} has no .npz files; labelled data are .npz files with the inputs and `labels`, "
                                    "or images in one subfolder per class")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -25,9 +26,9 @@ def list_images(source: str) -> Listed | None:
     None for sources of another kind. Raises CalibrationError for a malformed or empty CSV file.
     """
     path = Path(source)
-    if path.suffix.lower() == ".csv" and path.is_file():
+    if path.suffix.lower() == ".csv" and os.path.isfile(path):
         return _read_rows(path)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return None
     here: Listed = [(p, None) for p in _list_images(path)]
     if here:
@@ -60,12 +61,12 @@ def _read_rows(path: Path) -> Listed:
             rows = [[cell.strip() for cell in row] for row in csv.reader(f) if any(cell.strip() for cell in row)]
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         raise CalibrationError(f"{path} cannot be read as a CSV file of paths and labels: {e}") from e
-    if rows and not (path.parent / rows[0][0]).is_file():
+    if rows and not os.path.isfile(path.parent / rows[0][0]):
         rows = rows[1:]
     rows_: Listed = []
     for k, row in enumerate(rows):
         file = path.parent / row[0]
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise CalibrationError(f"{path}: no such file: {file} (row {k + 1} of {len(rows)}); paths are relative to the CSV file")
         if len(row) > 1 and not (row[1].isascii() and row[1].isdigit() and len(row[1]) <= _DIGITS):
             raise CalibrationError(f"{path}: the label of {row[0]} is {row[1][:20]!r}; labels are class indices from 0")

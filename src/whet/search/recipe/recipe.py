@@ -276,7 +276,7 @@ def _read_yaml(written: str) -> Any:
     except ImportError:
         try:
             return json.loads(written)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UsageError("YAML recipes need PyYAML: pip install 'whet[search]' (a JSON recipe needs nothing)") from None
 
     class Once(yaml.SafeLoader):
