@@ -83,8 +83,10 @@ class SqueezeExciteSplit(SqueezeExciteTactic):
         grid = (columns * shares, gate.n, 1)
 
         def make(args: Args) -> list:
-            sizes = (gate.c, gate.pixels, columns, shares)
-            arguments = SqueezeExciteSplitArguments(args.inputs[gate.x], args.outputs[0], args.scratch, *args.packed, *limits, *sizes)
+            w1, w2, b1, b2 = args.packed
+            arguments = SqueezeExciteSplitArguments(
+                args.inputs[gate.x], args.outputs[0], args.scratch, w1, w2, b1, b2, *limits, gate.c, gate.pixels, columns, shares
+            )
             return [launch(entry, arguments, constants, grid, _THREADS, label=layer.name) for entry in ("squeeze", "excite")]
 
         name = f"squeeze, then excitation g{groups} s{shares}"
