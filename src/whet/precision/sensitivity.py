@@ -79,27 +79,34 @@ class Analysis:
         """A runner of the network with only these layers rounded (None: all)."""
         return self.run_of(emulate_network(self.net, self.precision, self.ranges, None if only is None else set(only)), self.outputs)
 
-    def snr(self, only: Iterable[str] | None = None) -> float:
-        """SNR of the outputs in dB with only these layers rounded (None: all)."""
+    def snr(self, only: Iterable[str] | None = None, count: int = 0) -> float:
+        """SNR of the outputs in dB with only these layers rounded (None: all), on the first `count` samples, in this thread (0: on all of them)."""
         names = sorted({x.name for x in self.layers} if only is None else set(only))
         if not names:
             return EXACT_DB
-        known = self._memory.get(names)
+        key = [*names, f"on {count} samples"] if 0 < count < len(self.samples) else names
+        known = self._memory.get(key)
         if known is None:
             self._need_samples()
-            known = compute_output_snr(self.wants, self.run_samples(self.run(names)))
-            self._memory.put(names, known)
+            run = self.run(names)
+            gots = self.run_samples(run) if key is names else [run(f) for f in self.samples[:count]]
+            known = compute_output_snr(self.wants[: len(gots)], gots)
+            self._memory.put(key, known)
         return known
 
-    def rank_layers(self, names: Iterable[str] | None = None, tell: Callable[[str], None] | None = None) -> list[LayerSensitivity]:
-        """Rounds each layer (default: all) alone; most sensitive first, ties in network order."""
+    def rank_layers(
+        self, names: Iterable[str] | None = None, tell: Callable[[str], None] | None = None, count: int = 0
+    ) -> list[LayerSensitivity]:  # fmt: skip
+        """Rounds each layer (default: all) alone; most sensitive first, ties in network order. With `count`, on the first samples only: then several
+        threads round different layers."""
         wanted = None if names is None else set(names)
+        layers = [x for x in self.layers if wanted is None or x.name in wanted]
         found = []
-        for layer in self.layers:
-            if wanted is None or layer.name in wanted:
-                found.append(LayerSensitivity(layer.name, layer.op, self.snr([layer.name])))
-                if tell is not None:
-                    tell(layer.name)
+        snrs = map_concurrently(lambda layer: self.snr([layer.name], count), layers, self.workers if 0 < count < len(self.samples) else 1)
+        for layer, alone_db in zip(layers, snrs, strict=True):
+            found.append(LayerSensitivity(layer.name, layer.op, alone_db))
+            if tell is not None:
+                tell(layer.name)
         return sorted(found, key=lambda h: h.alone_db)
 
     def set_cumulative_snr(self, rows: Sequence[LayerSensitivity], tell: Callable[[str], None] | None = None) -> None:

@@ -30,6 +30,7 @@ from whet.precision.sensitivity import Analysis, Feeds, LayerSensitivity, RunOf
 from whet.runtime import Runtime
 
 SAMPLES = 32  # number of samples on which outputs are compared
+_RANKING_SAMPLES = 2  # on which layers are ranked; sets of layers are judged on all
 _READMITTED = 16  # dropped layers that are tried in low precision again
 _NOTHING_MS = 1e-5  # lower bound of a layer's saved time, a divisor
 
@@ -80,7 +81,8 @@ class Judge:
         """The most sensitive tenth of the layers still in low precision: dropped next if an engine misses the budget that its emulation met."""
         left = [r.layer for r in fit.rows if r.layer not in set(skip) and r.layer not in set(required_low)]
         if not fit.rows:
-            fit.rows = self.analysis.rank_layers([n for n in self.names if n not in set(skip) and n not in set(required_low)])
+            free = [n for n in self.names if n not in set(skip) and n not in set(required_low)]
+            fit.rows = self.analysis.rank_layers(free, count=_RANKING_SAMPLES)
             left = [r.layer for r in fit.rows]
         return left[: max(1, len(left) // 10)]
 
@@ -104,7 +106,7 @@ class Judge:
             return fit
         free = [n for n in start if n not in set(required_low)]
         self.log.stage("accuracy", len(free))
-        fit.rows = self.analysis.rank_layers(free, tell=self.log.step)
+        fit.rows = self.analysis.rank_layers(free, tell=self.log.step, count=_RANKING_SAMPLES)
         by = {r.layer: r for r in fit.rows}
         order = sorted(free, key=lambda n: -by[n].noise / max(saved_ms.get(n, 0.0), _NOTHING_MS))
         fails, holds = 0, len(order)
@@ -125,9 +127,20 @@ class Judge:
         return fit
 
     def _readmit_layers(self, start: list[str], gone: list[str], by: Mapping[str, LayerSensitivity], fit: Fit) -> list[str]:
-        """The dropped layers, except the least sensitive ones that can return to low precision within the budget."""
-        left = list(gone)
-        for n in sorted(gone, key=lambda n: by[n].noise)[:_READMITTED]:
+        """The dropped layers, except the least sensitive ones that can return to low precision within the budget: together, or else one by one."""
+        left, candidates = list(gone), sorted(gone, key=lambda n: by[n].noise)[:_READMITTED]
+        if self.budget.kind == "snr" and fit.verdict is not None:  # noises of different layers add: those that fit together are tried together
+            room, fitting = 10 ** (-self.budget.limit / 10) - 10 ** (-fit.verdict.value / 10), list[str]()
+            for n in candidates:
+                if by[n].noise <= room:
+                    room -= by[n].noise
+                    fitting.append(n)
+            trial = [x for x in gone if x not in fitting]
+            verdict = self.low([x for x in start if x not in set(trial)])
+            if verdict.holds:
+                fit.verdict = verdict
+                return trial
+        for n in candidates:
             trial = [x for x in left if x != n]
             verdict = self.low([x for x in start if x not in set(trial)])
             if verdict.holds:

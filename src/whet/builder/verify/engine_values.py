@@ -16,6 +16,8 @@ from whet.runtime import Context, Engine, Runtime
 from whet.tactics import list_tactics
 from whet.tactics.cpu.onednn._api.library import load_error
 
+_building = make_lock()  # builds of several threads would only wait for each other
+
 
 class EngineRun:
     """A network's values by an FP32 engine of fixed kernels on one thread: the same bits for the same sample under any load.
@@ -36,7 +38,8 @@ class EngineRun:
         key = tuple(shapes.items())
         with self._guard:
             if key not in self._engines:
-                self._engines[key], self._idle[key] = self._build_engine(shapes), []
+                with _building:
+                    self._engines[key], self._idle[key] = self._build_engine(shapes), []
             context = self._idle[key].pop() if self._idle[key] else self._engines[key].create_context()
         got = context.run({n: feeds[n] for n in shapes})
         with self._guard:
