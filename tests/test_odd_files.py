@@ -1,4 +1,4 @@
-"""Every reader of files, given files that nobody means to give: whet's error in one line that names the file, in seconds and without a flood of memory."""
+"""Readers of files, given files that nobody means to give: whet's error in one line that names the file, in seconds, without a flood of memory."""
 
 import os
 import resource
@@ -17,8 +17,8 @@ from whet.errors import CalibrationError, WhetError
 from whet.frontends import check_onnx, network_from_caffe, network_from_file, network_from_onnx
 from whet.network import parse_network
 from whet.precision.cache import read_cache
-from whet.pruning.latency_table import LatencyTable
 from whet.pruning import load_recipe as load_pruning
+from whet.pruning.latency_table import LatencyTable
 from whet.runtime.shape_trace import read_trace
 from whet.search import load_recipe
 from whet.search.recipe.data import load_labelled, load_unlabelled
@@ -108,10 +108,12 @@ def test_a_reader_refuses_odd_files_by_name(reader, limited, tmp_path, monkeypat
     for kind in kinds if reader != "latency" else [k for k in kinds if k != "missing"]:  # a table that is new is no error
         (folder := tmp_path / kind.replace(" ", "_")).mkdir()
         path = make_file(kind, ending, folder)
-        with pytest.raises(WhetError) as e:
+        try:
             read(path)
+        except WhetError as e:
+            said = str(e)
+        else:
             pytest.fail(f"{kind}: it was read")
-        said = str(e.value)
         assert ("zero" if kind == "endless device" else "given") in said, (kind, said[:300])
         assert len(said) < 1500, (kind, len(said))
         assert "\n" not in said, (kind, said[:300])

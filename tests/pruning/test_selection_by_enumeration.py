@@ -420,7 +420,8 @@ def test_the_search_solves_knapsacks_that_steps_and_exchanges_do_not(seed):
 
 
 @pytest.mark.parametrize(
-    ("size", "seed", "share", "count"), [(10, 0, 0.6, 170), (10, 1, 0.6, 446), (10, 2, 0.6, 88), (10, 3, 0.6, 144), (10, 7, 0.7, 314), (14, 0, 0.6, 350)]
+    ("size", "seed", "share", "count"),
+    [(10, 0, 0.6, 170), (10, 1, 0.6, 446), (10, 2, 0.6, 88), (10, 3, 0.6, 144), (10, 7, 0.7, 314), (14, 0, 0.6, 350)],
 )
 def test_a_cost_that_no_width_changes_does_not_weaken_the_bounds(size, seed, share, count, monkeypatch):
     """With a target that is larger by as much, branch and bound expands the same nodes, no more than recorded here."""

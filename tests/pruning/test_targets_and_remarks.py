@@ -26,7 +26,8 @@ out %e
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "at"), [("latency", 3.0, "2 ms"), ("throughput", 1.0, "500/s"), ("flops", 3.0, "2"), ("params", 3.0, "2"), ("channels", 3.0, "2")]
+    ("kind", "value", "at"),
+    [("latency", 3.0, "2 ms"), ("throughput", 1.0, "500/s"), ("flops", 3.0, "2"), ("params", 3.0, "2"), ("channels", 3.0, "2")],
 )
 def test_a_target_that_is_met_names_the_cost_in_its_unit(kind, value, at):
     with pytest.raises(PruneError, match=rf"is already met: the network is at {at}$"):

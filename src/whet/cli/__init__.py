@@ -141,7 +141,7 @@ def _open_missing_streams() -> None:
     os.close(number)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  open until the process ends
+            setattr(sys, name, open(os.devnull, mode))
 
 
 def _exit_interrupted(termination: Termination) -> NoReturn:

@@ -50,7 +50,7 @@ def read_prototxt(path: str | os.PathLike) -> CaffeModel:
         text_format.Parse(data.decode("utf-8", "replace"), net, allow_unknown_field=True)
     except text_format.ParseError as e:
         where = str(e)[:200]  # protobuf quotes the whole line
-        raise FrontendError(f"{path} is not a Caffe prototxt: {where} (line:column). Give the deploy prototxt; weights go into the caffemodel.") from e
+        raise FrontendError(f"{path} is not a Caffe prototxt: {where} (line:column). Give the deploy prototxt; weights are in the caffemodel.") from e
     if net.layer and net.layers:
         raise FrontendError(f"{path} has both `layer` and `layers`. Upgrade it with Caffe's upgrade_net_proto_text.")
     layers = [_make_layer(m, path) for m in (*net.layer, *net.layers) if _in_test_phase(m)]
