@@ -5,9 +5,9 @@
 
 About two minutes of tests on 16 cores (--workers 0 omits them), and up to a second per build. Tests that have not ended after --limit
 seconds, or when this program is terminated (SIGTERM), are counted as such and named: an interrupted run writes its file too.
-
-Both run in separate processes, in parallel if CUDA_VISIBLE_DEVICES names two GPUs: memory on the last, tests on all others (on all
-without the memory test). Their output is passed through. The file is written to $OUT, or to the current folder, after each.
+Tests run in batches of one file, each batch in a process of its own; after a kernel's fault the rest of the batch runs in a new process. The
+memory test runs in parallel if CUDA_VISIBLE_DEVICES names two GPUs: memory on the last, tests on all others (on all without the memory test); its
+output is passed through. Failed tests are printed with their errors. The file is written to $OUT, or to the current folder, after each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NoReturn
 
-from _outcomes import Outcomes, read
+from _isolated_tests import IsolatedTests
+from _outcomes import Outcomes
 from _record import provenance
 
 HERE = Path(__file__).parent
@@ -34,7 +35,7 @@ RESULT = HERE / "results" / "h200" / "tests.json"
 def main() -> None:
     """Runs both, then writes the file; exit code 1 if a test failed or did not end, or the memory grew by at least 1 MiB per build."""
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--workers", type=int, default=12, help="test processes (pytest-xdist); most of a test is compiling")
+    p.add_argument("--workers", type=int, default=12, help="test processes at once; most of a test is compiling")
     p.add_argument("--limit", type=float, help="seconds after which the tests are cut off")
     p.add_argument("--builds", type=int, default=200, help="builds and loads of the memory test; 0 leaves it out")
     p.add_argument("--networks", default="resnet18", help="networks of the memory test, each in a process of its own; NAME:N for N builds instead")
@@ -80,39 +81,33 @@ def marked() -> list[str]:
 def run_tests(workers: int, gpus: list[str], which: list[str], limit: float | None) -> list[dict]:
     """Rows of the test run, counted as tests end. Failed and unfinished tests, reasons of skips and the twenty longest tests are printed."""
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "outcomes"
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", *which, "-n", str(workers), "--maxschedchunk=1", "-q", "--tb=no", "--no-header",
-                   "-p", "_outcomes", f"--outcomes={log}", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "ignore"]  # fmt: skip
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--tb=short", "--no-header", "-p", "_outcomes", "-p", "no:cacheprovider",
+                   "-p", "no:benchmark", "-p", "no:xdist", "-W", "ignore",
+                   f"--rootdir={HERE.parent}"]  # fmt: skip
         threads = str(max(1, (os.cpu_count() or 1) // workers))  # of the reference's products: more threads than cores slow all workers
         path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-        more = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "PYTHONPATH": path}
-        run_for(command, {**os.environ, **more}, limit)
-        outcomes = read(log)
+        more = {"OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "PYTHONPATH": path}
+        tests = IsolatedTests(Path(folder), command, HERE.parent, {**os.environ, **more}, gpus)
+        before = signal.signal(signal.SIGTERM, stop)
+        try:
+            tests.run(which, workers, limit)
+        except CutOff:
+            print("\ncut off", flush=True)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        outcomes = tests.outcomes
     tell(outcomes)
     rows = [{"what": f"tests marked gpu that {how}", "value": len(outcomes.which(how)), "unit": "tests", "bar": 1 if how == "failed" else None}
             for how in ("passed", "failed", "skipped")]  # fmt: skip
-    if outcomes.open:
+    if outcomes.open or not outcomes.how:
         rows.append({"what": "tests marked gpu that had not ended when the run was cut off", "value": len(outcomes.open), "unit": "tests", "bar": 1,
                      "which": outcomes.open})  # fmt: skip
     return rows
 
 
-def run_for(command: list[str], environment: dict[str, str], limit: float | None) -> None:
-    """Runs a command with its children until it ends, `limit` seconds have passed or this program is terminated; then no child is left."""
-
-    def stop(*_: object) -> NoReturn:
-        raise CutOff
-
-    before = signal.signal(signal.SIGTERM, stop)
-    child = subprocess.Popen(command, cwd=HERE.parent, env=environment, start_new_session=True)
-    try:
-        child.wait(limit)
-    except (subprocess.TimeoutExpired, CutOff):
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        print("\ncut off", flush=True)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def stop(*_: object) -> NoReturn:
+    """The handler of SIGTERM."""
+    raise CutOff
 
 
 def tell(outcomes: Outcomes) -> None:
@@ -123,8 +118,12 @@ def tell(outcomes: Outcomes) -> None:
         print(f"skipped, {count}: {reason}")
     for seconds, test in outcomes.longest(20):
         print(f"{seconds:7.1f} s  {test}")
-    for test in outcomes.open:
+    for test in outcomes.open[:100]:
         print(f"not ended: {test}")
+    if len(outcomes.open) > 100:
+        print(f"... and {len(outcomes.open) - 100} more that had not ended")
+    for test in outcomes.lost_context:
+        print(f"its process lost the GPU: {test}")
     sys.stdout.flush()
 
 

@@ -9,16 +9,15 @@ pytest.importorskip("cuda.bindings", reason="the cuda extra is not installed")
 from test_tactics import HOPPER, KEPT_IN_F32, TACTICS, compute, judge, reference
 
 from support.compiling import first_configs
-from support.host_cluster import ClusterLaunch, run_on_host
-from support.host_cuda import host_compiler, stored
+from support.host_cluster import plan_on_host, run_on_host
+from support.host_cuda import host_compiler
 from whet.backends.cuda import compile as compiler
 from whet.backends.cuda.compile import compile_cubin
 from whet.backends.cuda.compile_only import CompileOnlyGpu
 from whet.errors import BackendError
-from whet.network import static_shape
 from whet.ops import sample_layer as layer_of
 from whet.ops._base import Sample
-from whet.tactics import Args, PlanRefused
+from whet.tactics import PlanRefused
 from whet.tactics.cuda._device.source import emit_kernel_source
 from whet.tactics.cuda.recurrent import cluster_recurrent
 
@@ -68,25 +67,7 @@ ALL_TYPES = {"gru", "rnn", "sixteen blocks", IN_SHARED}
 CASES[IN_SHARED] = (recurrent("LSTM", 3, 2, 8, 40, first=False), distribution(cluster=2, warps=3, tiles=2))
 
 
-def address(a):
-    return 0 if a is None else a.ctypes.data
-
-
-def host_case(monkeypatch, layer, arrays, signature, config):
-    """Launches of a layer, and its operands, which must stay alive until they have run."""
-    launches = []
-    monkeypatch.setattr(cluster_recurrent, "launch", lambda *operands, **options: launches.append(ClusterLaunch.of(*operands, **options)))
-    kernel = TACTIC.plan(layer, signature, config, HOPPER)
-    with np.errstate(all="ignore"):
-        ins = [None if a is None or o is None else stored(a, o.dtype) for a, o in zip(arrays, signature.inputs, strict=True)]
-        outs = [np.full(static_shape(t.shape), 77, np.float32).astype(o.dtype.numpy) for t, o in zip(layer.outputs, signature.outputs, strict=True)]
-    packed, scratch = [p.make() for p in kernel.packed], np.full(kernel.scratch, 0xFF, np.uint8)
-    assert [p.nbytes for p in packed] == [p.nbytes for p in kernel.packed]
-    kernel.launches(Args(tuple(map(address, ins)), tuple(map(address, outs)), tuple(map(address, packed)), address(scratch)))
-    return launches, (layer, arrays, signature, kernel, ins, outs, packed, scratch)
-
-
-def check(layer, arrays, signature, kernel, ins, outs, *_):
+def check(layer, arrays, signature, kernel, ins, outs, _memory):
     narrow = signature.outputs[0].dtype.numpy
     with np.errstate(all="ignore"):
         fed = [a if a is None else x.astype(a.dtype) if x is not None else a.astype(narrow).astype(a.dtype) for a, x in zip(arrays, ins, strict=True)]
@@ -110,9 +91,9 @@ def test_kernels_match_the_reference_on_the_host(monkeypatch):
                 assert "the first ones are constants" in refused
                 continue
             assert refused is None, name
-            ran, case = host_case(monkeypatch, layer, arrays, signature, config)
+            ran, *case = plan_on_host(monkeypatch, cluster_recurrent, TACTIC, layer, arrays, signature, config, HOPPER)
             launches += ran
-            cases.append((_net, case))
+            cases.append((_net, (layer, arrays, signature, *case)))
     run_on_host(launches)
     for _, case in cases:
         check(*case)

@@ -97,6 +97,8 @@ OTHERS = [
     ("pool_gemm.cu", {"TYPE": 1, "TO": 1, "I": 2, "RANKS": 1, "IMAGES": 2, "PIXELS": 256}),
     ("squeeze_excite.cu", {"TYPE": 1, "G": 12, "CC": 1, "CP": 16, "THREADS": 512, "ITEMS": 5, "S": 4, "PIXELS": 3136, "ACT": 1, "ACT2": 4}),
     ("squeeze_excite.cu", {"TYPE": 2, "G": 9, "CC": 16, "CP": 1, "THREADS": 256, "ITEMS": 2, "S": 48, "PIXELS": 49, "ACT": 0, "ACT2": 7}),
+    ("squeeze_excite_split.cu", {"TYPE": 1, "G": 6, "THREADS": 256, "S": 12, "ACT": 1, "ACT2": 4}),
+    ("squeeze_excite_split.cu", {"TYPE": 2, "G": 8, "THREADS": 256, "S": 256, "ACT": 0, "ACT2": 7}),
     ("reformat.cu", {"FROM": 0, "TO": 1, "UNIT": 16}),
     ("stem_as_channels.cu", {"FROM": 1, "TO": 1, "CP": 8, "NHWC": 1}),
     ("elementwise.cu", {"TYPE": 1, "LAST": 1, "STEPS": "for (int e = 0; e < 8; ++e) x.v[e] = activate<3>(x.v[e], Act{0.f, 0.f});"}),
@@ -124,9 +126,10 @@ OTHERS = [
     ("qstem_overlap.cu", {"C": 3, "TY": 3, "TX": 3, "BN": 160, "KC": 32, "TALL": 2, "POOL": 0, "Q": 0, "IN8": 4, "TO": 4, "ACT": 1, "FOLD": 1,
                   "BLOCKS": 3, "WEIGHTS_AS_A": 1}),
     ("qmul.cu", {"FROM": 3, "GATE": 1, "TO": 3}),
-    ("reduce.cu", {"TYPE": 2, "OP": 7, "T": 32, "WIDE": 0}),
-    ("reduce.cu", {"TYPE": 1, "OP": 1, "T": 256, "WIDE": 1}),
-    ("reduce.cu", {"TYPE": 1, "OP": 9, "T": 32, "WIDE": 2}),
+    ("reduce.cu", {"TYPE": 2, "TO": 2, "OP": 7, "T": 32, "WIDE": 0, "PART": 0}),
+    ("reduce.cu", {"TYPE": 1, "TO": 1, "OP": 1, "T": 256, "WIDE": 1, "PART": 0}),
+    ("reduce.cu", {"TYPE": 1, "TO": 0, "OP": 9, "T": 32, "WIDE": 2, "PART": 1}),
+    ("reduce.cu", {"TYPE": 0, "TO": 1, "OP": 6, "T": 1, "WIDE": 2, "PART": 2}),
     ("gather.cu", {"UNIT": 16, "WIDE_INDEX": 1}),
 ]  # fmt: skip
 # : kernels whose machine code has tests of its own

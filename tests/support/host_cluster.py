@@ -10,9 +10,14 @@ import ctypes
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from support.host_cuda import align_arguments, compile_for_host
+from whet.network import Layer, static_shape, to_stored
+from whet.tactics._base import Args, Config, Operand, Signature
 from whet.tactics.cuda._device.arguments import Arguments, emit_c_structs
 from whet.tactics.cuda._device.source import list_kernel_paths
 
@@ -36,7 +41,8 @@ typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; 
 struct float4 { float x, y, z, w; }; struct uint4 { u32 x, y, z, w; }; struct uint2 { u32 x, y; }; struct float2 { float x, y; };
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
-struct Dim { unsigned x, y; };
+struct Dim { unsigned x, y, z; };
+struct Act { float a, b; };
 
 struct Barrier { int count = 0, arrived = 0; u64 phase = 0; long tx = 0; };
 struct Meeting { int arrived = 0, all = 0; u64 generation = 0; };
@@ -51,7 +57,7 @@ struct Block {
 struct Thread {
     ucontext_t context; vector<u8> stack;
     Block* block; Warp* warp;
-    int index, block_index, block_y; u64 cluster_generation;
+    int index, block_index, block_y, block_z; u64 cluster_generation;
     bool done = false;
 };
 static Thread* self; static ucontext_t scheduler; static bool progress; static const char* failure;
@@ -62,8 +68,8 @@ static void join(Meeting& m) {
     if (++m.arrived == m.all) { m.arrived = 0; ++m.generation; progress = true; }
     else while (m.generation == generation) pause();
 }
-#define blockIdx (Dim{(unsigned)self->block_index, (unsigned)self->block_y})
-#define threadIdx (Dim{(unsigned)self->index, 0u})
+#define blockIdx (Dim{(unsigned)self->block_index, (unsigned)self->block_y, (unsigned)self->block_z})
+#define threadIdx (Dim{(unsigned)self->index, 0u, 0u})
 static void let_next_start() {}
 static void wait_for_previous() {}
 static void __syncthreads() { join(self->block->meeting); }
@@ -85,6 +91,7 @@ static u32 __byte_perm(u32 a, u32 b, u32 s) {
     for (int i = 0; i < 4; ++i) r |= (u32)(all >> 8 * (s >> 4 * i & 7) & 255) << 8 * i;
     return r;
 }
+static float __fdiv_rn(float a, float b) { return a / b; }
 static float max_nan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 static float min_nan(float a, float b) { return a != a || b != b ? NAN : a < b ? a : b; }
 static float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
@@ -107,6 +114,29 @@ template <int KIND> void store1(u8* base, long long i, float v) {
     if (KIND == 0) reinterpret_cast<float*>(base)[i] = v;
     else reinterpret_cast<u16*>(base)[i] = narrow<KIND>(v);
 }
+template <int KIND> struct Element { static constexpr int BYTES = KIND == 0 ? 4 : 2; };
+struct Vec8 { float v[8]; };
+template <int KIND> struct Raw { Vec8 values; };
+template <int KIND> Vec8 load8(const u8* base, long long i) {
+    Vec8 r;
+    for (int e = 0; e < 8; ++e) r.v[e] = load1<KIND>(base, i + e);
+    return r;
+}
+template <int KIND> Raw<KIND> load_raw(const u8* base, long long i, bool inside, u32 = 0) {
+    return inside ? Raw<KIND>{load8<KIND>(base, i)} : Raw<KIND>{};
+}
+template <int KIND> Vec8 unpack_raw(const Raw<KIND>& raw) { return raw.values; }
+template <int KIND> void store8(u8* base, long long i, const Vec8& r) { for (int e = 0; e < 8; ++e) store1<KIND>(base, i + e, r.v[e]); }
+template <int KIND> float activate(float x, Act p) {
+    static_assert(KIND == 0 || KIND == 1 || KIND == 4 || KIND == 7, "the host has clips, SiLU, and (hard) sigmoids only");
+    if (KIND == 1) return x * sigmoid(x);
+    if (KIND == 4) return sigmoid(x);
+    if (KIND == 7) return min_nan(max_nan(p.a * x + p.b, 0.f), 1.f);
+    return min_nan(max_nan(x, p.a), p.b);
+}
+// Static arrays follow each other from the start of a block's memory: a place for each declaration of a kernel.
+static size_t static_bytes;
+static size_t reserve_static(size_t size) { const size_t at = static_bytes; static_bytes += (size + 15) / 16 * 16; return at; }
 // d[16 x 8] += a[16 x 16] @ b[16 x 8], with the fragments of mma.m16n8k16
 template <int KIND> void multiply_as(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     Warp& w = *self->warp;
@@ -154,12 +184,12 @@ static void cluster_arrive_release() { cluster_arrive(); }
 static void cluster_wait() { while (self->block->cluster->generation == self->cluster_generation) pause(); }
 
 using Entry = void (*)(const void*);
-static const char* run_grid(Entry entry, const void* given, int blocks, int rows, int threads, int cluster, int shared, int seed) {
+static const char* run_grid(Entry entry, const void* given, int blocks, int rows, int layers, int threads, int cluster, int shared, int seed) {
     mt19937 random(seed);
     failure = nullptr;
     static const void* arguments; arguments = given;
     static Entry function; function = entry;
-    for (int y = 0; y < rows; ++y)
+    for (int y = 0; y < rows * layers; ++y)
         for (int start = 0; start < blocks; start += cluster) {
             vector<Block> group(cluster);
             Meeting all; all.all = cluster * threads;
@@ -171,7 +201,7 @@ static const char* run_grid(Entry entry, const void* given, int blocks, int rows
                 for (auto& w : b.warps) w.meeting.all = 32;
                 for (int t = 0; t < threads; ++t) {
                     auto x = make_unique<Thread>();
-                    x->block = &b; x->warp = &b.warps[t / 32]; x->index = t; x->block_index = start + i; x->block_y = y;
+                    x->block = &b; x->warp = &b.warps[t / 32]; x->index = t; x->block_index = start + i; x->block_y = y % rows; x->block_z = y / rows;
                     x->stack.resize(32 << 10);
                     getcontext(&x->context);
                     x->context.uc_stack.ss_sp = x->stack.data(); x->context.uc_stack.ss_size = x->stack.size(); x->context.uc_link = &scheduler;
@@ -235,13 +265,48 @@ class ClusterLaunch:
 
 def _host_text(launch: ClusterLaunch) -> str:
     """The kernel after its shared headers, with shared memory in the block's memory. Static arrays follow the dynamic memory."""
-    text = list_kernel_paths()[launch.kernel].read_text().split('#include "mma.cuh"')[1]
+    text = list_kernel_paths()[launch.kernel].read_text()
+    text = re.sub(r'#include "(common|vector|mma).cuh"', "", text)
     text = re.sub(r'#include "(\w+\.cuh)"', lambda include: list_kernel_paths()[include.group(1)].read_text(), text)
     text = text.replace('#include "arguments"', emit_c_structs(launch.kernel)).replace('extern "C" __global__', "static")
     text = re.sub(r"DEV void cluster_arrive_release.*", "", text)
     text = re.sub(r"extern __shared__ .*? u8 (\w+)\[\];", r"u8* \1 = self->block->memory.data();", text)
-    text = re.sub(r"__shared__ float (\w+)((?:\[[^;]*\])+);", r"auto& \1 = *reinterpret_cast<float(*)\2>(self->block->memory.data());", text)
-    return "DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_as<BF16 ? 2 : 1>(d, a, b0, b1); }\n" + text
+    place = r"static const size_t \2_at = reserve_static(sizeof(\1\3)); auto& \2 = *reinterpret_cast<\1(*)\3>(self->block->memory.data() + \2_at);"
+    text = re.sub(r"__shared__ (?:__align__\(\d+\) )?(\w+) (\w+)((?:\[[^;]*\])+);", place, text)
+    multiply = "DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_as<BF16 ? 2 : 1>(d, a, b0, b1); }\n"
+    return (multiply if "multiply(" in text else "") + text
+
+
+def address(a: np.ndarray | None) -> int:
+    """The address of an array's values; 0 without an array."""
+    return 0 if a is None else a.ctypes.data
+
+
+def plan_on_host(
+    monkeypatch: Any, module: ModuleType, tactic: Any, layer: Layer, arrays: Sequence[Any], signature: Signature, config: Config, backend: Any
+) -> tuple[list[ClusterLaunch], Any, list[np.ndarray | None], list[np.ndarray], Any]:
+    """The launches of a layer by a tactic of `module`; the planned kernel; its inputs and outputs as stored, and other memory that must stay alive
+    until the launches have run. Outputs and scratch memory have values that a kernel must overwrite."""
+    launches: list[ClusterLaunch] = []
+
+    def record(*operands: Any, **options: Any) -> ClusterLaunch:
+        launches.append(ClusterLaunch.of(*operands, **options))
+        return launches[-1]
+
+    monkeypatch.setattr(module, "launch", record)
+    kernel = tactic.plan(layer, signature, config, backend)
+    with np.errstate(all="ignore"):
+        ins = [None if a is None or o is None else store(a, o) for a, o in zip(arrays, signature.inputs, strict=True)]
+        outs = [store(np.full(static_shape(t.shape), 77, np.float32), o) for t, o in zip(layer.outputs, signature.outputs, strict=True)]
+    packed, scratch = [p.make() for p in kernel.packed], np.full(kernel.scratch, 0xFF, np.uint8)
+    assert [p.nbytes for p in packed] == [p.nbytes for p in kernel.packed]
+    kernel.launches(Args(tuple(map(address, ins)), tuple(map(address, outs)), tuple(map(address, packed)), address(scratch)))
+    return launches, kernel, ins, outs, (packed, scratch)
+
+
+def store(array: np.ndarray, operand: Operand) -> np.ndarray:
+    """A copy in a storage type and format."""
+    return np.array(to_stored(array.astype(operand.dtype.numpy), operand.format), order="C")
 
 
 def run_on_host(launches: Sequence[ClusterLaunch], seed: int = 0) -> None:
@@ -255,9 +320,9 @@ def run_on_host(launches: Sequence[ClusterLaunch], seed: int = 0) -> None:
         text += "".join(f"#undef {k}\n" for k in x.constants)
         for entry in {y.entry: None for y in launches if y.instance == x.instance}:
             text += f"""
-            extern "C" const char* run{n}_{entry}(const void* given, int blocks, int rows, int threads, int cluster, int shared, int seed) {{
+            extern "C" const char* run{n}_{entry}(const void* given, int x, int y, int z, int threads, int cluster, int shared, int seed) {{
                 auto entry = +[](const void* p) {{ n{n}::{entry}(*reinterpret_cast<const n{n}::Args*>(p)); }};
-                return run_grid(entry, given, blocks, rows, threads, cluster, shared, seed);
+                return run_grid(entry, given, x, y, z, threads, cluster, shared, seed);
             }}
             """
     compiled = compile_for_host(text, "-O1")
@@ -265,6 +330,6 @@ def run_on_host(launches: Sequence[ClusterLaunch], seed: int = 0) -> None:
         _memory, at = align_arguments(x.arguments)
         run = compiled[f"run{numbers[x.instance]}_{x.entry}"]
         run.restype = ctypes.c_char_p
-        static = 1 << 16  # bytes for arrays that are not dynamic
-        said = run(ctypes.c_void_p(at), x.grid[0], x.grid[1], x.threads, x.cluster, x.shared or static, seed)
+        static = 1 << 18  # bytes for arrays that are not dynamic, those of all kernels
+        said = run(ctypes.c_void_p(at), *x.grid, x.threads, x.cluster, x.shared or static, seed)
         assert said is None, f"{x.entry}: {said.decode()}"

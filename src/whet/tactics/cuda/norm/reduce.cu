@@ -1,7 +1,8 @@
 // Reductions over any axes of a row-major tensor: a warp or a block per result for many elements, a thread for few.
-// Constants: TYPE, OP (0 sum, 1 mean, 2 max, 3 min, 4 product, 5 sum of squares, 6 L2, 7 L1, 8 log of the sum, 9 log of the sum of exponentials),
+// Few results of many elements: `shares` of the elements (blockIdx.y) give f32 accumulators, which a second launch joins.
+// Constants: TYPE, TO (types of input and result), OP (0 sum, 1 mean, 2 max, 3 min, 4 product, 5 sum of squares, 6 L2, 7 L1, 8 log of the sum, 9 log of the sum of exponentials),
 // T (threads of a result: 1, 32, 256), WIDE (eight neighbouring elements are read at once: 1 all of one result, 2 of eight neighbouring results; the
-// last size and stride count eights there).
+// last size and stride count eights there), PART (1 the results are accumulators of a share, 2 the input is such accumulators).
 #include "common.cuh"
 #include "vector.cuh"
 #define INF __int_as_float(0x7f800000)
@@ -16,6 +17,7 @@ DEV float join(float a, float b) {
     return a + b;
 }
 DEV float seen(float x, float top) {
+    if (PART == 2) return x;
     if (OP == 5 || OP == 6) return x * x;
     if (OP == 7) return fabsf(x);
     return x;
@@ -60,11 +62,12 @@ extern "C" __global__ void __launch_bounds__(256) reduce(const __grid_constant__
     const int lane = threadIdx.x % T;
     const long long i = (long long)blockIdx.x * (256 / T) + threadIdx.x / T;
     if (i >= p.results) return;
+    const u32 first = blockIdx.y * p.share + lane, last = min(p.count, (blockIdx.y + 1) * p.share);
     const long long from = place((u32)i, p.kept, p.kept_stride);
     float v[RESULTS], x[EACH];
 #pragma unroll
     for (int r = 0; r < RESULTS; ++r) v[r] = nothing();
-    for (u32 k = lane; k < p.count; k += T) {
+    for (u32 k = first; k < last; k += T) {
         read(x, p, from + place(k, p.over, p.over_stride));
 #pragma unroll
         for (int e = 0; e < EACH; ++e) v[e % RESULTS] = join(v[e % RESULTS], seen(x[e], 0.f));
@@ -75,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(256) reduce(const __grid_constant__
         float top[RESULTS];
 #pragma unroll
         for (int r = 0; r < RESULTS; ++r) { top[r] = isinf(v[r]) ? 0.f : v[r]; v[r] = 0.f; }   // infinite values count as they are
-        for (u32 k = lane; k < p.count; k += T) {
+        for (u32 k = first; k < last; k += T) {
             read(x, p, from + place(k, p.over, p.over_stride));
 #pragma unroll
             for (int e = 0; e < EACH; ++e) v[e % RESULTS] += expf(x[e] - top[e % RESULTS]);
@@ -85,15 +88,17 @@ extern "C" __global__ void __launch_bounds__(256) reduce(const __grid_constant__
     }
 #pragma unroll
     for (int r = 0; r < RESULTS; ++r) {
-        if (OP == 1) v[r] /= p.count * (EACH / RESULTS);
+        if (PART == 1) continue;
+        if (OP == 1) v[r] /= p.elements;
         if (OP == 6) v[r] = sqrtf(v[r]);
         if (OP == 8) v[r] = logf(v[r]);
     }
     if (lane) return;
+    const long long to = (blockIdx.y * p.results + i) * RESULTS;
     if (WIDE == 2) {
         Vec8 y;
 #pragma unroll
         for (int e = 0; e < 8; ++e) y.v[e] = v[e % RESULTS];
-        store8<TYPE>(p.out, i * 8, y);
-    } else store1<TYPE>(p.out, i, v[0]);
+        store8<TO>(p.out, to, y);
+    } else store1<TO>(p.out, to, v[0]);
 }

@@ -11,6 +11,7 @@ from math import prod
 from typing import Annotated, Any
 
 from whet.backends import Backend
+from whet.backends.cuda.launch import Launch
 from whet.network import Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.ops._reduce import list_reduced_axes
@@ -21,8 +22,9 @@ from whet.tactics.cuda._device.plain_layer import UnfusedTactic
 
 OPS = {
     "ReduceSum": 0, "ReduceMean": 1, "ReduceMax": 2, "ReduceMin": 3, "ReduceProd": 4, "ReduceSumSquare": 5, "ReduceL2": 6, "ReduceL1": 7,
-    "ReduceLogSum": 8, "ReduceLogSumExp": 9,
+    "ReduceLogSum": 8, "ReduceLogSumExp": 9, "GlobalAveragePool": 1, "GlobalMaxPool": 2,
 }  # fmt: skip
+_LEAST_ITEMS = 4  # elements (or groups of eight) of a thread in each share
 Walk = tuple[tuple[int, ...], tuple[int, ...]]
 """Sizes and strides (elements), four of each, outermost first."""
 
@@ -37,6 +39,8 @@ class ReduceArguments(Arguments, kernel="reduce.cu"):
     kept: Annotated[Sequence[int], make_array_type("u32", 4)]
     over: Annotated[Sequence[int], make_array_type("u32", 4)]
     count: UInt32  # elements of one result, or groups of eight
+    share: UInt32  # of them, those of a block
+    elements: UInt32  # that a mean is of
 
 
 @tactic
@@ -60,29 +64,81 @@ class Reduce(UnfusedTactic):
         walks = list_walks(layer)
         return walks if isinstance(walks, str) else None
 
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
+        walks = list_walks(layer)
+        if isinstance(walks, str):
+            return []
+        work = _Work(*vectorize_walks(*walks))
+        most = work.count // (work.threads * _LEAST_ITEMS)
+        shares = {min(each * backend.capabilities.multiprocessors // work.blocks, most) for each in (1, 4)}
+        return [(), *((("shares", s),) for s in sorted(shares) if s > 1)]
+
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         walks = list_walks(layer)
         if isinstance(walks, str):
             raise PlanRefused(walks)
-        kept, over, wide = vectorize_walks(*walks)
-        results, count = prod(kept[0]), prod(over[0])
-        threads = 1 if count <= 8 or (over[1][-1] != 1 and results >= 4096) else 32 if count <= 2048 or results >= 2048 else 256
-        constants = {"TYPE": TYPE[signature.outputs[0].dtype.name], "OP": OPS[layer.op], "T": threads, "WIDE": wide}
+        work, shares = _Work(*vectorize_walks(*walks)), int(dict(config).get("shares", 1))
+        if not 1 <= shares <= min(work.count, 65535):
+            raise PlanRefused(f"{shares} shares of {work.count} elements")
+        stored, op = TYPE[signature.outputs[0].dtype.name], OPS[layer.op]
+        results = prod(walks[0][0])
+        join = _Work(*vectorize_walks(((1, 1, 1, results), (0, 0, 0, 1)), ((1, 1, 1, shares), (0, 0, 0, results))))
+        elements = prod(walks[1][0])
 
         def make(args: Args) -> list:
-            arguments = ReduceArguments(
-                input=args.inputs[0],
-                out=args.outputs[0],
-                results=results,
-                kept_stride=kept[1],
-                over_stride=over[1],
-                kept=kept[0],
-                over=over[0],
-                count=count,
-            )
-            return [launch("reduce", arguments, constants, (count_blocks(results, 256 // threads), 1, 1), 256)]
+            if shares == 1:
+                return [work.launch(args.inputs[0], args.outputs[0], op, (stored, stored), 0, elements)]
+            first = work.launch(args.inputs[0], args.scratch, op, (stored, TYPE["f32"]), 1, elements, shares)
+            return [first, join.launch(args.scratch, args.outputs[0], op, (TYPE["f32"], stored), 2, elements)]
 
-        return GpuKernel(layer, signature, make, implementation=f"reduce x{threads}" + (" by eights" if wide else ""))
+        name = f"reduce x{work.threads}" + " by eights" * (work.wide > 0) + f" s{shares}" * (shares > 1)
+        return GpuKernel(layer, signature, make, implementation=name, scratch=results * shares * 4 if shares > 1 else 0)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The walks of a reduction as vectorize_walks returns them."""
+
+    kept: Walk
+    over: Walk
+    wide: int
+
+    @property
+    def results(self) -> int:
+        return prod(self.kept[0])
+
+    @property
+    def count(self) -> int:
+        """Elements of a result, or groups of eight."""
+        return prod(self.over[0])
+
+    @property
+    def threads(self) -> int:
+        """Threads of a result."""
+        if self.count <= 8 or (self.over[1][-1] != 1 and self.results >= 4096):
+            return 1
+        return 32 if self.count <= 2048 or self.results >= 2048 else 256
+
+    @property
+    def blocks(self) -> int:
+        return count_blocks(self.results, 256 // self.threads)
+
+    def launch(self, source: int, target: int, op: int, types: tuple[int, int], part: int, elements: int, shares: int = 1) -> Launch:
+        """The launch that reads and stores these types; `part` as in reduce.cu, `elements` in total of a result."""
+        constants = {"TYPE": types[0], "TO": types[1], "OP": op, "T": self.threads, "WIDE": self.wide, "PART": part}
+        arguments = ReduceArguments(
+            input=source,
+            out=target,
+            results=self.results,
+            kept_stride=self.kept[1],
+            over_stride=self.over[1],
+            kept=self.kept[0],
+            over=self.over[0],
+            count=self.count,
+            share=-(-self.count // shares),
+            elements=elements,
+        )
+        return launch("reduce", arguments, constants, (self.blocks, shares, 1), 256)
 
 
 def vectorize_walks(kept_walk: Walk, reduced_walk: Walk) -> tuple[Walk, Walk, int]:
@@ -98,7 +154,8 @@ def vectorize_walks(kept_walk: Walk, reduced_walk: Walk) -> tuple[Walk, Walk, in
 
 def list_walks(layer: Layer) -> tuple[Walk, Walk] | str:
     """How to walk over the kept and over the reduced axes, or why the kernel cannot."""
-    shape, axes = static_shape(layer.needs(0).shape), list_reduced_axes(layer)
+    shape = static_shape(layer.needs(0).shape)
+    axes = tuple(range(2, len(shape))) if layer.op.startswith("Global") else list_reduced_axes(layer)
     runs: list[list[Any]] = []  # [reduced, size, stride]
     stride = 1
     for i in reversed(range(len(shape))):

@@ -113,29 +113,51 @@ extern "C" __global__ void __launch_bounds__(256) pool(const __grid_constant__ A
     store8<TO>(a.out, (long long)i * 8, sum);
 }
 
-// Mean over all pixels: a block of 256 threads takes 64 channels, 32 threads side by side of each group of eight.
+// Mean over all pixels: a block of 256 threads takes 64 channels and a share of the pixels, 32 threads side by side of each group of eight. The sums of
+// several shares (blockIdx.z) are stored; `join_averages` adds them in order.
+DEV void store_average(const Args& a, long long at, float total) {
+    const float mean = total / (float)(a.h * a.w);
+    store1<TO>(a.out, at, TO >= 3 ? (mean - a.in_zero) * a.per_step + a.zero : mean);
+}
 extern "C" __global__ void __launch_bounds__(256) global_average(const __grid_constant__ Args a) {
     __shared__ float part[32][65];
     let_next_start();
     wait_for_previous();
     const int g = threadIdx.x % 8, lane = threadIdx.x / 8, channel = blockIdx.x * 64 + g * 8, n = blockIdx.y, pixels = a.h * a.w;
-    Vec8 sum;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) sum.v[k] = 0.f;
+    const int last = (int)((long long)pixels * (blockIdx.z + 1) / a.shares);
+    constexpr int UNROLL = 4;
+    float sum[8] = {};
     if (channel < a.c)
-        for (int i = lane; i < pixels; i += 32) {
-            const Vec8 v = load8<TYPE>(a.input, ((long long)n * pixels + i) * a.c + channel);
+        for (int i = (int)((long long)pixels * blockIdx.z / a.shares) + lane; i < last; i += 32 * UNROLL) {
+            Raw<TYPE> v[UNROLL];
 #pragma unroll
-            for (int k = 0; k < 8; ++k) sum.v[k] += v.v[k];
+            for (int u = 0; u < UNROLL; ++u) v[u] = load_raw<TYPE>(a.input, ((long long)n * pixels + i + u * 32) * a.c + channel, i + u * 32 < last);
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                const Vec8 x = unpack_raw<TYPE>(v[u]);
+#pragma unroll
+                for (int k = 0; k < 8; ++k) sum[k] += i + u * 32 < last ? x.v[k] : 0.f;
+            }
         }
 #pragma unroll
-    for (int k = 0; k < 8; ++k) part[lane][g * 8 + k] = sum.v[k];
+    for (int k = 0; k < 8; ++k) part[lane][g * 8 + k] = sum[k];
     __syncthreads();
-    if (threadIdx.x < 64 && blockIdx.x * 64 + threadIdx.x < a.c) {
-        float total = 0.f;
+    const int own = blockIdx.x * 64 + threadIdx.x;
+    if (threadIdx.x >= 64 || own >= a.c) return;
+    float total = 0.f;
 #pragma unroll
-        for (int i = 0; i < 32; ++i) total += part[i][threadIdx.x];
-        const float mean = total / (float)pixels;
-        store1<TO>(a.out, (long long)n * a.c + blockIdx.x * 64 + threadIdx.x, TO >= 3 ? (mean - a.in_zero) * a.per_step + a.zero : mean);
-    }
+    for (int i = 0; i < 32; ++i) total += part[i][threadIdx.x];
+    if (a.shares == 1) store_average(a, (long long)n * a.c + own, total);
+    else a.parts[((long long)n * a.shares + blockIdx.z) * a.c + own] = total;
+}
+extern "C" __global__ void __launch_bounds__(256) join_averages(const __grid_constant__ Args a) {
+    let_next_start();
+    wait_for_previous();
+    const int i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= a.n * a.c) return;
+    const int n = i / a.c, c = i - n * a.c;
+    float total = 0.f;
+#pragma unroll 8
+    for (int s = 0; s < a.shares; ++s) total += a.parts[((long long)n * a.shares + s) * a.c + c];
+    store_average(a, i, total);
 }

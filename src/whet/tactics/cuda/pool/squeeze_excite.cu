@@ -16,18 +16,7 @@ DEV void store_remote1(u32 a, float x, u32 bar) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(a), "r"(__float_as_uint(x)), "r"(bar) : "memory");
 }
 
-// One value per channel from the partial sums of its PARTS threads (`mine`), finished by `end`. Every thread calls it.
-template <typename End> DEV void by_channel(float (&accumulators)[ROWS][GC], float mine, float (&to)[GC], int t, End end) {
-    if (t < PARTS * GC) accumulators[t / GC][t % GC] = mine;
-    __syncthreads();
-    if (t < GC) {
-        float total = 0.f;
-#pragma unroll
-        for (int q = 0; q < PARTS; ++q) total += accumulators[q][t];
-        to[t] = end(total);
-    }
-    __syncthreads();
-}
+#include "channel_sums.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) squeeze(const __grid_constant__ Args a) {
     __shared__ __align__(16) float accumulators[ROWS][GC];

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from whet.backends import Backend
-from whet.network import Layer, Tensor, static_shape
-from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
-from whet.tactics._fused import find_epilogue_steps, get_weight_and_bias
+from whet.network import Layer
+from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, ConstU16Pointer, Pointer
-from whet.tactics.cuda._device.fused_body import with_outer_inputs
-from whet.tactics.cuda._device.kernel import (
-    FLOAT16_TYPES,
-    Epilogue,
-    GpuKernel,
-    all_static,
-    compile_ahead,
-    launch,
-    list_float_types,
-    machine_has,
-    make_packed_array,
-    make_stored_signature,
-    match_epilogue,
-)
+from whet.tactics.cuda._device.kernel import GpuKernel, compile_ahead, launch, machine_has
 from whet.tactics.cuda._device.source import ACTIVATIONS, emit_kernel_source
-from whet.tactics.cuda.conv._conv import TYPES, Activation
-from whet.tactics.cuda.conv.conv import make_packed_bias
+from whet.tactics.cuda.conv._conv import TYPES
+from whet.tactics.cuda.pool._squeeze_excite import Gate, SqueezeExciteTactic, match_gate
 
 _CLUSTERS = (8, 4)  # blocks of an image
 _ITEMS = {256: 20, 512: 14}  # pixels that a thread can hold in registers
@@ -50,20 +33,6 @@ class SqueezeExciteArguments(Arguments, kernel="squeeze_excite.cu"):
 
 
 @dataclass(frozen=True)
-class _Gate:
-    """Samples, channels, pixels, hidden values; weights, biases and epilogues of both products; the index of the image."""
-
-    n: int
-    c: int
-    pixels: int
-    hidden: int
-    weights: tuple[Tensor, Tensor]
-    biases: tuple[tuple[Epilogue, Tensor | None], tuple[Epilogue, Tensor | None]]
-    activations: tuple[Activation, Activation]
-    x: int
-
-
-@dataclass(frozen=True)
 class _Split:
     """Distribution of an image to a cluster: blocks along channels and pixels, threads of a block."""
 
@@ -71,18 +40,18 @@ class _Split:
     pixels: int
     threads: int
 
-    def items(self, gate: _Gate) -> int:
+    def items(self, gate: Gate) -> int:
         """Pixels that a thread holds."""
         rows = self.threads // (gate.c // 8 // self.channels)
         share = -(-gate.pixels // self.pixels)
         return -(-share // rows) if rows else share
 
-    def shared(self, gate: _Gate) -> int:
+    def shared(self, gate: Gate) -> int:
         """Bytes of static shared memory; mirrors squeeze_excite.cu."""
         own = gate.c // self.channels
         return self.threads * 32 + own * 8 + gate.hidden * (own * 2 + self.channels * self.pixels * 4 + 4) + 64
 
-    def fits(self, gate: _Gate) -> bool:
+    def fits(self, gate: Gate) -> bool:
         """True if the kernel supports this distribution."""
         own = gate.c // self.channels
         whole = gate.c % (8 * self.channels) == 0 and max(own, gate.hidden) <= self.threads and self.pixels <= gate.pixels
@@ -91,29 +60,15 @@ class _Split:
 
 
 @tactic
-class SqueezeExcite(Tactic):
+class SqueezeExcite(SqueezeExciteTactic):
     """Layers of the pass fuse_squeeze_excite: a multiple of 8 channels, 16-bit floats; the image fits a cluster's registers."""
 
-    ops = ("*",)
-    composites = ("SqueezeExcite",)
     what = "squeeze and excitation"
-
-    def why_not(self, layer: Layer) -> str | None:
-        if reason := super().why_not(layer):
-            return reason
-        gate = _match_gate(layer) if all_static(layer) else None
-        return gate if isinstance(gate, str) else None
-
-    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        if not all_static(layer) or isinstance(gate := _match_gate(layer), str):
-            return []
-        types = list_float_types([layer.inputs[gate.x], layer.outputs[0]], FLOAT16_TYPES)
-        return [make_stored_signature(layer, {gate.x: Operand("nhwc", t)}, Operand("nhwc", t)) for t in types]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if not machine_has(backend, "wgmma"):
             return "needs Hopper's clusters (sm_90)"
-        gate = _match_gate(layer)
+        gate = match_gate(layer)
         if isinstance(gate, str):
             return gate
         if _list_splits(gate, backend.capabilities.multiprocessors):
@@ -121,7 +76,7 @@ class SqueezeExcite(Tactic):
         return f"no cluster of blocks holds {gate.pixels} pixels of {gate.c} channels, {gate.hidden} hidden values"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
-        gate = _match_gate(layer)
+        gate = match_gate(layer)
         if isinstance(gate, str):
             return []
         ways = _list_splits(gate, backend.capabilities.multiprocessors)
@@ -129,26 +84,13 @@ class SqueezeExcite(Tactic):
         return [(("channels", w.channels), ("pixels", w.pixels), ("threads", w.threads)) for w in ways]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
-        gate, way = _match_gate(layer), _Split(**{k: int(v) for k, v in config})
+        gate, way = match_gate(layer), _Split(**{k: int(v) for k, v in config})
         if isinstance(gate, str):
             raise PlanRefused(gate)
         if not way.fits(gate):
             raise PlanRefused(f"{way} does not divide {gate.pixels} pixels of {gate.c} channels")
-        dtype, own = signature.outputs[0].dtype, gate.c // way.channels
         constants = _make_constants(gate, way, signature)
-
-        def packed_weights(t: Tensor, transposed: bool) -> Any:
-            def make() -> np.ndarray:
-                given = np.asarray(t.array(), np.float32)[:, :, 0, 0]
-                rows = given.T if transposed else given  # [hidden, channels]
-                return rows.reshape(gate.hidden, way.channels, own).transpose(1, 0, 2).astype(dtype.numpy)
-
-            digest = t.constant().digest
-            return make_packed_array(f"{digest}|squeeze {transposed} {way.channels} {dtype}", gate.c * gate.hidden * 2, make)
-
-        (w1, w2), ((end1, own1), (end2, own2)) = gate.weights, gate.biases
-        biases = make_packed_bias(end1, own1, gate.hidden), make_packed_bias(end2, own2, gate.c)
-        packed = (packed_weights(w1, False), packed_weights(w2, True), *biases)
+        packed = gate.pack(signature.outputs[0].dtype.numpy, way.channels, gate.c // way.channels)
 
         def make(args: Args) -> list:
             cluster = way.channels * way.pixels
@@ -161,7 +103,7 @@ class SqueezeExcite(Tactic):
         return GpuKernel(layer, signature, make, implementation=name, packed=packed)
 
 
-def _make_constants(gate: _Gate, way: _Split, signature: Signature) -> dict[str, int]:
+def _make_constants(gate: Gate, way: _Split, signature: Signature) -> dict[str, int]:
     """The macros of an instance."""
     return {
         "TYPE": TYPES[signature.outputs[0].dtype.name], "G": gate.c // 8 // way.channels, "CC": way.channels, "CP": way.pixels,
@@ -170,7 +112,7 @@ def _make_constants(gate: _Gate, way: _Split, signature: Signature) -> dict[str,
     }  # fmt: skip
 
 
-def _list_splits(gate: _Gate, multiprocessors: int) -> list[_Split]:
+def _list_splits(gate: Gate, multiprocessors: int) -> list[_Split]:
     """The ways that fit, the most promising first."""
     configs: dict[_Split, float] = {}
     for cluster in _CLUSTERS:
@@ -182,30 +124,8 @@ def _list_splits(gate: _Gate, multiprocessors: int) -> list[_Split]:
     return sorted(configs, key=lambda w: (configs[w], w.channels, w.threads))[:_MOST_CONFIGS]
 
 
-def _estimate(gate: _Gate, way: _Split, multiprocessors: int) -> float:
+def _estimate(gate: Gate, way: _Split, multiprocessors: int) -> float:
     """A rough time in ns, which only orders candidates. A multiprocessor reads and writes about 60 bytes per ns."""
     blocks, own = gate.n * way.channels * way.pixels, gate.c // way.channels
     turns = -(-blocks // (multiprocessors * (1024 // way.threads)))
     return turns * (2500 + way.items(gate) * way.threads * 32 / 60 + gate.hidden * own / way.threads * 20)
-
-
-def _match_gate(layer: Layer) -> _Gate | str:
-    """The parts of a layer of fuse_squeeze_excite: pooling, both convolutions, the product with the image."""
-    body = layer.regions["body"]
-    outer = dict(zip(body.inputs, layer.inputs, strict=True))
-    pool, *convs = body.layers[:-1]
-    x = pool.needs(0)
-    n, c, h, w = static_shape(x.shape)
-    made = []
-    for conv in convs:
-        view = with_outer_inputs(conv, outer)
-        end = match_epilogue(view, find_epilogue_steps(view))
-        if isinstance(end, str):
-            return end
-        if end.residual is not None:
-            return "a product of the means adds something other than a bias"
-        made.append((end, *get_weight_and_bias(view)))
-    (end1, w1, b1), (end2, w2, b2) = made
-    place = next(i for i, t in enumerate(layer.inputs) if t is outer[x])
-    ends = (end1.post_ops.activation, end2.post_ops.activation)
-    return _Gate(n, c, h * w, static_shape(w1.shape)[0], (w1, w2), ((end1, b1), (end2, b2)), ends, place)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from whet.backends import Backend
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import GpuKernel, launch
+from whet.tactics.cuda._device.kernel import GpuKernel
 from whet.tactics.cuda.conv._conv import TYPES
-from whet.tactics.cuda.pool.pool import PoolArguments, counts_ceil_padding, pool_launch
+from whet.tactics.cuda.pool.pool import counts_ceil_padding, list_pool_configs, make_pool_work
 from whet.tactics.cuda.quantized._quantized import match_parts
 from whet.tactics.cuda.quantized._quantized_tactic import QuantizedTactic
 
@@ -43,17 +45,20 @@ class QPool(QuantizedTactic):
             return f"{channels} channels; takes a multiple of 8"
         return "ceil_mode adds padding, which the kernel does not count" if counts_ceil_padding(parts.head) else None
 
+    def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
+        parts = match_parts(layer)
+        return [] if isinstance(parts, str) else list_pool_configs(parts.head, backend)
+
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
         parts = match_parts(layer)
         if isinstance(parts, str) or parts.stores is None:
             raise PlanRefused(str(parts))
         x = parts.source_index()
         reads, stores = parts.reads[x], parts.stores
-        shapes = static_shape(parts.head.needs(0).shape), static_shape(layer.outputs[0].shape)
-        entry, constants, grid, sizes = pool_launch(parts.head, *shapes, TYPES[reads.dtype.name], TYPES[stores.dtype.name])
+        work = make_pool_work(parts.head, static_shape(layer.outputs[0].shape), TYPES[reads.dtype.name], TYPES[stores.dtype.name], config)
         numbers = (float(reads.zero), reads.number / stores.number, float(stores.zero))
 
         def make(args: Args) -> list:
-            return [launch(entry, PoolArguments(args.inputs[x], args.outputs[0], sizes, *numbers), constants, grid, 256)]
+            return work.launches(args.inputs[x], args, *numbers)
 
-        return GpuKernel(layer, signature, make, implementation=f"{entry} of integers", rtol=0.0)
+        return GpuKernel(layer, signature, make, implementation=f"{work.entry} of integers", scratch=work.scratch, rtol=0.0)
