@@ -44,7 +44,7 @@ template <int KIND> DEV float activate(float x, Act p) {
     return x;
 }
 
-// Converts two values to 16-bit floats. SiLU as half of x * (1 + tanh(x / 2)): one special function instead of two (16 a clock and multiprocessor, the limit
+// Of two values that are then converted to 16-bit floats or to 8 bits. SiLU as half of x * (1 + tanh(x / 2)): one special function instead of two (16 a clock and multiprocessor, the limit
 // of SiLU). The instruction's tanh is off by at most 2^-11 of itself, so a result by 2^-12 of x: no more than rounding x to 16 bits.
 DEV float silu_of_half(float x) { float t; asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(x)); return fmaf(x, t, x); }
 // GELU with the same instruction: half of x * (1 + tanh(t)). For the exact form, t is an odd polynomial fitted to atanh(erf(x / sqrt(2))): the result is off by at most

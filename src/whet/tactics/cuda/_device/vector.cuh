@@ -58,6 +58,12 @@ template <int KIND> DEV u32 bytes_of(float a, float b, float c, float d) {
     const u32 high = __byte_perm(float_as_byte<KIND>(c), float_as_byte<KIND>(d), 0x0040);
     return __byte_perm(low, high, 0x5410);
 }
+// A value in steps of an 8-bit type, which storing rounds and saturates. NaN becomes 0, and stays in e4m3.
+template <int KIND> DEV float in_steps(float x, float per_step, float zero) {
+    if (KIND == 5) return x * per_step;
+    const float y = rintf(x * per_step) + zero;
+    return y == y ? y : 0.f;
+}
 
 template <int KIND> DEV Vec8 words_as_floats(uint2 w) {
     Vec8 r;

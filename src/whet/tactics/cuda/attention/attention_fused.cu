@@ -8,8 +8,9 @@
 // Constants: D (elements of a row of q and k, rounded up to a multiple of 16), DV (of v and out, a multiple of 8), both at most 256, BN (keys per step), WGS, SPLIT, CLUSTER, STAGES (of the k and v ring), QB (buffers of a row tile's q),
 // OVERLAP (1: the values of a step are multiplied while the softmax of the next one is computed), PINGPONG (two warpgroups issue products alternately),
 // CAUSAL, GUARDED (rows that are 0: 1 rows of NaN, 2 rows of which every key is hidden by -infinity, whose sum is 0), CAPPED (scores become tanh(cap_scale * score) before the scale), MASK (0 none, 1 one row of keys through shared memory, 2 rows from global memory, 3 constant tiles in accumulator order), MASK_TYPE (0 f32,
-// 1 f16, 2 bf16), MASK_PAIRS (2: two keys per load), BF16, REGISTERS (of a thread at launch), TAKE (registers of a multiplying thread after setmaxnreg; 0: as launched).
+// 1 f16, 2 bf16), MASK_PAIRS (2: two keys per load), BF16, STORED (8-bit type of the result, as in vector.cuh; 0: that of q), REGISTERS (of a thread at launch), TAKE (registers of a multiplying thread after setmaxnreg; 0: as launched).
 #include "common.cuh"
+#include "vector.cuh"
 #include "wgmma"
 #include "wgmma_transposed"
 
@@ -44,8 +45,13 @@ DEV void store_partial(u32 a, float x, float y) {
     if (CLUSTER > 1) asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(a), "f"(x), "f"(y) : "memory");
     else asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(a), "f"(x), "f"(y) : "memory");
 }
-DEV void store_eight(u16* to, u32 a, u32 b, u32 c, u32 d) {   // as C++ the compiler makes four stores of some
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+constexpr int OUT_BYTES = STORED ? 1 : 2;   // of an element of the result
+DEV u32 pack_results(const Args& p, float a, float b) {   // two results as they are stored, in the low bits
+    return STORED ? bytes_of<STORED>(in_steps<STORED>(a, p.per_step, p.zero), in_steps<STORED>(b, p.per_step, p.zero), 0.f, 0.f) & 0xffff : pack(a, b);
+}
+DEV void store_eight(u8* to, u32 a, u32 b, u32 c, u32 d) {   // four pairs; as C++ the compiler makes four stores of some
+    if (STORED) asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(a | b << 16), "r"(c | d << 16) : "memory");
+    else asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 DEV void copy_bulk(u32 to, const void* from, u32 bytes, u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
@@ -403,21 +409,26 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                 for (int half = 0; half < 2; ++half) {
                     const int line = row + half * 8;
                     const float over = 1.f / sum[half];
-                    u16* const to = reinterpret_cast<u16*>(p.out) + unit.batch * p.out_batch + unit.head * p.out_head + line * p.out_row;
+                    u8* const to = p.out + (unit.batch * p.out_batch + unit.head * p.out_head + line * p.out_row) * OUT_BYTES;
 #pragma unroll
                     for (int c = 0; c < DV / 8; c += 4) {
                         u32 y[4];
 #pragma unroll
                         for (int e = 0; e < 4; ++e) {
                             const int at = (c + e < DV / 8 ? c + e : 0) * 4 + half * 2;
-                            y[e] = pack(guarded(out[at] * over, sum[half]), guarded(out[at + 1] * over, sum[half]));
+                            y[e] = pack_results(p, guarded(out[at] * over, sum[half]), guarded(out[at + 1] * over, sum[half]));
                         }
                         if (c + 4 <= DV / 8) {
                             transpose_quad(y, lane);  // each lane of a quad gets eight elements
-                            if (line < p.rows) store_eight(to + (c + lane % 4) * 8, y[0], y[1], y[2], y[3]);
+                            if (line < p.rows) store_eight(to + (c + lane % 4) * 8 * OUT_BYTES, y[0], y[1], y[2], y[3]);
                         } else if (line < p.rows)
 #pragma unroll
-                            for (int e = 0; e < 4; ++e) if (c + e < DV / 8) *reinterpret_cast<u32*>(to + (c + e) * 8 + lane % 4 * 2) = y[e];
+                            for (int e = 0; e < 4; ++e)
+                                if (c + e < DV / 8) {
+                                    u8* const pair = to + ((c + e) * 8 + lane % 4 * 2) * OUT_BYTES;
+                                    if (STORED) *reinterpret_cast<u16*>(pair) = (u16)y[e];
+                                    else *reinterpret_cast<u32*>(pair) = y[e];
+                                }
                     }
                 }
             } else {   // one unit per block, one row turn
@@ -452,10 +463,10 @@ extern "C" __global__ void __maxnreg__(REGISTERS) attention_fused(const __grid_c
                         y[4] = fmaf(weight, b.x, y[4]); y[5] = fmaf(weight, b.y, y[5]); y[6] = fmaf(weight, b.z, y[6]); y[7] = fmaf(weight, b.w, y[7]);
                     }
                     const float over = 1.f / total;
-                    u16* const to = reinterpret_cast<u16*>(p.out) + unit.batch * p.out_batch + unit.head * p.out_head + line * p.out_row + column;
+                    u8* const to = p.out + (unit.batch * p.out_batch + unit.head * p.out_head + line * p.out_row + column) * OUT_BYTES;
 #pragma unroll
                     for (int e = 0; e < 8; ++e) y[e] = guarded(y[e] * over, total);
-                    store_eight(to, pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+                    store_eight(to, pack_results(p, y[0], y[1]), pack_results(p, y[2], y[3]), pack_results(p, y[4], y[5]), pack_results(p, y[6], y[7]));
                 }
             }
         }

@@ -33,6 +33,7 @@ from whet.tactics.cuda._device.kernel import (
     make_packed_array,
     make_stored_signature,
 )
+from whet.tactics.cuda._device.quantized_store import PLAIN_RESULT, QuantizedStore
 from whet.tactics.cuda._device.source import emit_kernel_source
 
 SHARED = 227 * 1024  # bytes of shared memory per block, and per multiprocessor less 1 KiB for each resident block
@@ -119,6 +120,8 @@ class AttentionFusedArguments(Arguments, kernel="attention_fused.cu"):
     scale: Float32  # of scores, or of their tanh, above 0, times log2(e)
     mask_scale: Float32  # of the mask: 1 / (scale without log2(e))
     cap_scale: Float32  # CAPPED: of scores before tanh
+    per_step: Float32  # STORED: of the result, steps per unit
+    zero: Float32
 
 
 class AttentionTactic(Tactic):
@@ -168,6 +171,10 @@ class AttentionFused(AttentionTactic):
         return _why_not_here(match_attention(layer), backend)
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
+        return self.list_quantized_configs(layer, signature, backend, PLAIN_RESULT)
+
+    def list_quantized_configs(self, layer: Layer, signature: Signature, backend: Backend, stored: QuantizedStore) -> Sequence[Config]:
+        """The tuning space with a result that is stored as `stored`."""
         heads = match_attention(layer)
         if isinstance(heads, str):
             return []
@@ -175,10 +182,16 @@ class AttentionFused(AttentionTactic):
         mask = mask_form(heads, layer, signature)
         tiles = list_tiles(heads, mask, backend.capabilities.multiprocessors)
         bf16 = signature.outputs[0].dtype.name == "bf16"
-        compile_ahead(backend, [emit_kernel_source("attention_fused.cu", make_constants(heads, mask, t, bf16)) for t in tiles])
+        compile_ahead(backend, [emit_kernel_source("attention_fused.cu", make_constants(heads, mask, t, bf16, stored.kind)) for t in tiles])
         return [t.config for t in tiles]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        return self.plan_quantized(layer, signature, config, backend, PLAIN_RESULT)
+
+    def plan_quantized(self, layer: Layer, signature: Signature, config: Config, backend: Backend, stored: QuantizedStore) -> GpuKernel:
+        """The kernel that stores the result as `stored`. `signature` has the type in which q, k and v are multiplied as that of the output."""
+        if stored.kind and stored.keeps:
+            raise PlanRefused("the kernel stores its result once")
         heads = match_attention(layer)
         reason = _why_not_here(heads, backend)
         if isinstance(heads, str) or reason:
@@ -189,7 +202,7 @@ class AttentionFused(AttentionTactic):
         if refusal := tile_unfit(heads, mask, tile):
             raise PlanRefused(f"{config}: {refusal}")
         kind, causal = signature.outputs[0].dtype.name, heads.causal is not None
-        constants, shared = make_constants(heads, mask, tile, kind == "bf16"), count_shared_bytes(heads, mask, tile)
+        constants, shared = make_constants(heads, mask, tile, kind == "bf16", stored.kind), count_shared_bytes(heads, mask, tile)
         row_blocks = count_blocks(heads.rows, 64 * tile.groups * tile.turns)
         pairs = heads.batch * heads.heads
         units = row_blocks * pairs
@@ -219,7 +232,7 @@ class AttentionFused(AttentionTactic):
                 q=tensor_map(heads.q, args, heads.rows, 64),
                 k=tensor_map(heads.k.swap_last_axes(), args, heads.keys, tile.bn),
                 v=tensor_map(heads.v, args, heads.keys, tile.bn),
-                out=args.outputs[0] + 2 * heads.out.offset,
+                out=args.outputs[0] + (1 if stored.kind else 2) * heads.out.offset,
                 mask=address,
                 out_batch=out_batch,
                 out_head=out_head,
@@ -248,6 +261,8 @@ class AttentionFused(AttentionTactic):
                 scale=(heads.cap or heads.scale) * math.log2(math.e),
                 mask_scale=1 / (heads.cap or heads.scale),
                 cap_scale=heads.scale,
+                per_step=stored.per_step,
+                zero=stored.zero,
             )
             threads = 128 * tile.wgs + (128 if constants["TAKE"] else 32)
             work = launch("attention_fused", arguments, constants, (grid, 1, 1), threads, shared=shared, cluster=tile.cluster, label=layer.name)
@@ -457,15 +472,15 @@ def _count_q_buffers(tile: Tile) -> int:
     return 1 if tile.parts > 1 else 2
 
 
-def make_constants(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool) -> dict[str, int]:
-    """The constants of attention_fused.cu."""
+def make_constants(heads: Heads, mask: MaskForm, tile: Tile, bf16: bool, stored: int = 0) -> dict[str, int]:
+    """The constants of attention_fused.cu; `stored`: the code of the result's 8-bit type."""
     launch, take = register_counts(heads, mask, tile)
     return {
         "D": 16 * count_blocks(heads.size, 16), "DV": heads.value_size, "BN": tile.bn, "WGS": tile.wgs, "SPLIT": tile.split,
         "CLUSTER": tile.cluster, "STAGES": tile.stages, "QB": _count_q_buffers(tile),
         "OVERLAP": tile.overlap, "PINGPONG": tile.pingpong, "CAUSAL": int(heads.causal is not None),
         "GUARDED": int(heads.guard), "CAPPED": int(heads.cap > 0), "MASK": mask.kind, "MASK_TYPE": mask.type,
-        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "REGISTERS": launch, "TAKE": take, **make_shared_memory(heads, mask, tile).constants(),
+        "MASK_PAIRS": mask.pairs, "BF16": int(bf16), "STORED": stored, "REGISTERS": launch, "TAKE": take, **make_shared_memory(heads, mask, tile).constants(),
     }  # fmt: skip
 
 

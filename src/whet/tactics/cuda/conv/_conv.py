@@ -96,6 +96,11 @@ class EightBitTypes:
     border: bool = False
     fold: bool = False  # 8 bits out, the activation is a clip: results are computed in steps (_quantized.folded, folded_float8)
 
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of a result."""
+        return {"f32": 4, "f16": 2, "bf16": 2}.get(self.result, 1)
+
     def constants(self) -> dict[str, int]:
         """Macros of the kernel."""
         to = TYPES[self.result]

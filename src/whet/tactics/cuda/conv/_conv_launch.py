@@ -174,7 +174,9 @@ class Features:
 
     def shared(self, config: ConvConfig) -> int:
         """Bytes of dynamic shared memory of an instance without input tiles of all taps."""
-        return config.shared + (config.wgs * config.bn * 4 + (config.bm * 8 if config.sk > 1 else 0) + 16 if self.norm else 0)
+        staged = config.sk == 1 and not config.direct and self.types8 is not None
+        wider = config.outs * config.bm * config.bn * (self.types8.result_bytes - config.size) if staged and self.types8 is not None else 0
+        return config.shared + wider + (config.wgs * config.bn * 4 + (config.bm * 8 if config.sk > 1 else 0) + 16 if self.norm else 0)
 
 
 def emit_conv_source(config: ConvConfig, features: Features) -> str:
@@ -302,10 +304,11 @@ def _make_maps(config: ConvConfig, problem: ConvProblem, halo: Halo, steps: int)
     if config.sk > 1 or config.direct:
         return a, b, bytes(128), bytes(128)  # the kernel uses plain addresses
     own, box = shape.k if p.fork is None else p.fork.at, _get_output_box(config, problem)
-    d = tensormap.make_tiled_map(p.output.address, dtype, (own, shape.m), (p.output.pitch * config.size,), box)
+    stored, size = (dtype, config.size) if p.types8 is None or p.types8.result_bytes == 1 else (p.types8.result, p.types8.result_bytes)
+    d = tensormap.make_tiled_map(p.output.address, stored, (own, shape.m), (p.output.pitch * size,), box)
     if p.residual is None:
         return a, b, d, d
-    return a, b, d, tensormap.make_tiled_map(p.residual.address, dtype, (shape.k, shape.m), (p.residual.pitch * config.size,), box)
+    return a, b, d, tensormap.make_tiled_map(p.residual.address, stored, (shape.k, shape.m), (p.residual.pitch * size,), box)
 
 
 def _get_tensor_map_type(problem: ConvProblem) -> str:
@@ -315,7 +318,8 @@ def _get_tensor_map_type(problem: ConvProblem) -> str:
 
 def _get_output_box(config: ConvConfig, problem: ConvProblem) -> tuple[int, int]:
     """Channels and rows of a panel of the output tile."""
-    return (problem.features(config).fork or _count_panel_columns(config), 64)
+    size = config.size if problem.types8 is None else problem.types8.result_bytes
+    return (problem.features(config).fork or _count_panel_columns(config, size), 64)
 
 
 def _make_second_fields(config: ConvConfig, second: SecondInput, first_steps: int, dtype: str) -> SecondInputFields:
@@ -330,7 +334,7 @@ def _fork_fields(config: ConvConfig, problem: ConvProblem, fork: SecondOutput) -
     return SecondOutputFields(map_, fork.out.address, fork.at, fork.out.pitch)
 
 
-def _count_panel_columns(config: ConvConfig) -> int:
-    """Columns of a panel of the output tile; as PW in conv.cu."""
-    widest = 128 // config.size
+def _count_panel_columns(config: ConvConfig, size: int) -> int:
+    """Columns of a panel of the output tile with results of `size` bytes; as PW in conv.cu."""
+    widest = 128 // size
     return next(w for w in (widest, widest // 2, widest // 4) if config.bn % w == 0)

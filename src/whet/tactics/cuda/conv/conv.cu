@@ -82,7 +82,7 @@ constexpr u32 PART_BYTES = (BM * BN * 4 + (NORM ? BM * 8 : 0)) / SK * (SK - 1); 
 #if BETWEEN
 static_assert(SK == 1 && !HALO && !ONCE && IN8 && FOLD && ADD >= 3, "two accumulators");
 #endif
-static_assert(!IN8 || (BN % 32 == 0 && !(STAGED && SIZE != 1)), "tile of 8-bit operands");
+static_assert(!IN8 || (BN % 32 == 0 && !(STAGED && SIZE > 2)), "tile of 8-bit operands");
 #if IN8 == 3 || IN8 == 4
 typedef int Accumulator;
 #else

@@ -40,7 +40,8 @@ if (SK == 1) {
                     if (row >= 0 && n0 + col < p.n)
                         finish_eight(p, v, res_items[i][half][g], p.out, (long long)row * p.out_pitch + n0 + col, ODD ? p.n - n0 - col : 8);
                 } else {
-                    const u32 at = place + ((group * MI + i) * PANELS + g * 32 / PW) * PANEL_BYTES + line * PROW + ((((g * 32 % PW + eight) >> 4) ^ mix) << 4) + (eight & 8);
+                    const int byte = (g * 32 % PW + eight) * SIZE;   // of the row of a panel
+                    const u32 at = place + ((group * MI + i) * PANELS + g * 32 / PW) * PANEL_BYTES + line * PROW + (((byte >> 4) ^ mix) << 4) + (byte & 15);
                     u8* to = raw + (at - shared_address(raw));
                     Raw<ADD> other;
                     other.a = other.b = make_uint4(0, 0, 0, 0);

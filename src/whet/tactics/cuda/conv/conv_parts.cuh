@@ -120,14 +120,23 @@ DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out
             for (int e = 0; e < 8; ++e) if (e < left) out[to + e] = (u8)((e < 4 ? low : high) >> e % 4 * 8);
         return;
     }
+    Vec8 r;
     if (p.has_residual) {
-        const Vec8 r = unpack_raw<ADD>(raw);
+        r = unpack_raw<ADD>(raw);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) v[e] = finish(p, v[e], ADD >= 3 && ADD < 5 ? r.v[e] * p.add_step + p.add_shift : r.v[e] * p.add_step);
-    } else {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) v[e] = activate<ACT>(v[e], p.act);
+        for (int e = 0; e < 8; ++e) r.v[e] = ADD >= 3 && ADD < 5 ? r.v[e] * p.add_step + p.add_shift : r.v[e] * p.add_step;
     }
+    if (p.has_residual == 1)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] += r.v[e];
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+        if (TO) activate_two<ACT>(v[e], v[e + 1], p.act);   // to 16 or 8 bits
+        else { v[e] = activate<ACT>(v[e], p.act); v[e + 1] = activate<ACT>(v[e + 1], p.act); }
+    }
+    if (p.has_residual == 2)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] += r.v[e];
     Vec8 y;
 #pragma unroll
     for (int e = 0; e < 8; ++e) y.v[e] = TO >= 3 ? v[e] * p.per_step + p.zero : v[e];

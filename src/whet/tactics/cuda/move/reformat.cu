@@ -8,8 +8,7 @@
 #define AFFINE 0
 #endif
 DEV float affine(const Args& p, float x) {
-    if (AFFINE == 1 && TO == 5) return x * p.step;
-    if (AFFINE == 1) { const float y = rintf(x * p.step) + p.zero; return y == y ? y : 0.f; }
+    if (AFFINE == 1) return in_steps<TO>(x, p.step, p.zero);
     return AFFINE == 2 ? (x - p.zero) * p.step : x;
 }
 

@@ -1,7 +1,8 @@
 // Rows of a row-major tensor, each seen whole: softmax, log-softmax, layer, group, instance and root-mean-square norms.
 // Constants: TYPE, OP (0 softmax, 1 log-softmax, 2 mean and variance, 3 root mean square), T (threads of a row: 4 to 32 lanes of a warp, 128, 512),
 // ITEMS (groups of eight that a thread keeps in registers; 0: rows too long for that are read again), WIDE (rows are multiples of eight), EARLY (a scale
-// and, if 2, a shift for each element of a row, which a thread loads before the kernel in front has ended; needs ITEMS and WIDE).
+// and, if 2, a shift for each element of a row, which a thread loads before the kernel in front has ended; needs ITEMS and WIDE), STORED (the 8-bit type, as in
+// vector.cuh, in which results are stored in `quantized`; 0: none), KEEPS (results are stored in `out` as TYPE).
 #include "common.cuh"
 #include "vector.cuh"
 #define INF __int_as_float(0x7f800000)
@@ -33,6 +34,24 @@ DEV Vec8 load_part(const Args& p, long long row, int at) {
 #pragma unroll
     for (int e = 0; e < 8; ++e) r.v[e] = at + e < p.length ? load1<TYPE>(p.input, row * p.length + at + e) : 0.f;
     return r;
+}
+
+// Stores eight results of a row from element `at` of the tensor on, or the first `count` of them.
+DEV void store_part(const Args& p, long long at, const Vec8& y, int count) {
+    Vec8 steps;
+    if (STORED)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) steps.v[e] = in_steps<STORED>(y.v[e], p.per_step, p.zero);
+    if (WIDE) {
+        if (KEEPS) store8<TYPE>(p.out, at, y);
+        if (STORED) store8<STORED>(p.quantized, at, steps);
+    } else
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+            if (e < count) {
+                if (KEEPS) store1<TYPE>(p.out, at + e, y.v[e]);
+                if (STORED) store1<STORED>(p.quantized, at + e, steps.v[e]);
+            }
 }
 
 // Calls f(first element of eight, the eight) for this thread's part of the row.
@@ -101,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(T > 128 ? T : 128) normalize(const 
                 const float x = (kept[i].v[e] - middle) * factor;
                 y.v[e] = EARLY > 1 ? fmaf(x, scales[i].v[e], shifts[i].v[e]) : x * scales[i].v[e];
             }
-            store8<TYPE>(p.out, row * p.length + at, y);
+            store_part(p, row * p.length + at, y, 8);
         }
 #else
     if (!present) return;
@@ -121,10 +140,7 @@ extern "C" __global__ void __launch_bounds__(T > 128 ? T : 128) normalize(const 
                 }
             }
         }
-        if (WIDE) store8<TYPE>(p.out, row * p.length + at, y);
-        else
-#pragma unroll
-            for (int e = 0; e < 8; ++e) if (at + e < p.length) store1<TYPE>(p.out, row * p.length + at + e, y.v[e]);
+        store_part(p, row * p.length + at, y, p.length - at);
     }
 #endif
 }

@@ -23,6 +23,7 @@ from whet.tactics.cuda._device.kernel import (
     make_stored_signature,
 )
 from whet.tactics.cuda._device.plain_layer import UnfusedTactic
+from whet.tactics.cuda._device.quantized_store import PLAIN_RESULT, QuantizedStore
 
 _SOFT = {"Softmax": 0, "LogSoftmax": 1}
 _NORMS = {"LayerNormalization": 2, "GroupNormalization": 2, "InstanceNormalization": 2, "RMSNormalization": 3}
@@ -40,6 +41,9 @@ class NormalizeArguments(Arguments, kernel="normalize.cu"):
     per: Int32
     groups: Int32
     epsilon: Float32
+    quantized: Pointer = 0
+    per_step: Float32 = 1.0
+    zero: Float32 = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,18 +75,22 @@ class Normalize(UnfusedTactic):
         return "more than 2**31 rows or elements of a row" if prod(shape) >= 2**31 else "it is empty" if not prod(shape) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> GpuKernel:
+        return self.plan_quantized(layer, signature, config, backend, PLAIN_RESULT)
+
+    def plan_quantized(self, layer: Layer, signature: Signature, config: Config, backend: Backend, stored: QuantizedStore) -> GpuKernel:
+        """The kernel that stores the result as `stored`; the floating-point result is its first output, if it is kept."""
         shape, kind = static_shape(layer.outputs[0].shape), TYPE[signature.outputs[0].dtype.name]
         number = (_SOFT | _NORMS)[layer.op]
         length, per, groups, inner = _get_row_sizes(layer, shape)
         if inner > 1:
-            return self._lines(layer, signature, shape, {"TYPE": kind, "OP": number, "T": 32, "ITEMS": 1, "WIDE": 0, "EARLY": 0}, length, inner)
+            return self._lines(layer, signature, shape, {"TYPE": kind, "OP": number, "T": 32, "ITEMS": 1, "WIDE": 0, "EARLY": 0, **stored.constants}, length, inner)
         parts, rows = -(-length // 8), prod(shape) // length
         threads = next((t for t in (4, 8, 16, 32, 128) if parts <= t * (_KEPT if t > 32 or parts > 96 else 3)), 512)
         items = -(-parts // threads)
         given = sum(t is not None for t in layer.inputs[1:3]) if layer.inputs[1:] and layer.inputs[1] is not None else 0
         wide, kept = length % 8 == 0, items if items <= _KEPT else 0
         early = given if wide and kept and layer.op in ("LayerNormalization", "RMSNormalization") else 0
-        constants = {"TYPE": kind, "OP": number, "T": threads, "ITEMS": kept, "WIDE": int(wide), "EARLY": early}
+        constants = {"TYPE": kind, "OP": number, "T": threads, "ITEMS": kept, "WIDE": int(wide), "EARLY": early, **stored.constants}
         # few rows spread over all multiprocessors
         block = max(threads, 32 if rows * threads <= 128 * backend.capabilities.multiprocessors else 128)
         packed: list[Packed] = []
@@ -94,9 +102,11 @@ class Normalize(UnfusedTactic):
         def make(args: Args) -> list:
             addresses = iter(args.packed)
             scale, shift = (next(addresses) if t is not None else 0 for t in (*layer.inputs[1:3], None, None)[:2])
+            out, quantized = stored.split_outputs(args.outputs)
             arguments = NormalizeArguments(
-                args.inputs[0], args.outputs[0], scale, shift, rows=rows, length=length, per=per, groups=groups, epsilon=epsilon
-            )
+                args.inputs[0], out, scale, shift, rows=rows, length=length, per=per, groups=groups, epsilon=epsilon,
+                quantized=quantized, per_step=stored.per_step, zero=stored.zero,
+            )  # fmt: skip
             return [launch("normalize", arguments, constants, (count_blocks(rows, block // threads), 1, 1), block)]
 
         return GpuKernel(layer, signature, make, implementation=f"rows x{threads}", packed=packed)

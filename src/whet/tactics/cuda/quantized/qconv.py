@@ -14,7 +14,7 @@ from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
 from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, compile_ahead, machine_has, make_packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes, View, pack_weights8, refuses
-from whet.tactics.cuda.conv._conv_config import ConvConfig, pick_varied
+from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT, ConvConfig, pick_varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, emit_conv_source, make_conv_launch
 from whet.tactics.cuda.conv._conv_tiles import list_conv_configs, why_not_config
 from whet.tactics.cuda.conv.conv import as_config, from_config
@@ -120,11 +120,24 @@ def make_instance_types(parts: Parts, epilogue: Epilogue, signature: Signature, 
 
 
 def can_store(tile: ConvConfig, types8: EightBitTypes, shape: ConvShape) -> bool:
-    """True if a tile can store these results: shared memory takes 8-bit results and residuals in rows of 16 bytes, memory any number of channels."""
+    """True if a tile can store these results: shared memory takes results and residuals of one size, up to 16 bits, in rows of 16 bytes; memory any
+    number of channels."""
     if shape.k % 8:
         return bool(tile.direct) and tile.sk == 1
-    staged = tile.sk == 1 and not tile.direct
-    return not staged or (types8.result in BYTES and types8.residual in ("", *BYTES) and shape.k % 16 == 0)
+    if tile.sk > 1 or tile.direct:
+        return True
+    size = types8.result_bytes
+    same = types8.residual in (("", *BYTES) if size == 1 else ("", types8.result))
+    fits = tile.blocks * (Features(types8=types8).shared(tile) + 1024) <= SHARED_LIMIT + 1024
+    return size <= 2 and same and shape.k * size % 16 == 0 and fits
+
+
+def _list_ways_to_store(tile: ConvConfig, types8: EightBitTypes, shape: ConvShape) -> list[ConvConfig]:
+    """The tile, and the same storing directly: in place of one that shared memory cannot take, besides it for results of 16 bits."""
+    direct = replace(tile, direct=1, sk=1, outs=1)
+    if not can_store(tile, types8, shape):
+        return [direct]
+    return [tile, direct] if types8.result_bytes > 1 and tile.sk == 1 and not tile.direct else [tile]
 
 
 def list_product_configs(
@@ -136,7 +149,7 @@ def list_product_configs(
         return []
     types8 = make_instance_types(parts, epilogue, signature, shape)
     able = (c for c in configs if c.outs < 3 or epilogue.residual is not None)  # the third tile is for a residual in flight
-    direct = (c if can_store(c, types8, shape) else replace(c, direct=1, sk=1, outs=1) for c in able)
+    direct = (way for c in able for way in _list_ways_to_store(c, types8, shape))
     most = MAX_CONFIGS + (6 if epilogue.residual is not None else 0)
     good = pick_varied(list(dict.fromkeys(c for c in direct if c.valid() and why_not_config(c, shape) is None)), most)
     kind, odd = epilogue.post_ops.activation[0], shape.k % 8 != 0
