@@ -8,6 +8,7 @@ from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.pruning import PruneConfig, Samples, Target, branches, cut, groups, importance, prune, recover
 from whet.pruning.prune import COMPARED
+from whet.pruning.reconstruction import compute_variance, find_channel_axes, find_output_channel_axes
 from whet.pruning.recovery import RecoveryConfig
 
 NET = """network n source
@@ -57,6 +58,63 @@ def test_scores_add_up_to_the_error_of_a_refit_relative_to_the_sum(case):
     error = np.mean((centred @ v - fitted) ** 2) / total
     assert np.sort(scores["w"])[:6].sum() == pytest.approx(error, rel=0.05)
     assert scores["y"][0] == pytest.approx(np.mean(branch**2) / total, rel=1e-4)
+
+
+@pytest.mark.parametrize("layers", ["a convolution", "a product"])
+def test_differences_between_the_means_of_channels_do_not_count_as_their_variance(layers):
+    """A detector's logits of rare classes have means far apart: without its inputs such a head would seem to lose nothing."""
+    conv = "const %v: f32[6,8,1,1] = seed(2)", "%y: f32[N,6,4,4] = Conv(%r, %v, %b)"
+    steps = "%t = Transpose(%r, perm=(0, 2, 3, 1))", "%m = MatMul(%t, %v)", "%y = Add(%m, %b)"
+    product = "const %v: f32[8,6] = seed(2)", "\n".join(steps)
+    weight, reader = conv if layers == "a convolution" else product
+    x = {"x": np.random.default_rng(0).standard_normal((64, 4, 6, 6)).astype(np.float32)}
+    scores = []
+    for bias in ([0.0] * 6, [0.0, -30.0, 50.0, 20.0, -400.0, 7.0]):
+        net = parse_network(f"""network n source
+            in %x: f32[N,4,6,6]
+            const %w: f32[8,4,3,3] = seed(1)
+            {weight}
+            const %b: f32[6] = {bias}
+            %a: f32[N,8,4,4] = Conv(%x, %w)
+            %r: f32[N,8,4,4] = Relu(%a)
+            {reader}
+            out %y
+            """)
+        scores.append(importance(groups(net), "reconstruction", net=net, samples=Samples(x))["w"])
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-3)
+    assert scores[0].sum() == pytest.approx(1, abs=0.05), "all inputs removed: the whole variance"
+
+
+def test_the_axis_of_the_channels_follows_transposes_and_layers_that_keep_the_channels():
+    net = parse_network("""network n source
+        in %x: f32[2,3,4,4]
+        const %w: f32[5,3,1,1] = seed(1)
+        const %v: f32[5,7] = seed(2)
+        const %u: f32[7,2] = seed(3)
+        const %c: f32[2,3,4,4] = seed(4)
+        %i = Relu(%x)
+        %a = Conv(%i, %w)
+        %p = MaxPool(%a, kernel_shape=(2, 2))
+        %t = Transpose(%p, perm=(0, 2, 3, 1))
+        %s = Sigmoid(%t)
+        %m = MatMul(%s, %v)
+        %f = Flatten(%m)
+        %g = ReduceMean(%m, axes=(1, 2), keepdims=0)
+        %h = Gemm(%g, %u)
+        out %f
+        out %h
+        """)
+    assert {t.name: axis for t, axis in find_channel_axes(net).items()} == {"a": 1, "p": 1, "t": 3, "s": 3, "m": 3, "h": 1}
+    assert {t.name: axis for t, axis in find_output_channel_axes(net).items()} == {"h": 1}, "a later product reads the others"
+
+
+def test_a_variance_is_that_within_channels_but_never_zero():
+    x = np.array([[0.0, 10.0], [2.0, 14.0]])
+    assert compute_variance(x, 1) == pytest.approx((1 + 4) / 2)
+    assert compute_variance(x, None) == pytest.approx(x.var())
+    constant = np.array([[0.0, 10.0], [0.0, 10.0]])
+    assert compute_variance(constant, 1) == pytest.approx(1e-6 * constant.var()), "one sample, or channels that never change"
+    assert compute_variance(np.zeros((2, 2)), 1) > 0
 
 
 def test_the_default_is_measured_on_data_and_removes_branches_only_then(case):

@@ -23,6 +23,7 @@ from whet.pruning.order import check_order, note
 from whet.training.config import FinetuneConfig
 from whet.training.data import Batches, TrainingData
 from whet.training.feeding import Feeder
+from whet.training.free_batch import free_batch
 from whet.training.loop import Progress
 from whet.training.loss import to_outputs
 from whet.training.module import Fakes, NetworkModule
@@ -140,10 +141,11 @@ def train_quantization_aware(
             made, _iterate_first_batches(feeds, samples), run=_make_runner(made, find_quantization_sites(made).names(), device), zero_points=True
         )
     fakes, learned = make_fakes(sites, ranges, learn_ranges)
-    module = NetworkModule(without_softmax(made), freeze=config.freeze, train=config.train, fakes=fakes).to(device)
+    student = free_batch(without_softmax(made), data, config.batch, device)
+    module = NetworkModule(student, freeze=config.freeze, train=config.train, fakes=fakes).to(device)
     answers = None
     if config.distill > 0:
-        answers = NetworkModule(without_softmax(teacher or net)).to(device).eval().requires_grad_(False)
+        answers = NetworkModule(free_batch(without_softmax(teacher or net), data, config.batch, device)).to(device).eval().requires_grad_(False)
     done = train_module(
         made, module, data, replace(config, freeze=(), train=()), teacher=answers, test=test, progress=progress, title="quantization-aware"
     )

@@ -24,6 +24,7 @@ from whet.training.data import Batches, TrainingData
 from whet.training.distributed import read_workers
 from whet.training.evaluate import accuracy
 from whet.training.features import mark_features
+from whet.training.free_batch import free_batch
 from whet.training.gradual import GradualPruning
 from whet.training.loop import Fitted, Progress, fit
 from whet.training.masks import hold, make_masks, reapply
@@ -77,14 +78,14 @@ def finetune(
         if train is not None or read_workers().count > 1:
             raise UsageError("prune_to works in one process and with whet's own loop: leave out --train and torchrun, or prune before the training")
     device = select_device(config.device)
-    student, answers = without_softmax(net), None
+    student, answers = free_batch(without_softmax(net), data, config.batch, device), None
     inserted: list[InsertedBatchNorm] = []
     if train is None and config.batch_norms == "insert" and not config.freeze_batch_norm:
         student, inserted = insert_batch_norms(student, data, batch=config.batch, device=device, freeze=config.freeze)
     if config.distill > 0 or config.features > 0:
         if teacher is None:
             raise UsageError("distill or features is above 0, but there is no teacher: give the network before it was pruned")
-        taught = fold_batch_norms(without_softmax(teacher))
+        taught = fold_batch_norms(free_batch(without_softmax(teacher), data, config.batch, device))
         if config.features > 0:
             mark_features(student, taught)
         answers = NetworkModule(taught).to(device).eval().requires_grad_(False)
@@ -133,10 +134,16 @@ def train_module(
     unchanged = fitted.kept_epoch == 0 and not masks and gradual is None  # without the rounding of inserted batch norms
     present = net if gradual is None else gradual.cut_network()
     made = with_weights(present, {} if unchanged else fold_weights(module.weights(), inserted), about=json.dumps(about))
-    judge = module if not inserted else NetworkModule(without_softmax(made)).to(next(module.parameters()).device)
-    judged = None if test is None else accuracy(judge, test, batch=config.batch)
+    judged = None if test is None else _judge(made, module, test, config.batch, bool(inserted))
     return Finetuned(made, fitted.history, fitted.steps, seconds, fitted.resumed_at, judged, masks, fitted.kept_epoch, len(inserted),
                      None if gradual is None else make_pruning_recipe(net, gradual.kept, channel_groups=gradual.groups))  # fmt: skip
+
+
+def _judge(made: Network, module: NetworkModule, test: TrainingData | Batches, batch: int, folded: bool) -> float:
+    """The accuracy of the trained network, which is that of `module` unless batch norms were `folded`."""
+    device = next(module.parameters()).device
+    judge = NetworkModule(free_batch(without_softmax(made), test, batch, device)).to(device) if folded else module
+    return accuracy(judge, test, batch=batch)
 
 
 def fold_batch_norms(net: Network) -> Network:
