@@ -127,21 +127,6 @@ def test_the_default_is_measured_on_data_and_removes_branches_only_then(case):
     assert prune(net, PruneConfig(target=target, multiple=1, depth=True)).recipe.about["depth"] is True
 
 
-@pytest.mark.parametrize(
-    ("more", "by"),
-    [
-        ("%z2: f32[N,2] = MatMul(%y, %out2)\nout %z2", "weighted_reconstruction"),  # two heads
-        ("%z2: f32[N,2] = Relu(%z)\nout %z2", "reconstruction"),  # one output is computed from the other
-        ("%z1: f32[N,2] = MatMul(%y, %out2)\n%z2: f32[N,2] = CumSum(%z1, %axis)\nout %z2", "reconstruction"),  # an op without a gradient
-    ],
-)
-def test_a_network_with_several_heads_is_cut_by_weighted_errors(case, more, by):
-    constants = "const %out2: f32[8,2] = seed(9)\nconst %axis: i64[] = [1]\n%s: "
-    net = parse_network(NET.replace("%s: ", constants, 1) + more)
-    config = PruneConfig(target=Target("params", ratio=0.7), multiple=1)
-    assert prune(net, config, case[1]).recipe.about["importance"] == by
-
-
 def test_compared_importances_keep_the_one_whose_selection_changes_the_outputs_least(case):
     net, x, _ = case
     how = PruneConfig(target=Target("params", ratio=0.7), multiple=1, importance="compared")

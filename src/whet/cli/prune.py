@@ -41,8 +41,7 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
               help="Also cut the residual width of transformers, ConvNeXt and MLP-Mixer through their norms. Means and variances are then of the "
                    "kept channels, so the outputs change even where all removed weights are zero: recover with --calibData, and fine-tune.")
 @click.option("--importance", default="auto", show_default=True,
-              help="auto (with a target and --calibData reconstruction, in networks with several heads weighted_reconstruction; else l1), "
-                   "compared (with both: the best of reconstruction, "
+              help="auto (with a target and --calibData reconstruction, else l1), compared (with both: the best of reconstruction, "
                    "weighted_reconstruction and taylor2 by the outputs on held-out samples), reconstruction, weighted_reconstruction, "
                    "l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION. "
                    "With --pattern: auto (activation with --calibData, else l1), l1, activation, second_order, taylor1.")

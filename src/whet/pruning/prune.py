@@ -10,7 +10,7 @@ import numpy as np
 
 from whet.builder.config import BuildConfig
 from whet.errors import PruneError
-from whet.network import Network, Tensor
+from whet.network import Network
 from whet.pruning.costs import COUNTED, Costs
 from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
@@ -47,8 +47,8 @@ class PruneConfig:
 
     ratio: float = 0.4  # share of all channels to cut, without a target
     target: Target | None = None  # limit on latency, throughput, FLOPs, parameters or channels
-    #: with a target and data reconstruction, in networks with several heads weighted_reconstruction; else l1. "compared": the best of COMPARED by
-    #: the outputs on held-out samples (needs a target and data). Or importance.KINDS, python:MODULE:FUNCTION, a function
+    #: with a target and data reconstruction, else l1; "compared": the best of COMPARED by the outputs on held-out samples (needs a target and
+    #: data); or importance.KINDS, python:MODULE:FUNCTION, a function
     importance: str | Own = "auto"
     hidden: bool = False  # also cut axes over which norms take statistics (groups(net, hidden=True)): needs recovery or fine-tuning
     scope: str = "global"  # global: least important units over all groups; group: the same share of every group
@@ -176,8 +176,7 @@ def prune(
         raise PruneError(f"prune() takes a Network, not {type(net).__name__}: whet.network_from_onnx reads one from a file")
     check_order(net, "prune", config.insist)
     compared = config.importance == "compared"
-    auto = config.importance == "auto"
-    config = _resolve(config, net, data is not None)
+    config = _resolve(config, data is not None)
     found, blocks = list_prunable_units(net, config)
     samples = Samples(data, labels) if data is not None else None
     if config.importance in NEED_DATA and samples is None:
@@ -186,13 +185,7 @@ def prune(
         raise PruneError("trials need a target and data (--calibData): selections are compared by their outputs on held-out samples")
     if config.steps > 1 and (config.target is None or config.target.kind in TIMED or data is None or config.recovery is None):
         raise PruneError("several steps need a target in FLOPs, parameters or channels, and data (--calibData): they recover it")
-    try:
-        scores = importance(found, config.importance, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
-    except PruneError:
-        if not auto or config.importance != "weighted_reconstruction":
-            raise
-        config = replace(config, importance="reconstruction")  # an op has no gradient
-        scores = importance(found, config.importance, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
+    scores = importance(found, config.importance, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
     if config.target is None:
         kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple or _MULTIPLE, widths=config.widths)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
@@ -230,14 +223,10 @@ def list_prunable_units(net: Network, config: PruneConfig) -> tuple[list[Group],
     return found, [b for b in blocks if b.name not in whole]
 
 
-def _resolve(config: PruneConfig, net: Network, has_data: bool) -> PruneConfig:
-    """`config` with the importance and the depth that its defaults mean.
-
-    With several heads each layer's own output is a poor unit: many layers matter to some outputs only. Their errors are weighted.
-    """
+def _resolve(config: PruneConfig, has_data: bool) -> PruneConfig:
+    """`config` with the importance and the depth that its defaults mean."""
     if config.importance == "auto":
-        by_data = "weighted_reconstruction" if count_heads(net) > 1 else "reconstruction"
-        config = replace(config, importance=by_data if has_data and config.target is not None else "l1")
+        config = replace(config, importance="reconstruction" if has_data and config.target is not None else "l1")
     elif config.importance == "compared":
         if not (has_data and config.target is not None and config.recovery is not None and config.floor):
             raise PruneError(
@@ -246,16 +235,6 @@ def _resolve(config: PruneConfig, net: Network, has_data: bool) -> PruneConfig:
             )
         config = replace(config, importance=COMPARED[0])
     return replace(config, depth=_with_branches(config)) if config.target is not None else config
-
-
-def count_heads(net: Network) -> int:
-    """The number of floating-point outputs that no other output is computed from."""
-    outputs = {t for t in net.outputs if t.dtype.is_float and t.maker is not None}
-    inner: set[Tensor] = set()
-    for layer in reversed(net.layers):
-        if any(t in outputs or t in inner for t in layer.outputs):
-            inner.update(t for t in layer.inputs if t is not None)
-    return len(outputs - inner)
 
 
 def _with_branches(config: PruneConfig) -> bool:
