@@ -33,11 +33,17 @@ TACTIC = get_tactic(NAME)
 AVX2 = pytest.mark.skipif(TACTIC.unavailable() is not None, reason=str(TACTIC.unavailable()))
 
 
+def select_own_types(layer, machine=CPU):
+    """The signature that stores the result in the layer's own type: a CPU with bf16 instructions also has one that stores f32 as bf16."""
+    (signature,) = (s for s in TACTIC.signatures(layer, machine) if s.outputs[0].dtype == layer.outputs[0].dtype)
+    return signature
+
+
 def judge(layer, arrays, configs=None):
     """Every config against the reference in f64. Rounding errors are relative to the sums of absolute values: the terms may cancel."""
     (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
     (scale,) = run_regions(layer, [np.abs(a).astype(np.float64) for a in arrays])
-    (signature,) = TACTIC.signatures(layer, CPU)
+    signature = select_own_types(layer)
     for config in configs or TACTIC.configs(layer, signature, CPU):
         _, got, _ = compute(layer, arrays, TACTIC, signature, config)
         np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-6 * np.abs(scale).max(), err_msg=str(config))
@@ -67,7 +73,7 @@ def test_bf16_of_random_sizes(lanes, monkeypatch):
         layer, arrays = fused("MatMul", [(f"bf16[{rows},{len(w)}]", False), (w, True), (added, False)], lambda body, x, w, a:
                               body.add("Relu", body.add("Add", body.add("MatMul", x, w), a)))  # fmt: skip
         assert TACTIC.why_not(layer) is None
-        (signature,) = TACTIC.signatures(layer, CPU)
+        signature = select_own_types(layer)
         assert signature.outputs[0].dtype == BF16
         exact = np.maximum(arrays[0].astype("f8") @ w.astype("f8") + arrays[2].astype("f8"), 0)
         size = np.abs(arrays[0].astype("f8")) @ np.abs(w.astype("f8")) + 1
@@ -85,7 +91,7 @@ def test_bf16_results_are_rounded_to_nearest_even_and_keep_nan():
     arrays[0][:] = 0
     arrays[0][:, 0] = [1, 1, 1, 3e38, np.nan, np.inf]
     arrays[0][:, 1] = [2**-8, 3 * 2**-8, 2**-8 + 2**-15, 3e38, 0, 1]
-    (signature,) = TACTIC.signatures(layer, CPU)
+    signature = select_own_types(layer)
     _, got, _ = compute(layer, arrays, TACTIC, signature, TACTIC.configs(layer, signature, CPU)[0])
     column = got[0][:, 0].astype("f4")
     np.testing.assert_array_equal(column, np.array([1, 1 + 2**-6, 1 + 2**-7, np.inf, np.nan, np.inf], "f4"))
@@ -96,7 +102,7 @@ def test_bf16_results_are_rounded_to_nearest_even_and_keep_nan():
 def test_threads_share_the_channels(threads):
     _, layer, arrays = sample_layer("Fused", make_sparse_matmul_sample("f32[3,512]", 1000, "Relu"))
     (want,), machine = run_regions(layer, arrays), CpuBackend(threads=threads)
-    (signature,) = TACTIC.signatures(layer, machine)
+    signature = select_own_types(layer, machine)
     for config in TACTIC.configs(layer, signature, machine):
         kernel = TACTIC.plan(layer, signature, config, machine)
         assert kernel.threads == threads
@@ -135,7 +141,7 @@ def test_gelu_of_large_inputs():
     layer, arrays = fused("MatMul", [("f32[12,4]", False), (w, True)], lambda body, *t: body.add("Gelu", body.add("MatMul", *t)))
     arrays[0][:, 0] = [-1e30, -40, -9, -5.5, -1e-3, 0, 1e-3, 5.5, 9, 40, 1e30, np.inf]
     (want,) = run_regions(layer, [a.astype(np.float64) for a in arrays])
-    (signature,) = TACTIC.signatures(layer, CPU)
+    signature = select_own_types(layer)
     _, got, _ = compute(layer, arrays, TACTIC, signature, TACTIC.configs(layer, signature, CPU)[0])
     np.testing.assert_allclose(got[0], want, rtol=1e-6, atol=1e-6)
 
@@ -168,7 +174,7 @@ def test_positions_with_arbitrary_bits_read_nothing_else():
     """An engine file may hold any packed bytes: the result is a sum of the row's own inputs, whatever the positions."""
     _, layer, arrays = sample_layer("Fused", make_sparse_matmul_sample("f32[1,64]", 32, "Relu"))
     arrays[0][:] = 1
-    (signature,) = TACTIC.signatures(layer, CPU)
+    signature = select_own_types(layer)
     kernel = TACTIC.plan(layer, signature, TACTIC.configs(layer, signature, CPU)[0], CPU)
     assert kernel.packed[0].storable
     packed, results = kernel.packed[0].make(), []
