@@ -13,6 +13,7 @@ import argparse
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -96,7 +97,7 @@ def run_sample(name: str, checkout: Path, data: Path) -> dict[str, Any]:
         command = [sys.executable, "-m", "whet.trt", str(path), *prepare(Path(folder), data)]
         env = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": folder}
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
-        lines = [line for line in io.StringIO(done.stdout.replace(folder, "FOLDER")) if line.strip()]
+        lines = [line for line in io.StringIO(re.sub(r"\x1b\[\d*[A-Za-z]", "", done.stdout).replace(folder, "FOLDER")) if line.strip()]
         row = {"sample": name, "runs": done.returncode == 0 and wanted in done.stdout, "said": next((x.strip() for x in lines if wanted in x), "")}
         if not row["runs"]:
             row["said"] = (done.stderr or done.stdout)[-300:].replace(str(checkout), "CHECKOUT").replace(folder, "FOLDER")
