@@ -70,7 +70,7 @@ def run(monkeypatch, times_ms, fails=(), disallowed=(), **options):
     [
         ({"float": 2.0, "int8": 1.8}, ["float", "int8"]),
         ({"float": 2.0, "int8": 1.0}, ["int8"]),  # twice the time: selection in the network gains 15 % at most
-        ({"float": 1.149, "int8": 1.0}, ["float", "int8"]),
+        ({"float": 1.15, "int8": 1.0}, ["float", "int8"]),
         ({"float": 1.151, "int8": 1.0}, ["int8"]),
         ({"float": 10.0, "int8": 12.0}, ["float"]),
         ({"float": 10.0, "int8": 11.4}, ["float", "int8"]),
