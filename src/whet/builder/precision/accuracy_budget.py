@@ -1,7 +1,7 @@
 """Low precision within an accuracy budget: the layers that have to stay in floating point, by sensitivity per saved millisecond.
 
 Layers are ranked by the output noise that each causes alone per millisecond saved. Sets of layers are judged as a whole, not by sums of single
-sensitivities: bisection finds how many of the most sensitive layers must be dropped, then each of these is tried in low precision again. All of
+sensitivities: bisection finds how many of the most sensitive layers must be dropped, then these are tried in low precision again. All of
 this runs in emulation (precision.emulated), without timing; the resulting engine is judged once more.
 """
 
