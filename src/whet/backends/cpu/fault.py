@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from whet.backends._base import Call
 from whet.backends.cpu.machine_code import load_function
+from whet.errors import BackendError
 
 _IR = """
 define i32 @whet_take_fault(i64 %address, i64 %unused1, i32 %unused2, i64 %unused3) {
@@ -29,18 +28,13 @@ class FaultCall(Call):
     def __init__(self, failure: str, implementation: str) -> None:
         self.failure, self.implementation = failure, implementation
         self._word = np.zeros(1, np.int64)
+        self.native = (load_function(_IR, "whet_take_fault"), self.address, 0, 0, 0)
 
     @property
     def address(self) -> int:
         return self._word.ctypes.data
 
-    @cached_property
-    def native(self) -> tuple[int, int, int, int, int]:  # type: ignore[override]
-        return load_function(_IR, "whet_take_fault"), self.address, 0, 0, 0
-
     def run(self) -> None:
-        from whet.errors import BackendError
-
         if self._word[0]:
             self._word[0] = 0
             raise BackendError(self.failure)
