@@ -204,3 +204,25 @@ def test_padding_of_an_axis_of_one_entry_repeats_that_entry():
         patch.setattr("whet.passes._coupled_axes.get_axis_size", lambda node: sizes[node[0]])
         assert layout(whole, {one: 3}).tolist() == [0, ~0, ~0, 1, 2]
         assert layout(whole, {two: 3}).tolist() == [0, 1, 2, ~2]
+
+
+@pytest.mark.parametrize("group", [1, 160])
+def test_a_batch_norm_joins_convolutions_whose_weights_are_too_large_for_a_literal(group):
+    """Wide stages of RepVGG, and FastViT's depthwise convolutions of 7 by 7: the identity is computed, not listed."""
+    channels, inner, k = (176, 176, 3) if group == 1 else (160, 1, 41)
+    constants = "".join(f"const %{n}: f32[{channels}] = seed({i})\n" for i, n in enumerate("shm", 2))
+    constants += f"const %d: f32[{channels}] = [{', '.join(['2.0'] * channels)}]\n"
+    text = f"in %x: f32[1,{channels},4,4]\nconst %w: f32[{channels},{inner},{k},{k}] = seed(1)\n{constants}"
+    text += f"%a = Conv(%x, %w, group={group}, pads=({k // 2},{k // 2},{k // 2},{k // 2}))\n%b = BatchNormalization(%x, %s, %h, %m, %d)\n"
+    assert count(text + "%y = Add(%a, %b)\nout %y\n", "merge_parallel_convs") == 1
+
+
+@pytest.mark.parametrize("op", ["LayerNormalization", "RMSNormalization"])
+def test_a_norm_of_more_elements_than_a_literal_may_have_is_recognized(op):
+    centred = "%m = ReduceMean(%x, axes=(1,2,3))\n%c = Sub(%x, %m)\n" if op == "LayerNormalization" else "%c = Identity(%x)\n"
+    text = f"in %x: f32[2,20,120,120]\nconst %e: f32[] = [1e-05]\nconst %w: f32[20,120,120] = seed(1)\n{centred}"
+    text += "%q = Mul(%c, %c)\n%v = ReduceMean(%q, axes=(1,2,3))\n%a = Add(%v, %e)\n%r = Sqrt(%a)\n%n = Div(%c, %r)\n%y = Mul(%n, %w)\nout %y\n"
+    name = "recognize_layer_norm" if op == "LayerNormalization" else "recognize_rms_norm"
+    after, log = lower(parse_network("network case source\n" + text), refuses=lambda layer: None, check=True)
+    assert log.counts()[name] == 2
+    assert [layer.op for layer in after.layers] == [op]

@@ -6,10 +6,10 @@ import pytest
 from whet.network import parse_network
 from whet.precision.calibrate import crop_middle, list_candidate_ranges
 from whet.precision.histogram import Histogram
-from whet.precision.insert import compute_float8_weight_scales, round_to_e4m3
+from whet.precision.insert import compute_float8_weight_scales, quantize, round_to_e4m3
 from whet.precision.methods import LIMITS
 from whet.precision.quantization_sites import SiteFinder, is_never_negative
-from whet.precision.ranges import Range
+from whet.precision.ranges import Range, Ranges
 from whet.precision.scaling import find_sites
 from whet.precision.steps import StepReport
 from whet.precision.tables import LARGEST, find_code
@@ -226,3 +226,10 @@ out %y
     finder = SiteFinder(net, lambda layer: False, frozenset())
     (a,) = (t for t in net.tensors() if t.name == "a")
     assert finder.takes_sum(a) == takes
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_product_with_the_words_of_a_large_vocabulary_is_quantized(kind):
+    net = parse_network("network n source\nin %x: f32[2,4]\nconst %w: f32[4,151936] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
+    made = quantize(net, Ranges({"x": Range(-4.0, 4.0)}), kind=kind)
+    assert sorted(layer.op for layer in made.layers) == ["DequantizeLinear", "DequantizeLinear", "MatMul", "QuantizeLinear"]

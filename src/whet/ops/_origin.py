@@ -14,7 +14,7 @@ from whet.errors import NetworkError
 from whet.network import DType, Network, Origin, Weight, get_dtype
 from whet.ops._interpret import run_layer
 
-_LARGEST_LITERAL = 65536  # elements; larger arrays are data, not values created by a pass
+_LARGEST_LITERAL = 1 << 18  # elements, a scale for each word of a large vocabulary; larger arrays are data, not values created by a pass
 
 
 def make_literal(array: Any, dtype: DType | None = None) -> Weight:

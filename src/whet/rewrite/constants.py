@@ -35,6 +35,19 @@ def make_scalar_weight(value: float, dtype: DType = F64) -> Weight:
     return make_literal(np.array(value), dtype)
 
 
+def make_filled_weight(value: float, shape: tuple[int, ...], dtype: DType) -> Weight:
+    """A constant that a pass introduces, all of whose elements are `value`."""
+    return express("Expand", make_scalar_weight(value, dtype), shape=shape)
+
+
+def is_introduced(t: Tensor | None) -> bool:
+    """True for a constant that a pass has introduced, not one of the model."""
+    origin = None if t is None or t.weight is None else t.weight.origin
+    if origin is not None and origin.op == "Expand":
+        origin = origin.args[0]
+    return origin is not None and origin.op == "literal"
+
+
 def scalar_value(t: Tensor | None) -> float | None:
     """The value of a constant of one element; None for anything else."""
     if t is None or t.weight is None or t.weight.array.size != 1:

@@ -7,7 +7,6 @@ first. The smaller kernel is placed in the larger one; a batch norm is a kernel 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -98,7 +97,11 @@ def _make_identity_kernel(main: Layer, norm: Layer) -> _Kernel | Skip:
     scale = batch_norm_affine([t.constant() for t in norm.inputs[1:] if t is not None], norm.attrs.get("epsilon", 1e-5))
     assert scale.factor is not None
     assert scale.shift is not None
-    ones = np.zeros(shape)
-    index: tuple[Any, ...] = (np.arange(shape[0]), np.arange(shape[0]) % shape[1], *places)
-    ones[index] = 1
-    return _Kernel(express("Mul", make_literal(ones), reshape_along_axis(scale.factor, 0, len(shape))), reshape_weight(scale.shift, (shape[0],)))
+    weights = reshape_along_axis(scale.factor, 0, len(shape))
+    if shape[1] > 1:  # written as a comparison: the values of a large matrix would be part of the engine file
+        own, inputs = (make_literal(values) for values in (np.arange(shape[0])[:, None] % shape[1], np.arange(shape[1])[None]))
+        reads = reshape_weight(to_float64(express("Equal", own, inputs)), (*shape[:2], *[1] * r))
+        weights = express("Mul", weights, reads)
+    after = [shape[2 + i] - 1 - places[i] for i in range(r)]
+    weights = express("Pad", weights, None, make_literal(np.array(0.0)), pads=(0, 0, *places, 0, 0, *after))
+    return _Kernel(weights, reshape_weight(scale.shift, (shape[0],)))

@@ -5,11 +5,8 @@ PyTorch's TorchScript exporter writes torch.nn.GroupNorm so.
 
 from __future__ import annotations
 
-import numpy as np
-
 from whet.network import Layer, Tensor
-from whet.ops._origin import make_literal
-from whet.rewrite.constants import reshape_weight, scalar_value
+from whet.rewrite.constants import is_introduced, make_filled_weight, reshape_weight, scalar_value
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import find_interior_escape, find_maker_of_op
 from whet.rewrite.rules import Phase, Skip, rule
@@ -34,7 +31,7 @@ def _match_groups(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return Skip(f"'{norm.name}' has a scale or bias of its own")
     if reason := find_interior_escape(g, layer, [inner, norm]):
         return Skip(reason)
-    ones, zeros = (g.constant(make_literal(np.full(channels, v, x.dtype.numpy)), name) for v, name in ((1, "ones"), (0, "zeros")))
+    ones, zeros = (g.constant(make_filled_weight(v, (channels,), x.dtype), name) for v, name in ((1, "ones"), (0, "zeros")))
     return g.add("GroupNormalization", x, ones, zeros, num_groups=groups, epsilon=norm.attrs["epsilon"])
 
 
@@ -50,7 +47,7 @@ def _match_parameter(g: Graph, layer: Layer) -> Tensor | Skip | None:
         if norm is None or value is None or other is None or other.weight is None:
             continue
         x, scale, bias = norm.inputs
-        if any(t is None or t.weight is None or t.weight.origin.op != "literal" for t in ((bias,) if layer.op == "Add" else (scale, bias))):
+        if not all(map(is_introduced, (bias,) if layer.op == "Add" else (scale, bias))):
             return None  # it has a bias, or a scale and a bias, already
         rank, channels = value.type.rank, value.shape[1]
         dims = (1,) * (rank - other.type.rank) + tuple(other.shape)

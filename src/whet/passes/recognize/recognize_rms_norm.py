@@ -5,13 +5,10 @@ The root is a divisor, or x is multiplied by its reciprocal: 1 / sqrt, Reciproca
 
 from __future__ import annotations
 
-import numpy as np
-
-from whet.network import Layer, Tensor
-from whet.ops._origin import make_literal
+from whet.network import Layer, Tensor, static_shape
 from whet.ops._reduce import list_reduced_axes
 from whet.passes.recognize._norms import convert_to_norm_parameter, is_square
-from whet.rewrite.constants import scalar_value
+from whet.rewrite.constants import is_introduced, make_filled_weight, scalar_value
 from whet.rewrite.graph import Graph
 from whet.rewrite.matching import find_interior_escape, find_maker_of_op, match_inverse_root
 from whet.rewrite.rules import Phase, Skip, rule
@@ -43,7 +40,7 @@ def _match_core(g: Graph, layer: Layer) -> Tensor | Skip | None:
             return Skip(f"the normalized axes of %{x.name}: {x.type} have no fixed size")
         if reason := find_interior_escape(g, layer, [*interior, add, mean, square]):
             return Skip(reason)
-        ones = g.constant(make_literal(np.ones([int(d) for d in x.shape[axes[0] :]]), x.dtype), "ones")
+        ones = g.constant(make_filled_weight(1.0, static_shape(x.shape[axes[0] :]), x.dtype), "ones")
         return g.add("RMSNormalization", x, ones, axis=axes[0] - rank, epsilon=epsilon)
     return None
 
@@ -55,7 +52,7 @@ def _match_scale(g: Graph, layer: Layer) -> Tensor | Skip | None:
         if norm is None or value is None or other is None or other.weight is None:
             continue
         scale = norm.inputs[1]
-        if scale is None or scale.weight is None or scale.weight.origin.op != "literal":
+        if not is_introduced(scale):
             return None  # it has a weight already
         vector = convert_to_norm_parameter(g, layer, norm, value, other, "scale")
         if isinstance(vector, Skip):

@@ -1,4 +1,7 @@
-"""A normalization or attention that stores its result in 8 bits, by the kernels that store it in floating point otherwise."""
+"""A normalization or attention that stores its result in 8 bits, by the kernels that store it in floating point otherwise.
+
+Measured: benchmarks/results/h100/transformers_quantized.json: INT8 engines of BERT-base select it.
+"""
 
 from __future__ import annotations
 
