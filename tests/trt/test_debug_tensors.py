@@ -174,6 +174,6 @@ def test_debug_tensors_on_a_gpu():
         context.set_all_tensors_debug_state(active)
         assert context.execute_v2([buffers["x"].address, buffers["y"].address])
         y = backend.read_address(buffers["y"].address, buffers["y"].nbytes).view(np.float32)[: output.size].reshape(output.shape)
-        np.testing.assert_allclose(y, output, rtol=1e-2, atol=1e-2)
+        np.testing.assert_allclose(y, output, rtol=0, atol=1e-3 * np.abs(output).max())  # TF32 rounds the terms, and some sums cancel
         assert len(listener.about) == received
-    np.testing.assert_allclose(listener.values["sum"], values["sum"], rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(listener.values["sum"], values["sum"], rtol=0, atol=1e-3 * np.abs(values["sum"]).max())
