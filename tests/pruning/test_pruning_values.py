@@ -225,9 +225,9 @@ def test_a_target_is_tightened_by_how_far_the_engine_missed_it(monkeypatch):
     assert (choice.after, report.predicted, larger) == (asked[-1], (1.0, asked[-1]), asked[-1])
 
 
-@pytest.mark.parametrize(("after", "tries"), [(4.0, 1), (5.0, 1), (5.1, 1), (5.2, 3)])
+@pytest.mark.parametrize(("after", "tries"), [(4.79, 3), (4.8, 1), (5.0, 1), (5.1, 1), (5.2, 3)])
 def test_the_search_ends_when_the_engine_meets_the_target(monkeypatch, after, tries):
-    """Half of 10 ms, with a tolerance of 2 %; at most three selections."""
+    """Half of 10 ms, with a tolerance of 2 % above and 4 % below; at most three selections."""
     asked = []
 
     def within(costs, share):
@@ -244,6 +244,37 @@ def test_the_search_ends_when_the_engine_meets_the_target(monkeypatch, after, tr
     config, target = SimpleNamespace(engines=True, build=None), Target("latency", ratio=0.5)
     prune.select_by_engine_time(None, config, target, [], SimpleNamespace, meter, within, lambda costs, share: share, None)
     assert asked == pytest.approx([0.5 * (5 / after) ** n for n in range(tries)])
+
+
+@pytest.mark.parametrize(
+    ("times", "asked", "kept"),
+    [
+        ([4.0, 5.0], [0.5, 0.625], 0.625),  # the engine had time left: more channels are kept
+        ([4.0, 6.0, 4.9], [0.5, 0.625, 0.5625], 0.5625),  # too many: between the two
+        ([4.0, 6.0, 5.5], [0.5, 0.625, 0.5625], 0.5),  # the largest selection that meets the target
+        ([6.0, 4.0, 4.9], [0.5, 0.5 * 5 / 6, 0.5 * 5 / 6 * 5 / 4], 0.5 * 5 / 6 * 5 / 4),
+        ([1.0, 1.0, 1.0], [0.5, 0.75, 0.875], 0.875),  # never all channels
+    ],
+)  # fmt: skip
+def test_a_selection_uses_the_time_that_the_engine_has_left(monkeypatch, times, asked, kept):
+    """Half of 10 ms."""
+    shares, left = [], iter(times)
+
+    def within(costs, share):
+        shares.append(share)
+        return Choice({}, (), 1.0, share, 0.0, 0.0)
+
+    prune = import_module("whet.pruning.prune")
+    monkeypatch.setattr(prune, "get_opt_batch", lambda net, config: 1)
+    monkeypatch.setattr(prune, "cut", lambda *args, **kwargs: "small")
+    monkeypatch.setattr(prune, "measure_latency_sum", lambda net, meter: 1.0)
+    monkeypatch.setattr(prune, "measure_latencies", lambda nets, build, progress=None: (10.0, next(left)))
+    backend, table = SimpleNamespace(capabilities=SimpleNamespace(executes=True)), SimpleNamespace(save=lambda: None)
+    meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
+    config, target = SimpleNamespace(engines=True, build=None), Target("latency", ratio=0.5)
+    choice, _, larger = prune.select_by_engine_time(None, config, target, [], SimpleNamespace, meter, within, lambda costs, share: share, None)
+    assert shares == pytest.approx(asked)
+    assert (choice.after, larger) == pytest.approx((kept, kept))
 
 
 def test_floors_are_the_time_of_bytes_and_of_products_at_the_peak_rates():

@@ -32,7 +32,8 @@ from whet.pruning.truth import measure_latencies
 
 COMPARED = ("reconstruction", "weighted_reconstruction", "taylor2")  # importances whose selections `compared` compares
 _MULTIPLE = 8  # channels: kernels compute multiples of it without remainder
-_TRIES, _CLOSE = 3, 1.02  # selections until the engine meets a latency target; tolerance of the target
+_TRIES = 3  # selections until the engine meets a latency target
+_CLOSE, _SPARE = 1.02, 0.96  # of the target: tolerance above it; an engine below this part could have kept more
 _AGAIN = 2  # repeated selections after timings were measured again
 _TELLING = 0.5  # largest optimality gap that is reported: a larger one says nothing
 _OFF = 0.1  # prediction error, relative to the original time, from which a remark is added
@@ -378,8 +379,8 @@ def select_by_engine_time(
     else:
         (alone,) = measure_latencies([net], config.build, seconds=0.3, progress=progress) if target.value is not None else (0.0,)
         share = target.of(alone, batch)
-    asked, times, summed, choice = share, None, 0.0, None
-    for n in range(_TRIES):
+    asked, best, met = share, None, False
+    for _ in range(_TRIES):
         try:
             for again in range(_AGAIN + 1):
                 tried = within(costs, asked)
@@ -389,19 +390,22 @@ def select_by_engine_time(
                     break
                 costs = priced()
         except PruneError:
-            if choice is None:
+            if best is None:
                 raise
             break  # a tighter target is unreachable: the report describes the last selection
-        choice, summed = tried, sums
         meter.table.save()
-        if not runs:
+        times = measure_latencies([net, small], config.build, progress=progress) if runs else None
+        aimed, taken = (share * times[0], times[1]) if times is not None else (1.0, 1.0)
+        fits = taken <= aimed * _CLOSE
+        if best is None or not met or (fits and asked > best[0]):
+            best = asked, tried, sums, times
+        met = met or fits
+        if fits and taken >= aimed * _SPARE:
             break
-        before, after = measure_latencies([net, small], config.build, progress=progress)
-        times = (before, after)
-        if after <= share * before * _CLOSE or n == _TRIES - 1:
-            break
-        asked *= share * before / after
-    assert choice is not None
+        # less if the engine takes too long, more if it has time left; between the two once both have been seen
+        asked = min(asked * aimed / taken, (1 + asked) / 2) if fits or not met else (best[0] + asked) / 2
+    assert best is not None
+    asked, choice, summed, times = best
     report = Report("ms", (choice.before, choice.after), summed, times, doubtful=meter.doubtful(), gap=choice.gap)
     more = others(costs, asked)
     meter.table.save()
