@@ -6,7 +6,7 @@ import pytest
 from whet.network import parse_network
 from whet.precision.calibrate import crop_middle, list_candidate_ranges
 from whet.precision.histogram import Histogram
-from whet.precision.insert import compute_float8_weight_scales, quantize, round_to_e4m3
+from whet.precision.insert import compute_float8_weight_scales, quantize, round_to_e4m3, round_weights_to_float8
 from whet.precision.methods import LIMITS
 from whet.precision.quantization_sites import SiteFinder, is_never_negative
 from whet.precision.ranges import Range, Ranges
@@ -233,3 +233,14 @@ def test_a_product_with_the_words_of_a_large_vocabulary_is_quantized(kind):
     net = parse_network("network n source\nin %x: f32[2,4]\nconst %w: f32[4,151936] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
     made = quantize(net, Ranges({"x": Range(-4.0, 4.0)}), kind=kind)
     assert sorted(layer.op for layer in made.layers) == ["DequantizeLinear", "DequantizeLinear", "MatMul", "QuantizeLinear"]
+
+
+def test_weights_of_any_size_may_be_rounded_adaptively():
+    """Regression: rounded weights of more than 65,536 elements were refused as a literal that is too large."""
+    net = parse_network("network n source\nin %x: f32[2,600]\nconst %w: f32[600,600] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
+    layer = net.layers[0]
+    rounded = round_weights_to_float8(layer, np.asarray(layer.needs(1).array(), np.float32))
+    made = quantize(net, Ranges({"x": Range(-4.0, 4.0)}, rounded={layer.name: rounded}), kind="fp8")
+    stored = next(x for x in made.layers if x.op == "DequantizeLinear" and x.needs(0).is_constant)
+    scales = np.asarray(stored.needs(1).array(), np.float32)
+    assert np.array_equal(stored.needs(0).array().astype(np.float32) * scales, rounded)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from whet.errors import CalibrationError
-from whet.network import F8E4M3, Layer, Network, Tensor
+from whet.network import F8E4M3, Layer, Network, Origin, Tensor, Weight
 from whet.ops._origin import express, make_literal
 from whet.ops.quantize_linear import LARGEST
 from whet.precision.joined import APART, assign_stored_forms
@@ -131,7 +131,8 @@ def _insert_weight_quantization(net: Network, layer: Layer, kind: str, rounded: 
     scales = compute_weight_scales(layer)
     if kind == "fp8":
         scale = make_literal(compute_float8_weight_scales(layer, np.asarray(w.array(), np.float32)))
-        small = express("QuantizeLinear", w.constant() if rounded is None else make_literal(rounded), scale, axis=axis, output_dtype=F8E4M3)
+        values = w.constant() if rounded is None else Weight(rounded, Origin("source", f"{w.name}.rounded"))
+        small = express("QuantizeLinear", values, scale, axis=axis, output_dtype=F8E4M3)
     else:
         scale = make_literal(scales)
         small = express("QuantizeLinear", w.constant(), scale, make_literal(np.zeros(scale.array.size, np.int8)), axis=axis)

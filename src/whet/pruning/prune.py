@@ -379,7 +379,8 @@ def select_by_engine_time(
     else:
         (alone,) = measure_latencies([net], config.build, seconds=0.3, progress=progress) if target.value is not None else (0.0,)
         share = target.of(alone, batch)
-    asked, best, met = share, None, False
+    asked, met = share, False
+    best: tuple[float, Choice, float, tuple[float, float] | None] | None = None
     for _ in range(_TRIES):
         try:
             for again in range(_AGAIN + 1):
@@ -394,16 +395,22 @@ def select_by_engine_time(
                 raise
             break  # a tighter target is unreachable: the report describes the last selection
         meter.table.save()
-        times = measure_latencies([net, small], config.build, progress=progress) if runs else None
+        times = None
+        if runs:
+            before, after = measure_latencies([net, small], config.build, progress=progress)
+            times = before, after
         aimed, taken = (share * times[0], times[1]) if times is not None else (1.0, 1.0)
         fits = taken <= aimed * _CLOSE
         if best is None or not met or (fits and asked > best[0]):
             best = asked, tried, sums, times
         met = met or fits
-        if fits and taken >= aimed * _SPARE:
+        if fits and (taken >= aimed * _SPARE or asked >= 1):
             break
         # less if the engine takes too long, more if it has time left; between the two once both have been seen
-        asked = min(asked * aimed / taken, (1 + asked) / 2) if fits or not met else (best[0] + asked) / 2
+        if fits or not met:
+            asked = min(asked * aimed / taken, (1 + asked) / 2)
+        elif best is not None:
+            asked = (best[0] + asked) / 2
     assert best is not None
     asked, choice, summed, times = best
     report = Report("ms", (choice.before, choice.after), summed, times, doubtful=meter.doubtful(), gap=choice.gap)
