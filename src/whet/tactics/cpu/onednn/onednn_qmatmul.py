@@ -40,13 +40,8 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
 
     def list_usable(self, recipe: Recipe) -> list[str]:
         names = super().list_usable(recipe)
-        if not dnn.has_isa("avx512_core_amx"):
-            return names
-        # oneDNN 3.2 leaves out the compensation for signed inputs on CPUs with AMX, which AMX's products do not need, but these do
-        right = [n for n in names if not n.startswith("brg:") or "amx" in n]
-        if not right:
-            raise dnn.Unimplemented(f"oneDNN {dnn.load_library().version} has only kernels without compensation for signed inputs on CPUs with AMX")
-        return right
+        # where oneDNN 3.2 can use AMX, it leaves out the compensation for signed inputs, which AMX does not need, also for implementations that do
+        return [n for n in names if "amx" in n or not n.startswith("brg:")] if any("amx" in n for n in names) else names
 
     def why_not_parts(self, parts: Parts) -> str | None:
         a, b = (parts.place(t) for t in parts.head.inputs[:2])

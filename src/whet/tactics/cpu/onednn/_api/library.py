@@ -205,14 +205,11 @@ def get_library_version() -> str:
     return f"onednn {lib.version} {lib.hash} {lib.runtime} isa={lib.isa:#x}"
 
 
-_ISA = {
-    **{"sse41": 0x1, "avx2": 0x7, "avx512_core": 0x27, "avx512_core_vnni": 0x67, "avx512_core_bf16": 0xE7},
-    **{"avx512_core_fp16": 0x1EF, "avx512_core_amx": 0xFEF},
-}
+_ISA = {"sse41": 0x1, "avx2": 0x7, "avx512_core": 0x27, "avx512_core_vnni": 0x67, "avx512_core_bf16": 0xE7, "avx512_core_fp16": 0x1EF}
 
 
 def has_isa(name: str) -> bool:
-    """True if oneDNN uses this x86 instruction set here (sse41, avx2, avx512_core, ..._vnni, ..._bf16, ..._fp16, ..._amx); False without oneDNN."""
+    """True if oneDNN uses this x86 instruction set here (sse41, avx2, avx512_core, ..._vnni, ..._bf16, ..._fp16); False without oneDNN."""
     return load_error() is None and load_library().isa & _ISA[name] == _ISA[name]
 
 
