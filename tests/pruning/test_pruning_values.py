@@ -203,9 +203,9 @@ def test_rates_without_a_declared_peak_or_a_timed_layer_are_zero():
     assert (PeakRates.of(fast, []).bytes_per_ms, PeakRates.of(fast, []).sparse_arithmetic) == (5, True)
 
 
-def test_a_target_is_tightened_by_how_far_the_engine_missed_it(monkeypatch):
-    """The engines take 0.9 and 0.6 of the time where a half is wanted: half of 0.5 / 0.9, then that times 0.5 / 0.6."""
-    times, asked = iter([(10.0, 9.0), (10.0, 6.0), (10.0, 4.0)]), []
+def select_with(monkeypatch, times):
+    """The shares that a selection for half of 10 ms asks for, for engines that take `times`, and its result."""
+    asked, measured = [], iter(times)
 
     def within(costs, share):
         asked.append(share)
@@ -215,34 +215,24 @@ def test_a_target_is_tightened_by_how_far_the_engine_missed_it(monkeypatch):
     monkeypatch.setattr(prune, "get_opt_batch", lambda net, config: 1)
     monkeypatch.setattr(prune, "cut", lambda *args, **kwargs: "small")
     monkeypatch.setattr(prune, "measure_latency_sum", lambda net, meter: 1.0)
-    monkeypatch.setattr(prune, "measure_latencies", lambda nets, build, progress=None: next(times))
+    monkeypatch.setattr(prune, "measure_latencies", lambda nets, build, progress=None: (10.0, next(measured)))
     backend, table = SimpleNamespace(capabilities=SimpleNamespace(executes=True)), SimpleNamespace(save=lambda: None)
     meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
-    config, costs = SimpleNamespace(engines=True, build=None), SimpleNamespace()
-    target = Target("latency", ratio=0.5)
-    choice, report, larger = prune.select_by_engine_time(None, config, target, [], lambda: costs, meter, within, lambda costs, share: share, None)
+    config, target = SimpleNamespace(engines=True, build=None), Target("latency", ratio=0.5)
+    return asked, prune.select_by_engine_time(None, config, target, [], SimpleNamespace, meter, within, lambda costs, share: share, None)
+
+
+def test_a_target_is_tightened_by_how_far_the_engine_missed_it(monkeypatch):
+    """The engines take 0.9 and 0.6 of the time where a half is wanted: half of 0.5 / 0.9, then that times 0.5 / 0.6."""
+    asked, (choice, report, larger) = select_with(monkeypatch, [9.0, 6.0, 4.0])
     assert asked == pytest.approx([0.5, 0.5 * 0.5 / 0.9, 0.5 * 0.5 / 0.9 * 0.5 / 0.6])
     assert (choice.after, report.predicted, larger) == (asked[-1], (1.0, asked[-1]), asked[-1])
 
 
 @pytest.mark.parametrize(("after", "tries"), [(4.79, 3), (4.8, 1), (5.0, 1), (5.1, 1), (5.2, 3)])
 def test_the_search_ends_when_the_engine_meets_the_target(monkeypatch, after, tries):
-    """Half of 10 ms, with a tolerance of 2 % above and 4 % below; at most three selections."""
-    asked = []
-
-    def within(costs, share):
-        asked.append(share)
-        return Choice({}, (), 1.0, share, 0.0, 0.0)
-
-    prune = import_module("whet.pruning.prune")
-    monkeypatch.setattr(prune, "get_opt_batch", lambda net, config: 1)
-    monkeypatch.setattr(prune, "cut", lambda *args, **kwargs: "small")
-    monkeypatch.setattr(prune, "measure_latency_sum", lambda net, meter: 1.0)
-    monkeypatch.setattr(prune, "measure_latencies", lambda nets, build, progress=None: (10.0, after))
-    backend, table = SimpleNamespace(capabilities=SimpleNamespace(executes=True)), SimpleNamespace(save=lambda: None)
-    meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
-    config, target = SimpleNamespace(engines=True, build=None), Target("latency", ratio=0.5)
-    prune.select_by_engine_time(None, config, target, [], SimpleNamespace, meter, within, lambda costs, share: share, None)
+    """A tolerance of 2 % above and 4 % below; at most three selections."""
+    asked, _ = select_with(monkeypatch, [after] * 3)
     assert asked == pytest.approx([0.5 * (5 / after) ** n for n in range(tries)])
 
 
@@ -257,22 +247,7 @@ def test_the_search_ends_when_the_engine_meets_the_target(monkeypatch, after, tr
     ],
 )  # fmt: skip
 def test_a_selection_uses_the_time_that_the_engine_has_left(monkeypatch, times, asked, kept):
-    """Half of 10 ms."""
-    shares, left = [], iter(times)
-
-    def within(costs, share):
-        shares.append(share)
-        return Choice({}, (), 1.0, share, 0.0, 0.0)
-
-    prune = import_module("whet.pruning.prune")
-    monkeypatch.setattr(prune, "get_opt_batch", lambda net, config: 1)
-    monkeypatch.setattr(prune, "cut", lambda *args, **kwargs: "small")
-    monkeypatch.setattr(prune, "measure_latency_sum", lambda net, meter: 1.0)
-    monkeypatch.setattr(prune, "measure_latencies", lambda nets, build, progress=None: (10.0, next(left)))
-    backend, table = SimpleNamespace(capabilities=SimpleNamespace(executes=True)), SimpleNamespace(save=lambda: None)
-    meter = SimpleNamespace(backend=backend, settle=lambda: False, doubtful=lambda: (), table=table)
-    config, target = SimpleNamespace(engines=True, build=None), Target("latency", ratio=0.5)
-    choice, _, larger = prune.select_by_engine_time(None, config, target, [], SimpleNamespace, meter, within, lambda costs, share: share, None)
+    shares, (choice, _, larger) = select_with(monkeypatch, times)
     assert shares == pytest.approx(asked)
     assert (choice.after, larger) == pytest.approx((kept, kept))
 

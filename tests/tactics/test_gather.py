@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from test_compiled_kernels import JIT
-from test_onednn_tactics import compute
+from test_strided_read import require_exact
 
 import whet
 from whet.backends.cpu import CpuBackend
 from whet.errors import BackendError
 from whet.network import parse_network
-from whet.ops import run_layer, sample_layer
+from whet.ops import sample_layer
 from whet.ops._samples import Sample
 from whet.tactics import get_tactic
 
@@ -45,13 +45,7 @@ def make_layer(op, dtype, shape, at, entries, attrs, constant):
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}-{c[2]}")
 def test_rows_are_the_references(case, threads, constant, monkeypatch):
     layer, arrays = make_layer(*case, constant)
-    machine, tactic = CpuBackend(threads=threads), get_tactic("cpu/gather")
-    monkeypatch.setattr("test_onednn_tactics.CPU", machine)
-    (want,) = run_layer(layer, arrays)
-    (signature,) = tactic.signatures(layer, machine)
-    assert tactic.refuses(layer, signature, machine) is None
-    _, (got,), _ = compute(layer, arrays, tactic, signature, ())
-    np.testing.assert_array_equal(got, want)
+    require_exact("cpu/gather", layer, arrays, threads, monkeypatch)
 
 
 def test_indices_that_cover_a_part_of_the_data_are_left_to_numpy():
