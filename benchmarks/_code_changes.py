@@ -116,7 +116,7 @@ class History:
                 yield commit.subject
 
     def list_code_changes(self, commit: Commit) -> list[FileChange]:
-        """The files of the package whose code a commit changes."""
+        """The files of the package with code changes in a commit."""
         return [c for c in commit.changes if is_inside(c.new_path, "src") and self._changes_code(c)]
 
     def has_only_renames(self, change: FileChange) -> bool:

@@ -22,7 +22,7 @@ def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
     parts, left = [], most + 1
     with open(path, "rb") as f:
         size = os.fstat(f.fileno()).st_size  # 0 for pipes and devices
-        while left and (part := f.read(min(left, max(size + 1, _PIECE)))):  # `read` allocates what it is asked for, before it reads
+        while left and (part := f.read(min(left, max(size + 1, _PIECE)))):  # `read` allocates the requested size before it reads
             parts.append(part)
             left -= len(part)
     if not left:

@@ -1,4 +1,4 @@
-"""Opening an engine: weights are read and copied in threads beside the planning of kernels, and the code of kept kernels is not generated."""
+"""Opening an engine: weights are read and copied in threads during the planning of kernels, and the code of kept kernels is not generated."""
 
 import threading
 import time

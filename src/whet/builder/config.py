@@ -52,7 +52,7 @@ class BuildConfig:
     max_tactics: int = -1  # cap on tactics timed per layer; -1: by level
     timing_cache: str | None = None  # file; None: the user's cache folder; "": none
     error_on_cache_miss: bool = False
-    retime: bool = False  # time also what the timing cache has, and replace it there
+    retime: bool = False  # time again despite entries of the timing cache, and replace them
     tactic_sources: tuple[str, ...] = ()  # "-name", "+name": tactics, or families such as ONEDNN and NUMPY, in order
     memory_limit: dict[str, int] = field(default_factory=dict)  # bytes by pool: "workspace", "arena"
     verify: bool = True

@@ -1,4 +1,4 @@
-"""What users of trtexec and Polygraphy type, and how it is called here."""
+"""Options and commands of trtexec and Polygraphy, with their names here."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class EngineHistory:
 
     def write_times(self, engines: Sequence[TimedEngine]) -> None:
         """Stores the times of engines that were compared with each other, with the noise against the fastest as their spread. Times of a disturbed
-        comparison are stored apart from others."""
+        comparison are stored under other keys."""
         state = _LOADED if any(e.disturbed for e in engines) else _IDLE
         fastest = min(engines, key=lambda e: e.ms)
         with self.cache.transaction():

@@ -62,7 +62,7 @@ def match_row_move(g: Graph, t: Tensor | None, *readers: Layer) -> RowMove | Non
 
 
 def add_row_move(g: Graph, x: Tensor, rows: np.ndarray, shape: tuple[int, ...], name: str, sources: tuple[str, ...] = ()) -> Tensor:
-    """Rows of `x` in a new order, as a tensor of `shape`, whose last axis is that of `x`."""
+    """Rows of `x` in a new order, as a tensor of `shape` with the last axis of `x`."""
     if (rows == np.arange(rows.size)).all():
         return g.add("Reshape", x, shape=shape, sources=())
     flat = g.add("Reshape", x, shape=(rows.size, int(x.shape[-1])), sources=())

@@ -36,7 +36,7 @@ def make_scalar_weight(value: float, dtype: DType = F64) -> Weight:
 
 
 def make_filled_weight(value: float, shape: tuple[int, ...], dtype: DType) -> Weight:
-    """A constant that a pass introduces, all of whose elements are `value`."""
+    """A constant of a pass with `value` in all elements."""
     return express("Expand", make_scalar_weight(value, dtype), shape=shape)
 
 

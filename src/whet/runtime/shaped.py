@@ -58,7 +58,7 @@ def make_shaped_plan(
     env = bind_symbols([(t.name, t.type) for t in net.inputs], shapes)
     steps = []
     weights = StepWeights(plan, store)
-    with ReadAhead(weights.read) as ahead:  # beside the planning of the next steps
+    with ReadAhead(weights.read) as ahead:  # in parallel with the planning of the next steps
         for layer in net.layers:
             if layer.name not in plan.choices:
                 raise EngineError(f"layer '{layer.name}' has no choice: the engine is incomplete")
@@ -96,7 +96,7 @@ class StepWeights:
         return held
 
     def load(self, step: Planned) -> None:
-        """Packs the other weights of a step, and releases what was read from the file. Steps are loaded in order."""
+        """Packs the other weights of a step, and releases the data read from the file. Steps are loaded in order."""
         self.packed.append([self.store.packed(p) for p in step.kernel.packed])
         held = {}
         for i, (t, o) in enumerate(zip(step.layer.inputs, step.signature.inputs, strict=True)):

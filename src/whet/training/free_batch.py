@@ -43,7 +43,7 @@ def free_batch(net: Network, data: TrainingData | Batches, batch: int, device: t
 
 
 def copy_with_dynamic_batch(net: Network) -> Network:
-    """A copy of `net` whose inputs have a symbol as first dimension. Raises NetworkError if a layer does not accept it."""
+    """A copy of `net` with a symbol as the first dimension of its inputs. Raises NetworkError if a layer does not accept it."""
     made = Network(net.name, net.stage)
     twin: dict[Tensor, Tensor] = {t: made.add_input(t.name, t.type.with_shape((make_symbol(BATCH), *t.shape[1:]))) for t in net.inputs}
     for t in net.constants.values():
@@ -67,7 +67,7 @@ def copy_with_dynamic_batch(net: Network) -> Network:
 
 
 def _adapt(layer: Layer, inputs: list[Tensor | None], made: Network) -> tuple[list[Tensor | None], dict[str, Any]]:
-    """The inputs of a layer, and changed attributes, where constants hold the fixed batch: shapes of Reshape and Expand, sizes of Resize, parts of
+    """The inputs of a layer, and changed attributes, without the fixed batch in constants: shapes of Reshape and Expand, sizes of Resize, parts of
     Concat."""
     x = inputs[0] if inputs else None
     axis = None if x is None else _find_dynamic_axis(x)

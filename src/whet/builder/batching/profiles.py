@@ -12,7 +12,7 @@ from whet.ops import bind_layer, bind_symbols, infer_layer
 from whet.registry import suggest_name
 
 MIN, OPT, MAX = 0, 1, 2
-_CHECKED = frozenset({"Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "Concat", "Reshape"})  # whose operands have to fit each other
+_CHECKED = frozenset({"Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "Concat", "Reshape"})  # their operands have to fit each other
 
 
 def resolve_profiles(net: Network, config: BuildConfig) -> tuple[list[Profile], list[str]]:
@@ -57,7 +57,7 @@ def _fill_with_ones(t: Tensor) -> tuple[int, ...]:
 
 
 def describe_assumed_shapes(net: Network, config: BuildConfig) -> str:
-    """The inputs whose dynamic sizes a build takes as 1 because no profile gives them, as a hint for a build that failed; "" for none."""
+    """A hint for a failed build: inputs with dynamic sizes that no profile gives, so that the build takes 1; "" for none."""
     named = {n for profile in config.profiles for shapes in profile for n in shapes}
     assumed = [t for t in net.inputs if not t.type.static and t.name not in named]
     if not assumed:

@@ -1,6 +1,6 @@
 """Concats do not read parts without elements, and Splits do not write them.
 
-The decomposition of ONNX's RotaryEmbedding splits off the elements that are not rotated also where there are none.
+The decomposition of ONNX's RotaryEmbedding splits off the elements that are not rotated, even if there are none.
 """
 
 from __future__ import annotations

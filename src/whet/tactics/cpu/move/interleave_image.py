@@ -1,6 +1,6 @@
 """Reformats an image of two to four channels from f32 planes to interleaved channels, f32 or rounded to bf16, in one pass.
 
-Networks of images begin with it where the first convolution takes channels last. oneDNN's reorder uses a scalar loop; this kernel processes 16
+Networks of images begin with it if the first convolution takes channels last. oneDNN's reorder uses a scalar loop; this kernel processes 16
 pixels of all channels at once.
 
 Not measured yet: BF16 engines select it for their input; the selections of a CPU were recorded before it was written.

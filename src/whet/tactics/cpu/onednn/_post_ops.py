@@ -199,7 +199,7 @@ def _append_binary(
 
 
 def _make_scaling(op: str, value: float) -> dnn.Eltwise | str:
-    """x <op> value as alpha * x + beta, or why it cannot be: a divisor whose reciprocal is no normal f32 value."""
+    """x <op> value as alpha * x + beta, or the obstacle: a divisor with a reciprocal that is no normal f32 value."""
     if op == "Div":
         least, greatest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
         if np.isfinite(value) and not 1 / greatest <= abs(value) <= 1 / least:

@@ -40,7 +40,7 @@ class OneDnnQMatMul(OneDnnQuantized, TwoPrimitives):
 
     def list_usable(self, recipe: Recipe) -> list[str]:
         names = super().list_usable(recipe)
-        # where oneDNN 3.2 can use AMX, it leaves out the compensation for signed inputs, which AMX does not need, also for implementations that do
+        # oneDNN 3.2 omits the compensation for signed inputs if it can use AMX, also from implementations that need it
         return [n for n in names if "amx" in n or not n.startswith("brg:")] if any("amx" in n for n in names) else names
 
     def why_not_parts(self, parts: Parts) -> str | None:

@@ -34,7 +34,7 @@ class _Match:
     stored: QuantizedStore
 
     def inner_signature(self, signature: Signature) -> Signature:
-        """The signature of the layer before quantization, whose result has the type of its data."""
+        """The signature of the layer before quantization: its result has the type of its data."""
         inputs = tuple(None if i is None else signature.inputs[i] for i in self.places)
         data = next(o for o in inputs if o is not None)
         return Signature(inputs, (Operand("linear", data.dtype),))
