@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import json
 import math
 import os
 import subprocess
@@ -41,6 +42,24 @@ def describe_machine() -> str:
     from whet.backends.cpu.info import get_cpu_model
 
     return f"{get_cpu_model()}, {len(os.sched_getaffinity(0))} CPUs"
+
+
+def replace_row(row: dict[str, Any], out: Path, key: Iterable[str], packages: Iterable[str], machine: Any = None) -> list[dict[str, Any]]:
+    """Puts a row into a result file in the place of an older row with the same values of `key`, and returns all rows, sorted by `key`.
+
+    The row gets its own date and commit, since the other rows may have been measured earlier. Rows of another machine are dropped. `machine`
+    describes this one (`describe_machine` if not given). Several processes may write to one file.
+    """
+    keys = tuple(key)
+    with alone(out):
+        old = json.loads(out.read_text()) if out.exists() else {}
+        made = provenance(packages)
+        made["machine"] = machine or made["machine"]
+        rows = [r for r in old.get("rows", ()) if any(r[k] != row[k] for k in keys)] if old.get("machine") == made["machine"] else []
+        rows.append(row | {"date": made["date"], "commit": made["commit"]})
+        rows.sort(key=lambda r: [r[k] for k in keys])
+        out.write_text(json.dumps({**made, "rows": rows}, indent=1) + "\n")
+    return rows
 
 
 def runs_of(data: Any) -> Iterator[dict[str, Any]]:

@@ -1,11 +1,13 @@
 """Networks of torchvision, timm and transformers, exported by PyTorch, on the CPU: outputs and time against ONNX Runtime.
 
-`python benchmarks/cpu_exports.py [--networks resnet18,...] [--exporters torchscript,dynamo] [--level 3] [--threads 2] [--folder FOLDER] [--out FILE]`
+`python benchmarks/cpu_exports.py [--networks resnet18,...] [--exporters torchscript,dynamo] [--folder FOLDER] [--stage export|build|time] [--out FILE]`
 
-A process per network and exporter exports it with random weights (models are kept in FOLDER), builds an engine, compares all outputs with ONNX
-Runtime's (`error`: the maximum difference relative to the largest value) and times both interleaved, forwards and backwards. `ratio` is ONNX
-Runtime's time over whet's. `numpy_layers` are the layers that run in NumPy. A network that cannot be exported is listed with the exporter's
-message and does not count. `others_cpus` is the external load during the timing; a row is disturbed above 0.2, and decides nothing then.
+A process per network and exporter and stage: `export` writes the model with random weights, `build` an engine, `time` compares all outputs
+with ONNX Runtime's (`error`: the maximum difference relative to the largest value) and times both interleaved, forwards and backwards; without
+`--stage` each is done that FOLDER lacks. `ratio` is ONNX Runtime's time over whet's. `numpy_layers` are the layers that run in NumPy.
+A network that cannot be exported is listed with the exporter's message and does not count. `others_cpus` is the external load during the timing; a
+row is disturbed above 0.2, and decides nothing then. A row replaces that of the same network and exporter in the result file, and has its own
+date and commit.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +27,7 @@ from typing import Any
 import numpy as np
 from _cpu_runners import DISTURBED, ort_runner, whet_runner
 from _networks import EXPORTERS, NETWORKS, Maker, export, timm_network, torchvision_network
-from _record import provenance
+from _record import replace_row
 
 SKIPPED = ("bert_large_384", "bert_base_384", "unet3d_64", "efficientnet_b4")  # larger versions of others in the list, and minutes on a CPU
 TORCHVISION = ("resnet18", "resnet34", "mobilenet_v2", "squeezenet1_1", "mnasnet1_0", "alexnet", "googlenet")
@@ -53,61 +56,93 @@ def timed(run: Any, arrays: dict[str, np.ndarray]) -> list[float]:
     return times
 
 
-def exported(name: str, exporter: str, folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
-    """The model's file and its inputs; both are made once."""
-    model, data = folder / f"{name}-{exporter}.onnx", folder / f"{name}-{exporter}.npz"
-    if not data.exists():
-        import torch
+def write_model(name: str, exporter: str, stem: Path) -> None:
+    """The stage `export`: STEM.onnx, and its inputs in STEM.npz."""
+    import torch
 
-        torch.manual_seed(0)
-        net, named = ALL[name](1)
-        export(net.eval(), named, str(model), (exporter,))
-        np.savez(data, **{n: np.asarray(v) for n, v in named.items()})
-    with np.load(data) as arrays:
-        return model, {n: arrays[n] for n in arrays.files}
+    torch.manual_seed(0)
+    net, named = ALL[name](1)
+    export(net.eval(), named, f"{stem}.onnx", (exporter,))
+    np.savez(f"{stem}.npz", **{n: np.asarray(v) for n, v in named.items()})
 
 
-def worker(name: str, exporter: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The row of a network: `stage` is the last thing that was done."""
-    row: dict[str, Any] = {"case": name, "exporter": exporter, "threads": args.threads, "level": args.level, "stage": "export"}
-    folder = Path(args.folder)
-    try:
-        model, arrays = exported(name, exporter, folder)
-        row["stage"] = "build"
-        from whet.backends.cpu.load import watch
-        from whet.builder import BuildConfig, build
-        from whet.engine import write_engine
-        from whet.frontends import network_from_onnx
-        from whet.runtime import allocate_aligned_array
+def build_engine(stem: Path, args: argparse.Namespace) -> None:
+    """The stage `build`: STEM.engine, and facts of the build in STEM.json."""
+    from whet.builder import BuildConfig, build
+    from whet.engine import write_engine
+    from whet.frontends import network_from_onnx
 
-        cache = str(folder / "timings.sqlite")
-        plan = build(network_from_onnx(model), BuildConfig(threads=args.threads, timing_cache=cache, optimization_level=args.level))
-        write_engine(plan, folder / f"{name}-{exporter}.engine")
-        row |= {"stage": "run", "build_seconds": round(plan.report.build_seconds, 1), "layers": len(plan.network.layers)}
-        row["numpy_layers"] = sorted(n for n, c in plan.choices.items() if c.tactic == "cpu/numpy_reference")
-        inputs = {t.name for t in plan.network.inputs}
-        feeds = {}
-        for n, a in arrays.items():
-            if n in inputs:
-                feeds[n] = allocate_aligned_array(a.shape, a.dtype)
-                feeds[n][...] = a
-        runs = {"whet": whet_runner(folder / f"{name}-{exporter}.engine", args.threads), "ort": ort_runner(model, args.threads)}
-        outs = {n: {k: np.array(v, np.float64) for k, v in run(feeds).items()} for n, run in runs.items()}
-        row["error"] = max(float(np.abs(outs["whet"][k] - ref).max() / max(np.abs(ref).max(), 1e-30)) for k, ref in outs["ort"].items())
-        times: dict[str, list[float]] = {n: [] for n in runs}
-        with watch() as load:
-            for r in range(ROUNDS):
-                for n in list(runs)[:: 1 if r % 2 == 0 else -1]:
-                    times[n].append(median(timed(runs[n], feeds)))
-        row |= {"stage": "done", "others_cpus": round(load.others or 0.0, 3)}
-        row |= {f"{n}_ms": round(median(t), 4) for n, t in times.items()}
-        row["ratio"] = round(median(o / w for o, w in zip(times["ort"], times["whet"], strict=True)), 3)
-    except Exception as e:  # noqa: BLE001 - exporters, torch and builds raise exceptions of many classes; each is a row
-        row["message"] = f"{type(e).__name__}: {e}"[:400]
+    config = BuildConfig(threads=args.threads, timing_cache=str(stem.parent / "timings.sqlite"), optimization_level=args.level)
+    plan = build(network_from_onnx(f"{stem}.onnx"), config)
+    write_engine(plan, f"{stem}.engine")
+    facts: dict[str, Any] = {"threads": args.threads, "level": args.level, "build_seconds": round(plan.report.build_seconds, 1)}
+    facts |= {"layers": len(plan.network.layers), "numpy_layers": sorted(n for n, c in plan.choices.items() if c.tactic == "cpu/numpy_reference")}
+    Path(f"{stem}.json").write_text(json.dumps(facts))
+
+
+def time_engine(stem: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The stage `time`: the row's error, times and ratio."""
+    from whet.backends.cpu.load import watch
+    from whet.runtime import Runtime, allocate_aligned_array
+
+    row = json.loads(Path(f"{stem}.json").read_text())
+    with Runtime().load(f"{stem}.engine") as engine:
+        inputs = set(engine.inputs)
+    feeds = {}
+    with np.load(f"{stem}.npz") as arrays:
+        for n in inputs & set(arrays.files):
+            feeds[n] = allocate_aligned_array(arrays[n].shape, arrays[n].dtype)
+            feeds[n][...] = arrays[n]
+    runs = {"whet": whet_runner(Path(f"{stem}.engine"), args.threads), "ort": ort_runner(Path(f"{stem}.onnx"), args.threads)}
+    outs = {n: {k: np.array(v, np.float64) for k, v in run(feeds).items()} for n, run in runs.items()}
+    row["error"] = max(float(np.abs(outs["whet"][k] - ref).max() / max(np.abs(ref).max(), 1e-30)) for k, ref in outs["ort"].items())
+    times: dict[str, list[float]] = {n: [] for n in runs}
+    with watch() as load:
+        for r in range(ROUNDS):
+            for n in list(runs)[:: 1 if r % 2 == 0 else -1]:
+                times[n].append(median(timed(runs[n], feeds)))
+    row |= {f"{n}_ms": round(median(t), 4) for n, t in times.items()}
+    row |= {"ratio": round(median(o / w for o, w in zip(times["ort"], times["whet"], strict=True)), 3), "others_cpus": round(load.others or 0.0, 3)}
     return row
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+STAGES = {"export": ".npz", "build": ".json", "time": ""}  # with the ending of the file that is written last
+
+
+def do_stage(name: str, exporter: str, stage: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What a stage adds to the row: `stage` is the last one that was begun, `done` if all were."""
+    stem = Path(args.folder) / f"{name}-{exporter}"
+    try:
+        if stage == "export":
+            write_model(name, exporter, stem)
+        elif stage == "build":
+            build_engine(stem, args)
+        else:
+            return {"stage": "done"} | time_engine(stem, args)
+    except Exception as e:  # noqa: BLE001 - exporters, torch and builds raise exceptions of many classes; each is a row
+        return {"stage": stage, "message": f"{type(e).__name__}: {e}"[:400]}
+    return {"stage": stage}
+
+
+def run_stages(name: str, exporter: str, stages: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
+    """The row of a network after the stages that its files lack, each in a process."""
+    row: dict[str, Any] = {"case": name, "exporter": exporter}
+    for stage in stages:
+        if STAGES[stage] and (Path(args.folder) / f"{name}-{exporter}{STAGES[stage]}").exists():
+            continue
+        command = [sys.executable, __file__, "--worker", f"{name}:{exporter}:{stage}", "--folder", args.folder]
+        command += ["--level", str(args.level), "--threads", str(args.threads)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=args.timeout)
+            row |= {"stage": stage, "message": done.stderr[-400:]} if done.returncode else json.loads(done.stdout.strip().splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            row |= {"stage": stage, "message": f"no result after {args.timeout:g} s"}
+        if "message" in row:
+            break
+    return row
+
+
+def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """How many of the exported models are right, and ratios of the rows that were not disturbed."""
     counted = [r for r in rows if r["stage"] != "export"]
     ratios = [r["ratio"] for r in counted if r["stage"] == "done" and r["others_cpus"] <= DISTURBED]
@@ -124,33 +159,27 @@ def main() -> None:
     p.add_argument("--exporters", default=",".join(EXPORTERS))
     p.add_argument("--level", type=int, default=3, help="builderOptimizationLevel")
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--timeout", type=float, default=300.0, help="seconds for a network")
+    p.add_argument("--timeout", type=float, default=300.0, help="seconds for a stage of a network")
     p.add_argument("--folder", help="where models, engines and the timing cache are kept; a temporary folder if not given")
+    p.add_argument("--stage", choices=tuple(STAGES), help="only this stage")
     p.add_argument("--out", default=str(Path(__file__).parent / "results" / "cpu" / "exports.json"))
     p.add_argument("--worker", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.worker:
-        print(json.dumps(worker(*args.worker.split(":"), args)))
+        print(json.dumps(do_stage(*args.worker.split(":"), args)))
         return
+    stages = [args.stage] if args.stage else list(STAGES)
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = args.folder or temporary
-        rows = []
+        args.folder = args.folder or temporary
+        Path(args.folder).mkdir(parents=True, exist_ok=True)
         for exporter in args.exporters.split(","):
             for name in args.networks.split(","):
-                command = [sys.executable, __file__, "--worker", f"{name}:{exporter}", "--folder", folder]
-                command += ["--level", str(args.level), "--threads", str(args.threads)]
-                try:
-                    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=args.timeout)
-                    failed = {"stage": "crash", "message": done.stderr[-400:]}
-                    row = failed if done.returncode else json.loads(done.stdout.strip().splitlines()[-1])
-                except subprocess.TimeoutExpired:
-                    row = {"stage": "crash", "message": f"no result after {args.timeout:g} s"}
-                row = {"case": name, "exporter": exporter} | row
-                rows.append(row)
-                print(json.dumps({k: v for k, v in row.items() if k not in ("threads", "level")}), flush=True)
-                result = {**provenance(("numpy", "onnxruntime", "torch")), "summary": summary(rows), "rows": rows}
-                Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
-    print(summary(rows))
+                row = run_stages(name, exporter, stages, args)
+                print(json.dumps(row), flush=True)
+                if row.get("stage") == "done" or "message" in row:
+                    rows = replace_row(row, Path(args.out), ("exporter", "case"), ("numpy", "onnxruntime", "onednn-cpu-gomp"))
+    print(summarize(rows))
 
 
 if __name__ == "__main__":

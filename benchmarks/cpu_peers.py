@@ -39,7 +39,7 @@ from _cpu_runners import (
     verdict,
     whet_runner,
 )
-from _record import alone, median_interval, provenance
+from _record import median_interval, replace_row
 
 #: the goals, by network and batch; a batch that is not listed has the goal of the network's largest smaller one
 BARS = {
@@ -203,17 +203,6 @@ def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> di
     return row
 
 
-def add(row: dict, out: Path, machine: dict) -> None:
-    """Puts the row into the result file, in the place of an older row of its case; rows of another machine are dropped."""
-    with alone(out):
-        old = json.loads(out.read_text()) if out.exists() else {}
-        rows = [r for r in old.get("rows", ()) if (r["case"], r["batch"]) != (row["case"], row["batch"])] if old.get("machine") == machine else []
-        made = provenance(("numpy", "onnxruntime", "openvino", "onednn-cpu-gomp"))
-        rows.append(row | {"date": made["date"], "commit": made["commit"]})
-        rows.sort(key=lambda r: (r["batch"], r["case"]))
-        out.write_text(json.dumps({**made, "machine": machine, "rows": rows}, indent=1) + "\n")
-
-
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--cases", default=CASES, help="network:batch, separated by commas")
@@ -244,7 +233,7 @@ def main() -> None:
                 prepare(name, int(batch), args, folder)
             if args.stage != "build":
                 rows.append(measure(name, int(batch), args, folder))
-                add(rows[-1], out, machine)
+                replace_row(rows[-1], out, ("batch", "case"), ("numpy", "onnxruntime", "openvino", "onednn-cpu-gomp"), machine)
     met = [r for r in rows if r["verdict"] == "met"]
     print(f"{len(met)} of {len(rows)} meet the bar" + (f"; written to {os.path.relpath(out)}" if rows else ""))
     raise SystemExit(0 if len(met) == len(rows) else 1)
