@@ -1,6 +1,6 @@
 """Networks of torchvision, timm and transformers, exported by PyTorch, on the CPU: outputs and time against ONNX Runtime.
 
-`python benchmarks/cpu_exports.py [--networks resnet18,...] [--exporters torchscript,dynamo] [--folder FOLDER] [--stage export|build|time] [--out FILE]`
+`python benchmarks/cpu_exports.py [--networks resnet18,...] [--exporters torchscript,dynamo] [--folder FOLDER] [--stage export|build|time]`
 
 A process per network and exporter and stage: `export` writes the model with random weights, `build` an engine, `time` compares all outputs
 with ONNX Runtime's (`error`: the maximum difference relative to the largest value) and times both interleaved, forwards and backwards; without

@@ -1,5 +1,6 @@
 """The interval that benchmarks print with a median."""
 
+import json
 import math
 import runpy
 import subprocess
@@ -55,6 +56,17 @@ def test_commands_have_no_local_folders(word, expected):
     assert RECORD["neutral"](word) == expected
 
 
+def test_a_row_replaces_the_older_row_of_its_case_alone(tmp_path):
+    out = tmp_path / "r.json"
+    rows = [{"case": "b", "n": 1, "ms": 3}, {"case": "a", "n": 1, "ms": 2}, {"case": "a", "n": 8, "ms": 9}, {"case": "a", "n": 1, "ms": 1}]
+    for row in rows:
+        got = RECORD["replace_row"](row, out, ("n", "case"), ["numpy"])
+    assert [(r["case"], r["n"], r["ms"]) for r in got] == [("a", 1, 1), ("b", 1, 3), ("a", 8, 9)]
+    assert json.loads(out.read_text())["rows"] == got
+    assert all(r["date"] and r["commit"] for r in got)
+    assert len(RECORD["replace_row"](rows[0], out, ("n", "case"), ["numpy"], {"model": "another"})) == 1  # rows of this machine are dropped
+
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -62,7 +74,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def test_a_script_that_writes_a_result_names_its_commit(name):
     text = (BENCHMARKS / name).read_text()
     if '"results"' in text or "benchmarks/results" in text:
-        assert "json.dumps" not in text or "provenance(" in text or name in NOT_RESULTS
+        assert "json.dumps" not in text or "provenance(" in text or "replace_row(" in text or name in NOT_RESULTS
 
 
 #: they write a chart, a report of the results' age, and lines that gpu_peers.py stores
