@@ -77,7 +77,7 @@ def _build_split(
             return select_mode(None, config, progress)
         counts = list_thread_counts(config, lock["threads"] if lock is not None else None)
         plans = [_build_engine(net, dataclasses.replace(config, threads=n), lock, ProgressLog(progress), inputs, incumbent_ms) for n in counts]
-        plan = select_fastest_plan(plans, config.seed)
+        plan = select_fastest_plan(plans, config)
         return select_mode(plan, config, progress) if lock is None and may_run_per_sample(net, config) else plan
 
     def select_mode(plan: EnginePlan | None, config: BuildConfig, progress: Progress | None) -> EnginePlan:

@@ -18,9 +18,17 @@ from whet.measure.option import Option
 from whet.measure.timing_cache import Timed, TimingCache
 from whet.measure.timing_key import compute_source_digest
 from whet.network import Network
+from whet.tactics import Tactic
 
 _METHOD = 4  # version of timing and selecting whole networks; raised when results are no longer comparable
 _IDLE, _LOADED = "whole engine", "whole engine under external load"  # states of the machine during a comparison
+
+
+def make_keys(tactics: Iterable[Tactic], environment: Any, contents: Sequence[list[Any]]) -> list[str]:
+    """A digest of each content, with the sources and libraries of the tactics, and `environment`: the machine and the method of timing."""
+    by_name = {t.name: t for t in tactics}
+    sources = [[n, t.version, compute_source_digest(t), t.library_version()] for n, t in sorted(by_name.items())]
+    return [hashlib.sha256(json.dumps([content, sources, environment]).encode()).hexdigest() for content in contents]
 
 
 class TimedEngine(Protocol):
@@ -147,9 +155,7 @@ class EngineHistory:
 
     def _make_keys(self, options: Iterable[Option], contents: Sequence[list[Any]]) -> list[str]:
         """A digest of each content, with the sources of the tactics, the machine and the method."""
-        tactics = {o.tactic.name: o.tactic for o in options}
-        sources = [[n, t.version, compute_source_digest(t), t.library_version()] for n, t in sorted(tactics.items())]
-        return [hashlib.sha256(json.dumps([_METHOD, content, sources, self.environment]).encode()).hexdigest() for content in contents]
+        return make_keys((o.tactic for o in options), [_METHOD, self.environment], contents)
 
     def digest_engine(self, e: TimedEngine) -> str:
         """A digest of every layer's work, kernel and inputs: engines of equal text take equal time."""

@@ -22,7 +22,8 @@ from whet.builder.batching.per_sample_check import find_batch_difference
 from whet.builder.batching.profiles import resolve_profiles
 from whet.builder.config import BuildConfig
 from whet.builder.progress import ProgressLog
-from whet.builder.verify.verification import verify_engine
+from whet.builder.select.plan_history import EARLIER, compare_plans, recall_plans
+from whet.builder.verify.repeated import verify_once
 from whet.engine.plan import EnginePlan, Profile
 from whet.engine.probe import make_probe, probe_inputs, probe_shapes
 from whet.engine.report import BuildReport, SampleModes
@@ -37,6 +38,7 @@ Make = Callable[[BuildConfig], EnginePlan]
 Feeds = Mapping[str, np.ndarray]
 
 _LEVEL = 3  # the least builderOptimizationLevel that compares sample modes
+_WHAT = "the sample mode"
 PER_SAMPLE_MODES = {"parallel": "one sample", "sequential": "one sample on all threads"}  # mode: the workload of its engine
 _REPORT_KEYS = {"together": "together", "parallel": "apart", "sequential": "turns"}  # mode: prefix of its fields in SampleModes
 _PRECISION_OPTIONS = ("precisions", "precision_constraints", "layer_precisions", "layer_output_types")  # a build with INT8 may have changed them
@@ -107,29 +109,42 @@ class _ModeComparison:
 
     def __init__(self, together: EnginePlan | None, engines: Sequence[_ModeEngine], backend: Backend, config: BuildConfig):
         self.together, self.batch = together, _get_batch_size(engines[0].plan.profiles[0])
-        runnable, runs, self.why_not = [], [] if together is None else [_bind(together, backend)], None
-        first = len(runs)
-        for w in engines:
-            try:
-                if (too_large := _explain_memory_refusal(w.plan, config)) is not None:
-                    raise EngineError(too_large)
-                runs.append(_bind(w.plan, backend))
-                runnable.append(w)
-            except (EngineError, BackendError) as e:
-                self.why_not = str(e)
-        if not runnable:
-            return
-        order = [*range(first), *reversed(range(first, len(runs)))]  # ties: "sequential" before "parallel"; it uses less memory
-        ranking, self.why_not = _compare(runs, engines[0].plan, backend, config), None
-        ms, spread_ms = ([1e3 * s(i) for i in range(len(runs))] for s in (ranking.seconds, ranking.spread))
-        selected = ranking.select(order)
-        kept = selected if selected >= first else ranking.fastest(range(first, len(runs)))
+        first = 0 if together is None else 1
+        runnable, self.why_not = _filter_by_memory(engines, config)
+        times = recall_plans(self._list_plans(runnable), _WHAT, config, backend) if runnable else None
+        if times is None:
+            runs = [] if together is None else [_bind(together, backend)]
+            bound = []
+            for w in runnable:
+                try:
+                    runs.append(_bind(w.plan, backend))
+                    bound.append(w)
+                except (EngineError, BackendError) as e:
+                    self.why_not = str(e)
+            if not bound:
+                return
+            runnable = bound
+            order = [*range(first), *reversed(range(first, len(runs)))]  # ties: "sequential" before "parallel"; it uses less memory
+            plans, measure = self._list_plans(runnable), partial(_compare, runs, engines[0].plan, backend, config)
+            times = compare_plans(plans, order, _WHAT, config, backend, measure)
+        self.why_not, self.recalled = None, times.recalled
+        ms, spread_ms = ([1e3 * s for s in row] for row in (times.seconds, times.spreads))
+        kept = times.selected if times.selected >= first else times.find_fastest(range(first, len(ms)))
         self.engine, self.ms, self.spread_ms = runnable[kept - first], ms[kept], spread_ms[kept]
         names = [*["together"][:first], *(w.name for w in runnable)]
         self.rest = {n: (ms[i], spread_ms[i]) for i, n in enumerate(names) if i != kept}
-        if selected < first:
+        if times.selected < first:
             each = " and ".join(f"{ms[first + i]:.4g} ms {w.description}" for i, w in enumerate(runnable))
             self.why_not = f"not faster: {self.batch} samples take {each}, {ms[0]:.4g} ms together"
+
+    def _list_plans(self, engines: Sequence[_ModeEngine]) -> list[EnginePlan]:
+        return [*([] if self.together is None else [self.together]), *(w.plan for w in engines)]
+
+
+def _filter_by_memory(engines: Sequence[_ModeEngine], config: BuildConfig) -> tuple[list[_ModeEngine], str | None]:
+    """The engines within the memory limit, and why the last one of the others is not."""
+    refused = [_explain_memory_refusal(w.plan, config) for w in engines]
+    return [w for w, why in zip(engines, refused, strict=True) if why is None], next((why for why in reversed(refused) if why is not None), None)
 
 
 def _bind(plan: EnginePlan, backend: Backend) -> Any:
@@ -200,15 +215,17 @@ def verify_sample_parallel(
     The engine of one sample is verified like any engine, and batches must give the results of their samples alone."""
     one, workers = plan.of_one_sample(), plan.arenas[0].concurrent_samples
     first = None if inputs is None else {n: np.asarray(a)[:1] for n, a in inputs.items()}
-    checked = verify_engine(one, net, backend if workers == 1 else get_backend(backend.name, threads=1), first, config, log)
+    verified = verify_once(one, net, backend if workers == 1 else get_backend(backend.name, threads=1), first, config, log)
     backend.activate()
-    why = str(checked.failures[0]) if checked.failures else find_batch_difference(plan, backend, config.seed)
+    failures = verified.report.failures
+    why = str(failures[0]) if failures else find_batch_difference(plan, backend, config.seed)
     if why is None:
+        assert verified.probe is not None  # it passed
         run = bind(plan, backend)
         run.feed(probe_inputs(plan.network, config.seed, probe_shapes(plan)))
         run.run()
-        plan.probe = make_probe(plan, run.fetch(), seed=config.seed, rtol=checked.probe_rtol)
-        plan.report = dataclasses.replace(plan.report, verification=checked.report())
+        plan.probe = make_probe(plan, run.fetch(), seed=config.seed, rtol=verified.probe["rtol"])
+        plan.report = dataclasses.replace(plan.report, verification=verified.report)
     return why
 
 
@@ -219,6 +236,7 @@ def _report_mode(compared: _ModeComparison, config: BuildConfig, phases: Mapping
     description = f"samples run {engine.description}: {compared.batch} samples take {compared.ms:.4g} ms"
     words = {"together": "together", "parallel": "in parallel", "sequential": "one at a time"}
     description += ", " + ", ".join(f"{words[n]} {ms:.4g} ms" for n, (ms, _) in compared.rest.items()) if compared.rest else " (requested)"
+    description += EARLIER if compared.recalled else ""
     times = {f"{_REPORT_KEYS[engine.name]}_ms": compared.ms}
     for name, (ms, spread_ms) in compared.rest.items():
         times |= {f"{_REPORT_KEYS[name]}_ms": ms, f"{_REPORT_KEYS[name]}_spread_ms": spread_ms}

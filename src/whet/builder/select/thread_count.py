@@ -16,10 +16,11 @@ from statistics import median
 
 from whet.backends import get_backend, get_capabilities
 from whet.builder.config import AUTO_THREADS, BuildConfig
+from whet.builder.select.plan_history import EARLIER, compare_plans
 from whet.engine.plan import EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.engine.report import ThreadCountTime
-from whet.measure.compare import Timeable, compare
+from whet.measure.compare import Ranking, Timeable, compare
 from whet.measure.policy import THREAD_COUNTS
 from whet.runtime import bind
 
@@ -40,28 +41,32 @@ def list_thread_counts(config: BuildConfig, locked: int | None = None) -> list[i
     return list(dict.fromkeys((usable, max(usable // 2, 1), 1)))
 
 
-def select_fastest_plan(plans: Sequence[EnginePlan], seed: int = 0) -> EnginePlan:
+def select_fastest_plan(plans: Sequence[EnginePlan], config: BuildConfig) -> EnginePlan:
     """The fastest plan, or that of fewest threads of those that do not differ. It gets a report of the counts and their times."""
     if len(plans) == 1:
         return plans[0]
     backends = [get_backend(p.backend, threads=p.threads) for p in plans]
-    bounds = []
-    for plan, backend in zip(plans, backends, strict=True):
-        backend.activate()
-        bound = bind(plan, backend)
-        bound.feed(probe_inputs(plan.network, seed, probe_shapes(plan)))
-        bounds.append(bound)
-    ranking = compare([partial(measure_after_pause, b) for b in bounds], THREAD_COUNTS, watch=backends[0].watch)
-    kept = ranking.select(sorted(range(len(plans)), key=lambda k: plans[k].threads))
-    rows = [ThreadCountTime(p.threads, ranking.seconds(k) * 1e3, ranking.spread(k) * 1e3) for k, p in enumerate(plans)]
-    load = ranking.load
-    backends[kept].activate()
-    plan = plans[kept]
+
+    def measure() -> Ranking:
+        bounds = []
+        for plan, backend in zip(plans, backends, strict=True):
+            backend.activate()
+            bound = bind(plan, backend)
+            bound.feed(probe_inputs(plan.network, config.seed, probe_shapes(plan)))
+            bounds.append(bound)
+        return compare([partial(measure_after_pause, b) for b in bounds], THREAD_COUNTS, watch=backends[0].watch)
+
+    order = sorted(range(len(plans)), key=lambda k: plans[k].threads)
+    times = compare_plans(plans, order, "the thread count", config, backends[0], measure)
+    rows = [ThreadCountTime(p.threads, times.seconds[k] * 1e3, times.spreads[k] * 1e3) for k, p in enumerate(plans)]
+    backends[times.selected].activate()
+    plan = plans[times.selected]
     plan.report.threads = rows
     said = ", ".join(f"{r.threads}: {r.ms:.4g} ms" for r in rows)
+    load = times.load
     busy = f"; {load.who} took {load.others:.1f} CPUs meanwhile, so this may be off" if load.disturbed else ""
     texts = plan.report.notes if busy else plan.report.info
-    texts.append(f"threads were chosen by time ({said}); the engine takes {plan.threads}{busy}")
+    texts.append(f"threads were chosen by time ({said}{EARLIER if times.recalled else ''}); the engine takes {plan.threads}{busy}")
     return plan
 
 
