@@ -30,7 +30,9 @@ from whet.precision.rounding import adapt_weights, compute_moments, fits
 from whet.precision.sensitivity import select_samples
 
 SAMPLES = 64  # number of samples that corrections are measured on
-_NORMALIZATIONS = ("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization")
+_NORMALIZATIONS = frozenset(
+    ("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization")
+)
 _PAYS = 0.98  # a correction is kept when it leaves at most this share of the squared mean shift on held-out samples
 Feeds = Mapping[str, np.ndarray]
 RunOf = Callable[[Network, list[str]], Callable[[Feeds], Mapping[str, np.ndarray]]]
