@@ -15,7 +15,7 @@ Inputs = Callable[[Any, int], dict[str, Any]]
 EXPORTERS = ("torchscript", "dynamo")
 #: the attention that transformers computes: "sdpa" (its default), "eager"
 ATTENTION = {"implementation": "sdpa"}
-CALL: dict[str, dict[str, Any]] = {"GPT2Model": {"use_cache": False}, "LlamaModel": {"use_cache": False}}
+CALL: dict[str, dict[str, Any]] = {f"{name}Model": {"use_cache": False} for name in ("GPT2", "Llama", "Qwen2", "Gemma")}
 
 
 def hugging_face(config: str, model: str, inputs: Inputs, **options: Any) -> Maker:
@@ -25,7 +25,7 @@ def hugging_face(config: str, model: str, inputs: Inputs, **options: Any) -> Mak
         import torch
         import transformers
 
-        settings = getattr(transformers, config)(**options, attn_implementation=ATTENTION["implementation"])
+        settings = getattr(transformers, config)(**{"attn_implementation": ATTENTION["implementation"], **options})
         name, _, part = model.partition(".")
         net = getattr(transformers, name)(settings)
         net = getattr(net, part) if part else net
@@ -73,6 +73,12 @@ def sound(settings: Any, batch: int) -> dict[str, Any]:
     return {"input_features": torch.randn(batch, settings.num_mel_bins, 2 * settings.max_source_positions)}
 
 
+def speech(settings: Any, batch: int) -> dict[str, Any]:
+    import torch
+
+    return {"input_values": torch.randn(batch, 16000)}
+
+
 def images(make_net: Callable[[], Any], *shape: int) -> Maker:
     """A maker of a network of images x[batch,*shape]; batch norms are calibrated on random images so that values keep their scale."""
 
@@ -105,11 +111,11 @@ def torchvision_network(name: str, size: int = 224) -> Maker:
     return images(make_net, 3, size, size)
 
 
-def timm_network(name: str, size: int = 224) -> Maker:
+def timm_network(name: str, size: int = 224, **options: Any) -> Maker:
     def make_net() -> Any:
         import timm
 
-        return timm.create_model(name, pretrained=False)
+        return timm.create_model(name, pretrained=False, **options)
 
     return images(make_net, 3, size, size)
 
@@ -169,6 +175,34 @@ NETWORKS: dict[str, Maker] = {
     "espcn": own_network("Espcn", 1, 224, 224),
     "crnn": own_network("Crnn", 1, 32, 128),
 }
+
+_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+_SAM = {"image_size": 512, "hidden_size": 384, "num_attention_heads": 6, "mlp_dim": 1536, "global_attn_indexes": [2, 5, 8, 11]}
+
+#: networks of the same families that nothing was tuned for; rows by name only
+FRESH: dict[str, Maker] = {
+    "albert_base_128": hugging_face("AlbertConfig", "AlbertModel", ids(128, mask=True), **_BASE),
+    "deberta_base_128": hugging_face("DebertaV2Config", "DebertaV2Model", ids(128, mask=True), attn_implementation="eager", relative_attention=True,
+                                     pos_att_type=["c2p", "p2c"], position_buckets=256, vocab_size=30000, **_BASE),
+    "xlm_roberta_128": hugging_face("XLMRobertaConfig", "XLMRobertaModel", ids(128, mask=True), vocab_size=30000, **_BASE),
+    "modernbert_base_512": hugging_face("ModernBertConfig", "ModernBertModel", ids(512, mask=True)),
+    "qwen2_block_512": hugging_face("Qwen2Config", "Qwen2Model", ids(512), **_llama()),
+    "gemma_block_512": hugging_face("GemmaConfig", "GemmaModel", ids(512), **_llama(), head_dim=64),
+    "wav2vec2_base": hugging_face("Wav2Vec2Config", "Wav2Vec2Model", speech),
+    "sam_encoder_512": hugging_face("SamVisionConfig", "SamVisionModel", pixels(512), **_SAM),
+    "dinov2_small": timm_network("vit_small_patch14_dinov2", 224, img_size=224),
+    "beit_base": timm_network("beit_base_patch16_224"),
+    "efficientformer_l1": timm_network("efficientformer_l1"),
+    "poolformer_s12": timm_network("poolformer_s12"),
+    "caformer_s18": timm_network("caformer_s18"),
+    "maxvit_tiny": timm_network("maxvit_tiny_rw_224"),
+    "coatnet_0": timm_network("coatnet_0_rw_224"),
+    "convnextv2_tiny": timm_network("convnextv2_tiny"),
+    "mixer_b16": timm_network("mixer_b16_224"),
+    "resmlp_12": timm_network("resmlp_12_224"),
+    "edgenext_small": timm_network("edgenext_small", 256),
+    "fastvit_sa12": timm_network("fastvit_sa12", 256),
+}  # fmt: skip
 
 
 def export(net: Any, named: dict[str, Any], path: str, exporters: tuple[str, ...] = EXPORTERS, opset: int = 18) -> str:

@@ -176,7 +176,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
     import torch
     from _inductor import Turn, exclusive
-    from _networks import ATTENTION, EXPORTERS, NETWORKS, export
+    from _networks import ATTENTION, EXPORTERS, FRESH, NETWORKS, export
     from _tensorrt_runner import TensorRtRunner
     from gpu_peers import by_events, graphed
 
@@ -193,7 +193,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(2)  # the row that builds meanwhile compiles its kernels on all CPUs
     ATTENTION["implementation"] = args.attention
     name, batch = args.one.split(":")
-    net, named = NETWORKS[name](int(batch))
+    net, named = {**NETWORKS, **FRESH}[name](int(batch))
     net.eval()
     values = tuple(named.values())
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ EXPORTED = {
     # of test_random_moves.py, and for kernels of channels last
     "gather_moves", "gemm_to_matmul", "sink_transposes", "split_before_transposes", "split_transposes", "transpose_images", "transpose_to_reshape",
     "conv_1d_to_2d", "conv_3d_to_2d", "fuse_shuffle", "lift_activations", "scale_swish",
-    "drop_empty_parts", "drop_false_guards", "fuse_concat_shifts", "fuse_gated_product",
+    "cancel_folded_reshapes", "drop_empty_parts", "drop_false_guards", "fuse_concat_shifts", "fuse_gated_product",
     # conv_3d_to_2d: test_random_volumes.py; taps and gated products: golden files and tests/cuda; attention of convolutional networks: golden files
     "heads_of_images", "keep_windows", "untranspose_softmax",
 }  # fmt: skip

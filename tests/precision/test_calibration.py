@@ -10,6 +10,7 @@ from whet.errors import BuildWarning, CalibrationError, UsageError
 from whet.network import Network, parse_type
 from whet.ops import run_network
 from whet.precision import Histogram, Preprocessing, calibrate, calibration_data, find_quantization_sites, quantize, read_cache, write_cache
+from whet.precision.calibrate import JUDGES, compute_content_digest, list_candidate_ranges, select_range, take_activations
 from whet.precision.methods import LIMITS
 from whet.precision.ranges import Range
 
@@ -63,6 +64,43 @@ def test_batch_changes_nothing(tmp_path):
     one = calibrate(net, calibration_data(str(tmp_path / "all.npz"), net))
     parts = calibrate(net, calibration_data(str(tmp_path / "parts"), net))
     assert bits(one) == bits(parts) == bits(calibrate(net, data))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_sample_is_computed_once_and_the_smallest_digests_select_ranges(workers):
+    """The evaluation samples are the eight with the smallest digests, wherever they come; their activations are kept from the only pass."""
+    net, data, seen = small_network(), samples(20), []
+    names = find_quantization_sites(net).names()
+    run = EngineRun(net, names)
+
+    def count(feeds):
+        seen.append(compute_content_digest(feeds))
+        return run(feeds)
+
+    found = calibrate(net, data, run=count, workers=workers)
+    assert sorted(seen) == sorted(map(compute_content_digest, data))
+    sites, smallest = find_quantization_sites(net), sorted(data, key=compute_content_digest)[:JUDGES]
+    judged = [take_activations(sites, run(f)) for f in smallest]
+    for t in sites.roots:
+        h = Histogram()
+        for f in data:
+            h.add(run(f)[t.name])
+        candidates = list_candidate_ranges(h, LIMITS, True)
+        wanted = select_range(sites, t, candidates, judged)
+        assert (wanted.low, wanted.high, wanted.method) == (found.tensors[t.name].low, found.tensors[t.name].high, found.tensors[t.name].method)
+
+
+def test_quantized_weights_are_computed_once_for_networks_that_share_them():
+    net = small_network()
+    ranges = calibrate(net, samples(4))
+    names = [x.name for x in find_quantization_sites(net).layers]
+    first, second = (quantize(net, ranges, skip=skip) for skip in ((), names[:1]))
+
+    def read_integers(q):
+        return {t.weight for x in q.layers if x.op == "DequantizeLinear" and (t := x.needs(0)).is_constant}
+
+    assert len(read_integers(first)) == len(names)
+    assert read_integers(second) < read_integers(first)
 
 
 def test_engines_give_the_same_bits_twice_and_write_the_same_cache(tmp_path):

@@ -103,6 +103,27 @@ def test_ends_groups_and_odd_sizes_are_excluded_with_their_reasons():
     assert "one group" in reasons["depthwise"]
 
 
+@pytest.mark.parametrize("norm_at", ["after each sum", "at the end", "nowhere"])
+def test_a_normalization_ends_the_way_to_an_output(norm_at):
+    """The residual stream of a transformer reaches the output through sums: its products are last layers only without a normalization behind."""
+    net, rng = Network("blocks"), np.random.default_rng(2)
+
+    def product(t, name):
+        return net.add("MatMul", t, net.constant(rng.standard_normal((32, 32)).astype(np.float32)), name=name)
+
+    def norm(t):
+        return net.add("LayerNormalization", t, net.constant(np.ones(32, np.float32)), net.constant(np.zeros(32, np.float32)), axis=-1)
+
+    t = product(net.add_input("x", parse_type("f32[4,32]")), "embed")
+    for i in range(2):
+        inner = product(net.add("Relu", product(norm(t), f"up{i}")), f"down{i}")
+        t = net.add("Add", t, inner)
+        t = norm(t) if norm_at == "after each sum" else t
+    net.mark_output(norm(t) if norm_at == "at the end" else t, "y")
+    last = {"down0", "down1"} if norm_at == "nowhere" else set()
+    assert set(list_excluded_layers(net)) == {"embed"} | last
+
+
 @pytest.mark.parametrize("attrs", [{"pads": (1, 1, 1, 1)}, {"pads": (0, 0, 1, 1), "strides": (2, 2)}, {"dilations": (2, 2), "pads": (2, 2, 2, 2)}])
 def test_the_mean_shift_is_measured_per_layer(attrs):
     rng = np.random.default_rng(3)

@@ -9,7 +9,7 @@ from whet.errors import CalibrationError, UsageError
 from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.precision import Budget, Preprocessing, calibration_data, emulate_network, find_quantization_sites, read_cache, rounding, steps, write_cache
-from whet.precision.calibrate import select_range
+from whet.precision.calibrate import find_consumers, select_range
 from whet.precision.compare import compare
 from whet.precision.data import name_samples
 from whet.precision.float8 import compute_mean_inputs, correct_biases, pack_rounding, unpack_rounding
@@ -283,7 +283,9 @@ def test_a_clipping_range_must_halve_the_error(wide, method, reader):
     x = np.random.default_rng(0).uniform(-1, 1, (64, 1)).astype("f4")
     ranges = [Range(-wide, wide, "minmax"), Range(-1.0, 1.0, "mse"), Range(-0.5, 0.5, "entropy")]
     errors = [float(np.sum((r.fake_quantize(x) - x) ** 2) / np.sum(x**2)) for r in ranges]
-    got = select_range(find_quantization_sites(net), net.inputs[0], ranges, [{"x": x}])
+    sites = find_quantization_sites(net)
+    (consumer,) = find_consumers(sites, net.inputs[0])
+    got = select_range(sites, net.inputs[0], ranges, [{("x", consumer.name if consumer else ""): x}])
     assert (got.method, got.high, got.error) == (method, {"minmax": wide, "mse": 1.0}[method], pytest.approx(errors[method == "mse"], rel=1e-4))
 
 

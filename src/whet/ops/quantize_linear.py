@@ -39,7 +39,10 @@ def compute_reference(layer, x, scale, zero=None):
         y = y + reshape_to_broadcast(zero, x.shape, axis, block).astype(x.dtype)
     top = 2 ** (dtype.bits - (dtype.kind == "int")) - 1
     low = -top - 1 if dtype.kind == "int" else 0
-    return np.clip(np.nan_to_num(y, nan=0.0, posinf=top, neginf=low), low, top).astype(np.int64).astype(dtype.numpy)
+    y = np.clip(y, low, top)
+    if np.isnan(y).any():
+        y = np.where(np.isnan(y), 0, y)
+    return y.astype(np.int64 if dtype.bits > 16 else np.int32).astype(dtype.numpy)  # the largest i32 and f32 are no values of each other's type
 
 
 def read(node, g):

@@ -15,6 +15,7 @@ import numpy as np
 from whet.errors import BuildWarning, CalibrationError, UsageError
 from whet.network import Layer, Network, Tensor
 from whet.ops import run_layer, run_network
+from whet.ops._products import native_accumulators
 from whet.precision.concurrent import map_concurrently
 from whet.precision.histogram import Histogram
 from whet.precision.insert import fake_quantize_weights
@@ -25,6 +26,8 @@ from whet.precision.ranges import METHODS, Range, Ranges
 Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], Mapping[str, np.ndarray]]
 """Runs one sample and returns values by tensor name, at least those of the calibrated tensors."""
+Activations = dict[tuple[str, str], np.ndarray]
+"""Parts of a sample's activations by the names of tensor and consumer layer."""
 
 JUDGES = 8  # samples that evaluate the candidate ranges
 #: A clipping range replaces min-max only below this share of min-max's error: a few samples do not show the outliers that it clips.
@@ -33,6 +36,7 @@ JUDGES = 8  # samples that evaluate the candidate ranges
 CUT_PAYS = 0.5
 _CROP = 28  # pixels: side of the centre crop that is evaluated of large images
 _ROWS = 64  # rows evaluated of long sequences
+_CHUNK = 1 << 16  # values whose squares are added at once
 _NEAR = 0.01  # candidates whose limits differ by less (relative) are duplicates
 
 
@@ -63,9 +67,8 @@ def calibrate(
     if not sites.roots:
         raise CalibrationError(f"'{net.name}' has no quantizable layer: no convolution or matrix product with constant weights")
     run = run or _make_reference_run(net, sites.names())
-    histograms, judges, count = _count(sites, samples, run, tell, workers)
+    histograms, judged, count = _count(sites, samples, run, tell, workers)
     _check(net, histograms, count)
-    values = list(map_concurrently(run, judges, workers))
     found = Ranges(model=model, samples=count)
 
     def choose_range(t: Tensor) -> Range:
@@ -73,7 +76,7 @@ def calibrate(
             return _make_constant_range(h.low)
         wanted = (forced or {}).get(t.name, method)
         candidates = list_candidate_ranges(h, LIMITS if wanted == "auto" else {wanted: LIMITS[wanted]}, zero_points)
-        return select_range(sites, t, candidates, values) if len(candidates) > 1 else candidates[0]
+        return select_range(sites, t, candidates, judged) if len(candidates) > 1 else candidates[0]
 
     for t, chosen in zip(sites.roots, map_concurrently(choose_range, sites.roots, workers), strict=True):
         found.tensors[t.name] = chosen
@@ -84,26 +87,44 @@ def calibrate(
 
 def _count(
     sites: QuantizationSites, samples: Iterable[Feeds], run: Run, tell: Callable[[str], None] | None, workers: int
-) -> tuple[dict[str, Histogram], list[Feeds], int]:
-    """Returns the histograms, the evaluation samples (smallest digests first) and the number of samples."""
+) -> tuple[dict[str, Histogram], list[Activations], int]:
+    """Returns the histograms, the activations of the evaluation samples (smallest digests first) and the number of samples."""
     histograms = {name: Histogram() for name in sites.names()}
-    kept: list[tuple[str, Feeds]] = []
+    kept: list[tuple[str, Activations]] = []
     count = 0
 
-    def count_values(feeds: Feeds) -> tuple[Feeds, dict[str, Histogram]]:
+    def count_values(feeds: Feeds) -> tuple[str, Activations | None, dict[str, Histogram]]:
         values, own = run(feeds), {name: Histogram() for name in histograms}
         for name, h in own.items():
             h.add(values[name], name)
-        return feeds, own
+        digest = compute_content_digest(feeds)
+        evaluates = len(kept) < JUDGES or digest < kept[-1][0]  # samples that are still being counted can only displace more
+        return digest, take_activations(sites, values) if evaluates else None, own
 
-    for feeds, own in map_concurrently(count_values, samples, workers):
+    for digest, activations, own in map_concurrently(count_values, samples, workers):
         for name, h in own.items():
             histograms[name].merge(h)
-        kept = sorted([*kept, (compute_content_digest(feeds), feeds)], key=lambda e: e[0])[:JUDGES]
+        if activations is not None:
+            kept = sorted([*kept, (digest, activations)], key=lambda e: e[0])[:JUDGES]
         count += 1
         if tell is not None:
             tell(f"sample {count}")
-    return histograms, [feeds for _, feeds in kept], count
+    return histograms, [activations for _, activations in kept], count
+
+
+def take_activations(sites: QuantizationSites, values: Mapping[str, np.ndarray]) -> Activations:
+    """The parts of a sample's activations that the consumer layers of each tensor are evaluated on (f32)."""
+    taken: Activations = {}
+    for t in sites.roots:
+        for layer in find_consumers(sites, t):
+            part = crop_middle(np.asarray(values[t.name], np.float32), layer)
+            taken[t.name, "" if layer is None else layer.name] = take_items(part, JUDGES).copy()
+    return taken
+
+
+def find_consumers(sites: QuantizationSites, t: Tensor) -> list[Layer] | list[None]:
+    """The quantizable layers whose first input is `t`; [None] if there is none, which stands for the tensor itself."""
+    return [x for x in sites.layers if x.inputs[0] is t] or [None]
 
 
 def compute_content_digest(feeds: Feeds) -> str:
@@ -163,20 +184,23 @@ def list_candidate_ranges(h: Histogram, limits: Mapping[str, Callable[[Histogram
     return found
 
 
-def select_range(sites: QuantizationSites, t: Tensor, candidates: list[Range], values: list[Mapping[str, np.ndarray]]) -> Range:
+def select_range(sites: QuantizationSites, t: Tensor, candidates: list[Range], judged: list[Activations]) -> Range:
     """Selects the candidate with the smallest output error of the consumer layers (of the tensor itself when it has none).
 
-    Min-max stays unless another candidate is better by the factor CUT_PAYS.
+    Min-max stays unless another candidate is better by the factor CUT_PAYS. Products are added in f32: their errors are far below rounding's.
     """
     wrong, right = [0.0] * len(candidates), 0.0
-    readers: list[Layer | None] = [x for x in sites.layers if x.inputs[0] is t] or [None]
-    for layer in readers:
-        x = np.concatenate([_take_items(crop_middle(np.asarray(v[t.name], np.float32), layer), len(values)) for v in values])
-        want = (x if layer is None else compute_layer(layer, x, None)).astype(np.float64)
-        right += float(np.sum(want**2))
-        for k, r in enumerate(candidates):
-            got = r.fake_quantize(x) if layer is None else compute_layer(layer, x, r)
-            wrong[k] += float(np.sum((got - want) ** 2))
+    for layer in find_consumers(sites, t):
+        parts = [a[t.name, "" if layer is None else layer.name] for a in judged]
+        x = np.concatenate([take_items(part, JUDGES // len(judged)) for part in parts])
+        weights = None if layer is None else fake_quantize_weights(layer, layer.needs(1).array())
+        with native_accumulators():
+            want = x if layer is None else compute_layer(layer, x)
+            right += _sum_squares(want)
+            for k, r in enumerate(candidates):
+                rounded = r.fake_quantize(x)
+                got = rounded if layer is None else compute_layer(layer, rounded, weights)
+                wrong[k] += _sum_squares(got - want)
     errors = [w / right if right else w for w in wrong]
     at = int(np.argmin(errors))
     whole = [i for i, r in enumerate(candidates) if r.method == "minmax"]
@@ -184,6 +208,11 @@ def select_range(sites: QuantizationSites, t: Tensor, candidates: list[Range], v
         at = min(whole, key=lambda i: errors[i])
     best = candidates[at]
     return Range(best.low, best.high, best.method, errors[at])
+
+
+def _sum_squares(a: np.ndarray) -> float:
+    """The sum of squares in float64, in a fixed order."""
+    return sum(float(np.einsum("i,i->", part, part, dtype=np.float64)) for part in np.array_split(a.reshape(-1), -(-a.size // _CHUNK)))
 
 
 def crop_middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.ndarray:
@@ -200,11 +229,11 @@ def crop_middle(x: np.ndarray, layer: Layer | None, crop: int = _CROP) -> np.nda
     return x[tuple(cuts)]
 
 
-def _take_items(x: np.ndarray, samples: int) -> np.ndarray:
-    """Items of a sample's activation [N, ..., rows, channels] or [N, channels, spatial...], evenly spaced: as many as make JUDGES items of all
-    `samples`, more if they have fewer than _ROWS rows. A sample of a large static batch thereby costs no more than samples of one item."""
+def take_items(x: np.ndarray, count: int) -> np.ndarray:
+    """`count` items of a sample's activation [N, ..., rows, channels] or [N, channels, spatial...], evenly spaced; more if they have fewer than
+    _ROWS rows. A sample of a large static batch thereby costs no more than samples of one item."""
     rows = max(1, int(np.prod(x.shape[1:-1]))) if x.ndim > 2 else 1
-    most = max(JUDGES // samples, -(-_ROWS // rows), 1)
+    most = max(count, -(-_ROWS // rows), 1)
     return x if len(x) <= most else x[np.linspace(0, len(x) - 1, most).astype(int)]
 
 
@@ -222,11 +251,9 @@ def _crop_centre(x: np.ndarray, conv: Layer | None, crop: int) -> np.ndarray:
     return x[tuple(cuts)]
 
 
-def compute_layer(layer: Layer, x: np.ndarray, range_: Range | None, weights: np.ndarray | None = None) -> np.ndarray:
-    """The layer's output for `x` without bias (f32), with input and weights fake-quantized when `range_` is given. `weights` replace its own."""
+def compute_layer(layer: Layer, x: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """The layer's output for `x` without bias (f32); `weights` replace its own."""
     w = layer.needs(1).array() if weights is None else weights
-    if range_ is not None:
-        x, w = range_.fake_quantize(x), fake_quantize_weights(layer, w)
     alone = Network("alone")
     inputs = [alone.constant(x, "x"), alone.constant(w, "w")]
     made = alone.add_layer(layer.op, inputs, layer.attrs)

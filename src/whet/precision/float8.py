@@ -3,7 +3,7 @@
 e4m3 has 3 mantissa bits: the SNR of a rounded tensor is 31 dB at any scale, that of a convolution's output 28 dB. Four effects add
 systematic errors to these random ones:
 - First layer: pixel values have a large mean, and rounding is relative to the value including its mean.
-- Last layer: no later layer averages its rounding error.
+- Last layers, before which an output follows without another product or normalization: no later layer averages their rounding errors.
 - Rounded weights times inputs with non-zero mean (every input after a ReLU) shift the mean of each output channel, and the shifts
   accumulate. The shift follows from the mean input of each filter tap, which calibration measures, and is subtracted from the bias
   (bias correction, Nagel et al. 2019, arXiv:1906.04721, section 4.2).
@@ -30,6 +30,9 @@ from whet.precision.rounding import adapt_weights, compute_moments, fits
 from whet.precision.sensitivity import select_samples
 
 SAMPLES = 64  # number of samples that corrections are measured on
+_NORMALIZATIONS = frozenset(
+    ("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization")
+)
 _PAYS = 0.98  # a correction is kept when it leaves at most this share of the squared mean shift on held-out samples
 Feeds = Mapping[str, np.ndarray]
 RunOf = Callable[[Network, list[str]], Callable[[Feeds], Mapping[str, np.ndarray]]]
@@ -241,7 +244,11 @@ def _is_first_weighted(net: Network, layer: Layer) -> bool:
 
 
 def _reaches_output(net: Network, layer: Layer, users: Mapping[Tensor, list[tuple[Layer, int]]]) -> bool:
-    """True if the layer's result reaches a network output without passing through another weighted layer."""
+    """True if the layer's result reaches a network output without passing through another weighted layer or a normalization.
+
+    A normalization divides by the size of its input: the result of one block is a small part of the residual stream in front of it, and so is
+    its rounding error. Otherwise each block of a transformer would end in a last layer, as the residual stream reaches the final normalization.
+    """
     outputs, seen = set(net.outputs), set()
     waiting = list(layer.outputs)
     while waiting:
@@ -252,7 +259,7 @@ def _reaches_output(net: Network, layer: Layer, users: Mapping[Tensor, list[tupl
         if t in outputs:
             return True
         for r, _ in users.get(t, []):
-            if not _is_product(r):
+            if not _is_product(r) and r.op not in _NORMALIZATIONS:
                 waiting += r.outputs
     return False
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from whet.precision.joined import APART, assign_stored_forms
 from whet.precision.quantization_sites import QuantizationSites, find_quantization_sites
 from whet.precision.ranges import Range, Ranges
 from whet.precision.scaling import apply_scalings
+
+_QUANTIZED: MutableMapping[Weight, dict[tuple[str, int], tuple[Weight, Weight]]] = WeakKeyDictionary()
 
 
 def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | Iterable[str] = (), kind: str = "int8") -> Network:
@@ -125,17 +128,30 @@ def get_weight_axis(layer: Layer) -> int:
     return 0 if layer.op == "Gemm" and layer.attrs["transB"] else 1
 
 
-def _insert_weight_quantization(net: Network, layer: Layer, kind: str, rounded: np.ndarray | None = None) -> None:
-    w = layer.needs(1)
-    axis = get_weight_axis(layer)
+def _quantize_weights(layer: Layer, kind: str) -> tuple[Weight, Weight]:
+    """Scales and quantized weights of a layer. They are kept as long as its weights: the accuracy judge quantizes the same ones in each emulation."""
+    known = _QUANTIZED.setdefault(layer.needs(1).constant(), {})
+    key = kind, get_weight_axis(layer)
+    if key not in known:
+        known[key] = _round_weights(layer, kind)
+    return known[key]
+
+
+def _round_weights(layer: Layer, kind: str, rounded: np.ndarray | None = None) -> tuple[Weight, Weight]:
+    w, axis = layer.needs(1), get_weight_axis(layer)
     scales = compute_weight_scales(layer)
     if kind == "fp8":
         scale = make_literal(compute_float8_weight_scales(layer, np.asarray(w.array(), np.float32)))
         values = w.constant() if rounded is None else Weight(rounded, Origin("source", f"{w.name}.rounded"))
-        small = express("QuantizeLinear", values, scale, axis=axis, output_dtype=F8E4M3)
-    else:
-        scale = make_literal(scales)
-        small = express("QuantizeLinear", w.constant(), scale, make_literal(np.zeros(scale.array.size, np.int8)), axis=axis)
+        return scale, express("QuantizeLinear", values, scale, axis=axis, output_dtype=F8E4M3)
+    scale = make_literal(scales)
+    return scale, express("QuantizeLinear", w.constant(), scale, make_literal(np.zeros(scale.array.size, np.int8)), axis=axis)
+
+
+def _insert_weight_quantization(net: Network, layer: Layer, kind: str, rounded: np.ndarray | None = None) -> None:
+    w = layer.needs(1)
+    axis = get_weight_axis(layer)
+    scale, small = _quantize_weights(layer, kind) if rounded is None else _round_weights(layer, kind, rounded)
     at = net.layers.index(layer)
     q = net.constant(small, f"{w.name}.{small.type.dtype.name}")
     y = net.add("DequantizeLinear", q, net.constant(scale, f"{w.name}.scale"), name=f"{w.name}.dequantized", axis=axis, at=at)

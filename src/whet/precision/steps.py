@@ -14,7 +14,7 @@ import numpy as np
 from whet.network import Layer, Network
 from whet.precision.calibrate import Feeds, compute_layer, crop_middle, list_candidate_ranges
 from whet.precision.histogram import Histogram
-from whet.precision.insert import quantize
+from whet.precision.insert import fake_quantize_weights, quantize
 from whet.precision.methods import LIMITS
 from whet.precision.quantization_sites import find_quantization_sites
 from whet.precision.ranges import Ranges
@@ -119,15 +119,16 @@ def compute_scaling_error(
     errors = [0.0] * len(ranges)
     for layer in site.readers:
         plain = np.concatenate([crop_middle(x, layer, _CROP) for x in xs])
-        want = compute_layer(layer, plain, None).astype(np.float64)
+        want = compute_layer(layer, plain).astype(np.float64)
         others = tuple(i for i in range(want.ndim) if i != (1 if layer.op == "Conv" else want.ndim - 1))
         signal = np.sum(want**2, axis=others)
         signal = signal + _QUIET * signal.mean() + 1e-30
         x = plain if s is None else plain / s.reshape(shape)
         w = layer.needs(1).array()
         w = w if s is None else (w * make_reader_factors(layer, s)).astype(np.float32)
+        rounded = fake_quantize_weights(layer, w)
         for k, r in enumerate(ranges):
-            noise = np.sum((compute_layer(layer, x, r, w) - want) ** 2, axis=others)
+            noise = np.sum((compute_layer(layer, r.fake_quantize(x), rounded) - want) ** 2, axis=others)
             errors[k] += float(np.mean(noise / signal))
     return min(errors)
 

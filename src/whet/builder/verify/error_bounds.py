@@ -13,6 +13,7 @@ from whet.builder.verify.differences import compare_output, compute_output_error
 from whet.builder.verify.emulation import compute_reference_outputs, computes_tf32, emulate
 from whet.builder.verify.host_overlap import OverlappedWork
 from whet.builder.verify.rounding_ties import has_ties, run_with_nudged_scales
+from whet.builder.verify.sum_errors import bound_sum_effect
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.report import VerificationRecord, WorstLayer
 from whet.network import BF16, F16, Layer, Network
@@ -129,6 +130,8 @@ def compare_layer(
             bound = 0.0 if not t.dtype.is_float else compute_layer_bound(layer, choice, dtype)
             if error > bound and not why and layer.op in _SUMS:
                 error, why = compare_output(got, ref, t.dtype, choice.rtol, max(least, find_cancelled_size(layer, choice, ins, images, axes)))
+            if error > bound and not why:
+                bound += bound_sum_effect(layer, choice, ins, images, axes)
             errors.append((error, bound))
             if error > bound:
                 nodes = f" (from {', '.join(layer.sources[:4])})" if layer.sources else ""

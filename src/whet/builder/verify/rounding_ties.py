@@ -4,7 +4,7 @@ A kernel adds in another order than float64. If that moves a value across a roun
 see a difference of a whole scale. That is no error of the kernel (an integer at a tie may differ by one), so the tolerance is the network's
 own change with every scale a millionth larger and smaller, and with every quantized value larger and smaller by a millionth of the largest
 one: the error of a sum is relative to its largest terms, not to a result near zero. Scales of float8 values change by more, to cover the
-truncation of tensor cores when they add float8 products (tactics/cuda/quantized/_quantized.py, compute_float8_rtol).
+truncation of tensor cores when they add float8 products (tactics/_error_bounds.py, bound_float8_sum).
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ DEV void finish_eight(const Args& p, float (&v)[8], const Raw<ADD>& raw, u8* out
         for (int e = 0; e < 8; ++e) v[e] += r.v[e];
 #pragma unroll
     for (int e = 0; e < 8; e += 2) {
-        if (TO && IN8 != 5) activate_two<ACT>(v[e], v[e + 1], p.act);   // to 16 or 8 bits; sums of float8 products use up their bound themselves
+        if (TO) activate_two<ACT>(v[e], v[e + 1], p.act);   // to 16 or 8 bits
         else { v[e] = activate<ACT>(v[e], p.act); v[e + 1] = activate<ACT>(v[e + 1], p.act); }
     }
     if (p.has_residual == 2)

@@ -129,9 +129,8 @@ class _Chain:
     def unary(self, expression: str) -> None:
         self.text += f"for (int e = 0; e < 8; ++e) {{ const float a = x.v[e]; x.v[e] = {expression}; }} "
 
-    def binary(self, op: str, swapped: bool) -> None:
+    def binary(self, op: str, swapped: bool, number: int) -> None:
         names = ("y.v[e]", "x.v[e]") if swapped else ("x.v[e]", "y.v[e]")
-        number = len(self.operands) - 1
         self.text += (
             f"{{ const Vec8 y = operand(p, {number}, at, length); "
             f"for (int e = 0; e < 8; ++e) {{ const float a = {names[0]}, b = {names[1]}; x.v[e] = {BINARY[op]}; }} }} "
@@ -172,8 +171,9 @@ def match_chain(layer: Layer) -> _Chain | str:
         how = find_kind(other)
         if op not in BINARY or how is None:
             return f"the kernel has no {op} with an operand of shape {list(static_shape(layer.needs(other).shape))}"
-        chain.operands.append((other, how))
-        chain.binary(op, swapped)
+        if (other, how) not in chain.operands:  # ConvNeXt V2 adds the values that it began with: its chain has four operands, not five
+            chain.operands.append((other, how))
+        chain.binary(op, swapped, chain.operands.index((other, how)))
         return None
 
     where = [outer_input(layer, t) for t in head.inputs if t is not None]

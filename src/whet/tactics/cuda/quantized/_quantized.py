@@ -12,11 +12,13 @@ import numpy as np
 from whet.network import Layer, Tensor, static_shape
 from whet.network.types import BF16, F16, F32, DType
 from whet.tactics._base import Operand, Packed, Signature
+from whet.tactics._error_bounds import TANH_APPROX, bound_float8_sum, bound_result
 from whet.tactics._quantized import FLOAT8, Parts, match_quantized
-from whet.tactics.cuda._device.kernel import Epilogue, make_packed_array, make_packed_table, match_epilogue
-from whet.tactics.cuda.conv._conv import ConvShape, PostOps, Scales, count_bias_floats
+from whet.tactics.cuda._device.kernel import RTOL, Epilogue, make_packed_array, make_packed_table, match_epilogue
+from whet.tactics.cuda.conv._conv import Activation, ConvShape, PostOps, Scales, count_bias_floats
 
 INT8_TYPES = ("i8", "u8")
+APPROXIMATED = ("silu", "gelu", "gelu_tanh")  # activations by tanh.approx where results are stored in 16 or 8 bits
 BYTES = (*INT8_TYPES, FLOAT8)  # types of one byte an element
 
 
@@ -44,10 +46,12 @@ def why_not_weighted(parts: Parts) -> str | None:
     return None if parts.reads[x].scale.size == 1 else "its input has more than one scale"
 
 
-def compute_float8_rtol(products: int) -> float:
-    """Bound on the error of a layer that adds this many float8 products. Hopper's tensor cores keep about 14 bits of such a sum and truncate
-    the rest; measured on the H200 for 4608 products in one chain: 2.9e-3 of the largest result (one rounding of e4m3: 3e-2 of each value)."""
-    return 1e-3 + 8e-7 * products
+def bound_quantized_result(float8: bool, products: int, activation: Activation, stored: str) -> float:
+    """The error bound of a product of 8-bit operands that adds this many products: 0 for integers from integers, whose ties are judged."""
+    if not float8 and stored != FLOAT8:
+        return 0.0 if stored in INT8_TYPES else RTOL[stored]
+    approximation = TANH_APPROX if activation[0] in APPROXIMATED and stored != "f32" else 0.0
+    return max(RTOL.get(stored, 0.0), bound_result(bound_float8_sum(products), activation, stored, approximation))
 
 
 def get_weight_bytes(t: Tensor) -> np.ndarray:

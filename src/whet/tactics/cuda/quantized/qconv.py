@@ -12,7 +12,7 @@ from whet.backends import Backend
 from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import Parts
-from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, compile_ahead, machine_has, make_packed_array
+from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, compile_ahead, machine_has, make_packed_array
 from whet.tactics.cuda.conv._conv import ConvShape, EightBitTypes, View, pack_weights8, refuses
 from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT, ConvConfig, pick_varied
 from whet.tactics.cuda.conv._conv_launch import ConvProblem, Features, emit_conv_source, make_conv_launch
@@ -21,11 +21,10 @@ from whet.tactics.cuda.conv.conv import as_config, from_config
 from whet.tactics.cuda.quantized._quantized import (
     BYTES,
     FLOAT8,
-    INT8_TYPES,
     Factors,
     Output,
+    bound_quantized_result,
     compute_factors,
-    compute_float8_rtol,
     count_classes,
     fold_into_float8,
     fold_into_range,
@@ -228,7 +227,5 @@ def plan_product(
             )
         ]
 
-    rtol = 0.0 if types8.result in INT8_TYPES else RTOL.get(types8.result, 0.0)
-    if FLOAT8 in (types8.source, types8.result):
-        rtol = max(rtol, compute_float8_rtol(single.r * single.s * single.c))
+    rtol = bound_quantized_result(types8.source == FLOAT8, single.r * single.s * single.c, epilogue.post_ops.activation, types8.result)
     return GpuKernel(layer, signature, make, implementation=f"wgmma {types8.source} {tile}", packed=packed, rtol=rtol)

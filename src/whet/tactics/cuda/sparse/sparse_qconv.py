@@ -13,14 +13,13 @@ from whet.network import Layer
 from whet.tactics._base import Args, Config, PlanRefused, Signature, tactic
 from whet.tactics._quantized import FLOAT8, Parts
 from whet.tactics._two_four import why_not_two_four
-from whet.tactics.cuda._device.kernel import RTOL, Epilogue, GpuKernel, machine_has
+from whet.tactics.cuda._device.kernel import Epilogue, GpuKernel, machine_has
 from whet.tactics.cuda.conv._conv import ConvShape
 from whet.tactics.cuda.quantized._quantized import (
     BYTES,
-    INT8_TYPES,
     Output,
+    bound_quantized_result,
     compute_factors,
-    compute_float8_rtol,
     fold_into_float8,
     fold_into_range,
     get_quantized_conv_shape,
@@ -132,9 +131,7 @@ class SparseQuantizedTactic(QuantizedTactic):
         def make(args: Args) -> list:
             return launch_of(layer, tile, shape, types, x, end, post_ops, args, backend, scales)
 
-        rtol = 0.0 if types.result in INT8_TYPES else RTOL.get(types.result, 0.0)
-        if FLOAT8 in (types.source, types.result):
-            rtol = max(rtol, compute_float8_rtol(shape.r * shape.s * shape.c))
+        rtol = bound_quantized_result(types.source == FLOAT8, shape.r * shape.s * shape.c, end.post_ops.activation, types.result)
         return GpuKernel(layer, signature, make, implementation=f"sparse wgmma {types.source} {tile}", packed=packed, rtol=rtol)
 
 
