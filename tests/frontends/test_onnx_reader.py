@@ -1,5 +1,7 @@
 """The ONNX reader: names, symbols, weights, constants, functions, subgraphs, external data."""
 
+from math import erfc
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -369,3 +371,10 @@ def test_external_values_of_a_sparse_weight_belong_to_the_model(tmp_path):
     (tmp_path / "m.onnx").write_bytes(m.SerializeToString())
     assert external_files(tmp_path / "m.onnx") == [tmp_path / "w.bin"]
     assert network_from_onnx(tmp_path / "m.onnx").constants["w"].array().tolist() == [1, 0, 2]
+
+
+def test_tensorflows_erfc_is_read():
+    """tf2onnx leaves this op of TensorFlow in ONNX's domain, for the exact GELU of Keras 3."""
+    m = model([helper.make_node("Erfc", ["x"], ["y"])], [value("x", [7])], [value("y", [7])])
+    x = np.linspace(-3, 3, 7).astype(np.float32)
+    np.testing.assert_allclose(run_network(network_from_onnx(m), {"x": x})["y"], [erfc(v) for v in x], rtol=1e-5, atol=1e-7)
