@@ -84,7 +84,9 @@ CASES = {
     "GatherBlockQuantized zeros": ([TABLE, IDS, f(10, 2), _rng.integers(0, 256, (10, 1)).astype(np.uint8)], {"block_size": 16, "quantize_axis": 1}),
     "GatherBlockQuantized 8 bits": ([TABLE, IDS, f(10, 1)], {"block_size": 16, "quantize_axis": 1, "bits": 8}),
     "GatherBlockQuantized int4": ([TABLE4, IDS, f(10, 2)], {"block_size": 16, "quantize_axis": 1}),
-    "GatherBlockQuantized uint4": ([TABLE4.astype(np.int8).astype(U4), IDS, f(1, 32), np.arange(32).reshape(1, 32).astype(U4)], {"block_size": 16, "quantize_axis": 0}),
+    "GatherBlockQuantized uint4": (
+        [TABLE4.astype(np.int8).astype(U4), IDS, f(1, 32), np.arange(32).reshape(1, 32).astype(U4)], {"block_size": 16, "quantize_axis": 0},
+    ),
     "QAttention": ([A8[:2, :8].reshape(1, 2, 8), W8, QKV_BIAS, F(0.02), F(0.01), None, np.uint8(3), np.int8(0)], {"num_heads": 2}),
     "QAttention columns": (
         [A8.reshape(2, 3, 8), W8, QKV_BIAS, F(0.02), np.abs(f(24)) * F(0.02), KEPT[:, 1:4].copy(), np.uint8(128), np.zeros(24, np.int8)],
