@@ -64,8 +64,11 @@ class Scope(MutableMapping[str, Any]):
             return self.own[name]
         if name in self.initializers:
             stored, subject = self.initializers[name], f"the weight {name!r}"
-            read = read_sparse_array if isinstance(stored, SparseTensorProto) else read_onnx_array
-            weight = Weight(read(stored, self.folder, subject), Origin("source", name))
+            if isinstance(stored, SparseTensorProto):
+                array = read_sparse_array(stored, self.folder, subject)
+            else:
+                array = read_onnx_array(stored, self.folder, subject)
+            weight = Weight(array, Origin("source", name))
             self.own[name] = t = self.net.constant(weight, name)
             return t
         if name in self.unknown:
