@@ -12,7 +12,7 @@ from whet.measure.compare import measure_run
 from whet.network import DTYPES, F8E4M3, parse_network
 from whet.ops import run_network
 
-I8, U8, I32 = DTYPES["i8"], DTYPES["u8"], DTYPES["i32"]
+I8, U8, I16, U16, I32 = (DTYPES[name] for name in ("i8", "u8", "i16", "u16", "i32"))
 
 
 def off_by_one(dtype, ref, count):
@@ -34,7 +34,9 @@ def test_a_few_integers_or_a_quarter_may_be_off_by_one():
     assert compare_output(small.astype("i4") + np.eye(1, 20, dtype="i4")[0], small.astype("i4"), I32)[0] == 1.0  # 32 bits are not rounded
 
 
-@pytest.mark.parametrize(("dtype", "kind", "saturated"), [(I8, "i1", (-128, 127)), (U8, "u1", (0, 255))])
+@pytest.mark.parametrize(
+    ("dtype", "kind", "saturated"), [(I8, "i1", (-128, 127)), (U8, "u1", (0, 255)), (I16, "i2", (-32768, 32767)), (U16, "u2", (0, 65535))]
+)
 def test_zeros_and_saturated_integers_do_not_count_as_rounded(dtype, kind, saturated):
     """A kernel that is wrong by one in most of its rounded results must not be hidden by results that cannot be wrong."""
     ref = np.zeros(1000, kind)
@@ -55,6 +57,19 @@ def test_the_tactics_own_error_allows_more_ties():
     assert compare_output(got, ref, I8)[0] == 1.0
     assert compare_output(got, ref, I8, rtol=5e-4)[0] == 0.0  # 2 * 127 * rtol * 2 more of them
     assert compare_output(got, ref, I8, rtol=4e-4)[0] == 1.0
+    assert compare_output(got.astype("i2"), ref.astype("i2"), I16, rtol=1e-2)[0] == 1.0  # of 16 bits it would allow all
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint16"])
+def test_a_16_bit_quantization_in_float32_is_not_refused(dtype):
+    """x / scale in float32 is within 2^-24 of the quotient: of 2^16 levels some come out on the other side of a tie than in float64."""
+    x = np.random.default_rng(3).uniform(-1, 1, 20000).astype(np.float32)
+    scale, zero = np.float32(2 / 65535), 0 if dtype == "int16" else 32768
+    info = np.iinfo(dtype)
+    single = np.clip(np.rint(x / scale) + np.float32(zero), info.min, info.max).astype(dtype)
+    double = np.clip(np.rint(x.astype(np.float64) / np.float64(scale)) + zero, info.min, info.max).astype(dtype)
+    assert 8 < (single != double).sum() < 400
+    assert compare_output(single, double, DTYPES["i16" if dtype == "int16" else "u16"])[0] == 0.0
 
 
 def test_errors_of_floats_by_two_norms():

@@ -1,5 +1,6 @@
 """ONNX Runtime's fused ops (com.microsoft), which its optimizer and exporters write: each against ONNX Runtime on random inputs, and refusals."""
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -33,6 +34,8 @@ A8, B8 = _rng.integers(0, 256, (3, 16)).astype(np.uint8), _rng.integers(-60, 61,
 F = np.float32
 W8 = _rng.integers(-60, 61, (8, 24)).astype(np.int8)
 NBITS = _rng.integers(0, 256, (6, 3, 8)).astype(np.uint8)  # N = 6, K = 40 in blocks of 16
+TABLE = _rng.integers(0, 256, (10, 16)).astype(np.uint8)  # ten rows of 16 bytes: 32 values of 4 bits
+TABLE4, U4 = _rng.integers(0, 8, (10, 32)).astype(ml_dtypes.int4), ml_dtypes.uint4
 #: op and variant -> (inputs, the fed ones, attributes, the number of outputs compared)
 CASES = {
     "FusedConv": ([X, W, BIAS], {"activation": "Relu", "pads": (1, 1, 1, 1)}),
@@ -77,6 +80,13 @@ CASES = {
     "MatMulNBits": ([f(3, 40), NBITS, np.abs(f(18))], {"K": 40, "N": 6, "bits": 4, "block_size": 16}),
     "MatMulNBits zeros": ([f(3, 40), NBITS, f(18), _rng.integers(0, 256, 12).astype(np.uint8)], {"K": 40, "N": 6, "bits": 4, "block_size": 16}),
     "MatMulNBits bias": ([f(2, 3, 40), NBITS, f(18), None, None, f(6)], {"K": 40, "N": 6, "bits": 4, "block_size": 16}),
+    "GatherBlockQuantized": ([TABLE, IDS, f(10, 2)], {"block_size": 16, "quantize_axis": 1}),
+    "GatherBlockQuantized zeros": ([TABLE, IDS, f(10, 2), _rng.integers(0, 256, (10, 1)).astype(np.uint8)], {"block_size": 16, "quantize_axis": 1}),
+    "GatherBlockQuantized 8 bits": ([TABLE, IDS, f(10, 1)], {"block_size": 16, "quantize_axis": 1, "bits": 8}),
+    "GatherBlockQuantized int4": ([TABLE4, IDS, f(10, 2)], {"block_size": 16, "quantize_axis": 1}),
+    "GatherBlockQuantized uint4": (
+        [TABLE4.astype(np.int8).astype(U4), IDS, f(1, 32), np.arange(32).reshape(1, 32).astype(U4)], {"block_size": 16, "quantize_axis": 0},
+    ),
     "QAttention": ([A8[:2, :8].reshape(1, 2, 8), W8, QKV_BIAS, F(0.02), F(0.01), None, np.uint8(3), np.int8(0)], {"num_heads": 2}),
     "QAttention columns": (
         [A8.reshape(2, 3, 8), W8, QKV_BIAS, F(0.02), np.abs(f(24)) * F(0.02), KEPT[:, 1:4].copy(), np.uint8(128), np.zeros(24, np.int8)],
@@ -89,16 +99,16 @@ CASES = {
     "RotaryEmbedding part": ([SEQ, (IDS % 7).astype(np.int64), f(7, 1), f(7, 1)], {"num_heads": 2, "rotary_embedding_dim": 2}),
     "SimplifiedLayerNormalization": ([SEQ, f(8)], {"epsilon": 1e-6}),
 }  # fmt: skip
-FED_ALONE = {"MatMulNBits": 1}  # the other inputs are weights
+FED = {"MatMulNBits": (0,), "GatherBlockQuantized": (1,), "DynamicQuantizeLSTM": (0, 5)}  # the other inputs are weights
 
 
 def model_of(case):
     arrays, attrs = CASES[case]
     attrs, op = dict(attrs), case.split()[0]
-    outputs = attrs.pop("outputs", ["y"])
+    outputs, feedable = attrs.pop("outputs", ["y"]), attrs.pop("fed", FED.get(op, range(len(arrays))))
     arrays = [None if a is None else np.asarray(a) for a in arrays]
     names = ["" if a is None else f"v{i}" for i, a in enumerate(arrays)]
-    fed = [i for i, a in enumerate(arrays) if a is not None][: FED_ALONE.get(op)]
+    fed = [i for i, a in enumerate(arrays) if a is not None and i in feedable]
     node = helper.make_node(op, names, outputs, name="n", domain="" if op in OWN_DOMAIN else "com.microsoft", **attrs)
     inputs = [helper.make_tensor_value_info(names[i], helper.np_dtype_to_tensor_dtype(arrays[i].dtype), arrays[i].shape) for i in fed]
     kinds = {"count": TensorProto.INT32}
@@ -161,7 +171,40 @@ def test_weights_of_8_bits_and_an_order_of_blocks():
     np.testing.assert_allclose(got, a @ weight.T, rtol=1e-4)
 
 
+@pytest.mark.parametrize("columns", [False, True], ids=["scale", "scales of columns"])
+def test_a_dynamic_lstm_has_dequantized_weights(columns):
+    """ONNX Runtime rounds x and h to 8 bits, too: the same weights in its LSTM are the exact reference, its own op one within that rounding."""
+    weights = [_rng.integers(0, 256, (2, rows, 20)).astype(np.uint8) for rows in (3, 5)]
+    scales = [np.full((2, 20) if columns else 2, 0.004, F) * (1 + _rng.random((2, 20) if columns else 2)).astype(F) for _ in weights]
+    zeros = [np.full(s.shape, 120, np.uint8) for s in scales]
+    bias, state = f(2, 40), f(2, 2, 5)
+    quantized = [f(6, 2, 3), *weights, bias, None, state, None, None, scales[0], zeros[0], scales[1], zeros[1]]
+    attrs = {"hidden_size": 5, "direction": "bidirectional", "outputs": ["y", "h", "c"]}
+    CASES["DynamicQuantizeLSTM"] = quantized, attrs
+    dense = [
+        ((w.astype(F) - z.reshape(2, 1, -1)) * s.reshape(2, 1, -1)).transpose(0, 2, 1) for w, s, z in zip(weights, scales, zeros, strict=True)
+    ]
+    CASES["LSTM"] = [quantized[0], *dense, bias, None, state], attrs
+    try:
+        model, feeds = model_of("DynamicQuantizeLSTM")
+        exact, dense_feeds = model_of("LSTM")
+    finally:
+        del CASES["DynamicQuantizeLSTM"], CASES["LSTM"]
+    exact.graph.node[0].domain = ""
+    got = run_network(network_from_onnx(model), feeds)
+    wants = ort.InferenceSession(exact.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, dense_feeds)
+    rounded = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    for g, want, other in zip(got.values(), wants, rounded, strict=True):
+        np.testing.assert_allclose(g, want, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(g, other, atol=0.03)
+
+
 REFUSED = {
+    "computed table": ("GatherBlockQuantized", [TABLE, IDS, f(10, 2)], {"block_size": 16, "fed": (0, 1)}, r"its table is computed"),
+    "computed weights": (
+        "DynamicQuantizeLSTM", [f(6, 2, 3), W8[None, :3, :20], W8[None, :5, :20], f(1, 40), None, None, None, None, F([1]), None, F([1]), None],
+        {"hidden_size": 5, "fed": (0, 1)}, r"scales or zero points are computed",
+    ),
     "past": ("Attention", [SEQ, QKV, QKV_BIAS, None, f(2, 2, 2, 3, 4)], {"num_heads": 2}, r"keeps keys and values of former tokens"),
     "rotary": ("Attention", [SEQ, QKV, QKV_BIAS], {"num_heads": 2, "do_rotary": 1}, r"do_rotary=1"),
     "packed": ("MultiHeadAttention", [f(2, 5, 2, 3, 4)], {"num_heads": 2}, r"packed in one tensor"),

@@ -1,5 +1,7 @@
 """The ONNX reader: names, symbols, weights, constants, functions, subgraphs, external data."""
 
+from math import erfc
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -8,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from whet.errors import FrontendError, ShapeError
 from whet.frontends import network_from_onnx
+from whet.frontends._onnx_load import external_files
 from whet.network import verify
 from whet.ops import run_network
 
@@ -326,3 +329,52 @@ def test_opset_seven_and_eight_read_as_nine():
     for opset in (7, 8, 9):
         m = conv_model(opset=opset)
         assert len(network_from_onnx(m).layers) == 2
+
+
+def make_sparse(name, values, indices, shape):
+    return helper.make_sparse_tensor(
+        numpy_helper.from_array(np.array(values, np.float32), name), numpy_helper.from_array(np.array(indices), f"{name}_i"), shape
+    )
+
+
+@pytest.mark.parametrize("indices", [[2, 5, 7], [[0, 2], [1, 1], [1, 3]]], ids=["flat", "rows"])
+def test_sparse_weights_are_read_dense(indices):
+    m = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [value("x", [2, 3])], [value("y", [2, 4])])
+    m.graph.sparse_initializer.append(make_sparse("w", [1.5, 2.5, -3], indices, [3, 4]))
+    net = against_ort(m, {"x": RNG.standard_normal((2, 3)).astype(np.float32)})
+    assert net.constants["w"].array()[1].tolist() == [0, 2.5, 0, -3]
+
+
+def test_a_sparse_constant_and_a_sparse_weight_of_a_branch_are_read():
+    then = helper.make_graph([helper.make_node("Mul", ["s", "b"], ["t"])], "then", [], [value("t", [4])])
+    then.sparse_initializer.append(make_sparse("b", [3.0], [1], [4]))
+    other = helper.make_graph([helper.make_node("Neg", ["s"], ["e"])], "else", [], [value("e", [4])])
+    nodes = [
+        helper.make_node("Constant", [], ["k"], sparse_value=make_sparse("", [2.0], [3], [4])),
+        helper.make_node("Add", ["x", "k"], ["s"]),
+        helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other),
+    ]
+    net = network_from_onnx(model(nodes, [value("x", [4]), value("c", [], TensorProto.BOOL)], [value("y", [4])]))
+    x = np.array([1, 2, 3, 4], np.float32)
+    assert run_network(net, {"x": x, "c": np.array(True)})["y"].tolist() == [0, 6, 0, 0]
+    assert run_network(net, {"x": x, "c": np.array(False)})["y"].tolist() == [-1, -2, -3, -6]
+
+
+def test_external_values_of_a_sparse_weight_belong_to_the_model(tmp_path):
+    sparse = make_sparse("w", [1.0, 2.0], [0, 2], [3])
+    (tmp_path / "w.bin").write_bytes(sparse.values.raw_data)
+    sparse.values.ClearField("raw_data")
+    sparse.values.data_location = TensorProto.EXTERNAL
+    sparse.values.external_data.add(key="location", value="w.bin")
+    m = model([helper.make_node("Add", ["x", "w"], ["y"])], [value("x", [3])], [value("y", [3])])
+    m.graph.sparse_initializer.append(sparse)
+    (tmp_path / "m.onnx").write_bytes(m.SerializeToString())
+    assert external_files(tmp_path / "m.onnx") == [tmp_path / "w.bin"]
+    assert network_from_onnx(tmp_path / "m.onnx").constants["w"].array().tolist() == [1, 0, 2]
+
+
+def test_tensorflows_erfc_is_read():
+    """tf2onnx leaves this op of TensorFlow in ONNX's domain, for the exact GELU of Keras 3."""
+    m = model([helper.make_node("Erfc", ["x"], ["y"])], [value("x", [7])], [value("y", [7])])
+    x = np.linspace(-3, 3, 7).astype(np.float32)
+    np.testing.assert_allclose(run_network(network_from_onnx(m), {"x": x})["y"], [erfc(v) for v in x], rtol=1e-5, atol=1e-7)

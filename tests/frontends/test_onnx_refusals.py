@@ -38,10 +38,12 @@ def duplicated_weight():
     return m
 
 
-def sparse():
+def sparse(indices=(0,), shape=(3,), kind=TensorProto.INT64, dims=None):
+    """A model with a weight of one value in coordinate format."""
     m = model(node("Add", ["x", "w"]))
     values = helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])
-    m.graph.sparse_initializer.append(helper.make_sparse_tensor(values, helper.make_tensor("i", TensorProto.INT64, [1], [0]), [3]))
+    where = helper.make_tensor("i", kind, dims or [len(indices)], indices)
+    m.graph.sparse_initializer.append(helper.make_sparse_tensor(values, where, shape))
     return m
 
 
@@ -96,7 +98,13 @@ REFUSED = {
     "input twice": (model(node("Relu"), inputs=[value("x", [2]), value("x", [2])]), FrontendError, "two inputs are called 'x'"),
     "output twice": (model(node("Relu"), outputs=[value("y", None)] * 2), FrontendError, "two outputs have one name"),
     "no outputs": (model(node("Relu"), outputs=[]), FrontendError, "no outputs"),
-    "sparse weight": (sparse(), UnsupportedError, "'w' is stored sparse.*Save it as"),
+    "sparse weight outside its shape": (sparse([3]), FrontendError, r"'w' is stored sparse with indices outside of its shape \[3\]"),
+    "sparse weight with a negative index": (sparse([-1]), FrontendError, "indices outside"),
+    "sparse weight with an index outside an axis": (sparse([0, 3], (2, 3), dims=[1, 2]), FrontendError, "indices outside"),
+    "sparse weight with two indices of one value": (sparse([0, 1]), FrontendError, r"values of shape \[1\] and int64 indices of shape \[2\]"),
+    "sparse weight with 32-bit indices": (sparse(kind=TensorProto.INT32), FrontendError, "int32 indices"),
+    "sparse weight of no shape": (sparse(shape=()), FrontendError, r"the shape \[\]"),
+    "sparse weight that is too large": (sparse(shape=(2**30, 2**30)), FrontendError, "the shape .1073741824"),
     "no graph": (no_graph(), FrontendError, "holds no graph"),
     "old opset": (model(node("Frob", name="f"), opset=5), FrontendError, r"opset 5, and onnx.s version converter cannot.*opset 13 or newer"),
     "future opset": (model(node("Relu"), opset=999), FrontendError, "opset 999.*Upgrade"),
@@ -178,9 +186,9 @@ REFUSED = {
         "holds strings",
     ),
     "sparse constant": (
-        model(node("Constant", [], ["y"], name="k", sparse_value=sparse().graph.sparse_initializer[0])),
-        UnsupportedError,
-        "attribute sparse_value is of the kind",
+        model(node("Constant", [], ["y"], name="k", sparse_value=sparse([7]).graph.sparse_initializer[0])),
+        FrontendError,
+        "node 'k'.*sparse_value is stored sparse with indices outside",
     ),
     "constant of nothing": (model(node("Constant", [], ["y"], name="k")), FrontendError, r"node 'k' \(Constant\) needs one value"),
 }

@@ -9,7 +9,7 @@ from onnx import AttributeProto, NodeProto, defs
 
 from whet.errors import FrontendError
 from whet.frontends._onnx_advice import DAMAGED, make_unsupported_error
-from whet.frontends._onnx_tensors import read_onnx_array
+from whet.frontends._onnx_tensors import read_onnx_array, read_sparse_array
 
 _A = AttributeProto
 
@@ -40,6 +40,8 @@ def read_node_attributes(node: NodeProto, name: str, domain: str, folder: Path |
                 attrs[a.name] = tuple(_decode_text(s, what) for s in a.strings)
             case _A.TENSOR:
                 attrs[a.name] = read_onnx_array(a.t, folder, what)
+            case _A.SPARSE_TENSOR:
+                attrs[a.name] = read_sparse_array(a.sparse_tensor, folder, what)
             case _:
                 kind = _A.AttributeType.Name(a.type) if a.type in _A.AttributeType.values() else f"kind {a.type}"
                 raise make_unsupported_error(

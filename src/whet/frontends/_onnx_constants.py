@@ -22,7 +22,7 @@ def read_constant(attrs: dict[str, Any], name: str) -> np.ndarray:
         raise FrontendError(f"node '{name}' (Constant) needs one value, it has {', '.join(attrs) or 'none'}. {DAMAGED}")
     ((key, value),) = attrs.items()
     match key:
-        case "value" if isinstance(value, np.ndarray):
+        case "value" | "sparse_value" if isinstance(value, np.ndarray):
             return value
         case "value_float" | "value_floats":
             return np.array(value, np.float32)

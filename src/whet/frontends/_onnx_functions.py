@@ -114,7 +114,7 @@ def _rename(node: NodeProto, renamed: Callable[[str], str], names, defaults) -> 
 
 
 def _rename_graph(sub: GraphProto, renamed, names, defaults) -> None:
-    for v in (*sub.input, *sub.output, *sub.initializer):
+    for v in (*sub.input, *sub.output, *sub.initializer, *(s.values for s in sub.sparse_initializer)):
         v.name = renamed(v.name)
     for node in sub.node:
         _rename(node, renamed, names, defaults)

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
 from whet.errors import FrontendError, NetworkError, UnsupportedError
 from whet.frontends._onnx_advice import DAMAGED, format_op, make_unsupported_error, why_no_reader
 from whet.frontends._onnx_attrs import check_form, read_node_attributes
 from whet.frontends._onnx_constants import fold, read_constant
 from whet.frontends._onnx_functions import expand, find_schema_function, is_defined_by_others, list_schema_defaults
-from whet.frontends._onnx_load import read_opsets
+from whet.frontends._onnx_load import list_initializers, read_opsets
 from whet.frontends._onnx_node import Node
 from whet.frontends._onnx_order import sort_nodes
 from whet.frontends._onnx_shapes import SymbolTable, read_value_type
-from whet.frontends._onnx_tensors import get_onnx_dtype, read_onnx_array
+from whet.frontends._onnx_tensors import get_onnx_dtype, read_onnx_array, read_sparse_array
 from whet.network import Network, Origin, Tensor, TensorType, Weight
 from whet.ops import OPS, FoldBudget, NoValue, Op, ReadValue, TensorSequence
 from whet.plugin_packages import load_installed
@@ -53,7 +53,7 @@ class Scope(MutableMapping[str, Any]):
     def __init__(self, net: Network, folder: Path | None, outer: Scope | None = None):
         self.net, self.folder, self.outer = net, folder, outer
         self.own: dict[str, ReadValue] = {}
-        self.initializers: dict[str, TensorProto] = {}
+        self.initializers: dict[str, TensorProto | SparseTensorProto] = {}
         self.unknown: dict[str, str] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -63,7 +63,12 @@ class Scope(MutableMapping[str, Any]):
         if name in self.own:
             return self.own[name]
         if name in self.initializers:
-            weight = Weight(read_onnx_array(self.initializers[name], self.folder, f"the weight {name!r}"), Origin("source", name))
+            stored, subject = self.initializers[name], f"the weight {name!r}"
+            if isinstance(stored, SparseTensorProto):
+                array = read_sparse_array(stored, self.folder, subject)
+            else:
+                array = read_onnx_array(stored, self.folder, subject)
+            weight = Weight(array, Origin("source", name))
             self.own[name] = t = self.net.constant(weight, name)
             return t
         if name in self.unknown:
@@ -108,19 +113,14 @@ class GraphReader:
         `types` are its inputs' types; `prefix` is prepended to generated node names.
         """
         net = scope.net
-        if len(graph.sparse_initializer):
-            name = graph.sparse_initializer[0].values.name
-            raise UnsupportedError(
-                f"the weight {name!r} is stored sparse; whet reads dense weights only. Save it as an initializer."
-            )
-        for t in graph.initializer:
-            if t.name in scope.initializers:
-                raise FrontendError(f"the weight {t.name!r} appears twice in the model. {DAMAGED}")
-            scope.initializers[t.name] = t
+        for name, t in list_initializers(graph):
+            if name in scope.initializers:
+                raise FrontendError(f"the weight {name!r} appears twice in the model. {DAMAGED}")
+            scope.initializers[name] = t
         for info in graph.input:
             if info.name in scope.initializers:
-                declared = info.type.tensor_type.elem_type
-                if declared and declared != scope.initializers[info.name].data_type:
+                declared, stored = info.type.tensor_type.elem_type, scope.initializers[info.name]
+                if declared and declared != (stored.values if isinstance(stored, SparseTensorProto) else stored).data_type:
                     raise FrontendError(f"the weight {info.name!r} is listed as an input of another element type. {DAMAGED}")
                 continue
             if info.name in scope.own or not info.name:

@@ -134,12 +134,21 @@ def find_data_file(folder: Path, location: str) -> Path | None:
     return path if location and path.is_relative_to(folder.resolve()) else None
 
 
+def list_initializers(graph: onnx.GraphProto) -> list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]]:
+    """A graph's weights with their names, those that are stored sparse at the end."""
+    return [*((t.name, t) for t in graph.initializer), *((s.values.name, s) for s in graph.sparse_initializer)]
+
+
 def _iterate_tensors(g: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Initializers of a graph and of its subgraphs."""
     yield from g.initializer
+    for s in g.sparse_initializer:
+        yield from (s.values, s.indices)
     for a in (a for n in g.node for a in n.attribute):
         if a.HasField("t"):
             yield a.t
+        if a.HasField("sparse_tensor"):
+            yield from (a.sparse_tensor.values, a.sparse_tensor.indices)
         yield from a.tensors
         for inner in [*([a.g] if a.HasField("g") else []), *a.graphs]:
             yield from _iterate_tensors(inner)

@@ -9,6 +9,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 
 from whet.errors import FrontendError
 from whet.frontends._onnx_advice import DAMAGED
+from whet.frontends._onnx_load import list_initializers
 
 
 def sort_nodes(nodes: Sequence[NodeProto], known: Container[str], prefix: str = "") -> list[tuple[str, NodeProto]]:
@@ -60,6 +61,6 @@ def _reads(node: NodeProto) -> Iterable[str]:
 
 
 def _find_captured_names(sub: GraphProto) -> set[str]:
-    inside = {v.name for v in (*sub.input, *sub.initializer)} | {o for n in sub.node for o in n.output}
+    inside = {v.name for v in sub.input} | {name for name, _ in list_initializers(sub)} | {o for n in sub.node for o in n.output}
     read = {v for n in sub.node for v in _reads(n)} | {o.name for o in sub.output}
     return read - inside - {""}

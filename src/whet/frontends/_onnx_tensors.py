@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto
+from onnx import SparseTensorProto, TensorProto
 
 from whet.errors import FrontendError, UnsupportedError
 from whet.frontends._onnx_advice import DAMAGED
 from whet.frontends._onnx_load import find_data_file
-from whet.network import BF16, BOOL, DTYPES, F8E4M3, F8E5M2, F16, F32, F64, I4, I8, I16, I32, I64, STRING, U4, U8, U16, U32, U64, DType
+from whet.network import BF16, BOOL, DTYPES, F8E4M3, F8E5M2, F16, F32, F64, I4, I8, I16, I32, I64, MAX_ELEMENTS, STRING, U4, U8, U16, U32, U64, DType
 
 DTYPE_OF_ONNX: dict[int, DType] = {
     TensorProto.FLOAT: F32, TensorProto.DOUBLE: F64, TensorProto.FLOAT16: F16, TensorProto.BFLOAT16: BF16,
@@ -57,6 +57,30 @@ def read_onnx_array(t: TensorProto, folder: Path | None, subject: str) -> np.nda
         return _decode_raw(t.raw_data, dtype, shape)
     except (ValueError, TypeError, OverflowError, MemoryError) as e:
         raise FrontendError(f"{subject} cannot be read as {dtype}{list(shape)}: {e}. {DAMAGED}") from e
+
+
+def read_sparse_array(s: SparseTensorProto, folder: Path | None, subject: str) -> np.ndarray:
+    """The dense array of a tensor in coordinate format: zero but at its indices, which are flat [n] or one row per value [n, rank].
+
+    Raises FrontendError (damaged) or UnsupportedError (type).
+    """
+    values = read_onnx_array(s.values, folder, f"{subject} (its values)")
+    indices = read_onnx_array(s.indices, folder, f"{subject} (its indices)")
+    shape = tuple(s.dims)
+    if any(d <= 0 for d in shape) or not shape or math.prod(shape) > MAX_ELEMENTS:
+        raise FrontendError(f"{subject} is stored sparse with the shape {list(shape)}. {DAMAGED}")
+    if values.ndim != 1 or indices.dtype != np.int64 or indices.shape not in ((values.size,), (values.size, len(shape))):
+        found = f"values of shape {list(values.shape)} and {indices.dtype} indices of shape {list(indices.shape)}"
+        raise FrontendError(f"{subject} is stored sparse with {found}. {DAMAGED}")
+    limits = np.array(shape if indices.ndim == 2 else math.prod(shape))
+    if ((indices < 0) | (indices >= limits)).any():
+        raise FrontendError(f"{subject} is stored sparse with indices outside of its shape {list(shape)}. {DAMAGED}")
+    try:
+        dense = np.zeros(shape, values.dtype)
+    except MemoryError as e:
+        raise FrontendError(f"{subject} is stored sparse; its shape {list(shape)} needs more memory than this process may use.") from e
+    dense[np.unravel_index(indices, shape) if indices.ndim == 1 else tuple(indices.T)] = values
+    return dense
 
 
 def _decode_raw(raw: bytes, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
 from whet.errors import FrontendError
 
@@ -43,7 +43,7 @@ def _iterate_graph(g: GraphProto) -> Iterator[object]:
     for t in g.initializer:
         yield from _iterate_tensor(t)
     for s in g.sparse_initializer:
-        yield s.values.name
+        yield from _iterate_sparse(s)
     for n in g.node:
         yield from _iterate_node(n)
 
@@ -59,6 +59,11 @@ def _iterate_tensor(t: TensorProto) -> Iterator[object]:
         yield from (e.key, e.value)
 
 
+def _iterate_sparse(s: SparseTensorProto) -> Iterator[object]:
+    yield from _iterate_tensor(s.values)
+    yield from _iterate_tensor(s.indices)
+
+
 def _iterate_node(n: NodeProto) -> Iterator[object]:
     yield from (n.name, n.op_type, n.domain, n.overload, *n.input, *n.output)
     yield from _iterate_attributes(n.attribute)
@@ -69,5 +74,7 @@ def _iterate_attributes(attributes: Iterable[AttributeProto]) -> Iterator[object
         yield from (a.name, a.ref_attr_name)
         if a.HasField("t"):
             yield from _iterate_tensor(a.t)
+        if a.HasField("sparse_tensor"):
+            yield from _iterate_sparse(a.sparse_tensor)
         for g in [a.g] if a.HasField("g") else a.graphs:
             yield from _iterate_graph(g)

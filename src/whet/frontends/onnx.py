@@ -11,7 +11,7 @@ from whet.errors import FrontendError
 from whet.frontends._merged_vectors import separate_merged_vectors
 from whet.frontends._onnx_advice import DAMAGED
 from whet.frontends._onnx_graph import GraphReader, Scope, mark_value
-from whet.frontends._onnx_load import load_model, read_opsets
+from whet.frontends._onnx_load import list_initializers, load_model, read_opsets
 from whet.frontends._onnx_shapes import SymbolTable, UserShapes, apply_user_shapes, find_plain_names, read_value_type
 from whet.frontends._standardized_weights import fold_standardized_weights
 from whet.network import Network, TensorType, verify
@@ -73,5 +73,5 @@ def get_metadata(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _list_real_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    weights = {t.name for t in graph.initializer}
+    weights = {name for name, _ in list_initializers(graph)}
     return [i for i in graph.input if i.name not in weights]

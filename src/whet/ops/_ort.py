@@ -56,3 +56,9 @@ def apply_activation(node, g: Network, y: Tensor, parameters: tuple[float, ...])
         case "Clip" if len(parameters) > 1:
             return node.add(g, name, y, *(add_scalar(node, g, v, y, w) for v, w in zip(parameters, ("min", "max"), strict=False)))
     raise node.unsupported(f"its activation {name!r} is unknown. Save the model with ONNX Runtime's graph optimization level 'basic'")
+
+
+def unpack_bits(packed: np.ndarray, bits: int) -> np.ndarray:
+    """The values of the last axis; the first value of a byte has its lowest bits."""
+    parts = [packed >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    return np.stack(parts, -1).reshape(*packed.shape[:-1], -1)

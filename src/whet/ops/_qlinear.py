@@ -6,7 +6,7 @@ Passes then create integer layers, as for any model with Q/DQ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,15 +33,27 @@ def quantize_output(node, g, y, i: int, like: int = 0):
 def compute_in_floats(node, g, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | None = None, opset: int = 13):
     """The result of ONNX's `op` of `opset` on `inputs`. `attrs`: default the node's."""
     given = dict(node.attrs if attrs is None else attrs)
-    if given.pop("channels_last", 0):
-        raise node.unsupported(
-            "channels_last=1 was set by ONNX Runtime's optimizer. Give the model as written by its quantizer, or save it with "
-            "the graph optimization level 'disable' or 'basic'"
-        )
     view = replace(node, op=op, domain="", opset=opset, name=f"{node.name}_{op.lower()}", inputs=list(inputs), attrs=given)
     view.outputs = [g.fresh(f"{node.name}_float")]
     reader = get_op(op).onnx
     return view.add(g, op, *inputs, **given) if reader is None else reader(view, g)
+
+
+def read_channels_last(read: Callable[..., Any]) -> Callable[..., Any]:
+    """The reader `read` of an op on images [N, C, ...] (input 0), for the nodes with channels_last=1 of ONNX Runtime's optimizer, too.
+
+    Their images and results have the channels at the end; the weights are unchanged. Transposes are added before and after.
+    """
+
+    def read_any(node, g):
+        if not node.attrs.pop("channels_last", 0):
+            return read(node, g)
+        images, rank = node.inputs[0], len(node.inputs[0].shape)
+        first = g.add("Transpose", images, perm=(0, rank - 1, *range(1, rank - 1)), name=f"{node.name}_nchw", sources=(node.name,))
+        y = read(replace(node, inputs=[first, *node.inputs[1:]], outputs=[g.fresh(f"{node.name}_nchw_y")]), g)
+        return node.add(g, "Transpose", y, perm=(0, *range(2, rank), 1))
+
+    return read_any
 
 
 def register_q_linear(name: str, op: str, operands: int = 1, opset: int = 13, attrs: Mapping[str, Any] | None = None):
@@ -52,7 +64,7 @@ def register_q_linear(name: str, op: str, operands: int = 1, opset: int = 13, at
         y = compute_in_floats(node, g, op, floats, {**(attrs or {}), **node.attrs}, opset)
         return quantize_output(node, g, y, 3 * operands)
 
-    return register(name, read, op)
+    return register(name, read_channels_last(read), op)
 
 
 def register(name: str, read, op: str):

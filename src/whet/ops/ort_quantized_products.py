@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.network import U8
-from whet.ops._ort import add_integer_product, add_scalar, make_adder, register_fused
+from whet.ops._ort import add_integer_product, add_scalar, make_adder, register_fused, unpack_bits
 
 
 def read_integer_to_float(node, g):
@@ -39,11 +39,11 @@ def read_n_bits(node, g):
     if bits not in (2, 4, 8):
         raise node.unsupported(f"its weights have {bits} bits; 2, 4 and 8 are read")
     blocks = -(-k // block)
-    values = _unpack(b.array(), bits).reshape(n, -1)[:, : blocks * block].astype(np.float32)
+    values = unpack_bits(b.array(), bits).reshape(n, -1)[:, : blocks * block].astype(np.float32)
     points = float(1 << (bits - 1))
     if zeros is not None:
         raw = zeros.array()
-        points = (_unpack(raw.reshape(n, -1), bits)[:, :blocks] if raw.dtype == np.uint8 else raw.reshape(n, blocks)).astype(np.float32)
+        points = (unpack_bits(raw.reshape(n, -1), bits)[:, :blocks] if raw.dtype == np.uint8 else raw.reshape(n, blocks)).astype(np.float32)
     factors = scales.array().reshape(n, blocks).astype(np.float32)
     if order is None:
         places = np.arange(k) // block
@@ -55,12 +55,6 @@ def read_n_bits(node, g):
     if bias is None:
         return node.add(g, "MatMul", a, w)
     return node.add(g, "Add", make_adder(node, g)("MatMul", a, w), bias)
-
-
-def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The values of the last axis; the first value of a byte has its lowest bits."""
-    parts = [packed >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-    return np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
 
 
 register_fused("MatMulIntegerToFloat", read_integer_to_float, "MatMulInteger, Cast and Mul")

@@ -2,14 +2,12 @@
 
 import numpy as np
 
-from whet.ops._qlinear import DOMAIN
+from whet.ops._qlinear import DOMAIN, read_channels_last
 from whet.ops._refused import read_as_others
 from whet.ops._window import resolve_auto_pad
 
 
 def read(node, g):
-    if node.attrs.pop("channels_last", 0):
-        raise node.unsupported("channels_last=1 was set by ONNX Runtime's optimizer. Give the model as written by its quantizer")
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *rest = node.inputs
     name, sources = node.name, (node.name,)
     xf = g.add("DequantizeLinear", x, x_scale, x_zero, name=f"{name}_x", sources=sources)
@@ -24,4 +22,4 @@ def read(node, g):
     return node.add(g, "QuantizeLinear", y, y_scale, y_zero)
 
 
-read_as_others("QLinearConv", read, "DequantizeLinear, Conv and QuantizeLinear", ("QLinearConv", f"{DOMAIN}QLinearConv"))
+read_as_others("QLinearConv", read_channels_last(read), "DequantizeLinear, Conv and QuantizeLinear", ("QLinearConv", f"{DOMAIN}QLinearConv"))
