@@ -12,6 +12,7 @@ import numpy as np
 
 from whet.network import F32, Layer
 from whet.tactics._fused import EpilogueStep, find_epilogue_steps
+from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import Function, Value
 from whet.tactics.cpu.elementwise._operations import OPERATIONS, Emitter
 
@@ -94,4 +95,18 @@ def emit_chain(f: Function, steps: Sequence[Step], x: Value, residual: Value | N
             others = [residual] if step.reads_residual else [f.value(n or 0.0, x.type) for n in step.literals]
             operands = [*others, x] if step.swapped else [x, *others]
         x = OPERATIONS[step.op](emitter, dict(step.attrs), operands)
+    return x
+
+
+def emit_fast_chain(f: Function, activations: Activations, steps: Sequence[Step], x: Value, residual: Value | None) -> Value:
+    """The epilogue, with the activations whose error is far below that of bf16."""
+    for step in steps:
+        if step.op == "Swish" and dict(step.attrs).get("alpha", 1.0) == 1.0:
+            x = activations.silu(x)
+        elif step.op == "Sigmoid":
+            x = activations.sigmoid(x)
+        elif step.op == "Gelu" and dict(step.attrs).get("approximate", "none") == "none":
+            x = activations.gelu(x)
+        else:
+            x = emit_chain(f, (step,), x, residual)
     return x

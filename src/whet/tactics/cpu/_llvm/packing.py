@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whet.tactics.cpu._llvm.builder import INT16, INT32, Function, Value
+from whet.tactics.cpu._llvm.builder import FLOAT, INT16, INT32, Function, Type, Value
 
 _NAN = 0x7FC0
 
@@ -23,3 +23,14 @@ def round_to_bf16(f: Function, value: Value) -> Value:
     bits = value.convert("bitcast", INT32)
     rounded = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
     return f.select(value.is_nan(), f.value(_NAN, bits.type), rounded).convert("trunc", INT16)
+
+
+def convert_to_bf16(f: Function, value: Value) -> Value:
+    """The same in one instruction of AVX512-BF16, where LLVM knows it (version 17 and newer); it makes zeros of denormal numbers."""
+    type = Type("bfloat", value.lanes)
+    return f.emit(type, f"fptrunc {value} to {type}", value).convert("bitcast", INT16)
+
+
+def widen_bf16(value: Value) -> Value:
+    """f32 values of the bits of bf16 as 16-bit integers."""
+    return (value.convert("zext", INT32) << 16).convert("bitcast", FLOAT)
