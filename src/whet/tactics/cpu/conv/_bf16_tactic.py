@@ -8,15 +8,13 @@ from whet.backends import Backend
 from whet.network import BF16, F32, Layer
 from whet.tactics._base import Config, Kernel, Operand, PlanRefused, Signature
 from whet.tactics._fused import get_source_index
-from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
+from whet.tactics.cpu._llvm.packing import why_no_bf16
 from whet.tactics.cpu.onednn._kernel import is_static, list_runtime_tensors
 
 RTOL = 1e-2
 """Error of results that are rounded to bf16, of operands and weights in bf16."""
-_INSTRUCTIONS = ("avx512_bf16", "avx512bw", "avx512dq")
-_LEAST_LLVM = 17  # older versions do not convert to bf16 in one instruction
 
 
 class Bf16Tactic(CompiledTactic):
@@ -33,23 +31,22 @@ class Bf16Tactic(CompiledTactic):
         """The kernel of a layer that `why_not` accepts, with its epilogue as `chain`."""
 
     def unavailable(self) -> str | None:
-        if reason := super().unavailable():
-            return reason
-        if missing := next((name for name in _INSTRUCTIONS if not jit.has(name)), None):
-            return f"the CPU has no {missing}"
-        version = jit.get_version()  # "LLVM 20.1.8"
-        return f"{version} is older than {_LEAST_LLVM}" if int(version.split()[1].split(".")[0]) < _LEAST_LLVM else None
+        return super().unavailable() or why_no_bf16()
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer) or self.why_not_layer(layer):
             return reason
         if any(t.dtype not in (F32, BF16) for t in list_runtime_tensors(layer)):
             return "computes in bf16"
-        chain = match_chain(layer)
+        chain = self.find_chain(layer)
         return chain if isinstance(chain, str) else None
 
+    def find_chain(self, layer: Layer) -> Chain | str:
+        """The epilogue, or why the kernels cannot compute it."""
+        return match_chain(layer)
+
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        chain = match_chain(layer)
+        chain = self.find_chain(layer)
         if self.unavailable() or self.why_not(layer) or not is_static(layer) or isinstance(chain, str):
             return []
         operand, read = Operand(self.format, BF16), (get_source_index(layer), chain.residual)

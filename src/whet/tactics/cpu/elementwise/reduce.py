@@ -10,10 +10,11 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import F32, Layer, static_shape
+from whet.network import BF16, F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
+from whet.tactics.cpu._llvm.packing import why_no_bf16
 from whet.tactics.cpu.elementwise._memory_axes import find_memory_shape, list_candidate_formats, merge_axes
 from whet.tactics.cpu.elementwise._reduce_ir import KINDS, VECTORS, reduce_ir
 from whet.tactics.cpu.onednn._axes import find_reduced_axes
@@ -26,7 +27,6 @@ class ReduceKernel(CompiledKernel):
     """A planned launch."""
 
     serial_work = 1 << 14  # elements
-    rtol = 1e-5
 
     def __init__(self, layer: Layer, signature: Signature, axes: tuple[int, ...], count: int) -> None:
         shape, form = static_shape(layer.needs(0).shape), signature.needs(0).format
@@ -39,6 +39,8 @@ class ReduceKernel(CompiledKernel):
         marks = [axis in axes for axis in order]
         dense = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
         merged_sizes, (strides,), reduced = merge_axes(sizes, [dense], marks)
+        self.is_bf16 = signature.outputs[0].dtype == BF16
+        self.rtol = 1e-2 if self.is_bf16 else 1e-5
         self.op, self.inner_reduced, self.width = layer.op, bool(reduced[-1]), merged_sizes[-1]
         pairs = list(zip(merged_sizes, strides, reduced, strict=True))[:-1]
         self.kept, self.reduced = [(n, s) for n, s, r in pairs if not r], [(n, s) for n, s, r in pairs if r]
@@ -53,7 +55,7 @@ class ReduceKernel(CompiledKernel):
         tail = self.width % (LANES if self.inner_reduced else _CHUNK)
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), rows * chunks, self.width, chunks]
         words += [w for axis in (*self.kept, *self.reduced) for w in axis]
-        ir = reduce_ir(self.op, len(self.kept), len(self.reduced), self.inner_reduced, tail)
+        ir = reduce_ir(self.op, len(self.kept), len(self.reduced), self.inner_reduced, tail, self.is_bf16)
         self.launch(stream, ir, "reduce", args, words, rows * chunks)
 
 
@@ -81,7 +83,8 @@ class Reduce(CompiledTactic):
         if layer.outputs[0].type.rank == len(shape):
             forms = [f for f in list_candidate_formats(shape) if not f.startswith("nChw") or 1 not in axes]
         rest = (None,) * (len(layer.inputs) - 1)
-        return [Signature((Operand(f, F32), *rest), (Operand(f, F32),)) for f in forms]
+        stored = [F32] if why_no_bf16() or "avx512_bf16" not in backend.capabilities.features else [F32, BF16]
+        return [Signature((Operand(f, d), *rest), (Operand(f, d),)) for d in stored for f in forms]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ReduceKernel:
         return ReduceKernel(layer, signature, find_reduced_axes(layer) or (), backend.threads)

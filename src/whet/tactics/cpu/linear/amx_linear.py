@@ -13,7 +13,7 @@ from whet.network import Layer, static_shape
 from whet.tactics._base import Signature, tactic
 from whet.tactics._fused import get_root_layer, get_weight_and_bias
 from whet.tactics._matrix_product import why_not_gemm
-from whet.tactics.cpu._llvm.epilogue import Chain
+from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu.conv._amx_kernel import AmxKernel, AmxTactic, choose_step
 
 _LEAST_ROWS = 4  # below, reading the weights takes longer than multiplying
@@ -32,11 +32,16 @@ class AmxLinear(AmxTactic):
             return f"takes {_LEAST_ROWS} rows or more"
         return None if choose_step(inner) else "takes an even inner dimension"
 
+    def find_chain(self, layer: Layer) -> Chain | str:
+        has_bias = get_root_layer(layer).input(2) is not None  # of a Gemm
+        return match_chain(layer, takes_bias=not has_bias)
+
     def plan_kernel(self, layer: Layer, signature: Signature, chain: Chain, threads: int) -> AmxKernel:
         head = get_root_layer(layer)
         to_matrix = transpose_matrix if head.op == "Gemm" and head.attrs.get("transB") else keep_matrix
         rows = prod(static_shape(head.needs(0).shape)[:-1])
-        return AmxKernel(layer, signature, chain, rows, *get_weight_and_bias(layer), to_matrix, threads)
+        weights, bias = get_weight_and_bias(layer)
+        return AmxKernel(layer, signature, chain, rows, weights, bias or chain.bias, to_matrix, threads)
 
 
 def keep_matrix(w: np.ndarray) -> np.ndarray:
