@@ -58,6 +58,6 @@ class Bf16Tactic(CompiledTactic):
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> Kernel:
         if reason := self.unavailable() or self.why_not(layer):
             raise PlanRefused(reason)
-        chain = match_chain(layer)
+        chain = self.find_chain(layer)
         assert isinstance(chain, Chain), "why_not refuses other layers"
         return self.plan_kernel(layer, signature, chain, backend.threads)
