@@ -1,5 +1,8 @@
 """Products of bf16 rows and packed weights by AMX tiles, as LLVM IR: 32 rows by 32 results in four accumulator tiles, then the epilogue.
 
+A convolution with a window is such a product for each tap, of an image with its padding (_padded_image_ir.py): rows of the product are all pixels
+from the first result to the last one, and those in the padding between two image rows are not stored.
+
 Four tiles are loaded for four products, which take twice as long as the loads. Accumulators go through 4 KB on the stack to vector registers, where
 the bias is added, the epilogue computed and the result rounded.
 """
@@ -13,7 +16,7 @@ from types import SimpleNamespace
 
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.amx import CONFIG_WORDS, TILE_BYTES, TILE_ROWS, add_bf16_product, configured_tiles, load_tile, store_tile, zero_tile
-from whet.tactics.cpu._llvm.builder import FLOAT, INT8, INT16, LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.builder import FLOAT, INT8, INT16, INT64, LANES, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.epilogue import Step, emit_fast_chain
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS
 from whet.tactics.cpu._llvm.packing import convert_to_bf16, widen_bf16
@@ -25,8 +28,11 @@ _SIZES = (
     "rows", "tile_rows", "pairs", "row_bytes", "steps", "step_bytes", "panels", "panel_bytes", "tile_bytes", "bias", "channels", "pair_items",
     "item_pairs", "item_panels", "panel_items", "items",
 )  # fmt: skip
+_WINDOW_SIZES = ("taps", "line", "columns", "sample_bytes", "sample_results", "sample_items")
 """Rows of the product; rows of a tile, pairs of tiles; bytes of a row; steps of the inner dimension, bytes of one; panels of results, bytes of a
 panel's weights and of a tile of them; offset of the biases; results of a row; items: `item_pairs` pairs by `item_panels` panels."""
+"""Of windows: taps; rows of the product from one image row to the next, of which the first `columns` are results; bytes of a sample's images, its
+results, its items."""
 _LINE = 2 * TILE_BYTES  # bytes of a row of two accumulator tiles
 _ACCUMULATORS, _LEFT, _RIGHT = ((0, 1), (2, 3)), (4, 5), (6, 7)  # registers
 
@@ -35,13 +41,15 @@ _ACCUMULATORS, _LEFT, _RIGHT = ((0, 1), (2, 3)), (4, 5), (6, 7)  # registers
 class Form:
     """The compile-time parameters: the epilogue, and the last panel's tiles with the results of the last one (at most 16).
 
-    `prefetched`: cache lines of the next panel's weights that each step prefetches.
+    `prefetched`: cache lines of the next panel's weights that each step prefetches. `has_window`: a row is read once per tap, at the offsets (i64,
+    bytes) that are the second packed operand.
     """
 
     steps: tuple[Step, ...]
     last_tiles: int
     last_lanes: int
     prefetched: int = 0
+    has_window: bool = False
 
 
 def list_register_shapes(tile_rows: int, step: int) -> list[tuple[int, int]]:
@@ -50,10 +58,11 @@ def list_register_shapes(tile_rows: int, step: int) -> list[tuple[int, int]]:
     return [sums] * 4 + [left] * 2 + [right] * 2
 
 
-def list_context_words(steps: Sequence[Step]) -> tuple[str, ...]:
+def list_context_words(form: Form) -> tuple[str, ...]:
     """Names of the context's words, in order."""
-    added = ("added",) if any(s.reads_residual for s in steps) else ()
-    return ("source", "target", *added, *_CONFIG, *_SIZES, *LAST_WORDS)
+    added = ("added",) if any(s.reads_residual for s in form.steps) else ()
+    sizes, last = (_WINDOW_SIZES, ("offsets",)) if form.has_window else ((), ())
+    return ("source", "target", *added, *_CONFIG, *sizes, *_SIZES, *LAST_WORDS, *last)
 
 
 @cache
@@ -63,7 +72,7 @@ def emit_amx_ir(form: Form) -> str:
     The last tiles overlap those before, so that each has the same rows.
     """
     module = Module()
-    with parallel_kernel(module, "amx", list_context_words(form.steps), "items") as (f, words):
+    with parallel_kernel(module, "amx", list_context_words(form), "items") as (f, words):
         _Kernel(f, words, form).emit()
     return str(module)
 
@@ -78,9 +87,11 @@ class _Kernel:
 
     def emit(self) -> None:
         f, w, form = self.f, self.w, self.form
-        config = w.context.at(list_context_words(form.steps).index(_CONFIG[0])).as_integer().as_pointer(INT8)
+        config = w.context.at(list_context_words(form).index(_CONFIG[0])).as_integer().as_pointer(INT8)
         with configured_tiles(f, config), f.loop(w.begin, w.end) as items:
-            pair_item, panel_item = items.index // w.panel_items, items.index % w.panel_items
+            index = items.index % w.sample_items if form.has_window else items.index
+            self.sample = items.index // w.sample_items if form.has_window else f.value(0)
+            pair_item, panel_item = index // w.panel_items, index % w.panel_items
             first_pair, first_panel = pair_item * w.item_pairs, panel_item * w.item_panels
             end_pair, end_panel = f.minimum(first_pair + w.item_pairs, w.pairs), f.minimum(first_panel + w.item_panels, w.panels)
             whole = (2, LANES)
@@ -108,10 +119,27 @@ class _Kernel:
         """Stores the accumulators of two row tiles by `tiles` weight tiles on the stack. `following`: weights to prefetch."""
         f, w = self.f, self.w
         source = w.source.as_pointer(INT8)
+        if self.form.has_window:
+            source = source.at(self.sample * w.sample_bytes)
         left = [source.at(start * w.row_bytes) for start in starts]
         for half in range(2):
             for j in range(tiles):
                 zero_tile(f, _ACCUMULATORS[half][j])
+        if self.form.has_window:
+            tap_steps, offsets = w.steps * w.tile_bytes * 2, w.offsets.as_pointer(INT64)
+            with f.loop(0, w.taps) as taps:
+                at = [x.at(offsets.load(taps.index)) for x in left]
+                lines = following.at(taps.index * w.steps * (self.form.prefetched * TILE_BYTES))
+                self._add_steps(at, weights.at(taps.index * tap_steps), lines, tiles)
+        else:
+            self._add_steps(left, weights, following, tiles)
+        for half in range(2):
+            for j in range(tiles):
+                store_tile(f, _ACCUMULATORS[half][j], self.sums.at(half * TILE_ROWS * _LINE + j * TILE_BYTES), _LINE)
+
+    def _add_steps(self, left: Sequence[Pointer], weights: Pointer, following: Pointer, tiles: int) -> None:
+        """Adds the products of all steps, of a tap if there are several."""
+        f, w = self.f, self.w
         with f.loop(0, w.steps) as steps:
             offset, right = steps.index * w.step_bytes, weights.at(steps.index * w.tile_bytes * 2)
             lines = following.at(steps.index * (self.form.prefetched * TILE_BYTES))
@@ -123,20 +151,32 @@ class _Kernel:
                 load_tile(f, _LEFT[half], left[half].at(offset), w.row_bytes)
                 for j in range(tiles):
                     add_bf16_product(f, _ACCUMULATORS[half][j], _LEFT[half], _RIGHT[j])
-        for half in range(2):
-            for j in range(tiles):
-                store_tile(f, _ACCUMULATORS[half][j], self.sums.at(half * TILE_ROWS * _LINE + j * TILE_BYTES), _LINE)
 
     def _emit_results(self, panel: Value, starts: Sequence[Value], biases: Sequence[Value], last_lanes: int) -> None:
         f, w = self.f, self.w
         sums = self.sums.as_integer().as_pointer(FLOAT)
-        with f.loop(0, w.tile_rows, at_least_once=True) as rows:
-            for half, start in enumerate(starts):
-                offset = (start + rows.index) * w.channels + panel * PANEL
-                line = sums.at(rows.index * PANEL + half * TILE_ROWS * PANEL)
-                for j, bias in enumerate(biases):
-                    mask = None if j < len(biases) - 1 or last_lanes == LANES else [lane < last_lanes for lane in range(LANES)]
-                    self._emit_result(line.load_vector(j * LANES) + bias, offset + j * LANES, mask)
+
+        def emit_row(row: Value, half: int, result: Value) -> None:
+            offset = result * w.channels + panel * PANEL
+            line = sums.at(row * PANEL + half * TILE_ROWS * PANEL)
+            for j, bias in enumerate(biases):
+                mask = None if j < len(biases) - 1 or last_lanes == LANES else [lane < last_lanes for lane in range(LANES)]
+                self._emit_result(line.load_vector(j * LANES) + bias, offset + j * LANES, mask)
+
+        if not self.form.has_window:
+            with f.loop(0, w.tile_rows, at_least_once=True) as rows:
+                for half, start in enumerate(starts):
+                    emit_row(rows.index, half, start + rows.index)
+            return
+        for half, start in enumerate(starts):
+            column, before = start % w.line, start // w.line * w.columns + self.sample * w.sample_results
+            with f.loop(0, w.tile_rows, carried=[column, before + f.minimum(column, w.columns)], at_least_once=True) as rows:
+                column, result = rows.values
+                is_result = column < w.columns
+                with f.when(is_result):
+                    emit_row(rows.index, half, result)
+                following = column + 1
+                rows.carry(f.select(following.equals(w.line), f.value(0), following), result + is_result.convert("zext", INT64))
 
     def _emit_result(self, x: Value, offset: Value, mask: Sequence[bool] | None) -> None:
         """Stores 16 results, or those of `mask`, at `offset`."""
