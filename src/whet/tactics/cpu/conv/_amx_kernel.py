@@ -11,7 +11,7 @@ import numpy as np
 
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Args, Packed, Signature, Stream
-from whet.tactics._fused import get_source_index, get_weight_and_bias
+from whet.tactics._fused import get_source_index
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.amx import TILE_BYTES, TILE_ROWS, make_config, why_no_tiles
 from whet.tactics.cpu._llvm.builder import LANES

@@ -90,7 +90,6 @@ class _Kernel:
 
     def _list_valid(self, left: Value, count: int) -> list[Value]:
         """For each column from `left` on all bits of an i32 if it is inside the image, else none."""
-        f = self.f
         columns = [left + c for c in range(count)]
         return [((column > -1) & (column < self.w.width)).convert("sext", INT32) for column in columns]
 

@@ -75,8 +75,9 @@ class _Row:
     """The program on parts of a row."""
 
     def __init__(
-        self, emitter: Emitter, program: Program, pointers: Sequence[FloatPointer], target: FloatPointer, steps: Sequence[int], scalars: Sequence[Value | None]
-    ) -> None:
+        self, emitter: Emitter, program: Program, pointers: Sequence[FloatPointer], target: FloatPointer, steps: Sequence[int],
+        scalars: Sequence[Value | None],
+    ) -> None:  # fmt: skip
         self._e, self._program, self._pointers, self._target, self._steps, self._scalars = emitter, program, pointers, target, steps, scalars
 
     @property

@@ -137,7 +137,9 @@ def _nest(f: Function, axes: Sequence[tuple[Value, Value]], at: FloatPointer, to
     return loop.results
 
 
-def _emit_inner_kept(f: Function, kind: Reduction, at: FloatPointer, out: FloatPointer, axes: Sequence[tuple[Value, Value]], left: Value, tail: int) -> None:
+def _emit_inner_kept(
+    f: Function, kind: Reduction, at: FloatPointer, out: FloatPointer, axes: Sequence[tuple[Value, Value]], left: Value, tail: int
+) -> None:
     """The results of one chunk of the innermost axis, which is kept; `left`: elements from the chunk's start on."""
 
     def emit_columns(groups: Sequence[tuple[int, int]]) -> None:
