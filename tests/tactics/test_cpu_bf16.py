@@ -135,6 +135,7 @@ def test_elementwise_layers_and_reductions(monkeypatch):
     check("cpu/elementwise", *layer_of("Sub", [text(3, 19), text(1)]), monkeypatch)
     for axes in ((2, 3), (1,), (3,)):
         check("cpu/reduce", *layer_of("ReduceMean", [text(2, 40, 7, 9)], axes=axes, keepdims=1), monkeypatch)
+    check("cpu/reduce", *layer_of("GlobalAveragePool", [text(2, 72, 7, 9)]), monkeypatch)
 
 
 @TILES

@@ -162,7 +162,7 @@ class AmxKernel(CompiledKernel):
         """The launch that copies the image with its padding to scratch memory."""
         items = window.samples * window.phases**2 * window.lines
         sizes = [window.height, window.width, self.inner, window.lines, window.line, window.phases, window.stride, *window.pads, items]
-        words = [("input", self.x), args.scratch, *sizes]
+        words: list[tuple[str, int] | int] = [("input", self.x), args.scratch, *sizes]
         self.launch(stream, jit.generate_lazily(emit_padded_image_ir, self.inner % PANEL), "pad", args, words, items)
 
 
