@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 LANES = 16  # floats per vector, and channels per block of the format nChw16c
 _BYTES = {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8}
+_INTRINSIC_NAMES = {"float": "f32", "i16": "i16"}
 _ORDERED = {"<": "olt", ">": "ogt", ">=": "oge", "==": "oeq", "!=": "one"}
 _SIGNED = {"<": "slt", ">": "sgt", ">=": "sge", "==": "eq", "!=": "ne"}
 
@@ -182,23 +183,27 @@ class Pointer(Value):
         address = self._vector(offset, stored.lanes)
         self.function.emit(None, f"store {stored}, {address}, align {self._alignment}", stored, address)
 
-    def load_masked(self, mask: Sequence[bool], others: Value) -> Value:
+    def load_masked(self, mask: Sequence[bool] | Value, others: Value) -> Value:
         """Loads the lanes of `mask`; the other lanes come from `others`, and their memory is not accessed."""
-        lanes, f = len(mask), self.function
-        operands = self._vector(0, lanes), f.value(self._alignment, INT32), f.mask(mask), others
-        return f.call_external(f"llvm.masked.load.v{lanes}f32.p0v{lanes}f32", others.type, *operands)
+        f = self.function
+        chosen = mask if isinstance(mask, Value) else f.mask(mask)
+        lanes = chosen.lanes
+        operands = self._vector(0, lanes), f.value(self._alignment, INT32), chosen, others
+        kind = f"v{lanes}{_INTRINSIC_NAMES[self.type.element]}"
+        return f.call_external(f"llvm.masked.load.{kind}.p0{kind}", others.type, *operands)
 
     def store_masked(self, value: Value, mask: Sequence[bool]) -> None:
         """Stores the lanes of `mask`; the memory of other lanes is not accessed."""
         lanes, f = len(mask), self.function
         operands = value, self._vector(0, lanes), f.value(self._alignment, INT32), f.mask(mask)
-        f.call_external(f"llvm.masked.store.v{lanes}f32.p0v{lanes}f32", None, *operands)
+        kind = f"v{lanes}{_INTRINSIC_NAMES[self.type.element]}"
+        f.call_external(f"llvm.masked.store.{kind}.p0{kind}", None, *operands)
 
-    def prefetch(self, offset: Value | int = 0) -> None:
-        """Prefetches the cache line into L1; the address need not be valid."""
+    def prefetch(self, offset: Value | int = 0, to_second_cache: bool = False) -> None:
+        """Prefetches the cache line into L1 or L2; the address need not be valid."""
         f, address = self.function, self.at(offset)
         line = f.emit_pointer(INT8, f"bitcast {address} to i8*", address)
-        read, locality, data = (f.value(n, INT32) for n in (0, 3, 1))
+        read, locality, data = (f.value(n, INT32) for n in (0, 2 if to_second_cache else 3, 1))
         f.call_external("llvm.prefetch.p0i8", None, line, read, locality, data)
 
     def as_integer(self) -> Value:
@@ -317,6 +322,11 @@ class Function:
         """A constant with one number per lane."""
         return Value(self, Type(element.element, len(numbers)), format_literal(numbers, element.element))
 
+    def mask_of_bits(self, bits: Value, lanes: int) -> Value:
+        """A mask of i1 from the bits of an integer of `lanes` bits."""
+        type = Type("i1", lanes)
+        return self.emit(type, f"bitcast {bits} to {type}", bits)
+
     def mask(self, lanes: Sequence[bool]) -> Value:
         """A constant mask of i1."""
         return self.vector(lanes, Type("i1"))
@@ -334,6 +344,10 @@ class Function:
     def emit_pointer(self, type: Type, code: str, *operands: Value) -> Pointer:
         """Appends one instruction with a pointer to `type` as result."""
         return Pointer(self, type, self.emit(type, code, *operands).name)
+
+    def allocate(self, type: Type, count: int) -> Pointer:
+        """Memory of `count` elements on the stack, aligned to a cache line, for the rest of the function: not to be called in a loop."""
+        return self.emit_pointer(type, f"alloca {type}, i64 {count}, align 64")
 
     def fma(self, x: Value, y: Value, z: Value) -> Value:
         """x * y + z with a single rounding."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whet.network import F32, Layer
+from whet.network import F32, Layer, Tensor
 from whet.tactics._fused import EpilogueStep, find_epilogue_steps
+from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import Function, Value
 from whet.tactics.cpu.elementwise._operations import OPERATIONS, Emitter
 
@@ -35,17 +36,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Chain:
-    """All steps, and the input index of the residual."""
+    """All steps, and the input index of the residual. `bias`: a constant row that is added to each row of the product before them."""
 
     steps: tuple[Step, ...] = ()
     residual: int | None = None
+    bias: Tensor | None = None
 
 
-def match_chain(layer: Layer) -> Chain | str:
-    """The epilogue of a layer whose result is f32, or why the kernels cannot compute it."""
+def match_chain(layer: Layer, takes_bias: bool = False) -> Chain | str:
+    """The epilogue of a layer whose result is f32, or why the kernels cannot compute it. `takes_bias`: its first step may add a constant row."""
     matched = find_epilogue_steps(layer)
     if matched is None:
         return "its fused operations do not form a chain"
+    bias = None
+    if takes_bias and matched and matched[0].op == "Add" and _is_constant_row(matched[0].other_tensor, layer):
+        bias = matched[0].other_tensor
+        matched = matched[1:]
     steps: list[Step] = []
     residual: int | None = None
     for post in matched:
@@ -57,7 +63,15 @@ def match_chain(layer: Layer) -> Chain | str:
                 return "takes one residual"
             residual = post.other
         steps.append(step)
-    return Chain(tuple(steps), residual)
+    return Chain(tuple(steps), residual, bias)
+
+
+def _is_constant_row(t: Tensor | None, layer: Layer) -> bool:
+    """True for a constant of one value for each result of a row."""
+    if t is None or not t.is_constant:
+        return False
+    width = layer.outputs[0].shape[-1]
+    return t.shape[-1:] == (width,) and t.array().size == width
 
 
 def _match_step(layer: Layer, post: EpilogueStep) -> Step | str:
@@ -94,4 +108,18 @@ def emit_chain(f: Function, steps: Sequence[Step], x: Value, residual: Value | N
             others = [residual] if step.reads_residual else [f.value(n or 0.0, x.type) for n in step.literals]
             operands = [*others, x] if step.swapped else [x, *others]
         x = OPERATIONS[step.op](emitter, dict(step.attrs), operands)
+    return x
+
+
+def emit_fast_chain(f: Function, activations: Activations, steps: Sequence[Step], x: Value, residual: Value | None) -> Value:
+    """The epilogue, with the activations whose error is far below that of bf16."""
+    for step in steps:
+        if step.op == "Swish" and dict(step.attrs).get("alpha", 1.0) == 1.0:
+            x = activations.silu(x)
+        elif step.op == "Sigmoid":
+            x = activations.sigmoid(x)
+        elif step.op == "Gelu" and dict(step.attrs).get("approximate", "none") == "none":
+            x = activations.gelu(x)
+        else:
+            x = emit_chain(f, (step,), x, residual)
     return x

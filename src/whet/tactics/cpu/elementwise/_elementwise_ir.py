@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from whet.tactics.cpu._llvm.builder import LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.builder import LANES, Function, Module, Value
+from whet.tactics.cpu._llvm.packing import FloatPointer, make_float_pointer
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 from whet.tactics.cpu.elementwise._operations import OPERATIONS, STORAGES, Emitter
 
@@ -23,7 +24,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps over operands; the last step's result is the layer's. `dtypes`: of the operands, then of the result."""
+    """Steps over operands; the last step's result is the layer's. `dtypes`: of the operands, then of the result, as they are
+    stored; values of bf16 are f32 in registers."""
 
     dtypes: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -51,8 +53,8 @@ def emit_elementwise_ir(program: Program, packed: int, steps: tuple[int, ...], u
     with parallel_kernel(module, "elementwise", list_context_words(program.operands, packed, outer), "rows" if outer else "width") as (f, w):
         words = vars(w)
         emitter = Emitter(f)
-        pointers = [words[f"operand{k}"].as_pointer(STORAGES[d].memory) for k, d in enumerate(program.dtypes[:-1])]
-        target = w.out.as_pointer(STORAGES[program.dtypes[-1]].memory)
+        pointers = [_make_pointer(words[f"operand{k}"], d) for k, d in enumerate(program.dtypes[:-1])]
+        target = _make_pointer(w.out, program.dtypes[-1])
         scalars = [pointers[k].load() if uniform[k] else None for k in range(program.operands)]
         if outer:
             _emit_rows(emitter, program, words, pointers, target, steps, scalars, outer, tail)
@@ -65,12 +67,17 @@ def emit_elementwise_ir(program: Program, packed: int, steps: tuple[int, ...], u
     return str(module)
 
 
+def _make_pointer(word: Value, dtype: str) -> FloatPointer:
+    return make_float_pointer(word, True) if dtype == "bf16" else word.as_pointer(STORAGES[dtype].memory)
+
+
 class _Row:
     """The program on parts of a row."""
 
     def __init__(
-        self, emitter: Emitter, program: Program, pointers: Sequence[Pointer], target: Pointer, steps: Sequence[int], scalars: Sequence[Value | None]
-    ) -> None:
+        self, emitter: Emitter, program: Program, pointers: Sequence[FloatPointer], target: FloatPointer, steps: Sequence[int],
+        scalars: Sequence[Value | None],
+    ) -> None:  # fmt: skip
         self._e, self._program, self._pointers, self._target, self._steps, self._scalars = emitter, program, pointers, target, steps, scalars
 
     @property
@@ -94,7 +101,7 @@ class _Row:
 
 
 def _emit_rows(
-    emitter: Emitter, program: Program, words: dict[str, Any], pointers: Sequence[Pointer], target: Pointer, steps: Sequence[int],
+    emitter: Emitter, program: Program, words: dict[str, Any], pointers: Sequence[FloatPointer], target: FloatPointer, steps: Sequence[int],
     scalars: Sequence[Value | None], outer: int, tail: int,
 ) -> None:  # fmt: skip
     """A thread's rows; a row's number gives its indices along the outer axes."""

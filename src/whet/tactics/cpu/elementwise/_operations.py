@@ -51,13 +51,17 @@ class Emitter:
         return self.f.value(number, x.type)
 
     def to_register(self, value: Value, dtype: str) -> Value:
-        """A value as it is in memory, converted for registers."""
+        """A value as it is in memory, converted for registers. Loads and stores of bf16 convert."""
+        if dtype == "bf16":
+            return value
         storage = STORAGES[dtype]
         if storage.load == "bool":
             return value.differs(0)
         return value.convert(storage.load, storage.register) if storage.load else value
 
     def to_memory(self, value: Value, dtype: str) -> Value:
+        if dtype == "bf16":
+            return value
         storage = STORAGES[dtype]
         return value.convert(storage.store, storage.memory) if storage.store else value
 

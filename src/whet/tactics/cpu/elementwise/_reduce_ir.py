@@ -7,6 +7,7 @@ from functools import cache
 
 from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Type, Value
 from whet.tactics.cpu._llvm.math import Math
+from whet.tactics.cpu._llvm.packing import FloatPointer, make_float_pointer
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 VECTORS = 4  # accumulators of one item if the innermost axis is kept: a thread reads this many adjacent vectors
@@ -16,7 +17,7 @@ INITIAL = {"ReduceMax": float("-inf"), "ReduceMin": float("inf"), "ReduceProd": 
 KINDS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 
 
-Body = Callable[[Pointer, list[Value]], list[Value]]
+Body = Callable[[FloatPointer, list[Value]], list[Value]]
 
 
 class Reduction:
@@ -70,14 +71,15 @@ def list_context_words(kept_axes: int, reduced_axes: int) -> tuple[str, ...]:
 
 
 @cache
-def reduce_ir(op: str, kept_axes: int, reduced_axes: int, inner_reduced: bool, tail: int) -> str:
+def reduce_ir(op: str, kept_axes: int, reduced_axes: int, inner_reduced: bool, tail: int, is_bf16: bool = False) -> str:
     """`reduce(context)`. `kept_axes`, `reduced_axes`: number of axes besides the innermost one. `inner_reduced`: the innermost axis is reduced.
-    `tail`: elements of the innermost axis after its whole vectors (after whole chunks of VECTORS vectors if it is kept)."""
+    `tail`: elements of the innermost axis after its whole vectors (after whole chunks of VECTORS vectors if it is kept). `is_bf16`: values are
+    stored as bf16."""
     module = Module()
     with parallel_kernel(module, "reduce", list_context_words(kept_axes, reduced_axes), "items") as (f, w):
         words = vars(w)
         kind = Reduction(f, op, w.factor.as_pointer(FLOAT))
-        source, target = w.x.as_pointer(FLOAT), w.y.as_pointer(FLOAT)
+        source, target = (make_float_pointer(word, is_bf16) for word in (w.x, w.y))
         with f.loop(w.begin, w.end) as items:
             position: Value = items.index if inner_reduced else items.index // w.chunks
             row = position
@@ -96,12 +98,12 @@ def reduce_ir(op: str, kept_axes: int, reduced_axes: int, inner_reduced: bool, t
     return str(module)
 
 
-def reduce_rows(f: Function, kind: Reduction, at: Pointer, axes: Sequence[tuple[Value, Value]], width: Value, tail: int) -> Value:
+def reduce_rows(f: Function, kind: Reduction, at: FloatPointer, axes: Sequence[tuple[Value, Value]], width: Value, tail: int) -> Value:
     """The result of one item, whose innermost axis is reduced: blocks of it have accumulators of their own."""
     whole = width - tail if tail else width
     widths = [lanes for lanes in (8, 4, 2, 1) if tail & lanes]
 
-    def runs(pointer: Pointer, totals: list[Value]) -> list[Value]:
+    def runs(pointer: FloatPointer, totals: list[Value]) -> list[Value]:
         with f.loop(0, whole, step=_BLOCK, carried=[totals[0]]) as blocks:
             end = f.minimum(blocks.index + _BLOCK, whole)
             step = VECTORS * LANES
@@ -125,7 +127,7 @@ def reduce_rows(f: Function, kind: Reduction, at: Pointer, axes: Sequence[tuple[
     return result
 
 
-def _nest(f: Function, axes: Sequence[tuple[Value, Value]], at: Pointer, totals: list[Value], body: Body) -> list[Value]:
+def _nest(f: Function, axes: Sequence[tuple[Value, Value]], at: FloatPointer, totals: list[Value], body: Body) -> list[Value]:
     """`body(pointer, totals)` for all indices of the axes, with carried totals."""
     if not axes:
         return body(at, totals)
@@ -135,16 +137,18 @@ def _nest(f: Function, axes: Sequence[tuple[Value, Value]], at: Pointer, totals:
     return loop.results
 
 
-def _emit_inner_kept(f: Function, kind: Reduction, at: Pointer, out: Pointer, axes: Sequence[tuple[Value, Value]], left: Value, tail: int) -> None:
+def _emit_inner_kept(
+    f: Function, kind: Reduction, at: FloatPointer, out: FloatPointer, axes: Sequence[tuple[Value, Value]], left: Value, tail: int
+) -> None:
     """The results of one chunk of the innermost axis, which is kept; `left`: elements from the chunk's start on."""
 
     def emit_columns(groups: Sequence[tuple[int, int]]) -> None:
         """(first element, lanes) of each accumulator."""
 
-        def emit_body(pointer: Pointer, totals: list[Value]) -> list[Value]:
+        def emit_body(pointer: FloatPointer, totals: list[Value]) -> list[Value]:
             return [kind.step(total, pointer.load(first, lanes)) for total, (first, lanes) in zip(totals, groups, strict=True)]
 
-        def emit_blocks(pointer: Pointer, totals: list[Value]) -> list[Value]:
+        def emit_blocks(pointer: FloatPointer, totals: list[Value]) -> list[Value]:
             """The last reduced axis in blocks with accumulators of their own."""
             size, stride = axes[-1]
             with f.loop(0, size, step=_ROWS, carried=totals) as outer:

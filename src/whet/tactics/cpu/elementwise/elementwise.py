@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import Layer, Tensor, static_shape
+from whet.network import BF16, F32, Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
 from whet.tactics._fused import is_quantized
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
+from whet.tactics.cpu._llvm.packing import why_no_bf16
 from whet.tactics.cpu.elementwise._elementwise_ir import Program, Step, emit_elementwise_ir
 from whet.tactics.cpu.elementwise._memory_axes import broadcast_strides, find_memory_shape, list_candidate_formats, merge_axes
 from whet.tactics.cpu.elementwise._operations import OPERATIONS, list_read_inputs, read_attributes, why_not_elementwise
@@ -81,7 +83,7 @@ class ElementwiseKernel(CompiledKernel):
     """A planned launch."""
 
     serial_work = 1 << 14  # elements
-    rtol, implementation = 1e-5, "generated"
+    implementation = "generated"
 
     def __init__(self, layer: Layer, signature: Signature, description: _Description, count: int) -> None:
         shape, form = static_shape(layer.outputs[0].shape), signature.outputs[0].format
@@ -91,6 +93,11 @@ class ElementwiseKernel(CompiledKernel):
         dense = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
         sizes_, strides, _ = merge_axes(sizes, [*(r for r in rows if r is not None), dense])
         super().__init__(layer, signature, prod(sizes), count)
+        result = signature.outputs[0].dtype
+        self.rtol = 1e-2 if result == BF16 else 1e-5
+        stored = (None if (o := signature.inputs[i]) is None else o.dtype for i in description.places)  # None: a packed constant
+        dtypes = (own if d is None else d.name for d, own in zip(stored, description.program.dtypes, strict=False))
+        self.program = replace(description.program, dtypes=(*dtypes, result.name))
         self.found, self.width, self.outer_sizes = description, sizes_[-1], sizes_[:-1]
         self.steps = tuple(s[-1] for s in strides[:-1])
         self.strides = [s[:-1] for s in strides[:-1]]
@@ -105,7 +112,7 @@ class ElementwiseKernel(CompiledKernel):
         rows = prod(self.outer_sizes)
         words: list[tuple[str, int] | int] = [*(("input", i) for i in computed), ("output", 0), rows, self.width, *self.outer_sizes[1:]]
         words += [s for row in self.strides for s in row]
-        ir = emit_elementwise_ir(found.program, found.packed, self.steps, self.uniform, outer, self.width % LANES if outer else 0)
+        ir = emit_elementwise_ir(self.program, found.packed, self.steps, self.uniform, outer, self.width % LANES if outer else 0)
         items, step = (rows, 1) if outer else (self.width, LANES)
         self.launch(stream, ir, "elementwise", args, words, items, step)
 
@@ -157,6 +164,13 @@ def _may_share(layer: Layer, i: int) -> bool:
     return not t.is_constant and t.type == out.type and list(layer.inputs).count(t) == 1
 
 
+def _may_round(layer: Layer, backend: Backend) -> bool:
+    """True if the layer may be stored as bf16: everything that it reads and writes at run time is f32."""
+    if why_no_bf16() or "avx512_bf16" not in backend.capabilities.features:
+        return False
+    return all(t.dtype == F32 for t in (*layer.inputs, *layer.outputs) if t is not None and not t.is_constant)
+
+
 @tactic
 class Elementwise(CompiledTactic):
     ops = tuple(OPERATIONS)
@@ -188,14 +202,15 @@ class Elementwise(CompiledTactic):
         out = layer.outputs[0]
         shape = static_shape(out.shape)
         listed: list[Signature] = []
-        for form in list_candidate_formats(shape):
+        rounds = _may_round(layer, backend)
+        for form, is_bf16 in product(list_candidate_formats(shape), (False, True) if rounds else (False,)):
             stored: list[Operand | None] = []
             for t in layer.inputs:
                 if t is None or t.is_constant:
                     stored.append(None)
                 else:
-                    stored.append(Operand(form if t.type.rank == len(shape) else "linear", t.dtype))
-            signature = Signature(tuple(stored), (Operand(form, out.dtype),))
+                    stored.append(Operand(form if t.type.rank == len(shape) else "linear", BF16 if is_bf16 else t.dtype))
+            signature = Signature(tuple(stored), (Operand(form, BF16 if is_bf16 else out.dtype),))
             if self.refuses(layer, signature, backend) is not None:
                 continue
             shared = [i for i in description.places if _may_share(layer, i)]

@@ -1,4 +1,4 @@
-"""Reductions of f32 over any axes, in row-major and channels-last tensors.
+"""Reductions of f32 or bf16 over any axes, in row-major and channels-last tensors.
 
 For coverage: otherwise NumPy computes reductions that oneDNN does not take.
 """
@@ -10,23 +10,24 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import F32, Layer, static_shape
+from whet.network import BF16, F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
+from whet.tactics.cpu._llvm.packing import why_no_bf16
 from whet.tactics.cpu.elementwise._memory_axes import find_memory_shape, list_candidate_formats, merge_axes
 from whet.tactics.cpu.elementwise._reduce_ir import KINDS, VECTORS, reduce_ir
 from whet.tactics.cpu.onednn._axes import find_reduced_axes
 from whet.tactics.cpu.onednn._kernel import is_static
 
 _CHUNK = VECTORS * LANES
+_POOL = "GlobalAveragePool"  # in bf16, which oneDNN pools value by value
 
 
 class ReduceKernel(CompiledKernel):
     """A planned launch."""
 
     serial_work = 1 << 14  # elements
-    rtol = 1e-5
 
     def __init__(self, layer: Layer, signature: Signature, axes: tuple[int, ...], count: int) -> None:
         shape, form = static_shape(layer.needs(0).shape), signature.needs(0).format
@@ -39,7 +40,9 @@ class ReduceKernel(CompiledKernel):
         marks = [axis in axes for axis in order]
         dense = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
         merged_sizes, (strides,), reduced = merge_axes(sizes, [dense], marks)
-        self.op, self.inner_reduced, self.width = layer.op, bool(reduced[-1]), merged_sizes[-1]
+        self.is_bf16 = signature.outputs[0].dtype == BF16
+        self.rtol = 1e-2 if self.is_bf16 else 1e-5
+        self.op, self.inner_reduced, self.width = "ReduceMean" if layer.op == _POOL else layer.op, bool(reduced[-1]), merged_sizes[-1]
         pairs = list(zip(merged_sizes, strides, reduced, strict=True))[:-1]
         self.kept, self.reduced = [(n, s) for n, s, r in pairs if not r], [(n, s) for n, s, r in pairs if r]
         self.count = prod(n for n, _, r in zip(merged_sizes, strides, reduced, strict=True) if r)
@@ -53,13 +56,13 @@ class ReduceKernel(CompiledKernel):
         tail = self.width % (LANES if self.inner_reduced else _CHUNK)
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), rows * chunks, self.width, chunks]
         words += [w for axis in (*self.kept, *self.reduced) for w in axis]
-        ir = reduce_ir(self.op, len(self.kept), len(self.reduced), self.inner_reduced, tail)
+        ir = reduce_ir(self.op, len(self.kept), len(self.reduced), self.inner_reduced, tail, self.is_bf16)
         self.launch(stream, ir, "reduce", args, words, rows * chunks)
 
 
 @tactic
 class Reduce(CompiledTactic):
-    ops = KINDS
+    ops = (*KINDS, _POOL)
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
@@ -70,18 +73,25 @@ class Reduce(CompiledTactic):
             return f"computes in f32, not {layer.needs(0).dtype}"
         if layer.needs(0).is_constant:
             return "its input is constant"
-        return None if find_reduced_axes(layer) else "there are no axes, or they are known only at run time"
+        return None if _find_axes(layer) else "there are no axes, or they are known only at run time"
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not is_static(layer):
             return []
         shape = static_shape(layer.needs(0).shape)
-        axes = find_reduced_axes(layer) or ()
+        axes = _find_axes(layer) or ()
         forms = ["linear"]
         if layer.outputs[0].type.rank == len(shape):
             forms = [f for f in list_candidate_formats(shape) if not f.startswith("nChw") or 1 not in axes]
         rest = (None,) * (len(layer.inputs) - 1)
-        return [Signature((Operand(f, F32), *rest), (Operand(f, F32),)) for f in forms]
+        stored = [] if layer.op == _POOL else [F32]
+        stored += [] if why_no_bf16() or "avx512_bf16" not in backend.capabilities.features else [BF16]
+        return [Signature((Operand(f, d), *rest), (Operand(f, d),)) for d in stored for f in forms]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ReduceKernel:
-        return ReduceKernel(layer, signature, find_reduced_axes(layer) or (), backend.threads)
+        return ReduceKernel(layer, signature, _find_axes(layer) or (), backend.threads)
+
+
+def _find_axes(layer: Layer) -> tuple[int, ...] | None:
+    """The reduced axes, counted from the first; None if there are none, or they are known only at run time."""
+    return tuple(range(2, layer.needs(0).type.rank)) if layer.op == _POOL else find_reduced_axes(layer)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Value
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS
+from whet.tactics.cpu._llvm.packing import FloatPointer, make_float_pointer
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 WORDS = ("x", "y", "count", "width", *LAST_WORDS)
-"""The context of `row_norm`: f32 rows in and out, their count and length; packed: LANES parameters (epsilon, 1 / width), the scale, the bias."""
+"""The context of `row_norm`: rows in and out, their count and length; packed: LANES parameters (epsilon, 1 / width), the scale, the bias."""
 
 
 @cache
-def emit_row_norm_ir(tail: int, is_centered: bool) -> str:
+def emit_row_norm_ir(tail: int, is_centered: bool, is_bf16: bool = False) -> str:
     """`row_norm(context)`: each row is read again from the cache for the result, and for its variance if it `is_centered`: LayerNormalization
-    subtracts the mean and adds a bias. `tail`: elements of a row after its whole vectors."""
+    subtracts the mean and adds a bias. `tail`: elements of a row after its whole vectors. `is_bf16`: rows are stored as bf16."""
     module = Module()
     with parallel_kernel(module, "row_norm", WORDS, "count") as (f, w):
         parameters = w.packed.as_pointer(FLOAT)
@@ -27,7 +28,7 @@ def emit_row_norm_ir(tail: int, is_centered: bool) -> str:
         mask = [i < tail for i in range(LANES)]
         whole = w.width - tail if tail else w.width
 
-        def emit_total(x: Pointer, add: Callable[[Value, Value], Value], missing: Value) -> Value:
+        def emit_total(x: FloatPointer, add: Callable[[Value, Value], Value], missing: Value) -> Value:
             """The sum over a row in every lane; elements after its end are `missing`."""
             with f.loop(0, whole, step=LANES, carried=[zero], at_least_once=not tail) as loop:
                 loop.carry(add(x.load_vector(loop.index), loop.values[0]))
@@ -37,7 +38,7 @@ def emit_row_norm_ir(tail: int, is_centered: bool) -> str:
             return _sum_of_lanes(f, found)
 
         with f.loop(w.begin, w.end) as rows:
-            x, y = (w_.as_pointer(FLOAT).at(rows.index * w.width) for w_ in (w.x, w.y))
+            x, y = (make_float_pointer(w_, is_bf16).at(rows.index * w.width) for w_ in (w.x, w.y))
             mean = emit_total(x, lambda value, running: running + value, zero) * inverse_width if is_centered else zero
 
             def emit_centered(value: Value, mean: Value = mean) -> Value:

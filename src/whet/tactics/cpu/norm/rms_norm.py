@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import F32, Layer, static_shape
+from whet.network import BF16, F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
@@ -22,14 +22,15 @@ class RowNormKernel(CompiledKernel):
     """A planned launch; its packed operand is described in _row_norm_ir.py."""
 
     serial_work = 1 << 14  # elements
-    rtol, implementation = 1e-5, "rows"
+    implementation = "rows"
 
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
         shape = static_shape(layer.outputs[0].shape)
         axis = layer.attrs["axis"] % len(shape)
         self.rows, self.width = prod(shape[:axis]), prod(shape[axis:])
         super().__init__(layer, signature, self.rows * self.width, count)
-        self.layer_op = layer.op
+        self.layer_op, self.is_bf16 = layer.op, signature.outputs[0].dtype == BF16
+        self.rtol = 1e-2 if self.is_bf16 else 1e-5
         epsilon, width, constants = float(layer.attrs["epsilon"]), self.width, (layer.input(1), layer.input(2))
 
         def pack() -> np.ndarray:
@@ -47,13 +48,14 @@ class RowNormKernel(CompiledKernel):
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), self.rows, self.width]
-        ir = emit_row_norm_ir(self.width % LANES, self.layer_op == "LayerNormalization")
+        ir = emit_row_norm_ir(self.width % LANES, self.layer_op == "LayerNormalization", self.is_bf16)
         self.launch(stream, ir, "row_norm", args, words, self.rows)
 
 
 @tactic
 class RmsNorm(CompiledTactic):
     ops = ("RMSNormalization",)
+    stored = F32
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
@@ -70,7 +72,7 @@ class RmsNorm(CompiledTactic):
         if self.why_not(layer) or not is_static(layer) or 0 in static_shape(layer.outputs[0].shape):
             return []
         rest = (None,) * (len(layer.inputs) - 1)
-        return [Signature((Operand("linear", F32), *rest), (Operand("linear", F32),))]
+        return [Signature((Operand("linear", self.stored), *rest), (Operand("linear", self.stored),))]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> RowNormKernel:
         if reason := self.why_not(layer):
