@@ -1,4 +1,5 @@
-"""The thread pool's code, as LLVM IR (pool.py says what it does). One table of 64-bit words holds its state; `WORDS` names them.
+"""The thread pool's code, as LLVM IR (pool.py says what it does). One table of 64-bit words holds its state; `WORDS` names them. All of its words that
+one thread writes and another reads are atomic and sequentially consistent; of a thread's record others read only its CPU and team, as hints.
 
 A region has `parts` calls of one function, and each of them is made once, by the calling thread or by a worker: whoever takes its number from CLAIM.
 CLAIM holds the region's number, its parts and the next part (32, 16 and 16 bits), so that a worker that comes late takes nothing of an ended region.
@@ -15,7 +16,7 @@ _LINE = 8  # words of a cache line
 _STATE = ("claim", "done", "sleeping", "wake", "busy", "function", "caller_waits", "barrier", "workers", "affinity_bytes")
 WORDS = {name: k * _LINE for k, name in enumerate(_STATE)} | {
     "context": 5 * _LINE + 1, "parts": 5 * _LINE + 2, "caller_cpu": 5 * _LINE + 3, "generation": 7 * _LINE + 1, "stop": 8 * _LINE + 1,
-    "spin_ns": 8 * _LINE + 2, "wait_ns": 8 * _LINE + 3, "key": 8 * _LINE + 4,
+    "spin_ns": 8 * _LINE + 2, "wait_ns": 8 * _LINE + 3, "key": 8 * _LINE + 4, "most": 5 * _LINE + 4,
 }  # fmt: skip
 """Each in its cache line: CLAIM; parts that ended; sleeping workers; what they sleep on; 1 while a region runs; its function; 1 while the calling
 thread sleeps until the last part ends; parts that reached a barrier; workers; bytes of the CPU mask. Then the rest of their lines."""
@@ -23,7 +24,7 @@ thread sleeps until the last part ends; parts that reached a barrier; workers; b
 _FUNCTIONS = {
     "get_record": "i64 (i32)", "set_record": "i32 (i32, i64)", "system_call": "i64 (i64, i64, i64, i64, i64, i64, i64)", "get_cpu": "i32 ()",
     "get_time": "i32 (i32, i64*)", "yield": "i32 ()", "gomp_start": "void (i64, i64, i32)", "gomp_end": "void ()", "gomp_thread": "i32 ()",
-    "gomp_threads": "i32 ()", "gomp_nested": "i32 ()", "gomp_barrier": "void ()", "gomp_most": "i32 ()",
+    "gomp_threads": "i32 ()", "gomp_nested": "i32 ()", "gomp_barrier": "void ()", "gomp_most": "i32 ()", "gomp_set_most": "void (i32)",
     "gomp_loop": "i8 (i64, i64, i64, i64, i64*, i64*)", "gomp_next": "i8 (i64*, i64*)", "gomp_loop_end": "void ()",
 }  # fmt: skip
 EXTERNAL = {name: len(_STATE) * _LINE + k for k, name in enumerate(_FUNCTIONS)}
@@ -171,6 +172,14 @@ own:
   ret i32 %several.i
 }
 
+; The number of threads that the calling thread had set when the region began: a part may set its own.
+define internal void @restore_most() {
+  %most = call i64 @get(i64 $most)
+  %most.i = trunc i64 %most to i32
+  call void @gomp_set_most(i32 %most.i)
+  ret void
+}
+
 ; The next part of the current region, or -1.
 define internal i64 @claim() {
   %p = call i64* @word(i64 $claim)
@@ -197,6 +206,7 @@ define internal void @run_part(i64* %record, i64 %part) {
   %parts = call i64 @get(i64 $parts)
   call void @set_field(i64* %record, i64 $PART, i64 %part)
   call void @set_field(i64* %record, i64 $TEAM, i64 %parts)
+  call void @restore_most()
   %function.w = call i64 @get(i64 $function)
   %context = call i64 @get(i64 $context)
   %function = inttoptr i64 %function.w to void (i64)*
@@ -294,7 +304,14 @@ lock:
   %busy = call i64* @word(i64 $busy)
   %pair = cmpxchg i64* %busy, i64 0, i64 1 seq_cst seq_cst
   %free = extractvalue { i64, i1 } %pair, 1
-  br i1 %free, label %start, label %fallback
+  br i1 %free, label %again, label %fallback
+again:
+  %still = call i64 @get(i64 $workers)
+  %ended = icmp ult i64 %still, %workers
+  br i1 %ended, label %release, label %start
+release:
+  call void @put(i64 $busy, i64 0)
+  br label %fallback
 start:
   %own = call i64* @word(i64 $RECORDS)
   %own.w = ptrtoint i64* %own to i64
@@ -304,6 +321,9 @@ start:
   call void @put(i64 $function, i64 %function)
   call void @put(i64 $context, i64 %context)
   call void @put(i64 $parts, i64 %parts)
+  %own.most = call i32 @gomp_most()
+  %own.most.w = zext i32 %own.most to i64
+  call void @put(i64 $most, i64 %own.most.w)
   call void @put(i64 $done, i64 0)
   call void @put(i64 $barrier, i64 0)
   %cpu = call i32 @get_cpu()
@@ -359,6 +379,7 @@ run:
   br label %more
 wait:
   call void @wait_for_parts(i64 %team)
+  call void @restore_most()
   call void @set_field(i64* %r, i64 $TEAM, i64 0)
   call void @enter(i64 0)
   call void @put(i64 $busy, i64 0)
@@ -682,6 +703,9 @@ go:
   %bytes = call i64 @get(i64 $affinity_bytes)
   %mask.w = ptrtoint i64* %mask to i64
   %status = call i64 @system_call(i64 $SYS_SETAFFINITY, i64 0, i64 %bytes, i64 %mask.w, i64 0, i64 0, i64 0)
+  %refused = icmp ne i64 %status, 0
+  %refused.w = zext i1 %refused to i64
+  call void @set_field(i64* %r, i64 $CROWDED, i64 %refused.w)
   %new.i = call i32 @get_cpu()
   %new = sext i32 %new.i to i64
   call void @set_field(i64* %r, i64 $CPU, i64 %new)
@@ -739,6 +763,7 @@ slow:
   br i1 %ends, label %end, label %place
 place:
   call void @leave_shared_cpu(i64* %r)
+  %given = call i32 @yield()
   %crowded = call i64 @field(i64* %r, i64 $CROWDED)
   %shares = icmp ne i64 %crowded, 0
   %time = call i64 @now()

@@ -3,8 +3,8 @@ waits for a thread that does not run.
 
 A region of `n` parts is one function that is called n times. The calling thread and the workers take the parts one by one, so that the calling thread
 computes all of them if no worker is awake or the system runs other programs on the workers' CPUs. Parts may wait for each other (`barrier`): there are
-at least as many threads as parts. A worker spins for SPIN_S after its last part, then sleeps. It leaves the CPU of the calling thread: a virtual
-machine's scheduler often wakes a thread on the CPU of the one that wakes it, where both would take turns.
+at least as many threads as parts. A worker spins for SPIN_S after its last part, then sleeps; it yields to all other threads meanwhile. It leaves the
+CPU of the calling thread: a virtual machine's scheduler often wakes a thread on the CPU of the one that wakes it, where both would take turns.
 
 A region that begins while another thread's region uses the pool, or with more parts than threads, runs in libgomp.
 """
@@ -20,13 +20,17 @@ from functools import cache
 
 from whet.backends.cpu import _pool_ir as ir
 from whet.backends.cpu.machine_code import load_function, why_no_compiler
+from whet.errors import BackendError
 
+VARIABLE = "WHET_THREAD_POOL"  # "gomp": libgomp's threads run all regions
 SPIN_S = 2e-4  # longer than most sequences of small layers that run on one thread
+SHORT_SPIN_S = 2e-5  # beside another pool, whose threads need the CPUs as soon as a region ends here
 WAIT_S = 1e-4  # of the calling thread for the last part before it sleeps
 _LIBC = {"get_record": "pthread_getspecific", "set_record": "pthread_setspecific", "system_call": "syscall", "get_cpu": "sched_getcpu",
          "get_time": "clock_gettime", "yield": "sched_yield"}  # fmt: skip
 _GOMP = {"gomp_start": "GOMP_parallel_start", "gomp_end": "GOMP_parallel_end", "gomp_thread": "omp_get_thread_num", "gomp_threads": "omp_get_num_threads",
-         "gomp_nested": "omp_in_parallel", "gomp_barrier": "GOMP_barrier", "gomp_most": "omp_get_max_threads", "gomp_loop": "GOMP_loop_static_start",
+         "gomp_nested": "omp_in_parallel", "gomp_barrier": "GOMP_barrier", "gomp_most": "omp_get_max_threads", "gomp_set_most": "omp_set_num_threads",
+         "gomp_loop": "GOMP_loop_static_start",
          "gomp_next": "GOMP_loop_static_next", "gomp_loop_end": "GOMP_loop_end_nowait"}  # fmt: skip
 REPLACED = {
     "GOMP_parallel": "whet_parallel", "GOMP_parallel_start": "whet_parallel_start", "GOMP_parallel_end": "whet_parallel_end",
@@ -43,31 +47,37 @@ def why_no_pool() -> str | None:
     """The reason why libgomp's pool is used; None if whet has its own."""
     if sys.platform != "linux":
         return "only Linux has the system calls of whet's own pool"
+    chosen = os.environ.get(VARIABLE, "whet")
+    if chosen not in ("whet", "gomp"):
+        raise BackendError(f"{VARIABLE}={chosen} is neither 'whet' (the default) nor 'gomp'.")
+    if chosen == "gomp":
+        return f"{VARIABLE}=gomp"
     if named := next((n for n in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if n in os.environ), None):
         return f"{named} is set, which describes libgomp's threads"
     return why_no_compiler()
 
 
 class ThreadPool:
-    """The process's workers. `addresses` are the C functions that replace libgomp's, by libgomp's names."""
+    """The process's workers. `addresses` are the C functions that replace libgomp's, by libgomp's names; `words` is the table of _pool_ir.py."""
 
     def __init__(self, gomp: C.CDLL) -> None:
         self._libc = C.CDLL(None)
         machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
         text = ir.emit_pool_ir(machine)
-        self._words = _allocate_words(self._libc, ir.SIZE)
+        self.words = _allocate_words(self._libc, ir.SIZE)
         names = ("whet_pool_set", "whet_pool_wake", "whet_pool_lock", "whet_pool_stop", "whet_pool_unlock", "whet_worker_thread")
         self._functions = {name: load_function(text, name) for name in (*names, *REPLACED.values())}
         self.addresses = {name: self._functions[own] for name, own in REPLACED.items()}
         self._threads: list[C.c_ulong] = []
         for table, library in ((_LIBC, self._libc), (_GOMP, gomp)):
             for name, function in table.items():
-                self._words[ir.EXTERNAL[name]] = C.cast(getattr(library, function), C.c_void_p).value or 0
+                self.words[ir.EXTERNAL[name]] = C.cast(getattr(library, function), C.c_void_p).value or 0
         key = C.c_uint()
         self._libc.pthread_key_create(C.byref(key), None)
-        self._words[ir.WORDS["key"]] = key.value
-        self._words[ir.WORDS["spin_ns"]], self._words[ir.WORDS["wait_ns"]] = int(1e9 * SPIN_S), int(1e9 * WAIT_S)
-        C.CFUNCTYPE(None, C.c_void_p)(self._functions["whet_pool_set"])(C.addressof(self._words))
+        self.words[ir.WORDS["key"]] = key.value
+        self.words[ir.WORDS["wait_ns"]] = int(1e9 * WAIT_S)
+        self.set_spin(SPIN_S)
+        C.CFUNCTYPE(None, C.c_void_p)(self._functions["whet_pool_set"])(C.addressof(self.words))
 
     @property
     def workers(self) -> int:
@@ -81,8 +91,8 @@ class ThreadPool:
             return
         mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
         for k in range(ir.AFFINITY_WORDS):
-            self._words[ir.AFFINITY + k] = _to_signed(mask >> (64 * k) & (1 << 64) - 1)
-        self._words[ir.WORDS["affinity_bytes"]] = 8 * ir.AFFINITY_WORDS
+            self.words[ir.AFFINITY + k] = _to_signed(mask >> (64 * k) & (1 << 64) - 1)
+        self.words[ir.WORDS["affinity_bytes"]] = 8 * ir.AFFINITY_WORDS
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             while self.workers < count and self._start_worker(self.workers + 1):
@@ -93,15 +103,19 @@ class ThreadPool:
     def _start_worker(self, index: int) -> bool:
         """False if the system starts no more threads; regions with more parts than threads run in libgomp then."""
         at = ir.RECORDS + index * ir.RECORD
-        self._words[at : at + ir.RECORD] = [0] * ir.RECORD
-        self._words[at + ir.CPU], self._words[at + ir.INDEX] = -1, index
+        self.words[at : at + ir.RECORD] = [0] * ir.RECORD
+        self.words[at + ir.CPU], self.words[at + ir.INDEX] = -1, index
         thread = C.c_ulong()
-        function, record = C.c_void_p(self._functions["whet_worker_thread"]), C.c_void_p(C.addressof(self._words) + 8 * at)
+        function, record = C.c_void_p(self._functions["whet_worker_thread"]), C.c_void_p(C.addressof(self.words) + 8 * at)
         if self._libc.pthread_create(C.byref(thread), None, function, record):
             return False
         self._threads.append(thread)
-        self._words[ir.WORDS["workers"]] = index
+        self.words[ir.WORDS["workers"]] = index
         return True
+
+    def set_spin(self, seconds: float) -> None:
+        """How long a worker without work waits before it sleeps."""
+        self.words[ir.WORDS["spin_ns"]] = int(1e9 * seconds)
 
     def wake(self) -> None:
         """Wakes the workers and waits until they run, for 1 ms at most."""
@@ -123,7 +137,7 @@ class ThreadPool:
         """In a child made by fork(), which has none: the pool is free and has no workers."""
         self._threads = []
         for name in ("workers", "busy", "sleeping", "stop"):
-            self._words[ir.WORDS[name]] = 0
+            self.words[ir.WORDS[name]] = 0
 
     def _call(self, name: str) -> None:
         C.CFUNCTYPE(None)(self._functions[name])()

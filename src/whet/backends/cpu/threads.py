@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from whet.backends.cpu._imports import replace_imports
-from whet.backends.cpu.pool import PER_THREAD, ThreadPool, load_pool, why_no_pool
+from whet.backends.cpu.pool import PER_THREAD, SHORT_SPIN_S, ThreadPool, load_pool, why_no_pool
 from whet.backends.cpu.pools import Pool
 from whet.errors import BackendError, ContextError
 from whet.forks import make_lock_held_during_fork
@@ -117,7 +117,12 @@ def get_pool() -> ThreadPool | None:
 def lend_pool(library: ctypes.CDLL) -> bool:
     """Makes a library that was compiled for libgomp use whet's pool. False if it imports functions that the pool does not have: it keeps libgomp's."""
     pool = get_pool()
-    return pool is not None and replace_imports(library, pool.addresses, PER_THREAD)
+    if pool is None:
+        return False
+    lent = replace_imports(library, pool.addresses, PER_THREAD)
+    if not lent:
+        pool.set_spin(SHORT_SPIN_S)
+    return lent
 
 
 def is_gomp_loaded() -> bool:
@@ -230,6 +235,8 @@ def register_pool(pool: Pool) -> None:
     """Registers a pool: `set_threads` and every run set its thread count too. Its initial count is the calling thread's."""
     pool.set(get_threads())
     _joined.append(pool)
+    if (own := get_pool()) is not None:
+        own.set_spin(SHORT_SPIN_S)
 
 
 def list_setters() -> list[int]:
