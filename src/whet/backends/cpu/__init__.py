@@ -1,4 +1,4 @@
-"""The CPU backend: host memory, launch lists run by one compiled loop, the wall clock, libgomp's threads."""
+"""The CPU backend: host memory, launch lists run by one compiled loop, the wall clock, one thread pool."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 def replace_imports(library: C.CDLL, addresses: Mapping[str, int], kept: tuple[str, ...]) -> bool:
     """Makes the library's calls of the functions in `addresses` go there. True if its table names all functions that it imports with the prefixes of
     these names (up to the first "_"), apart from those `kept`; otherwise nothing changes."""
-    slots = _list_import_slots(library)
+    slots = list_import_slots(library)
     prefixes = {name.partition("_")[0] + "_" for name in addresses}
     ours = {name: slot for name, slot in slots.items() if name.startswith(tuple(prefixes)) and name not in kept}
     if not ours or not set(ours) <= set(addresses):
@@ -29,7 +29,7 @@ def replace_imports(library: C.CDLL, addresses: Mapping[str, int], kept: tuple[s
     return True
 
 
-def _list_import_slots(library: C.CDLL) -> dict[str, int]:
+def list_import_slots(library: C.CDLL) -> dict[str, int]:
     """The address of each imported function's entry in the table, by name."""
     base, _, dynamic = (C.c_uint64 * 3).from_address(library._handle)  # struct link_map: l_addr, l_name, l_ld
     found: dict[int, int] = {}

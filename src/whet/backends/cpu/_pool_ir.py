@@ -1,8 +1,8 @@
-"""The thread pool's code, as LLVM IR (pool.py says what it does). One table of 64-bit words holds its state; `WORDS` names them. All of its words that
+"""The thread pool's code, as LLVM IR (pool.py says what it does). One table of 64-bit words holds its state; `WORDS` names them. All words that
 one thread writes and another reads are atomic and sequentially consistent; of a thread's record others read only its CPU and team, as hints.
 
-A region has `parts` calls of one function, and each of them is made once, by the calling thread or by a worker: whoever takes its number from CLAIM.
-CLAIM holds the region's number, its parts and the next part (32, 16 and 16 bits), so that a worker that comes late takes nothing of an ended region.
+A region has `parts` calls of one function. Each of them is made once, by the thread that takes its number from CLAIM: the calling one or a worker.
+CLAIM holds the region's number, its parts and the next part (32, 16 and 16 bits), so that a late worker takes nothing of an ended region.
 """
 
 from __future__ import annotations

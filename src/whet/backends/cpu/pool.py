@@ -1,10 +1,11 @@
 """whet's own thread pool, for its kernels and for oneDNN. libgomp's threads wait for each other at the end of every parallel region; here nobody
 waits for a thread that does not run.
 
-A region of `n` parts is one function that is called n times. The calling thread and the workers take the parts one by one, so that the calling thread
-computes all of them if no worker is awake or the system runs other programs on the workers' CPUs. Parts may wait for each other (`barrier`): there are
-at least as many threads as parts. A worker spins for SPIN_S after its last part, then sleeps; it yields to all other threads meanwhile. It leaves the
-CPU of the calling thread: a virtual machine's scheduler often wakes a thread on the CPU of the one that wakes it, where both would take turns.
+A region of `n` parts is one function that is called n times. The calling thread and the workers take the parts one by one, so that the calling
+thread computes all of them if no worker is awake or the system runs other programs on the workers' CPUs. Parts may wait for each other (`barrier`):
+there are at least as many threads as parts. A worker spins for SPIN_S after its last part, and yields to all other threads meanwhile; then it sleeps.
+It leaves the CPU of the calling thread: a virtual machine's scheduler often wakes a thread on the CPU of the one that wakes it, where both would
+take turns.
 
 A region that begins while another thread's region uses the pool, or with more parts than threads, runs in libgomp.
 """
@@ -26,12 +27,15 @@ VARIABLE = "WHET_THREAD_POOL"  # "gomp": libgomp's threads run all regions
 SPIN_S = 2e-4  # longer than most sequences of small layers that run on one thread
 SHORT_SPIN_S = 2e-5  # beside another pool, whose threads need the CPUs as soon as a region ends here
 WAIT_S = 1e-4  # of the calling thread for the last part before it sleeps
-_LIBC = {"get_record": "pthread_getspecific", "set_record": "pthread_setspecific", "system_call": "syscall", "get_cpu": "sched_getcpu",
-         "get_time": "clock_gettime", "yield": "sched_yield"}  # fmt: skip
-_GOMP = {"gomp_start": "GOMP_parallel_start", "gomp_end": "GOMP_parallel_end", "gomp_thread": "omp_get_thread_num", "gomp_threads": "omp_get_num_threads",
-         "gomp_nested": "omp_in_parallel", "gomp_barrier": "GOMP_barrier", "gomp_most": "omp_get_max_threads", "gomp_set_most": "omp_set_num_threads",
-         "gomp_loop": "GOMP_loop_static_start",
-         "gomp_next": "GOMP_loop_static_next", "gomp_loop_end": "GOMP_loop_end_nowait"}  # fmt: skip
+_LIBC = {
+    "get_record": "pthread_getspecific", "set_record": "pthread_setspecific", "system_call": "syscall", "get_cpu": "sched_getcpu",
+    "get_time": "clock_gettime", "yield": "sched_yield",
+}  # fmt: skip
+_GOMP = {
+    "gomp_start": "GOMP_parallel_start", "gomp_end": "GOMP_parallel_end", "gomp_thread": "omp_get_thread_num", "gomp_threads": "omp_get_num_threads",
+    "gomp_nested": "omp_in_parallel", "gomp_barrier": "GOMP_barrier", "gomp_most": "omp_get_max_threads", "gomp_set_most": "omp_set_num_threads",
+    "gomp_loop": "GOMP_loop_static_start", "gomp_next": "GOMP_loop_static_next", "gomp_loop_end": "GOMP_loop_end_nowait",
+}  # fmt: skip
 REPLACED = {
     "GOMP_parallel": "whet_parallel", "GOMP_parallel_start": "whet_parallel_start", "GOMP_parallel_end": "whet_parallel_end",
     "omp_get_thread_num": "whet_thread_num", "omp_get_num_threads": "whet_num_threads", "omp_in_parallel": "whet_in_parallel",

@@ -115,7 +115,8 @@ def get_pool() -> ThreadPool | None:
 
 
 def lend_pool(library: ctypes.CDLL) -> bool:
-    """Makes a library that was compiled for libgomp use whet's pool. False if it imports functions that the pool does not have: it keeps libgomp's."""
+    """Makes a library that was compiled for libgomp use whet's pool. False if it imports functions that the pool does not have: it keeps libgomp's.
+    """
     pool = get_pool()
     if pool is None:
         return False
