@@ -13,7 +13,7 @@ from whet.errors import BackendError
 
 
 def child(code, **environment):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "WHET_THREAD_POOL"))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**kept, **environment})
     return done.stdout + done.stderr
 
