@@ -13,7 +13,7 @@ from whet.errors import BackendError
 
 
 def child(code, **environment):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "WHET_THREAD_POOL"))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**kept, **environment})
     return done.stdout + done.stderr
 
@@ -24,13 +24,13 @@ SHOW = "from whet.backends.cpu import threads; import os; print(threads.wait_set
 def test_libgomp_reads_the_short_spin_and_children_do_not_inherit_it():
     text = child(SHOW, OMP_DISPLAY_ENV="verbose")
     assert "GOMP_SPINCOUNT = '1000'" in text, "what libgomp itself reports"
-    assert "{'spin': '1000', 'set_by': 'whet'} None" in text
+    assert "{'spin': '1000', 'set_by': 'whet', 'pool': 'whet'} None" in text
 
 
 @pytest.mark.parametrize(("name", "value"), [("GOMP_SPINCOUNT", "77"), ("OMP_WAIT_POLICY", "passive")])
 def test_a_users_setting_is_kept(name, value):
     text = child(SHOW, OMP_DISPLAY_ENV="verbose", **{name: value})
-    assert "'set_by': 'user'" in text
+    assert "'set_by': 'user', 'pool': 'libgomp'" in text
     assert "GOMP_SPINCOUNT = '77'" in text or "OMP_WAIT_POLICY = 'PASSIVE'" in text
 
 
@@ -41,7 +41,7 @@ def test_a_libgomp_loaded_earlier_is_reported():
 
 def test_parallel_runs_on_each_thread():
     seen = []
-    number = threads.load_gomp().omp_get_thread_num
+    number = ctypes.CFUNCTYPE(ctypes.c_int)(threads.get_gomp_address("omp_get_thread_num"))
     body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(number()))
     threads.run_parallel(ctypes.cast(body, ctypes.c_void_p).value, 0, 3)
     assert sorted(seen) == [0, 1, 2]

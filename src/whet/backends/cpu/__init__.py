@@ -1,4 +1,4 @@
-"""The CPU backend: host memory, launch lists run by one compiled loop, the wall clock, libgomp's threads."""
+"""The CPU backend: host memory, launch lists run by one compiled loop, the wall clock, one thread pool."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class CpuBackend(Backend):
         if not features & {"avx512_bf16", "amx_bf16"}:
             missing |= {"bf16"}
         self.capabilities = replace(self.capabilities, features=features, cache_bytes=info.cache_bytes(), unsupported_types=missing)
-        self._nothing = _threads.get_gomp_address("omp_get_thread_num")
         self.activate()
 
     @property
@@ -85,7 +84,7 @@ class CpuBackend(Backend):
         """
         times = []
         for _ in range(repeats):
-            _threads.run_parallel(self._nothing, 0, self.threads)
+            _threads.wake_workers()
             start = perf_counter()
             executable.run()
             times.append(perf_counter() - start)
@@ -110,8 +109,9 @@ class CpuBackend(Backend):
     def key(self) -> str:
         """Model, caches, instruction sets, thread count and wait policy."""
         caches = ",".join(f"L{level}={size}" for level, size in sorted(self.capabilities.cache_bytes.items()))
-        spin = _threads.wait_settings()["spin"]
-        return f"{info.get_cpu_model()} | {caches} | {info.format_features(self.capabilities.features)} | threads={self.threads} spin={spin}"
+        waits = _threads.wait_settings()
+        policy = f"threads={self.threads} spin={waits['spin']} pool={waits['pool']}"
+        return f"{info.get_cpu_model()} | {caches} | {info.format_features(self.capabilities.features)} | {policy}"
 
     def describe(self) -> dict[str, Any]:
         """Description of the machine for reports and engine headers."""

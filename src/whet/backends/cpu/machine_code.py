@@ -1,24 +1,26 @@
 """JIT compilation of LLVM IR for this CPU: the launch loop, workers and whet's own kernels.
 
-Compiled objects are kept in $WHET_CPU_CACHE, else in the user's cache folder: a convolution takes up to 0.3 s to compile, and 2 ms to load. Requires
-llvmlite.
+Compiled objects are kept in $WHET_CPU_CACHE, else in the user's cache folder: a convolution takes up to 0.3 s to compile, and 0.5 ms to load.
+Requires llvmlite, whose library is loaded when something is compiled: kept objects do without it on x86-64 (object_file.py).
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import platform
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from whet.backends import _code_cache
-from whet.backends.cpu.info import select_above_limit
+from whet.backends.cpu import object_file
+from whet.backends.cpu.info import get_cpu_model, list_cpu_flags, read_cpuinfo, select_above_limit
 from whet.errors import BackendError
 from whet.forks import make_lock_held_during_fork
 
@@ -35,11 +37,8 @@ def why_no_compiler() -> str | None:
     """Reason why this process cannot compile; None if it can."""
     if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
         return f"whet's own kernels are not written for {platform.machine()}"
-    try:
-        import_module("llvmlite.binding")
-    except ImportError:
-        return "llvmlite, the compiler of whet's own kernels, is not installed: pip install 'whet[jit]'"
-    return None
+    missing = sys.modules.get("llvmlite.binding", importlib.util.find_spec("llvmlite")) is None
+    return "llvmlite, the compiler of whet's own kernels, is not installed: pip install 'whet[jit]'" if missing else None
 
 
 def load_function(ir: str | Generated, name: str) -> int:
@@ -48,7 +47,7 @@ def load_function(ir: str | Generated, name: str) -> int:
     Requires `why_no_compiler()` to be None.
     """
     with _in_llvm:
-        return int(_load(ir).get_function_address(name))
+        return _load(ir)(name)
 
 
 @dataclass(frozen=True)
@@ -69,16 +68,13 @@ class Generated:
 
 
 @cache
-def _load(ir: str | Generated) -> Any:
-    """The module's code in memory."""
-    import llvmlite.binding as llvm
-
-    machine, target = get_target()
+def _load(ir: str | Generated) -> Callable[[str], int]:
+    """The module's code in memory, as the addresses of its functions by name."""
     folder = _find_folder()
     if folder is None:
         code = _compile(str(ir))
     else:
-        key = hashlib.sha256("\0".join((target, ir if isinstance(ir, str) else ir.key)).encode()).hexdigest()
+        key = hashlib.sha256("\0".join((_describe_compiler(), ir if isinstance(ir, str) else ir.key)).encode()).hexdigest()
         path = folder / f"{key}.o"
         is_new = not path.exists()
         stored = _code_cache.get_cached_code(path, lambda: _with_digest(_compile(str(ir))))
@@ -88,11 +84,60 @@ def _load(ir: str | Generated) -> Any:
             code = _compile(str(ir))
         if is_new and next(_added) % _CHECK_EVERY == 0:
             _code_cache.limit_files(folder, _MOST_FILES)
+    try:
+        return object_file.load_object(code).__getitem__
+    except object_file.UnsupportedObject:
+        return load_by_llvm(code)
+
+
+def load_by_llvm(code: bytes) -> Callable[[str], int]:
+    """The addresses of an object's functions by name, loaded by LLVM's linker."""
+    import llvmlite.binding as llvm
+
+    machine, _ = get_target()
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _kept.append(engine)
-    return engine
+    return lambda name: int(engine.get_function_address(name))
+
+
+@cache
+def _describe_compiler() -> str:
+    """Everything besides the IR that determines the code, if possible without loading LLVM: its library, and Linux's description of the CPU, from
+    which LLVM's follows."""
+    library = _find_library()
+    if library is None or not read_cpuinfo():
+        return get_target()[1]
+    facts = library.stat()
+    flags = " ".join(sorted(list_cpu_flags()))
+    return f"{library} {facts.st_size} {facts.st_mtime_ns} {platform.machine()} {get_cpu_model()} {flags}"
+
+
+def _find_library() -> Path | None:
+    """llvmlite's shared library; None if it is not in llvmlite's folder."""
+    spec = importlib.util.find_spec("llvmlite")
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("binding/libllvmlite.*"))), None)
+
+
+@cache
+def get_compiler_version() -> str:
+    """LLVM's version. It is kept beside the objects, so that LLVM is not loaded for it again."""
+    folder = _find_folder()
+    if folder is None:
+        return _read_llvm_version()
+    path = folder / f"{hashlib.sha256(_describe_compiler().encode()).hexdigest()}.version"
+    stored = _code_cache.get_cached_code(path, lambda: _with_digest(_read_llvm_version().encode()))
+    text = stored[_DIGEST:]
+    return text.decode() if _with_digest(text) == stored else _read_llvm_version()
+
+
+def _read_llvm_version() -> str:
+    import llvmlite.binding as llvm
+
+    return "LLVM " + ".".join(map(str, llvm.llvm_version_info))
 
 
 def _with_digest(code: bytes) -> bytes:

@@ -1,6 +1,7 @@
-"""The process's one thread pool on CPUs: libgomp's, which oneDNN's default build and whet's own kernels both use.
+"""The process's threads on CPUs: whet's own pool (pool.py), which oneDNN's default build and whet's own kernels both use, or libgomp's.
 
-libgomp reads its environment once, when it is loaded, and by default a thread that waits at the end of a parallel region spins
+libgomp's functions are the interface of both. Its own threads run regions that the pool cannot run, and all of them if there is no pool
+(`why_no_pool`). libgomp reads its environment once, when it is loaded, and by default a thread that waits at the end of a parallel region spins
 for about 3 ms before it sleeps. If external load puts two of the pool's threads on one core, the spinning thread occupies the core that the
 working thread needs, and every layer takes a scheduler time slice: ten times slower (measured: docs/design/threads.md). So this
 module loads libgomp before oneDNN does, with GOMP_SPINCOUNT set, unless the user has set a wait policy.
@@ -10,6 +11,7 @@ of oneDNN for another run-time library is registered here (pools.py). macOS has 
 another there (Sequential).
 """
 
+import atexit
 import ctypes
 import math
 import os
@@ -20,16 +22,21 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from whet.backends.cpu._imports import replace_imports
+from whet.backends.cpu.pool import PER_THREAD, SHORT_SPIN_S, ThreadPool, load_pool, why_no_pool
 from whet.backends.cpu.pools import Pool
 from whet.errors import BackendError, ContextError
+from whet.forks import make_lock_held_during_fork
 
 #: spins before a waiting thread sleeps: about 20 us here, longer than the gap between layers, much shorter than a scheduler time slice
 SPIN_COUNT = 1000
 LIBRARY = "libgomp.so.1" if sys.platform == "linux" else "libgomp.1.dylib"
 _PAUSE_HARD = 2  # omp_pause_hard: release threads and their memory
 _joined: list[Pool] = []
+_starting = make_lock_held_during_fork()  # workers
 _pool_ended = False  # the result of the last `_end_pool`
 _lost = ""  # see why_lost_by_fork
+_workers_before_fork = 0
 
 
 class Sequential:
@@ -100,6 +107,25 @@ def _get_gomp_settings() -> dict[str, str]:
     return {"GOMP_SPINCOUNT": str(SPIN_COUNT)}
 
 
+@cache
+def get_pool() -> ThreadPool | None:
+    """whet's own pool; None if libgomp's threads run all regions."""
+    gomp = load_gomp()
+    return None if isinstance(gomp, Sequential) or why_no_pool() else load_pool(gomp)
+
+
+def lend_pool(library: ctypes.CDLL) -> bool:
+    """Makes a library that was compiled for libgomp use whet's pool. False if it imports functions that the pool does not have: it keeps libgomp's.
+    """
+    pool = get_pool()
+    if pool is None:
+        return False
+    lent = replace_imports(library, pool.addresses, PER_THREAD)
+    if not lent:
+        pool.set_spin(SHORT_SPIN_S)
+    return lent
+
+
 def is_gomp_loaded() -> bool:
     """True if this process has loaded the system's libgomp (torch and scikit-learn ship copies with other names)."""
     try:
@@ -112,9 +138,13 @@ def is_gomp_loaded() -> bool:
 def wait_settings() -> dict[str, str]:
     """The current wait policy and its origin, for reports and for the key of the timing cache.
 
-    Keys: `spin` (the current GOMP_SPINCOUNT, or 'OMP_WAIT_POLICY=...', or 'default');
-    `set_by` ('whet', 'user' or 'loaded before whet').
+    Keys: `spin` (the current GOMP_SPINCOUNT, or 'OMP_WAIT_POLICY=...', or 'default', of libgomp's threads);
+    `set_by` ('whet', 'user' or 'loaded before whet'); `pool` ('whet' or 'libgomp').
     """
+    return _get_gomp_wait_settings() | {"pool": "libgomp" if get_pool() is None else "whet"}
+
+
+def _get_gomp_wait_settings() -> dict[str, str]:
     ours = _get_gomp_settings()
     if isinstance(load_gomp(), Sequential):
         return {"spin": "no threads", "set_by": "whet"}
@@ -183,6 +213,10 @@ def set_threads(count: int) -> None:
     if count < 1:
         raise BackendError(f"a thread pool has at least one thread, not {count}. Use 1 to run without workers.")
     load_gomp().omp_set_num_threads(count)
+    own = get_pool()
+    if own is not None and own.workers < count - 1:
+        with _starting:
+            own.start_workers(count - 1)
     for pool in _joined:
         pool.set(count)
 
@@ -202,6 +236,8 @@ def register_pool(pool: Pool) -> None:
     """Registers a pool: `set_threads` and every run set its thread count too. Its initial count is the calling thread's."""
     pool.set(get_threads())
     _joined.append(pool)
+    if (own := get_pool()) is not None:
+        own.set_spin(SHORT_SPIN_S)
 
 
 def list_setters() -> list[int]:
@@ -214,7 +250,16 @@ def run_parallel(function: int, context: int, count: int) -> None:
 
     The function gets the index of its part from `omp_get_thread_num` (see `address`). A Python callback works, but takes the GIL.
     """
-    load_gomp().GOMP_parallel(function, context, count, 0)
+    _REGION(get_gomp_address("GOMP_parallel"))(function, context, count, 0)
+
+
+def wake_workers() -> None:
+    """Wakes the pool's threads, as a layer with several threads does."""
+    pool = get_pool()
+    if pool is None:
+        run_parallel(get_gomp_address("omp_get_thread_num"), 0, get_threads())
+    else:
+        pool.wake()
 
 
 def why_lost_by_fork() -> str:
@@ -227,13 +272,24 @@ def _end_pool() -> None:
 
     Parent and child start new threads at their next parallel region (about 0.1 ms).
     """
-    global _pool_ended
+    global _pool_ended, _workers_before_fork
+    if get_pool.cache_info().currsize and (pool := get_pool()) is not None:
+        with _starting:
+            _workers_before_fork = pool.stop()
     if load_gomp.cache_info().currsize:
         _pool_ended = load_gomp().omp_pause_resource_all(_PAUSE_HARD) == 0
 
 
+def _start_workers_again() -> None:
+    if _workers_before_fork and (pool := get_pool()) is not None:
+        with _starting:
+            pool.start_workers(_workers_before_fork)
+
+
 def _mark_lost_after_fork() -> None:
     global _lost
+    if get_pool.cache_info().currsize and (pool := get_pool()) is not None:
+        pool.forget_workers()
     if not load_gomp.cache_info().currsize:
         return
     kept = [pool.name for pool in _joined if not pool.survives_fork]
@@ -242,11 +298,26 @@ def _mark_lost_after_fork() -> None:
         _lost += "Start processes with multiprocessing's 'spawn' or 'forkserver' and load the engine in the child."
 
 
-os.register_at_fork(before=_end_pool, after_in_child=_mark_lost_after_fork)
+def _stop_at_exit() -> None:
+    """The workers' code is freed when the interpreter ends."""
+    if get_pool.cache_info().currsize and (pool := get_pool()) is not None:
+        with _starting:
+            pool.stop()
+
+
+os.register_at_fork(before=_end_pool, after_in_child=_mark_lost_after_fork, after_in_parent=_start_workers_again)
+atexit.register(_stop_at_exit)
+_REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
 
 
 def get_gomp_address(name: str) -> int:
-    """Address of a function of libgomp, for kernels compiled at run time: GOMP_parallel, GOMP_barrier, omp_get_thread_num, ..."""
+    """Address of a function with libgomp's interface, for kernels compiled at run time: GOMP_parallel, GOMP_barrier, omp_get_thread_num, ...
+
+    The pool's function if there is a pool.
+    """
+    pool = get_pool()
+    if pool is not None and name in pool.addresses:
+        return pool.addresses[name]
     value = ctypes.cast(getattr(load_gomp(), name), ctypes.c_void_p).value
     if value is None:
         raise BackendError(f"{LIBRARY} has no function {name}; a libgomp of GCC 9 or newer is needed.")

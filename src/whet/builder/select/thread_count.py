@@ -1,10 +1,8 @@
 """Selecting the thread count: whole engines are built for several counts and timed interleaved.
 
-Small networks may run faster on fewer threads than there are, since every parallel region waits for its slowest thread. Each run is timed after a
-pause in which the pool's threads fall asleep, as between requests: the system may wake them on the CPU of the calling thread, where they stay for
-many runs and take several times as long (docs/design/threads.md). Of counts that do not differ the smallest is kept. An engine has one
-count: oneDNN's primitives are created for one count, and libgomp rebuilds its thread pool between regions of different counts, which takes
-longer than a small layer.
+Small networks may run faster on fewer threads than there are. Each run is timed after a pause in which the pool's threads fall asleep, as between
+requests: waking them takes longer than a small layer, and libgomp's may be woken on the CPU of the calling thread, where they stay for many runs
+(docs/design/threads.md). Of counts that do not differ the smallest is kept. An engine has one count, since oneDNN's primitives are created for one.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Any
 from whet.backends import Call
 from whet.backends.cpu import info, threads
 from whet.backends.cpu.machine_code import Generated as Generated
+from whet.backends.cpu.machine_code import get_compiler_version, why_no_compiler
 from whet.backends.cpu.machine_code import load_function as load_function
-from whet.backends.cpu.machine_code import why_no_compiler
 from whet.tactics.cpu._llvm.work_stealing import emit_team_ir, make_context
 
 
@@ -28,11 +28,7 @@ def why_unavailable() -> str | None:
 @cache
 def get_version() -> str:
     """The compiler's version, for timing keys; "" without one."""
-    if why_unavailable():
-        return ""
-    import llvmlite.binding as llvm
-
-    return "LLVM " + ".".join(map(str, llvm.llvm_version_info))
+    return "" if why_unavailable() else get_compiler_version()
 
 
 @cache
@@ -60,7 +56,7 @@ def _compute_sources_digest() -> str:
 @cache
 def _get_team_address() -> int:
     """Address of the function that starts a kernel on the threads of the pool."""
-    return load_function(emit_team_ir(threads.get_gomp_address("GOMP_parallel")), "team")
+    return load_function(emit_team_ir(), "team")
 
 
 class ParallelCall(Call):
@@ -82,7 +78,7 @@ class ParallelCall(Call):
         if count == 1:
             self.native: tuple[int, int, int, int, int] | None = (function, address, 0, 0, 0)
         else:
-            self.native = (_get_team_address(), function, address, count, 0)
+            self.native = (_get_team_address(), function, address, count, threads.get_gomp_address("GOMP_parallel"))
 
     def run(self) -> None:
         assert self.native is not None

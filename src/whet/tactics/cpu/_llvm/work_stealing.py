@@ -85,15 +85,16 @@ def _steal(f: Function, part: str, items_word: int, share_word: int) -> None:
                 f.call(part, context, first + taken, first + following)
 
 
-def emit_team_ir(gomp_parallel: int) -> str:
-    """IR of `void team(function, context, threads, 0)`: resets the counters, then runs `function(context)` on `threads` threads of libgomp."""
+def emit_team_ir() -> str:
+    """IR of `void team(function, context, threads, parallel)`: resets the counters, then runs `function(context)` on `threads` threads by
+    GOMP_parallel, whose address is `parallel`."""
     module = Module()
     with module.function("team", ["i64", "i64", "i32", "i64"], internal=False) as f:
-        function, word, threads, _ = f.arguments
+        function, word, threads, parallel = f.arguments
         context = word.as_pointer(INT64)
         with f.loop(0, threads.convert("zext", INT64), at_least_once=True) as lines:
             context.store(0, lines.index * -_LINE - 2 * _LINE)
-        f.call_address(f.value(gomp_parallel), None, function, word, threads, f.value(0, INT32))
+        f.call_address(parallel, None, function, word, threads, f.value(0, INT32))
     return str(module)
 
 

@@ -114,6 +114,8 @@ class Library:
         if pool is not None:
             self.runtime = pool.name
             threads.register_pool(pool)
+        elif self.runtime == "omp":
+            threads.lend_pool(self.lib)
 
     def check_version(self) -> None:
         if not hasattr(self.lib, "dnnl_version"):
