@@ -134,8 +134,6 @@ class LoopTactic(CompiledTactic):
             return reason
         if layer.op == "Fused":
             return "takes single layers, not fused ones"
-        if all(t is None or t.is_constant for t in layer.inputs):
-            return "all of its inputs are constant"
         return self.refuses_types(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:

@@ -50,8 +50,6 @@ class MappedCopy(LoopTactic):
             return "moves elements of whole bytes"
         if layer.op in ("Slice", "Transpose") and not x.is_constant and x.dtype.name in _ONEDNN:
             return f"oneDNN moves {x.dtype}"
-        if layer.op == "Pad" and layer.attrs["mode"] == "constant" and x.dtype.name in _ONEDNN and x.type.rank > 2:
-            return f"oneDNN pads {x.dtype}"
         return None
 
     def describe(self, layer: Layer, form: str, inplace: bool) -> Loops | str:
