@@ -1,11 +1,15 @@
 """Values of a dynamic network that depend only on shapes: computed once for each set of shapes, in no arena, and right in every context."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import whet
 from whet.network import parse_network
-from whet.ops import run_network
+from whet.ops import bind_layer, run_network
+from whet.runtime.shape_values import find_shape_values
+from whet.tactics import Signature
 
 NETWORK = """\
 in %x: f32[N,S,S]
@@ -88,15 +92,21 @@ def test_large_values_are_computed_at_every_run(size):
     check(engine, NETWORK, shape)
 
 
-def test_layers_in_place_do_not_overwrite_them():
-    """Each run would add to the values of the run before, if a layer worked in their memory."""
-    text = """\
-in %x: f32[N,S]
-%s = Shape(%x)
-%z = ConstantOfShape(%s, value=1.0, dtype=f32)
-%a = Add(%z, %x)
-%t = Transpose(%a)
-%y = MatMul(%a, %t)
-out %y
-"""
-    check(build(text), text, (2, 6), (2, 6), (3, 5), (2, 6))
+@pytest.mark.parametrize("inplace", [(), ((0, 0),), ((1, 0),)])
+def test_a_layer_that_works_in_place_gets_its_operand_in_the_arena(inplace):
+    """It would add to the values of the run before, or write its result beside its operand."""
+    net = parse_network("in %x: f32[2,3]\n%z = ConstantOfShape(shape=(2, 3), value=1.0, dtype=f32)\n%a = Add(%z, %x)\nout %a\n")
+    steps = [SimpleNamespace(layer=layer, signature=Signature((), (), pairs)) for layer, pairs in zip(net.layers, ((), inplace), strict=True)]
+    found = find_shape_values(steps, {"a"})
+    assert found.precomputed == [inplace != ((0, 0),), False]
+    assert set(found.values) == (set() if inplace == ((0, 0),) else {"z"})
+
+
+def test_wrong_values_are_left_to_the_layer():
+    """An index out of range fails when the engine runs, with the layer's own message."""
+    net = parse_network("in %x: f32[N,3]\n%s = Shape(%x, end=1)\nconst %t: f32[2,1] = [1, 2]\n%e = Gather(%t, %s)\nout %e\n")
+    for size, is_known in ((1, True), (2, False)):
+        steps = [SimpleNamespace(layer=bind_layer(layer, {"N": size}), signature=Signature((), ())) for layer in net.layers]
+        found = find_shape_values(steps, set())
+        assert found.precomputed == [True, is_known]
+        np.testing.assert_array_equal(found.values["s"], [size])

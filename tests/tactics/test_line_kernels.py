@@ -57,7 +57,7 @@ def test_a_nan_is_the_extreme(op, axis, threads, monkeypatch):
     """In lines of neighbours that fill vectors too."""
     for x in (NAN, np.tile(NAN, (4, 10)), np.ascontiguousarray(np.tile(NAN, (4, 10)).T)):
         for last in (0, 1):
-            layer, arrays = make_layer(op, text("f32", x.shape), {"axis": axis, "select_last_index": last})
+            layer, _ = make_layer(op, text("f32", x.shape), {"axis": axis, "select_last_index": last})
             require_exact("cpu/arg_extreme", layer, [x], threads, monkeypatch)
 
 
@@ -119,6 +119,16 @@ def test_updates_in_order(case, reduction, threads, monkeypatch):
     assert len(get_tactic("cpu/scatter").signatures(layer, CpuBackend(threads=1))) == 2
 
 
+@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_a_nan_stays_in_extremes(reduction, op, threads, monkeypatch):
+    at = "4,1" if op == "ScatterND" else "4,4"
+    _, layer, arrays = sample_layer(op, Sample(["f32[4,4]", f"i64[{at}]", "f32[4,4]"], {"reduction": reduction}))
+    places = np.broadcast_to(np.arange(4)[:, None], arrays[1].shape).copy()
+    for x, updates in ((NAN, np.ones_like(NAN)), (np.ones_like(NAN), NAN)):
+        require_exact("cpu/scatter", layer, [x, places, updates], threads, monkeypatch)
+
+
 def test_other_types_are_only_moved(threads, monkeypatch):
     layer, arrays = make_scatter(SCATTERS[0], "bool", "none")
     require_exact("cpu/scatter", layer, arrays, threads, monkeypatch)
@@ -149,7 +159,8 @@ def test_joined_and_split_rows(axis, dtype, threads, monkeypatch):
     shapes = [[3, 4, 70], [3, 4, 70], [3, 4, 70]]
     for k, n in enumerate((1, 5, 33)):
         shapes[k][axis] = n
-    _, layer, arrays = sample_layer("Concat", Sample([text(dtype, shapes[0]), f"const {text(dtype, shapes[1])}", text(dtype, shapes[2])], {"axis": axis}))
+    parts = [text(dtype, shape) for shape in shapes]
+    _, layer, arrays = sample_layer("Concat", Sample([parts[0], f"const {parts[1]}", parts[2]], {"axis": axis}))
     require_exact("cpu/rows", layer, arrays, threads, monkeypatch)
     whole = [3, 4, 70]
     whole[axis] = 39

@@ -44,6 +44,7 @@ CASES = [
     ("Pad", "f16", (3, 8), {"pads": (2, 1, 0, 4), "mode": "wrap"}),
     ("Pad", "f32", (1, 8, 32), {"pads": (0, 1, 0, 0, -1, 0), "mode": "constant"}),
     ("Pad", "f32", (3, 50), {"pads": (-1, 3, 2, -7), "mode": "constant"}),
+    ("Pad", "f32", (4, 50, 3), {"pads": (1, 0, 0, 2, 0, -1), "mode": "constant"}),
     ("Pad", "bool", (400, 5), {"pads": (70, 0, 3, 60), "mode": "constant"}),
 ]
 

@@ -11,7 +11,8 @@ from whet.tactics.cpu.generic._loops import count_lanes, list_context_words
 
 @cache
 def emit_copy_rows_ir(element: Type) -> str:
-    """`copy_rows(context)`: one item per row. Numbers: elements of a row; the first element and the distance of rows, of the source and the target."""
+    """`copy_rows(context)`: one item per row. Numbers: elements of a row; for the source and the target the first element and the
+    distance of rows."""
     words = list_context_words(("source", "target"), ("width", "first", "pitch", "target_first", "target_pitch"))
     module, lanes = Module(), count_lanes(element)
     with parallel_kernel(module, "copy_rows", words, "items") as (f, w), f.loop(w.begin, w.end) as rows:

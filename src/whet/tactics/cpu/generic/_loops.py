@@ -187,5 +187,5 @@ def pack_array(t: Tensor) -> Packed:
 
 def _pack_table(a: np.ndarray) -> Packed:
     flat = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
-    return Packed(f"table|{hashlib.sha256(flat).hexdigest()}", flat.nbytes, lambda: flat)
+    return Packed(f"table|{hashlib.sha256(flat.tobytes()).hexdigest()}", flat.nbytes, lambda: flat)
 

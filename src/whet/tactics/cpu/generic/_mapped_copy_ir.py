@@ -20,7 +20,7 @@ def emit_mapped_copy_ir(element: Type, outer: int, inner: str, ways: int, filled
     axes. `inner` is the kind of a row:
 
     - "parts": the row is described by a number of parts, then for each (length, first term, step).
-    - "interleaved": `ways` sequences of equal length in turn; described by the step of a sequence, the distance of the sequences and their first term.
+    - "interleaved": `ways` sequences of equal length in turn; described by a sequence's step, the sequences' distance and the first term.
     """
     places = ("source", "tables", *(["fill"] if filled else []), "target")
     words = list_context_words(places, ("offset", "width", *(f"size{k}" for k in range(outer))))

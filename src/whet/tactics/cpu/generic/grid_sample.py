@@ -37,14 +37,15 @@ class GridSample(LoopTactic):
         ir = emit_grid_sample_ir(len(sizes), a["mode"], a["padding_mode"], bool(a["align_corners"]))
         numbers = (channels, positions, blocks, *sizes)
         taps = {"nearest": 1, "linear": 2, "cubic": 4}[a["mode"]] ** len(sizes)
-        launch = Launch("grid_sample", ir, (("input", 0), ("input", 1), ("output", 0)), batch * blocks, numbers, work=batch * positions * channels * taps)
+        places, work = (("input", 0), ("input", 1), ("output", 0)), batch * positions * channels * taps
+        launch = Launch("grid_sample", ir, places, batch * blocks, numbers, work=work)
         return Loops((launch,), rtol=1e-5)
 
 
 @cache
 def emit_grid_sample_ir(axes: int, mode: str, padding: str, aligned: bool) -> str:
-    """`grid_sample(context)`: one item per block of positions of a batch item; vectors of positions, for which the indices and weights of all taps are
-    computed once for all channels. Numbers: channels, positions, blocks, and the sizes of the axes of an image."""
+    """`grid_sample(context)`: one item per block of positions of a batch item; in vectors of positions, for which the indices and weights of
+    all taps are computed once for all channels. Numbers: channels, positions, blocks, and the sizes of the axes of an image."""
     words = list_context_words(("source", "grid", "target"), ("channels", "positions", "blocks", *(f"size{k}" for k in range(axes))))
     module = Module()
     with parallel_kernel(module, "grid_sample", words, "items") as (f, w), f.loop(w.begin, w.end) as items:

@@ -38,8 +38,8 @@ class TopK(LoopTactic):
 def emit_top_k_ir(element: Type, largest: bool) -> str:
     """`top_k(context)`: the first `kept` elements of each line in descending order (`largest`) or ascending, and their indices as i64.
 
-    An entry is one i64, so that one comparison orders entries: the value above, and below it the index, inverted, so that the first of equal values is
-    the greater entry. The indices of the result are the heap's memory: its root is the least of the entries, which a greater one replaces.
+    An entry is one i64, so that one comparison orders entries: the value above, and below it the index, inverted: the first of equal values is the
+    greater entry. The indices of the result are the heap's memory: its root is the least of the entries, which a greater one replaces.
     """
     module = Module()
     with line_kernel(module, "top_k", ("source", "values", "indices"), ("kept",)) as (f, w, for_lines):
