@@ -33,7 +33,7 @@ def infer(layer: Layer) -> TensorType:
     require_one_float_type(layer, 1, 2)
     if group < 1:
         raise NetworkError(f"ConvTranspose '{layer.name}': group is {group}; it starts at 1")
-    if x.type.rank != r + 2 or not may_equal((x.shape[1],), (w.shape[0],)) or w.shape[0] % group:
+    if x.type.rank != r + 2 or not may_equal((x.shape[1],), (w.shape[0],)) or (isinstance(w.shape[0], int) and w.shape[0] % group):
         raise NetworkError(f"ConvTranspose '{layer.name}': x {x.type} does not match w {w.type} in {group} group(s)")
     if b is not None and not may_equal(b.shape, (w.shape[1] * group,)):
         raise NetworkError(f"ConvTranspose '{layer.name}': the bias is {b.type}, w makes {w.shape[1] * group} channels")
