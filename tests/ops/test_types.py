@@ -10,6 +10,8 @@ from whet.ops import OPS, run_layer, sample_layer
 CASES = [(name, i) for name, o in sorted(OPS.items()) for i in range(len(o.samples)) if not o.samples[i].regions]
 COMPLEX = "the last axis says whether the values are real or complex"
 NEEDS_STATIC = {
+    "Conv-15": "windows of an unknown size",
+    "Conv-16": "windows of an unknown size",
     "Resize-7": "the aspect ratio decides the size",
     "Squeeze-2": "any axis might be 1",
     "DFT-1": COMPLEX,

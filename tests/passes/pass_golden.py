@@ -29,7 +29,8 @@ FOLDER = Path(__file__).parents[1] / "golden" / "passes"
 ROUNDS = {
     "fold_batch_norm", "fold_quantized_batch_norm", "fold_scale_shift", "gemm_to_canonical", "move_scales", "recognize_gelu",
     "recognize_hard_sigmoid", "recognize_hard_swish", "recognize_layer_norm", "recognize_mish", "recognize_rms_norm", "pad_channels",
-    "remove_zero_channels", "merge_masks", "masked_fill_to_add", "einsum_to_matmul", "gemm_to_matmul", "scale_queries", "scale_masks",
+    "remove_zero_channels", "merge_masks", "masked_fill_to_add", "einsum_to_matmul", "split_einsum", "sum_einsum_operands",
+    "gemm_to_matmul", "scale_queries", "scale_masks",
     "merge_parallel_convs", "fold_batch_norm_forward", "untranspose_softmax", "heads_of_images", "conv_3d_to_2d", "scale_swish",
 }  # fmt: skip
 #: Passes that hold for numbers: which integer a NaN becomes, no standard says.

@@ -302,9 +302,9 @@ CASES = {
         "three axes": ("in %x: f32[N,4,5,3]\n%y = ReduceMean(%x, axes=(2, 3)", "in %x: f32[N,4,5]\n%y = ReduceMean(%x, axes=(1, 2)"),
     }),
     "einsum_to_matmul": (EINSUM, {
-        "no columns": ("'bij,bkj->bik'", "'bij,bkj->bi'"),
-        "outer product": ("'bij,bkj->bik'", "'bij,bkj->bijk'"),
-        "no sum": ("'bij,bkj->bik'", "'bij,bkl->bijkl'"),
+        "sums an axis of one operand": ("'bij,bkj->bik'", "'bij,bkj->bi'"),
+        "sums an axis that broadcasts": ("%a: f32[2,5,3]\nin %b: f32[2,4,3]\n%y = Einsum(%a, %b, equation='bij,bkj->bik'",
+                                         "%a: f32[5,1]\nin %b: f32[4,3]\n%y = Einsum(%a, %b, equation='i...,k...->ik'"),
     }),
     "unbatch_transposes": (UNBATCH, {
         "another permutation": ("perm=(0, 2, 1)", "perm=(1, 2, 0)"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from test_compiled_kernels import JIT
-from test_strided_read import require_exact
+from test_mapped_copy import require_exact
 
 import whet
 from whet.backends.cpu import CpuBackend

@@ -108,6 +108,7 @@ def register_reduction(
             ([f"{kind}f32[3,5]"], {"noop_with_empty_axes": 1}),
             (["extreme f32[12,16]", np.array([1])], {}),
             ([f"{kind}f16[3,7]", np.array([1])], {}),
+            *([(["i64[3,4,2,5]"], {"axes": (1, 2)})] if "shape_value" in options else []),  # those of dims
         ],
         **options,
     )

@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from whet.errors import NetworkError
+from whet.errors import NetworkError, UnsupportedError
 from whet.network import Layer, TensorType
 from whet.ops._base import INTS, Couple, op
 from whet.ops._products import accumulate_matmul, get_accumulator_dtype, round_accumulator
@@ -37,6 +37,8 @@ def infer(layer: Layer) -> TensorType:
         raise NetworkError(f"Conv '{layer.name}': x has {x.shape[1]} channels, w takes {w.shape[1]} in {group} group(s)")
     if isinstance(w.shape[0], int) and w.shape[0] % group:
         raise NetworkError(f"Conv '{layer.name}': {w.shape[0]} output channels are not divisible into {group} groups")
+    if not all(isinstance(d, int) for d in w.shape[2:]):
+        raise UnsupportedError(f"Conv '{layer.name}': the window of w {w.type} is known only at run time; its sizes must be constants")
     if layer.attrs.get("kernel_shape") and tuple(layer.attrs["kernel_shape"]) != tuple(w.shape[2:]):
         raise NetworkError(f"Conv '{layer.name}': kernel_shape {layer.attrs['kernel_shape']} does not match w {w.type}")
     b = layer.input(2)
@@ -142,5 +144,7 @@ op(
         (["f32[2,3,24,33]", "const f32[16,3,8,8]", "const f32[16]"], {"strides": (8, 8), "pads": (0, 1, 0, 2)}),
         (["f32[2,3,18,36]", "const f32[24,3,6,6]", "const f32[24]"], {"strides": (2, 2), "pads": (2, 2, 2, 2)}),
         (["f32[1,3,4,5,6]", "const f32[4,3,2,2,2]", "const f32[4]"], {"strides": (1, 2, 2)}),
+        (["f32[2,16,8,8]", "f32[32,16,3,3]", "f32[32]"], {"pads": (1, 1, 1, 1)}),
+        (["f32[1,8,10,9]", "f32[6,4,3,3]", None], {"group": 2, "strides": (2, 1)}),
     ],
 )

@@ -33,7 +33,7 @@ def infer(layer: Layer) -> TensorType:
     require_one_float_type(layer, 1, 2)
     if group < 1:
         raise NetworkError(f"ConvTranspose '{layer.name}': group is {group}; it starts at 1")
-    if x.type.rank != r + 2 or not may_equal((x.shape[1],), (w.shape[0],)) or w.shape[0] % group:
+    if x.type.rank != r + 2 or not may_equal((x.shape[1],), (w.shape[0],)) or (isinstance(w.shape[0], int) and w.shape[0] % group):
         raise NetworkError(f"ConvTranspose '{layer.name}': x {x.type} does not match w {w.type} in {group} group(s)")
     if b is not None and not may_equal(b.shape, (w.shape[1] * group,)):
         raise NetworkError(f"ConvTranspose '{layer.name}': the bias is {b.type}, w makes {w.shape[1] * group} channels")
@@ -139,5 +139,7 @@ op(
         (["f32[1,5,4,4]", "const f32[5,1,4,4]", None], {"group": 5, "strides": (2, 2), "pads": (1, 1, 1, 1)}),
         (["f32[1,4,6]", "const f32[4,3,3]", "const f32[3]"], {"strides": (3,), "pads": (0, 1)}),
         (["nonfinite f32[1,4,5,5]", "const f32[4,3,1,1]", None], {}),
+        (["f32[1,6,4,4]", "f32[6,2,3,3]", None], {"group": 2, "strides": (2, 2)}),
+        (["f32[2,8,5,5]", "f32[8,6,2,2]", "f32[6]"], {"strides": (2, 2)}),
     ],
 )

@@ -66,7 +66,8 @@ def plan_samples(
     operands = {t.name: on_worker.operands[t.name] for t in bindings if t.name in on_worker.operands}
     return SampleParallelPlan(
         plan, profile, dict(shapes), env, on_worker.steps + on_all_threads.steps, operands, types, on_worker.packed + on_all_threads.packed,
-        on_worker.constants + on_all_threads.constants, on_worker, worker_backend, on_all_threads, batch, workers,
+        on_worker.constants + on_all_threads.constants, on_worker.precomputed + on_all_threads.precomputed,
+        on_worker, worker_backend, on_all_threads, batch, workers,
     )  # fmt: skip
 
 

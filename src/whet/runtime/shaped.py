@@ -9,10 +9,11 @@ from whet.backends import Backend
 from whet.engine.file import release_mapping
 from whet.engine.plan import EnginePlan
 from whet.errors import EngineError
-from whet.network import TensorType, evaluate, static_shape
+from whet.network import TensorType, Weight, evaluate, static_shape
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime.kernels import ConfigCheck, Planned, make_signature, plan_layer
 from whet.runtime.memory import ReadAhead, Shared, WeightStore
+from whet.runtime.shape_values import find_shape_values
 from whet.tactics import Operand, iterate_shifted_pairs
 
 _RELEASE_EACH = 1 << 25  # bytes of packed weights after which the pages of the engine file are released
@@ -30,7 +31,8 @@ class ShapedPlan:
     operands: dict[str, Operand]  # storage of each tensor
     types: dict[str, TensorType]  # static type of each tensor
     packed: list[list[Shared]]  # per step
-    constants: list[dict[int, Shared]]  # per step: input index -> constant that the kernel reads as an operand
+    constants: list[dict[int, Shared]]  # per step: input index -> constant, or value of shapes only, that the kernel reads as an operand
+    precomputed: list[bool]  # per step: its outputs are values of shapes only, and it is not launched
 
     @property
     def fell_back(self) -> list[tuple[str, str]]:
@@ -71,7 +73,20 @@ def make_shaped_plan(
         for taken, _held in ahead.finish():
             weights.load(taken)
     types = {t.name: t.type.with_shape(evaluate(d, env) for d in t.shape) for t in net.tensors()}
-    return ShapedPlan(plan, profile, dict(shapes), env, steps, map_storage(plan), types, weights.packed, weights.constants)
+    operands = map_storage(plan)
+    precomputed = _hold_shape_values(steps, plan, operands, weights) if env else [False] * len(steps)
+    return ShapedPlan(plan, profile, dict(shapes), env, steps, operands, types, weights.packed, weights.constants, precomputed)
+
+
+def _hold_shape_values(steps: list[Planned], plan: EnginePlan, operands: Mapping[str, Operand], weights: StepWeights) -> list[bool]:
+    """Puts values that depend only on shapes into memory outside of the arena; returns for each step whether it is not launched."""
+    found = find_shape_values(steps, {t.name for t in plan.network.outputs})
+    constants = {name: Weight(array) for name, array in found.values.items()}
+    for step, held, is_precomputed in zip(steps, weights.constants, found.precomputed, strict=True):
+        for i, (t, o) in enumerate(zip(step.layer.inputs, step.signature.inputs, strict=True)):
+            if t is not None and o is not None and t.name in constants and not is_precomputed:
+                held[i] = weights.store.constant(constants[t.name], operands[t.name])
+    return found.precomputed
 
 
 class StepWeights:

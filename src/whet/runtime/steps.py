@@ -51,9 +51,10 @@ class BoundEngine(Values):
         self.step_calls: list[list[Any]] = []
         recorder = _Recorder(backend.stream())
         self._args = [self._arguments(i, scratch) for i in range(len(shaped.steps))]
-        for step, args in zip(shaped.steps, self._args, strict=True):
+        for step, args, is_precomputed in zip(shaped.steps, self._args, shaped.precomputed, strict=True):
             recorder.calls = []
-            step.kernel.enqueue(args, recorder)
+            if not is_precomputed:
+                step.kernel.enqueue(args, recorder)
             self.step_calls.append(recorder.calls)
             self._sites.note(step, recorder.calls)
         self.executable: Executable = recorder.finish()
@@ -182,8 +183,8 @@ class BoundEngine(Values):
         for k, (t, o) in enumerate(zip(step.layer.inputs, step.signature.inputs, strict=True)):
             if t is None or o is None:
                 ins.append(0)
-            elif t.is_constant:
-                ins.append(self.shaped.constants[i][k].address)
+            elif (held := self.shaped.constants[i].get(k)) is not None:
+                ins.append(held.address)
             else:
                 ins.append(self.address(t.name))
         outs = tuple(self.address(t.name) for t in step.layer.outputs)

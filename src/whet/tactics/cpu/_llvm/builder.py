@@ -16,37 +16,49 @@ from itertools import pairwise
 from typing import NamedTuple
 
 LANES = 16  # floats per vector, and channels per block of the format nChw16c
-_BYTES = {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8}
-_INTRINSIC_NAMES = {"float": "f32", "i16": "i16"}
+_BYTES = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "double": 8, "i64": 8}
+_SUFFIX = {"float": "f32", "double": "f64"}  # of intrinsics
+_INTRINSIC_NAMES = {**_SUFFIX, "i16": "i16"}
 _ORDERED = {"<": "olt", ">": "ogt", ">=": "oge", "==": "oeq", "!=": "one"}
 _SIGNED = {"<": "slt", ">": "sgt", ">=": "sge", "==": "eq", "!=": "ne"}
 
 
 class Type(NamedTuple):
-    """`lanes` values of an element type ("float", "half", "i1", "i8", "i16", "i32", "i64"); one lane is a scalar."""
+    """`lanes` values of an element type ("float", "double", "half", "i1", "i8", "i16", "i32", "i64"); one lane is a scalar."""
 
     element: str
     lanes: int = 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one element in memory."""
+        return _BYTES[self.element]
+
+    @property
+    def is_float(self) -> bool:
+        return self.element in _SUFFIX
 
     def __str__(self) -> str:
         return self.element if self.lanes == 1 else f"<{self.lanes} x {self.element}>"
 
 
-FLOAT, HALF, BIT, INT8, INT16, INT32, INT64 = (Type(element) for element in ("float", "half", "i1", "i8", "i16", "i32", "i64"))
+FLOAT, DOUBLE, HALF, BIT, INT8, INT16, INT32, INT64 = (
+    Type(element) for element in ("float", "double", "half", "i1", "i8", "i16", "i32", "i64")
+)
 
 
 def format_literal(numbers: Sequence[float], element: str) -> str:
-    """A constant with one value per lane; floats are rounded to f32."""
-    if element == "float":
-        return _format_float_literal(struct.pack(f"<{len(numbers)}f", *numbers))
+    """A constant with one value per lane, rounded to the element type."""
+    if element in _SUFFIX:
+        return _format_float_literal(struct.pack(f"<{len(numbers)}{element[0]}", *numbers), element)
     return str(int(numbers[0])) if len(numbers) == 1 else f"<{', '.join(f'{element} {int(n)}' for n in numbers)}>"
 
 
 @cache
-def _format_float_literal(packed: bytes) -> str:
+def _format_float_literal(packed: bytes, element: str) -> str:
     """LLVM writes an f32 literal as the bits of the equal f64 value."""
-    texts = [f"0x{struct.unpack('<Q', struct.pack('<d', n))[0]:016X}" for (n,) in struct.iter_unpack("<f", packed)]
-    return texts[0] if len(texts) == 1 else f"<{', '.join(f'float {t}' for t in texts)}>"
+    texts = [f"0x{struct.unpack('<Q', struct.pack('<d', n))[0]:016X}" for (n,) in struct.iter_unpack(f"<{element[0]}", packed)]
+    return texts[0] if len(texts) == 1 else f"<{', '.join(f'{element} {t}' for t in texts)}>"
 
 
 class Value:
@@ -144,7 +156,7 @@ class Value:
         return self.function.emit_pointer(element, f"inttoptr {self} to {element}*", self)
 
     def _arithmetic(self, opcode: str, other: Value | float) -> Value:
-        return self._binary(f"f{opcode}" if self.type.element == "float" else opcode, other)
+        return self._binary(f"f{opcode}" if self.type.is_float else opcode, other)
 
     def _binary(self, opcode: str, other: Value | float) -> Value:
         right = self.function.value(other, self.type)
@@ -152,7 +164,7 @@ class Value:
 
     def _compare(self, relation: str, other: Value | float) -> Value:
         right = self.function.value(other, self.type)
-        how = f"fcmp {_ORDERED[relation]}" if self.type.element == "float" else f"icmp {_SIGNED[relation]}"
+        how = f"fcmp {_ORDERED[relation]}" if self.type.is_float else f"icmp {_SIGNED[relation]}"
         return self.function.emit(Type("i1", self.lanes), f"{how} {self}, {right.name}", self, right)
 
 
@@ -182,6 +194,18 @@ class Pointer(Value):
         stored = self.function.value(value, self.type)
         address = self._vector(offset, stored.lanes)
         self.function.emit(None, f"store {stored}, {address}, align {self._alignment}", stored, address)
+
+    def gather(self, offsets: Value) -> Value:
+        """The element at each offset (f32)."""
+        f, lanes = self.function, offsets.lanes
+        if lanes == 1:
+            return self.load(offsets)
+        addresses = f.emit(self.type, f"getelementptr {self.type}, {self}, {offsets}", self, offsets)
+        operands = f"<{lanes} x {self.type}*> {addresses.name}, i32 {self._alignment}, {f.mask([True] * lanes)}, <{lanes} x {self.type}> undef"
+        name = f"llvm.masked.gather.v{lanes}{_INTRINSIC_NAMES[self.type.element]}.v{lanes}p0{_INTRINSIC_NAMES[self.type.element]}"
+        result = Type(self.type.element, lanes)
+        f.module.declarations[name] = f"declare {result} @{name}(<{lanes} x {self.type}*>, i32, <{lanes} x i1>, {result})"
+        return f.emit(result, f"call {result} @{name}({operands})", addresses)
 
     def load_masked(self, mask: Sequence[bool] | Value, others: Value) -> Value:
         """Loads the lanes of `mask`; the other lanes come from `others`, and their memory is not accessed."""
@@ -354,9 +378,9 @@ class Function:
         return self.math("fma", x, y, z)
 
     def math(self, name: str, *operands: Value) -> Value:
-        """Calls LLVM's f32 intrinsic `name`: fma, fabs, copysign, floor, ceil, sqrt, rint."""
-        lanes = operands[0].lanes
-        return self.call_external(f"llvm.{name}.{f'v{lanes}' if lanes > 1 else ''}f32", operands[0].type, *operands)
+        """Calls LLVM's intrinsic `name` of f32 or f64: fma, fabs, copysign, floor, ceil, sqrt, rint."""
+        type, lanes = operands[0].type, operands[0].lanes
+        return self.call_external(f"llvm.{name}.{f'v{lanes}' if lanes > 1 else ''}{_SUFFIX[type.element]}", type, *operands)
 
     def select(self, condition: Value, yes: Value | float, no: Value | float) -> Value:
         type = yes.type if isinstance(yes, Value) else no.type if isinstance(no, Value) else INT64

@@ -142,6 +142,30 @@ def _emit_pow(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
     return e.number(x, 1.0) / y if exponent < 0 else y
 
 
+def _divide_integers(e: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
+    """(quotient, remainder) truncated to zero; both are 0 for the divisor 0, and the highest negative number over -1 wraps: neither traps."""
+    f = e.f
+    zero, minus = b.equals(0), b.equals(-1)
+    divisor = f.select(zero | minus, e.number(b, 1), b)
+    quotient = f.emit(a.type, f"sdiv {a}, {divisor.name}", a, divisor)
+    remainder = f.emit(a.type, f"srem {a}, {divisor.name}", a, divisor)
+    return f.select(zero, e.number(a, 0), f.select(minus, 0 - a, quotient)), remainder
+
+
+def _emit_div(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+    a, b = v
+    return a / b if a.type.is_float else _divide_integers(e, a, b)[0]
+
+
+def _emit_mod(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+    a, b = v
+    remainder = _divide_integers(e, a, b)[1]
+    if attrs["fmod"]:
+        return remainder
+    other_sign = remainder.differs(0) & ((remainder < 0) ^ (b < 0))
+    return e.f.select(other_sign, remainder + b, remainder)
+
+
 def _make_lane_emitter(name: str) -> Emit:
     return lambda e, a, v: e.f.call_per_lane(name, v[0])
 
@@ -155,14 +179,25 @@ def _is_inf(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
 
 OPERATIONS: dict[str, Emit] = {
     "Abs": _emit_abs,
+    "Acos": _make_lane_emitter("acosf"),
+    "Acosh": _make_lane_emitter("acoshf"),
     "Add": lambda e, a, v: v[0] + v[1],
     "And": lambda e, a, v: v[0] & v[1],
+    "BitwiseAnd": lambda e, a, v: v[0] & v[1],
+    "BitwiseNot": lambda e, a, v: v[0] ^ -1,
+    "BitwiseOr": lambda e, a, v: v[0] | v[1],
+    "BitwiseXor": lambda e, a, v: v[0] ^ v[1],
     "Cast": lambda e, a, v: e.cast(v[0], a["to"]),
+    "Asin": _make_lane_emitter("asinf"),
+    "Asinh": _make_lane_emitter("asinhf"),
+    "Atan": _make_lane_emitter("atanf"),
+    "Atanh": _make_lane_emitter("atanhf"),
     "Ceil": lambda e, a, v: e.f.math("ceil", v[0]),
     "Celu": lambda e, a, v: e.f.select(v[0] < 0.0, e.math.expm1(v[0] / a["alpha"]) * a["alpha"], v[0]),
     "Clip": _clip,
     "Cos": _make_lane_emitter("cosf"),
-    "Div": lambda e, a, v: v[0] / v[1],
+    "Cosh": _make_lane_emitter("coshf"),
+    "Div": _emit_div,
     "Elu": lambda e, a, v: e.f.select(v[0] < 0.0, e.math.expm1(v[0]) * a["alpha"], v[0]),
     "Equal": _compare(lambda x, y: x.equals(y)),
     "Erf": lambda e, a, v: e.math.erf(v[0]),
@@ -186,6 +221,7 @@ OPERATIONS: dict[str, Emit] = {
     "Mean": lambda e, a, v: _fold(lambda e, x, y: x + y)(e, a, v) / float(len(v)),
     "Min": _fold(lambda e, x, y: e.math.minimum(x, y)),
     "Mish": lambda e, a, v: v[0] * e.math.tanh(e.math.softplus(v[0])),
+    "Mod": _emit_mod,
     "Mul": lambda e, a, v: v[0] * v[1],
     "Neg": lambda e, a, v: -v[0] if v[0].type.element == "float" else 0 - v[0],
     "Not": lambda e, a, v: v[0] ^ 1,
@@ -199,12 +235,14 @@ OPERATIONS: dict[str, Emit] = {
     "Sigmoid": lambda e, a, v: e.math.sigmoid(v[0]),
     "Sign": _sign,
     "Sin": _make_lane_emitter("sinf"),
+    "Sinh": _make_lane_emitter("sinhf"),
     "Softplus": lambda e, a, v: e.math.softplus(v[0]),
     "Softsign": lambda e, a, v: v[0] / (e.f.math("fabs", v[0]) + 1.0),
     "Sqrt": lambda e, a, v: e.f.math("sqrt", v[0]),
     "Sub": lambda e, a, v: v[0] - v[1],
     "Sum": _fold(lambda e, x, y: x + y),
     "Swish": lambda e, a, v: v[0] * e.math.sigmoid(v[0] * a["alpha"]),
+    "Tan": _make_lane_emitter("tanf"),
     "Tanh": lambda e, a, v: e.math.tanh(v[0]),
     "ThresholdedRelu": lambda e, a, v: e.f.select(v[0] > a["alpha"], v[0], e.number(v[0], 0.0)),
     "Where": lambda e, a, v: e.f.select(v[0], v[1], v[2]),
@@ -213,10 +251,12 @@ OPERATIONS: dict[str, Emit] = {
     "DequantizeLinear": lambda e, a, v: (v[0] if len(v) < 3 else v[0] - v[2]).convert("sitofp", FLOAT) * v[1],
 }
 _INTEGERS = {
-    "Abs", "Add", "Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Neg", "Relu", "Sign", "Sub", "Sum",
+    "Abs", "Add", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Clip", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+    "Max", "Min", "Mod", "Mul", "Neg", "Relu", "Sign", "Sub", "Sum",
 }  # fmt: skip
 _ANY = {"Cast", "Where", "Expand"}
 _BOOLEANS = {"And", "Or", "Xor", "Not", "Equal"}
+_ONLY_INTEGERS = {"BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Mod"}
 _MAX_POWER = 8
 
 
@@ -240,6 +280,8 @@ def why_not_elementwise(layer: Layer) -> str | None:
         return None
     if layer.op in _ANY or (x.name == "bool" and layer.op in _BOOLEANS):
         return None
+    if layer.op in _ONLY_INTEGERS and x.name in ("f32", "bool"):
+        return f"computes {layer.op} of integers, not {x}"
     if x.name == "f32":
         return f"{layer.op} takes booleans" if layer.op in _BOOLEANS - {"Equal"} else None
     return None if layer.op in _INTEGERS and x.name != "bool" else f"computes {layer.op} in f32, not {x}"

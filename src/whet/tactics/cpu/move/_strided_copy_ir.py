@@ -9,19 +9,17 @@ from whet.tactics.cpu._llvm.kernel import LAST_WORDS
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 AXES = 4
-WORDS = ("x", "y", "offset", *(f"{name}{k}" for name in ("size", "step") for k in range(AXES)), "lines", *LAST_WORDS)
-"""The context: addresses; the first element that is read; the result's sizes, and the strides of the source in elements; lines, the product of the
+WORDS = ("x", "y", *(f"{name}{k}" for name in ("size", "step") for k in range(AXES)), "lines", *LAST_WORDS)
+"""The context: addresses; the result's sizes, and the strides of the source in elements; lines, the product of the
 first two sizes."""
 
 
 @cache
-def emit_strided_copy_ir(element: str, lanes: int, packed: bool = False) -> str:
-    """`strided_copy(context)`: elements of an integer type as long as the copied ones; `lanes` at once if the last stride is 1 (`lanes` above 1).
-    `packed`: the source is the packed operand."""
+def emit_strided_copy_ir(element: str, lanes: int) -> str:
+    """`strided_copy(context)`: elements of an integer type as long as the copied ones; `lanes` at once if the last stride is 1 (`lanes` above 1)."""
     module = Module()
     with parallel_kernel(module, "strided_copy", WORDS, "lines") as (f, w):
-        source, target = (word.as_pointer(Type(element)) for word in (w.packed if packed else w.x, w.y))
-        source = source.at(w.offset)
+        source, target = (word.as_pointer(Type(element)) for word in (w.x, w.y))
         with f.loop(w.begin, w.end) as lines:
             x = source.at((lines.index // w.size1) * w.step0 + (lines.index % w.size1) * w.step1)
             y = target.at(lines.index * (w.size2 * w.size3))

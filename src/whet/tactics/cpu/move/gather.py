@@ -13,8 +13,8 @@ from whet.backends.cpu.fault import FaultCall
 from whet.network import Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
+from whet.tactics.cpu.generic._loops import pack_array
 from whet.tactics.cpu.move._gather_ir import AXES, emit_gather_ir
-from whet.tactics.cpu.move.strided_copy import pack_array
 from whet.tactics.cpu.onednn._kernel import is_static
 
 _VECTOR = 32  # bytes

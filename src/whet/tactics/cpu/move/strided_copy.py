@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
-import numpy as np
-
 from whet.backends import Backend
-from whet.network import Layer, Tensor, static_shape
+from whet.network import Layer, static_shape
 from whet.network.formats import compute_strides
 from whet.network.types import DTYPES
-from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
+from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu.move._strided_copy_ir import AXES, WORDS, emit_strided_copy_ir
 from whet.tactics.cpu.onednn._kernel import is_static
@@ -27,20 +25,16 @@ class StridedCopyKernel(CompiledKernel):
     serial_work = 1 << 14  # elements
     implementation = "strided copy"
 
-    def __init__(self, layer: Layer, signature: Signature, axes: Axes, count: int, offset: int = 0) -> None:
+    def __init__(self, layer: Layer, signature: Signature, axes: Axes, count: int) -> None:
         super().__init__(layer, signature, prod(n for n, _ in axes), count)
-        x = layer.needs(0)
-        self.source: tuple[str, int] | int = 0 if x.is_constant else ("input", 0)
-        if x.is_constant:
-            self.packed = (pack_array(x),)
         bits = signature.outputs[0].dtype.bits
         self.lines = axes[0][0] * axes[1][0]
         self.threads = min(self.threads, self.lines)
-        self.words = [offset, *(n for n, _ in axes), *(s for _, s in axes), self.lines]
-        self.ir = emit_strided_copy_ir(_ELEMENTS[bits], 8 * _VECTOR // bits if axes[-1][1] == 1 else 1, x.is_constant)
+        self.words = [*(n for n, _ in axes), *(s for _, s in axes), self.lines]
+        self.ir = emit_strided_copy_ir(_ELEMENTS[bits], 8 * _VECTOR // bits if axes[-1][1] == 1 else 1)
 
     def enqueue(self, args: Args, stream: Stream) -> None:
-        words: list[tuple[str, int] | int] = [self.source, ("output", 0), *self.words]
+        words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), *self.words]
         assert len(words) == len(WORDS) - 2
         self.launch(stream, self.ir, "strided_copy", args, words, self.lines)
 
@@ -80,12 +74,6 @@ class StridedCopy(CompiledTactic):
         if axes is None or self.why_not(layer):
             raise PlanRefused(self.why_not(layer) or self.refuses(layer, signature, backend) or "")
         return StridedCopyKernel(layer, signature, axes, backend.threads)
-
-
-def pack_array(t: Tensor) -> Packed:
-    """A constant in row-major order as a packed operand."""
-    key, count = t.constant().digest, prod(static_shape(t.shape)) * t.dtype.bits // 8
-    return Packed(f"{key}|rows", count, lambda: np.ascontiguousarray(t.array()).reshape(-1).view(np.uint8))
 
 
 def find_copied_axes(layer: Layer, signature: Signature) -> Axes | None:

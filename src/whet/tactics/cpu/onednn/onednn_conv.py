@@ -39,11 +39,16 @@ class OneDnnConv(OneDnnTactic):
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
             return reason
-        head = get_root_layer(layer)
-        if any(i is None or not layer.needs(i).is_constant for i in _list_weights(layer, head)):
-            return "the weights are computed at run time; oneDNN's fast kernels need them packed in advance"
+        if reason := self.refuses_weights(layer, list_weights(layer, get_root_layer(layer))):
+            return reason
         if find_epilogue_steps(layer) is None:
             return "its fused operations do not form a chain"
+        return None
+
+    def refuses_weights(self, layer: Layer, weights: list[int | None]) -> str | None:
+        """Reason why it does not take these inputs as weights and bias."""
+        if any(i is None or not layer.needs(i).is_constant for i in weights):
+            return "the weights are computed at run time; oneDNN's fast kernels need them packed in advance"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
@@ -89,9 +94,12 @@ class OneDnnConv(OneDnnTactic):
         recipe = Recipe(first, {"src": ("input", x), "dst": ("output", 0)}, work=work)
         recipe.few_channels = any(d % 16 for d in (source.shape[1], layer.outputs[0].shape[1]))
         fused.fill(recipe)
-        key = f"{_digest(weights)}|{head.op} {head.attrs['group']}"
-        recipe.constant("weights", key, lambda: _to_row_major(to_f32(weights), shape, transposed), dnn.describe(shape, "f32"))
-        if b is not None:
+        if weights.is_constant:
+            key = f"{_digest(weights)}|{head.op} {head.attrs['group']}"
+            recipe.constant("weights", key, lambda: _to_row_major(to_f32(weights), shape, transposed), dnn.describe(shape, "f32"))
+        if b is not None and not layer.needs(b).is_constant:
+            recipe.places["bias"] = ("input", b)
+        elif b is not None:
             bias = layer.needs(b)
             recipe.constant("bias", f"{_digest(bias)}|f32", lambda: to_f32(bias))
         return recipe
@@ -107,7 +115,8 @@ def _list_signatures(layer: Layer, steps: list[EpilogueStep], x: int, source: Op
     return [*inplace, Signature(inputs, (target,))]
 
 
-def _list_weights(layer: Layer, head: Layer) -> list[int | None]:
+def list_weights(layer: Layer, head: Layer) -> list[int | None]:
+    """Indices of the layer's inputs that are the convolution's weights and bias; None for values computed inside."""
     return [outer_input(layer, t) for t in head.inputs[1:3] if t is not None]
 
 
