@@ -187,7 +187,8 @@ def _read(data: memoryview, defer: bool, evaluated: Collection[tuple[str, str]] 
     if header["text_version"].integer() != TEXT_VERSION:
         raise EngineError(f"its network text has version {header['text_version'].value}, this whet reads {TEXT_VERSION}: build it again")
     require(plugins)
-    weights, sources = read_weights(Reader(from_json(parts["index"], "index"), "index"), parts["weights"], defer=defer, evaluated=evaluated)
+    index = Reader(from_json(parts["index"], "index"), "index")
+    weights, sources, quantized = read_weights(index, parts["weights"], defer=defer, evaluated=evaluated)
 
     def read_info() -> Reader:
         return Reader(from_json(parts["info"], "info"), "info").object("report", "whet", *(["further"] if "further" in parts else []))
@@ -210,6 +211,7 @@ def _read(data: memoryview, defer: bool, evaluated: Collection[tuple[str, str]] 
         threads=header["threads"].integer(0, 1 << 16),
         model_digest=header["model_digest"].text(200),
         source_weights=join_sources(net, sources),
+        quantized_weights=quantized,
         options=header["options"].free(),
         probe=codec.decode_probe(header["probe"]),
         report=defer_report(lambda: report_from_data(read_info()["report"])) if defer else report_from_data(read_info()["report"]),
@@ -276,7 +278,8 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
         **({"plugins": plan.plugins} if plan.plugins else {}),
     }
     tail = [plan.tail.network] if plan.tail is not None else []
-    pool = collect([plan.network, *(p.network for p in plan.others), *tail], plan.source_weights)
+    smallest = plan.options.get("objective") == "size"
+    pool = collect([plan.network, *(p.network for p in plan.others), *tail], plan.source_weights, plan.quantized_weights, smallest=smallest)
     index = to_json(pool.index())
     yield Section("header", [to_json(header)])
     yield Section("network", [format_network(plan.network).encode()])
