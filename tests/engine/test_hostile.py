@@ -2,6 +2,7 @@
 
 import json
 import time
+import zlib
 
 import pytest
 from mutants import assemble, sections_of
@@ -186,3 +187,14 @@ def test_damaged_values_of_operations_are_refused(change):
     read_engine(edited(whole, "index", lambda index: None))
     with pytest.raises(EngineError):
         read_engine(edited(whole, "index", change))
+
+
+@pytest.mark.parametrize(("section", "text"), [
+    (zlib.compress(bytes(1 << 27)), "damaged or too large"),
+    (zlib.compress(b"{}")[:-1], "damaged or too large"),
+    (zlib.compress(b"{}") + b"x", "damaged or too large"),
+    (b"{}", "section 'info' is damaged"),
+])  # fmt: skip
+def test_a_report_is_decompressed_up_to_a_limit(good, section, text, monkeypatch):
+    monkeypatch.setattr("mutants.compress_info", lambda body: section)
+    refused(assemble(good), text)
