@@ -234,7 +234,7 @@ def _read(data: memoryview, defer: bool, evaluated: Collection[tuple[str, str]] 
 
 
 def _read_info(parts: Mapping[str, memoryview]) -> Reader:
-    return Reader(from_json(decompress_info(parts["info"]), "info"), "info")
+    return Reader(from_json(memoryview(decompress_info(parts["info"])), "info"), "info")
 
 
 def compress_info(data: bytes) -> bytes:
