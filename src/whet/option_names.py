@@ -25,6 +25,7 @@ NAMES: dict[str, _Name] = {
     **_make_table(
         "value", accuracy="budget", backend="backend", batch="batch", builderOptimizationLevel="optimization_level", distill="distill",
         importance="importance", latencyTable="table", lock="lock", loss="loss", lr="lr", masks="masks", multiple="multiple", numThreads="threads",
+        objective="objective",
         precisionConstraints="precision_constraints", profilingVerbosity="profiling_verbosity", pruneTo="prune_to", samples="samples",
         sparsity="sparsity",
         teacher="teacher", timingCacheFile="timing_cache", train="train", clip="clip", device="device", avgTiming="avg_timing",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from whet.engine.file import SECTIONS
+from whet.engine.file import SECTIONS, compress_info, decompress_info
 from whet.engine.layout import ENTRY, HEAD, Section, read_sections, write_sections
 from whet.ops import OPS
 
@@ -29,8 +29,9 @@ VALUES: list[Any] = [
 
 
 def sections_of(data: bytes) -> dict[str, bytes]:
-    """The raw sections of a good file."""
-    return {n: bytes(v) for n, v in read_sections(memoryview(data), SECTIONS, _DEEP).items()}
+    """The sections of a good file, `info` decompressed."""
+    parts = read_sections(memoryview(data), SECTIONS, _DEEP)
+    return {n: decompress_info(v) if n == "info" else bytes(v) for n, v in parts.items()}
 
 
 class _Bytes(list):
@@ -45,7 +46,8 @@ def assemble(parts: dict[str, bytes]) -> bytes:
     made = []
     for name, body in parts.items():
         of = digests.get(name)
-        made.append(Section(name, [body], hashlib.sha256(of).digest() if of is not None else b""))
+        stored = compress_info(body) if name == "info" else body
+        made.append(Section(name, [stored], hashlib.sha256(of).digest() if of is not None else b""))
     write_sections(made, out)
     return b"".join(out)
 

@@ -24,8 +24,9 @@ from whet.engine import (
 from whet.engine.check import check_plan
 from whet.engine.report import BuildReport, PassFired, PassRecord
 from whet.errors import EngineError
-from whet.network import BF16, F32, I4, Network, Origin, Weight, format_network, parse_type
+from whet.network import BF16, F16, F32, I4, Network, Origin, Weight, format_network, parse_type
 from whet.ops import run_network
+from whet.ops._origin import express, make_literal
 from whet.runtime import Runtime
 
 
@@ -91,6 +92,67 @@ def test_an_expression_that_gives_other_bytes_is_stored_by_value():
     plan.source_weights["bn1.weight"] = plan.source_weights["bn1.weight"] + np.float32(1)
     again = read_engine(engine_bytes(plan))
     np.testing.assert_array_equal(again.network.constants["w1"].array(), plan.network.constants["w1"].array())
+
+
+def quantized_plan(**options):
+    """A plan whose only weight was quantized and dequantized; its network has the dequantized values alone."""
+    net = Network("quantized", "lowered")
+    rng = np.random.default_rng(0)
+    values = Weight(rng.standard_normal((16, 8)).astype("f4"), Origin("source", "before quantization"))
+    scale, zero = make_literal(np.linspace(0.01, 0.02, 16, dtype="f4")), make_literal(np.zeros(16, np.int8))
+    small = express("QuantizeLinear", values, scale, zero, axis=0)
+    turned = express("Transpose", express("DequantizeLinear", small, scale, zero, axis=0), perm=(1, 0))
+    x = net.add_input("x", parse_type("f32[8,16]"))
+    net.mark_output(net.add("Add", x, net.constant(turned, "w")), "y")
+    plan = make_plan(net)
+    plan.options = options
+    plan.quantized_weights = [small]
+    return plan, small.array, turned.array
+
+
+def test_dequantized_constants_are_stored_as_their_integers():
+    plan, integers, floats = quantized_plan()
+    data = engine_bytes(plan)
+    assert integers.tobytes() in data
+    assert floats.tobytes() not in data
+    for defer in (False, True):
+        again = read_engine(data, defer=defer)
+        np.testing.assert_array_equal(again.network.constants["w"].array(), floats)
+        assert engine_bytes(again) == data, "an engine that was read keeps the integers"
+    plan.quantized_weights = ()
+    assert floats.tobytes() in engine_bytes(plan), "without the integers it is stored by value"
+
+
+def test_integers_that_give_other_values_are_not_stored():
+    plan, integers, floats = quantized_plan()
+    plan.quantized_weights = [Weight(integers + np.int8(1), plan.quantized_weights[0].origin)]
+    data = engine_bytes(plan)
+    assert floats.tobytes() in data
+    np.testing.assert_array_equal(read_engine(data).network.constants["w"].array(), floats)
+
+
+def test_quantized_source_weights_are_stored_as_integers():
+    plan, integers, floats = quantized_plan()
+    plan.quantized_weights = ()
+    sources = {"before quantization": np.random.default_rng(0).standard_normal((16, 8)).astype("f4")}
+    plan.source_weights = sources
+    data = engine_bytes(plan)
+    assert integers.tobytes() in data
+    assert floats.tobytes() not in data
+
+
+@pytest.mark.parametrize("objective", ["latency", "size"])
+def test_a_smaller_type_is_stored_by_value_for_the_size(objective):
+    net = Network("casts", "lowered")
+    wide = Weight(np.random.default_rng(0).standard_normal((16, 8)).astype("f4"), Origin("source", "w"))
+    half = express("Cast", wide, to=F16)
+    x = net.add_input("x", parse_type("f16[16,8]"))
+    net.mark_output(net.add("Add", x, net.constant(half, "w16")), "y")
+    plan = make_plan(net)
+    plan.options, plan.source_weights = {"objective": objective}, {"w": wide.array}
+    data = engine_bytes(plan)
+    assert (wide.array.tobytes() in data, half.array.tobytes() in data) == ((True, False) if objective == "latency" else (False, True))
+    np.testing.assert_array_equal(read_engine(data).network.constants["w16"].array(), half.array)
 
 
 def test_origins_round_trip():
@@ -194,7 +256,7 @@ def test_files_other_than_engines(tmp_path):
 def test_other_versions_are_named():
     data = bytearray(engine_bytes(full_plan()))
     data[8] = 1
-    with pytest.raises(EngineError, match="format version 1, this whet reads 3: build it again"):
+    with pytest.raises(EngineError, match="format version 1, this whet reads 4: build it again"):
         read_engine(data)
 
 

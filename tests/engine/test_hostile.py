@@ -2,9 +2,11 @@
 
 import json
 import time
+import zlib
 
 import pytest
 from mutants import assemble, sections_of
+from test_file import quantized_plan
 
 from handmade import conv_net, make_plan
 from whet.engine import engine_bytes, read_engine
@@ -170,3 +172,29 @@ def test_noncanonical_json_is_refused(good):
     refused(assemble({**good, "arenas": b"[" * 200_000}), "arenas cannot be read")
     refused(assemble({**good, "arenas": b"[1e999]"}), "arenas cannot be read")
     refused(assemble({**good, "arenas": b"1" * 10_000}), "arenas cannot be read")
+
+
+@pytest.mark.parametrize("change", [
+    lambda index: index["values"].append(index["values"][0]),
+    lambda index: index["values"][0].__setitem__(0, len(index["nodes"])),
+    lambda index: index["values"][0].__setitem__(0, next(k for k, n in enumerate(index["nodes"]) if n[0] == "source")),
+    lambda index: index["values"][0].__setitem__(1, "0" * 64),
+    lambda index: index["values"][0].__setitem__(0, len(index["nodes"]) - 1),
+    lambda index: index.pop("values"),
+])  # fmt: skip
+def test_damaged_values_of_operations_are_refused(change):
+    whole = sections_of(engine_bytes(quantized_plan()[0]))
+    read_engine(edited(whole, "index", lambda index: None))
+    with pytest.raises(EngineError):
+        read_engine(edited(whole, "index", change))
+
+
+@pytest.mark.parametrize(("section", "text"), [
+    (zlib.compress(bytes(1 << 27)), "damaged or too large"),
+    (zlib.compress(b"{}")[:-1], "damaged or too large"),
+    (zlib.compress(b"{}") + b"x", "damaged or too large"),
+    (b"{}", "section 'info' is damaged"),
+])  # fmt: skip
+def test_a_report_is_decompressed_up_to_a_limit(good, section, text, monkeypatch):
+    monkeypatch.setattr("mutants.compress_info", lambda body: section)
+    refused(assemble(good), text)

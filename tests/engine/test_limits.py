@@ -229,7 +229,7 @@ def test_an_array_ends_within_the_weights(size, have):
 
 def test_a_source_may_have_a_name_of_ten_thousand_letters():
     def read(length):
-        return weights.read_nodes(Reader([["source", "n" * length, [], "d", 0, []]], "nodes"))
+        return weights.read_nodes(Reader([["source", "n" * length, [], "d", 0, []]], "nodes"), {})
 
     assert read(10_000)[0][0].name == "n" * 10_000
     with pytest.raises(EngineError, match="text of at most 10000 characters"):

@@ -43,7 +43,7 @@ def full_report():
         precision_choice=[r.PrecisionCandidate("int8", 1.0, 0.1, True, False, ["conv"], 30.5, 12.5)],
         calibration_steps=[r.CalibrationStep("bias", "outputs", True, 0.2, 0.1, 31.0)],
         accuracy=r.AccuracyRecord("output SNR at least 30 dB", "engine", 3, 30.5, 99.0, True, {"conv": "harmful"}, {"conv": 12.0, "relu": None}),
-        quantized=r.QuantizationRecipe(True, ["conv"], {"x": (-1.0, 2.0)}, {"x": [1.5]}, {"conv": [0.25]}, ["add"], "fp8", {"conv": "eJw="}),
+        quantized=r.QuantizationRecipe(True, ["conv"], {"x": (-1.0, 2.0)}, {"x": [1.5]}, {"conv": [0.25]}, ["add"], "fp8", {"conv": "eJw="}, True),
         fp8=r.Float8Record({"conv": "too small"}, ["add"]),
         asked=r.RequestedPrecisions(["int8"], "obey", [("conv", "int8")], [("relu", "fp32")]),
         retuned_from="another machine",

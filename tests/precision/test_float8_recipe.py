@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support import datasets, realdata
 from support.snr import compute_snr
 from whet.builder import BuildConfig, build
-from whet.builder.lock.relock import make_recipe, read_recipe
+from whet.builder.lock.relock import Quantization, make_recipe, read_recipe
 from whet.builder.lowering import lower_network
 from whet.builder.precision.calibration import Calibration, prepare
 from whet.builder.precision.float8 import build_float8, describe_left_out
@@ -236,7 +236,7 @@ def test_sums_in_floats_are_restored_from_the_cache_and_the_lock(tmp_path):
     ranges = replace(calibrate(net, samples(4), method="minmax"), float_sums=frozenset({"sum0", "sum1"}))
     write_cache(tmp_path / "cache.json", ranges)
     assert read_cache(tmp_path / "cache.json", net).float_sums == ranges.float_sums
-    assert read_recipe(make_recipe(ranges, frozenset()))[0].float_sums == ranges.float_sums
+    assert read_recipe(make_recipe(Quantization(ranges))).ranges.float_sums == ranges.float_sums
 
 
 def test_the_most_sensitive_layers_leave_float8_until_outputs_have_enough_decibels():

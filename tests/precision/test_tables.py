@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from whet.builder import BuildConfig, build, plan_digest, save_lock
+from whet.builder.lock.relock import Quantization
 from whet.builder.precision import precision_search
 from whet.builder.precision.int8 import Calibration, build_int8, prepare, quantize_network
 from whet.measure.compare import Ranking
@@ -100,7 +101,7 @@ def test_a_network_with_tables_runs_on_integers():
     config = BuildConfig(**QUICK)
     made = prepare(network(), config)
     ranges = calibrated(made)
-    chosen = quantize_network(made, ranges, frozenset(), tables=True)
+    chosen = quantize_network(made, Quantization(ranges, tables=True))
     plan = build(chosen, config)
     tables = [x for x in plan.network.layers if x.composite == "QuantizedTable"]
     assert len(tables) == 3 or len(tables) == 4  # a part of the Concat may have a separate scale for its other reader
@@ -110,7 +111,7 @@ def test_a_network_with_tables_runs_on_integers():
     feeds = data(9)[-1]
     truth = next(iter(run_network(network(), feeds).values()))
     got = next(iter(Runtime().load(plan).create_context().run(feeds).values()))
-    computed = next(iter(run_network(quantize_network(made, ranges, frozenset()), feeds).values()))
+    computed = next(iter(run_network(quantize_network(made, Quantization(ranges)), feeds).values()))
     noise, before = (float(np.sum((a - truth) ** 2)) for a in (got, computed))
     assert 10 * np.log10(noise / before) < 4  # decibels for one additional rounding
     assert noise < 0.01 * float(np.sum(truth**2))

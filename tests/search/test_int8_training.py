@@ -209,7 +209,7 @@ def test_floating_point_layers_are_not_trained_for_integers(case, tmp_path):
     config = build_config(net, recipe, c, 0)
     plan = build_engine_plan(net, config, {"x": d["x"][:32]}, tmp_path)
     first = next(x.name for x in net.layers if x.op == "Gemm")
-    plan.report.quantized.float_layers = [first]
+    plan.report.quantized.float_layers, plan.report.quantized.small_weights = [first], False  # the target has an engine_size
     got = train_for_int8(Prepared(net), net, plan.report.quantized, config, recipe, c, tmp_path, say=lambda text: None)
     made = {x.name: x for x in got.quantized.layers}
     assert made[first].inputs[1].maker is None, "its weights are floats"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from whet.builder import BuildConfig, Calibration, build, build_int8
+from whet.builder.lock.relock import Quantization
 from whet.builder.lowering import lower_network
 from whet.builder.precision.calibration import make_placeholder_ranges, prepare
 from whet.builder.precision.int8 import quantize_network
@@ -118,7 +119,7 @@ def test_int8_keeps_the_pattern():
     plan = build_int8(net, dataclasses.replace(CONFIG, precisions=("int8",)), calibration)
     assert not [n for n in plan.report.notes if "breaks the 2:4" in n]
     assert TwoFourGuard(net).check(plan.network) == []
-    quantized = quantize_network(prepare(net, CONFIG), make_placeholder_ranges(prepare(net, CONFIG)), frozenset())
+    quantized = quantize_network(prepare(net, CONFIG), Quantization(make_placeholder_ranges(prepare(net, CONFIG))))
     assert len(TwoFourGuard(quantized).nodes) == 3  # weights behind DequantizeLinear
     lowered, log = lower_network(quantized, dataclasses.replace(CONFIG, precisions=("int8",)))
     assert log.notes == []

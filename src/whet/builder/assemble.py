@@ -65,6 +65,7 @@ def assemble(
         threads=backend.threads,
         model_digest=compute_model_digest(source),
         source_weights={n: t.array() for n, t in source.constants.items()},
+        quantized_weights=[w for t in source.constants.values() if (w := t.constant()).origin.op == "QuantizeLinear"],
         plugins=list_package_versions(_iterate_ops(net), (c.tactic for c in choices.values())),
     )
 

@@ -20,6 +20,7 @@ _ONE_OF = {
     "sparsity": ("disable", "enable", "force", "force:positional"),
     "samples": SAMPLE_MODES,
     "profiling_verbosity": ("layer_names_only", "detailed", "none"),
+    "objective": ("latency", "size"),
 }
 _LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS, "seed": 0}
 _LARGEST_SEED = 2**32 - 1  # of NumPy's RandomState
@@ -40,6 +41,7 @@ class BuildConfig:
     precisions: tuple[str, ...] = ()  # storage types besides f32: "fp16", "bf16", "int8", "fp8", "best" (permissions, as in TensorRT 10)
     strict: bool = False  # refuse the build when a permission cannot be used at all
     precision_constraints: str = "none"  # none | prefer | obey
+    objective: str = "latency"  # latency | size: the fastest engine, or the fastest one with weights stored as small as the precisions permit
     layer_precisions: tuple[tuple[str, str], ...] = ()  # (layer or source node name, precision); `*` as a wildcard
     layer_output_types: tuple[tuple[str, str], ...] = ()
     sparsity: str = "disable"  # disable | enable (kernels for weights that are 2:4 already) | force (weights are overwritten) | force:positional

@@ -97,7 +97,7 @@ def _retune_profile(plan: EnginePlan, threads: int, timing_cache: str | None, pr
     except UsageError as e:
         raise EngineError(f"the engine's stored options are damaged: {e}") from e
     retuned = build(remove_reformats(plan), config, progress=progress)
-    retuned.model_digest, retuned.source_weights = plan.model_digest, plan.source_weights
+    retuned.model_digest, retuned.source_weights, retuned.quantized_weights = plan.model_digest, plan.source_weights, plan.quantized_weights
     retuned.report.retuned_from = plan.machine_key
     return retuned
 

@@ -67,6 +67,7 @@ def build_config(o: Options, log: Log, net) -> Any:
         precisions=precisions,
         strict="strict" in o,
         precision_constraints=constraints,
+        objective=values.parse_choice(o.get("objective", "latency"), "objective", ("latency", "size")),
         layer_precisions=_parse_layer_types(o, log, net, "layerPrecisions"),
         layer_output_types=_parse_layer_types(o, log, net, "layerOutputTypes"),
         sparsity=values.parse_choice(o.get("sparsity", "disable"), "sparsity", ("disable", "enable", "force", "force:positional")),

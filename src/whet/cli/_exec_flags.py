@@ -94,6 +94,7 @@ def _make_flags() -> list[Flag]:
         ("int8", "", "allow INT8"),
         ("fp8", "", "allow FP8"),
         ("best", "", "allow every precision"),
+        ("objective", "latency|size", "latency: the fastest engine; size: the fastest of those with the smallest weights, with --int8 in 8 bits everywhere (latency)"),
         ("calib", "FILE", "INT8 calibration cache: read if it exists, else written; .json is whet's own, any other name TensorRT's text"),
         ("calibData", "SOURCE", "calibration data: DIR of images or arrays, FILE.npz, FILE.npy, python:MODULE:FUNCTION"),
         ("calibPreprocess", "SPEC|FILE", "images to numbers: scale:1/255,mean:0.485/0.456/0.406,std:...,order:rgb,resize:256"),

@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import stat
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def engine_versions(source: Source) -> dict[str, Any]:
     with _open(source) as data:
         parts = read_sections(data, SECTIONS, _DEEP)
         require_sections(parts)
-        info = Reader(from_json(parts["info"], "info"), "info").free()
+        info = _read_info(parts).free()
         header = Reader(from_json(parts["header"], "header"), "header").free()
         digest = _digest(read_table_digests(data))
         return {"format": VERSION, "text": header.get("text_version"), "whet": info.get("whet"), "digest": digest}
@@ -187,10 +188,11 @@ def _read(data: memoryview, defer: bool, evaluated: Collection[tuple[str, str]] 
     if header["text_version"].integer() != TEXT_VERSION:
         raise EngineError(f"its network text has version {header['text_version'].value}, this whet reads {TEXT_VERSION}: build it again")
     require(plugins)
-    weights, sources = read_weights(Reader(from_json(parts["index"], "index"), "index"), parts["weights"], defer=defer, evaluated=evaluated)
+    index = Reader(from_json(parts["index"], "index"), "index")
+    weights, sources, quantized = read_weights(index, parts["weights"], defer=defer, evaluated=evaluated)
 
     def read_info() -> Reader:
-        return Reader(from_json(parts["info"], "info"), "info").object("report", "whet", *(["further"] if "further" in parts else []))
+        return _read_info(parts).object("report", "whet", *(["further"] if "further" in parts else []))
 
     others = Reader(from_json(parts["further"], "further"), "further") if "further" in parts else None
     tail = Reader(from_json(parts["tail"], "tail"), "tail").object("network", "constants", "outputs") if "tail" in parts else None
@@ -210,6 +212,7 @@ def _read(data: memoryview, defer: bool, evaluated: Collection[tuple[str, str]] 
         threads=header["threads"].integer(0, 1 << 16),
         model_digest=header["model_digest"].text(200),
         source_weights=join_sources(net, sources),
+        quantized_weights=quantized,
         options=header["options"].free(),
         probe=codec.decode_probe(header["probe"]),
         report=defer_report(lambda: report_from_data(read_info()["report"])) if defer else report_from_data(read_info()["report"]),
@@ -228,6 +231,27 @@ def _read(data: memoryview, defer: bool, evaluated: Collection[tuple[str, str]] 
             Reader(from_json(parts["packed_index"], "packed_index"), "packed_index"), parts["packed"], digests["packed"][1], defer=defer
         )
     return plan
+
+
+def _read_info(parts: Mapping[str, memoryview]) -> Reader:
+    return Reader(from_json(memoryview(decompress_info(parts["info"])), "info"), "info")
+
+
+def compress_info(data: bytes) -> bytes:
+    """The section `info`: in small engines its list of timed candidates would be larger than the weights."""
+    return zlib.compress(data)
+
+
+def decompress_info(data: bytes | memoryview) -> bytes:
+    """The JSON of the section `info`. Raises EngineError, also if it would be larger than a section may be."""
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(data, SECTIONS["info"])
+    except zlib.error as e:
+        raise EngineError(f"section 'info' is damaged: {e}") from e
+    if not stream.eof or stream.unused_data:
+        raise EngineError("section 'info' is damaged or too large")
+    return found
 
 
 def check_probe(plan: EnginePlan) -> None:
@@ -276,7 +300,8 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
         **({"plugins": plan.plugins} if plan.plugins else {}),
     }
     tail = [plan.tail.network] if plan.tail is not None else []
-    pool = collect([plan.network, *(p.network for p in plan.others), *tail], plan.source_weights)
+    smallest = plan.options.get("objective") == "size"
+    pool = collect([plan.network, *(p.network for p in plan.others), *tail], plan.source_weights, plan.quantized_weights, smallest=smallest)
     index = to_json(pool.index())
     yield Section("header", [to_json(header)])
     yield Section("network", [format_network(plan.network).encode()])
@@ -292,7 +317,7 @@ def _make_sections(plan: EnginePlan, packed_weights: Mapping[str, np.ndarray], i
         yield from packed.make_packed_sections(packed_weights)
     if info:
         more = {"further": [report_to_data(p.report) for p in plan.others]} if plan.others else {}
-        yield Section("info", [to_json({"report": report_to_data(plan.report), "whet": _get_version(), **more})])
+        yield Section("info", [compress_info(to_json({"report": report_to_data(plan.report), "whet": _get_version(), **more}))])
 
 
 def _get_version() -> str:

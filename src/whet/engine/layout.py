@@ -31,7 +31,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MAGIC = b"whet-eng"
-VERSION = 3
+VERSION = 4
 ALIGNMENT = 64
 MAX_SECTIONS = 32
 HEAD = struct.Struct("<8sIIQ8s32s")

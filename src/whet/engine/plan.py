@@ -6,12 +6,12 @@ from the installed tactics at load time and compared with the stored values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from whet.engine.report import BuildReport
-from whet.network import Network
+from whet.network import Network, Weight
 
 if TYPE_CHECKING:
     from whet.engine.host_tail import HostTail
@@ -74,6 +74,7 @@ class EnginePlan:
 
     `choices` has an entry per layer name; `arenas` one per profile. `source_weights` may be empty: leaves of the constants'
     origins that it contains are stored, constants computed from them by exact ops are stored as expressions, all others by value.
+    `quantized_weights` are weights of the source network that inexact ops computed: expressions over them are stored as such too.
     `probe` is created by `whet.engine.make_probe` and run at first load on another machine.
     `options` is JSON data: the BuildConfig's fields. `report` is outside the digest.
     `tail` holds the layers that run on the host after the kernels, because their sizes depend on the data.
@@ -90,6 +91,7 @@ class EnginePlan:
     threads: int
     model_digest: str = ""
     source_weights: Mapping[str, Any] = field(default_factory=dict)  # name -> np.ndarray
+    quantized_weights: Sequence[Weight] = ()
     options: dict[str, Any] = field(default_factory=dict)
     probe: dict[str, Any] = field(default_factory=dict)
     report: BuildReport = field(default_factory=BuildReport)

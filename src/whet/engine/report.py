@@ -228,6 +228,7 @@ class QuantizationRecipe:
     float_sums: list[str] = field(default_factory=list)  # residual additions that stay in floating point
     kind: str = "int8"  # or "fp8"
     rounded: dict[str, str] = field(default_factory=dict)  # layer -> adapted weights (whet.precision.float8.pack_rounding)
+    small_weights: bool = False  # weights of layers in floating point are stored in 8 bits
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """Weights in an engine file: raw source weights, each stored once, and expressions that compute constants from them.
 
-A constant is stored in one of two ways: by expression, if it is computed from source weights by exact operations (data movement, and IEEE
+A constant is stored in one of two ways: by expression, if it is computed from stored arrays by exact operations (data movement, and IEEE
 operations that round the same everywhere) and evaluation gives exactly its bytes; by value otherwise, with its expression as a record of its
-origin. Reading evaluates expressions within a budget of bytes and compares digests.
+origin. The stored arrays are source weights and quantized weights: a constant that was quantized and dequantized takes 8 bits per value.
+Reading evaluates expressions within a budget of bytes and compares digests.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from whet.network import DTYPES, Layer, Network, Origin, Tensor, TensorType, Wei
 from whet.network.text import format_value, parse_value
 from whet.network.weight import compute_digest
 from whet.ops import infer_layer, run_layer
+from whet.ops._origin import evaluate_origin
 
 #: operations with the same result on every machine
 EXACT = frozenset(
-    "Add Sub Mul Div Sqrt Reciprocal Neg Abs Cast Identity Reshape Flatten Squeeze Unsqueeze Transpose Concat Slice Split Gather Pad".split()
+    "Add Sub Mul Div Sqrt Reciprocal Neg Abs Cast Identity Reshape Flatten Squeeze Unsqueeze Transpose Concat Slice Split Gather Pad "
+    "DequantizeLinear".split()
 )
 MAX_NODES = 64  # operations in the expression of one constant
 _MAX_ARGS = 1024  # of one operation
@@ -69,6 +72,7 @@ class Pool:
     arrays: dict[str, tuple[str, np.ndarray]] = field(default_factory=dict)  # digest -> (name, array)
     nodes: list[list[Any]] = field(default_factory=list)
     constants: list[list[Any]] = field(default_factory=list)
+    values: dict[int, str] = field(default_factory=dict)  # node of an inexact operation -> digest of its result, which is stored
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def index(self) -> dict[str, Any]:
@@ -77,7 +81,7 @@ class Pool:
         for digest, (name, a) in self.arrays.items():
             rows.append([name, str(Weight(a).type), at, a.nbytes, digest])
             at = pad_to_alignment(at + a.nbytes)
-        return {"weights": rows, "nodes": self.nodes, "constants": self.constants}
+        return {"weights": rows, "nodes": self.nodes, "constants": self.constants, "values": [list(v) for v in sorted(self.values.items())]}
 
     def node(self, entry: list[Any]) -> int:
         key = repr(entry)
@@ -87,35 +91,96 @@ class Pool:
         return self._numbers[key]
 
 
-def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray]) -> Pool:
-    """The pool from which every constant of `nets`, in order, can be computed; shared arrays are stored once."""
-    pool = Pool()
-    digests: dict[str, str] = {}
-    evaluated, stored_bytes = 0, 0  # a reader's budget for evaluation grows with the file
+def collect(nets: Sequence[Network], sources: Mapping[str, np.ndarray], quantized: Iterable[Weight] = (), *, smallest: bool = False) -> Pool:
+    """The pool from which every constant of `nets`, in order, can be computed; shared arrays are stored once.
+
+    `quantized` are weights computed by inexact operations; expressions over them start from their values. With `smallest` a constant is stored by
+    value where that takes fewer bytes than the source weights of its expression.
+    """
     for net in nets:
         sources = get_plain_sources(net) | dict(sources)
+    collector = _Collector(sources, {id(w.origin): w for w in quantized if w.origin.op not in EXACT}, smallest)
     for t in chain.from_iterable(map(iterate_constants, nets)):
-        w = t.weight
-        assert w is not None
-        number = _add_origin(pool, w.origin, {})
-        leaves = {} if w.origin.op == "source" or number is None else list_sources(w.origin, sources)
-        stored = None
-        spent = _count_evaluation_bytes(w, leaves) if leaves and number is not None else None
-        if spent is not None and evaluated + spent <= 8 * (stored_bytes + sum(a.nbytes for a in leaves.values())) + _SPARE // 2:
-            evaluated += spent
-            for name, a in sorted(leaves.items()):
-                digests.setdefault(name, Weight(a).digest)
-                stored_bytes += 0 if digests[name] in pool.arrays else a.nbytes
-                pool.arrays.setdefault(digests[name], (name, a))
-        else:
-            stored = w.digest
-            stored_bytes += 0 if w.digest in pool.arrays else w.array.nbytes
-            pool.arrays.setdefault(w.digest, (w.origin.name or t.name, w.array))
-        pool.constants.append([w.digest, str(w.type), number, stored])
+        collector.add(t)
+    pool = collector.pool
     for n in pool.nodes:
         if n[0] == "source":
-            n[3] = digests.get(n[1], "")  # digest of the source weight of this name
+            n[3] = collector.digests.get(n[1], "")  # digest of the source weight of this name
     return pool
+
+
+@dataclass
+class _Leaves:
+    """The stored arrays that an expression is computed from: source weights by name, and results of inexact operations by the id of their origin."""
+
+    sources: dict[str, np.ndarray] = field(default_factory=dict)
+    results: dict[int, Weight] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.sources or self.results)
+
+
+@dataclass
+class _Collector:
+    """Adds constants to a pool, and the arrays of their expressions. `results`: see `_Leaves`."""
+
+    sources: Mapping[str, np.ndarray]
+    results: dict[int, Weight]
+    smallest: bool
+    pool: Pool = field(default_factory=Pool)
+    digests: dict[str, str] = field(default_factory=dict)  # of source weights by name
+    evaluated: int = 0  # bytes; a reader's budget for evaluation grows with the file
+    stored_bytes: int = 0
+
+    def add(self, t: Tensor) -> None:
+        w, numbers = t.constant(), dict[int, int | None]()
+        number = _add_origin(self.pool, w.origin, numbers)
+        leaves = None
+        if number is not None and w.origin.op != "source" and id(w.origin) not in self.results:
+            leaves = _find_leaves(w.origin, self.sources, self._find_result)
+        stored = None
+        if not leaves or not self._add_expression(w, leaves, numbers):
+            stored = w.digest
+            self._store(w.digest, w.origin.name or t.name, w.array)
+        self.pool.constants.append([w.digest, str(w.type), number, stored])
+
+    def _find_result(self, origin: Origin) -> Weight | None:
+        """The value of a quantized weight: a known one, or computed now from its source weights."""
+        if id(origin) not in self.results and origin.op == "QuantizeLinear":
+            try:
+                self.results[id(origin)] = Weight(evaluate_origin(origin, self.sources), origin)
+            except NetworkError:  # its source weights belong to the network before quantization
+                return None
+        return self.results.get(id(origin))
+
+    def _add_expression(self, w: Weight, leaves: _Leaves, numbers: Mapping[int, int | None]) -> bool:
+        """Stores the leaves of the expression of `w`; False if evaluation does not give its bytes, takes too many, or if `w` itself takes fewer."""
+        for name, a in leaves.sources.items():
+            if name not in self.digests:
+                self.digests[name] = Weight(a).digest
+        arrays = {self.digests[name]: (name, a) for name, a in sorted(leaves.sources.items())}
+        for result in leaves.results.values():
+            arrays[result.digest] = (f"{result.origin.op} of {w.origin.name or w.digest[:8]}", result.array)
+        new_bytes = sum(a.nbytes for digest, (_, a) in arrays.items() if digest not in self.pool.arrays)
+        if new_bytes > w.array.nbytes and (self.smallest or leaves.results):
+            return False
+        values = {number: r.digest for n, r in leaves.results.items() if (number := numbers.get(n)) is not None}
+        if any(self.pool.values.get(number, digest) != digest for number, digest in values.items()):
+            return False  # a refit has replaced one of two values of the same expression
+        spent = _count_evaluation_bytes(w, leaves)
+        leaf_bytes = sum(a.nbytes for _, a in arrays.values())
+        if spent is None or self.evaluated + spent > 8 * (self.stored_bytes + leaf_bytes) + _SPARE // 2:
+            return False
+        self.evaluated += spent
+        self.pool.values |= values
+        for digest, (name, a) in arrays.items():
+            self._store(digest, name, a)
+        return True
+
+    def _store(self, digest: str, name: str, array: np.ndarray) -> None:
+        if digest not in self.pool.arrays:
+            self.stored_bytes += array.nbytes
+            self.pool.arrays[digest] = (name, array)
 
 
 def _add_origin(pool: Pool, origin: Origin, seen: dict[int, int | None]) -> int | None:
@@ -139,29 +204,36 @@ def _add_origin(pool: Pool, origin: Origin, seen: dict[int, int | None]) -> int 
 
 def list_sources(origin: Origin, sources: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays of all sources of an expression by name; {} if one is missing or an operation is not exact."""
-    arrays: dict[str, np.ndarray] = {}
-    todo, count = [origin], 0
+    return _find_leaves(origin, sources, lambda o: None).sources
+
+
+def _find_leaves(origin: Origin, sources: Mapping[str, np.ndarray], find_result: Callable[[Origin], Weight | None]) -> _Leaves:
+    """The leaves of an expression; none if one is missing, an operation is not exact and has no stored result, or there are too many."""
+    found, todo, count = _Leaves(), [origin], 0
     while todo:
         o = todo.pop()
         count += 1
         if count > MAX_NODES:
-            return {}
+            return _Leaves()
+        if (result := find_result(o)) is not None:
+            found.results[id(o)] = result
+            continue
         if o.op == "source":
             if o.name not in sources:
-                return {}
-            arrays[o.name] = np.asarray(sources[o.name])
+                return _Leaves()
+            found.sources[o.name] = np.asarray(sources[o.name])
         elif o.op != "literal" and o.op not in EXACT:
-            return {}
+            return _Leaves()
         todo += [a for a in o.args if a is not None]
-    return arrays
+    return found
 
 
-def _count_evaluation_bytes(w: Weight, leaves: Mapping[str, np.ndarray]) -> int | None:
+def _count_evaluation_bytes(w: Weight, leaves: _Leaves) -> int | None:
     """The bytes that evaluating the expression allocates; None if it does not give exactly the weight's bytes."""
-    granted = 16 * sum(a.nbytes for a in leaves.values()) + _SPARE
+    granted = 16 * sum(a.nbytes for a in (*leaves.sources.values(), *(r.array for r in leaves.results.values()))) + _SPARE
     budget = Budget(granted)
     try:
-        got = _evaluate(w.origin, leaves, {}, budget)
+        got = _evaluate(w.origin, leaves.sources, {n: r.array for n, r in leaves.results.items()}, budget)
     except (EngineError, *_WHAT_BREAKS):
         return None
     same = got.dtype == w.array.dtype and got.shape == w.array.shape and Weight(got).digest == w.digest
@@ -198,7 +270,8 @@ class Budget:
             raise EngineError("the engine's weights would take far more memory than the file has: it is damaged or hostile")
 
 
-Node = tuple[Origin, list[int | None], str, int]  # origin, numbers of the arguments, digest of a source's array, number of operations
+#: origin, numbers of the arguments, digest of a stored value (of a source, or of an inexact operation, which then has no arguments), operations
+Node = tuple[Origin, list[int | None], str, int]
 
 
 def list_expressions(nets: Iterable[Network]) -> set[tuple[str, str]]:
@@ -222,29 +295,44 @@ def _format_expression(origin: Origin) -> str:
 
 def read_weights(
     index: Reader, data: memoryview, *, defer: bool = False, evaluated: Collection[tuple[str, str]] | None = None
-) -> tuple[list[Weight], Mapping[str, np.ndarray]]:
-    """The constants in order, with origins, and by name the source weights in expressions.
+) -> tuple[list[Weight], Mapping[str, np.ndarray], list[Weight]]:
+    """The constants in order, with origins, by name the source weights in expressions, and the quantized weights in expressions.
 
     The digest of every array and constant is checked: now, or with `defer` by its first access, so that arrays that nothing reads take no time.
     `evaluated` has expressions that were evaluated before and gave these digests (see `list_expressions`): they are not evaluated again.
     Arrays are views of `data` (the mapped file). Raises EngineError.
     """
-    index.object("weights", "nodes", "constants")
+    index.object("weights", "nodes", "constants", "values")
     arrays, types = read_arrays(index["weights"], data)
-    nodes = read_nodes(index["nodes"])
+    values = _read_values(index["values"], types)
+    nodes = read_nodes(index["nodes"], values)
+    if values and max(values) >= len(nodes):
+        raise index["values"].fail(f"numbers of the {len(nodes)} nodes")
+    results = [Weight.deferred(types[v], v, nodes[n][0], partial(arrays.__getitem__, v)) for n, v in values.items()]
     budget = Budget(16 * len(data) + _SPARE)
     rows = list(read_constants(index["constants"], nodes, types))
     if defer:
-        return _defer_constants(rows, nodes, arrays, budget)
+        return *_defer_constants(rows, nodes, arrays, budget), results
     map_in_threads(arrays.__getitem__, list(arrays))
     if evaluated is None:
-        return _compute_constants(rows, nodes, arrays, budget)
+        return *_compute_constants(rows, nodes, arrays, budget), results
     weights, sources = _defer_constants(rows, nodes, arrays, budget)
     for c, w in zip(rows, weights, strict=True):
         text = "" if c.stored else _format_expression(w.origin)
         if not c.stored and (not text or (c.digest, text) not in evaluated):
             _ = w.array  # evaluates it and compares its digest
-    return weights, sources
+    return weights, sources, results
+
+
+def _read_values(rows: Reader, types: Mapping[str, TensorType]) -> dict[int, str]:
+    """The digests of the stored results of inexact operations, by the numbers of their nodes."""
+    values: dict[int, str] = {}
+    for row in rows.rows():
+        number, digest = row.rows(2)
+        if digest.text(64) not in types:
+            raise digest.fail("the digest of an array in the file")
+        values[number.integer(max(values, default=-1) + 1)] = digest.value
+    return values
 
 
 @dataclass(frozen=True)
@@ -291,7 +379,7 @@ def _compute_constants(
     values: dict[int, np.ndarray] = {}
     weights: dict[str, Weight] = {}
     computed: list[tuple[_Constant, Weight]] = []
-    sources = {o.name: arrays[digest] for o, _, digest, _ in nodes if digest in arrays}
+    sources = {o.name: arrays[digest] for o, _, digest, _ in nodes if o.op == "source" and digest in arrays}
     uses = _count_uses([c.node for c in rows if c.node is not None and not c.stored], nodes)
     for c in rows:
         array = arrays[c.digest] if c.stored or c.node is None else _evaluate_node(c.node, nodes, arrays, values, uses, budget)
@@ -319,7 +407,7 @@ def _defer_constants(rows: Sequence[_Constant], nodes: Sequence[Node], arrays: L
         compute = partial(arrays.__getitem__, c.digest) if c.stored else partial(evaluate.compute, c)
         if weights.setdefault(c.key, Weight.deferred(c.type, c.digest, origin, compute)).type != c.type:
             raise c.fail()
-    sources = LazyArrays({o.name: partial(arrays.__getitem__, digest) for o, _, digest, _ in nodes if digest in arrays})
+    sources = LazyArrays({o.name: partial(arrays.__getitem__, digest) for o, _, digest, _ in nodes if o.op == "source" and digest in arrays})
     return [weights[c.key] for c in rows], sources
 
 
@@ -407,19 +495,21 @@ def _make_damage_error(name: str) -> EngineError:
     return EngineError(f"the weight '{name[:80]}' is damaged: its digest does not match, or it is a duplicate")
 
 
-def read_nodes(rows: Reader) -> list[Node]:
-    """The nodes of the expressions; arguments are earlier nodes."""
+def read_nodes(rows: Reader, stored: Mapping[int, str]) -> list[Node]:
+    """The nodes of the expressions; arguments are earlier nodes. `stored`: digests of operations' results that the file has, by number."""
     nodes: list[Node] = []
     values: dict[str, Any] = {}  # of attributes by text: most are the same for all layers
     for k, row in enumerate(rows.rows()):
         if (node := _read_computed_node(row.value, k, nodes, values)) is not None:
-            nodes.append(node)
+            nodes.append((node[0], [], stored[k], 0) if k in stored else node)
             continue
         op, name, args, attrs, output, rest = row.rows(6)
         if len(args.rows()) > _MAX_ARGS:
             raise args.fail(f"at most {_MAX_ARGS} arguments")
         numbers = [None if a.value is None else a.integer(0, k - 1) for a in args.rows()]
         if op.text(100) == "source":
+            if k in stored:
+                raise row.fail("an operation, as its result is stored")
             digest = attrs.text(64)
             nodes.append((Origin("source", name.text(10000), assumes=_decode_assumptions(rest)), [], digest, 0))
             continue
@@ -434,7 +524,7 @@ def read_nodes(rows: Reader) -> list[Node]:
         parents = [None if n is None else nodes[n][0] for n in numbers]
         cost = 1 + sum(nodes[n][3] for n in numbers if n is not None)
         origin = Origin(op.value, name.text(10000), tuple(parents), tuple(pairs), output.integer(0, 10**6), _decode_assumptions(rest))
-        nodes.append((origin, numbers, "", cost))
+        nodes.append((origin, [], stored[k], 0) if k in stored else (origin, numbers, "", cost))
     return nodes
 
 
@@ -501,7 +591,7 @@ def _evaluate_node(
                 todo.append(a)
     for n in sorted(order):  # arguments have smaller numbers
         origin, args, digest, _ = origins[n]
-        if origin.op == "source":
+        if digest or origin.op == "source":
             if digest not in arrays:
                 raise EngineError(f"the source weight '{origin.name[:80]}' is not in the engine, but a constant is computed from it")
             values[n] = arrays[digest]

@@ -19,9 +19,17 @@ from whet.precision.scaling import apply_scalings
 _QUANTIZED: MutableMapping[Weight, dict[tuple[str, int], tuple[Weight, Weight]]] = WeakKeyDictionary()
 
 
-def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | Iterable[str] = (), kind: str = "int8") -> Network:
+def quantize(
+    net: Network,
+    ranges: Ranges,
+    *,
+    skip: Callable[[Layer], bool] | Iterable[str] = (),
+    kind: str = "int8",
+    small_weights: Callable[[Layer], bool] = lambda layer: False,
+) -> Network:
     """Returns a copy of `net` (source stage, batch norms folded) with Q/DQ at the sites that `find_quantization_sites` returns.
 
+    Of the layers to skip, those accepted by `small_weights` get Q/DQ on their weights alone: they compute in floating point with 8-bit weights.
     `kind` is "int8" or "fp8" (e4m3, see float8_scale). Tensors that share a range (the inputs of a Concat) get the union of their ranges.
     Scalings, corrections and float sums of `ranges` are applied. Raises CalibrationError naming the tensors without a range.
     """
@@ -39,6 +47,8 @@ def quantize(net: Network, ranges: Ranges, *, skip: Callable[[Layer], bool] | It
         _insert_weight_quantization(made, layer, kind, ranges.rounded.get(layer.name))
         if layer.name in ranges.corrections:
             _correct(made, layer, ranges.corrections[layer.name])
+    for layer in find_quantization_sites(made, lambda x: not small_weights(x)).layers:  # those above have no constant weights any more
+        _insert_weight_quantization(made, layer, kind)
     users = made.users()
     for t, (stored, *coarser) in stored_as.items():
         other_readers = {r for f in coarser for r in f.readers or ()}

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from whet.builder.batching.profiles import OPT, bind_profile_symbols, bound_layers, resolve_profiles
 from whet.builder.config import BuildConfig
+from whet.builder.lock.relock import Quantization
 from whet.builder.lowering import lower_network
 from whet.builder.precision.calibration import is_explicit, make_placeholder_ranges, prepare
 from whet.builder.precision.int8 import quantize_network
@@ -35,7 +36,7 @@ def lower_to_static_layers(net: Network, config: BuildConfig, *, filled: bool = 
     times."""
     if "int8" in config.precisions and not is_explicit(net):
         made = prepare(net, config)
-        net = quantize_network(made, make_placeholder_ranges(made), frozenset())
+        net = quantize_network(made, Quantization(make_placeholder_ranges(made)))
     lowered, _ = lower_network(net, config if filled else replace(config, passes=(*config.passes, "-pad_channels")))
     profiles, _ = resolve_profiles(lowered, config)
     return bound_layers(lowered, bind_profile_symbols(lowered, profiles[0], OPT))

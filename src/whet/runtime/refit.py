@@ -64,6 +64,8 @@ def refit(engine: Engine, weights: Mapping[str, np.ndarray], *, like: Network | 
     values = {n: a for n, a in sources.items() if a is not None} | {n: np.asarray(a) for n, a in weights.items()}
     made = read_engine(engine_bytes(plan, packed_weights={}))
     made.source_weights = {n: values.get(n, a) for n, a in made.source_weights.items()}
+    made.quantized_weights = [Weight(evaluate_origin(w.origin, values), w.origin) if set(w.origin.sources()) & set(weights) else w
+                              for w in made.quantized_weights]  # fmt: skip
     done: dict[int, Weight] = {}
     for t in _iterate_constants(made):
         if _list_names(t) & set(weights):

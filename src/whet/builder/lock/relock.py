@@ -7,7 +7,8 @@ requested precisions (`asked`), and the ranges and the layers left in floating p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,23 @@ def _request(config: BuildConfig) -> RequestedPrecisions:
     return RequestedPrecisions(list(config.precisions), config.precision_constraints, *pairs)
 
 
-def make_recipe(
-    ranges: Ranges, float_layers: Collection[str], tables: bool = False, kind: str = "int8", rounded: Mapping[str, str] | None = None
-) -> QuantizationRecipe:
+@dataclass(frozen=True)
+class Quantization:
+    """Where Q/DQ nodes are inserted in a network, and with which ranges."""
+
+    ranges: Ranges
+    float_layers: frozenset[str] = frozenset()  # quantizable layers that stay in floating point
+    tables: bool = False  # activations are computed by lookup tables
+    small_weights: bool = False  # weights of layers in floating point are stored in 8 bits
+
+
+def make_recipe(quantization: Quantization, kind: str = "int8", rounded: Mapping[str, str] | None = None) -> QuantizationRecipe:
     """The recipe of a quantized network. `rounded`: adapted weights as `whet.precision.float8.pack_rounding` writes them."""
+    ranges = quantization.ranges
     return QuantizationRecipe(
-        tables=tables,
-        float_layers=sorted(float_layers),
+        tables=quantization.tables,
+        float_layers=sorted(quantization.float_layers),
+        small_weights=quantization.small_weights,
         ranges={n: (float(r.low), float(r.high)) for n, r in sorted(ranges.tensors.items())},
         scalings={n: [float(v) for v in a] for n, a in sorted(ranges.scalings.items())},
         corrections={n: [float(v) for v in a] for n, a in sorted(ranges.corrections.items())},
@@ -52,9 +63,9 @@ def make_recipe(
 
 
 def build_locked(
-    config: BuildConfig, plain: Callable[[BuildConfig], EnginePlan], integers: Callable[[Ranges, frozenset[str], bool], EnginePlan] | None = None
+    config: BuildConfig, plain: Callable[[BuildConfig], EnginePlan], integers: Callable[[Quantization], EnginePlan] | None = None
 ) -> EnginePlan:
-    """The engine of `config.lock`: built by `integers` from the ranges in the lock, or by `plain` with the locked options.
+    """The engine of `config.lock`: built by `integers` as the lock says, or by `plain` with the locked options.
 
     Raises LockError for a lock of another version or of other requested precisions.
     """
@@ -72,7 +83,7 @@ def build_locked(
             found = {k: _convert_lists_to_tuples(lock["options"][k]) for k in _FOUND}
             resolved = dataclasses.replace(config, **found)
         else:
-            ranges, floats, tables = read_recipe(decode_recipe(lock["quantized"], "quantized"))
+            quantization = read_recipe(decode_recipe(lock["quantized"], "quantized"))
     except (EngineError, KeyError, TypeError, ValueError, AttributeError) as e:
         raise LockError(f"the lock {config.lock} is damaged: {e!r}. Write it again with --saveLock.") from e
     if lock.get("quantized") is None:
@@ -81,14 +92,14 @@ def build_locked(
         raise LockError(f"the lock {config.lock} is of an engine in INT8, and INT8 is not asked for. Give the flags that it was built with.")
     else:
         try:
-            plan = integers(ranges, floats, tables)
+            plan = integers(quantization)
         except (CalibrationError, NetworkError) as e:
             raise LockError(f"the lock {config.lock} holds ranges that do not fit this network: {e} Write it again with --saveLock.") from e
     return record_request(plan, config)
 
 
-def read_recipe(recipe: QuantizationRecipe) -> tuple[Ranges, frozenset[str], bool]:
-    """(ranges, layers left in floating point, True if activations use tables). Raises ValueError for invalid ranges."""
+def read_recipe(recipe: QuantizationRecipe) -> Quantization:
+    """The quantization that a recipe describes. Raises ValueError for invalid ranges."""
     tensors = {n: Range(low, high) for n, (low, high) in recipe.ranges.items()}
     scalings, corrections = ({n: np.array(v, np.float32) for n, v in rows.items()} for rows in (recipe.scalings, recipe.corrections))
     if unusable := [n for n, r in tensors.items() if not r.usable]:
@@ -96,7 +107,7 @@ def read_recipe(recipe: QuantizationRecipe) -> tuple[Ranges, frozenset[str], boo
     if not all(np.isfinite(a).all() for a in (*scalings.values(), *corrections.values())):
         raise ValueError("a scaling or correction is not finite")
     ranges = Ranges(tensors, scalings=scalings, corrections=corrections, float_sums=frozenset(recipe.float_sums))
-    return ranges, frozenset(recipe.float_layers), recipe.tables
+    return Quantization(ranges, frozenset(recipe.float_layers), recipe.tables, recipe.small_weights)
 
 
 def _convert_lists_to_tuples(v: Any) -> Any:

@@ -15,7 +15,7 @@ from whet.builder.build import build
 from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
 from whet.builder.lock.lock import read_lock
-from whet.builder.lock.relock import build_locked, make_recipe, record_request
+from whet.builder.lock.relock import Quantization, build_locked, make_recipe, record_request
 from whet.builder.precision.calibration import Calibration, prepare
 from whet.builder.precision.float8_ranges import ENOUGH_DB, LEAST_DB, calibrate_float8_ranges, find_sensitive_layers, insert_float8
 from whet.builder.precision.permissions import has_float8, make_float_demand_predicate
@@ -114,7 +114,7 @@ class Float8(Strategy):
                 progress=search.progress, inputs=search.inputs,
             )  # fmt: skip
         rounded = pack_rounding(search.prepared, search.ranges.rounded)
-        plan.report.quantized = make_recipe(search.ranges, excluded, kind="fp8", rounded=rounded)
+        plan.report.quantized = make_recipe(Quantization(search.ranges, frozenset(excluded)), kind="fp8", rounded=rounded)
         return PrecisionEngine(title, plan, float_layers)
 
     def rebuild(self, search: PrecisionSearch, candidate: PrecisionEngine) -> PrecisionEngine:
@@ -151,14 +151,14 @@ def _build_locked(net: Network, config: BuildConfig, progress: Progress | None, 
     """The engine that the lock holds: its ranges, corrections and layers in FP8, or an engine in floating point."""
     packed = (read_lock(str(config.lock)).get("quantized") or {}).get("rounded", {})
 
-    def build_low(ranges: Ranges, skip: frozenset[str], tables: bool) -> EnginePlan:
+    def build_low(quantization: Quantization) -> EnginePlan:
         prepared = prepare(net, config)
         try:
-            careful = dataclasses.replace(ranges, rounded=unpack_rounding(prepared, packed))
+            careful = dataclasses.replace(quantization.ranges, rounded=unpack_rounding(prepared, packed))
         except (KeyError, ValueError) as e:
             raise LockError(f"the lock {config.lock} is damaged: {e!r}. Write it again with --saveLock.") from e
-        plan = build(quantize(prepared, careful, skip=skip, kind="fp8"), config, progress=progress, inputs=inputs)
-        plan.report.quantized = make_recipe(ranges, skip, tables, "fp8", packed)
+        plan = build(quantize(prepared, careful, skip=quantization.float_layers, kind="fp8"), config, progress=progress, inputs=inputs)
+        plan.report.quantized = make_recipe(quantization, "fp8", packed)
         return plan
 
     return build_locked(config, lambda locked: build(net, locked, progress=progress, inputs=inputs), build_low)

@@ -5,6 +5,9 @@ the backend has a kernel for that (precision.tables); the faster one without the
 accuracy budget, one that holds it (precision_search.py). In a tie the engine with fewer integers is kept. Layers that --layerPrecisions
 demands in INT8 stay in all of them. Where 16-bit floats are permitted too (--best), each engine is tried without them as well
 (builder/select/whole_engine.py).
+
+With the objective "size", layers that compute in floating point have 8-bit weights too, in all candidates: their files are equally small, and again
+the fastest is kept. Kernels read such weights as floats, which loading computes.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from whet.builder.batching.per_sample import apply_sample_mode, without_sample_m
 from whet.builder.build import build
 from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.config import BuildConfig
-from whet.builder.lock.relock import build_locked, make_recipe, read_recipe, record_request
+from whet.builder.lock.relock import Quantization, build_locked, make_recipe, read_recipe, record_request
 from whet.builder.precision.calibration import Calibration, get_calibrated_ranges, is_explicit, make_placeholder_ranges, prepare
 from whet.builder.precision.comparison import find_slow_layers, list_identifying_names
 from whet.builder.precision.float16 import build_floats_within
@@ -73,8 +76,7 @@ def build_int8(
     def make_source(plan: EnginePlan) -> Network:
         if plan.report.quantized is None:
             return net
-        ranges, skip, tables = read_recipe(plan.report.quantized)
-        return quantize_network(prepare(net, config), ranges, skip, make_float_demand_predicate(config), tables=tables)
+        return quantize_network(prepare(net, config), read_recipe(plan.report.quantized), make_float_demand_predicate(config))
 
     began, log = perf_counter(), ProgressLog(progress)
     with _share_times(config) as sharing:
@@ -134,9 +136,8 @@ def _search_int8(
 def _build_locked(search: PrecisionSearch) -> EnginePlan:
     """The engine of the config's lock, from the ranges and layers that the lock holds."""
 
-    def build_quantized(ranges: Ranges, float_layers: frozenset[str], tables: bool) -> EnginePlan:
-        search.ranges = ranges
-        return Int8(tables=tables).build(search, "", float_layers).plan
+    def build_quantized(quantization: Quantization) -> EnginePlan:
+        return Int8().build_quantized(search, "", quantization).plan
 
     def build_plain(config: BuildConfig) -> EnginePlan:
         return build(search.net, config, progress=search.progress, inputs=search.inputs)
@@ -152,11 +153,12 @@ class Int8(Strategy):
     fitting_rounds = 3
     refines_finalists, reports_accuracy = True, True
 
-    def __init__(self, demanded: frozenset[str] = frozenset(), tables: bool = False):
-        self.demanded, self.tables = demanded, tables
+    def __init__(self, demanded: frozenset[str] = frozenset()):
+        self.demanded, self.tables = demanded, False
 
     def build_first_candidates(self, search: PrecisionSearch) -> list[PrecisionEngine]:
-        """Floating point, or INT8 only in layers that demand it; then all layers in INT8, without and with tables, the faster one last."""
+        """Floating point (with 8-bit weights for the objective "size"), or INT8 only in layers that demand it; then all layers in INT8, without
+        and with tables, the faster one last."""
         candidates = []
         if self.demanded:
             others = frozenset(x.name for x in search.layers) - self.demanded
@@ -169,26 +171,34 @@ class Int8(Strategy):
             self.tables = table_ms <= computed_ms
             if not self.tables:
                 quantized.reverse()
-        if not candidates:  # built last: the time that floating point has to beat is known
+        if not candidates and search.config.objective == "size":
+            candidates.append(self._build_small_floats(search))
+        elif not candidates:  # built last: the time that floating point has to beat is known
             candidates.append(self._build_floats(search, quantized[-1].plan.report.latency_ms))
         return [*candidates, *quantized]
 
     def build(self, search: PrecisionSearch, title: str, float_layers: frozenset[str]) -> PrecisionEngine:
-        net = quantize_network(search.prepared, search.ranges, float_layers, make_float_demand_predicate(search.config), tables=self.tables)
-        name = f"{title}{_LOOKED_UP}" if self.tables else title
+        return self.build_quantized(search, title, Quantization(search.ranges, float_layers, self.tables, search.config.objective == "size"))
+
+    def build_quantized(self, search: PrecisionSearch, title: str, quantization: Quantization) -> PrecisionEngine:
+        """The engine of the network with Q/DQ nodes."""
+        net = quantize_network(search.prepared, quantization, make_float_demand_predicate(search.config))
+        name = f"{title}{_LOOKED_UP}" if quantization.tables else title
         with search.progress.prefix_stages(name):
             plan = build(net, search.config, progress=search.progress, inputs=search.inputs)
-        plan.report.quantized = make_recipe(search.ranges, float_layers, self.tables)
-        return PrecisionEngine(name, plan, float_layers, tables=self.tables)
+        plan.report.quantized = make_recipe(quantization)
+        return PrecisionEngine(name, plan, quantization.float_layers)
 
     def rebuild(self, search: PrecisionSearch, candidate: PrecisionEngine) -> PrecisionEngine:
-        self.tables = candidate.tables
         if candidate.plan.report.quantized is None:
             return self._build_floats(search)
-        built = self.build(search, candidate.what.removesuffix(_LOOKED_UP), candidate.float_layers)
+        built = self.build_quantized(search, candidate.what.removesuffix(_LOOKED_UP), read_recipe(candidate.plan.report.quantized))
         if search.judge is not None:
             search.set_verdict(built)
         return built
+
+    def build_fallback(self, search: PrecisionSearch) -> PrecisionEngine | None:
+        return self._build_floats(search) if search.config.objective == "size" and not self.demanded else None
 
     def rank_candidates(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
         """The baseline first, then by the number of layers in floating point, descending."""
@@ -201,11 +211,18 @@ class Int8(Strategy):
             search.notes.append(text)
         elif candidates[index].plan.report.quantized is None:
             search.notes.append(f"--int8 is permitted but does not pay here: {shown}. The engine computes in floating point.")
+        elif left == len(search.layers):
+            search.notes.append(f"--int8 pays for the size only: {shown}. Weights are stored in 8 bits, the engine computes in floating point.")
         elif index == 0:
             search.notes.append(f"INT8 pays nowhere but where it is demanded: {shown}.")
         else:
             floats = f"; {left} of {len(search.layers)} quantizable layers stay in floating point" if left else ""
             search.info.append(f"INT8 pays: {shown}{floats}.")
+
+    def _build_small_floats(self, search: PrecisionSearch) -> PrecisionEngine:
+        """The engine in floating point whose weights are stored in 8 bits: it needs no ranges of activations."""
+        every = frozenset(x.name for x in search.layers)
+        return self.build_quantized(search, "floating point with 8-bit weights", Quantization(Ranges({}), every, small_weights=True))
 
     def _build_floats(self, search: PrecisionSearch, incumbent_ms: float | None = None) -> PrecisionEngine:
         """The engine in floating point, within the budget where 16 bits are permitted; `incumbent_ms` as in `build`."""
@@ -254,13 +271,17 @@ def _list_demanded_layers(net: Network, layers: list[Layer], config: BuildConfig
     return frozenset(x.name for x in layers if wanted(x))
 
 
-def quantize_network(
-    net: Network, ranges: Ranges, float_layers: frozenset[str], stays_float: Callable[[Layer], bool] = lambda layer: False, *, tables: bool = False
-) -> Network:
-    """Inserts Q/DQ into the prepared `net`, except around layers in `float_layers` or accepted by `stays_float`; `tables`: before activations too."""
-    quantized = quantize(net, ranges, skip=lambda x: stays_float(x) or x.name in float_layers or bool(float_layers & list_identifying_names(x)))
-    if tables:
-        insert_tables(quantized, ranges)
+def quantize_network(net: Network, quantization: Quantization, stays_float: Callable[[Layer], bool] = lambda layer: False) -> Network:
+    """Inserts Q/DQ into the prepared `net`, except around layers accepted by `stays_float`."""
+
+    def computes_in_floats(layer: Layer) -> bool:
+        own, floats = list_identifying_names(layer), quantization.float_layers
+        return stays_float(layer) or layer.name in floats or bool(floats & own)
+
+    small_weights = (lambda layer: not stays_float(layer)) if quantization.small_weights else (lambda layer: False)
+    quantized = quantize(net, quantization.ranges, skip=computes_in_floats, small_weights=small_weights)
+    if quantization.tables:
+        insert_tables(quantized, quantization.ranges)
     return quantized
 
 

@@ -32,14 +32,13 @@ _FINALIST = 1.15  # times the fastest engine's time: the largest gain observed f
 
 @dataclass
 class PrecisionEngine:
-    """One engine of a search. `float_layers`: quantizable layers that it leaves in floating point. `tables`: activations are looked up."""
+    """One engine of a search. `float_layers`: quantizable layers that it leaves in floating point."""
 
     what: str
     plan: EnginePlan
     float_layers: frozenset[str] = frozenset()
     verdict: Verdict | None = None  # None: not judged
     judged_on: str = ""  # "engine" or "emulation"
-    tables: bool = False
 
     @property
     def is_allowed(self) -> bool:
@@ -70,6 +69,10 @@ class Strategy(ABC):
     @abstractmethod
     def rebuild(self, search: PrecisionSearch, candidate: PrecisionEngine) -> PrecisionEngine:
         """The candidate rebuilt under the search's current config."""
+
+    def build_fallback(self, search: PrecisionSearch) -> PrecisionEngine | None:
+        """The engine for a budget that no candidate meets; None: the baseline."""
+        return None
 
     @abstractmethod
     def rank_candidates(self, candidates: Sequence[PrecisionEngine], allowed: Sequence[int]) -> list[int]:
@@ -158,7 +161,7 @@ class PrecisionSearch:
         float_layers = last.float_layers | frozenset(fit.dropped)
         if fit.dropped and len(float_layers) < len(self.layers):
             candidates.append(self._build_within_budget(float_layers))
-        for c in candidates if demanded else candidates[1:]:
+        for c in candidates if demanded or candidates[0].plan.report.quantized is not None else candidates[1:]:
             self.set_verdict(c)
         for _ in range(self.strategy.fitting_rounds):
             if candidates[-1].is_allowed:
@@ -170,6 +173,8 @@ class PrecisionSearch:
             fit.dropped.update(dict.fromkeys(more, "the engine missed the budget that its emulation held; next in sensitivity"))
             candidates.append(self._build_within_budget(float_layers))
             self.set_verdict(candidates[-1])
+        if not any(c.is_allowed for c in candidates) and (fallback := self.strategy.build_fallback(self)) is not None:
+            candidates.append(fallback)
         if self.strategy.reports_accuracy:
             self.report_budget(judge.budget, fit)
         return fit

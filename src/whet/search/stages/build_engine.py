@@ -59,6 +59,7 @@ def build_config(net: Network, recipe: AutoRecipe, candidate: Candidate, level: 
     shapes = make_input_shapes(net, recipe, candidate.batch)
     static = all(t.type.static for t in net.inputs)
     return BuildConfig(
+        objective="latency" if recipe.target.engine_size is None else "size",
         backend=recipe.backend,
         threads=recipe.threads,
         precisions=permitted,
@@ -95,8 +96,7 @@ def find_quantized_source(net: Network, config: BuildConfig, plan: EnginePlan) -
     """The Q/DQ network of a calibrated INT8 plan; None for floating-point and FP8 plans (their lock is complete)."""
     if "int8" not in config.precisions or plan.report.quantized is None:
         return None
-    ranges, skip, tables = read_recipe(plan.report.quantized)
-    chosen = quantize_network(prepare(net, config), ranges, skip, tables=tables)
+    chosen = quantize_network(prepare(net, config), read_recipe(plan.report.quantized))
     return chosen if compute_model_digest(chosen) == plan.model_digest else None
 
 

@@ -54,6 +54,8 @@ def explain_skip(recipe: AutoRecipe, c: Candidate, plan: EnginePlan) -> str | No
         return f"training emulates INT8 rounding only, not {c.precision.upper()}"
     if plan.report.quantized is None:
         return "INT8 was not faster: the engine computes in floating point"
+    if not plan.report.quantized.ranges:
+        return "INT8 was not faster: only the weights have 8 bits"
     if recipe.data.train is None:
         return "the recipe gives no data.train"
     return explain_missing_torch()
@@ -86,7 +88,7 @@ def train_for_int8(
 
     assert recipe.qat is not None
     say("qat")
-    ranges, skip, tables = read_recipe(roundings)
+    calibrated = read_recipe(roundings)
     path = folder / CHECKPOINT
     masks = "zeros" if c.two_four and has_zeros(pruned.network) else ""
     settings = make_finetune_config(make_qat_settings(recipe.qat, recipe.finetune), checkpoint=str(path), masks=masks)
@@ -94,13 +96,15 @@ def train_for_int8(
 
     def train() -> Any:
         return train_quantization_aware(
-            pruned.network, data, settings, ranges=ranges, skip=lambda x: _is_left_out(x, skip), teacher=original,
+            pruned.network, data, settings, ranges=calibrated.ranges, skip=lambda x: _is_left_out(x, calibrated.float_layers),
+            teacher=original,
             progress=make_step_callback(say, "qat")
         )  # fmt: skip
 
     trained = run_resumable(path, train, pruned.notes)
-    learned = dataclasses.replace(ranges, model=compute_model_digest(trained.floating), tensors={**ranges.tensors, **trained.ranges.tensors})
-    quantized = quantize_network(prepare(trained.floating, config), learned, skip, tables=tables)
+    tensors = {**calibrated.ranges.tensors, **trained.ranges.tensors}
+    learned = dataclasses.replace(calibrated.ranges, model=compute_model_digest(trained.floating), tensors=tensors)
+    quantized = quantize_network(prepare(trained.floating, config), dataclasses.replace(calibrated, ranges=learned))
     note(quantized, "calibrate", by="quantization-aware training", steps=trained.training.steps)
     return TrainedForInt8(trained.floating, quantized, learned, trained.training.resumed_at)
 
