@@ -83,9 +83,10 @@ class _Loader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         if module.__name__ == _COMPARISONS:
-            module.compare = scramble_comparison(module.compare)  # type: ignore[attr-defined]
+            vars(module)["compare"] = scramble_comparison(vars(module)["compare"])
         else:
-            module.BoundEngine.run_timed = scramble_layers(module.BoundEngine.run_timed)  # type: ignore[attr-defined]
+            bound = vars(module)["BoundEngine"]
+            bound.run_timed = scramble_layers(bound.run_timed)
 
 
 def draw_factor(*names: object, low: float = _LOWEST, high: float = _HIGHEST) -> float:
