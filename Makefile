@@ -7,7 +7,7 @@ WORKERS ?= 2
 # The tests start hundreds of Python processes. Without bytecode files each would compile the package again, which doubles its start-up time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test tensorflow test-long test-oldest test-kernels check lint types mutants soak fuzz bench results-check docs package-test clean help
+.PHONY: demo test tensorflow test-long test-oldest test-kernels test-scrambled check lint types mutants soak fuzz bench results-check docs package-test clean help
 
 help:
 	@echo "make demo    engine, pruning, recovery and the table they give, on a model trained on real data"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-long  the tests that take longest: larger networks, all samples of the real data, whole tutorials"
 	@echo "make tensorflow  an environment with TensorFlow in .venv-tensorflow, with which the tests read its models (1.5 GB)"
 	@echo "make test-kernels  a selection of the tests with the BLAS and oneDNN kernels of other CPUs that this one can run"
+	@echo "make test-scrambled  a selection of the tests in which random tactics are the fastest; SEED=N draws others"
 	@echo "make test-oldest  a selection of the tests with the oldest release of each dependency that is supported"
 	@echo "make check   ruff, types, all tests"
 	@echo "make soak    faults and concurrency for SECONDS (3600): kills, threads, growth of memory"
@@ -96,6 +97,13 @@ test-kernels: $(VENV)/.test
 	  OPENBLAS_CORETYPE=$$kernel OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) \
 	    tests/ops/test_reference.py tests/ops/test_couples.py tests/passes/test_pass_golden.py || exit 1; done
 	$(if $(AVX512),ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/tactics)
+
+# No test may assume which tactic is the fastest: another machine selects others. Every measured time is multiplied by a random factor.
+SEED ?= 1
+SCRAMBLED ?= tests/test_api.py tests/runtime tests/inspector tests/e2e tests/plugins tests/builder/test_build.py tests/builder/test_lock.py \
+  tests/builder/test_sample_modes.py tests/builder/test_growth.py tests/cli/test_exec.py tests/cli/test_run.py
+test-scrambled: $(VENV)/.test
+	WHET_SCRAMBLED_TIMES=$(SEED) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(SCRAMBLED)
 
 # Without PyTorch and CUDA packages. onnx.reference of the oldest onnx is wrong for some ops, so tests/ops judges with the newest alone.
 test-oldest: $(OLDEST)/.test

@@ -11,6 +11,10 @@ from _pytest.runner import runtestprotocol  # plugins with reports of their own 
 from hypothesis import HealthCheck, settings
 from platformdirs import user_cache_dir
 
+from support.scrambled_times import scramble_processes
+
+scramble_processes()
+
 import whet.composites  # noqa: F401  (samples of fused layers, in one order whichever test file is collected first)
 from support.datasets import root
 from support.exporting import shared_registry as shared_registry

@@ -199,3 +199,25 @@ def test_each_type_ignore_has_a_code_and_a_reason():
         if unexplained.search(line) and path != Path(__file__)
     ]
     assert not found, f"# type: ignore[code] needs a second comment that gives the reason: {found}"
+
+
+BINARY = ("archive.open", "Image.open", "os.open")  # open no text
+
+
+def test_text_files_are_opened_with_an_encoding():
+    """Without one they are read in the user's locale: ASCII under LC_ALL=C, another page of 256 characters on other systems."""
+    found = []
+    for path, tree in ((p, ast.parse(p.read_text(encoding="utf-8"))) for p in sorted(ROOT.rglob("*.py"))):
+        for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+            name = ast.unparse(call.func)
+            arguments = {k.arg: k.value for k in call.keywords}
+            method = name.rpartition(".")[2]
+            if "encoding" in arguments or name in BINARY or method not in ("open", "fdopen", "read_text", "write_text"):
+                continue
+            if method == "read_text" and call.args:  # of an engine, not Path.read_text
+                continue
+            modes = [a for a in [*call.args[:2], arguments.get("mode")] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            is_text = method.endswith("_text") or not any("b" in m.value for m in modes)
+            if is_text and not name.startswith("self.") and not (method == "open" and call.args and ast.unparse(call.args[0]) == "os.devnull"):
+                found.append(f"{path.relative_to(REPOSITORY)}:{call.lineno} {name}")
+    assert found == []

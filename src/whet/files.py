@@ -35,17 +35,23 @@ def read_json_text(path: str | os.PathLike[str]) -> str:
     return read_bounded(path, LARGEST_JSON).decode()
 
 
+def resolve_path(path: str | os.PathLike[str]) -> Path:
+    """The absolute path without symbolic links. A loop of links stays as it is (`Path.resolve` raises RuntimeError up to Python 3.12): opening it
+    raises OSError."""
+    return Path(os.path.realpath(path))
+
+
 @contextmanager
 def replace_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary path in the folder of `path`. It replaces `path` after the block, or is deleted if the block raises.
 
     Yields `path` itself if it exists and is not a regular file (/dev/stdout, a pipe). Raises OSError; callers add the context.
     """
-    target = Path(os.path.realpath(path))
+    target = resolve_path(path)
     if target.exists() and not target.is_file():
         yield target
         return
-    part = target.with_name(f"{_cut_name(target.name)}.{os.getpid()}.{threading.get_ident()}.part")
+    part = target.with_name(f"{cut_name(target.name)}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         yield part
         os.replace(part, target)
@@ -53,7 +59,7 @@ def replace_atomically(path: str | os.PathLike[str]) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def _cut_name(name: str) -> str:
+def cut_name(name: str) -> str:
     """The beginning of a file's name, which leaves room for an ending within the 255 bytes that file systems permit."""
     return os.fsdecode(os.fsencode(name)[:200])
 
@@ -67,7 +73,7 @@ def write_onnx(model: Any, path: Path, save: Callable[..., None], external_above
         import tempfile  # only for models of gigabytes
 
         data = path.name + ".data"
-        with tempfile.TemporaryDirectory(prefix=f".{_cut_name(path.name)}.", dir=path.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=f".{cut_name(path.name)}.", dir=path.parent) as folder:
             save(model, Path(folder) / path.name, save_as_external_data=True, location=data)
             os.replace(Path(folder) / data, path.with_name(data))
             os.replace(Path(folder) / path.name, path)

@@ -1,5 +1,7 @@
 """The number of BLAS threads during verification, judged by threadpoolctl; in a process of its own, since the number belongs to the process."""
 
+import mmap
+import os
 import subprocess
 import sys
 
@@ -51,3 +53,13 @@ def test_the_number_before_is_restored_if_it_is_known(monkeypatch, before, set_t
     monkeypatch.setattr(blas_threads, "find_thread_functions", lambda: None)
     with blas_threads.limit_blas_threads(2):
         assert seen == set_to
+
+
+def test_files_whose_names_are_no_utf_8_may_be_mapped(tmp_path):
+    """Engine files are mapped, and /proc/self/maps has their names."""
+    path = os.fsencode(tmp_path) + b"/net\xff"
+    with open(path, "wb") as out:
+        out.write(bytes(4096))
+    with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ):
+        known = blas_threads.find_thread_functions.__wrapped__()
+    assert (known is None) == (blas_threads.find_thread_functions() is None)

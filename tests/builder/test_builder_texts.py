@@ -375,3 +375,13 @@ def test_the_first_failure_of_a_locked_engine_is_reported(monkeypatch):
     assert rebuild.rebuild_locked(*arguments) is plan
     backend.capabilities.executes, config.verify = False, True
     assert rebuild.rebuild_locked(*arguments) is plan
+
+
+@pytest.mark.parametrize(("value", "fails"), [(1.5, False), (4.5, False), (6.0, True)])
+def test_a_network_with_rounding_ties_may_be_off_by_four_times_what_a_tie_changes(value, fails):
+    """1 / 2 is a tie between 0 and 1 step of 2: y is 0 or 2 where the exact result is 1."""
+    text = "in %x: f32[4]\nconst %s: f32[] = [2.0]\nconst %z: i8[] = [0]\n%q = QuantizeLinear(%x, %s, %z)\n%y = DequantizeLinear(%q, %s, %z)\nout %y"
+    checked = judged(make_judge(plain=1.0, text=text), value)
+    assert checked.emulation_error == worst(2.0)
+    assert checked.network_bound == FACTOR * worst(2.0)
+    assert bool(checked.failures) is fails

@@ -24,7 +24,7 @@ from whet.builder.memory.free_ranges import FreeRanges
 from whet.builder.precision.permissions import Permissions, report_precisions
 from whet.builder.verify import shape_extents
 from whet.builder.verify.differences import compute_float8_error
-from whet.builder.verify.emulation import emulate, round_to_tf32
+from whet.builder.verify.emulation import compute_reference_outputs, emulate, round_to_tf32
 from whet.builder.verify.error_bounds import Checked, Compared, Failure, compute_layer_bound
 from whet.builder.verify.failure_folder import KEPT, VARIABLE, get_failures_folder, save_failures
 from whet.builder.verify.input_kinds import KINDS, LARGE, LEAST, Magnitude, list_input_kinds, list_tests, make_values
@@ -592,13 +592,13 @@ def test_items_fill_the_tensor_and_nothing_after_it(monkeypatch, batch, other):
     assert max(where + n for _, where, n in copies) == 5000 + 8 * other
 
 
-@pytest.mark.parametrize(("mode", "made"), [("sequential", []), ("parallel", [("cpu", 1)])])
-def test_a_lock_of_samples_one_after_the_other_keeps_all_threads(mode, made, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("mode", "threads", "made"), [("sequential", 2, []), ("parallel", 2, [("cpu", 1)]), ("parallel", 1, [])])
+def test_a_lock_of_samples_one_after_the_other_keeps_all_threads(mode, threads, made, monkeypatch, tmp_path):
     """Samples that run at once have a thread each: their kernels are planned for one."""
     net = parse_network(
         "network n source\nin %x: f32[N,3,8,8]\nconst %w: f32[8,3,3,3] = seed(1)\n%a = Conv(%x, %w)\n%y = Relu(%a)\nout %y\n"
     )
-    config = BuildConfig(timing_cache="", threads=2, samples=mode, optimization_level=0, verify=False, profiles=((({"x": (4, 3, 8, 8)},) * 3),))
+    config = BuildConfig(timing_cache="", threads=threads, samples=mode, optimization_level=0, verify=False, profiles=((({"x": (4, 3, 8, 8)},) * 3),))
     path = tmp_path / "lock.json"
     plan = build(net, config)
     save_lock(plan, path)
@@ -620,3 +620,26 @@ def test_the_emulation_rounds_weights_of_two_axes_and_more_but_no_biases():
     w, b = (net.constants[n].array() for n in "wb")
     (got,) = emulate(plan, {"x": x}).values()
     np.testing.assert_array_equal(got, run_layer(gemm, [x, w.astype("f2").astype("f4"), b])[0].astype("f2").astype("f4"))
+
+
+def test_the_reference_of_a_layer_rounds_its_weights_and_no_biases():
+    net = parse_network(
+        "network n source\nin %x: f32[1,3,4,4]\nconst %w: f32[8,3,3,3] = seed(1)\nconst %b: f32[8] = seed(2)\n%y = Conv(%x, %w, %b)\nout %y\n"
+    )
+    (conv,) = net.layers
+    choice = SimpleNamespace(inputs=(("linear", "f16"), ("linear", "f16"), None), outputs=(("linear", "f16"),), config=())
+    x = np.random.default_rng(0).standard_normal((1, 3, 4, 4)).astype("f4")
+    w, b = (net.constants[n].array() for n in "wb")
+    (got,) = compute_reference_outputs(conv, choice, [x, w, b])
+    np.testing.assert_array_equal(got, run_layer(conv, [a.astype("f8") for a in (x, w.astype("f2"), b)])[0])
+    assert got.dtype == np.float64
+
+
+@pytest.mark.parametrize("shift", [0, 8, 24, 56])
+def test_the_size_of_a_group_is_the_end_of_its_last_tensor(shift):
+    """Also where sizes and offsets have bits in common."""
+    groups = Groups()
+    groups.add("a", 64)
+    groups.add("b", 56)
+    assert groups.join("a", "b", shift)
+    assert groups.get_extent(groups.root("a")) == max(64, shift + 56)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from whet.builder.memory import planner
 from whet.builder.memory.planner import Block, Use, find_best_placement, plan_memory
 from whet.errors import MemoryLimitError
 from whet.runtime.memory import ALIGNMENT
@@ -176,3 +177,12 @@ def test_each_order_of_placement_is_the_best_for_some_blocks(order):
 def test_of_equally_good_placements_that_by_first_step_precedes_that_by_interval():
     blocks = [Block("a", 320, 4, 8), Block("b", 320, 0, 4), Block("c", 256, 3, 4), Block("d", 384, 5, 5)]
     assert find_best_placement(blocks) == ({"b": 0, "c": 320, "a": 576, "d": 0}, 896)
+
+
+@pytest.mark.parametrize(("base", "each", "best"), [(1, 1, True), (0, 1, False), (4, 0, False), (5, 0, True)])
+def test_with_too_many_overlaps_blocks_are_placed_by_first_step_alone(base, each, best, monkeypatch):
+    """Four blocks of which five pairs overlap: the limit is a number of pairs and so many more per block."""
+    monkeypatch.setattr(planner, "OVERLAPS", base)
+    monkeypatch.setattr(planner, "OVERLAPS_PER_BLOCK", each)
+    blocks, most = BEST_PLACEMENTS["by size"]
+    assert (find_best_placement([Block(name, 64 * units, first, last) for name, units, first, last in blocks])[1] == 64 * most) is best

@@ -167,13 +167,14 @@ def test_relative_error(got, ref, error):
     assert compute_relative_error(np.array(got, "f4"), np.array(ref, "f8"))[0] == pytest.approx(error)
 
 
-def test_sizes_that_a_network_computes_with_may_differ_at_other_batches():
+@pytest.mark.parametrize("more", [(4,), ()])
+def test_sizes_that_a_network_computes_with_may_differ_at_other_batches(more):
     """Encoders of transformers read the Shape of their batch; its values at batch 4 are not those at batch 1."""
     net = Network("sizes")
-    x = net.add_input("x", parse_type("f32[N,4]"))
+    x = net.add_input("x", parse_type(f"f32[{','.join(map(str, ('N', *more)))}]"))
     total = net.add("ReduceSum", net.add("Cast", net.add("Shape", x), to=F32), keepdims=0)
     net.mark_output(net.add("Mul", net.add("Relu", x), total), "y")
-    shapes = tuple({"x": (n, 4)} for n in (1, 1, 4))
+    shapes = tuple({"x": (n, *more)} for n in (1, 1, 4))
     plan = build(net, dataclasses.replace(QUICK, profiles=(shapes,)))
     assert "Shape" in [layer.op for layer in plan.network.layers]
     assert plan.report.verification.failures == []

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from whet.cli import main
 from whet.cli._failures import describe_failure
+from whet.cli._output_files import check_writable, write_page
 from whet.cli.exec import command as exec_command
 from whet.cli.retune import command as retune_command
 from whet.cli.run import command as run_command
@@ -180,3 +181,17 @@ def test_a_caller_that_closed_standard_streams(closed, tmp_path):
     done = subprocess.run(["sh", "-c", f"exec {sys.executable} -m whet exec {flags} {closed}"], cwd=tmp_path, env=env, timeout=120, check=False)
     assert done.returncode == 0
     assert (tmp_path / "m.engine").read_bytes().startswith(b"whet-eng")
+
+
+def test_output_files_behind_a_loop_of_links(tmp_path):
+    """`Path.resolve` raises RuntimeError for one up to Python 3.12."""
+    (tmp_path / "loop").symlink_to("loop")
+    check_writable(str(tmp_path / "loop"), saveEngine=str(tmp_path / "loop"))
+    with pytest.raises(UsageError, match="there is no folder"):
+        check_writable(saveEngine=str(tmp_path / "loop" / "x.engine"))
+
+
+def test_pages_may_be_about_files_whose_names_are_no_utf_8(tmp_path):
+    name = os.fsdecode(b"net\xff.engine")
+    write_page(tmp_path / "page.html", f"<p>{name}</p>")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "<p>net\\udcff.engine</p>"

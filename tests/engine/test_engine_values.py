@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from whet.engine import codec, file, host_tail, packed, weights
+from handmade import conv_net, make_plan
+from whet.engine import codec, engine_bytes, file, host_tail, packed, read_engine, weights
 from whet.engine.json_data import Reader, from_json
 from whet.engine.layout import Section
 from whet.engine.names import display_names, find_root, profile_suffix
-from whet.errors import EngineError
+from whet.engine.report import BuildReport
+from whet.errors import EngineError, WhetError
 from whet.network import Network, Origin, Weight, parse_network
 from whet.ops._origin import express, make_literal
 from whet.precision.histogram import compute_bin_centres
@@ -261,3 +263,21 @@ def test_layers_on_the_host_are_read_as_written():
     rest = tail("in %y: f32[2]\n%z = Abs(%y)\nout %z\n", "z")
     again = host_tail.from_data(Reader(host_tail.to_data(rest), "tail"), [])
     assert (again.digest, again.network.name, again.outputs) == (rest.digest, "tail", ("z",))
+
+
+@pytest.mark.parametrize("error", [WhetError, ValueError, TypeError, KeyError, IndexError, OverflowError, SyntaxError, MemoryError, RecursionError])
+def test_any_error_while_a_file_is_read_names_the_file_and_the_error(error, monkeypatch, tmp_path):
+    path = tmp_path / "net.engine"
+    path.write_bytes(engine_bytes(make_plan(conv_net())))
+
+    def fail(*_):
+        raise error("said")
+
+    monkeypatch.setattr(file, "require", fail)
+    with pytest.raises(EngineError, match=rf"net\.engine: it cannot be read: {error.__name__}: .*said"):
+        read_engine(path)
+
+
+def test_a_report_without_records_has_taken_no_time():
+    empty = BuildReport()
+    assert (empty.build_seconds, empty.latency_ms, empty.phase_seconds, empty.candidates) == (0.0, None, {}, {})

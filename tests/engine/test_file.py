@@ -355,3 +355,18 @@ def test_what_is_written_is_read_back_without_evaluating_it_again(tmp_path, monk
     with pytest.raises(EngineError, match=r"cannot be read back: .*digest"):
         write_engine(plan, tmp_path / "c.engine")
     assert [p.name for p in tmp_path.iterdir()] == ["a.engine"]
+
+
+def test_a_symbolic_link_stays_and_its_target_is_written(tmp_path):
+    (tmp_path / "released").mkdir()
+    (tmp_path / "current.engine").symlink_to("released/v1.engine")
+    write_engine(make_plan(conv_net()), tmp_path / "current.engine")
+    assert (tmp_path / "current.engine").is_symlink()
+    assert read_engine(tmp_path / "released" / "v1.engine").choices
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["current.engine", "released", "v1.engine"]
+
+
+@pytest.mark.parametrize("name", ["ä" * 127, "x" * 255])
+def test_the_longest_name_of_an_engine_that_a_file_system_takes(tmp_path, name):
+    write_engine(make_plan(conv_net()), tmp_path / name)
+    assert [p.name for p in tmp_path.iterdir()] == [name]

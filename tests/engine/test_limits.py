@@ -15,6 +15,7 @@ from whet.engine.json_data import LARGEST, Reader
 from whet.engine.layout import ENTRY, HEAD, MAX_SECTIONS, VERSION, Section, read_sections, read_table_digests, write_sections
 from whet.engine.packed import make_packed_sections as packed_sections
 from whet.engine.probe import probe_differs
+from whet.engine.text import read_text
 from whet.engine.weights import Budget
 from whet.errors import EngineError, WhetError
 from whet.network import Network, parse_type
@@ -234,3 +235,37 @@ def test_a_source_may_have_a_name_of_ten_thousand_letters():
     assert read(10_000)[0][0].name == "n" * 10_000
     with pytest.raises(EngineError, match="text of at most 10000 characters"):
         read(10_001)
+
+
+def test_sections_keep_their_largest_sizes():
+    """A file that an earlier version could write stays readable (docs/design/engine_file.md has the sizes)."""
+    sizes = {"header": 4, "choices": 16, "arenas": 16, "packed_index": 16, "network": 64, "further": 64, "tail": 64, "index": 64, "info": 64}
+    assert {name: SECTIONS[name] >> 20 for name in sizes} == sizes
+    assert SECTIONS["weights"] == SECTIONS["packed"] == 1 << 46
+
+
+@pytest.mark.parametrize("name", ["", "named"])
+def test_the_cost_of_an_expression_is_its_number_of_operations(name):
+    """With a name a row is read piece by piece, without one at once."""
+    rows = [["source", "s", [], "d", 0, []], *(["Neg", name, [k], [], 0, []] for k in range(5)), ["Add", name, [3, 3], [], 0, []]]
+    assert [node[3] for node in weights.read_nodes(Reader(rows, "nodes"))] == [0, 1, 2, 3, 4, 5, 7]
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [("Relu(none)", "needs its first 1 inputs"), ("MatMul(%x)", "needs its first 2 inputs"), ("Relu(%x, %x)", "takes at most 1 input")],
+)
+def test_a_layer_with_other_numbers_of_operands_is_refused(layer, said):
+    text = f"network n lowered\nin %x: f32[2,2]\n%y: f32[2,2] = {layer}\nout %y\n"
+    with pytest.raises(EngineError, match=rf"the network cannot be read: .*'y' {said}"):
+        read_text(memoryview(text.encode()), (), "n", {})
+
+
+@pytest.mark.parametrize(("length", "accepted"), [(200, True), (201, False)])
+def test_names_of_attributes_are_limited_wherever_their_value_was_read_before(length, accepted):
+    rows = [["source", "s", [], "d", 0, []], ["Neg", "", [0], [["a", "1"]], 0, []], ["Neg", "", [1], [["k" * length, "1"]], 0, []]]
+    if accepted:
+        assert weights.read_nodes(Reader(rows, "nodes"))[2][0].attrs == (("k" * length, 1),)
+    else:
+        with pytest.raises(EngineError, match="text of at most 200 characters"):
+            weights.read_nodes(Reader(rows, "nodes"))

@@ -11,6 +11,7 @@ from random_networks import feeds, same
 from whet.network import parse_network
 from whet.ops import run_network
 from whet.passes import lower
+from whet.passes.clean.unreshape_masks import find_split_axes
 
 ATTENTION = """\
 in %q: f32[2,2,5,4]
@@ -360,3 +361,11 @@ def test_operands_of_sums_and_products_may_come_in_either_order(name, line):
     text = CASES[name][0]
     net = parsed(text.replace(line, re.sub(r"\((%\w+), (%\w+)\)", r"(\2, \1)", line)))
     assert firings(net, name) == 1
+
+
+@pytest.mark.parametrize(("view", "shape", "groups"), [
+    ((2, 3, 4), (6, 4), [[0, 1], [2]]), ((2, 3), (2, 3), [[0], [1]]), ((2, 3), (12,), None), ((2, 3), (4,), None), ((6, 1, 1), (6,), [[0, 1, 2]]),
+    ((2, 3), (2,), None), ((2,), (2, 3), None),
+])  # fmt: skip
+def test_the_axes_that_split_an_axis_have_its_size(view, shape, groups):
+    assert find_split_axes(view, shape) == groups

@@ -9,7 +9,7 @@ from whet.errors import CalibrationError, UsageError
 from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.precision import Budget, Preprocessing, calibration_data, emulate_network, find_quantization_sites, read_cache, rounding, steps, write_cache
-from whet.precision.calibrate import find_consumers, select_range
+from whet.precision.calibrate import crop_middle, find_consumers, select_range
 from whet.precision.compare import compare
 from whet.precision.data import name_samples
 from whet.precision.float8 import compute_mean_inputs, correct_biases, pack_rounding, unpack_rounding
@@ -564,3 +564,11 @@ def test_the_error_of_a_scaling_by_its_definition(scaled):
 
 
 READER = "network n source\nin %r: f32[2,4,5,5]\nin %v: f32[6,4,3,3]\n%y = Conv(%r, %v)\nout %y"
+
+
+def test_of_a_vector_and_of_rows_the_first_values_are_evaluated():
+    """Of images the centre."""
+    for shape in ((1000,), (1000, 3)):
+        x = np.arange(np.prod(shape)).reshape(shape)
+        assert np.array_equal(crop_middle(x, None), x[:64])
+    assert crop_middle(np.zeros((2, 3, 100, 90)), None).shape == (2, 3, 28, 28)

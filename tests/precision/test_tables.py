@@ -148,6 +148,7 @@ in %x: f32[2,4]
 const %w: f32[4,4] = seed(1)
 const %b: f32[4] = seed(2)
 const %v: f32[4,4] = seed(3)
+const %shape: i64[2] = [2, 4]
 %m = MatMul(%x, %w)
 {0}
 %y = MatMul(%g, %v)
@@ -171,6 +172,7 @@ out %y
         ("%s = Sigmoid(%m)\n%g = Mul(%m, %s)", 1),
         ("%s = Sigmoid(%m)\n%g = Mul(%s, %m)", 1),
         ("%s = Sigmoid(%x)\n%g = Mul(%m, %s)", 0),
+        ("%r = Reshape(%x, %shape)\n%n = MatMul(%r, %w)\n%g = Swish(%n)", 1),  # the product reads moved integers; their shape is not quantized
     ],
 )
 def test_activations_of_one_quantized_product_become_tables(text, tables):

@@ -194,3 +194,11 @@ def test_three_factors_of_one_axis_multiply():
         for chosen in product(*((g.size, g.size // 2) for g in found)):
             widths = dict(zip((g.name for g in found), chosen, strict=True))
             assert costs.total(widths) == count(cut(net, {name: np.arange(n) for name, n in widths.items()}, found)), widths
+
+
+def test_staircases_report_each_width_once():
+    seen = []
+    compute_staircases(network_from_onnx(zoo.build("lenet5")), NULL, LatencyTable(), most=3, progress=lambda *told: seen.append(told))
+    widths = [(done, total) for done, total, text in seen if " at " in text and " of " in text]
+    assert widths
+    assert widths[-(total := widths[-1][1]) :] == [(k, total) for k in range(1, total + 1)]

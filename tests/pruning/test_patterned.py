@@ -13,7 +13,7 @@ from whet.frontends import network_from_onnx
 from whet.frontends.onnx_writer import save_onnx
 from whet.network import Network, Weight, parse_type
 from whet.ops import run_network
-from whet.pruning import Recipe, apply_pattern, apply_recipe, load_recipe
+from whet.pruning import Recipe, apply_pattern, apply_recipe, load_recipe, patterned
 from whet.sparsity import list_eligible_layers, parse_pattern
 
 
@@ -205,3 +205,10 @@ def test_flags_without_effect_are_refused(net, tmp_path, flag, message):
     save_onnx(net, tmp_path / "m.onnx")
     with pytest.raises(UsageError, match=message):
         CliRunner().invoke(command, [str(tmp_path / "m.onnx"), "--pattern=2:4", flag], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("flops", "refitted"), [(2 / 3 * 12 * 2**3, ("grouped",)), (2 / 3 * 12 * 2**3 - 1, ())])
+def test_layers_whose_solutions_take_too_long_keep_their_weights(net, data, monkeypatch, flops, refitted):
+    """12 output channels with 2 kept weights each: a solution takes 2/3 n^3 operations."""
+    monkeypatch.setattr(patterned, "MOST_REFIT_FLOPS", flops)
+    assert apply_pattern(net, parse_pattern("2:4", 0), data, skip=["first", "second", "last"]).refitted == refitted

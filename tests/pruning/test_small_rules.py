@@ -8,9 +8,10 @@ import pytest
 from whet.backends import Load
 from whet.errors import PruneError
 from whet.network import parse_network
-from whet.ops import run_network
+from whet.ops import run_layer, run_network
 from whet.pruning import branches, busy, groups
 from whet.pruning._data import check_data
+from whet.pruning._vjp import backpropagate
 from whet.pruning.costs import Costs
 from whet.pruning.cut import cut
 from whet.pruning.floor import reweight_scores
@@ -216,3 +217,14 @@ def test_a_window_of_load_is_at_least_as_long_as_a_look(monkeypatch):
     now[0] += 5
     assert list(neighbours.record("k").keys) == ["k"]
     assert slept[1:] == [0.0]
+
+
+def test_a_computed_fill_value_of_a_pad_has_no_cotangent():
+    text = "network n source\nin %x: f32[2]\nin %v: f32[1]\n%f = ReduceSum(%v, keepdims=0)\n%y = Pad(%x, none, %f, pads=(1, 2))\nout %y\n"
+    net = parse_network(text)
+    pad = net.layers[-1]
+    arrays = [np.float32([1, 2]), None, np.float32(7)]
+    cotangent = np.float32([10, 20, 30, 40, 50])
+    made = backpropagate(pad, arrays, run_layer(pad, arrays), [cotangent])
+    assert made[0].tolist() == [20, 30]
+    assert made[1:] == [None, None]

@@ -141,3 +141,11 @@ def test_a_network_with_a_corrected_mean_is_recovered():
 
 def test_a_mean_over_values_that_are_not_zero_locks_their_channels():
     assert names(response_norm("%q = Exp(%p)\n%t = ReduceMean(%q, axes=(-1,))")) == []
+
+
+def test_a_product_with_zero_weights_and_a_computed_bias_is_not_zero():
+    """Its channels may be cut from a sum only if the bias is zero with them."""
+    text = "network n source\nin %x: f32[N,3]\nconst %w: f32[3,8] = seed(1)\nconst %u: f32[3,8] = seed(2)\n%m = MatMul(%x, %u)\n"
+    text += "%r = ReduceMax(%m, axes=(0,), keepdims=0)\n%c = {}(%r)\n%a = Gemm(%x, %w, %c)\n%y = ReduceSum(%a, axes=(1,))\nout %y\n"
+    assert names(parse_network(text.format("Sigmoid"))) == []
+    assert len(names(parse_network(text.format("Tanh")))) == 1

@@ -78,7 +78,7 @@ def _write(path: Path, a: np.ndarray, kind: str, log: Log) -> None:
             elif kind == "raw":
                 part.write_bytes(np.ascontiguousarray(a).tobytes())
             else:
-                part.write_text(" ".join(f"{v:g}" for v in a.reshape(-1).astype(np.float64)) + "\n")
+                part.write_text(" ".join(f"{v:g}" for v in a.reshape(-1).astype(np.float64)) + "\n", encoding="utf-8")
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
     log.result(f"Wrote {path}")

@@ -201,7 +201,7 @@ def _report_outputs(o: Any, log: Log, context: Any, feed: dict[str, np.ndarray])
 def _write(path: Path, data: Any, log: Log) -> None:
     try:
         with replace_atomically(path) as part:
-            part.write_text(json.dumps(data, indent=1))
+            part.write_text(json.dumps(data, indent=1), encoding="utf-8")
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
     log.result(f"Wrote {path}")

@@ -6,17 +6,18 @@ import os
 from pathlib import Path
 
 from whet.errors import UsageError
+from whet.files import replace_atomically, resolve_path
 
 
 def check_writable(*reads: str | None, **files: str | None) -> None:
     """Raises UsageError for output files (by flag; None: not requested) in a missing or read-only folder, for one file under two flags,
     and for files that the command also `reads`, which would be overwritten."""
     seen: dict[Path, str] = {}
-    kept = {Path(p).resolve() for p in reads if p is not None and Path(p).is_file()}
+    kept = {resolve_path(p) for p in reads if p is not None and Path(p).is_file()}
     for flag, path in files.items():
         if path is None:
             continue
-        whole = Path(path).resolve()
+        whole = resolve_path(path)
         if whole.is_dir():
             raise UsageError(f"--{flag}={path} cannot be written: it is a folder. Name a file in it.")
         if (other := seen.setdefault(whole, flag)) != flag and (whole.is_file() or not whole.exists()):
@@ -43,10 +44,8 @@ def check_page(*reads: str | None, **files: str | None) -> None:
 
 def write_page(path: str | Path, page: str) -> None:
     """Writes a page. Raises UsageError if the file cannot be written."""
-    from whet.files import replace_atomically
-
     try:
         with replace_atomically(path) as part:
-            part.write_text(page, encoding="utf-8")
+            part.write_text(page, encoding="utf-8", errors="backslashreplace")  # names of files may hold bytes that are no UTF-8
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e

@@ -48,9 +48,9 @@ def command(
 
     r = load_recipe(recipe)
     if out is not None:
-        from pathlib import Path
+        from whet.files import resolve_path
 
-        r = dataclasses.replace(r, out=str(Path(out).resolve()))
+        r = dataclasses.replace(r, out=str(resolve_path(out)))
     changed: dict[str, Any] = {"trials": trials, "workers": workers, "timeout": _parse_seconds(timeout) if timeout else None,
                                "early_stop": early_stop}  # fmt: skip
     r = dataclasses.replace(r, search=dataclasses.replace(r.search, **{k: v for k, v in changed.items() if v is not None}))

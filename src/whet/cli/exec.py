@@ -349,7 +349,7 @@ def write_text_file(path: Path, text: str, log: Log) -> None:
     """Writes a file that a flag asked for. UsageError if it cannot be written."""
     try:
         with replace_atomically(path) as part:
-            part.write_text(text)
+            part.write_text(text, encoding="utf-8")
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}; choose another path") from e
     log.result(f"Wrote {path}")

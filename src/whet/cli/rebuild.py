@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from whet.cli._console import Bar, print_json
+from whet.files import resolve_path
 
 
 @click.command(short_help="Rebuild the engine of a whet auto deploy folder from the original model and its data.")
@@ -23,7 +22,7 @@ def command(deploy: str, out: str | None, project: str | None, as_json: bool) ->
     """
     from whet.search import rebuild
 
-    folder = Path(deploy).resolve()
+    folder = resolve_path(deploy)
     with Bar("rebuilding") as bar:
         rebuilt = rebuild(folder, out or folder.with_name(folder.name + ".again"), project=project, progress=lambda stage: bar.update(0, 1, stage))
     if as_json:

@@ -29,6 +29,7 @@ from whet.engine.report import defer_report, report_from_data, report_to_data
 from whet.engine.text import read_text
 from whet.engine.weights import collect, iterate_constants, join_sources, list_expressions, read_weights
 from whet.errors import EngineError, NetworkError, WhetError
+from whet.files import cut_name, resolve_path
 from whet.network import format_network
 from whet.network.text import VERSION as TEXT_VERSION
 from whet.plugin_packages import require
@@ -57,9 +58,9 @@ def write_engine(plan: EnginePlan, path: str | os.PathLike, *, packed_weights: M
 
     check_plan(plan)
     sections = _list_sections(plan, packed_weights)
-    target = Path(path)
+    target = resolve_path(path)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent or Path())
+        handle, name = tempfile.mkstemp(prefix=f".{cut_name(target.name)}.", suffix=".part", dir=target.parent or Path())
     except OSError as e:
         raise EngineError(f"cannot write {target}: {e.strerror}; choose another path") from e
     try:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
-from inspect import Parameter, signature
 
 from whet.engine.weights import iterate_constants
 from whet.errors import EngineError, NetworkError
 from whet.network import Expr, Network, Weight, format_network, parse_network, verify
 from whet.network.dims import LONGEST_DIM
-from whet.ops import get_op
 
 _MOST_LINES = 100_000
 _LONGEST_LINE = 1 << 18
@@ -33,7 +30,6 @@ def read_text(data: memoryview, weights: Sequence[Weight], name: str, metadata: 
         net = parse_network(text, {f"sha256:{w.digest}": w for w in weights})
         _set_weights(net, weights)
         verify(net, types=False)
-        _check_arity(net)
         again = format_network(net)
     except (NetworkError, RecursionError, MemoryError, *_BREAKS) as e:
         raise EngineError(f"the network cannot be read: {type(e).__name__}: {str(e)[:300]}") from e
@@ -73,27 +69,6 @@ def _check_limits(text: str) -> None:
         depth += bare.endswith("{") - (bare == "}")
         if depth > _DEEPEST:
             raise EngineError(f"line {number} of the network: regions are nested more than {_DEEPEST} deep")
-
-
-def _check_arity(net: Network) -> None:
-    """Checks that every layer has a number of inputs that its op's reference accepts."""
-    for layer in net.layers:
-        for region in layer.regions.values():
-            _check_arity(region)
-        if layer.op != "Fused" and not layer.regions:
-            least, most = _count_inputs(layer.op)
-            given = len([t for t in layer.inputs[:least] if t is not None])
-            if given < least or len(layer.inputs) > most:
-                raise EngineError(f"{layer.op} '{layer.name}' has {len(layer.inputs)} inputs; it takes {least} to {most}")
-
-
-@cache
-def _count_inputs(op: str) -> tuple[int, int]:
-    """Minimum and maximum number of inputs of the op's reference."""
-    parameters = list(signature(get_op(op).reference).parameters.values())[1:]
-    many = any(p.kind is Parameter.VAR_POSITIONAL for p in parameters)
-    named = [p for p in parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
-    return sum(p.default is Parameter.empty for p in named), 10**6 if many else len(named)
 
 
 def _set_weights(net: Network, weights: Sequence[Weight]) -> None:

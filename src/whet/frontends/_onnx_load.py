@@ -83,7 +83,7 @@ def _convert(model: onnx.ModelProto, subject: str, opset: int) -> onnx.ModelProt
     """The model at opset 9 by the onnx package, in a subprocess, since the converter may abort on damaged models. Raises FrontendError."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", Path(_onnx_convert.__file__).read_text()],
+            [sys.executable, "-c", Path(_onnx_convert.__file__).read_text(encoding="utf-8")],
             input=model.SerializeToString(),
             capture_output=True,
             timeout=_CONVERSION_TIMEOUT,

@@ -101,12 +101,11 @@ def _find_vector_input(layer: Layer, y: Tensor) -> int | None:
 def _complete_site(site: Site, maker: Layer, x: Tensor) -> Site | str:
     """Completes `site` with the layer whose weights (or scale and bias) absorb the division, or returns the reason why none can."""
     last = [r for r in site.readers if r.op != "Conv"]
-    rank = site.tensor.type.rank
     if maker.op in WEIGHTED:
         w, b = maker.inputs[1], maker.input(2)
         if w is None or not w.is_constant or w.dtype != F32 or (b is not None and (not b.is_constant or b.array().ndim != 1)):
             return f"the weights of '{maker.name}' are computed, or its bias is not a vector"
-        if (maker.op == "Conv") != (not last) and not (rank == 2 and maker.op == "Gemm"):
+        if (maker.op == "Conv") != (not last):
             return f"'{maker.name}' and the readers of the tensor have their channels along different axes"
         if maker.op == "MatMul" and w.type.rank != 2:
             return f"'{maker.name}' multiplies by a batch of matrices"
@@ -114,7 +113,7 @@ def _complete_site(site: Site, maker: Layer, x: Tensor) -> Site | str:
         site.divided.append((maker, 1, axis))
         if b is not None:
             site.divided.append((maker, 2, 0))
-    elif maker.op == "LayerNormalization" and last and maker.attrs.get("axis", -1) in (-1, x.type.rank - 1) and len(maker.outputs) == 1:
+    elif maker.op == "LayerNormalization" and last and maker.attrs["axis"] in (-1, x.type.rank - 1) and len(maker.outputs) == 1:
         for i in (1, 2):
             v = maker.input(i)
             if v is not None and (not v.is_constant or v.dtype != F32):

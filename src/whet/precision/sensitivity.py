@@ -184,7 +184,7 @@ class _Memory:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replace_atomically(self.path) as part:
-                part.write_text(json.dumps({"key": self.key, "snr_db": self.known}))
+                part.write_text(json.dumps({"key": self.key, "snr_db": self.known}), encoding="utf-8")
         except OSError as e:
             raise CacheError(f"the sensitivity results cannot be written to {self.path}: {e.strerror}; choose another file") from e
 

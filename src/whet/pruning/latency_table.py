@@ -95,7 +95,7 @@ class LatencyTable:
         data = {"format": FORMAT, "version": VERSION, "rows": {k: asdict(r) for k, r in sorted(self.rows.items())}}
         try:
             with replace_atomically(self.path) as part:
-                part.write_text(json.dumps(data, indent=1) + "\n")
+                part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         except OSError as e:
             raise CacheError(f"cannot write the latency table {self.path}: {e.strerror}. Check that the folder exists and can be written.") from e
         self._stored, self._unsaved, self._saved = dict(self.rows), 0, time.monotonic()

@@ -23,7 +23,7 @@ from whet.registry import suggest_name
 from whet.sparsity import find_first_violation, find_reduction_axis, is_two_four
 from whet.sparsity.patterns import NOfM, Pattern
 
-_FLOPS = 2e11  # of the solutions of a layer at most
+MOST_REFIT_FLOPS = 2e11  # of the solutions of a layer
 _RIDGE = 1e-3  # relative to the mean diagonal of the Gram matrix, as in the recovery
 
 
@@ -151,7 +151,7 @@ def _refit(layer: Layer, array: np.ndarray, axis: int, mask: np.ndarray, inputs:
     is_conv = layer.op == "Conv"
     w = (array.reshape(groups, -1, k) if is_conv else _view_as_matrix(array, axis)[None]).astype(np.float64)  # [groups, outputs, k]
     kept = mask.reshape(groups, -1, k) if is_conv else _view_as_matrix(mask, axis)[None]
-    if 2 / 3 * w.shape[0] * w.shape[1] * kept.sum(-1).max() ** 3 > _FLOPS:
+    if 2 / 3 * w.shape[0] * w.shape[1] * kept.sum(-1).max() ** 3 > MOST_REFIT_FLOPS:
         return None
     result = np.zeros_like(w)
     for g in range(groups):

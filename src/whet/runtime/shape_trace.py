@@ -52,7 +52,7 @@ class ShapeTrace:
         if not counts or self._owner != os.getpid():
             return
         try:
-            with open(self.path.with_name(f".{self.path.name}.lock"), "w") as lock:
+            with open(self.path.with_name(f".{self.path.name}.lock"), "w", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 total = {tuple(shapes.items()): runs for shapes, runs in read_trace(self.path)} if self.path.exists() else {}
                 for key, n in counts.items():
@@ -85,6 +85,6 @@ def _write(path: Path, total: Mapping[Any, int]) -> None:
     import tempfile  # its imports take 6 ms, and most processes record no shapes
 
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with os.fdopen(handle, "w") as out:
+    with os.fdopen(handle, "w", encoding="utf-8") as out:
         json.dump({"runs": rows[:_MOST]}, out, indent=1)
     os.replace(name, path)

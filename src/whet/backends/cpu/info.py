@@ -37,7 +37,7 @@ _ABOVE = {"avx2": _ABOVE_AVX2, "avx512_core": re.compile(rf"(?!avx512(f|cd|bw|dq
 def read_cpuinfo() -> dict[str, str]:
     """The first processor's fields; {} without /proc/cpuinfo."""
     try:
-        text = CPUINFO.read_text()
+        text = CPUINFO.read_text(encoding="utf-8")
     except OSError:
         return {}
     fields: dict[str, str] = {}
@@ -92,10 +92,10 @@ def cache_bytes() -> dict[int, int]:
     seen: dict[tuple[int, str], int] = {}
     for index in CACHES.glob("cpu[0-9]*/cache/index[0-9]*"):
         try:
-            kind = (index / "type").read_text().strip()
-            level = int((index / "level").read_text())
-            size = (index / "size").read_text().strip()
-            shared = (index / "shared_cpu_list").read_text().strip()
+            kind = (index / "type").read_text(encoding="utf-8").strip()
+            level = int((index / "level").read_text(encoding="utf-8"))
+            size = (index / "size").read_text(encoding="utf-8").strip()
+            shared = (index / "shared_cpu_list").read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
             continue
         if kind == "Instruction" or not size:
@@ -128,7 +128,7 @@ def get_available_memory() -> int:
 def _read_available(path: Path = Path("/proc/meminfo")) -> int | None:
     """Linux's estimate of the memory that can be allocated without swapping; None on other systems. Importing psutil for it takes 15 ms."""
     try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", path.read_text(encoding="utf-8"), re.MULTILINE)
     except (OSError, ValueError):
         return None
     return None if found is None else 1024 * int(found[1])
@@ -137,7 +137,7 @@ def _read_available(path: Path = Path("/proc/meminfo")) -> int | None:
 def _find_cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Bytes left under this process's memory limit (cgroup version 2, as seen from inside a container)."""
     try:
-        limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
+        limit, used = (root / "memory.max").read_text(encoding="utf-8").strip(), int((root / "memory.current").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return None if limit == "max" else max(0, int(limit) - used)

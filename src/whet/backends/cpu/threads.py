@@ -172,7 +172,7 @@ def get_cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path
     Every group from the process's own up to the root may set a quota; the smallest applies. Both cgroup versions are read.
     """
     try:
-        lines = membership.read_text().splitlines()
+        lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:
         return math.inf
     quotas = [math.inf]
@@ -190,9 +190,9 @@ def _read_quota(group: Path) -> float:
     """Quota of one control group in CPUs; infinity if it has none or is not visible."""
     try:
         if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()
+            quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
             return math.inf if quota == "max" else int(quota) / int(period)
-        quota, period = (group / "cpu.cfs_quota_us").read_text(), (group / "cpu.cfs_period_us").read_text()
+        quota, period = (group / "cpu.cfs_quota_us").read_text(encoding="utf-8"), (group / "cpu.cfs_period_us").read_text(encoding="utf-8")
         return math.inf if int(quota) <= 0 else int(quota) / int(period)
     except (OSError, ValueError):
         return math.inf

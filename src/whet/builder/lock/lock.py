@@ -58,7 +58,7 @@ def save_lock(plan: EnginePlan, path: str | Path) -> None:
     """Writes the lock of a built engine. Raises LockError when the file cannot be written."""
     try:
         with replace_atomically(path) as part:
-            part.write_text(json.dumps(lock_of(plan), indent=1, sort_keys=True) + "\n")
+            part.write_text(json.dumps(lock_of(plan), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     except OSError as e:
         raise LockError(f"the lock cannot be written to {path}: {e}") from e
 

@@ -17,7 +17,7 @@ def find_thread_functions() -> tuple[Callable[[], int], Callable[[int], None]] |
     """(get, set) of the OpenBLAS that NumPy has loaded; None for another library or another operating system than Linux."""
     np.ones((2, 2)) @ np.ones((2, 2))  # loads it
     try:
-        with open("/proc/self/maps") as maps:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:  # names of mapped files may be no UTF-8
             paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
     except OSError:
         return None

@@ -40,8 +40,8 @@ def save_failures(plan: EnginePlan, inputs: Mapping[str, np.ndarray], failures: 
     folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.monotonic_ns() % 10**9:09d}"
     try:
         folder.mkdir(parents=True)
-        (folder / "failures.txt").write_text("\n".join(str(f) for f in failures) + "\n")
-        (folder / "network.txt").write_text(format_network(plan.network))
+        (folder / "failures.txt").write_text("\n".join(str(f) for f in failures) + "\n", encoding="utf-8")
+        (folder / "network.txt").write_text(format_network(plan.network), encoding="utf-8")
         if sum(a.nbytes for a in inputs.values()) <= _MOST_BYTES:
             _save(folder / "inputs.npz", inputs)
         for n, failure in enumerate(failures[:4]):

@@ -42,7 +42,7 @@ class Worker:
         if self._stage:
             self.stages[self._stage] = self.stages.get(self._stage, 0.0) + now - self._since
         self._stage, self._since, self._said = kind, now, stage
-        (self.folder / STAGE).write_text(stage)
+        (self.folder / STAGE).write_text(stage, encoding="utf-8")
 
     def _waits(self, holder: str | None) -> None:
         """Writes a waiting stage while the device lock is unavailable, then restores the previous stage."""

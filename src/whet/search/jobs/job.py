@@ -102,7 +102,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 def write_json(path: Path, data: Any) -> None:
     """Writes JSON atomically (temporary file, then rename)."""
-    with replace_atomically(path) as part, part.open("w") as f:
+    with replace_atomically(path) as part, part.open("w", encoding="utf-8") as f:
         json.dump(data, f, indent=1, allow_nan=False)
         f.flush()
         os.fsync(f.fileno())

@@ -140,7 +140,7 @@ def run_remote(job: dict[str, Any], files: Mapping[str, bytes], shared: Mapping[
                 end_session(child)
                 return {"problem": f"exceeded search.trial_timeout ({timeout:g} s) and was terminated".encode()}
         if not (folder / j.RESULT).is_file():
-            tail = (folder / j.LOG).read_text(errors="replace").strip().splitlines()[-1:]
+            tail = (folder / j.LOG).read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:]
             said = tail[0] if tail else "it said nothing"
             return {"problem": f"the trial's process exited with code {code} after {time.monotonic() - began:.0f} s: {said}".encode()}
         return {f.name: f.read_bytes() for f in folder.iterdir() if f.is_file() and f.name not in (*_STAYS, j.JOB)}

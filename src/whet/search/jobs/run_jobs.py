@@ -102,7 +102,7 @@ class Running:
     def append_event(self, name: str, folder: Path | None = None) -> None:
         """Appends a line to events.jsonl, which survives kills."""
         job = None if folder is None else str(folder.relative_to(self.folder.path))
-        with (self.folder.path / "events.jsonl").open("a") as f:
+        with (self.folder.path / "events.jsonl").open("a", encoding="utf-8") as f:
             f.write(json.dumps({"time": time.time(), "event": name, "job": job}) + "\n")
 
 

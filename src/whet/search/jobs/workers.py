@@ -117,7 +117,7 @@ def _explain_exit(code: int, folder: Path) -> str:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
         why = " (possibly out of memory)" if name == "SIGKILL" else ""
         return f"the trial's process was killed by {name}{why}; see {folder.name}/{j.LOG}"
-    tail = (folder / j.LOG).read_text(errors="replace").strip().splitlines()[-1:] if (folder / j.LOG).is_file() else []
+    tail = (folder / j.LOG).read_text(errors="replace", encoding="utf-8").strip().splitlines()[-1:] if (folder / j.LOG).is_file() else []
     return f"the trial's process exited with code {code}: {tail[0] if tail else 'no output'}"[:400]
 
 

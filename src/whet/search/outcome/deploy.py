@@ -50,8 +50,8 @@ def write_deploy(result: SearchResult) -> dict[str, Any]:
     report["commands"] = list_commands(result, source)
     j.write_json(new / RECIPE, make_deploy_recipe(result.recipe, _read_candidate(source), source))
     j.write_json(new / DATA, report)
-    (new / PAGE).write_text(render_search_page(report), encoding="utf-8")
-    (new / README).write_text(_format_readme(result, report, source, new), encoding="utf-8")
+    (new / PAGE).write_text(render_search_page(report), encoding="utf-8", errors="backslashreplace")
+    (new / README).write_text(_format_readme(result, report, source, new), encoding="utf-8", errors="backslashreplace")
     if folder.deploy.exists():
         os.replace(folder.deploy, old)
     os.replace(new, folder.deploy)
@@ -163,4 +163,4 @@ def rebuild_and_digest(result: SearchResult, source: Path) -> str:
 
 def deploy_data(folder: Path) -> dict[str, Any]:
     """Reads report.json of a deploy folder."""
-    return json.loads((folder / DATA).read_text())
+    return json.loads((folder / DATA).read_text(encoding="utf-8"))

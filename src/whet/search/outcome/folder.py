@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from whet.errors import UsageError
+from whet.files import resolve_path
 from whet.search.jobs import job as j
 from whet.search.jobs.device_locks import hold_file_lock
 from whet.search.recipe.recipe import AutoRecipe
@@ -28,7 +29,7 @@ class WorkFolder:
     """Paths of a search."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path).resolve()
+        self.path = resolve_path(path)
 
     @property
     def study(self) -> Path:

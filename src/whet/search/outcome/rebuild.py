@@ -23,6 +23,7 @@ from whet.builder.lock.lock import plan_digest
 from whet.engine import write_engine
 from whet.engine.report import decode_recipe
 from whet.errors import BuildError, LockError, UsageError
+from whet.files import resolve_path
 from whet.frontends import network_from_file, network_from_onnx, save_onnx
 from whet.network import Network
 from whet.pruning.recipe import parse_recipe
@@ -73,7 +74,7 @@ def rebuild(
     `project` is the new location of the search recipe's folder, if it was moved. Raises UsageError (no deploy folder, `out` in use, model or
     data missing or changed), BuildError if a step fails, LockError if the model or engine differs from the lock's.
     """
-    deploy, out = Path(deploy).resolve(), Path(out).resolve()
+    deploy, out = resolve_path(deploy), resolve_path(out)
     stored = _read_deploy(deploy)
     recipe = _relocate_paths(stored, project)
     _require_same_sources(stored, recipe)

@@ -123,17 +123,17 @@ def _find_rapl(folder: Path) -> tuple[Read | None, str]:
     counters = []
     for p in packages:
         try:
-            span = float((p / "max_energy_range_uj").read_text())
-            float((p / "energy_uj").read_text())
+            span = float((p / "max_energy_range_uj").read_text(encoding="utf-8"))
+            float((p / "energy_uj").read_text(encoding="utf-8"))
         except (OSError, ValueError) as e:
             return None, f"not measurable: {p / 'energy_uj'} cannot be read ({e}); it needs root"
         counters.append((p / "energy_uj", span))
-    last = [float(path.read_text()) for path, _ in counters]
+    last = [float(path.read_text(encoding="utf-8")) for path, _ in counters]
     total = [0.0]
 
     def read() -> float:
         for i, (path, span) in enumerate(counters):
-            now = float(path.read_text())
+            now = float(path.read_text(encoding="utf-8"))
             total[0] += (now - last[i]) % span if span else now - last[i]  # the counters wrap
             last[i] = now
         return total[0] / 1e6

@@ -85,7 +85,7 @@ def list_kernel_paths() -> dict[str, Path]:
 
 @functools.cache
 def _read_file(name: str) -> str:
-    return KERNEL_TEXTS[name] if name in KERNEL_TEXTS else list_kernel_paths()[name].read_text()
+    return KERNEL_TEXTS[name] if name in KERNEL_TEXTS else list_kernel_paths()[name].read_text(encoding="utf-8")
 
 
 def emit_kernel_source(name: str, constants: Mapping[str, int]) -> str:
