@@ -24,7 +24,7 @@ def test_a_calibration_cache_is_of_version_1(tmp_path):
     assert json.loads((tmp_path / "c.json").read_text())["whet_calibration"] == 1
 
 
-def test_an_engine_is_of_version_3_and_its_text_of_version_2():
+def test_an_engine_is_of_version_4_and_its_text_of_version_2():
     data = bytes(engine_bytes(make_plan(conv_net())))
-    assert struct.unpack_from("<8xI", data) == (3,)
+    assert struct.unpack_from("<8xI", data) == (4,)
     assert b'"text_version":2' in data.replace(b" ", b"")

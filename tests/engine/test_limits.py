@@ -248,7 +248,7 @@ def test_sections_keep_their_largest_sizes():
 def test_the_cost_of_an_expression_is_its_number_of_operations(name):
     """With a name a row is read piece by piece, without one at once."""
     rows = [["source", "s", [], "d", 0, []], *(["Neg", name, [k], [], 0, []] for k in range(5)), ["Add", name, [3, 3], [], 0, []]]
-    assert [node[3] for node in weights.read_nodes(Reader(rows, "nodes"))] == [0, 1, 2, 3, 4, 5, 7]
+    assert [node[3] for node in weights.read_nodes(Reader(rows, "nodes"), {})] == [0, 1, 2, 3, 4, 5, 7]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_layer_with_other_numbers_of_operands_is_refused(layer, said):
 def test_names_of_attributes_are_limited_wherever_their_value_was_read_before(length, accepted):
     rows = [["source", "s", [], "d", 0, []], ["Neg", "", [0], [["a", "1"]], 0, []], ["Neg", "", [1], [["k" * length, "1"]], 0, []]]
     if accepted:
-        assert weights.read_nodes(Reader(rows, "nodes"))[2][0].attrs == (("k" * length, 1),)
+        assert weights.read_nodes(Reader(rows, "nodes"), {})[2][0].attrs == (("k" * length, 1),)
     else:
         with pytest.raises(EngineError, match="text of at most 200 characters"):
-            weights.read_nodes(Reader(rows, "nodes"))
+            weights.read_nodes(Reader(rows, "nodes"), {})

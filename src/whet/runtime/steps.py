@@ -97,10 +97,12 @@ class BoundEngine(Values):
             yield step.layer, ins, [read(step.layer, t.name) for t in step.layer.outputs]
 
     def run_step(self, i: int) -> None:
-        """Runs one layer on the current contents of the arena; returns when it is done. Raises BackendError when its kernel fails."""
+        """Runs one layer on the current contents of the arena, values of shapes included; returns when it is done. Raises BackendError when its kernel
+        fails."""
         if self._single is None:
             self._single = []
-            for step, args in zip(self.shaped.steps, self._args, strict=True):
+            for k, step in enumerate(self.shaped.steps):
+                args = self._arguments(k, self._args[k].scratch, alone=True)
                 stream = self.backend.stream()
                 step.kernel.enqueue(args, stream)
                 self._single.append(stream.finish())
@@ -177,13 +179,14 @@ class BoundEngine(Values):
         buffer = self.backend.allocate(need, ALIGNMENT)
         return buffer, buffer.address
 
-    def _arguments(self, i: int, scratch: int) -> Args:
+    def _arguments(self, i: int, scratch: int, *, alone: bool = False) -> Args:
+        """The operands of a step. Those that depend on shapes only are outside of the arena, unless the step runs `alone`, after its predecessors."""
         step = self.shaped.steps[i]
         ins = []
         for k, (t, o) in enumerate(zip(step.layer.inputs, step.signature.inputs, strict=True)):
             if t is None or o is None:
                 ins.append(0)
-            elif (held := self.shaped.constants[i].get(k)) is not None:
+            elif (held := self.shaped.constants[i].get(k)) is not None and (t.is_constant or not alone):
                 ins.append(held.address)
             else:
                 ins.append(self.address(t.name))

@@ -153,8 +153,17 @@ def _normalize(layer: Layer) -> Passes:
     return [(text, prod(shape) // n if n else 0)]
 
 
-def _emit_product(layer: Layer) -> Passes:
-    """ReduceProd: a thread per result, in the accumulators' type, which holds more than 16-bit values do."""
+#: of each reduction: its value before the first element, and the update by an element `a`
+_REDUCTIONS = {
+    "ReduceProd": ("1", "y *= a;"),
+    "ReduceSum": ("0", "y += a;"),
+    "ReduceMax": ("in0(first)", "y = a != a || a > y ? a : y;"),
+    "ReduceMin": ("in0(first)", "y = a != a || a < y ? a : y;"),
+}
+
+
+def _emit_reduction(layer: Layer) -> Passes:
+    """A thread per result, in the accumulators' type, which holds more than 16-bit values do."""
     shape, over = static_shape(layer.needs(0).shape), set(list_reduced_axes(layer))
     kept = [d for d in range(len(shape)) if d not in over]
     strides, n = compute_row_major_strides(shape), prod(shape[d] for d in over)
@@ -163,8 +172,9 @@ def _emit_product(layer: Layer) -> Passes:
         places = emit_coordinates([shape[d] for d in axes], name)
         return " + ".join(f"{p} * {strides[d]}ll" for p, d in zip(places, axes, strict=True)) or "0"
 
-    each = f"for (long long k = 0; k < {n}; ++k)"
-    text = f"const long long first = {index('i', kept)}; Number y = 1; {each} y *= in0(first + {index('k', sorted(over))}); put0(i, y);"
+    start, update = _REDUCTIONS[layer.op]
+    each = f"for (long long k = 0; k < {n}; ++k) {{ const Number a = in0(first + {index('k', sorted(over))}); {update} }}"
+    text = f"const long long first = {index('i', kept)}; Number y = {start}; {each} put0(i, y);"
     return [(text, prod(static_shape(layer.outputs[0].shape)))]
 
 
@@ -173,11 +183,11 @@ _PASSES: dict[str, Callable[[Layer], Passes]] = {
     "LpNormalization": _emit_lp_normalization,
     "TopK": _emit_top_k, "LRN": _emit_lrn, "MeanVarianceNormalization": _emit_mean_variance, "LayerNormalization": _normalize,
     "RMSNormalization": _normalize,
-    "ReduceProd": _emit_product,
+    **dict.fromkeys(_REDUCTIONS, _emit_reduction),
 }  # fmt: skip
-_PARAMETERS = {"CumSum": (1,), "CumProd": (1,), "TopK": (1,), "ReduceProd": (1,)}
-#: comparing ops, and a product: its partial results would leave the range of 16 bits
-_KEEP_TYPES = frozenset({"ArgMax", "ArgMin", "Hardmax", "TopK", "ReduceProd"})
+_PARAMETERS = {"CumSum": (1,), "CumProd": (1,), "TopK": (1,), **dict.fromkeys(_REDUCTIONS, (1,))}
+#: comparing ops, and reductions: partial results would leave the range of 16 bits
+_KEEP_TYPES = frozenset({"ArgMax", "ArgMin", "Hardmax", "TopK", *_REDUCTIONS})
 
 
 @tactic
@@ -191,6 +201,9 @@ class Lines(PerValueTactic):
 
     def allows_16_bits(self, layer: Layer) -> bool:
         return layer.op not in _KEEP_TYPES
+
+    def why_no_code(self, layer: Layer) -> str | None:
+        return "it is empty" if layer.op in ("ReduceMax", "ReduceMin") and 0 in layer.needs(0).shape else None
 
     def launches(self, layer: Layer) -> Passes:
         return _PASSES[layer.op](layer)
