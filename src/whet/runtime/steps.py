@@ -97,8 +97,8 @@ class BoundEngine(Values):
             yield step.layer, ins, [read(step.layer, t.name) for t in step.layer.outputs]
 
     def run_step(self, i: int) -> None:
-        """Runs one layer on the current contents of the arena, values of shapes included; returns when it is done. Raises BackendError when its kernel
-        fails."""
+        """Runs one layer on the current contents of the arena, values of shapes included; returns when it is done. Raises BackendError when its
+        kernel fails."""
         if self._single is None:
             self._single = []
             for k, step in enumerate(self.shaped.steps):
