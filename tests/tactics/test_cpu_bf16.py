@@ -166,7 +166,9 @@ def test_the_tile_configuration_of_others_is_kept(monkeypatch):
     results = []
     for name in ("cpu/onednn_matmul", "cpu/amx_linear") * 2:
         tactic = get_tactic(name)
-        signature = next(s for s in tactic.signatures(layer, machine) if s.outputs[0].dtype == BF16)
+        signature = next((s for s in tactic.signatures(layer, machine) if s.outputs[0].dtype == BF16), None)
+        if signature is None and name == "cpu/onednn_matmul":
+            pytest.skip("oneDNN is limited to instructions without BF16")
         configs = [c for c in tactic.configs(layer, signature, machine) if not c or "amx" in str(c)]
         results.append([compute(layer, arrays, tactic, signature, c)[1][0] for c in configs])
         assert configs

@@ -17,10 +17,12 @@ NEAR_OVERFLOW = [3e38, -3e38, 1.5e38, 2e19, -2e19]
 
 
 def planted(layer, arrays, values, seed):
-    """The arrays with `values` at random places of each floating-point input that is computed at run time."""
+    """The arrays with `values` at random places of each floating-point input that is computed at run time. Weights of padded convolutions stay: the
+    product of an infinite weight and a zero of the padding is NaN, but kernels may leave these products out."""
     rng, made = np.random.default_rng(seed), []
-    for t, a in zip(layer.inputs, arrays, strict=True):
-        if t is not None and not t.is_constant and a.dtype == np.float32 and a.size:
+    padded = layer.op in ("Conv", "ConvTranspose") and any(layer.attrs["pads"])
+    for i, (t, a) in enumerate(zip(layer.inputs, arrays, strict=True)):
+        if t is not None and not (padded and i == 1) and not t.is_constant and a.dtype == np.float32 and a.size:
             a = a.copy()
             at = rng.permutation(a.size)[: min(len(values), max(1, a.size // 4))]
             a.reshape(-1)[at] = rng.permutation(np.array(values, np.float32))[: len(at)]
