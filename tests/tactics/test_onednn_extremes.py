@@ -20,7 +20,7 @@ def planted(layer, arrays, values, seed):
     """The arrays with `values` at random places of each floating-point input that is computed at run time. Weights of padded convolutions stay: the
     product of an infinite weight and a zero of the padding is NaN, but kernels may leave these products out."""
     rng, made = np.random.default_rng(seed), []
-    padded = layer.op in ("Conv", "ConvTranspose") and any(layer.attrs["pads"])
+    padded = layer.op in ("Conv", "ConvTranspose") and (any(layer.attrs.get("pads", ())) or layer.attrs.get("auto_pad", "NOTSET") != "NOTSET")
     for i, (t, a) in enumerate(zip(layer.inputs, arrays, strict=True)):
         if t is not None and not (padded and i == 1) and not t.is_constant and a.dtype == np.float32 and a.size:
             a = a.copy()
