@@ -1,9 +1,9 @@
 """Comparisons of built engines, kept in the timing cache: a build that makes the same engines again selects the same one and times nothing.
 
 Engines of several thread counts and of several sample modes are compared after each of them is built. A row's key is a digest of all compared
-engines (networks, kernels, arenas, profiles, threads), the sources and libraries of their tactics and the machine, so an outdated or forged row is
-never looked up, or at worst makes another of the build's own engines win, which is verified like any. The comparisons within one build of an engine
-are kept by whet.measure.engine_history.
+engines (networks, kernels, arenas, profiles, threads), the sources and libraries of their tactics, and the machine. An outdated or forged row is
+therefore never looked up, or at worst selects another of the build's own engines, and the selected engine is verified in any case.
+whet.measure.engine_history keeps the comparisons within the build of one engine.
 """
 
 from __future__ import annotations
