@@ -101,7 +101,7 @@ OTHERS = [
     ("squeeze_excite_split.cu", {"TYPE": 2, "G": 8, "THREADS": 256, "S": 256, "ACT": 0, "ACT2": 7}),
     ("reformat.cu", {"FROM": 0, "TO": 1, "UNIT": 16}),
     ("stem_as_channels.cu", {"FROM": 1, "TO": 1, "CP": 8, "NHWC": 1}),
-    ("elementwise.cu", {"TYPE": 1, "LAST": 1, "STEPS": "for (int e = 0; e < 8; ++e) x.v[e] = activate<3>(x.v[e], Act{0.f, 0.f});"}),
+    ("elementwise.cu", {"TYPE": 1, "INDEX": "u32", "STEPS": "for (int e = 0; e < 8; ++e) x.v[e] = activate<3>(x.v[e], Act{0.f, 0.f});"}),
     ("depthwise_dot.cu", {"TH": 4, "RG": 4, "TW": 28, "WIDE": 4, "CG": 32, "STAGES": 2, "BLOCKS": 2, "R": 3, "S": 3, "STRIDE_H": 1, "STRIDE_W": 1,
                           "VEC": 4, "FROM": 4, "TO": 4, "ACT": 0, "FOLD": 1}),
     ("depthwise_dot.cu", {"TH": 7, "RG": 2, "TW": 14, "WIDE": 2, "CG": 80, "STAGES": 2, "BLOCKS": 1, "R": 5, "S": 5, "STRIDE_H": 1, "STRIDE_W": 1,
