@@ -47,7 +47,7 @@ class SegmentedRuns:
         cache_bytes: int = CACHE_BYTES,
         engine_of: Callable[[Network, Sequence[str]], EngineRun] | None = None,
     ):
-        self.cache_bytes, self._engine_of = cache_bytes, engine_of or partial(EngineRun, shared=SharedParts())
+        self.cache_bytes, self._engine_of = cache_bytes, engine_of if engine_of is not None else partial(EngineRun, shared=SharedParts())
         self.outputs = [t.name for t in net.outputs]
         self.cuts = find_cuts(net)
         self.own = make_segments(net, self.cuts, self.outputs) or []
