@@ -24,8 +24,8 @@ def layer_of(image, groups, activation=""):
     if activation:
         net, layer, arrays = sample_layer("Fused", make_activated_norm_sample(image, activation, groups))
     else:
-        inputs = [image, f"const f32[{channels}]", f"const f32[{channels}]"]
-        net, layer, arrays = sample_layer("GroupNormalization" if groups else "InstanceNormalization", Sample(inputs, {"num_groups": groups} if groups else {}))
+        op, attrs = ("GroupNormalization", {"num_groups": groups}) if groups else ("InstanceNormalization", {})
+        net, layer, arrays = sample_layer(op, Sample([image, f"const f32[{channels}]", f"const f32[{channels}]"], attrs))
     far = np.where(np.arange(channels) % 5 == 0, 30.0, 0.0) if not groups else np.full(channels, 30.0)
     arrays[0] = (arrays[0] + far[:, None, None]).astype(np.float32)
     return net, layer, arrays
@@ -50,7 +50,8 @@ def test_kernels_match_the_reference_on_the_host(monkeypatch):
     run_on_host(launches)
     for _net, layer, arrays, signature, kernel, ins, outs, _memory in cases:
         fed = [a if x is None else from_stored(x, o.format, a.shape).astype(a.dtype) for a, x, o in zip(arrays, ins, signature.inputs, strict=True)]
-        judge(from_stored(outs[0], "nhwc", arrays[0].shape), reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{layer} {signature}")
+        got = from_stored(outs[0], "nhwc", arrays[0].shape)
+        judge(got, reference(layer, fed)[0], kernel.rtol, signature.outputs[0].dtype, f"{layer} {signature}")
 
 
 @pytest.mark.parametrize("image", ["f32[1,64,56,56]", "f32[32,512,7,7]", "f32[1,8,3,5]", "f32[4,2048,16,16]"])
@@ -88,10 +89,13 @@ def diffusion_block(channels):
 
 
 @pytest.mark.parametrize(("backend", "channels", "kinds"), [
-    ("cuda", 64, ["ActivatedNorm", "Conv"]), ("cuda", 20, ["GroupNormalization", "Swish", "Conv"]), ("cpu", 64, ["GroupNormalization", "Swish", "Conv"]),
-])  # fmt: skip
+    ("cuda", 64, ["ActivatedNorm", "Conv"]),
+    ("cuda", 20, ["GroupNormalization", "Swish", "Conv"]),
+    ("cpu", 64, ["GroupNormalization", "Swish", "Conv"]),
+])
 def test_activations_join_norms_where_a_kernel_computes_both(backend, channels, kinds):
-    low, _ = lower_network(diffusion_block(channels), BuildConfig(backend=backend, precisions=("fp16",) if backend == "cuda" else (), timing_cache=""))
+    precisions = ("fp16",) if backend == "cuda" else ()
+    low, _ = lower_network(diffusion_block(channels), BuildConfig(backend=backend, precisions=precisions, timing_cache=""))
     assert [x.composite or x.op for x in low.layers] == kinds * 2
 
 

@@ -80,7 +80,8 @@ def _build_split(
         if lock is None and config.samples in PER_SAMPLE_MODES:
             return select_mode(None, config, progress)
         counts = list_thread_counts(config, lock["threads"] if lock is not None else None)
-        plans = [_build_engine(net, dataclasses.replace(config, threads=n), lock, ProgressLog(progress), inputs, incumbent_ms, listed) for n in counts]
+        configs = [dataclasses.replace(config, threads=n) for n in counts]
+        plans = [_build_engine(net, c, lock, ProgressLog(progress), inputs, incumbent_ms, listed) for c in configs]
         plan = select_fastest_plan(plans, config)
         return select_mode(plan, config, progress) if lock is None and may_run_per_sample(net, config) else plan
 

@@ -16,7 +16,16 @@ from whet.network import DType, Layer, static_shape
 from whet.network.types import BF16, F16, F32
 from whet.tactics._base import Args, Config, Operand, PlanRefused, Signature, Tactic, tactic
 from whet.tactics._fused import EpilogueStep, outer_input
-from whet.tactics.cuda._device.arguments import ActivationParameters, Arguments, ConstFloatPointer, ConstPointer, Float32, FloatPointer, Int32, Pointer
+from whet.tactics.cuda._device.arguments import (
+    ActivationParameters,
+    Arguments,
+    ConstFloatPointer,
+    ConstPointer,
+    Float32,
+    FloatPointer,
+    Int32,
+    Pointer,
+)
 from whet.tactics.cuda._device.kernel import (
     ACTIVATIONS,
     TYPE,
