@@ -21,20 +21,29 @@ MACHINES = ("machine", "device", "cpu")
 
 
 def provenance(packages: Iterable[str]) -> dict[str, Any]:
-    """Date (UTC), commit (with `+changes` if the package or a benchmark differs from it), command, CPU and
-    versions, as keys of a result file.
-    """
-    here = Path(__file__).parent
-    changed = _git(here, "status", "--porcelain", "--untracked-files=no", "../src", ":(glob)*.py")
-    if changed:
+    """Date (UTC), commit (see `read_commit`), command, CPU and versions, as keys of a result file."""
+    commit = read_commit(Path(__file__).parent)
+    if commit.endswith("+changes"):
         print("note: this result is of uncommitted changes, so it cannot be published: commit, and run again", file=sys.stderr)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _git(here, "rev-parse", "--short=12", "HEAD") + ("+changes" if changed else ""),
+        "commit": commit,
         "command": command(f"benchmarks/{Path(sys.argv[0]).name}"),
         "machine": describe_machine(),
         "versions": {n: _version(n) for n in packages} | {"python": sys.version.split()[0]},
     }
+
+
+def read_commit(benchmarks: Path) -> str:
+    """The commit of this copy of the project, 12 digits, with `+changes` if the package or a benchmark differs from it.
+
+    A copy made by `git archive` has no history; git has written its commit to archived_commit.txt (.gitattributes). "" if neither says it.
+    """
+    archived = (benchmarks / "archived_commit.txt").read_text().strip()
+    if not archived.startswith("$"):
+        return archived[:12]
+    changed = _git(benchmarks, "status", "--porcelain", "--untracked-files=no", "../src", ":(glob)*.py")
+    return _git(benchmarks, "rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
 
 
 def describe_machine() -> str:

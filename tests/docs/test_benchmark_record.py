@@ -39,6 +39,22 @@ def test_provenance_has_the_required_fields():
     assert RECORD["provenance"](["no-such-package"])["versions"]["no-such-package"] == "not installed"
 
 
+def test_an_archive_of_the_project_names_its_commit(tmp_path):
+    root = Path(__file__).parents[2]
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    for name in (".gitattributes", "benchmarks/archived_commit.txt"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((root / name).read_bytes())
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=source, check=True)
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=source, check=True, capture_output=True).stdout
+    copy.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(copy)], input=archive, check=True)
+    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=source, check=True, capture_output=True, text=True).stdout.strip()
+    assert RECORD["read_commit"](copy / "benchmarks") == head
+    assert RECORD["read_commit"](source / "benchmarks") == head
+
+
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
