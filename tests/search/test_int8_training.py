@@ -76,7 +76,8 @@ def poor(case, tmp_path_factory):
     recipe = json.loads(json.dumps(RECIPE)) | {
         "model": str(case / "model.onnx"), "target": {"engine_size": "0.9x", "accuracy_drop": 1}, "baselines": ["fp32"],
         "data": {"calibrate": "dark.npz", "score": str(case / "score.npz"), "judge": str(case / "judge.npz"), "train": "train.npz"},
-        "space": {"width": False, "depth": False, "precision": ["int8"]}, "qat": {"epochs": 24, "lr": 0.01, "batch": 32, "loss": "python:waiting:loss"},
+        "space": {"width": False, "depth": False, "precision": ["int8"]},
+        "qat": {"epochs": 24, "lr": 0.01, "batch": 32, "loss": "python:waiting:loss"},
     }  # fmt: skip
     recipe["scout"]["level"] = recipe["survivor"]["level"] = 0  # nothing is timed for the selection of kernels: integers wherever possible
     recipe["survivor"]["count"] = 1

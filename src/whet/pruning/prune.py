@@ -458,7 +458,8 @@ def select_by_outputs(
             if after / before > times[1] / times[0] * _CLOSE:
                 continue
             times = (before, after)
-        lost = replace(report, predicted=(c.before, c.after), summed=None, engine_ms=times, gap=None)
+        gap = c.gap if any(c is a for a in others.alternatives.values()) else None  # the others are not selections by importances as measured
+        lost = replace(report, predicted=(c.before, c.after), summed=None, engine_ms=times, gap=gap)
         kind = config.importance if c is others.uniform else kinds[best]
         return c, replace(lost, floor=floor if c is others.uniform or not floor.fails else None), kind
     return choice, report, config.importance
