@@ -161,9 +161,10 @@ def judge(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> list
     choices = {f"{ratio:.0%} {WAYS[way]}": work / f"{stem_of(detector, ratio, way)}.choice.json" for ratio, way in cuts}
     for (step, net), boxes in zip(nets, found, strict=True):
         choice = choices.get(step.partition(", recovered")[0].partition(", taught")[0])
+        chosen = json.loads(choice.read_text()) if choice is not None and choice.exists() else {}
         rows.append(
             {
-                "case": detector.model, "step": step, **(json.loads(choice.read_text()) if choice is not None and choice.exists() else {}), "parameters": count_params(net),
+                "case": detector.model, "step": step, **chosen, "parameters": count_params(net),
                 "mflops": round(count_flops(net) / 1e6, 1), "judge": detector.judge, "photos": len(judged),
                 "score": round(detection.average_precision(boxes, truth), 4),
                 "agreement": round(detection.average_precision(boxes, sure), 4),

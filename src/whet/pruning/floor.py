@@ -24,7 +24,7 @@ from whet.pruning.sizes import factor_counts
 
 FEWEST = 8  # samples below which nothing is compared
 _HELD = 4  # one of so many samples is held out
-_ONE_PART = 16  # samples from which one part is held out; of fewer each part in turn, because two or three say little
+_ONE_PART = 16  # samples from which one part is held out; of fewer each half in turn, because two or three say little
 _ROWS = 8192  # positions that a layer of a compared network is fitted on at most
 _SHARES = 64  # shares that are tried
 
@@ -100,7 +100,7 @@ def measure_held_out_errors(
 def split_samples(net: Network, data: Mapping[str, np.ndarray], seed: int) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
     """Pairs of samples to fit and samples to compare on, each in whole batches of a network with a fixed batch.
 
-    One pair; with fewer than 16 samples four, in which each sample is compared on once; none with fewer than FEWEST samples or four batches.
+    One pair; with fewer than 16 samples two, in which each sample is compared on once; none with fewer than FEWEST samples or four batches.
     """
     arrays = {name: np.asarray(a) for name, a in data.items()}
     count = min(len(a) for a in arrays.values())
@@ -110,7 +110,7 @@ def split_samples(net: Network, data: Mapping[str, np.ndarray], seed: int) -> li
     if count < FEWEST or runs < _HELD:
         return []
     order = np.random.default_rng(seed).permutation(runs)
-    parts = [order[: runs // _HELD]] if count >= _ONE_PART else np.array_split(order, _HELD)
+    parts = [order[: runs // _HELD]] if count >= _ONE_PART else np.array_split(order, 2)
     pairs = []
     for part in parts:
         held = np.isin(np.repeat(np.arange(runs), batch), part)
