@@ -1,5 +1,7 @@
 """Importance by reconstruction error: scores equal the errors of least-squares refits, and the default choice follows from data."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 
@@ -7,9 +9,12 @@ from whet.errors import PruneError
 from whet.network import Weight, parse_network
 from whet.ops import run_network
 from whet.pruning import PruneConfig, Samples, Target, branches, cut, groups, importance, prune, recover
-from whet.pruning.prune import COMPARED
+from whet.pruning.knapsack import Choice
+from whet.pruning.prune import COMPARED, OtherChoices
 from whet.pruning.reconstruction import compute_variance, find_channel_axes, find_output_channel_axes
 from whet.pruning.recovery import RecoveryConfig
+
+pruning = import_module("whet.pruning.prune")  # the package exports a function of this name
 
 NET = """network n source
 in %x: f32[N,8]
@@ -122,7 +127,8 @@ def test_the_default_is_measured_on_data_and_removes_branches_only_then(case):
     target = Target("params", ratio=0.7)
     with_data = prune(net, PruneConfig(target=target, multiple=1), x).recipe.about
     without = prune(net, PruneConfig(target=target, multiple=1)).recipe.about
-    assert (with_data["importance"], with_data["depth"]) == ("reconstruction", True)
+    assert with_data["importance"] in COMPARED[:2]
+    assert with_data["depth"] is True
     assert (without["importance"], without["depth"]) == ("l1", False)
     assert prune(net, PruneConfig(target=target, multiple=1, depth=True)).recipe.about["depth"] is True
 
@@ -136,6 +142,57 @@ def test_compared_importances_keep_the_one_whose_selection_changes_the_outputs_l
     assert made.recipe.about["importance"] == min(errors, key=errors.get)
     assert made.report.floor.chosen == min(errors.values())
     assert any("of the selections by reconstruction" in line for line in made.report.lines())
+
+
+def alternative(margin, error):
+    """The selection that is kept and its importance: the default's, with an error of 1 on held-out samples, or the alternative's."""
+    net = parse_network(TWO_HEADS)
+    found = groups(net)
+    first, other = (Choice({g.name: np.arange(n) for g in found}, (), 1.0, 0.7, 0.0) for n in (8, 9))
+    others = OtherChoices(None, alternatives={"weighted_reconstruction": other}, margin=margin)
+    how = PruneConfig(target=Target("params", ratio=0.7), importance="reconstruction")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pruning, "measure_held_out_errors", lambda *a: [1.0, error])
+        choice, report, kind = pruning.select_by_outputs(net, how, found, first, pruning.Report(), others, {}, None)
+    assert report.floor.by_importance == {"reconstruction": 1.0, "weighted_reconstruction": error}
+    assert report.floor.chosen == (1.0 if choice is first else error)
+    return choice is other, kind
+
+
+def test_an_alternative_replaces_the_default_only_by_a_clear_margin():
+    assert alternative(0.1, 0.89) == (True, "weighted_reconstruction")
+    assert alternative(0.1, 0.91) == (False, "reconstruction")
+    assert alternative(0.0, 0.91) == (True, "weighted_reconstruction")
+
+
+def test_the_default_compares_two_importances_where_outputs_can_be_compared(case, monkeypatch):
+    net, x, _ = case
+    seen = []
+    monkeypatch.setattr(pruning, "select_by_outputs", lambda *a: seen.append(a[5]) or (a[3], a[4], a[1].importance))
+    target = Target("params", ratio=0.7)
+    prune(net, PruneConfig(target=target, multiple=1), x)
+    assert (list(seen[0].alternatives), seen[0].margin) == (["weighted_reconstruction"], 0.1)
+    prune(net, PruneConfig(target=target, multiple=1, importance="compared"), x)
+    assert (list(seen[1].alternatives), seen[1].margin) == (["weighted_reconstruction", "taylor2"], 0.0)
+    few = {"x": x["x"][:7]}
+    for how, data in (({"importance": "reconstruction"}, x), ({}, few)):
+        prune(net, PruneConfig(target=target, multiple=1, **how), data)
+        assert not seen[-1].alternatives
+    prune(net, PruneConfig(target=target, multiple=1, floor=False), x)
+    assert len(seen) == 4, "nothing to compare with"
+
+
+def test_the_default_takes_errors_of_the_outputs_where_they_say_more():
+    """A head that reaches the output a hundred times weaker: its own errors say that it needs as many units as the other."""
+    net = parse_network(TWO_HEADS)
+    x = {"x": np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)}
+    made = prune(net, PruneConfig(target=Target("params", ratio=0.6), multiple=1), x)
+    errors = made.report.floor.by_importance
+    assert errors["weighted_reconstruction"] < 0.5 * errors["reconstruction"]
+    assert made.recipe.about["importance"] == "weighted_reconstruction"
+    plain = prune(net, PruneConfig(target=Target("params", ratio=0.6), multiple=1, importance="reconstruction"), x)
+    assert plain.report.floor.chosen == errors["reconstruction"]
+    assert len(plain.recipe.kept()["w"]) < len(made.recipe.kept().get("w", range(16)))
 
 
 @pytest.mark.parametrize("missing", [{"target": None}, {"floor": False}, {"recovery": None}, {"data": None}])
