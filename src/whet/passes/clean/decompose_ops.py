@@ -35,7 +35,8 @@ def _hardmax(g: Graph, layer: Layer) -> Tensor | Skip:
     if not isinstance(depth, int):
         return Skip(f"its axis {axis} is dynamic: {x.type}")
     index = g.add("ArgMax", x, axis=axis, keepdims=0)
-    return g.add("OneHot", index, _number(g, layer, "depth", depth, np.int64), g.constant(np.array([0, 1], np.float32), f"{layer.name}.values"), axis=axis)
+    count = _number(g, layer, "depth", depth, np.int64)
+    return g.add("OneHot", index, count, g.constant(np.array([0, 1], np.float32), f"{layer.name}.values"), axis=axis)
 
 
 def _lp_normalization(g: Graph, layer: Layer) -> Tensor:
