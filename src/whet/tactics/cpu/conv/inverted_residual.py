@@ -32,7 +32,7 @@ _MOST_PIXELS = {1: 24, 2: 14, 3: 9, 4: 6, 5: 5}  # blocks of a tile -> pixels, s
 _FILTERED_PIXELS = 14
 _WINDOWS = (3, 5, 7)
 _THREAD_BYTES = 1 << 20  # of a thread's memory: half of a second-level cache
-_LEAST_EXPANDED = 1 << 19  # bytes of an expanded image below which separate layers find it in the second-level caches
+_LEAST_EXPANDED = 1 << 17  # bytes of an expanded image below which separate layers find it in the second-level caches
 _BANDS = (1, 2, 4, 8, 16)  # bands per thread that are timed
 _MOST_CONFIGS = 3
 
@@ -95,15 +95,13 @@ class InvertedResidualKernel(CompiledKernel):
         bands = -(-rows // band)
         self.items = samples * bands
         self.threads = min(self.threads, self.items)
-        group, output_blocks = choose_blocks(block.hidden_blocks, 3), -(-results // LANES)
-        output_group = choose_blocks(output_blocks, 5)
+        output_blocks = -(-results // LANES)
+        expansion, projection = choose_tile(block.hidden_blocks, width), choose_tile(output_blocks, band * columns)
+        group, output_group = expansion.blocks, projection.blocks
+        steps = block.expansion.chain.steps, block.depthwise.chain.steps
         self.form = Form(
-            window, stride,
-            Tile(group, choose_pixels(width, _MOST_PIXELS[group], group)),
-            choose_pixels(columns, _FILTERED_PIXELS, 1),
-            Tile(output_group, choose_pixels(band * columns, _MOST_PIXELS[output_group], output_group)),
-            block.expansion.chain.steps, block.depthwise.chain.steps, block.residual is not None, jit.has("avx512dq"),
-        )  # fmt: skip
+            window, stride, expansion, choose_filtered(columns), projection, *steps, block.residual is not None, jit.has("avx512dq")
+        )
         line = _count_line(width, columns, window, stride, pads[1])
         thread_floats = count_thread_floats(block.hidden_blocks, group, band, columns, line, window, stride)
         self.scratch = 4 * self.threads * thread_floats
@@ -151,11 +149,10 @@ class InvertedResidual(CompiledTactic):
             return block
         if BF16 in permitted and jit.has("avx512_bf16"):
             return "the separate convolutions may be faster in the permitted 16-bit floats"
-        sizes = (*layer.needs(block.x).shape, *layer.outputs[0].shape)
-        if any(find_symbols(d) for d in sizes):
+        samples, _, *sides = layer.needs(block.x).shape
+        if any(find_symbols(d) for d in sides):
             return "images of unknown sizes"
-        samples, _, *sides = map(int, layer.needs(block.x).shape)
-        expanded = samples * block.hidden_blocks * LANES * prod(sides) * 4
+        expanded = (1 if find_symbols(samples) else int(samples)) * block.hidden_blocks * LANES * prod(map(int, sides)) * 4
         if expanded < _LEAST_EXPANDED:
             return f"the expanded image has {expanded} bytes, which stay in the caches between separate layers"
         return self.unavailable()
@@ -189,7 +186,7 @@ class InvertedResidual(CompiledTactic):
         _, _, rows, columns = static_shape(layer.outputs[0].shape)
         width = static_shape(layer.needs(block.x).shape)[3]
         window, stride, pads = _get_geometry(block.depthwise.layer)
-        line, group = _count_line(width, columns, window, stride, pads[1]), choose_blocks(block.hidden_blocks, 3)
+        line, group = _count_line(width, columns, window, stride, pads[1]), choose_tile(block.hidden_blocks, width).blocks
         return 1 <= band <= rows and 4 * count_thread_floats(block.hidden_blocks, group, band, columns, line, window, stride) <= _THREAD_BYTES
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> InvertedResidualKernel:
@@ -276,14 +273,19 @@ def _get_geometry(view: Layer) -> tuple[int, int, tuple[int, ...]]:
     return int(head.needs(1).shape[2]), int((head.attrs.get("strides") or (1,))[0]), tuple(head.attrs.get("pads") or (0,) * 4)
 
 
-def choose_blocks(blocks: int, most: int) -> int:
-    """The largest divisor of `blocks` up to `most`."""
-    return max(b for b in range(1, most + 1) if blocks % b == 0)
+def choose_tile(blocks: int, pixels: int) -> Tile:
+    """The tile of a pointwise convolution with the fewest loads and multiplications, for `blocks` blocks of filters and rows of `pixels` pixels."""
+
+    def count_work(tile: Tile) -> int:
+        return blocks // tile.blocks * -(-pixels // tile.pixels) * (tile.pixels * tile.blocks + tile.pixels + tile.blocks)
+
+    tiles = (Tile(b, p) for b, most in _MOST_PIXELS.items() if blocks % b == 0 for p in range(1, min(most, pixels) + 1))
+    return min(tiles, key=lambda t: (count_work(t), -t.pixels))
 
 
-def choose_pixels(count: int, most: int, blocks: int) -> int:
-    """Pixels of a tile, at most `most`, for `count` pixels: the fewest loads and multiplications of all tiles together."""
-    return min(range(1, min(most, count) + 1), key=lambda p: (-(-count // p) * (p * blocks + p + blocks + 2), -p))
+def choose_filtered(columns: int) -> int:
+    """Pixels of a tile of the depthwise convolution: the fewest are computed twice, then the tiles are large."""
+    return min(range(1, min(_FILTERED_PIXELS, columns) + 1), key=lambda p: (-(-columns // p) * (p + 2), -p))
 
 
 def _count_line(width: int, columns: int, window: int, stride: int, pad_left: int) -> int:
