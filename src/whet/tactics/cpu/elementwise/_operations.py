@@ -215,10 +215,8 @@ OPERATIONS: dict[str, Emit] = {
     "Gelu": _emit_gelu,
     "Greater": _compare(lambda x, y: x > y),
     "GreaterOrEqual": _compare(lambda x, y: x >= y),
-    "HardSigmoid": lambda e, a, v: e.math.maximum(e.math.minimum(v[0] * a["alpha"] + a["beta"], e.number(v[0], 1.0)), e.number(v[0], 0.0)),
-    "HardSwish": lambda e, a, v: (
-        v[0] * e.math.maximum(e.math.minimum(v[0] * (1 / 6) + 0.5, e.number(v[0], 1.0)), e.number(v[0], 0.0))
-    ),
+    "HardSigmoid": lambda e, a, v: e.math.clamp(v[0] * a["alpha"] + a["beta"], 0.0, 1.0),
+    "HardSwish": lambda e, a, v: v[0] * e.math.clamp(v[0] * (1 / 6) + 0.5, 0.0, 1.0),
     "IsInf": _is_inf,
     "IsNaN": lambda e, a, v: v[0].is_nan(),
     "LeakyRelu": lambda e, a, v: e.f.select(v[0] < 0.0, v[0] * a["alpha"], v[0]),
