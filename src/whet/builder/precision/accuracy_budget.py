@@ -56,8 +56,8 @@ class Judge:
         self, prepared: Network, precision: str, ranges: Ranges | None, samples: Sequence[Feeds], budget: Budget, config: BuildConfig,
         progress: Progress | None = None, run_of: RunOf | None = None, known: Judge | None = None,
     ):  # fmt: skip
-        """`run_of` makes the runs of derived networks (default: in segments). `known` is a judge of the same network and samples for another precision:
-        the exact outputs, and the segments that are not rounded, are computed once."""
+        """`run_of` makes the runs of derived networks (default: in segments). `known` is a judge of the same network and samples for another
+        precision: the exact outputs, and the segments that are not rounded, are computed once."""
         self.budget, self.log = budget, progress or Silent()
         if known is not None:
             prepared, samples, run_of = known.analysis.net, known.analysis.samples, known.analysis.run_of
