@@ -88,7 +88,7 @@ def test_every_element_has_its_value(result, operand, form, kind):
         values = np.arange(np.prod(shape, dtype=int)).reshape((1,) * (len(out) - len(shape)) + shape)
         last = (lambda a: np.moveaxis(a, 1, -1)) if form == "nhwc" else np.asarray
         want, i = last(np.broadcast_to(values, out)).reshape(-1), np.arange(np.prod(out))
-        where = (i // spread.outer * spread.stride if spread.outer else 0) + i // spread.inner % spread.count
+        where = (i // spread.outer * spread.stride if spread.outer else 0) + i // spread.inner % spread.size
         assert np.array_equal(last(values).reshape(-1)[where], want)
 
 

@@ -41,7 +41,7 @@ class Spread(NamedTuple):
     outer: int = 0
     stride: int = 0
     inner: int = 1
-    count: int = 1
+    size: int = 1  # `count` in the kernel
 
 
 WHOLE, ONE_VALUE = Spread(0), Spread(2)
@@ -72,18 +72,19 @@ def find_spread(shape: Sequence[int], out: Sequence[int], form: str) -> Spread |
     if len(own) != len(out) or any(d not in (1, o) for d, o in zip(own, out, strict=True)) or prod(out[1:]) >= 2**32:
         return None
     runs: list[tuple[int, bool]] = []  # size, whether the operand has it
-    for d, o in zip(compute_stored_shape(form, own), compute_stored_shape(form, tuple(out)), strict=True):
+    stored = (static_shape(compute_stored_shape(form, shape)) for shape in (own, tuple(out)))
+    for d, o in zip(*stored, strict=True):
         if o != 1 and runs and runs[-1][1] == (d == o):
-            runs[-1] = (runs[-1][0] * int(o), d == o)
+            runs[-1] = (runs[-1][0] * o, d == o)
         elif o != 1:
-            runs.append((int(o), d == o))
+            runs.append((o, d == o))
     kept = [i for i, (_, has) in enumerate(runs) if has]
     if not kept:
         return ONE_VALUE
     inner, count = prod(size for size, _ in runs[kept[-1] + 1 :]), runs[kept[-1]][0]
     kind = 1 if inner == 1 and count % 8 == 0 else 2 if inner % 8 == 0 else 3
     if len(kept) == 1:
-        return Spread(kind, inner=inner, count=count)
+        return Spread(kind, inner=inner, size=count)
     return Spread(kind, prod(size for size, _ in runs[1:]), count, inner, count) if kept == [0, 2] else None
 
 

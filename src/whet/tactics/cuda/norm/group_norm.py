@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -111,7 +112,7 @@ class GroupNorm(Tactic):
         if not 1 <= shares <= pixels:
             raise PlanRefused(f"{shares} shares of {pixels} pixels")
         parameters = [layer.needs(i) for i in (outer_input(layer, t) for t in norm.inputs[1:3]) if i is not None]
-        packed = [make_packed_array(f"{t.constant().digest}|f32", c * 4, lambda t=t: np.asarray(t.array(), np.float32)) for t in parameters]
+        packed = [make_packed_array(f"{t.constant().digest}|f32", c * 4, partial(np.asarray, t.array(), np.float32)) for t in parameters]
         epsilon = float(norm.attrs["epsilon"])
 
         def make(args: Args) -> list:
