@@ -39,7 +39,8 @@ def read_commit(benchmarks: Path) -> str:
 
     A copy made by `git archive` has no history; git has written its commit to archived_commit.txt (.gitattributes). "" if neither says it.
     """
-    archived = (benchmarks / "archived_commit.txt").read_text().strip()
+    archive = benchmarks / "archived_commit.txt"
+    archived = archive.read_text().strip() if archive.exists() else "$"
     if not archived.startswith("$"):
         return archived[:12]
     changed = _git(benchmarks, "status", "--porcelain", "--untracked-files=no", "../src", ":(glob)*.py")

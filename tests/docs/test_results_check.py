@@ -154,7 +154,7 @@ def test_a_helper_of_a_benchmark_belongs_to_it(repository):
         ("X = 1\nY = 2", "Y = 2\nZ = 3\nX = 1", []),
         ("X = 1\nY = 2", "X = 1\nY = 3", ["module"]),
         ("class A:\n    x = 1\n    def f(self): return 1", "class A:\n    x = 2\n    def f(self): return 1", ["A"]),
-        ("class A:\n    x = 1\n    def f(self): return 1", "class A(B):\n    x = 1\n    def f(self): return 2", ["A.f", "A"]),
+        ("class A:\n    x = 1\n    def f(self): return 1", "class A(B):\n    x = 1\n    def f(self): return 2", ["A", "A.f"]),
     ],
 )
 def test_definitions_that_differ(old, new, lost):
