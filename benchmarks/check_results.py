@@ -35,6 +35,7 @@ from _record import find_gaps, neutral, runs_of
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SCREEN = 16  # results of the short list
+AGAIN = ("stale", "origin")  # states of records to measure again
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,12 @@ def check(results: Path, history: History, names: tuple[str, ...] = ()) -> dict[
 
 def describe(states: list[State], every: bool = False) -> list[str]:
     """Lines about the records of a file that should be measured again: how many and why, and the commands."""
-    bad = [s for s in states if s.word in ("stale", "origin")]
+    bad = [s for s in states if s.word in AGAIN]
     gaps = Counter(g for s in bad for g in s.gaps)
     folders: Counter[str] = Counter()
     for path, names in {path: names for s in bad for path, names in s.changed}.items():
-        folders["/".join(path.removeprefix("src/whet/").split("/")[:2] if path.startswith("src/whet/tactics") else path.removeprefix("src/whet/").split("/")[:1])] += len(names)
+        parts = path.removeprefix("src/whet/").split("/")
+        folders["/".join(parts[: 2 if parts[0] == "tactics" else 1])] += len(names)
     said = [f"{n} x {gap}" if n > 1 else gap for gap, n in gaps.items()]
     if folders:
         said.append("changed functions: " + ", ".join(f"{folder} {n}" for folder, n in folders.most_common(4)))
@@ -97,19 +99,20 @@ def describe(states: list[State], every: bool = False) -> list[str]:
 def print_list(found: dict[str, list[State]], limit: int | None, every: bool = False) -> None:
     """The results to measure again, oldest first, at most `limit` of them, and the counts of all."""
     today = datetime.datetime.now(datetime.UTC).date()
-    listed = sorted((min(s.date for s in bad), name) for name, states in found.items() if (bad := [s for s in states if s.word in ("stale", "origin")]))
+    bad = {name: [s for s in states if s.word in AGAIN] for name, states in found.items()}
+    listed = sorted((min(s.date for s in states), name) for name, states in bad.items() if states)
     for date, name in listed[:limit]:
         states = found[name]
         age = f"{(today - datetime.date.fromisoformat(date[:10])).days} d" if date[:4].isdigit() else "?"
-        stale = sum(s.word in ("stale", "origin") for s in states)
         first, *more = describe(states, every)
-        print(f"{age:>5}  {name.removesuffix('.json'):32} {stale} of {len(states)}: {first}"[: None if every else 170])
+        print(f"{age:>5}  {name.removesuffix('.json'):32} {len(bad[name])} of {len(states)}: {first}"[: None if every else 170])
         for line in more:
             print(f"{'':7}{line}"[: None if every else 170])
     if limit is not None and len(listed) > limit:
         print(f"... and {len(listed) - limit} newer ones (--all)")
     words = Counter(s.word for states in found.values() for s in states)
-    print(f"{len(found) - len(listed)} of {len(found)} result files need no new run. Records: " + ", ".join(f"{n} {w}" for w, n in words.most_common()))
+    records = ", ".join(f"{n} {word}" for word, n in words.most_common())
+    print(f"{len(found) - len(listed)} of {len(found)} result files need no new run. Records: {records}")
 
 
 def main() -> int:
@@ -131,7 +134,7 @@ def main() -> int:
         print(json.dumps({name: [asdict(s) for s in states] for name, states in found.items()}, indent=1))
     else:
         print_list(found, None if options.all or options.names else SCREEN, bool(options.names))
-    return int(any(s.word in ("stale", "origin") for states in found.values() for s in states))
+    return int(any(s.word in AGAIN for states in found.values() for s in states))
 
 
 if __name__ == "__main__":

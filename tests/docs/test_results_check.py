@@ -106,7 +106,8 @@ def test_only_the_kernels_of_a_row_count(repository):
     commit("src/whet/tactics/cpu/conv.py", "from whet.tactics.cpu._shared import load\ndef run(): return load()")
     first = commit("src/whet/tactics/cpu/pool.py", "def run(): return 3")
     origin = {"date": "d", "command": "python benchmarks/a.py", "machine": "m", "commit": first}
-    rows = [{"case": "a", "tactics": {"cpu/conv": 2}}, {"case": "net", "precision": "fp32"}, {"case": "net", "precision": "int8"}, {"case": "unknown"}]
+    rows = [{"case": "a", "tactics": {"cpu/conv": 2}}, {"case": "unknown"}]
+    rows[1:1] = [{"case": "net", "precision": p} for p in ("fp32", "int8")]
     write_results(folder, {"cpu/r.json": {**origin, "rows": [{**row, "commit": first} for row in rows]}})
     known = {"net:1:fp32": {"tactics": {"cpu/pool": 1}}, "net:8:int8": {"tactics": {"cpu/conv": 1}}}
     (folder / "benchmarks/results/cpu").mkdir(parents=True)
