@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +40,8 @@ def read_commit(benchmarks: Path) -> str:
 
     A copy made by `git archive` has no history; git has written its commit to archived_commit.txt (.gitattributes). "" if neither says it.
     """
-    archived = (benchmarks / "archived_commit.txt").read_text().strip()
+    archive = benchmarks / "archived_commit.txt"
+    archived = archive.read_text().strip() if archive.exists() else "$"
     if not archived.startswith("$"):
         return archived[:12]
     changed = _git(benchmarks, "status", "--porcelain", "--untracked-files=no", "../src", ":(glob)*.py")
@@ -51,6 +53,11 @@ def describe_machine() -> str:
     from whet.backends.cpu.info import get_cpu_model
 
     return f"{get_cpu_model()}, {len(os.sched_getaffinity(0))} CPUs"
+
+
+def count_tactics(plan: Any) -> dict[str, int]:
+    """How many layers of an engine each tactic has: check_results.py judges a row with these by the code of its kernels alone."""
+    return dict(Counter(choice.tactic for choice in plan.choices.values()).most_common())
 
 
 def replace_row(row: dict[str, Any], out: Path, key: Iterable[str], packages: Iterable[str], machine: Any = None) -> list[dict[str, Any]]:

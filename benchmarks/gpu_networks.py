@@ -177,6 +177,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     from _inductor import Turn, exclusive
     from _networks import ATTENTION, EXPORTERS, FRESH, NETWORKS, export
+    from _record import count_tactics
     from _tensorrt_runner import TensorRtRunner
     from gpu_peers import by_events, graphed
 
@@ -228,6 +229,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
             row["rebuild_s"] = round(time.perf_counter() - begun, 1)
         row["layers"] = len(plan.network.layers)
         row["layer_kinds"] = dict(Counter(layer.composite or layer.op for layer in plan.network.layers).most_common(12))
+        row["tactics"] = count_tactics(plan)
         write_engine(plan, f"{folder}/model.engine")
         with Runtime().load(f"{folder}/model.engine") as engine:
             got = next(iter(engine.create_context().run({n: v.numpy() for n, v in named.items()}).values()))

@@ -129,3 +129,19 @@ def test_targets_on_the_gpu_are_judged_by_the_interval(monkeypatch):
     for interval, verdict in ends.items():
         assert gpu_peers.bar(row | {"compile_over_whet": 2.0, "compile_over_whet_interval": list(interval)}) == f"2x: {verdict}"
     assert gpu_peers.bar(row) == ""
+
+
+def test_rows_of_an_incomplete_origin_have_a_mark():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        tables = runpy.run_path(str(BENCHMARKS / "tables.py"))
+    run = {"date": "2026-11-21T00:00", "command": "python benchmarks/a.py", "machine": "m", "commit": "abc"}
+    rows = [{"case": "a", "commit": "abc"}, {"case": "b", "commit": "def+changes"}, {"case": "c", "commit": "def+changes"}]
+    table = tables["markdown"](["case", "ms"], [["a", "1"], ["b", "2"], ["c", "3"]])
+    run["rows"] = rows
+    marked, notes = tables["mark_gaps"](table, [(run, row) for row in rows])
+    assert marked.split("\n")[2:] == ["| a | 1 |", "| b [1] | 2 |", "| c [1] | 3 |"]
+    assert notes == ["[1] Incomplete origin: uncommitted changes were measured (commit def)."]
+    assert "of the rows with a mark: uncommitted changes were measured" in tables["_origin"](run)[1]
+    run["rows"] = rows[1:]  # said once for all
+    assert tables["mark_gaps"](table, [(run, row) for row in rows[1:]]) == (table, [])
