@@ -94,7 +94,7 @@ def compute_reconstruction_scores(
     a constant matrix count the energy of a unit's values relative to their input. `weighted`: by the sensitivity of the outputs, or with `labels`
     of the cross-entropy. Raises PruneError for data without samples or with NaN, and with `weighted` for a network without gradients.
     """
-    scale = _Sensitivities(compute_output_sensitivities(net, data, labels, seed=seed)) if weighted else _Variances(net, data)
+    scale = _Sensitivities(compute_output_sensitivities(net, data, labels, seed=seed, progress=progress)) if weighted else _Variances(net, data)
     readers, energies = _measure(net, channel_groups, blocks, data, scale, seed, progress)
     scores = {}
     for g in channel_groups:
@@ -138,6 +138,8 @@ def _fit_nondecreasing(rises: Sequence[tuple[float, int]]) -> list[float]:
 
 class _Variances:
     """Errors relative to the variance of a tensor: over all elements; of values that no later product reads, within channels."""
+
+    errors = "errors"
 
     def __init__(self, net: Network, data: Mapping[str, np.ndarray]):
         sweep, self.of, axes = Sweep(net, data), {}, find_output_channel_axes(net)
@@ -209,6 +211,8 @@ def compute_variance(x: np.ndarray, axis: int | None) -> float:
 class _Sensitivities:
     """Errors in units of the outputs' squared relative change."""
 
+    errors = "weighted errors"
+
     def __init__(self, of: Mapping[Tensor, np.ndarray]):
         self.of = of
 
@@ -277,7 +281,7 @@ def _measure(
             energies[b.name] = np.array([scale.energy(sweep.value(layer.needs(b.place)), layer.output)])
         sweep.step()
         if progress is not None:
-            progress(n + 1, len(net.layers), f"errors of {layer.name}")
+            progress(n + 1, len(net.layers), f"{scale.errors} of {layer.name}")
     return quadratics, energies
 
 
