@@ -8,7 +8,7 @@ import pytest
 from whet.errors import PruneError
 from whet.network import Weight, parse_network
 from whet.ops import run_network
-from whet.pruning import PruneConfig, Samples, Target, branches, cut, groups, importance, prune, recover
+from whet.pruning import PruneConfig, Samples, Target, branches, cut, groups, importance, prune, reconstruction, recover
 from whet.pruning.knapsack import Choice
 from whet.pruning.prune import COMPARED, OtherChoices
 from whet.pruning.reconstruction import compute_variance, find_channel_axes, find_output_channel_axes
@@ -144,25 +144,61 @@ def test_compared_importances_keep_the_one_whose_selection_changes_the_outputs_l
     assert any("of the selections by reconstruction" in line for line in made.report.lines())
 
 
-def alternative(margin, error):
-    """The selection that is kept and its importance: the default's, with an error of 1 on held-out samples, or the alternative's."""
+@pytest.mark.parametrize("large", [1, 40, 10**6])
+def test_taking_removed_units_out_of_large_matrices_changes_no_score(large, monkeypatch):
+    """Of a layer that reads two groups side by side: the rows of the other group stay."""
+    net = parse_network("""network n source
+in %x: f32[N,8]
+const %w: f32[8,24] = seed(1)
+const %v: f32[8,20] = seed(2)
+const %u: f32[44,6] = seed(3)
+%a = MatMul(%x, %w)
+%b = Relu(%a)
+%c = MatMul(%x, %v)
+%d = Relu(%c)
+%e = Concat(%b, %d, axis=1)
+%y = MatMul(%e, %u)
+out %y
+""")
+    x = Samples({"x": np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)})
+    monkeypatch.setattr(reconstruction, "_LARGE", 10**9)
+    want = importance(groups(net), "reconstruction", net=net, samples=x)
+    sizes = []
+    shrink = reconstruction._Reader.shrink
+    monkeypatch.setattr(reconstruction._Reader, "shrink", lambda self, left: (shrink(self, left), sizes.append(len(self.h))))
+    monkeypatch.setattr(reconstruction, "_LARGE", large)
+    got = importance(groups(net), "reconstruction", net=net, samples=x)
+    assert {k: list(v) for k, v in got.items()} == {k: pytest.approx(list(v), rel=1e-9) for k, v in want.items()}
+    assert min(sizes) == {1: 23, 40: 32, 10**6: 44}[large], "of 44"
+
+
+def select(margin, error, uniform=None, steps=1):
+    """The selection that is kept and its gap: the default's, with an error of 1 on held-out samples, the alternative's or uniform cuts."""
     net = parse_network(TWO_HEADS)
     found = groups(net)
-    first, other = (Choice({g.name: np.arange(n) for g in found}, (), 1.0, 0.7, 0.0) for n in (8, 9))
-    others = OtherChoices(None, alternatives={"weighted_reconstruction": other}, margin=margin)
-    how = PruneConfig(target=Target("params", ratio=0.7), importance="reconstruction")
+    first, other, even = (Choice({g.name: np.arange(n) for g in found}, (), 1.0, 0.7, 0.2, bound=0.1) for n in (8, 9, 10))
+    others = OtherChoices(even if uniform is not None else None, alternatives={"weighted_reconstruction": other}, margin=margin)
+    how = PruneConfig(target=Target("params", ratio=0.7), importance="reconstruction", steps=steps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pruning, "measure_held_out_errors", lambda *a: [1.0, error])
-        choice, report, kind = pruning.select_by_outputs(net, how, found, first, pruning.Report(), others, {}, None)
+        patch.setattr(pruning, "measure_held_out_errors", lambda *a: [1.0, error, *([] if uniform is None else [uniform])])
+        choice, report, kind = pruning.select_by_outputs(net, how, found, first, pruning.Report(gap=0.3), others, {}, None)
     assert report.floor.by_importance == {"reconstruction": 1.0, "weighted_reconstruction": error}
-    assert report.floor.chosen == (1.0 if choice is first else error)
-    return choice is other, kind
+    assert report.floor.chosen == (error if choice is other or (choice is even and error < 1) else 1.0)
+    assert kind == ("weighted_reconstruction" if choice is other else "reconstruction")
+    return {8: "default", 9: "alternative", 10: "uniform"}[len(choice.kept["w"])], report.gap
 
 
 def test_an_alternative_replaces_the_default_only_by_a_clear_margin():
-    assert alternative(0.1, 0.89) == (True, "weighted_reconstruction")
-    assert alternative(0.1, 0.91) == (False, "reconstruction")
-    assert alternative(0.0, 0.91) == (True, "weighted_reconstruction")
+    assert select(0.1, 0.89) == ("alternative", 1.0)
+    assert select(0.1, 0.91) == ("default", 0.3)
+    assert select(0.0, 0.91) == ("alternative", 1.0)
+    assert select(0.1, 0.89, steps=2) == ("alternative", None), "no bound is known of several steps"
+
+
+def test_uniform_cuts_must_be_better_than_every_selection():
+    assert select(0.1, 0.95, uniform=0.97) == ("alternative", 1.0), "no margin: the default loses anyway"
+    assert select(0.1, 0.95, uniform=1.01) == ("default", 0.3)
+    assert select(0.1, 0.95, uniform=0.94) == ("uniform", None)
 
 
 def test_the_default_compares_two_importances_where_outputs_can_be_compared(case, monkeypatch):

@@ -89,12 +89,19 @@ def measure_held_out_errors(
     """
     config = replace(config, rows=min(config.rows, _ROWS))
     small = [cut(net, c.kept, channel_groups, removed=c.removed) for c in choices]
-    errors = []
-    for fitted, judged in split_samples(net, data, config.seed):
+    pairs = split_samples(net, data, config.seed)
+    errors = np.zeros((len(pairs), len(choices)))
+    for i, (fitted, judged) in enumerate(pairs):
         wanted = compute_outputs(net, judged)
-        made = (recover(s, net, c.kept, fitted, config, progress) for s, c in zip(small, choices, strict=True))
-        errors.append([compute_rms_error(wanted, compute_outputs(m, judged)) for m in made])
-    return [float(e) for e in np.mean(errors, axis=0)] if errors else None
+        for k, (s, c) in enumerate(zip(small, choices, strict=True)):
+            made = recover(s, net, c.kept, fitted, config, _number_messages(progress, i * len(choices) + k + 1, errors.size))
+            errors[i, k] = compute_rms_error(wanted, compute_outputs(made, judged))
+    return [float(e) for e in errors.mean(0)] if pairs else None
+
+
+def _number_messages(progress: Progress | None, n: int, total: int) -> Progress | None:
+    """`progress` with the number of the recovery in front of the messages."""
+    return None if progress is None else lambda done, layers, text: progress(done, layers, f"comparing selections, {n} of {total}: {text}")
 
 
 def split_samples(net: Network, data: Mapping[str, np.ndarray], seed: int) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:

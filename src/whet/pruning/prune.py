@@ -445,6 +445,8 @@ def select_by_outputs(
         return choice, report, config.importance
     others_from = 1 + len(others.trials)
     best = int(np.argmin([*errors[:others_from], *(e / (1 - others.margin) for e in errors[others_from : len(ranked)])]))
+    if uniform and errors[-1] < errors[best]:  # a margin protects the default from chance, not uniform cuts from a better selection
+        best = int(np.argmin(errors[: len(ranked)]))
     by = {name_of(kinds[0]): errors[0], **dict(zip(others.alternatives, errors[others_from:], strict=False))}
     floor = Floor(
         errors[best], errors[-1] if uniform else None, errors[0] if others.trials else None, len(others.trials), by if len(by) > 1 else {}
@@ -458,7 +460,8 @@ def select_by_outputs(
             if after / before > times[1] / times[0] * _CLOSE:
                 continue
             times = (before, after)
-        gap = c.gap if any(c is a for a in others.alternatives.values()) else None  # the others are not selections by importances as measured
+        # a bound is known of selections in one step by importances as measured
+        gap = c.gap if config.steps == 1 and any(c is a for a in others.alternatives.values()) else None
         lost = replace(report, predicted=(c.before, c.after), summed=None, engine_ms=times, gap=gap)
         kind = config.importance if c is others.uniform else kinds[best]
         return c, replace(lost, floor=floor if c is others.uniform or not floor.fails else None), kind

@@ -125,8 +125,9 @@ def _compute_weight_gradients(layer: Layer, inputs: list, cotangent: np.ndarray,
 
 
 def compute_output_sensitivities(
-    net: Network, data: Mapping[str, np.ndarray], labels: np.ndarray | None = None, *, samples: int = 32, batch: int = 8, seed: int = 0
-) -> dict[Tensor, np.ndarray]:
+    net: Network, data: Mapping[str, np.ndarray], labels: np.ndarray | None = None, *, samples: int = 32, batch: int = 8, seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[Tensor, np.ndarray]:  # fmt: skip
     """By computed tensor with samples along axis 0: the mean over samples of its squared cotangent, float32 in the shape of one sample.
 
     Times the mean square of a small independent error of the element, it is the squared relative change of the outputs (without labels). At
@@ -137,7 +138,7 @@ def compute_output_sensitivities(
     starts = np.linspace(0, count - size, min(max(samples // size, 1), count // size)).astype(int)
     total: dict[Tensor, np.ndarray] = {}
     rng = np.random.default_rng(seed)
-    for start in starts:
+    for n, start in enumerate(starts):
         run = _forward(net, {k: v[start : start + size] for k, v in data.items()})
 
         def visit(layer: Layer, inputs: list, cotangents: list[np.ndarray]) -> None:
@@ -146,6 +147,8 @@ def compute_output_sensitivities(
                     total[t] = total.get(t, 0) + np.einsum("n...,n...->...", c, c)
 
         run.backward(compute_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
+        if progress is not None:
+            progress(n + 1, len(starts), "sensitivity of the outputs")
     return {t: np.asarray(v, np.float32) / (size * len(starts)) for t, v in total.items()}
 
 
