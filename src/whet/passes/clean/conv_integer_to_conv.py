@@ -18,8 +18,8 @@ from whet.rewrite.rules import Phase, Skip, rule
 @rule("Cast", phase=Phase.CLEAN, after=["fold_constants"])
 def conv_integer_to_conv(g: Graph, layer: Layer) -> Tensor | Skip | None:
     conv = find_maker_of_op(g, layer.inputs[0], "ConvInteger")
-    if conv is None or layer.output.dtype != F32:
-        return None
+    if g.channel_alignment != 1 or conv is None or layer.output.dtype != F32:
+        return None  # a GPU has a kernel for it, and 16-bit floats would overflow
     if reason := g.escapes(conv.output, layer):
         return Skip(reason)
     x, w, x_zero, w_zero = conv.needs(0), conv.needs(1), conv.input(2), conv.input(3)

@@ -21,8 +21,8 @@ _ZERO = 1e-13  # the error of a sine or cosine in float64
 
 @rule("DFT", "STFT", phase=Phase.CLEAN, after=["fold_constants", "fold_shapes"])
 def transform_to_product(g: Graph, layer: Layer) -> Tensor | Skip | None:
-    if layer.needs(0).dtype.name != "f32" or layer.needs(0).is_constant:
-        return None
+    if g.channel_alignment != 1 or layer.needs(0).dtype.name != "f32" or layer.needs(0).is_constant:
+        return None  # a GPU has kernels for these, and would multiply with the 11 bits of TF32
     if not g.is_sized((*layer.needs(0).shape, *layer.output.shape)):
         return Skip("its shape depends on data")
     return _multiply_frames(g, layer) if layer.op == "STFT" else _multiply_lines(g, layer)
