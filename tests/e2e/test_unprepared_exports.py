@@ -314,7 +314,8 @@ def test_rows_repeated_as_often_as_computed():
     check_on_the_host(proto, [{"x": x, "n": np.array(n)} for n in ([1, 2, 3], [4, 1, 1], [1, 1, 1])])
 
 
-def test_bags_between_offsets():
+@pytest.mark.parametrize("count", ["three", "given"])
+def test_bags_between_offsets(count):
     """EmbeddingBag, as the older exporter of PyTorch writes it: a Loop over bags slices the indices at offsets that are inputs."""
     rng = np.random.default_rng(2)
     body = helper.make_graph(
@@ -336,11 +337,43 @@ def test_bags_between_offsets():
         helper.make_node("Slice", ["offsets", "one", "many", "zero"], ["tail"]),
         helper.make_node("Concat", ["tail", "ten"], ["ends"], axis=0),
         helper.make_node("Identity", ["offsets"], ["starts"]),
-        helper.make_node("Loop", ["three", "true"], ["bags"], body=body),
+        helper.make_node("Loop", [count, "true"], ["bags"], body=body),
         helper.make_node("MatMul", ["bags", "w"], ["y"]),
     ]
     weights = [("table", rng.standard_normal((20, 4)).astype("f4")), ("w", rng.standard_normal((4, 2)).astype("f4")), ("zero", np.array([0]))]
     weights += [("one", np.array([1])), ("many", np.array([2**40])), ("ten", np.array([10])), ("three", np.array(3)), ("true", np.array(True))]
-    proto = model(nodes, [("indices", TensorProto.INT64, [10]), ("offsets", TensorProto.INT64, [3])], [("y", F, [3, 2])], weights)
-    indices = rng.integers(0, 20, 10)
-    check_on_the_host(proto, [{"indices": indices, "offsets": np.array(o)} for o in ([0, 3, 7], [0, 1, 2], [0, 0, 9])])
+    inputs = [("indices", TensorProto.INT64, [10]), ("offsets", TensorProto.INT64, [3]), ("given", TensorProto.INT64, [])]
+    proto = model(nodes, inputs if count == "given" else inputs[:2], [("y", F, ["B", 2])], weights)
+    feeds = [{"indices": rng.integers(0, 20, 10), "offsets": np.array(o)} for o in ([0, 3, 7], [0, 1, 2], [0, 0, 9])]
+    check_on_the_host(proto, [{**f, "given": np.array(3)} for f in feeds] if count == "given" else feeds)
+
+
+def test_a_loop_that_slices_at_its_index_is_unrolled():
+    """Its kernels run in the engine: no size depends on the data."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Unsqueeze", ["i", "zero"], ["a"]),
+            helper.make_node("Add", ["a", "one"], ["b"]),
+            helper.make_node("Slice", ["x", "a", "b", "zero"], ["row"]),
+            helper.make_node("MatMul", ["row", "w"], ["product"]),
+            helper.make_node("Add", ["sum", "product"], ["more"]),
+            helper.make_node("Identity", ["go"], ["go_on"]),
+        ],
+        "step",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("sum", F, [1, 2]),
+        ],
+        [helper.make_tensor_value_info("go_on", TensorProto.BOOL, []), helper.make_tensor_value_info("more", F, [1, 2])],
+    )
+    rng = np.random.default_rng(4)
+    weights = [("w", rng.standard_normal((4, 2)).astype("f4")), ("zero", np.array([0])), ("one", np.array([1])), ("three", np.array(3))]
+    weights += [("true", np.array(True)), ("start", np.zeros((1, 2), "f4"))]
+    nodes = [helper.make_node("Loop", ["three", "true", "start"], ["y"], body=body)]
+    proto = model(nodes, [("x", F, [3, 4])], [("y", F, [1, 2])], weights)
+    plan = build(network_from_onnx(proto), config())
+    assert plan.tail is None
+    x = rng.standard_normal((3, 4)).astype("f4")
+    with Runtime().load(plan).create_context() as context:
+        np.testing.assert_allclose(context.run({"x": x})["y"], onnxruntime_outputs(proto, {"x": x})["y"], rtol=1e-5, atol=1e-6)
