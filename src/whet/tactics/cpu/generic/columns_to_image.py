@@ -1,4 +1,4 @@
-"""Col2Im of images with one or two axes in f32. For coverage: otherwise NumPy computes it."""
+"""Col2Im of images with one or two axes in f32. For coverage: otherwise NumPy computes it; ONNX Runtime takes half of its time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ColumnsToImage(LoopTactic):
         strides, dilations = ([*([1] * lead), *(a.get(name) or (1,) * axes)] for name in ("strides", "dilations"))
         pads = list(a.get("pads") or (0,) * (2 * axes))
         before, after = [*([0] * lead), *pads[:axes]], [*([0] * lead), *pads[axes:]]
-        counts = [compute_out_size(*n) for n in zip(sizes, blocks, strides, dilations, before, after, strict=True)]
+        counts = static_shape(tuple(compute_out_size(*n) for n in zip(sizes, blocks, strides, dilations, before, after, strict=True)))
         positions = list[int]()
         for position in product(*map(range, blocks)):
             for axis in range(2):

@@ -1,5 +1,7 @@
-"""QONNX's quantizers against their definition in NumPy, in each of the three domains that tools write; kernels in integers; refusals."""
+"""Quantizers of other tools: QONNX's in each of the three domains that tools write, against their definition in NumPy; kernels in integers;
+ModelOpt's against ONNX's; refusals. Ops of TensorRT's plugins and of onnxruntime-extensions are refused with a remedy."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -26,7 +28,8 @@ def make_model(op, inputs, domain="qonnx.custom_op.general", x=X, **attrs):
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(np.asarray(a, np.float32), n) for a, n in zip(inputs, names, strict=True)],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)], ir_version=9)
+    domains = [helper.make_opsetid(domain, 1)] if domain else []
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), *domains], ir_version=9)
 
 
 def quantize(x, scale, zero, bits, signed=1, narrow=0, rounding_mode="ROUND"):
@@ -125,3 +128,51 @@ def test_convolutions_are_computed_in_integers():
 def test_refusals(op, inputs, attrs, why):
     with pytest.raises(UnsupportedError, match=why):
         network_from_onnx(make_model(op, inputs, **attrs))
+
+
+def test_modelopts_float8():
+    nodes = [
+        helper.make_node("TRT_FP8QuantizeLinear", ["x", "s"], ["q"], name="q", domain="trt"),
+        helper.make_node("TRT_FP8DequantizeLinear", ["q", "s"], ["y"], name="d", domain="trt"),
+    ]
+    scale = np.float32(0.05)
+    net = network_from_onnx(make_trt_model(nodes, [numpy_helper.from_array(scale, "s")]))
+    want = np.clip(X / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+    np.testing.assert_array_equal(run_network(net, {"x": X})["y"], want)
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.int4, np.int8])
+def test_modelopts_blocks_of_4_bits(kind):
+    values, scales = _rng.integers(-8, 8, (8, 5)), _rng.random((2, 5)).astype(np.float32)
+    nodes = [
+        helper.make_node("TRT_INT4DequantizeLinear", ["w", "s"], ["d"], name="d", domain="trt", axis=0, block_size=4),
+        helper.make_node("MatMul", ["x", "d"], ["y"], name="y"),
+    ]
+    x = _rng.standard_normal((3, 8)).astype(np.float32)
+    net = network_from_onnx(make_trt_model(nodes, [numpy_helper.from_array(values.astype(kind), "w"), numpy_helper.from_array(scales, "s")], (3, 8)))
+    np.testing.assert_allclose(run_network(net, {"x": x})["y"], x @ (values * np.repeat(scales, 4, 0)), rtol=1e-5, atol=1e-5)
+
+
+def make_trt_model(nodes, weights, shape=X.shape):
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("trt", 1)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "why"),
+    [
+        ("EfficientNMS_TRT", "TRT", "node 'q' .TRT.EfficientNMS_TRT.: a plugin of TensorRT.*or with ONNX's NonMaxSuppression"),
+        ("BatchedNMSDynamic_TRT", "", "node 'q' .BatchedNMSDynamic_TRT.: a plugin of TensorRT.*or with ONNX's NonMaxSuppression"),
+        ("CropAndResizePlugin_TRT", "", "a plugin of TensorRT, which only TensorRT has. Export with standard ops"),
+        ("Inverse", "ai.onnx.contrib", "an op of onnxruntime-extensions .* with ONNX Runtime"),
+    ],
+)
+def test_ops_that_only_one_runtime_has(op, domain, why):
+    with pytest.raises(UnsupportedError, match=why):
+        network_from_onnx(make_model(op, [], domain))
