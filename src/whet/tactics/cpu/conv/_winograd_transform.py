@@ -52,6 +52,17 @@ def transform_weights(w: np.ndarray, m: int) -> np.ndarray:
     return (np.kron(g, g) @ columns).astype(np.float32).reshape(-1, w.shape[1], w.shape[0])
 
 
+def emit_weights(f: Function, w: Sequence[Value], m: int) -> list[Value]:
+    """G w: three vectors to n."""
+    g = compute_matrices(m)[2]
+    result = [_combine(f, w, _list_terms(g[0]))]
+    for k in range(len(PAIRS[m])):
+        plus, minus = g[2 * k + 1], g[2 * k + 2]
+        even, odd = _combine(f, w, _list_terms((plus + minus) / 2)), float((plus - minus)[1] / 2)
+        result += [_add_scaled(f, even, odd, w[1]), _add_scaled(f, even, -odd, w[1])]
+    return [*result, _combine(f, w, _list_terms(g[-1]))]
+
+
 def emit_input(f: Function, x: Sequence[Value], m: int) -> list[Value]:
     """B x: the transform of one row or column of n vectors."""
     b = compute_matrices(m)[1]

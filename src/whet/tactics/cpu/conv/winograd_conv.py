@@ -29,6 +29,7 @@ _CLEARLY = 1.3
 _READ_COST = 16  # multiplications in the time that reading a weight from memory takes
 _SECOND_CACHE, _MEMORY = 1 << 20, 1 << 25  # bytes
 _COMMON_ROWS = 3
+_SEGMENT = 2  # blocks of input channels of which raw weights are transformed at once
 _GROUP = 8  # blocks of input channels of an item of the split form's input transform
 
 
@@ -86,7 +87,7 @@ class WinogradKernel:
         taken, height, width = static_shape(head.needs(0).shape)[1:]
         down, across = -(-rows // m), -(-columns // m)
         tiles = samples * down * across
-        is_split = bool(sizes["split"])
+        is_split, is_raw = bool(sizes["split"]), bool(sizes.get("raw", 0))
         self.threads = count if tiles * taken * channels * count_tile_inputs(m) ** 2 > self.serial_work else 1
         blocks = -(-tiles // sizes["tiles"])
         if not is_split:
@@ -94,20 +95,22 @@ class WinogradKernel:
             self.threads = min(self.threads, blocks)
         counts = {tiles // blocks, -(-tiles // blocks)}
         capacity = max(counts)
-        form = Form(m, count_lanes(), _list_row_counts(counts), (x.tail, y.tail), steps, jit.has("avx512dq") and count_lanes() == 16, is_split)
+        form = Form(m, count_lanes(), _list_row_counts(counts), (x.tail, y.tail), steps, jit.has("avx512dq") and count_lanes() == 16, is_split, is_raw)
         strips = -(-channels // form.width)
         panel_strips = min(sizes["strips"], strips)
         panels = -(-strips // panel_strips)
         matrices = count_tile_inputs(m) ** 2
         v_pitch, m_pitch = _compute_pitch(x.blocks * capacity * form.lanes), _compute_pitch(panel_strips * capacity * form.width)
-        block_floats = v_pitch * matrices
-        thread_floats = _compute_pitch(form.buffer_floats + m_pitch * matrices + (0 if is_split else block_floats))
+        segment = min(_SEGMENT, x.blocks)
+        block_floats, u_pitch = v_pitch * matrices, _compute_pitch(segment * form.lanes * form.width) if is_raw else 0
+        thread_floats = _compute_pitch(form.buffer_floats + (m_pitch + u_pitch) * matrices + (0 if is_split else block_floats))
         self.scratch = 4 * (self.threads * thread_floats + (blocks * block_floats if is_split else 0))
         weights, bias = get_weight_and_bias(layer)
-        u_floats = matrices * strips * x.blocks * form.lanes * form.width
+        packed_matrices = TAPS * TAPS if is_raw else matrices
+        u_floats = packed_matrices * strips * x.blocks * form.lanes * form.width
         digests = "|".join("" if t is None else t.constant().digest for t in (weights, bias))
-        key = f"{digests}|winograd {m} {form.lanes} {panel_strips}"
-        make = _Pack(weights, bias, m, form.lanes, form.width, panel_strips)
+        key = f"{digests}|winograd {0 if is_raw else m} {form.lanes} {panel_strips}"
+        make = _Pack(weights, bias, 0 if is_raw else m, form.lanes, form.width, panel_strips)
         self.packed = (Packed(key, 4 * (u_floats + strips * form.width), make, storable=True),)
         top, left = (int(p) for p in (head.attrs.get("pads") or (0, 0))[:2])
         whole_vectors = channels // form.lanes if y.tail else y.blocks
@@ -115,11 +118,11 @@ class WinogradKernel:
         self._sizes = [
             x.pixel, x.row, x.block, x.sample, height, width, top, left, y.pixel, y.row, y.block, y.sample, rows, columns,
             across, down * across, tiles, blocks, capacity, x.blocks, x.whole_blocks, strips, panels, panel_strips,
-            whole_vectors, v_pitch, m_pitch, block_floats, thread_floats, u_floats, _GROUP, groups,
+            whole_vectors, v_pitch, m_pitch, u_pitch, segment, block_floats, thread_floats, u_floats, _GROUP, groups,
         ]  # fmt: skip
         self._launches = [("inputs", tiles * groups), ("products", panels * blocks)] if is_split else [("winograd", blocks)]
         self._form = form
-        self.implementation = f"F({m},3) {capacity} tiles x {panel_strips * form.width} channels{' split' if is_split else ''}"
+        self.implementation = f"F({m},3) {capacity} tiles x {panel_strips * form.width} channels{' split' if is_split else ''}{', raw weights' if is_raw else ''}"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context, operands = [args.inputs[self.x], *args.packed, args.outputs[0], args.scratch], {0: ("input", self.x), 2: ("output", 0)}
@@ -176,6 +179,8 @@ class Winograd(FloatConvTactic):
                 continue
             weights, most = 4 * products * count_tile_inputs(m) ** 2, get_row_limit()
             for split in (0, 1):
+                if weights > _SECOND_CACHE:
+                    configs.append((("m", m), ("tiles", 4 * most), ("strips", 1), ("split", split), ("raw", 1)))
                 if (weights > _SECOND_CACHE if split else weights < _MEMORY):
                     configs += [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for n, strips in ((2, 4), (4, 1))]
         return configs
@@ -189,7 +194,8 @@ class Winograd(FloatConvTactic):
 
 @dataclass(frozen=True)
 class _Pack:
-    """Packs weights and biases: per panel of `strips` strips of `width` output channels the n * n matrices, strip by strip; then the biases."""
+    """Packs weights and biases: per panel of `strips` strips of `width` output channels the n * n matrices, strip by strip; then the biases. Raw
+    weights (`m` is 0) are packed strip by strip, the taps of a channel side by side."""
 
     weights: Tensor
     bias: Tensor | None
@@ -202,20 +208,31 @@ class _Pack:
         w = to_f32(self.weights)
         channels, taken = w.shape[:2]
         padded, count = -(-taken // self.lanes) * self.lanes, -(-channels // self.width)
-        matrices = count_tile_inputs(self.m) ** 2
+        matrices = count_tile_inputs(self.m) ** 2 if self.m else TAPS * TAPS
         packed = np.zeros(matrices * padded * count * self.width + count * self.width, np.float32)
         at = 0
         for first in range(0, count, self.strips):  # panel by panel: the values in float64 stay in the caches
             strips = min(self.strips, count - first)
-            u = transform_weights(w[first * self.width : (first + strips) * self.width], self.m)
-            panel = packed[at : at + matrices * strips * padded * self.width].reshape(matrices, strips, padded, self.width)
-            for k in range(strips):
-                part = u[:, :, k * self.width : (k + 1) * self.width]
-                panel[:, k, :taken, : part.shape[2]] = part
+            part = w[first * self.width : (first + strips) * self.width]
+            panel = packed[at : at + matrices * strips * padded * self.width]
+            if self.m:
+                u = transform_weights(part, self.m)
+                _copy_strips(panel.reshape(matrices, strips, padded, self.width).swapaxes(1, 2), u)
+            else:
+                raw = part.reshape(len(part), taken, matrices).transpose(2, 1, 0)
+                _copy_strips(panel.reshape(strips, padded, matrices, self.width).transpose(2, 1, 0, 3), raw)
             at += panel.size
         if self.bias is not None:
             packed[at : at + channels] = to_f32(self.bias).reshape(-1)
         return packed.view(np.uint8)
+
+
+def _copy_strips(target: np.ndarray, values: np.ndarray) -> None:
+    """Copies [matrix, input channel, output channel] to [matrix, input channel, strip, column]; both may have fewer channels than `target`."""
+    width = target.shape[3]
+    for k in range(target.shape[2]):
+        part = values[:, :, k * width : (k + 1) * width]
+        target[:, : part.shape[1], k, : part.shape[2]] = part
 
 
 def _estimate_cost(m: int, tiles: int, products: int) -> float:
