@@ -40,7 +40,7 @@ _ADDRESSES = ("source", "packed", "target", "scratch")
 _SIZES = (
     "x_pixel", "x_row", "x_block", "x_sample", "height", "width", "pad_top", "pad_left", "y_pixel", "y_row", "y_block", "y_sample", "rows", "columns",
     "tiles_across", "tiles_of_image", "tiles", "blocks", "capacity", "channel_blocks", "whole_blocks", "strips", "panels", "panel_strips",
-    "whole_vectors", "v_pitch", "m_pitch", "u_pitch", "segment", "block_floats", "thread_floats", "bias", "group", "groups", "items", "share",
+    "whole_vectors", "v_pitch", "m_pitch", "u_pitch", "segment", "block_floats", "thread_floats", "bias", "group", "groups", "copies", "items", "share",
 )  # fmt: skip
 """Strides in floats of input and result; padding; tiles; blocks of tiles, and the tiles of the largest; blocks of input channels, and how many fill a
 vector; strips and panels of output channels; result vectors without a mask; strides in floats of V, M and a segment's U, and channel blocks of a segment;
@@ -99,16 +99,18 @@ def emit_winograd_ir(form: Form) -> str:
     with parallel_kernel(module, "inputs", words, "items") as (f, w):
         kernel = _Kernel(f, w, form, functions)
         with f.loop(w.begin, w.end) as items:
-            tile, group = items.index // w.groups, items.index % w.groups
+            copied, group = items.index // w.groups, items.index % w.groups
+            copy, tile = copied // w.tiles, copied % w.tiles
             block = ((tile + 1) * w.blocks - 1) // w.tiles
             first = group * w.group
             begin = kernel.get_tile_range(block)[0]
-            kernel.transform_inputs(kernel.locate_shared_inputs(block), tile, tile + 1, begin, first, f.minimum(first + w.group, w.channel_blocks))
+            kernel.transform_inputs(kernel.locate_shared_inputs(copy, block), tile, tile + 1, begin, first, f.minimum(first + w.group, w.channel_blocks))
     with parallel_kernel(module, "products", words, "items") as (f, w):
         kernel = _Kernel(f, w, form, functions)
         with f.loop(w.begin, w.end) as items:
             panel, block = items.index // w.blocks, items.index % w.blocks
-            kernel.compute_panel(kernel.locate_shared_inputs(block), kernel.memory, panel, *kernel.get_tile_range(block))
+            copy = f.select(w.copies > 1, kernel.me, f.value(0))
+            kernel.compute_panel(kernel.locate_shared_inputs(copy, block), kernel.memory, panel, *kernel.get_tile_range(block))
     return str(module)
 
 
@@ -182,7 +184,8 @@ class _Functions:
             with f.repeat(blocks, start, start, start, *begin) as loop:
                 left, v_offset, u_offset, lines, *sums = loop.values
                 v_now, u_now = f.opaque_pointer(v.at(v_offset)), f.opaque_pointer(u.at(u_offset))
-                prefetches = self.form.prefetches if self.form.is_raw else 0
+                import os
+                prefetches = self.form.prefetches if self.form.is_raw and os.environ.get("WPF", "1") != "0" else 0
                 ahead_now = f.opaque_pointer(ahead.at(lines)) if prefetches else ahead
                 for c in range(lanes):
                     for line in range(c * prefetches // lanes, (c + 1) * prefetches // lanes):
@@ -265,9 +268,9 @@ class _Kernel:
 
     def __init__(self, f: Function, w: SimpleNamespace, form: Form, functions: _Functions) -> None:
         self.f, self.w, self.form, self.functions = f, w, form, functions
-        (me,) = f.choose([(emit_thread_count(w.context) > 1, lambda: [emit_thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
+        (self.me,) = f.choose([(emit_thread_count(w.context) > 1, lambda: [emit_thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
         self.scratch = w.scratch.as_pointer(FLOAT)
-        own = self.scratch.at(me * w.thread_floats)
+        own = self.scratch.at(self.me * w.thread_floats)
         self.window = own  # the copied window, then the transforms' intermediate values
         self.buffer = own.at(form.buffer_floats // 2)
         self.memory = own.at(form.buffer_floats)
@@ -277,10 +280,10 @@ class _Kernel:
         w = self.w
         return block * w.tiles // w.blocks, (block + 1) * w.tiles // w.blocks
 
-    def locate_shared_inputs(self, block: Value) -> Pointer:
+    def locate_shared_inputs(self, copy: Value, block: Value) -> Pointer:
         """V of a block in the split form: after the memory of all threads, whose size is that of the blocks before."""
         w = self.w
-        return self.scratch.at(emit_thread_count(w.context) * w.thread_floats).at(block * w.block_floats)
+        return self.scratch.at(emit_thread_count(w.context) * w.thread_floats).at((copy * w.blocks + block) * w.block_floats)
 
     def emit_for_tiles(self, begin: Value, end: Value, emit: Callable[[Value, Value, Value, Value], None]) -> None:
         """Emits code for the tiles [begin, end): emit(tile, sample, row, column), the row and column of the tile's first result."""

@@ -88,6 +88,9 @@ class WinogradKernel:
         down, across = -(-rows // m), -(-columns // m)
         tiles = samples * down * across
         is_split, is_raw = bool(sizes["split"]), bool(sizes.get("raw", 0))
+        import os
+        _SEGMENT = int(os.environ.get("WSEG", 2))
+        copies = count if sizes["split"] == 2 else 1
         self.threads = count if tiles * taken * channels * count_tile_inputs(m) ** 2 > self.serial_work else 1
         blocks = -(-tiles // sizes["tiles"])
         if not is_split:
@@ -104,7 +107,7 @@ class WinogradKernel:
         segment = min(_SEGMENT, x.blocks)
         block_floats, u_pitch = v_pitch * matrices, _compute_pitch(segment * form.lanes * form.width) if is_raw else 0
         thread_floats = _compute_pitch(form.buffer_floats + (m_pitch + u_pitch) * matrices + (0 if is_split else block_floats))
-        self.scratch = 4 * (self.threads * thread_floats + (blocks * block_floats if is_split else 0))
+        self.scratch = 4 * (self.threads * thread_floats + (copies * blocks * block_floats if is_split else 0))
         weights, bias = get_weight_and_bias(layer)
         packed_matrices = TAPS * TAPS if is_raw else matrices
         u_floats = packed_matrices * strips * x.blocks * form.lanes * form.width
@@ -118,11 +121,11 @@ class WinogradKernel:
         self._sizes = [
             x.pixel, x.row, x.block, x.sample, height, width, top, left, y.pixel, y.row, y.block, y.sample, rows, columns,
             across, down * across, tiles, blocks, capacity, x.blocks, x.whole_blocks, strips, panels, panel_strips,
-            whole_vectors, v_pitch, m_pitch, u_pitch, segment, block_floats, thread_floats, u_floats, _GROUP, groups,
+            whole_vectors, v_pitch, m_pitch, u_pitch, segment, block_floats, thread_floats, u_floats, _GROUP, groups, copies,
         ]  # fmt: skip
-        self._launches = [("inputs", tiles * groups), ("products", panels * blocks)] if is_split else [("winograd", blocks)]
+        self._launches = [("inputs", copies * tiles * groups), ("products", panels * blocks)] if is_split else [("winograd", blocks)]
         self._form = form
-        self.implementation = f"F({m},3) {capacity} tiles x {panel_strips * form.width} channels{' split' if is_split else ''}{', raw weights' if is_raw else ''}"
+        self.implementation = f"F({m},3) {capacity} tiles x {panel_strips * form.width} channels{' split' if is_split else ''}{' copied inputs' if copies > 1 else ''}{', raw weights' if is_raw else ''}"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context, operands = [args.inputs[self.x], *args.packed, args.outputs[0], args.scratch], {0: ("input", self.x), 2: ("output", 0)}
@@ -187,7 +190,7 @@ class Winograd(FloatConvTactic):
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> WinogradKernel:
         sizes = {name: int(value) for name, value in config}
-        if sizes.get("m") not in _RTOL or min(sizes.get("tiles", 0), sizes.get("strips", 0)) < 1 or sizes.get("split") not in (0, 1):
+        if sizes.get("m") not in _RTOL or min(sizes.get("tiles", 0), sizes.get("strips", 0)) < 1 or sizes.get("split") not in (0, 1, 2):
             raise PlanRefused(f"{sizes} is no form of the kernel")
         return WinogradKernel(layer, signature, sizes, backend.threads)
 
