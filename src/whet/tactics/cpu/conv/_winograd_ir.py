@@ -32,7 +32,7 @@ from types import SimpleNamespace
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, Function, Module, Pointer, Type, Value
 from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
-from whet.tactics.cpu.conv._winograd_transform import TAPS, count_tile_inputs, emit_input, emit_output, emit_weights
+from whet.tactics.cpu.conv._winograd_transform import TAPS, count_tile_inputs, emit_input, emit_output, emit_weight_rows, emit_weights, list_row_groups
 
 VECTORS = 2  # of a strip of output channels
 LINE = 16  # floats of a cache line
@@ -120,7 +120,7 @@ class _Functions:
     def __init__(self, module: Module, form: Form) -> None:
         self.form = form
         self.input = self._input(module)
-        self.weights = self._weights(module) if form.is_raw else None
+        self.weights = [self._weights(module, group) for group in range(len(list_row_groups(form.m)))] if form.is_raw else []
         self.products = {r: self._product(module, r) for r in form.rows}
         self.output = self._output(module, "output", partial=False)
         self.part = self._output(module, "output_part", partial=True)
@@ -148,10 +148,10 @@ class _Functions:
                 f.scheduling_barrier()
         return f
 
-    def _weights(self, module: Module) -> Function:
-        """`weights(w, u, u_pitch, channels)` transforms raw weights of one strip of output channels."""
-        n, lanes, width = count_tile_inputs(self.form.m), self.form.lanes, self.form.width
-        with module.function("weights", ["float*", "float*", "i64", "i64"]) as f:
+    def _weights(self, module: Module, group: int) -> Function:
+        """`weights_G(w, u, u_pitch, channels)`: two rows of transformed weights (`list_row_groups`) of one strip of output channels."""
+        lanes, width = self.form.lanes, self.form.width
+        with module.function(f"weights_{group}", ["float*", "float*", "i64", "i64"]) as f:
             w, u, u_pitch, channels = f.arguments
             assert isinstance(w, Pointer)
             assert isinstance(u, Pointer)
@@ -159,12 +159,12 @@ class _Functions:
                 raw, target = w.at(loop.index * (TAPS * TAPS * width)), u.at(loop.index * width)
                 for k in range(VECTORS):
                     taps = [[raw.load((i * TAPS + j) * width + k * lanes, lanes) for i in range(TAPS)] for j in range(TAPS)]
-                    columns = [emit_weights(f, column, self.form.m) for column in taps]
-                    row = target.at(k * lanes)
-                    for i in range(n):
-                        for value in emit_weights(f, [column[i] for column in columns], self.form.m):
-                            row.store(value)
-                            row = row.at(u_pitch)
+                    columns = [emit_weight_rows(f, column, self.form.m, group) for column in taps]
+                    place = target.at(k * lanes)
+                    for row in zip(*columns, strict=True):
+                        for value in emit_weights(f, row, self.form.m):
+                            place.store(value)
+                            place = place.at(u_pitch)
                         f.scheduling_barrier()
         return f
 
@@ -184,8 +184,7 @@ class _Functions:
             with f.repeat(blocks, start, start, start, *begin) as loop:
                 left, v_offset, u_offset, lines, *sums = loop.values
                 v_now, u_now = f.opaque_pointer(v.at(v_offset)), f.opaque_pointer(u.at(u_offset))
-                import os
-                prefetches = self.form.prefetches if self.form.is_raw and os.environ.get("WPF", "1") != "0" else 0
+                prefetches = self.form.prefetches if self.form.is_raw else 0
                 ahead_now = f.opaque_pointer(ahead.at(lines)) if prefetches else ahead
                 for c in range(lanes):
                     for line in range(c * prefetches // lanes, (c + 1) * prefetches // lanes):
@@ -365,24 +364,26 @@ class _Kernel:
         self._transform_results(m, panel, strips, begin, end)
 
     def _multiply_raw(self, v: Pointer, m: Pointer, panel: Value, count: Value) -> None:
-        """M of one strip of output channels, segment by segment of the input channels."""
-        f, w, form = self.f, self.w, self.form
-        matrices = count_tile_inputs(form.m) ** 2
+        """M of one strip of output channels: two rows of matrices at a time, segment by segment of the input channels."""
+        f, w, form, n = self.f, self.w, self.form, count_tile_inputs(self.form.m)
         block_floats = form.lanes * TAPS * TAPS * form.width
-        raw, u = w.packed.as_pointer(FLOAT).at(panel * (w.channel_blocks * block_floats)), m.at(w.m_pitch * matrices)
+        strip_floats = w.channel_blocks * block_floats
+        raw, u = w.packed.as_pointer(FLOAT).at(panel * strip_floats), m.at(w.m_pitch * (n * n))
+        ahead, lines = raw.at(strip_floats), form.prefetches * LINE
         zero = f.value(0.0, Type("float", form.lanes))
-        with f.loop(0, matrices) as xi, f.loop(0, count * VECTORS) as vector:
+        with f.loop(0, n * n) as xi, f.loop(0, count * VECTORS) as vector:
             m.at(xi.index * w.m_pitch + vector.index * form.lanes).store(zero)
-        with f.loop(0, (w.channel_blocks + (w.segment - 1)) // w.segment) as segments:
-            first = segments.index * w.segment
-            blocks = f.minimum(w.channel_blocks - first, w.segment)
-            raw_now, v_now = raw.at(first * block_floats), v.at(first * (w.capacity * form.lanes))
-            ahead = raw_now.at(blocks * block_floats)
-            assert self.functions.weights is not None
-            f.call(self.functions.weights, raw_now, u, w.u_pitch, blocks * form.lanes)
-            with f.loop(0, matrices) as xi:
-                operands = v_now.at(xi.index * w.v_pitch), u.at(xi.index * w.u_pitch), m.at(xi.index * w.m_pitch)
-                self._multiply(*operands, count, blocks, ahead.at(xi.index * blocks * (form.prefetches * LINE)))
+        for group, (first_row, second_row) in enumerate(list_row_groups(form.m)):
+            done = ahead.at(w.channel_blocks * (group * 2 * n * lines))
+            with f.loop(0, (w.channel_blocks + (w.segment - 1)) // w.segment) as segments:
+                first = segments.index * w.segment
+                blocks = f.minimum(w.channel_blocks - first, w.segment)
+                v_now = v.at(first * (w.capacity * form.lanes))
+                f.call(self.functions.weights[group], raw.at(first * block_floats), u, w.u_pitch, blocks * form.lanes)
+                with f.loop(0, 2 * n) as matrix:
+                    xi_now = matrix.index + first_row * n + (matrix.index // n) * ((second_row - first_row - 1) * n)
+                    operands = v_now.at(xi_now * w.v_pitch), u.at(matrix.index * w.u_pitch), m.at(xi_now * w.m_pitch)
+                    self._multiply(*operands, count, blocks, done.at((first * (2 * n) + matrix.index * blocks) * lines))
 
     def _multiply(self, v: Pointer, u: Pointer, m: Pointer, count: Value, blocks: Value, ahead: Pointer) -> None:
         """The products of `count` tiles with one matrix of one strip of output channels, in `blocks` of input channels."""

@@ -106,7 +106,7 @@ class WinogradKernel:
         v_pitch, m_pitch = _compute_pitch(x.blocks * capacity * form.lanes), _compute_pitch(panel_strips * capacity * form.width)
         segment = min(_SEGMENT, x.blocks)
         block_floats, u_pitch = v_pitch * matrices, _compute_pitch(segment * form.lanes * form.width) if is_raw else 0
-        thread_floats = _compute_pitch(form.buffer_floats + (m_pitch + u_pitch) * matrices + (0 if is_split else block_floats))
+        thread_floats = _compute_pitch(form.buffer_floats + m_pitch * matrices + u_pitch * 2 * count_tile_inputs(m) + (0 if is_split else block_floats))
         self.scratch = 4 * (self.threads * thread_floats + (copies * blocks * block_floats if is_split else 0))
         weights, bias = get_weight_and_bias(layer)
         packed_matrices = TAPS * TAPS if is_raw else matrices
