@@ -7,17 +7,17 @@ matrices each, with the index xi:
     U [panel][xi][strip][channel][column]              a panel is "panel_strips" strips of "width" output channels; then the biases
     M [xi][strip][tile][column]
 
-With raw weights, the kernel reads the weights W as they are and transforms a segment of channels at a time to a buffer of the thread:
+With raw weights, the kernel reads the weights W as they are and transforms them in a buffer of the thread:
 
     W [strip][channel][tap][column]                    9 values instead of n * n; a panel is one strip; then the biases
-    U [xi][channel of the segment][column]
+    U [xi of two rows][channel of a block][column]     a buffer that stays in L1: two rows of matrices and one block of input channels at a time
 
-M is then summed up in memory, segment by segment. Meanwhile, W of the next segment is prefetched. Reading transformed weights from memory takes longer
-than multiplying them with few tiles: 16.8 MB instead of 9.4 for F(2, 3) of 512 channels, and 37.7 for F(4, 3).
+The products are then added to M, block by block, and W of the next strip is prefetched meanwhile. Few tiles are multiplied in less time than it takes
+to read transformed weights from memory: for 512 channels 16.8 MB for F(2, 3) and 37.7 for F(4, 3), W only 9.4.
 
 A block of tiles keeps V in L2, while all panels of U are multiplied with it; M of a panel is transformed to results while it is in L2. With one block
 of tiles per thread (`winograd`) each thread reads all of U. In the split form, `inputs` transforms all tiles, and the threads of `products` share the
-panels, so that U is read once.
+panels, so that U is read once. Each thread can have its own copy of V, which is computed again, but is in the thread's L2.
 
 Windows that extend past the image, and the last channels if they do not fill a vector, are first copied to a buffer with zeros.
 """
@@ -32,7 +32,15 @@ from types import SimpleNamespace
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, Function, Module, Pointer, Type, Value
 from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
-from whet.tactics.cpu.conv._winograd_transform import TAPS, count_tile_inputs, emit_input, emit_output, emit_weight_rows, emit_weights, list_row_groups
+from whet.tactics.cpu.conv._winograd_transform import (
+    TAPS,
+    count_tile_inputs,
+    emit_input,
+    emit_output,
+    emit_weight_rows,
+    emit_weights,
+    list_row_groups,
+)  # fmt: skip
 
 VECTORS = 2  # of a strip of output channels
 LINE = 16  # floats of a cache line
@@ -40,11 +48,11 @@ _ADDRESSES = ("source", "packed", "target", "scratch")
 _SIZES = (
     "x_pixel", "x_row", "x_block", "x_sample", "height", "width", "pad_top", "pad_left", "y_pixel", "y_row", "y_block", "y_sample", "rows", "columns",
     "tiles_across", "tiles_of_image", "tiles", "blocks", "capacity", "channel_blocks", "whole_blocks", "strips", "panels", "panel_strips",
-    "whole_vectors", "v_pitch", "m_pitch", "u_pitch", "segment", "block_floats", "thread_floats", "bias", "group", "groups", "copies", "items", "share",
+    "whole_vectors", "v_pitch", "m_pitch", "u_pitch", "block_floats", "thread_floats", "bias", "group", "groups", "copies", "items", "share",
 )  # fmt: skip
 """Strides in floats of input and result; padding; tiles; blocks of tiles, and the tiles of the largest; blocks of input channels, and how many fill a
-vector; strips and panels of output channels; result vectors without a mask; strides in floats of V, M and a segment's U, and channel blocks of a segment;
-strides of a block's V and of a thread's memory; offset of the biases; channel blocks of an item of `inputs`, and items per tile."""
+vector; strips and panels of output channels; result vectors without a mask; strides in floats of V, M and the buffer of U,
+of a block's V, and of a thread's memory; offset of the biases; channel blocks of an item of `inputs`, and items per tile; copies of V."""
 
 
 def list_context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
@@ -99,12 +107,13 @@ def emit_winograd_ir(form: Form) -> str:
     with parallel_kernel(module, "inputs", words, "items") as (f, w):
         kernel = _Kernel(f, w, form, functions)
         with f.loop(w.begin, w.end) as items:
-            copied, group = items.index // w.groups, items.index % w.groups
-            copy, tile = copied // w.tiles, copied % w.tiles
+            tile, group = items.index // w.groups % w.tiles, items.index % w.groups
+            copy = items.index // (w.groups * w.tiles)
             block = ((tile + 1) * w.blocks - 1) // w.tiles
             first = group * w.group
             begin = kernel.get_tile_range(block)[0]
-            kernel.transform_inputs(kernel.locate_shared_inputs(copy, block), tile, tile + 1, begin, first, f.minimum(first + w.group, w.channel_blocks))
+            v, end = kernel.locate_shared_inputs(copy, block), f.minimum(first + w.group, w.channel_blocks)
+            kernel.transform_inputs(v, tile, tile + 1, begin, first, end)
     with parallel_kernel(module, "products", words, "items") as (f, w):
         kernel = _Kernel(f, w, form, functions)
         with f.loop(w.begin, w.end) as items:
@@ -280,7 +289,7 @@ class _Kernel:
         return block * w.tiles // w.blocks, (block + 1) * w.tiles // w.blocks
 
     def locate_shared_inputs(self, copy: Value, block: Value) -> Pointer:
-        """V of a block in the split form: after the memory of all threads, whose size is that of the blocks before."""
+        """V of a block in the split form: after the memory of all threads and the blocks before, in a copy."""
         w = self.w
         return self.scratch.at(emit_thread_count(w.context) * w.thread_floats).at((copy * w.blocks + block) * w.block_floats)
 
@@ -364,7 +373,7 @@ class _Kernel:
         self._transform_results(m, panel, strips, begin, end)
 
     def _multiply_raw(self, v: Pointer, m: Pointer, panel: Value, count: Value) -> None:
-        """M of one strip of output channels: two rows of matrices at a time, segment by segment of the input channels."""
+        """M of one strip of output channels: two rows of matrices at a time, in each of them block by block of input channels."""
         f, w, form, n = self.f, self.w, self.form, count_tile_inputs(self.form.m)
         block_floats = form.lanes * TAPS * TAPS * form.width
         strip_floats = w.channel_blocks * block_floats
@@ -375,15 +384,13 @@ class _Kernel:
             m.at(xi.index * w.m_pitch + vector.index * form.lanes).store(zero)
         for group, (first_row, second_row) in enumerate(list_row_groups(form.m)):
             done = ahead.at(w.channel_blocks * (group * 2 * n * lines))
-            with f.loop(0, (w.channel_blocks + (w.segment - 1)) // w.segment) as segments:
-                first = segments.index * w.segment
-                blocks = f.minimum(w.channel_blocks - first, w.segment)
-                v_now = v.at(first * (w.capacity * form.lanes))
-                f.call(self.functions.weights[group], raw.at(first * block_floats), u, w.u_pitch, blocks * form.lanes)
+            with f.loop(0, w.channel_blocks) as blocks:
+                v_now = v.at(blocks.index * (w.capacity * form.lanes))
+                f.call(self.functions.weights[group], raw.at(blocks.index * block_floats), u, w.u_pitch, form.lanes)
                 with f.loop(0, 2 * n) as matrix:
-                    xi_now = matrix.index + first_row * n + (matrix.index // n) * ((second_row - first_row - 1) * n)
-                    operands = v_now.at(xi_now * w.v_pitch), u.at(matrix.index * w.u_pitch), m.at(xi_now * w.m_pitch)
-                    self._multiply(*operands, count, blocks, done.at((first * (2 * n) + matrix.index * blocks) * lines))
+                    xi = matrix.index + first_row * n + (matrix.index // n) * ((second_row - first_row - 1) * n)
+                    operands = v_now.at(xi * w.v_pitch), u.at(matrix.index * w.u_pitch), m.at(xi * w.m_pitch)
+                    self._multiply(*operands, count, f.value(1), done.at((blocks.index * (2 * n) + matrix.index) * lines))
 
     def _multiply(self, v: Pointer, u: Pointer, m: Pointer, count: Value, blocks: Value, ahead: Pointer) -> None:
         """The products of `count` tiles with one matrix of one strip of output channels, in `blocks` of input channels."""
