@@ -232,6 +232,18 @@ def test_caches_have_the_state_after_a_network_run():
     assert Conditions.of(get_backend("null"), 1 << 40).state == "hot"
 
 
+def test_a_large_last_cache_is_shared_with_others():
+    """Two threads do not have 480 MiB of a server's cache for themselves."""
+
+    class Machine(Backend):
+        capabilities, threads = Capabilities(cache_bytes={2: 2 << 20, 3: 480 << 20}), 2
+
+    assert Conditions.of(Machine, 64 << 20) == Conditions("cold L2", 4 << 20)
+    assert Conditions.of(Machine, 65 << 20) == Conditions("cold", 96 << 20)
+    Machine.threads = 16
+    assert Conditions.of(Machine, 65 << 20).state == "cold L2"
+
+
 def test_timed_operands_hold_values_of_their_type():
     for dtype in (F32, BF16):
         raw = np.zeros(1 << 18, np.uint8)

@@ -185,7 +185,7 @@ def test_ties_select_the_first_listed_option():
 
 
 def test_caches_have_the_state_after_a_network_run():
-    machine = SimpleNamespace(capabilities=Capabilities(cache_bytes={2: 1 << 20, 3: 32 << 20}))
+    machine = SimpleNamespace(capabilities=Capabilities(cache_bytes={2: 1 << 20, 3: 32 << 20}), threads=1)
     assert Conditions.of(machine, 1 << 19).state == "hot"
     assert Conditions.of(machine, 8 << 20) == Conditions("cold L2", 2 << 20)
     assert Conditions.of(machine, 64 << 20) == Conditions("cold", 48 << 20)
