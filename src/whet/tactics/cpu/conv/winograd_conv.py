@@ -11,6 +11,7 @@ Measured: docs/notes/cpu_kernels.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -177,26 +178,26 @@ class Winograd(FloatConvTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """Blocks of two and four times the tiles that are multiplied at once. Left out are the split form if all weights fit L2, the other form if
         they are read from memory, and forms that are clearly slower: borders of small images waste less of F(2, 3)'s tiles. Weights that do not
-        fit L2 when transformed are also read raw, in blocks of four times the tiles."""
+        fit L2 when transformed are also read raw, in blocks of four times the tiles. The forms alternate, the cheapest by estimate first: a build
+        times only the first configs of a layer with many options."""
         samples, channels, rows, columns = static_shape(layer.outputs[0].shape)
         products = channels * static_shape(get_root_layer(layer).needs(0).shape)[1]
         costs = {
             (m, raw): _estimate_cost(m, samples * -(-rows // m) * -(-columns // m), raw)
             for m in _RTOL for raw in (False, True) if not raw or _count_bytes(products, m) > _SECOND_CACHE
         }  # fmt: skip
-        configs: list[Config] = []
-        for (m, raw), cost in costs.items():
-            if cost > _CLEARLY * min(costs.values()):
-                continue
-            weights, most = _count_bytes(products, m), get_row_limit()
+        most, best = get_row_limit(), min(costs.values())
+        forms: list[list[Config]] = []
+        for (m, raw), _ in sorted((x for x in costs.items() if x[1] <= _CLEARLY * best), key=lambda x: x[1]):
             if raw:
-                splits = (0, _COPIES if backend.threads <= _MOST_COPIES else 1)
-                configs += [(("m", m), ("tiles", 4 * most), ("strips", 1), ("split", split), ("raw", 1)) for split in splits]
+                splits = (_COPIES if backend.threads <= _MOST_COPIES else 1, 0)
+                forms.append([(("m", m), ("tiles", 4 * most), ("strips", 1), ("split", split), ("raw", 1)) for split in splits])
                 continue
-            for split in (0, 1):
-                if (weights > _SECOND_CACHE if split else weights < _MEMORY):
-                    configs += [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for n, strips in ((2, 4), (4, 1))]
-        return configs
+            weights = _count_bytes(products, m)
+            splits = tuple(split for split in (0, 1) if (weights > _SECOND_CACHE if split else weights < _MEMORY))
+            blockings = [(split, n, strips) for split in splits for n, strips in ((2, 4), (4, 1))]
+            forms.append([(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for split, n, strips in blockings])
+        return [config for turn in zip_longest(*forms) for config in turn if config is not None]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> WinogradKernel:
         sizes = {name: int(value) for name, value in config}
