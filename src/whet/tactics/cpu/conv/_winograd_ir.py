@@ -76,7 +76,7 @@ class Form:
     @property
     def prefetches(self) -> int:
         """Cache lines of raw weights that are prefetched while a block of channels is multiplied in one of the matrices."""
-        return -(-TAPS * TAPS * VECTORS * self.lanes // count_tile_inputs(self.m) ** 2)
+        return -(-TAPS * TAPS * self.width * self.lanes // (LINE * count_tile_inputs(self.m) ** 2))
 
     @property
     def width(self) -> int:
@@ -380,8 +380,8 @@ class _Kernel:
         raw, u = w.packed.as_pointer(FLOAT).at(panel * strip_floats), m.at(w.m_pitch * (n * n))
         ahead, lines = raw.at(strip_floats), form.prefetches * LINE
         zero = f.value(0.0, Type("float", form.lanes))
-        with f.loop(0, n * n) as xi, f.loop(0, count * VECTORS) as vector:
-            m.at(xi.index * w.m_pitch + vector.index * form.lanes).store(zero)
+        with f.loop(0, n * n) as matrices, f.loop(0, count * VECTORS) as vector:
+            m.at(matrices.index * w.m_pitch + vector.index * form.lanes).store(zero)
         for group, (first_row, second_row) in enumerate(list_row_groups(form.m)):
             done = ahead.at(w.channel_blocks * (group * 2 * n * lines))
             with f.loop(0, w.channel_blocks) as blocks:
