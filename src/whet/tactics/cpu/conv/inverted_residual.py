@@ -111,7 +111,11 @@ class InvertedResidualKernel(CompiledKernel):
             "line": line, "band": band, "bands": bands, "thread_floats": thread_floats, "items": self.items,
         }  # fmt: skip
         self.packed = (
-            _pack(f"{block.expansion.key}|expansion {group}", hidden * (channels + 1), lambda: pack_product(block.expansion, hidden, channels, group)),
+            _pack(
+                f"{block.expansion.key}|expansion {group}",
+                hidden * (channels + 1),
+                lambda: pack_product(block.expansion, hidden, channels, group),
+            ),
             _pack(f"{block.depthwise.key}|inverted taps", hidden * (window**2 + 1), lambda: pack_taps(block.depthwise, block.hidden_blocks)),
             _pack(
                 f"{block.projection.key}|projection {output_group}",
