@@ -32,7 +32,7 @@ _MOST_PIXELS = {1: 24, 2: 14, 3: 9, 4: 6, 5: 5}  # blocks of a tile -> pixels, s
 _FILTERED_PIXELS = 14
 _WINDOWS = (3, 5, 7)
 _THREAD_BYTES = 1 << 20  # of a thread's memory: half of a second-level cache
-_LEAST_EXPANDED = 1 << 17  # bytes of an expanded image below which separate layers find it in the second-level caches
+_LEAST_EXPANDED = 1 << 18  # bytes of an expanded image below which separate layers find it in the second-level caches
 _BANDS = (1, 2, 4, 8, 16)  # bands per thread that are timed
 _MOST_CONFIGS = 3
 
