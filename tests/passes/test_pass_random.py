@@ -29,7 +29,9 @@ EXPORTED = {
     "conv_1d_to_2d", "conv_3d_to_2d", "fuse_shuffle", "lift_activations", "scale_swish",
     "cancel_folded_reshapes", "drop_empty_parts", "drop_false_guards", "fuse_concat_shifts", "fuse_gated_product",
     # conv_3d_to_2d: test_random_volumes.py; taps and gated products: golden files and tests/cuda; attention of convolutional networks: golden files
-    "heads_of_images", "keep_windows", "untranspose_softmax", "fuse_activated_norm",  # test_group_norm.py
+    "heads_of_images", "keep_windows", "untranspose_softmax",
+    "fuse_activated_norm",  # test_group_norm.py
+    "fuse_inverted_residual",  # golden files; expansions in front of depthwise convolutions do not occur
 }  # fmt: skip
 
 

@@ -50,7 +50,7 @@ DEPTHWISE_THEN_POINTWISE = register_composite(
 )
 
 
-@DEPTHWISE_THEN_POINTWISE.matcher("*", after=["fuse_conv_sum", "fuse_inverted_residual"])
+@DEPTHWISE_THEN_POINTWISE.matcher("*", after=["fuse_conv_sum"])
 def fuse_depthwise_then_pointwise(g: Graph, layer: Layer) -> Tensor | Skip | None:
     pair = find_conv_before_pointwise(g, layer)
     if pair is None:

@@ -68,7 +68,7 @@ INVERTED_RESIDUAL = register_composite(
 )
 
 
-@INVERTED_RESIDUAL.matcher("*", after=["fuse_conv_sum"])
+@INVERTED_RESIDUAL.matcher("*", after=["fuse_conv_sum", "fuse_depthwise_then_pointwise"])
 def fuse_inverted_residual(g: Graph, layer: Layer) -> Tensor | Skip | None:
     pair = find_conv_before_pointwise(g, layer)
     if pair is None:

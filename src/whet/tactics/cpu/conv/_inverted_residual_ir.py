@@ -1,8 +1,8 @@
 """An inverted residual in blocks of 16 channels, as LLVM IR: bands of rows of the result, whose expanded channels stay in the caches of a core.
 
-For a band, a thread expands a few blocks of channels at a time to its own memory, with a margin of zeros to the left and to the right, and applies the
-depthwise convolution to them; the projection reads the depthwise results of all blocks. Rows of the expanded image that two bands read are computed
-twice.
+For a band, a thread expands a few blocks of channels at a time to its own memory, with a margin of zeros to the left and to the right, and applies
+the depthwise convolution to them; the projection reads the depthwise results of all blocks. Rows of the expanded image that two bands read are
+computed twice.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Form:
-    """The compile-time parameters: window and stride; tiles of the expansion and of the projection, pixels of a tile of the depthwise convolution; the
-    epilogues of the first two convolutions; whether a residual is added."""
+    """The compile-time parameters: window and stride; tiles of the expansion and of the projection, pixels of a tile of the depthwise convolution;
+    the epilogues of the first two convolutions; whether a residual is added."""
 
     window: int
     stride: int
@@ -63,8 +63,8 @@ def count_band_inputs(band: int, window: int, stride: int) -> int:
 
 @cache
 def emit_inverted_residual_ir(form: Form) -> str:
-    """`inverted_residual(context)`. The weights of both pointwise convolutions are packed as by pointwise_conv.py, in groups of the tile's blocks, those
-    of the depthwise convolution as by depthwise_conv.py. Last tiles and bands overlap those before."""
+    """`inverted_residual(context)`. The weights of both pointwise convolutions are packed as by pointwise_conv.py, in groups of the tile's blocks,
+    those of the depthwise convolution as by depthwise_conv.py. Last tiles and bands overlap those before."""
     module = Module()
     with parallel_kernel(module, "inverted_residual", list_context_words(form.has_residual), "items") as (f, words):
         _Kernel(f, words, form).emit()

@@ -32,7 +32,7 @@ _MOST_PIXELS = {1: 24, 2: 14, 3: 9, 4: 6, 5: 5}  # blocks of a tile -> pixels, s
 _FILTERED_PIXELS = 14
 _WINDOWS = (3, 5, 7)
 _THREAD_BYTES = 1 << 20  # of a thread's memory: half of a second-level cache
-_LEAST_EXPANDED = 1 << 17  # bytes of an expanded image below which separate layers find it in the second-level caches
+_LEAST_EXPANDED = 1 << 18  # bytes of an expanded image below which separate layers find it in the second-level caches
 _BANDS = (1, 2, 4, 8, 16)  # bands per thread that are timed
 _MOST_CONFIGS = 3
 
@@ -111,7 +111,11 @@ class InvertedResidualKernel(CompiledKernel):
             "line": line, "band": band, "bands": bands, "thread_floats": thread_floats, "items": self.items,
         }  # fmt: skip
         self.packed = (
-            _pack(f"{block.expansion.key}|expansion {group}", hidden * (channels + 1), lambda: pack_product(block.expansion, hidden, channels, group)),
+            _pack(
+                f"{block.expansion.key}|expansion {group}",
+                hidden * (channels + 1),
+                lambda: pack_product(block.expansion, hidden, channels, group),
+            ),
             _pack(f"{block.depthwise.key}|inverted taps", hidden * (window**2 + 1), lambda: pack_taps(block.depthwise, block.hidden_blocks)),
             _pack(
                 f"{block.projection.key}|projection {output_group}",
