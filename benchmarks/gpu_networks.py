@@ -80,7 +80,8 @@ class Stages:
         pass
 
     def note(self, text: str) -> None:
-        pass
+        if text.startswith("banned"):
+            answer(f"STAGE {text[:400]!r}")
 
 
 def in_channels_last(t: Any) -> Any:
@@ -266,6 +267,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
             row[f"{kind}_engines"] = [
                 {"what": c.what, "ms": round(c.ms, 4), "snr_db": c.accuracy and round(c.accuracy, 2), "kept": c.kept} for c in compared
             ]
+            row[f"{kind}_banned"] = [list(b) for b in quantized.report.banned]
             row[f"{kind}_layers"] = sum(map(is_quantized, quantized.network.layers))
             write_engine(quantized, f"{folder}/{kind}.engine")
             with Runtime().load(f"{folder}/{kind}.engine") as engine:

@@ -68,7 +68,7 @@ class Analysis:
         self.net, self.precision, self.samples, self.run_of, self.ranges = net, precision, list(samples), run_of, ranges
         self.layers = list_candidates(net, precision)
         self.outputs = [t.name for t in net.outputs]
-        self.exact = run_of(net, self.outputs) if known is None else known.exact
+        self.exact: Run = run_of(net, self.outputs) if known is None else known.exact
         self.wants: list[Values] = self.run_samples(self.exact) if known is None else known.wants
         self._memory = _Memory(file, self._make_key())
 

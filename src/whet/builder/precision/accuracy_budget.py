@@ -59,14 +59,14 @@ class Judge:
         """`run_of` makes the runs of derived networks (default: in segments). `known` is a judge of the same network and samples for another
         precision: the exact outputs, and the segments that are not rounded, are computed once."""
         self.budget, self.log = budget, progress or Silent()
-        if known is not None:
-            prepared, samples, run_of = known.analysis.net, known.analysis.samples, known.analysis.run_of
+        exact: Analysis | None = None if known is None else known.analysis
+        if exact is not None:
+            prepared, samples, run_of = exact.net, exact.samples, exact.run_of
         else:
             prepared = match_batch(prepared, samples)
             run_of = run_of or SegmentedRuns(prepared, samples)
         cache = get_cache_file(prepared, precision, config)
-        exact = None if known is None else known.analysis
-        self.analysis = Analysis(prepared, precision, samples, run_of, ranges, cache, count_workers(), exact)
+        self.analysis: Analysis = Analysis(prepared, precision, samples, run_of, ranges, cache, count_workers(), exact)
         self.judged = 0
 
     @property
