@@ -63,8 +63,7 @@ def importance(
     or network.
     """
     if isinstance(kind, str) and kind not in KINDS and not kind.startswith(PYTHON_PREFIX):
-        raise PruneError(f"importance is one of auto, compared, {', '.join(KINDS)}, or python:MODULE:FUNCTION, not {kind!r}."
-                         f"{suggest_name(kind, KINDS)}")  # fmt: skip
+        raise PruneError(f"importance is one of {', '.join(KINDS)}, or python:MODULE:FUNCTION, not {kind!r}.{suggest_name(kind, KINDS)}")
     if isinstance(kind, str) and kind in NEED_DATA:
         if net is None or samples is None:
             raise PruneError(f"the importance {kind} needs data: give the network and samples (labels are optional)")
