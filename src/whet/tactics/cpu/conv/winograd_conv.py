@@ -189,6 +189,7 @@ class Winograd(FloatConvTactic):
         }  # fmt: skip
         most, best = get_row_limit(), min(costs.values())
         forms: list[list[Config]] = []
+        splits: tuple[int, ...]
         for (m, raw), _ in sorted((x for x in costs.items() if x[1] <= _CLEARLY * best), key=lambda x: x[1]):
             if raw:
                 splits = (_COPIES if backend.threads <= _MOST_COPIES else 1, 0)
