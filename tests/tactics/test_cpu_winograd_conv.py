@@ -162,10 +162,11 @@ def test_users_own_buffers(split, raw):
 
 
 @JIT
-def test_large_vectors_compile_for_avx512(monkeypatch):
-    """The kernel for 16 floats per vector gives the same results where LLVM splits its vectors."""
-    monkeypatch.setattr(winograd_conv, "count_lanes", lambda: 16)
-    monkeypatch.setattr(winograd_conv, "get_row_limit", lambda: 14)
+@pytest.mark.parametrize(("lanes", "rows"), [(16, 14), (8, 6)])
+def test_vectors_of_other_cpus(lanes, rows, monkeypatch):
+    """The kernel for 16 floats per vector gives the same results where LLVM splits its vectors, and that for 8 where larger ones fit."""
+    monkeypatch.setattr(winograd_conv, "count_lanes", lambda: lanes)
+    monkeypatch.setattr(winograd_conv, "get_row_limit", lambda: rows)
     config = ("m", 4), ("tiles", 14)
     forms = [(*config, ("strips", 2), ("split", s)) for s in (0, 1)] + [(*config, ("strips", 1), ("split", s), ("raw", 1)) for s in (0, 2)]
     check(*convolution((1, 35, 9, 11), 50), 2, monkeypatch, forms)

@@ -44,6 +44,7 @@ from whet.tactics.cpu.conv._winograd_transform import (
 
 VECTORS = 2  # of a strip of output channels
 LINE = 16  # floats of a cache line
+MOST_CHUNKS = 4
 _ADDRESSES = ("source", "packed", "target", "scratch")
 _SIZES = (
     "x_pixel", "x_row", "x_block", "x_sample", "height", "width", "pad_top", "pad_left", "y_pixel", "y_row", "y_block", "y_sample", "rows", "columns",
@@ -71,12 +72,28 @@ class Form:
     steps: tuple[str, ...]  # the epilogue: "Silu", "Relu", "Add" (of an image as large as the result); each once at most
     has_avx512dq: bool
     is_split: bool
-    is_raw: bool = False  # the kernel transforms the weights
+    chunks: int = 0  # into which the tiles of a matrix are divided, at most MOST_CHUNKS; 0: the weights are packed transformed
 
     @property
-    def prefetches(self) -> int:
-        """Cache lines of raw weights that are prefetched while a block of channels is multiplied in one of the matrices."""
-        return -(-TAPS * TAPS * self.width * self.lanes // (LINE * count_tile_inputs(self.m) ** 2))
+    def is_raw(self) -> bool:
+        """True if the kernel transforms the weights."""
+        return self.chunks > 0
+
+    @property
+    def product_prefetches(self) -> int:
+        """Cache lines of raw weights that are prefetched while a block of channels is multiplied with a chunk of tiles in one of the matrices. The
+        transform of the weights takes about as long as a chunk: the more evenly prefetches are spread, the less they wait for each other."""
+        return -(-self._block_lines // (count_tile_inputs(self.m) ** 2 * (self.chunks + 1))) if self.chunks else 0
+
+    @property
+    def transform_prefetches(self) -> int:
+        """Cache lines that are prefetched while two rows of a channel's weights are transformed: the others."""
+        left = self._block_lines - self.product_prefetches * self.chunks * count_tile_inputs(self.m) ** 2
+        return max(0, -(-left // (len(list_row_groups(self.m)) * self.lanes)))
+
+    @property
+    def _block_lines(self) -> int:
+        return TAPS * TAPS * self.width * self.lanes // LINE
 
     @property
     def width(self) -> int:
@@ -158,15 +175,21 @@ class _Functions:
         return f
 
     def _weights(self, module: Module, group: int) -> Function:
-        """`weights_G(w, u, u_pitch, channels)`: two rows of transformed weights (`list_row_groups`) of one strip of output channels."""
+        """`weights_G(w, u, u_pitch, channels, ahead)`: two rows of transformed weights (`list_row_groups`) of one strip of output channels. Memory
+        from `ahead` on is prefetched."""
         lanes, width = self.form.lanes, self.form.width
-        with module.function(f"weights_{group}", ["float*", "float*", "i64", "i64"]) as f:
-            w, u, u_pitch, channels = f.arguments
+        lines = self.form.transform_prefetches
+        with module.function(f"weights_{group}", ["float*", "float*", "i64", "i64", "float*"]) as f:
+            w, u, u_pitch, channels, ahead = f.arguments
+            assert isinstance(ahead, Pointer)
             assert isinstance(w, Pointer)
             assert isinstance(u, Pointer)
             with f.loop(0, channels, at_least_once=True) as loop:
                 raw, target = w.at(loop.index * (TAPS * TAPS * width)), u.at(loop.index * width)
+                next_lines = ahead.at(loop.index * (lines * LINE))
                 for k in range(VECTORS):
+                    for line in range(k * lines // VECTORS, (k + 1) * lines // VECTORS):
+                        next_lines.prefetch(line * LINE, to_second_cache=True)
                     taps = [[raw.load((i * TAPS + j) * width + k * lanes, lanes) for i in range(TAPS)] for j in range(TAPS)]
                     columns = [emit_weight_rows(f, column, self.form.m, group) for column in taps]
                     place = target.at(k * lanes)
@@ -193,7 +216,7 @@ class _Functions:
             with f.repeat(blocks, start, start, start, *begin) as loop:
                 left, v_offset, u_offset, lines, *sums = loop.values
                 v_now, u_now = f.opaque_pointer(v.at(v_offset)), f.opaque_pointer(u.at(u_offset))
-                prefetches = self.form.prefetches if self.form.is_raw else 0
+                prefetches = self.form.product_prefetches
                 ahead_now = f.opaque_pointer(ahead.at(lines)) if prefetches else ahead
                 for c in range(lanes):
                     for line in range(c * prefetches // lanes, (c + 1) * prefetches // lanes):
@@ -378,19 +401,21 @@ class _Kernel:
         block_floats = form.lanes * TAPS * TAPS * form.width
         strip_floats = w.channel_blocks * block_floats
         raw, u = w.packed.as_pointer(FLOAT).at(panel * strip_floats), m.at(w.m_pitch * (n * n))
-        ahead, lines = raw.at(strip_floats), form.prefetches * LINE
+        ahead, lines = raw.at(strip_floats), form.product_prefetches * form.chunks * LINE
+        others, other_lines = ahead.at(w.channel_blocks * (n * n * lines)), form.transform_prefetches * form.lanes * LINE
         zero = f.value(0.0, Type("float", form.lanes))
         with f.loop(0, n * n) as matrices, f.loop(0, count * VECTORS) as vector:
             m.at(matrices.index * w.m_pitch + vector.index * form.lanes).store(zero)
         for group, (first_row, second_row) in enumerate(list_row_groups(form.m)):
-            done = ahead.at(w.channel_blocks * (group * 2 * n * lines))
+            done = w.channel_blocks * group
             with f.loop(0, w.channel_blocks) as blocks:
-                v_now = v.at(blocks.index * (w.capacity * form.lanes))
-                f.call(self.functions.weights[group], raw.at(blocks.index * block_floats), u, w.u_pitch, form.lanes)
+                block, v_now = done + blocks.index, v.at(blocks.index * (w.capacity * form.lanes))
+                operands = raw.at(blocks.index * block_floats), u, w.u_pitch, f.value(form.lanes), others.at(block * other_lines)
+                f.call(self.functions.weights[group], *operands)
                 with f.loop(0, 2 * n) as matrix:
                     xi = matrix.index + first_row * n + (matrix.index // n) * ((second_row - first_row - 1) * n)
-                    operands = v_now.at(xi * w.v_pitch), u.at(matrix.index * w.u_pitch), m.at(xi * w.m_pitch)
-                    self._multiply(*operands, count, f.value(1), done.at((blocks.index * (2 * n) + matrix.index) * lines))
+                    matrix_operands = v_now.at(xi * w.v_pitch), u.at(matrix.index * w.u_pitch), m.at(xi * w.m_pitch)
+                    self._multiply(*matrix_operands, count, f.value(1), ahead.at((block * (2 * n) + matrix.index) * lines))
 
     def _multiply(self, v: Pointer, u: Pointer, m: Pointer, count: Value, blocks: Value, ahead: Pointer) -> None:
         """The products of `count` tiles with one matrix of one strip of output channels, in `blocks` of input channels."""
@@ -401,7 +426,8 @@ class _Kernel:
         with f.loop(0, chunks, carried=[f.value(0)]) as chunk:
             (tile,) = chunk.values
             rows = least + (chunk.index < longer).convert("zext", tile.type)
-            operands = v.at(tile * form.lanes), w.capacity * form.lanes, u, m.at(tile * form.width), blocks, ahead
+            ahead_now = ahead.at(chunk.index * (form.product_prefetches * LINE))
+            operands = v.at(tile * form.lanes), w.capacity * form.lanes, u, m.at(tile * form.width), blocks, ahead_now
             for r in form.rows:
                 with f.when(rows.equals(r)):
                     f.call(self.functions.products[r], *operands)

@@ -21,7 +21,7 @@ from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signa
 from whet.tactics._fused import get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, find_conv_steps
-from whet.tactics.cpu.conv._winograd_ir import Form, emit_winograd_ir, list_context_words
+from whet.tactics.cpu.conv._winograd_ir import MOST_CHUNKS, Form, emit_winograd_ir, list_context_words
 from whet.tactics.cpu.conv._winograd_transform import TAPS, count_tile_inputs, transform_weights
 from whet.tactics.cpu.onednn._kernel import is_static, to_f32
 
@@ -101,8 +101,9 @@ class WinogradKernel:
         copies = self.threads if sizes["split"] == _COPIES else 1
         counts = {tiles // blocks, -(-tiles // blocks)}
         capacity = max(counts)
+        chunks = min(-(-capacity // get_row_limit()), MOST_CHUNKS) if is_raw else 0
         has_avx512dq = jit.has("avx512dq") and count_lanes() == 16
-        form = Form(m, count_lanes(), _list_row_counts(counts), (x.tail, y.tail), steps, has_avx512dq, is_split, is_raw)
+        form = Form(m, count_lanes(), _list_row_counts(counts), (x.tail, y.tail), steps, has_avx512dq, is_split, chunks)
         strips = -(-channels // form.width)
         panel_strips = min(sizes["strips"], strips)
         panels = -(-strips // panel_strips)
@@ -188,6 +189,7 @@ class Winograd(FloatConvTactic):
         }  # fmt: skip
         most, best = get_row_limit(), min(costs.values())
         forms: list[list[Config]] = []
+        splits: tuple[int, ...]
         for (m, raw), _ in sorted((x for x in costs.items() if x[1] <= _CLEARLY * best), key=lambda x: x[1]):
             if raw:
                 splits = (_COPIES if backend.threads <= _MOST_COPIES else 1, 0)
