@@ -102,7 +102,7 @@ def read(node, g):
     if any(a.type != b.type for a, b in zip(inputs[2:], region.outputs[1:], strict=False)):
         size = ", and a size in it depends on the data" if sized else ""
         return _unroll(node, g, inputs, f"its carried values change shape between iterations{size}")
-    if sized and _is_countable(inputs) and _keeps_condition(region):  # unrolled, a slice at the iteration's index has a known size
+    if sized and _find_count(inputs) is not None and _keeps_condition(region):  # unrolled, a slice at the iteration's index has a known size
         return _unroll(node, g, inputs, "a size in it depends on the data")
     layer = g.add_layer("Loop", inputs, {}, name=node.name, outputs=node.outputs, regions={"body": region}, sources=(node.name,))
     return layer.outputs[0] if len(layer.outputs) == 1 else layer.outputs
@@ -121,22 +121,22 @@ def _keeps_condition(region) -> bool:
     return t is region.inputs[1] or t.is_constant
 
 
-def _is_countable(inputs) -> bool:
-    """True if a loop with these inputs runs for 1 to _MOST iterations unless its condition ends it."""
+def _find_count(inputs) -> int | None:
+    """The most iterations of a loop with these inputs if they are 1 to _MOST and known, as is that it begins."""
     count, first = find_known_values(inputs[0]), (1,) if inputs[1] is None else find_known_values(inputs[1])
-    return count is not None and isinstance(count[0], int) and 1 <= count[0] <= _MOST and first == (1,)
+    return count[0] if count is not None and isinstance(count[0], int) and 1 <= count[0] <= _MOST and first == (1,) else None
 
 
 def _unroll(node, g, inputs, why: str):
     """Unrolls the body. Raises UnsupportedError if the number of iterations is unknown."""
-    if not _is_countable(inputs):
+    if (count := _find_count(inputs)) is None:
         raise node.unsupported(
             f"{why.rstrip('.')}; a loop is unrolled for 1 to {_MOST} iterations and a condition known from constants and shapes. Export "
             "with fixed sizes, or unrolled"
         )
     states = list(inputs[2:])
     scanned: list[list] = []
-    for turn in range(find_known_values(inputs[0])[0]):
+    for turn in range(count):
         flag = g.constant(np.array(True), f"{node.name}.condition")
         again, *made = node.inline("body", g, [g.constant(np.array(turn, np.int64), f"{node.name}.turn"), flag, *states])
         states, results = made[: len(states)], made[len(states) :]
