@@ -17,6 +17,8 @@ from typing import Any
 
 #: subjects of commits that rename, one per line; commits of several branches may share a subject
 SAME_BEHAVIOUR = Path(__file__).parent / "same_behaviour.txt"
+#: before a subject: the commit's changes of benchmarks change what they store, not how they measure
+KEEPS_FIGURES = "benchmarks: "
 ABSENT = "0" * 40
 C_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
@@ -102,13 +104,17 @@ class History:
         for change in changes:
             if change.old_blob != ABSENT and (is_below(change.new_path, places) or is_below(change.old_path, places)):
                 names = self._list_lost_definitions(change)
-                if names and (not self._was_renamed(change.new_path, later) or next(self._list_commits(change.new_path, later), None)):
+                if names and not self._keeps_figures(change.new_path, later):
                     found[change.new_path] = names
         return found
 
-    def _was_renamed(self, path: str, later: set[str]) -> bool:
-        """True if one of the `later` commits that changed a file is listed as renames only."""
-        return any(commit.id in later and commit.subject in self.same_behaviour for commit, _ in self.commits_of.get(path, []))
+    def _keeps_figures(self, path: str, later: set[str]) -> bool:
+        """True if all changes of a file's code by the `later` commits are listed: as renames, or for a benchmark as changes that keep its figures."""
+        listed = {*self.same_behaviour, *(s.removeprefix(KEEPS_FIGURES) for s in self.same_behaviour)}
+        if not any(commit.id in later and commit.subject in listed for commit, _ in self.commits_of.get(path, [])):
+            return False
+        own = path.startswith("benchmarks/")
+        return all(own and KEEPS_FIGURES + commit.subject in self.same_behaviour for commit in self._list_commits(path, later))
 
     def _list_lost_definitions(self, change: FileChange) -> list[str]:
         if not change.new_path.endswith(".py") or not change.old_path.endswith(".py"):

@@ -22,6 +22,8 @@ SELECTION = ("passes", "composites", "builder", "precision", "measure")
 BACKENDS = {"cpu": "cpu", "h100": "cuda", "h200": "cuda"}  # folder of results -> backend
 #: keys of a row that name its network
 NETWORKS = ("case", "network", "model")
+#: modules beside the benchmarks that store and show results
+STORING = ("benchmarks/_record.py", "benchmarks/_outcomes.py", "benchmarks/tables.py", "benchmarks/references.py")
 MUTATED = ("pruning", "precision", "passes", "builder", "engine")
 
 
@@ -85,7 +87,7 @@ class Footprint:
 def find_footprint(record: dict[str, Any], device: str, root: Path = ROOT) -> Footprint:
     """The files that a record of a result measured; `device` is the folder of the result."""
     script = next(iter(re.findall(r"\S+\.py\b", str(record.get("command", "")))), "")
-    own = (*([script] if script else []), *list_imported(root, script, ("benchmarks",)))
+    own = (*([script] if script else []), *(f for f in list_imported(root, script, ("benchmarks",)) if f not in STORING))
     if script == "tests/mutation/run.py":
         return Footprint((*own, *(f"src/whet/{p}" for p in MUTATED), "tests"), ())
     measured = SCRIPTS.get(Path(script).stem, TIMES)

@@ -30,7 +30,7 @@ def test_values_from_the_flags_are_accepted():
 
 
 def test_levels_end_at_five():
-    with pytest.raises(UsageError, match="BuildConfig.optimization_level: 6 is too large; the largest is 5"):
+    with pytest.raises(UsageError, match=r"BuildConfig\.optimization_level: 6 is too large; the largest is 5"):
         BuildConfig(optimization_level=6)
 
 

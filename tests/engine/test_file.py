@@ -358,8 +358,8 @@ def test_what_is_written_is_read_back_without_evaluating_it_again(tmp_path, monk
 
 
 def test_a_folder_is_no_engine_file(tmp_path):
-    with pytest.raises(EngineError, match="the target is unchanged. It is a folder: add a file name"):
-        write_engine(make_plan(), tmp_path)
+    with pytest.raises(EngineError, match=r"the target is unchanged\. It is a folder: add a file name"):
+        write_engine(make_plan(conv_net()), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
