@@ -214,7 +214,7 @@ def test_a_pass_has_fewer_samples_where_its_values_would_fill_the_memory():
     for batch, most, size, passes in (("N", 128 * 40, 8, 5), ("N", 128 * 3 + 1, 3, 14), ("N", 1, 1, 40), ("16", 1, 16, 2)):
         net = parse_network(text.format(batch))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sensitivity, "_MOST_BYTES", most)
+            patch.setattr(sensitivity, "MOST_PASS_BYTES", most)
             assert sensitivity.get_run_size(net, x, 8) == size
             assert len(sensitivity.list_starts(net, 40, size)) == passes
     assert sensitivity.get_run_size(parse_network(text.format("N")), {"x": x["x"][:5]}, 8) == 5

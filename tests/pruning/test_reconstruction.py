@@ -161,12 +161,12 @@ const %u: f32[44,6] = seed(3)
 out %y
 """)
     x = Samples({"x": np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)})
-    monkeypatch.setattr(reconstruction, "_LARGE", 10**9)
+    monkeypatch.setattr(reconstruction, "LARGE", 10**9)
     want = importance(groups(net), "reconstruction", net=net, samples=x)
     sizes = []
-    shrink = reconstruction._Reader.shrink
-    monkeypatch.setattr(reconstruction._Reader, "shrink", lambda self, left: (shrink(self, left), sizes.append(len(self.h))))
-    monkeypatch.setattr(reconstruction, "_LARGE", large)
+    shrink = reconstruction.Reader.shrink
+    monkeypatch.setattr(reconstruction.Reader, "shrink", lambda self, left: (shrink(self, left), sizes.append(len(self.h))))
+    monkeypatch.setattr(reconstruction, "LARGE", large)
     got = importance(groups(net), "reconstruction", net=net, samples=x)
     assert {k: list(v) for k, v in got.items()} == {k: pytest.approx(list(v), rel=1e-9) for k, v in want.items()}
     assert min(sizes) == {1: 23, 40: 32, 10**6: 44}[large], "of 44"

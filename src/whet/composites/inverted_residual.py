@@ -1,5 +1,6 @@
-"""MobileNet's inverted residual becomes one layer: a pointwise convolution that expands the channels, a depthwise one, and a pointwise one that
-projects them back, each with its epilogue. All three stay fused layers in the body."""
+"""MobileNet's inverted residual becomes one layer: its expansion, its depthwise convolution and its projection.
+
+The first pointwise convolution expands the channels, the last one projects them back. All three stay fused layers with their epilogues in the body."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ _DAMPING = 1e-3  # relative to the mean diagonal of a Gram matrix, as the ridge 
 _STEPS = 64  # removal steps of a group: larger groups lose several units per step
 _LEAST = 1e-6  # of the mean sensitivity of a layer's channels (ties between channels without influence are broken by their errors); of a variance
 _PRODUCTS = {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "DeformConv", "Attention", "LSTM", "GRU", "RNN"}
-_LARGE, _DENSE = 1024, 0.75  # unknowns of a matrix from which removed ones are taken out, once less than this share is left
+LARGE, _DENSE = 1024, 0.75  # unknowns of a matrix from which removed ones are taken out, once less than this share is left
 MOST_UNKNOWNS = 4608  # unknowns of a layer above which only the energy of its inputs is used
 
 
 @dataclass
-class _Reader:
+class Reader:
     """A layer's quadratic: `w` [k, outputs] and the inverse `h` [k, k] of its damped Gram matrix; `rows` [units, block] are a unit's rows of `w`.
 
     `present` are the units whose rows the matrices hold.
@@ -68,7 +68,7 @@ class _Reader:
 
     def shrink(self, left: np.ndarray) -> None:
         """Takes the rows of all units except `left` out of large matrices: an update takes time for each entry, also for those that are zero."""
-        if len(self.h) < _LARGE:
+        if len(self.h) < LARGE:
             return
         kept = np.ones(len(self.h), bool)
         kept[self.rows[np.setdiff1d(self.present, left)]] = False
@@ -102,7 +102,7 @@ def compute_reconstruction_scores(
     return scores | {b.name: energies[b.name] for b in blocks}
 
 
-def _compute_marginal_errors(size: int, readers: list[_Reader], energy: np.ndarray) -> np.ndarray:
+def _compute_marginal_errors(size: int, readers: list[Reader], energy: np.ndarray) -> np.ndarray:
     """Marginal error of each unit, ascending in the order of removal."""
     left, order, rises = np.arange(size), [], []
     step = -(-size // _STEPS)
@@ -245,7 +245,7 @@ class _Sensitivities:
 def _measure(
     net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch], data: Mapping[str, np.ndarray], scale: _Variances | _Sensitivities,
     seed: int, progress: Progress | None,
-) -> tuple[dict[str, list[_Reader]], dict[str, np.ndarray]]:  # fmt: skip
+) -> tuple[dict[str, list[Reader]], dict[str, np.ndarray]]:  # fmt: skip
     """Quadratics of the readers by group, and relative energies of other readers by group and of branches."""
     at: dict[Tensor, list[tuple[Group, int, np.ndarray]]] = {}
     for g in channel_groups:
@@ -256,7 +256,7 @@ def _measure(
         ends.setdefault(b.name, []).append(b)
     users = net.users()
     sweep, rng = Sweep(net, data), np.random.default_rng(seed)
-    quadratics: dict[str, list[_Reader]] = {}
+    quadratics: dict[str, list[Reader]] = {}
     energies: dict[str, np.ndarray] = {}
     for n, layer in enumerate(net.layers):
         passed_on = {g.name for t in layer.outputs for g, _, _ in at.get(t, ())}
@@ -274,7 +274,7 @@ def _measure(
                     if layer.op == "Conv":
                         k = int(np.prod(layer.needs(1).shape[2:]))
                         rows = (indices[:, :, None] * k + np.arange(k)).reshape(g.size, -1)
-                    quadratics.setdefault(g.name, []).append(_Reader(w.copy(), h.copy(), rows, np.arange(g.size)))
+                    quadratics.setdefault(g.name, []).append(Reader(w.copy(), h.copy(), rows, np.arange(g.size)))
                 else:
                     energies[g.name] = energies.get(g.name, 0) + scale.units(sweep.value(read), read, axis)[indices].sum(1)
         for b in ends.get(layer.name, ()):

@@ -25,7 +25,7 @@ from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
 
 Progress = Callable[[int, int, str], None]
-_MOST_BYTES = 1 << 28  # of the values that a forward pass with several samples keeps for the backward pass
+MOST_PASS_BYTES = 1 << 28  # of the values that a forward pass with several samples keeps for the backward pass
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def compute_output_sensitivities(
 
 
 def get_run_size(net: Network, data: Mapping[str, np.ndarray], batch: int) -> int:
-    """Samples of one pass: the network's fixed batch, or at most `batch`, fewer where the values would take more than _MOST_BYTES."""
+    """Samples of one pass: the network's fixed batch, or at most `batch`, fewer where the values would take more than MOST_PASS_BYTES."""
     count, fixed = len(next(iter(data.values()))), _get_fixed_batch(net)
     if fixed is not None:
         return fixed
@@ -161,7 +161,7 @@ def get_run_size(net: Network, data: Mapping[str, np.ndarray], batch: int) -> in
     env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v[:size]) for k, v in data.items()})
     sizes = (substitute(t.type.nbytes, env) for layer in net.layers for t in layer.outputs)
     total = sum(n for n in sizes if isinstance(n, int))  # sizes that depend on data are unknown
-    return max(1, min(size, _MOST_BYTES * size // max(total, 1)))
+    return max(1, min(size, MOST_PASS_BYTES * size // max(total, 1)))
 
 
 def list_starts(net: Network, count: int, size: int) -> range:

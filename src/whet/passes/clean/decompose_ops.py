@@ -16,6 +16,7 @@ from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, Skip, rule
 
 Decompose = Callable[[Graph, Layer], "Tensor | Skip | None"]
+_LARGEST_WINDOW = 1 << 20  # elements of a pooling's window
 
 
 @rule(
@@ -60,6 +61,8 @@ def _lrn(g: Graph, layer: Layer) -> Tensor | Skip:
     x, a = layer.needs(0), layer.attrs
     if not g.is_sized(x.shape):
         return Skip("its shape depends on data")
+    if a["size"] > _LARGEST_WINDOW:
+        return Skip("its window is too large for a pooling")
     size, shape = a["size"], (x.shape[0], 1, x.shape[1], product(x.shape[2:]))
     squares = g.add("Reshape", g.add("Mul", x, x), shape=shape)
     pads = ((size - 1) // 2, 0, size // 2, 0)
@@ -77,6 +80,8 @@ def _lp_pool(g: Graph, layer: Layer) -> Tensor | Skip:
     if a.get("ceil_mode"):
         return Skip("windows that ceil_mode adds have fewer elements")
     p, size = a.pop("p"), prod(a["kernel_shape"])
+    if size > _LARGEST_WINDOW:
+        return Skip("its window is too large for another pooling")
     means = g.add("AveragePool", _raise_magnitudes(g, layer, x, p), **a, count_include_pad=1)
     return _take_root(g, layer, g.add("Mul", means, _number(g, layer, "size", size)), p)
 
