@@ -86,8 +86,8 @@ def list_undefined(code: bytes) -> set[str]:
     """Symbols that an object takes from outside."""
     from whet.backends.cpu import object_file as elf
 
-    sections = elf._list_sections(code)
-    symbols = next((elf._list_symbols(code, sections, s) for s in sections if s.kind == elf._SYMBOLS), [])
+    sections = elf.list_sections(code)
+    symbols = next((elf.list_symbols(code, sections, s) for s in sections if s.kind == elf.SYMBOLS), [])
     return {s.name for s in symbols if s.section == 0 and s.name}
 
 
@@ -141,17 +141,17 @@ class Emulator:
         """Links an object into memory; the addresses of its functions."""
         from whet.backends.cpu import object_file as elf
 
-        sections = elf._list_sections(code)
-        symbols = next(elf._list_symbols(code, sections, s) for s in sections if s.kind == elf._SYMBOLS)
-        loaded = {k: s for k, s in enumerate(sections) if s.flags & elf._ALLOCATED and s.name != elf._UNWIND and s.size}
-        offsets, nbytes = elf._place(loaded)
+        sections = elf.list_sections(code)
+        symbols = next(elf.list_symbols(code, sections, s) for s in sections if s.kind == elf.SYMBOLS)
+        loaded = {k: s for k, s in enumerate(sections) if s.flags & elf.ALLOCATED and s.name != elf.UNWIND and s.size}
+        offsets, nbytes = elf.place_sections(loaded)
         base = self._allocate(nbytes + mmap.PAGESIZE)
         veneers = base + nbytes  # far calls: ldr x16, 8; br x16; address
         at = {k: base + o for k, o in offsets.items()}
         for k, s in loaded.items():
-            if s.kind != elf._NO_BITS:
+            if s.kind != elf.NO_BITS:
                 C.memmove(at[k], code[s.offset : s.offset + s.size], s.size)
-        for table in (s for s in sections if s.kind == elf._RELOCATIONS and s.info in at):
+        for table in (s for s in sections if s.kind == elf.RELOCATIONS and s.info in at):
             for k in range(table.size // 24):
                 offset, info, addend = struct.unpack_from("<QQq", code, table.offset + 24 * k)
                 symbol, kind, place = symbols[info >> 32], info & 0xFFFFFFFF, at[table.info] + offset
@@ -209,7 +209,7 @@ def become_arm(emulator: Emulator, cpu: str, modules: dict[str, int]) -> None:
     library.Library = refuse
     library.load_library.cache_clear()
     library.load_error.cache_clear()
-    machine_code._load = load
+    machine_code.load_object = load
     jit.ParallelCall.run = lambda self: emulator.call(*self.native) and None
 
 
@@ -245,7 +245,7 @@ def compile_all(modules: dict[str, int]) -> None:
     from whet.backends.cpu import _pool_ir, fault, loop
     from whet.tactics.cpu._llvm.work_stealing import emit_team_ir
 
-    texts = [*modules, _pool_ir.emit_pool_ir("aarch64"), fault._IR, loop.IR, emit_team_ir()]
+    texts = [*modules, _pool_ir.emit_pool_ir("aarch64"), fault.HANDLER_IR, loop.IR, emit_team_ir()]
     undefined: set[str] = set()
     for k, text in enumerate(texts):
         for cpu in TARGETS if k % 8 == 0 or k >= len(modules) else ["neoverse-n1"]:
