@@ -1,6 +1,8 @@
 """MobileNet's inverted residual becomes one layer: its expansion, its depthwise convolution and its projection.
 
-The first pointwise convolution expands the channels, the last one projects them back. All three stay fused layers with their epilogues in the body."""
+The first pointwise convolution expands the channels, the last one projects them back. All three stay fused layers with
+their epilogues in the body.
+"""
 
 from __future__ import annotations
 
