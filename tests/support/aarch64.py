@@ -55,8 +55,8 @@ def _memory_function(name):
 
 
 _FUNCTIONS = (
-    "sin", "cos", "tan", "exp", "log", "exp2", "log2", "log10", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
-    "expm1", "log1p",
+    "sin", "cos", "tan", "exp", "log", "exp2", "log2", "log10", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+    "erf", "erfc", "expm1", "log1p",
 )  # fmt: skip
 #: What the C library offers to kernels on every ARM machine
 EXTERNAL = (
