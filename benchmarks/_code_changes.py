@@ -13,9 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 #: subjects of commits that rename, one per line; commits of several branches may share a subject
 SAME_BEHAVIOUR = Path(__file__).parent / "same_behaviour.txt"
+#: before a subject: the commit's changes of benchmarks change what they store, not how they measure
+KEEPS_FIGURES = "benchmarks: "
 ABSENT = "0" * 40
 C_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
@@ -45,7 +48,7 @@ class History:
         self.repository = repository
         self.same_behaviour = tuple(same_behaviour)
         self.store = store
-        self._digests: dict[str, str] = {}
+        self._digests: dict[str, Any] = {}
         if store and store.exists():
             self._digests = json.loads(store.read_text()).get(_own_digest(), {})
 
@@ -74,17 +77,55 @@ class History:
                 found.setdefault(change.new_path, []).append((commit, change))
         return found
 
+    @cache  # noqa: B019 (one History lives as long as the process)
     def list_changes(self, since: str, paths: tuple[str, ...]) -> dict[str, Commit] | None:
         """File under `paths` whose code has changed since -> the last commit that changed it; None if the history has no commit `since`."""
         later, changes = self._compare(since)
         if later is None:
             return None
-        found = {}
+        found, places = {}, frozenset(paths)
         for change in changes:
-            if any(is_inside(p, folder) for p in (change.new_path, change.old_path) for folder in paths) and self._changes_code(change):
+            if (is_below(change.new_path, places) or is_below(change.old_path, places)) and self._changes_code(change):
                 last = next(self._list_commits(change.new_path, later), None)
                 if last is not None:
                     found[change.new_path] = last
+        return found
+
+    @cache  # noqa: B019 (one History lives as long as the process)
+    def list_changed_definitions(self, since: str, paths: tuple[str, ...]) -> dict[str, list[str]] | None:
+        """File under `paths` -> its functions, methods and module statements of commit `since` that HEAD has no longer, or otherwise.
+
+        New ones do not count, nor do files that `list_changes` leaves out: what was measured did not have them. None without that commit.
+        """
+        later, changes = self._compare(since)
+        if later is None:
+            return None
+        found, places = {}, frozenset(paths)
+        for change in changes:
+            if change.old_blob != ABSENT and (is_below(change.new_path, places) or is_below(change.old_path, places)):
+                names = self._list_lost_definitions(change)
+                if names and not self._keeps_figures(change.new_path, later):
+                    found[change.new_path] = names
+        return found
+
+    def _keeps_figures(self, path: str, later: set[str]) -> bool:
+        """True if all changes of a file's code by the `later` commits are listed: as renames, or for a benchmark as changes that keep its figures."""
+        listed = {*self.same_behaviour, *(s.removeprefix(KEEPS_FIGURES) for s in self.same_behaviour)}
+        if not any(commit.id in later and commit.subject in listed for commit, _ in self.commits_of.get(path, [])):
+            return False
+        own = path.startswith("benchmarks/")
+        return all(own and KEEPS_FIGURES + commit.subject in self.same_behaviour for commit in self._list_commits(path, later))
+
+    def _list_lost_definitions(self, change: FileChange) -> list[str]:
+        if not change.new_path.endswith(".py") or not change.old_path.endswith(".py"):
+            return ["code"] if self._changes_code(change) else []
+        return list_lost_definitions(self._collect(change.old_blob), self._collect(change.new_blob))
+
+    def _collect(self, blob: str) -> dict[str, list[str]]:
+        key = f"{blob} definitions"
+        if key not in self._digests:
+            self._digests[key] = collect_definitions(self.read_blob(blob)) if blob != ABSENT else {}
+        found: dict[str, list[str]] = self._digests[key]
         return found
 
     @cache  # noqa: B019 (one History lives as long as the process)
@@ -188,6 +229,12 @@ def is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
+def is_below(path: str, places: frozenset[str]) -> bool:
+    """True if a path, or a folder that it is in, is one of these places."""
+    parts = path.split("/")
+    return any("/".join(parts[:n]) in places for n in range(1, len(parts) + 1))
+
+
 def digest_code(text: str, path: str) -> str:
     """A digest of a file's code: without comments and layout, in Python also without the parts removed by `strip_prose`."""
     if path.endswith(".py"):
@@ -244,6 +291,33 @@ class ProseStripper(ast.NodeTransformer):
         if isinstance(node.exc, ast.Call):
             node.exc, node.cause = node.exc.func, None
         return node
+
+
+def list_lost_definitions(before: dict[str, list[str]], after: dict[str, list[str]]) -> list[str]:
+    """The functions, methods, classes and `module` (its other statements) of one `collect_definitions` that another has no longer, or otherwise."""
+    return [name for name, code in before.items() if not set(code) <= set(after.get(name, ()))]
+
+
+def collect_definitions(text: str) -> dict[str, list[str]]:
+    """Function, Class.method, Class (its other statements) and `module` (all other statements) of a Python text -> digests of their code."""
+    found: dict[str, list[str]] = {}
+
+    def add(name: str, node: ast.AST) -> None:
+        found.setdefault(name, []).append(hashlib.sha256(ast.dump(node).encode()).hexdigest()[:16])
+
+    try:
+        body = strip_prose(ast.parse(text)).body
+    except SyntaxError:
+        return {"module": [digest_code(text, "")]}
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            for part in node.body:
+                add(f"{node.name}.{part.name}" if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) else node.name, part)
+            node.body = []
+            add(node.name, node)
+        else:
+            add(node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else "module", node)
+    return found
 
 
 def describe_difference(old: str, new: str) -> str:

@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -21,20 +22,30 @@ MACHINES = ("machine", "device", "cpu")
 
 
 def provenance(packages: Iterable[str]) -> dict[str, Any]:
-    """Date (UTC), commit (with `+changes` if the package or a benchmark differs from it), command, CPU and
-    versions, as keys of a result file.
-    """
-    here = Path(__file__).parent
-    changed = _git(here, "status", "--porcelain", "--untracked-files=no", "../src", ":(glob)*.py")
-    if changed:
+    """Date (UTC), commit (see `read_commit`), command, CPU and versions, as keys of a result file."""
+    commit = read_commit(Path(__file__).parent)
+    if commit.endswith("+changes"):
         print("note: this result is of uncommitted changes, so it cannot be published: commit, and run again", file=sys.stderr)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _git(here, "rev-parse", "--short=12", "HEAD") + ("+changes" if changed else ""),
+        "commit": commit,
         "command": command(f"benchmarks/{Path(sys.argv[0]).name}"),
         "machine": describe_machine(),
         "versions": {n: _version(n) for n in packages} | {"python": sys.version.split()[0]},
     }
+
+
+def read_commit(benchmarks: Path) -> str:
+    """The commit of this copy of the project, 12 digits, with `+changes` if the package or a benchmark differs from it.
+
+    A copy made by `git archive` has no history; git has written its commit to archived_commit.txt (.gitattributes). "" if neither says it.
+    """
+    archive = benchmarks / "archived_commit.txt"
+    archived = archive.read_text().strip() if archive.exists() else "$"
+    if not archived.startswith("$"):
+        return archived[:12]
+    changed = _git(benchmarks, "status", "--porcelain", "--untracked-files=no", "../src", ":(glob)*.py")
+    return _git(benchmarks, "rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
 
 
 def describe_machine() -> str:
@@ -42,6 +53,11 @@ def describe_machine() -> str:
     from whet.backends.cpu.info import get_cpu_model
 
     return f"{get_cpu_model()}, {len(os.sched_getaffinity(0))} CPUs"
+
+
+def count_tactics(plan: Any) -> dict[str, int]:
+    """How many layers of an engine each tactic has: check_results.py judges a row with these by the code of its kernels alone."""
+    return dict(Counter(choice.tactic for choice in plan.choices.values()).most_common())
 
 
 def replace_row(row: dict[str, Any], out: Path, key: Iterable[str], packages: Iterable[str], machine: Any = None) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from statistics import median
 
 import numpy as np
 from _cpu_runners import DISTURBED, OrtOptions, as_record, mean_interval, ort_runner, require_even, tune_ort, verdict
-from _record import median_interval, provenance
+from _record import count_tactics, median_interval, provenance
 from cpu_peers import RUNNERS, SEED, block, load_runners
 
 BARS = {"ort": 1.2, "openvino": 1.03}
@@ -174,7 +174,7 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
         plan = build_int8(net, engine_config(args, folder), Calibration(cache=str(cache)))
         write_engine(plan, folder / said["files"][0])
         said["kept"] = next(c for c in plan.report.precision_choice if c.kept).what
-        said["build_seconds"] = round(plan.report.build_seconds, 1)
+        said["build_seconds"], said["tactics"] = round(plan.report.build_seconds, 1), count_tactics(plan)
     except WhetError as error:
         said["failed"] = str(error)[:500]
     path.write_text(json.dumps(said))
@@ -183,7 +183,7 @@ def make(name: str, batch: int, args: argparse.Namespace, folder: Path) -> None:
 def measure(name: str, batch: int, args: argparse.Namespace, folder: Path) -> dict:
     """The row of one network and batch size, from the files of `make`."""
     said = json.loads((folder / f"{name}-{batch}.json").read_text())
-    row = {k: said[k] for k in ("case", "batch", "openvino_model", "kept", "build_seconds", "failed") if k in said}
+    row = {k: said[k] for k in ("case", "batch", "openvino_model", "kept", "build_seconds", "tactics", "failed") if k in said}
     if "failed" in said:
         print(f"{name} batch {batch}: {said['failed']}", flush=True)
         return row

@@ -43,7 +43,7 @@ from _cpu_runners import (
     verdict,
     whet_runner,
 )
-from _record import median_interval, replace_row
+from _record import count_tactics, median_interval, replace_row
 
 #: the goals, by network and batch; a batch that is not listed has the goal of the network's largest smaller one
 BARS = {
@@ -185,7 +185,7 @@ def prepare(name: str, batch: int, args: argparse.Namespace, folder: Path) -> No
     facts = {
         "inputs": {t.name: [t.dtype.numpy.name, *(int(d) for d in t.shape)] for t in net.inputs},
         "build_seconds": round(plan.report.build_seconds, 2), "build_disturbed": len(plan.report.timing.disturbed_cpus), "level": args.level,
-        "whet_threads": plan.threads,
+        "whet_threads": plan.threads, "tactics": count_tactics(plan),
     }  # fmt: skip
     (folder / f"{name}-{batch}.json").write_text(json.dumps(facts))
     print(f"{name} batch {batch}: built in {facts['build_seconds']} s, {facts['build_disturbed']} disturbed timings", flush=True)

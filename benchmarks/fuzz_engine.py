@@ -149,7 +149,7 @@ def merge_files(output: Path, parts: list[Path]) -> int:
 
 def merge_summaries(summaries: list[dict]) -> dict:
     """One summary of several, by `runs`; raises ValueError if a run is there twice. Reasons are counted among the commonest of each alone."""
-    about = ("date", "commit", "command", "versions", "workers", "files", "seconds")
+    about = ("date", "commit", "command", "machine", "versions", "workers", "files", "seconds")
     runs = [run for s in summaries for run in s.get("runs", [{k: s[k] for k in about if k in s}])]
     if len({json.dumps(run, sort_keys=True) for run in runs}) < len(runs):
         raise ValueError("one of the runs is in the results already: its seeds would count twice")
@@ -161,7 +161,7 @@ def merge_summaries(summaries: list[dict]) -> dict:
         reasons.update(dict(s["commonest_reasons"]))
     latest = max(runs, key=lambda run: run["date"])
     return {
-        **{k: latest[k] for k in ("date", "commit", "command", "versions") if k in latest},
+        **{k: latest[k] for k in ("date", "commit", "command", "machine", "versions") if k in latest},
         "files": sum(s["files"] for s in summaries),
         "bad": [r for s in summaries for r in s["bad"]],
         "by_kind": {k: dict(v) for k, v in sorted(kinds.items())},

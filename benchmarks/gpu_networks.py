@@ -18,7 +18,7 @@ include this waiting.
 --without times a second engine, built without these passes, interleaved with the others. --quantized does so with engines for which INT8 or FP8 are
 permitted too, calibrated on four mirrored and four shifted inputs, within an accuracy budget of 30 dB; `<type>_snr_db` is that of the outputs against
 torch in FP32 (`snr_db`: of the FP16 engine), `<type>_layers` counts the layers that the choice by time and accuracy left in that type, and
-`<type>_engines` has time and decibels of each engine that was compared.
+`<type>_engines` has time and decibels of each engine that was compared, `<type>_stages_s` the longest stages of its build.
 --builds: kernels that earlier rows compiled are not used, and `rebuild_s` is the time of a second build by the same process, with the timing cache
 and the kernels of the first one; with --ahead 0 nothing else uses the row's CPUs.
 Results: $OUT/gpu_networks.json.
@@ -80,7 +80,8 @@ class Stages:
         pass
 
     def note(self, text: str) -> None:
-        pass
+        if text.startswith("banned"):
+            answer(f"STAGE {text[:400]!r}")
 
 
 def in_channels_last(t: Any) -> Any:
@@ -177,6 +178,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     from _inductor import Turn, exclusive
     from _networks import ATTENTION, EXPORTERS, FRESH, NETWORKS, export
+    from _record import count_tactics
     from _tensorrt_runner import TensorRtRunner
     from gpu_peers import by_events, graphed
 
@@ -228,6 +230,7 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
             row["rebuild_s"] = round(time.perf_counter() - begun, 1)
         row["layers"] = len(plan.network.layers)
         row["layer_kinds"] = dict(Counter(layer.composite or layer.op for layer in plan.network.layers).most_common(12))
+        row["tactics"] = count_tactics(plan)
         write_engine(plan, f"{folder}/model.engine")
         with Runtime().load(f"{folder}/model.engine") as engine:
             got = next(iter(engine.create_context().run({n: v.numpy() for n, v in named.items()}).values()))
@@ -258,10 +261,13 @@ def measure_row(args: argparse.Namespace) -> dict[str, Any]:
             begun = time.perf_counter()
             quantized = build_quantized(path, kind, named)
             row[f"{kind}_build_s"] = round(time.perf_counter() - begun, 1)
+            seconds = sorted(quantized.report.phase_seconds.items(), key=lambda x: -x[1])
+            row[f"{kind}_stages_s"] = {k: round(s, 1) for k, s in seconds[:8]}
             compared = quantized.report.precision_choice
             row[f"{kind}_engines"] = [
                 {"what": c.what, "ms": round(c.ms, 4), "snr_db": c.accuracy and round(c.accuracy, 2), "kept": c.kept} for c in compared
             ]
+            row[f"{kind}_banned"] = [list(b) for b in quantized.report.banned]
             row[f"{kind}_layers"] = sum(map(is_quantized, quantized.network.layers))
             write_engine(quantized, f"{folder}/{kind}.engine")
             with Runtime().load(f"{folder}/{kind}.engine") as engine:

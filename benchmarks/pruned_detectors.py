@@ -9,7 +9,8 @@ whole detector on unlabelled photos. NanoDet is evaluated by AP50 against COCO's
 agreement of its boxes with those of the whole detector: mean average precision with the whole detector's confident boxes as ground truth. All learn
 from the even photos and are evaluated on the odd ones, by ONNX Runtime. Three kinds of cuts (`--ways`): `default`, a FLOP reduction with the
 default options of `whet prune`, `chosen`, the same with second-order Taylor terms, both on those 24 photos, and `even`, the same share of each
-layer's channels by their activations. Times: single images, all engines interleaved, this CPU. Needs the shared data folder
+layer's channels by their activations. A row names the importance that selected its cut, with the changes of the outputs on held-out photos where
+importances were compared. Times: single images, all engines interleaved, this CPU. Needs the shared data folder
 (../shared/data or WHET_DATA).
 """
 
@@ -115,7 +116,11 @@ def make(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> None:
         save_onnx(made.cut, work / f"{stem}.cut.onnx")
         save_onnx(made.network, work / f"{stem}.recovered.onnx")
         save_recipe(made.recipe, work / f"{stem}.recipe.json")
-        print(f"{stem}: {made.report.lines()[0]}; cut and recovered in {time.perf_counter() - begun:.0f} s", flush=True)
+        floor = made.report.floor
+        errors = {} if floor is None else {f"error_{kind}": round(e, 4) for kind, e in floor.by_importance.items()}
+        choice = {"importance": made.recipe.about["importance"], **errors}
+        (work / f"{stem}.choice.json").write_text(json.dumps(choice) + "\n")
+        print(f"{stem}: {made.report.lines()[0]}; {choice}; cut and recovered in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
 def networks(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> list[tuple[str, Network]]:
@@ -153,10 +158,13 @@ def judge(detector: Detector, cuts: list[tuple[float, str]], work: Path) -> list
     sure = [b[b[:, 1] >= detector.sure][:, [0, 2, 3, 4, 5]] for b in found[0]]
     truth = detector.labels(judged) if detector.labels else sure
     rows = []
+    choices = {f"{ratio:.0%} {WAYS[way]}": work / f"{stem_of(detector, ratio, way)}.choice.json" for ratio, way in cuts}
     for (step, net), boxes in zip(nets, found, strict=True):
+        choice = choices.get(step.partition(", recovered")[0].partition(", taught")[0])
+        chosen = json.loads(choice.read_text()) if choice is not None and choice.exists() else {}
         rows.append(
             {
-                "case": detector.model, "step": step, "parameters": count_params(net),
+                "case": detector.model, "step": step, **chosen, "parameters": count_params(net),
                 "mflops": round(count_flops(net) / 1e6, 1), "judge": detector.judge, "photos": len(judged),
                 "score": round(detection.average_precision(boxes, truth), 4),
                 "agreement": round(detection.average_precision(boxes, sure), 4),

@@ -7,8 +7,9 @@ lossless ones; MNIST: a random selection).
 
 A row has the accuracy as cut (`top1_cut`) and after recovery without labels (`top1`), and the share of up to 3,000 other images, neither tested nor
 calibrated with, that the recovered network classifies as the whole one does (`agreement`). `--hidden on` also cuts the residual width of a
-transformer. `--target latency`: the shares are of the measured latency on one CPU thread (`latency`: that of the built engine), with a latency table
-that later calls use again.
+transformer. `error_reconstruction` and `error_weighted_reconstruction` are the changes of the outputs on held-out images by which the default
+selects one of the two (`importance`). `--target latency`: the shares are of the measured latency on one CPU thread (`latency`: that of the built
+engine), with a latency table that later calls use again.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def measure(case: tuple) -> dict:
     seconds = round(time.perf_counter() - start, 1)
     before, after = pruned.report.flops or (1, 1)
     floor = pruned.report.floor
-    errors = {} if floor is None else {"output_error": round(floor.chosen, 4), "uniform_error": round(floor.uniform, 4)}
+    errors = {} if floor is None else {"output_error": round(floor.chosen, 4), "uniform_error": round(floor.uniform, 4),
+                                       **{f"error_{kind}": round(e, 4) for kind, e in floor.by_importance.items()}}  # fmt: skip
     times = pruned.report.engine_ms
     latency = {} if times is None else {"latency": round(times[1] / times[0], 4), "ms": [round(t, 4) for t in times]}
     return {"model": model, "target": share, "seed": seed, **latency, "multiple": multiple, "flops": round(after / before, 4),

@@ -39,9 +39,9 @@ TOLERANCE = 1e-4
 BATCH = 2
 #: layers that do the work of a network; every other one is left over
 WORK = (
-    "Attention", "AveragePool", "Conv", "ConvSum", "ConvTranspose", "DepthwiseThenPointwise", "GatedProduct", "Gather", "Gemm", "GlobalAveragePool",
-    "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LSTM", "LayerNormalization", "MatMul", "MaxPool", "NormThenProduct",
-    "PoolGemm", "RMSNormalization", "Resize", "SqueezeExcite",
+    "ActivatedNorm", "Attention", "AveragePool", "Conv", "ConvSum", "ConvTranspose", "DepthwiseThenPointwise", "GatedProduct", "Gather", "Gemm",
+    "GlobalAveragePool", "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LSTM", "LayerNormalization", "MatMul", "MaxPool",
+    "NormThenProduct", "PoolGemm", "RMSNormalization", "Resize", "SqueezeExcite",
 )  # fmt: skip
 VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 KINDS = ("attention", "softmax", "layer_norm", "rms_norm", "gelu", "silu")

@@ -1,8 +1,8 @@
-"""Numbers in prose that come from result files: `<!-- value: FILE [min|max|median|geomean] PATH [over PATH] as FORMAT -->1.88<!-- end -->`.
+"""Numbers in prose that come from result files: `<!-- value: FILE [min|max|sum|median|geomean] PATH [over PATH] as FORMAT -->1.88<!-- end -->`.
 
 FILE is a result file without its ending (cpu/sparse). PATH names one value: keys separated by dots, `rows[KEY=TEXT; KEY~TEXT]` the rows whose KEY is
-(contains) TEXT, `rows[3]` one by its index, `rows[]` all. A path with several values needs min, max, median or geomean; `over` divides by the value
-of a second path, or by a number. The runs of a file that is a list are `runs[date=...]`.
+(contains) TEXT, `rows[3]` one by its index, `rows[]` all. A path with several values needs min, max, sum, median or geomean; `over` divides by the
+value of a second path, or by a number. The runs of a file that is a list are `runs[date=...]`.
 FORMAT is Python's (`.2f`, `.0%`). tables.py writes the numbers, with --check it fails if one is not as in the file.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 VALUE = re.compile(r"(<!-- value: (\S+) (.+?) as (\S+) -->).*?(<!-- end -->)", re.DOTALL)
-_SUMMARIES = {"min": min, "max": max, "median": statistics.median, "geomean": statistics.geometric_mean}
+_SUMMARIES = {"min": min, "max": max, "sum": sum, "median": statistics.median, "geomean": statistics.geometric_mean}
 _PART = re.compile(r"([^.\[\]]+)(?:\[([^\]]*)\])?(?:\.|$)")
 
 
@@ -30,7 +30,7 @@ def update(text: str, results: Path = RESULTS) -> str:
 
 
 def resolve(path: Path, expression: str) -> float:
-    """The value of `[min|max|median|geomean] PATH [over PATH]` in a result file. Raises UnknownValue."""
+    """The value of `[min|max|sum|median|geomean] PATH [over PATH]` in a result file. Raises UnknownValue."""
     if not path.is_file():
         raise UnknownValue(f"there is no result file {path}")
     data = json.loads(path.read_text())

@@ -41,7 +41,8 @@ class Soak:
         """`threads` of the case of that name; most `runs` and `builds` of the cases of growth; CPU threads of engines (0: all)."""
         self.folder, self.random = folder, random.Random(seed)
         self.count, self.runs, self.builds, self.engine_threads = threads, runs, builds, engine_threads
-        self.environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(folder / "caches"), "OPENBLAS_NUM_THREADS": "1"}
+        paths = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))  # dependencies may be in other folders
+        self.environment = os.environ | {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(folder / "caches"), "OPENBLAS_NUM_THREADS": "1"}
 
     def model(self) -> Path:
         """A small convolutional network as an ONNX file."""

@@ -75,7 +75,26 @@ def table(name: str, columns: str | None = None) -> str:
     runs = data if isinstance(data, list) else [data]
     whole = runs[0] if len(runs) == 1 else {"rows": [{"run": r["date"], **row} for r in runs for row in r["rows"]]}
     made = ratios(whole) if "ratio" in whole["rows"][0] and not columns else plain(whole, columns)
-    return "\n\n".join([made, *(text for r in runs for text in _origin(r))]) + "\n"
+    marked, notes = mark_gaps(made, [(run, row) for run in runs for row in run["rows"]])
+    return "\n\n".join([marked, *notes, *(text for r in runs for text in _origin(r))]) + "\n"
+
+
+def mark_gaps(table: str, rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[str, list[str]]:
+    """The table with a mark at each row of an incomplete origin, if others of its run are complete, and the text of each mark.
+
+    `rows`: the run and the row of every line of the table.
+    """
+    lines, texts = table.split("\n"), []
+    for i, (run, row) in enumerate(rows):
+        gaps = find_gaps({**run, **row})
+        if not gaps or all(find_gaps(r) == gaps for r in runs_of(run)):
+            continue  # complete, or said once for the whole run
+        text = f"{', '.join(gaps)} (commit {str(row.get('commit', run.get('commit'))).removesuffix('+changes')})"
+        if text not in texts:
+            texts.append(text)
+        first, rest = lines[i + 2].removeprefix("| ").split(" |", 1)
+        lines[i + 2] = f"| {first} [{texts.index(text) + 1}] |{rest}"
+    return "\n".join(lines), [f"[{n}] Incomplete origin: {text}." for n, text in enumerate(texts, 1)]
 
 
 def _origin(run: dict[str, Any]) -> list[str]:
@@ -86,8 +105,8 @@ def _origin(run: dict[str, Any]) -> list[str]:
     records = list(runs_of(run))
     gaps = list(dict.fromkeys(g for r in records for g in find_gaps(r)))
     if gaps:
-        some = "" if all(set(gaps) == set(find_gaps(r)) for r in records) else " of some rows"
-        said.insert(0, f"Incomplete origin{some}: {', '.join(gaps)}. The result is kept until it is measured again.")
+        of = "" if all(set(gaps) == set(find_gaps(r)) for r in records) else " of the rows with a mark"
+        said.insert(0, f"Incomplete origin{of}: {', '.join(gaps)}. The result is kept until it is measured again.")
     commits = dict.fromkeys(str(r["commit"]) for r in records if "commit" in r)
     dates = sorted({r["date"][:16] for r in records if "date" in r})
     if not dates:

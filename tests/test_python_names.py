@@ -68,6 +68,8 @@ def test_an_input_outside_of_the_profile_names_profiles_in_python_and_flags_on_t
     context = whet.Runtime().load(plan).create_context()
     with pytest.raises(ShapeError, match="larger max shapes"):
         context.run({"x": np.zeros((2, 4, 8, 8), np.float32)})
+    with pytest.raises(ShapeError, match="smaller min shapes"):
+        context.run({"x": np.zeros((0, 4, 8, 8), np.float32)})
     save_onnx(parse_network(CONV), tmp_path / "n.onnx")
     done = CliRunner().invoke(group, ["exec", f"--onnx={tmp_path / 'n.onnx'}", "--backend=null", "--noFuse=nothing", "--noBuilderCache"])
     assert "--noFuse=nothing: the network has no such node" in done.output

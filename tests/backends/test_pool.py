@@ -300,6 +300,57 @@ def test_one_cpu_for_two_threads():
     assert run_script(later + ONE_CPU) == ["[0,", "1]", "400"]
 
 
+@pytest.fixture
+def quota_group():
+    """A control group of half a CPU, in either version of the hierarchy; skips where this process may not make one."""
+    name = f"whet_test_{os.getpid()}"
+    for base, files in (
+        (Path("/sys/fs/cgroup/cpu"), {"cpu.cfs_period_us": "20000", "cpu.cfs_quota_us": "10000"}),
+        (Path("/sys/fs/cgroup"), {"cpu.max": "10000 20000"}),
+    ):
+        group = base / name
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            if all((group / file).exists() for file in files):
+                for file, text in files.items():
+                    (group / file).write_text(text)
+                yield group
+                return
+        except OSError:
+            pass
+        finally:
+            group.rmdir()
+    pytest.skip("this process may not make control groups with a quota")
+
+
+def test_half_a_cpu_for_four_threads(quota_group):
+    """Fewer CPUs than threads by a quota: one thread is usable, more threads work nevertheless, also across a barrier and in a child."""
+    text = """
+    def compute():
+        for parts in (2, 3, 4) * 20:
+            seen = []
+            def work():
+                barrier()
+                seen.append((number(), count()))
+            run(work, parts)
+            assert sorted(seen) == [(k, parts) for k in range(parts)], seen
+    print(threads.get_cgroup_cpus(), threads.count_usable_cpus())
+    threads.set_threads(4)
+    compute()
+    child = os.fork()
+    if not child:
+        threads.set_threads(4)
+        compute()
+        os._exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    enter = f"open({str(quota_group / 'cgroup.procs')!r}, 'w').write('0')\n"
+    assert run_script(enter + textwrap.dedent(text)) == ["0.5", "1", "7"]
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True, reason="needs two CPUs")
 def test_a_worker_leaves_the_cpu_of_the_calling_thread():
     text = """

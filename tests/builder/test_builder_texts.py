@@ -227,6 +227,9 @@ def test_a_network_may_be_off_by_four_times_its_error_in_float32():
     assert failure.bound == FLOOR
     assert str(failure).startswith("the network's output 'y' is off by ")
     assert judged(make_judge(plain=1.25), 2.5).failures
+    checked = Checked(worst=("conv", 0.25, 0.75))
+    make_judge(plain=1.0).judge({"y": np.full(4, 1.5)}, checked)
+    assert str(checked.failures[0]).endswith("Nearest to its bound: 'conv' with 0.25 of 0.75.")
 
 
 def test_smaller_types_may_be_off_by_four_times_their_emulation():

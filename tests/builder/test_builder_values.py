@@ -29,7 +29,7 @@ from whet.builder.verify.error_bounds import Checked, Compared, Failure, compute
 from whet.builder.verify.failure_folder import KEPT, VARIABLE, get_failures_folder, save_failures
 from whet.builder.verify.input_kinds import KINDS, LARGE, LEAST, Magnitude, list_input_kinds, list_tests, make_values
 from whet.builder.verify.segments import SegmentedRuns
-from whet.builder.verify.shape_extents import differ_in_batch, list_other_shapes
+from whet.builder.verify.shape_extents import differ_in_batch, list_other_shapes, reads_sizes
 from whet.errors import BuildError, LockError, ShapeError, UsageError
 from whet.measure.option import Option
 from whet.network import BF16, F16, F32, I8, I32, parse_network
@@ -459,6 +459,16 @@ def test_every_other_shape_of_the_profiles_is_checked_once():
     assert not differ_in_batch({"x": (1, 3)}, {"x": (8, 4)})
     assert not differ_in_batch({"x": (1, 3)}, {"x": (1, 3, 1)})
     assert not differ_in_batch({"x": ()}, {"x": ()})
+
+
+@pytest.mark.parametrize(("read", "differs"), [("x: f32[N]", True), ("x: f32[N,3]", True), ("y: f32[3,5]", False)])
+def test_sizes_of_the_batch_are_read(read, differs):
+    """A layer whose values are the sizes themselves is compared with the reference: its items at another batch are other values, rightly."""
+    net = parse_network(f"network n source\nin %{read}\nin %z: f32[N,2]\n%s = Shape(%{read[0]})\nout %s")
+    small, large = ({"z": (n, 2), "x": (n, 3)[: 1 + (",3" in read)], "y": (3, 5)} for n in (1, 4))
+    shapes = [{t.name: s[t.name] for t in net.inputs} for s in (small, large)]
+    assert reads_sizes(net, *shapes) == differs
+    assert not reads_sizes(net, shapes[1], shapes[1])
 
 
 def test_selected_items_are_the_ends_and_others():

@@ -29,6 +29,11 @@ def test_values_from_the_flags_are_accepted():
     BuildConfig(precisions=("fp32", "fp16", "bf16", "int8", "fp8", "best"), threads=-1, optimization_level=5)
 
 
+def test_levels_end_at_five():
+    with pytest.raises(UsageError, match=r"BuildConfig\.optimization_level: 6 is too large; the largest is 5"):
+        BuildConfig(optimization_level=6)
+
+
 @pytest.mark.parametrize(("seed", "said"), [(-1, "-1 is too small; the least is 0"), (2**32, "4294967296 is too large; the largest is 4294967295")])
 def test_a_seed_has_32_bits(seed, said):
     with pytest.raises(UsageError, match=f"BuildConfig.seed: {said}"):

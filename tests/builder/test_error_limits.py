@@ -191,3 +191,20 @@ def test_a_sum_of_values_that_cancel_is_judged_by_their_size(op):
     assert find_failure(x[:, :-1].astype(np.float64).sum(1) / divisor) is not None
     assert find_failure(x.astype(np.float16).astype(np.float64).sum(1) / divisor) is not None
     assert find_failure(np.full(64, np.nan)) is not None
+
+
+@pytest.mark.parametrize(("size", "wrong"), [(1.0, 1.01), (1e-3, 1.01), (3e-6, 1.5), (1e-6, 2.0)])
+def test_roundings_of_subnormal_halves_are_relative_to_the_smallest_normal_one(size, wrong):
+    """A layer scale of 1e-5 makes values whose spacing in float16 is a hundredth of their size."""
+    net = parse_network("in %x: f32[64]\nin %s: f32[1]\n%y = Mul(%x, %s)\nout %y\n")
+    stored = (("linear", "f16"),)
+    choice = SimpleNamespace(tactic="cuda/elementwise", implementation="pointwise", rtol=2e-3, inputs=stored * 2, outputs=stored)
+    x = np.linspace(-1, 1, 64, dtype=np.float16).astype(np.float32)
+    s = np.array([size], np.float32)
+    want = (x * s).astype(np.float16)
+
+    def find_failure(got):
+        return compare_layer(net.layers[0], choice, [x, s], [got.astype(np.float32)]).failure
+
+    assert find_failure(want) is None
+    assert find_failure((want.astype(np.float32) * wrong).astype(np.float16)) is not None

@@ -16,7 +16,7 @@ from whet.builder.select.formats import explain_inplace_refusal, list_links
 from whet.measure import timing_key as keys
 from whet.measure.bench import fill
 from whet.measure.option import Option
-from whet.measure.timing import Conditions
+from whet.measure.timing import COLD, Conditions
 from whet.measure.timing_key import compute_source_digest, find_transitive_modules, format_layer_text, make_timing_key
 from whet.network import BF16, F32, I64, Network, Tensor, Weight, parse_network, parse_type
 from whet.network.weight import Origin
@@ -224,12 +224,24 @@ def test_links_omit_constants_and_end_at_outputs():
 
 def test_caches_have_the_state_after_a_network_run():
     class Machine(Backend):
-        capabilities = Capabilities(cache_bytes={2: 1 << 20, 3: 32 << 20})
+        capabilities, threads = Capabilities(cache_bytes={2: 1 << 20, 3: 32 << 20}), 2
 
     assert Conditions.of(Machine, 1 << 19).state == "hot"
     assert Conditions.of(Machine, 8 << 20) == Conditions("cold L2", 2 << 20)
-    assert Conditions.of(Machine, 64 << 20) == Conditions("cold", 48 << 20)
+    assert Conditions.of(Machine, 64 << 20) == Conditions(COLD, 48 << 20)
     assert Conditions.of(get_backend("null"), 1 << 40).state == "hot"
+
+
+def test_a_large_last_cache_is_shared_with_others():
+    """Two threads do not have 480 MiB of a server's cache for themselves."""
+
+    class Machine(Backend):
+        capabilities, threads = Capabilities(cache_bytes={2: 2 << 20, 3: 480 << 20}), 2
+
+    assert Conditions.of(Machine, 32 << 20) == Conditions("cold L2", 4 << 20)
+    assert Conditions.of(Machine, 33 << 20) == Conditions(COLD, 48 << 20)
+    Machine.threads = 16
+    assert Conditions.of(Machine, 33 << 20).state == "cold L2"
 
 
 def test_timed_operands_hold_values_of_their_type():

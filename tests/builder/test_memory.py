@@ -174,6 +174,19 @@ def test_each_order_of_placement_is_the_best_for_some_blocks(order):
     assert find_best_placement([Block(name, 64 * units, first, last) for name, units, first, last in blocks])[1] == 64 * most
 
 
+def test_blocks_of_a_single_step_count_by_their_size_too():
+    """No placement needs less than the bytes that are live at once: 25 units at step 3."""
+    blocks = [("a", 4, 3, 7), ("b", 5, 6, 7), ("c", 9, 0, 1), ("d", 8, 2, 3), ("e", 5, 1, 3), ("f", 2, 1, 1), ("g", 3, 6, 7), ("h", 8, 1, 4)]
+    assert find_best_placement([Block(name, 64 * units, first, last) for name, units, first, last in blocks])[1] == 64 * 25
+
+
+def test_tensors_that_cannot_share_bytes_are_named():
+    """%x and %y have the same bytes, and %u would be in place of both at two offsets."""
+    uses = [Use("l", (("x", 64),), (("y", 64),), ((0, 0),)), Use("o", (("y", 64), ("x", 64)), (("u", 64),), ((0, 0), (1, 0)), shifts=(0, 64))]
+    with pytest.raises(AssertionError, match="'o' wants %x and %u to share bytes that lie elsewhere already"):
+        plan_memory(uses, {"x": 64}, ["u"])
+
+
 def test_of_equally_good_placements_that_by_first_step_precedes_that_by_interval():
     blocks = [Block("a", 320, 4, 8), Block("b", 320, 0, 4), Block("c", 256, 3, 4), Block("d", 384, 5, 5)]
     assert find_best_placement(blocks) == ({"b": 0, "c": 320, "a": 576, "d": 0}, 896)

@@ -80,14 +80,18 @@ def test_an_interruption_that_python_wraps_is_one(monkeypatch, capsys):
         main(["exec", "--onnx=x.onnx"])
 
 
-@pytest.mark.parametrize("sigint", ["default_int_handler", "SIG_IGN"], ids=["usual", "as a shell's background job"])
+@pytest.mark.parametrize(
+    "sigint", ["signal.default_int_handler", "signal.SIG_IGN", "raise_interrupt"], ids=["usual", "as a shell's background job", "own handler"]
+)
 def test_sigterm_inside_of_exec_ends_with_143(tmp_path, sigint):
     """Python kills its own process by SIGINT if KeyboardInterrupt itself left an exec(), even if it was caught: dataclasses use exec."""
     code = """
 import signal
 import whet.cli._model
 from whet.cli import main
-signal.signal(signal.SIGINT, signal.SIGINT_HANDLER)
+def raise_interrupt(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGINT, SIGINT_HANDLER)
 def load(*_):
     exec("import os, signal; os.kill(os.getpid(), signal.SIGTERM)\\nwhile True: pass")
 whet.cli._model.read_network = load

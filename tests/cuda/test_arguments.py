@@ -34,7 +34,7 @@ DESCRIBED = {f"{name} {struct_name}": cls for name, classes in STRUCTURES.items(
 # types that a structure uses in addition to those of common.cuh, as declared in its kernel file
 TYPES = {
     "attention.cu": "struct Place { long long batch, head, row; };",
-    "elementwise.cu": "struct Operand { const u8* at; int kind, type; };",
+    "elementwise.cu": "struct Operand { const u8* at; int kind, type; u32 outer, stride, inner, count; };",
 }
 
 try:

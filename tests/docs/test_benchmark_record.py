@@ -39,6 +39,22 @@ def test_provenance_has_the_required_fields():
     assert RECORD["provenance"](["no-such-package"])["versions"]["no-such-package"] == "not installed"
 
 
+def test_an_archive_of_the_project_names_its_commit(tmp_path):
+    root = Path(__file__).parents[2]
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    for name in (".gitattributes", "benchmarks/archived_commit.txt"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((root / name).read_bytes())
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=source, check=True)
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=source, check=True, capture_output=True).stdout
+    copy.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(copy)], input=archive, check=True)
+    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=source, check=True, capture_output=True, text=True).stdout.strip()
+    assert RECORD["read_commit"](copy / "benchmarks") == head
+    assert RECORD["read_commit"](source / "benchmarks") == head
+
+
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
@@ -113,3 +129,19 @@ def test_targets_on_the_gpu_are_judged_by_the_interval(monkeypatch):
     for interval, verdict in ends.items():
         assert gpu_peers.bar(row | {"compile_over_whet": 2.0, "compile_over_whet_interval": list(interval)}) == f"2x: {verdict}"
     assert gpu_peers.bar(row) == ""
+
+
+def test_rows_of_an_incomplete_origin_have_a_mark():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        tables = runpy.run_path(str(BENCHMARKS / "tables.py"))
+    run = {"date": "2026-11-21T00:00", "command": "python benchmarks/a.py", "machine": "m", "commit": "abc"}
+    rows = [{"case": "a", "commit": "abc"}, {"case": "b", "commit": "def+changes"}, {"case": "c", "commit": "def+changes"}]
+    table = tables["markdown"](["case", "ms"], [["a", "1"], ["b", "2"], ["c", "3"]])
+    run["rows"] = rows
+    marked, notes = tables["mark_gaps"](table, [(run, row) for row in rows])
+    assert marked.split("\n")[2:] == ["| a | 1 |", "| b [1] | 2 |", "| c [1] | 3 |"]
+    assert notes == ["[1] Incomplete origin: uncommitted changes were measured (commit def)."]
+    assert "of the rows with a mark: uncommitted changes were measured" in tables["_origin"](run)[1]
+    run["rows"] = rows[1:]  # said once for all
+    assert tables["mark_gaps"](table, [(run, row) for row in rows[1:]]) == (table, [])

@@ -111,9 +111,9 @@ def test_a_table_names_the_commits_of_its_rows_and_what_is_missing(monkeypatch, 
     whole = {"date": "2026-11-21T10:20:30", "commit": "aa", "command": "python a.py", "machine": "m", "versions": {"numpy": "2.1"}}
     assert text(**whole, rows=[{"ms": 1}]) == "2026-11-21T10:20, m, commit aa; numpy 2.1. `python a.py`\n"
     rows = [{"ms": 1, "commit": "bb+changes", "date": "2026-11-20T01:02:03"}, {"ms": 2}]
-    missing = "Incomplete origin of some rows: uncommitted changes were measured. The result is kept until it is measured again.\n"
+    missing = "Incomplete origin of the rows with a mark: uncommitted changes were measured. The result is kept until it is measured again.\n"
     said = "2026-11-20 to 2026-11-21, m, commits bb+changes, aa; numpy 2.1. `python a.py`"
-    assert text(**whole, rows=rows) == f"{said}\n\n{missing}"
+    assert text(**whole, rows=rows) == f"[1] Incomplete origin: uncommitted changes were measured (commit bb).\n\n{said}\n\n{missing}"
     assert text(rows=[{"ms": 1}]).startswith("Incomplete origin: no commit was stored, no date was stored, no command was stored, no machine")
 
 

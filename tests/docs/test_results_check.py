@@ -48,14 +48,22 @@ def repository(tmp_path):
     return tmp_path, commit
 
 
-def test_reasons_to_measure_again(repository, capsys):
+def write_results(folder, runs):
+    for name, data in runs.items():
+        path = folder / "results" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(data))
+    return folder / "results"
+
+
+def test_records_to_measure_again(repository, capsys):
     folder, commit = repository
-    first = commit("src/whet/tactics/cpu/conv.py", "x = 1")
-    last = commit("src/whet/tactics/cpu/conv.py", "x = 2")
+    first = commit("src/whet/tactics/cpu/conv.py", "def run(): return 1")
+    last = commit("src/whet/tactics/cpu/conv.py", "def run(): return 2")
     commit("docs/x.md", "prose")
     origin = {"date": "2026-11-21", "command": "python benchmarks/a.py", "machine": "m", "rows": []}
     runs = {
-        "cpu/stale.json": {"commit": first, **origin},
+        "cpu/stale.json": {"commit": first, **origin, "date": "2026-11-20"},
         "cpu/current.json": {"commit": last, **origin},
         "cpu/dirty.json": [{"commit": last + "+changes", **origin}],
         "cpu/anonymous.json": {"rows": []},
@@ -65,40 +73,108 @@ def test_reasons_to_measure_again(repository, capsys):
         "cpu/by_name.json": {"commit": last, **origin, "rows": {"a": {"commit": first}}},
         "h200/other_backend.json": {"commit": first, **origin},
     }
-    results = folder / "results"
-    for name, data in runs.items():
-        (results / name).parent.mkdir(parents=True, exist_ok=True)
-        (results / name).write_text(json.dumps(data))
-    stale = f"since {first} changed: tactics 1; last in {last} (Commit src/whet/tactics/cpu/conv.py)"
-    found = check(results, folder)
-    assert found == {
-        "cpu/stale.json": {stale: 1},
-        "cpu/current.json": {"": 1},
-        "cpu/dirty.json": {"uncommitted changes were measured": 1},
-        "cpu/anonymous.json": {"no commit was stored; no date was stored; no command was stored; no machine was stored": 1},
-        "cpu/unknown.json": {f"its commit {'0' * 12} is not in the history": 1},
-        "cpu/by_row.json": {"": 1, stale: 1},
-        "cpu/some_rows.json": {"": 1, stale: 1},
-        "cpu/by_name.json": {stale: 1},
-        "h200/other_backend.json": {"": 1},
+    found = check(write_results(folder, runs), folder)
+    assert {name: [s.word for s in states] for name, states in found.items()} == {
+        "cpu/stale.json": ["stale"],
+        "cpu/current.json": ["current"],
+        "cpu/dirty.json": ["origin"],
+        "cpu/anonymous.json": ["origin"],
+        "cpu/unknown.json": ["origin"],
+        "cpu/by_row.json": ["current", "stale"],
+        "cpu/some_rows.json": ["current", "stale"],
+        "cpu/by_name.json": ["stale"],
+        "h200/other_backend.json": ["current"],
     }
-    script["print_states"](found, every_reason=False)
-    printed = capsys.readouterr().out
-    assert "cpu/by_row.json                          1 of 2 records are current\n    1 of 2: since" in printed
-    assert printed.endswith("2 of 9 result files and 4 of 11 records are current\n")
-    assert list(check(results, folder, ("h200/", "dirty"))) == ["cpu/dirty.json", "h200/other_backend.json"]
+    assert found["cpu/stale.json"][0].changed == (("src/whet/tactics/cpu/conv.py", ("run",)),)
+    assert found["cpu/dirty.json"][0].gaps == ("uncommitted changes were measured",)
+    assert found["cpu/anonymous.json"][0].gaps == tuple(f"no {x} was stored" for x in ("commit", "date", "command", "machine"))
+    assert found["cpu/unknown.json"][0].gaps == (f"its commit {'0' * 12} is not in the history",)
+    script["print_list"](found, limit=3)
+    printed = capsys.readouterr().out.splitlines()
+    assert "cpu/anonymous" in printed[0]
+    assert "cpu/stale                        1 of 1: changed functions: tactics/cpu 1" in printed[1]  # the oldest with a date
+    assert printed[2].strip() == "$ python benchmarks/a.py"
+    assert printed[-2] == "... and 4 newer ones (--all)"
+    assert printed[-1] == "2 of 9 result files need no new run. Records: 4 stale, 4 current, 3 origin"
+    assert list(check(folder / "results", folder, ("h200/", "dirty"))) == ["cpu/dirty.json", "h200/other_backend.json"]
+
+
+def test_only_the_kernels_of_a_row_count(repository):
+    """A row that lists its tactics, or whose network's are known, is stale when these, or what they import, change; others with any tactic."""
+    folder, commit = repository
+    commit("src/whet/tactics/cpu/_shared.py", "def load(): return 1")
+    commit("src/whet/tactics/cpu/conv.py", "from whet.tactics.cpu._shared import load\ndef run(): return load()")
+    first = commit("src/whet/tactics/cpu/pool.py", "def run(): return 3")
+    origin = {"date": "d", "command": "python benchmarks/a.py", "machine": "m", "commit": first}
+    rows = [{"case": "a", "tactics": {"cpu/conv": 2}}, {"case": "unknown"}]
+    rows[1:1] = [{"case": "net", "precision": p} for p in ("fp32", "int8")]
+    write_results(folder, {"cpu/r.json": {**origin, "rows": [{**row, "commit": first} for row in rows]}})
+    known = {"net:1:fp32": {"tactics": {"cpu/pool": 1}}, "net:8:int8": {"tactics": {"cpu/conv": 1}}}
+    (folder / "benchmarks/results/cpu").mkdir(parents=True)
+    (folder / "benchmarks/results/cpu/selected_tactics.json").write_text(json.dumps({"rows": known}))
+    commit("src/whet/tactics/cpu/pool.py", "def run(): return 4")
+    words = lambda: [s.word for s in check(folder / "results", folder)["cpu/r.json"]]  # noqa: E731
+    assert words() == ["current", "stale", "current", "stale"]
+    commit("src/whet/tactics/cpu/_shared.py", "def load(): return 2")
+    assert words() == ["stale"] * 4
+
+
+def test_a_change_of_the_builder_is_no_change_of_what_was_measured(repository):
+    folder, commit = repository
+    first = commit("src/whet/builder/b.py", "def select(): return 1")
+    commit("src/whet/builder/b.py", "def select(): return 2")
+    assert states_of(folder, first) == "selection"
+    assert states_of(folder, first, command="python benchmarks/gpu_build_time.py") == "stale"  # the builder's own time
+
+
+def test_code_that_was_added_does_not_count(repository):
+    folder, commit = repository
+    first = commit("src/whet/tactics/cpu/t.py", "LIMIT = 1\nclass T:\n    a = 1\n    def run(self): return 1")
+    commit("src/whet/tactics/cpu/t.py", "LIMIT = 1\nOTHER = 2\nclass T:\n    a = 1\n    def run(self): return 1\n    def more(self): return 2")
+    commit("src/whet/tactics/cpu/new.py", "x = 1")
+    assert states_of(folder, first) == "current"
+    commit("src/whet/tactics/cpu/t.py", "LIMIT = 1\nclass T:\n    a = 1")
+    assert states_of(folder, first) == "stale"
+
+
+def test_a_helper_of_a_benchmark_belongs_to_it(repository):
+    folder, commit = repository
+    commit("benchmarks/_timer.py", "def time(): return 1")
+    first = commit("benchmarks/a.py", "from _timer import time")
+    assert states_of(folder, first) == "current"
+    commit("benchmarks/_timer.py", "def time(): return 2", subject="Store more")
+    assert states_of(folder, first) == "stale"
+    assert states_of(folder, first, ["benchmarks: Store more"]) == "current"
+    commit("benchmarks/_timer.py", "def time(): return 3")
+    assert states_of(folder, first, ["benchmarks: Store more"]) == "stale"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lost"),
+    [
+        ("def f(): return 1", "def f():\n    'Doc.'\n    return 1\ndef g(): pass", []),
+        ("def f(): return 1", "def f(): return 2", ["f"]),
+        ("def f(): return 1", "", ["f"]),
+        ("X = 1\nY = 2", "Y = 2\nZ = 3\nX = 1", []),
+        ("X = 1\nY = 2", "X = 1\nY = 3", ["module"]),
+        ("class A:\n    x = 1\n    def f(self): return 1", "class A:\n    x = 2\n    def f(self): return 1", ["A"]),
+        ("class A:\n    x = 1\n    def f(self): return 1", "class A(B):\n    x = 1\n    def f(self): return 2", ["A", "A.f"]),
+    ],
+)
+def test_definitions_that_differ(old, new, lost):
+    assert _code_changes.list_lost_definitions(*map(_code_changes.collect_definitions, (old, new))) == lost
 
 
 @pytest.mark.parametrize(
     ("path", "after", "command", "stale"),
     [
-        ("src/whet/passes/p.py", "x = 1  # a comment", "python benchmarks/a.py", False),
-        ("src/whet/passes/p.py", "'a docstring'\nx = (\n    1\n)", "python benchmarks/a.py", False),
-        ("src/whet/passes/p.py", "x = 2", "python benchmarks/a.py", True),
-        ("src/whet/passes/p.py", "import y\nx = 1", "python benchmarks/a.py", False),
-        ("src/whet/passes/p.cu", "x = 1 // a comment", "python benchmarks/a.py", False),
-        ("src/whet/passes/p.cu", 'x = 1 "//"', "python benchmarks/a.py", True),
-        ("src/whet/passes/p.json", "x = 1 ", "python benchmarks/a.py", True),
+        ("src/whet/runtime/steps.py", "x = 1  # a comment", "python benchmarks/a.py", False),
+        ("src/whet/runtime/steps.py", "'a docstring'\nx = (\n    1\n)", "python benchmarks/a.py", False),
+        ("src/whet/runtime/steps.py", "x = 2", "python benchmarks/a.py", True),
+        ("src/whet/runtime/steps.py", "import y\nx = 1", "python benchmarks/a.py", False),
+        ("src/whet/tactics/cpu/p.cu", "x = 1 // a comment", "python benchmarks/a.py", False),
+        ("src/whet/tactics/cpu/p.cu", 'x = 1 "//"', "python benchmarks/a.py", True),
+        ("src/whet/tactics/cpu/p.json", "x = 1 ", "python benchmarks/a.py", True),
         ("benchmarks/a.py", "x = 2", "python benchmarks/a.py", True),
         ("benchmarks/b.py", "x = 2", "python benchmarks/a.py", False),
         ("src/whet/pruning/p.py", "x = 2", "python benchmarks/a.py", False),
@@ -112,65 +188,62 @@ def test_a_result_is_stale_when_the_code_that_it_measures_changed(repository, pa
     folder, commit = repository
     first = commit(path, "x = 1")
     commit(path, after)
-    (folder / "results" / "cpu").mkdir(parents=True)
-    (folder / "results" / "cpu" / "r.json").write_text(json.dumps({"commit": first, "date": "d", "command": command, "machine": "m", "rows": []}))
-    assert (check(folder / "results", folder)["cpu/r.json"] != {"": 1}) == stale
+    assert states_of(folder, first, command=command) == ("stale" if stale else "current")
 
 
-def states_of(folder, first, same_behaviour=()):
-    (folder / "results" / "cpu").mkdir(parents=True, exist_ok=True)
-    result = {"commit": first, "date": "d", "command": "python benchmarks/a.py", "machine": "m", "rows": []}
-    (folder / "results" / "cpu" / "r.json").write_text(json.dumps(result))
-    (reason,) = check(folder / "results", folder, (), same_behaviour)["cpu/r.json"]
-    return reason
+def states_of(folder, first, same_behaviour=(), command="python benchmarks/a.py"):
+    """The state of a result of one record, made by `command` at the commit `first`."""
+    write_results(folder, {"cpu/r.json": {"commit": first, "date": "d", "command": command, "machine": "m", "rows": []}})
+    (state,) = check(folder / "results", folder, (), same_behaviour)["cpu/r.json"]
+    return state.word
 
 
 def test_listed_renames_do_not_count_but_what_else_changes_does(repository):
     folder, commit = repository
-    first = commit("src/whet/passes/p.py", "def plan(): return 1")
-    commit("src/whet/passes/p.py", "def make_plan(): return 1", subject="Rename")
-    assert "passes 1" in states_of(folder, first)
-    assert not states_of(folder, first, ["Rename"])
-    commit("src/whet/passes/p.py", "def make_plan(): return 2")
-    assert "passes 1" in states_of(folder, first, ["Rename"])
+    first = commit("src/whet/runtime/steps.py", "def plan(): return 1")
+    commit("src/whet/runtime/steps.py", "def make_plan(): return 1", subject="Rename")
+    assert states_of(folder, first) == "stale"
+    assert states_of(folder, first, ["Rename"]) == "current"
+    commit("src/whet/runtime/steps.py", "def make_plan(): return 2")
+    assert states_of(folder, first, ["Rename"]) == "stale"
 
 
 def test_what_a_listed_commit_does_beside_its_renames_counts(repository):
     folder, commit = repository
-    first = commit("src/whet/passes/p.py", "def plan(): return 1")
-    commit("src/whet/passes/p.py", "def make_plan(): return 2", subject="Rename")
-    assert "passes 1" in states_of(folder, first, ["Rename"])
+    first = commit("src/whet/runtime/steps.py", "def plan(): return 1")
+    commit("src/whet/runtime/steps.py", "def make_plan(): return 2", subject="Rename")
+    assert states_of(folder, first, ["Rename"]) == "stale"
 
 
 def test_a_change_that_was_taken_back_does_not_count(repository):
     folder, commit = repository
-    first = commit("src/whet/passes/p.py", "x = 1")
-    commit("src/whet/passes/p.py", "x = 2")
-    commit("src/whet/passes/p.py", "x = 1")
-    assert not states_of(folder, first)
+    first = commit("src/whet/runtime/steps.py", "x = 1")
+    commit("src/whet/runtime/steps.py", "x = 2")
+    commit("src/whet/runtime/steps.py", "x = 1")
+    assert states_of(folder, first) == "current"
 
 
 def test_a_moved_file_is_followed(repository):
     folder, commit = repository
     text = "\n".join(f"def f{i}(x): return x + {i}" for i in range(20))
-    first = commit("src/whet/passes/p.py", text)
-    commit("src/whet/passes/q.py", text, remove="src/whet/passes/p.py")
-    assert not states_of(folder, first)
-    commit("src/whet/passes/p.py", text.replace("+ 7", "- 7"), remove="src/whet/passes/q.py")
-    assert "passes 1" in states_of(folder, first)
+    first = commit("src/whet/runtime/steps.py", text)
+    commit("src/whet/runtime/calls.py", text, remove="src/whet/runtime/steps.py")
+    assert states_of(folder, first) == "current"
+    commit("src/whet/runtime/steps.py", text.replace("+ 7", "- 7"), remove="src/whet/runtime/calls.py")
+    assert states_of(folder, first) == "stale"
 
 
 def test_digests_are_kept_for_the_next_time(repository, monkeypatch):
     folder, commit = repository
-    first = commit("src/whet/passes/p.py", "x = 1")
-    commit("src/whet/passes/p.py", "x = 2")
+    first = commit("src/whet/runtime/steps.py", "x = 1")
+    commit("src/whet/runtime/steps.py", "x = 2")
     results = []
     for _ in range(2):
         history = _code_changes.History(folder, store=folder / "build" / "digests.json")
         results.append(set(history.list_changes(first, ("src",))))
         history.close()
         monkeypatch.setattr(_code_changes, "digest_code", lambda text, path: pytest.fail("computed again"))
-    assert results == [{"src/whet/passes/p.py"}] * 2
+    assert results == [{"src/whet/runtime/steps.py"}] * 2
 
 
 @pytest.mark.parametrize(
@@ -204,6 +277,8 @@ def test_commits_listed_as_renames_rename():
     """Of the files of a listed commit only those count as unchanged whose trees are alike up to names; these are the most."""
     history = _code_changes.History(ROOT)
     for subject in _code_changes.read_same_behaviour():
+        if subject.startswith(_code_changes.KEEPS_FIGURES):
+            continue
         commits = history.read_commits("-1", "--fixed-strings", f"--grep={subject}", "HEAD")
         if not commits:
             pytest.skip("this checkout has no history")

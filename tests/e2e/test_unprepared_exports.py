@@ -260,3 +260,120 @@ def test_attention_of_channels_is_as_accurate_as_float32(block, scale):
     single = np.asarray(run_network(net, feeds)["y"], "f8")
     limit = max(8 * np.abs(single - truth).max(), 16 * np.finfo("f4").eps * np.abs(truth).max())
     assert np.abs(run_saved(net, feeds, optimization_level=0)["y"] - truth).max() <= limit
+
+
+def check_on_the_host(proto, feeds):
+    """Its sizes depend on data, so that part of it runs on the host: the outputs are ONNX Runtime's, for each of `feeds`."""
+    plan = read_engine(engine_bytes(build(network_from_onnx(proto), config())))
+    assert plan.tail is not None
+    with Runtime().load(plan).create_context() as context:
+        for given in feeds:
+            got, want = context.run(given), onnxruntime_outputs(proto, given)
+            assert list(got) == list(want)
+            for name, a in want.items():
+                assert got[name].shape == a.shape
+                np.testing.assert_allclose(got[name], a, rtol=1e-5, atol=1e-6)
+
+
+def test_an_alignment_whose_length_is_computed():
+    """VITS: durations are computed, their sum is the length of Range; the path is a comparison with sums of durations."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"], pads=[1, 1]),
+        helper.make_node("Conv", ["h", "v"], ["logits"]),
+        helper.make_node("Exp", ["logits"], ["e"]),
+        helper.make_node("Ceil", ["e"], ["durations"]),
+        helper.make_node("ReduceSum", ["durations"], ["total"], keepdims=0),
+        helper.make_node("Range", ["zero", "total", "one"], ["times"]),
+        helper.make_node("CumSum", ["durations", "axis"], ["ends"]),
+        helper.make_node("Transpose", ["ends"], ["columns"], perm=[0, 2, 1]),
+        helper.make_node("Less", ["times", "columns"], ["before"]),
+        helper.make_node("Cast", ["before"], ["path"], to=F),
+        helper.make_node("MatMul", ["h", "path"], ["z"]),
+        helper.make_node("ConvTranspose", ["z", "u"], ["y"], strides=[2]),
+    ]
+    weights = [(n, rng.standard_normal(s).astype("f4") * 0.5) for n, s in (("w", (8, 8, 3)), ("v", (1, 8, 1)), ("u", (8, 4, 4)))]
+    weights += [("zero", np.float32(0)), ("one", np.float32(1)), ("axis", np.array(2))]
+    proto = model(nodes, [("x", F, [1, 8, 6])], [("y", F, [1, 4, "T"])], weights)
+    check_on_the_host(proto, [{"x": rng.standard_normal((1, 8, 6)).astype("f4")} for _ in range(3)])
+
+
+def test_rows_repeated_as_often_as_computed():
+    """FastSpeech's length regulator, as the older exporter of PyTorch writes it: Expand to a computed shape."""
+    rng = np.random.default_rng(1)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("ReduceMax", ["n"], ["most"], keepdims=1),
+        helper.make_node("Concat", ["most", "six", "eight"], ["shape"], axis=0),
+        helper.make_node("Expand", ["h", "shape"], ["rows"]),
+        helper.make_node("Reshape", ["rows", "flat"], ["y"]),
+    ]
+    weights = [("w", rng.standard_normal((8, 8)).astype("f4")), ("six", np.array([6])), ("eight", np.array([8])), ("flat", np.array([-1, 8]))]
+    proto = model(nodes, [("x", F, [1, 6, 8]), ("n", TensorProto.INT64, [3])], [("y", F, ["T", 8])], weights, opset=18)
+    x = rng.standard_normal((1, 6, 8)).astype("f4")
+    check_on_the_host(proto, [{"x": x, "n": np.array(n)} for n in ([1, 2, 3], [4, 1, 1], [1, 1, 1])])
+
+
+@pytest.mark.parametrize("count", ["three", "given"])
+def test_bags_between_offsets(count):
+    """EmbeddingBag, as the older exporter of PyTorch writes it: a Loop over bags slices the indices at offsets that are inputs."""
+    rng = np.random.default_rng(2)
+    body = helper.make_graph(
+        [
+            helper.make_node("Gather", ["starts", "i"], ["first"], axis=0),
+            helper.make_node("Gather", ["ends", "i"], ["last"], axis=0),
+            helper.make_node("Unsqueeze", ["first", "zero"], ["a"]),
+            helper.make_node("Unsqueeze", ["last", "zero"], ["b"]),
+            helper.make_node("Slice", ["indices", "a", "b", "zero"], ["own"]),
+            helper.make_node("Gather", ["table", "own"], ["rows"], axis=0),
+            helper.make_node("ReduceSum", ["rows", "zero"], ["bag"], keepdims=0),
+            helper.make_node("Identity", ["go"], ["go_on"]),
+        ],
+        "bag",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("go", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("go_on", TensorProto.BOOL, []), helper.make_tensor_value_info("bag", F, [4])],
+    )
+    nodes = [
+        helper.make_node("Slice", ["offsets", "one", "many", "zero"], ["tail"]),
+        helper.make_node("Concat", ["tail", "ten"], ["ends"], axis=0),
+        helper.make_node("Identity", ["offsets"], ["starts"]),
+        helper.make_node("Loop", [count, "true"], ["bags"], body=body),
+        helper.make_node("MatMul", ["bags", "w"], ["y"]),
+    ]
+    weights = [("table", rng.standard_normal((20, 4)).astype("f4")), ("w", rng.standard_normal((4, 2)).astype("f4")), ("zero", np.array([0]))]
+    weights += [("one", np.array([1])), ("many", np.array([2**40])), ("ten", np.array([10])), ("three", np.array(3)), ("true", np.array(True))]
+    inputs = [("indices", TensorProto.INT64, [10]), ("offsets", TensorProto.INT64, [3]), ("given", TensorProto.INT64, [])]
+    proto = model(nodes, inputs if count == "given" else inputs[:2], [("y", F, ["B", 2])], weights)
+    feeds = [{"indices": rng.integers(0, 20, 10), "offsets": np.array(o)} for o in ([0, 3, 7], [0, 1, 2], [0, 0, 9])]
+    check_on_the_host(proto, [{**f, "given": np.array(3)} for f in feeds] if count == "given" else feeds)
+
+
+def test_a_loop_that_slices_at_its_index_is_unrolled():
+    """Its kernels run in the engine: no size depends on the data."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Unsqueeze", ["i", "zero"], ["a"]),
+            helper.make_node("Add", ["a", "one"], ["b"]),
+            helper.make_node("Slice", ["x", "a", "b", "zero"], ["row"]),
+            helper.make_node("MatMul", ["row", "w"], ["product"]),
+            helper.make_node("Add", ["sum", "product"], ["more"]),
+            helper.make_node("Identity", ["go"], ["go_on"]),
+        ],
+        "step",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("sum", F, [1, 2]),
+        ],
+        [helper.make_tensor_value_info("go_on", TensorProto.BOOL, []), helper.make_tensor_value_info("more", F, [1, 2])],
+    )
+    rng = np.random.default_rng(4)
+    weights = [("w", rng.standard_normal((4, 2)).astype("f4")), ("zero", np.array([0])), ("one", np.array([1])), ("three", np.array(3))]
+    weights += [("true", np.array(True)), ("start", np.zeros((1, 2), "f4"))]
+    nodes = [helper.make_node("Loop", ["three", "true", "start"], ["y"], body=body)]
+    proto = model(nodes, [("x", F, [3, 4])], [("y", F, [1, 2])], weights)
+    plan = build(network_from_onnx(proto), config())
+    assert plan.tail is None
+    x = rng.standard_normal((3, 4)).astype("f4")
+    with Runtime().load(plan).create_context() as context:
+        np.testing.assert_allclose(context.run({"x": x})["y"], onnxruntime_outputs(proto, {"x": x})["y"], rtol=1e-5, atol=1e-6)

@@ -357,6 +357,12 @@ def test_what_is_written_is_read_back_without_evaluating_it_again(tmp_path, monk
     assert [p.name for p in tmp_path.iterdir()] == ["a.engine"]
 
 
+def test_a_folder_is_no_engine_file(tmp_path):
+    with pytest.raises(EngineError, match=r"the target is unchanged\. It is a folder: add a file name"):
+        write_engine(make_plan(conv_net()), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_symbolic_link_stays_and_its_target_is_written(tmp_path):
     (tmp_path / "released").mkdir()
     (tmp_path / "current.engine").symlink_to("released/v1.engine")

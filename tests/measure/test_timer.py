@@ -8,7 +8,7 @@ import pytest
 from whet.backends import Capabilities
 from whet.measure.option import Option
 from whet.measure.policy import PATIENCE
-from whet.measure.timing import Conditions, Timer, select_fastest
+from whet.measure.timing import COLD, Conditions, Timer, select_fastest
 from whet.measure.timing_cache import TimingCache
 from whet.network import F32, Network, parse_type
 from whet.tactics import Operand, Signature, Tactic
@@ -102,7 +102,7 @@ def options(**ms):
 
 def timed(machine, listed, rounds=4, cache=None):
     """Times the options; returns the number of runs of each, and the timer."""
-    timer = Timer(machine, TimingCache("") if cache is None else cache, Conditions("cold", 1 << 20), rounds=rounds)
+    timer = Timer(machine, TimingCache("") if cache is None else cache, Conditions(COLD, 1 << 20), rounds=rounds)
     timer.time(relu(), "relu", listed)
     return {o.tactic.name: machine.launches.count(o.tactic.name) for o in listed}, timer
 
@@ -185,7 +185,7 @@ def test_ties_select_the_first_listed_option():
 
 
 def test_caches_have_the_state_after_a_network_run():
-    machine = SimpleNamespace(capabilities=Capabilities(cache_bytes={2: 1 << 20, 3: 32 << 20}))
+    machine = SimpleNamespace(capabilities=Capabilities(cache_bytes={2: 1 << 20, 3: 32 << 20}), threads=2)
     assert Conditions.of(machine, 1 << 19).state == "hot"
     assert Conditions.of(machine, 8 << 20) == Conditions("cold L2", 2 << 20)
-    assert Conditions.of(machine, 64 << 20) == Conditions("cold", 48 << 20)
+    assert Conditions.of(machine, 64 << 20) == Conditions(COLD, 48 << 20)

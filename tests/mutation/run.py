@@ -165,6 +165,7 @@ def main() -> int:
     parser.add_argument("--resume", type=Path, help="folder of an earlier run that was interrupted")
     parser.add_argument("--draw", type=Path, help="write the drawn mutants to a file and stop")
     parser.add_argument("--plan", type=Path, help="run the mutants of such a file")
+    parser.add_argument("--report", action="store_true", help="run nothing: only the counts of the folder of --resume, also while it is in use")
     parser.add_argument("--out", type=Path, help="write the counts and survivors as JSON")
     options = parser.parse_args()
     packages = options.packages.split(",")
@@ -177,6 +178,13 @@ def main() -> int:
         plan.write_text(json.dumps(to_data(m for p in packages for m in draw(ROOT, p, options.sample, options.seed)), indent=0))
     if options.draw:
         return 0
+    if not options.report:
+        run_mutants(folder, packages, options)
+    return report_outcomes(folder, packages, options)
+
+
+def run_mutants(folder: Path, packages: list[str], options: argparse.Namespace) -> None:
+    """Runs the mutants of the folder's plan that have no outcome yet. SystemExit if pytest fails or the time ended before the first."""
     print(f"working in {folder}; --resume {folder} goes on after an interruption", flush=True)
     limits = {k: getattr(options, k) for k in ("workers", "timeout", "budget", "longest", "seconds", "unrecorded")}
     durations = json.loads(options.durations.read_text()) if options.durations else {}
@@ -188,6 +196,11 @@ def main() -> int:
         raise SystemExit(f"pytest ended with {code}")
     if not (folder / "outcomes.jsonl").exists():
         raise SystemExit(f"--seconds={options.seconds:g} ended before the first mutant: go on with --resume {folder}")
+
+
+def report_outcomes(folder: Path, packages: list[str], options: argparse.Namespace) -> int:
+    """Prints the counts per package and the survivors, writes them to --out; the exit code is 1 if a package is below --least percent."""
+    plan = folder / "plan.json"
     mutants = [m for m in from_data(json.loads(plan.read_text())) if m.package in packages]
     known = {r["name"]: r for r in map(json.loads, (folder / "outcomes.jsonl").read_text().splitlines())}
     found = {p: [describe(m, known[m.name]) for m in mutants if m.package == p and m.name in known] for p in packages}

@@ -226,3 +226,81 @@ def test_a_norm_of_more_elements_than_a_literal_may_have_is_recognized(op):
     after, log = lower(parse_network("network case source\n" + text), refuses=lambda layer: None, check=True)
     assert log.counts()[name] == 2
     assert [layer.op for layer in after.layers] == [op]
+
+
+@pytest.mark.parametrize(("rows", "folds"), [(2048, True), (2049, False)])
+def test_masks_of_at_most_sixteen_mebibytes_are_added_at_build_time(rows, folds):
+    text = f"""in %q: f32[1,1,{rows},1]
+in %k: f32[1,1,1,2048]
+const %bias: f32[{rows},2048] = seed(1)
+const %mask: f32[2048] = seed(2)
+%s = MatMul(%q, %k)
+%a = Add(%s, %bias)
+%b = Add(%a, %mask)
+%y = Softmax(%b, axis=-1)
+out %y
+"""
+    net, log = lower(parse_network("network case source\n" + text), switches=["none", "+merge_masks"], check=True)
+    assert log.counts()["merge_masks"] == 1
+    assert [x.op for x in net.layers].count("Add") == (1 if folds else 2)
+
+
+def test_channels_that_are_a_multiple_already_need_no_padding_to_be_joined():
+    """The network's input cannot be padded, and has 8 channels; the 11 of a convolution of little work become 16 for the one that reads both."""
+    text = """in %x: f32[1,8,24,24]
+const %w: f32[11,8,1,1] = seed(1)
+const %u: f32[8,19,1,1] = seed(2)
+%a = Conv(%x, %w)
+%j = Concat(%x, %a, axis=1)
+%y = Conv(%j, %u)
+out %y
+"""
+    source = parse_network("network case source\n" + text)
+    net, log = lower(source, switches=["none", "+pad_channels"], check=True, channel_alignment=16)
+    assert {"a": 16, "j": 24} == {x.name: x.output.shape[1] for x in net.layers if x.name in "aj"}
+    assert not log.skipped
+    arrays = feeds(source)
+    same(run_network(source, arrays, widen=True)["y"], run_network(net, arrays, widen=True)["y"], 2e-6)
+
+
+@pytest.mark.parametrize("rows", ["S", "3"])
+def test_zero_channels_are_removed_beside_products_of_another_number_of_rows(rows):
+    """A product of values without a known number of channels, and one whose channels are not zero, are as they were."""
+    text = f"""in %x: f32[1,3,2,2]
+in %t: f32[1,{rows},4]
+const %e: f32[4,3,1,1] = [1,1,1, 0,0,0, 1,1,1, 0,0,0]
+const %v: f32[2,4,1,1] = seed(1)
+const %w: f32[4,8] = seed(2)
+%a = Conv(%x, %e)
+%y = Conv(%a, %v)
+%z = MatMul(%t, %w)
+out %y
+out %z
+"""
+    source = parse_network("network case source\n" + text)
+    net, log = lower(source, switches=["none", "+remove_zero_channels"], check=True)
+    assert log.counts()["remove_zero_channels"] == 1
+    assert {x.name: x.output.shape[1:] for x in net.layers if x.name == "a"} == {"a": (2, 2, 2)}
+    arrays = feeds(source, sizes={"S": 5})
+    want, got = run_network(source, arrays, widen=True), run_network(net, arrays, widen=True)
+    for name in ("y", "z"):
+        same(want[name], got[name], 2e-6)
+
+
+@pytest.mark.parametrize(("steps", "read", "fires"), [
+    ("%m = Mul(%h, %a)", "%m", 1), ("%n = Mul(%h, %a)\n%m = Mul(%n, %a)", "%m", 1), ("%n = Div(%h, %a)\n%m = Mul(%a, %n)", "%m", 1),
+    ("%n = Mul(%h, %a)\n%m = Mul(%n, %a)\n%o = Neg(%h)\nout %o", "%m", 0),
+])  # fmt: skip
+def test_the_factor_of_a_swish_may_be_several_factors(steps, read, fires):
+    text = f"""in %x: f32[3,4]
+const %w: f32[4,8] = seed(1)
+const %v: f32[8,4] = seed(2)
+const %a: f32[] = [1.5]
+%h = MatMul(%x, %w)
+{steps}
+%s = Sigmoid({read})
+%g = Mul(%h, %s)
+%y = MatMul(%g, %v)
+out %y
+"""
+    assert count(text, "scale_swish") == fires

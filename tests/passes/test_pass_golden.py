@@ -11,7 +11,7 @@ from pass_golden import FOLDER, NO_NAN, ROUNDS, after_text, read, write
 from random_networks import feeds, same
 
 from whet.ops import run_network
-from whet.passes import PASSES, order_passes
+from whet.passes import PASSES, lower, order_passes, select
 
 UPDATE = os.environ.get("WHET_UPDATE_GOLDEN") == "1"
 FILES = {p.stem: read(p) for p in sorted(FOLDER.glob("*.txt"))}
@@ -74,6 +74,21 @@ def test_order_is_pinned():
     if UPDATE:
         path.write_text(got)
     assert got == path.read_text()
+
+
+@pytest.mark.parametrize("name", sorted(PASSES))
+def test_a_pass_fires_from_its_recorded_level_on(name):
+    recorded = {n: int(level) for _, level, n in map(str.split, (FOLDER.parent / "pass_order.txt").read_text().splitlines())}
+    level = recorded[name]
+    case = next(c for c in FILES[name] if c.run(name)[1].counts()[name])
+    for chosen in range(level, 4):
+        assert name in {p.name for p in select(chosen)}
+    assert level == 0 or name not in {p.name for p in select(level - 1)}
+    others = [p.name for p in order_passes() if p.name != name and p.name not in case.others]
+    switches = [*(f"-{o}" for o in others), *(f"+{o}" for o in case.others)]
+    refuses = (lambda layer: None if layer.composite in case.takes else "no tactic takes it") if case.takes else None
+    options = {"no_fuse": case.no_fuse, "refuses": refuses, "channel_alignment": case.channel_alignment}
+    assert [lower(case.network(), level=x, switches=switches, **options)[1].counts().get(name, 0) > 0 for x in (level - 1, level)] == [False, True]
 
 
 @pytest.mark.parametrize("name", sorted(PASSES))

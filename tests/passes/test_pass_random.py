@@ -20,7 +20,7 @@ seeds = st.integers(0, 10**6)
 QUANTIZED = {p for p in PASSES if "quantize" in p}
 # : Spellings of exporters: test_exported_blocks.py exports networks with them.
 EXPORTED = {
-    "einsum_to_matmul", "split_einsum", "sum_einsum_operands",
+    "conv_integer_to_conv", "decompose_ops", "transform_to_product", "einsum_to_matmul", "split_einsum", "sum_einsum_operands",
     "masked_fill_to_add", "merge_masks", "recognize_group_norm", "recognize_rms_norm", "scale_masks",
     "drop_true_masks", "gather_to_reshape", "tile_to_expand", "scale_queries", "unbatch_transposes",
     "unmerge_heads", "unreshape_masks", "keep_reduced_axes", "merge_parallel_convs",
@@ -30,6 +30,8 @@ EXPORTED = {
     "cancel_folded_reshapes", "drop_empty_parts", "drop_false_guards", "fuse_concat_shifts", "fuse_gated_product",
     # conv_3d_to_2d: test_random_volumes.py; taps and gated products: golden files and tests/cuda; attention of convolutional networks: golden files
     "heads_of_images", "keep_windows", "untranspose_softmax",
+    "fuse_activated_norm",  # test_group_norm.py
+    "fuse_inverted_residual",  # golden files; expansions in front of depthwise convolutions do not occur
 }  # fmt: skip
 
 

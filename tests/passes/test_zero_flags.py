@@ -145,3 +145,20 @@ def test_a_concatenation_along_the_channels_alone_leaves_them_free(text, locked)
     assert is_locked(net.inputs[0])
     assert {t.name for t in net.tensors() if t.name in ("a", "b", "r") and t.name not in locked and is_locked(t)} == set()
     assert {name for name in locked if not is_locked(net.tensor(name))} == set()
+
+
+@pytest.mark.parametrize(
+    ("bias", "zero"),
+    [
+        ("f32[3,1] = [0.0, 0.0, 2.0]", []),
+        ("f32[3,1] = [0.0, 0.0, 0.0]", [1, 2]),
+        ("f32[1] = [2.0]", []),
+        ("f32[1,4] = [0.0, 1.0, 0.0, 0.0]", [2]),
+        ("f32[3,4] = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]", [1]),
+    ],
+)
+def test_the_bias_of_a_product_in_each_shape(bias, zero):
+    """C of a Gemm is a row, a column, one value or a whole matrix. A column that is not zero adds to every channel."""
+    weights = "[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]"
+    net = parse_network(f"network n source\nin %x: f32[3,2]\nconst %w: f32[2,4] = {weights}\nconst %c: {bias}\n%y = Gemm(%x, %w, %c)\nout %y\n")
+    assert list(np.flatnonzero(find_zero_channels(net)[net.outputs[0]])) == zero

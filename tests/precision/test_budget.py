@@ -12,6 +12,7 @@ from test_calibration import samples, small_network
 
 from support.snr import compute_snr
 from whet.builder.config import BuildConfig
+from whet.builder.precision.accuracy_budget import Judge
 from whet.builder.precision.float16 import build_floats_within
 from whet.builder.precision.int8 import Calibration, build_int8, prepare
 from whet.builder.verify.engine_values import EngineRun
@@ -201,3 +202,15 @@ def test_16_bit_floats_within_a_budget():
         assert verdict.holds
         assert verdict.value >= 60
     assert json.dumps(encode(found))
+
+
+def test_a_judge_of_another_precision_uses_the_known_outputs():
+    made, data = prepare(small_network(), config()), samples(3)
+    ranges = calibrate(made, data, run=EngineRun(made, find_quantization_sites(made).names()), method="minmax")
+    first = Judge(made, "int8", ranges, data, Budget("snr", 30.0), config())
+    second = Judge(made, "bf16", None, data, Budget("snr", 30.0), config(), known=first)
+    assert second.analysis.wants is first.analysis.wants
+    alone = Judge(made, "bf16", None, data, Budget("snr", 30.0), config())
+    assert second.names == alone.names
+    assert second.low(second.names).value == pytest.approx(alone.low(alone.names).value, abs=1e-6)
+    assert first.low(first.names).value != second.low(second.names).value

@@ -7,10 +7,11 @@ import pytest
 
 from whet.builder.precision.int8 import EngineRun
 from whet.errors import BuildWarning, CalibrationError, UsageError
-from whet.network import Network, parse_type
+from whet.network import Network, parse_network, parse_type
 from whet.ops import run_network
 from whet.precision import Histogram, Preprocessing, calibrate, calibration_data, find_quantization_sites, quantize, read_cache, write_cache
 from whet.precision.calibrate import JUDGES, compute_content_digest, list_candidate_ranges, select_range, take_activations
+from whet.precision.data import split_samples
 from whet.precision.methods import LIMITS
 from whet.precision.ranges import Range
 
@@ -437,3 +438,14 @@ def test_channels_are_never_cut(inputs, make):
     got = run_network(quantize(net, ranges), data[0])
     for name, a in got.items():
         assert np.linalg.norm(a - want[name]) < 0.05 * np.linalg.norm(want[name])
+
+
+@pytest.mark.parametrize(("values", "fails"), [([[1.0, 2.0]], False), ([[1.0, 2.5]], True), ([[1.0, np.nan]], True), ([[1, 2]], False)])
+def test_numbers_with_fractions_are_no_token_ids(values, fails):
+    net = parse_network("network n source\nin %ids: i64[N,2]\nconst %e: f32[9,4] = seed(1)\n%y = Gather(%e, %ids)\nout %y\n")
+    if fails:
+        with pytest.raises(CalibrationError, match=r"'ids' has fractions or NaN, the input is i64\[N,2\]"):
+            list(split_samples({"ids": np.array(values)}, net, "data"))
+    else:
+        (sample,) = split_samples({"ids": np.array(values)}, net, "data")
+        assert sample["ids"].dtype == np.int64

@@ -165,6 +165,21 @@ def test_the_order_of_samples_changes_nothing():
     assert all(weights[0][n].tobytes() == weights[1][n].tobytes() for n in weights[0])
 
 
+def test_rounding_is_fitted_to_every_other_sample_and_judged_on_the_rest(monkeypatch):
+    """The moments of each half are those of its own samples: a change of one sample changes one half."""
+    halves = []
+    monkeypatch.setattr("whet.precision.float8.adapt_weights", lambda layer, w, near, scales, pair, grid: halves.append(pair))
+    net, data = chain(16), samples(2)
+    ranges = calibrate(net, data, method="minmax")
+    changed = [[data[0], {"x": data[1]["x"][..., ::-1] * 0.5}], data]
+    for chosen in changed:
+        monkeypatch.setattr("whet.precision.float8.select_samples", lambda *args, chosen=chosen: chosen)
+        round_weights_adaptively(net, ranges, data, EngineRun, list_excluded_layers(net))
+    for one, other in zip(halves[:3], halves[3:], strict=True):
+        assert np.array_equal(one[0], other[0])
+        assert not np.array_equal(one[1], other[1])
+
+
 def test_weight_scales_keep_every_value_and_lose_no_more_than_a_maximum_scale():
     layer = chain(64).layers[2]
     w = np.asarray(layer.inputs[1].array(), np.float32)

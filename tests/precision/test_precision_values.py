@@ -63,6 +63,7 @@ def test_the_form_of_a_range(low, high, limit, zero_points, want):
         (Range(-110.0, 400.0), "u8", 2.0, 55, True),
         (Range(0.0, 0.0), "i8", 0.0, 0, False),
         (Range(1.0, 2.0), "u8", 1 / 255, 0, False),
+        (Range(-2.0, -1.0), "u8", 1 / 255, 510, False),
         (Range(-np.inf, 1.0), "u8", np.inf, 0, False),
         (Range(0.0, np.inf), "u8", np.inf, 0, False),
     ],
@@ -572,3 +573,4 @@ def test_of_a_vector_and_of_rows_the_first_values_are_evaluated():
         x = np.arange(np.prod(shape)).reshape(shape)
         assert np.array_equal(crop_middle(x, None), x[:64])
     assert crop_middle(np.zeros((2, 3, 100, 90)), None).shape == (2, 3, 28, 28)
+    assert crop_middle(np.zeros((2, 3, 100, 90)), None, crop=2).shape == (2, 3, 2, 2)

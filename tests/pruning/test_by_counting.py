@@ -1,6 +1,6 @@
 """Functions of pruning against direct computation: widths, choices, uniform cuts, costs, statistics of inputs, runs, errors, least squares."""
 
-from math import gcd
+from math import ceil, floor, gcd
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +14,7 @@ from whet.pruning._layer_inputs import gather_inputs
 from whet.pruning._least_squares import Problem, solve
 from whet.pruning._sweep import Sweep, runs_of
 from whet.pruning.costs import Costs
-from whet.pruning.floor import FEWEST, can_hold_out, compute_rms_error, find_uniform_choice, measure_held_out_errors
+from whet.pruning.floor import compute_rms_error, find_uniform_choice, measure_held_out_errors, split_samples
 from whet.pruning.importance import get_step
 from whet.pruning.knapsack import Choice, find_edges, list_widths
 from whet.pruning.recovery import RecoveryConfig
@@ -234,19 +234,29 @@ def test_a_run_layer_by_layer_gives_the_values_of_the_network(batch, count):
 
 
 @pytest.mark.parametrize(
-    ("batch", "count", "enough"),
+    ("batch", "count", "parts"),
     [
-        ("N", FEWEST - 1, False), ("N", FEWEST, True), ("1", FEWEST - 1, False), ("1", FEWEST, True), ("2", FEWEST, True), ("2", FEWEST + 1, True),
-        (f"{FEWEST}", 3 * FEWEST, False), (f"{FEWEST}", 4 * FEWEST - 1, False), (f"{FEWEST}", 4 * FEWEST, True),
+        ("N", 7, 0), ("N", 8, 2), ("N", 15, 2), ("N", 16, 1), ("N", 64, 1), ("1", 7, 0), ("1", 8, 2), ("1", 16, 1),
+        ("2", 7, 0), ("2", 9, 2), ("2", 13, 2), ("2", 16, 1), ("8", 31, 0), ("8", 32, 1),
     ],
 )  # fmt: skip
-def test_a_quarter_of_the_batches_is_held_out(batch, count, enough):
-    """From FEWEST samples and four batches on."""
+def test_a_quarter_of_the_batches_is_held_out_and_of_few_samples_each_half(batch, count, parts):
+    """From eight samples and four batches on; an incomplete batch is left out."""
     net = parse_network(f"network n source\nin %x: f32[{batch},3]\nconst %w: f32[3,2] = seed(1)\n%y = MatMul(%x, %w)\nout %y\n")
     x = np.random.default_rng(0).standard_normal((count, 3)).astype(np.float32)
-    assert can_hold_out(net, {"x": x}, 0) == enough
+    pairs = split_samples(net, {"x": x}, 0)
+    assert len(pairs) == parts
+    size = 1 if batch == "N" else int(batch)
+    used = count // size * size
+    for fitted, judged in pairs:
+        assert len(fitted["x"]) + len(judged["x"]) == used
+        expected = used // size / (4 if parts == 1 else 2)
+        assert len(judged["x"]) // size in (floor(expected), ceil(expected))
+        assert {tuple(a) for a in np.concatenate([fitted["x"], judged["x"]])} == {tuple(a) for a in x[:used]}
+    if parts == 2:
+        assert {tuple(a) for _, judged in pairs for a in judged["x"]} == {tuple(a) for a in x[:used]}
     errors = measure_held_out_errors(net, [], [Choice({}, (), 1.0, 1.0, 0.0)], {"x": x}, RecoveryConfig(least_squares=False))
-    assert errors == ([0.0] if enough else None)
+    assert errors == ([0.0] if parts else None)
 
 
 def test_errors_are_relative_to_the_spread_of_each_output():

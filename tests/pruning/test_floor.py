@@ -10,11 +10,12 @@ from whet import zoo
 from whet.errors import PruneError
 from whet.frontends import network_from_onnx
 from whet.network import Network, parse_type
-from whet.pruning import PruneConfig, Target, count_flops, groups, prune
+from whet.ops import run_network
+from whet.pruning import PruneConfig, Target, count_flops, cut, groups, prune, recover
 from whet.pruning import floor as floors
 from whet.pruning.costs import make_flop_costs, make_parameter_costs
 from whet.pruning.depth import branches, list_removable, select_innermost
-from whet.pruning.floor import Floor, compute_rms_error, find_uniform_choice, measure_held_out_errors
+from whet.pruning.floor import Floor, compute_rms_error, find_uniform_choice, measure_held_out_errors, split_samples
 from whet.pruning.importance import importance
 from whet.pruning.knapsack import Choice
 from whet.pruning.recovery import RecoveryConfig
@@ -78,7 +79,19 @@ def test_the_better_selection_wins_on_held_out_samples(batch):
     assert bad > 1.2 * good
     assert Floor(bad, good).fails
     assert not Floor(good, bad).fails
-    assert measure_held_out_errors(net, found, [uniform, ruined], samples(8), RecoveryConfig()) is None
+    assert measure_held_out_errors(net, found, [uniform, ruined], samples(7), RecoveryConfig()) is None
+
+
+def test_of_few_samples_each_half_is_held_out():
+    net = residual()
+    found = groups(net)
+    choice = Choice({g.name: np.arange(12) for g in found}, (), 1.0, 0.7, 0.0)
+    data, errors = samples(12), []
+    for fitted, judged in split_samples(net, data, 0):
+        made = recover(cut(net, choice.kept, found), net, choice.kept, fitted, RecoveryConfig())
+        errors.append(compute_rms_error(*({k: v for k, v in run_network(n, judged).items()} for n in (net, made))))
+    assert len(errors) == 2
+    assert measure_held_out_errors(net, found, [choice], data, RecoveryConfig()) == pytest.approx([np.mean(errors)], rel=1e-4)
 
 
 def test_prune_keeps_uniform_cuts_when_they_are_better(monkeypatch):

@@ -12,7 +12,7 @@ from whet.errors import PruneError, UnsupportedError, UsageError
 from whet.frontends import network_from_onnx
 from whet.network import Weight, parse_network
 from whet.ops import OPS, run_layer, run_network, sample_layer
-from whet.pruning import PruneConfig, Samples, branches, groups, importance, prune, silence_branches, zero_channels
+from whet.pruning import PruneConfig, Samples, branches, groups, importance, prune, sensitivity, silence_branches, zero_channels
 from whet.pruning._vjp import MOVES, RULES, backpropagate, needs_cotangent
 from whet.pruning.importance import KINDS
 
@@ -205,3 +205,16 @@ def test_branches_have_the_score_of_their_groups():
     scores = importance(found, "l1", net=net, blocks=blocks)
     (b,) = (b for b in blocks if b.name == "/layer2/layer2.1/Add")
     assert scores[b.name][0] == pytest.approx(64), "two groups of 32 channels, each with a mean of one"
+
+
+def test_a_pass_has_fewer_samples_where_its_values_would_fill_the_memory():
+    """The values of one sample: two tensors of 16 numbers, 128 bytes."""
+    text = "network n source\nin %x: f32[{},4]\nconst %w: f32[4,16] = seed(1)\n%a = MatMul(%x, %w)\n%y = Relu(%a)\nout %y\n"
+    x = {"x": np.zeros((40, 4), np.float32)}
+    for batch, most, size, passes in (("N", 128 * 40, 8, 5), ("N", 128 * 3 + 1, 3, 14), ("N", 1, 1, 40), ("16", 1, 16, 2)):
+        net = parse_network(text.format(batch))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sensitivity, "MOST_PASS_BYTES", most)
+            assert sensitivity.get_run_size(net, x, 8) == size
+            assert len(sensitivity.list_starts(net, 40, size)) == passes
+    assert sensitivity.get_run_size(parse_network(text.format("N")), {"x": x["x"][:5]}, 8) == 5

@@ -191,7 +191,8 @@ def test_targets_as_users_write_them(kind, text, want):
 @pytest.mark.parametrize(
     ("kind", "text", "why"),
     [("latency", "fast", "is not a target"), ("latency", "1.5x", "has no effect"), ("flops", "3ms", "only a latency has a unit of time"),
-     ("channels", "100", "as 0.6x"), ("latency", "0x", "is not a target"), ("throughput", "0.5x", "has no effect")],
+     ("channels", "100", "as 0.6x"), ("latency", "0x", "is not a target"), ("throughput", "0.5x", "has no effect"),
+     ("flops", "0.6", r"write --flops=0.6x"), ("params", "0.5", r"write --params=0.5x")],
 )  # fmt: skip
 def test_invalid_targets(kind, text, why):
     with pytest.raises((PruneError, UsageError), match=why):

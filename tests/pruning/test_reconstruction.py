@@ -1,15 +1,20 @@
 """Importance by reconstruction error: scores equal the errors of least-squares refits, and the default choice follows from data."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 
 from whet.errors import PruneError
 from whet.network import Weight, parse_network
 from whet.ops import run_network
-from whet.pruning import PruneConfig, Samples, Target, branches, cut, groups, importance, prune, recover
-from whet.pruning.prune import COMPARED
+from whet.pruning import PruneConfig, Samples, Target, branches, cut, groups, importance, prune, reconstruction, recover
+from whet.pruning.knapsack import Choice
+from whet.pruning.prune import COMPARED, OtherChoices
 from whet.pruning.reconstruction import compute_variance, find_channel_axes, find_output_channel_axes
 from whet.pruning.recovery import RecoveryConfig
+
+pruning = import_module("whet.pruning.prune")  # the package exports a function of this name
 
 NET = """network n source
 in %x: f32[N,8]
@@ -122,7 +127,8 @@ def test_the_default_is_measured_on_data_and_removes_branches_only_then(case):
     target = Target("params", ratio=0.7)
     with_data = prune(net, PruneConfig(target=target, multiple=1), x).recipe.about
     without = prune(net, PruneConfig(target=target, multiple=1)).recipe.about
-    assert (with_data["importance"], with_data["depth"]) == ("reconstruction", True)
+    assert with_data["importance"] in COMPARED[:2]
+    assert with_data["depth"] is True
     assert (without["importance"], without["depth"]) == ("l1", False)
     assert prune(net, PruneConfig(target=target, multiple=1, depth=True)).recipe.about["depth"] is True
 
@@ -136,6 +142,93 @@ def test_compared_importances_keep_the_one_whose_selection_changes_the_outputs_l
     assert made.recipe.about["importance"] == min(errors, key=errors.get)
     assert made.report.floor.chosen == min(errors.values())
     assert any("of the selections by reconstruction" in line for line in made.report.lines())
+
+
+@pytest.mark.parametrize("large", [1, 40, 10**6])
+def test_taking_removed_units_out_of_large_matrices_changes_no_score(large, monkeypatch):
+    """Of a layer that reads two groups side by side: the rows of the other group stay."""
+    net = parse_network("""network n source
+in %x: f32[N,8]
+const %w: f32[8,24] = seed(1)
+const %v: f32[8,20] = seed(2)
+const %u: f32[44,6] = seed(3)
+%a = MatMul(%x, %w)
+%b = Relu(%a)
+%c = MatMul(%x, %v)
+%d = Relu(%c)
+%e = Concat(%b, %d, axis=1)
+%y = MatMul(%e, %u)
+out %y
+""")
+    x = Samples({"x": np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)})
+    monkeypatch.setattr(reconstruction, "LARGE", 10**9)
+    want = importance(groups(net), "reconstruction", net=net, samples=x)
+    sizes = []
+    shrink = reconstruction.Reader.shrink
+    monkeypatch.setattr(reconstruction.Reader, "shrink", lambda self, left: (shrink(self, left), sizes.append(len(self.h))))
+    monkeypatch.setattr(reconstruction, "LARGE", large)
+    got = importance(groups(net), "reconstruction", net=net, samples=x)
+    assert {k: list(v) for k, v in got.items()} == {k: pytest.approx(list(v), rel=1e-9) for k, v in want.items()}
+    assert min(sizes) == {1: 23, 40: 32, 10**6: 44}[large], "of 44"
+
+
+def select(margin, error, uniform=None, steps=1):
+    """The selection that is kept and its gap: the default's, with an error of 1 on held-out samples, the alternative's or uniform cuts."""
+    net = parse_network(TWO_HEADS)
+    found = groups(net)
+    first, other, even = (Choice({g.name: np.arange(n) for g in found}, (), 1.0, 0.7, 0.2, bound=0.1) for n in (8, 9, 10))
+    others = OtherChoices(even if uniform is not None else None, alternatives={"weighted_reconstruction": other}, margin=margin)
+    how = PruneConfig(target=Target("params", ratio=0.7), importance="reconstruction", steps=steps)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pruning, "measure_held_out_errors", lambda *a: [1.0, error, *([] if uniform is None else [uniform])])
+        choice, report, kind = pruning.select_by_outputs(net, how, found, first, pruning.Report(gap=0.3), others, {}, None)
+    assert report.floor.by_importance == {"reconstruction": 1.0, "weighted_reconstruction": error}
+    assert report.floor.chosen == (error if choice is other or (choice is even and error < 1) else 1.0)
+    assert kind == ("weighted_reconstruction" if choice is other else "reconstruction")
+    return {8: "default", 9: "alternative", 10: "uniform"}[len(choice.kept["w"])], report.gap
+
+
+def test_an_alternative_replaces_the_default_only_by_a_clear_margin():
+    assert select(0.1, 0.89) == ("alternative", 1.0)
+    assert select(0.1, 0.91) == ("default", 0.3)
+    assert select(0.0, 0.91) == ("alternative", 1.0)
+    assert select(0.1, 0.89, steps=2) == ("alternative", None), "no bound is known of several steps"
+
+
+def test_uniform_cuts_must_be_better_than_every_selection():
+    assert select(0.1, 0.95, uniform=0.97) == ("alternative", 1.0), "no margin: the default loses anyway"
+    assert select(0.1, 0.95, uniform=1.01) == ("default", 0.3)
+    assert select(0.1, 0.95, uniform=0.94) == ("uniform", None)
+
+
+def test_the_default_compares_two_importances_where_outputs_can_be_compared(case, monkeypatch):
+    net, x, _ = case
+    seen = []
+    monkeypatch.setattr(pruning, "select_by_outputs", lambda *a: seen.append(a[5]) or (a[3], a[4], a[1].importance))
+    target = Target("params", ratio=0.7)
+    prune(net, PruneConfig(target=target, multiple=1), x)
+    assert (list(seen[0].alternatives), seen[0].margin) == (["weighted_reconstruction"], 0.1)
+    prune(net, PruneConfig(target=target, multiple=1, importance="compared"), x)
+    assert (list(seen[1].alternatives), seen[1].margin) == (["weighted_reconstruction", "taylor2"], 0.0)
+    few = {"x": x["x"][:7]}
+    for how, data in (({"importance": "reconstruction"}, x), ({}, few)):
+        prune(net, PruneConfig(target=target, multiple=1, **how), data)
+        assert not seen[-1].alternatives
+    prune(net, PruneConfig(target=target, multiple=1, floor=False), x)
+    assert len(seen) == 4, "nothing to compare with"
+
+
+def test_the_default_takes_errors_of_the_outputs_where_they_say_more():
+    """A head that reaches the output a hundred times weaker: its own errors say that it needs as many units as the other."""
+    net = parse_network(TWO_HEADS)
+    x = {"x": np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)}
+    made = prune(net, PruneConfig(target=Target("params", ratio=0.6), multiple=1), x)
+    errors = made.report.floor.by_importance
+    assert errors["weighted_reconstruction"] < 0.5 * errors["reconstruction"]
+    assert made.recipe.about["importance"] == "weighted_reconstruction"
+    plain = prune(net, PruneConfig(target=Target("params", ratio=0.6), multiple=1, importance="reconstruction"), x)
+    assert plain.report.floor.chosen == errors["reconstruction"]
+    assert len(plain.recipe.kept()["w"]) < len(made.recipe.kept().get("w", range(16)))
 
 
 @pytest.mark.parametrize("missing", [{"target": None}, {"floor": False}, {"recovery": None}, {"data": None}])

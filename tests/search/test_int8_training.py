@@ -23,6 +23,21 @@ from whet.search.stages.finetune import run_resumable
 from whet.search.stages.qat import decide_int8_training, explain_skip, train_for_int8
 
 AUTO = {"when": "auto", "epochs": 2.0}
+#: a loss that waits from the first checkpoint on until the file `go` exists: the search is killed then, however fast it trains
+LOSS = """
+import time
+from pathlib import Path
+
+from torch.nn.functional import cross_entropy
+
+HERE = Path(__file__).parent
+
+
+def loss(outputs, labels):
+    while list(HERE.rglob("qat.safetensors")) and not (HERE / "go").exists():
+        time.sleep(0.05)
+    return cross_entropy(outputs, labels)
+"""
 
 
 @pytest.mark.parametrize(("qat", "allowed", "lost", "drop", "train"), [
@@ -61,11 +76,13 @@ def poor(case, tmp_path_factory):
     recipe = json.loads(json.dumps(RECIPE)) | {
         "model": str(case / "model.onnx"), "target": {"engine_size": "0.9x", "accuracy_drop": 1}, "baselines": ["fp32"],
         "data": {"calibrate": "dark.npz", "score": str(case / "score.npz"), "judge": str(case / "judge.npz"), "train": "train.npz"},
-        "space": {"width": False, "depth": False, "precision": ["int8"]}, "qat": {"epochs": 24, "lr": 0.01, "batch": 32},
+        "space": {"width": False, "depth": False, "precision": ["int8"]},
+        "qat": {"epochs": 24, "lr": 0.01, "batch": 32, "loss": "python:waiting:loss"},
     }  # fmt: skip
     recipe["scout"]["level"] = recipe["survivor"]["level"] = 0  # nothing is timed for the selection of kernels: integers wherever possible
     recipe["survivor"]["count"] = 1
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    (folder / "waiting.py").write_text(LOSS)
     return folder
 
 
@@ -84,6 +101,7 @@ def trained(poor, tmp_path_factory):
     assert p.poll() is None, p.communicate()[1]
     os.kill(p.pid, signal.SIGKILL)
     p.communicate()
+    (poor / "go").touch()
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode in (0, 3), done.stderr[-3000:]
     return out, json.loads(done.stdout), read_result(out / "survivors" / "0000")

@@ -208,6 +208,10 @@ def test_a_run_of_mutants(plan, run, monkeypatch, tmp_path):
     assert done.returncode == 1
     assert "3 killed, 2 survived" in done.stdout
     assert (root / module).read_text() == source
+    (folder / "outcomes.jsonl").write_text(json.dumps(rows[0]) + "\n")  # as of a run that is still going on
+    report = subprocess.run([*command, "--report"], cwd=root, capture_output=True, text=True, check=False)
+    assert report.stdout.startswith("pruning    1 killed, 0 survived"), report.stdout + report.stderr
+    assert len((folder / "outcomes.jsonl").read_text().splitlines()) == 1  # nothing ran
 
 
 def test_counts_and_interval(run):

@@ -19,7 +19,9 @@ from whet.tactics.cpu.onednn import _api as dnn
 
 NAME = "cpu/winograd_conv"
 FORMS = [(("m", m), ("tiles", n), ("strips", s), ("split", split)) for m in PAIRS for n, s in ((5, 1), (40, 3)) for split in (0, 1)]
-#: Half of the forms, with each pair of values of `m`, `strips` and `split`.
+RAW_FORMS = [(("m", m), ("tiles", n), ("strips", 1), ("split", split), ("raw", 1)) for m in PAIRS for n, split in ((5, 0), (40, 1), (5, 2), (40, 2))]
+FORMS += [(("m", 2), ("tiles", 5), ("strips", 2), ("split", 2)), *RAW_FORMS]
+#: About half of the forms, with each pair of values of `m`, `strips` and `split`.
 SOME_FORMS = [f for f in FORMS if (list(PAIRS).index(dict(f)["m"]) + (dict(f)["strips"] > 1) + dict(f)["split"]) % 2 == 0]
 
 
@@ -75,6 +77,7 @@ def test_random_geometries(monkeypatch):
         pads = tuple(int(n) for n in rng.integers(1, 3, 4))
         config = (("m", int(rng.choice(list(PAIRS)))), ("tiles", int(rng.integers(1, 30))), ("strips", int(rng.integers(1, 5))))
         forms = [(*config, ("split", split)) for split in (0, 1)]
+        forms.append((*config[:2], ("strips", 1), ("split", int(rng.integers(0, 3))), ("raw", 1)))
         check(*convolution(shape, int(rng.integers(1, 80)), pads), int(rng.integers(1, 4)), monkeypatch, forms)
 
 
@@ -91,12 +94,13 @@ def test_epilogues(steps, channels, monkeypatch):
 
 @JIT
 @pytest.mark.parametrize("m", PAIRS)
+@pytest.mark.parametrize("raw", [0, 1])
 @pytest.mark.parametrize(("channels", "size"), [(64, 16), (512, 8)])
-def test_the_error_is_far_below_the_stated_bound(m, channels, size):
+def test_the_error_is_far_below_the_stated_bound(m, channels, size, raw):
     """A quarter of the bound for random values, and half of it where a constant image nearly cancels."""
     layer, arrays = convolution((1, channels, size, size), 32, steps=())
     tactic = get_tactic(NAME)
-    signature, config = tactic.signatures(layer, CPU)[0], (("m", m), ("tiles", 12), ("strips", 1), ("split", 0))
+    signature, config = tactic.signatures(layer, CPU)[0], (("m", m), ("tiles", 12), ("strips", 1), ("split", 0), ("raw", raw))
     for kind, share in (("random", 0.25), ("constant", 0.5)):
         if kind == "constant":
             arrays[0] = np.full_like(arrays[0], 1.7)
@@ -133,19 +137,19 @@ def test_nan_and_infinity_reach_their_windows_and_nothing_outside_their_tiles(co
 
 
 @JIT
-@pytest.mark.parametrize("split", [0, 1])
-def test_users_own_buffers(split):
+@pytest.mark.parametrize(("split", "raw"), [(0, 0), (1, 0), (0, 1), (2, 1)])
+def test_users_own_buffers(split, raw):
     """Image, residual and result are bound to other buffers after the launches were recorded."""
     layer, arrays = convolution((1, 16, 5, 12), 16, steps=("Relu", "Add"))
     tactic = get_tactic(NAME)
     signature = tactic.signatures(layer, CPU)[-1]
-    kernel = tactic.plan(layer, signature, (("m", 4), ("tiles", 4), ("strips", 1), ("split", split)), CPU)
+    kernel = tactic.plan(layer, signature, (("m", 4), ("tiles", 4), ("strips", 1), ("split", split), ("raw", raw)), CPU)
     packed, stream, scratch = [p.make() for p in kernel.packed], Listed(), dnn.allocate_aligned(kernel.scratch)
     nowhere = [dnn.allocate_aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
     *at, result = [b.ctypes.data for b in nowhere]
     kernel.enqueue(Args(tuple(at), (result,), tuple(p.ctypes.data for p in packed), scratch.ctypes.data), stream)
     out, buffers = dnn.allocate_aligned(kernel.outputs[0]), {i: place(arrays[i], o) for i, o in enumerate(signature.inputs) if o is not None}
-    assert len(stream.calls) == 1 + split
+    assert len(stream.calls) == (2 if split else 1)
     for call in stream.calls:
         for i, b in buffers.items():
             call.set_address("input", i, b.ctypes.data)
@@ -158,11 +162,14 @@ def test_users_own_buffers(split):
 
 
 @JIT
-def test_large_vectors_compile_for_avx512(monkeypatch):
-    """The kernel for 16 floats per vector gives the same results where LLVM splits its vectors."""
-    monkeypatch.setattr(winograd_conv, "count_lanes", lambda: 16)
-    monkeypatch.setattr(winograd_conv, "get_row_limit", lambda: 14)
-    check(*convolution((1, 35, 9, 11), 50), 2, monkeypatch, [(("m", 4), ("tiles", 14), ("strips", 2), ("split", s)) for s in (0, 1)])
+@pytest.mark.parametrize(("lanes", "rows"), [(16, 14), (8, 6)])
+def test_vectors_of_other_cpus(lanes, rows, monkeypatch):
+    """The kernel for 16 floats per vector gives the same results where LLVM splits its vectors, and that for 8 where larger ones fit."""
+    monkeypatch.setattr(winograd_conv, "count_lanes", lambda: lanes)
+    monkeypatch.setattr(winograd_conv, "get_row_limit", lambda: rows)
+    config = ("m", 4), ("tiles", 14)
+    forms = [(*config, ("strips", 2), ("split", s)) for s in (0, 1)] + [(*config, ("strips", 1), ("split", s), ("raw", 1)) for s in (0, 2)]
+    check(*convolution((1, 35, 9, 11), 50), 2, monkeypatch, forms)
 
 
 @JIT
@@ -175,7 +182,7 @@ def test_code_depends_on_the_form_and_not_on_sizes():
 
 @JIT
 def test_configs_leave_out_forms_that_cannot_win():
-    """F(2, 3) multiplies more where tiles fit the image; all weights of few channels fit L2; weights of many channels are read once."""
+    """F(2, 3) multiplies more where tiles fit the image; all weights of few channels fit L2; weights of many channels are read once, and raw."""
     tactic = get_tactic(NAME)
 
     def configs(shape, channels):
@@ -183,7 +190,10 @@ def test_configs_leave_out_forms_that_cannot_win():
         return [dict(c) for c in tactic.configs(layer, tactic.signatures(layer, CPU)[0], CPU)]
 
     assert {(c["m"], c["split"]) for c in configs((1, 64, 56, 56), 64)} == {(4, 0)}
-    assert {c["split"] for c in configs((1, 512, 7, 7), 512)} == {0, 1}
+    assert {c["split"] for c in configs((1, 512, 7, 7), 512) if "raw" not in c} == {0, 1}
+    assert {c["m"] for c in configs((1, 512, 7, 7), 512) if "raw" in c} == {2, 4}
+    assert "raw" in configs((1, 512, 7, 7), 512)[0], "a build times only the first configs of a layer with many options"
+    assert not any("raw" in c for c in configs((1, 64, 56, 56), 64))
     assert {c["m"] for c in configs((1, 256, 14, 14), 256)} == {2, 4}
 
 
@@ -199,7 +209,7 @@ def test_convolutions_that_are_refused(change, why):
 
 
 @JIT
-@pytest.mark.parametrize("change", [{"m": 3}, {"tiles": 0}, {"strips": 0}, {"split": 2}])
+@pytest.mark.parametrize("change", [{"m": 3}, {"tiles": 0}, {"strips": 0}, {"split": 3}, {"raw": 2}, {"raw": 1, "strips": 2}])
 def test_configs_of_no_form_are_refused(change):
     layer, _ = convolution((1, 16, 9, 9), 16)
     tactic = get_tactic(NAME)

@@ -62,7 +62,7 @@ def test_a_nan_is_the_extreme(op, axis, threads, monkeypatch):
 
 
 @pytest.mark.parametrize("case", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", ["f32", "i32", "i8"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i64", "i32", "i8"])
 @pytest.mark.parametrize("largest", [0, 1])
 def test_sorted_entries(largest, dtype, case, threads, monkeypatch):
     """One, some and all of them; equal ones in the order of their indices."""
@@ -78,6 +78,11 @@ def test_sorted_extreme_values(largest, threads, monkeypatch):
     for x in (NAN, np.float32([[3e38, -3e38, 1e-45, -1e-45, 0.0, -0.0, np.inf, -np.inf]])):
         layer, _ = make_layer("TopK", text("f32", x.shape), {"largest": largest}, np.array([x.shape[1]]))
         require_exact("cpu/top_k", layer, [x, np.array([x.shape[1]])], threads, monkeypatch)
+        layer, _ = make_layer("TopK", text("f64", x.shape), {"largest": largest}, np.array([x.shape[1]]))
+        require_exact("cpu/top_k", layer, [x.astype(np.float64), np.array([x.shape[1]])], threads, monkeypatch)
+    x = np.array([[2**40, 2**40 + 1, -(2**62), 2**62, 5]])
+    layer, _ = make_layer("TopK", text("i64", x.shape), {"largest": largest}, np.array([4]))
+    require_exact("cpu/top_k", layer, [x, np.array([4])], threads, monkeypatch)
     x = np.random.default_rng(0).standard_normal((2, 3000)).astype(np.float32)
     layer, _ = make_layer("TopK", text("f32", x.shape), {"largest": largest}, np.array([700]))
     require_exact("cpu/top_k", layer, [x, np.array([700])], threads, monkeypatch)

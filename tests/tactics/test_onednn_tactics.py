@@ -105,6 +105,7 @@ def compute(layer, arrays, tactic, signature, config):
         assert made.nbytes == p.nbytes
         assert made.dtype == np.uint8
     scratch = dnn.allocate_aligned(kernel.scratch)
+    scratch[:] = 0xFF  # NaN: scratch memory has the values of other layers
     before = [None if b is None else b.copy() for b in buffers]
     stream = Listed()
     kernel.enqueue(

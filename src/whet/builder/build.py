@@ -13,6 +13,7 @@ from whet.backends import get_backend
 from whet.builder.batching.per_profile import build_profiles, has_profile_plans, select_inputs
 from whet.builder.batching.per_sample import PER_SAMPLE_MODES, may_run_per_sample, select_sample_mode
 from whet.builder.batching.profiles import describe_assumed_shapes, resolve_profiles
+from whet.builder.candidates.enumerate import Candidates
 from whet.builder.candidates.sparse_weights import apply_sparsity
 from whet.builder.candidates.tactic_sources import find_missing_libraries, list_enabled_tactics
 from whet.builder.config import BuildConfig
@@ -39,9 +40,11 @@ def build(
     progress: Progress | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
     incumbent_ms: float | None = None,
+    listed: dict[str, Candidates] | None = None,
 ) -> EnginePlan:
     """The engine for a `source` network. `inputs` are real data for verification (default: seeded, normally distributed values).
     `incumbent_ms` is the time of an engine that this one competes with: if it cannot win by a wide margin, fewer alternatives are tried.
+    `listed` has the candidates by kind of layer from builds that time nothing, for the same machine and config; this build adds its own.
 
     Raises BuildError and its kinds: NoTacticError, MemoryLimitError, VerificationError, LockError; UsageError for options that
     do not fit the network; CacheError for an unusable timing cache.
@@ -54,7 +57,7 @@ def build(
     if config.lock:
         check_locked_tail(read_lock(config.lock), tail)
     try:
-        plan = _build_split(net, config, progress, inputs, incumbent_ms)
+        plan = _build_split(net, config, progress, inputs, incumbent_ms, listed)
     except (BackendError, NetworkError, NoTacticError) as e:
         if hint := describe_assumed_shapes(net, config):
             e.args = (f"{e}\n{hint}",)
@@ -66,8 +69,9 @@ def build(
 
 
 def _build_split(
-    net: Network, config: BuildConfig, progress: Progress | None, inputs: Mapping[str, np.ndarray] | None, incumbent_ms: float | None
-) -> EnginePlan:
+    net: Network, config: BuildConfig, progress: Progress | None, inputs: Mapping[str, np.ndarray] | None, incumbent_ms: float | None,
+    listed: dict[str, Candidates] | None,
+) -> EnginePlan:  # fmt: skip
     """The engine of a network without layers that run on the host, with all thread counts, sample modes and profiles of the config."""
     lock = read_lock(config.lock) if config.lock else None
 
@@ -76,7 +80,8 @@ def _build_split(
         if lock is None and config.samples in PER_SAMPLE_MODES:
             return select_mode(None, config, progress)
         counts = list_thread_counts(config, lock["threads"] if lock is not None else None)
-        plans = [_build_engine(net, dataclasses.replace(config, threads=n), lock, ProgressLog(progress), inputs, incumbent_ms) for n in counts]
+        configs = [dataclasses.replace(config, threads=n) for n in counts]
+        plans = [_build_engine(net, c, lock, ProgressLog(progress), inputs, incumbent_ms, listed) for c in configs]
         plan = select_fastest_plan(plans, config)
         return select_mode(plan, config, progress) if lock is None and may_run_per_sample(net, config) else plan
 
@@ -97,6 +102,7 @@ def _build_engine(
     log: ProgressLog,
     inputs: Mapping[str, np.ndarray] | None,
     incumbent_ms: float | None,
+    listed: dict[str, Candidates] | None = None,
 ) -> EnginePlan:
     """The engine for one thread count."""
     started = time.perf_counter()
@@ -124,7 +130,7 @@ def _build_engine(
     if lock is not None:
         plan = rebuild_locked(lock, net, lowered, profiles, backend, config, inputs, log)
     else:
-        search = Search(lowered, profiles, backend, tactics, permissions, config, log, incumbent_ms)
+        search = Search(lowered, profiles, backend, tactics, permissions, config, log, incumbent_ms, listed)
         plan = search_verified_engine(search, net, profiles, inputs)
     complete_report(plan, passes, config, log, started)
     return plan

@@ -23,7 +23,7 @@ _ONE_OF = {
     "objective": ("latency", "size"),
 }
 _LEAST = {"optimization_level": 0, "avg_timing": 1, "threads": AUTO_THREADS, "seed": 0}
-_LARGEST_SEED = 2**32 - 1  # of NumPy's RandomState
+_LARGEST = {"optimization_level": 5, "seed": 2**32 - 1}  # the seed of NumPy's RandomState
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("threads", "optimization_level", "avg_timing", "max_tactics", "whole_engines", "seed"), (Integral, "an int")),
     **dict.fromkeys(("strict", "error_on_cache_miss", "retime", "verify", "verify_again", "deterministic"), (bool, "True or False")),
@@ -87,5 +87,6 @@ class BuildConfig:
                 raise UsageError(f"BuildConfig.{name}: {value} is too small; the least is {least}")
         if self.retime and self.error_on_cache_miss:
             raise UsageError("BuildConfig: retime times everything again, which error_on_cache_miss forbids; set one of them")
-        if self.seed > _LARGEST_SEED:
-            raise UsageError(f"BuildConfig.seed: {self.seed} is too large; the largest is {_LARGEST_SEED}")
+        for name, largest in _LARGEST.items():
+            if (value := getattr(self, name)) > largest:
+                raise UsageError(f"BuildConfig.{name}: {value} is too large; the largest is {largest}")

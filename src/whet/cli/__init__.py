@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import os
 import sys
@@ -148,4 +149,5 @@ def _exit_interrupted(termination: Termination) -> NoReturn:
     """Ends the process with the message and exit code of an interruption."""
     event, status = ("Terminated", 143) if termination.received else ("Interrupted", 130)
     click.echo(f"\n{event}. Finished timings are kept in the timing cache; the next run continues from there.", err=True)
+    builtins.exec("")  # clears Python's flag of a KeyboardInterrupt that left an earlier exec(): it would end the process by SIGINT
     sys.exit(status)

@@ -41,9 +41,9 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
               help="Also cut the residual width of transformers, ConvNeXt and MLP-Mixer through their norms. Means and variances are then of the "
                    "kept channels, so the outputs change even where all removed weights are zero: recover with --calibData, and fine-tune.")
 @click.option("--importance", default="auto", show_default=True,
-              help="auto (with a target and --calibData reconstruction, else l1), compared (with both: the best of reconstruction, "
-                   "weighted_reconstruction and taylor2 by the outputs on held-out samples), reconstruction, weighted_reconstruction, "
-                   "l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION. "
+              help="auto (with a target and --calibData reconstruction, or weighted_reconstruction if its selection changes the outputs on held-out "
+                   "samples by a tenth less; else l1), compared (with both: the best of these two and taylor2), reconstruction, "
+                   "weighted_reconstruction, l1, l2, fpgm, bn_scale, activation, taylor1, taylor2, random, or python:MODULE:FUNCTION. "
                    "With --pattern: auto (activation with --calibData, else l1), l1, activation, second_order, taylor1.")
 @click.option("--scope", type=click.Choice(["global", "group"]), default="global", show_default=True, help="Rank over all groups, or per group.")
 @click.option("--multiple", type=click.IntRange(1), help="Keep a multiple of this many channels per group "
@@ -59,7 +59,8 @@ _TARGETS = ("latency", "throughput", "flops", "params", "channels")
 @click.option("--latencyTable", "table", type=click.Path(dir_okay=False), help="Latency table to use and extend.")
 @click.option("--retime", is_flag=True, help="With --latency: time all layers again; ignore the table and the timing cache.")
 @click.option("--noEngines", "no_engines", is_flag=True, help="With --latency: trust the table, build no engines.")
-@click.option("--noFloor", "no_floor", is_flag=True, help="With a target and --calibData: do not compare with uniform cuts at the same cost.")
+@click.option("--noFloor", "no_floor", is_flag=True,
+              help="With a target and --calibData: do not compare with uniform cuts at the same cost, and by default not two importances.")
 @click.option("--calibData", "data", help="Unlabelled recovery data: DIR, FILE.npz, FILE.npy or python:MODULE:FUNCTION.")
 @click.option("--calibPreprocess", "preprocess", help="Preprocessing of images, as for whet exec.")
 @click.option("--samples", type=click.IntRange(1), default=256, show_default=True, help="Number of recovery samples.")
@@ -216,6 +217,7 @@ def _collect_facts(pruned: Any) -> dict[str, Any]:
         "predicted": report.predicted, "predicted_unit": report.unit, "engine_ms": report.engine_ms, "optimality_gap": report.known_gap,
         "output_errors": None if report.floor is None else {
             "selected": report.floor.chosen, "uniform": report.floor.uniform, "first": report.floor.first, "trials": report.floor.trials,
+            "by_importance": dict(report.floor.by_importance),
         },
         "doubtful_times": report.doubtful,
     }  # fmt: skip

@@ -134,6 +134,19 @@ def make_interleaved_sample(images: int, heads: int, positions: int, size: int, 
     return Sample(inputs, {"composite": "Moves"}, build_regions)
 
 
+def make_packed_gate_sample(rows: tuple[int, ...], half: int, activation: str) -> Sample:
+    """The first half of each row, activated, times the second half (GLU of one product)."""
+    inputs = [f"f32[{','.join(map(str, (*rows, 2 * half)))}]"]
+
+    def build_regions() -> Regions:
+        body, (x,) = make_body(inputs)
+        first, second = (body.add("Slice", x, starts=(at,), ends=(at + half,), axes=(len(rows),), steps=(1,)) for at in (0, half))
+        body.mark_output(body.add("Mul", body.add(activation, first), second))
+        return {"body": body}
+
+    return Sample(inputs, {"composite": "Moves"}, build_regions)
+
+
 def _slice(body: Network, x: Tensor, start: int, end: int) -> Tensor:
     """The features of x from start to end."""
     return body.add("Slice", x, starts=(start,), ends=(end,), axes=(3,), steps=(1,))
@@ -159,6 +172,8 @@ MOVES = register_composite(
         make_rotary_sample(1, 2, 7, 24, 16),
         make_interleaved_sample(2, 3, 5, 8, sliced=False),
         make_interleaved_sample(1, 2, 33, 64, sliced=True),
+        make_packed_gate_sample((2, 3, 4), 24, "Sigmoid"),
+        make_packed_gate_sample((1, 2, 3), 5, "Relu"),
     ],
 )
 
@@ -167,7 +182,8 @@ MOVES = register_composite(
 def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """Reshapes, transposes, splits, slices, Concats and the arithmetic between them become one layer, from its last layer backwards.
 
-    It needs a Concat and arithmetic, and a Transpose or two parts of one tensor: otherwise there is little to gain.
+    It needs a Concat and arithmetic, and a Transpose or two parts of one tensor; or it multiplies two parts of one tensor (the gate of a packed
+    product). Otherwise there is little to gain.
     """
     if len(layer.outputs) > 1 or layer.composite == MOVES.kind or not _is_member(layer):
         return None
@@ -175,7 +191,8 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
         return None
     members = _collect_members(g, layer)
     ops = [x.op for m in members for x in (m.regions["body"].layers if m.op == "Fused" else [m])]
-    if "Concat" not in ops or not set(ops) - set(MOVES_OPS) or not ("Transpose" in ops or _takes_parts(members)):
+    joins = "Concat" in ops and ("Transpose" in ops or _takes_parts(members))
+    if not set(ops) - set(MOVES_OPS) or not (joins or _is_gate(layer, members)):
         return None
     inside = {t for m in members for t in m.outputs}
     sources = {t: None for m in members for t in m.inputs if t is not None and t not in inside and not t.is_constant}
@@ -234,6 +251,14 @@ def _takes_parts(members: list[Layer]) -> bool:
     """True if two members take parts of one tensor, as rotations of features do."""
     cut = [m.inputs[0] for m in members for _ in m.outputs if m.op in ("Gather", "Slice", "Split")]
     return len(set(cut)) < len(cut)
+
+
+def _is_gate(last: Layer, members: list[Layer]) -> bool:
+    """True if members are two parts of one tensor, and a product of them, computed elementwise (GEGLU, SwiGLU)."""
+    parts = [m for m in members if m.op in ("Slice", "Split")]
+    product = last.regions["body"].layers[-1].op if last.op == "Fused" else last.op
+    moved = [m for m in members if m.op in MOVES_OPS or m.composite == REARRANGE.kind]
+    return product == "Mul" and moved == parts and len(parts) <= 2 and _takes_parts(members)
 
 
 def _is_member(layer: Layer) -> bool:

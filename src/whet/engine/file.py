@@ -72,7 +72,8 @@ def write_engine(plan: EnginePlan, path: str | os.PathLike, *, packed_weights: M
         os.chmod(name, 0o666 & ~_get_umask())
         os.replace(name, target)
     except OSError as e:
-        raise EngineError(f"cannot write {target}: {e.strerror}; the target is unchanged. Free some space or choose another path.") from e
+        advice = "It is a folder: add a file name" if target.is_dir() else "Free some space or choose another path"
+        raise EngineError(f"cannot write {target}: {e.strerror}; the target is unchanged. {advice}.") from e
     finally:
         Path(name).unlink(missing_ok=True)
 

@@ -18,6 +18,8 @@ _LAYOUT = (
     "ONNX Runtime's own layout for one CPU: the model was saved after its graph optimizer ran at the level 'all'. "
     "Give the model as it was before, or save it with ORT's graph optimization level 'extended'"
 )
+_TENSORRT = "a plugin of TensorRT, which only TensorRT has"
+_NMS = "Export the model without the selection of boxes (without end2end, nms or similar options), or with ONNX's NonMaxSuppression"
 _DOMAINS = {
     "com.microsoft": _ORT,
     "com.microsoft.nchwc": _LAYOUT,
@@ -25,10 +27,15 @@ _DOMAINS = {
     "ai.onnx.ml": "a classical machine-learning op (trees, scalers, text): run it before or after the network, with ONNX Runtime",
     "ai.onnx.training": "a training op: export the model for inference",
     "ai.onnx.preview.training": "a training op: export the model for inference",
+    "ai.onnx.contrib": "an op of onnxruntime-extensions (text, audio, images): run it before or after the network, with ONNX Runtime",
     "org.pytorch.aten": "PyTorch's exporter found no ONNX op: export with a newer opset (17 or more), or with dynamo=True",
     "aten": "PyTorch's exporter found no ONNX op: export with a newer opset (17 or more), or with dynamo=True",
     "prim": "PyTorch's exporter found no ONNX op: export with a newer opset (17 or more), or with dynamo=True",
 }
+_PLUGINS = {
+    "EfficientNMS_TRT": _NMS, "EfficientNMS_ONNX_TRT": _NMS, "EfficientNMS_Explicit_TF_TRT": _NMS, "EfficientNMS_Implicit_TF_TRT": _NMS,
+    "BatchedNMS_TRT": _NMS, "BatchedNMSDynamic_TRT": _NMS, "NMS_TRT": _NMS, "YoloNMS_TRT": _NMS,
+}  # fmt: skip
 _OPS = {
     "ImageDecoder": "decode images before the network",
     "StringNormalizer": "do the text processing before the network",
@@ -49,6 +56,8 @@ def make_unsupported_error(name: str, domain: str, op: str, reason: str) -> Unsu
 
 def why_no_reader(domain: str, op: str, known, before: tuple[str, ...] = ()) -> str:
     """The reason and workaround for an op without a reader."""
+    if op in _PLUGINS or (not domain and op.endswith("_TRT")):
+        return f"{_TENSORRT}. {_PLUGINS.get(op, 'Export with standard ops')}.{make_advice()}"
     if domain:
         return _DOMAINS.get(
             domain,

@@ -94,17 +94,17 @@ class Bench:
         return self._weights[o.rank]
 
     def prepare_caches(self, o: Option) -> None:
-        """Leaves the caches as the network would: cold except for the inputs, which the previous layer has just written. Operands larger than
-        any cache need no flush, since the previous run has evicted everything else."""
+        """Leaves the caches as the network would: weights are cold, inputs are not, since the previous layer has just written them. The memory of
+        results and scratch was in use a few layers ago. Operands larger than any cache need no flush, since the previous run has evicted
+        everything else."""
         k, flushed = o.kernel, self.host.flush_bytes
         if not flushed or sum(k.inputs) + sum(k.outputs) >= flushed:
             return
-        args = self.args(o)
-        pieces = [*zip(args.inputs, k.inputs, strict=True), *zip(args.outputs, k.outputs, strict=True), (args.scratch, k.scratch)]
-        pieces += [(w.buffer.address, w.nbytes) for w in self.weights(o) if w.field == "packed"]
-        self.host.flush([(at, nbytes) for at, nbytes in pieces if nbytes])
+        weights = self.weights(o)
+        self.host.flush([(w.buffer.address, w.nbytes) for w in weights if w.nbytes])
+        constants = {w.position for w in weights if w.field == "inputs"}
         for i, operand in enumerate(o.signature.inputs):
-            if operand is not None:
+            if operand is not None and i not in constants:
                 array = self.buffers["in", i, operand.dtype].array
                 if array is not None:
                     self.host.backend.warm(array[: k.inputs[i]])

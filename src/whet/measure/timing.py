@@ -25,15 +25,16 @@ from whet.measure.timing_cache import Timed, TimingCache
 from whet.measure.timing_key import make_timing_key
 from whet.network import Layer
 
-COLD = "cold"  # no cache holds anything but the previous layer's outputs; in other states the last-level cache holds more
+COLD = "cold weights"  # no cache holds a kernel's weights; in other states the last-level cache holds them
 _COLD_WEIGHTS = "weights out of the L2 cache, method 1"
 _METHOD = 5  # version of the timing method; raised when times are no longer comparable with recorded ones
+_LAST_SHARE = 16 << 20  # bytes of the last-level cache for each thread: the rest is other processes', or other guests' of a virtual machine
 _FAILURES = (BackendError, ValueError, IndexError, TypeError)  # of a kernel that cannot run here
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """The state of the caches before each sample: "hot", or cold: the operands are evicted, or `flush_bytes` of other memory are read.
+    """The state of the caches before each sample: "hot", or cold: the weights are evicted, or `flush_bytes` of other memory are read.
 
     `l2_bytes` is the size of the cache from which finalists' weights are evicted for their cold time, 0 if there is none (a CPU).
     """
@@ -44,16 +45,21 @@ class Conditions:
 
     @staticmethod
     def of(backend: Backend, footprint: int) -> Conditions:
-        """The conditions of a network of which one run touches `footprint` bytes: data that fits a cache is still there in the next run."""
+        """The conditions of a network of which one run touches `footprint` bytes: data that fits a cache is still there in the next run.
+
+        The last-level cache counts with at most `_LAST_SHARE` per thread: a server's cores and a virtual machine's neighbours share it. A Xeon that
+        reports 480 MiB to two cores read 64 MiB again and again at 54 GB/s, but 128 MiB and more at 34, the speed of its memory.
+        """
         if backend.capabilities.cold_cache_clock:
             return Conditions("hot, in a row", 0, backend.capabilities.cache_bytes[2])
         caches = backend.capabilities.cache_bytes
         second, last = caches.get(2, 0), max(caches.values(), default=0)
         if not backend.capabilities.executes or footprint <= second or not last:
             return Conditions("hot", 0)
-        if footprint <= last:
+        share = min(last, _LAST_SHARE * backend.threads)
+        if footprint <= share:
             return Conditions("cold L2", 2 * second)
-        return Conditions(COLD, last + last // 2)
+        return Conditions(COLD, share + share // 2)
 
 
 @dataclass

@@ -1,18 +1,39 @@
-"""Expand: x broadcast together with the shape of input 1 (or attribute `shape`)."""
+"""Expand: x broadcast together with the shape of input 1 (or attribute `shape`). A shape that is known only at run time depends on the data."""
 
 import numpy as np
 
 from whet.errors import NetworkError
 from whet.ops._axes import make_attribute_exporter
-from whet.ops._base import INTS, Couple, find_given_dims, fold_dims, op, replace_given, to_ints
+from whet.ops._base import INTS, Couple, find_given_dims, find_known_values, fold_dims, op, replace_given, require_known_ints, to_ints
+from whet.ops._data_sized import make_size_symbol
 from whet.ops._types import broadcast
 
 
 def infer(layer):
-    x, shape = layer.inputs[0], find_given_dims(layer, "shape", 1)
+    x = layer.inputs[0]
+    if has_unknown_shape(layer):
+        return x.type.with_shape(_find_partial_shape(layer))
+    shape = find_given_dims(layer, "shape", 1)
     if shape is None:
         raise NetworkError("needs a shape: input 1, or the attribute shape")
     return x.type.with_shape(broadcast(x.shape, shape))
+
+
+def has_unknown_shape(layer) -> bool:
+    """True if the shape is known only at run time."""
+    given = layer.input(1)
+    return layer.attrs.get("shape") is None and given is not None and find_known_values(given) is None
+
+
+def _find_partial_shape(layer):
+    """Dims of x that are not 1 stay; the others are symbols. Raises UnsupportedError if the rank is unknown, too."""
+    x, given = layer.inputs[0], layer.inputs[1]
+    count = given.shape[0] if given.type.rank == 1 else None
+    if not isinstance(count, int):
+        require_known_ints(layer, 1, "shape")
+    rank = max(count, x.type.rank)
+    own = (1,) * (rank - x.type.rank) + tuple(x.shape)
+    return [d if isinstance(d, int) and d != 1 else make_size_symbol(layer, i) for i, d in enumerate(own)]
 
 
 def compute_reference(layer, x, shape=None):
@@ -45,7 +66,8 @@ op(
     couples=list_couples,
     zeros=(),
     recut=recut,
-    shape_value=lambda layer: fold_dims(layer, 1),
+    shape_value=lambda layer: [None] if has_unknown_shape(layer) else fold_dims(layer, 1),
+    data_sized=has_unknown_shape,
     to_onnx=make_attribute_exporter("shape"),
     samples=[
         (["f32[1,16,1,1]", np.array([1, 16, 5, 7])], {}),

@@ -10,7 +10,7 @@ import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import BOOL, F32, I64, Expr, Network, Tensor, TensorType
-from whet.ops._base import INT, Sample, find_known_values, op
+from whet.ops._base import INT, Sample, find_known_values, is_data_sized, op
 from whet.ops._data_sized import make_size_symbol
 from whet.ops._regions import check_feeds, check_steps
 
@@ -98,23 +98,45 @@ def read(node, g):
         region = node.graphs["body"]([None, None, *(t.type for t in inputs[2:])])
     except UnsupportedError as e:  # e.g. if a slice depends on the iteration
         return _unroll(node, g, inputs, str(e))
+    sized = has_data_sizes(region)
     if any(a.type != b.type for a, b in zip(inputs[2:], region.outputs[1:], strict=False)):
-        return _unroll(node, g, inputs, "its carried values change shape between iterations")
+        size = ", and a size in it depends on the data" if sized else ""
+        return _unroll(node, g, inputs, f"its carried values change shape between iterations{size}")
+    if sized and _find_count(inputs) is not None and _keeps_condition(region):  # unrolled, a slice at the iteration's index has a known size
+        return _unroll(node, g, inputs, "a size in it depends on the data")
     layer = g.add_layer("Loop", inputs, {}, name=node.name, outputs=node.outputs, regions={"body": region}, sources=(node.name,))
     return layer.outputs[0] if len(layer.outputs) == 1 else layer.outputs
 
 
+def has_data_sizes(region) -> bool:
+    """True if a size in the region depends on the data."""
+    return any(is_data_sized(x) or any(map(has_data_sizes, x.regions.values())) for x in region.layers)
+
+
+def _keeps_condition(region) -> bool:
+    """True if an iteration returns the condition that it was given, or a constant."""
+    t = region.outputs[0]
+    while t.maker is not None and t.maker.op == "Identity":
+        t = t.maker.inputs[0]
+    return t is region.inputs[1] or t.is_constant
+
+
+def _find_count(inputs) -> int | None:
+    """The most iterations of a loop with these inputs if they are 1 to _MOST and known, as is that it begins."""
+    count, first = find_known_values(inputs[0]), (1,) if inputs[1] is None else find_known_values(inputs[1])
+    return count[0] if count is not None and isinstance(count[0], int) and 1 <= count[0] <= _MOST and first == (1,) else None
+
+
 def _unroll(node, g, inputs, why: str):
     """Unrolls the body. Raises UnsupportedError if the number of iterations is unknown."""
-    count, first = find_known_values(inputs[0]), (1,) if inputs[1] is None else find_known_values(inputs[1])
-    if count is None or not isinstance(count[0], int) or not 1 <= count[0] <= _MOST or first != (1,):
+    if (count := _find_count(inputs)) is None:
         raise node.unsupported(
             f"{why.rstrip('.')}; a loop is unrolled for 1 to {_MOST} iterations and a condition known from constants and shapes. Export "
             "with fixed sizes, or unrolled"
         )
     states = list(inputs[2:])
     scanned: list[list] = []
-    for turn in range(count[0]):
+    for turn in range(count):
         flag = g.constant(np.array(True), f"{node.name}.condition")
         again, *made = node.inline("body", g, [g.constant(np.array(turn, np.int64), f"{node.name}.turn"), flag, *states])
         states, results = made[: len(states)], made[len(states) :]

@@ -46,23 +46,37 @@ def _compute_corners(boxes, centered):
 
 
 def _select(corners, scores, limit, threshold, least):
-    """Indices of the selected boxes of one sample and class, in order of their scores; equal scores in order of the boxes."""
+    """Indices of the selected boxes of one sample and class, in order of their scores; equal scores in order of the boxes.
+
+    A chunk of candidates at a time: those that overlap selected boxes of earlier chunks are dropped, then the rest are compared with each other."""
     order = np.arange(scores.size) if least is None else np.flatnonzero(scores > least)
     order = order[np.argsort(-scores[order], kind="stable")]
-    area = np.prod(corners[:, 2:] - corners[:, :2], -1)
-    selected = []
-    while order.size and len(selected) < limit:
-        best, order = order[0], order[1:]
-        selected.append(int(best))
-        low, high = np.maximum(corners[best, :2], corners[order, :2]), np.minimum(corners[best, 2:], corners[order, 2:])
-        shared = np.prod(np.maximum(high - low, 0), -1)
-        union = area[best] + area[order] - shared
-        with np.errstate(divide="ignore", invalid="ignore"):
-            overlaps = (shared > 0) & (area[best] > 0) & (area[order] > 0) & (union > 0) & (shared / union > threshold)
-        order = order[~overlaps]
-    return selected
+    selected = np.zeros(0, np.int64)
+    for begin in range(0, order.size, _CHUNK):
+        if selected.size >= limit:
+            break
+        chunk = order[begin : begin + _CHUNK]
+        chunk = chunk[~_find_overlaps(corners[selected], corners[chunk], threshold).any(axis=0)]
+        overlaps, alive, kept = _find_overlaps(corners[chunk], corners[chunk], threshold), np.ones(chunk.size, bool), []
+        for k in range(chunk.size):
+            if alive[k] and selected.size + len(kept) < limit:
+                kept.append(k)
+                alive &= ~overlaps[k]
+        selected = np.concatenate((selected, chunk[kept]))
+    return selected.tolist()
 
 
+def _find_overlaps(a, b, threshold):
+    """[boxes of a, boxes of b]: whether the intersection over union of two boxes is above the threshold."""
+    low, high = np.maximum(a[:, None, :2], b[:, :2]), np.minimum(a[:, None, 2:], b[:, 2:])
+    shared = np.prod(np.maximum(high - low, 0), -1)
+    area_a, area_b = (np.prod(x[:, 2:] - x[:, :2], -1) for x in (a, b))
+    union = area_a[:, None] + area_b - shared
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (shared > 0) & (area_a[:, None] > 0) & (area_b > 0) & (union > 0) & (shared / union > threshold)
+
+
+_CHUNK = 64  # candidates
 _BOXES = np.array([[[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, -0.1, 1, 0.9], [0, 10, 1, 11], [0, 10.1, 1, 11.1], [0, 100, 1, 101]]], np.float32)
 _SCORES = np.array([[[0.9, 0.75, 0.6, 0.95, 0.5, 0.3]]], np.float32)
 

@@ -1,4 +1,4 @@
-"""Range: start, start + step, ... below the limit; the three scalars must be known at build time."""
+"""Range: start, start + step, ... below the limit. Scalars that are known only at run time give a length that depends on the data."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -6,9 +6,10 @@ from math import lcm
 
 import numpy as np
 
-from whet.errors import NetworkError, UnsupportedError
+from whet.errors import NetworkError
 from whet.network import Dim, TensorType, ceildiv
 from whet.ops._base import find_known_values, op
+from whet.ops._data_sized import make_size_symbol
 
 
 def infer(layer):
@@ -22,9 +23,14 @@ def infer(layer):
         return TensorType(dtype, (max(int(np.ceil((b - a) / c)), 0),))
     scaled = _scale_to_integers([_find_scalar(t) for t in layer.inputs])
     if scaled is None:
-        raise UnsupportedError(f"Range '{layer.name}': its length is computed from data at run time; it must be known from constants and shapes")
+        return TensorType(dtype, (make_size_symbol(layer),))
     a, b, c = scaled
     return TensorType(dtype, (ceildiv(b - a, c),))
+
+
+def has_unknown_length(layer) -> bool:
+    """True if the length is known only at run time."""
+    return not all(t.is_constant for t in layer.inputs) and any(_find_scalar(t) is None for t in layer.inputs)
 
 
 def _find_scalar(t) -> Dim | Fraction | None:
@@ -47,6 +53,7 @@ op(
     "Range",
     infer,
     lambda layer, a, b, c: np.arange(a.item(), b.item(), c.item(), dtype=a.dtype),
+    data_sized=has_unknown_length,
     samples=[
         ([np.array(0), np.array(7), np.array(2)], {}),
         ([np.array(5), np.array(-3), np.array(-1)], {}),

@@ -133,6 +133,19 @@ def resize_axes(layer, shape, roi=None, scales=None, sizes=None):
     return result
 
 
+def list_resampled_axes(layer):
+    """(axis, outputs, scale, region) of each resampled axis of a layer with static shapes; its region is a constant."""
+    shape, roi = layer.inputs[0].shape, layer.input(1)
+    axes = [normalize_axis(i, len(shape)) for i in layer.attrs.get("axes") or range(len(shape))]
+    part = dict.fromkeys(axes, (0.0, 1.0))
+    if roi is not None and roi.shape != (0,):
+        values = [float(v) for v in roi.array()]
+        part = {axis: (values[i], values[i + len(axes)]) for i, axis in enumerate(axes)}
+    crops = layer.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize"
+    targets = [(out, out / n if scale is None else scale) for n, (out, scale) in zip(shape, resize_targets(layer), strict=True)]
+    return [(axis, *targets[axis], part[axis]) for axis in axes if crops or targets[axis] != (shape[axis], 1)]
+
+
 def compute_reference(layer, x, roi=None, scales=None, sizes=None):
     how, y, outside = make_resampling(layer), x, []
     for axis, out, scale, part in resize_axes(layer, x.shape, roi, scales, sizes):

@@ -1,11 +1,13 @@
-"""Slice: starts, ends, axes and steps as inputs 1 to 4 (i64 or i32), or as attributes."""
+"""Slice: starts, ends, axes and steps as inputs 1 to 4 (i64 or i32), or as attributes. Of starts or ends that are known only at run time, the sizes
+depend on the data."""
 
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Expr, ceildiv, maximum, minimum
 from whet.ops._axes import convert_attributes_to_inputs, make_attribute_exporter
-from whet.ops._base import INTS, Couple, find_given_dims, fold_dims, op, replace_given, to_ints
+from whet.ops._base import INTS, Couple, find_given_dims, find_known_values, fold_dims, op, replace_given, require_known_ints, to_ints
+from whet.ops._data_sized import make_size_symbol
 from whet.ops._types import normalize_axis
 
 FAR = 2**31 - 1  # ends from this value on mean "to the end"
@@ -14,6 +16,8 @@ FAR = 2**31 - 1  # ends from this value on mean "to the end"
 def slice_ranges(layer):
     """{axis: (start, length, step)} with a non-negative start (a dim, or None if only a reversal is known)."""
     x = layer.inputs[0]
+    if has_unknown_bounds(layer):
+        return _find_partial_ranges(layer)
     starts, ends = find_given_dims(layer, "starts", 1), find_given_dims(layer, "ends", 2)
     if starts is None or ends is None or len(starts) != len(ends):
         raise NetworkError(f"Slice '{layer.name}' needs as many starts as ends")
@@ -30,6 +34,27 @@ def slice_ranges(layer):
             raise NetworkError(f"Slice '{layer.name}' repeats axis {axis}")
         result[axis] = _compute_range(layer, x.shape[axis], start, end, step)
     return result
+
+
+def has_unknown_bounds(layer) -> bool:
+    """True if a start or an end is known only at run time."""
+    given = [layer.input(i) for i, name in ((1, "starts"), (2, "ends")) if layer.attrs.get(name) is None]
+    return any(t is not None and find_known_values(t) is None for t in given)
+
+
+def _find_partial_ranges(layer):
+    """As `slice_ranges`, with a symbol for each length. Raises UnsupportedError if the axes are unknown, too."""
+    x, bounds = layer.inputs[0], layer.input(1)
+    axes, steps = find_given_dims(layer, "axes", 3), find_given_dims(layer, "steps", 4)
+    if axes is None:
+        if bounds is None or bounds.type.rank != 1 or not isinstance(bounds.shape[0], int):
+            require_known_ints(layer, 1, "starts")
+        axes = tuple(range(bounds.shape[0]))
+    axes = [normalize_axis(axis, x.type.rank) for axis in axes]
+    steps = (1,) * len(axes) if steps is None else steps
+    if any(not isinstance(step, int) or step == 0 for step in steps):
+        raise NetworkError(f"Slice '{layer.name}' needs known, nonzero steps")
+    return {axis: (None, make_size_symbol(layer, axis), step) for axis, step in zip(axes, steps, strict=True)}
 
 
 def _compute_range(layer, n, start, end, step):
@@ -118,7 +143,8 @@ op(
     couples=list_couples,
     zeros=(),
     recut=recut,
-    shape_value=lambda layer: fold_dims(layer, 1),
+    shape_value=lambda layer: [None] if has_unknown_bounds(layer) else fold_dims(layer, 1),
+    data_sized=has_unknown_bounds,
     onnx=lambda node, g: node.add(g, "Slice", *convert_attributes_to_inputs(node, g, ["starts", "ends", "axes"])),
     to_onnx=make_attribute_exporter("starts", "ends", "axes", "steps"),
     samples=[

@@ -131,7 +131,8 @@ def _zero_product(layer: Layer, w: np.ndarray, known: np.ndarray | None) -> np.n
         return zero_filters
     if bias.weight is None:
         return np.zeros_like(zero_filters)
-    return zero_filters & (np.broadcast_to(bias.array(), (1, len(zero_filters))) == 0).all(0)
+    added = np.atleast_2d(bias.array() != 0).any(0)  # per column: a Gemm's C may be a column itself
+    return zero_filters & ~np.broadcast_to(added, zero_filters.shape)
 
 
 def _zero_binary(layer: Layer, y: Tensor, zero: dict[Tensor, np.ndarray]) -> np.ndarray | None:

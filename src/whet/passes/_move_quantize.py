@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from whet.network import Layer, Tensor
+from whet.ops import is_data_sized
 from whet.ops._origin import express, make_literal
 from whet.rewrite.graph import Graph
 
@@ -23,6 +24,8 @@ def why_values_change(layer: Layer) -> str | None:
         value = layer.input(2)
         if value is not None and not value.is_constant:
             return f"the padding value of '{layer.name}' is computed at run time"
+    if is_data_sized(layer):
+        return f"the size of '{layer.name}' depends on the data"
     return None
 
 

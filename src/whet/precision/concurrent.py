@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-MOST_WORKERS = 4  # each has the activations of a sample in memory, and prepares kernels of its own under Python's lock
+MOST_WORKERS = 8  # each has the activations of a sample in memory, and prepares kernels of its own under Python's lock
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 

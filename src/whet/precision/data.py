@@ -151,6 +151,8 @@ def _sample(a: np.ndarray, t: Tensor, i: int, where: str, batch: int) -> np.ndar
     for axis, (have, want) in enumerate(zip(part.shape, (batch, *t.shape[1:]) if a.ndim else t.shape, strict=True)):
         if isinstance(want, int) and have != want:
             raise CalibrationError(f"{where}: '{t.name}' has {have} along axis {axis}, the input is {t.type}")
+    if part.dtype.kind == "f" and t.dtype.numpy.kind in "iu" and not np.array_equal(part, np.floor(part)):
+        raise CalibrationError(f"{where}: '{t.name}' has fractions or NaN, the input is {t.type}. Give whole numbers, such as token ids.")
     return np.ascontiguousarray(part.astype(t.dtype.numpy, copy=False))
 
 

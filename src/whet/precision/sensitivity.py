@@ -60,15 +60,16 @@ class Analysis:
 
     def __init__(
         self, net: Network, precision: str, samples: Sequence[Feeds], run_of: RunOf, ranges: Ranges | None = None, file: str | Path | None = None,
-        workers: int = 1,
+        workers: int = 1, known: Analysis | None = None,
     ):  # fmt: skip
-        """`workers` threads run different samples at the same time; the runs that `run_of` makes must be safe for that."""
+        """`workers` threads run different samples at the same time; the runs that `run_of` makes must be safe for that. `known` is an analysis of the
+        same network, samples and `run_of` for another precision: its exact outputs are used."""
         self.workers = workers
         self.net, self.precision, self.samples, self.run_of, self.ranges = net, precision, list(samples), run_of, ranges
         self.layers = list_candidates(net, precision)
         self.outputs = [t.name for t in net.outputs]
-        self.exact = run_of(net, self.outputs)
-        self.wants: list[Values] = self.run_samples(self.exact)
+        self.exact: Run = run_of(net, self.outputs) if known is None else known.exact
+        self.wants: list[Values] = self.run_samples(self.exact) if known is None else known.wants
         self._memory = _Memory(file, self._make_key())
 
     def run_samples(self, run: Run) -> list[Values]:

@@ -22,8 +22,9 @@ from whet.pruning.knapsack import Choice, list_widths
 from whet.pruning.recovery import Progress, RecoveryConfig, recover
 from whet.pruning.sizes import factor_counts
 
-FEWEST = 16  # samples below which nothing is compared
+FEWEST = 8  # samples below which nothing is compared
 _HELD = 4  # one of so many samples is held out
+_ONE_PART = 16  # samples from which one part is held out; of fewer each half in turn, because two or three say little
 _ROWS = 8192  # positions that a layer of a compared network is fitted on at most
 _SHARES = 64  # shares that are tried
 
@@ -82,38 +83,47 @@ def measure_held_out_errors(
     config: RecoveryConfig,
     progress: Progress | None = None,
 ) -> list[float] | None:
-    """The output error of each choice after recovery, on samples that were not fitted; None with fewer than FEWEST samples."""
-    parts = _split_samples(net, data, config.seed)
-    if parts is None:
-        return None
-    fitted, judged = parts
+    """The output error of each choice after recovery, on samples that were not fitted; None with fewer than FEWEST samples.
+
+    With few samples it is the mean over several splits.
+    """
     config = replace(config, rows=min(config.rows, _ROWS))
-    wanted = compute_outputs(net, judged)
-    errors = []
-    for c in choices:
-        made = recover(cut(net, c.kept, channel_groups, removed=c.removed), net, c.kept, fitted, config, progress)
-        errors.append(compute_rms_error(wanted, compute_outputs(made, judged)))
-    return errors
+    small = [cut(net, c.kept, channel_groups, removed=c.removed) for c in choices]
+    pairs = split_samples(net, data, config.seed)
+    errors = np.zeros((len(pairs), len(choices)))
+    for i, (fitted, judged) in enumerate(pairs):
+        wanted = compute_outputs(net, judged)
+        for k, (s, c) in enumerate(zip(small, choices, strict=True)):
+            made = recover(s, net, c.kept, fitted, config, _number_messages(progress, i * len(choices) + k + 1, errors.size))
+            errors[i, k] = compute_rms_error(wanted, compute_outputs(made, judged))
+    return [float(e) for e in errors.mean(0)] if pairs else None
 
 
-def can_hold_out(net: Network, data: Mapping[str, np.ndarray], seed: int) -> bool:
-    """True if `measure_held_out_errors` has enough samples."""
-    return _split_samples(net, data, seed) is not None
+def _number_messages(progress: Progress | None, n: int, total: int) -> Progress | None:
+    """`progress` with the number of the recovery in front of the messages."""
+    return None if progress is None else lambda done, layers, text: progress(done, layers, f"comparing selections, {n} of {total}: {text}")
 
 
-def _split_samples(net: Network, data: Mapping[str, np.ndarray], seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
-    """The fitted and the held-out samples, each in whole batches of a network with a fixed batch; None with too few samples."""
+def split_samples(net: Network, data: Mapping[str, np.ndarray], seed: int) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    """Pairs of samples to fit and samples to compare on, each in whole batches of a network with a fixed batch.
+
+    One pair; with fewer than 16 samples two, in which each sample is compared on once; none with fewer than FEWEST samples or four batches.
+    """
     arrays = {name: np.asarray(a) for name, a in data.items()}
     count = min(len(a) for a in arrays.values())
     batches = {t.shape[0] for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)}
     batch = int(max(batches)) if batches else 1
     runs = count // batch
     if count < FEWEST or runs < _HELD:
-        return None
+        return []
     order = np.random.default_rng(seed).permutation(runs)
-    held = np.isin(np.repeat(np.arange(runs), batch), order[: runs // _HELD])
-    rest, judged = ({name: a[: runs * batch][chosen] for name, a in arrays.items()} for chosen in (~held, held))
-    return rest, judged
+    parts = [order[: runs // _HELD]] if count >= _ONE_PART else np.array_split(order, 2)
+    pairs = []
+    for part in parts:
+        held = np.isin(np.repeat(np.arange(runs), batch), part)
+        fitted, judged = ({name: a[: runs * batch][chosen] for name, a in arrays.items()} for chosen in (~held, held))
+        pairs.append((fitted, judged))
+    return pairs
 
 
 def compute_outputs(net: Network, data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

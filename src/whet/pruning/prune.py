@@ -16,7 +16,7 @@ from whet.pruning.counting import count_flops, count_params
 from whet.pruning.coupling import Group, groups
 from whet.pruning.cut import cut
 from whet.pruning.depth import Branch, branches, list_removable, select_innermost
-from whet.pruning.floor import Floor, can_hold_out, find_uniform_choice, measure_held_out_errors, reweight_scores
+from whet.pruning.floor import Floor, find_uniform_choice, measure_held_out_errors, reweight_scores, split_samples
 from whet.pruning.importance import COMPARABLE, NEED_DATA, Own, Samples, choose, importance, name_of
 from whet.pruning.knapsack import Choice, choose_within, scale_by_weight_count
 from whet.pruning.latency_cost import lower_to_static_layers, make_latency_costs, measure_latency_sum
@@ -30,7 +30,8 @@ from whet.pruning.stepwise import choose_stepwise
 from whet.pruning.target import TIMED, Target
 from whet.pruning.truth import measure_latencies
 
-COMPARED = ("reconstruction", "weighted_reconstruction", "taylor2")  # importances whose selections `compared` compares
+COMPARED = ("reconstruction", "weighted_reconstruction", "taylor2")  # importances whose selections `compared` compares; `auto` the first two
+_CLEAR = 0.1  # of the error on held-out samples, by which a selection by the second must change the outputs less to be the default
 _MULTIPLE = 8  # channels: kernels compute multiples of it without remainder
 _TRIES = 3  # selections until the engine meets a latency target
 _CLOSE, _SPARE = 1.02, 0.96  # of the target: tolerance above it; an engine below this part could have kept more
@@ -48,8 +49,8 @@ class PruneConfig:
 
     ratio: float = 0.4  # share of all channels to cut, without a target
     target: Target | None = None  # limit on latency, throughput, FLOPs, parameters or channels
-    #: with a target and data reconstruction, else l1; "compared": the best of COMPARED by the outputs on held-out samples (needs a target and
-    #: data); or importance.KINDS, python:MODULE:FUNCTION, a function
+    #: with a target and data reconstruction, or weighted_reconstruction if its selection changes the outputs on held-out samples clearly less;
+    #: else l1. "compared": the best of COMPARED by these outputs (needs a target and data). Or importance.KINDS, python:MODULE:FUNCTION, a function
     importance: str | Own = "auto"
     hidden: bool = False  # also cut axes over which norms take statistics (groups(net, hidden=True)): needs recovery or fine-tuning
     scope: str = "global"  # global: least important units over all groups; group: the same share of every group
@@ -66,7 +67,8 @@ class PruneConfig:
     engines: bool = True  # with a latency target: build both engines and time them
     steps: int = 1  # selections, each on the recovered network of the one before; with a counted target and data
     trials: int = 0  # with a target and data: selections with reweighted importances, compared by the outputs on held-out samples
-    floor: bool = True  # with a target and data: compare with uniform cuts at the same cost on held-out samples and keep the better
+    #: with a target and data: compare with uniform cuts at the same cost (and the default with weighted_reconstruction) on held-out samples
+    floor: bool = True
     recovery: RecoveryConfig | None = field(default_factory=RecoveryConfig)  # None: data are used for importance only
 
 
@@ -176,7 +178,7 @@ def prune(
     if not isinstance(net, Network):
         raise PruneError(f"prune() takes a Network, not {type(net).__name__}: whet.network_from_onnx reads one from a file")
     check_order(net, "prune", config.insist)
-    compared = config.importance == "compared"
+    alternatives, margin = _list_alternatives(config, data is not None)
     config = _resolve(config, data is not None)
     found, blocks = list_prunable_units(net, config)
     samples = Samples(data, labels) if data is not None else None
@@ -191,8 +193,9 @@ def prune(
         kept = choose(found, scores, config.ratio, scope=config.scope, multiple=config.multiple or _MULTIPLE, widths=config.widths)
         choice, report = Choice(kept, (), 0.0, 0.0, 0.0), Report()
     else:
-        more = _score_alternatives(net, config, found, blocks, samples, progress) if compared and samples is not None else {}
+        more = _score_alternatives(net, config, alternatives, found, blocks, samples, progress) if samples is not None else {}
         choice, report, others = _select_for_target(net, config, found, blocks, scores, more, config.target, samples, progress)
+        others = replace(others, margin=margin)
         if data is not None and config.recovery is not None and (others.trials or others.alternatives or others.uniform is not None):
             choice, report, by = select_by_outputs(net, config, found, choice, report, others, data, progress)
             config = replace(config, importance=by)
@@ -238,6 +241,14 @@ def _resolve(config: PruneConfig, has_data: bool) -> PruneConfig:
     return replace(config, depth=_with_branches(config)) if config.target is not None else config
 
 
+def _list_alternatives(config: PruneConfig, has_data: bool) -> tuple[tuple[str, ...], float]:
+    """Importances to compare with the first of COMPARED, and the share of its error by which another must be smaller to be taken."""
+    if config.importance == "auto":
+        possible = has_data and config.target is not None and config.recovery is not None and config.floor
+        return (COMPARED[1:2] if possible else ()), _CLEAR
+    return (COMPARED[1:] if config.importance == "compared" else ()), 0.0
+
+
 def _with_branches(config: PruneConfig) -> bool:
     """True if branches may be removed: norms of weights do not say what a branch contributes, so by default only scores measured on data do."""
     wanted = config.importance in NEED_DATA if config.depth is None else config.depth
@@ -264,28 +275,28 @@ def _count_flops_pair(net: Network, small: Network) -> tuple[int, int] | None:
 
 
 def _score_alternatives(
-    net: Network, config: PruneConfig, channel_groups: Sequence[Group], blocks: Sequence[Branch], samples: Samples, progress: Progress | None
-) -> dict[str, dict[str, np.ndarray]]:
-    """The scores of the other importances of COMPARED, if there are samples to hold out; without those that need gradients that an op lacks."""
+    net: Network, config: PruneConfig, kinds: Sequence[str], channel_groups: Sequence[Group], blocks: Sequence[Branch], samples: Samples,
+    progress: Progress | None,
+) -> dict[str, dict[str, np.ndarray]]:  # fmt: skip
+    """The scores of other importances, if there are samples to hold out; without those that need gradients that an op lacks."""
     scored: dict[str, dict[str, np.ndarray]] = {}
-    assert config.recovery is not None
-    if not can_hold_out(net, samples.data, config.recovery.seed):
+    if not kinds or config.recovery is None or not split_samples(net, samples.data, config.recovery.seed):
         return scored
-    for kind in COMPARED:
-        if kind != config.importance:
-            with suppress(PruneError):
-                scored[kind] = importance(channel_groups, kind, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
+    for kind in kinds:
+        with suppress(PruneError):
+            scored[kind] = importance(channel_groups, kind, config.seed, net=net, samples=samples, blocks=blocks, progress=progress)
     return scored
 
 
 @dataclass(frozen=True)
 class OtherChoices:
     """Selections to compare with: uniform cuts (None: there are none that narrow), those with reweighted importances, and those by other
-    importances."""
+    importances, whose errors must be smaller by a share `margin`."""
 
     uniform: Choice | None
     trials: tuple[Choice, ...] = ()
     alternatives: Mapping[str, Choice] = field(default_factory=dict)
+    margin: float = 0.0
 
 
 def _select_for_target(
@@ -432,8 +443,11 @@ def select_by_outputs(
     errors = measure_held_out_errors(net, channel_groups, [*ranked, *uniform], data, config.recovery, progress)
     if errors is None:
         return choice, report, config.importance
-    best = int(np.argmin(errors[: len(ranked)]))
-    by = {name_of(kinds[0]): errors[0], **dict(zip(others.alternatives, errors[1 + len(others.trials) :], strict=False))}
+    others_from = 1 + len(others.trials)
+    best = int(np.argmin([*errors[:others_from], *(e / (1 - others.margin) for e in errors[others_from : len(ranked)])]))
+    if uniform and errors[-1] < errors[best]:  # a margin protects the default from chance, not uniform cuts from a better selection
+        best = int(np.argmin(errors[: len(ranked)]))
+    by = {name_of(kinds[0]): errors[0], **dict(zip(others.alternatives, errors[others_from:], strict=False))}
     floor = Floor(
         errors[best], errors[-1] if uniform else None, errors[0] if others.trials else None, len(others.trials), by if len(by) > 1 else {}
     )
@@ -446,7 +460,9 @@ def select_by_outputs(
             if after / before > times[1] / times[0] * _CLOSE:
                 continue
             times = (before, after)
-        lost = replace(report, predicted=(c.before, c.after), summed=None, engine_ms=times, gap=None)
+        # a bound is known of selections in one step by importances as measured
+        gap = c.gap if config.steps == 1 and any(c is a for a in others.alternatives.values()) else None
+        lost = replace(report, predicted=(c.before, c.after), summed=None, engine_ms=times, gap=gap)
         kind = config.importance if c is others.uniform else kinds[best]
         return c, replace(lost, floor=floor if c is others.uniform or not floor.fails else None), kind
     return choice, report, config.importance

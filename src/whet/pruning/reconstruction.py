@@ -30,16 +30,21 @@ _DAMPING = 1e-3  # relative to the mean diagonal of a Gram matrix, as the ridge 
 _STEPS = 64  # removal steps of a group: larger groups lose several units per step
 _LEAST = 1e-6  # of the mean sensitivity of a layer's channels (ties between channels without influence are broken by their errors); of a variance
 _PRODUCTS = {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "DeformConv", "Attention", "LSTM", "GRU", "RNN"}
+LARGE, _DENSE = 1024, 0.75  # unknowns of a matrix from which removed ones are taken out, once less than this share is left
 MOST_UNKNOWNS = 4608  # unknowns of a layer above which only the energy of its inputs is used
 
 
 @dataclass
-class _Reader:
-    """A layer's quadratic: `w` [k, outputs] and the inverse `h` [k, k] of its damped Gram matrix; `rows` [units, block] are a unit's rows of `w`."""
+class Reader:
+    """A layer's quadratic: `w` [k, outputs] and the inverse `h` [k, k] of its damped Gram matrix; `rows` [units, block] are a unit's rows of `w`.
+
+    `present` are the units whose rows the matrices hold.
+    """
 
     w: np.ndarray
     h: np.ndarray
     rows: np.ndarray
+    present: np.ndarray
 
     def errors(self, units: np.ndarray) -> np.ndarray:
         """Increase of the relative error if one of `units` is removed: float64 [units]."""
@@ -61,6 +66,16 @@ class _Reader:
         self.h[at, at] = 1
         return float(np.sum(w * refit))
 
+    def shrink(self, left: np.ndarray) -> None:
+        """Takes the rows of all units except `left` out of large matrices: an update takes time for each entry, also for those that are zero."""
+        if len(self.h) < LARGE:
+            return
+        kept = np.ones(len(self.h), bool)
+        kept[self.rows[np.setdiff1d(self.present, left)]] = False
+        if kept.sum() < _DENSE * len(kept):
+            self.w, self.h = self.w[kept], self.h[np.ix_(kept, kept)]
+            self.rows, self.present = (np.cumsum(kept) - 1)[self.rows], left  # rows of removed units are not read again
+
 
 def compute_reconstruction_scores(
     net: Network,
@@ -79,7 +94,7 @@ def compute_reconstruction_scores(
     a constant matrix count the energy of a unit's values relative to their input. `weighted`: by the sensitivity of the outputs, or with `labels`
     of the cross-entropy. Raises PruneError for data without samples or with NaN, and with `weighted` for a network without gradients.
     """
-    scale = _Sensitivities(compute_output_sensitivities(net, data, labels, seed=seed)) if weighted else _Variances(net, data)
+    scale = _Sensitivities(compute_output_sensitivities(net, data, labels, seed=seed, progress=progress)) if weighted else _Variances(net, data)
     readers, energies = _measure(net, channel_groups, blocks, data, scale, seed, progress)
     scores = {}
     for g in channel_groups:
@@ -87,7 +102,7 @@ def compute_reconstruction_scores(
     return scores | {b.name: energies[b.name] for b in blocks}
 
 
-def _compute_marginal_errors(size: int, readers: list[_Reader], energy: np.ndarray) -> np.ndarray:
+def _compute_marginal_errors(size: int, readers: list[Reader], energy: np.ndarray) -> np.ndarray:
     """Marginal error of each unit, ascending in the order of removal."""
     left, order, rises = np.arange(size), [], []
     step = -(-size // _STEPS)
@@ -98,6 +113,8 @@ def _compute_marginal_errors(size: int, readers: list[_Reader], energy: np.ndarr
         order.append(gone)
         rises.append((rise / len(gone), len(gone)))
         left = np.setdiff1d(left, gone)
+        for r in readers:
+            r.shrink(left)
     scores = np.zeros(size)
     level = _fit_nondecreasing(rises)
     for n, (gone, value) in enumerate(zip(order, level, strict=True)):
@@ -121,6 +138,8 @@ def _fit_nondecreasing(rises: Sequence[tuple[float, int]]) -> list[float]:
 
 class _Variances:
     """Errors relative to the variance of a tensor: over all elements; of values that no later product reads, within channels."""
+
+    errors = "errors"
 
     def __init__(self, net: Network, data: Mapping[str, np.ndarray]):
         sweep, self.of, axes = Sweep(net, data), {}, find_output_channel_axes(net)
@@ -192,6 +211,8 @@ def compute_variance(x: np.ndarray, axis: int | None) -> float:
 class _Sensitivities:
     """Errors in units of the outputs' squared relative change."""
 
+    errors = "weighted errors"
+
     def __init__(self, of: Mapping[Tensor, np.ndarray]):
         self.of = of
 
@@ -224,7 +245,7 @@ class _Sensitivities:
 def _measure(
     net: Network, channel_groups: Sequence[Group], blocks: Sequence[Branch], data: Mapping[str, np.ndarray], scale: _Variances | _Sensitivities,
     seed: int, progress: Progress | None,
-) -> tuple[dict[str, list[_Reader]], dict[str, np.ndarray]]:  # fmt: skip
+) -> tuple[dict[str, list[Reader]], dict[str, np.ndarray]]:  # fmt: skip
     """Quadratics of the readers by group, and relative energies of other readers by group and of branches."""
     at: dict[Tensor, list[tuple[Group, int, np.ndarray]]] = {}
     for g in channel_groups:
@@ -235,7 +256,7 @@ def _measure(
         ends.setdefault(b.name, []).append(b)
     users = net.users()
     sweep, rng = Sweep(net, data), np.random.default_rng(seed)
-    quadratics: dict[str, list[_Reader]] = {}
+    quadratics: dict[str, list[Reader]] = {}
     energies: dict[str, np.ndarray] = {}
     for n, layer in enumerate(net.layers):
         passed_on = {g.name for t in layer.outputs for g, _, _ in at.get(t, ())}
@@ -253,14 +274,14 @@ def _measure(
                     if layer.op == "Conv":
                         k = int(np.prod(layer.needs(1).shape[2:]))
                         rows = (indices[:, :, None] * k + np.arange(k)).reshape(g.size, -1)
-                    quadratics.setdefault(g.name, []).append(_Reader(w.copy(), h.copy(), rows))
+                    quadratics.setdefault(g.name, []).append(Reader(w.copy(), h.copy(), rows, np.arange(g.size)))
                 else:
                     energies[g.name] = energies.get(g.name, 0) + scale.units(sweep.value(read), read, axis)[indices].sum(1)
         for b in ends.get(layer.name, ()):
             energies[b.name] = np.array([scale.energy(sweep.value(layer.needs(b.place)), layer.output)])
         sweep.step()
         if progress is not None:
-            progress(n + 1, len(net.layers), f"errors of {layer.name}")
+            progress(n + 1, len(net.layers), f"{scale.errors} of {layer.name}")
     return quadratics, energies
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet.errors import PruneError, UnsupportedError
-from whet.network import Layer, Network, Tensor
+from whet.network import Layer, Network, Tensor, substitute
 from whet.ops import bind_layer, bind_symbols, run_network
 from whet.pruning._data import check_data
 from whet.pruning._least_squares import gather_conv_outputs, gather_conv_rows
@@ -25,6 +25,7 @@ from whet.pruning.coupling import Group
 from whet.pruning.depth import Branch
 
 Progress = Callable[[int, int, str], None]
+MOST_PASS_BYTES = 1 << 28  # of the values that a forward pass with several samples keeps for the backward pass
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,11 @@ def compute_gates(
     """
     check_data(data, labels)
     edges = _collect_edges(net, channel_groups, blocks)
-    count = len(next(iter(data.values())))
-    fixed = [t.shape[0] for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)]
-    size = min(batch, count) if not fixed else int(fixed[0])
+    count, size = len(next(iter(data.values()))), get_run_size(net, data, batch)
     rng = np.random.default_rng(seed)
     z: dict[str, list[np.ndarray]] = {}
     energy: dict[str, list[np.ndarray]] = {}
-    for start in range(0, count - size + 1 if fixed else count, size):
+    for start in list_starts(net, count, size):
         chunk = {k: v[start : start + size] for k, v in data.items()}
         zs, squares = run_batch(net, edges, chunk, None if labels is None else labels[start : start + size], rng, backwards)
         for name, v in zs.items():
@@ -89,13 +88,11 @@ def compute_mean_absolute_gradients(
     Without a result for layers of stacked matrices, with transposed inputs, or whose input does not have the samples outermost. Raises as `gates`.
     """
     check_data(data, labels)
-    count = len(next(iter(data.values())))
-    fixed = [t.shape[0] for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)]
-    size = min(batch, count) if not fixed else int(fixed[0])
+    count, size = len(next(iter(data.values()))), get_run_size(net, data, batch)
     rng = np.random.default_rng(seed)
     total: dict[str, np.ndarray] = {}
     done = 0
-    for start in range(0, count - size + 1 if fixed else count, size):
+    for start in list_starts(net, count, size):
         chunk = {k: v[start : start + size] for k, v in data.items()}
         samples = len(next(iter(chunk.values())))
         run = _forward(net, chunk)
@@ -128,21 +125,20 @@ def _compute_weight_gradients(layer: Layer, inputs: list, cotangent: np.ndarray,
 
 
 def compute_output_sensitivities(
-    net: Network, data: Mapping[str, np.ndarray], labels: np.ndarray | None = None, *, samples: int = 32, batch: int = 8, seed: int = 0
-) -> dict[Tensor, np.ndarray]:
+    net: Network, data: Mapping[str, np.ndarray], labels: np.ndarray | None = None, *, samples: int = 32, batch: int = 8, seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[Tensor, np.ndarray]:  # fmt: skip
     """By computed tensor with samples along axis 0: the mean over samples of its squared cotangent, float32 in the shape of one sample.
 
     Times the mean square of a small independent error of the element, it is the squared relative change of the outputs (without labels). At
     most `samples` samples are used. Raises as `gates`.
     """
     check_data(data, labels)
-    count = len(next(iter(data.values())))
-    fixed = [t.shape[0] for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)]
-    size = int(fixed[0]) if fixed else min(batch, count)
+    count, size = len(next(iter(data.values()))), get_run_size(net, data, batch)
     starts = np.linspace(0, count - size, min(max(samples // size, 1), count // size)).astype(int)
     total: dict[Tensor, np.ndarray] = {}
     rng = np.random.default_rng(seed)
-    for start in starts:
+    for n, start in enumerate(starts):
         run = _forward(net, {k: v[start : start + size] for k, v in data.items()})
 
         def visit(layer: Layer, inputs: list, cotangents: list[np.ndarray]) -> None:
@@ -151,7 +147,31 @@ def compute_output_sensitivities(
                     total[t] = total.get(t, 0) + np.einsum("n...,n...->...", c, c)
 
         run.backward(compute_seeds(net, run.outputs, None if labels is None else labels[start : start + size], rng), visit)
+        if progress is not None:
+            progress(n + 1, len(starts), "sensitivity of the outputs")
     return {t: np.asarray(v, np.float32) / (size * len(starts)) for t, v in total.items()}
+
+
+def get_run_size(net: Network, data: Mapping[str, np.ndarray], batch: int) -> int:
+    """Samples of one pass: the network's fixed batch, or at most `batch`, fewer where the values would take more than MOST_PASS_BYTES."""
+    count, fixed = len(next(iter(data.values()))), _get_fixed_batch(net)
+    if fixed is not None:
+        return fixed
+    size = min(batch, count)
+    env = bind_symbols([(t.name, t.type) for t in net.inputs], {k: np.shape(v[:size]) for k, v in data.items()})
+    sizes = (substitute(t.type.nbytes, env) for layer in net.layers for t in layer.outputs)
+    total = sum(n for n in sizes if isinstance(n, int))  # sizes that depend on data are unknown
+    return max(1, min(size, MOST_PASS_BYTES * size // max(total, 1)))
+
+
+def list_starts(net: Network, count: int, size: int) -> range:
+    """The first samples of the passes; a network with a fixed batch leaves out an incomplete one."""
+    return range(0, count - size + 1 if _get_fixed_batch(net) is not None else count, size)
+
+
+def _get_fixed_batch(net: Network) -> int | None:
+    """The size of axis 0 of the first input that has a number there."""
+    return next((int(t.shape[0]) for t in net.inputs if t.type.rank and isinstance(t.shape[0], int)), None)
 
 
 _Edge = tuple[str, int, np.ndarray]  # group or branch; axis, -1 for a whole branch; indices [units, elements per unit]

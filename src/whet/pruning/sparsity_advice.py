@@ -341,7 +341,7 @@ def _make_advice(x: _Timed, nodes: set[str], removed: Mapping[str, float], rates
     w, axis = found
     is_conv = "Conv" in (x.layer.op, x.layer.composite)
     node = next((s for s in (x.layer.name, *x.layer.sources) if s in nodes), x.layer.name)
-    outputs = 0 if is_conv else w.type.rank - 1 if axis == w.type.rank - 2 else axis - 1
+    outputs = 0 if is_conv or axis != w.type.rank - 2 else w.type.rank - 1
     return LayerAdvice(
         x.layer.name,
         node,

@@ -51,6 +51,8 @@ class Target:
             return Target(kind, ratio=ratio)
         if kind == "channels":
             raise PruneError(f"--channels={text}: give the share of channels to keep, as 0.6x or 60%")
+        if kind not in TIMED and number < 1:
+            raise PruneError(f"--{kind}={text} is less than one of the {kind}: for a share of the original write --{kind}={text.strip()}x")
         return Target(kind, value=number * _MS.get(unit, 1.0))
 
     def of(self, before: float, batch: int = 1) -> float:

@@ -455,7 +455,7 @@ class Context:
                 raise ShapeError(
                     f"input '{name}', axis {axis}: {have}, but profile {number} takes {given[0][axis]} to {given[2][axis]} "
                     f"(min {_format_shape(given[0])}, opt {_format_shape(given[1])}, max {_format_shape(given[2])})."
-                    f"{self._suggest_profile(name, shape)}"
+                    f"{self._suggest_profile(name, shape, too_small=have < given[0][axis])}"
                 )
 
     def _ranges(self) -> str:
@@ -463,11 +463,12 @@ class Context:
         ranges = (", ".join(f"{n} {_format_shape(s[0])} to {_format_shape(s[2])}" for n, s in p.shapes.items()) for p in self.engine.plan.profiles)
         return f"Profiles: {'; '.join(f'{k}: {text}' for k, text in enumerate(ranges))}. Build the engine with another --profile to run it."
 
-    def _suggest_profile(self, name: str, shape: tuple[int, ...]) -> str:
+    def _suggest_profile(self, name: str, shape: tuple[int, ...], *, too_small: bool) -> str:
         for k, p in enumerate(self.engine.plan.profiles):
             if name in p.shapes and all(lo <= d <= hi for lo, d, hi in zip(p.shapes[name][0], shape, p.shapes[name][2], strict=True)):
                 return f" Profile {k} takes it: engine.create_context(profile={k})."
-        return " Build the engine with larger --maxShapes (or another --profile) to run it."
+        range_ = "smaller --minShapes" if too_small else "larger --maxShapes"
+        return f" Build the engine with {range_} (or another --profile) to run it."
 
 
 class _Exclusive:

@@ -125,8 +125,11 @@ class Engine:
     bound buffers, streams and layer times. `inputs`, `outputs` and `profiles` describe it, `plan` has the data, `warnings` those of loading.
     """
 
-    def __init__(self, plan: EnginePlan, backend: Backend, *, require_same_hardware: bool = False, where: str = "the engine", file_digest: str = ""):
-        """`file_digest` is that of the engine file, if the plan is as the file has it."""
+    def __init__(
+        self, plan: EnginePlan, backend: Backend, *, require_same_hardware: bool = False, where: str = "the engine", file_digest: str = "",
+        store: WeightStore | None = None,
+    ):  # fmt: skip
+        """`file_digest` is that of the engine file, if the plan is as the file has it. Engines of the same backend may share a `store` of weights."""
         self.plan, self.backend = plan, backend
         self.warnings: list[str] = []
         self._where = where
@@ -135,7 +138,7 @@ class Engine:
         libraries = {k: v for p in plan.by_profile() for k, v in list_library_versions(p.choices, backend).items()}
         differences = list_machine_differences(plan, backend, libraries)
         probed = all(p.probe for p in plan.by_profile())  # packed weights cannot be compared with the source weights: the probe tests them
-        self._store = WeightStore(backend, plan.packed if probed and not differences else {})
+        self._store = store or WeightStore(backend, plan.packed if probed and not differences else {})
         record = find_record(plan, file_digest, backend, libraries) if probed and (plan.packed or differences) else None
         is_verified = is_recorded(record)
         self._configs = None if is_verified else ConfigCheck()  # a record is written only if all stored configs were admitted

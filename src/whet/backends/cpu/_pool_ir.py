@@ -180,16 +180,39 @@ define internal void @restore_most() {
   ret void
 }
 
+; An iteration of a loop that waits: true in every `period`-th one (a power of two), from 0 on, in which the loop does more than look.
+define internal i1 @spin(i64 %i, i64 %period) {
+  $pause
+  %mask = sub i64 %period, 1
+  %within = and i64 %i, %mask
+  %due = icmp eq i64 %within, 0
+  ret i1 %due
+}
+
+; True if a value of CLAIM has a part that no thread took.
+define internal i1 @has_part(i64 %v) {
+  %next = and i64 %v, 65535
+  %parts.s = lshr i64 %v, 16
+  %parts = and i64 %parts.s, 65535
+  %left = icmp ult i64 %next, %parts
+  ret i1 %left
+}
+
+; The record of thread `k`.
+define internal i64* @record_of(i64 %k) {
+  %offset = mul i64 %k, $RECORD
+  %at = add i64 %offset, $RECORDS
+  %r = call i64* @word(i64 %at)
+  ret i64* %r
+}
+
 ; The next part of the current region, or -1.
 define internal i64 @claim() {
   %p = call i64* @word(i64 $claim)
   br label %look
 look:
   %v = load atomic i64, i64* %p seq_cst, align 8
-  %next = and i64 %v, 65535
-  %parts.s = lshr i64 %v, 16
-  %parts = and i64 %parts.s, 65535
-  %left = icmp ult i64 %next, %parts
+  %left = call i1 @has_part(i64 %v)
   br i1 %left, label %take, label %none
 take:
   %v1 = add i64 %v, 1
@@ -197,6 +220,7 @@ take:
   %taken = extractvalue { i64, i1 } %pair, 1
   br i1 %taken, label %own, label %look
 own:
+  %next = and i64 %v, 65535
   ret i64 %next
 none:
   ret i64 -1
@@ -402,10 +426,8 @@ look:
   %all = icmp eq i64 %done, %parts
   br i1 %all, label %end, label %spin
 spin:
-  $pause
   %i1 = add i64 %i, 1
-  %some = and i64 %i, 31
-  %check = icmp eq i64 %some, 0
+  %check = call i1 @spin(i64 %i, i64 32)
   br i1 %check, label %slow, label %again
 again:
   br label %look
@@ -445,9 +467,7 @@ look:
   %left = icmp ule i64 %k, %workers
   br i1 %left, label %ask, label %none
 ask:
-  %offset = mul i64 %k, $RECORD
-  %at = add i64 %offset, $RECORDS
-  %r = call i64* @word(i64 %at)
+  %r = call i64* @record_of(i64 %k)
   %team = call i64 @field(i64* %r, i64 $TEAM)
   %its = call i64 @field(i64* %r, i64 $CPU)
   %running = icmp ne i64 %team, 0
@@ -497,10 +517,8 @@ look:
   %passed = icmp ne i64 %now, %generation
   br i1 %passed, label %end, label %wait
 wait:
-  $pause
   %i1 = add i64 %i, 1
-  %some = and i64 %i, 1023
-  %long = icmp eq i64 %some, 0
+  %long = call i1 @spin(i64 %i, i64 1024)
   br i1 %long, label %give, label %spin
 spin:
   br label %look
@@ -648,9 +666,7 @@ look:
   %left = icmp ult i64 %k, %index
   br i1 %left, label %ask, label %alone
 ask:
-  %offset = mul i64 %k, $RECORD
-  %at = add i64 %offset, $RECORDS
-  %other = call i64* @word(i64 %at)
+  %other = call i64* @record_of(i64 %k)
   %its = call i64 @field(i64* %other, i64 $CPU)
   %same = icmp eq i64 %its, %cpu
   %k1 = add i64 %k, 1
@@ -678,9 +694,7 @@ clear:
   %m.left = icmp ult i64 %m, %index
   br i1 %m.left, label %clear.one, label %count
 clear.one:
-  %m.offset = mul i64 %m, $RECORD
-  %m.at = add i64 %m.offset, $RECORDS
-  %m.other = call i64* @word(i64 %m.at)
+  %m.other = call i64* @record_of(i64 %m)
   %m.its = call i64 @field(i64* %m.other, i64 $CPU)
   call void @clear_bit(i64* %mask, i64 %m.its)
   %m1 = add i64 %m, 1
@@ -742,7 +756,7 @@ begin:
   %limit = add i64 %start, %spin
   br label %look
 look:
-  %i = phi i64 [1, %begin], [%i1, %again]
+  %i = phi i64 [0, %begin], [%i1, %again]
   %part = call i64 @claim()
   %none = icmp slt i64 %part, 0
   br i1 %none, label %wait, label %run
@@ -750,10 +764,8 @@ run:
   call void @run_part(i64* %r, i64 %part)
   br label %begin
 wait:
-  $pause
   %i1 = add i64 %i, 1
-  %some = and i64 %i, 31
-  %check = icmp eq i64 %some, 1
+  %check = call i1 @spin(i64 %i, i64 32)
   br i1 %check, label %slow, label %again
 again:
   br label %look
@@ -774,10 +786,7 @@ sleep:
   %seen = call i64 @get(i64 $wake)
   %before = call i64 @add(i64 $sleeping, i64 1)
   %v = call i64 @get(i64 $claim)
-  %next = and i64 %v, 65535
-  %parts.s = lshr i64 %v, 16
-  %parts = and i64 %parts.s, 65535
-  %left = icmp ult i64 %next, %parts
+  %left = call i1 @has_part(i64 %v)
   %stop2 = call i64 @get(i64 $stop)
   %ends2 = icmp ne i64 %stop2, 0
   %stay = or i1 %left, %ends2

@@ -8,7 +8,7 @@ from whet.backends._base import Call
 from whet.backends.cpu.machine_code import load_function
 from whet.errors import BackendError
 
-_IR = """
+HANDLER_IR = """
 define i32 @whet_take_fault(i64 %address, i64 %unused1, i32 %unused2, i64 %unused3) {
 start:
   %word = inttoptr i64 %address to i64*
@@ -28,7 +28,7 @@ class FaultCall(Call):
     def __init__(self, failure: str, implementation: str) -> None:
         self.failure, self.implementation = failure, implementation
         self._word = np.zeros(1, np.int64)
-        self.native = (load_function(_IR, "whet_take_fault"), self.address, 0, 0, 0)
+        self.native = (load_function(HANDLER_IR, "whet_take_fault"), self.address, 0, 0, 0)
 
     @property
     def address(self) -> int:

@@ -47,7 +47,7 @@ def load_function(ir: str | Generated, name: str) -> int:
     Requires `why_no_compiler()` to be None.
     """
     with _in_llvm:
-        return _load(ir)(name)
+        return load_object(ir)(name)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Generated:
 
 
 @cache
-def _load(ir: str | Generated) -> Callable[[str], int]:
+def load_object(ir: str | Generated) -> Callable[[str], int]:
     """The module's code in memory, as the addresses of its functions by name."""
     folder = _find_folder()
     if folder is None:

@@ -13,10 +13,10 @@ import sys
 from dataclasses import dataclass
 
 _X86_64, _ABSOLUTE = 62, 1  # e_machine; R_X86_64_64
-_SYMBOLS, _RELOCATIONS, _NO_BITS = 2, 4, 8  # sh_type
-_WRITE, _ALLOCATED, _THREAD_LOCAL = 1, 2, 0x400  # sh_flags
+SYMBOLS, RELOCATIONS, NO_BITS = 2, 4, 8  # sh_type
+_WRITE, ALLOCATED, _THREAD_LOCAL = 1, 2, 0x400  # sh_flags
 _UNDEFINED, _RESERVED = 0, 0xFF00  # sections of symbols
-_UNWIND = ".eh_frame"  # kernels raise no exceptions
+UNWIND = ".eh_frame"  # kernels raise no exceptions
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ def load_object(code: bytes) -> dict[str, int]:
 def _load(code: bytes) -> dict[str, int]:
     if not can_load() or code[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", code, 18)[0] != _X86_64:
         raise UnsupportedObject("not an object for this machine")
-    sections = _list_sections(code)
-    symbols = next((_list_symbols(code, sections, s) for s in sections if s.kind == _SYMBOLS), [])
-    loaded = {k: s for k, s in enumerate(sections) if s.flags & _ALLOCATED and s.name != _UNWIND and s.size}
+    sections = list_sections(code)
+    symbols = next((list_symbols(code, sections, s) for s in sections if s.kind == SYMBOLS), [])
+    loaded = {k: s for k, s in enumerate(sections) if s.flags & ALLOCATED and s.name != UNWIND and s.size}
     if any(s.flags & _THREAD_LOCAL for s in loaded.values()):
         raise UnsupportedObject("thread-local data")
-    fixed, fixed_bytes = _place({k: s for k, s in loaded.items() if not s.flags & _WRITE})
-    written, written_bytes = _place({k: s for k, s in loaded.items() if s.flags & _WRITE})
+    fixed, fixed_bytes = place_sections({k: s for k, s in loaded.items() if not s.flags & _WRITE})
+    written, written_bytes = place_sections({k: s for k, s in loaded.items() if s.flags & _WRITE})
     libc = C.CDLL(None, use_errno=True)
     libc.mmap.argtypes, libc.mmap.restype = [C.c_void_p, C.c_size_t, C.c_int, C.c_int, C.c_int, C.c_long], C.c_void_p
     libc.mprotect.argtypes = [C.c_void_p, C.c_size_t, C.c_int]
@@ -75,17 +75,17 @@ def _load(code: bytes) -> dict[str, int]:
         raise MemoryError("no memory for a kernel's code")
     at = {k: base + offset for k, offset in fixed.items()} | {k: base + fixed_bytes + offset for k, offset in written.items()}
     for k, s in loaded.items():
-        if s.kind != _NO_BITS:
+        if s.kind != NO_BITS:
             C.memmove(at[k], code[s.offset : s.offset + s.size], s.size)
     for s in sections:
-        if s.kind == _RELOCATIONS and s.info in at:
+        if s.kind == RELOCATIONS and s.info in at:
             _relocate(code, s, at, symbols, C.CDLL(None))
     if libc.mprotect(base, fixed_bytes, mmap.PROT_READ | mmap.PROT_EXEC):
         raise UnsupportedObject("the system does not let memory become code")
     return {s.name: at[s.section] + s.value for s in symbols if s.name and s.section in at}
 
 
-def _list_sections(code: bytes) -> list[_Section]:
+def list_sections(code: bytes) -> list[_Section]:
     (start,) = struct.unpack_from("<Q", code, 0x28)
     count, names = struct.unpack_from("<HH", code, 0x3C)
     rows = [struct.unpack_from("<IIQQQQIIQQ", code, start + 64 * k) for k in range(count)]
@@ -95,7 +95,7 @@ def _list_sections(code: bytes) -> list[_Section]:
     ]  # fmt: skip
 
 
-def _list_symbols(code: bytes, sections: list[_Section], table: _Section) -> list[_Symbol]:
+def list_symbols(code: bytes, sections: list[_Section], table: _Section) -> list[_Symbol]:
     strings = sections[table.link].offset
     rows = (struct.unpack_from("<IBBHQQ", code, table.offset + 24 * k) for k in range(table.size // 24))
     return [_Symbol(_read_name(code, strings + r[0]), r[3], r[4]) for r in rows]
@@ -105,7 +105,7 @@ def _read_name(code: bytes, at: int) -> str:
     return code[at : code.index(b"\0", at)].decode()
 
 
-def _place(sections: dict[int, _Section]) -> tuple[dict[int, int], int]:
+def place_sections(sections: dict[int, _Section]) -> tuple[dict[int, int], int]:
     """The offset of each section, and the bytes of all of them in whole pages."""
     offsets, end = {}, 0
     for k, s in sections.items():

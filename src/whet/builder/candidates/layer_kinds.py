@@ -29,12 +29,13 @@ class LayerKinds:
 
     def __init__(
         self, net: Network, env: Mapping[str, Dim], tactics: list[Tactic], backend: Backend, permissions: Permissions, config: BuildConfig,
-        log: ProgressLog, on_listed: Callable[[Candidates], None],
+        log: ProgressLog, on_listed: Callable[[Candidates], None], listed: dict[str, Candidates] | None = None,
     ):  # fmt: skip
+        """`listed` are the candidates of kinds that other networks with the same machine, tactics and config have; new kinds are added to it."""
         self.net, self.env, self.tactics, self.backend, self.permissions = net, env, tactics, backend, permissions
         self.config, self.log, self._on_listed = config, log, on_listed
         self.layers: dict[str, Layer] = {}
-        self.kinds: dict[str, Candidates] = {}
+        self.kinds: dict[str, Candidates] = {} if listed is None else listed
         self.kind_of: dict[str, str] = {}
         self.unfused: list[tuple[str, str]] = []
         self.exempt: dict[str, str] = {}  # layer name -> why a precision that a wildcard demands of it is not obeyed

@@ -54,13 +54,19 @@ class Judge:
 
     def __init__(
         self, prepared: Network, precision: str, ranges: Ranges | None, samples: Sequence[Feeds], budget: Budget, config: BuildConfig,
-        progress: Progress | None = None, run_of: RunOf | None = None,
+        progress: Progress | None = None, run_of: RunOf | None = None, known: Judge | None = None,
     ):  # fmt: skip
-        """`run_of` makes the runs of derived networks (default: in segments)."""
+        """`run_of` makes the runs of derived networks (default: in segments). `known` is a judge of the same network and samples for another
+        precision: the exact outputs, and the segments that are not rounded, are computed once."""
         self.budget, self.log = budget, progress or Silent()
-        prepared = match_batch(prepared, samples)
-        run_of = run_of or SegmentedRuns(prepared, samples)
-        self.analysis = Analysis(prepared, precision, samples, run_of, ranges, get_cache_file(prepared, precision, config), count_workers())
+        exact: Analysis | None = None if known is None else known.analysis
+        if exact is not None:
+            prepared, samples, run_of = exact.net, exact.samples, exact.run_of
+        else:
+            prepared = match_batch(prepared, samples)
+            run_of = run_of or SegmentedRuns(prepared, samples)
+        cache = get_cache_file(prepared, precision, config)
+        self.analysis: Analysis = Analysis(prepared, precision, samples, run_of, ranges, cache, count_workers(), exact)
         self.judged = 0
 
     @property

@@ -41,15 +41,17 @@ def build_floats_within(
     *,
     progress: Progress | None = None,
     inputs: Mapping[str, np.ndarray] | None = None,
+    known: Judge | None = None,
 ) -> tuple[EnginePlan, Verdict | None]:
-    """An engine of `net` in floating point within `budget`; `prepared` (batch norms folded) is the network that accuracy is judged on.
+    """An engine of `net` in floating point within `budget`; `prepared` (batch norms folded) is the network that accuracy is judged on. `known` as in
+    Judge: a judge of `prepared` and `samples`.
 
     First as permitted; if that misses the budget, with the most sensitive layers in FP32; if that misses it too, in FP32 throughout.
     The result is in the plan's report under "accuracy". Raises the errors of `build` and Budget.judge.
     """
     if config.lock:
         return build_locked(config, lambda locked: build(net, locked, progress=progress, inputs=inputs)), None
-    plan, verdict = _build_within_budget(net, prepared, without_sample_mode(config), budget, samples, progress, inputs)
+    plan, verdict = _build_within_budget(net, prepared, without_sample_mode(config), budget, samples, progress, inputs, known)
     log = ProgressLog(progress)
     plan = apply_sample_mode(plan, net, config, lambda c: build(net, c, progress=log), log, inputs)
     return record_request(plan, config), verdict
@@ -63,13 +65,14 @@ def _build_within_budget(
     samples: Sequence[Feeds],
     progress: Progress | None,
     inputs: Mapping[str, np.ndarray] | None,
+    known: Judge | None,
 ) -> tuple[EnginePlan, Verdict | None]:
     plan = build(net, config, progress=progress, inputs=inputs)
     small = find_small_type(plan)
     if small is None:
         plan.report.accuracy = make_accuracy_record(budget, Fit(), "nothing is rounded: the engine is FP32", None)
         return plan, None
-    judge = Judge(prepared, small, None, samples, budget, config, progress)
+    judge = Judge(prepared, small, None, samples, budget, config, progress, known=known)
     verdict, on = _judge(judge, plan, judge.names, config)
     fit = Fit(verdict=verdict)
     if not verdict.holds:

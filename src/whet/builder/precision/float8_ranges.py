@@ -7,7 +7,8 @@ residual additions stay in 16 bits (all products remain in FP8); below LEAST_DB 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from whet.builder.precision.accuracy_budget import Judge
 from whet.builder.precision.calibration import Calibration, get_calibrated_ranges
 from whet.builder.precision.comparison import list_identifying_names
 from whet.builder.progress import Progress
-from whet.builder.verify.engine_values import EngineRun
+from whet.builder.verify.engine_values import EngineRun, SharedParts
 from whet.network import Network
 from whet.precision import Analysis, Ranges, find_quantization_sites, quantize, select_samples
 from whet.precision.budget import Budget
@@ -72,7 +73,7 @@ def calibrate_float8_ranges(
         return plain_ranges
     careful = correct_biases(prepared, careful, list_other_samples(), EngineRun, left)
     names = [x.name for x in find_quantization_sites(prepared, left).layers]
-    near, far = (Analysis(prepared, "fp8", judges, EngineRun, r, workers=count_workers()).snr(names) for r in (plain_ranges, careful))
+    near, far = _compare_ranges(prepared, judges, names, plain_ranges, lambda _: careful)
     kept = far >= near + _LEAST_GAIN_DB
     said = "kept" if kept else "not kept"
     heard.append(f"FP8 weights rounded against their layers' errors: {near:.1f} dB to {far:.1f} at the outputs, on other samples; {said}.")
@@ -87,15 +88,25 @@ def _with_sums(prepared: Network, ranges: Ranges, calibration: Calibration, left
     judges = select_samples(calibration.samples(), _JUDGES) if names and sums else []
     if not judges:
         return ranges
-    near = Analysis(prepared, "fp8", judges, EngineRun, ranges, workers=count_workers()).snr(names)
-    if near >= enough_db:
-        return ranges
     wide = dataclasses.replace(ranges, float_sums=sums)
-    far = Analysis(prepared, "fp8", judges, EngineRun, wide, workers=count_workers()).snr(names)
+    near, far = _compare_ranges(prepared, judges, names, ranges, lambda near: wide if near < enough_db else None)
     if far < near + _LEAST_GAIN_DB:
         return ranges
     heard.append(f"FP8: the sums of skip connections stay in 16 bits, which brings {near:.1f} dB to {far:.1f} at the outputs; products are in FP8.")
     return wide
+
+
+def _compare_ranges(
+    prepared: Network, judges: Sequence[Mapping[str, np.ndarray]], names: Sequence[str], ranges: Ranges, find_others: Callable[[float], Ranges | None]
+) -> tuple[float, float]:
+    """The SNR of the outputs in dB with the ranges, and with those that `find_others` returns for it; -inf for None."""
+    run_of = partial(EngineRun, shared=SharedParts())
+    first = Analysis(prepared, "fp8", judges, run_of, ranges, workers=count_workers())
+    near = first.snr(names)
+    others = find_others(near)
+    if others is None:
+        return near, -np.inf
+    return near, Analysis(prepared, "fp8", judges, run_of, others, workers=count_workers(), known=first).snr(names)
 
 
 def find_sensitive_layers(

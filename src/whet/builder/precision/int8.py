@@ -233,7 +233,7 @@ class Int8(Strategy):
                 return PrecisionEngine(what, plan)
             budget, samples = search.judge.budget, search.judge.analysis.samples
             plan, verdict = build_floats_within(
-                search.net, search.prepared, config, budget, samples, progress=search.progress, inputs=search.inputs
+                search.net, search.prepared, config, budget, samples, progress=search.progress, inputs=search.inputs, known=search.judge
             )  # fmt: skip
         return PrecisionEngine(what, plan, verdict=verdict, judged_on="engine")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from whet.backends import Backend
 from whet.builder.batching.profiles import OPT, bind_profile_symbols, bound_layers
-from whet.builder.candidates.enumerate import make_no_tactic_error
+from whet.builder.candidates.enumerate import Candidates, make_no_tactic_error
 from whet.builder.candidates.layer_kinds import LayerKinds
 from whet.builder.candidates.other_shapes import OtherShapes
 from whet.builder.candidates.reformats import Reformats
@@ -34,7 +34,7 @@ class Search:
     """A context manager: it holds the timing cache open. `listing` has the candidates, `timing` the timers, `bans` the banned options.
 
     Layers of equal text (timing_key.format_layer) share their candidates and times. Times hold for the first profile's opt shapes.
-    `incumbent_ms` is the time of an engine that the selected one competes with.
+    `incumbent_ms` is the time of an engine that the selected one competes with; `listed` are candidates of earlier builds, by kind of layer.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Search:
         config: BuildConfig,
         log: ProgressLog,
         incumbent_ms: float | None = None,
+        listed: dict[str, Candidates] | None = None,
     ):
         self.incumbent_ms = incumbent_ms
         self.net, self.backend, self.tactics, self.permissions, self.config, self.log = net, backend, tactics, permissions, config, log
@@ -55,7 +56,7 @@ class Search:
         self.other_shapes = OtherShapes(net, profiles, self.env, tactics, backend)
         self.bans = Bans()
         self.timing = LayerTiming(backend, config, self._count_bytes(), log)
-        self.listing = LayerKinds(net, self.env, tactics, backend, permissions, config, log, self.timing.start_compiling)
+        self.listing = LayerKinds(net, self.env, tactics, backend, permissions, config, log, self.timing.start_compiling, listed)
         self.layers, self.kinds, self.kind_of = self.listing.layers, self.listing.kinds, self.listing.kind_of
         self.cache, self.timer = self.timing.cache, self.timing.timer
         self.unfused_times: dict[str, UnfusedTime] = {}  # by kind of fused layer

@@ -7,16 +7,28 @@ from functools import cache
 
 import numpy as np
 
+from whet.backends import get_backend
 from whet.builder.build import build
+from whet.builder.candidates.enumerate import Candidates
 from whet.builder.config import BuildConfig
 from whet.engine.plan import EnginePlan
 from whet.forks import make_lock
 from whet.network import Network
-from whet.runtime import Context, Engine, Runtime
+from whet.runtime import Context, Engine
+from whet.runtime.memory import WeightStore
 from whet.tactics import list_tactics
 from whet.tactics.cpu.onednn._api.library import load_error
 
 _building = make_lock()  # builds of several threads would only wait for each other
+
+
+class SharedParts:
+    """What the engines of similar networks have in common: the candidates of each kind of layer, and weights in the layouts that kernels read."""
+
+    def __init__(self) -> None:
+        self.backend = get_backend("cpu", threads=1)
+        self.listed: dict[str, Candidates] = {}
+        self.store = WeightStore(self.backend)
 
 
 class EngineRun:
@@ -27,8 +39,9 @@ class EngineRun:
     the same time; inputs that the network does not have are ignored.
     """
 
-    def __init__(self, net: Network, names: Iterable[str]):
-        self.net, self.names = net, list(names)
+    def __init__(self, net: Network, names: Iterable[str], shared: SharedParts | None = None):
+        """`shared` saves work if networks with mostly the same layers are run."""
+        self.net, self.names, self.shared = net, list(names), shared or SharedParts()
         self._engines: dict[tuple, Engine] = {}
         self._idle: dict[tuple, list[Context]] = {}
         self._guard = make_lock()
@@ -64,7 +77,7 @@ class EngineRun:
             threads=1, optimization_level=0, passes=("none", "+dequantize_weights"), verify=False, timing_cache="", whole_engines=0,
             profiles=((shapes, shapes, shapes),) if dynamic else (), tactic_sources=list_tactic_sources(),
         )  # fmt: skip
-        return Runtime(backend="cpu", threads=1).load(build(watched, config))
+        return Engine(build(watched, config, listed=self.shared.listed), self.shared.backend, store=self.shared.store)
 
 
 @cache

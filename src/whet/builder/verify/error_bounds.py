@@ -25,6 +25,7 @@ _SUMS = ("ReduceMean", "ReduceSum")
 _CANCELLED = 1 / 32
 FACTOR = 4.0  # times the emulation's error
 _UNIT = {F16.name: 2.0**-11, BF16.name: 2.0**-8}  # relative error of one rounding
+_SMALLEST_NORMAL = {F16.name: 2.0**-14}  # smaller values have the same spacing, so their roundings are relative to this one
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def compare_layer(
         want = compute_reference_outputs(layer, choice, ins, images, axes)
         floors = largest or [0.0] * len(outs)
         for t, (_, dtype), got, ref, least in zip(layer.outputs, choice.outputs, outs, want, floors, strict=True):
+            least = max(least, _SMALLEST_NORMAL.get(dtype, 0.0))
             error, why = compare_output(got, ref, t.dtype, choice.rtol, least)
             bound = 0.0 if not t.dtype.is_float else compute_layer_bound(layer, choice, dtype)
             if error > bound and not why and layer.op in _SUMS:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 
 import numpy as np
 
-from whet.builder.verify.engine_values import EngineRun
+from whet.builder.verify.engine_values import EngineRun, SharedParts
 from whet.forks import make_lock
 from whet.network import F32, Layer, Network, Tensor
 
@@ -36,7 +37,7 @@ class SegmentedRuns:
 
     For other networks, for single tensors, and for networks without cuts it makes an EngineRun, which gives the same values up to rounding in
     the order of additions. Values between segments are cached for `samples` only, which must not change, in at most `cache_bytes`.
-    `engine_of` makes the engine of a segment.
+    `engine_of` makes the engine of a segment (default: an EngineRun; all of them share their parts).
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class SegmentedRuns:
         net: Network,
         samples: Iterable[Values] = (),
         cache_bytes: int = CACHE_BYTES,
-        engine_of: Callable[[Network, Sequence[str]], EngineRun] = EngineRun,
+        engine_of: Callable[[Network, Sequence[str]], EngineRun] | None = None,
     ):
-        self.cache_bytes, self._engine_of = cache_bytes, engine_of
+        self.cache_bytes, self._engine_of = cache_bytes, engine_of if engine_of is not None else partial(EngineRun, shared=SharedParts())
         self.outputs = [t.name for t in net.outputs]
         self.cuts = find_cuts(net)
         self.own = make_segments(net, self.cuts, self.outputs) or []

@@ -12,8 +12,8 @@ import numpy as np
 
 from whet.builder.batching.batch_items import BatchAxes
 from whet.engine.plan import EnginePlan
-from whet.network import Layer, Tensor
-from whet.ops import BatchAxis
+from whet.network import Layer, Network, Tensor, evaluate
+from whet.ops import BatchAxis, bind_symbols, list_fused_layers
 from whet.runtime import BoundEngine
 from whet.runtime.memory import read_bytes, write_bytes
 
@@ -34,6 +34,15 @@ def list_other_shapes(plan: EnginePlan, verified: Mapping[str, tuple[int, ...]])
 def differ_in_batch(a: Mapping[str, tuple[int, ...]], b: Mapping[str, tuple[int, ...]]) -> bool:
     """True if two sets of shapes are equal but for the leading dimension."""
     return all(len(a[n]) == len(b[n]) > 0 and a[n][1:] == b[n][1:] for n in a)
+
+
+def reads_sizes(net: Network, a: Mapping[str, tuple[int, ...]], b: Mapping[str, tuple[int, ...]]) -> bool:
+    """True if a layer's values are sizes that differ between two sets of shapes, as those of the Shape of a batch."""
+    pairs = [(t.name, t.type) for t in net.inputs]
+    environments = [bind_symbols(pairs, shapes) for shapes in (a, b)]
+    layers = (x for layer in net.layers for x in (list_fused_layers(layer) if layer.op == "Fused" else [layer]))
+    read = [x.needs(0).shape for x in layers if x.op in ("Shape", "Size")]
+    return any(len({evaluate(d, env) for env in environments}) > 1 for shape in read for d in shape)
 
 
 def run_items_again(

@@ -25,12 +25,12 @@ from whet.builder.verify.error_bounds import Checked, Failure, NetworkJudge, com
 from whet.builder.verify.failure_folder import save_failures
 from whet.builder.verify.host_overlap import OverlappedWork
 from whet.builder.verify.input_kinds import LARGE, Magnitude, list_tests, make_values
-from whet.builder.verify.shape_extents import differ_in_batch, list_other_shapes, run_items_again
+from whet.builder.verify.shape_extents import differ_in_batch, list_other_shapes, reads_sizes, run_items_again
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError
-from whet.network import Layer, Network, evaluate, static_shape
-from whet.ops import bind_layer, bind_symbols, list_fused_layers
+from whet.network import Layer, Network, static_shape
+from whet.ops import bind_layer, bind_symbols
 from whet.runtime import BoundEngine, WeightStore, bind
 from whet.runtime.memory import read_bytes
 
@@ -268,21 +268,12 @@ def _find_common_axes(plan: EnginePlan, input_shapes: Mapping[str, tuple[int, ..
     """The batch axes, if two sets of shapes differ in the batch only and no layer mixes its items; else None."""
     sizes = [get_common_batch(s) for s in (input_shapes, shapes)]
     one_batch = all({x[0] for x in s.values()} == {n} for s, n in zip((input_shapes, shapes), sizes, strict=True))
-    if not differ_in_batch(input_shapes, shapes) or max(sizes) < 2 or not one_batch or _reads_sizes(plan.network, input_shapes, shapes):
+    if not differ_in_batch(input_shapes, shapes) or max(sizes) < 2 or not one_batch or reads_sizes(plan.network, input_shapes, shapes):
         return None
     try:
         return find_batch_axes(plan.network, input_shapes if sizes[0] > sizes[1] else shapes, max(sizes))
     except NotPerImage:
         return None
-
-
-def _reads_sizes(net: Network, input_shapes: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """True if a layer's values are sizes that differ between two sets of shapes, as those of the Shape of a batch."""
-    pairs = [(t.name, t.type) for t in net.inputs]
-    environments = [bind_symbols(pairs, s) for s in (input_shapes, shapes)]
-    layers = (x for layer in net.layers for x in (list_fused_layers(layer) if layer.op == "Fused" else [layer]))
-    read = [x.needs(0).shape for x in layers if x.op in ("Shape", "Size")]
-    return any(len({evaluate(d, env) for env in environments}) > 1 for shape in read for d in shape)
 
 
 def _compare_items(

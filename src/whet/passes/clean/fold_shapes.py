@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from whet.network import Expr, Layer, Tensor
-from whet.ops import OPS, find_known_values
+from whet.ops import OPS, find_known_values, is_data_sized
 from whet.ops._origin import make_literal
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Phase, rule
@@ -48,8 +48,8 @@ def _make_constants(g: Graph, layer: Layer) -> list[Tensor] | None:
 
 def _convert_sizes_to_attributes(g: Graph, layer: Layer) -> Tensor | list[Tensor] | None:
     """The layer with its known size inputs as attributes."""
-    if layer.op not in SIZES or layer.op not in OPS:
-        return None
+    if layer.op not in SIZES or layer.op not in OPS or is_data_sized(layer):
+        return None  # the symbols of sizes that depend on data have the layer's name
     inputs, attrs = list(layer.inputs), dict(layer.attrs)
     for i, name in SIZES[layer.op].items():
         t = layer.input(i)

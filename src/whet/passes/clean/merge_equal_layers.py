@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whet.network import Layer, Tensor
 from whet.network.text import format_value
-from whet.ops import get_op
+from whet.ops import get_op, is_data_sized
 from whet.rewrite.constants import are_equal_weights, assume_equal, compute_fingerprint
 from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Fired, Phase, network_pass
@@ -22,7 +22,7 @@ def merge_equal_layers(g: Graph) -> list[Fired]:
         return [None if t is None else merged.get(t, t) for t in layer.inputs]
 
     for layer in g.layers:
-        if layer.regions or not get_op(layer.op).pure or (layer.op == "Identity" and g.is_output(layer.output)):
+        if layer.regions or not get_op(layer.op).pure or is_data_sized(layer) or (layer.op == "Identity" and g.is_output(layer.output)):
             continue
         inputs = list_inputs(layer)
         attrs = tuple((k, format_value(v)) for k, v in sorted(layer.attrs.items()))

@@ -101,7 +101,7 @@ def _list_row_layers(g: Graph, branch: Tensor, x: Tensor, layer: Layer) -> list[
 def _is_row_wise(layer: Layer) -> bool:
     """True if each row of the result depends on the same row of the one input that is computed at run time."""
     inner = [t for t in layer.inputs if t is not None and not t.is_constant]
-    if len(inner) != 1 or len(layer.outputs) != 1 or layer.regions or layer.output.shape[:-1] != inner[0].shape[:-1]:
+    if len(inner) != 1 or len(layer.outputs) != 1 or layer.regions:
         return False
     if layer.op in _NORMS:
         return inner[0] is layer.input(0) and _normalizes_rows(layer)

@@ -413,14 +413,15 @@ class Function:
             self.module.declarations[name] = f"declare {returned} @{name}({types})"
         return self.emit(result, f"call {returned} @{name}({', '.join(map(str, operands))})", *operands)
 
-    def call_per_lane(self, name: str, x: Value) -> Value:
-        """Calls the C function `float name(float)` for each lane."""
+    def call_per_lane(self, name: str, x: Value, *more: Value) -> Value:
+        """Calls the C function `float name(float, ...)` for each lane."""
+        operands = (x, *more)
         if x.lanes == 1:
-            return self.call_external(name, x.type, x)
+            return self.call_external(name, x.type, *operands)
         result = self.undefined(x.type)
         for lane in range(x.lanes):
-            one = self.emit(Type(x.type.element), f"extractelement {x}, i32 {lane}", x)
-            y = self.call_external(name, one.type, one)
+            one = [self.emit(Type(v.type.element), f"extractelement {v}, i32 {lane}", v) for v in operands]
+            y = self.call_external(name, one[0].type, *one)
             result = self.emit(x.type, f"insertelement {result}, {y}, i32 {lane}", result, y)
         return result
 

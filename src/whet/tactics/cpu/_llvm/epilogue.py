@@ -103,11 +103,10 @@ def emit_chain(f: Function, steps: Sequence[Step], x: Value, residual: Value | N
     emitter = Emitter(f)
     for step in steps:
         if step.op == "Clip":
-            operands = [x, *(None if b is None else f.value(b, x.type) for b in step.literals)]
-        else:
-            others = [residual] if step.reads_residual else [f.value(n or 0.0, x.type) for n in step.literals]
-            operands = [*others, x] if step.swapped else [x, *others]
-        x = OPERATIONS[step.op](emitter, dict(step.attrs), operands)
+            x = emitter.math.clamp(x, *step.literals)
+            continue
+        others = [residual] if step.reads_residual else [f.value(n or 0.0, x.type) for n in step.literals]
+        x = OPERATIONS[step.op](emitter, dict(step.attrs), [*others, x] if step.swapped else [x, *others])
     return x
 
 

@@ -6,6 +6,7 @@ Polynomials: Cephes (Moshier), single precision: expf, logf, tanhf, erff; erfc f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 
 from whet.tactics.cpu._llvm.builder import FLOAT, INT32, Function, Value
 
@@ -43,6 +44,15 @@ class Math:
         f = self._f
         smaller = f.select(x < y, x, y)
         return f.select(x.is_nan(), x, smaller) if x.type.element == "float" else smaller
+
+    def clamp(self, x: Value, low: float | None, high: float | None) -> Value:
+        """x limited to these numbers; NaN stays NaN. One instruction per bound, since the other operand of a comparison with NaN is selected."""
+        f = self._f
+        for bound, is_lower in ((low, True), (high, False)):
+            if bound is not None:
+                limit = f.value(bound, x.type)
+                x = limit if isnan(bound) else f.select(limit > x if is_lower else limit < x, limit, x)
+        return x
 
     def exp(self, x: Value) -> Value:
         f = self._f

@@ -7,9 +7,17 @@ matrices each, with the index xi:
     U [panel][xi][strip][channel][column]              a panel is "panel_strips" strips of "width" output channels; then the biases
     M [xi][strip][tile][column]
 
+With raw weights, the kernel reads the weights W as they are and transforms them in a buffer of the thread:
+
+    W [strip][channel][tap][column]                    9 values instead of n * n; a panel is one strip; then the biases
+    U [xi of two rows][channel of a block][column]     a buffer that stays in L1: two rows of matrices and one block of input channels at a time
+
+The products are then added to M, block by block, and W of the next strip is prefetched meanwhile. Few tiles are multiplied in less time than it takes
+to read transformed weights from memory: for 512 channels 16.8 MB for F(2, 3) and 37.7 for F(4, 3), W only 9.4.
+
 A block of tiles keeps V in L2, while all panels of U are multiplied with it; M of a panel is transformed to results while it is in L2. With one block
 of tiles per thread (`winograd`) each thread reads all of U. In the split form, `inputs` transforms all tiles, and the threads of `products` share the
-panels, so that U is read once.
+panels, so that U is read once. Each thread can have its own copy of V, which is computed again, but is in the thread's L2.
 
 Windows that extend past the image, and the last channels if they do not fill a vector, are first copied to a buffer with zeros.
 """
@@ -24,18 +32,28 @@ from types import SimpleNamespace
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, Function, Module, Pointer, Type, Value
 from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
-from whet.tactics.cpu.conv._winograd_transform import count_tile_inputs, emit_input, emit_output
+from whet.tactics.cpu.conv._winograd_transform import (
+    TAPS,
+    count_tile_inputs,
+    emit_input,
+    emit_output,
+    emit_weight_rows,
+    emit_weights,
+    list_row_groups,
+)  # fmt: skip
 
 VECTORS = 2  # of a strip of output channels
+LINE = 16  # floats of a cache line
+MOST_CHUNKS = 4
 _ADDRESSES = ("source", "packed", "target", "scratch")
 _SIZES = (
     "x_pixel", "x_row", "x_block", "x_sample", "height", "width", "pad_top", "pad_left", "y_pixel", "y_row", "y_block", "y_sample", "rows", "columns",
     "tiles_across", "tiles_of_image", "tiles", "blocks", "capacity", "channel_blocks", "whole_blocks", "strips", "panels", "panel_strips",
-    "whole_vectors", "v_pitch", "m_pitch", "block_floats", "thread_floats", "bias", "group", "groups", "items", "share",
+    "whole_vectors", "v_pitch", "m_pitch", "u_pitch", "block_floats", "thread_floats", "bias", "group", "groups", "copies", "items", "share",
 )  # fmt: skip
 """Strides in floats of input and result; padding; tiles; blocks of tiles, and the tiles of the largest; blocks of input channels, and how many fill a
-vector; strips and panels of output channels; result vectors without a mask; strides in floats of V and M, of a block's V, and of a thread's memory;
-offset of the biases; channel blocks of an item of `inputs`, and items per tile."""
+vector; strips and panels of output channels; result vectors without a mask; strides in floats of V, M and the buffer of U,
+of a block's V, and of a thread's memory; offset of the biases; channel blocks of an item of `inputs`, and items per tile; copies of V."""
 
 
 def list_context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
@@ -54,6 +72,28 @@ class Form:
     steps: tuple[str, ...]  # the epilogue: "Silu", "Relu", "Add" (of an image as large as the result); each once at most
     has_avx512dq: bool
     is_split: bool
+    chunks: int = 0  # into which the tiles of a matrix are divided, at most MOST_CHUNKS; 0: the weights are packed transformed
+
+    @property
+    def is_raw(self) -> bool:
+        """True if the kernel transforms the weights."""
+        return self.chunks > 0
+
+    @property
+    def product_prefetches(self) -> int:
+        """Cache lines of raw weights that are prefetched while a block of channels is multiplied with a chunk of tiles in one of the matrices. The
+        transform of the weights takes about as long as a chunk: the more evenly prefetches are spread, the less they wait for each other."""
+        return -(-self._block_lines // (count_tile_inputs(self.m) ** 2 * (self.chunks + 1))) if self.chunks else 0
+
+    @property
+    def transform_prefetches(self) -> int:
+        """Cache lines that are prefetched while two rows of a channel's weights are transformed: the others."""
+        left = self._block_lines - self.product_prefetches * self.chunks * count_tile_inputs(self.m) ** 2
+        return max(0, -(-left // (len(list_row_groups(self.m)) * self.lanes)))
+
+    @property
+    def _block_lines(self) -> int:
+        return TAPS * TAPS * self.width * self.lanes // LINE
 
     @property
     def width(self) -> int:
@@ -84,16 +124,19 @@ def emit_winograd_ir(form: Form) -> str:
     with parallel_kernel(module, "inputs", words, "items") as (f, w):
         kernel = _Kernel(f, w, form, functions)
         with f.loop(w.begin, w.end) as items:
-            tile, group = items.index // w.groups, items.index % w.groups
+            tile, group = items.index // w.groups % w.tiles, items.index % w.groups
+            copy = items.index // (w.groups * w.tiles)
             block = ((tile + 1) * w.blocks - 1) // w.tiles
             first = group * w.group
             begin = kernel.get_tile_range(block)[0]
-            kernel.transform_inputs(kernel.locate_shared_inputs(block), tile, tile + 1, begin, first, f.minimum(first + w.group, w.channel_blocks))
+            v, end = kernel.locate_shared_inputs(copy, block), f.minimum(first + w.group, w.channel_blocks)
+            kernel.transform_inputs(v, tile, tile + 1, begin, first, end)
     with parallel_kernel(module, "products", words, "items") as (f, w):
         kernel = _Kernel(f, w, form, functions)
         with f.loop(w.begin, w.end) as items:
             panel, block = items.index // w.blocks, items.index % w.blocks
-            kernel.compute_panel(kernel.locate_shared_inputs(block), kernel.memory, panel, *kernel.get_tile_range(block))
+            copy = f.select(w.copies > 1, kernel.me, f.value(0))
+            kernel.compute_panel(kernel.locate_shared_inputs(copy, block), kernel.memory, panel, *kernel.get_tile_range(block))
     return str(module)
 
 
@@ -103,6 +146,7 @@ class _Functions:
     def __init__(self, module: Module, form: Form) -> None:
         self.form = form
         self.input = self._input(module)
+        self.weights = [self._weights(module, group) for group in range(len(list_row_groups(form.m)))] if form.is_raw else []
         self.products = {r: self._product(module, r) for r in form.rows}
         self.output = self._output(module, "output", partial=False)
         self.part = self._output(module, "output_part", partial=True)
@@ -130,21 +174,53 @@ class _Functions:
                 f.scheduling_barrier()
         return f
 
-    def _product(self, module: Module, rows: int) -> Function:
-        """`product_R(v, v_step, u, m, blocks)`: the products of `rows` tiles and one strip of output channels; `v_step` floats from one block of
-        channels to the next."""
+    def _weights(self, module: Module, group: int) -> Function:
+        """`weights_G(w, u, u_pitch, channels, ahead)`: two rows of transformed weights (`list_row_groups`) of one strip of output channels. Memory
+        from `ahead` on is prefetched."""
         lanes, width = self.form.lanes, self.form.width
-        with module.function(f"product_{rows}", ["float*", "i64", "float*", "float*", "i64"]) as f:
-            v, v_step, u, m, blocks = f.arguments
+        lines = self.form.transform_prefetches
+        with module.function(f"weights_{group}", ["float*", "float*", "i64", "i64", "float*"]) as f:
+            w, u, u_pitch, channels, ahead = f.arguments
+            assert isinstance(ahead, Pointer)
+            assert isinstance(w, Pointer)
+            assert isinstance(u, Pointer)
+            with f.loop(0, channels, at_least_once=True) as loop:
+                raw, target = w.at(loop.index * (TAPS * TAPS * width)), u.at(loop.index * width)
+                next_lines = ahead.at(loop.index * (lines * LINE))
+                for k in range(VECTORS):
+                    for line in range(k * lines // VECTORS, (k + 1) * lines // VECTORS):
+                        next_lines.prefetch(line * LINE, to_second_cache=True)
+                    taps = [[raw.load((i * TAPS + j) * width + k * lanes, lanes) for i in range(TAPS)] for j in range(TAPS)]
+                    columns = [emit_weight_rows(f, column, self.form.m, group) for column in taps]
+                    place = target.at(k * lanes)
+                    for row in zip(*columns, strict=True):
+                        for value in emit_weights(f, row, self.form.m):
+                            place.store(value)
+                            place = place.at(u_pitch)
+                        f.scheduling_barrier()
+        return f
+
+    def _product(self, module: Module, rows: int) -> Function:
+        """`product_R(v, v_step, u, m, blocks, ahead)`: the products of `rows` tiles and one strip of output channels; `v_step` floats from one block
+        of channels to the next. With raw weights the products are added to M, and memory from `ahead` on is prefetched."""
+        lanes, width = self.form.lanes, self.form.width
+        with module.function(f"product_{rows}", ["float*", "i64", "float*", "float*", "i64", "float*"]) as f:
+            v, v_step, u, m, blocks, ahead = f.arguments
+            assert isinstance(ahead, Pointer)
             assert isinstance(v, Pointer)
             assert isinstance(u, Pointer)
             assert isinstance(m, Pointer)
+            places = [r * width + k * lanes for r in range(rows) for k in range(VECTORS)]
             zero = f.value(0.0, Type("float", lanes))
-            start = f.value(0)
-            with f.repeat(blocks, start, start, *[zero] * (rows * VECTORS)) as loop:
-                left, v_offset, u_offset, *sums = loop.values
+            start, begin = f.value(0), [m.load(at, lanes) if self.form.is_raw else zero for at in places]
+            with f.repeat(blocks, start, start, start, *begin) as loop:
+                left, v_offset, u_offset, lines, *sums = loop.values
                 v_now, u_now = f.opaque_pointer(v.at(v_offset)), f.opaque_pointer(u.at(u_offset))
+                prefetches = self.form.product_prefetches
+                ahead_now = f.opaque_pointer(ahead.at(lines)) if prefetches else ahead
                 for c in range(lanes):
+                    for line in range(c * prefetches // lanes, (c + 1) * prefetches // lanes):
+                        ahead_now.prefetch(line * LINE, to_second_cache=True)
                     weights = [u_now.load(c * width + k * lanes, lanes) for k in range(VECTORS)]
                     for r in range(rows):
                         number = v_now.load(r * lanes + c).broadcast(lanes)
@@ -152,10 +228,9 @@ class _Functions:
                             sums[r * VECTORS + k] = f.fma(number, weights[k], sums[r * VECTORS + k])
                         f.scheduling_barrier()
                 left = left - 1
-                loop.repeat_if(left > 0, left, v_offset + v_step, u_offset + lanes * width, *sums)
-            for r in range(rows):
-                for k in range(VECTORS):
-                    m.store(loop.results[3 + r * VECTORS + k], r * width + k * lanes)
+                loop.repeat_if(left > 0, left, v_offset + v_step, u_offset + lanes * width, lines + prefetches * LINE, *sums)
+            for at, value in zip(places, loop.results[4:], strict=True):
+                m.store(value, at)
         return f
 
     def _output(self, module: Module, name: str, partial: bool, lanes: int = 0) -> Function:
@@ -224,9 +299,9 @@ class _Kernel:
 
     def __init__(self, f: Function, w: SimpleNamespace, form: Form, functions: _Functions) -> None:
         self.f, self.w, self.form, self.functions = f, w, form, functions
-        (me,) = f.choose([(emit_thread_count(w.context) > 1, lambda: [emit_thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
+        (self.me,) = f.choose([(emit_thread_count(w.context) > 1, lambda: [emit_thread_index(f, w.context)]), (None, lambda: [f.value(0)])])
         self.scratch = w.scratch.as_pointer(FLOAT)
-        own = self.scratch.at(me * w.thread_floats)
+        own = self.scratch.at(self.me * w.thread_floats)
         self.window = own  # the copied window, then the transforms' intermediate values
         self.buffer = own.at(form.buffer_floats // 2)
         self.memory = own.at(form.buffer_floats)
@@ -236,10 +311,10 @@ class _Kernel:
         w = self.w
         return block * w.tiles // w.blocks, (block + 1) * w.tiles // w.blocks
 
-    def locate_shared_inputs(self, block: Value) -> Pointer:
-        """V of a block in the split form: after the memory of all threads, whose size is that of the blocks before."""
+    def locate_shared_inputs(self, copy: Value, block: Value) -> Pointer:
+        """V of a block in the split form: after the memory of all threads and the blocks before, in a copy."""
         w = self.w
-        return self.scratch.at(emit_thread_count(w.context) * w.thread_floats).at(block * w.block_floats)
+        return self.scratch.at(emit_thread_count(w.context) * w.thread_floats).at((copy * w.blocks + block) * w.block_floats)
 
     def emit_for_tiles(self, begin: Value, end: Value, emit: Callable[[Value, Value, Value, Value], None]) -> None:
         """Emits code for the tiles [begin, end): emit(tile, sample, row, column), the row and column of the tile's first result."""
@@ -308,25 +383,55 @@ class _Kernel:
         f, w, form = self.f, self.w, self.form
         count = end - begin
         strips = f.minimum(w.strips - panel * w.panel_strips, w.panel_strips)
-        strip_floats = w.channel_blocks * (form.lanes * form.width)
-        packed = w.packed.as_pointer(FLOAT)
-        u = packed.at(panel * w.panel_strips * strip_floats * count_tile_inputs(form.m) ** 2)
-        v_step, m_strip = w.capacity * form.lanes, w.capacity * form.width
+        if form.is_raw:
+            self._multiply_raw(v, m, panel, count)
+        else:
+            strip_floats = w.channel_blocks * (form.lanes * form.width)
+            u = w.packed.as_pointer(FLOAT).at(panel * w.panel_strips * strip_floats * count_tile_inputs(form.m) ** 2)
+            m_strip = w.capacity * form.width
+            with f.loop(0, count_tile_inputs(form.m) ** 2) as xi, f.loop(0, strips) as strip:
+                u_now = u.at((xi.index * strips + strip.index) * strip_floats)
+                m_now = m.at(xi.index * w.m_pitch + strip.index * m_strip)
+                self._multiply(v.at(xi.index * w.v_pitch), u_now, m_now, count, w.channel_blocks, u_now)
+        self._transform_results(m, panel, strips, begin, end)
+
+    def _multiply_raw(self, v: Pointer, m: Pointer, panel: Value, count: Value) -> None:
+        """M of one strip of output channels: two rows of matrices at a time, in each of them block by block of input channels."""
+        f, w, form, n = self.f, self.w, self.form, count_tile_inputs(self.form.m)
+        block_floats = form.lanes * TAPS * TAPS * form.width
+        strip_floats = w.channel_blocks * block_floats
+        raw, u = w.packed.as_pointer(FLOAT).at(panel * strip_floats), m.at(w.m_pitch * (n * n))
+        ahead, lines = raw.at(strip_floats), form.product_prefetches * form.chunks * LINE
+        others, other_lines = ahead.at(w.channel_blocks * (n * n * lines)), form.transform_prefetches * form.lanes * LINE
+        zero = f.value(0.0, Type("float", form.lanes))
+        with f.loop(0, n * n) as matrices, f.loop(0, count * VECTORS) as vector:
+            m.at(matrices.index * w.m_pitch + vector.index * form.lanes).store(zero)
+        for group, (first_row, second_row) in enumerate(list_row_groups(form.m)):
+            done = w.channel_blocks * group
+            with f.loop(0, w.channel_blocks) as blocks:
+                block, v_now = done + blocks.index, v.at(blocks.index * (w.capacity * form.lanes))
+                operands = raw.at(blocks.index * block_floats), u, w.u_pitch, f.value(form.lanes), others.at(block * other_lines)
+                f.call(self.functions.weights[group], *operands)
+                with f.loop(0, 2 * n) as matrix:
+                    xi = matrix.index + first_row * n + (matrix.index // n) * ((second_row - first_row - 1) * n)
+                    matrix_operands = v_now.at(xi * w.v_pitch), u.at(matrix.index * w.u_pitch), m.at(xi * w.m_pitch)
+                    self._multiply(*matrix_operands, count, f.value(1), ahead.at((block * (2 * n) + matrix.index) * lines))
+
+    def _multiply(self, v: Pointer, u: Pointer, m: Pointer, count: Value, blocks: Value, ahead: Pointer) -> None:
+        """The products of `count` tiles with one matrix of one strip of output channels, in `blocks` of input channels."""
+        f, w, form = self.f, self.w, self.form
         most = max(form.rows)
         chunks = (count + (most - 1)) // most
         least, longer = count // chunks, count % chunks
-        with f.loop(0, count_tile_inputs(form.m) ** 2) as xi, f.loop(0, strips) as strip:
-            u_now = u.at((xi.index * strips + strip.index) * strip_floats)
-            v_now, m_now = v.at(xi.index * w.v_pitch), m.at(xi.index * w.m_pitch + strip.index * m_strip)
-            with f.loop(0, chunks, carried=[f.value(0)]) as chunk:
-                (tile,) = chunk.values
-                rows = least + (chunk.index < longer).convert("zext", tile.type)
-                operands = v_now.at(tile * form.lanes), v_step, u_now, m_now.at(tile * form.width), w.channel_blocks
-                for r in form.rows:
-                    with f.when(rows.equals(r)):
-                        f.call(self.functions.products[r], *operands)
-                chunk.carry(tile + rows)
-        self._transform_results(m, panel, strips, begin, end)
+        with f.loop(0, chunks, carried=[f.value(0)]) as chunk:
+            (tile,) = chunk.values
+            rows = least + (chunk.index < longer).convert("zext", tile.type)
+            ahead_now = ahead.at(chunk.index * (form.product_prefetches * LINE))
+            operands = v.at(tile * form.lanes), w.capacity * form.lanes, u, m.at(tile * form.width), blocks, ahead_now
+            for r in form.rows:
+                with f.when(rows.equals(r)):
+                    f.call(self.functions.products[r], *operands)
+            chunk.carry(tile + rows)
 
     def _transform_results(self, m: Pointer, panel: Value, strips: Value, begin: Value, end: Value) -> None:
         f, w, form = self.f, self.w, self.form

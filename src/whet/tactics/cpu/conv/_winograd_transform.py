@@ -52,6 +52,26 @@ def transform_weights(w: np.ndarray, m: int) -> np.ndarray:
     return (np.kron(g, g) @ columns).astype(np.float32).reshape(-1, w.shape[1], w.shape[0])
 
 
+def list_row_groups(m: int) -> list[tuple[int, int]]:
+    """The rows of G two by two: those of zero and infinity, then those of each pair of points, which share their even and odd parts."""
+    return [(0, count_tile_inputs(m) - 1), *((2 * k + 1, 2 * k + 2) for k in range(len(PAIRS[m])))]
+
+
+def emit_weight_rows(f: Function, w: Sequence[Value], m: int, group: int) -> list[Value]:
+    """Two rows of G w, for three vectors `w`: those of `list_row_groups(m)[group]`."""
+    first, second = (compute_matrices(m)[2][row] for row in list_row_groups(m)[group])
+    if group == 0:
+        return [_combine(f, w, _list_terms(first)), _combine(f, w, _list_terms(second))]
+    even, odd = _combine(f, w, _list_terms((first + second) / 2)), float((first - second)[1] / 2)
+    return [_add_scaled(f, even, odd, w[1]), _add_scaled(f, even, -odd, w[1])]
+
+
+def emit_weights(f: Function, w: Sequence[Value], m: int) -> list[Value]:
+    """G w: three vectors to n."""
+    (zero, infinity), *pairs = (emit_weight_rows(f, w, m, group) for group in range(len(list_row_groups(m))))
+    return [zero, *(value for pair in pairs for value in pair), infinity]
+
+
 def emit_input(f: Function, x: Sequence[Value], m: int) -> list[Value]:
     """B x: the transform of one row or column of n vectors."""
     b = compute_matrices(m)[1]

@@ -1,8 +1,9 @@
 """3x3 convolutions without strides by Winograd's F(2, 3) and F(4, 3), f32: 2.25 and 4 times fewer multiplications than a direct convolution.
 
 Direct convolutions of oneDNN, OpenVINO and ONNX Runtime are at the peak of the multipliers, so that only fewer multiplications are faster. Packed
-weights are 1.8 and 4 times as large. The error is a few times that of a direct convolution: it is relative to the largest value of a tile, and NaN
-and infinities reach all results of their tiles. `strict_numerics` leaves the tactic out.
+weights are 1.8 and 4 times as large, so that layers of few tiles (batch 1) wait for memory: forms with raw weights transform them in the kernel.
+The error is a few times that of a direct convolution: it is relative to the largest value of a tile, and NaN and infinities reach all results
+of their tiles. `strict_numerics` leaves the tactic out.
 
 Measured: docs/notes/cpu_kernels.md.
 """
@@ -10,6 +11,7 @@ Measured: docs/notes/cpu_kernels.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signa
 from whet.tactics._fused import get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, find_conv_steps
-from whet.tactics.cpu.conv._winograd_ir import Form, emit_winograd_ir, list_context_words
+from whet.tactics.cpu.conv._winograd_ir import MOST_CHUNKS, Form, emit_winograd_ir, list_context_words
 from whet.tactics.cpu.conv._winograd_transform import TAPS, count_tile_inputs, transform_weights
 from whet.tactics.cpu.onednn._kernel import is_static, to_f32
 
@@ -27,8 +29,12 @@ _RTOL = {2: 1e-5, 4: 2e-5}
 _LINE = 16  # floats of a cache line
 _CLEARLY = 1.3
 _READ_COST = 16  # multiplications in the time that reading a weight from memory takes
+_TRANSFORM_COST = 4  # multiplications in the time that computing a transformed weight takes
 _SECOND_CACHE, _MEMORY = 1 << 20, 1 << 25  # bytes
 _COMMON_ROWS = 3
+_SPLIT = ("", " split", " split with copies")  # by the value of "split"
+_COPIES = 2  # each thread has its own copy of the transformed inputs
+_MOST_COPIES = 16  # with more threads, computing the copies takes a notable part of the time
 _GROUP = 8  # blocks of input channels of an item of the split form's input transform
 
 
@@ -86,28 +92,33 @@ class WinogradKernel:
         taken, height, width = static_shape(head.needs(0).shape)[1:]
         down, across = -(-rows // m), -(-columns // m)
         tiles = samples * down * across
-        is_split = bool(sizes["split"])
+        is_split, is_raw = bool(sizes["split"]), bool(sizes.get("raw", 0))
         self.threads = count if tiles * taken * channels * count_tile_inputs(m) ** 2 > self.serial_work else 1
         blocks = -(-tiles // sizes["tiles"])
         if not is_split:
             blocks = min(-(-blocks // self.threads) * self.threads, tiles)
             self.threads = min(self.threads, blocks)
+        copies = self.threads if sizes["split"] == _COPIES else 1
         counts = {tiles // blocks, -(-tiles // blocks)}
         capacity = max(counts)
-        form = Form(m, count_lanes(), _list_row_counts(counts), (x.tail, y.tail), steps, jit.has("avx512dq") and count_lanes() == 16, is_split)
+        chunks = min(-(-capacity // get_row_limit()), MOST_CHUNKS) if is_raw else 0
+        has_avx512dq = jit.has("avx512dq") and count_lanes() == 16
+        form = Form(m, count_lanes(), _list_row_counts(counts), (x.tail, y.tail), steps, has_avx512dq, is_split, chunks)
         strips = -(-channels // form.width)
         panel_strips = min(sizes["strips"], strips)
         panels = -(-strips // panel_strips)
         matrices = count_tile_inputs(m) ** 2
         v_pitch, m_pitch = _compute_pitch(x.blocks * capacity * form.lanes), _compute_pitch(panel_strips * capacity * form.width)
-        block_floats = v_pitch * matrices
-        thread_floats = _compute_pitch(form.buffer_floats + m_pitch * matrices + (0 if is_split else block_floats))
-        self.scratch = 4 * (self.threads * thread_floats + (blocks * block_floats if is_split else 0))
+        block_floats, u_pitch = v_pitch * matrices, _compute_pitch(form.lanes * form.width) if is_raw else 0
+        private_floats = m_pitch * matrices + u_pitch * 2 * count_tile_inputs(m) + (0 if is_split else block_floats)
+        thread_floats = _compute_pitch(form.buffer_floats + private_floats)
+        self.scratch = 4 * (self.threads * thread_floats + (copies * blocks * block_floats if is_split else 0))
         weights, bias = get_weight_and_bias(layer)
-        u_floats = matrices * strips * x.blocks * form.lanes * form.width
+        packed_matrices = TAPS * TAPS if is_raw else matrices
+        u_floats = packed_matrices * strips * x.blocks * form.lanes * form.width
         digests = "|".join("" if t is None else t.constant().digest for t in (weights, bias))
-        key = f"{digests}|winograd {m} {form.lanes} {panel_strips}"
-        make = _Pack(weights, bias, m, form.lanes, form.width, panel_strips)
+        key = f"{digests}|winograd {0 if is_raw else m} {form.lanes} {panel_strips}"
+        make = _Pack(weights, bias, 0 if is_raw else m, form.lanes, form.width, panel_strips)
         self.packed = (Packed(key, 4 * (u_floats + strips * form.width), make, storable=True),)
         top, left = (int(p) for p in (head.attrs.get("pads") or (0, 0))[:2])
         whole_vectors = channels // form.lanes if y.tail else y.blocks
@@ -115,11 +126,12 @@ class WinogradKernel:
         self._sizes = [
             x.pixel, x.row, x.block, x.sample, height, width, top, left, y.pixel, y.row, y.block, y.sample, rows, columns,
             across, down * across, tiles, blocks, capacity, x.blocks, x.whole_blocks, strips, panels, panel_strips,
-            whole_vectors, v_pitch, m_pitch, block_floats, thread_floats, u_floats, _GROUP, groups,
+            whole_vectors, v_pitch, m_pitch, u_pitch, block_floats, thread_floats, u_floats, _GROUP, groups, copies,
         ]  # fmt: skip
-        self._launches = [("inputs", tiles * groups), ("products", panels * blocks)] if is_split else [("winograd", blocks)]
+        self._launches = [("inputs", copies * tiles * groups), ("products", panels * blocks)] if is_split else [("winograd", blocks)]
         self._form = form
-        self.implementation = f"F({m},3) {capacity} tiles x {panel_strips * form.width} channels{' split' if is_split else ''}"
+        how = _SPLIT[sizes["split"]] + (", raw weights" if is_raw else "")
+        self.implementation = f"F({m},3) {capacity} tiles x {panel_strips * form.width} channels{how}"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         context, operands = [args.inputs[self.x], *args.packed, args.outputs[0], args.scratch], {0: ("input", self.x), 2: ("output", 0)}
@@ -166,30 +178,41 @@ class Winograd(FloatConvTactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """Blocks of two and four times the tiles that are multiplied at once. Left out are the split form if all weights fit L2, the other form if
-        they are read from memory, and F(2, 3) or F(4, 3) if it is clearly slower: borders of small images waste less of F(2, 3)'s tiles."""
+        they are read from memory, and forms that are clearly slower: borders of small images waste less of F(2, 3)'s tiles. Weights that do not
+        fit L2 when transformed are also read raw, in blocks of four times the tiles. The forms alternate, the cheapest by estimate first: a build
+        times only the first configs of a layer with many options."""
         samples, channels, rows, columns = static_shape(layer.outputs[0].shape)
         products = channels * static_shape(get_root_layer(layer).needs(0).shape)[1]
-        costs = {m: _estimate_cost(m, samples * -(-rows // m) * -(-columns // m), products) for m in _RTOL}
-        configs: list[Config] = []
-        for m, cost in costs.items():
-            if cost > _CLEARLY * min(costs.values()):
+        costs = {
+            (m, raw): _estimate_cost(m, samples * -(-rows // m) * -(-columns // m), raw)
+            for m in _RTOL for raw in (False, True) if not raw or _count_bytes(products, m) > _SECOND_CACHE
+        }  # fmt: skip
+        most, best = get_row_limit(), min(costs.values())
+        forms: list[list[Config]] = []
+        splits: tuple[int, ...]
+        for (m, raw), _ in sorted((x for x in costs.items() if x[1] <= _CLEARLY * best), key=lambda x: x[1]):
+            if raw:
+                splits = (_COPIES if backend.threads <= _MOST_COPIES else 1, 0)
+                forms.append([(("m", m), ("tiles", 4 * most), ("strips", 1), ("split", split), ("raw", 1)) for split in splits])
                 continue
-            weights, most = 4 * products * count_tile_inputs(m) ** 2, get_row_limit()
-            for split in (0, 1):
-                if (weights > _SECOND_CACHE if split else weights < _MEMORY):
-                    configs += [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for n, strips in ((2, 4), (4, 1))]
-        return configs
+            weights = _count_bytes(products, m)
+            splits = tuple(split for split in (0, 1) if (weights > _SECOND_CACHE if split else weights < _MEMORY))
+            blockings = [(split, n, strips) for split in splits for n, strips in ((2, 4), (4, 1))]
+            forms.append([(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for split, n, strips in blockings])
+        return [config for turn in zip_longest(*forms) for config in turn if config is not None]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> WinogradKernel:
         sizes = {name: int(value) for name, value in config}
-        if sizes.get("m") not in _RTOL or min(sizes.get("tiles", 0), sizes.get("strips", 0)) < 1 or sizes.get("split") not in (0, 1):
+        is_form = sizes.get("m") in _RTOL and min(sizes.get("tiles", 0), sizes.get("strips", 0)) > 0 and sizes.get("split") in range(len(_SPLIT))
+        if not is_form or sizes.get("raw", 0) not in ((0, 1) if sizes["strips"] == 1 else (0,)):
             raise PlanRefused(f"{sizes} is no form of the kernel")
         return WinogradKernel(layer, signature, sizes, backend.threads)
 
 
 @dataclass(frozen=True)
 class _Pack:
-    """Packs weights and biases: per panel of `strips` strips of `width` output channels the n * n matrices, strip by strip; then the biases."""
+    """Packs weights and biases: per panel of `strips` strips of `width` output channels the n * n matrices, strip by strip; then the biases. Raw
+    weights (`m` is 0) are packed strip by strip, the taps of a channel side by side."""
 
     weights: Tensor
     bias: Tensor | None
@@ -202,25 +225,43 @@ class _Pack:
         w = to_f32(self.weights)
         channels, taken = w.shape[:2]
         padded, count = -(-taken // self.lanes) * self.lanes, -(-channels // self.width)
-        matrices = count_tile_inputs(self.m) ** 2
+        matrices = count_tile_inputs(self.m) ** 2 if self.m else TAPS * TAPS
         packed = np.zeros(matrices * padded * count * self.width + count * self.width, np.float32)
         at = 0
         for first in range(0, count, self.strips):  # panel by panel: the values in float64 stay in the caches
             strips = min(self.strips, count - first)
-            u = transform_weights(w[first * self.width : (first + strips) * self.width], self.m)
-            panel = packed[at : at + matrices * strips * padded * self.width].reshape(matrices, strips, padded, self.width)
-            for k in range(strips):
-                part = u[:, :, k * self.width : (k + 1) * self.width]
-                panel[:, k, :taken, : part.shape[2]] = part
+            part = w[first * self.width : (first + strips) * self.width]
+            panel = packed[at : at + matrices * strips * padded * self.width]
+            if self.m:
+                u = transform_weights(part, self.m)
+                _copy_strips(panel.reshape(matrices, strips, padded, self.width).swapaxes(1, 2), u)
+            else:
+                raw = part.reshape(len(part), taken, matrices).transpose(2, 1, 0)
+                _copy_strips(panel.reshape(strips, padded, matrices, self.width).transpose(2, 1, 0, 3), raw)
             at += panel.size
         if self.bias is not None:
             packed[at : at + channels] = to_f32(self.bias).reshape(-1)
         return packed.view(np.uint8)
 
 
-def _estimate_cost(m: int, tiles: int, products: int) -> float:
-    """Estimated cost of all tiles: multiplications, and reads of the weights, each for `products` pairs of channels."""
-    return float(count_tile_inputs(m) ** 2 * products * (tiles + _READ_COST))
+def _copy_strips(target: np.ndarray, values: np.ndarray) -> None:
+    """Copies [matrix, input channel, output channel] to [matrix, input channel, strip, column]; both may have fewer channels than `target`."""
+    width = target.shape[3]
+    for k in range(target.shape[2]):
+        part = values[:, :, k * width : (k + 1) * width]
+        target[:, : part.shape[1], k, : part.shape[2]] = part
+
+
+def _count_bytes(products: int, m: int) -> int:
+    """Bytes of the transformed weights of `products` pairs of channels."""
+    return 4 * products * count_tile_inputs(m) ** 2
+
+
+def _estimate_cost(m: int, tiles: int, raw: bool) -> float:
+    """Estimated cost of all tiles for a pair of channels, in multiplications: products, reads of the weights, and the transform of raw weights."""
+    matrices = count_tile_inputs(m) ** 2
+    read, transformed = (TAPS * TAPS, _TRANSFORM_COST * matrices) if raw else (matrices, 0)
+    return float(matrices * tiles + _READ_COST * read + transformed)
 
 
 def _list_row_counts(counts: set[int]) -> tuple[int, ...]:

@@ -135,6 +135,8 @@ def _emit_abs(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
 
 def _emit_pow(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
     x, exponent = v[0], attrs["exponent"]
+    if exponent is None:
+        return e.f.call_per_lane("powf", x, v[1])
     if abs(exponent) == 0.5:
         y = e.f.math("sqrt", x)
     else:
@@ -159,11 +161,17 @@ def _emit_div(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
 
 def _emit_mod(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
     a, b = v
-    remainder = _divide_integers(e, a, b)[1]
+    remainder = e.f.call_per_lane("fmodf", a, b) if a.type.is_float else _divide_integers(e, a, b)[1]
     if attrs["fmod"]:
         return remainder
-    other_sign = remainder.differs(0) & ((remainder < 0) ^ (b < 0))
+    zero = e.number(a, 0)
+    other_sign = remainder.differs(zero) & ((remainder < zero) ^ (b < zero))
     return e.f.select(other_sign, remainder + b, remainder)
+
+
+def _emit_shrink(e: Emitter, attrs: Attrs, v: list[Value]) -> Value:
+    (x,), bias, bound = v, attrs["bias"], attrs["lambd"]
+    return e.f.select(x < -bound, x + bias, e.f.select(x > bound, x - bias, e.number(x, 0.0)))
 
 
 def _make_lane_emitter(name: str) -> Emit:
@@ -207,10 +215,8 @@ OPERATIONS: dict[str, Emit] = {
     "Gelu": _emit_gelu,
     "Greater": _compare(lambda x, y: x > y),
     "GreaterOrEqual": _compare(lambda x, y: x >= y),
-    "HardSigmoid": lambda e, a, v: e.math.maximum(e.math.minimum(v[0] * a["alpha"] + a["beta"], e.number(v[0], 1.0)), e.number(v[0], 0.0)),
-    "HardSwish": lambda e, a, v: (
-        v[0] * e.math.maximum(e.math.minimum(v[0] * (1 / 6) + 0.5, e.number(v[0], 1.0)), e.number(v[0], 0.0))
-    ),
+    "HardSigmoid": lambda e, a, v: e.math.clamp(v[0] * a["alpha"] + a["beta"], 0.0, 1.0),
+    "HardSwish": lambda e, a, v: v[0] * e.math.clamp(v[0] * (1 / 6) + 0.5, 0.0, 1.0),
     "IsInf": _is_inf,
     "IsNaN": lambda e, a, v: v[0].is_nan(),
     "LeakyRelu": lambda e, a, v: e.f.select(v[0] < 0.0, v[0] * a["alpha"], v[0]),
@@ -232,6 +238,7 @@ OPERATIONS: dict[str, Emit] = {
     "Relu": lambda e, a, v: e.f.select(v[0] < e.number(v[0], 0), e.number(v[0], 0), v[0]),
     "Round": lambda e, a, v: e.f.math("rint", v[0]),
     "Selu": lambda e, a, v: e.f.select(v[0] < 0.0, e.math.expm1(v[0]) * (a["alpha"] * a["gamma"]), v[0] * a["gamma"]),
+    "Shrink": _emit_shrink,
     "Sigmoid": lambda e, a, v: e.math.sigmoid(v[0]),
     "Sign": _sign,
     "Sin": _make_lane_emitter("sinf"),
@@ -256,7 +263,7 @@ _INTEGERS = {
 }  # fmt: skip
 _ANY = {"Cast", "Where", "Expand"}
 _BOOLEANS = {"And", "Or", "Xor", "Not", "Equal"}
-_ONLY_INTEGERS = {"BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Mod"}
+_ONLY_INTEGERS = {"BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"}
 _MAX_POWER = 8
 
 
@@ -273,7 +280,7 @@ def why_not_elementwise(layer: Layer) -> str | None:
     if layer.op in ("QuantizeLinear", "DequantizeLinear"):
         return _quantize_refusal(layer)
     if layer.op == "Pow":
-        return None if find_exponent(layer) is not None else "takes powers of constant exponents: whole numbers up to 8, and 1/2"
+        return None if layer.needs(0).dtype.name == layer.needs(1).dtype.name == "f32" else "computes powers in f32"
     if x.name == "f16" and layer.op != "Cast":
         return "computes in f32"
     if layer.op == "Cast" and not layer.attrs.get("saturate", 1):
@@ -300,7 +307,7 @@ def _quantize_refusal(layer: Layer) -> str | None:
 
 
 def find_exponent(layer: Layer) -> float | None:
-    """The constant exponent of a Pow if the kernel computes it."""
+    """The exponent of a Pow if it is a constant and the power is a few products or a root."""
     exponent = layer.needs(1)
     if layer.needs(0).dtype.name != "f32" or not exponent.is_constant or exponent.array().size != 1 or exponent.type.rank > layer.needs(0).type.rank:
         return None
@@ -321,6 +328,6 @@ def read_attributes(layer: Layer) -> tuple[tuple[str, Any], ...]:
 
 def list_read_inputs(layer: Layer) -> Sequence[int]:
     """The inputs that the kernel reads."""
-    if layer.op in ("Expand", "Pow"):
+    if layer.op == "Expand" or (layer.op == "Pow" and find_exponent(layer) is not None):
         return (0,)
     return range(len(layer.inputs))

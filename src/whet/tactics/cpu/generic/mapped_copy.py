@@ -1,4 +1,4 @@
-"""Layers that move elements without a look at them: DepthToSpace, Expand, Pad, Slice, SpaceToDepth, Tile, Transpose, of any element type.
+"""Layers that move elements without a look at them, of any type: DepthToSpace, Expand, Pad, Resize (nearest), Slice, SpaceToDepth, Tile, Transpose.
 
 For coverage: otherwise NumPy computes it. oneDNN's types and formats are left to its own tactics where it has them.
 """
@@ -14,6 +14,7 @@ import numpy as np
 from whet.network import Layer, static_shape
 from whet.network.formats import compute_strides
 from whet.ops.pad import pad_amounts
+from whet.ops.resize import list_resampled_axes, make_resampling
 from whet.ops.slice import slice_ranges
 from whet.tactics._base import tactic
 from whet.tactics.cpu.generic._loops import Launch, Loops, LoopTactic, get_moved_type
@@ -35,7 +36,7 @@ class Axis:
 
 @tactic
 class MappedCopy(LoopTactic):
-    ops = ("DepthToSpace", "Expand", "Pad", "Slice", "SpaceToDepth", "Tile", "Transpose")
+    ops = ("DepthToSpace", "Expand", "Pad", "Resize", "Slice", "SpaceToDepth", "Tile", "Transpose")
     formats = ("linear", "nhwc")
 
     def list_reads(self, layer: Layer) -> tuple[int, ...]:
@@ -48,7 +49,10 @@ class MappedCopy(LoopTactic):
         x = layer.needs(0)
         if get_moved_type(x.dtype) is None:
             return "moves elements of whole bytes"
-        if layer.op in ("Slice", "Transpose") and not x.is_constant and x.dtype.name in _ONEDNN:
+        if layer.op == "Resize" and (layer.attrs["mode"] != "nearest" or layer.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize"):
+            return "computes weighted sums of elements"
+        reverses = layer.op == "Slice" and any(step < 0 for _, _, step in slice_ranges(layer).values())
+        if layer.op in ("Slice", "Transpose") and not reverses and not x.is_constant and x.dtype.name in _ONEDNN:
             return f"oneDNN moves {x.dtype}"
         return None
 
@@ -122,6 +126,12 @@ def _list_pad_axes(layer: Layer, source: tuple[int, ...], shape: tuple[int, ...]
     return axes
 
 
+def _list_resize_axes(layer: Layer, source: tuple[int, ...], shape: tuple[int, ...]) -> list[Axis]:
+    how = make_resampling(layer)
+    taken = {axis: how.taps(source[axis], out, scale, region)[0][:, 0] for axis, out, scale, region in list_resampled_axes(layer)}
+    return [Axis(k, k, taken.get(k, np.arange(n))) for k, n in enumerate(shape)]
+
+
 def _list_slice_axes(layer: Layer, source: tuple[int, ...], shape: tuple[int, ...]) -> list[Axis]:
     ranges = slice_ranges(layer)
     return [Axis(k, k, r[0] + np.arange(n) * r[2] if (r := ranges.get(k)) else np.arange(n)) for k, n in enumerate(shape)]
@@ -140,7 +150,7 @@ def _list_transpose_axes(layer: Layer, source: tuple[int, ...], shape: tuple[int
 
 
 _AXES: dict[str, Callable[[Layer, tuple[int, ...], tuple[int, ...]], list[Axis]]] = {
-    "DepthToSpace": _list_block_axes, "Expand": _list_expand_axes, "Pad": _list_pad_axes, "Slice": _list_slice_axes,
+    "DepthToSpace": _list_block_axes, "Expand": _list_expand_axes, "Pad": _list_pad_axes, "Resize": _list_resize_axes, "Slice": _list_slice_axes,
     "SpaceToDepth": _list_block_axes, "Tile": _list_tile_axes, "Transpose": _list_transpose_axes,
 }  # fmt: skip
 

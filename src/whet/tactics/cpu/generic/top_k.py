@@ -1,7 +1,11 @@
-"""TopK by a heap of the k best entries of a line, which is then sorted. For coverage: otherwise NumPy sorts whole lines."""
+"""TopK by a heap of the k best entries of a line, which is then sorted. For coverage: otherwise NumPy sorts whole lines.
+
+Values of up to 32 bits are in the heap with their indices, in one word; for longer ones the heap has the indices, and compares the values in memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 from whet.network import Layer, static_shape
@@ -10,7 +14,8 @@ from whet.tactics.cpu._llvm.builder import FLOAT, INT32, INT64, Function, Module
 from whet.tactics.cpu.generic._lines_ir import count_line_items, line_kernel
 from whet.tactics.cpu.generic._loops import NUMBERS, Launch, Loops, LoopTactic, split_axes
 
-_TYPES = ("f32", "i32", "i16", "i8")
+_LONG = ("f64", "i64")
+_TYPES = ("f32", "i32", "i16", "i8", *_LONG)
 _LONGEST = 1 << 31  # elements of a line: their indices have 32 bits
 
 
@@ -38,8 +43,9 @@ class TopK(LoopTactic):
 def emit_top_k_ir(element: Type, largest: bool) -> str:
     """`top_k(context)`: the first `kept` elements of each line in descending order (`largest`) or ascending, and their indices as i64.
 
-    An entry is one i64, so that one comparison orders entries: the value above, and below it the index, inverted: the first of equal values is the
-    greater entry. The indices of the result are the heap's memory: its root is the least of the entries, which a greater one replaces.
+    An entry of a short value is one i64, so that one comparison orders entries: the value above, and below it the index, inverted: the first of
+    equal values is the greater entry. The indices of the result are the heap's memory: its root is the least of the entries, which a greater one
+    replaces.
     """
     module = Module()
     with line_kernel(module, "top_k", ("source", "values", "indices"), ("kept",)) as (f, w, for_lines):
@@ -48,15 +54,21 @@ def emit_top_k_ir(element: Type, largest: bool) -> str:
         def emit(group: Value, line: Value, lanes: int) -> None:
             x = source.at(group * (w.length * w.inner) + line)
             start = group * (w.kept * w.inner) + line
-            heap = _Heap(f, indices.at(start), w.inner)
+            long = element.bytes == 8
+            follows = _make_order(x, w.inner, largest) if long else _is_less
+            heap = _Heap(f, indices.at(start), w.inner, follows)
+
+            def make_entry(index: Value) -> Value:
+                return index if long else _make_entry(f, x.load(index * w.inner), index, largest)
+
             with f.loop(0, w.kept) as first:
-                heap.store(first.index, _make_entry(f, x.load(first.index * w.inner), first.index, largest))
+                heap.store(first.index, make_entry(first.index))
             with f.loop(0, w.kept >> 1) as nodes:
                 root = (w.kept >> 1) - 1 - nodes.index
                 heap.sink(root, heap.load(root), w.kept)
             with f.loop(w.kept, w.length) as rest:
-                entry = _make_entry(f, x.load(rest.index * w.inner), rest.index, largest)
-                with f.when(entry > heap.load(0)):
+                entry = make_entry(rest.index)
+                with f.when(follows(heap.load(0), entry)):
                     heap.sink(0, entry, w.kept)
             with f.loop(1, w.kept) as sorted_:
                 last = w.kept - sorted_.index
@@ -64,8 +76,10 @@ def emit_top_k_ir(element: Type, largest: bool) -> str:
                 heap.store(last, heap.load(0))
                 heap.sink(0, entry, last)
             with f.loop(0, w.kept) as results:
-                index = (heap.load(results.index) & 0xFFFFFFFF) ^ 0xFFFFFFFF
-                heap.store(results.index, index)
+                index = heap.load(results.index)
+                if not long:
+                    index = (index & 0xFFFFFFFF) ^ 0xFFFFFFFF
+                    heap.store(results.index, index)
                 values.store(x.load(index * w.inner), start + results.index * w.inner)
 
         for_lines(1, emit)
@@ -84,11 +98,30 @@ def _make_entry(f: Function, x: Value, index: Value, largest: bool) -> Value:
     return (value << 32) | (index ^ 0xFFFFFFFF)
 
 
-class _Heap:
-    """A binary heap of entries that are `step` words apart; each node is at most its children."""
+def _is_less(a: Value, b: Value) -> Value:
+    return a < b
 
-    def __init__(self, f: Function, memory: Pointer, step: Value) -> None:
-        self._f, self._memory, self._step = f, memory, step
+
+def _make_order(x: Pointer, step: Value, largest: bool) -> Callable[[Value, Value], Value]:
+    """A function of two indices of a line: true if the first element comes after the second in the result."""
+
+    def follows(a: Value, b: Value) -> Value:
+        u, v = x.load(a * step), x.load(b * step)
+        smaller, equal = (u < v if largest else u > v), u.equals(v)
+        if x.type.is_float:  # NaN is above all numbers
+            first, second = u.is_nan(), v.is_nan()
+            last, other = (second, first) if largest else (first, second)
+            smaller, equal = smaller | (last & (other ^ 1)), equal | (first & second)
+        return smaller | (equal & (a > b))
+
+    return follows
+
+
+class _Heap:
+    """A binary heap of entries that are `step` words apart; `is_less(a, b)` compares two. Each node is at most its children."""
+
+    def __init__(self, f: Function, memory: Pointer, step: Value, is_less: Callable[[Value, Value], Value]) -> None:
+        self._f, self._memory, self._step, self._is_less = f, memory, step, is_less
 
     def load(self, node: Value | int) -> Value:
         return self._memory.load(self._f.value(node) * self._step)
@@ -106,8 +139,8 @@ class _Heap:
             child = f.select(inside, child, node)
             second = f.select(child + 1 < size, child + 1, child)
             second = f.select(inside, second, node)
-            child = f.select(self.load(second) < self.load(child), second, child)
+            child = f.select(self._is_less(self.load(second), self.load(child)), second, child)
             least = self.load(child)
-            descends = inside & (least < entry)
+            descends = inside & self._is_less(least, entry)
             self.store(node, f.select(descends, least, entry))
             loop.repeat_if(descends, child)

@@ -32,7 +32,7 @@ from whet.tactics.cuda._device.kernel import (
     match_epilogue,
 )
 from whet.tactics.cuda.conv.conv import why_not_conv
-from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, format_number, pad_operands
+from whet.tactics.cuda.elementwise.elementwise import WHOLE, ElementwiseArguments, find_spread, format_number, get_index_type, make_operands
 from whet.tactics.cuda.library._library_gemm import TF32_RTOL
 
 MOST_FUSED, MOST_APART, MOST_COMPILED = (
@@ -271,8 +271,10 @@ def _make_post_ops_launch(work: Convolution, epilogue: Epilogue, address: int, b
     position = epilogue.post_ops.residual
     steps = [add.format(1), *([add.format(2)] if position == 1 else []), act, *([add.format(2)] if position == 2 else [])]
     kind_of = TYPE[work.dtype]
-    rows = pad_operands((address, 0, kind_of), (bias, 1, 0), *([(residual, 0, kind_of)] if residual else []))
-    count, inner = _count(work.y), work.y[2] * work.y[3]
-    constants = {"TYPE": kind_of, "LAST": int(work.last), "STEPS": "".join(steps)}
-    arguments = ElementwiseArguments(out=address, input=rows, count=count, channels=work.y[1], inner=inner)
+    channels = find_spread((1, work.y[1], 1, 1), work.y, "nhwc" if work.last else "linear")
+    assert channels is not None
+    rows = make_operands((address, kind_of, WHOLE), (bias, 0, channels), *([(residual, kind_of, WHOLE)] if residual else []))
+    count = _count(work.y)
+    constants = {"TYPE": kind_of, "INDEX": get_index_type(count), "STEPS": "".join(steps)}
+    arguments = ElementwiseArguments(out=address, input=rows, count=count)
     return launch("pointwise", arguments, constants, (count_blocks(count, 2048), 1, 1), 256)

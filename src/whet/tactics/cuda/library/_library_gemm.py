@@ -31,7 +31,7 @@ from whet.tactics.cuda._device.kernel import (
 )
 from whet.tactics.cuda.conv.conv import get_conv_shape, list_conv_signatures
 from whet.tactics.cuda.conv.patch_embedding import Im2colArguments
-from whet.tactics.cuda.elementwise.elementwise import ElementwiseArguments, format_number, pad_operands
+from whet.tactics.cuda.elementwise.elementwise import WHOLE, ElementwiseArguments, format_number, get_index_type, make_operands
 from whet.tactics.cuda.gemm.gemm import get_gemm_shape, why_not_product
 from whet.tactics.cuda.library import _cublaslt
 from whet.tactics.cuda.library._cublaslt import WORKSPACE, LtLaunch, Product
@@ -201,6 +201,6 @@ def _make_windows_launch(layer: Layer, work: _Work, size: int, source: int, targ
 def _make_activation_launch(address: int, count: int, dtype: str, kind: str, low: float, high: float) -> Launch:
     """An activation that the library has not, in place."""
     steps = f"for (int e = 0; e < 8; ++e) x.v[e] = activate<{ACTIVATIONS[kind]}>(x.v[e], Act{{{format_number(low)}, {format_number(high)}}});"
-    constants = {"TYPE": TYPE[dtype], "LAST": 1, "STEPS": steps}
-    arguments = ElementwiseArguments(out=address, input=pad_operands((address, 0, TYPE[dtype])), count=count, channels=1, inner=1)
+    constants = {"TYPE": TYPE[dtype], "INDEX": get_index_type(count), "STEPS": steps}
+    arguments = ElementwiseArguments(out=address, input=make_operands((address, TYPE[dtype], WHOLE)), count=count)
     return launch("pointwise", arguments, constants, (count_blocks(count, 2048), 1, 1), 256)
