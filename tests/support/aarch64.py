@@ -228,7 +228,7 @@ def run_tactics(names: list[str], seconds: float, cpu: str) -> None:
     for tactic in contract.TACTICS:
         if not isinstance(tactic, CompiledTactic) or (names and tactic.name not in names):
             continue
-        result: dict = {"tactic": tactic.name, "computed": 0, "refused": tactic.unavailable()}
+        result: dict = {"tactic": tactic.name, "computed": 0, "refused": tactic.unavailable() or tactic.missing_library()}
         start = perf_counter()
         for name, k in samples_of(tactic) if result["refused"] is None else ():
             if perf_counter() - start > seconds:

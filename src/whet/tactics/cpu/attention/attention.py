@@ -90,11 +90,8 @@ class Attention(CompiledTactic):
     composites = ("Attention",)
     what = "attention"
 
-    def unavailable(self) -> str | None:
-        return super().unavailable() or dnn.load_error()
-
     def why_not(self, layer: Layer) -> str | None:
-        if reason := super().why_not(layer) or dnn.load_error():
+        if reason := super().why_not(layer):
             return reason
         if not is_static(layer):
             return None
