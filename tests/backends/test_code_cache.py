@@ -1,5 +1,6 @@
 """Compiled code on disk: written once, read afterwards, compiled again if the file is damaged or the folder belongs to another user."""
 
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -86,3 +87,24 @@ def test_the_oldest_files_are_deleted(tmp_path):
     assert len(list(tmp_path.iterdir())) == 6
     _code_cache.limit_files(tmp_path, 5)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["4.o", "5.o"]
+
+
+@pytest.mark.parametrize("most", [5, 6])
+def test_files_that_another_process_deletes_meanwhile_do_not_count(tmp_path, monkeypatch, most):
+    """One of seven files goes between the listing and the look at its time: the six others are limited as if it had never been there."""
+    for k in range(7):
+        path = tmp_path / f"{k}.o"
+        path.write_bytes(b"code")
+        os.utime(path, (k, k))
+    scan = os.scandir
+
+    @contextlib.contextmanager
+    def scan_while_another_deletes(folder):
+        with scan(folder) as entries:
+            listed = list(entries)
+        (tmp_path / "3.o").unlink()
+        yield iter(listed)
+
+    monkeypatch.setattr(os, "scandir", scan_while_another_deletes)
+    _code_cache.limit_files(tmp_path, most)
+    assert sorted(os.listdir(tmp_path)) == (["5.o", "6.o"] if most == 5 else ["0.o", "1.o", "2.o", "4.o", "5.o", "6.o"])

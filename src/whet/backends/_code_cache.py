@@ -51,7 +51,18 @@ def get_cached_code(path: Path, compile_code: Callable[[], bytes]) -> bytes:
 def limit_files(folder: Path, most: int) -> None:
     """Deletes the files that were written first if there are more than `most`: half of them, so that it is rarely done."""
     with suppress(OSError):
-        files = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(folder) if entry.is_file()]
+        files = _list_files(folder)
         if len(files) > most:
             for _, path in sorted(files)[: len(files) - most // 2]:
                 Path(path).unlink(missing_ok=True)
+
+
+def _list_files(folder: Path) -> list[tuple[float, str]]:
+    """Times of modification (seconds) and paths of the files in a folder. Other processes rename and delete files meanwhile: those are left out."""
+    files = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                if entry.is_file():
+                    files.append((entry.stat().st_mtime, entry.path))
+    return files

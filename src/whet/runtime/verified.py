@@ -74,7 +74,9 @@ def digest_source_files() -> str:
 
 
 def _list_files(folder: Path | str) -> Iterator[tuple[str, int, int]]:
-    for entry in os.scandir(folder):
+    with os.scandir(folder) as scan:
+        entries = list(scan)
+    for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             if entry.name != "__pycache__":
                 yield from _list_files(entry.path)

@@ -106,7 +106,9 @@ def list_modules(backend: str) -> dict[str, str]:
 
 def _list_files(folder: str, package: str) -> dict[str, str]:
     modules: dict[str, str] = {}
-    for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+    with os.scandir(folder) as scan:
+        entries = sorted(scan, key=lambda e: e.name)
+    for entry in entries:
         if entry.name.startswith(("_", ".")):
             continue
         if entry.is_dir():
