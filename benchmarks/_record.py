@@ -55,6 +55,11 @@ def describe_machine() -> str:
     return f"{get_cpu_model()}, {len(os.sched_getaffinity(0))} CPUs"
 
 
+def describe_origin(made: dict[str, Any]) -> dict[str, Any]:
+    """Date, commit, command and machine of `provenance`, for a row of a file whose other rows may be of other runs."""
+    return {key: made[key] for key in ("date", "commit", "command", "machine")}
+
+
 def count_tactics(plan: Any) -> dict[str, int]:
     """How many layers of an engine each tactic has: check_results.py judges a row with these by the code of its kernels alone."""
     return dict(Counter(choice.tactic for choice in plan.choices.values()).most_common())
@@ -63,8 +68,8 @@ def count_tactics(plan: Any) -> dict[str, int]:
 def replace_row(row: dict[str, Any], out: Path, key: Iterable[str], packages: Iterable[str], machine: Any = None) -> list[dict[str, Any]]:
     """Puts a row into a result file in the place of an older row with the same values of `key`, and returns all rows, sorted by `key`.
 
-    The row gets its own date and commit, since the other rows may have been measured earlier. Rows of another machine are dropped. `machine`
-    describes this one (`describe_machine` if not given). Several processes may write to one file.
+    The row gets its own date, commit and command, since the other rows may have been measured earlier. Rows of another machine are dropped.
+    `machine` describes this one (`describe_machine` if not given). Several processes may write to one file.
     """
     keys = tuple(key)
     with alone(out):
@@ -72,7 +77,7 @@ def replace_row(row: dict[str, Any], out: Path, key: Iterable[str], packages: It
         made = provenance(packages)
         made["machine"] = machine or made["machine"]
         rows = [r for r in old.get("rows", ()) if any(r[k] != row[k] for k in keys)] if old.get("machine") == made["machine"] else []
-        rows.append(row | {"date": made["date"], "commit": made["commit"]})
+        rows.append(row | {key: made[key] for key in ("date", "commit", "command")})
         rows.sort(key=lambda r: [r[k] for k in keys])
         out.write_text(json.dumps({**made, "rows": rows}, indent=1) + "\n")
     return rows

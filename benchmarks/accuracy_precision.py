@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from _record import alone, provenance
+from _record import alone, describe_origin, provenance
 
 from support import datasets, detection, realdata
 
@@ -260,7 +260,7 @@ def main() -> int:
                 row = measure_detector(ready, precision, args.method)
             else:
                 row = measure(ready, precision, args.limit, args.method, args.batch, args.jpeg)
-            row |= {"seconds": round(time.perf_counter() - start, 1), "commit": provenance([])["commit"]}
+            row |= {"seconds": round(time.perf_counter() - start, 1), **describe_origin(provenance([]))}
             rows.append(row)
             tell(row)
             write(args.out, rows, args)
