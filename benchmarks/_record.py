@@ -84,12 +84,15 @@ def replace_row(row: dict[str, Any], out: Path, key: Iterable[str], packages: It
 
 
 def runs_of(data: Any) -> Iterator[dict[str, Any]]:
-    """Every record of a result file that names, or should name, a commit: rows measured by themselves, and runs for their other rows."""
+    """Every record of a result file that names, or should name, a commit: rows measured by themselves, and runs for their other rows.
+
+    A row with a commit of its own was measured by itself, so it does not inherit the date and the command of its file.
+    """
     for run in data if isinstance(data, list) else [data]:
         rows = run.get("rows", [])
         rows = [row for row in (rows.values() if isinstance(rows, dict) else rows) if isinstance(row, dict)]
         own = [row for row in rows if "commit" in row]
-        yield from ({**{k: v for k, v in run.items() if k != "rows"}, **row} for row in own)
+        yield from ({**{k: v for k, v in run.items() if k not in ("rows", "date", "command")}, **row} for row in own)
         if not own or len(own) < len(rows):
             yield run
 
@@ -102,6 +105,11 @@ def find_gaps(run: dict[str, Any]) -> list[str]:
     if str(run.get("commit", "")).endswith("+changes"):
         said.append("uncommitted changes were measured")
     return said
+
+
+def list_gaps(data: Any) -> list[str]:
+    """What the records of a result file lack, each gap once; a file with gaps is not published."""
+    return list(dict.fromkeys(gap for run in runs_of(data) for gap in find_gaps(run)))
 
 
 def _version(package: str) -> str:

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from _record import median_interval, provenance
+from _record import describe_origin, median_interval, provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -498,8 +498,7 @@ def write(doc: Path = DOC) -> None:
         "networks on this machine at batch 1 unless it says otherwise; random weights where only time is asked, published ones for accuracy.",
         "A command with `--quick` measured fewer points. Rows that choose what to cut under a budget (half the multiply-adds, predicted, latency",
         "or FLOPs) and are of before November 22, 2026 were chosen by an earlier knapsack (docs/design/pruning.md). \"Medians only\": the row is of",
-        "before the 95 % intervals were stored; with them a verdict needs the whole interval on one side of the bar. \"+changes\": uncommitted",
-        "changes were measured.", "",
+        "before the 95 % intervals were stored; with them a verdict needs the whole interval on one side of the bar.", "",
     ]  # fmt: skip
     for device in ("cpu", "h200"):
         path = RESULTS / device / "claims.json"
@@ -552,10 +551,11 @@ def main() -> None:
                 continue
             about = provenance([n for n in ("numpy", "onnx", "onnxruntime", "onednn-cpu-gomp") if find_distribution(n)])
             flags = (" --backend cuda" if args.backend == "cuda" else "") + (" --quick" if args.quick else "")
+            about["machine"] = b.machine.describe().get("model", "")
             old = json.loads(path.read_text())["rows"] if path.exists() else {}  # read now: other runs may have added rows
-            old[name] = {**asdict(replace(row, others=b.others)), "date": about["date"], "commit": about["commit"], "flags": flags}
+            old[name] = {**asdict(replace(row, others=b.others)), "flags": flags, **describe_origin(about)}
             print(f"{row.claim}\n  {row.number}\n  {row.verdict}", flush=True)
-            data = {**about, "machine": b.machine.describe().get("model", ""), "rows": old}
+            data = {**about, "rows": old}
             path.write_text(json.dumps(data, indent=1) + "\n")
     if args.out is None:
         write()

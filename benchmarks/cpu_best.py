@@ -179,7 +179,7 @@ def _record(rows: list[dict[str, Any]], args: argparse.Namespace) -> bool:
     out = Path(args.out)
     old = json.loads(out.read_text())["rows"] if out.exists() else []
     told = provenance(["numpy", "onnxruntime", "openvino", "nncf", "onednn-cpu-gomp"])
-    rows = [{**r, "commit": told["commit"]} for r in rows]
+    rows = [{**r, "commit": told["commit"], "command": told["command"]} for r in rows]
     new = {(r["case"], r["batch"]) for r in rows}
     rows = sorted([*(r for r in old if (r["case"], r["batch"]) not in new), *rows], key=lambda r: (r["batch"], r["case"]))
     timed = [r for r in rows if r["others_cpus"] <= DISTURBED]

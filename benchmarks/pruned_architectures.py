@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import _small_architectures
-from _record import provenance
+from _record import describe_origin, provenance
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
@@ -232,7 +232,7 @@ def main() -> None:
     if unknown := set(names) - set(networks()):
         parser.error(f"--only: no network is named {', '.join(sorted(unknown))}; names are as in the table, such as timm/vgg11_bn")
     stamp = provenance(PACKAGES)
-    rows = [{"machine": None, **r} for r in json.loads(args.out.read_text())["rows"]] if args.resume else []
+    rows = json.loads(args.out.read_text())["rows"] if args.resume else []
     rows = [r for r in rows if "error" not in r or r["name"] not in names]
     names = [n for n in names if n not in {r["name"] for r in rows}]
     end, order = time.monotonic() + args.total, networks()
@@ -244,7 +244,7 @@ def main() -> None:
     with ThreadPoolExecutor(args.workers) as pool:
         for row in pool.map(work, names):
             if row is not None:
-                rows.append({**row, **{key: stamp[key] for key in ("date", "commit", "machine")}})
+                rows.append({**row, **describe_origin(stamp)})
                 print(json.dumps(row), flush=True)
                 if args.out:
                     rows.sort(key=lambda r: order.index(r["name"]))

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _record import provenance
+from _record import describe_origin, provenance
 from pruning_defaults import IMAGES, normalized
 from pruning_tools import by_torch_pruning, module, multiplications
 from torch import nn
@@ -248,7 +248,7 @@ def main() -> None:
         flops, before, after = runs[method](seed, some, FinetuneConfig(epochs=epochs, seed=seed))
         rows.append({**case, "flops": round(flops, 4), "before": round(100 * float(before["top1"].mean()), 2),
                      **{n: round(100 * float(right.mean()), 2) for n, right in after.items()},
-                     "seconds": round(time.perf_counter() - start, 1), "date": stamp["date"], "commit": stamp["commit"],
+                     "seconds": round(time.perf_counter() - start, 1), **describe_origin(stamp), "machine": machine,
                      "right": {n: to_text(right) for n, right in after.items()}})  # fmt: skip
         print({k: v for k, v in rows[-1].items() if k != "right"}, flush=True)
         args.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")

@@ -14,6 +14,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from _record import list_gaps
+
 RESULTS = Path(__file__).parent / "results"
 VALUE = re.compile(r"(<!-- value: (\S+) (.+?) as (\S+) -->).*?(<!-- end -->)", re.DOTALL)
 _SUMMARIES = {"min": min, "max": max, "sum": sum, "median": statistics.median, "geomean": statistics.geometric_mean}
@@ -30,10 +32,12 @@ def update(text: str, results: Path = RESULTS) -> str:
 
 
 def resolve(path: Path, expression: str) -> float:
-    """The value of `[min|max|sum|median|geomean] PATH [over PATH]` in a result file. Raises UnknownValue."""
+    """The value of `[min|max|sum|median|geomean] PATH [over PATH]` in a result file. Raises UnknownValue, also for a file of incomplete origin."""
     if not path.is_file():
         raise UnknownValue(f"there is no result file {path}")
     data = json.loads(path.read_text())
+    if gaps := list_gaps(data):
+        raise UnknownValue(f"{path.name} is not published: {', '.join(gaps)}")
     data = {"runs": data} if isinstance(data, list) else data
     value, *divisor = (float(p) if re.fullmatch(r"[\d.]+", p) else _value(data, p.strip(), path.name) for p in expression.split(" over "))
     return value / divisor[0] if divisor else value

@@ -117,7 +117,7 @@ def count_tactics(name: str, batch: int, precision: str, backend: str) -> dict[s
 
 def build_rows(rows: list[str], backend: str, path: Path, jobs: int, budget: float, limit: float, again: bool) -> None:
     """Builds rows in processes and adds each to the result file as it ends."""
-    from _record import alone, provenance
+    from _record import alone, describe_origin, provenance
 
     begun = time.perf_counter()
 
@@ -136,8 +136,8 @@ def build_rows(rows: list[str], backend: str, path: Path, jobs: int, budget: flo
         with alone(path):
             record = json.loads(path.read_text()) if path.exists() else {"rows": {}}
             made_by = provenance(("numpy",))
-            record |= {key: made_by[key] for key in ("date", "commit", "command", "versions")}
-            record["rows"][row] = {"commit": made_by["commit"], **result}
+            record |= {key: made_by[key] for key in ("date", "commit", "command", "machine", "versions")}
+            record["rows"][row] = {**describe_origin(made_by), **result}
             path.write_text(json.dumps(record, indent=1) + "\n")
         print(f"{time.perf_counter() - begun:6.0f} s  {row}: {result.get('failed') or str(len(result['tactics'])) + ' tactics'}", flush=True)
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _record import find_gaps, neutral, runs_of
+from _record import list_gaps, neutral, runs_of
 from references import UnknownValue, update
 
 ROOT = Path(__file__).parent.parent
@@ -56,6 +56,8 @@ def plain(data: dict[str, Any], columns: str | None = None) -> str:
         if unknown:
             raise SystemExit(f"no row has a column {unknown[0]!r}; there are {', '.join(keys)}")
         keys = columns.split(",")
+    else:
+        keys = [k for k in keys if k != "command"]
     return markdown(keys, [[_cell(r.get(k)) for k in keys] for r in flat])
 
 
@@ -66,57 +68,41 @@ def _cell(v: Any) -> str:
 def table(name: str, columns: str | None = None) -> str:
     """The table of benchmarks/results/<name>.json, with a line of date, commit, device and versions.
 
-    A file may contain several runs: a list of results, each with its own date, which become rows of one table.
+    A file may contain several runs: a list of results, each with its own date, which become rows of one table. Raises UnknownValue for a file whose
+    origin is incomplete.
     """
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     if not path.exists():
         return "Not measured yet.\n"
     data = json.loads(path.read_text())
+    if gaps := list_gaps(data):
+        raise UnknownValue(f"{name} is not published: {', '.join(gaps)}")
     runs = data if isinstance(data, list) else [data]
     whole = runs[0] if len(runs) == 1 else {"rows": [{"run": r["date"], **row} for r in runs for row in r["rows"]]}
     made = ratios(whole) if "ratio" in whole["rows"][0] and not columns else plain(whole, columns)
-    marked, notes = mark_gaps(made, [(run, row) for run in runs for row in run["rows"]])
-    return "\n\n".join([marked, *notes, *(text for r in runs for text in _origin(r))]) + "\n"
-
-
-def mark_gaps(table: str, rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[str, list[str]]:
-    """The table with a mark at each row of an incomplete origin, if others of its run are complete, and the text of each mark.
-
-    `rows`: the run and the row of every line of the table.
-    """
-    lines, texts = table.split("\n"), []
-    for i, (run, row) in enumerate(rows):
-        gaps = find_gaps({**run, **row})
-        if not gaps or all(find_gaps(r) == gaps for r in runs_of(run)):
-            continue  # complete, or said once for the whole run
-        text = f"{', '.join(gaps)} (commit {str(row.get('commit', run.get('commit'))).removesuffix('+changes')})"
-        if text not in texts:
-            texts.append(text)
-        first, rest = lines[i + 2].removeprefix("| ").split(" |", 1)
-        lines[i + 2] = f"| {first} [{texts.index(text) + 1}] |{rest}"
-    return "\n".join(lines), [f"[{n}] Incomplete origin: {text}." for n, text in enumerate(texts, 1)]
+    return "\n\n".join([made, *(text for r in runs for text in _origin(r))]) + "\n"
 
 
 def _origin(run: dict[str, Any]) -> list[str]:
-    """The provenance of a run, what is missing of it, and its note."""
-    machine = run.get("machine", "")
-    device = run.get("device") or (machine if isinstance(machine, str) else machine.get("model", ""))
-    said = [run["note"]] if "note" in run else []
+    """The provenance of a run, and its notes."""
     records = list(runs_of(run))
-    gaps = list(dict.fromkeys(g for r in records for g in find_gaps(r)))
-    if gaps:
-        of = "" if all(set(gaps) == set(find_gaps(r)) for r in records) else " of the rows with a mark"
-        said.insert(0, f"Incomplete origin{of}: {', '.join(gaps)}. The result is kept until it is measured again.")
-    commits = dict.fromkeys(str(r["commit"]) for r in records if "commit" in r)
-    dates = sorted({r["date"][:16] for r in records if "date" in r})
-    if not dates:
-        return said
+    machines = dict.fromkeys(filter(None, (_machine(r) for r in records)))
+    commits = dict.fromkeys(str(r["commit"]) for r in records)
+    dates = sorted({r["date"][:16] for r in records})
     versions = ", ".join(f"{k} {v}" for k, v in run.get("versions", {}).items())
     when = dates[0] if len(dates) == 1 else f"{dates[0][:10]} to {dates[-1][:10]}" if dates[0][:10] != dates[-1][:10] else dates[0][:10]
-    where = ", ".join(x for x in (when, device, f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}") if x)
-    command = " ".join(map(neutral, run.get("command", "").split()))  # older files contain folders of the machine
-    first = "; ".join(x for x in (where, versions) if x) + "."
-    return [f"{first} `{command}`" if command else first, *said]
+    where = ", ".join(x for x in (when, *machines, f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}") if x)
+    commands = list(dict.fromkeys(" ".join(map(neutral, r["command"].split())) for r in records))  # older files contain folders of the machine
+    first = "; ".join(x for x in (where, versions) if x) + f". `{commands[0]}`"
+    if len(commands) > 1:
+        first += " repeats the first row; the result file has the command of each"
+    return [first, *(run[key] for key in ("note", "machine_source") if key in run)]
+
+
+def _machine(record: dict[str, Any]) -> str:
+    """The device, or the model of the CPU."""
+    named = next((record[key] for key in ("device", "machine", "cpu") if record.get(key)), "")
+    return named if isinstance(named, str) else str(named.get("model", ""))
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import numpy as np
-from _record import alone, provenance
+from _record import alone, describe_origin, provenance
 
 from whet.backends import get_backend
 from whet.builder import BuildConfig, build
@@ -170,7 +170,7 @@ class Table:
                 row["jpeg"] = scores(jpeg, base[1])
             stamp = provenance(["numpy"])
             machine = str(get_backend(self.backend).describe().get("model", self.backend))
-            row |= {"date": stamp["date"], "commit": stamp["commit"]}
+            row |= {**describe_origin(stamp), "machine": machine}
             print(row, flush=True)
             with alone(self.path):
                 found = read(self.path)

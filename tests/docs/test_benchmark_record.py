@@ -131,17 +131,26 @@ def test_targets_on_the_gpu_are_judged_by_the_interval(monkeypatch):
     assert gpu_peers.bar(row) == ""
 
 
-def test_rows_of_an_incomplete_origin_have_a_mark():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        tables = runpy.run_path(str(BENCHMARKS / "tables.py"))
+@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").glob("*/*.json")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_record_names_its_commit_date_command_and_machine(path):
+    """A result that cannot be repeated, or whose commit is not what ran, is no evidence: it is measured again or deleted."""
+    assert RECORD["list_gaps"](json.loads(path.read_text())) == []
+
+
+def test_rows_measured_by_themselves_inherit_no_command():
+    """The command and date of a file are those of its last run."""
     run = {"date": "2026-11-21T00:00", "command": "python benchmarks/a.py", "machine": "m", "commit": "abc"}
-    rows = [{"case": "a", "commit": "abc"}, {"case": "b", "commit": "def+changes"}, {"case": "c", "commit": "def+changes"}]
-    table = tables["markdown"](["case", "ms"], [["a", "1"], ["b", "2"], ["c", "3"]])
-    run["rows"] = rows
-    marked, notes = tables["mark_gaps"](table, [(run, row) for row in rows])
-    assert marked.split("\n")[2:] == ["| a | 1 |", "| b [1] | 2 |", "| c [1] | 3 |"]
-    assert notes == ["[1] Incomplete origin: uncommitted changes were measured (commit def)."]
-    assert "of the rows with a mark: uncommitted changes were measured" in tables["_origin"](run)[1]
-    run["rows"] = rows[1:]  # said once for all
-    assert tables["mark_gaps"](table, [(run, row) for row in rows[1:]]) == (table, [])
+    assert RECORD["list_gaps"](run | {"rows": [{"ms": 1}]}) == []
+    assert RECORD["list_gaps"](run | {"rows": [{"ms": 1, "commit": "def"}]}) == ["no date was stored", "no command was stored"]
+    own = {"date": "2026-11-20T00:00", "command": "python benchmarks/a.py --only x"}
+    assert RECORD["list_gaps"](run | {"rows": [{"commit": "def", **own}]}) == []
+    assert RECORD["list_gaps"](run | {"rows": [{"commit": "def+changes", **own}, {"ms": 1}]}) == ["uncommitted changes were measured"]
+
+
+def test_a_replaced_row_has_a_complete_origin(tmp_path, monkeypatch):
+    monkeypatch.setitem(RECORD["replace_row"].__globals__, "read_commit", lambda folder: "0123456789ab")
+    for name in ("a", "b"):
+        RECORD["replace_row"]({"case": name, "ms": 1.0}, tmp_path / "r.json", ("case",), ("numpy",))
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [r["case"] for r in found["rows"]] == ["a", "b"]
+    assert RECORD["list_gaps"](found) == []

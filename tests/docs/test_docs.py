@@ -97,24 +97,31 @@ def test_a_bar_is_met_only_by_the_lower_end_of_the_interval(monkeypatch, low, hi
     assert f"| 1: {verdict} |" in tables.ratios({"rows": [row]})
 
 
-def test_a_table_names_the_commits_of_its_rows_and_what_is_missing(monkeypatch, tmp_path):
+def test_a_table_names_the_commits_of_its_rows(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import references
     import tables
 
     (tmp_path / "benchmarks/results/cpu").mkdir(parents=True)
     monkeypatch.setattr(tables, "ROOT", tmp_path)
+    path = tmp_path / "benchmarks/results/cpu/r.json"
 
     def text(**run):
-        (tmp_path / "benchmarks/results/cpu/r.json").write_text(json.dumps(run))
+        path.write_text(json.dumps(run))
         return tables.table("cpu/r").split("\n\n", 1)[1]
 
     whole = {"date": "2026-11-21T10:20:30", "commit": "aa", "command": "python a.py", "machine": "m", "versions": {"numpy": "2.1"}}
     assert text(**whole, rows=[{"ms": 1}]) == "2026-11-21T10:20, m, commit aa; numpy 2.1. `python a.py`\n"
-    rows = [{"ms": 1, "commit": "bb+changes", "date": "2026-11-20T01:02:03"}, {"ms": 2}]
-    missing = "Incomplete origin of the rows with a mark: uncommitted changes were measured. The result is kept until it is measured again.\n"
-    said = "2026-11-20 to 2026-11-21, m, commits bb+changes, aa; numpy 2.1. `python a.py`"
-    assert text(**whole, rows=rows) == f"[1] Incomplete origin: uncommitted changes were measured (commit bb).\n\n{said}\n\n{missing}"
-    assert text(rows=[{"ms": 1}]).startswith("Incomplete origin: no commit was stored, no date was stored, no command was stored, no machine")
+    own = {"ms": 1, "commit": "bb", "date": "2026-11-20T01:02:03", "command": "python a.py --only b", "machine": {"model": "n", "cpus": 2}}
+    said = "2026-11-20 to 2026-11-21, n, m, commits bb, aa; numpy 2.1. `python a.py --only b` repeats the first row; "
+    assert text(**whole, rows=[own, {"ms": 2}]) == f"{said}the result file has the command of each\n"
+    assert "bb" not in text(**whole, rows=[{"ms": 2}], note="bc")
+    with pytest.raises(references.UnknownValue, match=r"cpu/r is not published: uncommitted changes were measured"):
+        text(**whole, rows=[{**own, "commit": "bb+changes"}])
+    with pytest.raises(references.UnknownValue, match=r"r\.json is not published: uncommitted changes were measured"):
+        references.resolve(path, "rows[0].ms")
+    with pytest.raises(references.UnknownValue, match="no commit was stored, no date was stored, no command was stored, no machine"):
+        text(rows=[{"ms": 1}])
 
 
 def test_numbers_of_the_prose_refer_to_the_results():
@@ -140,8 +147,9 @@ def test_references_are_updated_from_the_file(tmp_path, monkeypatch):
     import references
 
     rows = [{"case": "a M=1 f32", "ms": 0.40481}, {"case": "b M=1 f32", "ms": 0.2}, {"case": "b M=1 i8", "ms": 0.1, "inner": {"x": 3}}]
-    (tmp_path / "a.json").write_text(json.dumps({"rows": rows, "floor": 1.882}))
-    (tmp_path / "b.json").write_text(json.dumps([{"date": "2026-11-22T01:48:46+00:00", "rows": rows}]))
+    origin = {"date": "2026-11-22T01:48:46+00:00", "commit": "aa", "command": "python a.py", "machine": "m"}
+    (tmp_path / "a.json").write_text(json.dumps({**origin, "rows": rows, "floor": 1.882}))
+    (tmp_path / "b.json").write_text(json.dumps([{**origin, "rows": rows}]))
 
     def value(expression, file="a", form=".3f"):
         return references.update(f"<!-- value: {file} {expression} as {form} -->old<!-- end -->", tmp_path).split("-->")[1].split("<")[0]

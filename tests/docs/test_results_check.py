@@ -62,15 +62,16 @@ def test_records_to_measure_again(repository, capsys):
     last = commit("src/whet/tactics/cpu/conv.py", "def run(): return 2")
     commit("docs/x.md", "prose")
     origin = {"date": "2026-11-21", "command": "python benchmarks/a.py", "machine": "m", "rows": []}
+    own = {"date": "2026-11-21", "command": "python benchmarks/a.py"}
     runs = {
         "cpu/stale.json": {"commit": first, **origin, "date": "2026-11-20"},
         "cpu/current.json": {"commit": last, **origin},
         "cpu/dirty.json": [{"commit": last + "+changes", **origin}],
         "cpu/anonymous.json": {"rows": []},
         "cpu/unknown.json": {"commit": "0" * 12, **origin},
-        "cpu/by_row.json": {"commit": last, **origin, "rows": [{"commit": last}, {"commit": first}]},
-        "cpu/some_rows.json": {"commit": first, **origin, "rows": [{"commit": last}, {"ms": 1}]},  # the second row is of the header's commit
-        "cpu/by_name.json": {"commit": last, **origin, "rows": {"a": {"commit": first}}},
+        "cpu/by_row.json": {"commit": last, **origin, "rows": [{**own, "commit": last}, {**own, "commit": first}]},
+        "cpu/some_rows.json": {"commit": first, **origin, "rows": [{**own, "commit": last}, {"ms": 1}]},  # the second row is of the header's commit
+        "cpu/by_name.json": {"commit": last, **origin, "rows": {"a": {**own, "commit": first}}},
         "h200/other_backend.json": {"commit": first, **origin},
     }
     found = check(write_results(folder, runs), folder)
@@ -108,7 +109,7 @@ def test_only_the_kernels_of_a_row_count(repository):
     origin = {"date": "d", "command": "python benchmarks/a.py", "machine": "m", "commit": first}
     rows = [{"case": "a", "tactics": {"cpu/conv": 2}}, {"case": "unknown"}]
     rows[1:1] = [{"case": "net", "precision": p} for p in ("fp32", "int8")]
-    write_results(folder, {"cpu/r.json": {**origin, "rows": [{**row, "commit": first} for row in rows]}})
+    write_results(folder, {"cpu/r.json": {**origin, "rows": [{**origin, **row} for row in rows]}})
     known = {"net:1:fp32": {"tactics": {"cpu/pool": 1}}, "net:8:int8": {"tactics": {"cpu/conv": 1}}}
     (folder / "benchmarks/results/cpu").mkdir(parents=True)
     (folder / "benchmarks/results/cpu/selected_tactics.json").write_text(json.dumps({"rows": known}))
