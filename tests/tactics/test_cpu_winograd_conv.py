@@ -20,7 +20,8 @@ from whet.tactics.cpu.onednn import _api as dnn
 NAME = "cpu/winograd_conv"
 FORMS = [(("m", m), ("tiles", n), ("strips", s), ("split", split)) for m in PAIRS for n, s in ((5, 1), (40, 3)) for split in (0, 1)]
 RAW_FORMS = [(("m", m), ("tiles", n), ("strips", 1), ("split", split), ("raw", 1)) for m in PAIRS for n, split in ((5, 0), (40, 1), (5, 2), (40, 2))]
-FORMS += [(("m", 2), ("tiles", 5), ("strips", 2), ("split", 2)), *RAW_FORMS]
+MATRIX_FORMS = [(("m", m), ("tiles", n), ("strips", s), ("split", 3)) for m in PAIRS for n, s in ((5, 1), (40, 2), (400, 9))]
+FORMS += [(("m", 2), ("tiles", 5), ("strips", 2), ("split", 2)), *RAW_FORMS, *MATRIX_FORMS]
 #: About half of the forms, with each pair of values of `m`, `strips` and `split`.
 SOME_FORMS = [f for f in FORMS if (list(PAIRS).index(dict(f)["m"]) + (dict(f)["strips"] > 1) + dict(f)["split"]) % 2 == 0]
 
@@ -76,7 +77,7 @@ def test_random_geometries(monkeypatch):
         shape = (int(rng.integers(1, 4)), int(rng.integers(1, 50)), *(int(n) for n in rng.integers(2, 24, 2)))
         pads = tuple(int(n) for n in rng.integers(1, 3, 4))
         config = (("m", int(rng.choice(list(PAIRS)))), ("tiles", int(rng.integers(1, 30))), ("strips", int(rng.integers(1, 5))))
-        forms = [(*config, ("split", split)) for split in (0, 1)]
+        forms = [(*config, ("split", split)) for split in (0, 1, 3)]
         forms.append((*config[:2], ("strips", 1), ("split", int(rng.integers(0, 3))), ("raw", 1)))
         check(*convolution(shape, int(rng.integers(1, 80)), pads), int(rng.integers(1, 4)), monkeypatch, forms)
 
@@ -137,8 +138,8 @@ def test_nan_and_infinity_reach_their_windows_and_nothing_outside_their_tiles(co
 
 
 @JIT
-@pytest.mark.parametrize(("split", "raw"), [(0, 0), (1, 0), (0, 1), (2, 1)])
-def test_users_own_buffers(split, raw):
+@pytest.mark.parametrize(("split", "raw", "launches"), [(0, 0, 1), (1, 0, 2), (3, 0, 6), (0, 1, 1), (2, 1, 2)])
+def test_users_own_buffers(split, raw, launches):
     """Image, residual and result are bound to other buffers after the launches were recorded."""
     layer, arrays = convolution((1, 16, 5, 12), 16, steps=("Relu", "Add"))
     tactic = get_tactic(NAME)
@@ -149,7 +150,7 @@ def test_users_own_buffers(split, raw):
     *at, result = [b.ctypes.data for b in nowhere]
     kernel.enqueue(Args(tuple(at), (result,), tuple(p.ctypes.data for p in packed), scratch.ctypes.data), stream)
     out, buffers = dnn.allocate_aligned(kernel.outputs[0]), {i: place(arrays[i], o) for i, o in enumerate(signature.inputs) if o is not None}
-    assert len(stream.calls) == (2 if split else 1)
+    assert len(stream.calls) == launches
     for call in stream.calls:
         for i, b in buffers.items():
             call.set_address("input", i, b.ctypes.data)
@@ -168,7 +169,7 @@ def test_vectors_of_other_cpus(lanes, rows, monkeypatch):
     monkeypatch.setattr(winograd_conv, "count_lanes", lambda: lanes)
     monkeypatch.setattr(winograd_conv, "get_row_limit", lambda: rows)
     config = ("m", 4), ("tiles", 14)
-    forms = [(*config, ("strips", 2), ("split", s)) for s in (0, 1)] + [(*config, ("strips", 1), ("split", s), ("raw", 1)) for s in (0, 2)]
+    forms = [(*config, ("strips", 2), ("split", s)) for s in (0, 1, 3)] + [(*config, ("strips", 1), ("split", s), ("raw", 1)) for s in (0, 2)]
     check(*convolution((1, 35, 9, 11), 50), 2, monkeypatch, forms)
 
 
@@ -190,11 +191,24 @@ def test_configs_leave_out_forms_that_cannot_win():
         return [dict(c) for c in tactic.configs(layer, tactic.signatures(layer, CPU)[0], CPU)]
 
     assert {(c["m"], c["split"]) for c in configs((1, 64, 56, 56), 64)} == {(4, 0)}
-    assert {c["split"] for c in configs((1, 512, 7, 7), 512) if "raw" not in c} == {0, 1}
+    assert {c["split"] for c in configs((1, 512, 7, 7), 512) if "raw" not in c} == {0, 1, 3}
+    assert {c["m"] for c in configs((1, 512, 7, 7), 512) if c["split"] == 3} == {2}, "F(4, 3) has fewer tiles than are multiplied at once"
+    for shape in ((1, 512, 7, 7), (8, 512, 7, 7)):
+        assert configs(shape, 512)[0]["split"] == 3, "a build times only the first configs of a layer with many options"
+    assert not any(c["split"] == 3 for c in configs((8, 128, 28, 28), 128))
     assert {c["m"] for c in configs((1, 512, 7, 7), 512) if "raw" in c} == {2, 4}
-    assert "raw" in configs((1, 512, 7, 7), 512)[0], "a build times only the first configs of a layer with many options"
+    assert "raw" in configs((1, 512, 7, 7), 512)[1], "a build times only the first configs of a layer with many options"
     assert not any("raw" in c for c in configs((1, 64, 56, 56), 64))
     assert {c["m"] for c in configs((1, 256, 14, 14), 256)} == {2, 4}
+
+
+@pytest.mark.parametrize(("strips", "m", "threads", "expected"), [(16, 4, 1, 16), (16, 4, 2, 16), (16, 4, 16, 6), (2, 2, 3, 1), (3, 2, 1000, 1)])
+def test_items_of_matrices_are_divided_nearly_evenly(strips, m, threads, expected):
+    """All strips of a matrix are one item where few threads divide the matrices evenly."""
+    chosen = winograd_conv._choose_matrix_strips(strips, m, threads)
+    assert chosen == expected
+    items = count_tile_inputs(m) ** 2 * -(-strips // chosen)
+    assert chosen == 1 or -(-items // threads) * threads <= 1.1 * items
 
 
 @JIT
@@ -209,7 +223,7 @@ def test_convolutions_that_are_refused(change, why):
 
 
 @JIT
-@pytest.mark.parametrize("change", [{"m": 3}, {"tiles": 0}, {"strips": 0}, {"split": 3}, {"raw": 2}, {"raw": 1, "strips": 2}])
+@pytest.mark.parametrize("change", [{"m": 3}, {"tiles": 0}, {"strips": 0}, {"split": 4}, {"raw": 2}, {"raw": 1, "strips": 2}, {"raw": 1, "split": 3}])
 def test_configs_of_no_form_are_refused(change):
     layer, _ = convolution((1, 16, 9, 9), 16)
     tactic = get_tactic(NAME)

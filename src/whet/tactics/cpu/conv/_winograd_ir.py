@@ -45,15 +45,18 @@ from whet.tactics.cpu.conv._winograd_transform import (
 VECTORS = 2  # of a strip of output channels
 LINE = 16  # floats of a cache line
 MOST_CHUNKS = 4
+MOST_PREFETCHING = 16  # chunks of the form by matrices whose number changes the code
+OUTPUT_TILES = 8  # of an item of `outputs`
 _ADDRESSES = ("source", "packed", "target", "scratch")
 _SIZES = (
     "x_pixel", "x_row", "x_block", "x_sample", "height", "width", "pad_top", "pad_left", "y_pixel", "y_row", "y_block", "y_sample", "rows", "columns",
     "tiles_across", "tiles_of_image", "tiles", "blocks", "capacity", "channel_blocks", "whole_blocks", "strips", "panels", "panel_strips",
-    "whole_vectors", "v_pitch", "m_pitch", "u_pitch", "block_floats", "thread_floats", "bias", "group", "groups", "copies", "items", "share",
+    "whole_vectors", "v_pitch", "m_pitch", "u_pitch", "block_floats", "thread_floats", "bias", "group", "groups", "copies", "block", "items", "share",
 )  # fmt: skip
 """Strides in floats of input and result; padding; tiles; blocks of tiles, and the tiles of the largest; blocks of input channels, and how many fill a
 vector; strips and panels of output channels; result vectors without a mask; strides in floats of V, M and the buffer of U,
-of a block's V, and of a thread's memory; offset of the biases; channel blocks of an item of `inputs`, and items per tile; copies of V."""
+of a block's V, and of a thread's memory; offset of the biases; channel blocks of an item of `inputs`, and items per tile; copies of V; the block of
+tiles of the launch in the form by matrices."""
 
 
 def list_context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
@@ -72,17 +75,20 @@ class Form:
     steps: tuple[str, ...]  # the epilogue: "Silu", "Relu", "Add" (of an image as large as the result); each once at most
     has_avx512dq: bool
     is_split: bool
-    chunks: int = 0  # into which the tiles of a matrix are divided, at most MOST_CHUNKS; 0: the weights are packed transformed
+    chunks: int = 0  # into which the tiles of a matrix are divided; the next strip's weights are prefetched meanwhile. 0: no prefetches
+    is_by_matrix: bool = False  # one launch each for inputs, matrices and outputs
 
     @property
     def is_raw(self) -> bool:
         """True if the kernel transforms the weights."""
-        return self.chunks > 0
+        return self.chunks > 0 and not self.is_by_matrix
 
     @property
     def product_prefetches(self) -> int:
-        """Cache lines of raw weights that are prefetched while a block of channels is multiplied with a chunk of tiles in one of the matrices. The
-        transform of the weights takes about as long as a chunk: the more evenly prefetches are spread, the less they wait for each other."""
+        """Cache lines of weights that are prefetched while a block of channels is multiplied with a chunk of tiles in one of the matrices. The
+        transform of raw weights takes about as long as a chunk: the more evenly prefetches are spread, the less they wait for each other."""
+        if self.is_by_matrix:
+            return -(-self.width * self.lanes // (LINE * self.chunks))
         return -(-self._block_lines // (count_tile_inputs(self.m) ** 2 * (self.chunks + 1))) if self.chunks else 0
 
     @property
@@ -108,10 +114,14 @@ class Form:
 
 @cache
 def emit_winograd_ir(form: Form) -> str:
-    """`winograd(context)`, or `inputs(context)` and `products(context)` in the split form."""
+    """`winograd(context)`, or `inputs(context)` and `products(context)` in the split form, or `inputs(context)`, `matrices(context)` and
+    `outputs(context)` in the form by matrices."""
     module = Module()
     functions = _Functions(module, form)
     words = list_context_words(form.steps)
+    if form.is_by_matrix:
+        _emit_by_matrix(module, form, functions)
+        return str(module)
     if not form.is_split:
         with parallel_kernel(module, "winograd", words, "items") as (f, w):
             kernel = _Kernel(f, w, form, functions)
@@ -138,6 +148,29 @@ def emit_winograd_ir(form: Form) -> str:
             copy = f.select(w.copies > 1, kernel.me, f.value(0))
             kernel.compute_panel(kernel.locate_shared_inputs(copy, block), kernel.memory, panel, *kernel.get_tile_range(block))
     return str(module)
+
+
+def _emit_by_matrix(module: Module, form: Form, functions: _Functions) -> None:
+    """The three kernels of the form by matrices, for the block of tiles `w.block`."""
+    words = list_context_words(form.steps)
+    with parallel_kernel(module, "inputs", words, "items") as (f, w):
+        kernel = _Kernel(f, w, form, functions)
+        begin, _ = kernel.get_tile_range(w.block)
+        with f.loop(w.begin, w.end) as items:
+            tile, first = begin + items.index // w.groups, items.index % w.groups * w.group
+            kernel.transform_inputs(kernel.shared_inputs, tile, tile + 1, begin, first, f.minimum(first + w.group, w.channel_blocks))
+    with parallel_kernel(module, "matrices", words, "items") as (f, w):
+        kernel = _Kernel(f, w, form, functions)
+        begin, end = kernel.get_tile_range(w.block)
+        with f.loop(w.begin, w.end) as items:
+            kernel.multiply_matrix(items.index // w.panels, items.index % w.panels, end - begin)
+    with parallel_kernel(module, "outputs", words, "items") as (f, w):
+        kernel = _Kernel(f, w, form, functions)
+        begin, end = kernel.get_tile_range(w.block)
+        with f.loop(w.begin, w.end) as items:
+            first, strip = begin + items.index // w.strips * OUTPUT_TILES, items.index % w.strips
+            m = kernel.shared_products.at(strip * (w.capacity * form.width) + (first - begin) * form.width)
+            kernel.transform_results(m, strip, f.value(1), first, f.minimum(first + OUTPUT_TILES, end))
 
 
 class _Functions:
@@ -311,10 +344,20 @@ class _Kernel:
         w = self.w
         return block * w.tiles // w.blocks, (block + 1) * w.tiles // w.blocks
 
+    @property
+    def shared_inputs(self) -> Pointer:
+        """The transformed inputs that threads share: after the memory of all threads."""
+        return self.scratch.at(emit_thread_count(self.w.context) * self.w.thread_floats)
+
+    @property
+    def shared_products(self) -> Pointer:
+        """M in the form by matrices: after V."""
+        return self.shared_inputs.at(self.w.block_floats)
+
     def locate_shared_inputs(self, copy: Value, block: Value) -> Pointer:
-        """V of a block in the split form: after the memory of all threads and the blocks before, in a copy."""
+        """V of a block in the split form: after the blocks before, in a copy."""
         w = self.w
-        return self.scratch.at(emit_thread_count(w.context) * w.thread_floats).at((copy * w.blocks + block) * w.block_floats)
+        return self.shared_inputs.at((copy * w.blocks + block) * w.block_floats)
 
     def emit_for_tiles(self, begin: Value, end: Value, emit: Callable[[Value, Value, Value, Value], None]) -> None:
         """Emits code for the tiles [begin, end): emit(tile, sample, row, column), the row and column of the tile's first result."""
@@ -382,18 +425,31 @@ class _Kernel:
         """The results of the tiles [begin, end) of a block in one panel of output channels."""
         f, w, form = self.f, self.w, self.form
         count = end - begin
-        strips = f.minimum(w.strips - panel * w.panel_strips, w.panel_strips)
         if form.is_raw:
             self._multiply_raw(v, m, panel, count)
         else:
-            strip_floats = w.channel_blocks * (form.lanes * form.width)
-            u = w.packed.as_pointer(FLOAT).at(panel * w.panel_strips * strip_floats * count_tile_inputs(form.m) ** 2)
-            m_strip = w.capacity * form.width
-            with f.loop(0, count_tile_inputs(form.m) ** 2) as xi, f.loop(0, strips) as strip:
-                u_now = u.at((xi.index * strips + strip.index) * strip_floats)
-                m_now = m.at(xi.index * w.m_pitch + strip.index * m_strip)
-                self._multiply(v.at(xi.index * w.v_pitch), u_now, m_now, count, w.channel_blocks, u_now)
-        self._transform_results(m, panel, strips, begin, end)
+            with f.loop(0, count_tile_inputs(form.m) ** 2) as xi:
+                self._multiply_strips(v, m, panel, xi.index, count)
+        self.transform_results(m, panel * w.panel_strips, self._count_strips(panel), begin, end)
+
+    def multiply_matrix(self, xi: Value, panel: Value, count: Value) -> None:
+        """The products of all `count` tiles of a block in one matrix of one panel of output channels."""
+        m = self.shared_products.at(panel * self.w.panel_strips * (self.w.capacity * self.form.width))
+        self._multiply_strips(self.shared_inputs, m, panel, xi, count)
+
+    def _count_strips(self, panel: Value) -> Value:
+        """Strips of a panel."""
+        return self.f.minimum(self.w.strips - panel * self.w.panel_strips, self.w.panel_strips)
+
+    def _multiply_strips(self, v: Pointer, m: Pointer, panel: Value, xi: Value, count: Value) -> None:
+        """The products of `count` tiles in the matrix `xi` of the packed weights of a panel; the next strip's weights follow in memory."""
+        f, w, form = self.f, self.w, self.form
+        strip_floats, strips = w.channel_blocks * (form.lanes * form.width), self._count_strips(panel)
+        u = w.packed.as_pointer(FLOAT).at(panel * w.panel_strips * strip_floats * count_tile_inputs(form.m) ** 2)
+        with f.loop(0, strips) as strip:
+            u_now = u.at((xi * strips + strip.index) * strip_floats)
+            m_now = m.at(xi * w.m_pitch + strip.index * (w.capacity * form.width))
+            self._multiply(v.at(xi * w.v_pitch), u_now, m_now, count, w.channel_blocks, u_now.at(strip_floats))
 
     def _multiply_raw(self, v: Pointer, m: Pointer, panel: Value, count: Value) -> None:
         """M of one strip of output channels: two rows of matrices at a time, in each of them block by block of input channels."""
@@ -418,7 +474,8 @@ class _Kernel:
                     self._multiply(*matrix_operands, count, f.value(1), ahead.at((block * (2 * n) + matrix.index) * lines))
 
     def _multiply(self, v: Pointer, u: Pointer, m: Pointer, count: Value, blocks: Value, ahead: Pointer) -> None:
-        """The products of `count` tiles with one matrix of one strip of output channels, in `blocks` of input channels."""
+        """The products of `count` tiles with one matrix of one strip of output channels, in `blocks` of input channels; memory from `ahead` on is
+        prefetched."""
         f, w, form = self.f, self.w, self.form
         most = max(form.rows)
         chunks = (count + (most - 1)) // most
@@ -426,19 +483,20 @@ class _Kernel:
         with f.loop(0, chunks, carried=[f.value(0)]) as chunk:
             (tile,) = chunk.values
             rows = least + (chunk.index < longer).convert("zext", tile.type)
-            ahead_now = ahead.at(chunk.index * (form.product_prefetches * LINE))
+            ahead_now = ahead.at(chunk.index * blocks * (form.product_prefetches * LINE))
             operands = v.at(tile * form.lanes), w.capacity * form.lanes, u, m.at(tile * form.width), blocks, ahead_now
             for r in form.rows:
                 with f.when(rows.equals(r)):
                     f.call(self.functions.products[r], *operands)
             chunk.carry(tile + rows)
 
-    def _transform_results(self, m: Pointer, panel: Value, strips: Value, begin: Value, end: Value) -> None:
+    def transform_results(self, m: Pointer, first_strip: Value, strips: Value, begin: Value, end: Value) -> None:
+        """The results of the tiles [begin, end) in `strips` strips of output channels; `m` has the products of the first tile and strip."""
         f, w, form = self.f, self.w, self.form
         target = w.target.as_pointer(FLOAT)
         added = w.added.as_pointer(FLOAT) if "Add" in form.steps else target
         bias = w.packed.as_pointer(FLOAT).at(w.bias)
-        first = panel * w.panel_strips * VECTORS
+        first = first_strip * VECTORS
 
         def transform(tile: Value, sample: Value, y: Value, x: Value) -> None:
             rows, columns = f.minimum(w.rows - y, form.m), f.minimum(w.columns - x, form.m)

@@ -1,7 +1,8 @@
 """3x3 convolutions without strides by Winograd's F(2, 3) and F(4, 3), f32: 2.25 and 4 times fewer multiplications than a direct convolution.
 
 Direct convolutions of oneDNN, OpenVINO and ONNX Runtime are at the peak of the multipliers, so that only fewer multiplications are faster. Packed
-weights are 1.8 and 4 times as large, so that layers of few tiles (batch 1) wait for memory: forms with raw weights transform them in the kernel.
+weights are 1.8 and 4 times as large, so that layers of few tiles (batch 1) wait for memory: forms with raw weights transform them in the kernel, and
+the form by matrices reads all weights once and prefetches them.
 The error is a few times that of a direct convolution: it is relative to the largest value of a tile, and NaN and infinities reach all results
 of their tiles. `strict_numerics` leaves the tactic out.
 
@@ -21,7 +22,7 @@ from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signa
 from whet.tactics._fused import get_root_layer, get_source_index, get_weight_and_bias
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu.conv._blocked_conv import FloatConvTactic, find_conv_steps
-from whet.tactics.cpu.conv._winograd_ir import MOST_CHUNKS, Form, emit_winograd_ir, list_context_words
+from whet.tactics.cpu.conv._winograd_ir import MOST_CHUNKS, MOST_PREFETCHING, OUTPUT_TILES, VECTORS, Form, emit_winograd_ir, list_context_words
 from whet.tactics.cpu.conv._winograd_transform import TAPS, count_tile_inputs, transform_weights
 from whet.tactics.cpu.onednn._kernel import is_static, to_f32
 
@@ -32,8 +33,12 @@ _READ_COST = 16  # multiplications in the time that reading a weight from memory
 _TRANSFORM_COST = 4  # multiplications in the time that computing a transformed weight takes
 _SECOND_CACHE, _MEMORY = 1 << 20, 1 << 25  # bytes
 _COMMON_ROWS = 3
-_SPLIT = ("", " split", " split with copies")  # by the value of "split"
+_SPLIT = ("", " split", " split with copies", " by matrices")  # by the value of "split"
 _COPIES = 2  # each thread has its own copy of the transformed inputs
+_BY_MATRICES = 3
+_MATRIX_TILES = 72  # of a block of the form by matrices: more do not stay in L2, of fewer the reads of the weights take longer than the products
+_MATRIX_WEIGHTS = 1 << 22  # bytes of transformed weights from which on that form can be faster
+_MOST_IDLE = 1.1  # the time of a launch over that of items that divide evenly among the threads
 _MOST_COPIES = 16  # with more threads, computing the copies takes a notable part of the time
 _GROUP = 8  # blocks of input channels of an item of the split form's input transform
 
@@ -92,27 +97,31 @@ class WinogradKernel:
         taken, height, width = static_shape(head.needs(0).shape)[1:]
         down, across = -(-rows // m), -(-columns // m)
         tiles = samples * down * across
-        is_split, is_raw = bool(sizes["split"]), bool(sizes.get("raw", 0))
+        is_by_matrix, is_raw = sizes["split"] == _BY_MATRICES, bool(sizes.get("raw", 0))
+        is_split = bool(sizes["split"]) and not is_by_matrix
         self.threads = count if tiles * taken * channels * count_tile_inputs(m) ** 2 > self.serial_work else 1
         blocks = -(-tiles // sizes["tiles"])
-        if not is_split:
+        if not sizes["split"]:
             blocks = min(-(-blocks // self.threads) * self.threads, tiles)
             self.threads = min(self.threads, blocks)
         copies = self.threads if sizes["split"] == _COPIES else 1
         counts = {tiles // blocks, -(-tiles // blocks)}
         capacity = max(counts)
-        chunks = min(-(-capacity // get_row_limit()), MOST_CHUNKS) if is_raw else 0
+        chunks = min(-(-capacity // get_row_limit()), MOST_PREFETCHING if is_by_matrix else MOST_CHUNKS) if is_raw or is_by_matrix else 0
         has_avx512dq = jit.has("avx512dq") and count_lanes() == 16
-        form = Form(m, count_lanes(), _list_row_counts(counts), (x.tail, y.tail), steps, has_avx512dq, is_split, chunks)
+        form = Form(m, count_lanes(), _list_row_counts(counts), (x.tail, y.tail), steps, has_avx512dq, is_split, chunks, is_by_matrix)
         strips = -(-channels // form.width)
         panel_strips = min(sizes["strips"], strips)
         panels = -(-strips // panel_strips)
         matrices = count_tile_inputs(m) ** 2
-        v_pitch, m_pitch = _compute_pitch(x.blocks * capacity * form.lanes), _compute_pitch(panel_strips * capacity * form.width)
+        m_strips = strips if is_by_matrix else panel_strips
+        v_pitch, m_pitch = _compute_pitch(x.blocks * capacity * form.lanes), _compute_pitch(m_strips * capacity * form.width)
         block_floats, u_pitch = v_pitch * matrices, _compute_pitch(form.lanes * form.width) if is_raw else 0
-        private_floats = m_pitch * matrices + u_pitch * 2 * count_tile_inputs(m) + (0 if is_split else block_floats)
+        m_floats = m_pitch * matrices
+        private_floats = 0 if is_by_matrix else m_floats + u_pitch * 2 * count_tile_inputs(m) + (0 if is_split else block_floats)
         thread_floats = _compute_pitch(form.buffer_floats + private_floats)
-        self.scratch = 4 * (self.threads * thread_floats + (copies * blocks * block_floats if is_split else 0))
+        shared_floats = block_floats + m_floats if is_by_matrix else copies * blocks * block_floats if is_split else 0
+        self.scratch = 4 * (self.threads * thread_floats + shared_floats)
         weights, bias = get_weight_and_bias(layer)
         packed_matrices = TAPS * TAPS if is_raw else matrices
         u_floats = packed_matrices * strips * x.blocks * form.lanes * form.width
@@ -128,7 +137,15 @@ class WinogradKernel:
             across, down * across, tiles, blocks, capacity, x.blocks, x.whole_blocks, strips, panels, panel_strips,
             whole_vectors, v_pitch, m_pitch, u_pitch, block_floats, thread_floats, u_floats, _GROUP, groups, copies,
         ]  # fmt: skip
-        self._launches = [("inputs", copies * tiles * groups), ("products", panels * blocks)] if is_split else [("winograd", blocks)]
+        self._launches = [("winograd", blocks, 0)]
+        if is_split:
+            self._launches = [("inputs", copies * tiles * groups, 0), ("products", panels * blocks, 0)]
+        elif is_by_matrix:
+            self._launches = []
+            for block in range(blocks):
+                of_block = (block + 1) * tiles // blocks - block * tiles // blocks
+                items = {"inputs": of_block * groups, "matrices": matrices * panels, "outputs": -(-of_block // OUTPUT_TILES) * strips}
+                self._launches += [(name, number, block) for name, number in items.items()]
         self._form = form
         how = _SPLIT[sizes["split"]] + (", raw weights" if is_raw else "")
         self.implementation = f"F({m},3) {capacity} tiles x {panel_strips * form.width} channels{how}"
@@ -139,8 +156,8 @@ class WinogradKernel:
             operands[len(context)] = ("input", self.added)
             context.append(args.inputs[self.added])
         ir = jit.generate_lazily(emit_winograd_ir, self._form)
-        for name, items in self._launches:
-            words = [*context, *self._sizes, items, -(-items // self.threads)]
+        for name, items, block in self._launches:
+            words = [*context, *self._sizes, block, items, -(-items // self.threads)]
             assert len(words) == len(list_context_words(self._form.steps))
             stream.record(jit.ParallelCall(jit.load_function(ir, name), words, operands, self.threads, self.implementation))
 
@@ -179,32 +196,43 @@ class Winograd(FloatConvTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """Blocks of two and four times the tiles that are multiplied at once. Left out are the split form if all weights fit L2, the other form if
         they are read from memory, and forms that are clearly slower: borders of small images waste less of F(2, 3)'s tiles. Weights that do not
-        fit L2 when transformed are also read raw, in blocks of four times the tiles. The forms alternate, the cheapest by estimate first: a build
+        fit L2 when transformed are also read raw, in blocks of four times the tiles; the form by matrices is for weights of several megabytes. The
+        forms alternate, the cheapest by estimate first: a build
         times only the first configs of a layer with many options."""
         samples, channels, rows, columns = static_shape(layer.outputs[0].shape)
         products = channels * static_shape(get_root_layer(layer).needs(0).shape)[1]
+        tiles = {m: samples * -(-rows // m) * -(-columns // m) for m in _RTOL}
         costs = {
-            (m, raw): _estimate_cost(m, samples * -(-rows // m) * -(-columns // m), raw)
+            (m, raw): _estimate_cost(m, tiles[m], raw)
             for m in _RTOL for raw in (False, True) if not raw or _count_bytes(products, m) > _SECOND_CACHE
         }  # fmt: skip
         most, best = get_row_limit(), min(costs.values())
-        forms: list[list[Config]] = []
+        forms: list[tuple[float, list[Config]]] = []
         splits: tuple[int, ...]
-        for (m, raw), _ in sorted((x for x in costs.items() if x[1] <= _CLEARLY * best), key=lambda x: x[1]):
+        for (m, raw), cost in costs.items():
+            if cost > _CLEARLY * best:
+                continue
             if raw:
                 splits = (_COPIES if backend.threads <= _MOST_COPIES else 1, 0)
-                forms.append([(("m", m), ("tiles", 4 * most), ("strips", 1), ("split", split), ("raw", 1)) for split in splits])
+                forms.append((cost, [(("m", m), ("tiles", 4 * most), ("strips", 1), ("split", split), ("raw", 1)) for split in splits]))
                 continue
             weights = _count_bytes(products, m)
             splits = tuple(split for split in (0, 1) if (weights > _SECOND_CACHE if split else weights < _MEMORY))
             blockings = [(split, n, strips) for split in splits for n, strips in ((2, 4), (4, 1))]
-            forms.append([(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for split, n, strips in blockings])
-        return [config for turn in zip_longest(*forms) for config in turn if config is not None]
+            forms.append((cost, [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for split, n, strips in blockings]))
+        for m in _RTOL:
+            if tiles[m] > most and _count_bytes(products, m) > _MATRIX_WEIGHTS:
+                strips = _choose_matrix_strips(-(-channels // (VECTORS * count_lanes())), m, backend.threads)
+                config: Config = (("m", m), ("tiles", _MATRIX_TILES), ("strips", strips), ("split", _BY_MATRICES))
+                forms.append((_estimate_matrix_cost(m, tiles[m]), [config]))
+        by_cost = [form for _, form in sorted(forms, key=lambda x: x[0])]
+        return [config for turn in zip_longest(*by_cost) for config in turn if config is not None]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> WinogradKernel:
         sizes = {name: int(value) for name, value in config}
         is_form = sizes.get("m") in _RTOL and min(sizes.get("tiles", 0), sizes.get("strips", 0)) > 0 and sizes.get("split") in range(len(_SPLIT))
-        if not is_form or sizes.get("raw", 0) not in ((0, 1) if sizes["strips"] == 1 else (0,)):
+        may_be_raw = is_form and sizes["strips"] == 1 and sizes["split"] != _BY_MATRICES
+        if not is_form or sizes.get("raw", 0) not in ((0, 1) if may_be_raw else (0,)):
             raise PlanRefused(f"{sizes} is no form of the kernel")
         return WinogradKernel(layer, signature, sizes, backend.threads)
 
@@ -262,6 +290,21 @@ def _estimate_cost(m: int, tiles: int, raw: bool) -> float:
     matrices = count_tile_inputs(m) ** 2
     read, transformed = (TAPS * TAPS, _TRANSFORM_COST * matrices) if raw else (matrices, 0)
     return float(matrices * tiles + _READ_COST * read + transformed)
+
+
+def _estimate_matrix_cost(m: int, tiles: int) -> float:
+    """The same for the form by matrices, which reads weights while it multiplies."""
+    return float(count_tile_inputs(m) ** 2 * max(tiles, _READ_COST))
+
+
+def _choose_matrix_strips(strips: int, m: int, threads: int) -> int:
+    """Strips of an item of the form by matrices: the most with which the items are divided nearly evenly among the threads."""
+    matrices = count_tile_inputs(m) ** 2
+    for panels in range(1, strips + 1):
+        items = matrices * -(-strips // -(-strips // panels))
+        if -(-items // threads) * threads <= _MOST_IDLE * items:
+            return -(-strips // panels)
+    return 1
 
 
 def _list_row_counts(counts: set[int]) -> tuple[int, ...]:
