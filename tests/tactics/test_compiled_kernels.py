@@ -5,7 +5,6 @@ import pytest
 from test_onednn_tactics import CPU, Listed, compute, place
 
 from whet.backends.cpu import CpuBackend, machine_code
-from whet.composites.attention import make_attention_sample
 from whet.composites.epilogue import make_conv_silu_sample
 from whet.composites.quantized import make_quantized_sample
 from whet.composites.rearrange import make_rearrange_sample
@@ -152,89 +151,6 @@ def test_without_a_compiler_the_reason_is_given(monkeypatch):
 def test_pointers_have_the_syntax_of_the_compiler():
     opaque = machine_code.use_opaque_pointers("load <16 x float>, <16 x float>* %a, i64* %b, i32 ()* %f")
     assert opaque == "load <16 x float>, ptr %a, ptr %b, ptr %f"
-
-
-ATTENTIONS = {
-    "one head": make_attention_sample(1, 1, 1, 16, 16, scale="", mask=()),
-    "two images, a mask each": make_attention_sample(2, 3, 24, 48, 64, mask=(2, 1, 1, 48)),
-    "heads within rows, a mask of rows": make_attention_sample(1, 2, 33, 32, 64, layout="rows", scale="Mul", mask=(1, 1, 33, 32)),
-    "stacked, a constant mask of heads": make_attention_sample(4, 3, 48, 48, 32, layout="stacked", mask=(1, 3, 48, 48), constant=True),
-    "a mask of keys": make_attention_sample(2, 4, 40, 80, 32, layout="rows", mask=(80,)),
-    "any number of keys": make_attention_sample(2, 3, 24, 50, 64, layout="rows", mask=(2, 1, 1, 50)),
-    "fewer keys than lanes": make_attention_sample(2, 3, 24, 7, 64, layout="rows"),
-    "a guard for hidden rows": make_attention_sample(2, 3, 24, 37, 64, layout="rows", guard="hidden"),
-    "a guard for rows of NaN": make_attention_sample(2, 3, 24, 37, 64, layout="rows", guard="nan"),
-    "heads that share k and v": make_attention_sample(2, 6, 20, 48, 64, layout="rows", group=3, mask=(2, 1, 1, 48)),
-    "a mask per window": make_attention_sample(6, 2, 16, 16, 32, layout="stacked", mask=(3, 2, 16, 16), constant=True, repeats=2),
-    "several groups of heads": make_attention_sample(1, 8, 256, 512, 16, layout="rows", mask=(1, 1, 1, 512)),
-}  # fmt: skip
-
-
-@JIT
-@pytest.mark.parametrize("name", ATTENTIONS)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_attention_of_all_forms(name, threads):
-    _, layer, arrays = sample_layer("Fused", ATTENTIONS[name])
-    tactic, machine = get_tactic("cpu/attention"), CpuBackend(threads=threads)
-    (want,) = run_regions(layer, arrays, widen=True)
-    (signature,) = tactic.signatures(layer, machine)
-    configs = tactic.configs(layer, signature, machine)
-    assert configs
-    for config in configs:
-        kernel, got, _ = compute(layer, arrays, tactic, signature, config)
-        assert np.abs(got[0] - want).max() <= kernel.rtol * np.abs(want).max(), kernel.implementation
-    CPU.activate()
-
-
-@JIT
-def test_masks_of_minus_infinity_and_nan():
-    """Masked keys contribute nothing; a row without any key left, or with NaN or plus infinity among its scores, is NaN."""
-    _, layer, arrays = sample_layer("Fused", make_attention_sample(1, 2, 8, 32, 16, mask=(1, 1, 8, 32), scale=""))
-    mask = arrays[-1]
-    mask[...] = 0
-    mask[..., 0, 5:] = -np.inf
-    mask[..., 1, :] = -np.inf
-    mask[..., 2, 3] = np.nan
-    mask[..., 3, 4] = np.inf
-    mask[..., 4, 1:] = -200.0
-    tactic = get_tactic("cpu/attention")
-    (signature,) = tactic.signatures(layer, CPU)
-    _, got, _ = compute(layer, arrays, tactic, signature, tactic.configs(layer, signature, CPU)[0])
-    with np.errstate(all="ignore"):
-        (want,) = run_regions(layer, arrays)
-    np.testing.assert_array_equal(np.isnan(got[0]), np.isnan(want))
-    assert np.isnan(want[:, :, 1:4]).all()
-    np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-6)
-
-
-@JIT
-def test_attention_reads_users_own_buffers():
-    """After rebinding, all launches read and write the new buffers."""
-    _, layer, arrays = sample_layer("Fused", ATTENTIONS["two images, a mask each"])
-    tactic = get_tactic("cpu/attention")
-    (signature,) = tactic.signatures(layer, CPU)
-    kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
-    packed = [p.make() for p in kernel.packed]
-    scratch, nowhere = dnn.allocate_aligned(kernel.scratch), [dnn.allocate_aligned(max(n, 64)) for n in (*kernel.inputs, *kernel.outputs)]
-    stream = Listed()
-    at = [b.ctypes.data for b in nowhere]
-    kernel.enqueue(Args(tuple(at[:-1]), (at[-1],), tuple(p.ctypes.data for p in packed), scratch.ctypes.data), stream)
-    own = [place(a, o) if o is not None else None for a, o in zip(arrays, signature.inputs, strict=True)]
-    out = dnn.allocate_aligned(kernel.outputs[0])
-    for call in stream.calls:
-        for i, b in enumerate(own):
-            if b is not None:
-                call.set_address("input", i, b.ctypes.data)
-        call.set_address("output", 0, out.ctypes.data)
-        call.run()
-    (want,) = run_regions(layer, arrays)
-    np.testing.assert_allclose(out.view(np.float32).reshape(want.shape), want, rtol=1e-4, atol=1e-6)
-
-
-@JIT
-def test_attention_that_is_refused():
-    layer = sample_layer("Fused", make_attention_sample(1, 1, 16, 16, 24))[1]
-    assert "heads of 24" in get_tactic("cpu/attention").why_not(layer)
 
 
 SILU = pytest.mark.skipif(jit.why_unavailable() is not None or not jit.has("avx512f"), reason="needs llvmlite and AVX-512")
