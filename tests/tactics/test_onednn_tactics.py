@@ -3,15 +3,17 @@
 from dataclasses import replace
 from functools import partial
 from itertools import permutations, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import whet.composites  # noqa: F401  (its samples)
 from whet.backends.cpu import CpuBackend
+from whet.builder.verify.sum_errors import bound_sum_effect
 from whet.network import Network, compute_stored_shape, from_stored, parse_type, static_shape, to_stored
 from whet.network.formats import has_same_bytes
-from whet.network.types import BF16, F32
+from whet.network.types import BF16, F16, F32
 from whet.ops import OPS, run_layer, run_regions
 from whet.tactics import Args, get_root_layer, get_tactic, list_tactics
 from whet.tactics._fused import get_source_index
@@ -33,9 +35,15 @@ class Listed:
         self.calls.append(call)
 
 
+def cast(array, dtype):
+    """As NumPy converts; values beyond the range become infinite."""
+    with np.errstate(over="ignore"):
+        return array.astype(dtype.numpy)
+
+
 def place(array, operand):
     """A 64-byte aligned copy of `array` as stored in `operand`."""
-    stored = to_stored(array.astype(operand.dtype.numpy), operand.format)
+    stored = to_stored(cast(array, operand.dtype), operand.format)
     buffer = dnn.allocate_aligned(stored.nbytes)
     buffer[:] = stored.reshape(-1).view(np.uint8)
     return buffer
@@ -81,12 +89,12 @@ def compute(layer, arrays, tactic, signature, config):
     for t, o, a, n in zip(layer.inputs, signature.inputs, arrays, kernel.inputs, strict=True):
         if t is None or o is None:
             buffers.append(None)
-            # bf16 kernels multiply weights rounded to bf16; vectors (bias, scale) stay f32
-            fed.append(a.astype(narrow.numpy).astype(a.dtype) if narrow == BF16 and a is not None and np.squeeze(a).ndim > 1 else a)
+            # kernels in 16 bits multiply rounded weights; vectors (bias, scale) stay f32
+            fed.append(cast(a, narrow).astype(a.dtype) if narrow in (BF16, F16) and a is not None and np.squeeze(a).ndim > 1 else a)
             assert n == 0
             continue
         buffers.append(place(a, o))
-        fed.append(a.astype(o.dtype.numpy).astype(a.dtype))
+        fed.append(cast(a, o.dtype).astype(a.dtype))
         assert buffers[-1].nbytes == n
     outputs = [dnn.allocate_aligned(n) for n in kernel.outputs]
     for out in outputs:
@@ -129,15 +137,18 @@ def compute(layer, arrays, tactic, signature, config):
         got.append(np.array(from_stored(stored, o.format, shape)).astype(t.dtype.numpy))
         # padding channels are zero, which every reader relies on (0 * inf is NaN: only in pixels with non-finite values)
         if o.format.startswith("nChw"):
-            differs = ~same(to_stored(got[-1].astype(o.dtype.numpy), o.format).astype(np.float64), stored.astype(np.float64))
+            differs = ~same(to_stored(cast(got[-1], o.dtype), o.format).astype(np.float64), stored.astype(np.float64))
             assert not (differs & np.isfinite(got[-1].astype(np.float64)).all(axis=1)[:, None, ..., None]).any()
     return kernel, got, fed
 
 
-def judge(got, want, rtol, where, alternatives=(), reach=0.0):
+TINY = np.finfo(np.float32).tiny
+
+
+def judge(got, want, rtol, where, alternatives=(), reach=0.0, least=TINY):
     """Every element of `got` equals that of `want`, or that of one of `others` (a kernel's declared results for NaN).
 
-    `reach`: magnitude of the accumulated terms; the error of a sum near zero is relative to it.
+    `reach`: magnitude of the accumulated terms; the error of a sum near zero is relative to it. Differences below `least` do not count.
     """
     if want.dtype.itemsize == 1 and want.dtype.kind in "iu":  # a requantization tie may differ by one
         off = np.abs(got.astype(np.int16) - want.astype(np.int16))
@@ -146,10 +157,10 @@ def judge(got, want, rtol, where, alternatives=(), reach=0.0):
         return
     got, want = got.astype(np.float64), want.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        compare(got, want, rtol, where, alternatives, reach)
+        compare(got, want, rtol, where, alternatives, reach, least)
 
 
-def compare(got, want, rtol, where, alternatives, reach):
+def compare(got, want, rtol, where, alternatives, reach, least):
     """`judge` for floating point, in float64."""
     assert got.shape == want.shape, where
     for other in (o.astype(np.float64) for o in alternatives):
@@ -163,7 +174,7 @@ def compare(got, want, rtol, where, alternatives, reach):
         g, w = got[part], want[part]
         if w.size:
             off = np.abs(g - w)
-            off[off < np.finfo(np.float32).tiny] = 0  # bf16 instructions flush denormals to zero
+            off[off < least] = 0  # bf16 instructions flush denormals to zero
             scale = max(np.abs(w).max(), reach, np.finfo(np.float32).tiny)
             assert off.max() / scale <= rtol, f"{where}: off by {off.max()} of {scale}"
             assert np.linalg.norm(off / scale) <= rtol * max(np.linalg.norm(w / scale), 1), where
@@ -196,14 +207,33 @@ def accepted(layer, arrays, tactic, kernel, dtype, known):
             # products near overflow are not rounded before accumulation, so that infinities may not meet
             others += [[np.where(np.isnan(w), np.copysign(np.inf, sign), w) for w in want] for sign in (1, -1)]
     others = [other for other in others if other is not want]  # an empty table declares nothing
-    if dtype == "bf16":
-        want, others = [ends(w) for w in want], [[ends(o) for o in other] for other in others]
+    if dtype == "f16" and get_root_layer(layer).op in ("Conv", "Gemm", "MatMul") and any(reaches_overflow(a) for a in arrays):
+        others += [[np.full_like(w, value) for w in want] for value in (np.nan, np.inf, -np.inf)]
+    if dtype in _LARGEST:
+        want, others = [ends(w, dtype) for w in want], [[ends(o, dtype) for o in other] for other in others]
     return want, list(zip(*others, strict=True)) or [()] * len(want)
 
 
-def ends(a):
-    """The largest bf16 values as infinity: some kernels round them to it."""
-    return np.where(np.abs(a) > 3.38e38, np.copysign(np.inf, a), a).astype(a.dtype) if a.dtype == np.float32 else a
+def bound_effect(layer, tactic, signature, fed):
+    """What verification adds to a tactic's bound for the error of its sums, which an activation with limits makes larger than its results."""
+    if not tactic.sum_error or any(a is not None and a.dtype.kind == "f" and not np.isfinite(a).all() for a in fed):
+        return 0.0
+    stored = tuple(None if o is None else (o.format, o.dtype.name) for o in signature.inputs)
+    return bound_sum_effect(layer, SimpleNamespace(tactic=tactic.name, inputs=stored), fed)
+
+
+_LARGEST = {"bf16": 3.38e38, "f16": 65500}
+_SPACING = {"f16": 2.0**-24}  # of denormals
+
+
+def ends(a, dtype):
+    """The largest values of a 16-bit type as infinity: some kernels round them to it."""
+    return np.where(np.abs(a) > _LARGEST[dtype], np.copysign(np.inf, a), a).astype(a.dtype) if a.dtype == np.float32 else a
+
+
+def reaches_overflow(a):
+    """True if a sum of a few products of these values and others may exceed the range of f16, in which short sums are."""
+    return a is not None and a.dtype.kind == "f" and not (np.abs(a) < 1e3).all()
 
 
 def same(a, b):
@@ -230,10 +260,11 @@ def check(layer, arrays, tactics=TACTICS):
             for config in configs:
                 kernel, got, fed = compute(layer, arrays, tactic, signature, config)
                 want, others = accepted(layer, fed, tactic, kernel, signature.outputs[0].dtype.name, known)
-                got = [ends(g) if signature.outputs[0].dtype == BF16 else g for g in got]
+                got = [ends(g, signature.outputs[0].dtype.name) if signature.outputs[0].dtype.name in _LARGEST else g for g in got]
                 where = f"{tactic.name} {signature} {config} {kernel.implementation}"
+                least = _SPACING.get(signature.outputs[0].dtype.name, TINY)
                 for g, w, o in zip(got, want, others, strict=True):
-                    judge(g, w, kernel.rtol, where, o, reach)
+                    judge(g, w, kernel.rtol + bound_effect(layer, tactic, signature, fed), where, o, reach, least)
                 count += 1
     return count
 

@@ -166,6 +166,7 @@ class Tactic(ABC):
     composites: tuple[str, ...] = ()  # composite kinds that it computes ("ConvSum", "Attention")
     what = ""  # for a tactic of composites only: their description, for the reason why it refuses other layers
     float8 = False  # computes on 8-bit floats
+    sum_error = 0.0  # of its sums, relative to the largest one, beyond that of sums in f32
     library = ""  # the library that computes it; "" for whet's own kernels
     opt_in = False  # used only with --tacticSources=+NAME
     instead_of = ""  # an opt_in tactic that is used too where no tactic of this family (ONEDNN) can be

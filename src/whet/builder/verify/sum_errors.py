@@ -1,4 +1,4 @@
-"""The effect that the error of a float8 sum has on a layer's results, on the layer's actual inputs.
+"""The effect that the error of a sum of float8 products, or of a sum in f16, has on a layer's results, on the layer's actual inputs.
 
 A tactic declares its bound without knowing the sums (tactics/_error_bounds.py). Results that reach the limits of an activation (sigmoid, tanh,
 clip), that cancel with a bias or a residual, or that are all on the flat side of GELU, are smaller than the sums, and the errors of the sums are
@@ -13,21 +13,21 @@ from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchIte
 from whet.builder.verify.emulation import compute_reference_outputs
 from whet.engine.plan import Choice
 from whet.network import F8E4M3, Layer, Network, Tensor, TensorType, Weight
+from whet.tactics._base import TACTICS
 from whet.tactics._error_bounds import bound_float8_sum
 
 _PRODUCTS = ("Conv", "Gemm", "MatMul")
 
 
 def bound_sum_effect(layer: Layer, choice: Choice, ins: list, images: BatchItems | None = None, axes: BatchAxes = NO_BATCH_AXES) -> float:
-    """How much the error of the layer's float8 sums may exceed what its tactic declares for them, relative to the results: 0 if it does not.
+    """How much the error of the layer's sums may exceed what its tactic declares for them, relative to the results: 0 if it does not.
 
     The results are computed with the sums moved up and down by their error: by that of the largest sum for max|e|/max|ref|, by that of the sums'
     root mean square for ||e||/||ref||.
     """
-    product = find_float8_product(layer)
+    product, sum_error = _find_inexact_sum(layer, choice)
     if product is None:
         return 0.0
-    sum_error = bound_float8_sum(count_products(product))
     (sums,) = compute_reference_outputs(_stop_after(layer, product), choice, ins, images, axes)
     (want,) = compute_reference_outputs(_copy(layer, product)[0], choice, ins, images, axes)
     finite = np.isfinite(want)
@@ -42,16 +42,28 @@ def bound_sum_effect(layer: Layer, choice: Choice, ins: list, images: BatchItems
     return max(0.0, effect - sum_error)
 
 
-def find_float8_product(layer: Layer) -> Layer | None:
-    """The only product in the body of a fused layer with one float output, if it multiplies float8 values."""
+def _find_inexact_sum(layer: Layer, choice: Choice) -> tuple[Layer | None, float]:
+    """The layer's only product if it has inexact sums, and their error relative to the largest one."""
+    if choice.tactic in TACTICS and (declared := TACTICS[choice.tactic].sum_error):
+        return find_only_product(layer), declared
+    product = find_float8_product(layer)
+    return product, 0.0 if product is None else bound_float8_sum(count_products(product))
+
+
+def find_only_product(layer: Layer) -> Layer | None:
+    """The only product in the body of a fused layer with one float output, or None."""
     if layer.op != "Fused" or len(layer.outputs) != 1 or not layer.outputs[0].dtype.is_float:
         return None
     products = [x for x in layer.regions["body"].layers if x.op in _PRODUCTS]
-    if len(products) != 1:
-        return None
-    source = products[0].needs(0).maker
+    return products[0] if len(products) == 1 else None
+
+
+def find_float8_product(layer: Layer) -> Layer | None:
+    """`find_only_product`, if it multiplies float8 values."""
+    product = find_only_product(layer)
+    source = None if product is None else product.needs(0).maker
     reads = source is not None and source.op == "DequantizeLinear" and source.needs(0).dtype == F8E4M3
-    return products[0] if reads else None
+    return product if reads else None
 
 
 def count_products(product: Layer) -> int:

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 LANES = 16  # floats per vector, and channels per block of the format nChw16c
 _BYTES = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "double": 8, "i64": 8}
-_SUFFIX = {"float": "f32", "double": "f64"}  # of intrinsics
+_SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}  # of intrinsics
 _INTRINSIC_NAMES = {**_SUFFIX, "i16": "i16"}
+_PACK = {"half": "e", "float": "f", "double": "d"}  # formats of struct
 _ORDERED = {"<": "olt", ">": "ogt", ">=": "oge", "==": "oeq", "!=": "one"}
 _SIGNED = {"<": "slt", ">": "sgt", ">=": "sge", "==": "eq", "!=": "ne"}
 
@@ -50,14 +51,17 @@ FLOAT, DOUBLE, HALF, BIT, INT8, INT16, INT32, INT64 = (
 def format_literal(numbers: Sequence[float], element: str) -> str:
     """A constant with one value per lane, rounded to the element type."""
     if element in _SUFFIX:
-        return _format_float_literal(struct.pack(f"<{len(numbers)}{element[0]}", *numbers), element)
+        return _format_float_literal(struct.pack(f"<{len(numbers)}{_PACK[element]}", *numbers), element)
     return str(int(numbers[0])) if len(numbers) == 1 else f"<{', '.join(f'{element} {int(n)}' for n in numbers)}>"
 
 
 @cache
 def _format_float_literal(packed: bytes, element: str) -> str:
-    """LLVM writes an f32 literal as the bits of the equal f64 value."""
-    texts = [f"0x{struct.unpack('<Q', struct.pack('<d', n))[0]:016X}" for (n,) in struct.iter_unpack(f"<{element[0]}", packed)]
+    """LLVM writes an f32 literal as the bits of the equal f64 value, and an f16 literal as its own bits."""
+    if element == "half":
+        texts = [f"0xH{bits:04X}" for (bits,) in struct.iter_unpack("<H", packed)]
+    else:
+        texts = [f"0x{struct.unpack('<Q', struct.pack('<d', n))[0]:016X}" for (n,) in struct.iter_unpack(f"<{_PACK[element]}", packed)]
     return texts[0] if len(texts) == 1 else f"<{', '.join(f'{element} {t}' for t in texts)}>"
 
 
@@ -141,7 +145,8 @@ class Value:
         return self.function.emit(Type("i1", self.lanes), f"fcmp uno {self}, {self.name}", self)
 
     def convert(self, opcode: str, to: Type) -> Value:
-        """Converts each lane to the element type of `to` by LLVM's `opcode` (bitcast, sext, zext, trunc, sitofp, fptosi)."""
+        """Converts each lane to the element type of `to` by LLVM's `opcode` (bitcast, sext, zext, trunc, fpext, fptrunc, sitofp,
+        fptosi)."""
         type = Type(to.element, self.lanes)
         return self.function.emit(type, f"{opcode} {self} to {type}", self)
 
@@ -378,7 +383,7 @@ class Function:
         return self.math("fma", x, y, z)
 
     def math(self, name: str, *operands: Value) -> Value:
-        """Calls LLVM's intrinsic `name` of f32 or f64: fma, fabs, copysign, floor, ceil, sqrt, rint."""
+        """Calls LLVM's intrinsic `name` of f16, f32 or f64: fma, fabs, copysign, floor, ceil, sqrt, rint."""
         type, lanes = operands[0].type, operands[0].lanes
         return self.call_external(f"llvm.{name}.{f'v{lanes}' if lanes > 1 else ''}{_SUFFIX[type.element]}", type, *operands)
 

@@ -1,4 +1,4 @@
-"""Copies a bf16 image, channels last, with its padding, and for a stride of two with even and odd rows and columns apart, as LLVM IR."""
+"""Copies an image of 16-bit values, channels last, with its padding, and for a stride of two with even and odd rows and columns apart, as LLVM IR."""
 
 from __future__ import annotations
 

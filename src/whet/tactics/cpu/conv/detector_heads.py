@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import BF16, F32, DType, Layer, Tensor, find_symbols, static_shape
+from whet.network import F32, DType, Layer, Tensor, find_symbols, static_shape
 from whet.ops import bind_layer
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
 from whet.tactics._moves_indices import Refused
@@ -23,6 +23,7 @@ from whet.tactics._moves_tree import Moves
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
+from whet.tactics.cpu._llvm.packing import find_faster_type
 from whet.tactics.cpu.conv._blocked_conv import Tile
 from whet.tactics.cpu.conv._detector_heads_ir import Level, count_thread_bytes, emit_heads_ir
 from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES
@@ -132,7 +133,7 @@ class Heads(CompiledTactic):
         """The refusals for a batch of one: the batch size does not matter."""
         if refusal := self.why_not(layer):
             return refusal
-        if BF16 in permitted and jit.has("avx512_bf16"):
+        if find_faster_type(permitted):
             return "the separate layers may be faster in the permitted 16-bit floats"
         dims = {d for t in (*layer.inputs, *layer.outputs) if t is not None for d in t.shape}
         names = set().union(*(find_symbols(d) for d in dims))

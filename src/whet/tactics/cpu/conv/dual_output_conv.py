@@ -12,12 +12,13 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import BF16, DType, Layer, Tensor, find_symbols, static_shape
+from whet.network import DType, Layer, Tensor, find_symbols, static_shape
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
 from whet.tactics._fused import get_source_index, get_weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
+from whet.tactics.cpu._llvm.packing import find_faster_type
 from whet.tactics.cpu.conv._blocked_conv import STORED, find_conv_steps
 from whet.tactics.cpu.conv._pointwise_ir import TILES, Variant, emit_pointwise_ir
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, fits_first_cache, group_weights, strip_tiles
@@ -106,7 +107,7 @@ class DualOutputConv(CompiledTactic):
         branches, sides = split_branches(layer), layer.outputs[0].shape[2:]
         if isinstance(branches, str):
             return branches
-        if BF16 in permitted and jit.has("avx512_bf16"):
+        if find_faster_type(permitted):
             return "the separate convolutions may be faster in the permitted 16-bit floats"
         if any(find_symbols(d) for d in sides):
             return "images of unknown sizes"

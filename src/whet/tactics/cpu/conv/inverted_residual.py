@@ -15,13 +15,14 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import BF16, F32, DType, Layer, Tensor, find_symbols, static_shape
+from whet.network import F32, DType, Layer, Tensor, find_symbols, static_shape
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, tactic
 from whet.tactics._fused import get_root_layer, get_source_index, get_weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
+from whet.tactics.cpu._llvm.packing import find_faster_type
 from whet.tactics.cpu.conv._blocked_conv import STORED
 from whet.tactics.cpu.conv._inverted_residual_ir import Form, Tile, count_band_inputs, emit_inverted_residual_ir, list_context_words
 from whet.tactics.cpu.conv._pointwise_ir import STEP
@@ -151,7 +152,7 @@ class InvertedResidual(CompiledTactic):
         block = split_block(layer)
         if isinstance(block, str):
             return block
-        if BF16 in permitted and jit.has("avx512_bf16"):
+        if find_faster_type(permitted):
             return "the separate convolutions may be faster in the permitted 16-bit floats"
         samples, _, *sides = layer.needs(block.x).shape
         if any(find_symbols(d) for d in sides):

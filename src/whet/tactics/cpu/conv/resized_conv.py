@@ -14,13 +14,14 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import BF16, DType, Layer, Tensor, find_symbols, static_shape
+from whet.network import DType, Layer, Tensor, find_symbols, static_shape
 from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
 from whet.tactics._fused import get_source_index, get_weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
+from whet.tactics.cpu._llvm.packing import find_faster_type
 from whet.tactics.cpu.conv._blocked_conv import STORED, find_conv_steps
 from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, emit_pointwise_ir
 from whet.tactics.cpu.conv.dual_output_conv import Branch, list_tiles, pack_weights, split_branches, why_not_size
@@ -142,7 +143,7 @@ class ResizedConv(CompiledTactic):
         resized = split_layer(layer)
         if isinstance(resized, str):
             return resized
-        if BF16 in permitted and jit.has("avx512_bf16"):
+        if find_faster_type(permitted):
             return "the separate convolutions may be faster in the permitted 16-bit floats"
         if any(find_symbols(d) for x in (resized.small, resized.large) for d in x.tensor.shape[2:]):
             return "images of unknown sizes"

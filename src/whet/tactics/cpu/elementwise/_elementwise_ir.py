@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from whet.network import BF16
 from whet.tactics.cpu._llvm.builder import LANES, Function, Module, Value
 from whet.tactics.cpu._llvm.packing import FloatPointer, make_float_pointer
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
@@ -25,7 +26,7 @@ class Step:
 @dataclass(frozen=True)
 class Program:
     """Steps over operands; the last step's result is the layer's. `dtypes`: of the operands, then of the result, as they are
-    stored; values of bf16 are f32 in registers."""
+    stored; values of bf16 and f16 are f32 in registers."""
 
     dtypes: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -68,7 +69,7 @@ def emit_elementwise_ir(program: Program, packed: int, steps: tuple[int, ...], u
 
 
 def _make_pointer(word: Value, dtype: str) -> FloatPointer:
-    return make_float_pointer(word, True) if dtype == "bf16" else word.as_pointer(STORAGES[dtype].memory)
+    return make_float_pointer(word, BF16) if dtype == "bf16" else word.as_pointer(STORAGES[dtype].memory)
 
 
 class _Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from whet.network import F32, DType
 from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Type, Value
 from whet.tactics.cpu._llvm.math import Math
 from whet.tactics.cpu._llvm.packing import FloatPointer, make_float_pointer
@@ -71,15 +72,15 @@ def list_context_words(kept_axes: int, reduced_axes: int) -> tuple[str, ...]:
 
 
 @cache
-def reduce_ir(op: str, kept_axes: int, reduced_axes: int, inner_reduced: bool, tail: int, is_bf16: bool = False) -> str:
+def reduce_ir(op: str, kept_axes: int, reduced_axes: int, inner_reduced: bool, tail: int, stored: DType = F32) -> str:
     """`reduce(context)`. `kept_axes`, `reduced_axes`: number of axes besides the innermost one. `inner_reduced`: the innermost axis is reduced.
-    `tail`: elements of the innermost axis after its whole vectors (after whole chunks of VECTORS vectors if it is kept). `is_bf16`: values are
-    stored as bf16."""
+    `tail`: elements of the innermost axis after its whole vectors (after whole chunks of VECTORS vectors if it is kept). `stored`: type
+    of the values in memory."""
     module = Module()
     with parallel_kernel(module, "reduce", list_context_words(kept_axes, reduced_axes), "items") as (f, w):
         words = vars(w)
         kind = Reduction(f, op, w.factor.as_pointer(FLOAT))
-        source, target = (make_float_pointer(word, is_bf16) for word in (w.x, w.y))
+        source, target = (make_float_pointer(word, stored) for word in (w.x, w.y))
         with f.loop(w.begin, w.end) as items:
             position: Value = items.index if inner_reduced else items.index // w.chunks
             row = position

@@ -9,13 +9,13 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import BF16, F32, Layer, Tensor, static_shape
+from whet.network import F32, DType, Layer, Tensor, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
 from whet.tactics._fused import is_quantized
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu._llvm.packing import why_no_bf16
+from whet.tactics.cpu._llvm.packing import RTOL, list_small_floats
 from whet.tactics.cpu.elementwise._elementwise_ir import Program, Step, emit_elementwise_ir
 from whet.tactics.cpu.elementwise._memory_axes import broadcast_strides, find_memory_shape, list_candidate_formats, merge_axes
 from whet.tactics.cpu.elementwise._operations import OPERATIONS, list_read_inputs, read_attributes, why_not_elementwise
@@ -94,7 +94,7 @@ class ElementwiseKernel(CompiledKernel):
         sizes_, strides, _ = merge_axes(sizes, [*(r for r in rows if r is not None), dense])
         super().__init__(layer, signature, prod(sizes), count)
         result = signature.outputs[0].dtype
-        self.rtol = 1e-2 if result == BF16 else 1e-5
+        self.rtol = RTOL.get(result, 1e-5)
         stored = (None if (o := signature.inputs[i]) is None else o.dtype for i in description.places)  # None: a packed constant
         dtypes = (own if d is None else d.name for d, own in zip(stored, description.program.dtypes, strict=False))
         self.program = replace(description.program, dtypes=(*dtypes, result.name))
@@ -164,11 +164,10 @@ def _may_share(layer: Layer, i: int) -> bool:
     return not t.is_constant and t.type == out.type and list(layer.inputs).count(t) == 1
 
 
-def _may_round(layer: Layer, backend: Backend) -> bool:
-    """True if the layer may be stored as bf16: everything that it reads and writes at run time is f32."""
-    if why_no_bf16() or "avx512_bf16" not in backend.capabilities.features:
-        return False
-    return all(t.dtype == F32 for t in (*layer.inputs, *layer.outputs) if t is not None and not t.is_constant)
+def _list_rounded_types(layer: Layer, backend: Backend) -> list[DType]:
+    """The 16-bit types that the layer may be stored in if everything that it reads and writes at run time is f32."""
+    is_f32 = all(t.dtype == F32 for t in (*layer.inputs, *layer.outputs) if t is not None and not t.is_constant)
+    return list_small_floats(backend.capabilities.features) if is_f32 else []
 
 
 @tactic
@@ -202,15 +201,14 @@ class Elementwise(CompiledTactic):
         out = layer.outputs[0]
         shape = static_shape(out.shape)
         listed: list[Signature] = []
-        rounds = _may_round(layer, backend)
-        for form, is_bf16 in product(list_candidate_formats(shape), (False, True) if rounds else (False,)):
+        for form, rounded in product(list_candidate_formats(shape), (None, *_list_rounded_types(layer, backend))):
             stored: list[Operand | None] = []
             for t in layer.inputs:
                 if t is None or t.is_constant:
                     stored.append(None)
                 else:
-                    stored.append(Operand(form if t.type.rank == len(shape) else "linear", BF16 if is_bf16 else t.dtype))
-            signature = Signature(tuple(stored), (Operand(form, BF16 if is_bf16 else out.dtype),))
+                    stored.append(Operand(form if t.type.rank == len(shape) else "linear", rounded or t.dtype))
+            signature = Signature(tuple(stored), (Operand(form, rounded or out.dtype),))
             if self.refuses(layer, signature, backend) is not None:
                 continue
             shared = [i for i in description.places if _may_share(layer, i)]

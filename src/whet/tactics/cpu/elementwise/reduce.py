@@ -1,4 +1,4 @@
-"""Reductions of f32 or bf16 over any axes, in row-major and channels-last tensors.
+"""Reductions of f32, bf16 or f16 over any axes, in row-major and channels-last tensors.
 
 For coverage: otherwise NumPy computes reductions that oneDNN does not take.
 """
@@ -10,18 +10,18 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import BF16, F32, Layer, static_shape
+from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu._llvm.packing import why_no_bf16
+from whet.tactics.cpu._llvm.packing import RTOL, list_small_floats
 from whet.tactics.cpu.elementwise._memory_axes import find_memory_shape, list_candidate_formats, merge_axes
 from whet.tactics.cpu.elementwise._reduce_ir import KINDS, VECTORS, reduce_ir
 from whet.tactics.cpu.onednn._axes import find_reduced_axes
 from whet.tactics.cpu.onednn._kernel import is_static
 
 _CHUNK = VECTORS * LANES
-_POOL = "GlobalAveragePool"  # in bf16, which oneDNN pools value by value
+_POOL = "GlobalAveragePool"  # in 16 bits, which oneDNN pools value by value
 
 
 class ReduceKernel(CompiledKernel):
@@ -40,8 +40,8 @@ class ReduceKernel(CompiledKernel):
         marks = [axis in axes for axis in order]
         dense = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
         merged_sizes, (strides,), reduced = merge_axes(sizes, [dense], marks)
-        self.is_bf16 = signature.outputs[0].dtype == BF16
-        self.rtol = 1e-2 if self.is_bf16 else 1e-5
+        self.stored = signature.outputs[0].dtype
+        self.rtol = RTOL[self.stored]
         self.op, self.inner_reduced, self.width = "ReduceMean" if layer.op == _POOL else layer.op, bool(reduced[-1]), merged_sizes[-1]
         pairs = list(zip(merged_sizes, strides, reduced, strict=True))[:-1]
         self.kept, self.reduced = [(n, s) for n, s, r in pairs if not r], [(n, s) for n, s, r in pairs if r]
@@ -56,7 +56,7 @@ class ReduceKernel(CompiledKernel):
         tail = self.width % (LANES if self.inner_reduced else _CHUNK)
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), rows * chunks, self.width, chunks]
         words += [w for axis in (*self.kept, *self.reduced) for w in axis]
-        ir = reduce_ir(self.op, len(self.kept), len(self.reduced), self.inner_reduced, tail, self.is_bf16)
+        ir = reduce_ir(self.op, len(self.kept), len(self.reduced), self.inner_reduced, tail, self.stored)
         self.launch(stream, ir, "reduce", args, words, rows * chunks)
 
 
@@ -85,7 +85,7 @@ class Reduce(CompiledTactic):
             forms = [f for f in list_candidate_formats(shape) if not f.startswith("nChw") or 1 not in axes]
         rest = (None,) * (len(layer.inputs) - 1)
         stored = [] if layer.op == _POOL else [F32]
-        stored += [] if why_no_bf16() or "avx512_bf16" not in backend.capabilities.features else [BF16]
+        stored += list_small_floats(backend.capabilities.features)
         return [Signature((Operand(f, d), *rest), (Operand(f, d),)) for d in stored for f in forms]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ReduceKernel:

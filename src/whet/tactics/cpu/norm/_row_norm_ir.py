@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from whet.network import F32, DType
 from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Value
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS
 from whet.tactics.cpu._llvm.packing import FloatPointer, make_float_pointer
@@ -15,9 +16,9 @@ WORDS = ("x", "y", "count", "width", *LAST_WORDS)
 
 
 @cache
-def emit_row_norm_ir(tail: int, is_centered: bool, is_bf16: bool = False) -> str:
+def emit_row_norm_ir(tail: int, is_centered: bool, stored: DType = F32) -> str:
     """`row_norm(context)`: each row is read again from the cache for the result, and for its variance if it `is_centered`: LayerNormalization
-    subtracts the mean and adds a bias. `tail`: elements of a row after its whole vectors. `is_bf16`: rows are stored as bf16."""
+    subtracts the mean and adds a bias. `tail`: elements of a row after its whole vectors. `stored`: type of the rows in memory."""
     module = Module()
     with parallel_kernel(module, "row_norm", WORDS, "count") as (f, w):
         parameters = w.packed.as_pointer(FLOAT)
@@ -38,7 +39,7 @@ def emit_row_norm_ir(tail: int, is_centered: bool, is_bf16: bool = False) -> str
             return _sum_of_lanes(f, found)
 
         with f.loop(w.begin, w.end) as rows:
-            x, y = (make_float_pointer(w_, is_bf16).at(rows.index * w.width) for w_ in (w.x, w.y))
+            x, y = (make_float_pointer(w_, stored).at(rows.index * w.width) for w_ in (w.x, w.y))
             mean = emit_total(x, lambda value, running: running + value, zero) * inverse_width if is_centered else zero
 
             def emit_centered(value: Value, mean: Value = mean) -> Value:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from whet.backends import Backend
 from whet.network import BF16, Layer
 from whet.tactics._base import Signature, tactic
-from whet.tactics.cpu._llvm.packing import why_no_bf16
+from whet.tactics.cpu._llvm.packing import why_no_small_float
 from whet.tactics.cpu.norm.rms_norm import RmsNorm
 
 
@@ -20,7 +20,7 @@ class LayerNormBf16(RmsNorm):
     stored = BF16
 
     def unavailable(self) -> str | None:
-        return super().unavailable() or why_no_bf16()
+        return super().unavailable() or why_no_small_float(self.stored)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         return [] if self.unavailable() else super().signatures(layer, backend)

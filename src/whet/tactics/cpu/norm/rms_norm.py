@@ -10,10 +10,11 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import BF16, F32, Layer, static_shape
+from whet.network import F32, DType, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
+from whet.tactics.cpu._llvm.packing import RTOL
 from whet.tactics.cpu.norm._row_norm_ir import emit_row_norm_ir
 from whet.tactics.cpu.onednn._kernel import is_static
 
@@ -29,8 +30,8 @@ class RowNormKernel(CompiledKernel):
         axis = layer.attrs["axis"] % len(shape)
         self.rows, self.width = prod(shape[:axis]), prod(shape[axis:])
         super().__init__(layer, signature, self.rows * self.width, count)
-        self.layer_op, self.is_bf16 = layer.op, signature.outputs[0].dtype == BF16
-        self.rtol = 1e-2 if self.is_bf16 else 1e-5
+        self.layer_op, self.stored = layer.op, signature.outputs[0].dtype
+        self.rtol = RTOL[self.stored]
         epsilon, width, constants = float(layer.attrs["epsilon"]), self.width, (layer.input(1), layer.input(2))
 
         def pack() -> np.ndarray:
@@ -48,14 +49,14 @@ class RowNormKernel(CompiledKernel):
 
     def enqueue(self, args: Args, stream: Stream) -> None:
         words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), self.rows, self.width]
-        ir = emit_row_norm_ir(self.width % LANES, self.layer_op == "LayerNormalization", self.is_bf16)
+        ir = emit_row_norm_ir(self.width % LANES, self.layer_op == "LayerNormalization", self.stored)
         self.launch(stream, ir, "row_norm", args, words, self.rows)
 
 
 @tactic
 class RmsNorm(CompiledTactic):
     ops = ("RMSNormalization",)
-    stored = F32
+    stored: DType = F32
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):

@@ -1,7 +1,8 @@
-"""Depthwise convolution of bf16, channels last, as LLVM IR: 32 channels of a few pixels of a row are accumulated in f32.
+"""Depthwise convolution of bf16 or f16, channels last, as LLVM IR: 32 channels of a few pixels of a row are accumulated in f32.
 
 A vector of 32 bf16 holds two of f32: shifted to the left by 16 bits the channels with even indices, with the lower halves cleared the odd ones.
-Weights and accumulators are divided in the same way, so that no other instruction rearranges them before the results are rounded.
+Weights and accumulators are divided in the same way, so that no other instruction rearranges them before the results are rounded. Of f16 one
+instruction converts the first 16 channels, another one the others.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 
+from whet.network import BF16, DType
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, INT16, INT32, LANES, Function, Module, Pointer, Type, Value
 from whet.tactics.cpu._llvm.epilogue import Step, emit_fast_chain
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS
-from whet.tactics.cpu._llvm.packing import convert_to_bf16
+from whet.tactics.cpu._llvm.packing import round_to_small_float, widen_small_float
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
-BLOCK = 2 * LANES  # channels of a vector of bf16
+BLOCK = 2 * LANES  # channels of a vector of 16-bit values
 _SIZES = ("height", "width", "rows", "columns", "channels", "groups", "group_blocks", "pad_top", "pad_left", "tiles", "items")
 """Sizes of the image and of the result, channels; groups of blocks of channels, whole blocks of a group; padding; tiles of a row;
 samples * rows * groups."""
@@ -27,13 +29,15 @@ _WORDS = Type("i32", LANES)
 
 @dataclass(frozen=True)
 class Form:
-    """The compile-time parameters: the window's side, the stride, pixels of a tile, channels of the last block if it is not whole, the epilogue."""
+    """The compile-time parameters: the window's side, the stride, pixels of a tile, channels of the last block if it is not whole, the epilogue, the
+    type in memory."""
 
     window: int
     stride: int
     pixels: int
     rest: int
     steps: tuple[Step, ...]
+    stored: DType = BF16
 
 
 def list_context_words(steps: Sequence[Step]) -> tuple[str, ...]:
@@ -43,9 +47,9 @@ def list_context_words(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 @cache
-def emit_depthwise_bf16_ir(form: Form) -> str:
-    """`depthwise(context)`. The packed operand has for each block of channels the taps, row by row, then the biases: f32, even channels before odd
-    ones. The last tile of a row overlaps the one before."""
+def emit_depthwise_small_ir(form: Form) -> str:
+    """`depthwise(context)`. The packed operand has for each block of channels the taps, row by row, then the biases: f32, of bf16 even channels
+    before odd ones. The last tile of a row overlaps the one before."""
     module = Module()
     with parallel_kernel(module, "depthwise", list_context_words(form.steps), "items") as (f, words):
         _Kernel(f, words, form).emit()
@@ -119,8 +123,10 @@ class _Kernel:
             self._emit_result(rows.results[2 * j : 2 * j + 2], y + self.w.channels * j + channel, lanes)
 
     def _load(self, source: Pointer, valid: Value | None, lanes: int) -> list[Value]:
-        """The even and the odd channels of a pixel; zeros outside the image."""
+        """The even and the odd channels of a pixel (of f16: the first 16 and the others); zeros outside the image."""
         f = self.f
+        if self.form.stored != BF16:
+            return [self._load_half(source.at(half * LANES), valid, min(lanes - half * LANES, LANES)) for half in range(2)]
         if valid is None and lanes == BLOCK:
             loaded = source.load(0, BLOCK)
         else:
@@ -130,16 +136,30 @@ class _Kernel:
         words = f.emit(_WORDS, f"bitcast {loaded} to {_WORDS}", loaded)
         return [(words << 16).convert("bitcast", FLOAT), (words & -(1 << 16)).convert("bitcast", FLOAT)]
 
+    def _load_half(self, source: Pointer, valid: Value | None, lanes: int) -> Value:
+        f, zeros = self.f, self.f.vector([0] * LANES, INT16)
+        if lanes <= 0:
+            return f.vector([0.0] * LANES)
+        if valid is None and lanes == LANES:
+            loaded = source.load_vector()
+        elif valid is None:
+            loaded = source.load_masked([lane < lanes for lane in range(LANES)], zeros)
+        else:
+            bits = (valid & ((1 << lanes) - 1)).convert("trunc", INT16)
+            loaded = source.load_masked(f.mask_of_bits(bits, LANES), zeros)
+        return widen_small_float(loaded, self.form.stored)
+
     def _emit_result(self, sums: Sequence[Value], offset: Value, lanes: int) -> None:
         f, form = self.f, self.form
         residual: list[Value | None] = [None, None]
         if any(s.reads_residual for s in form.steps):
             residual = list(self._load(self.w.added.as_pointer(INT16).at(offset), None, lanes))
         results = [emit_fast_chain(f, self.activations, form.steps, x, other) for x, other in zip(sums, residual, strict=True)]
-        even, odd = (convert_to_bf16(f, x) for x in results)
-        pairs = f.shuffle(even, odd, [half * LANES + k for k in range(LANES) for half in range(2)])
+        first, second = (round_to_small_float(f, x, form.stored) for x in results)
+        in_order = range(BLOCK) if form.stored != BF16 else [half * LANES + k for k in range(LANES) for half in range(2)]
+        values = f.shuffle(first, second, list(in_order))
         target = self.w.target.as_pointer(INT16).at(offset)
         if lanes == BLOCK:
-            target.store(pairs)
+            target.store(values)
         else:
-            target.store_masked(pairs, [lane < lanes for lane in range(BLOCK)])
+            target.store_masked(values, [lane < lanes for lane in range(BLOCK)])

@@ -1,26 +1,25 @@
-"""Base class of the compiled tactics that read and write bf16 and compute in f32, with constant weights."""
+"""Base class of the compiled tactics that read and write bf16 or f16, with constant weights."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from whet.backends import Backend
-from whet.network import BF16, F32, Layer
+from whet.network import BF16, F32, DType, Layer
 from whet.tactics._base import Config, Kernel, Operand, PlanRefused, Signature
 from whet.tactics._fused import get_source_index
 from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
-from whet.tactics.cpu._llvm.packing import why_no_bf16
+from whet.tactics.cpu._llvm.packing import list_small_floats, why_no_small_float
 from whet.tactics.cpu.onednn._kernel import is_static, list_runtime_tensors
 
-RTOL = 1e-2
-"""Error of results that are rounded to bf16, of operands and weights in bf16."""
 
-
-class Bf16Tactic(CompiledTactic):
-    """A tactic for CPUs with AVX512-BF16."""
+class SmallFloatTactic(CompiledTactic):
+    """A tactic for CPUs with AVX512-BF16, or AVX512-FP16 if `stored` is f16."""
 
     format = "nhwc"
+    stored: ClassVar[DType] = BF16
 
     @abstractmethod
     def why_not_layer(self, layer: Layer) -> str | None:
@@ -31,13 +30,13 @@ class Bf16Tactic(CompiledTactic):
         """The kernel of a layer that `why_not` accepts, with its epilogue as `chain`."""
 
     def unavailable(self) -> str | None:
-        return super().unavailable() or why_no_bf16()
+        return super().unavailable() or why_no_small_float(self.stored)
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer) or self.why_not_layer(layer):
             return reason
-        if any(t.dtype not in (F32, BF16) for t in list_runtime_tensors(layer)):
-            return "computes in bf16"
+        if any(t.dtype not in (F32, self.stored) for t in list_runtime_tensors(layer)):
+            return f"computes in {self.stored}"
         chain = self.find_chain(layer)
         return chain if isinstance(chain, str) else None
 
@@ -49,7 +48,9 @@ class Bf16Tactic(CompiledTactic):
         chain = self.find_chain(layer)
         if self.unavailable() or self.why_not(layer) or not is_static(layer) or isinstance(chain, str):
             return []
-        operand, read = Operand(self.format, BF16), (get_source_index(layer), chain.residual)
+        if self.stored not in list_small_floats(backend.capabilities.features):
+            return []
+        operand, read = Operand(self.format, self.stored), (get_source_index(layer), chain.residual)
         return [Signature(tuple(operand if i in read else None for i in range(len(layer.inputs))), (operand,))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
