@@ -34,7 +34,7 @@ from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_
 ROWS = 6  # pixels that are computed at once
 UNROLLED = 4  # input channels, or elements of several 8-bit ones
 HEADER = 6
-"""Parameters of an integer result (1 / scale, zero point, lowest and highest integer), and of an integer addend (its scale, the value of integer 0)."""
+"""Parameters of an integer result (1 / scale, zero point, lowest and highest integer), and of an integer addend (scale, value of integer 0)."""
 MEAN_PART = 128  # values that are summed at once: the rounding error of a mean of n values grows with n / 128 instead of n
 _ADDRESSES = ("source", "target", "scratch")
 _SIZES = (

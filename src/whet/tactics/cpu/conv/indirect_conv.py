@@ -30,8 +30,8 @@ class IndirectConv(IndirectTactic):
         channels, _, *window = static_shape(head.needs(1).shape)
         groups, rank = int(a["group"]), len(image)
         result = static_shape(layer.outputs[0].shape)[2:]
-        geometry = (window, a.get("strides") or (1,) * rank, a.get("dilations") or (1,) * rank)
-        shape = Window(*(as_image(side) for side in geometry), as_image((a.get("pads") or (0,) * rank)[:rank], 0))
+        strides, dilations = (as_image(a.get(name) or (1,) * rank) for name in ("strides", "dilations"))
+        shape = Window(as_image(window), strides, dilations, as_image((a.get("pads") or (0,) * rank)[:rank], 0))
         sides = as_image(image), as_image(result)
         is_depthwise = groups == taken == channels
         if is_depthwise:

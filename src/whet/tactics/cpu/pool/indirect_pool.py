@@ -18,7 +18,7 @@ _GLOBAL = ("GlobalAveragePool", "GlobalMaxPool")
 
 @tactic
 class IndirectPool(IndirectTactic):
-    ops = ("AveragePool", "MaxPool", *_GLOBAL)
+    ops: tuple[str, ...] = ("AveragePool", "MaxPool", *_GLOBAL)
 
     def why_not_layer(self, layer: Layer) -> str | None:
         head = get_root_layer(layer)
@@ -45,8 +45,8 @@ class IndirectPool(IndirectTactic):
             shape = Window(sides[0])
         else:
             sides, rank = (as_image(image), as_image(result)), len(image)
-            geometry = (a["kernel_shape"], a.get("strides") or (1,) * rank, a.get("dilations") or (1,) * rank)
-            shape = Window(*(as_image(side) for side in geometry), as_image((a.get("pads") or (0,) * rank)[:rank], 0))
+            strides, dilations = (as_image(a.get(name) or (1,) * rank) for name in ("strides", "dilations"))
+            shape = Window(as_image(a["kernel_shape"]), strides, dilations, as_image((a.get("pads") or (0,) * rank)[:rank], 0))
         kind = "max" if "Max" in head.op else "padded_mean" if a.get("count_include_pad") else "mean"
         problem, x = Problem(samples, *sides, 1, 1, channels, shape), get_source_index(layer)
         return IndirectKernel(layer, signature, kind, problem, parts.chain, x, None, False, threads, parts.integers)
