@@ -1,9 +1,9 @@
 """whet's CPU kernels as an AArch64 machine would compile them, run by Unicorn (QEMU's core as a library).
 
-    python -m support.aarch64 [tactic ...]
+    python -m support.aarch64 [--cpu=neoverse-n1|generic] [SECONDS [tactic ...]]
 
 runs in its own process, because it makes whet believe that this machine is an ARM one: /proc/cpuinfo lists a
-Neoverse N1, and oneDNN cannot be loaded.
+Neoverse N1, or a first 64-bit ARM CPU without its later instructions (generic), and oneDNN cannot be loaded.
 It prints one JSON object per tactic: how many samples were computed, and the failure, if any; at last the number of compiled modules.
 The emulated code shares this process's memory: operands are at the same addresses.
 """
@@ -25,7 +25,9 @@ from time import perf_counter
 import unicorn
 from unicorn import arm64_const as arm
 
-FEATURES = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs"
+_FIRST = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
+#: /proc/cpuinfo's features
+FEATURES = {"neoverse-n1": f"{_FIRST} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp ssbs", "generic": _FIRST}
 TARGETS = {"neoverse-n1": "", "generic": "+neon", "neoverse-v1": "+neon,+sve"}
 _STACK = 1 << 20
 _CALL, _JUMP, _ABSOLUTE = 283, 282, 257  # relocations R_AARCH64_*
@@ -99,6 +101,7 @@ class Emulator:
 
     def __init__(self) -> None:
         self.machine = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
+        self.machine.ctl_set_cpu_model(arm.UC_CPU_ARM64_MAX)  # the default is a Cortex-A57, without sdot
         self.mapped: set[int] = set()  # pages
         self.machine.hook_add(unicorn.UC_HOOK_MEM_UNMAPPED, self._map_more)
         self.stack, self.outside = self._allocate(_STACK), self._allocate(mmap.PAGESIZE)
@@ -192,7 +195,7 @@ def become_arm(emulator: Emulator, cpu: str, modules: dict[str, int]) -> None:
 
     folder = tempfile.mkdtemp()
     info.CPUINFO = Path(folder, "cpuinfo")
-    info.CPUINFO.write_text(f"processor\t: 0\nFeatures\t: {FEATURES}\n")
+    info.CPUINFO.write_text(f"processor\t: 0\nFeatures\t: {FEATURES[cpu]}\n")
     info.read_cpuinfo.cache_clear()
     jit.has.cache_clear()
     platform.machine = lambda: "aarch64"
@@ -216,7 +219,7 @@ def become_arm(emulator: Emulator, cpu: str, modules: dict[str, int]) -> None:
     jit.ParallelCall.run = lambda self: emulator.call(*self.native) and None
 
 
-def run_tactics(names: list[str], seconds: float, cpu: str) -> None:
+def run_tactics(names: list[str], seconds: float) -> None:
     """Every compiled tactic that accepts a sample on this machine, until `seconds` are over for it."""
     import test_onednn_tactics as contract
     from test_cpu_contract import layer_of, samples_of
@@ -243,15 +246,17 @@ def run_tactics(names: list[str], seconds: float, cpu: str) -> None:
         print(json.dumps(result), flush=True)
 
 
-def compile_all(modules: dict[str, int]) -> None:
-    """The modules that ran and those of the backend, for every CPU of TARGETS."""
+def compile_all(modules: dict[str, int], ran_on: str) -> None:
+    """The modules that ran and those of the backend, for every CPU of TARGETS that has their instructions."""
     from whet.backends.cpu import _pool_ir, fault, loop
     from whet.tactics.cpu._llvm.work_stealing import emit_team_ir
 
     texts = [*modules, _pool_ir.emit_pool_ir("aarch64"), fault.HANDLER_IR, loop.IR, emit_team_ir()]
     undefined: set[str] = set()
     for k, text in enumerate(texts):
-        for cpu in TARGETS if k % 8 == 0 or k >= len(modules) else ["neoverse-n1"]:
+        for cpu in TARGETS if k % 8 == 0 or k >= len(modules) else [ran_on]:
+            if cpu == "generic" and "neon.sdot" in text:
+                continue
             undefined |= list_undefined(compile_for(text, cpu))
     print(json.dumps({"modules": len(texts), "ran": len(modules), "undefined": sorted(undefined - set(EXTERNAL))}), flush=True)
 
@@ -263,10 +268,12 @@ def main() -> None:
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    arguments = [a for a in sys.argv[1:] if not a.startswith("--cpu=")]
+    cpu = next((a.removeprefix("--cpu=") for a in sys.argv[1:] if a.startswith("--cpu=")), "neoverse-n1")
     modules: dict[str, int] = {}
-    become_arm(Emulator(), "neoverse-n1", modules)
-    run_tactics(sys.argv[2:], float(sys.argv[1]) if len(sys.argv) > 1 else math.inf, "neoverse-n1")
-    compile_all(modules)
+    become_arm(Emulator(), cpu, modules)
+    run_tactics(arguments[1:], float(arguments[0]) if arguments else math.inf)
+    compile_all(modules, cpu)
 
 
 if __name__ == "__main__":

@@ -181,4 +181,4 @@ def _find_folder() -> Path | None:
 
 def use_opaque_pointers(ir: str) -> str:
     """Converts typed pointers to LLVM 17's opaque pointers."""
-    return re.sub(r"(<\d+ x (i\d+|float|half)>|(i\d+|void) \([^()]*\)|i\d+|float|half)\*", "ptr", re.sub(r"\.p0v\d+(f32|i16)\b", ".p0", ir))
+    return re.sub(r"(<\d+ x (i\d+|float|half)>|(i\d+|void) \([^()]*\)|i\d+|float|half)\*", "ptr", re.sub(r"\.p0v\d+(f32|i8|i16)\b", ".p0", ir))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 LANES = 16  # floats per vector, and channels per block of the format nChw16c
 _BYTES = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "double": 8, "i64": 8}
 _SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}  # of intrinsics
-_INTRINSIC_NAMES = {**_SUFFIX, "i16": "i16"}
+_INTRINSIC_NAMES = {**_SUFFIX, "i8": "i8", "i16": "i16"}
 _PACK = {"half": "e", "float": "f", "double": "d"}  # formats of struct
 _ORDERED = {"<": "olt", ">": "ogt", ">=": "oge", "==": "oeq", "!=": "one"}
 _SIGNED = {"<": "slt", ">": "sgt", ">=": "sge", "==": "eq", "!=": "ne"}
@@ -222,8 +222,15 @@ class Pointer(Value):
         return f.call_external(f"llvm.masked.load.{kind}.p0{kind}", others.type, *operands)
 
     def store_masked(self, value: Value, mask: Sequence[bool]) -> None:
-        """Stores the lanes of `mask`; the memory of other lanes is not accessed."""
+        """Stores the lanes of `mask`; the memory of other lanes is not accessed.
+
+        One lane is stored as a scalar: of a truncated vector, LLVM 22 writes four bytes for the first lane on AVX-512 (vmovss).
+        """
         lanes, f = len(mask), self.function
+        if sum(mask) == 1:
+            lane = list(mask).index(True)
+            self.store(f.emit(Type(value.type.element), f"extractelement {value}, i32 {lane}", value), lane)
+            return
         operands = value, self._vector(0, lanes), f.value(self._alignment, INT32), f.mask(mask)
         kind = f"v{lanes}{_INTRINSIC_NAMES[self.type.element]}"
         f.call_external(f"llvm.masked.store.{kind}.p0{kind}", None, *operands)

@@ -43,16 +43,17 @@ class Chain:
     bias: Tensor | None = None
 
 
-def match_chain(layer: Layer, takes_bias: bool = False) -> Chain | str:
-    """The epilogue of a layer whose result is f32, or why the kernels cannot compute it. `takes_bias`: its first step may add a constant row."""
-    matched = find_epilogue_steps(layer)
+def match_chain(layer: Layer, takes_bias: bool = False, steps: list[EpilogueStep] | None = None) -> Chain | str:
+    """The epilogue of a layer whose result is f32, or why the kernels cannot compute it. `takes_bias`: its first step may add a constant row. `steps`
+    replace the layer's own."""
+    matched = find_epilogue_steps(layer) if steps is None else steps
     if matched is None:
         return "its fused operations do not form a chain"
     bias = None
     if takes_bias and matched and matched[0].op == "Add" and _is_constant_row(matched[0].other_tensor, layer):
         bias = matched[0].other_tensor
         matched = matched[1:]
-    steps: list[Step] = []
+    chosen: list[Step] = []
     residual: int | None = None
     for post in matched:
         step = _match_step(layer, post)
@@ -62,8 +63,8 @@ def match_chain(layer: Layer, takes_bias: bool = False) -> Chain | str:
             if residual is not None:
                 return "takes one residual"
             residual = post.other
-        steps.append(step)
-    return Chain(tuple(steps), residual, bias)
+        chosen.append(step)
+    return Chain(tuple(chosen), residual, bias)
 
 
 def _is_constant_row(t: Tensor | None, layer: Layer) -> bool:

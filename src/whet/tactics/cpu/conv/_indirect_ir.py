@@ -8,7 +8,11 @@ windows of one pixel. (Dukhan 2019, "The Indirect Convolution Algorithm".) The t
     channelwise   the same accumulators, of one input channel each: depthwise convolutions
     mean, max     without weights
 
-Packed weights are [strip][tap][channel][column] (channelwise: [strip][tap][column]), then biases per strip, then zeros as long as an input pixel.
+Values are f32, or 8-bit integers whose products are added in 32 bits (_llvm/byte_product.py) and rescaled as floats.
+
+Packed weights are [strip][tap][channel][column] (channelwise: [strip][tap][column]), of integers [strip][tap][element][column][channel of the
+element]; then per strip the biases (of integers: initial accumulators, factors, biases), the parameters of the result (HEADER), and an input pixel
+of zeros.
 """
 
 from __future__ import annotations
@@ -20,24 +24,27 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from whet.tactics.cpu._llvm.builder import FLOAT, INT64, Function, Module, Pointer, Type, Value
+from whet.tactics.cpu._llvm.builder import FLOAT, INT8, INT16, INT32, INT64, Function, Module, Pointer, Type, Value
+from whet.tactics.cpu._llvm.byte_product import ByteProduct
 from whet.tactics.cpu._llvm.epilogue import Step, emit_chain
-from whet.tactics.cpu._llvm.kernel import LAST_WORDS
+from whet.tactics.cpu._llvm.kernel import LAST_WORDS, Parameter, to_int8
 from whet.tactics.cpu._llvm.math import Math
 from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
 
 ROWS = 6  # pixels that are computed at once
-UNROLLED = 4  # input channels
+UNROLLED = 4  # input channels, or elements of several 8-bit ones
+HEADER = 6
+"""Parameters of an integer result (1 / scale, zero point, lowest and highest integer), and of an integer addend (scale, value of integer 0)."""
 MEAN_PART = 128  # values that are summed at once: the rounding error of a mean of n values grows with n / 128 instead of n
 _ADDRESSES = ("source", "target", "scratch")
 _SIZES = (
     "x_sample", "x_row", "x_pixel", "height", "width", "stride_y", "stride_x", "step_y", "step_x", "pad_top", "pad_left", "window_y", "window_x",
     "channels", "image_rows", "image_columns", "pixels", "block", "blocks", "y_pixel", "strips", "group_strips", "item_strips", "group_channels",
-    "bias", "zeros", "thread_bytes", "items",
+    "bias", "header", "zeros", "thread_bytes", "items",
 )  # fmt: skip
-"""Strides of the input in floats; its size; strides, dilations, pads and size of the window; input channels of a group; size of the result; all its
-pixels, those of a block, and the blocks; floats from one result pixel to the next; strips of output channels, those of a group, and those of an item;
-output channels of a group; offsets in floats of biases and zeros; bytes of a thread's memory."""
+"""Strides of the input in values; its size; strides, dilations, pads and size of the window; input channels of a group; size of the result; all its
+pixels, those of a block, and the blocks; values from one result pixel to the next; strips of output channels, those of a group, and those of an item;
+output channels of a group; offsets in bytes of biases, parameters of the result, and zeros; bytes of a thread's memory."""
 
 
 def list_context_words(steps: Sequence[Step]) -> tuple[str, ...]:
@@ -58,6 +65,11 @@ class Form:
     steps: tuple[Step, ...] = ()
     is_plain: bool = False  # windows of one pixel without pads
     is_gathered: bool = False  # a product whose windows are first copied, so that few channels are multiplied without a loop for each tap
+    source: str = "f32"  # stored types of the input, the result and the addend: "f32", "i8" or "u8"
+    stored: str = "f32"
+    added: str = "f32"
+    instruction: str = ""  # of products of integers
+    rest: int = 0  # channels of a product of integers after the last whole element
 
     @property
     def width(self) -> int:
@@ -69,10 +81,48 @@ class Form:
         """True if every output channel reads all input channels of its group."""
         return self.kind == "product"
 
+    @property
+    def is_integer(self) -> bool:
+        """True if the input has 8-bit integers."""
+        return self.source != "f32"
+
+    @property
+    def element(self) -> Type:
+        """The type of an input value in memory."""
+        return _find_type(self.source)
+
+    @property
+    def accumulator(self) -> Type:
+        return INT32 if self.is_integer else FLOAT
+
+    @property
+    def byte_product(self) -> ByteProduct:
+        """How a product of integers is computed."""
+        return ByteProduct(self.instruction, self.lanes, self.source == "i8")
+
+    @property
+    def depth(self) -> int:
+        """Input channels of an element of a product."""
+        return self.byte_product.depth if self.instruction else 1
+
+    @property
+    def lines(self) -> int:
+        """Values per output channel after the weights: the bias, or initial accumulator, factor and bias."""
+        return 3 if self.is_integer else 1
+
+
+def _find_type(name: str) -> Type:
+    return FLOAT if name == "f32" else INT8
+
+
+def _widen(value: Value, source: str, to: Type) -> Value:
+    """8-bit integers of a stored type in longer ones."""
+    return value.convert("sext" if source == "i8" else "zext", to)
+
 
 def count_thread_bytes(form: Form, block: int, taps: int, channels: int) -> int:
     """A thread's memory: the table of a block, the number of taps inside the image for each pixel, the accumulators of a tile, copied windows."""
-    return 8 * block * (taps + 1) + 4 * ROWS * form.width + (4 * block * taps * channels if form.is_gathered else 0)
+    return 8 * block * (taps + 1) + 4 * ROWS * form.width + (form.element.bytes * block * taps * channels if form.is_gathered else 0)
 
 
 @cache
@@ -87,13 +137,13 @@ def emit_indirect_ir(form: Form) -> str:
         taps = w.window_y * w.window_x
         table = memory.as_pointer(INT64)
         counts = table.at(w.block * taps)
-        buffer = (memory + w.block * (taps + 1) * 8).as_pointer(FLOAT)
+        buffer = (memory + w.block * (taps + 1) * 8).as_pointer(form.accumulator)
         with f.loop(w.begin, w.end) as items:
             first = (items.index % w.blocks) * w.block
             count = f.minimum(w.pixels - first, w.block)
             _write_table(f, w, form, table, counts, first, count)
             if form.is_gathered:
-                _gather(f, w, table, buffer.at(ROWS * form.width), count, taps)
+                _gather(f, w, form, table, buffer.at(ROWS * form.width).as_integer(), count, taps)
             strip_begin = (items.index // w.blocks) * w.item_strips
             with f.loop(strip_begin, f.minimum(strip_begin + w.item_strips, w.strips)) as strips:
                 _compute_strip(f, w, form, sums, finish, strips.index, (table, counts, buffer), (first, count))
@@ -107,14 +157,15 @@ def _list_partials(form: Form) -> tuple[bool, ...]:
 
 def _write_table(f: Function, w: SimpleNamespace, form: Form, table: Pointer, counts: Pointer, first: Value, count: Value) -> None:
     """The addresses [tap][pixel] of a block, and the number of taps inside the image [pixel]."""
-    zeros, pitch = w.packed + w.zeros * 4, w.x_pixel * 4
+    nbytes = form.element.bytes
+    zeros, pitch = w.packed + w.zeros, w.x_pixel * nbytes
     of_image = w.image_rows * w.image_columns
     rest = first % of_image
     place = [first // of_image, rest // w.image_columns, rest % w.image_columns]
     with f.loop(0, count, carried=place) as pixels:
         sample, row, column = pixels.values
         top, left = row * w.stride_y - w.pad_top, column * w.stride_x - w.pad_left
-        image = w.source + (sample * w.x_sample + top * w.x_row + left * w.x_pixel) * 4
+        image = w.source + (sample * w.x_sample + top * w.x_row + left * w.x_pixel) * nbytes
         if form.is_plain:
             table.store(image, pixels.index)
             counts.store(1, pixels.index)
@@ -128,7 +179,7 @@ def _write_table(f: Function, w: SimpleNamespace, form: Form, table: Pointer, co
                     inside = row_inside & (x >= 0) & (x < w.width)
                     table.store(f.select(inside, address, zeros), tap * w.block + pixels.index)
                     across.carry(tap + 1, inside_count + inside.convert("zext", tap.type), x + w.step_x, address + w.step_x * pitch)
-                down.carry(*across.results[:2], y + w.step_y, line + w.step_y * w.x_row * 4)
+                down.carry(*across.results[:2], y + w.step_y, line + w.step_y * w.x_row * nbytes)
             if form.kind == "mean":
                 counts.store(down.results[1], pixels.index)
         column = column + 1
@@ -138,16 +189,16 @@ def _write_table(f: Function, w: SimpleNamespace, form: Form, table: Pointer, co
         pixels.carry(sample + image_ends.convert("zext", row.type), f.select(image_ends, f.value(0), row), column)
 
 
-def _gather(f: Function, w: SimpleNamespace, table: Pointer, patches: Pointer, count: Value, taps: Value) -> None:
+def _gather(f: Function, w: SimpleNamespace, form: Form, table: Pointer, patches: Value, count: Value, taps: Value) -> None:
     """Copies the values of each pixel's window to `patches` [pixel][tap][channel], whose addresses become those of the first tap."""
-    with f.loop(0, count, carried=[patches.as_integer()]) as pixels:
+    with f.loop(0, count, carried=[patches]) as pixels:
         (patch,) = pixels.values
         with f.loop(0, taps, carried=[patch]) as tap:
             (at,) = tap.values
-            source, target = table.load(tap.index * w.block + pixels.index).as_pointer(FLOAT), at.as_pointer(FLOAT)
+            source, target = (p.as_pointer(form.element) for p in (table.load(tap.index * w.block + pixels.index), at))
             with f.loop(0, w.channels) as c:
                 target.store(source.load(c.index), c.index)
-            tap.carry(at + w.channels * 4)
+            tap.carry(at + w.channels * form.element.bytes)
         table.store(patch, pixels.index)
         pixels.carry(tap.results[0])
 
@@ -161,13 +212,14 @@ def _compute_strip(
     taps = w.window_y * w.window_x
     group, in_group = strip // w.group_strips, (strip % w.group_strips) * form.width
     channel = group * w.group_channels + in_group
-    packed = w.packed.as_pointer(FLOAT)
-    strip_floats = taps * w.channels * form.width if form.reads_channels else taps * form.width
-    weights, bias = packed.at(strip * strip_floats), packed.at(w.bias + strip * form.width)
-    offset = group * w.channels if form.reads_channels else channel  # floats from a pixel's address
+    read = (f.value(1), taps * w.channels) if form.is_gathered else (taps, w.channels)
+    strip_size = read[0] * ((read[1] + (form.depth - 1)) // form.depth * form.depth) * form.width if form.reads_channels else taps * form.width
+    weights = w.packed.as_pointer(form.element).at(strip * strip_size)
+    bias, header = (w.packed + w.bias).as_pointer(FLOAT).at(strip * (form.lines * form.width)), (w.packed + w.header).as_pointer(FLOAT)
+    offset = group * w.channels if form.reads_channels else channel  # values from a pixel's address
     left = w.group_channels - in_group  # output channels
-    target = w.target.as_pointer(FLOAT)
-    added = w.added.as_pointer(FLOAT) if any(s.reads_residual for s in form.steps) else target
+    target = w.target.as_pointer(_find_type(form.stored))
+    added = w.added.as_pointer(_find_type(form.added)) if any(s.reads_residual for s in form.steps) else target
     chunks = (count + (ROWS - 1)) // ROWS
     least, longer = count // chunks, count % chunks
     with f.loop(0, chunks, carried=[f.value(0)]) as chunk:
@@ -178,13 +230,12 @@ def _compute_strip(
             condition = rows.equals(r)
             if not form.reads_channels:
                 condition = condition & (whole ^ 1 if partial else whole)
-            read = (f.value(1), taps * w.channels) if form.is_gathered else (taps, w.channels)
             with f.when(condition):
                 f.call(function, table.at(pixel), w.block, read[0], offset, weights, buffer, read[1], left)
         at = (first + pixel) * w.y_pixel + channel
         for k in range(form.vectors):
             y_at, sums_at = at + k * form.lanes, buffer.at(k * form.lanes)
-            operands = sums_at, bias.at(k * form.lanes), counts.at(pixel), taps, target.at(y_at), added.at(y_at)
+            operands = sums_at, bias.at(k * form.lanes), header, counts.at(pixel), taps, target.at(y_at), added.at(y_at)
             with f.when(left >= (k + 1) * form.lanes):
                 f.call(finish[False], *operands, rows, w.y_pixel)
             if form.tail:
@@ -195,8 +246,9 @@ def _compute_strip(
 
 def _emit_sums(module: Module, form: Form, rows: int, partial: bool) -> Function:
     """`sums_R(table, block, taps, offset, weights, buffer, channels, left)` writes the accumulators [row][column] of `rows` pixels and a strip.
-    `offset` floats are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read."""
-    with module.function(f"sums_{rows}{'_part' if partial else ''}", ["i64*", "i64", "i64", "i64", "float*", "float*", "i64", "i64"]) as f:
+    `offset` values are added to the addresses. `partial`: only `left` channels of the strip exist, which the kernel may read."""
+    parameters = ["i64*", "i64", "i64", "i64", f"{form.element}*", f"{form.accumulator}*", "i64", "i64"]
+    with module.function(f"sums_{rows}{'_part' if partial else ''}", parameters) as f:
         sums = _emit_product_sums(f, form, rows) if form.reads_channels else _emit_channel_sums(f, form, rows, partial)
         buffer = f.arguments[5]
         assert isinstance(buffer, Pointer)
@@ -211,35 +263,43 @@ def _emit_product_sums(f: Function, form: Form, rows: int) -> list[Value]:
     table, block, taps, offset, weights, _, channels, _ = f.arguments
     assert isinstance(table, Pointer)
     assert isinstance(weights, Pointer)
-    lanes, width, vectors = form.lanes, form.width, form.vectors
-    zero = f.value(0.0, Type("float", lanes))
+    lanes, width, vectors, depth = form.lanes, form.width, form.vectors, form.depth
+    zero = f.value(0, Type(form.accumulator.element, lanes))
     parts = 4 if rows == 1 else 2 if rows == 2 else 1
 
-    def accumulate(pixels: Sequence[Pointer], c: Value, w_now: Pointer, count: int, sums: Sequence[Value]) -> list[Value]:
+    def accumulate(pixels: Sequence[Pointer], c: Value, w_now: Pointer, count: int, sums: Sequence[Value], present: int | None = None) -> list[Value]:
+        """Adds `count` elements of the channels from `c` on."""
         sums = list(sums)
+        # vectors of four lanes: one load for four channels, as instructions of ARM multiply by one lane of a vector
+        loaded = [_load_elements(f, form, p.at(c), count, present) for p in pixels] if lanes == 4 else []
         for u in range(count):
             part = (u % parts) * rows * vectors
-            columns = [w_now.load(u * width + k * lanes, lanes) for k in range(vectors)]
+            columns = [_load_weights(form, w_now, (u * width + k * lanes) * depth) for k in range(vectors)]
             for r in range(rows):
-                number = pixels[r].at(c).load(u).broadcast(lanes)
+                number = loaded[r][u] if loaded else _load_elements(f, form, pixels[r].at(c).at(u * depth), 1, present)[0]
                 for k in range(vectors):
                     i = part + r * vectors + k
-                    sums[i] = f.fma(number, columns[k], sums[i])
+                    sums[i] = form.byte_product.add(f, sums[i], number, columns[k]) if form.is_integer else f.fma(number, columns[k], sums[i])
                 f.scheduling_barrier()
         return sums
 
-    unrolled = channels - channels % UNROLLED
+    unit = UNROLLED * depth
+    unrolled, whole = channels - channels % unit, channels - form.rest
     with f.loop(0, taps, carried=[f.value(0), *[zero] * (parts * rows * vectors)]) as tap:
         line = table.at(tap.index * block)
-        pixels = [line.load(r).as_pointer(FLOAT).at(offset) for r in range(rows)]
-        with f.loop(0, unrolled, step=UNROLLED, carried=tap.values) as many:
+        pixels = [line.load(r).as_pointer(form.element).at(offset) for r in range(rows)]
+        with f.loop(0, unrolled, step=unit, carried=tap.values) as many:
             w_at, *sums = many.values
             w_now, c = f.opaque_pointer(weights.at(w_at)), f.opaque(many.index)
-            many.carry(w_at + UNROLLED * width, *accumulate(pixels, c, w_now, UNROLLED, sums))
-        with f.loop(unrolled, channels, carried=many.results) as rest:
+            many.carry(w_at + unit * width, *accumulate(pixels, c, w_now, UNROLLED, sums))
+        with f.loop(unrolled, whole, step=depth, carried=many.results) as rest:
             w_at, *sums = rest.values
-            rest.carry(w_at + width, *accumulate(pixels, rest.index, weights.at(w_at), 1, sums))
-        tap.carry(*rest.results)
+            rest.carry(w_at + depth * width, *accumulate(pixels, rest.index, weights.at(w_at), 1, sums))
+        w_at, *sums = rest.results
+        if form.rest:
+            sums = accumulate(pixels, whole, weights.at(w_at), 1, sums, form.rest)
+            w_at = w_at + depth * width
+        tap.carry(w_at, *sums)
     sums = tap.results[1:]
     size = rows * vectors
     total = sums[:size]
@@ -248,14 +308,27 @@ def _emit_product_sums(f: Function, form: Form, rows: int) -> list[Value]:
     return total
 
 
+def _load_elements(f: Function, form: Form, x: Pointer, count: int, present: int | None) -> list[Value]:
+    """`count` elements at an address, each in all lanes; `present`: the channels of the only element that exist."""
+    if form.is_integer:
+        return form.byte_product.load(f, x, count, present)
+    if count == 1:
+        return [x.load().broadcast(form.lanes)]
+    loaded = x.load(0, count)
+    return [f.shuffle(loaded, loaded, [u] * form.lanes) for u in range(count)]
+
+
+def _load_weights(form: Form, weights: Pointer, offset: int) -> Value:
+    return form.byte_product.load_weights(weights, offset) if form.is_integer else weights.load(offset, form.lanes)
+
+
 def _emit_channel_sums(f: Function, form: Form, rows: int, partial: bool) -> list[Value]:
     table, block, taps, offset, weights, _, _, left = f.arguments
     assert isinstance(table, Pointer)
     assert isinstance(weights, Pointer)
     lanes, vectors = form.lanes, form.vectors
-    type_ = Type("float", lanes)
-    lowest = -np.inf if form.kind == "max" else 0.0
-    start = f.value(lowest, type_)
+    start = f.value(find_border(form.kind, form.source), Type(form.element.element, lanes))
+    initial = _widen(start, form.source, INT32) if form.is_integer else start
     mask = [k < form.tail for k in range(lanes)]
     math = Math(f)
 
@@ -269,57 +342,74 @@ def _emit_channel_sums(f: Function, form: Form, rows: int, partial: bool) -> lis
         return f.choose([*cases, (None, lambda: [start])])[0]
 
     def accumulate(first: Value, end: Value) -> list[Value]:
-        with f.loop(first, end, carried=[start] * (rows * vectors)) as tap:
+        with f.loop(first, end, carried=[initial] * (rows * vectors)) as tap:
             sums = list(tap.values)
             line = table.at(tap.index * block)
             columns = [weights.load(tap.index * form.width + k * lanes, lanes) for k in range(vectors)] if form.kind == "channelwise" else []
             for r in range(rows):
-                pixel = line.load(r).as_pointer(FLOAT).at(offset)
+                pixel = line.load(r).as_pointer(form.element).at(offset)
                 for k in range(vectors):
                     x, i = read(pixel, k), r * vectors + k
-                    if form.kind == "channelwise":
-                        sums[i] = f.fma(x, columns[k], sums[i])
+                    if form.kind != "channelwise":
+                        x = _widen(x, form.source, INT32) if form.is_integer else x
+                        sums[i] = sums[i] + x if form.kind != "max" else (f if form.is_integer else math).maximum(sums[i], x)
+                    elif form.is_integer:  # the product of two bytes has 16 bits
+                        sums[i] = sums[i] + (_widen(x, form.source, INT16) * columns[k].convert("sext", INT16)).convert("sext", INT32)
                     else:
-                        sums[i] = math.maximum(sums[i], x) if form.kind == "max" else sums[i] + x
+                        sums[i] = f.fma(x, columns[k], sums[i])
                 f.scheduling_barrier()
             tap.carry(*sums)
         return tap.results
 
-    if form.kind not in ("mean", "padded_mean"):
+    if form.kind not in ("mean", "padded_mean") or form.is_integer:
         return accumulate(f.value(0), taps)
-    with f.loop(0, taps, step=MEAN_PART, carried=[start] * (rows * vectors)) as parts:
+    with f.loop(0, taps, step=MEAN_PART, carried=[initial] * (rows * vectors)) as parts:
         found = accumulate(parts.index, f.minimum(parts.index + MEAN_PART, taps))
         parts.carry(*(total + part for total, part in zip(parts.values, found, strict=True)))
     return parts.results
 
 
+def find_border(kind: str, source: str) -> float:
+    """The value of a maximum or of a sum before its first element."""
+    return 0.0 if kind != "max" else {"f32": -np.inf, "i8": -128, "u8": 0}[source]
+
+
 def _finish(module: Module, form: Form, masked: bool) -> Function:
-    """`finish(buffer, bias, counts, taps, y, added, rows, y_pixel)` adds the bias (or divides the mean), applies the epilogue, and stores one vector
-    of each row; `masked`: only its first `tail` channels."""
-    names = ["float*", "float*", "i64*", "i64", "float*", "float*", "i64", "i64"]
-    with module.function(f"finish{'_tail' if masked else ''}", names) as f:
-        buffer, bias, counts, taps, y, added, rows, y_pixel = f.arguments
+    """`finish(buffer, bias, header, counts, taps, y, added, rows, y_pixel)` adds the bias (or divides the mean), of integers after their scaling,
+    applies the epilogue, and stores one vector of each row; `masked`: only its first `tail` channels."""
+    pointers = [form.accumulator, FLOAT, FLOAT, INT64, None, _find_type(form.stored), _find_type(form.added), None, None]
+    with module.function(f"finish{'_tail' if masked else ''}", ["i64" if t is None else f"{t}*" for t in pointers]) as f:
+        buffer, bias, header, counts, taps, y, added, rows, y_pixel = f.arguments
         assert isinstance(buffer, Pointer)
         assert isinstance(bias, Pointer)
+        assert isinstance(header, Pointer)
         assert isinstance(counts, Pointer)
         assert isinstance(y, Pointer)
         assert isinstance(added, Pointer)
         lanes = form.lanes
         mask = [k < form.tail for k in range(lanes)]
-        shift = bias.load(0, lanes) if form.kind in ("product", "channelwise") else None
+        lines = [bias.load(n * form.width, lanes) for n in range(form.lines)] if form.is_integer or form.kind in ("product", "channelwise") else []
+        parameters = [Parameter(x, x.broadcast(lanes)) for x in (header.load(k) for k in range(HEADER))] if form.is_integer else []
         reads_residual = any(s.reads_residual for s in form.steps)
+        is_mean = form.kind in ("mean", "padded_mean")
         with f.loop(0, rows) as row:
             value, at = buffer.load(row.index * form.width, lanes), row.index * y_pixel
-            if shift is not None:
-                value = value + shift
-            elif form.kind in ("mean", "padded_mean"):
+            if form.is_integer and form.kind != "max":
+                value = (value + lines[0].convert("bitcast", INT32)).convert("sitofp", FLOAT)
+            if is_mean:
                 number = taps if form.kind == "padded_mean" else counts.load(row.index)
                 value = value / number.convert("sitofp", FLOAT).broadcast(lanes)
+            if form.kind != "max" and lines:
+                value = f.fma(value, *lines[1:]) if form.is_integer else value + lines[0]
             residual = None
             if reads_residual:
                 line = added.at(at)
-                residual = line.load_masked(mask, f.value(0.0, value.type)) if masked else line.load(0, lanes)
+                residual = line.load_masked(mask, f.value(0, Type(line.type.element, lanes))) if masked else line.load(0, lanes)
+                if form.added != "f32":
+                    residual = f.fma(_widen(residual, form.added, INT32).convert("sitofp", FLOAT), *(p.vector for p in parameters[4:]))
             value = emit_chain(f, form.steps, value, residual)
+            if form.stored != "f32":
+                value = value.convert("trunc", INT8) if form.kind == "max" else to_int8(f, value * parameters[0].vector, *parameters[1:4])
             if masked:
                 y.at(at).store_masked(value, mask)
             else:

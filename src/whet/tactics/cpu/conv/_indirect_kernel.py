@@ -10,19 +10,23 @@ from math import prod
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import F32, Layer, Tensor, static_shape
+from whet.network import F32, Layer, Tensor, format_fits, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream
 from whet.tactics._fused import get_source_index
+from whet.tactics._quantized import Scale, match_quantized
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.byte_product import ByteProduct, choose_instruction
 from whet.tactics.cpu._llvm.epilogue import Chain, match_chain
-from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
-from whet.tactics.cpu.conv._indirect_ir import ROWS, Form, count_thread_bytes, emit_indirect_ir, list_context_words
+from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic, get_integer_range
+from whet.tactics.cpu.conv._indirect_ir import HEADER, ROWS, Form, count_thread_bytes, emit_indirect_ir, find_border, list_context_words
 from whet.tactics.cpu.onednn._kernel import is_static, list_runtime_tensors, to_f32
+from whet.tactics.cpu.onednn._quantized import drop_implied_bounds
 
 _SECOND_CACHE = 1 << 17  # bytes of weights, and of a block's input, that stay in L2
 _ITEMS = 4  # per thread, if there are as many
 _MOST_ROWS = 96  # pixels of a block
 _FEW_CHANNELS = 4  # whose windows are copied
+_MOST_PRODUCTS = 2**31 // (256 * 128)  # of 8-bit integers, which one 32-bit accumulator holds
 
 
 def count_lanes() -> int:
@@ -61,6 +65,22 @@ class Problem:
         return prod(self.window.size)
 
 
+@dataclass(frozen=True)
+class Integers:
+    """How the integers of a quantized layer are scaled: the input, the weights of each output channel, the result (None: f32), and the addend (None:
+    f32, or absent)."""
+
+    source: Scale
+    weights: np.ndarray
+    stores: Scale | None
+    added: Scale | None = None
+
+
+def as_image(sides: Sequence[int], row: int = 1) -> tuple[int, int]:
+    """Sizes along both axes of an image; a line is an image of one row."""
+    return (row, int(sides[0])) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
+
+
 class IndirectKernel(CompiledKernel):
     """A planned launch; the packed operand holds weights, biases and a line of zeros."""
 
@@ -68,22 +88,32 @@ class IndirectKernel(CompiledKernel):
 
     def __init__(
         self, layer: Layer, signature: Signature, kind: str, problem: Problem, chain: Chain, x: int, weights: tuple[Tensor, Tensor | None] | None,
-        matrix: bool, count: int,
+        matrix: bool, count: int, integers: Integers | None = None,
     ) -> None:  # fmt: skip
+        """`integers`: the layer is quantized. Maxima of integers are not scaled, and need none."""
         p, n = problem, count_lanes()
         is_product = kind == "product"
+        source, stored, added = _list_types(layer, signature, x, chain.residual)
+        is_integer = source != "f32"
         super().__init__(layer, signature, p.pixels * p.taps * p.groups * p.channels * (p.taken if is_product else 1), count)
-        self.rtol, self.x, self.residual = 1e-5, x, chain.residual
+        self.rtol, self.x, self.residual = 1e-5 if stored == "f32" else 0.0, x, chain.residual
         vectors = 1 if p.channels <= n else 2
         width = vectors * n
         group_strips = -(-p.channels // width)
         strips = p.groups * group_strips
-        strip_floats = p.taps * width * (p.taken if is_product else 1)
-        pixel_floats = p.groups * p.taken if is_product else p.channels
+        is_plain = p.taps == 1 and p.window.pads == (0, 0) and _reads_inside(p)
+        is_gathered = is_product and p.groups == 1 and p.taps > 1 and p.taken <= _FEW_CHANNELS
+        instruction = choose_instruction(n) if is_integer and is_product else ""
+        times = ByteProduct(instruction, n, source == "i8") if instruction else None
+        depth = times.depth if times else 1
+        at_once, inner = (1, p.taps * p.taken) if is_gathered else (p.taps, p.taken)  # taps, channels of the loops of a product
+        strip_size = at_once * -(-inner // depth) * depth * width if is_product else p.taps * width
+        pixel_size = p.groups * p.taken if is_product else p.channels
+        size = 1 if is_integer else 4  # bytes of a value
         # items: the weights of some strips, and the input of a block of pixels, each in L2
         read = p.taps * p.taken if is_product else p.taps * width
-        block = max(ROWS, min(_MOST_ROWS, p.pixels, _SECOND_CACHE // (4 * read) // ROWS * ROWS))
-        item_strips = max(1, min(strips, _SECOND_CACHE // (4 * strip_floats)))
+        block = max(ROWS, min(_MOST_ROWS, p.pixels, _SECOND_CACHE // (size * read) // ROWS * ROWS))
+        item_strips = max(1, min(strips, _SECOND_CACHE // (size * strip_size)))
         while self.threads > 1 and -(-p.pixels // block) * -(-strips // item_strips) < _ITEMS * self.threads:
             if item_strips > 1:
                 item_strips = -(-item_strips // 2)
@@ -93,40 +123,60 @@ class IndirectKernel(CompiledKernel):
                 break
         blocks = -(-p.pixels // block)
         sizes = {block, p.pixels - (blocks - 1) * block}
-        is_plain = p.taps == 1 and p.window.pads == (0, 0) and _reads_inside(p)
-        is_gathered = is_product and p.groups == 1 and p.taps > 1 and p.taken <= _FEW_CHANNELS
-        self.form = Form(kind, n, vectors, _list_row_counts(sizes), p.channels % n, chain.steps, is_plain, is_gathered)
+        self.form = Form(
+            kind, n, vectors, _list_row_counts(sizes), p.channels % n, chain.steps, is_plain, is_gathered, source, stored, added, instruction,
+            inner % depth,
+        )  # fmt: skip
         own = count_thread_bytes(self.form, block, p.taps, p.taken)
         self.items = blocks * -(-strips // item_strips)
         self.threads = min(self.threads, self.items)
         self.scratch = own * self.threads
-        bias_at = strips * strip_floats if weights is not None else 0
-        zeros_at = bias_at + strips * width
+        bias_at = strips * strip_size * size if weights is not None else 0
+        header_at = bias_at + 4 * self.form.lines * strips * width
+        zeros_at = header_at + (4 * HEADER if is_integer else 0)
         (height, wide), w = p.image, p.window
         self.sizes = {
-            "x_sample": height * wide * pixel_floats, "x_row": wide * pixel_floats, "x_pixel": pixel_floats, "height": height, "width": wide,
+            "x_sample": height * wide * pixel_size, "x_row": wide * pixel_size, "x_pixel": pixel_size, "height": height, "width": wide,
             "stride_y": w.strides[0], "stride_x": w.strides[1], "step_y": w.dilations[0], "step_x": w.dilations[1], "pad_top": w.pads[0],
             "pad_left": w.pads[1], "window_y": w.size[0], "window_x": w.size[1], "channels": p.taken, "image_rows": p.result[0],
             "image_columns": p.result[1], "pixels": p.pixels, "block": block, "blocks": blocks, "y_pixel": p.groups * p.channels, "strips": strips,
-            "group_strips": group_strips, "item_strips": item_strips, "group_channels": p.channels, "bias": bias_at, "zeros": zeros_at,
-            "thread_bytes": own, "items": self.items,
+            "group_strips": group_strips, "item_strips": item_strips, "group_channels": p.channels, "bias": bias_at, "header": header_at,
+            "zeros": zeros_at, "thread_bytes": own, "items": self.items,
         }  # fmt: skip
-        border = -np.inf if kind == "max" else 0.0
-        nbytes = 4 * (zeros_at + pixel_floats)
+        nbytes = zeros_at + size * pixel_size
+        zero, shift = (integers.source.zero if integers else 0), (times.shift if times else 0)
+        border = zero if kind in ("product", "channelwise", "padded_mean") else find_border(kind, source)
 
         def pack() -> np.ndarray:
-            out = np.zeros(nbytes // 4, np.float32)
-            out[zeros_at:] = border
+            out = np.zeros(nbytes, np.uint8)
+            out[zeros_at:] = np.full(pixel_size, border).astype({"f32": np.float32, "i8": np.int8, "u8": np.uint8}[source]).view(np.uint8)
+            lines = np.zeros((strips, self.form.lines, width), np.float32)
             if weights is not None:
-                out[:bias_at] = pack_weights(convert_to_matrix(to_f32(weights[0]), matrix, is_product), p, width, is_product)
+                w = convert_to_matrix(np.asarray(weights[0].array(), np.int8) if is_integer else to_f32(weights[0]), matrix, is_product)
+                packed = pack_weights(w, p, width, is_product, is_gathered, depth)
+                out[:bias_at] = packed.view(np.uint8)
                 if weights[1] is not None:
-                    rows = np.zeros((p.groups, group_strips * width), np.float32)
-                    rows[:, : p.channels] = to_f32(weights[1]).reshape(p.groups, p.channels)
-                    out[bias_at:zeros_at] = rows.reshape(-1)
-            return out.view(np.uint8)
+                    lines[:, -1] = _arrange(to_f32(weights[1]), p, width)
+            if integers is not None:
+                source_scale = integers.source.number
+                if weights is not None:
+                    start = -(zero + shift) * w.sum(axis=tuple(range(1, w.ndim)), dtype=np.int64)
+                    lines[:, 0] = _arrange(start.astype(np.int32), p, width).view(np.float32)
+                    lines[:, 1] = _arrange((source_scale * integers.weights.astype(np.float64)).astype(np.float32), p, width)
+                else:
+                    lines[:, 1:] = np.array([source_scale, -zero * source_scale], np.float32)[:, None]
+                out[header_at:zeros_at] = np.array(_list_parameters(integers), np.float32).view(np.uint8)
+            out[bias_at:header_at] = lines.view(np.uint8).reshape(-1)
+            return out
 
         digests = "" if weights is None else "|".join("" if t is None else t.constant().digest for t in weights)
-        self.packed = (Packed(f"{digests}|indirect {kind} {matrix} {width} {p.groups} {p.taken} {pixel_floats}", nbytes, pack, storable=True),)
+        key = f"{digests}|indirect {kind} {matrix} {width} {p.groups} {p.taken} {pixel_size}"
+        if is_integer:
+            key += f" {source}"
+        if integers is not None:
+            scales = (integers.source, integers.stores, integers.added)
+            key += f" {instruction} {is_gathered} {[s and (s.key, s.dtype.name) for s in scales]} {integers.weights.tobytes().hex()}"
+        self.packed = (Packed(key, nbytes, pack, storable=True),)
         self.implementation = f"{kind} {width} channels, {block} pixels x {item_strips}"
 
     def enqueue(self, args: Args, stream: Stream) -> None:
@@ -137,45 +187,102 @@ class IndirectKernel(CompiledKernel):
         self.launch(stream, jit.generate_lazily(emit_indirect_ir, self.form), "indirect", args, words, self.items)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """A layer as the kernels see it: in floating point (`view`), its epilogue, and the scales of its integers, if it is quantized."""
+
+    view: Layer
+    chain: Chain
+    integers: Integers | None = None
+
+
 class IndirectTactic(CompiledTactic):
     """A tactic of these kernels, f32. They are there for builds without oneDNN, or on request."""
 
     opt_in = True
     instead_of = "ONEDNN"
-    operand = Operand("nhwc", F32)
+    form = "nhwc"
 
     @abstractmethod
     def why_not_layer(self, layer: Layer) -> str | None:
         """The reason against a layer other than its types and epilogue, or None."""
 
     @abstractmethod
-    def plan_kernel(self, layer: Layer, signature: Signature, chain: Chain, threads: int) -> IndirectKernel:
-        """The kernel of a layer that `why_not` accepts, with its epilogue as `chain`."""
+    def plan_kernel(self, parts: Parts, signature: Signature, threads: int) -> IndirectKernel:
+        """The kernel of a layer that `why_not` accepts."""
 
-    def why_not(self, layer: Layer) -> str | None:
-        if reason := super().why_not(layer) or self.why_not_layer(layer):
+    def split(self, layer: Layer) -> Parts | str:
+        """The layer's parts, or why the kernels do not compute it."""
+        if reason := self.why_not_layer(layer):
             return reason
         if any(t.dtype != F32 for t in list_runtime_tensors(layer)):
             return "computes in 32-bit floating point"
         chain = match_chain(layer)
-        return chain if isinstance(chain, str) else None
+        return chain if isinstance(chain, str) else Parts(layer, chain)
+
+    def why_not(self, layer: Layer) -> str | None:
+        if reason := super().why_not(layer):
+            return reason
+        parts = self.split(layer)
+        return parts if isinstance(parts, str) else None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
-        chain = match_chain(layer)
-        if self.why_not(layer) or not is_static(layer) or 0 in static_shape(layer.outputs[0].shape) or isinstance(chain, str):
+        if self.why_not(layer) or not is_static(layer):
             return []
-        read = (get_source_index(layer), chain.residual)
-        return [Signature(tuple(self.operand if i in read else None for i in range(len(layer.inputs))), (self.operand,))]
+        parts = self.split(layer)
+        if isinstance(parts, str) or not format_fits(self.form, layer.outputs[0].type.rank):
+            return []
+        read = (get_source_index(parts.view), parts.chain.residual)
+        inputs = tuple(Operand(self.form, layer.needs(i).dtype) if i in read else None for i in range(len(layer.inputs)))
+        return [Signature(inputs, (Operand(self.form, layer.outputs[0].dtype),))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return self.unavailable()
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> IndirectKernel:
-        if reason := self.why_not(layer):
-            raise PlanRefused(reason)
-        chain = match_chain(layer)
-        assert isinstance(chain, Chain), "why_not refuses other layers"
-        return self.plan_kernel(layer, signature, chain, backend.threads)
+        parts = self.split(layer) if self.why_not(layer) is None else self.why_not(layer)
+        if not isinstance(parts, Parts):
+            raise PlanRefused(parts or "")
+        return self.plan_kernel(parts, signature, backend.threads)
+
+
+class QuantizedIndirectTactic(IndirectTactic):
+    """The same for quantized layers: products of u8 or i8 by symmetric i8 weights, and means of integers."""
+
+    quantized = True
+
+    def split(self, layer: Layer) -> Parts | str:
+        parts = match_quantized(layer)
+        if isinstance(parts, str):
+            return parts
+        view = parts.view
+        if reason := self.why_not_layer(view):
+            return reason
+        x, scales = parts.source_index(), dict(parts.reads)
+        source = scales.pop(x, None)
+        if source is None or source.scale.size != 1:
+            return "takes one scale for the input"
+        if parts.stores is not None and parts.stores.scale.size != 1:
+            return "takes one scale for the result"
+        if parts.stores is None and view.outputs[0].dtype != F32:
+            return "stores 8-bit integers or 32-bit floats"
+        factors = np.ones(1, np.float32)
+        if "Pool" not in parts.head.op:
+            _, w, _ = parts.operand_indices()
+            weights = scales.pop(w, None)
+            if weights is None or weights.zero or weights.dtype.name != "i8":
+                return "takes symmetric i8 weights"
+            shape = static_shape(view.needs(w).shape)
+            if (prod(shape[1:]) if parts.head.op == "Conv" else max(shape)) > _MOST_PRODUCTS:
+                return f"adds more than {_MOST_PRODUCTS} products"
+            factors = weights.scale
+        chain = match_chain(view, steps=drop_implied_bounds(parts))
+        if isinstance(chain, str):
+            return chain
+        added = None if chain.residual is None else scales.pop(chain.residual, None)
+        if scales or (added is not None and added.scale.size != 1):
+            return "takes no integers besides its input, its weights and one residual"
+        return Parts(view, chain, Integers(source, factors, parts.stores, added))
 
 
 def convert_to_matrix(w: np.ndarray, transposed: bool, is_product: bool) -> np.ndarray:
@@ -185,14 +292,39 @@ def convert_to_matrix(w: np.ndarray, transposed: bool, is_product: bool) -> np.n
     return w.T[:, :, None] if transposed else w.reshape(*w.shape[:2], -1)
 
 
-def pack_weights(w: np.ndarray, p: Problem, width: int, is_product: bool) -> np.ndarray:
-    """Strips of `width` output channels of a group, as in _indirect_ir.py; absent channels are zeros."""
+def pack_weights(w: np.ndarray, p: Problem, width: int, is_product: bool, is_gathered: bool = False, depth: int = 1) -> np.ndarray:
+    """Strips of `width` output channels of a group, as in _indirect_ir.py, in elements of `depth` input channels; absent channels are zeros."""
     strips = -(-p.channels // width)
-    full = np.zeros((p.groups, strips * width, *w.shape[1:]), np.float32)
+    if is_gathered:  # a window's values are the channels of one tap
+        w = w.transpose(0, 2, 1).reshape(len(w), -1, 1)
+    full = np.zeros((p.groups, strips * width, *w.shape[1:]), w.dtype)
     full[:, : p.channels] = w.reshape(p.groups, p.channels, *w.shape[1:])
-    parts = full.reshape(p.groups, strips, width, *w.shape[1:])
-    order: Sequence[int] = (0, 1, 4, 3, 2) if is_product else (0, 1, 3, 2)
-    return np.ascontiguousarray(parts.transpose(order)).reshape(-1)
+    if not is_product:
+        return np.ascontiguousarray(full.reshape(p.groups, strips, width, -1).transpose(0, 1, 3, 2)).reshape(-1)
+    taken, taps = w.shape[1:]
+    padded = np.zeros((p.groups, strips * width, -(-taken // depth) * depth, taps), w.dtype)
+    padded[:, :, :taken] = full
+    parts = padded.reshape(p.groups, strips, width, -1, depth, taps)
+    return np.ascontiguousarray(parts.transpose(0, 1, 5, 3, 2, 4)).reshape(-1)
+
+
+def _arrange(values: np.ndarray, p: Problem, width: int) -> np.ndarray:
+    """A value per output channel, or one for all, as [strip, channel of the strip]; absent channels are zeros."""
+    rows = np.zeros((p.groups, -(-p.channels // width) * width), values.dtype)
+    rows[:, : p.channels] = np.broadcast_to(values.reshape(-1), (p.groups * p.channels,)).reshape(p.groups, p.channels)
+    return rows.reshape(-1, width)
+
+
+def _list_parameters(integers: Integers) -> list[float]:
+    """The header of _indirect_ir.py."""
+    stores, added = integers.stores, integers.added
+    result = [0.0] * 4 if stores is None else [1 / stores.number, stores.zero, *get_integer_range(stores.dtype)]
+    return result + ([0.0, 0.0] if added is None else [added.number, -added.zero * added.number])
+
+
+def _list_types(layer: Layer, signature: Signature, x: int, residual: int | None) -> tuple[str, str, str]:
+    """The stored types of the input, the result and the addend (f32 if there is none)."""
+    return signature.needs(x).dtype.name, signature.outputs[0].dtype.name, "f32" if residual is None else signature.needs(residual).dtype.name
 
 
 def _reads_inside(p: Problem) -> bool:

@@ -175,8 +175,9 @@ class Elementwise(CompiledTactic):
     ops = tuple(OPERATIONS)
 
     def why_not(self, layer: Layer) -> str | None:
-        if is_quantized(layer):
-            return "computes in floating point, the layer is quantized"
+        if is_quantized(layer) != self.quantized:
+            own, other = ("integers", "is not") if self.quantized else ("floating point", "is")
+            return f"computes in {own}, the layer {other} quantized"
         if layer.op == "Fused" and layer.composite not in OPERATIONS:
             return f"computes elementwise ops, not {layer.composite}"
         if reason := jit.why_unavailable():

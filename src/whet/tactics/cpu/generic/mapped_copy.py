@@ -36,8 +36,9 @@ class Axis:
 
 @tactic
 class MappedCopy(LoopTactic):
-    ops = ("DepthToSpace", "Expand", "Pad", "Resize", "Slice", "SpaceToDepth", "Tile", "Transpose")
+    ops: tuple[str, ...] = ("DepthToSpace", "Expand", "Pad", "Resize", "Slice", "SpaceToDepth", "Tile", "Transpose")
     formats = ("linear", "nhwc")
+    leaves_to_onednn = True  # slices and transposes of the types that oneDNN moves
 
     def list_reads(self, layer: Layer) -> tuple[int, ...]:
         return (0, 2) if layer.op == "Pad" else (0,)
@@ -52,7 +53,8 @@ class MappedCopy(LoopTactic):
         if layer.op == "Resize" and (layer.attrs["mode"] != "nearest" or layer.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize"):
             return "computes weighted sums of elements"
         reverses = layer.op == "Slice" and any(step < 0 for _, _, step in slice_ranges(layer).values())
-        if layer.op in ("Slice", "Transpose") and not reverses and not x.is_constant and x.dtype.name in _ONEDNN:
+        is_moved = layer.op in ("Slice", "Transpose") and not reverses and not x.is_constant and x.dtype.name in _ONEDNN
+        if is_moved and self.leaves_to_onednn:
             return f"oneDNN moves {x.dtype}"
         return None
 

@@ -1,6 +1,7 @@
-"""LLVM IR of MatMulInteger with AVX2: exact sums of products of 16-bit integers.
+"""LLVM IR of MatMulInteger: exact sums of products of 16-bit integers.
 
-vpmaddubsw on the 8-bit values would saturate. vpmaddwd multiplies 16-bit values and adds pairs in 32 bits without loss.
+vpmaddubsw on the 8-bit values would saturate. AVX2's vpmaddwd multiplies 16-bit values and adds pairs in 32 bits without loss; on other CPUs LLVM
+selects multiplications that widen and additions of pairs (smull, addp).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ of the result, elements of a row of A; packed B by blocks of columns, pairs of r
 
 
 @cache
-def emit_integer_matmul_ir(signed: bool, has_zero: bool, tail: int, size_tail: int) -> str:
+def emit_integer_matmul_ir(signed: bool, has_zero: bool, tail: int, size_tail: int, has_avx2: bool) -> str:
     """`widen(context)` converts A to 16 bits; `product(context)` computes the result. `tail`: columns after the last whole block; `size_tail`:
     elements of a row of A after its last whole vector."""
     module = Module()
@@ -36,7 +37,7 @@ def emit_integer_matmul_ir(signed: bool, has_zero: bool, tail: int, size_tail: i
             with f.loop(w.size, w.padded_size) as padding:
                 target.store(0, padding.index)
     with parallel_kernel(module, "product", PRODUCT_WORDS, "blocks") as (f, w):
-        tile = _Tile(f, w, signed, has_zero, tail)
+        tile = _Tile(f, w, signed, has_zero, tail, has_avx2)
         with f.loop(w.begin, w.end) as blocks:
             block = w.packed.as_pointer(INT16).at(blocks.index * (w.padded_size * COLUMNS))
             with f.loop(0, w.rows - (ROWS - 1), step=ROWS) as groups:
@@ -49,8 +50,8 @@ def emit_integer_matmul_ir(signed: bool, has_zero: bool, tail: int, size_tail: i
 class _Tile:
     """Rows times one block of columns."""
 
-    def __init__(self, f: Function, w, signed: bool, has_zero: bool, tail: int) -> None:
-        self._f, self._w, self._tail = f, w, tail
+    def __init__(self, f: Function, w, signed: bool, has_zero: bool, tail: int, has_avx2: bool) -> None:
+        self._f, self._w, self._tail, self._has_avx2 = f, w, tail, has_avx2
         self._zero: Value | None = None
         if has_zero:
             self._zero = w.zero.as_pointer(INT8).load().convert("sext" if signed else "zext", INT32).broadcast(_HALF)
@@ -67,8 +68,7 @@ class _Tile:
                 pair = f.emit_pointer(INT32, f"bitcast {a[r].at(loop.index)} to i32*").load().broadcast(_HALF)
                 factor = f.emit(Type("i16", 2 * _HALF), f"bitcast {pair} to <{2 * _HALF} x i16>", pair)
                 for k in halves:
-                    product = f.call_external("llvm.x86.avx2.pmadd.wd", Type("i32", _HALF), factor, pairs[k])
-                    sums.append(loop.values[2 * r + k] + product)
+                    sums.append(loop.values[2 * r + k] + self._multiply(factor, pairs[k]))
             loop.carry(*sums)
         column = index * COLUMNS
         results = loop.results
@@ -77,6 +77,15 @@ class _Tile:
             results = [x - self._zero * sums_of_b[i % 2] for i, x in enumerate(results)]
         for r in range(rows):
             self._store(w.out.as_pointer(INT32).at((row + r) * w.columns + column), results[2 * r : 2 * r + 2], column)
+
+    def _multiply(self, a: Value, b: Value) -> Value:
+        """The sums of two adjacent products of 16-bit values."""
+        f = self._f
+        if self._has_avx2:
+            return f.call_external("llvm.x86.avx2.pmadd.wd", Type("i32", _HALF), a, b)
+        products = a.convert("sext", INT32) * b.convert("sext", INT32)
+        even, odd = (f.shuffle(products, products, range(k, 2 * _HALF, 2)) for k in range(2))
+        return even + odd
 
     def _store(self, out: Pointer, values: list[Value], column: Value) -> None:
         """Stores a block's row, only the columns that exist."""

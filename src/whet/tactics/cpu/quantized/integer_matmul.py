@@ -25,7 +25,6 @@ class IntegerMatMulKernel(CompiledKernel):
     """Two planned launches: A in 16 bits, the product."""
 
     serial_work = 1 << 14  # multiplications
-    implementation = "avx2 vpmaddwd"
 
     def __init__(self, layer: Layer, signature: Signature, count: int) -> None:
         self.layer = layer
@@ -34,6 +33,8 @@ class IntegerMatMulKernel(CompiledKernel):
         self.padded_size = -(-self.size // 2) * 2
         self.blocks = -(-self.columns // COLUMNS)
         super().__init__(layer, signature, self.rows * self.size * self.columns, count)
+        self.has_avx2 = jit.has("avx2")
+        self.implementation = "avx2 vpmaddwd" if self.has_avx2 else "pairs of products"
         self.scratch = 2 * self.rows * self.padded_size
         b_zero, a_zero = layer.input(3), layer.input(2)
         key = layer.needs(1).constant().digest + "|" + ("" if b_zero is None else b_zero.constant().digest)
@@ -63,7 +64,7 @@ class IntegerMatMulKernel(CompiledKernel):
     def enqueue(self, args: Args, stream: Stream) -> None:
         zero = self.layer.input(2)
         is_signed = self.layer.needs(0).dtype.name == "i8"
-        ir = emit_integer_matmul_ir(is_signed, zero is not None, self.columns % COLUMNS, self.size % LANES)
+        ir = emit_integer_matmul_ir(is_signed, zero is not None, self.columns % COLUMNS, self.size % LANES, self.has_avx2)
         a_zero: tuple[str, int] | int = 0 if zero is None else args.packed[2] if zero.is_constant else ("input", 2)
         operands = Args(args.inputs, args.outputs, args.packed[:2], args.scratch)
         widened: list[tuple[str, int] | int] = [("input", 0), args.scratch, self.rows, self.size, self.padded_size]
@@ -76,11 +77,8 @@ class IntegerMatMulKernel(CompiledKernel):
 class IntegerMatMul(CompiledTactic):
     ops = ("MatMulInteger",)
 
-    def unavailable(self) -> str | None:
-        return super().unavailable() or (None if jit.has("avx2") else "the CPU has no AVX2")
-
     def why_not(self, layer: Layer) -> str | None:
-        if reason := super().why_not(layer) or self.unavailable():
+        if reason := super().why_not(layer):
             return reason
         if layer.op == "Fused":
             return "takes single layers, not fused ones"
