@@ -43,6 +43,7 @@ BY_RUNTIME = {
     "RNN-1": "knows no Relu",
     "Resize-12": "half_pixel_symmetric with floor of the output size",
     "Scan-1": "not there with axes and directions",
+    "SelectBoxes": "as NonMaxSuppression",
     "Softsign-3": "fails on scalars",
 }
 # ... if neither can compute it: a formula below is the reference.

@@ -156,8 +156,28 @@ def test_a_heavy_layer_after_them_is_named():
     proto = model(nodes, {"x": [3, 4]}, {"y": TensorProto.FLOAT}, {"w": np.ones((5, 2), np.float32)})
     plan = build(network_from_onnx(proto), FAST)
     (note,) = [n for n in plan.report.notes if "depends on the data" in n]
-    assert "MatMul among them run slowly there: cut the model before 'nonzero_0'" in note
+    assert "MatMul among them run unfused, with kernels that are not timed." in note
     same_as_onnx_runtime(proto, Runtime().load(plan), {"x": np.eye(3, 4, dtype=np.float32)})
+
+
+@pytest.mark.parametrize("count", [0, 7, 40])
+def test_convolutions_after_them_have_kernels_for_each_size(count):
+    """Crops [n, 16, 28, 28] selected by positive scores, two convolutions, and a product of the means."""
+    nodes = [
+        node("NonZero", "scores", "indices"),
+        node("Transpose", "indices", "rows", perm=[1, 0]),
+        node("GatherND", "x rows", "crops"),
+        node("Conv", "crops w", "a", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b"),
+        node("Conv", "b w", "c", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        node("GlobalAveragePool", "c", "y"),
+    ]
+    weights = {"w": np.random.default_rng(0).standard_normal((16, 16, 3, 3)).astype(np.float32)}
+    proto = model(nodes, {"x": [40, 16, 28, 28], "scores": [40]}, {"y": TensorProto.FLOAT}, weights)
+    engine = whet.build(network_from_onnx(proto), threads=2, optimization_level=0)
+    for n in (count, 3, count):
+        scores = np.where(np.arange(40) < n, 1, 0).astype(np.float32)
+        same_as_onnx_runtime(proto, engine, {"x": RNG.standard_normal((40, 16, 28, 28)).astype(np.float32), "scores": scores})
 
 
 def test_files_and_retunes_keep_them(plan):

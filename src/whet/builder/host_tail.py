@@ -1,4 +1,4 @@
-"""Splits a network at its first layers with sizes that depend on the data: kernels compute the layers before them, the host the rest."""
+"""Splits a network at its first layers with sizes that depend on the data: the engine computes the layers before them, the host the rest."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def describe_host_tail(tail: HostTail) -> str:
     counts = Counter(x.op for x in tail.network.layers)
     sized = [x for x in tail.network.layers if _is_data_sized(x)]
     heavy = sorted(op for op in counts if op in _HEAVY)
-    slow = f" {', '.join(heavy)} among them run slowly there: cut the model before '{sized[0].name}' if it must be fast." if heavy else ""
+    slow = f" {', '.join(heavy)} among them run unfused, with kernels that are not timed." if heavy else ""
     return (
         f"'{sized[0].name}' ({sized[0].op}) has a size that depends on the data: it and the layers that depend on it ({sum(counts.values())} in all) "
         f"run on the host after the engine's kernels, and the engine's times are without them.{slow}"

@@ -1,7 +1,7 @@
 """The part of an engine that runs on the host after its kernels: layers with shapes that depend on the data, and all layers after them.
 
 Their sizes are known only when the kernels have run (the boxes that NonMaxSuppression selects, the indices of NonZero), and an arena needs sizes in
-advance. They run by their NumPy references, with symbols for those sizes.
+advance. They run with symbols for those sizes, by CPU kernels that are planned at run time or by their NumPy references (whet.tactics.host_layers).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from whet.engine.weights import iterate_constants
 from whet.errors import EngineError
 from whet.network import Network, TensorType, Weight, format_network
 from whet.ops import bind_symbols, run_network
+from whet.tactics.host_layers import HostLayers
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,17 @@ class HostTail:
         known = {t.name: t.type for t in (*network.outputs, *self.network.outputs)}
         return {n: known[n] for n in self.outputs}
 
-    def run(self, network: Network, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All outputs for the user, from the inputs and outputs of the engine's network. Raises NetworkError for values that a layer refuses."""
+    def run(
+        self, network: Network, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], layers: HostLayers
+    ) -> dict[str, np.ndarray]:
+        """All outputs for the user, from the inputs and outputs of the engine's network. `layers` computes the tail's layers.
+
+        Raises NetworkError for values that a layer refuses, BackendError if a kernel fails.
+        """
         env = bind_symbols([(t.name, t.type) for t in network.inputs], {n: np.shape(a) for n, a in inputs.items()})
         values = {**inputs, **outputs}
-        values |= run_network(self.network, {t.name: values[t.name] for t in self.network.inputs}, env=env)
-        return {n: values[n] for n in self.outputs}
+        values |= run_network(self.network, {t.name: values[t.name] for t in self.network.inputs}, env=env, compute=layers.compute)
+        return {n: np.asarray(values[n], order="C") for n in self.outputs}
 
 
 def check_tail(tail: HostTail, network: Network) -> None:

@@ -140,6 +140,8 @@ class Op:
     None: false or unknown. Not needed for pointwise ops, which are evaluated.
     `reads_sequences`: the reader also takes values that are no tensors (see _sequences.py).
     `data_sized(layer)`: its output shapes depend on the data (see _data_sized.py).
+    `bounded(layer, *arrays) -> Layer | None`: a layer of an op with known sizes that computes a data-sized one for these inputs: its outputs are the
+    largest one that is possible, and the number of rows (entries along axis 0) that are the result.
     `pointwise` marks an op that computes each element from the elements at the same (broadcast) index.
     """
 
@@ -162,6 +164,7 @@ class Op:
     pure: bool = True
     reads_sequences: bool = False
     data_sized: Callable[[Layer], bool] | None = None
+    bounded: Callable[..., Layer | None] | None = None
 
 
 class OpRegistry(dict[str, Op]):

@@ -16,6 +16,10 @@ _NARROW = frozenset(t.numpy for t in (F16, BF16, *SMALL_FLOATS))
 _WIDENED = frozenset(t.numpy for t in (F32, F16, BF16))
 
 
+Compute = Callable[[Layer, list[np.ndarray | None], Mapping[str, int]], list[np.ndarray]]
+"""Computes a layer without regions from its inputs and the values of symbols, as `run_layer`."""
+
+
 def bind_symbols(types: list[tuple[str, TensorType]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Values of the symbols in `types` (name, type) from actual shapes. Raises ShapeError that names tensor and axis."""
     env: dict[str, int] = {}
@@ -120,11 +124,13 @@ def run_network(
     watch: Callable[[Tensor, np.ndarray], None] | None = None,
     outer: Mapping[Tensor, np.ndarray] | None = None,
     env: Mapping[str, int] | None = None,
+    compute: Compute = run_layer,
 ) -> dict[str, np.ndarray]:
     """Outputs of `net` by name.
 
     `widen` computes all floating point in float64. `watch(tensor, array)` is called for every value.
-    `outer` holds values captured by a region. Raises ShapeError for inputs of a wrong shape.
+    `outer` holds values captured by a region. `compute` computes layers without regions, also in regions. Raises ShapeError for inputs of a wrong
+    shape.
     """
 
     def widen_array(a: np.ndarray) -> np.ndarray:
@@ -157,9 +163,9 @@ def run_network(
     for i, layer in enumerate(net.layers):
         arrays = [None if t is None else get_value(t) for t in layer.inputs]
         if layer.regions:
-            outs = _run_regions(layer, arrays, values, get_value, widen, env)
+            outs = _run_regions(layer, arrays, values, get_value, widen, env, compute)
         else:
-            outs = run_layer(widen_attributes(layer) if widen else layer, arrays, env)
+            outs = compute(widen_attributes(layer) if widen else layer, arrays, env)
         for t, a in zip(layer.outputs, outs, strict=True):
             values[t] = a
             _bind_data_sizes(layer, t, a, env)
@@ -178,16 +184,18 @@ def _bind_data_sizes(layer: Layer, t: Tensor, array: np.ndarray, env: dict[str, 
             env[name] = n
 
 
-def _run_regions(layer: Layer, arrays, values, value, widen: bool, env) -> list[np.ndarray]:
+def _run_regions(layer: Layer, arrays, values, value, widen: bool, env, compute: Compute) -> list[np.ndarray]:
     """Runs a layer with regions: its reference is passed `run(region name, *arrays)`."""
     for region in layer.regions.values():
         for t in region.captures():
             value(t)
-    return run_regions(bind_layer(layer, env) if env else layer, arrays, widen=widen, outer=values, env=env)
+    return run_regions(bind_layer(layer, env) if env else layer, arrays, widen=widen, outer=values, env=env, compute=compute)
 
 
-def run_regions(layer: Layer, arrays, *, widen: bool = False, outer=None, env: Mapping[str, int] | None = None) -> list[np.ndarray]:
-    """Output arrays of a layer with regions and static shapes; `outer` holds values captured by the regions.
+def run_regions(
+    layer: Layer, arrays, *, widen: bool = False, outer=None, env: Mapping[str, int] | None = None, compute: Compute = run_layer
+) -> list[np.ndarray]:
+    """Output arrays of a layer with regions and static shapes; `outer` holds values captured by the regions, and `compute` computes their layers.
 
     Raises NetworkError for invalid values, and when the regions' layers run more than MAX_REGION_STEPS times: a loop may not end.
     """
@@ -195,7 +203,7 @@ def run_regions(layer: Layer, arrays, *, widen: bool = False, outer=None, env: M
     if steps is None:
         token = _STEPS.set([0])
         try:
-            return run_regions(layer, arrays, widen=widen, outer=outer, env=env)
+            return run_regions(layer, arrays, widen=widen, outer=outer, env=env, compute=compute)
         finally:
             _STEPS.reset(token)
 
@@ -205,7 +213,7 @@ def run_regions(layer: Layer, arrays, *, widen: bool = False, outer=None, env: M
         if steps[0] > MAX_REGION_STEPS:
             raise NetworkError(f"{layer.op} '{layer.name}' ran {MAX_REGION_STEPS} layers of its body and did not end")
         feed = dict(zip((t.name for t in region.inputs), args, strict=True))
-        return list(run_network(region, feed, widen=widen, outer=outer, env=env or {}).values())
+        return list(run_network(region, feed, widen=widen, outer=outer, env=env or {}, compute=compute).values())
 
     try:
         with np.errstate(all="ignore"):

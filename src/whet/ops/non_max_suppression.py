@@ -7,12 +7,18 @@ boxes[N,B,4], scores[N,C,B], then optional scalars: most boxes of a class (defau
 import numpy as np
 
 from whet.errors import NetworkError
-from whet.network import I64, TensorType
+from whet.network import I64, Layer, TensorType
 from whet.ops._data_sized import make_size_symbol, register_data_sized_op
 from whet.ops._types import may_equal
 
 
 def infer(layer):
+    check_boxes(layer)
+    return TensorType(I64, (make_size_symbol(layer), 3))
+
+
+def check_boxes(layer):
+    """Raises NetworkError unless the inputs are boxes, scores and single values."""
     boxes, scores = layer.inputs[:2]
     if boxes.type.rank != 3 or scores.type.rank != 3 or not may_equal(boxes.shape[-1:], (4,)):
         raise NetworkError(f"takes boxes [N,B,4] and scores [N,C,B], not {boxes.type} and {scores.type}")
@@ -21,18 +27,30 @@ def infer(layer):
     for t in layer.inputs[2:]:
         if t is not None and t.type.static and t.type.elements != 1:
             raise NetworkError(f"takes one value for %{t.name}, not {t.type}")
-    return TensorType(I64, (make_size_symbol(layer), 3))
 
 
 def compute_reference(layer, boxes, scores, most=None, iou=None, least=None):
-    limit = 0 if most is None else int(np.reshape(most, ()))
+    return select_boxes(boxes, scores, 0 if most is None else int(np.reshape(most, ())), iou, least, layer.attrs["center_point_box"])
+
+
+def bound_size(layer, boxes, scores, most=None, iou=None, least=None):
+    """SelectBoxes with a row for each box that may be selected, for these inputs; None if no box is."""
+    samples, classes, count = scores.shape
+    limit = 0 if most is None else min(max(int(np.reshape(most, ())), 0), count)
+    rows = samples * classes * limit
+    return Layer("SelectBoxes", layer.name, layer.inputs, {**layer.attrs, "rows": rows}) if rows else None
+
+
+def select_boxes(boxes, scores, limit, iou, least, centered):
+    """Rows [n,3] of selected boxes, at most `limit` of each class. Overlaps are computed in float32, whatever the types of the inputs."""
+    boxes, scores = np.asarray(boxes, np.float32), np.asarray(scores, np.float32)
     threshold = np.float32(0 if iou is None else np.reshape(iou, ()))
-    corners = _compute_corners(boxes, layer.attrs["center_point_box"])
+    corners = _compute_corners(boxes, centered)
     rows = [
         (sample, kind, box)
         for sample in range(scores.shape[0])
         for kind in range(scores.shape[1])
-        for box in _select(corners[sample], scores[sample, kind], limit, threshold, None if least is None else np.reshape(least, ()))
+        for box in _select(corners[sample], scores[sample, kind], limit, threshold, None if least is None else np.float32(np.reshape(least, ())))
     ]
     return np.array(rows, np.int64).reshape(-1, 3)
 
@@ -79,15 +97,17 @@ def _find_overlaps(a, b, threshold):
 _CHUNK = 64  # candidates
 _BOXES = np.array([[[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, -0.1, 1, 0.9], [0, 10, 1, 11], [0, 10.1, 1, 11.1], [0, 100, 1, 101]]], np.float32)
 _SCORES = np.array([[[0.9, 0.75, 0.6, 0.95, 0.5, 0.3]]], np.float32)
+SAMPLES: tuple[tuple[list, dict], ...] = (
+    ([_BOXES, _SCORES, np.array([3]), np.array([0.5], np.float32), np.array([0.0], np.float32)], {}),
+    (["f32[2,9,4]", "f32[2,3,9]", np.array(4), np.array(0.3, np.float32)], {"center_point_box": 1}),
+    (["f32[1,9,4]", "f32[1,2,9]"], {}),
+)
 
 register_data_sized_op(
     "NonMaxSuppression",
     infer,
     compute_reference,
     attrs={"center_point_box": 0},
-    samples=[
-        ([_BOXES, _SCORES, np.array([3]), np.array([0.5], np.float32), np.array([0.0], np.float32)], {}),
-        (["f32[2,9,4]", "f32[2,3,9]", np.array(4), np.array(0.3, np.float32)], {"center_point_box": 1}),
-        (["f32[1,9,4]", "f32[1,2,9]"], {}),
-    ],
+    bounded=bound_size,
+    samples=SAMPLES,
 )

@@ -24,6 +24,7 @@ from whet.runtime.sample_parallel import bind_shapes, count_arena_bytes
 from whet.runtime.shaped import get_opt_shapes
 from whet.runtime.steps import KERNEL_ERRORS, BoundEngine, as_backend_error, run_checked
 from whet.runtime.values import View
+from whet.tactics.host_layers import HostLayers
 
 UNKNOWN = -1  # the address of a tensor that another object moves
 _MAX_BOUND = 4  # sets of shapes for which a context caches recorded launches
@@ -51,6 +52,7 @@ class Context:
         self._views: tuple[list[View], list[View], Any] | None = None
         self._guard = _Exclusive(self)
         self._ready: tuple[BoundEngine, list, list] | None = None  # the work of execute(), invalidated by bind() and run()
+        self._host_layers: HostLayers | None = None  # of the layers that run on the host
         self._closed = False
 
     def __repr__(self) -> str:
@@ -318,7 +320,7 @@ class Context:
             self._bounds.clear()
             self._addresses.clear()
             self._users.clear()
-            self._arena = None
+            self._arena = self._host_layers = None
 
     def __enter__(self) -> Context:
         return self
@@ -338,7 +340,9 @@ class Context:
         if tail is None:
             return outputs
         try:
-            return tail.run(self.engine.plan.network, inputs, outputs)
+            if self._host_layers is None:
+                self._host_layers = HostLayers(self.engine.backend if self.engine.backend.name == "cpu" else None)
+            return tail.run(self.engine.plan.network, inputs, outputs, self._host_layers)
         except NetworkError as e:
             raise BackendError(f"a layer failed while it ran: {e}") from e
 
