@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 
+from whet.network import BF16
 from whet.tactics._attention import Guard
 from whet.tactics.cpu._llvm.amx import CONFIG_WORDS, TILE_BYTES, TILE_ROWS, add_bf16_product, configured_tiles, load_tile, store_tile, zero_tile
 from whet.tactics.cpu._llvm.builder import FLOAT, INT8, INT16, LANES, Function, Module, Pointer, Type, Value
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS
-from whet.tactics.cpu._llvm.packing import Bf16Pointer, convert_to_bf16
+from whet.tactics.cpu._llvm.packing import SmallFloatPointer, convert_to_bf16
 from whet.tactics.cpu._llvm.work_stealing import emit_thread_count, emit_thread_index, parallel_kernel
 from whet.tactics.cpu.attention._pack_ir import (
     Panels,
@@ -433,7 +434,7 @@ class _TileKernel(_Kernel):
         if isinstance(keys.whole, int):
             for at in range(keys.whole, form.key_columns, LANES):
                 target.store(f.value(0, Type("i16", LANES)), at)
-        self.softmax.emit(x, Bf16Pointer(target), keys, self.load_mask(mask))
+        self.softmax.emit(x, SmallFloatPointer(target, BF16), keys, self.load_mask(mask))
 
     def compute_values(self, tiles: tuple[Value, Value], out: Value, keys: Value) -> None:
         f, form = self.f, self.form

@@ -9,7 +9,7 @@ from whet.network import BF16, Layer
 from whet.tactics._attention import Heads
 from whet.tactics._base import tactic
 from whet.tactics.cpu._llvm.amx import why_no_tiles
-from whet.tactics.cpu._llvm.packing import why_no_bf16
+from whet.tactics.cpu._llvm.packing import why_no_small_float
 from whet.tactics.cpu.attention.attention import AttentionTactic
 
 
@@ -18,7 +18,7 @@ class AmxAttention(AttentionTactic):
     stored = BF16
 
     def unavailable(self) -> str | None:
-        return super().unavailable() or why_no_bf16() or why_no_tiles()
+        return super().unavailable() or why_no_small_float(BF16) or why_no_tiles()
 
     def why_not_heads(self, layer: Layer, heads: Heads) -> str | None:
         if reason := super().why_not_heads(layer, heads):
