@@ -40,6 +40,24 @@ def test_a_wildcard_binds_what_can_compute_in_int8_and_names_the_rest():
     assert "quantize" not in names, "layers that whet inserted are none of the user's"
 
 
+def test_layers_of_one_kind_share_a_note():
+    """Their reason was listed for the first of them and had its name, so the others got a note of their own."""
+    rng, net = np.random.default_rng(2), Network("pools")
+    x = net.add_input("x", parse_type("f32[N,3,12,12]"))
+    for k in range(3):
+        weights = net.constant(rng.standard_normal((3, 3, 1, 1)).astype(np.float32), f"w{k}")
+        x = net.add("MaxPool", net.add("Conv", x, weights), kernel_shape=(3, 3), pads=(1,) * 4, name=f"p{k}")
+    net.mark_output(x)
+    shape = {"x": (1, 3, 12, 12)}
+    config = BuildConfig(
+        backend="null", profiles=((shape,) * 3,), precisions=("int8",), timing_cache="", threads=1, optimization_level=0, verify=False,
+        precision_constraints="obey", layer_precisions=(("*", "int8"),),
+    )  # fmt: skip
+    (note,) = notes(build_int8(net, config, Calibration(samples=lambda: samples(4))))
+    assert "cannot obey: --layerPrecisions demands i8: it is not quantized (8 bits" in note
+    assert {"p0 (MaxPool)", "p1 (MaxPool)", "p2 (MaxPool)"} <= set(note.split("They are ")[1].split(", "))
+
+
 def test_an_exact_name_still_binds():
     with pytest.raises(NoTacticError, match=r"demands i8 for 's'.*not quantized"):
         obeying(("*", "int8"), ("s", "int8"))

@@ -103,6 +103,31 @@ main(["exec", "--onnx=x.onnx"])
     assert "Terminated. Finished timings are kept" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        (["exec", "--onnx=x.onnx"], "Finished timings are kept"),
+        (["prune", "x.onnx", "--latency=0.5x"], "Finished timings are kept"),
+        (["prune", "x.onnx", "--ratio=0.5"], ""),
+        (["finetune", "x.onnx", "--data=d.npz"], "A training with --checkpoint continues from its last checkpoint."),
+        (["auto", "r.yaml"], "The same command continues the search."),
+        (["check", "x.onnx"], ""),
+    ],
+)
+def test_an_interrupted_command_says_what_it_has_kept(arguments, kept, monkeypatch, capsys):
+    """`whet finetune` promised that the next run goes on from the timing cache."""
+
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("whet.cli.group.main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 130
+    said = capsys.readouterr().err
+    assert said.strip() == "Interrupted." if not kept else f"Interrupted. {kept}" in said
+
+
 def test_python_m_whet():
     done = subprocess.run([sys.executable, "-m", "whet", "--version"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("whet, version")

@@ -255,13 +255,13 @@ def test_two_threads_in_one_context(engine, monkeypatch):
 
     def slow(self):
         inside.set()
-        go.wait(5)
+        go.wait(60)
         run(self)
 
     monkeypatch.setattr(context_module.BoundEngine, "run", slow)
     thread = threading.Thread(target=context.run, args=({"x": image()},))
     thread.start()
-    assert inside.wait(5)
+    assert inside.wait(60)
     with pytest.raises(ContextError, match="in use by another thread; create one per thread"):
         context.run({"x": image()})
     go.set()

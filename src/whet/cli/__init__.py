@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
@@ -120,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
         e.show()
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
-        _exit_interrupted(termination)
+        _exit_interrupted(termination, argv)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
@@ -130,7 +131,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(code)
     except RuntimeError as e:
         if isinstance(e.__cause__, KeyboardInterrupt):  # Python 3.11 wraps exceptions in __set_name__, while a module with dataclasses is imported
-            _exit_interrupted(termination)
+            _exit_interrupted(termination, argv)
         raise
 
 
@@ -145,9 +146,25 @@ def _open_missing_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))
 
 
-def _exit_interrupted(termination: Termination) -> NoReturn:
+#: what an interrupted command leaves for the next run; commands that time layers keep the times
+_TIMINGS_KEPT = "Finished timings are kept in the timing cache; the next run continues from there."
+_KEPT = {
+    **dict.fromkeys(("exec", "retune", "rebuild", "compare", "sparsity", "latency-table"), _TIMINGS_KEPT),
+    "auto": "The same command continues the search.",
+    "finetune": "A training with --checkpoint continues from its last checkpoint.",
+}
+
+
+def _describe_kept(arguments: Sequence[str]) -> str:
+    """The sentence about what an interrupted command has kept, "" if nothing."""
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    timed = command == "prune" and any(word.startswith(("--latency", "--throughput")) for word in arguments)
+    return _TIMINGS_KEPT if timed else _KEPT.get(command, "")
+
+
+def _exit_interrupted(termination: Termination, argv: Sequence[str] | None) -> NoReturn:
     """Ends the process with the message and exit code of an interruption."""
     event, status = ("Terminated", 143) if termination.received else ("Interrupted", 130)
-    click.echo(f"\n{event}. Finished timings are kept in the timing cache; the next run continues from there.", err=True)
+    click.echo(f"\n{event}. {_describe_kept(sys.argv[1:] if argv is None else argv)}".rstrip(), err=True)
     builtins.exec("")  # clears Python's flag of a KeyboardInterrupt that left an earlier exec(): it would end the process by SIGINT
     sys.exit(status)

@@ -81,13 +81,14 @@ class LayerKinds:
                 if missing and (product or whole is not None) and self.permissions.demanded(layer) == I8:
                     reason, name = f"this machine has no exact 8-bit kernels ({missing})", whole or layer.name
                 else:
-                    reason = self.exempt[layer.name].replace(f" for '{layer.name}'", "")
+                    reason = self.exempt[layer.name]
                     name = f"{layer.name} ({layer.composite or layer.op})"
                 if name not in (names := reasons.setdefault(reason, [])):
                     names.append(name)
         for reason, names in reasons.items():
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            self.log.note(f"wildcards leave out {len(names)} layers that cannot obey: {reason}. They are {', '.join(names[:_NAMED])}{more}")
+            left_out = f"{len(names)} layers that cannot obey: {reason}. They are" if len(names) > 1 else f"a layer that cannot obey: {reason}. It is"
+            self.log.note(f"wildcards leave out {left_out} {', '.join(names[:_NAMED])}{more}")
 
     def list_layer(self, layer: Layer) -> Candidates:
         """The candidates of a layer of this network or of one derived from it."""
@@ -115,7 +116,7 @@ class LayerKinds:
                 self.kinds[kind] = listed(self.permissions.without_wildcards())
                 reasons = [c.reason for c in found.refused if c.reason.startswith(("--layerPrecisions", "--layerOutputTypes"))]
                 if self.kinds[kind].options and reasons:
-                    self._exempt_kinds[kind] = reasons[0]
+                    self._exempt_kinds[kind] = _remove_name(reasons[0], bound.name)  # other layers have this kind
             self._on_listed(self.kinds[kind])
         return kind
 
@@ -152,6 +153,11 @@ class LayerKinds:
             strict = self.config.strict_numerics
             whole = list_candidates(bind_layer(part, self.env), tactics, self.backend, permissions, strict_numerics=strict).options
             yield bool(whole) or (part.op == "Fused" and any(self._have_kernels(part, banned, relaxed=relaxed)))
+
+
+def _remove_name(reason: str, name: str) -> str:
+    """The reason without the layer that it was given for."""
+    return reason.replace(f" for '{name}'", "").replace(f" of '{name}'", "")
 
 
 def _make_layer_network(net: Network, layer: Layer) -> Network:
