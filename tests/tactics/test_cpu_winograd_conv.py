@@ -205,7 +205,7 @@ def test_configs_leave_out_forms_that_cannot_win():
 @pytest.mark.parametrize(("strips", "m", "threads", "expected"), [(16, 4, 1, 16), (16, 4, 2, 16), (16, 4, 16, 6), (2, 2, 3, 1), (3, 2, 1000, 1)])
 def test_items_of_matrices_are_divided_nearly_evenly(strips, m, threads, expected):
     """All strips of a matrix are one item where few threads divide the matrices evenly."""
-    chosen = winograd_conv._choose_matrix_strips(strips, m, threads)
+    chosen = winograd_conv.choose_matrix_strips(strips, m, threads)
     assert chosen == expected
     items = count_tile_inputs(m) ** 2 * -(-strips // chosen)
     assert chosen == 1 or -(-items // threads) * threads <= 1.1 * items

@@ -222,7 +222,7 @@ class Winograd(FloatConvTactic):
             forms.append((cost, [(("m", m), ("tiles", n * most), ("strips", strips), ("split", split)) for split, n, strips in blockings]))
         for m in _RTOL:
             if tiles[m] > most and _count_bytes(products, m) > _MATRIX_WEIGHTS:
-                strips = _choose_matrix_strips(-(-channels // (VECTORS * count_lanes())), m, backend.threads)
+                strips = choose_matrix_strips(-(-channels // (VECTORS * count_lanes())), m, backend.threads)
                 config: Config = (("m", m), ("tiles", _MATRIX_TILES), ("strips", strips), ("split", _BY_MATRICES))
                 forms.append((_estimate_matrix_cost(m, tiles[m]), [config]))
         by_cost = [form for _, form in sorted(forms, key=lambda x: x[0])]
@@ -297,7 +297,7 @@ def _estimate_matrix_cost(m: int, tiles: int) -> float:
     return float(count_tile_inputs(m) ** 2 * max(tiles, _READ_COST))
 
 
-def _choose_matrix_strips(strips: int, m: int, threads: int) -> int:
+def choose_matrix_strips(strips: int, m: int, threads: int) -> int:
     """Strips of an item of the form by matrices: the most with which the items are divided nearly evenly among the threads."""
     matrices = count_tile_inputs(m) ** 2
     for panels in range(1, strips + 1):
