@@ -232,6 +232,11 @@ def test_cpuinfo_of_another_machine(monkeypatch, tmp_path):
     try:
         assert info.get_cpu_model() == "Some CPU (6-1-2)"
         assert info.list_cpu_features() == {"avx2", "avx512f"}
+        arm = ["Features\t: fp asimd asimddp", "CPU implementer\t: 0x41", "CPU variant\t: 0x3", "CPU part\t: 0xd0c", "CPU revision\t: 1"]
+        (tmp_path / "cpuinfo").write_text("\n".join([*arm, ""]))
+        info.read_cpuinfo.cache_clear()
+        assert info.get_cpu_model().endswith(" (0x41-0xd0c-0x3-1)"), "Linux on ARM names no model: two CPUs would share timings"
+        assert info.list_cpu_features() == {"asimd", "asimddp"}
         monkeypatch.setattr(info, "CPUINFO", tmp_path / "none")
         info.read_cpuinfo.cache_clear()
         assert info.list_cpu_features() == frozenset()

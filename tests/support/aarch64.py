@@ -6,6 +6,8 @@ runs in its own process, because it makes whet believe that this machine is an A
 Neoverse N1, or a first 64-bit ARM CPU without its later instructions (generic), and oneDNN cannot be loaded.
 It prints one JSON object per tactic: how many samples were computed, and the failure, if any; at last the number of compiled modules.
 The emulated code shares this process's memory: operands are at the same addresses.
+
+One thread: an emulated CPU translates exclusive loads and stores for itself alone, so that two of them would not synchronize.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
 import unicorn
 from unicorn import arm64_const as arm
 
@@ -219,10 +222,21 @@ def become_arm(emulator: Emulator, cpu: str, modules: dict[str, int]) -> None:
     jit.ParallelCall.run = lambda self: emulator.call(*self.native) and None
 
 
-def run_tactics(names: list[str], seconds: float) -> None:
-    """Every compiled tactic that accepts a sample on this machine, until `seconds` are over for it."""
-    import test_onednn_tactics as contract
+def list_layers(tactic):
+    """(name, layer, arrays) of the samples of a tactic's ops, and of conversions of images between formats, which have none."""
     from test_cpu_contract import layer_of, samples_of
+    from test_interleave_image import reformat_layer
+
+    for name, k in samples_of(tactic):
+        yield f"{name} {k}", *layer_of(name, k)
+    for dtype in ("f32", "bf16") if "Reformat" in tactic.ops else ():
+        layer = reformat_layer((2, 3, 9, 15), dtype)
+        yield f"Reformat {dtype}", layer, [np.random.default_rng(0).standard_normal((2, 3, 9, 15)).astype(np.float32)]
+
+
+def run_tactics(names: list[str], seconds: float) -> None:
+    """Every compiled tactic on the samples that it accepts on this machine. After `seconds` only on the first one of each op and composite."""
+    import test_onednn_tactics as contract
 
     from whet.backends.cpu import CpuBackend
     from whet.tactics.cpu._llvm.kernel import CompiledTactic
@@ -233,25 +247,29 @@ def run_tactics(names: list[str], seconds: float) -> None:
             continue
         result: dict = {"tactic": tactic.name, "computed": 0, "refused": tactic.unavailable() or tactic.missing_library()}
         start = perf_counter()
-        for name, k in samples_of(tactic) if result["refused"] is None else ():
-            if perf_counter() - start > seconds:
+        kinds: set[str] = set()
+        for name, layer, arrays in list_layers(tactic) if result["refused"] is None else ():
+            kind = layer.composite or layer.op
+            if perf_counter() - start > seconds and kind in kinds:
                 result["stopped"] = True
-                break
+                continue
             try:
-                layer, arrays = layer_of(name, k)
-                result["computed"] += contract.check(layer, arrays, [tactic])
+                if count := contract.check(layer, arrays, [tactic]):
+                    result["computed"] += count
+                    kinds.add(kind)
             except Exception as error:  # noqa: BLE001 - whatever a kernel raises is a line of the report
-                result.setdefault("failures", []).append(f"{name} {k}: {type(error).__name__}: {str(error)[:300]}")
+                result.setdefault("failures", []).append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
+        result["kinds"] = len(kinds)
         result["seconds"] = round(perf_counter() - start, 2)
         print(json.dumps(result), flush=True)
 
 
 def compile_all(modules: dict[str, int], ran_on: str) -> None:
     """The modules that ran and those of the backend, for every CPU of TARGETS that has their instructions."""
-    from whet.backends.cpu import _pool_ir, fault, loop
+    from whet.backends.cpu import _pool_ir, fault, loop, workers
     from whet.tactics.cpu._llvm.work_stealing import emit_team_ir
 
-    texts = [*modules, _pool_ir.emit_pool_ir("aarch64"), fault.HANDLER_IR, loop.IR, emit_team_ir()]
+    texts = [*modules, _pool_ir.emit_pool_ir("aarch64"), fault.HANDLER_IR, loop.IR, workers.IR, emit_team_ir()]
     undefined: set[str] = set()
     for k, text in enumerate(texts):
         for cpu in TARGETS if k % 8 == 0 or k >= len(modules) else [ran_on]:

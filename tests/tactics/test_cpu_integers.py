@@ -9,8 +9,11 @@ from test_onednn_quantized import quantized_layer
 from test_onednn_tactics import CPU, compute, judge, plain
 
 from whet.backends.cpu import CpuBackend
+from whet.builder import BuildConfig, build
 from whet.composites.quantized import make_op_body_builder, make_quantized_sample
-from whet.ops import run_layer, run_regions, sample_layer
+from whet.network import Network, parse_type
+from whet.ops import run_layer, run_network, run_regions, sample_layer
+from whet.runtime import Runtime
 from whet.tactics import get_tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import INT8, INT16, Module
@@ -115,3 +118,31 @@ def test_truncated_tails_leave_their_neighbours(type_, kept):
 def test_instructions_of_cpus(flags, lanes, instruction, monkeypatch):
     monkeypatch.setattr(jit, "has", lambda name: name in flags)
     assert choose_instruction(lanes) == instruction
+
+
+def test_a_quantized_network_without_onednn_runs_in_own_kernels():
+    """Convolutions of both kinds with a residual sum, an average pooling and a classifier: no layer runs in NumPy."""
+    rng = np.random.default_rng(2)
+    net = Network("net")
+
+    def quantize(t, scale, zero=128):
+        s, z = net.constant(np.float32(scale), "s"), net.constant(np.uint8(zero), "z")
+        return net.add("DequantizeLinear", net.add("QuantizeLinear", t, s, z), s, z)
+
+    def weights(*shape):
+        s, z = net.constant(np.float32(1 / 400), "s"), net.constant(np.int8(0), "z")
+        return net.add("DequantizeLinear", net.constant(rng.integers(-127, 128, shape).astype(np.int8), "w"), s, z)
+
+    x = quantize(net.add_input("x", parse_type("f32[1,3,16,16]")), 0.03)
+    t = quantize(net.add("Relu", net.add("Conv", x, weights(16, 3, 3, 3), pads=(1,) * 4, strides=(2, 2))), 0.02)
+    u = quantize(net.add("Conv", t, weights(16, 1, 3, 3), pads=(1,) * 4, group=16), 0.02)
+    t = quantize(net.add("Add", u, t), 0.03)
+    t = quantize(net.add("GlobalAveragePool", t), 0.01)
+    net.mark_output(net.add("MatMul", net.add("Flatten", t), weights(16, 10)), "y")
+    options = {"optimization_level": 1, "avg_timing": 1, "timing_cache": "", "threads": 1, "tactic_sources": ("-ONEDNN",)}
+    plan = build(net, BuildConfig(**options))
+    assert not {n: c.tactic for n, c in plan.choices.items() if "numpy" in c.tactic or "onednn" in c.tactic}
+    assert "cpu/indirect_qconv" in {c.tactic for c in plan.choices.values()}
+    feeds = {"x": rng.standard_normal((1, 3, 16, 16)).astype(np.float32)}
+    with Runtime().load(plan).create_context() as context:
+        np.testing.assert_allclose(context.run(feeds)["y"], run_network(net, feeds)["y"], rtol=0.02, atol=0.05)

@@ -27,6 +27,9 @@ _KEPT = frozenset(
     "amx_tile amx_int8 amx_bf16 amx_fp16 asimd asimdhp asimddp bf16 i8mm sve sve2".split()
 )
 
+#: Linux's names of what identifies an ARM core
+_ARM_NUMBERS = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")
+
 VARIABLE = "WHET_MAX_CPU_ISA"
 #: instruction sets above a limit, by the names of Linux and of LLVM
 _ABOVE_AVX2 = re.compile(r"avx512|avx10|evex512|amx|avx[_-]?(vnni|ifma|ne)")
@@ -48,10 +51,10 @@ def read_cpuinfo() -> dict[str, str]:
 
 
 def get_cpu_model() -> str:
-    """Vendor's name with family, model and stepping, as two CPUs of one name may differ."""
+    """Vendor's name with family, model and stepping, as two CPUs of one name may differ. Linux on ARM reports numbers, but no name of its own."""
     f = read_cpuinfo()
     name = f.get("model name") or f.get("Model") or platform.processor() or platform.machine()
-    numbers = "-".join(f[k] for k in ("cpu family", "model", "stepping") if k in f)
+    numbers = "-".join(f[k] for k in ("cpu family", "model", "stepping", *_ARM_NUMBERS) if k in f)
     return f"{name} ({numbers})" if numbers else name
 
 
