@@ -81,7 +81,8 @@ def test_a_convolution_is_computed_for_each_number_of_boxes():
         (want,) = run_layer(layer, [a, weights.array()])
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     load_tactic("cpu/onednn_conv")
-    assert [k is not None for k in host._kernels.values()] == [get_tactic("cpu/onednn_conv").missing_library() is None] * 3
+    if get_tactic("cpu/onednn_conv").missing_library() is None:
+        assert host.kernels == 3
 
 
 def test_two_layers_with_weights_of_one_shape_have_their_own():
@@ -111,4 +112,4 @@ def test_small_layers_run_in_numpy_and_keep_their_results():
     layer, host = net.add_layer("Sigmoid", [x]), HostLayers()
     a = RNG.standard_normal((40, 40)).astype(np.float32)
     np.testing.assert_array_equal(host.compute(layer, [a], {})[0], run_layer(layer, [a])[0])
-    assert all(k is None for k in host._kernels.values())
+    assert host.kernels == 0

@@ -38,6 +38,11 @@ class HostLayers:
         self._kernels: OrderedDict[tuple, _BoundKernel | None] = OrderedDict()
         self._packed: dict[str, np.ndarray] = {}
 
+    @property
+    def kernels(self) -> int:
+        """The number of kernels that are kept."""
+        return sum(k is not None for k in self._kernels.values())
+
     def compute(self, layer: Layer, arrays: Arrays, env: Mapping[str, int]) -> list[np.ndarray]:
         """Outputs of a layer without regions, as `run_layer` gives them. Raises NetworkError for invalid values."""
         bounded = get_op(layer.op).bounded
