@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from whet.errors import NetworkError
 from whet.network import F32, I64, Network, TensorType, make_symbol, parse_type
 from whet.ops import run_layer
 from whet.tactics import get_tactic, host_layers, load_tactic
@@ -67,6 +68,13 @@ def test_nothing_is_selected():
         arrays = [np.ones((1, count, 4), "f4"), np.ones((1, 1, count), "f4"), np.array([limit]), np.float32([0.5]), np.float32([0])]
         (got,) = HostLayers().compute(layer, arrays, {"n": count})
         assert got.shape == (0, 3)
+
+
+def test_values_that_the_op_refuses_are_reported_by_it():
+    layer = make_suppression(1, 1, 0)
+    arrays = [np.ones((1, 4, 4), "f4"), np.ones((1, 1, 4), "f4"), np.array([1, 2]), np.float32([0.5]), np.float32([0])]
+    with pytest.raises(NetworkError, match="NonMaxSuppression"):
+        HostLayers().compute(layer, arrays, {"n": 4})
 
 
 def test_a_convolution_is_computed_for_each_number_of_boxes():
