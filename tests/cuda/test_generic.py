@@ -128,6 +128,7 @@ WITHOUT_KERNEL = {
     "Loop": "control flow runs on the host",
     "MelWeightMatrix": "a constant, folded by passes",
     "Scan": "control flow runs on the host",
+    "SelectBoxes": "NonMaxSuppression on the host",
 }
 
 

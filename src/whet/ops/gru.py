@@ -34,5 +34,9 @@ register_recurrent(
             ["f32[6,3,18]", "const f32[2,99,18]", "const f32[2,99,33]", "const f32[2,198]", None, "f32[2,3,33]"],
             {"linear_before_reset": 1, "direction": "bidirectional"},
         ),
+        (
+            ["f32[6,3,18]", "const f32[2,99,18]", "const f32[2,99,33]", "const f32[2,198]", np.array([4, 6, 1], np.int32), "f32[2,3,33]"],
+            {"hidden_size": 33, "direction": "bidirectional"},
+        ),
     ],
 )

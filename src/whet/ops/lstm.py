@@ -47,5 +47,9 @@ register_recurrent(
         (["f32[2,7,5]", "const f32[1,80,5]", "const f32[1,80,20]", "const f32[1,160]", None, "f32[2,1,20]"], {"layout": 1, "direction": "reverse"}),
         (["extreme f32[2,2,16]", "const f32[1,8,16]", "const f32[1,8,2]"], {"hidden_size": 2}),
         (["f32[3,1,8]", "const f32[1,512,8]", _WAVE], {"hidden_size": 128}),
+        (
+            ["f32[9,2,21]", "const f32[2,76,21]", "const f32[2,76,19]", "const f32[2,152]", np.array([9, 6], np.int32), None, "f32[2,2,19]"],
+            {"hidden_size": 19, "direction": "bidirectional"},
+        ),
     ],
 )

@@ -12,12 +12,9 @@ from whet.network import DTYPES, FORMATS, Layer, format_fits, static_shape
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime.safe import SafeKernel
 from whet.tactics import TACTICS, Config, Kernel, Operand, Signature, Tactic, count_operand_bytes, get_tactic, list_tactics, load_tactic
+from whet.tactics.host_layers import UNEXPECTED_ERRORS
 
 _MAX_CONFIGS = 4  # configs of a tactic that a fallback tries
-_UNEXPECTED = (
-    KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, StopIteration, ZeroDivisionError, AssertionError,
-    RecursionError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ def explain_config_refusal(layer: Layer, choice: Choice, backend: Backend) -> st
         if reason is not None:
             return f"{t.name} at the profile's opt shapes: {reason}"
         listed = [_add_value_types(c) for c in t.configs(layer, signature, backend)]
-    except (WhetError, *_UNEXPECTED) as e:  # a layer that the tactic does not expect: an engine file may contain anything
+    except (WhetError, *UNEXPECTED_ERRORS) as e:  # a layer that the tactic does not expect: an engine file may contain anything
         return f"{t.name} does not understand the layer: {type(e).__name__} {e}"
     return (
         None
@@ -176,7 +173,7 @@ def _plan_first(t: Tactic, layer: Layer, signature: Signature, config: Config | 
                 return t.plan(layer, signature, c, backend)
             except BuildError:
                 continue
-    except _UNEXPECTED as e:  # a layer or config that the tactic does not expect: an engine file may contain anything
+    except UNEXPECTED_ERRORS as e:  # a layer or config that the tactic does not expect: an engine file may contain anything
         raise BuildError(f"{t.name} does not understand the layer or its config: {type(e).__name__} {e}") from e
     raise BuildError(f"{t.name} has no config that runs here")
 

@@ -26,6 +26,12 @@ _MOST_KERNELS = 256
 _MOST_VALUES = 64  # elements of an integer input whose values a kernel may depend on
 _ALIGNMENT = 64  # bytes
 
+UNEXPECTED_ERRORS = (
+    KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, StopIteration, ZeroDivisionError, AssertionError,
+    RecursionError,
+)  # fmt: skip
+"""What a tactic may raise for a layer that it does not expect: an engine file may contain anything."""
+
 Arrays = Sequence[np.ndarray | None]
 
 
@@ -38,12 +44,20 @@ class HostLayers:
         self._kernels: OrderedDict[tuple, _BoundKernel | None] = OrderedDict()
         self._packed: dict[str, np.ndarray] = {}
 
+    @property
+    def kernels(self) -> int:
+        """The number of kernels that are kept."""
+        return sum(k is not None for k in self._kernels.values())
+
     def compute(self, layer: Layer, arrays: Arrays, env: Mapping[str, int]) -> list[np.ndarray]:
         """Outputs of a layer without regions, as `run_layer` gives them. Raises NetworkError for invalid values."""
         bounded = get_op(layer.op).bounded
         if bounded is None and sum(a.size for a in arrays if a is not None) < _LEAST_ELEMENTS:
             return run_layer(layer, list(arrays), env)
-        form = layer if bounded is None else bounded(layer, *arrays)
+        try:
+            form = layer if bounded is None else bounded(layer, *arrays)
+        except UNEXPECTED_ERRORS:  # NumPy reports it
+            form = None
         kernel = None if form is None else self._find_kernel(form, arrays, env)
         if kernel is None:
             return run_layer(layer, list(arrays), env)
@@ -59,7 +73,7 @@ class HostLayers:
         try:
             static = _make_static(bound, arrays)
             found = self._plan(static) if static is not None else None
-        except WhetError:  # NumPy reports it, or computes it
+        except (WhetError, *UNEXPECTED_ERRORS):  # NumPy reports it, or computes it
             found = None
         self._kernels[key] = found
         if len(self._kernels) > _MOST_KERNELS:
@@ -125,7 +139,7 @@ def _plan_kernel(t: Tactic, layer: Layer, backend: Backend) -> tuple[Signature, 
             plain = all(o is None or (t is not None and o.dtype == t.dtype) for o, t in operands)
             if plain and not s.inplace and t.refuses(layer, s, backend) is None:
                 return s, t.plan(layer, s, t.configs(layer, s, backend)[0], backend)
-    except WhetError:  # PlanRefused: the next tactic
+    except (WhetError, *UNEXPECTED_ERRORS):  # PlanRefused: the next tactic
         pass
     return None
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from functools import cache
 
-from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.builder import FLOAT, INT32, INT64, LANES, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.math import Math
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 BLOCK, STEPS = 64, 4
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 WORDS = (
-    "x", "y", "first_h", "first_c", "last_h", "last_c", "scratch", "items", "batch", "time", "size", "units", "padded_units", "rows", "reversed",
-    "x_item", "x_time", "y_item", "y_time", "y_direction", "state_item", "state_direction", "share", "weights", "recurrence", "biases",
+    "x", "y", "lengths", "first_h", "first_c", "last_h", "last_c", "scratch", "items", "batch", "time", "size", "units", "padded_units", "rows",
+    "reversed", "x_item", "x_time", "y_item", "y_time", "y_direction", "state_item", "state_direction", "share", "weights", "recurrence", "biases",
 )  # fmt: skip
-"""The context: addresses (0: absent), items (sequences times directions), sequences, steps, elements of an input, units, units of a gate with
-padding, rows of a product (all gates, a multiple of BLOCK), 1 if the first direction is reversed, strides in elements, packed operands of all
-directions."""
+"""The context: addresses (0: absent; `lengths` of the sequences), items (sequences times directions), sequences, steps, elements of an input, units,
+units of a gate with padding, rows of a product (all gates, a multiple of BLOCK), 1 if the first direction is reversed, strides in elements, packed
+operands of all directions."""
 
 
 def count_scratch_floats(rows: int, padded_units: int) -> int:
@@ -29,8 +29,12 @@ def count_scratch_floats(rows: int, padded_units: int) -> int:
 
 
 @cache
-def emit_recurrent_ir(op: str, activations: tuple[str, ...], states: tuple[bool, bool], tail: int) -> str:
-    """`recurrent(context)`. `states`: whether the first h and c are given. `tail`: units after the last whole vector."""
+def emit_recurrent_ir(
+    op: str, activations: tuple[str, ...], states: tuple[bool, bool], tail: int, has_lengths: bool = False, resets_before: bool = False
+) -> str:
+    """`recurrent(context)`. `states`: whether the first h and c are given. `tail`: units after the last whole vector. `has_lengths`: sequences have
+    their own numbers of steps (i32), and results after them are zeros. `resets_before`: a GRU multiplies the state by its reset gate before the
+    product."""
     module = Module()
     products = {n: _emit_product(module, n) for n in (1, STEPS)}
     copy = _copy(module, tail)
@@ -38,7 +42,10 @@ def emit_recurrent_ir(op: str, activations: tuple[str, ...], states: tuple[bool,
         with f.loop(w.begin, w.end) as items:
             direction, item = items.index // w.batch, items.index % w.batch
             is_reversed = (direction + w.reversed).differs(0)
-            first, step = f.select(is_reversed, w.time - 1, 0), f.select(is_reversed, -1, 1)
+            time = w.time
+            if has_lengths:
+                time = f.minimum(f.maximum(w.lengths.as_pointer(INT32).load(item).convert("sext", INT64), 0), time)
+            first, step = f.select(is_reversed, time - 1, 0), f.select(is_reversed, -1, 1)
             block = w.rows * (STEPS + 1) + w.padded_units * 2
             scratch = w.scratch.as_pointer(FLOAT).at(items.index * block)
             from_state, h = scratch.at(w.rows * STEPS), scratch.at(w.rows * (STEPS + 1))
@@ -55,8 +62,8 @@ def emit_recurrent_ir(op: str, activations: tuple[str, ...], states: tuple[bool,
                     f.call(copy, word.as_pointer(FLOAT).at(state), target, w.units)
             x = w.x.as_pointer(FLOAT).at(item * w.x_item)
             y = w.y.as_pointer(FLOAT).at(item * w.y_item + direction * w.y_direction)
-            with f.loop(0, w.time, step=STEPS) as chunks:
-                count = f.minimum(w.time - chunks.index, STEPS)
+            with f.loop(0, time, step=STEPS) as chunks:
+                count = f.minimum(time - chunks.index, STEPS)
                 at = x.at((first + step * chunks.index) * w.x_time)
                 with f.when(count.equals(STEPS)):
                     f.call(products[STEPS], at, step * w.x_time, weights, bias, scratch, w.size, w.rows)
@@ -66,10 +73,20 @@ def emit_recurrent_ir(op: str, activations: tuple[str, ...], states: tuple[bool,
                         f.call(products[1], row, 0, weights, bias, scratch.at(rest.index * w.rows), w.size, w.rows)
                 with f.loop(0, count) as inner:
                     f.call(products[1], h, 0, recurrence, bias.at(w.rows), from_state, w.units, w.rows)
+                    if resets_before:
+                        with f.loop(0, w.padded_units, step=LANES) as units:
+                            gates = _Gates(f, scratch.at(inner.index * w.rows), from_state, w.padded_units, units.index)
+                            _reset(f, activations, gates, h.at(units.index), c.at(units.index))
+                        f.call(products[1], c, 0, recurrence, bias.at(w.rows), from_state, w.units, w.rows)
                     with f.loop(0, w.padded_units, step=LANES) as units:
                         gates = _Gates(f, scratch.at(inner.index * w.rows), from_state, w.padded_units, units.index)
-                        _update(f, op, activations, gates, h.at(units.index), c.at(units.index))
+                        _update(f, op, activations, gates, h.at(units.index), c.at(units.index), resets_before)
                     f.call(copy, h, y.at((first + step * (chunks.index + inner.index)) * w.y_time), w.units)
+            if has_lengths:
+                with f.loop(0, w.padded_units, step=LANES) as clear:
+                    scratch.store(zero, clear.index)
+                with f.loop(time, w.time) as rest:
+                    f.call(copy, scratch, y.at(rest.index * w.y_time), w.units)
             for word, source in ((w.last_h, h), *(((w.last_c, c),) if op == "LSTM" else ())):
                 f.call(copy, source, word.as_pointer(FLOAT).at(state), w.units)
     return str(module)
@@ -90,24 +107,41 @@ class _Gates:
     def total(self, gate: int) -> Value:
         return self.input(gate) + self.state(gate)
 
+    def replace_input(self, gate: int, value: Value) -> None:
+        self._from_input.store(value, self._stride * gate + self._unit)
 
-def _update(f: Function, op: str, activations: tuple[str, ...], gates: _Gates, h: Pointer, c: Pointer) -> None:
-    """The next h (and c) of one vector of units."""
+
+def _activate(f: Function, function: str, x: Value) -> Value:
     math = Math(f)
+    match function:
+        case "sigmoid":
+            return math.sigmoid(x)
+        case "tanh":
+            return math.tanh(x)
+    return math.maximum(x, f.value(0.0, x.type))
+
+
+def _reset(f: Function, activations: tuple[str, ...], gates: _Gates, h: Pointer, reset: Pointer) -> None:
+    """The update gate of one vector of units replaces its product; `reset` becomes h times the reset gate."""
+    z, r = (_activate(f, activations[0], gates.total(k)) for k in range(2))
+    gates.replace_input(0, z)
+    reset.store(r * h.load_vector())
+
+
+def _update(f: Function, op: str, activations: tuple[str, ...], gates: _Gates, h: Pointer, c: Pointer, is_reset: bool) -> None:
+    """The next h (and c) of one vector of units. `is_reset`: of a GRU, after `_reset` and the product of its result."""
 
     def activate(index: int, x: Value) -> Value:
-        match activations[index]:
-            case "sigmoid":
-                return math.sigmoid(x)
-            case "tanh":
-                return math.tanh(x)
-        return math.maximum(x, f.value(0.0, x.type))
+        return _activate(f, activations[index], x)
 
     if op == "LSTM":  # gates in ONNX's order i, o, f, c
         i, o, forget = (activate(0, gates.total(k)) for k in range(3))
         cell = f.fma(forget, c.load_vector(), i * activate(1, gates.total(3)))
         c.store(cell)
         h.store(o * activate(2, cell))
+    elif is_reset:
+        new = activate(1, gates.total(2))
+        h.store(f.fma(gates.input(0), h.load_vector() - new, new))
     elif op == "GRU":  # z, r, h
         z, r = (activate(0, gates.total(k)) for k in range(2))
         new = activate(1, f.fma(r, gates.state(2), gates.input(2)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from whet.backends import Backend
-from whet.network import F32, Layer, static_shape
+from whet.network import F32, I32, Layer, static_shape
 from whet.tactics._base import Args, Config, Operand, Packed, PlanRefused, Signature, Stream, tactic
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
@@ -79,8 +79,11 @@ class RecurrentKernel(CompiledKernel):
             strides = [self.size, n * self.size, h, d * n * h, n * h, h, n * h]
         is_reversed = int(layer.attrs["direction"] == "reverse")
         sizes = [self.items, n, self.time, self.size, h, self.padded_units, self.rows, is_reversed]
-        words: list[tuple[str, int] | int] = [("input", 0), ("output", 0), *first, *last, args.scratch, *sizes, *strides]
-        ir = emit_recurrent_ir(layer.op, _list_activations(layer), (given[0], layer.op == "LSTM" and given[1]), h % LANES)
+        lengths = layer.input(4) is not None
+        data = [("input", 0), ("output", 0), ("input", 4) if lengths else 0]
+        words: list[tuple[str, int] | int] = [*data, *first, *last, args.scratch, *sizes, *strides]
+        states, resets_before = (given[0], layer.op == "LSTM" and given[1]), layer.op == "GRU" and not layer.attrs["linear_before_reset"]
+        ir = emit_recurrent_ir(layer.op, _list_activations(layer), states, h % LANES, lengths, resets_before)
         self.launch(stream, ir, "recurrent", args, words, self.items)
 
 
@@ -104,23 +107,23 @@ class Recurrent(CompiledTactic):
         states = 2 if layer.op == "LSTM" else 1
         if any(not t.is_constant for i in (1, 2, 3) if (t := layer.input(i)) is not None):
             return "weights or bias are computed at run time"
-        if layer.input(4) is not None:
-            return "sequences have lengths of their own"
+        if (lengths := layer.input(4)) is not None and lengths.dtype != I32:
+            return "lengths of sequences are i32"
         if layer.input(5 + states) is not None:
             return "it has peepholes"
         if layer.needs(0).is_constant or any(t.is_constant and t.array().any() for k in range(states) if (t := layer.input(5 + k)) is not None):
             return "the input is constant, or an initial state is constant and not zero"
         if layer.attrs.get("clip") is not None or layer.attrs.get("input_forget"):
             return "inputs of its activations are clipped, or input and forget gate are coupled"
-        if layer.op == "GRU" and not layer.attrs["linear_before_reset"]:
-            return "the reset gate is applied before the product (linear_before_reset=0)"
         return _why_not_activations(layer)
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not is_static(layer):
             return []
         row_major = Operand("linear", F32)
-        inputs = tuple(None if t is None or t.is_constant else row_major for t in layer.inputs)
+        inputs = tuple(
+            None if t is None or (t.is_constant and i != 4) else Operand("linear", t.dtype) for i, t in enumerate(layer.inputs)
+        )  # constant lengths are stored, too
         return [Signature(inputs, (row_major,) * len(layer.outputs))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
