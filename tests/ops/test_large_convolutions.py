@@ -30,7 +30,7 @@ def test_blocks_give_the_values_of_the_whole(name, monkeypatch):
     net, inputs = make_convolution(*CASES[name][:2], **CASES[name][2])
     whole = run_network(net, inputs, widen=True)["y"]
     for columns in (1, 300, 1000):
-        monkeypatch.setattr(conv, "_COLUMNS", columns)
+        monkeypatch.setattr(conv, "MOST_COLUMNS", columns)
         np.testing.assert_allclose(run_network(net, inputs, widen=True)["y"], whole, rtol=1e-12, atol=1e-12)
 
 

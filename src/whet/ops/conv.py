@@ -12,7 +12,7 @@ from whet.ops._products import get_accumulator_dtype, round_accumulator
 from whet.ops._types import may_equal, require_one_float_type
 from whet.ops._window import check_window, compute_out_size, gather_windows, resolve_auto_pad
 
-_COLUMNS = 1 << 22  # values of windows that are copied at once
+MOST_COLUMNS = 1 << 22  # values of windows that are copied at once
 _BLOCK = 1 << 14  # results of a depthwise convolution that are summed at once
 
 
@@ -67,10 +67,10 @@ def _multiply_windows(v, w, group, dtype):
     """Sums [N, K, out...] of windows v [N, C, out..., kernel...] times weights, a block of the first output axis at a time if the columns are large:
     all of them at once would be gigabytes for a volume, most of the time of whose reference is writing them."""
     n, out, first = v.shape[0], v.shape[2 : w.ndim], v.shape[2]
-    if v.size <= _COLUMNS:
+    if v.size <= MOST_COLUMNS:
         return _multiply_columns(v, w, group, dtype).reshape(n, len(w), *out)
     y = np.empty((n, len(w), *out), dtype)
-    rows = max(1, _COLUMNS // (v[0].size // first))
+    rows = max(1, MOST_COLUMNS // (v[0].size // first))
     for image, start in np.ndindex(n, -(-first // rows)):
         part = slice(start * rows, (start + 1) * rows)
         y[image, :, part] = _multiply_columns(v[image : image + 1, :, part], w, group, dtype).reshape(len(w), -1, *out[1:])
