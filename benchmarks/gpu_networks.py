@@ -81,7 +81,13 @@ class Stages:
 
     def note(self, text: str) -> None:
         if text.startswith("banned"):
-            answer(f"STAGE {text[:400]!r}")
+            answer(f"STAGE {shorten_ban(text)!r}")
+
+
+def shorten_ban(text: str, most: int = 400) -> str:
+    """A note of a banned kernel in at most `most` characters: its beginning, and its end with tactic, error and allowed error."""
+    kept = most // 4
+    return text if len(text) <= most else f"{text[:kept]} ... {text[-(most - kept - 5) :]}"
 
 
 def in_channels_last(t: Any) -> Any:

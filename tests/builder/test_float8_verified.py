@@ -1,6 +1,8 @@
 """FP8 networks built and verified with planted kernels: correct ones are kept, wrong ones banned; a layer without a correct one becomes float."""
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,9 @@ from whet.errors import NoTacticError
 from whet.network import F8E4M3, Network, parse_type
 from whet.ops import run_network
 from whet.runtime import Runtime
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from gpu_networks import shorten_ban
 
 BATCH = 7  # more than are verified one by one
 ONLY = dataclasses.replace(QUICK, tactic_sources=("-ONEDNN", "-cpu/numpy_reference"))
@@ -110,3 +115,16 @@ def test_a_float8_kernel_with_one_wrong_element_in_the_batch_is_found(plant):
     plan = build(float8_chain(), ONLY)
     assert plan.report.banned
     assert all("place in the batch" in why for *_, why in plan.report.banned)
+
+
+def test_the_short_text_of_a_ban_keeps_kernel_error_and_bound(plant):
+    """Regression: it ended after 400 characters, within the names of the layer's nodes."""
+    of_float8(off_by_a_step, plant)
+    of_floats(plant)
+    (*_, why), *_ = build(float8_chain(), ONLY).report.banned
+    text = "banned: " + why.replace("from ", "from " + "encoder/layer/attention/self/query/MatMul, " * 20, 1)
+    short = shorten_ban(text)
+    assert len(short) <= 400
+    assert short.startswith("banned: failed verification: Fused")
+    assert "cpu/planted_float8" in short
+    assert "allowed is" in short

@@ -8,10 +8,11 @@ import numpy as np
 from whet.errors import NetworkError, UnsupportedError
 from whet.network import Layer, TensorType
 from whet.ops._base import INTS, Couple, op
-from whet.ops._products import accumulate_matmul, get_accumulator_dtype, round_accumulator
+from whet.ops._products import get_accumulator_dtype, round_accumulator
 from whet.ops._types import may_equal, require_one_float_type
 from whet.ops._window import check_window, compute_out_size, gather_windows, resolve_auto_pad
 
+MOST_COLUMNS = 1 << 22  # values of windows that are copied at once
 _BLOCK = 1 << 14  # results of a depthwise convolution that are summed at once
 
 
@@ -52,16 +53,36 @@ def infer(layer: Layer) -> TensorType:
 def compute_reference(layer: Layer, x, w, b=None):
     strides, dilations, pads = get_window_attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
-    k, per, n = w.shape[0], w.shape[1], x.shape[0]
+    k, per = w.shape[:2]
     v = gather_windows(x, w.shape[2:], strides, dilations, pads, 0)
     out = v.shape[2 : 2 + r]
     if per == 1 and k == group:
         y = _compute_depthwise(v, w, out, get_accumulator_dtype(x.dtype))
-    else:  # w [group, K / group, per * kernel] @ columns [N, group, per * kernel, out...]
-        columns = v.reshape(n, group, per, *v.shape[2:]).transpose(0, 1, 2, *range(3 + r, 3 + 2 * r), *range(3, 3 + r))
-        columns = columns.reshape(n, group, per * int(np.prod(w.shape[2:])), int(np.prod(out)))
-        y = accumulate_matmul(w.reshape(group, k // group, -1), columns).reshape(n, k, *out)
+    else:
+        y = _multiply_windows(v, w, group, get_accumulator_dtype(x.dtype))
     return round_accumulator(y if b is None else y + b.reshape(1, -1, *(1,) * r), x.dtype)
+
+
+def _multiply_windows(v, w, group, dtype):
+    """Sums [N, K, out...] of windows v [N, C, out..., kernel...] times weights, a block of the first output axis at a time if the columns are large:
+    all of them at once would be gigabytes for a volume, most of the time of whose reference is writing them."""
+    n, out, first = v.shape[0], v.shape[2 : w.ndim], v.shape[2]
+    if v.size <= MOST_COLUMNS:
+        return _multiply_columns(v, w, group, dtype).reshape(n, len(w), *out)
+    y = np.empty((n, len(w), *out), dtype)
+    rows = max(1, MOST_COLUMNS // (v[0].size // first))
+    for image, start in np.ndindex(n, -(-first // rows)):
+        part = slice(start * rows, (start + 1) * rows)
+        y[image, :, part] = _multiply_columns(v[image : image + 1, :, part], w, group, dtype).reshape(len(w), -1, *out[1:])
+    return y
+
+
+def _multiply_columns(v, w, group, dtype):
+    """w [group, K / group, per * kernel] times the columns [N, group, per * kernel, outputs] of windows v; `dtype` is the accumulators'."""
+    n, per, r = v.shape[0], w.shape[1], w.ndim - 2
+    columns = v.reshape(n, group, per, *v.shape[2:]).transpose(0, 1, 2, *range(3 + r, 3 + 2 * r), *range(3, 3 + r))
+    columns = columns.reshape(n, group, per * int(np.prod(w.shape[2:])), int(np.prod(v.shape[2 : 2 + r])))
+    return np.matmul(w.reshape(group, len(w) // group, -1).astype(dtype, copy=False), columns.astype(dtype, copy=False))
 
 
 def _compute_depthwise(v, w, out, dtype):

@@ -28,13 +28,30 @@ ROUNDING = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "f8e4m3": 0.0}  #
 LIMITED = 1.0  # the largest sum for which tactics declare the gain of an activation with limits
 _LIMITED_KINDS = ("sigmoid", "tanh", "hardsigmoid")
 _LARGEST = 64.0
+FLOAT8_UNIT = 2.0**-13  # the last bit that the tensor cores keep of a sum of float8 products, relative to its largest term
 TANH_APPROX = 2.0**-12 + 2.6e-5  # error of GELU and SiLU by the instruction `tanh.approx`, relative to the largest result (cuda/_device/common.cuh)
 
 
 def bound_float8_sum(products: int) -> float:
-    """The error of a sum of this many float8 products, relative to the largest sum. Hopper's tensor cores keep about 14 bits of such a sum and
-    truncate the rest; measured on the H200 for 4608 products in one chain: 2.9e-3 (one rounding of e4m3: 3e-2 of each value)."""
+    """The error of a sum of this many float8 products of random signs, relative to the largest sum; measured on the H200 for 4608 products in one
+    chain: 2.9e-3 (one rounding of e4m3: 3e-2 of each value). Verification allows more where the products' signs and sizes do (`count_lost_units`)."""
     return 1e-3 + 8e-7 * products
+
+
+def count_lost_units(products: int) -> float:
+    """What Hopper's tensor cores lose of a sum of `products` e4m3 products of random signs, in units of FLOAT8_UNIT times the mean running sum;
+    if more of them have one sign than the other, half of the difference is lost in addition.
+
+    An instruction adds 32 products to the accumulator: it aligns them to the largest magnitude, keeps 13 bits below its leading one, and truncates
+    the rest of each term towards zero (14 bits: DeepSeek-V3, arXiv 2412.19437, section 3.5.2; an accumulator with 13 bits of fraction:
+    SageAttention2, arXiv 2411.10958). So each term loses half a unit on average, at most:
+      - the accumulator, once per instruction: products / 64;
+      - the products, whose losses have their signs: half of the difference of their numbers (a sum of 4608 positive products is 8e-2 too small);
+      - and the fluctuation of losses that cancel: sqrt(products), 1.7 standard deviations.
+    The mean running sum is (|s| + sqrt(sum p^2)) / 2 for products in random order: it grows towards the sum s, and is off that line by less than half
+    of the root of the sum of squares, which also bounds the largest product.
+    """
+    return -(-products // 32) / 2 + products**0.5
 
 
 def bound_result(sum_error: float, activation: tuple[str, float, float], stored: str, approximation: float = 0.0) -> float:
