@@ -3,9 +3,10 @@
     python benchmarks/cpu_linear.py [--cases TEXT,...] [--rounds N] [--threads N] [--out FILE]       results/cpu/linear.json, and a table
 
 A layer with one row multiplies each weight once, so its least time is that of reading the weights. Weights are cold: copies in turn, together 512 MiB
-(at least three). All of whet's and oneDNN's dense tactics that store the case's type are timed by themselves; the three fastest are then interleaved
+(at least three). All of whet's and oneDNN's dense tactics that store the case's type are timed by themselves. The three fastest are then interleaved
 with the read, a loop over the copies of the first with as many threads (the faster one of two: with and without prefetches), and the row is that of
-the one with the least median. GB/s are of the weights as the layer has them, without padding. `share`: the median over the rounds of the read's time over the layer's. `others`: load of other processes in CPUs.
+the one with the least median. GB/s are of the weights as the layer has them, without padding. `share`: the median over the rounds of the read's time
+over the layer's. `others`: load of other processes in CPUs.
 """
 
 from __future__ import annotations
