@@ -32,7 +32,7 @@ def check(name, layer, arrays, monkeypatch):
     for threads, many in ((1, 32), (3, 32), (3, 0)):
         machine = CpuBackend(threads=threads)
         monkeypatch.setattr("test_onednn_tactics.CPU", machine)
-        monkeypatch.setattr(_row_kernel, "_MANY", many)
+        monkeypatch.setattr(_row_kernel, "MANY_STRIPS", many)
         (signature,) = tactic.signatures(layer, machine)
         assert tactic.refuses(layer, signature, machine) is None
         kernel, (got,), fed = compute(layer, arrays, tactic, signature, ())

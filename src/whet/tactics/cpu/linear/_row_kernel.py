@@ -21,8 +21,8 @@ from whet.tactics.cpu.linear._row_ir import Form, emit_row_ir, list_context_word
 from whet.tactics.cpu.onednn._kernel import RTOL, is_static, list_runtime_tensors, to_f32
 
 MOST_ROWS = 3
-_STRIPS = (16, 32)  # results of a strip; the longer ones where each thread has _MANY of them
-_MANY = 32
+_STRIPS = (16, 32)  # results of a strip; the longer ones where each thread has MANY_STRIPS of them
+MANY_STRIPS = 32
 
 
 class RowKernel(CompiledKernel):
@@ -40,7 +40,7 @@ class RowKernel(CompiledKernel):
         inputs = prod(static_shape(weights.shape)) // channels
         super().__init__(layer, signature, rows * inputs * channels, count)
         self.rtol = RTOL["bf16" if is_bf16 else "f32"]
-        strip = _STRIPS[channels >= _STRIPS[1] * _MANY * count]
+        strip = _STRIPS[channels >= _STRIPS[1] * MANY_STRIPS * count]
         whole, rest = divmod(channels, strip)
         last = (-(-rest // lanes), (rest - 1) % lanes + 1) if rest else (0, 0)
         self.form, self.strips = Form(is_bf16, lanes, rows, strip // lanes, last, chain.steps), whole + bool(rest)

@@ -1,6 +1,6 @@
 """Gemm, MatMul and 1x1 convolutions of one pixel with a constant matrix, for one to three rows, in bf16: weights are widened in registers.
 
-Measured: benchmarks/cpu_linear.py against a read of the same weights (docs/results/cpu.md, Linear layers at batch 1).
+Measured: docs/results/cpu.md (Linear layers at batch 1, against a read of the same weights).
 """
 
 from __future__ import annotations
