@@ -115,10 +115,12 @@ class Calls:
         outputs, scratch = tuple(at[len(kernel.inputs) :]), np.zeros(kernel.scratch + 64, np.uint8)
         self.arrays.append(scratch)
         self.calls: list[list[Call]] = []
+        self.packed: list[list[int]] = []  # addresses of each copy's packed operands
         first = [p.make() for p in kernel.packed]
         for _ in range(copies):
             packed = [_copy(p) for p in first]
             self.arrays += [p for p, _ in packed]
+            self.packed.append([a for _, a in packed])
             recorded: list[Call] = []
 
             class Recorder:
