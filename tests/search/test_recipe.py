@@ -75,7 +75,7 @@ def test_folders_functions_and_external_weights_are_part_of_the_identity(case, t
     ({"target__latency": 0}, r"'target\.latency' is above zero, not 0"),
     ({"target": {}}, r"'target' is empty: give at least one of latency, throughput, memory, energy, net_energy, engine_size, accuracy_drop"),
     ({"space__precision": ["fp32", "int9"]}, r"'space\.precision\[1\]' is one of fp32, bf16, fp16, int8, fp8, not 'int9'\. Did you mean 'int8'\?"),
-    ({"space__precision": ["fp16"]}, r"no kernel of the backend 'cpu' computes in fp16"),
+    ({"space__precision": ["fp8"]}, r"no kernel of the backend 'cpu' computes in fp8"),
     ({"baselines": ["fp8"]}, r"'baselines': no kernel of the backend 'cpu' computes in fp8"),
     ({"space__importance": ["tailor2"]}, r"'space\.importance' is one of l1, .* or python:MODULE:FUNCTION, not 'tailor2'\. Did you mean 'taylor2'"),
     ({"search__trials": 0}, r"'search\.trials' is an integer of at least 1, not 0"),

@@ -238,10 +238,10 @@ def test_packed_weights():
 
 @HALVES
 def test_sums_of_runs_are_added_in_f32(monkeypatch):
-    """4,096 products of one sign: a sum in f16 would stop at 2048, where its last place is 2."""
+    """8,192 products that are 1: each of two sums in f16 would stop at 2048, where its last place is 2."""
     net = Network("ones", "lowered")
-    product = net.add("MatMul", net.add_input("x", parse_type(text(2, 4096))), net.constant(np.ones((4096, 40), np.float32)))
-    check("cpu/half_linear", product.maker, [np.ones((2, 4096), np.float32), np.ones((4096, 40), np.float32)], monkeypatch, F16)
+    product = net.add("MatMul", net.add_input("x", parse_type(text(2, 8192))), net.constant(np.ones((8192, 40), np.float32)))
+    check("cpu/half_linear", product.maker, [np.ones((2, 8192), np.float32), np.ones((8192, 40), np.float32)], monkeypatch, F16)
 
 
 @HALVES

@@ -48,6 +48,7 @@ class Capabilities:
     numbered_devices: bool = False  # there may be several devices, chosen by number: `--device=N`, `cuda:N`
     dlpack_device: int = 1  # device type of its memory in DLPack: 1 is the CPU (kDLCPU), 2 CUDA (kDLCUDA)
     unsupported_types: frozenset[str] = frozenset()  # storage types that no kernel uses here ("f16", "f8e4m3"), by whet's names of types
+    widened_types: frozenset[str] = frozenset()  # 16-bit types in which the layers of a model do not compute: they become f32 (builder/lowering.py)
     with_8_bits: tuple[str, ...] = ()  # precisions that `whet auto` permits together with "int8" and "fp8", for layers that stay in floating point
     flag_sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # flag of `whet exec` -> the equivalent --tacticSources switches
     energy_seconds: float = 1.0  # minimum duration of an energy measurement, from the update interval of the device's counter

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
-from whet.backends import get_backend, get_capabilities
+from whet.backends import Capabilities, get_backend, get_capabilities
 from whet.builder.candidates.regions import lift_captures
 from whet.builder.config import BuildConfig
 from whet.builder.precision.permissions import Permissions, explain_missing_float8, make_integer_ban
@@ -68,22 +68,30 @@ def describe_widening(log: PassLog, config: BuildConfig) -> list[str]:
     """A note if the model has layers in a 16-bit type that the backend cannot compute in."""
     if not log.widened:
         return []
-    types = " and ".join(t.name for t in _list_widened_types(config))
+    widened = _list_widened_types(config)
+    types, stored = " and ".join(t.name for t in widened), F16.name not in _find_capabilities(config).unsupported_types
+    has_hint = F16 in widened and stored and not {"fp16", "best"} & set(config.precisions)
     return [
-        f"{log.widened} layers of the model are in 16 bits. {config.backend} has no arithmetic in {types}: they compute in f32, and inputs and "
-        "outputs are converted."
+        f"{log.widened} layers of the model are in 16 bits. {config.backend} has no arithmetic in {types} for all of them: they compute in f32, and "
+        f"inputs and outputs are converted.{' --fp16 permits kernels in FP16 where they are faster.' if has_hint else ''}"
     ]
 
 
 def _list_widened_types(config: BuildConfig) -> list[DType]:
-    """The 16-bit float types that the backend has no arithmetic for."""
+    """The 16-bit float types in which the backend does not compute all layers."""
+    capabilities = _find_capabilities(config)
+    return [t for t in (F16, BF16) if t.name in capabilities.unsupported_types | capabilities.widened_types]
+
+
+def _find_capabilities(config: BuildConfig) -> Capabilities:
+    """The capabilities of the backend's device, or the general ones if there is no such device here."""
     capabilities = get_capabilities(config.backend)
     if capabilities.executes:
         try:
             capabilities = get_backend(config.backend, threads=config.threads).capabilities
         except BackendError:
-            pass  # no such device here: the backend's general capabilities hold
-    return [t for t in (F16, BF16) if t.name in capabilities.unsupported_types]
+            pass
+    return capabilities
 
 
 def _keep_unfused(layer: Layer, tactics: list[Tactic], permitted: Collection[DType]) -> str | None:

@@ -35,8 +35,8 @@ class Builder(Handle):
 
     @property
     def platform_has_fast_fp16(self) -> bool:
-        """True on a GPU; the CPU backend computes in FP32, BF16 or INT8."""
-        return self._on_gpu()
+        """True on a GPU, and on a CPU that multiplies FP16 (AVX512-FP16)."""
+        return "f16" not in get_backend(get_backend_name()).capabilities.unsupported_types
 
     @property
     def platform_has_fast_int8(self) -> bool:

@@ -28,7 +28,9 @@ class CpuBackend(Backend):
     The constructor sets the calling thread's OpenMP thread count, because oneDNN creates descriptors for the current count.
     """
 
-    capabilities = Capabilities(workers=True, measures_load=True, unsupported_types=frozenset({"f16", "f8e4m3"}))
+    capabilities = Capabilities(
+        workers=True, measures_load=True, unsupported_types=frozenset({"f8e4m3"}), widened_types=frozenset({"f16"})
+    )  # fmt: skip
 
     def __init__(self, threads: int = 0, **_: Any):
         usable = _threads.count_usable_cpus()
@@ -38,6 +40,8 @@ class CpuBackend(Backend):
         features, missing = info.list_cpu_features(), self.capabilities.unsupported_types
         if not features & {"avx512_bf16", "amx_bf16"}:
             missing |= {"bf16"}
+        if "avx512_fp16" not in features:
+            missing |= {"f16"}
         self.capabilities = replace(self.capabilities, features=features, cache_bytes=info.cache_bytes(), unsupported_types=missing)
         self.activate()
 

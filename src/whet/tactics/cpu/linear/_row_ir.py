@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 
+from whet.network import BF16, F32
 from whet.tactics.cpu._llvm.builder import FLOAT, INT32, Function, Module, Pointer, Type, Value
 from whet.tactics.cpu._llvm.epilogue import Step, emit_chain
 from whet.tactics.cpu._llvm.kernel import LAST_WORDS
@@ -103,8 +104,9 @@ def _emit_strip(f: Function, w: SimpleNamespace, form: Form, strip: Value, vecto
         total = [a + b for a, b in zip(total, rest.results[part * size : (part + 1) * size], strict=True)]
     column = strip * (form.vectors * lanes)
     bias = (w.packed + w.bias).as_pointer(FLOAT).at(column)
-    target = make_float_pointer(w.target, form.is_bf16)
-    added = make_float_pointer(w.added, form.is_bf16) if any(s.reads_residual for s in form.steps) else None
+    stored = BF16 if form.is_bf16 else F32
+    target = make_float_pointer(w.target, stored)
+    added = make_float_pointer(w.added, stored) if any(s.reads_residual for s in form.steps) else None
     for r in range(rows):
         for k in range(vectors):
             offset = w.channels * r + column + k * lanes

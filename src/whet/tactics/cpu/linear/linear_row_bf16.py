@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from whet.network import BF16
 from whet.tactics._base import tactic
-from whet.tactics.cpu._llvm.packing import why_no_bf16
+from whet.tactics.cpu._llvm.packing import why_no_small_float
 from whet.tactics.cpu.linear._row_kernel import RowTactic
 
 
@@ -16,4 +16,4 @@ class LinearRowBf16(RowTactic):
     stored = BF16
 
     def unavailable(self) -> str | None:
-        return super().unavailable() or why_no_bf16()
+        return super().unavailable() or why_no_small_float(BF16)
