@@ -124,7 +124,7 @@ def test_two_profiles_are_tuned_separately_and_selected_by_the_shapes(folder):
     [
         (["--onnx=nope.onnx"], 1, "cannot read nope.onnx"),
         (["--onnx=lenet.onnx", "--memPoolSize=arena:1K"], 1, "the arena needs"),
-        (["--onnx=lenet.onnx", "--strict", "--fp16"], 1, "--fp16 cannot be used"),
+        (["--onnx=lenet.onnx", "--strict", "--fp8"], 1, "--fp8 cannot be used"),
         (["--onnx=lenet.onnx", "--strict", "--useManagedMemory"], 2, "known but not available"),
         (["--onnx=lenet.onnx", "--passes=-fuse_cnv"], 2, "Did you mean"),
         (["--onnx=lenet.onnx", "--noFuse=/foo"], 2, "has no such node"),

@@ -70,13 +70,13 @@ def test_every_table_is_one_json_document(engines, words, monkeypatch):
 
 def test_exec_and_retune(folder):
     model, engine, cache = folder / "lenet.onnx", folder / "l.engine", folder / "cache"
-    build = ["--builderOptimizationLevel=0", "--duration=0", "--warmUp=0", f"--timingCacheFile={cache}", "--fp16"]
+    build = ["--builderOptimizationLevel=0", "--duration=0", "--warmUp=0", f"--timingCacheFile={cache}", "--fp8"]
     built = output("exec", f"--onnx={model}", f"--saveEngine={engine}", *build, "--dumpProfile", "--json")
     assert built["engine"] == str(engine)
     assert built["performance"]["queries"] == 10
     assert built["performance"]["ms"]["Latency"]["min"] > 0
     assert len(built["profile"]) == built["layers"]
-    assert any("--fp16" in w for w in built["warnings"])
+    assert any("--fp8" in w for w in built["warnings"])
     retuned = output("retune", engine, "--json", f"--timingCacheFile={cache}")
     assert retuned["layers"] == built["layers"]
 

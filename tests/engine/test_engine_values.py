@@ -16,6 +16,7 @@ from whet.errors import EngineError, WhetError
 from whet.network import Network, Origin, Weight, parse_network
 from whet.ops._origin import express, make_literal
 from whet.precision.histogram import compute_bin_centres
+from whet.tactics.host_layers import HostLayers
 
 
 def layer(name, *sources, op="Conv", **more):
@@ -246,7 +247,7 @@ def test_the_outputs_of_layers_on_the_host(outputs, accepted):
     if accepted:
         host_tail.check_tail(rest, network)
         assert list(rest.types(network)) == list(outputs)
-        values = rest.run(network, {"x": np.float32([1, -2])}, {"y": np.float32([1, 0])})
+        values = rest.run(network, {"x": np.float32([1, -2])}, {"y": np.float32([1, 0])}, HostLayers())
         assert {n: a.tolist() for n, a in values.items()} == {n: [1, 0] for n in outputs}
     else:
         with pytest.raises(EngineError, match="inconsistent"):

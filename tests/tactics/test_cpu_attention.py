@@ -142,3 +142,12 @@ def test_other_layers_are_refused():
     odd = sample_layer("Fused", make_attention_sample(1, 1, 20, 30, 21, layout="rows"))[1]
     assert get_tactic("cpu/attention").why_not(odd) is None
     assert "even number of elements" in get_tactic("cpu/amx_attention").why_not(odd)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_that_skip_hidden_keys_are_not_strict(name):
+    """NaN in a hidden key makes the op's results NaN; a kernel that does not read it loses them, and --strictNumerics leaves it out."""
+    tactic = get_tactic(name)
+    reasons = {key: tactic.not_strict(sample_layer("Fused", FORMS[key])[1], "") for key in ("square and causal", "a mask per window")}
+    assert reasons["a mask per window"] is None
+    assert "may lose NaN" in reasons["square and causal"]

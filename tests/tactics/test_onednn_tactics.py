@@ -216,7 +216,7 @@ def accepted(layer, arrays, tactic, kernel, dtype, known):
 
 def bound_effect(layer, tactic, signature, fed):
     """What verification adds to a tactic's bound for the error of its sums, which an activation with limits makes larger than its results."""
-    if not tactic.sum_error or any(a is not None and a.dtype.kind == "f" and not np.isfinite(a).all() for a in fed):
+    if not tactic.sum_error:
         return 0.0
     stored = tuple(None if o is None else (o.format, o.dtype.name) for o in signature.inputs)
     return bound_sum_effect(layer, SimpleNamespace(tactic=tactic.name, inputs=stored), fed)

@@ -46,8 +46,9 @@ def bound_sum_effect(layer: Layer, choice: Choice, ins: list, images: BatchItems
     moves: list[tuple[_Bound, list[_Measure]]]
     if declared:
         sums = compute(_stop_after(layer, product))
-        levels = [(np.max(np.abs(sums)), _find_largest), (np.sqrt(np.mean(np.square(sums))), _find_norm)]
-        moves = [(partial(_multiply, declared * float(level)), [measure]) for level, measure in levels if np.isfinite(level)]
+        sums = sums[np.isfinite(sums)]
+        levels = {_find_largest: _find_largest(sums), _find_norm: _find_norm(sums) / max(1.0, sums.size**0.5)}
+        moves = [(partial(_multiply, declared * level), [measure]) for measure, level in levels.items()]
     else:
         declared, moves = bound_float8_sum(count_products(product)), [(_bound_float8_errors, [_find_largest, _find_norm])]
     want = compute(_copy(layer, product)[0])

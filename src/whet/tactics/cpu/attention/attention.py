@@ -7,6 +7,10 @@ Measured: docs/notes/cpu_kernels.md (Attention).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
 from whet.backends import Backend
 from whet.network import F32, DType, Layer
 from whet.tactics._attention import Heads, match_attention
@@ -56,11 +60,30 @@ class AttentionTactic(CompiledTactic):
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         return self.unavailable()
 
+    def declares(self, layer: Layer, implementation: str) -> list[dict[str, Callable]]:
+        """Keys and values that a causal mask hides from a group of queries are not read: NaN and infinities among them are lost there."""
+        heads = match_attention(layer)
+        skips = isinstance(heads, Heads) and heads.causal is not None
+        return [{}, {"Add": _hide_scores, "MatMul": _skip_values}] if skips else [{}]
+
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> AttentionKernel:
         heads = match_attention(layer)
         if isinstance(heads, str) or (reason := self.unavailable() or self.why_not(layer)):
             raise PlanRefused(heads if isinstance(heads, str) else reason or "")
         return AttentionKernel(layer, signature, heads, self.stored, RTOL[self.stored.name], backend.threads)
+
+
+def _hide_scores(own: Callable, layer: Layer, scores: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The masked scores, -infinity where the mask is, whatever the score."""
+    masked: np.ndarray = own(layer, scores, mask)
+    return np.where((scores == -np.inf) | (mask == -np.inf), np.asarray(-np.inf, masked.dtype), masked)
+
+
+def _skip_values(own: Callable, layer: Layer, x: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The product, without NaN and infinities that are multiplied by nothing but zeros."""
+    product: np.ndarray = own(layer, x, values)
+    used = own(layer, (x != 0).astype(x.dtype), (~np.isfinite(values)).astype(values.dtype))
+    return np.where(used > 0, product, own(layer, x, np.where(np.isfinite(values), values, np.zeros_like(values))))
 
 
 @tactic
