@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_cpu_bf16 import product_with
+from test_cpu_small_floats import product_with
 from test_cpu_direct_conv import text
 from test_cpu_indirect import layer_of
 from test_onednn_tactics import compute
