@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from test_cpu_small_floats import product_with
 from test_cpu_direct_conv import text
 from test_cpu_indirect import layer_of
+from test_cpu_small_floats import product_with
 from test_onednn_tactics import compute
 
 from whet.backends.cpu import CpuBackend
