@@ -171,6 +171,7 @@ class Tactic(ABC):
     opt_in = False  # used only with --tacticSources=+NAME
     instead_of = ""  # an opt_in tactic that is used too where no tactic of this family (ONEDNN) can be
     channel_alignment = 1  # bytes of a pixel's channels that its kernels read at once; other numbers of channels only have slower tactics
+    needs_all_shapes = False  # not selected where it refuses a shape of the profiles; other tactics are replaced at that shape, with a warning
     quantized = False  # takes only fused layers that dequantize their inputs (is_quantized)
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """Computes layers with arrays on the host, by compiled CPU kernels that are planned for the sizes they have at run time.
 
-For layers whose sizes are known only when an engine runs: those after NonMaxSuppression or NonZero, and the bodies of If, Loop and Scan. Nothing is
-timed: a library's tactic is the first, and formats that NumPy converts without copies between layers are. Small layers run in NumPy, which is faster
-than planning a kernel.
+For layers whose sizes are known only when an engine runs: those after NonMaxSuppression or NonZero, and the bodies of If, Loop and Scan among
+them. Nothing is timed: a library's tactic is the first, and formats that NumPy converts without copies between layers are. Small layers run in
+NumPy, which is faster than planning a kernel.
 """
 
 from __future__ import annotations

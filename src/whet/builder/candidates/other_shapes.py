@@ -28,13 +28,14 @@ class OtherShapes:
         self.symbols = [other for i, other in enumerate(all_shapes) if other != env and other not in all_shapes[:i]]
         self._signatures: dict[str, list[tuple[Tactic, Signature]]] = {}
         self._holds: dict[tuple[str, Signature], bool] = {}
-        self._refusals: dict[tuple[str, str, Signature], str | None] = {}
+        self._refusals: dict[tuple[str, str, Signature, str], str | None] = {}
 
     def refusal(self, layer: Layer, option: Option) -> str | None:
-        """The reason why an option for a layer (symbols in its types) cannot be selected, or None: no tactic has its operands at another shape."""
+        """The reason why an option for a layer (symbols in its types) cannot be selected, or None: no tactic has its operands at another shape, or
+        its own tactic takes few shapes (`needs_all_shapes`) and not that one."""
         if not self.symbols:
             return None
-        key = layer.name, str([t and t.type for t in (*layer.inputs, *layer.outputs)]), option.signature
+        key = layer.name, str([t and t.type for t in (*layer.inputs, *layer.outputs)]), option.signature, option.tactic.name
         if key not in self._refusals:
             self._refusals[key] = self._find_refusal(layer, option)
         return self._refusals[key]
@@ -42,8 +43,10 @@ class OtherShapes:
     def _find_refusal(self, layer: Layer, option: Option) -> str | None:
         for symbols in self.symbols:
             bound = bind_layer(layer, symbols)
+            shapes = " and ".join(str(list(t.shape)) for t in bound.outputs)
+            if option.tactic.needs_all_shapes and (reason := option.tactic.why_not(bound)) is not None:
+                return f"{reason}; another shape of the profiles is {shapes}"
             if not self._has_kernel(bound, option.signature):
-                shapes = " and ".join(str(list(t.shape)) for t in bound.outputs)
                 return f"no tactic has these operands at another shape of the profiles, {shapes}"
         return None
 

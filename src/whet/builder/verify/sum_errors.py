@@ -56,7 +56,8 @@ def bound_sum_effect(layer: Layer, choice: Choice, ins: list, images: BatchItems
     for bound, measures in moves:
         for sign in (1.0, -1.0):
             moved = compute(_move_sums(layer, product, bound, sign))
-            error = (moved - want)[finite & np.isfinite(moved)]
+            both = finite & np.isfinite(moved)
+            error = moved[both] - want[both]
             for measure in measures:
                 size = float(measure(want[finite]))
                 effect = max(effect, float(measure(error)) / size if size else 0.0)

@@ -90,6 +90,7 @@ class RowTactic(CompiledTactic):
     """Products of few rows, in one storage type."""
 
     ops = ("Conv", "Gemm", "MatMul")
+    needs_all_shapes = True
 
     stored: DType
     """The type of weights, inputs and results."""
