@@ -207,7 +207,7 @@ def _allocate(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 
 def _align(a: np.ndarray) -> np.ndarray:
-    """A contiguous array, aligned; a copy if it is not."""
+    """The contiguous array at a multiple of _ALIGNMENT: itself or a copy."""
     if a.ctypes.data % _ALIGNMENT == 0:
         return a
     copy = _allocate(a.shape, a.dtype)
