@@ -143,7 +143,7 @@ CHARTS: tuple[Chart | CrossoverChart, ...] = (
         "speed.svg",
         "times as fast as the better peer (batch 1; dashed: equal speed)",
         (
-            Panel(f"FP32 on 2 CPU cores, {_PEERS}", "cpu/peers", "{case}", "ratio", {"batch": 1}),
+            Panel(f"FP32 on 2 CPU cores, {_PEERS}", "cpu/peers_xeon", "{case}", "ratio", {"batch": 1}),
             Panel(f"INT8 on 2 CPU cores, {_PEERS}", "cpu/int8", "{case}", "ratio_better_peer", {"batch": 1}),
             Panel("FP16 on one H100, against torch.compile (max-autotune)", "h100/networks", "{network}", "against_compile", {"batch": 1}),
         ),
@@ -153,7 +153,7 @@ CHARTS: tuple[Chart | CrossoverChart, ...] = (
         "results/cpu.svg",
         "times as fast as the better peer (the dashed line is equal speed)",
         (
-            Panel(f"FP32 on 2 CPU cores, {_CPU_PEERS}", "cpu/peers", "{case}, batch {batch}", "ratio"),
+            Panel(f"FP32 on 2 CPU cores, {_CPU_PEERS}", "cpu/peers_xeon", "{case}, batch {batch}", "ratio"),
             Panel(f"INT8 on 2 CPU cores, {_CPU_PEERS}", "cpu/int8", "{case}, batch {batch}", "ratio_better_peer"),
         ),
     ),
