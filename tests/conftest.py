@@ -1,4 +1,4 @@
-"""Tests marked `data` are skipped with a note without the shared data folder; test processes distribute the available GPUs."""
+"""Tests marked `data` are skipped with a note without the shared data folder; each test process has a cache folder, and a share of the GPUs."""
 
 import gc
 import os
@@ -9,10 +9,11 @@ from importlib import import_module
 import pytest
 from _pytest.runner import runtestprotocol  # plugins with reports of their own use it; pytest has no public name for it
 from hypothesis import HealthCheck, settings
-from platformdirs import user_cache_dir
 
+from support.own_cache import use_own_cache
 from support.scrambled_times import scramble_processes
 
+use_own_cache()
 scramble_processes()
 
 import whet.composites  # noqa: F401  (samples of fused layers, in one order whichever test file is collected first)
@@ -44,8 +45,6 @@ def pytest_configure() -> None:
     os.environ["WHET_FAILED_VERIFICATIONS"] = ""
     os.environ["WHET_VERIFIED"] = "0"  # every load runs its checks; the tests of records give a folder
     os.environ["WHET_PROGRESS_SECONDS"] = "0"  # output of slow commands on a busy machine stays the same
-    for variable, name in (("WHET_CPU_CACHE", "objects"), ("WHET_CUDA_CACHE", "cubins")):  # also for tests with a cache folder of their own
-        os.environ.setdefault(variable, os.path.join(user_cache_dir("whet"), name))
     gpus, worker = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","), os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and len(gpus) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[int(worker.removeprefix("gw")) % len(gpus)]

@@ -87,3 +87,28 @@ def test_integers_are_equal_or_not():
     x = X.astype(np.int32)
     assert difference(at_position(0), x, "i32") == 0.0
     assert difference(at_position(1), x, "i32") == np.inf
+
+
+@pytest.mark.parametrize(
+    ("worst", "largest", "odd", "error"), [(0.5, 8.0, False, 0.0625), (0.25, 0.0, False, 0.25), (0.0, 8.0, False, 0.0), (0.0, 8.0, True, np.inf)]
+)
+def test_devices_compare_the_two_parts_of_a_rotated_batch(worst, largest, odd, error):
+    net = parse_network(f"network n lowered\nin %x: f32[{BATCH},2]\n%y = Relu(%x)\nout %y\n")
+    axes = BatchAxes({"x": BatchAxis(0), "y": BatchAxis(0)}, {"y": {}}, frozenset())
+    parts = []
+
+    def compare(arena, to, other, start, nbytes, dtype):
+        parts.append((to, start, nbytes, dtype))
+        return SimpleNamespace(worst=worst if len(parts) % 2 else worst / 2, largest=largest / 2 if len(parts) % 2 else largest, odd=odd)
+
+    bindings = []
+    for _ in range(2):
+        b = Binding(net, lambda x: x)
+        b.backend = SimpleNamespace(difference=compare, copy=lambda *args: None)
+        b.place = lambda name: ({"x": 0, "y": 64}[name], 8 * BATCH)
+        b.values = {"x": np.zeros((BATCH, 2), "f4"), "y": np.zeros((BATCH, 2), "f4")}
+        bindings.append(b)
+    ((_, found),) = measure_rotation_differences(*bindings, {"x": bindings[0].values["x"]}, axes, BATCH)
+    assert found == pytest.approx(error)
+    assert sum(n for _, _, n, _ in parts) == 8 * BATCH
+    assert {d for *_, d in parts} == {"f32"}

@@ -17,6 +17,7 @@ from whet.builder.select import unfused_time, whole_engine
 from whet.builder.select.layer_timing import LayerTiming
 from whet.builder.verify.differences import find_worst_error
 from whet.builder.verify.error_bounds import FACTOR, FLOOR, Checked, Compared, Failure, NetworkJudge
+from whet.builder.verify.overflows import Overflow
 from whet.builder.verify.repeated import Verified
 from whet.errors import ShapeError, VerificationError
 from whet.network import parse_network
@@ -195,7 +196,7 @@ def make_judge(*, plain, narrow=False, lowered=None, emulated=None, text="in %x:
     choice = SimpleNamespace(outputs=(("linear", stored),), tactic="cpu/some", config=(), inputs=())
     plan = SimpleNamespace(network=net, choices={} if not narrow else {"y": choice})
     judge = NetworkJudge.__new__(NetworkJudge)
-    judge.plan, judge.source, judge.inputs, judge.images, judge.narrow = plan, net, {"x": np.ones(4, "f4")}, None, narrow
+    judge.plan, judge.source, judge.inputs, judge.images, judge.narrow, judge.overflows = plan, net, {"x": np.ones(4, "f4")}, None, narrow, []
     judge.truth, judge.plain = (lambda: [np.ones(4)]), (lambda: [np.full(4, plain)])
     if lowered is not None:
         judge.lowered, judge.emulated = (lambda: [np.full(4, lowered)]), (lambda: [np.full(4, emulated)])
@@ -246,6 +247,22 @@ def test_smaller_types_may_be_off_by_four_times_their_emulation():
     far = judged(make_judge(plain=1.0, narrow=True, lowered=1.03, emulated=1.3), 1.03)
     assert far.failures, "the emulation of another function excuses nothing"
     assert far.network_bound == FLOOR
+
+
+def test_infinite_and_nan_outputs_are_refused_where_float32_is_finite():
+    for value in (np.inf, -np.inf, np.nan):
+        for emulated in (value, 1.01):
+            checked = judged(make_judge(plain=1.0, narrow=True, lowered=1.0, emulated=emulated), value)
+            (failure,) = checked.failures
+            assert str(failure) == "4 of 4 values of the network's output 'y' are infinite or NaN where FP32 has finite ones"
+    assert not judged(make_judge(plain=np.inf, narrow=True, lowered=1.0, emulated=1.0), np.inf).failures, "the model overflows in FP32"
+    judge = make_judge(plain=1.0, narrow=True, lowered=1.0, emulated=1.0)
+    judge.overflows = [Overflow(layer, t, "f16", top, 65504.0) for layer, t, top in (("conv", "a", 1e6), ("pool", "a", 1e6), ("sum", "b", 2e5))]
+    checked = judged(judge, np.nan)
+    assert checked.overflows == tuple(judge.overflows)
+    assert str(checked.failures[0]).endswith("FP32 has finite ones: %a has values up to 1e+06, and f16 holds at most 65504 (1 more tensors overflow)")
+    far = judged(judge, 3.0).failures
+    assert str(far[0]).endswith(" %a has values up to 1e+06, and f16 holds at most 65504 (1 more tensors overflow).")
 
 
 @pytest.mark.parametrize(("stored", "narrow"), [("f32", False), ("f16", True), ("bf16", True), ("i8", False)])

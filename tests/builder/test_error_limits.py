@@ -208,3 +208,14 @@ def test_roundings_of_subnormal_halves_are_relative_to_the_smallest_normal_one(s
 
     assert find_failure(want) is None
     assert find_failure((want.astype(np.float32) * wrong).astype(np.float16)) is not None
+
+
+def test_the_bound_is_widened_by_the_sums_effect_only_for_an_error_above_it(monkeypatch):
+    net = parse_network("in %x: i32[4]\n%y = Add(%x, %x)\nout %y\n")
+    stored = (("linear", "i32"),)
+    choice = SimpleNamespace(tactic="cpu/elementwise", implementation="pointwise", rtol=0.0, inputs=stored * 2, outputs=stored)
+    monkeypatch.setattr("whet.builder.verify.error_bounds.bound_sum_effect", lambda *args: 0.5)
+    x = np.arange(4, dtype=np.int32)
+    assert compare_layer(net.layers[0], choice, [x, x], [x + x]).errors == ((0.0, 0.0),)
+    far = compare_layer(net.layers[0], choice, [x, x], [(x + x) * 2])
+    assert far.failure is not None

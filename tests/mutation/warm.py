@@ -60,6 +60,8 @@ class Recorder:
         entered, self.entered = self.entered, set()  # calls in the next line are recorded too
         if sys.version_info >= (3, 12):
             sys.monitoring.restart_events()
+        else:
+            sys.settrace(self._call)  # Python removes a trace function in which the recursion limit was reached
         codes = [c for c in entered if "src/whet/" in c.co_filename]
         return sorted({f"src/whet/{c.co_filename.rpartition('src/whet/')[2]}:{c.co_qualname}" for c in codes})
 

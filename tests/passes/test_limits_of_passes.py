@@ -16,10 +16,10 @@ from whet.rewrite.graph import Graph
 from whet.rewrite.rules import Skip
 
 
-def count(text, name):
+def count(text, name, alignment=1):
     """How often a pass fires by itself; the values stay the same."""
     net = parse_network("network case source\n" + text)
-    after, log = lower(net, switches=["none", "+" + name], refuses=lambda layer: None, check=True)
+    after, log = lower(net, switches=["none", "+" + name], refuses=lambda layer: None, check=True, channel_alignment=alignment)
     arrays = feeds(net)
     for want, got in zip(run_network(net, arrays, widen=True).values(), run_network(after, arrays, widen=True).values(), strict=True):
         same(want, got, 2e-6)
@@ -304,3 +304,41 @@ const %a: f32[] = [1.5]
 out %y
 """
     assert count(text, "scale_swish") == fires
+
+
+@pytest.mark.parametrize(("height", "fires"), [(3, 1), (0, 0)])
+def test_images_without_pixels_are_not_transposed(height, fires):
+    """A Reshape to a size of 0 would copy that size from its input."""
+    text = f"in %x: f32[2,3,{height},4]\n%f = Reshape(%x, shape=(2,3,{4 * height}), allowzero=1)\n%y = Transpose(%f, perm=(0,2,1))\nout %y\n"
+    assert count(text, "transpose_images") == fires
+
+
+@pytest.mark.parametrize(("scale", "fires"), [("1.0", 1), ("1e29", 1), ("1e31", 0), ("1e-29", 1), ("1e-31", 0)])
+def test_scales_near_the_ends_of_float32_are_rounded_again(scale, fires):
+    text = f"in %x: f32[4]\nconst %s: f32[] = [{scale}]\n%q = QuantizeLinear(%x, %s, output_dtype=f8e4m3)\n%d = DequantizeLinear(%q, %s)\n"
+    assert count(text + "%r = QuantizeLinear(%d, %s, output_dtype=f8e4m3)\n%y = DequantizeLinear(%r, %s)\nout %y\n", "cancel_quantize") == fires
+
+
+@pytest.mark.parametrize(("bias", "fires"), [("const %b: f32[3] = seed(2)", 1), ("in %b: f32[3]", 0)])
+def test_a_transposed_convolution_of_volumes_needs_a_constant_bias(bias, fires):
+    text = f"in %x: f32[1,2,3,4,4]\nconst %w: f32[2,3,1,3,3] = seed(1)\n{bias}\n%y = ConvTranspose(%x, %w, %b)\nout %y\n"
+    assert count(text, "conv_3d_to_2d", alignment=16) == fires
+
+
+@pytest.mark.parametrize(("rank", "shape", "fires"), [(4, "2,4,3,6", 1), (5, "2,2,2,3,6", 0)])
+def test_an_activation_is_lifted_above_reshapes_to_four_axes_at_most(rank, shape, fires):
+    """Five axes are a detector's head, whose channels are split into anchors."""
+    text = "in %x: f32[2,3,3,6]\nconst %w: f32[4,3,1,1] = seed(1)\n%c = Conv(%x, %w)\n"
+    assert len(shape.split(",")) == rank
+    assert count(text + f"%r = Reshape(%c, shape=({shape}))\n%y = Relu(%r)\nout %y\n", "lift_activations") == fires
+
+
+@pytest.mark.parametrize(("axis", "fires"), [(1, True), (-2, True), (2, False), (-1, False)])
+def test_a_gather_along_the_last_axis_moves_no_rows(axis, fires):
+    """The rows are moved and moved back around a layer that computes each row: a move within the rows is none."""
+    size = 4
+    order, back = (3, 0, 2, 1), (1, 3, 2, 0)
+    text = f"in %x: f32[2,{size},{size}]\nconst %s: f32[{size}] = seed(1)\nconst %w: f32[{size},{size}] = seed(2)\n"
+    text += f"const %o: i64[{size}] = [{', '.join(map(str, order))}]\nconst %k: i64[{size}] = [{', '.join(map(str, back))}]\n"
+    text += f"%t = Tanh(%x)\n%n = LayerNormalization(%t, %s, axis=-1)\n%m = Gather(%n, %o, axis={axis})\n%p = MatMul(%m, %w)\n"
+    assert (count(text + f"%b = Gather(%p, %k, axis={axis})\n%y = Add(%t, %b)\nout %y\n", "keep_windows") > 0) == fires

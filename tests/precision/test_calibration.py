@@ -114,6 +114,25 @@ def test_engines_give_the_same_bits_twice_and_write_the_same_cache(tmp_path):
     assert (tmp_path / "0.cache").read_bytes() == (tmp_path / "1.cache").read_bytes()
 
 
+def test_every_tensor_for_which_a_range_is_selected_is_told():
+    """Not one that has a single value everywhere, as the output of a dead ReLU."""
+    net, rng = Network("dead"), np.random.default_rng(0)
+    t = net.add_input("x", parse_type("f32[1,8]"))
+    for name in ("first", "second", "third"):
+        t = net.add("Relu", net.add("MatMul", t, net.constant(np.abs(rng.standard_normal((8, 8))).astype("f4")), name=name), name=f"{name}_relu")
+        if name == "first":
+            t = net.add("Neg", t, name="negative")
+    net.mark_output(t, "y")
+    told = []
+    with pytest.warns(UserWarning, match="constant|everywhere"):
+        found = calibrate(net, [{"x": rng.random((1, 8)).astype("f4")} for _ in range(3)], tell=told.append)
+    methods = {n: r.method for n, r in found.tensors.items()}
+    assert methods.pop("second_relu") == "constant"
+    assert methods
+    assert "constant" not in methods.values()
+    assert [n for n in told if n in found.tensors] == list(methods)
+
+
 def test_an_engine_has_the_same_ranges_as_the_reference():
     net, data = small_network(), samples(1)
     values = {}

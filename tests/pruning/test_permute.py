@@ -83,6 +83,8 @@ def test_the_kept_weights_are_refitted_after_the_permutation(net):
     found = {s: apply_pattern(net, parse_pattern("2:4", 0), {"x": x}, permute_seconds=s) for s in (0, 60)}
     assert found[60].orders
     assert found[60].refitted == found[0].refitted == ("one", "two", "grouped", "wide", "last")
+    named = apply_pattern(net, parse_pattern("2:4", 0), {"x": x}, importance="activation", permute_seconds=60)
+    assert {k: list(v) for k, v in named.orders.items()} == {k: list(v) for k, v in found[60].orders.items()}, "the default with data"
     magnitude = apply_pattern(net, parse_pattern("2:4", 0), permute_seconds=60)
 
     def error(pruned):

@@ -40,7 +40,7 @@ def test_rows_of_a_comparison():
         ("peak memory MiB", "4.00", "3.00 (-25 %)"),
         ("engine's weights MiB", "2.50", "1.25 (-50 %)"),
     ]
-    counted = Comparison(("a", "b"), (Facts(0, 1, 1 << 20, 0.0, 0, 0), Facts(3, 2, 1 << 20, 0.0, 0, 0)), ("it said",))
+    counted = Comparison(("a", "b"), (Facts(0, 1, 1 << 20, 0.0, 0, 0, 0), Facts(3, 2, 1 << 20, 0.0, 0, 0, 0)), ("it said",))
     assert [r[0] for r in counted.rows()] == ["parameters", "FLOPs of a run", "weights MiB", "scattered zeros", "zero channels", "2:4 layers"]
     assert counted.rows()[:2] == [("parameters", "0", "3"), ("FLOPs of a run", "1", "2 (+100 %)")]
     assert counted.to_json()["said"] == ["it said"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
@@ -30,7 +29,8 @@ _CONFIGS = 2.0  # factors of the configurations of one tactic: 1 / 2 to 2
 
 
 def scramble_processes() -> None:
-    """Scrambles times in this process and in the processes that it starts, if the variable is set; recorded times of other runs are not read.
+    """Scrambles times in this process and in the processes that it starts, if the variable is set. Times recorded by other runs must not be read
+    (own_cache.py).
 
     To be called before whet is imported.
     """
@@ -39,10 +39,6 @@ def scramble_processes() -> None:
     startup = str(Path(__file__).parent / "startup")
     if startup not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (startup, os.environ.get("PYTHONPATH"))))
-        objects = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "whet")
-        for variable, name in (("WHET_CPU_CACHE", "objects"), ("WHET_CUDA_CACHE", "cubins")):
-            os.environ.setdefault(variable, os.path.join(objects, name))  # compiled kernels do not depend on times
-        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="whet-scrambled-")
     patch_when_imported()
 
 

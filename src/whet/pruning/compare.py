@@ -27,7 +27,7 @@ class Facts:
     zeros: float
     two_four: int
     weighted: int
-    zero_channels: int = 0
+    zero_channels: int
     ms: float | None = None
     peak_bytes: int | None = None
     engine_bytes: int | None = None

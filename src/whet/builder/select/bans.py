@@ -1,10 +1,12 @@
-"""Banned kernels: they failed at run time or computed wrong results."""
+"""Banned kernels, which failed at run time or computed wrong results, and storage types that cannot hold a tensor's values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from whet.measure.option import Ident, Option
+from whet.network import Layer
+from whet.tactics import Signature
 
 #: Failed configurations of a tactic after which its others are banned too: each failure costs a build and a verification.
 _FAILED_CONFIGURATIONS = 4
@@ -16,10 +18,33 @@ class Bans:
     def __init__(self) -> None:
         self.listed: list[tuple[str, str, str]] = []
         self._reasons: dict[tuple[str, Ident], str] = {}
+        self._storage: dict[tuple[str, str], str] = {}  # (tensor, type) -> reason
 
     def reason(self, kind: str, o: Option) -> str | None:
         """Why an option is banned for a kind of layer, or None."""
         return self._reasons.get((kind, o.ident))
+
+    def storage_reason(self, layer: Layer, signature: Signature) -> str | None:
+        """Why a layer may not store its tensors in the types of a signature, or None. A constant is packed in the type of the computed tensors."""
+        if not self._storage:
+            return None
+        pairs = [*zip(layer.inputs, signature.inputs, strict=True), *zip(layer.outputs, signature.outputs, strict=True)]
+        computed = {o.dtype.name for t, o in pairs if t is not None and o is not None and not t.is_constant}
+        for t, o in pairs:
+            if t is None or (o is None and not t.is_constant):
+                continue
+            for dtype in sorted(computed) if o is None or t.is_constant else (o.dtype.name,):
+                if (reason := self._storage.get((t.name, dtype))) is not None:
+                    return reason
+        return None
+
+    def ban_storage(self, tensor: str, layer: str, dtype: str, reason: str) -> bool:
+        """Bans a storage type of a tensor, which `layer` computes; False if it is banned already."""
+        if (tensor, dtype) in self._storage:
+            return False
+        self._storage[tensor, dtype] = reason
+        self.listed.append((layer, f"{dtype} storage of %{tensor}", reason))
+        return True
 
     def ban(self, kind: str, layer: str, ident: Ident, options: Sequence[Option], reason: str) -> None:
         """Bans one of a kind's `options`, and the other configurations of its tactic once several of them have failed."""

@@ -118,7 +118,7 @@ class Search:
 
     def why_not_option(self, layer: Layer, o: Option, net: Network) -> str | None:
         """The reason why this layer of `net` may not use an option of its kind, or None."""
-        refused = self.bans.reason(self.kind_of[layer.name], o) or self.other_shapes.refusal(layer, o)
+        refused = self._why_not_kernel(layer, o)
         if refused or not o.signature.inplace:
             return refused
         if not self._readers.describes(net):
@@ -129,11 +129,20 @@ class Search:
             return "its parts are views of other tensors already"
         return view_refusal(self._readers, layer, o, fixed=self._fixed)
 
+    def _why_not_kernel(self, layer: Layer, o: Option) -> str | None:
+        """The reason why a layer may not use an option in any network, or None."""
+        banned = self.bans.reason(self.kind_of[layer.name], o) or self.bans.storage_reason(layer, o.signature)
+        return banned or self.other_shapes.refusal(layer, o)
+
+    def has_kernels(self, layer: Layer) -> bool:
+        """True if the bans leave a layer an option."""
+        return any(self._why_not_kernel(layer, o) is None for o in self.kinds[self.kind_of[layer.name]].options)
+
     def select_copy(self, layer: Layer, view: Option) -> Option | None:
         """The best option of a layer that copies in the same formats as a view, or None."""
         kind, s = self.kind_of[layer.name], view.signature
         options = [o for o in self.kinds[kind].options if (o.signature.inputs, o.signature.outputs) == (s.inputs, s.outputs)]
-        options = [o for o in options if not (o.signature.inplace or self.bans.reason(kind, o) or self.other_shapes.refusal(layer, o))]
+        options = [o for o in options if not (o.signature.inplace or self._why_not_kernel(layer, o))]
         return select_fastest([o for o in options if o.ms is not None] or options) if options else None
 
     def refuse_views(self, layers: Sequence[str]) -> None:

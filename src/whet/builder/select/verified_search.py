@@ -13,7 +13,7 @@ from whet.builder.select.fusion import list_fused_parts, time_unfused
 from whet.builder.select.search import Search
 from whet.builder.select.whole_engine import BrokenKernel, select_engine
 from whet.builder.verify.repeated import verify_once
-from whet.builder.verify.verification import ban, ban_failures, ban_nearest, make_verification_inputs
+from whet.builder.verify.verification import ban, ban_failures, ban_nearest, ban_overflows, make_verification_inputs
 from whet.engine.plan import EnginePlan, Profile
 from whet.errors import VerificationError
 from whet.network import Network
@@ -45,6 +45,9 @@ def search_verified_engine(search: Search, source: Network, profiles: Sequence[P
                 return selected.plan
             if any(f.layer for f in checked.failures):
                 ban_failures(search, checked, selected, log)
+                failure = str(checked.failures[0])
+                continue
+            if ban_overflows(search, checked, selected.candidate.lowered, selected.plan.network):
                 failure = str(checked.failures[0])
                 continue
             blamed = blame_pass(source, config, make_verification_inputs(selected.plan, inputs, config), checked.network_bound)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchItems, run_network_on_items, run_on_items
+from whet.builder.verify.overflows import Overflow, find_overflow, round_within_range
 from whet.engine.plan import Choice, EnginePlan
 from whet.network import BF16, F16, DType, Layer, Tensor
 from whet.ops import bind_layer, bind_symbols, run_layer, run_regions, widen_attributes
@@ -66,21 +67,32 @@ def round_to_tf32(a: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(a), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), a).astype(a.dtype)
 
 
-def emulate(plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: BatchItems | None = None) -> dict[str, np.ndarray]:
-    """The engine's network by the reference in the tensors' own types, rounded to the storage types of the engine."""
+def emulate(
+    plan: EnginePlan, inputs: Mapping[str, np.ndarray], images: BatchItems | None = None, overflows: list[Overflow] | None = None
+) -> dict[str, np.ndarray]:
+    """The engine's network by the reference in the tensors' own types, rounded to the storage types of the engine.
+
+    Values beyond the range of a storage type are not rounded, so that an emulation does not excuse an engine that overflows: they are
+    appended to `overflows`.
+    """
     net = plan.network
+
+    def round_to(dtype: DType, layer: Layer, t: Tensor, a: np.ndarray) -> np.ndarray:
+        if overflows is not None and (overflow := find_overflow(layer.name, t, a, dtype)) is not None:
+            overflows.append(overflow)
+        return round_within_range(a, dtype).astype(t.dtype.numpy)
 
     def read(layer: Layer, t: Tensor, a: np.ndarray) -> np.ndarray:
         choice = plan.choices[layer.name]
         if computes_tf32(choice) and t in list_multiplied_inputs(layer):
             return round_to_tf32(a)
         small = find_smaller_type(layer, choice) if t.is_constant else None
-        return a.astype(small.numpy).astype(t.dtype.numpy) if small is not None and a.ndim >= 2 and t.dtype.is_float else a
+        return round_to(small, layer, t, a) if small is not None and a.ndim >= 2 and t.dtype.is_float else a
 
     def round_as_stored(layer: Layer, i: int, a: np.ndarray) -> np.ndarray:
         stored = {F16.name: F16, BF16.name: BF16}.get(plan.choices[layer.name].outputs[i][1])
         t = layer.outputs[i]
-        return a if stored is None or not t.dtype.is_float else a.astype(stored.numpy).astype(t.dtype.numpy)
+        return a if stored in (None, t.dtype) or not t.dtype.is_float else round_to(stored, layer, t, a)
 
     if images is not None:
         return run_network_on_items(net, inputs, images, read=read, write=round_as_stored)

@@ -12,6 +12,7 @@ from whet.builder.batching.batch_items import NO_BATCH_AXES, BatchAxes, BatchIte
 from whet.builder.verify.differences import compare_output, compute_output_error, find_worst_error
 from whet.builder.verify.emulation import compute_reference_outputs, computes_tf32, emulate
 from whet.builder.verify.host_overlap import OverlappedWork
+from whet.builder.verify.overflows import Overflow, count_lost_values, describe_overflows
 from whet.builder.verify.rounding_ties import has_ties, run_with_nudged_scales
 from whet.builder.verify.sum_errors import bound_sum_effect
 from whet.engine.plan import Choice, EnginePlan
@@ -70,6 +71,7 @@ class Checked:
     shapes: tuple[dict[str, tuple[int, ...]], ...] = ()  # further input shapes, such as the minimum and maximum of the profile
     turned: float = 0.0  # largest difference between a batch item's results at two batch indices
     probe_outputs: dict[str, np.ndarray] = field(default_factory=dict)
+    overflows: tuple[Overflow, ...] = ()  # of a network whose error is too large
 
     def take(self, c: Compared) -> None:
         """Adds the result of one layer's comparison."""
@@ -165,7 +167,8 @@ class NetworkJudge:
     """Judges the outputs against the source network in float64.
 
     The bound for FP32 is the source network's own error in FP32, which no pass can change. If the engine stores smaller types, the lowered
-    network must first pass that test in float64; then the error of the emulation's roundings is allowed in addition.
+    network must first pass that test in float64; then the error of the emulation's roundings is allowed in addition. An output that is infinite
+    or NaN where FP32 and float64 are finite is a failure whatever the bound.
     """
 
     def __init__(self, plan: EnginePlan, source: Network, inputs: Mapping[str, np.ndarray], images: BatchItems | None, beside: OverlappedWork):
@@ -173,6 +176,7 @@ class NetworkJudge:
         self.narrow = any(computes_tf32(c) or any(d in _UNIT for _, d in c.outputs) for c in plan.choices.values())
         self.truth = beside.early(partial(self._outputs, source, widen=True))
         self.plain = beside.early(partial(self._outputs, source))
+        self.overflows: list[Overflow] = []  # filled by the emulation
         if self.narrow:
             self.lowered = beside.early(partial(self._outputs, plan.network, widen=True))
             self.emulated = beside.early(self._emulate_outputs)
@@ -183,7 +187,8 @@ class NetworkJudge:
 
     def _emulate_outputs(self) -> list[np.ndarray]:
         with np.errstate(all="ignore"), native_accumulators():
-            return list(emulate(self.plan, self.inputs, self.images).values())
+            self.overflows.clear()
+            return list(emulate(self.plan, self.inputs, self.images, self.overflows).values())
 
     def judge(self, got: Mapping[str, np.ndarray], checked: Checked) -> None:
         """Records the network's error and its bound, and a failure if the bound is exceeded."""
@@ -194,9 +199,11 @@ class NetworkJudge:
         checked.network_error = max(errors.values(), default=0.0)
         if checked.network_error <= FLOOR:
             return
-        checked.emulation_error = find_worst_error(self.plain(), truth)
+        plain = self.plain()
+        checked.emulation_error = find_worst_error(plain, truth)
         checked.network_bound = max(FLOOR, FACTOR * checked.emulation_error)
-        if checked.network_error <= checked.network_bound:
+        lost = {n: count_lost_values(got[n], a, b) for n, a, b in zip(names, plain, truth, strict=True)}
+        if checked.network_error <= checked.network_bound and not any(lost.values()):
             return
         if self.narrow:
             lowered = self.lowered()
@@ -211,12 +218,20 @@ class NetworkJudge:
             ties = max(find_worst_error(outputs, truth) for outputs in run_with_nudged_scales(self.source, self.inputs, run))
             checked.emulation_error = max(checked.emulation_error, ties)
             checked.network_bound = max(checked.network_bound, FACTOR * checked.emulation_error)
-        if checked.network_error > checked.network_bound:
+        if self.narrow and (any(lost.values()) or checked.network_error > checked.network_bound):
+            self.emulated()
+            checked.overflows = tuple(self.overflows)
+        cause = describe_overflows(checked.overflows)
+        if any(lost.values()):
+            name = max(lost, key=lambda n: lost[n])
+            what = f"{lost[name]} of {got[name].size} values of the network's output '{name}' are infinite or NaN where FP32 has finite ones"
+            checked.failures.append(Failure("", "", np.inf, checked.network_bound, what + (f": {cause}" if cause else "")))
+        elif checked.network_error > checked.network_bound:
             worst = max(errors, key=lambda n: errors[n])
             what = (
                 f"the network's output '{worst}' is off by {errors[worst]:.2g} against float64, allowed is {checked.network_bound:.2g} "
                 f"(4 times an emulation's {checked.emulation_error:.2g}), though every layer is within its own bound. Nearest to its bound: "
-                f"'{checked.worst[0]}' with {checked.worst[1]:.2g} of {checked.worst[2]:.2g}."
+                f"'{checked.worst[0]}' with {checked.worst[1]:.2g} of {checked.worst[2]:.2g}.{f' {cause}.' if cause else ''}"
             )
             checked.failures.append(Failure("", "", checked.network_error, checked.network_bound, what))
 

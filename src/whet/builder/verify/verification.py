@@ -28,7 +28,7 @@ from whet.builder.verify.input_kinds import LARGE, Magnitude, list_tests, make_v
 from whet.builder.verify.shape_extents import differ_in_batch, list_other_shapes, reads_sizes, run_items_again
 from whet.engine.plan import Choice, EnginePlan
 from whet.engine.probe import probe_inputs, probe_shapes
-from whet.errors import BackendError
+from whet.errors import BackendError, VerificationError
 from whet.network import Layer, Network, static_shape
 from whet.ops import bind_layer, bind_symbols
 from whet.runtime import BoundEngine, WeightStore, bind
@@ -108,6 +108,8 @@ def verify_engine(
                     what = f"the network's outputs were off by {error:.2g} against float64, and in a second run of the same engine on the same "
                     what += f"inputs by {found.network_error:.2g}, allowed is {found.network_bound:.2g} ({NOT_REPEATABLE})"
                     found.failures.append(Failure("", "", error, found.network_bound, what))
+            elif np.isinf(found.network_error):
+                log.note("the network's outputs have infinite or NaN values where float64 has finite ones: the model's own types overflow")
     if found.failures:
         saved = save_failures(plan, data, found.failures)
         found.failures = [replace(f, what=f.what + saved) for f in found.failures]
@@ -386,6 +388,26 @@ def ban_failures(search: Any, checked: Checked, best: Any, log: ProgressLog) -> 
     for f in checked.failures:
         if f.layer:
             ban(search, f.layer, best.chosen[f.layer], f"failed verification: {f}", log)
+
+
+def ban_overflows(search: Any, checked: Checked, lowered: Network, built: Network) -> bool:
+    """Bans the types that cannot hold the values of tensors of an engine's network `built`, whose error is too large; `lowered` is that network
+    without its reformats. False if none is left to ban. Raises VerificationError for a layer without a kernel in another type."""
+    originals = {x.name: x for x in lowered.layers}
+    stored = {t.name: (originals[x.name], i) for x in built.layers if x.name in originals for i, t in enumerate(x.outputs)}
+    banned = False
+    for o in checked.overflows:
+        maker, i = stored.get(o.tensor, (None, 0))  # outputs of the network have other names in front of a reformat
+        name = o.tensor if maker is None else maker.outputs[i].name
+        reason = f"{o}: the network's outputs were wrong with it"
+        if search.bans.ban_storage(name, o.layer, o.dtype, reason):
+            banned = True
+            search.log.note(f"'{o.layer}' does not use {o.dtype}: {reason}")
+    for layer in lowered.layers if banned else ():
+        if not search.has_kernels(layer):
+            what = f"'{layer.name}' has no kernel that stores another type. Leave out its --layerPrecisions or --layerOutputTypes, or allow --bf16."
+            raise VerificationError(f"{checked.failures[0]} {what}")
+    return banned
 
 
 def ban_nearest(search: Any, checked: Checked, best: Any, log: ProgressLog) -> bool:
