@@ -63,7 +63,7 @@ class StandInGpu(Backend):
     name = "cuda"
     capabilities = replace(
         CompileOnlyGpu().capabilities, executes=True, overlapping_launches=False, compiles_ahead=False, cold_cache_clock=False, user_streams=False,
-        cache_bytes={},
+        reference_products=False, cache_bytes={},
     )  # fmt: skip
 
     def __init__(self, device: int | None = None, threads: int = 0, **_):

@@ -43,6 +43,7 @@ class Capabilities:
     overlapping_launches: bool = False  # a launch may start while its predecessor runs, so a kernel must be timed within the network
     compiles_ahead: bool = False  # kernels are compiled from source before their first launch; `compile_ahead` compiles in the background
     cold_cache_clock: bool = False  # `cold_seconds` times a run with operands outside the L2 cache
+    reference_products: bool = False  # `multiply` and `convolve` compute products for the references of verification
     measures_load: bool = False  # `watch` measures the load that other programs put on the device
     user_streams: bool = False  # `enqueue` starts a run on a user's stream and returns before it is done
     numbered_devices: bool = False  # there may be several devices, chosen by number: `--device=N`, `cuda:N`
@@ -253,6 +254,21 @@ class Backend(Protocol):
     def difference(self, a: Buffer, at: int, b: Buffer, to: int, nbytes: int, dtype: str) -> Difference:
         """Compares `nbytes` bytes of `a` from offset `at` with the reference values in `b` from offset `to`, elements of type `dtype`."""
         self._missing("difference")
+
+    # products for the references of verification: required if `reference_products` is True
+
+    def multiply(self, a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """`np.matmul(a, b)` of float32 or float64 matrices (rank 2 or more) on the device, with accumulators of `dtype` and by kernels that no
+        tactic uses. Any thread may call it."""
+        self._missing("multiply")
+
+    def convolve(
+        self, x: np.ndarray, w: np.ndarray, sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int], group: int,
+        transposed: bool, dtype: np.dtype,
+    ) -> np.ndarray:  # fmt: skip
+        """The convolution of x [N, C, *spatial] with w [K, C / group, *kernel], or the transposed one with w [C, K / group, *kernel], as `multiply`.
+        Up to three spatial axes; `sizes` are those of the result, `pads` those before each axis."""
+        self._missing("convolve")
 
     # users' memory on the device, by address: required if `dlpack_device` is not the CPU's
 

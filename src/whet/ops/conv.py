@@ -6,9 +6,9 @@
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.network import Layer, TensorType
+from whet.network import Layer, TensorType, static_shape
 from whet.ops._base import INTS, Couple, op
-from whet.ops._products import get_accumulator_dtype, round_accumulator
+from whet.ops._products import Window, convolve_elsewhere, get_accumulator_dtype, round_accumulator
 from whet.ops._types import may_equal, require_one_float_type
 from whet.ops._window import check_window, compute_out_size, gather_windows, resolve_auto_pad
 
@@ -53,13 +53,12 @@ def infer(layer: Layer) -> TensorType:
 def compute_reference(layer: Layer, x, w, b=None):
     strides, dilations, pads = get_window_attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
-    k, per = w.shape[:2]
-    v = gather_windows(x, w.shape[2:], strides, dilations, pads, 0)
-    out = v.shape[2 : 2 + r]
-    if per == 1 and k == group:
-        y = _compute_depthwise(v, w, out, get_accumulator_dtype(x.dtype))
-    else:
-        y = _multiply_windows(v, w, group, get_accumulator_dtype(x.dtype))
+    out = static_shape(tuple(compute_out_size(x.shape[2 + i], w.shape[2 + i], strides[i], dilations[i], pads[i], pads[r + i]) for i in range(r)))
+    y = convolve_elsewhere(x, w, Window(out, strides, dilations, pads[:r], group))
+    if y is None:
+        v, dtype = gather_windows(x, w.shape[2:], strides, dilations, pads, 0), get_accumulator_dtype(x.dtype)
+        depthwise = w.shape[1] == 1 and len(w) == group
+        y = _compute_depthwise(v, w, out, dtype) if depthwise else _multiply_windows(v, w, group, dtype)
     return round_accumulator(y if b is None else y + b.reshape(1, -1, *(1,) * r), x.dtype)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from whet.errors import NetworkError
 from whet.network import Layer, TensorType
 from whet.ops._base import INTS, Couple, op
-from whet.ops._products import accumulate_matmul, round_accumulator
+from whet.ops._products import Window, accumulate_matmul, convolve_elsewhere, round_accumulator
 from whet.ops._types import may_equal, require_one_float_type
 from whet.ops._window import check_window
 
@@ -53,17 +53,26 @@ def infer(layer: Layer) -> TensorType:
 def compute_reference(layer: Layer, x, w, b=None):
     strides, dilations, pads, extra = get_window_attributes(layer)
     group, r = layer.attrs["group"], w.ndim - 2
-    n, c, spatial, kernel = x.shape[0], x.shape[1], x.shape[2:], w.shape[2:]
+    full = [(x.shape[2 + i] - 1) * strides[i] + dilations[i] * (w.shape[2 + i] - 1) + 1 + extra[i] for i in range(r)]
+    sizes = tuple(full[i] - pads[i] - pads[r + i] for i in range(r))
+    y = convolve_elsewhere(x, w, Window(sizes, strides, dilations, pads[:r], group, transposed=True))
+    if y is None:
+        y = _scatter_columns(x, w, strides, dilations, group, full)
+        y = y[(slice(None), slice(None), *(slice(pads[i], full[i] - pads[r + i]) for i in range(r)))]
+    return round_accumulator(y if b is None else y + b.reshape(1, -1, *(1,) * r), x.dtype)
+
+
+def _scatter_columns(x, w, strides, dilations, group, full):
+    """Sums [N, K, *full] without pads: the products of each tap are added at its stride."""
+    n, c, spatial, kernel, r = x.shape[0], x.shape[1], x.shape[2:], w.shape[2:], w.ndim - 2
     per = w.shape[1]
     columns = accumulate_matmul(w.reshape(group, c // group, -1).transpose(0, 2, 1), x.reshape(n, group, c // group, -1))
     columns = columns.reshape(n, group * per, *kernel, *spatial)
-    full = [(spatial[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 + extra[i] for i in range(r)]
     y = np.zeros((n, group * per, *full), columns.dtype)
     for at in np.ndindex(*kernel):
         places = tuple(slice(at[i] * dilations[i], at[i] * dilations[i] + (spatial[i] - 1) * strides[i] + 1, strides[i]) for i in range(r))
         y[(slice(None), slice(None), *places)] += columns[(slice(None), slice(None), *at)]
-    y = y[(slice(None), slice(None), *(slice(pads[i], full[i] - pads[r + i]) for i in range(r)))]
-    return round_accumulator(y if b is None else y + b.reshape(1, -1, *(1,) * r), x.dtype)
+    return y
 
 
 def list_couples(layer: Layer) -> list[Couple]:

@@ -14,6 +14,7 @@ from whet.backends.cuda.compare import compute_difference
 from whet.backends.cuda.compile import compile_ahead, get_nvrtc_version
 from whet.backends.cuda.executor import GpuExecutable, GpuStream
 from whet.backends.cuda.memory import DeviceBuffer
+from whet.backends.cuda.products import plan_convolve, plan_multiply, run_products
 from whet.backends.cuda.stream import Event, Stream
 from whet.errors import BackendError
 
@@ -27,7 +28,7 @@ class CudaBackend(Backend):
 
     capabilities = Capabilities(
         host_memory=False, overlapping_launches=True, compiles_ahead=True, cold_cache_clock=True, user_streams=True, numbered_devices=True,
-        dlpack_device=2, with_8_bits=("fp16",), energy_seconds=2.0,
+        reference_products=True, dlpack_device=2, with_8_bits=("fp16",), energy_seconds=2.0,
         flag_sources={"pure": ("-CUBLASLT", "-CUDNN"), "noTF32": ("-TF32",), "allowFallback": ("+host_reference",)},
     )  # fmt: skip
     default_device = 0  # the GPU number that `whet exec --device=N` sets
@@ -143,6 +144,17 @@ class CudaBackend(Backend):
         """Compares `nbytes` of `a` with the reference `b`, elements of type `dtype`, on the GPU."""
         self.activate()
         return compute_difference(self.device, a.address + at, b.address + to, nbytes, dtype)
+
+    def multiply(self, a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """`np.matmul(a, b)` on the GPU, a thread per result."""
+        return run_products(self.device, plan_multiply(a, b, dtype))
+
+    def convolve(
+        self, x: np.ndarray, w: np.ndarray, sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int], group: int,
+        transposed: bool, dtype: np.dtype,
+    ) -> np.ndarray:  # fmt: skip
+        """A convolution, or a transposed one, on the GPU, a thread per result."""
+        return run_products(self.device, plan_convolve(x, w, sizes, strides, dilations, pads, group, transposed, dtype))
 
     def compile_ahead(self, sources: Iterable[str]) -> None:
         """Starts compilation of kernels that will be timed soon, on all CPUs."""

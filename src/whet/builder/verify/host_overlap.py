@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from whet.backends.cpu.threads import count_affinity_cpus
@@ -19,7 +20,7 @@ class OverlappedWork:
     """Runs functions on its own threads, or immediately if nothing overlaps with them. A context manager: exit waits for all.
 
     NumPy releases the GIL in long operations, so threads suffice for the reference. Its products use one thread each meanwhile: several calls of
-    a library with a pool of its own wait for each other.
+    a library with a pool of its own wait for each other. Functions run in a copy of the caller's context (its `products_by`).
     """
 
     def __init__(self, many: bool):
@@ -31,14 +32,14 @@ class OverlappedWork:
 
     def early(self, make: Callable[[], T]) -> Callable[[], T]:
         """A function that returns the result of `make`, which starts now on a thread, or at the first call if there are no threads."""
-        return make if self._pool is None else self._pool.submit(make).result
+        return make if self._pool is None else self._pool.submit(copy_context().run, make).result
 
     def schedule(self, make: Callable[[], T], take: Callable[[T], None]) -> None:
         """`take(make())` later: `make` on a thread, `take` on this one, in the order in which they were given."""
         if self._pool is None:
             take(make())
             return
-        self._waiting.append((self._pool.submit(make), take))
+        self._waiting.append((self._pool.submit(copy_context().run, make), take))
         while len(self._waiting) > self._most:
             self._take()
 

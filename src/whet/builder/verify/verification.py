@@ -20,8 +20,9 @@ from whet.builder.candidates.enumerate import count_macs
 from whet.builder.config import BuildConfig
 from whet.builder.progress import ProgressLog
 from whet.builder.verify.batch_positions import measure_rotation_differences
+from whet.builder.verify.device_products import find_device_products
 from whet.builder.verify.differences import compare_output
-from whet.builder.verify.error_bounds import Checked, Failure, NetworkJudge, compare_layer, compute_layer_bound
+from whet.builder.verify.error_bounds import Checked, Compared, Failure, NetworkJudge, compare_layer, compute_layer_bound
 from whet.builder.verify.failure_folder import save_failures
 from whet.builder.verify.host_overlap import OverlappedWork
 from whet.builder.verify.input_kinds import LARGE, Magnitude, list_tests, make_values
@@ -31,6 +32,7 @@ from whet.engine.probe import probe_inputs, probe_shapes
 from whet.errors import BackendError, VerificationError
 from whet.network import Layer, Network, static_shape
 from whet.ops import bind_layer, bind_symbols
+from whet.ops._products import products_by
 from whet.runtime import BoundEngine, WeightStore, bind
 from whet.runtime.memory import read_bytes
 
@@ -68,7 +70,9 @@ def verify_engine(
     images, axes = _select_batch_items(plan, source, given, config, log)
     found.images = None if images is None else images.at
     few = get_common_batch(given) <= MAX_ITEMS or images is not None  # otherwise the arrays of several layers could exhaust the memory
-    with np.errstate(all="ignore"), OverlappedWork(backend.capabilities.overlapping_launches and few) as beside:
+    share = 1.0 if images is None else len(images.at) / images.batch
+    products = find_device_products(backend, source, given, share, config.seed, log.note)
+    with np.errstate(all="ignore"), products_by(products), OverlappedWork(backend.capabilities.overlapping_launches and few) as beside:
         whole = images if images is None else _select_network_items(images, source, given, slow_macs)
         found.network_items = None if whole is None else whole.at
         judge = NetworkJudge(plan, source, data, whole, beside)
@@ -88,9 +92,9 @@ def verify_engine(
                 _check_positions(plan, backend, bound, data, axes, images, store, found, config, log)
             found.failures = [_repeat(bound, f) for f in found.failures]
             if not found.failures:
-                _check_kinds(bound, axes, images, magnitudes, found, config, log)
+                _check_kinds(bound, axes, images, magnitudes, found, config, log, beside)
             if not found.failures:
-                _check_shapes(plan, source, backend, bound, data, store, found, config, log)
+                _check_shapes(plan, source, backend, bound, data, store, found, config, log, beside)
         except BackendError as e:
             name = plan.network.layers[min(found.layers, len(plan.network.layers) - 1)].name
             beside.settle()
@@ -206,11 +210,18 @@ def _check_kinds(
     checked: Checked,
     config: BuildConfig,
     log: ProgressLog,
+    beside: OverlappedWork,
 ) -> None:
-    """Compares layers with the reference on inputs of other kinds; stops at the first failure of each layer."""
+    """Compares layers with the reference on inputs of other kinds, up to the first failure of each layer."""
     layers, choices = [s.layer for s in bound.shaped.steps], bound.shaped.plan.choices
     read = (lambda layer, name: bound.value(name)) if images is None else _make_reader(bound, axes, images)
     failed: set[int] = set()
+
+    def take(i: int, compared: Compared) -> None:
+        if compared.failure is not None and i not in failed:
+            failed.add(i)
+            checked.failures.append(compared.failure)
+
     for i, kind in list_tests(layers, choices, 1.0 if images is None else len(images.at) / images.batch):
         layer, rng = layers[i], np.random.RandomState([config.seed, i])
         if i in failed:
@@ -226,10 +237,10 @@ def _check_kinds(
         judged = images.all if images is not None and layer.name in axes.fixed else images
         least = [m * (LARGE if kind == "large" else 1.0) for m in magnitudes[i].outputs]
         checked.input_kinds += 1
-        compared = compare_layer(layer, choices[layer.name], ins, outs, judged, axes, f", with inputs of the kind '{kind}'", least)
-        if compared.failure is not None:
-            failed.add(i)
-            checked.failures.append(_repeat(bound, compared.failure))
+        compare = partial(compare_layer, layer, choices[layer.name], ins, outs, judged, axes, f", with inputs of the kind '{kind}'", least)
+        beside.schedule(compare, partial(take, i))
+    beside.settle()
+    checked.failures = [_repeat(bound, f) for f in checked.failures]
 
 
 def _check_shapes(
@@ -242,6 +253,7 @@ def _check_shapes(
     checked: Checked,
     config: BuildConfig,
     log: ProgressLog,
+    beside: OverlappedWork,
 ) -> None:
     """Checks the layers at the profiles' other shapes: another batch against the verified items, other shapes against the reference."""
     given = {k: v.shape for k, v in data.items()}
@@ -259,7 +271,7 @@ def _check_shapes(
             if axes is not None:
                 _compare_items(plan, bound, other, data, axes, shapes, checked)
             else:
-                _compare_at(plan, source, other, shapes, checked, config, log)
+                _compare_at(plan, source, other, shapes, checked, config, log, beside)
         except BackendError as e:
             checked.failures.append(Failure("", "", np.inf, 0.0, f"the engine fails at run time with the shapes {_format_shapes(shapes)}: {e}"))
         if checked.failures:
@@ -310,15 +322,22 @@ def _compare_at(
     checked: Checked,
     config: BuildConfig,
     log: ProgressLog,
+    beside: OverlappedWork,
 ) -> None:
+    def take(compared: Compared) -> None:
+        if compared.failure is not None:
+            checked.failures.append(compared.failure)
+
     other.feed(probe_inputs(plan.network, config.seed, shapes))
     images, axes = _select_batch_items(plan, source, shapes, config, log)
     for layer, ins, outs in other.walk(None if images is None else _make_reader(other, axes, images)):
         judged = images.all if images is not None and layer.name in axes.fixed else images
-        compared = compare_layer(layer, plan.choices[layer.name], ins, outs, judged, axes, f", with the shapes {_format_shapes(shapes)}")
-        if compared.failure is not None:
-            checked.failures.append(_repeat(other, compared.failure))
-            return  # later layers would read the memory that the repetition has changed
+        context = f", with the shapes {_format_shapes(shapes)}"
+        beside.schedule(partial(compare_layer, layer, plan.choices[layer.name], ins, outs, judged, axes, context), take)
+        if checked.failures:
+            break
+    beside.settle()
+    checked.failures = [_repeat(other, f) for f in checked.failures]
 
 
 def _format_shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
