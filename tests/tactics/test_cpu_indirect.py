@@ -16,6 +16,7 @@ from whet.tactics import get_tactic
 from whet.tactics.cpu._llvm.epilogue import Step
 from whet.tactics.cpu.conv import _indirect_kernel
 from whet.tactics.cpu.conv._indirect_ir import Form, emit_indirect_ir
+from whet.tactics.cpu.move import strided_copy
 
 pytestmark = JIT
 LANES = (4, 8, 16)  # of SSE and NEON, AVX2, AVX-512; LLVM splits vectors that are too long for this CPU
@@ -111,6 +112,27 @@ def test_transposes(shape, perm, dtype):
     assert tactic.refuses(layer, signature, CPU) is None
     _, (got,), _ = compute(layer, arrays, tactic, signature, ())
     np.testing.assert_array_equal(got, arrays[0].transpose(perm))
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 5, 7), (2, 32, 17, 19), (1, 40, 6, 33), (3, 3, 4, 5), (2, 49, 1, 1), (1, 17, 16, 16), (1, 64, 1, 16)], ids=str)
+@pytest.mark.parametrize("block", ["nChw8c", "nChw16c"])
+@pytest.mark.parametrize("dtype", ["f32", "u8", "f16", "i64"])
+@pytest.mark.parametrize("lanes", LANES)
+def test_blocks_of_channels(shape, block, dtype, lanes, monkeypatch):
+    """Between blocks, channels last and row-major: every element once, zeros behind the last channel."""
+    monkeypatch.setattr(strided_copy, "count_lanes", lambda: lanes)
+    monkeypatch.setattr(strided_copy.StridedCopyKernel, "serial_work", 0)
+    monkeypatch.setattr("test_onednn_tactics.CPU", CpuBackend(threads=3))
+    tactic = get_tactic("cpu/strided_copy")
+    x = np.random.default_rng(0).integers(1, 99, shape).astype(parse_type(f"{dtype}[1]").dtype.numpy)
+    for source, target in ((block, "nhwc"), ("nhwc", block), (block, "linear"), ("linear", block), ("linear", "nhwc"), ("nhwc", "linear")):
+        net = Network("reformat")
+        value = net.add_input("x", parse_type(f"{dtype}[{','.join(map(str, shape))}]"))
+        net.mark_output(net.add("Reformat", value, source_format=source, format=target, source_dtype=dtype, dtype=dtype), "y")
+        (signature,) = tactic.signatures(net.layers[0], CPU)
+        assert tactic.refuses(net.layers[0], signature, CPU) is None
+        _, (got,), _ = compute(net.layers[0], [x], tactic, signature, ())
+        np.testing.assert_array_equal(got, x, err_msg=f"{source} to {target}")
 
 
 def test_means_of_many_values(monkeypatch):
