@@ -1,5 +1,7 @@
 """Own kernels that replace oneDNN: convolutions, products with constant matrices and poolings by tables of addresses, for all lengths of vectors."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from test_compiled_kernels import JIT
@@ -29,13 +31,11 @@ def check(name, layer, arrays, monkeypatch, lanes=LANES, threads=(1, 3), bound=2
     tactic = get_tactic(name)
     assert tactic.why_not(layer) is None
     monkeypatch.setattr(_indirect_kernel.IndirectKernel, "serial_work", 0)
-    (signature,) = tactic.signatures(layer, CPU)
-    for n in lanes:
+    for n, count, signature in product(lanes, threads, tactic.signatures(layer, CPU)):
         monkeypatch.setattr(_indirect_kernel, "count_lanes", lambda n=n: n)
-        for count in threads:
-            monkeypatch.setattr("test_onednn_tactics.CPU", CpuBackend(threads=count))
-            _, (got,), _ = compute(layer, arrays, tactic, signature, ())
-            assert np.abs(got - want).max() <= bound * max(np.abs(want).max(), 1e-30), (n, count)
+        monkeypatch.setattr("test_onednn_tactics.CPU", CpuBackend(threads=count))
+        _, (got,), _ = compute(layer, arrays, tactic, signature, ())
+        assert np.abs(got - want).max() <= bound * max(np.abs(want).max(), 1e-30), (n, count, str(signature))
 
 
 def layer_of(op, inputs, **attrs):
@@ -114,7 +114,9 @@ def test_transposes(shape, perm, dtype):
     np.testing.assert_array_equal(got, arrays[0].transpose(perm))
 
 
-@pytest.mark.parametrize("shape", [(1, 16, 5, 7), (2, 32, 17, 19), (1, 40, 6, 33), (3, 3, 4, 5), (2, 49, 1, 1), (1, 17, 16, 16), (1, 64, 1, 16)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 16, 5, 7), (2, 32, 17, 19), (1, 40, 6, 33), (3, 3, 4, 5), (2, 49, 1, 1), (1, 17, 16, 16), (1, 64, 1, 16)], ids=str
+)  # fmt: skip
 @pytest.mark.parametrize("block", ["nChw8c", "nChw16c"])
 @pytest.mark.parametrize("dtype", ["f32", "u8", "f16", "i64"])
 @pytest.mark.parametrize("lanes", LANES)
