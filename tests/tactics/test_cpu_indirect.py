@@ -15,10 +15,12 @@ from whet.network import Network, parse_type
 from whet.ops import run_layer, run_network, run_regions, sample_layer
 from whet.ops._samples import Sample
 from whet.tactics import get_tactic
+from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.epilogue import Step
 from whet.tactics.cpu.conv import _indirect_kernel
 from whet.tactics.cpu.conv._indirect_ir import Form, emit_indirect_ir
 from whet.tactics.cpu.move import strided_copy
+from whet.tactics.cpu.pool.max_pool import PoolKernel
 
 pytestmark = JIT
 LANES = (4, 8, 16)  # of SSE and NEON, AVX2, AVX-512; LLVM splits vectors that are too long for this CPU
@@ -98,6 +100,17 @@ def test_products_with_constant_matrices(rows, inner, results, monkeypatch):
 @pytest.mark.parametrize("channels", [3, 32, 45])
 def test_poolings(op, attrs, channels, monkeypatch):
     check("cpu/indirect_pool", *layer_of(op, [text(2, channels, 11, 9)], **attrs), monkeypatch)
+
+
+@pytest.mark.skipif(not jit.has("avx512f"), reason="no AVX-512")
+@pytest.mark.parametrize(("window", "strides", "pads"), [
+    ((3, 3), (2, 2), (1, 1, 1, 1)), ((2, 2), (2, 2), (0, 0, 0, 0)), ((3, 2), (1, 3), (2, 1, 0, 1)), ((3, 3), (1, 1), (1, 1, 1, 1)),
+    ((5, 5), (1, 1), (2, 2, 2, 2)), ((1, 2), (2, 2), (0, 0, 0, 0)),
+])  # fmt: skip
+def test_maxima_in_blocks(window, strides, pads, monkeypatch):
+    """Whole windows, or rows then columns."""
+    monkeypatch.setattr(PoolKernel, "serial_work", 0)
+    check("cpu/max_pool", *layer_of("MaxPool", [text(2, 20, 11, 9)], kernel_shape=window, strides=strides, pads=pads), monkeypatch, lanes=(16,))
 
 
 @pytest.mark.parametrize(("shape", "perm"), [

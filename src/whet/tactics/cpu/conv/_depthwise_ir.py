@@ -1,12 +1,14 @@
-"""Depthwise convolution with SiLU, in blocks of 16 channels, as LLVM IR: a few pixels of a row in registers, taps from L1."""
+"""Depthwise convolution with its activation, in blocks of 16 channels, as LLVM IR: a few pixels of a row in registers, taps from L1."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Value
+from whet.tactics.cpu._llvm.epilogue import Step, emit_float_chain
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 TILES = (12, 8, 4)
@@ -19,19 +21,20 @@ result columns with all taps inside the image; samples * blocks * rows; items pe
 
 
 @cache
-def emit_depthwise_ir(window: int, stride: int, pixels: int, has_avx512dq: bool) -> str:
-    """`depthwise(context)` for `window` x `window` taps, a stride for both axes and tiles of `pixels`.
+def emit_depthwise_ir(window: int, stride: int, pixels: int, steps: tuple[Step, ...], has_avx512dq: bool) -> str:
+    """`depthwise(context)` for `window` x `window` taps, a stride for both axes, tiles of `pixels` and an epilogue without a residual.
 
     A block's weights are its taps, row by row, then its biases, 16 channels each. The columns between `left` and `right` (at least `pixels`) are
     computed in tiles, the last of which overlaps the one before; the other columns one by one, over the taps inside the image.
     """
     module = Module()
     with parallel_kernel(module, "depthwise", _WORDS, "items") as (f, words):
-        _emit_rows(f, words, Activations(f, has_avx512dq), window, stride, pixels)
+        activations = Activations(f, has_avx512dq)
+        _emit_rows(f, words, lambda x: emit_float_chain(f, activations, steps, x, None), window, stride, pixels)
     return str(module)
 
 
-def _emit_rows(f: Function, w: SimpleNamespace, activations: Activations, window: int, stride: int, pixels: int) -> None:
+def _emit_rows(f: Function, w: SimpleNamespace, finish: Callable[[Value], Value], window: int, stride: int, pixels: int) -> None:
     source, weights, target = (word.as_pointer(FLOAT) for word in (w.source, w.weights, w.target))
     line = w.width * LANES
     plane = w.height * line
@@ -61,7 +64,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, activations: Activations, window
                         sums[j] = f.fma(x_row.load_vector((j * stride + t) * LANES), weight, sums[j])
                 rows.carry(*sums)
             for j in range(pixels):
-                y_tile.store(activations.silu(rows.results[j]), j * LANES)
+                y_tile.store(finish(rows.results[j]), j * LANES)
 
         def emit_edge(column: Value) -> None:
             left = column * stride - w.pad_left
@@ -74,7 +77,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, activations: Activations, window
                     weight = taps.load_vector((tap_row + columns.index) * LANES)
                     columns.carry(f.fma(number, weight, columns.values[0]))
                 rows.carry(*columns.results)
-            y.store(activations.silu(rows.results[0]), column * LANES)
+            y.store(finish(rows.results[0]), column * LANES)
 
         with f.loop(w.left, w.right, step=pixels) as tiles:
             tile(f.minimum(tiles.index, last_tile))

@@ -1,4 +1,4 @@
-"""1x1 convolutions, f32 in blocks of 16 channels: accumulators and SiLU or ReLU stay in registers.
+"""1x1 convolutions, f32 in blocks of 16 channels: accumulators, the activation and a residual stay in registers.
 
 oneDNN's SiLU takes about thirty instructions for 16 values, this one about fifteen. With few input channels the activation is most of the work: 16 to
 96 channels, 112x112: 0.56 to 0.33 ms. With ReLU or no epilogue the gain is a few percent.
@@ -15,7 +15,8 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
-from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, find_conv_steps, list_launches
+from whet.tactics.cpu._llvm.epilogue import is_silu, match_chain
+from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, list_launches
 from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, emit_pointwise_ir
 from whet.tactics.cpu.onednn._kernel import to_f32
 
@@ -37,7 +38,10 @@ class PointwiseKernel(ConvKernel):
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
         nbytes = tile.groups * (taps + 1) * tile.blocks * LANES * 4
         packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
-        variant = Variant(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), fits_first_cache(tile.blocks, tile.pixels, taps))
+        in_place = bool(signature.inplace) and pixels % tile.pixels > 0
+        variant = Variant(
+            tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), fits_first_cache(tile.blocks, tile.pixels, taps), in_place=in_place
+        )  # fmt: skip
         ir = jit.generate_lazily(emit_pointwise_ir, variant)
         return ir, sizes, images * tile.groups * tiles, packed
 
@@ -63,15 +67,14 @@ class Pointwise(ConvTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """With SiLU, which gains most, all tiles that fit; else the one with fewest multiplications and loads."""
         _, channels, *sides = static_shape(layer.outputs[0].shape)
-        steps, pixels, blocks = find_conv_steps(layer), prod(sides), -(-channels // LANES)
-        assert steps is not None
+        chain, pixels, blocks = match_chain(layer), prod(sides), -(-channels // LANES)
         configs = []
         for b in sorted({1, *block_counts(blocks, [b for b, _ in TILES])}):
             sizes = {"blocks": b, "pixels": _PIXELS[b]} | ({"rest": _PIXELS[blocks % b]} if blocks % b else {})
             tiles = list_launches(layer, sizes)
             if tiles is not None and all(self.fits(layer, signature, t.blocks, t.pixels) for t in tiles):
                 configs.append((sum(t.groups * -(-pixels // t.pixels) * (t.blocks * t.pixels + t.blocks + t.pixels) for t in tiles), sizes))
-        if "Silu" not in steps[0]:
+        if isinstance(chain, str) or not any(map(is_silu, chain.steps)):
             configs = sorted(configs, key=lambda f: f[0])[:1]
         return [tuple(sizes.items()) for _, sizes in configs]
 
