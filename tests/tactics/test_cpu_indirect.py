@@ -107,10 +107,42 @@ def test_poolings(op, attrs, channels, monkeypatch):
     ((3, 3), (2, 2), (1, 1, 1, 1)), ((2, 2), (2, 2), (0, 0, 0, 0)), ((3, 2), (1, 3), (2, 1, 0, 1)), ((3, 3), (1, 1), (1, 1, 1, 1)),
     ((5, 5), (1, 1), (2, 2, 2, 2)), ((1, 2), (2, 2), (0, 0, 0, 0)),
 ])  # fmt: skip
-def test_maxima_in_blocks(window, strides, pads, monkeypatch):
-    """Whole windows, or rows then columns."""
+@pytest.mark.parametrize("ceil_mode", [0, 1])
+def test_maxima_in_blocks(window, strides, pads, ceil_mode, monkeypatch):
+    """Whole windows, or rows then columns; the last window may extend past the image."""
     monkeypatch.setattr(PoolKernel, "serial_work", 0)
-    check("cpu/max_pool", *layer_of("MaxPool", [text(2, 20, 11, 9)], kernel_shape=window, strides=strides, pads=pads), monkeypatch, lanes=(16,))
+    attrs = {"kernel_shape": window, "strides": strides, "pads": pads, "ceil_mode": ceil_mode}
+    check("cpu/max_pool", *layer_of("MaxPool", [text(2, 20, 10, 8)], **attrs), monkeypatch, lanes=(16,))
+
+
+@pytest.mark.parametrize("inputs", [
+    ("Mul", text(2, 20, 5, 7), text(2, 20, 1, 1)), ("Add", text(1, 33, 4, 4), text(1, 33, 4, 4)), ("HardSwish", text(2, 3, 5, 7)),
+    ("Exp", text(2, 3, 5, 7)), ("Add", text(2, 20, 5, 7), text(2, 1, 5, 7)),
+], ids=str)  # fmt: skip
+def test_elementwise_ops_in_partly_filled_blocks(inputs):
+    """Where results of zeros are zeros, padding channels are computed like others; else no format with padding is offered."""
+    op, *operands = inputs
+    layer, arrays = layer_of(op, operands)
+    tactic = get_tactic("cpu/elementwise")
+    signatures = tactic.signatures(layer, CPU)
+    padded = [s for s in signatures if s.outputs[0].format.startswith("nChw") and s.outputs[0].dtype.name == "f32"]
+    assert bool(padded) == (op != "Exp" and "[2,1," not in operands[-1])
+    (want,) = run_layer(layer, arrays)
+    for signature in padded:
+        _, (got,), _ = compute(layer, [a.copy() for a in arrays], tactic, signature, ())
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 13, 13), (2, 32, 1, 3), (1, 48, 30, 29)])
+def test_means_of_blocks(shape):
+    """Several pixels at once, and those that remain."""
+    layer, arrays = layer_of("GlobalAveragePool", [text(*shape)])
+    tactic = get_tactic("cpu/reduce")
+    signatures = [s for s in tactic.signatures(layer, CPU) if s.outputs[0].dtype.name == "f32"]
+    assert len(signatures) == 3
+    for signature in signatures:
+        _, (got,), _ = compute(layer, arrays, tactic, signature, ())
+        np.testing.assert_allclose(got, arrays[0].mean((2, 3), dtype=np.float64, keepdims=True), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("shape", "perm"), [

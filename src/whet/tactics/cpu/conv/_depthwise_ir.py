@@ -13,6 +13,7 @@ from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 TILES = (12, 8, 4)
 """Pixels of a row that are accumulated together."""
+WHOLE = 14  # the longest row that is one tile
 _WORDS = (
     "source", "weights", "target", "height", "width", "rows", "columns", "blocks", "pad_top", "pad_left", "left", "right", "items", "share",
 )  # fmt: skip
@@ -21,20 +22,23 @@ result columns with all taps inside the image; samples * blocks * rows; items pe
 
 
 @cache
-def emit_depthwise_ir(window: int, stride: int, pixels: int, steps: tuple[Step, ...], has_avx512dq: bool) -> str:
+def emit_depthwise_ir(window: int, stride: int, pixels: int, steps: tuple[Step, ...], has_avx512dq: bool, row: tuple[int, int] | None = None) -> str:
     """`depthwise(context)` for `window` x `window` taps, a stride for both axes, tiles of `pixels` and an epilogue without a residual.
 
     A block's weights are its taps, row by row, then its biases, 16 channels each. The columns between `left` and `right` (at least `pixels`) are
-    computed in tiles, the last of which overlaps the one before; the other columns one by one, over the taps inside the image.
+    computed in tiles, the last of which overlaps the one before; the other columns one by one, over the taps inside the image. `row`: width of the
+    image and left padding if a tile is a whole row of the result: its taps outside the image are left out.
     """
     module = Module()
     with parallel_kernel(module, "depthwise", _WORDS, "items") as (f, words):
         activations = Activations(f, has_avx512dq)
-        _emit_rows(f, words, lambda x: emit_float_chain(f, activations, steps, x, None), window, stride, pixels)
+        _emit_rows(f, words, lambda x: emit_float_chain(f, activations, steps, x, None), window, stride, pixels, row)
     return str(module)
 
 
-def _emit_rows(f: Function, w: SimpleNamespace, finish: Callable[[Value], Value], window: int, stride: int, pixels: int) -> None:
+def _emit_rows(
+    f: Function, w: SimpleNamespace, finish: Callable[[Value], Value], window: int, stride: int, pixels: int, row_form: tuple[int, int] | None
+) -> None:
     source, weights, target = (word.as_pointer(FLOAT) for word in (w.source, w.weights, w.target))
     line = w.width * LANES
     plane = w.height * line
@@ -61,7 +65,8 @@ def _emit_rows(f: Function, w: SimpleNamespace, finish: Callable[[Value], Value]
                 for t in range(window):
                     weight = row_taps.load_vector(t * LANES)
                     for j in range(pixels):
-                        sums[j] = f.fma(x_row.load_vector((j * stride + t) * LANES), weight, sums[j])
+                        if row_form is None or 0 <= j * stride + t - row_form[1] < row_form[0]:
+                            sums[j] = f.fma(x_row.load_vector((j * stride + t) * LANES), weight, sums[j])
                 rows.carry(*sums)
             for j in range(pixels):
                 y_tile.store(finish(rows.results[j]), j * LANES)
@@ -79,7 +84,10 @@ def _emit_rows(f: Function, w: SimpleNamespace, finish: Callable[[Value], Value]
                 rows.carry(*columns.results)
             y.store(finish(rows.results[0]), column * LANES)
 
-        with f.loop(w.left, w.right, step=pixels) as tiles:
-            tile(f.minimum(tiles.index, last_tile))
-        with f.loop(0, edges) as others:
-            emit_edge(f.select(others.index < w.left, others.index, others.index - w.left + w.right))
+        if row_form is not None:
+            tile(f.value(0))
+        else:
+            with f.loop(w.left, w.right, step=pixels) as tiles:
+                tile(f.minimum(tiles.index, last_tile))
+            with f.loop(0, edges) as others:
+                emit_edge(f.select(others.index < w.left, others.index, others.index - w.left + w.right))

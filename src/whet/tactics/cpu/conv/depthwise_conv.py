@@ -18,7 +18,7 @@ from whet.tactics._fused import get_root_layer
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile
-from whet.tactics.cpu.conv._depthwise_ir import TILES, emit_depthwise_ir
+from whet.tactics.cpu.conv._depthwise_ir import TILES, WHOLE, emit_depthwise_ir
 from whet.tactics.cpu.onednn._kernel import to_f32
 
 _WINDOWS = (3, 5, 7)
@@ -37,7 +37,8 @@ class DepthwiseKernel(ConvKernel):
         sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_compute_inner_columns(layer)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
         packed = Packed(key, tile.groups * LANES * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8), storable=True)
-        ir = jit.generate_lazily(emit_depthwise_ir, window, stride, tile.pixels, self.steps, jit.has("avx512dq"))
+        row = (width, pads[1]) if tile.pixels == columns <= WHOLE else None
+        ir = jit.generate_lazily(emit_depthwise_ir, window, stride, tile.pixels, self.steps, jit.has("avx512dq"), row)
         return ir, sizes, images * tile.groups * rows, packed
 
 
@@ -62,14 +63,15 @@ class Depthwise(ConvTactic):
         return None if self.configs(layer, signature, backend) else f"fewer than {TILES[-1]} pixels of a row have all taps within the image"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        return [(("pixels", p),) for p in TILES if self.fits(layer, signature, 1, p)]
+        columns = static_shape(layer.outputs[0].shape)[3]
+        return [(("pixels", p),) for p in ((columns,) if columns <= WHOLE else TILES) if self.fits(layer, signature, 1, p)]
 
     def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile]:
         return [Tile(1, sizes["pixels"], -(-static_shape(layer.outputs[0].shape)[1] // LANES))]
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         left, right = _compute_inner_columns(layer)
-        return pixels in TILES and right - left >= pixels
+        return pixels == static_shape(layer.outputs[0].shape)[3] <= WHOLE or (pixels in TILES and right - left >= pixels)
 
 
 def pack_weights(weights: Tensor, bias: Tensor | None) -> np.ndarray:

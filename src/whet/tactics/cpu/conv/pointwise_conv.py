@@ -22,6 +22,8 @@ from whet.tactics.cpu.onednn._kernel import to_f32
 
 _PIXELS = dict(TILES)
 _STRIP = 1 << 17  # bytes of an image that stay in L2 with the weights while all groups process them
+_IMAGE = 1 << 19  # bytes of a whole image that stays in L2: with more weights than L2 holds, they are read once
+_SECOND_CACHE = 1 << 18  # bytes of weights that stay in L2 together with a strip
 _FIRST_CACHE = 24 << 10  # bytes of weights and two tiles that stay in L1
 
 
@@ -34,7 +36,7 @@ class PointwiseKernel(ConvKernel):
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         pixels, taps = prod(sides), static_shape(self.weights.shape)[1]
         tiles = -(-pixels // tile.pixels)
-        sizes = [pixels, -(-taps // LANES), -(-channels // LANES), taps, tiles, tile.groups, strip_tiles(tile.pixels, tiles, taps)]
+        sizes = [pixels, -(-taps // LANES), -(-channels // LANES), taps, tiles, tile.groups, strip_tiles(tile.pixels, tiles, taps, channels)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
         nbytes = tile.groups * (taps + 1) * tile.blocks * LANES * 4
         packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
@@ -99,8 +101,10 @@ def group_weights(w: np.ndarray, bias: np.ndarray | None, groups: int, blocks: i
     return np.ascontiguousarray(rows.reshape(taps + 1, groups, group).transpose(1, 0, 2)).reshape(-1)
 
 
-def strip_tiles(pixels: int, tiles: int, taps: int) -> int:
-    """The number of tiles per strip, which all groups process before the next strip."""
+def strip_tiles(pixels: int, tiles: int, taps: int, channels: int = 0) -> int:
+    """The number of tiles per strip, which all groups (of `channels` together) process before the next strip."""
+    if pixels * tiles * taps * 4 <= _IMAGE and taps * channels * 4 > _SECOND_CACHE:
+        return tiles
     return max(1, min(tiles, _STRIP // (pixels * taps * 4)))
 
 

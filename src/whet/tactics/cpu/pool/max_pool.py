@@ -54,8 +54,8 @@ class Pool(CompiledTactic):
         x, a = layer.inputs[0], layer.attrs
         if layer.op == "Fused" or len(layer.outputs) != 1 or x is None or x.dtype != F32 or x.type.rank != 4:
             return "takes f32 images without an epilogue and without indices"
-        if set(a.get("dilations") or (1,)) != {1} or a.get("ceil_mode") or a.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
-            return "takes explicit pads, no dilations and no ceil_mode"
+        if set(a.get("dilations") or (1,)) != {1} or a.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
+            return "takes explicit pads and no dilations"
         window = tuple(a["kernel_shape"])
         if max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(a.get("pads") or (0,) * 4)):
             return f"takes windows of at most {_WINDOW} a side, and pads smaller than the window"
@@ -65,7 +65,10 @@ class Pool(CompiledTactic):
         return [] if self.why_not(layer) or not is_static(layer) else [Signature((STORED,), (STORED,))]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
-        return self.unavailable()
+        if reason := self.unavailable():
+            return reason
+        sides = zip(make_axes(layer), static_shape(layer.needs(0).shape)[2:], static_shape(layer.outputs[0].shape)[2:], strict=True)
+        return "a window begins after the image" if any((count - 1) * a.stride - a.pad >= side for a, side, count in sides) else None
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> PoolKernel:
         return PoolKernel(layer, signature, backend.threads)
