@@ -1,4 +1,4 @@
-"""Depthwise convolutions with SiLU, f32 in blocks of 16 channels: a few pixels of a row stay in registers.
+"""Depthwise convolutions, f32 in blocks of 16 channels: a few pixels of a row stay in registers, also for their activation.
 
 As in pointwise_conv.py, the multiplications are few, and oneDNN's SiLU costs as much as they do.
 
@@ -18,7 +18,7 @@ from whet.tactics._fused import get_root_layer
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile
-from whet.tactics.cpu.conv._depthwise_ir import TILES, emit_depthwise_ir
+from whet.tactics.cpu.conv._depthwise_ir import TILES, WHOLE, emit_depthwise_ir
 from whet.tactics.cpu.onednn._kernel import to_f32
 
 _WINDOWS = (3, 5, 7)
@@ -31,27 +31,26 @@ class DepthwiseKernel(ConvKernel):
 
     def launch(self, layer: Layer, signature: Signature, tile: Tile) -> tuple[str | jit.Generated, list[int], int, Packed]:
         head = get_root_layer(layer)
-        images, channels, rows, columns = static_shape(layer.outputs[0].shape)
+        images, _, rows, columns = static_shape(layer.outputs[0].shape)
         height, width = static_shape(head.needs(0).shape)[2:]
         window, stride, pads = _get_geometry(head)
         sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_compute_inner_columns(layer)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
-        packed = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8), storable=True)
-        return jit.generate_lazily(emit_depthwise_ir, window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, packed
+        packed = Packed(key, tile.groups * LANES * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8), storable=True)
+        row = (width, pads[1]) if tile.pixels == columns <= WHOLE else None
+        ir = jit.generate_lazily(emit_depthwise_ir, window, stride, tile.pixels, self.steps, jit.has("avx512dq"), row)
+        return ir, sizes, images * tile.groups * rows, packed
 
 
 @tactic
 class Depthwise(ConvTactic):
-    epilogues = "SiLU and nothing else"
     kernel = DepthwiseKernel
-
-    def takes(self, steps: tuple[str, ...]) -> bool:
-        return steps == ("Silu",)
+    takes_residual = False
 
     def why_not_conv(self, head: Layer) -> str | None:
         w, a = head.needs(1), head.attrs
-        if head.needs(0).type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % LANES:
-            return f"takes depthwise convolutions of images with a multiple of {LANES} channels"
+        if head.needs(0).type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0]:
+            return "takes depthwise convolutions of images"
         window, stride, pads = _get_geometry(head)
         square = len(set(w.shape[2:])) == 1 and len(set(a.get("strides") or (1,))) == 1 and set(a.get("dilations") or (1,)) == {1}
         if not square or window not in _WINDOWS or stride > 2 or max(pads) >= window:
@@ -64,23 +63,25 @@ class Depthwise(ConvTactic):
         return None if self.configs(layer, signature, backend) else f"fewer than {TILES[-1]} pixels of a row have all taps within the image"
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
-        return [(("pixels", p),) for p in TILES if self.fits(layer, signature, 1, p)]
+        columns = static_shape(layer.outputs[0].shape)[3]
+        return [(("pixels", p),) for p in ((columns,) if columns <= WHOLE else TILES) if self.fits(layer, signature, 1, p)]
 
     def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile]:
-        return [Tile(1, sizes["pixels"], static_shape(layer.outputs[0].shape)[1] // LANES)]
+        return [Tile(1, sizes["pixels"], -(-static_shape(layer.outputs[0].shape)[1] // LANES))]
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         left, right = _compute_inner_columns(layer)
-        return pixels in TILES and right - left >= pixels
+        return pixels == static_shape(layer.outputs[0].shape)[3] <= WHOLE or (pixels in TILES and right - left >= pixels)
 
 
 def pack_weights(weights: Tensor, bias: Tensor | None) -> np.ndarray:
-    """Per block of 16 channels: the taps, row by row, then the biases. f32, flat."""
+    """Per block of 16 channels: the taps, row by row, then the biases. f32, flat; padding channels are zeros."""
     w = to_f32(weights)
     channels = w.shape[0]
     b = np.zeros(channels, np.float32) if bias is None else to_f32(bias).reshape(channels)
     rows = np.concatenate([w.reshape(channels, -1).T, b[None]])  # [taps + 1, channels]
-    return np.ascontiguousarray(rows.reshape(len(rows), channels // LANES, LANES).transpose(1, 0, 2)).reshape(-1)
+    rows = np.pad(rows, ((0, 0), (0, -channels % LANES)))
+    return np.ascontiguousarray(rows.reshape(len(rows), -1, LANES).transpose(1, 0, 2)).reshape(-1)
 
 
 def _get_geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:

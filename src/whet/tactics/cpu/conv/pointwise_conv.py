@@ -1,4 +1,4 @@
-"""1x1 convolutions, f32 in blocks of 16 channels: accumulators and SiLU or ReLU stay in registers.
+"""1x1 convolutions, f32 in blocks of 16 channels: accumulators, the activation and a residual stay in registers.
 
 oneDNN's SiLU takes about thirty instructions for 16 values, this one about fifteen. With few input channels the activation is most of the work: 16 to
 96 channels, 112x112: 0.56 to 0.33 ms. With ReLU or no epilogue the gain is a few percent.
@@ -15,12 +15,15 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.builder import LANES
-from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, find_conv_steps, list_launches
+from whet.tactics.cpu._llvm.epilogue import is_silu, match_chain
+from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, list_launches
 from whet.tactics.cpu.conv._pointwise_ir import STEP, TILES, Variant, emit_pointwise_ir
 from whet.tactics.cpu.onednn._kernel import to_f32
 
 _PIXELS = dict(TILES)
 _STRIP = 1 << 17  # bytes of an image that stay in L2 with the weights while all groups process them
+_IMAGE = 1 << 19  # bytes of a whole image that stays in L2: with more weights than L2 holds, they are read once
+_SECOND_CACHE = 1 << 18  # bytes of weights that stay in L2 together with a strip
 _FIRST_CACHE = 24 << 10  # bytes of weights and two tiles that stay in L1
 
 
@@ -33,11 +36,14 @@ class PointwiseKernel(ConvKernel):
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         pixels, taps = prod(sides), static_shape(self.weights.shape)[1]
         tiles = -(-pixels // tile.pixels)
-        sizes = [pixels, -(-taps // LANES), -(-channels // LANES), taps, tiles, tile.groups, strip_tiles(tile.pixels, tiles, taps)]
+        sizes = [pixels, -(-taps // LANES), -(-channels // LANES), taps, tiles, tile.groups, strip_tiles(tile.pixels, tiles, taps, channels)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {tile.channels}"
         nbytes = tile.groups * (taps + 1) * tile.blocks * LANES * 4
         packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
-        variant = Variant(tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), fits_first_cache(tile.blocks, tile.pixels, taps))
+        in_place = bool(signature.inplace) and pixels % tile.pixels > 0
+        variant = Variant(
+            tile.blocks, tile.pixels, self.steps, jit.has("avx512dq"), fits_first_cache(tile.blocks, tile.pixels, taps), in_place=in_place
+        )  # fmt: skip
         ir = jit.generate_lazily(emit_pointwise_ir, variant)
         return ir, sizes, images * tile.groups * tiles, packed
 
@@ -63,15 +69,14 @@ class Pointwise(ConvTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """With SiLU, which gains most, all tiles that fit; else the one with fewest multiplications and loads."""
         _, channels, *sides = static_shape(layer.outputs[0].shape)
-        steps, pixels, blocks = find_conv_steps(layer), prod(sides), -(-channels // LANES)
-        assert steps is not None
+        chain, pixels, blocks = match_chain(layer), prod(sides), -(-channels // LANES)
         configs = []
         for b in sorted({1, *block_counts(blocks, [b for b, _ in TILES])}):
             sizes = {"blocks": b, "pixels": _PIXELS[b]} | ({"rest": _PIXELS[blocks % b]} if blocks % b else {})
             tiles = list_launches(layer, sizes)
             if tiles is not None and all(self.fits(layer, signature, t.blocks, t.pixels) for t in tiles):
                 configs.append((sum(t.groups * -(-pixels // t.pixels) * (t.blocks * t.pixels + t.blocks + t.pixels) for t in tiles), sizes))
-        if "Silu" not in steps[0]:
+        if isinstance(chain, str) or not any(map(is_silu, chain.steps)):
             configs = sorted(configs, key=lambda f: f[0])[:1]
         return [tuple(sizes.items()) for _, sizes in configs]
 
@@ -96,8 +101,10 @@ def group_weights(w: np.ndarray, bias: np.ndarray | None, groups: int, blocks: i
     return np.ascontiguousarray(rows.reshape(taps + 1, groups, group).transpose(1, 0, 2)).reshape(-1)
 
 
-def strip_tiles(pixels: int, tiles: int, taps: int) -> int:
-    """The number of tiles per strip, which all groups process before the next strip."""
+def strip_tiles(pixels: int, tiles: int, taps: int, channels: int = 0) -> int:
+    """The number of tiles per strip, which all groups (of `channels` together) process before the next strip."""
+    if pixels * tiles * taps * 4 <= _IMAGE and taps * channels * 4 > _SECOND_CACHE:
+        return tiles
     return max(1, min(tiles, _STRIP // (pixels * taps * 4)))
 
 
