@@ -21,8 +21,8 @@ class RegionCall(Call):
     states at theirs. `carried` is the number of values that an iteration passes to the next one."""
 
     def __init__(
-        self, layer: Layer, programs: Sequence[tuple[Network, RegionProgram, int]], states: Sequence[tuple[Tensor, int]], args: Args, backend: Backend,
-        carried: int = 0,
+        self, layer: Layer, programs: Sequence[tuple[Network, RegionProgram, int]], states: Sequence[tuple[Tensor, int]], args: Args,
+        backend: Backend, carried: int = 0,
     ) -> None:  # fmt: skip
         self.layer, self.carried = layer, carried
         self._constants = {i: t.array() for i, t in enumerate(layer.inputs) if t is not None and t.is_constant}
@@ -65,6 +65,12 @@ class RegionCall(Call):
             recorded.set_address((kind, index), address)
         self._make_views()
 
+    def needs(self, i: int) -> np.ndarray:
+        """The array of input `i`."""
+        a = self.inputs[i]
+        assert a is not None, f"input {i} of {self.layer.op} is absent"
+        return a
+
     def prepare(self) -> None:
         """Called when the arrays of the operands have changed."""
 
@@ -83,9 +89,7 @@ class IfCall(RegionCall):
     copied: Sequence[Sequence[int]] = ((), ())
 
     def run(self) -> None:
-        condition = self.inputs[0]
-        assert condition is not None, "checked by the op"
-        taken = 0 if condition.item() else 1
+        taken = 0 if self.needs(0).item() else 1
         with count_region_steps() as count:
             count(self.layer, self._programs[taken][0])
             self.lists[taken].run()
@@ -109,6 +113,16 @@ class _IteratedCall(RegionCall):
         """Those that it computes, in the same order."""
         return self.results[0][: self.carried]
 
+    def read_values(self, first: int) -> None:
+        """Copies the layer's inputs from index `first` on into the carried values."""
+        for i, value in enumerate(self.list_values(), start=first):
+            np.copyto(value, self.needs(i))
+
+    def write_values(self) -> None:
+        """Copies the carried values into the layer's first outputs."""
+        for out, value in zip(self.outputs, self.list_values(), strict=False):
+            np.copyto(out, value)
+
     def pass_values(self) -> None:
         """Makes the computed values those of the next iteration."""
         moves = [(np.array(new), old) for new, old in self._moves] if self._overlap else self._moves
@@ -130,8 +144,7 @@ class LoopCall(_IteratedCall):
         (limit, first), turn = (None if a is None else a.item() for a in self.inputs[:2]), 0
         iteration, condition = self.states[self.carried :]
         again, body = self.results[0][0], self._programs[0][0]
-        for old, given in zip(self.states, self.inputs[2 : 2 + self.carried], strict=False):
-            np.copyto(old, given)
+        self.read_values(2)
         condition[...] = goes_on = first is None or first
         with count_region_steps() as count:
             while goes_on and (limit is None or turn < limit):
@@ -143,8 +156,7 @@ class LoopCall(_IteratedCall):
                 goes_on, turn = again.item(), turn + 1
                 self.pass_values()
                 condition[...] = goes_on
-        for out, value in zip(self.outputs, self.list_values(), strict=False):
-            np.copyto(out, value)
+        self.write_values()
 
 
 class ScanCall(_IteratedCall):
@@ -153,13 +165,13 @@ class ScanCall(_IteratedCall):
     def prepare(self) -> None:
         super().prepare()
         form = ScanForm.of(self.layer)
-        self._entries = list(zip(self.states[self.carried :], form.order_inputs(self.inputs), strict=True))
+        sequences = form.order_inputs([self.needs(i) for i in range(form.carried + form.sequences)])
+        self._entries = list(zip(self.states[self.carried :], sequences, strict=True))
         self._rows = list(zip(form.order_outputs(self.outputs), self.results[0][self.carried :], strict=True))
-        self._length = form.length
+        (self._length,) = static_shape((form.length,))
 
     def run(self) -> None:
-        for old, given in zip(self.states, self.inputs[: self.carried], strict=False):
-            np.copyto(old, given)
+        self.read_values(0)
         with count_region_steps() as count:
             for step in range(self._length):
                 count(self.layer, self._programs[0][0])
@@ -169,5 +181,4 @@ class ScanCall(_IteratedCall):
                 for rows, row in self._rows:
                     rows[step] = row
                 self.pass_values()
-        for out, value in zip(self.outputs, self.list_values(), strict=False):
-            np.copyto(out, value)
+        self.write_values()

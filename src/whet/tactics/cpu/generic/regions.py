@@ -1,11 +1,9 @@
 """If, Loop and Scan whose bodies have static shapes: the kernels of a body's layers run as one launch list, without Python between them.
 
-Measured: docs/design/choice.md (Loops).
+For coverage: their only compiled form.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from whet.backends import Backend
 from whet.network import Layer, Network, Tensor
