@@ -99,7 +99,7 @@ def infer(layer):
 def compute_reference(layer, *arrays, run):
     form, body = ScanForm.of(layer), layer.regions["body"]
     states, read = list(arrays[: form.carried]), arrays[form.carried + form.sequences :]
-    held: list[list[np.ndarray]] = [[] for _ in form.output_axes]
+    held = [[] for _ in form.output_axes]
     for entries in zip(*form.order_inputs(arrays), strict=True):
         outputs = run("body", *states, *(np.array(e) for e in entries), *read)
         states = outputs[: form.carried]
