@@ -19,7 +19,7 @@ from whet.ops._base import (
 )
 from whet.ops._folding import FoldBudget
 from whet.ops._images import Axes, BatchAxis, NotPerImage, follow, list_fused_layers, list_fused_results
-from whet.ops._interpret import bind_layer, bind_symbols, run_layer, run_network, run_regions, widen_attributes
+from whet.ops._interpret import bind_layer, bind_symbols, count_region_steps, run_layer, run_network, run_regions, widen_attributes
 from whet.ops._origin import evaluate_origin
 from whet.ops._samples import sample_arrays, sample_layer
 from whet.ops._sequences import NoValue, ReadValue, TensorSequence
@@ -44,6 +44,7 @@ __all__ = [
     "bind_layer",
     "bind_symbols",
     "broadcast",
+    "count_region_steps",
     "evaluate_origin",
     "find_given_dims",
     "find_given_ints",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 import numpy as np
@@ -199,28 +200,38 @@ def run_regions(
 
     Raises NetworkError for invalid values, and when the regions' layers run more than MAX_REGION_STEPS times: a loop may not end.
     """
-    steps = _STEPS.get()
-    if steps is None:
-        token = _STEPS.set([0])
-        try:
-            return run_regions(layer, arrays, widen=widen, outer=outer, env=env, compute=compute)
-        finally:
-            _STEPS.reset(token)
 
     def run(name: str, *args: np.ndarray) -> list[np.ndarray]:
         region = layer.regions[name]
-        steps[0] += 1 + len(region.layers)
-        if steps[0] > MAX_REGION_STEPS:
-            raise NetworkError(f"{layer.op} '{layer.name}' ran {MAX_REGION_STEPS} layers of its body and did not end")
+        count(layer, region)
         feed = dict(zip((t.name for t in region.inputs), args, strict=True))
         return list(run_network(region, feed, widen=widen, outer=outer, env=env or {}, compute=compute).values())
 
     try:
-        with np.errstate(all="ignore"):
+        with count_region_steps() as count, np.errstate(all="ignore"):
             values = get_op(layer.op).reference(layer, *arrays, run=run)
     except _VALUE_ERRORS as e:
         raise _with_shapes(layer, arrays, e) from e
     return [values] if isinstance(values, np.ndarray) else list(values)
+
+
+@contextmanager
+def count_region_steps() -> Iterator[Callable[[Layer, Network], None]]:
+    """Gives a function that is called before each run of a layer's region, together with those of the layers in it. It raises NetworkError when
+    the regions' layers have run more than MAX_REGION_STEPS times: a loop may not end."""
+    counted = _STEPS.get()
+    steps, token = (counted, None) if counted is not None else (made := [0], _STEPS.set(made))
+
+    def count(layer: Layer, region: Network) -> None:
+        steps[0] += 1 + len(region.layers)
+        if steps[0] > MAX_REGION_STEPS:
+            raise NetworkError(f"{layer.op} '{layer.name}' ran {MAX_REGION_STEPS} layers of its body and did not end")
+
+    try:
+        yield count
+    finally:
+        if token is not None:
+            _STEPS.reset(token)
 
 
 def widen_attributes(layer: Layer) -> Layer:

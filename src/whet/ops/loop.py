@@ -38,7 +38,7 @@ def _runs_to_the_end(body: Network) -> bool:
 
 def infer(layer):
     body = layer.regions["body"]
-    carried = _count_carried(layer)
+    carried = count_carried(layer)
     if len(layer.inputs) < 2 or not 0 <= carried <= len(layer.inputs) - 2 or len(body.inputs) < 2:
         raise NetworkError(f"takes a count, a condition and {carried} carried values, but has {len(layer.inputs)} inputs")
     for t, want in ((layer.inputs[0], I64), (layer.inputs[1], BOOL), (body.inputs[0], I64), (body.inputs[1], BOOL), (body.outputs[0], BOOL)):
@@ -63,16 +63,17 @@ def infer(layer):
 
 def has_unknown_rows(layer):
     """True if it scans, and the number of its iterations is computed at run time."""
-    return len(layer.outputs) > _count_carried(layer) and find_iteration_count(layer) is None
+    return len(layer.outputs) > count_carried(layer) and find_iteration_count(layer) is None
 
 
-def _count_carried(layer) -> int:
+def count_carried(layer) -> int:
+    """The number of values that an iteration passes to the next one."""
     return len(layer.inputs) - 2 if layer.attrs.get("states") is None else layer.attrs["states"]
 
 
 def compute_reference(layer, m, condition, *states_and_inputs, run):
     body = layer.regions["body"]
-    carried = _count_carried(layer)
+    carried = count_carried(layer)
     states, read = list(states_and_inputs[:carried]), states_and_inputs[carried:]
     scanned = [[] for _ in body.outputs[1 + carried :]]
     goes_on, turn = condition is None or bool(condition.item()), 0

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from whet.network import I64
 from whet.ops._ort import add_integer_product, add_scalar, make_adder, register_fused
 
 
@@ -33,16 +34,23 @@ def _mask_to_addend(node, g, add, visible):
     return add("Mul", add("Sub", add_scalar(node, g, 1.0, visible, "kept"), visible), value)
 
 
+def _list_places(node, g, keys):
+    """0, 1, 2, ... for the keys, axis 2 of a tensor, as i64."""
+    count = keys.shape[2]
+    if isinstance(count, int):
+        return g.constant(np.arange(count), f"{node.name}.places")
+    add = make_adder(node, g)
+    size = add("Squeeze", add("Shape", keys, start=2, end=3), axes=(0,))
+    return add("Range", g.constant(np.array(0), f"{node.name}.first"), size, g.constant(np.array(1), f"{node.name}.step"))
+
+
 def _mask(node, g, mask, q, keys):
-    """The additive mask of an integer mask: [B] lengths, [B, keys] or [B, rows, keys] with 1 for a visible key."""
+    """The additive mask of an integer mask: [B] lengths, [B, L] or [B, rows, L] with 1 for a visible key. `keys` are [B, H, L, D]."""
     add = make_adder(node, g)
     if mask.type.rank == 1:
         if mask.shape != (q.shape[0],):
             raise node.unsupported(f"its mask has the shape {list(mask.shape)}; only one length per sequence or masks of 2 and 3 axes are read")
-        if not isinstance(keys, int):
-            raise node.unsupported("its mask holds lengths and the number of keys is dynamic. Give the mask as [batch, keys]")
-        places = g.constant(np.arange(keys).astype(mask.dtype.numpy), f"{node.name}.places")
-        mask = add("Less", places, add("Unsqueeze", mask, axes=(1,)))
+        mask = add("Less", _list_places(node, g, keys), add("Cast", add("Unsqueeze", mask, axes=(1,)), to=I64))
     if mask.type.rank not in (2, 3):
         raise node.unsupported(f"its mask has {mask.type.rank} axes; masks of 1 to 3 axes are read")
     axes = (1, 2) if mask.type.rank == 2 else (1,)
@@ -78,7 +86,7 @@ def _attend_packed(node, g, packed, mask, extra):
     add, heads = make_adder(node, g), node.attrs["num_heads"]
     sizes = node.attrs.get("qkv_hidden_sizes") or (int(packed.shape[-1]) // 3,) * 3
     q, k, v = (_split_heads(add, t, heads) for t in add("Split", packed, axis=-1, split=tuple(sizes)))
-    masks = [] if mask is None else [_mask(node, g, mask, q, k.shape[2])]
+    masks = [] if mask is None else [_mask(node, g, mask, q, k)]
     return _attend(node, g, q, k, v, [*masks, *(() if extra is None else (extra,))])
 
 
@@ -94,7 +102,7 @@ def read_multi_head_attention(node, g):
         parts = add("Split", bias, axis=0, split=sizes)
         q, k, v = (t if t.type.rank == 4 else add("Add", t, b) for t, b in zip((q, k, v), parts, strict=True))
     q, k, v = (t if t.type.rank == 4 else _split_heads(add, t, heads) for t in (q, k, v))
-    masks = [] if mask is None else [_mask(node, g, mask, q, k.shape[2])]
+    masks = [] if mask is None else [_mask(node, g, mask, q, k)]
     return _attend(node, g, q, k, v, [*masks, *(() if extra is None else (extra,))])
 
 

@@ -34,7 +34,7 @@ def _compute_sampling_points(start, length, bins, ratio, size):
     count = ratio if ratio > 0 else max(int(np.ceil(length / bins)), 0)
     at = start + (np.arange(bins)[:, None] + (np.arange(count) + 0.5) / max(count, 1)) * (length / bins)
     valid = (at >= -1) & (at <= size)
-    at = np.maximum(at, 0)
+    at = np.where(valid, np.maximum(at, 0), 0)
     low = np.minimum(at.astype(np.int64), size - 1)
     high = np.minimum(low + 1, size - 1)
     return low, high, np.where(low >= size - 1, 0, at - low), valid
@@ -46,7 +46,8 @@ def compute_reference(layer, x, boxes, images):
     half = a["coordinate_transformation_mode"] == "half_pixel"
     y = np.zeros((len(boxes), x.shape[1], h, w), x.dtype)
     images = np.clip(images, 0, len(x) - 1)  # ONNX leaves indices outside the batch undefined: they read the nearest image
-    for r, (box, image) in enumerate(zip(boxes * a["spatial_scale"] - (0.5 if half else 0.0), images, strict=True)):
+    places = boxes.astype(np.float64) * a["spatial_scale"] - (0.5 if half else 0.0)  # weights are small differences of positions
+    for r, (box, image) in enumerate(zip(places, images, strict=True)):
         x1, y1, x2, y2 = box
         height, width = (y2 - y1, x2 - x1) if half else (max(y2 - y1, 1), max(x2 - x1, 1))
         top, bottom, wy, inside_y = (v.reshape(h, 1, -1, 1) for v in _compute_sampling_points(y1, height, h, ratio, x.shape[2]))

@@ -94,7 +94,7 @@ class HostLayers:
         return None
 
 
-_ALWAYS = frozenset({"SelectBoxes"})
+_ALWAYS = frozenset({"DeformConv", "RoiAlign", "SelectBoxes"})
 """Ops whose operations are not counted, and that take NumPy long."""
 
 
