@@ -101,9 +101,14 @@ class Launch(GpuWork):
         if self.cluster > 8:
             self.kernel.allow_wide_clusters()
 
+    @property
+    def parameters(self) -> bytes:
+        """The kernel's parameters as the next run or capture passes them."""
+        return ctypes.string_at(self._pointers[0] - self.offsets[0], len(self.args))
+
     def prefetch_weights(self, address: int, nbytes: int) -> None:
         """Later runs and captures bring `nbytes` from `address` on into the L2 cache, for a following launch; 0 bytes: none."""
-        struct.pack_into("<QI", self._storage, self._pointers[0] - ctypes.addressof(self._storage) + self.next_weights, address, nbytes)
+        ctypes.memmove(self._pointers[0] - self.offsets[0] + self.next_weights, struct.pack("<QI", address, nbytes), 12)
 
     def run(self, stream: Stream) -> None:
         """Puts the launch on the stream."""

@@ -122,11 +122,6 @@ DEV void load_box2(u32 dst, const TensorMap* m, u32 bar, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
                  ::"r"(dst), "l"(m), "r"(bar), "r"(x), "r"(y) : "memory");
 }
-// To the same place in the blocks of the cluster that `blocks` names, whose barriers at the place of `bar` count the bytes.
-DEV void load_box2_for(u32 dst, const TensorMap* m, u32 bar, int x, int y, u16 blocks) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
-                 ::"r"(dst), "l"(m), "r"(bar), "r"(x), "r"(y), "h"(blocks) : "memory");
-}
 DEV void prefetch_bytes(const u8* from, u32 bytes) {  // into the L2 cache; multiples of 16
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
@@ -150,7 +145,6 @@ DEV void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memo
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 DEV u32 remote_address(u32 a, u32 rank) { u32 r; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(rank)); return r; }
-DEV void remote_arrive(u32 bar) { asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DEV void store_remote(u32 a, float x, float y, u32 bar) {  // reports its bytes to `bar`, which is in the same block
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(a), "f"(x), "f"(y), "r"(bar) : "memory");
 }

@@ -11,6 +11,7 @@ from itertools import product
 SHARED_LIMIT = 227 * 1024  # bytes a block may have on Hopper
 REGISTERS = 65536
 _REALLOCATED = 160  # registers of each of 384 threads that multiply; those of the loading warpgroup keep 32
+_FULL = 0.6  # blocks per multiprocessor that fill a round
 _MIDDLE_TILES = 0.5  # tiles of 128 x 128 per multiprocessor from which large tiles are candidates for fewer than 3000 pixels
 _MIDDLE = 8  # of them
 
@@ -31,8 +32,6 @@ class ConvConfig:
     size: int = 2  # bytes of an input element
     outs: int = 1  # output tiles in flight
     hold: int = 0  # all K steps, if a block keeps the weights of its output channels; 0: they stream
-    cast: int = 1  # tiles of rows in a cluster, which share the loads of their weights (multicast)
-    cast_n: int = 1  # tiles of output channels in a cluster, which share the loads of their pixels
     once: int = 0  # the K steps of a block that makes one tile and has a slot for each step; 0: slots are used again
 
     @property
@@ -107,8 +106,7 @@ class ConvConfig:
 
     def constants(self, *, im2col: bool, act: int, bf16: bool, out_f32: bool = False, odd: bool = False) -> dict[str, int]:
         """The macros that make the instance."""
-        names = {key.upper(): value for key, value in asdict(self).items() if key not in ("size", "cast", "cast_n")}
-        names |= {key: n for key, n in (("CAST", self.cast), ("CAST_N", self.cast_n)) if n > 1}
+        names = {key.upper(): value for key, value in asdict(self).items() if key != "size"}
         names["CHAINS"] = self.chains
         if self.reallocate:
             names["REALLOCATE"] = self.reallocate
@@ -122,7 +120,6 @@ class ConvConfig:
             + ("_8bit" if self.size == 1 else "")
             + (f"_o{self.outs}" if self.outs > 1 else "")
             + (f"_hold{self.hold}" if self.hold else "")
-            + (f"_c{self.cast}x{self.cast_n}" if self.cast * self.cast_n > 1 else "")
             + "_once" * (self.once > 0)
         )
 
@@ -145,11 +142,13 @@ def list_small_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessor
     """Candidates for few pixels: small tiles, K split over a cluster, about one block per multiprocessor."""
     configs = set()
     for wgs in (1, 2):
-        for bn in (16, 32, 64, 128):
-            if bn > 32 // size and bn >= 2 * k:
+        for bn in (16, 32, 48, 64, 80, 96, 128):
+            if (bn > 32 // size and bn >= 2 * k) or bn * size % 32:
                 continue
             for sk in (1, 2, 4, 8, 16):
                 blocks = -(-m // (64 * wgs)) * -(-k // bn) * sk
+                if bn in (48, 80, 96) and not _FULL * multiprocessors <= blocks <= multiprocessors:
+                    continue  # odd widths are for shapes that fill one round of blocks with them
                 if sk > max(steps, 1) or (sk > 1 and blocks > 2 * multiprocessors) or 64 * wgs // sk < 8 // wgs or blocks > 12 * multiprocessors:
                     continue
                 if sk > 1 and wgs * bn > 128:
@@ -226,10 +225,9 @@ def estimate_us(config: ConvConfig, m: int, k: int, steps: int, multiprocessors:
     tiles = -(-m // config.bm) * -(-k // config.bn)
     each = -(-steps // config.sk)
     per_step_bytes = (config.bm + (0 if config.hold else config.bn)) * config.row
-    from_cache = (config.bm // config.cast_n + (0 if config.hold else config.bn // config.cast)) * config.row  # for several blocks at once
     resident = min(config.blocks, -(-tiles * config.sk // multiprocessors))
     turns = -(-tiles * config.sk // multiprocessors)
-    share = max(per_step_bytes / 83, from_cache * min(tiles * config.sk, multiprocessors) / 8000)
+    share = max(per_step_bytes / 83, per_step_bytes * min(tiles * config.sk, multiprocessors) / 8000)
     mma = 2 * config.bm * config.bn * config.row / 12000 * max(1.0, 128 / config.bn / 1.5)
     step_ns = max(share, mma, 600 / config.stages / resident)
     if config.outs > 1 or (config.direct and config.hold):
@@ -251,7 +249,7 @@ def pick_varied(configs: list[ConvConfig], most: int, each: int = 9) -> list[Con
     first: list[ConvConfig] = []
     rest: list[ConvConfig] = []
     for c in configs:
-        way = (c.direct, c.outs, c.hold > 0, c.halo > 0, c.sk > 1, c.cast * c.cast_n > 1)
+        way = (c.direct, c.outs, c.hold > 0, c.halo > 0, c.sk > 1)
         counts[way] = counts.get(way, 0) + 1
         (first if counts[way] <= each else rest).append(c)
     return (first + rest)[:most]

@@ -146,7 +146,7 @@ class ConvArguments(Arguments, kernel="conv.cu"):
     height: Int32  # HALO: output height
     slot_bytes: Int32  # HALO: bytes of an input slot
     box_bytes: Int32  # HALO: bytes that a copy fills
-    next_weights: ConstPointer = 0  # what a following launch reads, set when launches are linked (launch.py); as many bytes
+    next_weights: ConstPointer = 0  # what a following launch reads, set when launches are linked (backends/cuda/launch.py)
     next_bytes: Int32 = 0
     groups: Annotated[GroupFields | None, When("GROUPED")] = None
     scales: Annotated[Scales | None, When("IN8")] = None
@@ -261,8 +261,7 @@ def make_conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessor
     if config.once and config.once * config.sk != steps:
         raise BackendError(f"{config} has not {steps} steps. This is a mistake in whet: please report it.")
     tiles_n = -(-shape.k // config.bn)
-    tiles_m = shape.n * -(-shape.p // halo.rows) if config.halo else -(-shape.m // config.bm)
-    tiles = tiles_n * -(-tiles_m // config.cast) * config.cast
+    tiles = tiles_n * (shape.n * -(-shape.p // halo.rows) if config.halo else -(-shape.m // config.bm))
     a, b, d, r = _make_maps(config, problem, halo, steps)
     arguments = ConvArguments(
         a,
@@ -285,7 +284,7 @@ def make_conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessor
         fork=None if p.fork is None else _fork_fields(config, problem, p.fork),
         norm=None if p.norm is None else NormFields(p.norm.column_sums, 1 / shape.c, p.norm.epsilon),
     )
-    grid = tiles * config.sk if config.sk > 1 or config.cast * config.cast_n > 1 or config.once else min(tiles, multiprocessors * config.blocks)
+    grid = tiles * config.sk if config.sk > 1 or config.once else min(tiles, multiprocessors * config.blocks)
     if config.hold:  # a block's tiles have the same output channels
         grid = max(1, grid // tiles_n) * tiles_n
     shared = config.shared_with(halo.slot) if config.halo else -1
@@ -295,7 +294,7 @@ def make_conv_launch(config: ConvConfig, problem: ConvProblem, *, multiprocessor
         (grid, 1, 1),
         config.threads,
         arguments.pack(),
-        cluster=config.sk * config.cast * config.cast_n,
+        cluster=config.sk,
         label=label,
         shared=shared,
         weights=(p.weights, shape.k * steps * config.bk * config.size),
@@ -315,9 +314,9 @@ def _make_maps(config: ConvConfig, problem: ConvProblem, halo: Halo, steps: int)
         strides = (pixel, pixel * shape.w, pixel * shape.w * shape.h)
         a = tensormap.make_tiled_map(p.input.address, dtype, size, strides, (config.bk, halo.wide, halo.rows + shape.r - 1, 1))
     else:
-        a = make_window_map(whole, p.input, dtype, config.bk, config.bm // config.cast_n)
+        a = make_window_map(whole, p.input, dtype, config.bk, config.bm)
     filters = -(-shape.k // 32) * 32 if p.types8 else shape.k
-    b = tensormap.make_tiled_map(p.weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn // config.cast))
+    b = tensormap.make_tiled_map(p.weights, dtype, (row, filters), (row * config.size,), (config.bk, config.bn))
     if config.sk > 1 or config.direct:
         return a, b, bytes(128), bytes(128)  # the kernel uses plain addresses
     own, box = shape.k if p.fork is None else p.fork.at, _get_output_box(config, problem)

@@ -18,8 +18,6 @@
 // With NORM (1 layer norm, 2 root mean square) a row of the input is normalized over all its channels, the K of a plain product: the weights contain the scales, and
 // the warps that multiply also read the rows for their mean and deviation, from which the epilogue computes (sum - mean * column_sums[k]) / deviation.
 // With GATED the residual after the activation is multiplied, not added.
-// With CAST or CAST_N above 1 (blocks that make one tile each) a cluster has CAST tiles of rows by CAST_N of output channels, times SK: each block loads its share of a K
-// step's weights and rows, and the copy engine delivers it to all blocks that multiply with it (multicast), so that the L2 cache is read once.
 // A block also asks for a share of the weights that a following launch reads (next_weights), so that they are in the L2 cache by then.
 // OUTS (1 to 3) output tiles are buffered: with more than one, the residual of the next OUTS - 1 tiles is loaded and the last tile stored during the current epilogue.
 // REALLOCATE (registers): with three warpgroups that multiply, the loading warp is one of a warpgroup, which gives its registers to them (setmaxnreg): each of their
@@ -60,13 +58,6 @@
 #ifndef REALLOCATE
 #define REALLOCATE 0
 #endif
-#ifndef CAST
-#define CAST 1
-#endif
-#ifndef CAST_N
-#define CAST_N 1
-#endif
-#define MULTICAST (CAST * CAST_N > 1)
 
 constexpr int BM = 64 * MI * WGS, ROW = BK * (IN8 ? 1 : 2);
 constexpr int SIZE = IN8 ? Element<TO>::BYTES : OUT_F32 ? 4 : 2;           // bytes of a result
@@ -87,8 +78,6 @@ static_assert(!HOLD || SK == 1, "weights are held by blocks that work alone");
 static_assert(!GATED || !IN8, "gates of 16-bit floats");
 static_assert(!ONCE || (ONCE <= STAGES && !STAGED && !HOLD && !DW), "steps with slots of their own");
 static_assert(!REALLOCATE || (SK == 1 && BLOCKS == 1 && WORKERS * REALLOCATE + 128 * 32 <= 65536), "registers of a multiprocessor");
-static_assert(!MULTICAST || (BN % (8 * CAST) == 0 && BM % (8 * CAST_N) == 0 && !(IN8 || HALO || IM2COL || HOLD || DW || STAGED)), "loads for several blocks");
-constexpr int SENDERS = CAST + CAST_N - 1;                                 // blocks that load for a block, as many as it loads for; one of them is the block itself
 static_assert(!NORM || !(IN8 || HALO || IM2COL || DW || DUAL_OUTPUT), "rows are normalized in plain products of 16-bit floats");
 constexpr u32 PART_BYTES = (BM * BN * 4 + (NORM ? BM * 8 : 0)) / SK * (SK - 1);  // of the accumulators that others send; a block's own stay in it
 #if BETWEEN
@@ -124,14 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // the shuffle tells the compiler: equal in a warp
     const bool one = elect();
     const int rank = SK > 1 ? blockIdx.x % SK : 0;  // in the cluster
-#if MULTICAST
-    const int peer_m = blockIdx.x / SK % CAST, peer_n = blockIdx.x / (SK * CAST) % CAST_N, home = blockIdx.x % (SK * CAST * CAST_N) - rank;
-    const int cluster = blockIdx.x / (SK * CAST * CAST_N), wide = p.tiles_n / CAST_N;  // clusters beside each other
-    const int first = (cluster / wide * CAST + peer_m) * p.tiles_n + cluster % wide * CAST_N + peer_n, stride = p.tiles;
-#else
     const int first = SK > 1 ? blockIdx.x / SK : blockIdx.x, stride = SK > 1 ? p.tiles : gridDim.x;  // SK > 1: one tile a cluster
-    constexpr int home = 0;  // the first block of the cluster that works on this tile
-#endif
     const int k0 = SK > 1 ? p.steps * rank / SK : 0, k1 = SK > 1 ? p.steps * (rank + 1) / SK : p.steps;
 
     if (threadIdx.x == WORKERS) {
@@ -141,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         map_prefetch(&p.second);
 #endif
         if (STAGED) { map_prefetch(&p.d); map_prefetch(&p.r); }
-        for (int i = 0; i < STAGES; ++i) { barrier_init(full + 8 * i, 1); barrier_init(empty + 8 * i, RELEASES * SENDERS); }
+        for (int i = 0; i < STAGES; ++i) { barrier_init(full + 8 * i, 1); barrier_init(empty + 8 * i, RELEASES); }
         for (int i = 0; i < WGS * OUTS; ++i) barrier_init(res_full + 8 * i, 1);
         for (int i = 0; i < HALO; ++i) { barrier_init(a_full + 8 * i, 1); barrier_init(a_empty + 8 * i, WGS); }
         if (HOLD) barrier_init(held, 1);
@@ -149,9 +131,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         barrier_init_fence();
     }
     __syncthreads();
-    if (SK > 1 || MULTICAST) cluster_arrive();
+    if (SK > 1) cluster_arrive();
     let_next_start();
-    if (MULTICAST) cluster_wait();  // all blocks take deliveries
 
     if (warp >= WGS * 4) {  // ---- input and weights: the whole warp walks, one lane asks (so that addresses stay uniform)
 #if REALLOCATE
@@ -319,11 +300,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv(const __grid_
         }
         if (STAGED && warp % 4 == 0 && one) store_wait_read();  // shared memory must outlive its readers
     }
-#if MULTICAST  // no block ends while its copies are on the way to others
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait();
-#else
     if (SK > 1 && warp >= WGS * 4) { __syncwarp(); cluster_wait(); }
-#endif
 }

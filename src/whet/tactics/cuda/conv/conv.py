@@ -206,8 +206,6 @@ def as_config(c: ConvConfig) -> Config:
         *((("size", 1),) if c.size == 1 else ()),
         *((("outs", c.outs),) if c.outs > 1 else ()),
         *((("hold", c.hold),) if c.hold else ()),
-        *((("cast", c.cast),) if c.cast > 1 else ()),
-        *((("cast_n", c.cast_n),) if c.cast_n > 1 else ()),
         *((("once", c.once),) if c.once else ()),
     )
 

@@ -72,14 +72,14 @@ if (DIRECT && (OUT_F32 || ODD)) {  // no residual
         store_commit();
     }
 } else {
-    if (!MULTICAST) cluster_wait();  // all blocks of the cluster run: their shared memory may be written
+    cluster_wait();  // all blocks of the cluster run: their shared memory may be written
 #pragma unroll
     for (int i = 0; i < MI; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = (group * MI + i) * 64 + warp % 4 * 16 + lane / 4 + half * 8, owner = row / SLICE;
             const u32 at = extra + ((rank * SLICE + row % SLICE) * PITCH + lane % 4 * 4) * 4;  // in 16s of channels: four of a lane together
-            const u32 to = remote_address(at, home + owner), bar = remote_address(parts, home + owner);
+            const u32 to = remote_address(at, owner), bar = remote_address(parts, owner);
 #pragma unroll
             for (int j = 0; j < BN / 16; ++j) {
                 const float* v = acc[i] + j * 8 + half * 2;
@@ -94,7 +94,7 @@ if (DIRECT && (OUT_F32 || ODD)) {  // no residual
         const u32 at = row_parts + (rank * SLICE + row % SLICE) * 8;
         if (lane % 2 == 0) {
             if (owner == rank) { store_shared_f(at, row_norm[i][0].x); store_shared_f(at + 4, row_norm[i][0].y); }
-            else store_remote(remote_address(at, home + owner), row_norm[i][0].x, row_norm[i][0].y, remote_address(parts, home + owner));
+            else store_remote(remote_address(at, owner), row_norm[i][0].x, row_norm[i][0].y, remote_address(parts, owner));
         }
     }
     int counts[SK];

@@ -4,23 +4,12 @@ const int ahead = HOLD ? 0 : min(k1 - k0, STAGES);  // weights do not depend on 
 const int tap0 = HALO ? k0 % taps : 0, c0 = HALO ? k0 / taps : 0;
 Corner at_tile(p, first);  // divisions before the wait, not after it
 const Walk at_first(p, k0);
-auto load_weights = [&](int at_slot, u32 bar, int x) {
-#if MULTICAST
-    constexpr int SHARE = BN / CAST;
-    u32 blocks = 0;  // those with the same output channels
-#pragma unroll
-    for (int q = 0; q < CAST; ++q) blocks |= 1u << q * SK;
-    load_box2_for(ring_b + at_slot * B_BYTES + peer_m * SHARE * ROW, &p.b, bar, x, at_tile.n0 + peer_m * SHARE, (u16)(blocks << (peer_n * CAST * SK + rank)));
-#else
-    load_box2(ring_b + at_slot * B_BYTES, &p.b, bar, x, at_tile.n0);
-#endif
-};
 for (int i = 0, tap = tap0, c = c0; i < ahead; ++i) {
     if (one) {
         const u32 bar = full + (HALO && ONCE ? 0 : 8 * i);  // ONCE: all weights on one barrier
         if (!(HALO && ONCE)) barrier_expect(bar, STEP_BYTES);
         else if (i == 0) barrier_expect(bar, ONCE * STEP_BYTES);
-        load_weights(i, bar, (HALO ? tap * p.csteps + c : k0 + i) * BK);
+        load_box2(ring_b + i * B_BYTES, &p.b, bar, (HALO ? tap * p.csteps + c : k0 + i) * BK, at_tile.n0);
     }
     if (HALO && ++tap == taps) { tap = 0; ++c; }
 }
@@ -31,8 +20,8 @@ if (HOLD && one) {
 }
 if (one && p.next_bytes > 0) {  // each block asks for an equal share
     constexpr u32 EACH = 8192;
-    const u32 share = (p.next_bytes / gridDim.x + 16) & ~15u, end = min((blockIdx.x + 1) * share, (u32)p.next_bytes);
-    for (u32 at = blockIdx.x * share; at < end; at += EACH) prefetch_bytes(p.next_weights + at, min(EACH, end - at));
+    const u32 share = (p.next_bytes / gridDim.x + 16) & ~15u, limit = min((blockIdx.x + 1) * share, (u32)p.next_bytes);
+    for (u32 at = blockIdx.x * share; at < limit; at += EACH) prefetch_bytes(p.next_weights + at, min(EACH, limit - at));
 }
 wait_for_previous();
 int slot = 0, turn = 0, a_slot = 0, a_turn = 0;
@@ -64,7 +53,7 @@ for (int tile = first; tile < p.tiles; tile += stride) {
         if (one) {
             if (later) {
                 barrier_expect(bar, STEP_BYTES);
-                if (!HOLD) load_weights(slot, bar, (HALO ? tap * p.csteps + c : k) * BK);
+                if (!HOLD) load_box2(ring_b + slot * B_BYTES, &p.b, bar, (HALO ? tap * p.csteps + c : k) * BK, at_tile.n0);
             }
             if (HALO) {
 #if SECOND_INPUT == 1
@@ -77,15 +66,7 @@ for (int tile = first; tile < p.tiles; tile += stride) {
             } else if (IM2COL) {
                 load_window(ring_a + slot * A_BYTES, &p.a, bar, FIRST_CHANNEL at.c * BK, at_tile.w, at_tile.h, at_tile.image, at.s * p.dil_w, at.r * p.dil_h);
             } else {
-#if MULTICAST
-                constexpr int SHARE = BM / CAST_N;
-                u32 blocks = 0;  // those with the same rows
-#pragma unroll
-                for (int q = 0; q < CAST_N; ++q) blocks |= 1u << q * CAST * SK;
-                load_box2_for(ring_a + slot * A_BYTES + peer_n * SHARE * ROW, &p.a, bar, k * BK, at_tile.m0 + peer_n * SHARE, (u16)(blocks << (peer_m * SK + rank)));
-#else
                 load_box2(ring_a + slot * A_BYTES, &p.a, bar, FIRST_CHANNEL k * BK, at_tile.m0);
-#endif
             }
         }
         if (IM2COL) at.next(p);

@@ -62,15 +62,7 @@ for (int accumulators = 0; accumulators <= BETWEEN; ++accumulators) {
         __syncwarp();
 #endif
         mma_wait<1>();
-#if MULTICAST  // to all blocks that load for the slot, if they do so again
-        const int sender = NORM ? lane : t;
-        if (k > k0 && k - 1 + STAGES < k1 && sender < SENDERS) {
-            const int to = sender < CAST ? peer_n * CAST + sender : (sender - CAST + (sender - CAST >= peer_n)) * CAST + peer_m;
-            remote_arrive(remote_address(empty + 8 * previous, to * SK + rank));
-        }
-#else
         if (!(HALO && HOLD) && k > k0 && (NORM ? lane : t) == 0) barrier_arrive(empty + 8 * previous);
-#endif
         if (HALO) {
             if (!DW && left >= 0 && t == 0) barrier_arrive(a_empty + 8 * left);
             left = -1;
@@ -100,7 +92,7 @@ for (int c = 1; c < CHAINS; ++c)
     for (int i = 0; i < MI; ++i)
 #pragma unroll
         for (int j = 0; j < BN / 2; ++j) acc[i][j] += chain[c][i][j];
-if (!MULTICAST && !(HALO && HOLD) && !ONCE && (NORM ? lane : t) == 0) barrier_arrive(empty + 8 * previous);
+if (!(HALO && HOLD) && !ONCE && (NORM ? lane : t) == 0) barrier_arrive(empty + 8 * previous);
 if (HALO && !DW && !ONCE && t == 0) barrier_arrive(a_empty + 8 * left);
 #if NORM
 float2 row_norm[MI][2];  // SK == 1: 1 / deviation of a thread's rows, and -mean / deviation

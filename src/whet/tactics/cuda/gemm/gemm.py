@@ -25,12 +25,11 @@ from whet.tactics.cuda._device.kernel import (
     match_epilogue,
 )
 from whet.tactics.cuda.conv._conv import ConvShape, View, pack_weights, refuses
-from whet.tactics.cuda.conv._conv_config import list_configs_of_steps, pick_varied, step_channels
+from whet.tactics.cuda.conv._conv_config import list_configs, pick_varied
 from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
-from whet.tactics.cuda.conv._conv_multicast import list_multicast_configs
 from whet.tactics.cuda.conv.conv import as_config, from_config, launch_with_epilogue, make_packed_bias, why_not_conv
 
-MAX_CONFIGS = 24
+MAX_CONFIGS = 16
 
 
 @tactic
@@ -65,9 +64,7 @@ class Gemm(Tactic):
 
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> Sequence[Config]:
         s = get_gemm_shape(layer)
-        bk, multiprocessors = step_channels(s.c, 2), backend.capabilities.multiprocessors
-        steps = s.steps(bk)
-        configs = list_configs_of_steps(s.m, s.k, steps, bk, multiprocessors) + list_multicast_configs(s.m, s.k, steps, bk, multiprocessors)
+        configs = list_configs(s.m, s.k, s.c, 1, backend.capabilities.multiprocessors)
         if signature.outputs[0].dtype == F32:
             configs = [c for c in configs if c.sk > 1 or c.direct]
         configs = pick_varied(configs, MAX_CONFIGS, each=5)

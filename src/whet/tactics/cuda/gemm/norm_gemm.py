@@ -35,11 +35,10 @@ from whet.tactics.cuda._device.kernel import (
 from whet.tactics.cuda.conv._conv import ConvShape, RowNorm, View, count_bias_floats, pack_bias, pack_weights, refuses
 from whet.tactics.cuda.conv._conv_config import SHARED_LIMIT, ConvConfig, list_configs_of_steps, pick_varied
 from whet.tactics.cuda.conv._conv_launch import Features, emit_conv_source
-from whet.tactics.cuda.conv._conv_multicast import list_multicast_configs
 from whet.tactics.cuda.conv.conv import as_config, from_config, launch_with_epilogue
 from whet.tactics.cuda.gemm.gemm import get_gemm_shape
 
-MAX_CONFIGS = 26
+MAX_CONFIGS = 20
 _KINDS = {"LayerNormalization": 1, "RMSNormalization": 2}  # NORM of conv.cu
 _MORE_REGISTERS = 24  # sums of rows, a piece of a row
 
@@ -125,8 +124,7 @@ class NormGemm(Tactic):
         if isinstance(both, str):
             return []
         s, bk = both.shape, _step(both.shape.c)
-        steps, multiprocessors = s.c // bk, backend.capabilities.multiprocessors
-        tiles = list_configs_of_steps(s.m, s.k, steps, bk, multiprocessors) + list_multicast_configs(s.m, s.k, steps, bk, multiprocessors)
+        tiles = list_configs_of_steps(s.m, s.k, s.c // bk, bk, backend.capabilities.multiprocessors)
         tiles = pick_varied([c for c in tiles if why_not_tile(c, s, both.kind) is None], MAX_CONFIGS, each=6)
         features = Features(activation=both.epilogue.post_ops.activation[0], bf16=signature.outputs[0].dtype.name == "bf16", norm=both.kind)
         compile_ahead(backend, [emit_conv_source(c, features) for c in tiles])
