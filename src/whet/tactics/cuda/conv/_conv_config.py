@@ -11,6 +11,7 @@ from itertools import product
 SHARED_LIMIT = 227 * 1024  # bytes a block may have on Hopper
 REGISTERS = 65536
 _REALLOCATED = 160  # registers of each of 384 threads that multiply; those of the loading warpgroup keep 32
+_FULL = 0.6  # blocks per multiprocessor that fill a round
 _MIDDLE_TILES = 0.5  # tiles of 128 x 128 per multiprocessor from which large tiles are candidates for fewer than 3000 pixels
 _MIDDLE = 8  # of them
 
@@ -141,11 +142,13 @@ def list_small_batch_configs(m: int, k: int, steps: int, bk: int, multiprocessor
     """Candidates for few pixels: small tiles, K split over a cluster, about one block per multiprocessor."""
     configs = set()
     for wgs in (1, 2):
-        for bn in (16, 32, 64, 128):
-            if bn > 32 // size and bn >= 2 * k:
+        for bn in (16, 32, 48, 64, 80, 96, 128):
+            if (bn > 32 // size and bn >= 2 * k) or bn * size % 32:
                 continue
             for sk in (1, 2, 4, 8, 16):
                 blocks = -(-m // (64 * wgs)) * -(-k // bn) * sk
+                if bn in (48, 80, 96) and not _FULL * multiprocessors <= blocks <= multiprocessors:
+                    continue  # odd widths are for shapes that fill one round of blocks with them
                 if sk > max(steps, 1) or (sk > 1 and blocks > 2 * multiprocessors) or 64 * wgs // sk < 8 // wgs or blocks > 12 * multiprocessors:
                     continue
                 if sk > 1 and wgs * bn > 128:
