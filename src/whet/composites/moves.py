@@ -183,7 +183,7 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """Reshapes, transposes, splits, slices, Concats and the arithmetic between them become one layer, from its last layer backwards.
 
     It needs a Concat and arithmetic, and a Transpose or two parts of one tensor; or it multiplies two parts of one tensor (the gate of a packed
-    product). Otherwise there is little to gain.
+    product), or computes with rows that are shifted against each other (scores of relative positions). Otherwise there is little to gain.
     """
     if len(layer.outputs) > 1 or layer.composite == MOVES.kind or not _is_member(layer):
         return None
@@ -192,7 +192,7 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     members = _collect_members(g, layer)
     ops = [x.op for m in members for x in (m.regions["body"].layers if m.op == "Fused" else [m])]
     joins = "Concat" in ops and ("Transpose" in ops or _takes_parts(members))
-    if not set(ops) - set(MOVES_OPS) or not (joins or _is_gate(layer, members)):
+    if not set(ops) - set(MOVES_OPS) or not (joins or _is_gate(layer, members) or _shifts_rows(g, members)):
         return None
     inside = {t for m in members for t in m.outputs}
     sources = {t: None for m in members for t in m.inputs if t is not None and t not in inside and not t.is_constant}
@@ -253,6 +253,15 @@ def _takes_parts(members: list[Layer]) -> bool:
     return len(set(cut)) < len(cut)
 
 
+def _shifts_rows(g: Graph, members: list[Layer]) -> bool:
+    """True if a member reshapes a part of a value of fewer axes, so that its rows begin at other elements than before (shift_relative_scores)."""
+    for m in members:
+        part = g.maker(m.inputs[0]) if m.op in RESHAPES else None
+        if part is not None and part.op == "Slice" and part in members and m.output.type.rank > part.output.type.rank:
+            return True
+    return False
+
+
 def _is_gate(last: Layer, members: list[Layer]) -> bool:
     """True if members are two parts of one tensor, and a product of them, computed elementwise (GEGLU, SwiGLU)."""
     parts = [m for m in members if m.op in ("Slice", "Split")]
@@ -276,7 +285,7 @@ def _is_member(layer: Layer) -> bool:
     parts = layer.regions["body"].layers if layer.op == "Fused" else [layer]
     if any(x.op not in ARITHMETIC and x.op not in UNARY for x in parts):
         return False
-    return all(t is None or t.is_constant or t.type == layer.outputs[0].type for t in layer.inputs)
+    return all(t is None or t.is_constant or t.type.rank == layer.outputs[0].type.rank for t in layer.inputs)
 
 
 def _collect_members(g: Graph, last: Layer) -> list[Layer]:
