@@ -285,7 +285,8 @@ def _is_member(layer: Layer) -> bool:
     parts = layer.regions["body"].layers if layer.op == "Fused" else [layer]
     if any(x.op not in ARITHMETIC and x.op not in UNARY for x in parts):
         return False
-    return all(t is None or t.is_constant or t.type.rank == layer.outputs[0].type.rank for t in layer.inputs)
+    y = layer.outputs[0]
+    return all(t is None or t.is_constant or t.type == y.type or (t.type.rank == y.type.rank and t.maker is not None) for t in layer.inputs)
 
 
 def _collect_members(g: Graph, last: Layer) -> list[Layer]:
@@ -293,8 +294,11 @@ def _collect_members(g: Graph, last: Layer) -> list[Layer]:
     members: set[Layer] = {last}
     waiting = [last]
     while waiting:
-        for t in waiting.pop().inputs:
+        reader = waiting.pop()
+        for t in reader.inputs:
             maker = g.maker(t)
+            if t is not None and reader.op not in MOVES_OPS and reader.composite != REARRANGE.kind and t.type != reader.outputs[0].type:
+                continue  # a value that broadcasts is computed once
             if maker is not None and maker not in members and _is_member(maker):
                 members.add(maker)
                 waiting.append(maker)

@@ -19,9 +19,9 @@ _PARTS = ("Gather", "Slice", "Split")
 def split_to_slices(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | None:
     if not any(_is_taken_apart(g, t) for t in layer.outputs):
         return None
-    x, sizes = layer.needs(0), [] if len(layer.inputs) > 1 and not layer.needs(1).is_constant else list_part_sizes(layer)
-    if not sizes or not all(isinstance(n, int) for n in sizes) or len(sizes) != len(layer.outputs):
-        return Skip("the sizes of its parts are not known")
+    x, sizes = layer.needs(0), list_part_sizes(layer)
+    if not all(isinstance(n, int) for n in sizes):
+        return Skip(f"the sizes of its parts are not known: {sizes}")
     axis, start, parts = layer.attrs["axis"] % x.type.rank, 0, {}
     for t, n in zip(layer.outputs, sizes, strict=True):
         bounds = {"starts": (start,), "ends": (start + n,), "axes": (axis,), "steps": (1,)}
