@@ -147,9 +147,30 @@ def make_packed_gate_sample(rows: tuple[int, ...], half: int, activation: str) -
     return Sample(inputs, {"composite": "Moves"}, build_regions)
 
 
+def make_relative_scores_sample(heads: int, rows: int) -> Sample:
+    """Scores of relative positions of queries and keys, each row of them shifted by one element more than the row before, and a mask
+    (shift_relative_scores)."""
+    columns = 2 * rows
+    inputs: list[Any] = [f"f32[{heads},{rows},{columns}]", f"f32[{heads},{rows},{columns}]", f"f32[1,{rows},{rows}]", np.array(8, np.float32)]
+
+    def build_regions() -> Regions:
+        body, (queries, keys, mask, scale) = make_body(inputs)
+        flat, shifted = (body.constant(np.array(s), "shape") for s in ((heads, rows * columns), (heads, rows, columns - 1)))
+        parts = []
+        for x in (queries, keys):
+            part = _slice(body, body.add("Reshape", x, flat), rows - 1, rows * columns - 1)
+            parts.append(_slice(body, body.add("Reshape", part, shifted), 0, rows))
+        turned = body.add("Transpose", parts[1], perm=(0, 2, 1))
+        y = body.add("Add", body.add("Div", parts[0], scale), body.add("Div", turned, scale))
+        body.mark_output(body.add("Add", y, mask))
+        return {"body": body}
+
+    return Sample(inputs, {"composite": "Moves"}, build_regions)
+
+
 def _slice(body: Network, x: Tensor, start: int, end: int) -> Tensor:
-    """The features of x from start to end."""
-    return body.add("Slice", x, starts=(start,), ends=(end,), axes=(3,), steps=(1,))
+    """The part of the last axis of x from start to end."""
+    return body.add("Slice", x, starts=(start,), ends=(end,), axes=(x.type.rank - 1,), steps=(1,))
 
 
 MOVES = register_composite(
@@ -172,6 +193,8 @@ MOVES = register_composite(
         make_rotary_sample(1, 2, 7, 24, 16),
         make_interleaved_sample(2, 3, 5, 8, sliced=False),
         make_interleaved_sample(1, 2, 33, 64, sliced=True),
+        make_relative_scores_sample(2, 5),
+        make_relative_scores_sample(3, 32),
         make_packed_gate_sample((2, 3, 4), 24, "Sigmoid"),
         make_packed_gate_sample((1, 2, 3), 5, "Relu"),
     ],

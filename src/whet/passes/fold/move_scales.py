@@ -26,7 +26,8 @@ def move_scales(g: Graph, layer: Layer) -> Tensor | Skip | None:
         if match is None or t is None:
             continue
         views, value, times = match
-        if reason := next((r for v, reader in zip((t, *(m.inputs[0] for m in views)), (layer, *views), strict=True) if (r := g.escapes(v, reader))), None):
+        read = [(t, layer), *((view.needs(0), view) for view in views)]
+        if reason := next(filter(None, (g.escapes(x, reader) for x, reader in read)), None):
             skip = Skip(reason)
             continue
         if t.dtype.bits < 32:

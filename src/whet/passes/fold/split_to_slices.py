@@ -22,7 +22,8 @@ def split_to_slices(g: Graph, layer: Layer) -> dict[Tensor, Tensor] | Skip | Non
     x, sizes = layer.needs(0), list_part_sizes(layer)
     if not all(isinstance(n, int) for n in sizes):
         return Skip(f"the sizes of its parts are not known: {sizes}")
-    axis, start, parts = layer.attrs["axis"] % x.type.rank, 0, {}
+    axis, start = layer.attrs["axis"] % x.type.rank, 0
+    parts: dict[Tensor, Tensor] = {}
     for t, n in zip(layer.outputs, sizes, strict=True):
         bounds = {"starts": (start,), "ends": (start + n,), "axes": (axis,), "steps": (1,)}
         parts[t] = g.add("Slice", x, name=f"{layer.name}_{len(parts)}", sources=layer.sources, **bounds)
