@@ -118,6 +118,7 @@ OTHERS = [
     ("group_norm.cu", {"TYPE": 1, "V": 40, "PER": 10, "ACT": 1, "THREADS": 256}),
     ("group_norm.cu", {"TYPE": 0, "V": 256, "PER": 2048, "ACT": 0, "THREADS": 256}),
     ("group_norm.cu", {"TYPE": 2, "V": 3, "PER": 1, "ACT": 6, "THREADS": 256}),
+    ("response_norm.cu", {"TO": 1, "KEPT": 6, "THREADS": 512}),
     ("qconv_few_channel.cu", {"C": 32, "KC": 32, "R": 3, "S": 3, "STRIDE": 1, "PAD_H": 1, "PAD_W": 1, "BN": 80, "TALL": 4,
                  "RESIDUAL": 4, "LATE": 1, "IN8": 4,
                     "TO": 4, "ACT": 1, "FOLD": 1, "BLOCKS": 3, "WEIGHTS_AS_A": 1}),

@@ -147,9 +147,30 @@ def make_packed_gate_sample(rows: tuple[int, ...], half: int, activation: str) -
     return Sample(inputs, {"composite": "Moves"}, build_regions)
 
 
+def make_relative_scores_sample(heads: int, rows: int) -> Sample:
+    """Scores of relative positions of queries and keys, each row of them shifted by one element more than the row before, and a mask
+    (shift_relative_scores)."""
+    columns = 2 * rows
+    inputs: list[Any] = [f"f32[{heads},{rows},{columns}]", f"f32[{heads},{rows},{columns}]", f"f32[1,{rows},{rows}]", np.array(8, np.float32)]
+
+    def build_regions() -> Regions:
+        body, (queries, keys, mask, scale) = make_body(inputs)
+        flat, shifted = (body.constant(np.array(s), "shape") for s in ((heads, rows * columns), (heads, rows, columns - 1)))
+        parts = []
+        for x in (queries, keys):
+            part = _slice(body, body.add("Reshape", x, flat), rows - 1, rows * columns - 1)
+            parts.append(_slice(body, body.add("Reshape", part, shifted), 0, rows))
+        turned = body.add("Transpose", parts[1], perm=(0, 2, 1))
+        y = body.add("Add", body.add("Div", parts[0], scale), body.add("Div", turned, scale))
+        body.mark_output(body.add("Add", y, mask))
+        return {"body": body}
+
+    return Sample(inputs, {"composite": "Moves"}, build_regions)
+
+
 def _slice(body: Network, x: Tensor, start: int, end: int) -> Tensor:
-    """The features of x from start to end."""
-    return body.add("Slice", x, starts=(start,), ends=(end,), axes=(3,), steps=(1,))
+    """The part of the last axis of x from start to end."""
+    return body.add("Slice", x, starts=(start,), ends=(end,), axes=(x.type.rank - 1,), steps=(1,))
 
 
 MOVES = register_composite(
@@ -172,6 +193,8 @@ MOVES = register_composite(
         make_rotary_sample(1, 2, 7, 24, 16),
         make_interleaved_sample(2, 3, 5, 8, sliced=False),
         make_interleaved_sample(1, 2, 33, 64, sliced=True),
+        make_relative_scores_sample(2, 5),
+        make_relative_scores_sample(3, 32),
         make_packed_gate_sample((2, 3, 4), 24, "Sigmoid"),
         make_packed_gate_sample((1, 2, 3), 5, "Relu"),
     ],
@@ -183,7 +206,7 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     """Reshapes, transposes, splits, slices, Concats and the arithmetic between them become one layer, from its last layer backwards.
 
     It needs a Concat and arithmetic, and a Transpose or two parts of one tensor; or it multiplies two parts of one tensor (the gate of a packed
-    product). Otherwise there is little to gain.
+    product), or computes with rows that are shifted against each other (scores of relative positions). Otherwise there is little to gain.
     """
     if len(layer.outputs) > 1 or layer.composite == MOVES.kind or not _is_member(layer):
         return None
@@ -192,7 +215,7 @@ def fuse_moves(g: Graph, layer: Layer) -> Tensor | Skip | None:
     members = _collect_members(g, layer)
     ops = [x.op for m in members for x in (m.regions["body"].layers if m.op == "Fused" else [m])]
     joins = "Concat" in ops and ("Transpose" in ops or _takes_parts(members))
-    if not set(ops) - set(MOVES_OPS) or not (joins or _is_gate(layer, members)):
+    if not set(ops) - set(MOVES_OPS) or not (joins or _is_gate(layer, members) or _shifts_rows(g, members)):
         return None
     inside = {t for m in members for t in m.outputs}
     sources = {t: None for m in members for t in m.inputs if t is not None and t not in inside and not t.is_constant}
@@ -253,6 +276,15 @@ def _takes_parts(members: list[Layer]) -> bool:
     return len(set(cut)) < len(cut)
 
 
+def _shifts_rows(g: Graph, members: list[Layer]) -> bool:
+    """True if a member reshapes a part of a value of fewer axes, so that its rows begin at other elements than before (shift_relative_scores)."""
+    for m in members:
+        part = g.maker(m.inputs[0]) if m.op in RESHAPES else None
+        if part is not None and part.op == "Slice" and part in members and m.output.type.rank > part.output.type.rank:
+            return True
+    return False
+
+
 def _is_gate(last: Layer, members: list[Layer]) -> bool:
     """True if members are two parts of one tensor, and a product of them, computed elementwise (GEGLU, SwiGLU)."""
     parts = [m for m in members if m.op in ("Slice", "Split")]
@@ -276,7 +308,8 @@ def _is_member(layer: Layer) -> bool:
     parts = layer.regions["body"].layers if layer.op == "Fused" else [layer]
     if any(x.op not in ARITHMETIC and x.op not in UNARY for x in parts):
         return False
-    return all(t is None or t.is_constant or t.type == layer.outputs[0].type for t in layer.inputs)
+    y = layer.outputs[0]
+    return all(t is None or t.is_constant or t.type == y.type or (t.type.rank == y.type.rank and t.maker is not None) for t in layer.inputs)
 
 
 def _collect_members(g: Graph, last: Layer) -> list[Layer]:
@@ -284,8 +317,11 @@ def _collect_members(g: Graph, last: Layer) -> list[Layer]:
     members: set[Layer] = {last}
     waiting = [last]
     while waiting:
-        for t in waiting.pop().inputs:
+        reader = waiting.pop()
+        for t in reader.inputs:
             maker = g.maker(t)
+            if t is not None and reader.op not in MOVES_OPS and reader.composite != REARRANGE.kind and t.type != reader.outputs[0].type:
+                continue  # a value that broadcasts is computed once
             if maker is not None and maker not in members and _is_member(maker):
                 members.add(maker)
                 waiting.append(maker)

@@ -1,4 +1,5 @@
-"""MatMul of two matrices, or stacks of them, that are both computed at run time (attention), with a scale and an activation."""
+"""MatMul of two matrices, or stacks of them, with a scale and an activation: both are computed at run time (attention), or one is a constant stack
+(scores of relative positions)."""
 
 from __future__ import annotations
 
@@ -53,8 +54,10 @@ class BatchedMatmul(Tactic):
         head = get_root_layer(layer)
         a, b = head.needs(0), head.needs(1)
         where = [outer_input(layer, t) for t in (a, b)]
-        if any(i is None or layer.needs(i).is_constant for i in where):
-            return "takes two matrices computed at run time"
+        if any(i is None or (layer.needs(i).is_constant and prod(static_shape(t.shape)[:-2]) == 1) for i, t in zip(where, (a, b), strict=True)):
+            return "takes constant matrices only in stacks"
+        if all(layer.needs(i).is_constant for i in where if i is not None):
+            return "takes a matrix computed at run time"
         if a.type.rank < 2 or b.type.rank < 2:
             return "takes matrices, not vectors"
         epilogue = _match_epilogue(layer)

@@ -68,7 +68,7 @@ class Reduce(UnfusedTactic):
         walks = list_walks(layer)
         if isinstance(walks, str):
             return []
-        work = _Work(*vectorize_walks(*walks))
+        work = ReductionWork(*vectorize_walks(*walks))
         most = work.count // (work.threads * _LEAST_ITEMS)
         shares = {min(each * backend.capabilities.multiprocessors // work.blocks, most) for each in (1, 4)}
         return [(), *((("shares", s),) for s in sorted(shares) if s > 1)]
@@ -77,12 +77,12 @@ class Reduce(UnfusedTactic):
         walks = list_walks(layer)
         if isinstance(walks, str):
             raise PlanRefused(walks)
-        work, shares = _Work(*vectorize_walks(*walks)), int(dict(config).get("shares", 1))
+        work, shares = ReductionWork(*vectorize_walks(*walks)), int(dict(config).get("shares", 1))
         if not 1 <= shares <= min(work.count, 65535):
             raise PlanRefused(f"{shares} shares of {work.count} elements")
         stored, op = TYPE[signature.outputs[0].dtype.name], OPS[layer.op]
         results = prod(walks[0][0])
-        join = _Work(*vectorize_walks(((1, 1, 1, results), (0, 0, 0, 1)), ((1, 1, 1, shares), (0, 0, 0, results))))
+        join = ReductionWork(*vectorize_walks(((1, 1, 1, results), (0, 0, 0, 1)), ((1, 1, 1, shares), (0, 0, 0, results))))
         elements = prod(walks[1][0])
 
         def make(args: Args) -> list:
@@ -96,7 +96,7 @@ class Reduce(UnfusedTactic):
 
 
 @dataclass(frozen=True)
-class _Work:
+class ReductionWork:
     """The walks of a reduction as vectorize_walks returns them."""
 
     kept: Walk
