@@ -1,4 +1,4 @@
-"""Depthwise convolutions with SiLU, f32 in blocks of 16 channels: a few pixels of a row stay in registers.
+"""Depthwise convolutions with SiLU, f32 in blocks of channels: a few pixels of a row stay in registers.
 
 As in pointwise_conv.py, the multiplications are few, and oneDNN's SiLU costs as much as they do.
 
@@ -16,7 +16,7 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics._fused import get_root_layer
 from whet.tactics.cpu._llvm import jit
-from whet.tactics.cpu._llvm.builder import LANES
+from whet.tactics.cpu._llvm.registers import get_registers
 from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile
 from whet.tactics.cpu.conv._depthwise_ir import TILES, emit_depthwise_ir
 from whet.tactics.cpu.onednn._kernel import to_f32
@@ -25,7 +25,7 @@ _WINDOWS = (3, 5, 7)
 
 
 class DepthwiseKernel(ConvKernel):
-    """A planned convolution; its packed operand holds for each block of 16 channels the taps, row by row, and the biases."""
+    """A planned convolution; its packed operand holds for each block of channels the taps, row by row, and the biases."""
 
     name, serial_work = "depthwise", 1 << 16
 
@@ -35,9 +35,10 @@ class DepthwiseKernel(ConvKernel):
         height, width = static_shape(head.needs(0).shape)[2:]
         window, stride, pads = _get_geometry(head)
         sizes = [height, width, rows, columns, tile.groups, *pads[:2], *_compute_inner_columns(layer)]
-        weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise"
-        packed = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias).view(np.uint8), storable=True)
-        return jit.generate_lazily(emit_depthwise_ir, window, stride, tile.pixels, jit.has("avx512dq")), sizes, images * tile.groups * rows, packed
+        weights, bias, key = self.weights, self.bias, f"{self.constants}|depthwise {tile.lanes}"
+        packed = Packed(key, channels * (window**2 + 1) * 4, lambda: pack_weights(weights, bias, tile.lanes).view(np.uint8), storable=True)
+        ir = jit.generate_lazily(emit_depthwise_ir, window, stride, tile.pixels, tile.lanes, jit.has("avx512dq"))
+        return ir, sizes, images * tile.groups * rows, packed
 
 
 @tactic
@@ -49,9 +50,9 @@ class Depthwise(ConvTactic):
         return steps == ("Silu",)
 
     def why_not_conv(self, head: Layer) -> str | None:
-        w, a = head.needs(1), head.attrs
-        if head.needs(0).type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % LANES:
-            return f"takes depthwise convolutions of images with a multiple of {LANES} channels"
+        w, a, lanes = head.needs(1), head.attrs, get_registers().lanes
+        if head.needs(0).type.rank != 4 or w.shape[1] != 1 or a["group"] != w.shape[0] or w.shape[0] % lanes:
+            return f"takes depthwise convolutions of images with a multiple of {lanes} channels"
         window, stride, pads = _get_geometry(head)
         square = len(set(w.shape[2:])) == 1 and len(set(a.get("strides") or (1,))) == 1 and set(a.get("dilations") or (1,)) == {1}
         if not square or window not in _WINDOWS or stride > 2 or max(pads) >= window:
@@ -67,20 +68,21 @@ class Depthwise(ConvTactic):
         return [(("pixels", p),) for p in TILES if self.fits(layer, signature, 1, p)]
 
     def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile]:
-        return [Tile(1, sizes["pixels"], static_shape(layer.outputs[0].shape)[1] // LANES)]
+        lanes = get_registers().lanes
+        return [Tile(1, sizes["pixels"], static_shape(layer.outputs[0].shape)[1] // lanes, lanes)]
 
     def fits(self, layer: Layer, signature: Signature, blocks: int, pixels: int) -> bool:
         left, right = _compute_inner_columns(layer)
         return pixels in TILES and right - left >= pixels
 
 
-def pack_weights(weights: Tensor, bias: Tensor | None) -> np.ndarray:
-    """Per block of 16 channels: the taps, row by row, then the biases. f32, flat."""
+def pack_weights(weights: Tensor, bias: Tensor | None, lanes: int) -> np.ndarray:
+    """Per block of `lanes` channels: the taps, row by row, then the biases. f32, flat."""
     w = to_f32(weights)
     channels = w.shape[0]
     b = np.zeros(channels, np.float32) if bias is None else to_f32(bias).reshape(channels)
     rows = np.concatenate([w.reshape(channels, -1).T, b[None]])  # [taps + 1, channels]
-    return np.ascontiguousarray(rows.reshape(len(rows), channels // LANES, LANES).transpose(1, 0, 2)).reshape(-1)
+    return np.ascontiguousarray(rows.reshape(len(rows), channels // lanes, lanes).transpose(1, 0, 2)).reshape(-1)
 
 
 def _get_geometry(head: Layer) -> tuple[int, int, tuple[int, ...]]:

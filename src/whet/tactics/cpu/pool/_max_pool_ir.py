@@ -1,4 +1,4 @@
-"""Max pooling in blocks of 16 channels, as LLVM IR: separable, along the rows of a plane into scratch memory, then along the columns.
+"""Max pooling in blocks of channels, as LLVM IR: separable, along the rows of a plane into scratch memory, then along the columns.
 
 This takes 2 k instead of k x k comparisons per window. An index outside the image is clamped to the image's edge, which is in the same window if the
 padding is smaller than the window, so the result is unchanged and no pixel needs special code.
@@ -11,11 +11,11 @@ from functools import cache
 
 import numpy as np
 
-from whet.tactics.cpu._llvm.builder import FLOAT, LANES, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.builder import FLOAT, Function, Module, Pointer, Value
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 WORDS = ("source", "target", "scratch", "height", "width", "rows", "columns", "planes", "share")
-"""The context: addresses; sizes of the image and of the result; samples * blocks of 16 channels; items per thread."""
+"""The context: addresses; sizes of the image and of the result; samples * blocks of channels; items per thread."""
 
 
 @dataclass(frozen=True)
@@ -28,32 +28,33 @@ class Axis:
 
 
 @cache
-def pool_ir(down: Axis, across: Axis) -> str:
-    """`pool(context)`. The maximum of NaN and a number is the number; a window of NaN gives the lowest finite number (onednn/_nonfinite.KERNELS)."""
+def pool_ir(down: Axis, across: Axis, lanes: int) -> str:
+    """`pool(context)` for blocks of `lanes` channels. The maximum of NaN and a number is the number; a window of NaN gives the lowest finite number
+    (onednn/_nonfinite.KERNELS)."""
     module = Module()
-    along_row, along_column = _pool_axis(module, "across", across), _pool_axis(module, "down", down)
+    along_row, along_column = _pool_axis(module, "across", across, lanes), _pool_axis(module, "down", down, lanes)
     with parallel_kernel(module, "pool", WORDS, "planes") as (f, w):
         source, target, scratch = (word.as_pointer(FLOAT) for word in (w.source, w.target, w.scratch))
-        in_line = w.width * LANES
+        in_line = w.width * lanes
         in_plane = w.height * in_line
-        line = w.columns * LANES
+        line = w.columns * lanes
         scratch_plane, plane = w.height * line, w.rows * line
         last_column, last_row = w.width - 1, w.height - 1
         with f.loop(w.begin, w.end) as planes:
             x, rows_pooled, y = source.at(planes.index * in_plane), scratch.at(planes.index * scratch_plane), target.at(planes.index * plane)
-            f.call(along_row, x, rows_pooled, w.columns, w.height, LANES, in_line, LANES, line, last_column)
-            f.call(along_column, rows_pooled, y, w.rows, w.columns, line, LANES, line, LANES, last_row)
+            f.call(along_row, x, rows_pooled, w.columns, w.height, lanes, in_line, lanes, line, last_column)
+            f.call(along_column, rows_pooled, y, w.rows, w.columns, line, lanes, line, lanes, last_row)
     return str(module)
 
 
-def _pool_axis(module: Module, name: str, axis: Axis) -> Function:
+def _pool_axis(module: Module, name: str, axis: Axis, lanes: int) -> Function:
     """`name(x, y, count, lines, x_step, x_line, y_step, y_line, last)`: `count` windows along one axis, for `lines` rows or columns. x_step and
     y_step are strides in floats along the axis, x_line and y_line across it; `last` is the last input index."""
     with module.function(name, ["float*", "float*", *["i64"] * 7]) as f:
         x, y, count, lines, x_step, x_line, y_step, y_line, last = f.arguments
         assert isinstance(x, Pointer)
         assert isinstance(y, Pointer)
-        lowest = f.vector([float(np.finfo(np.float32).min)] * LANES)
+        lowest = f.vector([float(np.finfo(np.float32).min)] * lanes)
         with f.loop(0, count, at_least_once=True) as windows:
             first = windows.index * axis.stride - axis.pad
             inputs = [x.at(f.minimum(f.maximum(first + k, 0), last) * x_step) for k in range(axis.window)]
@@ -62,6 +63,6 @@ def _pool_axis(module: Module, name: str, axis: Axis) -> Function:
                 x_offset, y_offset = line.index * x_line, line.index * y_line
                 largest: Value = lowest
                 for pointer in inputs:
-                    largest = f.maximum(pointer.load_vector(x_offset), largest)
+                    largest = f.maximum(pointer.load(x_offset, lanes), largest)
                 output.store(largest, y_offset)
     return f
