@@ -22,7 +22,7 @@ def test_samples_with_the_registers_of_avx2(tmp_path):
     """`test_samples` of test_cpu_contract.py compares each tactic with the reference on all samples; none of these may skip."""
     folder = Path(__file__).parent
     names = [f"{folder / 'test_cpu_contract.py'}::test_samples[cpu/{name}]" for name in KERNELS]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs", *names]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs", *names]
     own = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment = {**own, info.VARIABLE: "avx2", "WHET_CPU_CACHE": str(tmp_path)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
