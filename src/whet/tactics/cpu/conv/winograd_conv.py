@@ -181,7 +181,7 @@ class Winograd(FloatConvTactic):
         x, steps = get_source_index(layer), find_conv_steps(layer)
         assert steps is not None
         signatures = []
-        for name in ("nhwc", get_registers().stored.format):
+        for name in ("nhwc", f"nChw{count_lanes()}c"):
             image = Operand(name, F32)
             inputs = tuple(image if i in (x, steps[1]) else None for i in range(len(layer.inputs)))
             signatures += [Signature(inputs, (image,), ((steps[1], 0),))] if steps[1] not in (None, x) else []
