@@ -12,6 +12,7 @@ from whet.network import Network, compute_stored_shape, from_stored, parse_type,
 from whet.ops import run_layer, run_regions, sample_layer
 from whet.tactics import Args, get_tactic
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.epilogue import Step
 from whet.tactics.cpu._llvm.registers import AVX512, get_registers, why_no_registers
 from whet.tactics.cpu.conv._pointwise_ir import Variant, emit_pointwise_ir
 from whet.tactics.cpu.onednn import _api as dnn
@@ -236,7 +237,8 @@ def test_silu_of_special_values_equals_the_ops():
     for estimate in {registers == AVX512 and jit.has("avx512dq"), False}:
         kernel = tactic.plan(layer, signature, tactic.configs(layer, signature, CPU)[0], CPU)
         blocks, pixels = dict(tactic.configs(layer, signature, CPU)[0]).values()
-        kernel.parts[0].ir = emit_pointwise_ir(Variant(blocks, pixels, registers.lanes, ("Silu",), estimate))
+        steps = (Step("Swish", (("alpha", 1.0),)),)
+        kernel.parts[0].ir = emit_pointwise_ir(Variant(blocks, pixels, registers.lanes, steps, estimate))
         got = launched(kernel, arrays[0], signature, layer)[0, 0].reshape(-1)[: len(odd)]
         np.testing.assert_allclose(got, want, rtol=3e-6, atol=2.5e-6 if estimate else 1e-36)
 

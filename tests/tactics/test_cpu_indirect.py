@@ -1,5 +1,7 @@
 """Own kernels that replace oneDNN: convolutions, products with constant matrices and poolings by tables of addresses, for all lengths of vectors."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from test_compiled_kernels import JIT
@@ -13,9 +15,12 @@ from whet.network import Network, parse_type
 from whet.ops import run_layer, run_network, run_regions, sample_layer
 from whet.ops._samples import Sample
 from whet.tactics import get_tactic
+from whet.tactics.cpu._llvm import jit
 from whet.tactics.cpu._llvm.epilogue import Step
 from whet.tactics.cpu.conv import _indirect_kernel
 from whet.tactics.cpu.conv._indirect_ir import Form, emit_indirect_ir
+from whet.tactics.cpu.move import strided_copy
+from whet.tactics.cpu.pool.max_pool import PoolKernel
 
 pytestmark = JIT
 LANES = (4, 8, 16)  # of SSE and NEON, AVX2, AVX-512; LLVM splits vectors that are too long for this CPU
@@ -28,13 +33,11 @@ def check(name, layer, arrays, monkeypatch, lanes=LANES, threads=(1, 3), bound=2
     tactic = get_tactic(name)
     assert tactic.why_not(layer) is None
     monkeypatch.setattr(_indirect_kernel.IndirectKernel, "serial_work", 0)
-    (signature,) = tactic.signatures(layer, CPU)
-    for n in lanes:
+    for n, count, signature in product(lanes, threads, tactic.signatures(layer, CPU)):
         monkeypatch.setattr(_indirect_kernel, "count_lanes", lambda n=n: n)
-        for count in threads:
-            monkeypatch.setattr("test_onednn_tactics.CPU", CpuBackend(threads=count))
-            _, (got,), _ = compute(layer, arrays, tactic, signature, ())
-            assert np.abs(got - want).max() <= bound * max(np.abs(want).max(), 1e-30), (n, count)
+        monkeypatch.setattr("test_onednn_tactics.CPU", CpuBackend(threads=count))
+        _, (got,), _ = compute(layer, arrays, tactic, signature, ())
+        assert np.abs(got - want).max() <= bound * max(np.abs(want).max(), 1e-30), (n, count, str(signature))
 
 
 def layer_of(op, inputs, **attrs):
@@ -99,6 +102,49 @@ def test_poolings(op, attrs, channels, monkeypatch):
     check("cpu/indirect_pool", *layer_of(op, [text(2, channels, 11, 9)], **attrs), monkeypatch)
 
 
+@pytest.mark.skipif(not jit.has("avx512f"), reason="no AVX-512")
+@pytest.mark.parametrize(("window", "strides", "pads"), [
+    ((3, 3), (2, 2), (1, 1, 1, 1)), ((2, 2), (2, 2), (0, 0, 0, 0)), ((3, 2), (1, 3), (2, 1, 0, 1)), ((3, 3), (1, 1), (1, 1, 1, 1)),
+    ((5, 5), (1, 1), (2, 2, 2, 2)), ((1, 2), (2, 2), (0, 0, 0, 0)),
+])  # fmt: skip
+@pytest.mark.parametrize("ceil_mode", [0, 1])
+def test_maxima_in_blocks(window, strides, pads, ceil_mode, monkeypatch):
+    """Whole windows, or rows then columns; the last window may extend past the image."""
+    monkeypatch.setattr(PoolKernel, "serial_work", 0)
+    attrs = {"kernel_shape": window, "strides": strides, "pads": pads, "ceil_mode": ceil_mode}
+    check("cpu/max_pool", *layer_of("MaxPool", [text(2, 20, 10, 8)], **attrs), monkeypatch, lanes=(16,))
+
+
+@pytest.mark.parametrize("inputs", [
+    ("Mul", text(2, 20, 5, 7), text(2, 20, 1, 1)), ("Add", text(1, 33, 4, 4), text(1, 33, 4, 4)), ("HardSwish", text(2, 3, 5, 7)),
+    ("Exp", text(2, 3, 5, 7)), ("Add", text(2, 20, 5, 7), text(2, 1, 5, 7)),
+], ids=str)  # fmt: skip
+def test_elementwise_ops_in_partly_filled_blocks(inputs):
+    """Where results of zeros are zeros, padding channels are computed like others; else no format with padding is offered."""
+    op, *operands = inputs
+    layer, arrays = layer_of(op, operands)
+    tactic = get_tactic("cpu/elementwise")
+    signatures = tactic.signatures(layer, CPU)
+    padded = [s for s in signatures if s.outputs[0].format.startswith("nChw") and s.outputs[0].dtype.name == "f32"]
+    assert bool(padded) == (op != "Exp" and "[2,1," not in operands[-1])
+    (want,) = run_layer(layer, arrays)
+    for signature in padded:
+        _, (got,), _ = compute(layer, [a.copy() for a in arrays], tactic, signature, ())
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 13, 13), (2, 32, 1, 3), (1, 48, 30, 29)])
+def test_means_of_blocks(shape):
+    """Several pixels at once, and those that remain."""
+    layer, arrays = layer_of("GlobalAveragePool", [text(*shape)])
+    tactic = get_tactic("cpu/reduce")
+    signatures = [s for s in tactic.signatures(layer, CPU) if s.outputs[0].dtype.name == "f32"]
+    assert len(signatures) == 3
+    for signature in signatures:
+        _, (got,), _ = compute(layer, arrays, tactic, signature, ())
+        np.testing.assert_allclose(got, arrays[0].mean((2, 3), dtype=np.float64, keepdims=True), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(("shape", "perm"), [
     ((3, 17), (1, 0)), ((2, 3, 9, 11), (0, 2, 3, 1)), ((2, 5, 3, 7), (2, 1, 0, 3)), ((4, 1, 6), (0, 1, 2)), ((2, 3, 4, 5), (3, 2, 1, 0)),
     ((1,), (0,)),
@@ -111,6 +157,29 @@ def test_transposes(shape, perm, dtype):
     assert tactic.refuses(layer, signature, CPU) is None
     _, (got,), _ = compute(layer, arrays, tactic, signature, ())
     np.testing.assert_array_equal(got, arrays[0].transpose(perm))
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 16, 5, 7), (2, 32, 17, 19), (1, 40, 6, 33), (3, 3, 4, 5), (2, 49, 1, 1), (1, 17, 16, 16), (1, 64, 1, 16)], ids=str
+)  # fmt: skip
+@pytest.mark.parametrize("block", ["nChw8c", "nChw16c"])
+@pytest.mark.parametrize("dtype", ["f32", "u8", "f16", "i64"])
+@pytest.mark.parametrize("lanes", LANES)
+def test_blocks_of_channels(shape, block, dtype, lanes, monkeypatch):
+    """Between blocks, channels last and row-major: every element once, zeros behind the last channel."""
+    monkeypatch.setattr(strided_copy, "count_lanes", lambda: lanes)
+    monkeypatch.setattr(strided_copy.StridedCopyKernel, "serial_work", 0)
+    monkeypatch.setattr("test_onednn_tactics.CPU", CpuBackend(threads=3))
+    tactic = get_tactic("cpu/strided_copy")
+    x = np.random.default_rng(0).integers(1, 99, shape).astype(parse_type(f"{dtype}[1]").dtype.numpy)
+    for source, target in ((block, "nhwc"), ("nhwc", block), (block, "linear"), ("linear", block), ("linear", "nhwc"), ("nhwc", "linear")):
+        net = Network("reformat")
+        value = net.add_input("x", parse_type(f"{dtype}[{','.join(map(str, shape))}]"))
+        net.mark_output(net.add("Reformat", value, source_format=source, format=target, source_dtype=dtype, dtype=dtype), "y")
+        (signature,) = tactic.signatures(net.layers[0], CPU)
+        assert tactic.refuses(net.layers[0], signature, CPU) is None
+        _, (got,), _ = compute(net.layers[0], [x], tactic, signature, ())
+        np.testing.assert_array_equal(got, x, err_msg=f"{source} to {target}")
 
 
 def test_means_of_many_values(monkeypatch):

@@ -27,6 +27,11 @@ def format_fits(fmt: str, rank: int) -> bool:
     return rank in _RANKS[fmt]
 
 
+def find_block(fmt: str) -> int:
+    """Channels of a block; 1 for formats without blocks."""
+    return _BLOCK.get(fmt, 1)
+
+
 def compute_stored_shape(fmt: str, shape: Shape) -> Shape:
     """The row-major shape of the bytes in memory, padding included."""
     if fmt not in _RANKS or not format_fits(fmt, len(shape)):

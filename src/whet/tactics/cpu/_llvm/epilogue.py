@@ -20,6 +20,7 @@ _UNARY = {
     "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Neg", "Relu", "Sigmoid", "Silu", "Softplus", "Swish",
     "Tanh",
 }  # fmt: skip
+_ZERO_AT_ZERO = {"Gelu", "HardSwish", "LeakyRelu", "Mish", "Relu", "Swish"}  # exactly, as computed
 _BINARY = {"Add", "Div", "Max", "Min", "Mul", "Sub"}
 
 
@@ -111,10 +112,40 @@ def emit_chain(f: Function, steps: Sequence[Step], x: Value, residual: Value | N
     return x
 
 
+def emit_float_chain(f: Function, activations: Activations, steps: Sequence[Step], x: Value, residual: Value | None) -> Value:
+    """The epilogue of kernels in f32, with the SiLU and ReLU of `activations`."""
+    for step in steps:
+        if is_silu(step):
+            x = activations.silu(x)
+        elif step.op == "Relu":
+            x = activations.relu(x)
+        else:
+            x = emit_chain(f, (step,), x, residual)
+    return x
+
+
+def is_silu(step: Step) -> bool:
+    return step.op == "Swish" and dict(step.attrs).get("alpha", 1.0) == 1.0
+
+
+def keeps_zeros(steps: Sequence[Step]) -> bool:
+    """True if the epilogue of 0 is 0 where the residual is 0: padding channels stay zeros."""
+    return all(_keeps_zero(step) for step in steps)
+
+
+def _keeps_zero(step: Step) -> bool:
+    if step.op == "Clip":
+        low, high = step.literals
+        return (low is None or low <= 0) and (high is None or high >= 0)
+    if step.op in _BINARY:
+        return step.op == "Mul" or (step.reads_residual and step.op != "Div")
+    return step.op in _ZERO_AT_ZERO
+
+
 def emit_fast_chain(f: Function, activations: Activations, steps: Sequence[Step], x: Value, residual: Value | None) -> Value:
     """The epilogue, with the activations whose error is far below that of bf16."""
     for step in steps:
-        if step.op == "Swish" and dict(step.attrs).get("alpha", 1.0) == 1.0:
+        if is_silu(step):
             x = activations.silu(x)
         elif step.op == "Sigmoid":
             x = activations.sigmoid(x)

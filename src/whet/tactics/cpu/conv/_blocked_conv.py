@@ -12,6 +12,7 @@ from whet.network import F32, Layer, static_shape
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, count_stored_bytes
 from whet.tactics._fused import find_epilogue_steps, get_root_layer, get_source_index, get_weight_and_bias, outer_input
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.epilogue import Step, is_silu, keeps_zeros, match_chain
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu._llvm.registers import get_registers
 from whet.tactics.cpu.onednn._kernel import is_static, list_runtime_tensors
@@ -74,9 +75,9 @@ class ConvKernel(ABC):
     name, serial_work = "", 1 << 18  # multiplications that one thread computes in the time of starting the others
 
     def __init__(self, layer: Layer, signature: Signature, tiles: Sequence[Tile], count: int) -> None:
-        fused = find_conv_steps(layer)
-        assert fused is not None, "the tactic takes no other layers"
-        self.steps, self.added = fused
+        chain = match_chain(layer)
+        assert not isinstance(chain, str), "the tactic takes no other layers"
+        self.steps, self.added = chain.steps, chain.residual
         self.x = get_source_index(layer)
         self.weights, self.bias = get_weight_and_bias(layer)
         self.inputs, self.outputs = count_stored_bytes(layer, signature)
@@ -116,18 +117,14 @@ class FloatConvTactic(CompiledTactic):
     """A convolution in f32 with constant weights. Subclasses define the supported convolutions and epilogues."""
 
     ops = ("Conv",)
-    epilogues = "SiLU, ReLU or no epilogue"
-    takes_residual = False  # besides the activation, before or after it
 
     @abstractmethod
     def why_not_conv(self, head: Layer) -> str | None:
         """The reason why the kernel does not support this convolution, or None."""
 
-    def takes(self, steps: tuple[str, ...]) -> bool:
-        """True if the kernel computes this epilogue."""
-        if self.takes_residual and steps.count("Add") == 1:
-            steps = tuple(s for s in steps if s != "Add")
-        return steps in ((), ("Silu",), ("Relu",))
+    @abstractmethod
+    def why_not_epilogue(self, layer: Layer) -> str | None:
+        """The reason why the kernel does not compute the layer's epilogue, or None."""
 
     def why_not(self, layer: Layer) -> str | None:
         if reason := super().why_not(layer):
@@ -137,18 +134,26 @@ class FloatConvTactic(CompiledTactic):
             return "the weights are computed at run time"
         if any(t.dtype != F32 for t in list_runtime_tensors(layer)):
             return "computes in 32-bit floating point"
-        steps = find_conv_steps(layer)
-        if steps is None or not self.takes(steps[0]):
-            return f"takes convolutions with {self.epilogues}{', and at most one residual' if self.takes_residual else ''}"
-        return self.why_not_conv(head)
+        return self.why_not_epilogue(layer) or self.why_not_conv(head)
 
 
 class ConvTactic(FloatConvTactic):
     """A convolution in blocks of channels."""
 
     needs_registers = True
+    takes_residual = True
 
     kernel: type[ConvKernel]
+
+    def why_not_epilogue(self, layer: Layer) -> str | None:
+        chain = match_chain(layer)
+        if isinstance(chain, str):
+            return chain
+        if chain.residual is not None and not self.takes_residual:
+            return "adds no residual"
+        if int(layer.outputs[0].shape[1]) % get_registers().lanes and not keeps_zeros(chain.steps):
+            return "the epilogue of padding channels is not zero"
+        return None
 
     def tiles(self, layer: Layer, sizes: Mapping[str, int]) -> list[Tile] | None:
         """The launches of a config; None if it is for another layer."""
@@ -168,8 +173,24 @@ class ConvTactic(FloatConvTactic):
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not is_static(layer):
             return []
-        x, stored = get_source_index(layer), get_registers().stored
-        return [Signature(tuple(stored if i == x else None for i in range(len(layer.inputs))), (stored,))]
+        x, added, stored = get_source_index(layer), find_residual(layer), get_registers().stored
+        inputs = tuple(stored if i in (x, added) else None for i in range(len(layer.inputs)))
+        inplace = [] if added in (None, x) else [Signature(inputs, (stored,), ((added, 0),))]
+        return [*inplace, Signature(inputs, (stored,))]
+
+
+def find_residual(layer: Layer) -> int | None:
+    """The index of the input that the epilogue reads."""
+    chain = match_chain(layer)
+    return None if isinstance(chain, str) else chain.residual
+
+
+def find_activation(layer: Layer) -> tuple[Step, ...] | str:
+    """The epilogue if it is SiLU, ReLU or nothing; else why the kernels do not compute it."""
+    chain = match_chain(layer)
+    if isinstance(chain, str) or len(chain.steps) > 1 or not all(is_silu(s) or s.op == "Relu" for s in chain.steps):
+        return "takes convolutions with SiLU, ReLU or no epilogue"
+    return chain.steps
 
 
 def find_conv_steps(layer: Layer) -> tuple[tuple[str, ...], int | None] | None:

@@ -1,16 +1,19 @@
-"""Depthwise convolution with SiLU, in blocks of channels, as LLVM IR: a few pixels of a row in registers, taps from L1."""
+"""Depthwise convolution with its activation, in blocks of channels, as LLVM IR: a few pixels of a row in registers, taps from L1."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, Function, Module, Value
+from whet.tactics.cpu._llvm.epilogue import Step, emit_float_chain
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 TILES = (12, 8, 4)
 """Pixels of a row that are accumulated together."""
+WHOLE = 14  # the longest row that is one tile
 _WORDS = (
     "source", "weights", "target", "height", "width", "rows", "columns", "blocks", "pad_top", "pad_left", "left", "right", "items", "share",
 )  # fmt: skip
@@ -19,19 +22,27 @@ result columns with all taps inside the image; samples * blocks * rows; items pe
 
 
 @cache
-def emit_depthwise_ir(window: int, stride: int, pixels: int, lanes: int, has_avx512dq: bool) -> str:
-    """`depthwise(context)` for `window` x `window` taps, a stride for both axes and tiles of `pixels`; blocks have `lanes` channels.
+def emit_depthwise_ir(
+    window: int, stride: int, pixels: int, lanes: int, steps: tuple[Step, ...], has_avx512dq: bool, row: tuple[int, int] | None = None
+) -> str:
+    """`depthwise(context)` for `window` x `window` taps, a stride for both axes, tiles of `pixels` and an epilogue without a residual; blocks have
+    `lanes` channels.
 
     A block's weights are its taps, row by row, then its biases. The columns between `left` and `right` (at least `pixels`) are
-    computed in tiles, the last of which overlaps the one before; the other columns one by one, over the taps inside the image.
+    computed in tiles, the last of which overlaps the one before; the other columns one by one, over the taps inside the image. `row`: width of the
+    image and left padding if a tile is a whole row of the result: its taps outside the image are left out.
     """
     module = Module()
     with parallel_kernel(module, "depthwise", _WORDS, "items") as (f, words):
-        _emit_rows(f, words, Activations(f, has_avx512dq, lanes), window, stride, pixels, lanes)
+        activations = Activations(f, has_avx512dq, lanes)
+        _emit_rows(f, words, lambda x: emit_float_chain(f, activations, steps, x, None), window, stride, pixels, lanes, row)
     return str(module)
 
 
-def _emit_rows(f: Function, w: SimpleNamespace, activations: Activations, window: int, stride: int, pixels: int, lanes: int) -> None:
+def _emit_rows(
+    f: Function, w: SimpleNamespace, finish: Callable[[Value], Value], window: int, stride: int, pixels: int, lanes: int,
+    row_form: tuple[int, int] | None,
+) -> None:  # fmt: skip
     source, weights, target = (word.as_pointer(FLOAT) for word in (w.source, w.weights, w.target))
     line = w.width * lanes
     plane = w.height * line
@@ -58,10 +69,11 @@ def _emit_rows(f: Function, w: SimpleNamespace, activations: Activations, window
                 for t in range(window):
                     weight = row_taps.load(t * lanes, lanes)
                     for j in range(pixels):
-                        sums[j] = f.fma(x_row.load((j * stride + t) * lanes, lanes), weight, sums[j])
+                        if row_form is None or 0 <= j * stride + t - row_form[1] < row_form[0]:
+                            sums[j] = f.fma(x_row.load((j * stride + t) * lanes, lanes), weight, sums[j])
                 rows.carry(*sums)
             for j in range(pixels):
-                y_tile.store(activations.silu(rows.results[j]), j * lanes)
+                y_tile.store(finish(rows.results[j]), j * lanes)
 
         def emit_edge(column: Value) -> None:
             left = column * stride - w.pad_left
@@ -74,9 +86,12 @@ def _emit_rows(f: Function, w: SimpleNamespace, activations: Activations, window
                     weight = taps.load((tap_row + columns.index) * lanes, lanes)
                     columns.carry(f.fma(number, weight, columns.values[0]))
                 rows.carry(*columns.results)
-            y.store(activations.silu(rows.results[0]), column * lanes)
+            y.store(finish(rows.results[0]), column * lanes)
 
-        with f.loop(w.left, w.right, step=pixels) as tiles:
-            tile(f.minimum(tiles.index, last_tile))
-        with f.loop(0, edges) as others:
-            emit_edge(f.select(others.index < w.left, others.index, others.index - w.left + w.right))
+        if row_form is not None:
+            tile(f.value(0))
+        else:
+            with f.loop(w.left, w.right, step=pixels) as tiles:
+                tile(f.minimum(tiles.index, last_tile))
+            with f.loop(0, edges) as others:
+                emit_edge(f.select(others.index < w.left, others.index, others.index - w.left + w.right))

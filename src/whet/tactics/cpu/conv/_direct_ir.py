@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.epilogue import Step, emit_float_chain
 from whet.tactics.cpu._llvm.registers import LINE, Registers
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
@@ -29,13 +30,14 @@ _SIZES = (
 )  # fmt: skip
 
 
-def list_context_words(steps: tuple[str, ...]) -> tuple[str, ...]:
+def list_context_words(steps: tuple[Step, ...]) -> tuple[str, ...]:
     """Names of the context's words, in order.
 
-    Addresses (last: the addend of "Add"); sizes of the image and of the result; input channels, blocks of the result, groups of output blocks of this
-    launch; padding; item order: rows outer and groups inner (1) or groups outer and rows inner (0); samples * groups * rows; items per thread.
+    Addresses (last: the residual, if there is one); sizes of the image and of the result; input channels, blocks of the result, groups of output
+    blocks of this launch; padding; item order: rows outer and groups inner (1) or groups outer and rows inner (0); samples * groups * rows; items per
+    thread.
     """
-    return (*_WORDS, *(["added"] if "Add" in steps else []), *_SIZES)
+    return (*_WORDS, *(["added"] if any(s.reads_residual for s in steps) else []), *_SIZES)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Form:
     planes: bool  # the image is stored plane by plane, not in blocks of channels
     first: Taps
     last: Taps | None  # None: a row is one tile
-    steps: tuple[str, ...]  # the epilogue: "Silu", "Relu", "Add" (of an image as large as the result); each once at most
+    steps: tuple[Step, ...]  # the epilogue; its residual is an image as large as the result
     has_avx512dq: bool
 
     @property
@@ -96,7 +98,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
     """All rows of the result between w.begin and w.end."""
     activations, lanes = Activations(f, form.has_avx512dq, form.lanes), form.lanes
     source, weights, target = (word.as_pointer(FLOAT) for word in (w.source, w.weights, w.target))
-    added = w.added.as_pointer(FLOAT) if "Add" in form.steps else None
+    added = w.added.as_pointer(FLOAT) if any(s.reads_residual for s in form.steps) else None
     line = w.width * form.step
     plane = w.height * line
     blocks = (w.channels + (form.step - 1)) // form.step
@@ -132,7 +134,7 @@ def _emit_rows(f: Function, w: SimpleNamespace, form: Form) -> None:
             else:
                 sums = f.choose([(column.equals(0), first), (is_last, partial(image.accumulate, form.last, bias)), (None, inside)])
             at = out + column * lanes
-            _store(activations, form, sums, target.at(at), None if added is None else added.at(at), out_plane)
+            _store(f, activations, form, sums, target.at(at), None if added is None else added.at(at), out_plane)
             tiles.repeat_unless(is_last, f.minimum(column + form.pixels, last_column))
 
 
@@ -140,13 +142,15 @@ def _list_all_taps(form: Form) -> Taps:
     return ((0, form.pixels),) * form.window[1]
 
 
-def _store(activations: Activations, form: Form, sums: list[Value], y: Pointer, added: Pointer | None, plane: Value) -> None:
+def _store(f: Function, activations: Activations, form: Form, sums: list[Value], y: Pointer, added: Pointer | None, plane: Value) -> None:
     """Applies the epilogue to a tile's accumulators and stores them."""
+    lanes = form.lanes
     for j in range(form.blocks):
         target = y.at(plane * j)
         addend = None if added is None else added.at(plane * j)
         for p in range(form.pixels):
-            target.store(activations.epilogue(sums[j * form.pixels + p], form.steps, addend, p * form.lanes), p * form.lanes)
+            residual = None if addend is None else addend.load(p * lanes, lanes)
+            target.store(emit_float_chain(f, activations, form.steps, sums[j * form.pixels + p], residual), p * lanes)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from whet.tactics.cpu._llvm.activation import Activations
 from whet.tactics.cpu._llvm.builder import FLOAT, INT32, INT64, Function, Module, Pointer, Value
+from whet.tactics.cpu._llvm.epilogue import Step, emit_float_chain
 from whet.tactics.cpu._llvm.registers import LINE, get_registers
 from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
@@ -31,17 +32,23 @@ class Variant:
     """The compile-time parameters of a kernel.
 
     `prefetch_tile`: prefetches the same block of channels of the next tile, not the next block of the same tile. `two_outputs`: the last blocks
-    belong to another result. `has_initial`: accumulators start from pixels of another image, not from the biases.
+    belong to another result. `has_initial`: accumulators start from pixels of another image, not from the biases. `in_place`: the residual is
+    overwritten by the result, so that no pixel may be computed twice.
     """
 
     blocks: int
     pixels: int
     lanes: int  # of a vector: channels of a block
-    steps: tuple[str, ...]  # the epilogue: "Silu", "Relu"
+    steps: tuple[Step, ...]  # the epilogue; its residual is an image as large as the result
     has_avx512dq: bool
     prefetch_tile: bool = False
     two_outputs: bool = False
     has_initial: bool = False
+    in_place: bool = False
+
+    @property
+    def has_residual(self) -> bool:
+        return any(s.reads_residual for s in self.steps)
 
 
 def list_tiles() -> tuple[tuple[int, int], ...]:
@@ -49,9 +56,10 @@ def list_tiles() -> tuple[tuple[int, int], ...]:
     return _TILES[get_registers().count]
 
 
-def list_context_words(two_outputs: bool, has_initial: bool) -> tuple[str, ...]:
+def list_context_words(variant: Variant) -> tuple[str, ...]:
     """Names of the context's words, in order: addresses, then sizes."""
-    return (*_ADDRESSES, *(_SECOND if two_outputs else ()), *(_INITIAL if has_initial else ()), *_SIZES)
+    optional = ((variant.has_residual, ("added",)), (variant.two_outputs, _SECOND), (variant.has_initial, _INITIAL))
+    return (*_ADDRESSES, *(word for is_there, words in optional if is_there for word in words), *_SIZES)
 
 
 @cache
@@ -62,7 +70,7 @@ def emit_pointwise_ir(variant: Variant) -> str:
     `pixels` pixels: its last tile overlaps the previous one.
     """
     module = Module()
-    with parallel_kernel(module, "pointwise", list_context_words(variant.two_outputs, variant.has_initial), "items") as (f, words):
+    with parallel_kernel(module, "pointwise", list_context_words(variant), "items") as (f, words):
         _Kernel(f, words, variant).emit()
     return str(module)
 
@@ -70,8 +78,7 @@ def emit_pointwise_ir(variant: Variant) -> str:
 def add_channels(f: Function, x: Pointer, weights: Pointer, blocks: int, pixels: int, sums: list[Value]) -> list[Value]:
     """The accumulators (all pixels of a block before those of the next) after STEP input channels of pixels in blocks of as many channels as an
     accumulator has."""
-    sums = list(sums)
-    lanes = sums[0].lanes
+    sums, lanes = list(sums), sums[0].lanes
     for u in range(STEP):
         vectors = [weights.load((u * blocks + j) * lanes, lanes) for j in range(blocks)]
         for p in range(pixels):
@@ -90,10 +97,10 @@ class _Kernel:
 
     def emit(self) -> None:
         f, w, v = self.f, self.w, self.variant
-        activations = Activations(f, v.has_avx512dq, v.lanes)
+        activations, lanes = Activations(f, v.has_avx512dq, v.lanes), v.lanes
         source, weights, target = (word.as_pointer(FLOAT) for word in (w.source, w.weights, w.target))
         second = w.second.as_pointer(FLOAT) if v.two_outputs else None
-        lanes = v.lanes
+        added = w.added.as_pointer(FLOAT) if v.has_residual else None
         plane = w.pixels * lanes
         last_pixel = w.pixels - v.pixels
         sample, out_sample = w.input_blocks * plane, w.output_blocks * plane
@@ -108,7 +115,8 @@ class _Kernel:
             group_weights = weights.at(group * group_size)
             biases = group_weights.at(taps_size)
             first_block = group * v.blocks
-            y = target.at(n * out_sample + first_block * plane + offset)
+            y_offset = n * out_sample + first_block * plane + offset
+            y = target.at(y_offset)
             if v.has_initial:
                 start = self._load_initial(n, first_block, pixel)
             else:
@@ -117,9 +125,28 @@ class _Kernel:
                 inner.carry(*self._iteration(f.opaque(inner.index), x, group_weights, plane, inner.values))
             for j in range(v.blocks):
                 out = y.at(plane * j) if second is None else self._output(target, second, n, first_block + j, plane, offset)
-                for p in range(v.pixels):
-                    out.store(activations.epilogue(inner.results[j * v.pixels + p], v.steps), p * lanes)
+                other = None if added is None else added.at(y_offset).at(plane * j)
+                sums = inner.results[j * v.pixels : (j + 1) * v.pixels]
+                if v.in_place:
+                    self._store_rest(activations, sums, out, other, tile * v.pixels - pixel)
+                else:
+                    self._store(activations, sums, out, other)
             items.carry(*self._find_next_item(*items.values))
+
+    def _store(self, activations: Activations, sums: list[Value], out: Pointer, added: Pointer | None, first: int = 0) -> None:
+        """The epilogue of a block's pixels from `first` on."""
+        lanes = self.variant.lanes
+        for p in range(first, len(sums)):
+            residual = None if added is None else added.load(p * lanes, lanes)
+            out.store(emit_float_chain(self.f, activations, self.variant.steps, sums[p], residual), p * lanes)
+
+    def _store_rest(self, activations: Activations, sums: list[Value], out: Pointer, added: Pointer | None, done: Value) -> None:
+        """The same without the first `done` pixels, which the tile before computes."""
+        with self.f.when(done.equals(0)):
+            self._store(activations, sums, out, added)
+        for p in range(1, len(sums)):
+            with self.f.when((done > 0) & (done < p + 1)):
+                self._store(activations, sums[: p + 1], out, added, p)
 
     def _iteration(self, index: Value, x: Pointer, weights: Pointer, plane: Value, sums: list[Value]) -> list[Value]:
         """Adds STEP input channels."""

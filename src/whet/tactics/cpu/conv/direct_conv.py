@@ -7,6 +7,7 @@ Layers with few channels gain most.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -16,8 +17,9 @@ from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Operand, Packed, Signature, tactic
 from whet.tactics._fused import get_root_layer, get_source_index
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.epilogue import is_silu, match_chain
 from whet.tactics.cpu._llvm.registers import get_registers
-from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, find_conv_steps, list_launches
+from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, find_residual, list_launches
 from whet.tactics.cpu.conv._direct_ir import MOST, Form, Taps, emit_direct_ir
 from whet.tactics.cpu.onednn._kernel import is_static, to_f32
 
@@ -58,28 +60,25 @@ class DirectKernel(ConvKernel):
 @tactic
 class Direct(ConvTactic):
     kernel = DirectKernel
-    takes_residual = True
 
     def why_not_conv(self, head: Layer) -> str | None:
         a = head.attrs
         if head.needs(0).type.rank != 4 or a["group"] != 1 or set(a.get("dilations") or (1,)) != {1}:
             return "takes convolutions of images with one group and no dilations"
         window, pads = _get_window(head), a.get("pads") or (0,) * 4
-        if prod(window) == 1 or max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(pads)):
-            return f"takes windows of more than one pixel, at most {_WINDOW} a side, and pads smaller than the window"
+        is_pointwise = prod(window) == 1 and set(_get_strides(head)) == {1}
+        if is_pointwise or max(window) > _WINDOW or any(p >= window[i % 2] for i, p in enumerate(pads)):
+            return f"takes windows of more than one pixel or with strides, at most {_WINDOW} a side, and pads smaller than the window"
         return None
 
     def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
         if self.why_not(layer) or not is_static(layer):
             return []
-        x, steps = get_source_index(layer), find_conv_steps(layer)
-        assert steps is not None
-        few = static_shape(get_root_layer(layer).needs(0).shape)[1] <= _MAX_PLANES and x != steps[1]
-        stored = get_registers().stored
-        image = Operand("linear", stored.dtype) if few else stored
-        inputs = tuple(image if i == x else stored if i == steps[1] else None for i in range(len(layer.inputs)))
-        inplace = [] if steps[1] in (None, x) else [Signature(inputs, (stored,), ((steps[1], 0),))]
-        return [*inplace, Signature(inputs, (stored,))]
+        x = get_source_index(layer)
+        if static_shape(get_root_layer(layer).needs(0).shape)[1] > _MAX_PLANES or x == find_residual(layer):
+            return super().signatures(layer, backend)
+        planes = Operand("linear", get_registers().stored.dtype)
+        return [replace(s, inputs=(*s.inputs[:x], planes, *s.inputs[x + 1 :])) for s in super().signatures(layer, backend)]
 
     def refuses(self, layer: Layer, signature: Signature, backend: Backend) -> str | None:
         if reason := self.unavailable():
@@ -89,8 +88,6 @@ class Direct(ConvTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """With SiLU, which gains most: for each number of blocks (one only if no other is possible) the tile that recomputes fewest pixels, with and
         without registers for the weights of all taps of a row. Else the tile of lowest cost. In place no pixel may be computed twice."""
-        steps = find_conv_steps(layer)
-        assert steps is not None
         (_, channels, _, columns), wide = static_shape(layer.outputs[0].shape), _get_window(get_root_layer(layer))[1]
         registers = get_registers()
         blocks = -(-channels // registers.lanes)
@@ -98,7 +95,8 @@ class Direct(ConvTactic):
         some = [b for b in _BLOCKS if fit[b]]
         tiles = [(b, p) for b in block_counts(blocks, some) if not blocks % b or fit.get(blocks % b) for p in fit[b]]
         tiles = tiles or [(1, p) for p in fit[1]]
-        if "Silu" not in steps[0]:
+        chain = match_chain(layer)
+        if isinstance(chain, str) or not any(map(is_silu, chain.steps)):
             best = min(tiles, key=lambda t: self.cost(layer, signature, *t), default=None)
             return [] if best is None else [self.config(layer, signature, *best)]
         configs = []

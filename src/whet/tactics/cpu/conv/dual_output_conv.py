@@ -16,10 +16,11 @@ from whet.network import DType, Layer, Tensor, find_symbols, static_shape
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
 from whet.tactics._fused import get_source_index, get_weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.epilogue import Step
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu._llvm.packing import find_faster_type
 from whet.tactics.cpu._llvm.registers import get_registers
-from whet.tactics.cpu.conv._blocked_conv import find_conv_steps
+from whet.tactics.cpu.conv._blocked_conv import find_activation
 from whet.tactics.cpu.conv._pointwise_ir import Variant, emit_pointwise_ir
 from whet.tactics.cpu.conv._pointwise_ir import list_tiles as list_register_tiles
 from whet.tactics.cpu.conv.pointwise_conv import Pointwise, fits_first_cache, group_weights, strip_tiles
@@ -52,7 +53,7 @@ class DualOutput:
     """Both convolutions, the epilogue of each, and the index of the image among the layer's inputs."""
 
     branches: tuple[Branch, Branch]
-    steps: tuple[str, ...]
+    steps: tuple[Step, ...]
     x: int
 
     @property
@@ -161,12 +162,14 @@ def split_branches(layer: Layer) -> DualOutput | str:
     reason = next((why for part in parts if (why := _POINTWISE.why_not(part)) is not None), None)
     if reason is not None:
         return reason
-    images, steps = [part.needs(get_source_index(part)) for part in parts], [find_conv_steps(part) for part in parts]
-    if images[0] is not images[1] or steps[0] != steps[1] or steps[0] is None:
+    images, steps = [part.needs(get_source_index(part)) for part in parts], [find_activation(part) for part in parts]
+    if isinstance(steps[0], str):
+        return steps[0]
+    if images[0] is not images[1] or steps[0] != steps[1]:
         return "the two convolutions read different images, or have different epilogues"
     first, second = (Branch(*get_weight_and_bias(part), int(part.outputs[0].shape[1])) for part in parts)
     place = next((i for i, t in enumerate(layer.inputs) if t is images[0]), None)
-    return "the image is computed within the layer" if place is None else DualOutput((first, second), steps[0][0], place)
+    return "the image is computed within the layer" if place is None else DualOutput((first, second), steps[0], place)
 
 
 def pack_weights(branches: Sequence[Branch], groups: int, blocks: int, taps: slice = slice(None), biased: bool = True) -> np.ndarray:

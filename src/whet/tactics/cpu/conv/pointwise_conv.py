@@ -1,4 +1,4 @@
-"""1x1 convolutions, f32 in blocks of channels: accumulators and SiLU or ReLU stay in registers.
+"""1x1 convolutions, f32 in blocks of channels: accumulators, the activation and a residual stay in registers.
 
 oneDNN's SiLU takes about thirty instructions for 16 values, this one about fifteen. With few input channels the activation is most of the work: 16 to
 96 channels, 112x112: 0.56 to 0.33 ms. With ReLU or no epilogue the gain is a few percent.
@@ -14,12 +14,15 @@ from whet.backends import Backend
 from whet.network import Layer, Tensor, static_shape
 from whet.tactics._base import Config, Packed, Signature, tactic
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.epilogue import is_silu, match_chain
 from whet.tactics.cpu._llvm.registers import get_registers
-from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, find_conv_steps, list_launches
+from whet.tactics.cpu.conv._blocked_conv import ConvKernel, ConvTactic, Tile, block_counts, list_launches
 from whet.tactics.cpu.conv._pointwise_ir import STEP, Variant, emit_pointwise_ir, list_tiles
 from whet.tactics.cpu.onednn._kernel import to_f32
 
 _STRIP = 1 << 17  # bytes of an image that stay in L2 with the weights while all groups process them
+_IMAGE = 1 << 19  # bytes of a whole image that stays in L2: with more weights than L2 holds, they are read once
+_SECOND_CACHE = 1 << 18  # bytes of weights that stay in L2 together with a strip
 _FIRST_CACHE = 24 << 10  # bytes of weights and two tiles that stay in L1
 
 
@@ -32,12 +35,13 @@ class PointwiseKernel(ConvKernel):
         images, channels, *sides = static_shape(layer.outputs[0].shape)
         pixels, taps = prod(sides), static_shape(self.weights.shape)[1]
         tiles, lanes = -(-pixels // tile.pixels), tile.lanes
-        sizes = [pixels, -(-taps // lanes), -(-channels // lanes), taps, tiles, tile.groups, strip_tiles(tile.pixels, tiles, taps)]
+        sizes = [pixels, -(-taps // lanes), -(-channels // lanes), taps, tiles, tile.groups, strip_tiles(tile.pixels, tiles, taps, channels)]
         weights, bias, key = self.weights, self.bias, f"{self.constants}|pointwise {tile.blocks} {lanes} {tile.channels}"
         nbytes = tile.groups * (taps + 1) * tile.blocks * lanes * 4
         packed = Packed(key, nbytes, lambda: pack_weights(weights, bias, tile).view(np.uint8), storable=True)
+        in_place = bool(signature.inplace) and pixels % tile.pixels > 0
         fits = fits_first_cache(tile.blocks * lanes, tile.pixels, taps)
-        variant = Variant(tile.blocks, tile.pixels, lanes, self.steps, jit.has("avx512dq"), fits)
+        variant = Variant(tile.blocks, tile.pixels, lanes, self.steps, jit.has("avx512dq"), fits, in_place=in_place)
         ir = jit.generate_lazily(emit_pointwise_ir, variant)
         return ir, sizes, images * tile.groups * tiles, packed
 
@@ -63,8 +67,7 @@ class Pointwise(ConvTactic):
     def configs(self, layer: Layer, signature: Signature, backend: Backend) -> list[Config]:
         """With SiLU, which gains most, all tiles that fit; else the one with fewest multiplications and loads."""
         _, channels, *sides = static_shape(layer.outputs[0].shape)
-        steps, pixels, blocks = find_conv_steps(layer), prod(sides), -(-channels // get_registers().lanes)
-        assert steps is not None
+        chain, pixels, blocks = match_chain(layer), prod(sides), -(-channels // get_registers().lanes)
         pixels_of = dict(list_tiles())
         configs = []
         for b in sorted({1, *block_counts(blocks, list(pixels_of))}):
@@ -72,7 +75,7 @@ class Pointwise(ConvTactic):
             tiles = list_launches(layer, sizes)
             if tiles is not None and all(self.fits(layer, signature, t.blocks, t.pixels) for t in tiles):
                 configs.append((sum(t.groups * -(-pixels // t.pixels) * (t.blocks * t.pixels + t.blocks + t.pixels) for t in tiles), sizes))
-        if "Silu" not in steps[0]:
+        if isinstance(chain, str) or not any(map(is_silu, chain.steps)):
             configs = sorted(configs, key=lambda f: f[0])[:1]
         return [tuple(sizes.items()) for _, sizes in configs]
 
@@ -98,8 +101,10 @@ def group_weights(w: np.ndarray, bias: np.ndarray | None, groups: int, group: in
     return np.ascontiguousarray(rows.reshape(taps + 1, groups, group).transpose(1, 0, 2)).reshape(-1)
 
 
-def strip_tiles(pixels: int, tiles: int, taps: int) -> int:
-    """The number of tiles per strip, which all groups process before the next strip."""
+def strip_tiles(pixels: int, tiles: int, taps: int, channels: int = 0) -> int:
+    """The number of tiles per strip, which all groups (of `channels` together) process before the next strip."""
+    if pixels * tiles * taps * 4 <= _IMAGE and taps * channels * 4 > _SECOND_CACHE:
+        return tiles
     return max(1, min(tiles, _STRIP // (pixels * taps * 4)))
 
 

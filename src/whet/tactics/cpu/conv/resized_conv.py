@@ -19,10 +19,11 @@ from whet.ops import run_layer
 from whet.tactics._base import Args, Config, Packed, PlanRefused, Signature, Stream, count_stored_bytes, tactic
 from whet.tactics._fused import get_source_index, get_weight_and_bias, with_outer_inputs
 from whet.tactics.cpu._llvm import jit
+from whet.tactics.cpu._llvm.epilogue import Step
 from whet.tactics.cpu._llvm.kernel import CompiledTactic
 from whet.tactics.cpu._llvm.packing import find_faster_type
 from whet.tactics.cpu._llvm.registers import get_registers
-from whet.tactics.cpu.conv._blocked_conv import find_conv_steps
+from whet.tactics.cpu.conv._blocked_conv import find_activation
 from whet.tactics.cpu.conv._pointwise_ir import STEP, Variant, emit_pointwise_ir
 from whet.tactics.cpu.conv._pointwise_ir import list_tiles as list_register_tiles
 from whet.tactics.cpu.conv.dual_output_conv import Branch, list_tiles, pack_weights, split_branches, why_not_size
@@ -59,7 +60,7 @@ class ResizedInput:
     small: Image
     large: Image
     branches: tuple[Branch, ...]
-    steps: tuple[str, ...]
+    steps: tuple[Step, ...]
 
     @property
     def blocks(self) -> int:
@@ -213,7 +214,7 @@ def split_layer(layer: Layer) -> ResizedInput | str:
     return ResizedInput(resize, small, large, branches, steps)
 
 
-def _match_convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Branch, ...], tuple[str, ...]] | str:
+def _match_convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Branch, ...], tuple[Step, ...]] | str:
     """The convolutions of the concatenated images and their epilogue, or the reason why the kernel does not support them."""
     if reader.composite == "DualOutputConv":
         branches = split_branches(reader)
@@ -222,10 +223,12 @@ def _match_convolutions(reader: Layer, joined: Tensor) -> tuple[tuple[Branch, ..
         return (branches.branches, branches.steps) if reader.inputs[branches.x] is joined else "the convolutions read another image"
     if (reason := _POINTWISE.why_not(reader)) is not None:
         return reason
-    steps = find_conv_steps(reader)
-    if steps is None or reader.inputs[get_source_index(reader)] is not joined:
+    steps = find_activation(reader)
+    if isinstance(steps, str):
+        return steps
+    if reader.inputs[get_source_index(reader)] is not joined:
         return "the convolution reads another image"
-    return (Branch(*get_weight_and_bias(reader), int(reader.outputs[0].shape[1])),), steps[0]
+    return (Branch(*get_weight_and_bias(reader), int(reader.outputs[0].shape[1])),), steps
 
 
 def compute_source_offsets(resize: Layer, lanes: int) -> np.ndarray:

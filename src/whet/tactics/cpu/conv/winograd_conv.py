@@ -165,7 +165,12 @@ class WinogradKernel:
 
 @tactic
 class Winograd(FloatConvTactic):
-    takes_residual = True
+
+    def why_not_epilogue(self, layer: Layer) -> str | None:
+        steps = find_conv_steps(layer)
+        if steps is None or tuple(s for s in steps[0] if s != "Add") not in ((), ("Silu",), ("Relu",)):
+            return "takes convolutions with SiLU, ReLU or no epilogue, and at most one residual"
+        return None
 
     def why_not_conv(self, head: Layer) -> str | None:
         a = head.attrs

@@ -67,7 +67,14 @@ def merge_axes(sizes: Sequence[int], rows: Sequence[Sequence[int]], marks: Seque
     return kept, strides, kept_marks
 
 
-def list_candidate_formats(shape: Sequence[int]) -> list[str]:
-    """The formats of a tensor whose kernels need no padding, the most promising first."""
+def pad_channels(form: str, shape: Sequence[int], channels: int) -> tuple[int, ...]:
+    """The shape with whole blocks of channels in a blocked format, if it has these `channels`."""
+    block = _BLOCKS.get(form, 1)
+    return tuple(-(-d // block) * block if k == 1 and d == channels else d for k, d in enumerate(shape))
+
+
+def list_candidate_formats(shape: Sequence[int], takes_padding: bool = False) -> list[str]:
+    """The formats of a tensor whose kernels need no padding (or all of them), the most promising first."""
     forms = (*list_image_formats(len(shape)), "linear") if len(shape) == 4 else ("linear",)
-    return [f for f in dict.fromkeys(forms) if format_fits(f, len(shape)) and find_memory_shape(f, shape) is not None]
+    fitting = [f for f in dict.fromkeys(forms) if format_fits(f, len(shape))]
+    return [f for f in fitting if takes_padding or find_memory_shape(f, shape) is not None]

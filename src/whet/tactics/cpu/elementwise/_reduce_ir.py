@@ -150,11 +150,21 @@ def _emit_inner_kept(
             return [kind.step(total, pointer.load(first, lanes)) for total, (first, lanes) in zip(totals, groups, strict=True)]
 
         def emit_blocks(pointer: FloatPointer, totals: list[Value]) -> list[Value]:
-            """The last reduced axis in blocks with accumulators of their own."""
+            """The last reduced axis in blocks with accumulators of their own; if these are few, several rows at once, so that none waits for its last
+            sum."""
             size, stride = axes[-1]
+            count, rows = len(groups), max(1, VECTORS // len(groups))
             with f.loop(0, size, step=_ROWS, carried=totals) as outer:
                 end = f.minimum(outer.index + _ROWS, size)
-                with f.loop(outer.index, end, carried=[kind.initial(lanes) for _, lanes in groups]) as loop:
+                start, values = outer.index, [kind.initial(lanes) for _, lanes in groups]
+                if rows > 1:
+                    with f.loop(start, end - (rows - 1), step=rows, carried=values * rows) as many:
+                        sums = [many.values[k * count : (k + 1) * count] for k in range(rows)]
+                        many.carry(*(s for k in range(rows) for s in emit_body(pointer.at((many.index + k) * stride), sums[k])))
+                    start, values = many.index, many.results[:count]
+                    for k in range(1, rows):
+                        values = [kind.combine(a, b) for a, b in zip(values, many.results[k * count :], strict=False)]
+                with f.loop(start, end, carried=values) as loop:
                     loop.carry(*emit_body(pointer.at(loop.index * stride), loop.values))
                 outer.carry(*(kind.combine(a, b) for a, b in zip(outer.values, loop.results, strict=True)))
             return outer.results

@@ -17,11 +17,12 @@ from whet.tactics.cpu._llvm.builder import LANES
 from whet.tactics.cpu._llvm.kernel import CompiledKernel, CompiledTactic
 from whet.tactics.cpu._llvm.packing import RTOL, list_small_floats
 from whet.tactics.cpu.elementwise._elementwise_ir import Program, Step, emit_elementwise_ir
-from whet.tactics.cpu.elementwise._memory_axes import broadcast_strides, find_memory_shape, list_candidate_formats, merge_axes
+from whet.tactics.cpu.elementwise._memory_axes import broadcast_strides, find_memory_shape, list_candidate_formats, merge_axes, pad_channels
 from whet.tactics.cpu.elementwise._operations import OPERATIONS, list_read_inputs, read_attributes, why_not_elementwise
 from whet.tactics.cpu.onednn._kernel import is_static
 
 _MAX_OPERANDS = 12
+_ZERO_OF_ZEROS = {"Add", "Gelu", "HardSwish", "LeakyRelu", "Max", "Min", "Mish", "Mul", "Relu", "Sub", "Swish"}
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,18 @@ def make_program(layer: Layer) -> _Description | str:
     return _Description(Program(dtypes, tuple(steps)), tuple(places), tuple(shapes[i] for i in places), packed)
 
 
+def _pad(layer: Layer, form: str, description: _Description) -> tuple[tuple[int, ...], _Description]:
+    """The result's shape and the layer with whole blocks of channels, if results of zeros are zeros: padding channels are computed, too."""
+    shape = static_shape(layer.outputs[0].shape)
+    if find_memory_shape(form, shape) is not None or description.packed or set(description.program.dtypes) != {"f32"}:
+        return shape, description
+    if any(s.op not in _ZERO_OF_ZEROS for s in description.program.steps):
+        return shape, description
+    if any(len(s) != len(shape) or s[1] != shape[1] for s in description.shapes):
+        return shape, description
+    return pad_channels(form, shape, shape[1]), replace(description, shapes=tuple(pad_channels(form, s, shape[1]) for s in description.shapes))
+
+
 def _get_operand_shape(layer: Layer, i: int) -> tuple[int, ...]:
     """The shape that an operand broadcasts from: scales and zero points are aligned with their axis."""
     shape = static_shape(layer.needs(i).shape)
@@ -86,9 +99,10 @@ class ElementwiseKernel(CompiledKernel):
     implementation = "generated"
 
     def __init__(self, layer: Layer, signature: Signature, description: _Description, count: int) -> None:
-        shape, form = static_shape(layer.outputs[0].shape), signature.outputs[0].format
+        form = signature.outputs[0].format
+        shape, description = _pad(layer, form, description)
         sizes = find_memory_shape(form, shape)
-        rows = [_find_strides(layer, signature, i, own) for i, own in zip(description.places, description.shapes, strict=True)]
+        rows = [_find_strides(layer, signature, shape, i, own) for i, own in zip(description.places, description.shapes, strict=True)]
         assert sizes is not None
         dense = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
         sizes_, strides, _ = merge_axes(sizes, [*(r for r in rows if r is not None), dense])
@@ -122,9 +136,9 @@ def _list_constants(layer: Layer, description: _Description) -> list[tuple[int, 
     return pairs[len(pairs) - description.packed :]
 
 
-def _find_strides(layer: Layer, signature: Signature, i: int, own: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Strides of input `i` along the axes of the result in memory."""
-    shape, form = static_shape(layer.outputs[0].shape), signature.outputs[0].format
+def _find_strides(layer: Layer, signature: Signature, shape: tuple[int, ...], i: int, own: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Strides of input `i` along the axes of the result, of `shape`, in memory."""
+    form = signature.outputs[0].format
     stored = signature.inputs[i]
     if stored is None:  # a constant, packed in the order of the axes
         sizes = _compute_packed_shape(form, own, len(shape), shape)
@@ -202,7 +216,7 @@ class Elementwise(CompiledTactic):
         out = layer.outputs[0]
         shape = static_shape(out.shape)
         listed: list[Signature] = []
-        for form, rounded in product(list_candidate_formats(shape), (None, *_list_rounded_types(layer, backend))):
+        for form, rounded in product(list_candidate_formats(shape, takes_padding=True), (None, *_list_rounded_types(layer, backend))):
             stored: list[Operand | None] = []
             for t in layer.inputs:
                 if t is None or t.is_constant:
@@ -221,7 +235,8 @@ class Elementwise(CompiledTactic):
         description = make_program(layer)
         if isinstance(description, str):
             return description
-        form, shape = signature.outputs[0].format, static_shape(layer.outputs[0].shape)
+        form = signature.outputs[0].format
+        shape, description = _pad(layer, form, description)
         sizes = find_memory_shape(form, shape)
         if sizes is None:
             return f"the channels are padded in {form}"
@@ -229,7 +244,7 @@ class Elementwise(CompiledTactic):
         for i, own in zip(description.places, description.shapes, strict=True):
             strides = None
             if len(own) <= len(shape):
-                strides = _find_strides(layer, signature, i, own)
+                strides = _find_strides(layer, signature, shape, i, own)
             if strides is None:
                 return f"{list(own)} does not broadcast to {list(shape)} in {form}"
             rows.append(strides)

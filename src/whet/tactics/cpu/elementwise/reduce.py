@@ -21,7 +21,7 @@ from whet.tactics.cpu.onednn._axes import find_reduced_axes
 from whet.tactics.cpu.onednn._kernel import is_static
 
 _CHUNK = VECTORS * LANES
-_POOL = "GlobalAveragePool"  # in 16 bits, which oneDNN pools value by value
+_POOL = "GlobalAveragePool"
 
 
 class ReduceKernel(CompiledKernel):
@@ -84,8 +84,7 @@ class Reduce(CompiledTactic):
         if layer.outputs[0].type.rank == len(shape):
             forms = [f for f in list_candidate_formats(shape) if not f.startswith("nChw") or 1 not in axes]
         rest = (None,) * (len(layer.inputs) - 1)
-        stored = [] if layer.op == _POOL else [F32]
-        stored += list_small_floats(backend.capabilities.features)
+        stored = [F32, *list_small_floats(backend.capabilities.features)]
         return [Signature((Operand(f, d), *rest), (Operand(f, d),)) for d in stored for f in forms]
 
     def plan(self, layer: Layer, signature: Signature, config: Config, backend: Backend) -> ReduceKernel:

@@ -1,6 +1,7 @@
 """Max pooling in blocks of channels, as LLVM IR: separable, along the rows of a plane into scratch memory, then along the columns.
 
-This takes 2 k instead of k x k comparisons per window. An index outside the image is clamped to the image's edge, which is in the same window if the
+This takes 2 k instead of k x k comparisons per window. Where strides leave fewer windows than that saves, each window is read as a whole, without
+scratch memory. An index outside the image is clamped to the image's edge, which is in the same window if the
 padding is smaller than the window, so the result is unchanged and no pixel needs special code.
 """
 
@@ -16,6 +17,8 @@ from whet.tactics.cpu._llvm.work_stealing import parallel_kernel
 
 WORDS = ("source", "target", "scratch", "height", "width", "rows", "columns", "planes", "share")
 """The context: addresses; sizes of the image and of the result; samples * blocks of channels; items per thread."""
+WHOLE_WORDS = ("source", "target", "height", "width", "rows", "columns", "items", "share")
+"""The same for windows read as a whole; items are rows of the result."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,33 @@ def pool_ir(down: Axis, across: Axis, lanes: int) -> str:
             f.call(along_row, x, rows_pooled, w.columns, w.height, lanes, in_line, lanes, line, last_column)
             f.call(along_column, rows_pooled, y, w.rows, w.columns, line, lanes, line, lanes, last_row)
     return str(module)
+
+
+@cache
+def emit_whole_pool_ir(down: Axis, across: Axis, lanes: int) -> str:
+    """`pool(context)`, with all elements of a window at once."""
+    module = Module()
+    with parallel_kernel(module, "pool", WHOLE_WORDS, "items") as (f, w):
+        source, target = (word.as_pointer(FLOAT) for word in (w.source, w.target))
+        line = w.width * lanes
+        lowest = f.vector([float(np.finfo(np.float32).min)] * lanes)
+        with f.loop(w.begin, w.end) as items:
+            row, plane = items.index % w.rows, items.index // w.rows
+            image, y = source.at(plane * (w.height * line)), target.at(items.index * (w.columns * lanes))
+            lines = [image.at(_clamp(f, row * down.stride - down.pad + k, w.height) * line) for k in range(down.window)]
+            with f.loop(0, w.columns, at_least_once=True) as columns:
+                first = columns.index * across.stride - across.pad
+                largest: Value = lowest
+                for k in range(across.window):
+                    offset = _clamp(f, first + k, w.width) * lanes
+                    for pointer in lines:
+                        largest = f.maximum(pointer.load(offset, lanes), largest)
+                y.store(largest, columns.index * lanes)
+    return str(module)
+
+
+def _clamp(f: Function, index: Value, size: Value) -> Value:
+    return f.minimum(f.maximum(index, 0), size - 1)
 
 
 def _pool_axis(module: Module, name: str, axis: Axis, lanes: int) -> Function:

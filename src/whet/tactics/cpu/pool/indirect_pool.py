@@ -1,17 +1,20 @@
 """Max, average and global pooling of lines, images and volumes, f32 channels last (maxima also of 8-bit integers): for CPUs without oneDNN.
 
-With all windows, strides, dilations and pads.
+With all windows, strides, dilations and pads. A block of channels of a sample is stored like a sample with few channels.
 """
 
 from __future__ import annotations
 
 from math import prod
 
-from whet.network import Layer, static_shape
-from whet.tactics._base import Signature, tactic
+from whet.backends import Backend
+from whet.network import F32, Layer, static_shape
+from whet.network.formats import find_block
+from whet.tactics._base import Operand, Signature, tactic
 from whet.tactics._fused import get_root_layer, get_source_index
 from whet.tactics.cpu._llvm.epilogue import Chain
 from whet.tactics.cpu.conv._indirect_kernel import IndirectKernel, IndirectTactic, Parts, Problem, Window, as_image
+from whet.tactics.cpu.onednn._kernel import list_image_formats
 
 _GLOBAL = ("GlobalAveragePool", "GlobalMaxPool")
 
@@ -36,9 +39,20 @@ class IndirectPool(IndirectTactic):
             return self.why_not_layer(layer) or Parts(layer, Chain())
         return super().split(layer)
 
+    def signatures(self, layer: Layer, backend: Backend) -> list[Signature]:
+        """Also in blocks of channels, if nothing follows the pooling: padding channels stay zeros."""
+        signatures = super().signatures(layer, backend)
+        if not signatures or layer.op == "Fused" or layer.needs(0).dtype != F32:
+            return signatures
+        blocked = [Operand(f, F32) for f in list_image_formats(layer.outputs[0].type.rank) if find_block(f) > 1]
+        return [*signatures, *(Signature((o,), (o,)) for o in blocked)]
+
     def plan_kernel(self, parts: Parts, signature: Signature, threads: int) -> IndirectKernel:
         layer, head = parts.view, get_root_layer(parts.view)
         samples, channels, *image = static_shape(head.needs(0).shape)
+        block = find_block(signature.outputs[0].format)
+        if block > 1:
+            samples, channels = samples * -(-channels // block), block
         result, a = static_shape(layer.outputs[0].shape)[2:], head.attrs
         if head.op in _GLOBAL:
             sides: tuple[tuple[int, ...], tuple[int, ...]] = (1, prod(image)), (1, 1)
