@@ -116,6 +116,20 @@ def test_a_tie_shows_in_the_nudged_network():
     assert np.array_equal(down[0] - up[0], np.ones(8))
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_a_tie_of_a_computed_scale_shows_in_the_nudged_network(added):
+    """As in models that are quantized at run time: the scale is computed from the values."""
+    net = Network("computed")
+    x = net.add_input("x", parse_type("f32[1,4]"))
+    s = net.add("Mul", net.add("ReduceMax", x, keepdims=0), net.constant(np.float32(0.01), "hundredth"))
+    z = net.constant(np.int8(0), "z")
+    net.mark_output(net.add("QuantizeLinear", x, s, z), "y")
+    feed = {"x": np.array([[100, 7.5, -2.5, 0.4999 if added else 0]], np.float32)}
+    values = [y[0] for (y,) in run_with_nudged_scales(net, feed)]
+    assert {float(y[1]) for y in values} == {7, 8}
+    assert {float(y[3]) for y in values} == ({0, 1} if added else {0})
+
+
 def test_a_small_value_near_a_tie_shows_in_the_nudged_network():
     """A value near half a step is the sum of terms as large as the largest value: its error is relative to them, not to the sum."""
     net = Network("small")

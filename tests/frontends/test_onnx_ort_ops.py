@@ -28,7 +28,8 @@ def i32(*values):
 X, W, BIAS = f(2, 4, 7, 6), f(8, 4, 3, 3), f(8)
 SEQ, QKV, QKV_BIAS = f(2, 5, 8), f(8, 24), f(24)
 KEPT = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
-OWN_DOMAIN = {"SimplifiedLayerNormalization"}  # which ONNX Runtime writes in ONNX's
+EXPERIMENTAL = {"ImageScaler", "Crop", "Affine", "ParametricSoftplus", "ScaledTanh", "Scale"}  # of the first releases, up to opset 9
+OWN_DOMAIN = {"SimplifiedLayerNormalization", "DequantizeLinear", *EXPERIMENTAL}  # ONNX's; ONNX Runtime writes the first one there
 IDS = i32(*range(10)).reshape(2, 5)
 A8, B8 = _rng.integers(0, 256, (3, 16)).astype(np.uint8), _rng.integers(-60, 61, (16, 5)).astype(np.int8)
 F = np.float32
@@ -98,6 +99,14 @@ CASES = {
     "RotaryEmbedding offset": ([f(2, 3, 5, 4), np.array([2]), f(9, 2), f(9, 2)], {}),
     "RotaryEmbedding part": ([SEQ, (IDS % 7).astype(np.int64), f(7, 1), f(7, 1)], {"num_heads": 2, "rotary_embedding_dim": 2}),
     "SimplifiedLayerNormalization": ([SEQ, f(8)], {"epsilon": 1e-6}),
+    "ImageScaler": ([f(2, 3, 4, 5)], {"scale": 0.5, "bias": (0.1, -0.2, 3.0)}),
+    "Crop": ([f(2, 3, 8, 9)], {"border": (1, 2, 3, 1)}),
+    "Crop scale": ([f(2, 3, 8, 9)], {"border": (1, 2, 0, 0), "scale": (4, 5)}),
+    "Affine": ([f(3, 7)], {"alpha": 0.5, "beta": 2.0}),
+    "ParametricSoftplus": ([f(3, 7)], {"alpha": 0.5, "beta": 2.0}),
+    "ScaledTanh": ([f(3, 7)], {"alpha": 1.7, "beta": 0.6}),
+    "Scale": ([f(3, 7)], {"scale": 0.25}),
+    "DequantizeLinear of a bias": ([i32(-700), F([0.01]), np.array(0, np.int32)], {"axis": 1}),
 }  # fmt: skip
 FED = {"MatMulNBits": (0,), "GatherBlockQuantized": (1,), "DynamicQuantizeLSTM": (0, 5)}  # the other inputs are weights
 
@@ -115,7 +124,7 @@ def model_of(case):
     results = [helper.make_tensor_value_info(n, kinds.get(n, TensorProto.FLOAT), None) for n in outputs if n]
     kept = [numpy_helper.from_array(a, names[i]) for i, a in enumerate(arrays) if a is not None and i not in fed]
     graph = helper.make_graph([node], "g", inputs, results, kept)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [helper.make_opsetid("", 9 if op in EXPERIMENTAL else 17), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9), {names[i]: arrays[i] for i in fed}
 
 
@@ -227,6 +236,8 @@ REFUSED = {
         "QAttention", [A8.reshape(2, 3, 8), W8, QKV_BIAS, F(1), F(1), None, None, None, f(2, 2, 2, 3, 4)], {"num_heads": 2}, r"keeps keys and values",
     ),
     "activation": ("FusedConv", [X, W], {"activation": "Frob"}, r"its activation 'Frob' is unknown"),
+    "biases": ("ImageScaler", [f(2, 3, 4, 5)], {"bias": (1.0, 2.0)}, r"one bias per channel.* with 2 biases"),
+    "border": ("Crop", [f(2, 3, 4, 5)], {"border": (1, 2)}, r"a border of four sizes"),
     "bits": ("MatMulNBits", [f(3, 40), NBITS, f(18)], {"K": 40, "N": 6, "bits": 3, "block_size": 16}, r"weights have 3 bits"),
 }
 
@@ -239,5 +250,6 @@ def test_refusals_name_the_node_and_the_reason(case):
         model, _ = model_of(f"{op} refused")
     finally:
         del CASES[f"{op} refused"]
-    with pytest.raises(UnsupportedError, match=rf"node 'n' \(com.microsoft.{op}\): .*{message}"):
+    named = op if op in OWN_DOMAIN else f"com.microsoft.{op}"
+    with pytest.raises(UnsupportedError, match=rf"node 'n' \({named}\): .*{message}"):
         network_from_onnx(model)

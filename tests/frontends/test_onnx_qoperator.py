@@ -157,3 +157,15 @@ def test_dynamic_quantization(tmp_path):
     (want,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
     (got,) = run_network(network_from_onnx(model), {"x": x}).values()
     assert np.linalg.norm(got - want) < 0.01 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("shapes", [((3, 4), (4,)), ((4,), (4, 5)), ((4,), (4,)), ((2, 3, 4), (4,)), ((4,), (2, 4, 5))])
+def test_products_of_integer_vectors(shapes):
+    a, b = (_rng.integers(0, 256, s).astype(np.uint8) for s in shapes)
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["a", "b", "za", "zb"], ["y"])], "g",
+        [helper.make_tensor_value_info(n, TensorProto.UINT8, x.shape) for n, x in (("a", a), ("b", b))],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, None)], [numpy_helper.from_array(z(3), "za"), numpy_helper.from_array(z(9), "zb")],
+    )  # fmt: skip
+    (got,) = run_network(network_from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])), {"a": a, "b": b}).values()
+    np.testing.assert_array_equal(got, np.matmul(a.astype(int) - 3, b.astype(int) - 9))

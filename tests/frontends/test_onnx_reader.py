@@ -102,6 +102,8 @@ def test_nodes_out_of_order_are_sorted():
         ([-1, 3], "f32[N,3]"),
         (["s", "2*s"], "f32[s,2*s]"),
         (["2*q", 3], "f32[d_2_q,3]"),
+        (["N", 3, "?", "?"], "f32[N,3,H,W]"),
+        (["?", "?"], "f32[N,x_1]"),
     ],
 )
 def test_dims_become_symbols(dims, symbols):

@@ -4,9 +4,11 @@ import numpy as np
 import onnx
 import pytest
 
+import whet
+from whet import Profile
 from whet.builder import BuildConfig, build
 from whet.errors import UnsupportedError
-from whet.frontends import network_from_onnx
+from whet.frontends import check_onnx, network_from_onnx
 from whet.ops import run_network
 from whet.runtime import Runtime
 
@@ -38,6 +40,11 @@ GRAPHS = {
         t = Loop (count, go, s) <body = b (int64 i, bool c, seq(float[N,6]) a) => (bool d, seq(float[N,6]) z) {
             d = Identity (c) f = Cast <to = 1> (i) m = Mul (x, f) z = SequenceInsert (a, m) }>
         y = ConcatFromSequence <axis = 0> (t) }""",
+    "while loop that appends": """(float[N,6] x) => (float[M,6] y) {
+        s = SequenceEmpty () zero = Constant <value_int = 0> () n = Constant <value_int = 3> () go = Less (zero, n)
+        t, j = Loop (, go, s, zero) <body = b (int64 i, bool c, seq(float[N,6]) a, int64 k) => (bool d, seq(float[N,6]) z, int64 l) {
+            one = Constant <value_int = 1> () f = Cast <to = 1> (k) m = Mul (x, f) z = SequenceInsert (a, m) l = Add (k, one) d = Less (l, n) }>
+        y = ConcatFromSequence <axis = 0> (t) }""",
     "branches": """(float[N,6] x) => (float[N,6] y) {
         r = ReduceSum <keepdims = 0> (x) zero = Constant <value_float = 0.0> () c = Greater (r, zero)
         s = If (c) <then_branch = t () => (seq(float[N,6]) a) { p = Exp (x) q = Neg (x) a = SequenceConstruct (p, q) },
@@ -62,6 +69,51 @@ def test_a_graph_equals_onnx_runtime(case):
     for got, want in zip(run_network(network_from_onnx(model), feeds).values(), wants, strict=True):
         assert (got.dtype, got.shape) == (want.dtype, want.shape)
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+#: while loops with a count that is not known, whose body slices at the counter, as PyTorch's exporter writes EmbeddingBag
+APPENDING = """(float[B,6] x, int64 first, int64 count) => (float[M,D] y, int64 n, float[6] last, float[A,C,E] z) {{
+    s = SequenceEmpty () begin = Constant <value_int = {begin}> () limit = {limit} go = {go}
+    t, j = Loop (, go, s, begin) <body = b (int64 i, bool c, seq(float[1,6]) a, int64 k) => (bool d, seq(float[1,6]) w, int64 l) {{
+        one = Constant <value_int = 1> () minus = Constant <value_ints = [-1]> () at = Reshape (k, minus) end = Add (at, one)
+        row = Slice (x, at, end) e = Exp (row) w = SequenceInsert (a, e) l = Add (one, k) d = {condition} }}>
+    y = ConcatFromSequence <axis = {axis}> (t) n = SequenceLength (t)
+    p = Constant <value_int = -1> () r = SequenceAt (t, p) axes = Constant <value_ints = [0]> () last = Squeeze (r, axes)
+    z = ConcatFromSequence <axis = 1, new_axis = 1> (t) }}"""
+SIZE = "Size (column) col0 = Constant <value_int = 0> () column = Gather <axis = 1> (x, col0)"
+LOOPS = {
+    "rows": (f"{SIZE}", "Less (begin, limit)", "Less (l, limit)", 0, 0),
+    "count": ("Identity (count)", "Less (begin, limit)", "Greater (limit, l)", 0, 1),
+    "from 1": ("Identity (count)", "Greater (limit, begin)", "Less (l, limit)", 1, 0),
+    "at least once": ("Identity (first)", "Constant <value = bool {1}> ()", "Less (l, limit)", 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", LOOPS)
+def test_a_while_loop_that_appends_computed_times(case):
+    limit, go, condition, begin, axis = LOOPS[case]
+    model = model_of(APPENDING.format(limit=limit, go=go, condition=condition, begin=begin, axis=axis))
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert check_onnx(model).supported
+    shapes = {"x": Profile(min=(3, 6), opt=(70, 6), max=(80, 6))}
+    with whet.build(model, shapes=shapes, optimization_level=0, timing_cache="") as engine:
+        for rows, count in ((70, 66), (4, 3)):
+            feeds = {"x": _rng.standard_normal((rows, 6)).astype(np.float32), "first": np.array(0), "count": np.array(count)}
+            got = engine({k: v for k, v in feeds.items() if k in engine.inputs})
+            for name, want in zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True):
+                assert got[name].shape == want.shape
+                np.testing.assert_allclose(got[name], want, rtol=1e-6)
+
+
+def test_a_loop_that_appends_many_known_times_keeps_its_body():
+    """More iterations than are unrolled."""
+    text = APPENDING.format(limit="Constant <value_int = 70> ()", go="Less (begin, limit)", condition="Less (l, limit)", begin=0, axis=0)
+    net = network_from_onnx(model_of(text), shapes={"x": (75, 6)})
+    x = _rng.standard_normal((75, 6)).astype(np.float32)
+    got = run_network(net, {"x": x, "first": np.array(0), "count": np.array(0)})
+    assert [layer.op for layer in net.layers].count("Loop") == 1
+    np.testing.assert_allclose(got["y"], np.exp(x[:70]), rtol=1e-6)
+    np.testing.assert_array_equal(got["n"], 70)
 
 
 def test_an_engine_holds_no_sequences():

@@ -63,6 +63,17 @@ def test_quant(domain, case):
     np.testing.assert_allclose(run_network(net, {"x": X})["y"], quantize(X, scale, np.float32(zero), bits, **attrs), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("kinds", [(np.float64, np.int64), (np.int32, np.float64)], ids=lambda k: f"{k[0].__name__}-{k[1].__name__}")
+@pytest.mark.parametrize("bits", [8, 12])
+def test_scales_and_zero_points_of_other_types(kinds, bits):
+    """QKeras' converter writes an integer as zero point, and scales of powers of two as integers or doubles."""
+    model = make_model("Quant", [1, 2, bits])
+    for t, kind in zip(model.graph.initializer, kinds, strict=False):
+        t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype(kind), t.name))
+    got = run_network(network_from_onnx(model), {"x": X})["y"]
+    np.testing.assert_allclose(got, quantize(X, np.float32(1), np.float32(2), bits), rtol=1e-6)
+
+
 def test_signs():
     for op, inputs in (("BipolarQuant", [0.5]), ("Quant", [0.5, 0, 1])):
         got = run_network(network_from_onnx(make_model(op, inputs)), {"x": np.where(X > 3, 0, X)})["y"]

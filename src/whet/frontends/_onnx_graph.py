@@ -16,15 +16,16 @@ from whet.frontends._onnx_constants import fold, read_constant
 from whet.frontends._onnx_functions import expand, find_schema_function, is_defined_by_others, list_schema_defaults
 from whet.frontends._onnx_load import list_initializers, read_opsets
 from whet.frontends._onnx_node import Node
-from whet.frontends._onnx_order import sort_nodes
+from whet.frontends._onnx_order import cut_graph, sort_nodes
 from whet.frontends._onnx_shapes import SymbolTable, read_value_type
 from whet.frontends._onnx_tensors import get_onnx_dtype, read_onnx_array, read_sparse_array
 from whet.network import Network, Origin, Tensor, TensorType, Weight
-from whet.ops import OPS, FoldBudget, NoValue, Op, ReadValue, TensorSequence
+from whet.ops import OPS, Counter, FoldBudget, GrowingSequence, NoValue, Op, ReadValue, TensorSequence
 from whet.plugin_packages import load_installed
 
 _DEEPEST = 32  # nesting depth of functions and subgraphs; real models have 3
 _MOST_NODES = 300_000  # after inlining; nested functions could expand exponentially
+InputType = TensorType | Counter | GrowingSequence  # of an input of a subgraph
 # Exceptions that a reader may raise for a schema-valid node with invalid values (a zero stride, a wrong rank).
 _BAD_VALUES = (IndexError, AttributeError, TypeError, KeyError, ValueError, OverflowError, ArithmeticError, MemoryError, RecursionError)
 
@@ -104,13 +105,19 @@ class GraphReader:
     nodes: int = 0
     most_nodes: int = _MOST_NODES
     budget: FoldBudget = field(default_factory=lambda: FoldBudget(0))
+    counters: set[Tensor] = field(default_factory=set)
 
     def read(
-        self, graph: GraphProto, scope: Scope, versions: Mapping[str, int], types: Mapping[str, TensorType], prefix: str = ""
+        self,
+        graph: GraphProto,
+        scope: Scope,
+        versions: Mapping[str, int],
+        types: Mapping[str, InputType],
+        prefix: str = "",
     ) -> list[ReadValue]:
         """Adds the graph's layers to `scope.net`; returns its outputs.
 
-        `types` are its inputs' types; `prefix` is prepended to generated node names.
+        `types` are its inputs' types, or a sequence, which is no input of the network; `prefix` is prepended to generated node names.
         """
         net = scope.net
         for name, t in list_initializers(graph):
@@ -125,10 +132,15 @@ class GraphReader:
                 continue
             if info.name in scope.own or not info.name:
                 raise FrontendError(f"two inputs are called {info.name!r}. {DAMAGED}")
-            scope[info.name] = net.add_input(info.name, types[info.name])
-        given = {*scope.own, *scope.initializers}
+            given = types[info.name]
+            if isinstance(given, GrowingSequence):
+                scope[info.name] = given
+            else:
+                scope[info.name] = added = net.add_input(info.name, given.type if isinstance(given, Counter) else given)
+                self.counters |= {added} if isinstance(given, Counter) else set()
+        taken = {*scope.own, *scope.initializers}
         for node in graph.node:
-            if clash := next((o for o in node.output if o in given), None):
+            if clash := next((o for o in node.output if o in taken), None):
                 raise FrontendError(f"node '{node.name}' ({node.op_type}) produces {clash!r}, which is an input or a weight. {DAMAGED}")
         self.read_nodes(graph.node, scope, versions, prefix)
         outputs: list[ReadValue] = []
@@ -211,7 +223,7 @@ class GraphReader:
             weight = Weight(read_constant(attrs, name), Origin("source", node.output[0]))
             scope[node.output[0]] = net.constant(weight, node.output[0])
             return
-        view = Node(node.op_type, domain, opset, name, inputs, attrs, list(node.output))
+        view = Node(node.op_type, domain, opset, name, inputs, attrs, list(node.output), counters=self.counters)
         self._add_graphs(view, node, scope, versions)
         results = op.onnx(view, net) if op.onnx is not None else _read_unchanged(op, view, net)
         outputs = [results] if isinstance(results, ReadValue) else list(results)
@@ -248,21 +260,21 @@ class GraphReader:
             return f"{view.name}/{key}/"
 
         def region(key: str) -> Callable[..., Network]:
-            def build(types: Sequence[TensorType | None] = (), *, strict: bool = False) -> Network:
+            def build(types: Sequence[InputType | None] = (), *, strict: bool = False, only: Sequence[int] = ()) -> Network:
                 if strict and self.on_problem is not None:
                     on_problem, self.on_problem = self.on_problem, None
                     try:
-                        return build(types)
+                        return build(types, only=only)
                     finally:
                         self.on_problem = on_problem
-                proto = protos[key]
+                proto = cut_graph(protos[key], only) if only else protos[key]
                 inner = Scope(Network(key, scope.net.stage), self.folder, scope)
                 known = {}
                 for i, info in enumerate(proto.input):
                     given = types[i] if i < len(types) else None
                     known[info.name] = given or read_value_type(info, self.symbols, f"input {info.name!r} of the {key} of node '{view.name}'")
                 values = self.read(proto, inner, versions, known, prefix(key))
-                view.lengths[key] = [len(v.tensors) if isinstance(v, TensorSequence) else None for v in values]
+                view.lengths[key] = [_count_tensors(v) for v in values]
                 for info, v in zip(proto.output, values, strict=True):
                     mark_value(inner.net, v, info.name)
                 return inner.net
@@ -284,18 +296,30 @@ class GraphReader:
 
 
 def mark_value(region: Network, value: ReadValue, name: str) -> None:
-    """As mark_output; the tensors of a sequence become the outputs `name_0`, `name_1`, and so on. Raises UnsupportedError for an absent value."""
-    if isinstance(value, NoValue):
-        raise UnsupportedError(f"the output {name!r} is an absent optional value; whet returns tensors")
+    """As mark_output; the tensors of a sequence become the outputs `name_0`, `name_1`, and so on.
+
+    Raises UnsupportedError for an absent value, and for a sequence whose length is not known.
+    """
     if isinstance(value, Tensor):
         mark_output(region, value, name)
-        return
-    for i, t in enumerate(value.tensors):
-        mark_output(region, t, f"{name}_{i}")
+    elif isinstance(value, TensorSequence | GrowingSequence):
+        for i, t in enumerate(value.tensors if isinstance(value, TensorSequence) else value.appended):
+            mark_output(region, t, f"{name}_{i}")
+    elif isinstance(value, NoValue):
+        raise UnsupportedError(f"the output {name!r} is an absent optional value; whet returns tensors")
+    else:
+        raise UnsupportedError(f"the output {name!r} is a sequence of as many tensors as a loop appends; whet returns tensors: concatenate them")
+
+
+def _count_tensors(value: ReadValue) -> int | None:
+    """The number of tensors of a sequence whose length is known, as outputs of a region; None for a tensor."""
+    if isinstance(value, TensorSequence):
+        return len(value.tensors)
+    return len(value.appended) if isinstance(value, GrowingSequence) else None
 
 
 def _no_tensor(value: object) -> bool:
-    return isinstance(value, TensorSequence | NoValue)
+    return not isinstance(value, Tensor | None)
 
 
 def mark_output(region: Network, t: Tensor, name: str) -> None:

@@ -6,7 +6,9 @@ node.inputs                           tensors of `g` (or of an outer network); N
                                       only for ops with reads_sequences
 node.attrs                            Python values: int, float, str, tuples of them, np.ndarray for tensors
 node.graphs                           name -> function building that subgraph: graphs["body"](input types) -> region Network;
-                                      with strict=True errors are raised also where `check_onnx` collects them
+                                      with strict=True errors are raised also where `check_onnx` collects them; with only=(0, 2)
+                                      it has these outputs and the nodes that they need
+node.counters                         inputs of the loops around the node that count iterations from a value of at least 0
 node.add(g, "Op", *inputs, **attrs)   adds a layer under the node's names; returns its output, or a tuple of them
 node.inline("then_branch", g)         adds a subgraph's layers to `g` itself; returns its outputs
 node.dtype(code)                      the DType of an ONNX type code (Cast's `to`)
@@ -15,7 +17,7 @@ raise node.unsupported("...")         with the reason and the nearest workaround
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -26,7 +28,7 @@ from whet.frontends._onnx_tensors import get_onnx_dtype
 from whet.network import DType, Network, Tensor
 from whet.ops import TensorSequence
 
-BuildRegion = Callable[..., Network]  # build(input types or nothing, strict=False) -> Network
+BuildRegion = Callable[..., Network]  # build(input types or nothing, strict=False, only=()) -> Network
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Node:
     outputs: list[str]
     graphs: dict[str, BuildRegion] = field(default_factory=dict)
     inline_graph: Callable[[str, Network, Sequence[Tensor]], list[Tensor]] | None = None
+    counters: Set[Tensor] = frozenset()
     lengths: dict[str, list[int | None]] = field(default_factory=dict)  # of a built subgraph: per output None, or its sequence's length
 
     def input(self, i: int) -> Tensor | None:

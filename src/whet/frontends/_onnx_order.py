@@ -1,4 +1,4 @@
-"""Topological order of the nodes of a graph, including values captured by subgraphs."""
+"""Topological order of the nodes of a graph, including values captured by subgraphs, and the nodes that some outputs need."""
 
 from __future__ import annotations
 
@@ -50,6 +50,22 @@ def sort_nodes(nodes: Sequence[NodeProto], known: Container[str], prefix: str = 
         stuck = [named[i][0] for i, n in enumerate(waiting) if n > 0]
         raise FrontendError(f"nodes form a cycle: {', '.join(stuck[:8])}{', ...' if len(stuck) > 8 else ''}. {DAMAGED}")
     return [named[i] for i in order]
+
+
+def cut_graph(graph: GraphProto, outputs: Sequence[int]) -> GraphProto:
+    """The graph with only these outputs (indices) and the nodes that they need; its inputs and weights are kept."""
+    kept = [graph.output[i] for i in outputs]
+    maker = {out: node for node in graph.node for out in node.output if out}
+    needed = {info.name for info in kept}
+    waiting = list(needed)
+    while waiting:
+        name = waiting.pop()
+        more = set(_reads(maker[name])) - needed if name in maker else set()
+        needed |= more
+        waiting += more
+    nodes = [n for n in graph.node if any(out in needed for out in n.output)]
+    weights = {"initializer": graph.initializer, "sparse_initializer": graph.sparse_initializer}
+    return GraphProto(name=graph.name, node=nodes, input=graph.input, output=kept, **weights)
 
 
 def _reads(node: NodeProto) -> Iterable[str]:

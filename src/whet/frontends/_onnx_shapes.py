@@ -1,7 +1,7 @@
 """Types of a model's inputs: dim_params and unnamed dims become symbols; user-given shapes set or rename them.
 
-Conventions for dims without a name: axis 0 is the batch `N`, shared by all inputs; axes 2 and 3 of a rank-4 input are `H` and
-`W`; any other is named after its input and axis (`mask_1`).
+Conventions for dims without a name, or with one without a letter or digit ("?", as Paddle writes several): axis 0 is the batch `N`, shared by
+all inputs; axes 2 and 3 of a rank-4 input are `H` and `W`; any other is named after its input and axis (`mask_1`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def read_value_type(info: onnx.ValueInfoProto, table: SymbolTable, subject: str,
     dims: list[Dim] = []
     rank = len(tensor.shape.dim)
     for axis, d in enumerate(tensor.shape.dim):
-        if d.dim_param:
+        if any(c.isalnum() for c in d.dim_param):
             dims.append(table.of_text(d.dim_param))
         elif d.HasField("dim_value") and d.dim_value >= 0:
             dims.append(d.dim_value)

@@ -22,7 +22,7 @@ from whet.ops._images import Axes, BatchAxis, NotPerImage, follow, list_fused_la
 from whet.ops._interpret import bind_layer, bind_symbols, count_region_steps, run_layer, run_network, run_regions, widen_attributes
 from whet.ops._origin import evaluate_origin
 from whet.ops._samples import sample_arrays, sample_layer
-from whet.ops._sequences import NoValue, ReadValue, TensorSequence
+from whet.ops._sequences import Counter, GrowingSequence, NoValue, ReadValue, TensorSequence
 from whet.ops._touching import batch_symbol, why_samples_touch
 from whet.ops._types import broadcast, infer_same_as_input, list_same_axis_couples, normalize_axis
 
@@ -32,8 +32,10 @@ __all__ = [
     "REQUIRED",
     "Axes",
     "BatchAxis",
+    "Counter",
     "Couple",
     "FoldBudget",
+    "GrowingSequence",
     "NoValue",
     "NotPerImage",
     "Op",

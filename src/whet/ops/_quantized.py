@@ -45,7 +45,7 @@ def reshape_to_broadcast(v: np.ndarray, shape: tuple[int, ...], axis: int, block
     """Scales (or zero points) shaped to broadcast over `shape`."""
     if block:
         return np.repeat(v, min(block, shape[axis]), axis=axis)[tuple(slice(n) for n in shape)]
-    if v.size == 1 and (v.ndim == 0 or shape[axis % len(shape)] != 1):
+    if v.size == 1:  # for any axis: ONNX Runtime's quantizer writes biases of shape [1] with axis 1
         return v.reshape(())
     column = [1] * len(shape)
     column[axis] = -1

@@ -4,17 +4,22 @@ Inputs are M (i64, optional), the condition (optional), `states` carried values 
 values (lowering turns them into inputs). The body takes (iteration, condition, *carried, *captured) and returns (condition, *carried,
 *scanned). An engine needs shapes in advance: carried values keep their types, and scan outputs have a size that depends on the data if the number of
 iterations is unknown. The reader unrolls a loop with carried values of changing shape if its number of iterations is known.
+
+A sequence to which each iteration appends a tensor is read as a scan output; the condition of such a loop as its count, if it compares a carried
+counter with a limit (`i < n`).
 """
 
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.network import BOOL, F32, I64, Expr, Network, Tensor, TensorType
+from whet.network import BOOL, F32, I32, I64, Expr, Network, Tensor, TensorType
 from whet.ops._base import INT, Sample, find_known_values, is_data_sized, op
 from whet.ops._data_sized import make_size_symbol
 from whet.ops._regions import check_feeds, check_steps
+from whet.ops._sequences import Counter, GrowingSequence, StackedSequence, TensorSequence
 
 _MOST = 64  # largest number of unrolled iterations
+_ENDLESS = 2**31 - 1  # counts from this on mean "while the condition holds": exporters write the largest 32- or 64-bit integer
 
 
 def find_iteration_count(layer):
@@ -94,7 +99,7 @@ def _make_empty_array(t) -> np.ndarray:
 def read(node, g):
     inputs = [*node.inputs, *[None] * (2 - len(node.inputs))]
     if not all(t is None or isinstance(t, Tensor) for t in inputs):
-        return _unroll(node, g, inputs, "it carries a sequence of tensors")
+        return _read_appending(node, g, inputs)
     try:
         region = node.graphs["body"]([None, None, *(t.type for t in inputs[2:])])
     except UnsupportedError as e:  # e.g. if a slice depends on the iteration
@@ -107,6 +112,118 @@ def read(node, g):
         return _unroll(node, g, inputs, "a size in it depends on the data")
     layer = g.add_layer("Loop", inputs, {}, name=node.name, outputs=node.outputs, regions={"body": region}, sources=(node.name,))
     return layer.outputs[0] if len(layer.outputs) == 1 else layer.outputs
+
+
+def _read_appending(node, g, inputs):
+    """A loop that carries sequences: unrolled if it has few iterations, otherwise with scan outputs if it only appends to empty sequences."""
+    why = "it carries a sequence of tensors"
+    states = inputs[2:]
+    if _find_count(inputs) is not None or not all(isinstance(t, Tensor) or t == TensorSequence(()) for t in states):
+        return _unroll(node, g, inputs, why)
+    types = [t.type if isinstance(t, Tensor) else GrowingSequence() for t in states]
+    counted = _count_iterations(node, g, inputs, types)
+    if _find_count(inputs) is not None:
+        return _unroll(node, g, inputs, why)
+    if counted is not None:
+        types[counted] = Counter(types[counted])
+    try:
+        region = node.graphs["body"]([None, None, *types], strict=True)
+    except UnsupportedError as e:
+        return _unroll(node, g, inputs, f"{why}, and {e}")
+    if counted is not None:
+        _go_on(node, region)
+    lengths = node.lengths["body"][1 : 1 + len(states)]
+    carried = [a for a, n in zip(states, lengths, strict=True) if n is None]
+    after, appended = ([t for t, n in zip(region.outputs[1:], lengths, strict=False) if n == kind] for kind in (None, 1))
+    if any(n not in (None, 1) for n in lengths) or any(a.type != b.type for a, b in zip(carried, after, strict=True)):
+        return _unroll(node, g, inputs, f"{why}, to which an iteration appends several, or changes the shape of others")
+    region.outputs[1 : 1 + len(states)] = [*after, *appended]
+    attrs = {"states": len(carried)}
+    layer = g.add_layer("Loop", [*inputs[:2], *carried], attrs, name=node.name, regions={"body": region}, sources=(node.name,))
+    final, stacked, scanned = (iter(layer.outputs[i:]) for i in (0, len(carried), len(states)))
+    return [*(next(final) if n is None else StackedSequence(next(stacked)) for n in lengths), *scanned]
+
+
+def _go_on(node, region) -> None:
+    """Makes the body of a counted loop return the condition that it is given."""
+    region.outputs[0] = region.add("Identity", region.inputs[1], name=f"{node.name}.goes_on", sources=(node.name,))
+
+
+def _count_iterations(node, g, inputs, types) -> int | None:
+    """Replaces the condition in `inputs` by the count if the loop has none and ends when a carried integer of at least 0 reaches a limit.
+
+    Returns the index of that integer among the carried values, whose types are `types`.
+    """
+    count = find_known_values(inputs[0])
+    if inputs[0] is not None and (count is None or not isinstance(count[0], int) or count[0] < _ENDLESS):
+        return None
+    for k, start in enumerate(inputs[2:]):
+        first = find_known_values(start) if isinstance(start, Tensor) and start.dtype in (I32, I64) else None
+        if first is None or len(first) != 1 or not isinstance(first[0], int) or first[0] < 0:
+            continue
+        limit = _find_limit(node, types, k, sum(isinstance(t, Tensor) for t in inputs[2 : 2 + k]))
+        if limit is not None and (least := _find_least_count(inputs[1], first[0], limit)) is not None:
+            inputs[:2] = _subtract(node, g, limit, first[0], least), None
+            return k
+    return None
+
+
+def _find_limit(node, types, k: int, place: int) -> Tensor | None:
+    """The value outside of the body below which the loop goes on if carried value `k`, tensor `place` of them, grows by 1; None otherwise."""
+    try:
+        region = node.graphs["body"]([None, None, *types], strict=True, only=(0, 1 + k))
+    except UnsupportedError:
+        return None
+    goes_on, following = map(_skip_identities, region.outputs)
+    if goes_on.maker is None or goes_on.maker.op not in ("Less", "Greater"):
+        return None
+    low, limit = _order_terms(goes_on.maker)
+    own = {t for layer in region.layers for t in layer.outputs} | set(region.inputs)
+    if _skip_identities(low) is not following or limit in own or limit.type.elements != 1:
+        return None
+    terms = list(map(_skip_identities, following.maker.required_inputs())) if following.maker is not None and following.maker.op == "Add" else []
+    counter = region.inputs[2 + place]
+    return limit if any(a is counter and find_known_values(b) == (1,) for a, b in (terms, terms[::-1]) if terms) else None
+
+
+def _skip_identities(t: Tensor) -> Tensor:
+    while t.maker is not None and t.maker.op == "Identity":
+        t = t.maker.needs(0)
+    return t
+
+
+def _order_terms(layer) -> tuple[Tensor, Tensor]:
+    """(a, b) of a layer a < b or b > a."""
+    return (layer.needs(0), layer.needs(1)) if layer.op == "Less" else (layer.needs(1), layer.needs(0))
+
+
+def _find_least_count(condition, first: int, limit: Tensor) -> int | None:
+    """The least number of iterations: 0 if the first condition is the comparison itself, 1 if it is true; None if it is another."""
+    if condition is None or find_known_values(condition) == (1,):
+        return 1
+    t = _skip_identities(condition)
+    if t.maker is None or t.maker.op not in ("Less", "Greater"):
+        return None
+    low, high = map(_skip_identities, _order_terms(t.maker))
+    same = high is _skip_identities(limit) or (find_known_values(high) is not None and find_known_values(high) == find_known_values(limit))
+    return 0 if same and find_known_values(low) == (first,) else None
+
+
+def _subtract(node, g, limit: Tensor, first: int, least: int) -> Tensor:
+    """max(limit - first, least) as i64[]."""
+    high = find_known_values(limit)
+    if high is not None and isinstance(high[0], int):
+        return g.constant(np.array(max(high[0] - first, least), np.int64), f"{node.name}.count")
+
+    def add(op_name: str, *terms: Tensor, **attrs) -> Tensor:
+        return g.add(op_name, *terms, name=f"{node.name}.count", sources=(node.name,), **attrs)
+
+    def number(value: int) -> Tensor:
+        return g.constant(np.array(value, np.int64), f"{node.name}.number")
+
+    count = add("Reshape", limit if limit.dtype == I64 else add("Cast", limit, to=I64), shape=())
+    count = add("Sub", count, number(first)) if first else count
+    return count if high is not None and not first else add("Max", count, number(least))  # a size is at least 1
 
 
 def has_data_sizes(region) -> bool:

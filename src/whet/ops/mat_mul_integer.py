@@ -6,6 +6,7 @@ from whet.errors import NetworkError
 from whet.network import I32, TensorType
 from whet.ops._base import op
 from whet.ops._integer import check_operands, check_zero, subtract_zero_point
+from whet.ops._ort import make_adder
 from whet.ops._types import broadcast, unify
 
 
@@ -23,10 +24,22 @@ def compute_reference(layer, a, b, a_zero=None, b_zero=None):
     return np.matmul(subtract_zero_point(a, a_zero, (-1, 1)), subtract_zero_point(b, b_zero, (1, -1))).astype(np.int64).astype(np.int32)
 
 
+def read(node, g):
+    """A vector is a matrix of one row or column, which is dropped from the result, as in numpy.matmul."""
+    a, b, *zeros = node.inputs
+    dropped = [axis for axis, t in ((-2, a), (-1, b)) if t.type.rank == 1]
+    if not dropped:
+        return node.add(g, "MatMulInteger", *node.inputs)
+    add = make_adder(node, g)
+    matrices = [add("Unsqueeze", t, axes=(axis,)) if t.type.rank == 1 else t for t, axis in ((a, 0), (b, 1))]
+    return node.add(g, "Squeeze", add("MatMulInteger", *matrices, *zeros), axes=tuple(dropped))
+
+
 op(
     "MatMulInteger",
     infer,
     compute_reference,
+    onnx=read,
     samples=[
         (["extreme u8[3,17]", "extreme i8[17,5]", np.array(128, np.uint8)], {}),
         (["i8[2,3,8]", "i8[8,4]", None, np.array([1, -2, 3, 0], np.int8)], {}),

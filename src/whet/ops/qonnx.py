@@ -24,6 +24,16 @@ def _read_number(node, i: int, subject: str) -> int:
     return int(t.array().reshape(()))
 
 
+def _read_float(node, g, i: int) -> Tensor:
+    """Input `i` in the type of x. QKeras' converter writes integers and doubles where the definition has floats."""
+    x, t = node.inputs[0], node.inputs[i]
+    if t.dtype == x.dtype:
+        return t
+    if t.is_constant:
+        return g.constant(t.array().astype(x.dtype.numpy), f"{node.name}.input{i}")
+    return g.add("Cast", t, to=x.dtype, name=f"{node.name}_input{i}", sources=(node.name,))
+
+
 def _find_range(bits: int, signed: int, narrow: int) -> tuple[int, int]:
     """The least and the largest integer."""
     if signed:
@@ -47,7 +57,7 @@ def _find_axis(t: Tensor, rank: int) -> int | None:
 
 def read_quant(node, g):
     """Inputs: x, scale, zero point, bit width."""
-    x, scale, zero = (node.input(i) for i in range(3))
+    x, scale, zero = node.input(0), _read_float(node, g, 1), _read_float(node, g, 2)
     bits, rounding = _read_number(node, 3, "bit width"), _find_rounding(node, "ROUND")
     signed, narrow = node.attrs.get("signed", 1), node.attrs.get("narrow", 0)
     add = make_adder(node, g)
@@ -95,12 +105,12 @@ def _add_signs(node, g, x: Tensor, scale: Tensor):
 
 def read_bipolar(node, g):
     """Inputs: x, scale."""
-    return _add_signs(node, g, node.input(0), node.input(1))
+    return _add_signs(node, g, node.input(0), _read_float(node, g, 1))
 
 
 def read_trunc(node, g):
     """Inputs: x, scale, zero point, bit width, and either the bit width of the result, or its scale, zero point and bit width."""
-    x, scale, zero = (node.input(i) for i in range(3))
+    x, scale, zero = node.input(0), _read_float(node, g, 1), _read_float(node, g, 2)
     add, rounding = make_adder(node, g), _find_rounding(node, "FLOOR")
     integers = add("Round", add("Add", add("Div", x, scale), zero))
     if node.input(5) is None:

@@ -1,6 +1,7 @@
 """ONNX's ops on sequences of tensors and on optional values: resolved while the model is read, since the lengths are known from the nodes.
 
-An index that is computed at run time selects among tensors of one type with Gather.
+An index that is computed at run time selects among tensors of one type with Gather. A sequence to which a loop appends a tensor per iteration
+is one tensor, with the entries along axis 0.
 """
 
 import numpy as np
@@ -8,7 +9,8 @@ import numpy as np
 from whet.network import BOOL, I64, Tensor
 from whet.ops._base import find_known_values
 from whet.ops._refused import read_as_others
-from whet.ops._sequences import NoValue, TensorSequence
+from whet.ops._sequences import GrowingSequence, NoValue, StackedSequence, TensorSequence
+from whet.ops._types import normalize_axis
 
 LONGEST = 1024  # tensors of a sequence; each is a layer's output
 
@@ -47,6 +49,10 @@ def _make_sequence(node, tensors):
 
 
 def read_insert(node, g):
+    if isinstance(node.inputs[0], GrowingSequence):
+        if node.input(2) is not None:
+            raise node.unsupported("it inserts at a position, in a loop whose number of iterations is not known; such a loop may only append")
+        return GrowingSequence((*node.inputs[0].appended, node.inputs[1]))
     tensors = _get_tensors(node)
     at = len(tensors) if node.input(2) is None else _require_position(node, 2, len(tensors), len(tensors) + 1)
     return _make_sequence(node, (*tensors[:at], node.inputs[1], *tensors[at:]))
@@ -61,6 +67,9 @@ def read_erase(node, g):
 
 
 def read_at(node, g):
+    if isinstance(node.inputs[0], StackedSequence):
+        position = g.add("Reshape", node.inputs[1], shape=(), name=f"{node.name}_position", sources=(node.name,))
+        return node.add(g, "Gather", node.inputs[0].stacked, position, axis=0)
     tensors = _get_tensors(node)
     at = _find_position(node, 1, len(tensors), len(tensors))
     if at is not None:
@@ -71,7 +80,16 @@ def read_at(node, g):
     return node.add(g, "Gather", stacked, g.add("Reshape", node.inputs[1], shape=(), name=f"{node.name}_position", sources=(node.name,)), axis=0)
 
 
+def read_length(node, g):
+    if isinstance(node.inputs[0], StackedSequence):
+        size = g.add("Shape", node.inputs[0].stacked, start=0, end=1, name=f"{node.name}_size", sources=(node.name,))
+        return node.add(g, "Reshape", size, shape=())
+    return g.constant(np.array(len(_get_tensors(node)), I64.numpy), f"{node.name}.length")
+
+
 def read_concat(node, g):
+    if isinstance(node.inputs[0], StackedSequence):
+        return _concat_stacked(node, g, node.inputs[0].stacked, node.attrs["axis"], bool(node.attrs.get("new_axis", 0)))
     return _concat(node, g, _get_tensors(node), node.attrs["axis"], bool(node.attrs.get("new_axis", 0)))
 
 
@@ -83,6 +101,17 @@ def _concat(node, g, tensors, axis, new_axis, name=""):
     if name:
         return g.add("Concat", *tensors, axis=axis, name=name, sources=(node.name,))
     return node.add(g, "Concat", *tensors, axis=axis)
+
+
+def _concat_stacked(node, g, x, axis, new_axis):
+    """The entries along axis 0 of `x` concatenated along an axis of theirs, or along a new one."""
+    axis = normalize_axis(axis, x.type.rank if new_axis else x.type.rank - 1)
+    perm = (*range(1, axis + 1), 0, *range(axis + 1, x.type.rank))
+    if new_axis:
+        return node.add(g, "Transpose", x, perm=perm)
+    moved = g.add("Transpose", x, perm=perm, name=f"{node.name}_transpose", sources=(node.name,)) if axis else x
+    shape = (*moved.shape[:axis], moved.shape[axis] * moved.shape[axis + 1], *moved.shape[axis + 2 :])
+    return node.add(g, "Reshape", moved, shape=shape)
 
 
 def read_split(node, g):
@@ -144,7 +173,7 @@ _READERS = {
     "SequenceInsert": read_insert,
     "SequenceErase": read_erase,
     "SequenceAt": read_at,
-    "SequenceLength": lambda node, g: g.constant(np.array(len(_get_tensors(node)), I64.numpy), f"{node.name}.length"),
+    "SequenceLength": read_length,
     "SequenceMap": read_map,
     "SplitToSequence": read_split,
     "ConcatFromSequence": read_concat,

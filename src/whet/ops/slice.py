@@ -4,7 +4,7 @@ depend on the data."""
 import numpy as np
 
 from whet.errors import NetworkError, UnsupportedError
-from whet.network import Expr, ceildiv, maximum, minimum
+from whet.network import Expr, Tensor, ceildiv, maximum, minimum
 from whet.ops._axes import convert_attributes_to_inputs, make_attribute_exporter
 from whet.ops._base import INTS, Couple, find_given_dims, find_known_values, fold_dims, op, replace_given, require_known_ints, to_ints
 from whet.ops._data_sized import make_size_symbol
@@ -135,6 +135,42 @@ def recut(layer, kept_indices):
     return {**replace_given(layer, "starts", 1, starts), **replace_given(layer, "ends", 2, ends)} if changed else {}
 
 
+def read(node, g):
+    """A slice of one entry at the counter of a loop is a Gather, whose size is known: the counter is at least 0."""
+    axis = _find_counted_axis(node)
+    if axis is None:
+        return node.add(g, "Slice", *convert_attributes_to_inputs(node, g, ["starts", "ends", "axes"]))
+    return node.add(g, "Gather", node.inputs[0], node.inputs[1], axis=axis)
+
+
+def _find_counted_axis(node) -> int | None:
+    """The axis that x[i : i + 1] takes an entry of, if `i` of shape [1] is a loop's counter plus a constant of at least 0; else None."""
+    starts, ends, axes, steps = (node.input(i) for i in range(1, 5))
+    if not node.counters or starts is None or ends is None or tuple(starts.shape) != (1,) or tuple(ends.shape) != (1,):
+        return None
+    axes, steps = (0,) if axes is None else find_known_values(axes), (1,) if steps is None else find_known_values(steps)
+    (first, low), (last, high) = _split_offset(starts), _split_offset(ends)
+    if first not in node.counters or last is not first or low < 0 or high != low + 1 or axes is None or steps != (1,):
+        return None
+    return normalize_axis(axes[0], node.inputs[0].type.rank)
+
+
+def _split_offset(t: Tensor) -> tuple[Tensor, int]:
+    """(value, offset) such that `t` is their sum: constants that were added, and other shapes of the value, are skipped."""
+    offset = 0
+    while (maker := t.maker) is not None and t.type.elements == 1:
+        if maker.op in ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Cast"):
+            t = maker.needs(0)
+            continue
+        known = [find_known_values(x) for x in maker.inputs] if maker.op == "Add" else []
+        added = next((i for i, v in enumerate(known) if v is not None and isinstance(v[0], int)), None)
+        if added is None:
+            break
+        offset += to_ints(known[added])[0]
+        t = maker.needs(1 - added)
+    return t, offset
+
+
 op(
     "Slice",
     infer,
@@ -145,7 +181,7 @@ op(
     recut=recut,
     shape_value=lambda layer: [None] if has_unknown_bounds(layer) else fold_dims(layer, 1),
     data_sized=has_unknown_bounds,
-    onnx=lambda node, g: node.add(g, "Slice", *convert_attributes_to_inputs(node, g, ["starts", "ends", "axes"])),
+    onnx=read,
     to_onnx=make_attribute_exporter("starts", "ends", "axes", "steps"),
     samples=[
         (["f32[2,12,5]", np.array([3]), np.array([9]), np.array([1])], {}),

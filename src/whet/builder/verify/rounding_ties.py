@@ -33,28 +33,41 @@ def run_with_nudged_scales(
     for sign, added in ((1, False), (-1, False), (1, True), (-1, True)):
         made = net.clone()
         for layer in list(made.layers):
-            if layer.op != "QuantizeLinear" or layer.needs(0).is_constant or layer.needs(1).weight is None:
+            if layer.op != "QuantizeLinear" or layer.needs(0).is_constant:
                 continue
-            scale = layer.needs(1)
-            if added and layer.output.dtype not in LARGEST:
-                levels = 2.0**layer.output.dtype.bits * NUDGE * np.asarray(scale.array(), np.float64)
-                _add_before(made, layer, sign * levels)
+            scale, small = layer.needs(1), layer.output.dtype not in LARGEST
+            if scale.weight is None and scale.type.elements != 1:
                 continue
-            factor = 1 + sign * (NUDGE8 if layer.output.dtype in LARGEST else NUDGE)
-            moved = Tensor(f"{scale.name} nudged", scale.type, weight=Weight(np.asarray(scale.array(), np.float64) * factor))
+            if added and small:
+                _add_before(made, layer, _scale_by(made, layer, sign * 2.0**layer.output.dtype.bits * NUDGE))
+                continue
+            moved = _scale_by(made, layer, 1 + sign * (NUDGE if small else NUDGE8))
             layer.inputs = (layer.inputs[0], moved, *layer.inputs[2:])
         yield list((run(made) if run is not None else run_network(made, inputs, widen=True)).values())
 
 
-def _add_before(net: Network, layer: Layer, amount: np.ndarray) -> None:
+def _scale_by(net: Network, layer: Layer, factor: float) -> Tensor:
+    """The layer's scale times `factor`: a constant, or of a scale that is computed at run time the output of a new layer."""
+    scale = layer.needs(1)
+    if scale.weight is not None:
+        return Tensor(f"{scale.name} nudged", scale.type, weight=Weight(np.asarray(scale.array(), np.float64) * factor))
+    number = Tensor(f"{layer.name} factor", TensorType(scale.dtype, ()), weight=Weight(np.array(factor)))
+    return net.add("Mul", scale, number, at=net.layers.index(layer))
+
+
+def _add_before(net: Network, layer: Layer, amount: Tensor) -> None:
     """Adds `amount` (one value, or one per index of the layer's axis) to the layer's first input."""
     x = layer.needs(0)
-    if amount.size > 1:
+    shape: tuple[int, ...] = ()
+    if amount.type.elements != 1:
         axis = int(layer.attrs.get("axis", 1)) % x.type.rank
-        if amount.ndim != 1:
+        if amount.type.rank != 1:
             return  # blocked scales
-        amount = amount.reshape([-1 if i == axis else 1 for i in range(x.type.rank)])
+        shape = tuple(-1 if i == axis else 1 for i in range(x.type.rank))
+    at = net.layers.index(layer)
+    if amount.weight is not None:
+        values = amount.array().astype(np.float64).reshape(shape)
+        nudge = Tensor(f"{layer.name} nudge", TensorType(x.dtype, values.shape), weight=Weight(values))
     else:
-        amount = amount.reshape(())
-    nudge = Tensor(f"{layer.name} nudge", TensorType(x.dtype, amount.shape), weight=Weight(amount.astype(np.float64)))
-    layer.inputs = (net.add("Add", x, nudge, at=net.layers.index(layer)), *layer.inputs[1:])
+        nudge, at = net.add("Reshape", amount, shape=shape, at=at), at + 1
+    layer.inputs = (net.add("Add", x, nudge, at=at), *layer.inputs[1:])

@@ -281,7 +281,7 @@ def _check_shapes(
 def _find_common_axes(plan: EnginePlan, input_shapes: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> BatchAxes | None:
     """The batch axes, if two sets of shapes differ in the batch only and no layer mixes its items; else None."""
     sizes = [get_common_batch(s) for s in (input_shapes, shapes)]
-    one_batch = all({x[0] for x in s.values()} == {n} for s, n in zip((input_shapes, shapes), sizes, strict=True))
+    one_batch = all({x[:1] for x in s.values()} == {(n,)} for s, n in zip((input_shapes, shapes), sizes, strict=True))
     if not differ_in_batch(input_shapes, shapes) or max(sizes) < 2 or not one_batch or reads_sizes(plan.network, input_shapes, shapes):
         return None
     try:
