@@ -58,7 +58,7 @@ def compute_reference(layer, x, w, offset, bias=None, mask=None):
                     weight = (1 - np.abs(v - v0 - a)) * (1 - np.abs(u - u0 - b))
                     inside = (vi >= 0) & (vi < height) & (ui >= 0) & (ui < width)
                     index = (at[0][:, :, None, None], at[1][:, :, None, None], slice(None), np.clip(vi, 0, height - 1), np.clip(ui, 0, width - 1))
-                    tap += np.where(inside, weight, 0)[..., None].astype(x.dtype) * image[index]
+                    tap += np.where(inside[..., None], weight[..., None].astype(x.dtype) * image[index], x.dtype.type(0))
             if scale is not None:
                 tap *= scale[:, :, i, j, ..., None]
             values = tap.transpose(0, 1, 4, 2, 3).reshape(n, group, c // group, oh, ow)

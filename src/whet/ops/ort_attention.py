@@ -90,13 +90,26 @@ def _attend_packed(node, g, packed, mask, extra):
     return _attend(node, g, q, k, v, [*masks, *(() if extra is None else (extra,))])
 
 
+def _unpack(add, x, count):
+    """The parts [B, H, L, D] of [B, L, H, count, D]."""
+    parts = add("Split", add("Transpose", x, perm=(3, 0, 2, 1, 4)), axis=0, split=(1,) * count)
+    return [add("Squeeze", part, axes=(0,)) for part in parts]
+
+
 def read_multi_head_attention(node, g):
-    """Inputs: q [B, S, D], k and v [B, L, D] or [B, H, L, D / H], bias of the three, key padding mask, attention bias, past k and v."""
+    """Inputs: q [B, S, D], k and v [B, L, D] or [B, H, L, D / H], bias of the three, key padding mask, attention bias, past k and v. Packed: q, k and
+    v [B, L, H, 3, D / H], or k and v [B, L, H, 2, D / H]."""
     _no_cache(node, (6, 7, 8, 9))
     add, heads = make_adder(node, g), node.attrs["num_heads"]
     q, k, v, bias, mask, extra = (node.input(i) for i in range(6))
-    if k is None or v is None or q.type.rank != 3 or k.type.rank not in (3, 4) or v.type.rank not in (3, 4):
-        raise node.unsupported("its queries, keys and values are packed in one tensor. Save the model without packed attention")
+    packed = q.type.rank == 5 or (k is not None and k.type.rank == 5)
+    if q.type.rank == 5 and k is None and v is None:
+        q, k, v = _unpack(add, q, 3)
+    elif q.type.rank == 3 and packed and v is None:
+        k, v = _unpack(add, k, 2)
+    if k is None or v is None or any(t.type.rank not in (3, 4) for t in (q, k, v)) or (packed and bias is not None):
+        kinds = ", ".join("none" if t is None else str(t.type) for t in (q, k, v, bias))
+        raise node.unsupported(f"its queries, keys, values and bias are {kinds}; packed ones have five axes, and no bias")
     if bias is not None:
         sizes = tuple(int(t.shape[-1]) if t.type.rank == 3 else heads * int(t.shape[-1]) for t in (q, k, v))
         parts = add("Split", bias, axis=0, split=sizes)
