@@ -212,6 +212,14 @@ def test_a_caller_that_closed_standard_streams(closed, tmp_path):
     assert (tmp_path / "m.engine").read_bytes().startswith(b"whet-eng")
 
 
+def test_a_folder_that_may_not_be_written_to(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(UsageError, match=r"--saveEngine=.*e.engine cannot be written: no write permission in .*Name a file in a folder that you may"):
+        check_writable(saveEngine=str(tmp_path / "e.engine"))
+    with pytest.raises(UsageError, match=r"there is no folder .*gone\. Create it, or name another file\."):
+        check_writable(saveEngine=str(tmp_path / "gone" / "e.engine"))
+
+
 def test_output_files_behind_a_loop_of_links(tmp_path):
     """`Path.resolve` raises RuntimeError for one up to Python 3.12."""
     (tmp_path / "loop").symlink_to("loop")

@@ -52,7 +52,9 @@ def lines_of(folder, *arguments: str) -> set[str]:
     called = CliRunner().invoke(group, [a.replace("@", f"{folder}/") for a in arguments], catch_exceptions=False)
     assert called.exit_code == 0, called.output
     assert not LINE.findall(called.stdout), "progress belongs to standard error"
-    return set(LINE.findall(called.stderr))
+    found = set(LINE.findall(called.stderr))
+    assert all(text == text.strip() for text in found), "each line names an activity, also while the command is imported"
+    return found
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class Subcommands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         if sys.stderr.isatty():
             return super().invoke(ctx)
-        with ProgressLines(lambda: f"whet {ctx.invoked_subcommand or ''}"):
+        with ProgressLines(lambda: f"whet {ctx.invoked_subcommand or 'starts'}"):
             return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

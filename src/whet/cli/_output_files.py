@@ -25,9 +25,10 @@ def check_writable(*reads: str | None, **files: str | None) -> None:
         if whole in kept:
             raise UsageError(f"--{flag}={path} would overwrite a file that this command reads. Name another file.")
         folder = whole.parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            why = "there is no folder" if not folder.is_dir() else "no write permission in"
-            raise UsageError(f"--{flag}={path} cannot be written: {why} {folder}. Create it, or name another file.")
+        if not folder.is_dir():
+            raise UsageError(f"--{flag}={path} cannot be written: there is no folder {folder}. Create it, or name another file.")
+        if not os.access(folder, os.W_OK):
+            raise UsageError(f"--{flag}={path} cannot be written: no write permission in {folder}. Name a file in a folder that you may write to.")
 
 
 def check_page(*reads: str | None, **files: str | None) -> None:
