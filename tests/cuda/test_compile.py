@@ -115,6 +115,7 @@ OTHERS = [
     ("normalize.cu", {"TYPE": 1, "OP": 2, "T": 32, "ITEMS": 1, "WIDE": 1, "EARLY": 0, "STORED": 0, "KEEPS": 1}),
     ("normalize.cu", {"TYPE": 1, "OP": 2, "T": 8, "ITEMS": 3, "WIDE": 1, "EARLY": 2, "STORED": 4, "KEEPS": 1}),
     ("normalize.cu", {"TYPE": 2, "OP": 3, "T": 32, "ITEMS": 4, "WIDE": 1, "EARLY": 1, "STORED": 0, "KEEPS": 1}),
+    ("normalize.cu", {"TYPE": 1, "OP": 4, "T": 4, "ITEMS": 1, "WIDE": 1, "EARLY": 0, "STORED": 0, "KEEPS": 1}),
     ("group_norm.cu", {"TYPE": 1, "V": 40, "PER": 10, "ACT": 1, "THREADS": 256}),
     ("group_norm.cu", {"TYPE": 0, "V": 256, "PER": 2048, "ACT": 0, "THREADS": 256}),
     ("group_norm.cu", {"TYPE": 2, "V": 3, "PER": 1, "ACT": 6, "THREADS": 256}),

@@ -30,7 +30,8 @@ EXPORTED = {
     "cancel_folded_reshapes", "drop_empty_parts", "drop_false_guards", "fuse_concat_shifts", "fuse_gated_product",
     # conv_3d_to_2d: test_random_volumes.py; taps and gated products: golden files and tests/cuda; attention of convolutional networks: golden files
     "heads_of_images", "keep_windows", "untranspose_softmax",
-    "fuse_response_norm", "shift_relative_scores", "split_to_slices",  # norms of channels, relative and rotary positions: golden files, exports
+    # norms of channels and rows, relative and rotary positions: golden files
+    "fuse_response_norm", "fuse_unit_rows", "fuse_unit_rows_factor", "shift_relative_scores", "split_to_slices",
     "fuse_activated_norm",  # test_group_norm.py
     "fuse_inverted_residual",  # golden files; expansions in front of depthwise convolutions do not occur
 }  # fmt: skip

@@ -70,6 +70,7 @@ static void join(Meeting& m) {
 }
 #define blockIdx (Dim{(unsigned)self->block_index, (unsigned)self->block_y, (unsigned)self->block_z})
 #define threadIdx (Dim{(unsigned)self->index, 0u, 0u})
+#define blockDim (Dim{(unsigned)self->block->warps.size() * 32u, 1u, 1u})
 static void let_next_start() {}
 static void wait_for_previous() {}
 static void __syncthreads() { join(self->block->meeting); }
@@ -94,6 +95,7 @@ static u32 __byte_perm(u32 a, u32 b, u32 s) {
 static float __fdiv_rn(float a, float b) { return a / b; }
 static float max_nan(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 static float min_nan(float a, float b) { return a != a || b != b ? NAN : a < b ? a : b; }
+template <int KIND> float in_steps(float x, float per_step, float zero) { return KIND == 5 ? x * per_step : rintf(x * per_step) + zero; }
 static float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 template <int KIND> u16 narrow(float v) {
     if (KIND == 2) { const u32 bits = __float_as_uint(v); return v != v ? 0x7fc0 : (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); }

@@ -1,5 +1,5 @@
-// Rows of a row-major tensor, each seen whole: softmax, log-softmax, layer, group, instance and root-mean-square norms.
-// Constants: TYPE, OP (0 softmax, 1 log-softmax, 2 mean and variance, 3 root mean square), T (threads of a row: 4 to 32 lanes of a warp, 128, 512),
+// Rows of a row-major tensor, each seen whole: softmax, log-softmax, layer, group, instance and root-mean-square norms, rows of unit length.
+// Constants: TYPE, OP (0 softmax, 1 log-softmax, 2 mean and variance, 3 root mean square, 4 Euclidean norm of at least epsilon), T (threads of a row: 4 to 32 lanes of a warp, 128, 512),
 // ITEMS (groups of eight that a thread keeps in registers; 0: rows too long for that are read again), WIDE (rows are multiples of eight), EARLY (a scale
 // and, if 2, a shift for each element of a row, which a thread loads before the kernel in front has ended; needs ITEMS and WIDE), STORED (the 8-bit type, as in
 // vector.cuh, in which results are stored in `quantized`; 0: none), KEEPS (results are stored in `out` as TYPE).
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(T > 128 ? T : 128) normalize(const 
         FOR_PART(at, x)
 #pragma unroll
             for (int e = 0; e < 8; ++e) if (at + e < p.length) square += (x.v[e] - middle) * (x.v[e] - middle);
-        factor = 1.f / sqrtf(over_row<0>(square) / p.length + p.epsilon);
+        factor = OP == 4 ? 1.f / max_nan(sqrtf(over_row<0>(square)), p.epsilon) : 1.f / sqrtf(over_row<0>(square) / p.length + p.epsilon);
     }
 #if EARLY
 #pragma unroll

@@ -85,15 +85,12 @@ class Normalize(UnfusedTactic):
         if inner > 1:
             constants = {"TYPE": kind, "OP": number, "T": 32, "ITEMS": 1, "WIDE": 0, "EARLY": 0, **stored.constants}
             return self._lines(layer, signature, shape, constants, length, inner)
-        parts, rows = -(-length // 8), prod(shape) // length
-        threads = next((t for t in (4, 8, 16, 32, 128) if parts <= t * (_KEPT if t > 32 or parts > 96 else 3)), 512)
-        items = -(-parts // threads)
+        rows = prod(shape) // length
+        threads, kept, blocks, block = divide_rows(length, rows, backend)
         given = sum(t is not None for t in layer.inputs[1:3]) if layer.inputs[1:] and layer.inputs[1] is not None else 0
-        wide, kept = length % 8 == 0, items if items <= _KEPT else 0
+        wide = length % 8 == 0
         early = given if wide and kept and layer.op in ("LayerNormalization", "RMSNormalization") else 0
         constants = {"TYPE": kind, "OP": number, "T": threads, "ITEMS": kept, "WIDE": int(wide), "EARLY": early, **stored.constants}
-        # few rows spread over all multiprocessors
-        block = max(threads, 32 if rows * threads <= 128 * backend.capabilities.multiprocessors else 128)
         packed: list[Packed] = []
         for t in layer.inputs[1:3]:
             if t is not None:
@@ -108,7 +105,7 @@ class Normalize(UnfusedTactic):
                 args.inputs[0], out, scale, shift, rows=rows, length=length, per=per, groups=groups, epsilon=epsilon,
                 quantized=quantized, per_step=stored.per_step, zero=stored.zero,
             )  # fmt: skip
-            return [launch("normalize", arguments, constants, (count_blocks(rows, block // threads), 1, 1), block)]
+            return [launch("normalize", arguments, constants, (blocks, 1, 1), block)]
 
         return GpuKernel(layer, signature, make, implementation=f"rows x{threads}", packed=packed)
 
@@ -120,6 +117,15 @@ class Normalize(UnfusedTactic):
             return [launch("lines", arguments, constants, (count_blocks(count, 128), 1, 1), 128)]
 
         return GpuKernel(layer, signature, make, implementation="lines")
+
+
+def divide_rows(length: int, rows: int, backend: Backend) -> tuple[int, int, int, int]:
+    """(threads of a row, groups of eight elements that each keeps, or 0 for rows too long for that, blocks, threads of a block)."""
+    parts = -(-length // 8)
+    threads = next((t for t in (4, 8, 16, 32, 128) if parts <= t * (_KEPT if t > 32 or parts > 96 else 3)), 512)
+    items = -(-parts // threads)
+    block = max(threads, 32 if rows * threads <= 128 * backend.capabilities.multiprocessors else 128)  # few rows spread over all multiprocessors
+    return threads, items if items <= _KEPT else 0, count_blocks(rows, block // threads), block
 
 
 def _get_row_sizes(layer: Layer, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
