@@ -32,7 +32,7 @@ ROUNDS = {
     "remove_zero_channels", "merge_masks", "masked_fill_to_add", "einsum_to_matmul", "split_einsum", "sum_einsum_operands",
     "gemm_to_matmul", "scale_queries", "scale_masks",
     "merge_parallel_convs", "decompose_ops", "conv_integer_to_conv", "transform_to_product",
-    "fold_batch_norm_forward", "untranspose_softmax", "heads_of_images", "conv_3d_to_2d", "scale_swish",
+    "fold_batch_norm_forward", "untranspose_softmax", "heads_of_images", "conv_3d_to_2d", "scale_swish", "select_rows_early",
 }  # fmt: skip
 #: Passes that hold for numbers: which integer a NaN becomes, no standard says.
 NO_NAN = {"move_quantize", "move_quantize_split"}

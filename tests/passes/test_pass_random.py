@@ -31,6 +31,7 @@ EXPORTED = {
     # conv_3d_to_2d: test_random_volumes.py; taps and gated products: golden files and tests/cuda; attention of convolutional networks: golden files
     "heads_of_images", "keep_windows", "untranspose_softmax",
     "fuse_activated_norm",  # test_group_norm.py
+    "select_rows_early",  # test_recorded_networks.py (vision transformers), golden files
     "fuse_inverted_residual",  # golden files; expansions in front of depthwise convolutions do not occur
 }  # fmt: skip
 
