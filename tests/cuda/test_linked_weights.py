@@ -1,4 +1,4 @@
-"""A launch brings the weights of the next one into the L2 cache: which launches are linked, what their kernels get, and the instruction that asks the cache."""
+"""A launch brings the weights of the next one into the L2 cache: which launches are linked, and what their kernels get."""
 
 import struct
 

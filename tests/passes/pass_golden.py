@@ -33,6 +33,7 @@ ROUNDS = {
     "gemm_to_matmul", "scale_queries", "scale_masks",
     "merge_parallel_convs", "decompose_ops", "conv_integer_to_conv", "transform_to_product",
     "fold_batch_norm_forward", "untranspose_softmax", "heads_of_images", "conv_3d_to_2d", "scale_swish", "shift_relative_scores",
+    "select_rows_early",
 }  # fmt: skip
 #: Passes that hold for numbers: which integer a NaN becomes, no standard says.
 NO_NAN = {"move_quantize", "move_quantize_split"}

@@ -33,6 +33,7 @@ EXPORTED = {
     # norms of channels and rows, relative and rotary positions: golden files
     "fuse_response_norm", "fuse_unit_rows", "fuse_unit_rows_factor", "shift_relative_scores", "split_to_slices",
     "fuse_activated_norm",  # test_group_norm.py
+    "select_rows_early",  # test_recorded_networks.py (vision transformers), golden files
     "fuse_inverted_residual",  # golden files; expansions in front of depthwise convolutions do not occur
 }  # fmt: skip
 
